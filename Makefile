@@ -1,0 +1,114 @@
+# Everything there is to type. Each target sets up what it needs, starting from
+# a bare clone and Python 3.11.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+environment := .venv
+python := $(environment)/bin/python
+
+# More arguments for pytest: make test ARGS='-k tiers'
+ARGS ?=
+# The uv that re-makes the lock, and more arguments for it: make lock UV_ARGS=--upgrade
+UV ?= uv
+UV_ARGS ?=
+# The interpreter to make the environment with, if not the first 3.11 on the path.
+PYTHON ?=
+
+# The mark of a finished environment. Its name sums up the lock and the folder,
+# so a changed lock or a moved checkout asks for a new environment, and touching
+# a file does not. It is written last: an interrupted install leaves none.
+made := $(environment)/.made-$(shell (pwd; cat requirements.txt) | cksum | cut -d ' ' -f 1)
+# The mark of our own package being installed in it.
+installed := $(environment)/.installed-tff-partial
+
+define no_python
+No usable Python 3.11 was found (tried:$(if $(PYTHON), $(PYTHON)) python3.11 python3).
+The locked environment is for Python 3.11 on Linux (x86-64), where everything
+that TensorFlow Federated 0.87 pins can be had. Install one, for instance with
+    sudo apt install python3.11 python3.11-venv      (Debian, Ubuntu)
+    uv python install 3.11                           (anywhere)
+or say where yours is:
+    make env PYTHON=/path/to/python3.11
+endef
+export no_python
+
+is_usable := import platform, sys; sys.exit( \
+  sys.version_info[:2] != (3, 11) or platform.system() != 'Linux' \
+  or platform.machine() != 'x86_64')
+
+.PHONY: help
+help: ## say what can be made (the default)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+
+.PHONY: env
+env: $(installed) ## make the environment in .venv from the hashed lock
+	@echo 'Ready: $(python)'
+
+$(made):
+	@found=; \
+	for candidate in $(PYTHON) python3.11 python3; do \
+	  if "$$candidate" -c "$(is_usable)" >/dev/null 2>&1; then \
+	    found=$$candidate; break; \
+	  fi; \
+	done; \
+	if [[ -z "$$found" ]]; then printf '%s\n' "$$no_python" >&2; exit 1; fi; \
+	echo "Making $(environment) with $$($$found --version): 2 GB, a minute or two."; \
+	rm -rf $(environment); \
+	"$$found" -m venv $(environment)
+	@# The lock is complete, so no resolver is needed, and it would refuse the
+	@# override of TFF's jaxlib.
+	@$(python) -m pip install --quiet --disable-pip-version-check \
+	  --no-deps --only-binary :all: --require-hashes -r requirements.txt
+	@touch $@
+
+$(installed): $(made) pyproject.toml setup.py
+	@$(python) -m pip install --quiet --disable-pip-version-check \
+	  --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: demo
+demo: $(installed) ## federated reconstruction on built-in synthetic data
+	@$(python) -m tasks.train --flagfile=tasks/recipes/demo.flags
+
+.PHONY: test
+test: $(installed) ## run the quick tests
+	$(python) -m pytest -m 'not slow' $(ARGS)
+
+.PHONY: test-all
+test-all: $(installed) ## run all tests, the slow ones too
+	$(python) -m pytest $(ARGS)
+
+# The last line reads the sources only, so it takes a second.
+.PHONY: lint
+lint: $(installed) ## check style, types, floors and house rules
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m mypy $(sort $(dir $(wildcard $(addsuffix /*.py,tff_partial baselines tasks))))
+	$(python) -m pytest -q tests/imports_test.py tests/house_rules_test.py tests/build_test.py
+
+.PHONY: format
+format: $(installed) ## format the code and sort its imports
+	$(python) -m ruff check --select I --fix .
+	$(python) -m ruff format .
+
+.PHONY: clean
+clean: ## remove caches and build outputs, but not .venv
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./$(environment) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: lock
+lock: ## re-make requirements.txt with uv from requirements.in and overrides.txt
+	@command -v $(UV) >/dev/null || { \
+	  echo 'make lock needs uv (pip install uv), or UV=/path/to/uv.' >&2; exit 1; }
+	@mkdir -p build && cp requirements.txt build/lock.txt
+	$(UV) pip compile requirements.in --override overrides.txt $(UV_ARGS) \
+	  --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
+	  --only-binary :all: --generate-hashes --no-emit-index-url --no-header \
+	  --output-file build/lock.txt >/dev/null
+	@# The header, which ends with the first empty line, stays as it is.
+	@sed '/^$$/q' requirements.txt > build/requirements.txt
+	@cat build/lock.txt >> build/requirements.txt
+	@mv build/requirements.txt requirements.txt

@@ -1,0 +1,324 @@
+"""Matrix factorization for one user at a time, and how its errors are measured.
+
+The model predicts a rating as the scalar product of the item's vector and the
+user's vector (FedRecon, sections 3 and 5.1.1). It knows a single user, the
+client it runs at: there is no table of users. The layers whose names match
+`LOCAL_LAYERS` belong to that user, all others to everyone.
+"""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.errors import OptionError
+
+# Names of the layers that hold what belongs to one user, for `from_keras`.
+LOCAL_LAYERS = 'user_.*'
+
+Scale = tuple[float, float]
+
+
+def build_matrix_factorization(
+  num_items: int,
+  num_factors: int = 50,
+  *,
+  biases: bool = False,
+  mean: float = 0.0,
+  l2: float = 0.0,
+  item_l2: float = 0.0,
+  initial_scale: float = 0.05,
+) -> tf.keras.Model:
+  """Builds a model from item ids, int32 `[batch]`, to ratings, `[batch]`.
+
+  With the defaults it is the model of the FedRecon paper, section 5.1.1. The
+  predictions have no axis of length one. To weight examples, give a Keras loss
+  labels and predictions of shape `[batch, 1]`: of shape `[batch]` it would
+  average over the examples before it sees the weights.
+
+  `l2` costs little, for it concerns a single vector. `item_l2` is the exact
+  penalty on the whole table, so each step of every client moves all rows, also
+  those of items that the client has never seen, and the step takes time in
+  proportion to the table. Penalizing just the rows that are looked up would be
+  cheaper, but as a term of the layer it would count padded examples.
+
+  Args:
+    num_items: Number of rows of the item table.
+    num_factors: Length of the vectors.
+    biases: Whether an item bias and a user bias, both zero at first, are added.
+    mean: A constant that is added, such as the mean rating in training.
+    l2: Adds `l2` times the sum of squares of the user's vector and bias to the
+      loss of each batch.
+    item_l2: The same for the item table and the item biases.
+    initial_scale: First values of the vectors are uniform between plus and
+      minus this.
+
+  Returns:
+    A functional model with the layers item_embedding, user_embedding and, if
+    there are biases, item_bias and user_bias.
+
+  Raises:
+    OptionError: If a size is not positive, or a number is negative or not
+      finite.
+  """
+  for option, size in (('num_items', num_items), ('num_factors', num_factors)):
+    if size < 1:
+      raise OptionError(
+        f'{option}: a model with {size} of them is not possible. Give a whole '
+        'number of at least 1.'
+      )
+  for option, number in (
+    ('l2', l2),
+    ('item_l2', item_l2),
+    ('initial_scale', initial_scale),
+  ):
+    if not (math.isfinite(number) and number >= 0):
+      raise OptionError(
+        f'{option}: {number} is not possible. Give a number of 0 or more.'
+      )
+  if not math.isfinite(mean):
+    raise OptionError(
+      f'mean: {mean} cannot be added to ratings. Give a finite number, such as '
+      'the mean rating.'
+    )
+
+  item_ids = tf.keras.Input(shape=(), dtype=tf.int32, name='item_id')
+  item_vectors = tf.keras.layers.Embedding(
+    num_items,
+    num_factors,
+    embeddings_initializer=_uniform(initial_scale),
+    embeddings_regularizer=_penalty(item_l2),
+    name='item_embedding',
+  )(item_ids)
+  ratings = UserEmbedding(
+    initializer=_uniform(initial_scale),
+    regularizer=_penalty(l2),
+    name='user_embedding',
+  )(item_vectors)
+  if biases:
+    item_biases = tf.keras.layers.Embedding(
+      num_items,
+      1,
+      embeddings_initializer='zeros',
+      embeddings_regularizer=_penalty(item_l2),
+      name='item_bias',
+    )(item_ids)
+    item_biases = tf.keras.layers.Reshape((), name='without_axis')(item_biases)
+    ratings = tf.keras.layers.Add(name='with_item_bias')([ratings, item_biases])
+    ratings = UserBias(regularizer=_penalty(l2), name='user_bias')(ratings)
+  if mean:
+    ratings = tf.keras.layers.Rescaling(1.0, offset=mean, name='with_mean')(
+      ratings
+    )
+  return tf.keras.Model(item_ids, ratings, name='matrix_factorization')
+
+
+def build_metrics(scale: Scale | None = None) -> list[tf.keras.metrics.Metric]:
+  """Builds the metrics `rmse` and `accuracy` of the FedRecon paper, Table 1.
+
+  Args:
+    scale: The lowest and the highest possible rating, if predictions beyond
+      them are to be measured as if they were at the limit. Training is not
+      affected. The paper clips nothing.
+
+  Raises:
+    OptionError: If the scale has no extent.
+  """
+  return [RatingError(scale), RatingAccuracy(scale)]
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class UserEmbedding(tf.keras.layers.Layer):
+  """One user's vector: maps item vectors to their scalar products with it.
+
+  Maps float `[batch, num_factors]` to `[batch]`; the weight has the shape
+  `[num_factors]`.
+  """
+
+  def __init__(
+    self,
+    initializer: Any = 'zeros',
+    regularizer: Any = None,
+    **kwargs: Any,
+  ):
+    """Makes the layer.
+
+    Args:
+      initializer: Keras initializer of the vector.
+      regularizer: Keras regularizer of the vector, or None.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.initializer = tf.keras.initializers.get(initializer)
+    self.regularizer = tf.keras.regularizers.get(regularizer)
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    self.vector = self.add_weight(
+      name='vector',
+      shape=[input_shape[-1]],
+      initializer=self.initializer,
+      regularizer=self.regularizer,
+    )
+    super().build(input_shape)
+
+  def call(self, item_vectors: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(item_vectors * self.vector, axis=-1)
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), **_weight_config(self)}
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class UserBias(tf.keras.layers.Layer):
+  """One user's bias: adds the same number to all ratings, `[batch]`."""
+
+  def __init__(
+    self,
+    initializer: Any = 'zeros',
+    regularizer: Any = None,
+    **kwargs: Any,
+  ):
+    """Makes the layer.
+
+    Args:
+      initializer: Keras initializer of the bias, a scalar.
+      regularizer: Keras regularizer of the bias, or None.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.initializer = tf.keras.initializers.get(initializer)
+    self.regularizer = tf.keras.regularizers.get(regularizer)
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    self.bias = self.add_weight(
+      name='bias',
+      shape=[],
+      initializer=self.initializer,
+      regularizer=self.regularizer,
+    )
+    super().build(input_shape)
+
+  def call(self, ratings: tf.Tensor) -> tf.Tensor:
+    return ratings + self.bias
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), **_weight_config(self)}
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class RatingError(tf.keras.metrics.RootMeanSquaredError):
+  """Root mean square error of ratings; its state is a sum and a count."""
+
+  def __init__(
+    self, scale: Scale | None = None, name: str = 'rmse', **kwargs: Any
+  ):
+    """Makes the metric.
+
+    Args:
+      scale: Limits to which predictions are clipped first, or None.
+      name: The metric's name.
+      **kwargs: What every metric takes.
+    """
+    super().__init__(name=name, **kwargs)
+    self.scale = _checked_scale(scale)
+
+  def update_state(
+    self,
+    y_true: tf.Tensor,
+    y_pred: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+  ) -> Any:
+    """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
+    return super().update_state(
+      _flat(y_true),
+      _clip(_flat(y_pred), self.scale),
+      sample_weight=None if sample_weight is None else _flat(sample_weight),
+    )
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'scale': self.scale}
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class RatingAccuracy(tf.keras.metrics.Mean):
+  """Share of predictions at most half a star off; its state is two sums.
+
+  On whole stars that is the share of predictions that round to the rating
+  (FedRecon, section 5.1.1).
+  """
+
+  def __init__(
+    self,
+    scale: Scale | None = None,
+    tolerance: float = 0.5,
+    name: str = 'accuracy',
+    **kwargs: Any,
+  ):
+    """Makes the metric.
+
+    Args:
+      scale: Limits to which predictions are clipped first, or None.
+      tolerance: How far off a prediction may be, in stars.
+      name: The metric's name.
+      **kwargs: What every metric takes.
+    """
+    super().__init__(name=name, **kwargs)
+    self.scale = _checked_scale(scale)
+    self.tolerance = tolerance
+
+  def update_state(
+    self,
+    y_true: tf.Tensor,
+    y_pred: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+  ) -> Any:
+    """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
+    predicted = _clip(_flat(y_pred), self.scale)
+    distance = tf.abs(tf.cast(_flat(y_true), predicted.dtype) - predicted)
+    return super().update_state(
+      tf.cast(distance <= self.tolerance, self.dtype),
+      sample_weight=None if sample_weight is None else _flat(sample_weight),
+    )
+
+  def get_config(self) -> dict[str, Any]:
+    return {
+      **super().get_config(),
+      'scale': self.scale,
+      'tolerance': self.tolerance,
+    }
+
+
+def _uniform(scale: float) -> tf.keras.initializers.Initializer:
+  return tf.keras.initializers.RandomUniform(-scale, scale)
+
+
+def _penalty(strength: float) -> tf.keras.regularizers.Regularizer | None:
+  return tf.keras.regularizers.L2(strength) if strength else None
+
+
+def _weight_config(layer: UserEmbedding | UserBias) -> dict[str, Any]:
+  return {
+    'initializer': tf.keras.initializers.serialize(layer.initializer),
+    'regularizer': tf.keras.regularizers.serialize(layer.regularizer),
+  }
+
+
+def _checked_scale(scale: Scale | None) -> Scale | None:
+  if scale is None:
+    return None
+  lowest, highest = scale
+  if not lowest < highest:
+    raise OptionError(
+      f'Predictions cannot be clipped to the scale {tuple(scale)}. Give the '
+      'lowest and the highest possible rating, in this order.'
+    )
+  return (float(lowest), float(highest))
+
+
+def _clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:
+  return predictions if scale is None else tf.clip_by_value(predictions, *scale)
+
+
+def _flat(values: Any) -> tf.Tensor:
+  """Returns values as `[batch]`, so that two of them never meet as a matrix."""
+  return tf.reshape(tf.convert_to_tensor(values), [-1])

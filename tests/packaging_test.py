@@ -1,0 +1,184 @@
+"""The wheel installs anywhere, and the lock is complete."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+from packaging import requirements
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def run(*command: str | pathlib.Path, **options) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [str(part) for part in command], capture_output=True, text=True, **options
+  )
+
+
+def run_checked(*command: str | pathlib.Path, **options) -> str:
+  done = run(*command, **options)
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+def outside() -> dict[str, str]:
+  """The environment variables, without those that lead back to the checkout."""
+  return {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith('PYTHON')
+  }
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory) -> pathlib.Path:
+  """The wheel, built from a copy: a build leaves files among its sources."""
+  sources = tmp_path_factory.mktemp('sources')
+  for name in ('LICENSE', 'README.md', 'pyproject.toml', 'setup.py'):
+    shutil.copy(ROOT / name, sources)
+  # Each of these folders could pass for a package.
+  for name in ('baselines', 'tasks', 'tests', 'tff_partial'):
+    if (ROOT / name).is_dir():
+      shutil.copytree(
+        ROOT / name,
+        sources / name,
+        ignore=shutil.ignore_patterns('__pycache__'),
+      )
+  wheels = tmp_path_factory.mktemp('wheels')
+  run_checked(
+    *(sys.executable, '-m', 'pip', 'wheel', '--no-deps'),
+    *('--no-build-isolation', '--wheel-dir', wheels, sources),
+  )
+  (path,) = wheels.glob('*.whl')
+  return path
+
+
+@pytest.fixture(scope='module')
+def bare_python(wheel, tmp_path_factory) -> pathlib.Path:
+  """An interpreter with the wheel, installed plainly, and nothing else."""
+  environment = tmp_path_factory.mktemp('bare')
+  run_checked(sys.executable, '-m', 'venv', '--without-pip', environment)
+  python = environment / 'bin' / 'python'
+  # With dependencies, but without an index to take them from.
+  run_checked(
+    *(sys.executable, '-m', 'pip', '--python', python),
+    *('install', '--no-index', wheel),
+  )
+  return python
+
+
+def test_wheel_holds_the_library_alone(wheel):
+  with zipfile.ZipFile(wheel) as archive:
+    names = set(archive.namelist())
+  modules = {name for name in names if not name.split('/')[0].endswith('-info')}
+  expected = {
+    str(path.relative_to(ROOT)) for path in (ROOT / 'tff_partial').rglob('*.py')
+  }
+  assert modules == expected
+  assert any(name.endswith('/licenses/LICENSE') for name in names)
+
+
+def test_wheel_requires_nothing(wheel):
+  with zipfile.ZipFile(wheel) as archive:
+    (name,) = (n for n in archive.namelist() if n.endswith('/METADATA'))
+    metadata = archive.read(name).decode()
+  assert wheel.name.startswith('tff_partial-0.1.0-py3-none-any')
+  assert 'Requires-Dist' not in metadata
+  assert 'License: Apache-2.0' in metadata
+  assert 'Requires-Python: <3.12,>=3.11' in metadata
+
+
+def test_import_without_tff_says_what_to_type(bare_python, tmp_path):
+  done = run(
+    bare_python, '-c', 'import tff_partial', cwd=tmp_path, env=outside()
+  )
+  assert done.returncode == 1
+  assert 'which is not installed here' in done.stderr
+  assert 'jaxlib==0.4.14' in done.stderr  # The reason.
+  assert 'make env' in done.stderr
+  assert (
+    'pip install --no-deps --require-hashes -r requirements.txt' in done.stderr
+  )
+
+
+def test_the_commands_in_the_message_are_those_of_the_lock():
+  message = (ROOT / 'tff_partial' / '_require_tff.py').read_text('utf-8')
+  for override in parse_requirements('overrides.txt'):
+    assert str(override) in message
+  direct = {need.name: need for need in parse_requirements('requirements.in')}
+  assert str(direct['tensorflow-federated']) in message
+  assert f"'{direct['setuptools']}'" in message
+
+
+def import_beside(fake_tff: str, bare_python, folder: pathlib.Path):
+  """Runs the library's check beside a stand-in for TFF."""
+  (folder / 'tensorflow_federated.py').write_text(fake_tff)
+  shutil.copy(ROOT / 'tff_partial' / '_require_tff.py', folder)
+  return run(
+    *(bare_python, '-W', 'default', '-c', 'import _require_tff'),
+    cwd=folder,
+    env=outside(),
+  )
+
+
+def test_broken_tff_is_told_from_missing_tff(bare_python, tmp_path):
+  done = import_beside('import no_such_module', bare_python, tmp_path)
+  assert done.returncode == 1
+  assert (
+    'installed here but cannot be imported '
+    "(No module named 'no_such_module')" in done.stderr
+  )
+  assert 'make env' in done.stderr
+
+
+def test_warning_about_pkg_resources_is_not_shown(bare_python, tmp_path):
+  fake = """
+import warnings
+warnings.warn('pkg_resources is deprecated as an API. See elsewhere.')
+warnings.warn('Something else.')
+"""
+  done = import_beside(fake, bare_python, tmp_path)
+  assert done.returncode == 0
+  assert 'pkg_resources' not in done.stderr.replace(fake, '')
+  assert 'Something else.' in done.stderr
+
+
+def parse_requirements(name: str) -> list[requirements.Requirement]:
+  """The requirements of a file, without hashes and comments."""
+  text = (ROOT / name).read_text('utf-8').replace('\\\n', ' ')
+  lines = (re.sub(r'(^|\s)#.*|--hash=\S+', '', x) for x in text.splitlines())
+  return [requirements.Requirement(line) for line in lines if line.strip()]
+
+
+def test_lock_has_a_version_and_hashes_of_everything():
+  text = (ROOT / 'requirements.txt').read_text('utf-8')
+  entries = re.findall(r'^(?=[^#\s])(?:.*\\\n)*.*', text, re.MULTILINE)
+  assert len(entries) > 50
+  for entry in entries:
+    assert re.match(r'[\w.-]+==[\w.+!-]+ \\\n', entry), entry
+    assert '--hash=sha256:' in entry, entry
+
+
+def test_lock_names_no_address():
+  text = (ROOT / 'requirements.txt').read_text('utf-8')
+  assert '://' not in text
+  assert not re.search(r'^\s*--(?!hash)', text, re.MULTILINE)
+
+
+def test_lock_follows_its_sources():
+  locked = {}
+  for requirement in parse_requirements('requirements.txt'):
+    (version,) = requirement.specifier
+    locked[requirement.name] = version.version
+  for name in ('requirements.in', 'overrides.txt'):
+    for wanted in parse_requirements(name):
+      assert wanted.name in locked, f'make lock: {wanted} is not in the lock.'
+      assert locked[wanted.name] in wanted.specifier, (
+        f'make lock: {wanted} is asked for in {name}, and '
+        f'{locked[wanted.name]} is in the lock.'
+      )

@@ -1,0 +1,6 @@
+"""Algorithms whose models are partly local, one module a paper."""
+
+from tff_partial.algorithms.fed_recon import (
+  build_fed_recon,
+  build_fed_recon_eval,
+)

@@ -1,0 +1,130 @@
+"""Federated Reconstruction (Singhal et al., NeurIPS 2021), Algorithm 1.
+
+Each client rebuilds its local weights from scratch on its support set while the
+global weights are frozen, then trains the global weights on its query set while
+the local ones are frozen. Only the update of the global weights leaves it.
+
+Deviation from the paper: a client whose examples are too few for a query set
+has the weight zero, and a client whose update is not finite counts for nothing.
+"""
+
+import tensorflow_federated as tff
+
+from tff_partial import evaluation, models, splits
+from tff_partial.client_state import forget
+from tff_partial.phases import Optimizer, Phase, sgd
+from tff_partial.processes import (
+  AggregationFactory,
+  ClientWeighting,
+  PartialProcess,
+  compose,
+)
+from tff_partial.tiers import GLOBAL, LOCAL
+
+
+def build_fed_recon(
+  model: models.PartialModel,
+  *,
+  split: splits.Split | None = None,
+  reconstruction_optimizer: Optimizer | None = None,
+  reconstruction_epochs: int = 1,
+  reconstruction_steps: int | None = None,
+  update_optimizer: Optimizer | None = None,
+  update_epochs: int = 1,
+  update_steps: int | None = None,
+  batch_size: int = 20,
+  joint: bool = False,
+  aggregator: AggregationFactory | None = None,
+  server_optimizer: Optimizer | None = None,
+  client_weighting: ClientWeighting = ClientWeighting.NUM_EXAMPLES,
+) -> PartialProcess:
+  """Each round clients rebuild their local weights, freeze them, and teach the global ones.
+
+  Args:
+    model: The model, with or without local variables.
+    split: Support and query set; the two halves by default.
+    reconstruction_optimizer: Rebuilds local weights; SGD with rate 0.1.
+    reconstruction_epochs: Passes over the support set, at most.
+    reconstruction_steps: Steps of reconstruction, at most; 0 for none.
+    update_optimizer: Trains global weights; SGD with rate 0.1.
+    update_epochs: Passes over the query set, at most.
+    update_steps: Steps of the update, at most.
+    batch_size: Examples a step.
+    joint: Whether the update trains the local weights too, together with the
+      global ones.
+    aggregator: How updates are joined; the mean, weighted by `|D_q|`.
+    server_optimizer: Takes the mean update for a gradient; SGD with rate 1.
+    client_weighting: By the number of query examples, or every client alike.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  support, query = split or splits.halves()
+  return compose(
+    model,
+    memory=forget,
+    work=[
+      Phase(
+        train=(LOCAL,),
+        on=support,
+        optimizer=reconstruction_optimizer or sgd(0.1),
+        batch_size=batch_size,
+        epochs=reconstruction_epochs,
+        max_steps=reconstruction_steps,
+      ),
+      Phase(
+        train=(GLOBAL, LOCAL) if joint else (GLOBAL,),
+        on=query,
+        optimizer=update_optimizer or sgd(0.1),
+        batch_size=batch_size,
+        epochs=update_epochs,
+        max_steps=update_steps,
+        measured=True,
+      ),
+    ],
+    aggregator=aggregator or tff.aggregators.MeanFactory(no_nan_division=True),
+    server_optimizer=server_optimizer or sgd(1.0),
+    client_weighting=client_weighting,
+  )
+
+
+def build_fed_recon_eval(
+  model: models.PartialModel,
+  *,
+  split: splits.Split | None = None,
+  reconstruction_optimizer: Optimizer | None = None,
+  reconstruction_epochs: int = 1,
+  reconstruction_steps: int | None = None,
+  batch_size: int = 20,
+  measure_batch_size: int = 100,
+) -> evaluation.Evaluation:
+  """Clients rebuild their local weights on the support set and are measured on the query set.
+
+  ReconEval of section 4.1, which needs nothing from a client's past: it
+  measures clients that were never seen in training as well as others.
+
+  Args:
+    model: The model.
+    split: Support and query set; the two halves by default.
+    reconstruction_optimizer: Rebuilds local weights; SGD with rate 0.1.
+    reconstruction_epochs: Passes over the support set, at most.
+    reconstruction_steps: Steps of reconstruction, at most; 0 for none.
+    batch_size: Examples a step of reconstruction.
+    measure_batch_size: Examples measured at a time; changes no result.
+  """
+  support, query = split or splits.halves()
+  return evaluation.build_evaluation(
+    model,
+    memory=forget,
+    work=[
+      Phase(
+        train=(LOCAL,),
+        on=support,
+        optimizer=reconstruction_optimizer or sgd(0.1),
+        batch_size=batch_size,
+        epochs=reconstruction_epochs,
+        max_steps=reconstruction_steps,
+      ),
+      Phase(train=(), on=query, batch_size=measure_batch_size, measured=True),
+    ],
+  )

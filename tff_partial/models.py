@@ -1,0 +1,508 @@
+"""Partially local models: pure functions over named weights in three tiers.
+
+`from_keras` takes any Keras model and the rule that says which of its variables
+are local. The result has no variables: weights go in, predictions come out.
+"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import examples as examples_lib
+from tff_partial import keras_functions, random_bits
+from tff_partial import tiers as tiers_lib
+from tff_partial.keras_functions import ModelError
+
+# Says which variables belong to a tier: a layer, a layer's name, a regular
+# expression over the names of layers or variables, a layer class, a predicate
+# over `VariableSpec`, or several of them.
+Selector = (
+  str
+  | re.Pattern[str]
+  | type
+  | tf.keras.layers.Layer
+  | Callable[[keras_functions.VariableSpec], bool]
+)
+Selectors = Selector | Sequence[Selector] | None
+
+LossFn = Callable[[Any, Any], tf.Tensor]
+
+
+class SelectorError(ModelError):
+  """Raised when the variables of a tier are named wrongly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossValue:
+  """The loss of a batch.
+
+  Attributes:
+    objective: What training minimizes; scalar.
+    total: Sum of the examples' weighted losses; scalar.
+    num_elements: How many losses were summed, padding not counted; scalar.
+  """
+
+  objective: tf.Tensor
+  total: tf.Tensor
+  num_elements: tf.Tensor
+
+
+class PartialModel:
+  """A model of which a part is shared and a part stays with each client.
+
+  Attributes:
+    build: Makes the Keras model.
+    variables: All its variables, in order of creation.
+    tier_of: Variable name to tier.
+    example_spec: What the model reads of an example: x, y and weight.
+    prediction_spec: Specs of one example's prediction.
+    metrics: Keras metrics as pure functions.
+    seed: Draws the first values of the global weights.
+  """
+
+  def __init__(
+    self,
+    build: Callable[[], tf.keras.Model],
+    spec: keras_functions.KerasSpec,
+    tier_of: Mapping[str, str],
+    *,
+    loss: LossFn | tf.keras.losses.Loss,
+    metrics: Callable[[], Sequence[tf.keras.metrics.Metric]],
+    labels: tf.TensorSpec,
+    weights: tf.TensorSpec,
+    initial_values: Mapping[str, np.ndarray],
+    seed: int,
+  ):
+    """See `from_keras`."""
+    self.build = build
+    self.variables = spec.variables
+    self.tier_of = dict(tier_of)
+    self.prediction_spec = spec.outputs
+    self.example_spec: examples_lib.ExampleSpec = collections.OrderedDict(
+      x=spec.inputs, y=labels, weight=weights
+    )
+    self.metrics = keras_functions.PureMetrics(metrics)
+    self.seed = seed
+    self._loss = loss
+    self._initial_values = dict(initial_values)
+    self._check_by_tracing()
+
+  @property
+  def tiers(self) -> tuple[str, ...]:
+    """The tiers that hold trainable variables."""
+    held = {self.tier_of[v.name] for v in self.variables if v.trainable}
+    return tuple(tier for tier in tiers_lib.TIERS if tier in held)
+
+  def trainable(self, tier: str) -> tuple[keras_functions.VariableSpec, ...]:
+    """The trainable variables of a tier."""
+    return tuple(
+      v for v in self.variables if v.trainable and self.tier_of[v.name] == tier
+    )
+
+  def specs(self, tier: str) -> collections.OrderedDict[str, tf.TensorSpec]:
+    """Specs of the trainable weights of a tier, by name."""
+    return collections.OrderedDict(
+      (v.name, tf.TensorSpec(v.shape, v.dtype)) for v in self.trainable(tier)
+    )
+
+  def initial_weights(self, tier: str, seed: Any) -> tiers_lib.NamedTensors:
+    """Draws the first values of a tier's trainable weights.
+
+    Args:
+      tier: The tier.
+      seed: int32 `[2]`; each variable's draw depends on it and on the
+        variable's place in the model alone.
+    """
+    return self._first_values(self.trainable(tier), seed)
+
+  def frozen_weights(self) -> tiers_lib.NamedTensors:
+    """Returns the values of all variables that are never trained."""
+    frozen = [v for v in self.variables if not v.trainable]
+    return self._first_values(frozen, random_bits.derive(self.seed, 'frozen'))
+
+  def _first_values(
+    self, variables: Iterable[keras_functions.VariableSpec], seed: Any
+  ) -> tiers_lib.NamedTensors:
+    place = {v.name: i for i, v in enumerate(self.variables)}
+    return collections.OrderedDict(
+      (
+        v.name,
+        tf.constant(self._initial_values[v.name])
+        if v.name in self._initial_values
+        else v.initialize(random_bits.fold_in(seed, place[v.name])),
+      )
+      for v in variables
+    )
+
+  def predict(
+    self,
+    weights: Mapping[str, tiers_lib.NamedTensors],
+    frozen: Mapping[str, tf.Tensor],
+    inputs: Any,
+    *,
+    training: bool,
+    seed: Any,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Computes predictions and the layers' regularization losses.
+
+    Args:
+      weights: Tier to its trainable weights.
+      frozen: Weights that are never trained.
+      inputs: A batch of inputs, `[batch, ...]`.
+      training: Whether layers such as dropout behave as in training.
+      seed: int32 `[2]`; what such layers draw follows from it.
+    """
+    tensors = dict(frozen)
+    for named in weights.values():
+      tensors.update(named)
+    return keras_functions.rebuild(
+      self.build,
+      self.variables,
+      tensors,
+      inputs,
+      training=training,
+      seed=seed,
+    )
+
+  def loss(
+    self,
+    labels: Any,
+    predictions: Any,
+    weight: tf.Tensor,
+    is_real: tf.Tensor,
+    regularization: Sequence[tf.Tensor] = (),
+  ) -> LossValue:
+    """Computes the loss as Keras would on the real examples alone.
+
+    Args:
+      labels: `[batch, ...]`.
+      predictions: `[batch, ...]`.
+      weight: float32 `[batch, ...]`, the examples' weights.
+      is_real: bool `[batch]`; false for padding.
+      regularization: Terms to add to the objective.
+    """
+    if not isinstance(predictions, Mapping) and predictions.shape.rank == 1:
+      # Keras's losses average over the last axis, which must not be the batch.
+      labels, predictions = labels[:, None], predictions[:, None]
+    call = getattr(self._loss, 'call', self._loss)
+    losses = tf.cast(call(labels, predictions), tf.float32)
+    if losses.shape.rank == 0:
+      raise ModelError(
+        'The loss function must return one loss per example, it returned a '
+        'scalar. Leave the averaging to the training.'
+      )
+    axes = losses.shape.rank
+    expand = lambda t: tf.reshape(
+      t, tf.concat([tf.shape(t), tf.ones([axes - t.shape.rank], tf.int32)], 0)
+    )
+    real = tf.cast(expand(is_real), tf.float32)
+    mask = getattr(predictions, '_keras_mask', None)
+    if mask is not None:
+      real = real * tf.cast(mask, tf.float32)
+    real = real * tf.ones_like(losses)
+    # Padding repeats a real example, so that its loss is finite where it is.
+    total = tf.reduce_sum(losses * expand(weight) * real)
+    num_elements = tf.reduce_sum(real)
+    reduction = getattr(self._loss, 'reduction', None)
+    if reduction == tf.keras.losses.Reduction.SUM:
+      objective = total
+    else:
+      objective = total / tf.maximum(num_elements, 1.0)
+    for term in regularization:
+      objective += tf.cast(tf.reduce_sum(term), tf.float32)
+    return LossValue(objective, total, num_elements)
+
+  def _check_by_tracing(self) -> None:
+    """Traces the model once, so that what cannot work fails now."""
+    with tf.__internal__.FuncGraph('check').as_default() as graph:
+      batch = tf.nest.map_structure(
+        keras_functions.placeholder, self.example_spec
+      )
+      seed = tf.compat.v1.placeholder(tf.int32, [2])
+      weights = {t: self.initial_weights(t, seed) for t in self.tiers}
+      frozen = self.frozen_weights()
+      predictions, regularization = self.predict(
+        weights, frozen, batch['x'], training=True, seed=seed
+      )
+      is_real = tf.compat.v1.placeholder(tf.bool, [None])
+      try:
+        self.loss(batch['y'], predictions, batch['weight'], is_real)
+        self.metrics.update(
+          self.metrics.initial_state(),
+          batch['y'],
+          predictions,
+          batch['weight'],
+        )
+      except ModelError:
+        raise
+      except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise ModelError(
+          'The loss or a metric cannot be computed from labels '
+          f'{self.example_spec["y"]} and predictions {self.prediction_spec}: '
+          f'{str(error).splitlines()[0]} Pass the spec of one label with '
+          '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
+        ) from error
+      if keras_functions.depends_on(
+        regularization, tf.nest.flatten(batch['x'])
+      ):
+        raise ModelError(
+          'A loss that a layer adds with `add_loss` depends on its inputs, '
+          'and so on padded examples. Add losses of weights only, or compute '
+          'the term in the loss function.'
+        )
+    keras_functions.refuse_hidden_draws(graph)
+
+  def to_keras(
+    self, *weights: Mapping[str, Any]
+  ) -> tf.keras.Model:
+    """Makes a Keras model from named weights, for example a client's own.
+
+    Args:
+      *weights: Mappings from variable name to value, such as the global
+        weights of a process and a client's local ones; frozen weights that are
+        missing keep their values.
+
+    Raises:
+      ModelError: If a variable has no value or the wrong shape.
+    """
+    values: dict[str, Any] = {}
+    for named in weights:
+      values.update(named)
+    for name, tensor in self.frozen_weights().items():
+      values.setdefault(name, tensor)
+    missing = [v.name for v in self.variables if v.name not in values]
+    if missing:
+      raise ModelError(f'There are no values for the variables {missing}.')
+    made: list[tf.Variable] = []
+
+    def record(next_creator: Callable[..., Any], **request: Any) -> Any:
+      made.append(next_creator(**request))
+      return made[-1]
+
+    with keras_functions.answering_variables(record):
+      keras_model = self.build()
+      if not keras_model.built:
+        zeros = tf.nest.map_structure(
+          lambda spec: tf.zeros([1, *spec.shape], spec.dtype),
+          self.example_spec['x'],
+        )
+        keras_model(zeros)
+    held = {id(v) for v in keras_model.variables}
+    mine = [v for v in made if id(v) in held]
+    for spec, variable in zip(self.variables, mine, strict=True):
+      value = np.asarray(values[spec.name])
+      if value.shape != spec.shape:
+        raise ModelError(
+          f'Variable {spec.name!r} has shape {spec.shape}, the value given for '
+          f'it {value.shape}.'
+        )
+      variable.assign(value)
+    return keras_model
+
+
+def _names_layer(selector: Selector, name: str, layers: set[str]) -> bool:
+  """Whether a selector means the layer of this name."""
+  if isinstance(selector, tf.keras.layers.Layer):
+    return selector.name == name
+  if isinstance(selector, str) and selector in layers:
+    return selector == name
+  if isinstance(selector, (str, re.Pattern)):
+    return re.fullmatch(selector, name) is not None
+  return False
+
+
+def _selects(
+  selector: Selector,
+  variable: keras_functions.VariableSpec,
+  layers: set[str],
+  tier: str,
+) -> bool:
+  """Whether a selector means a variable, by itself or by all of its layers."""
+  if callable(selector) and not isinstance(selector, tf.keras.layers.Layer):
+    return bool(selector(variable))
+  is_name = isinstance(selector, str) and selector in layers
+  if isinstance(selector, (str, re.Pattern)) and not is_name:
+    if re.fullmatch(selector, variable.name):
+      return True
+  named = [
+    any(_names_layer(selector, name, layers) for name in chain)
+    for chain in variable.owners
+  ]
+  if any(named) and not all(named):
+    others = [
+      chain[-1]
+      for chain, is_named in zip(variable.owners, named, strict=True)
+      if not is_named
+    ]
+    raise SelectorError(
+      f'{tier}={selector!r}: variable {variable.name!r} is also used by '
+      f'{others}, which the selector does not name. A variable belongs to one '
+      'tier: select all of its layers, or give each a variable of its own.'
+    )
+  return any(named)
+
+
+def _as_list(selectors: Selectors) -> list[Selector]:
+  if selectors is None:
+    return []
+  if isinstance(selectors, (list, tuple)):
+    return list(selectors)
+  return [selectors]  # type: ignore[list-item]
+
+
+def _assign_tiers(
+  spec: keras_functions.KerasSpec, selectors: Mapping[str, Selectors]
+) -> dict[str, str]:
+  """Decides the tier of every variable; GLOBAL where no selector speaks."""
+  layers = set(spec.layers)
+  chosen: dict[str, str] = {}
+  for tier, given in selectors.items():
+    for selector in _as_list(given):
+      if isinstance(selector, type):
+        raise SelectorError(
+          f'{tier}={selector.__name__} is a class. Name the layers, or pass a '
+          'predicate over variables.'
+        )
+      try:
+        matched = [
+          v for v in spec.variables if _selects(selector, v, layers, tier)
+        ]
+      except re.error as error:
+        raise SelectorError(
+          f'{tier}={selector!r} is not a regular expression: {error}.'
+        ) from None
+      if not matched:
+        raise SelectorError(
+          f'{tier}={selector!r} matches no variable. The model has the layers '
+          f'{list(spec.layers)} with the variables '
+          f'{[v.name for v in spec.variables]}.'
+        )
+      if not any(v.trainable for v in matched):
+        raise SelectorError(
+          f'{tier}={selector!r} matches only variables that are not trainable: '
+          f'{[v.name for v in matched]}. Make them trainable, or leave them to '
+          'the server.'
+        )
+      for variable in matched:
+        if chosen.setdefault(variable.name, tier) != tier:
+          raise SelectorError(
+            f'Variable {variable.name!r} is selected for two tiers: '
+            f'{chosen[variable.name]} and {tier}.'
+          )
+  tier_of = {v.name: chosen.get(v.name, tiers_lib.GLOBAL) for v in spec.variables}
+  trainable = [v.name for v in spec.variables if v.trainable]
+  if not trainable:
+    raise SelectorError('The model has no trainable variable.')
+  if all(tier_of[name] == tiers_lib.LOCAL for name in trainable):
+    raise SelectorError(
+      f'local={selectors[tiers_lib.LOCAL]!r} matches every trainable variable, so '
+      'that nothing would be learned together. Name fewer layers.'
+    )
+  return tier_of
+
+
+def _assumed_labels(
+  outputs: Any, loss: LossFn | tf.keras.losses.Loss
+) -> tf.TensorSpec:
+  """The spec of a label that goes with the predictions and the loss."""
+  if not isinstance(outputs, tf.TensorSpec):
+    raise ModelError(
+      'The model has several outputs. Pass the spec of one label with '
+      '`labels=tf.TensorSpec(...)`, and a loss function over the outputs.'
+    )
+  name = type(loss).__name__ + getattr(loss, '__name__', '')
+  if 'sparse' in name.lower():
+    return tf.TensorSpec(outputs.shape[:-1], tf.int32)
+  return tf.TensorSpec(outputs.shape, outputs.dtype)
+
+
+def from_keras(
+  build: Callable[[], tf.keras.Model],
+  *,
+  loss: LossFn | tf.keras.losses.Loss,
+  local: Selectors = None,
+  group: Selectors = None,
+  metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] = list,
+  inputs: Any = None,
+  labels: tf.TensorSpec | None = None,
+  weights: tf.TensorSpec = examples_lib.WEIGHT_SPEC,
+  initial_weights: tf.keras.Model | None = None,
+  seed: int = 0,
+) -> PartialModel:
+  """Takes a Keras model apart into weights of three tiers and pure functions.
+
+  Losses that layers add for their weights count in every phase. Layers that
+  draw, such as dropout, draw from the client's seed.
+
+  Args:
+    build: Makes the model: functional, sequential or subclassed. It is called
+      several times and must build the same variables in the same order, all of
+      them inside the call.
+    loss: A Keras loss, or a function of labels and predictions that returns
+      one loss per example. A Keras loss with the reduction SUM is summed over
+      a batch; every other loss is averaged over the batch's examples.
+    local: What never leaves the client: a layer, a layer's name, a regular
+      expression over names of layers and variables, a predicate over
+      `VariableSpec`, or a list of them. Nothing is local by default.
+    group: What belongs to sub-populations, named in the same ways.
+    metrics: Makes the Keras metrics to report; called several times.
+    inputs: Structure of `tf.TensorSpec` of one example's input, for models
+      that do not declare it.
+    labels: Spec of one example's label. Assumed to be like a prediction, or an
+      integer without the last axis if the loss is a sparse one.
+    weights: Spec of one example's weight; a scalar, or `[time]` for sequences
+      whose steps count differently.
+    initial_weights: A trained Keras model of the same kind; its values replace
+      the first values of all variables.
+    seed: Draws the first values of the global weights.
+
+  Returns:
+    The model.
+
+  Raises:
+    ModelError: If the model cannot be used: batch normalization and other
+      layers that update state in training, hidden random draws, losses of
+      padded inputs.
+    SelectorError: If `local` or `group` match nothing, everything, the same
+      variable twice or a variable that another layer shares.
+  """
+  if not callable(build) or isinstance(build, tf.keras.Model):
+    raise ModelError(
+      'Pass a callable that makes the Keras model, not the model: '
+      '`lambda: tf.keras.Sequential(...)`.'
+    )
+  spec = keras_functions.analyse(build, inputs)
+  tier_of = _assign_tiers(spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local})
+  if isinstance(loss, type):
+    raise ModelError(
+      f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
+    )
+  values: dict[str, np.ndarray] = {}
+  if initial_weights is not None:
+    given = initial_weights.variables
+    wanted = sorted(spec.variables, key=lambda v: v.position)
+    if [tuple(v.shape) for v in given] != [v.shape for v in wanted]:
+      raise ModelError(
+        '`initial_weights` has variables of other shapes than the model: '
+        f'{[(v.name, tuple(v.shape)) for v in given]} instead of '
+        f'{[(v.name, v.shape) for v in wanted]}.'
+      )
+    values = {
+      v.name: tensor.numpy() for v, tensor in zip(wanted, given, strict=True)
+    }
+  return PartialModel(
+    build,
+    spec,
+    tier_of,
+    loss=loss,
+    metrics=metrics,
+    labels=labels or _assumed_labels(spec.outputs, loss),
+    weights=weights,
+    initial_values=values,
+    seed=seed,
+  )

@@ -1,0 +1,111 @@
+"""Random draws that are the same numbers under every runtime.
+
+TensorFlow's stateless samplers of floating-point numbers give other values
+under XLA than in plain kernels. Their full-range integers do not, if the
+algorithm is named. So every draw here starts from such integers and goes on in
+ordinary arithmetic.
+
+A seed is an integer vector of two elements. `derive` makes one on the host from
+anything that has a name (run, round, client, purpose); `fold_in` makes another
+one inside a computation.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+SEED_SPEC = tf.TensorSpec([2], tf.int32)
+
+# Smallest positive step of a 24-bit uniform draw; all of them are exact floats.
+_STEP = 2.0**-24
+
+
+def derive(*words: int | str) -> np.ndarray:
+  """Returns the seed, int32 `[2]`, that belongs to a sequence of words.
+
+  The same words give the same seed on every machine, and different words give
+  seeds that have nothing to do with one another.
+
+  Args:
+    *words: For example a run's seed, a round's number and a client's id.
+  """
+  text = '\x1f'.join(f'{type(word).__name__}:{word}' for word in words)
+  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+  return np.frombuffer(digest, dtype='<i4').astype(np.int32)
+
+
+def bits(seed: tf.Tensor, shape: Sequence[int] | tf.Tensor) -> tf.Tensor:
+  """Draws full-range unsigned integers, uint32 `shape`."""
+  return tf.random.stateless_uniform(
+    shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg='philox'
+  )
+
+
+def fold_in(seed: tf.Tensor, purpose: int | str | tf.Tensor) -> tf.Tensor:
+  """Returns a new seed, int32 `[2]`, for one purpose of the given seed.
+
+  Args:
+    seed: Integer `[2]`.
+    purpose: A word or number known when tracing, or an integer scalar tensor
+      such as the number of a step.
+  """
+  seed = tf.cast(seed, tf.int32)
+  if isinstance(purpose, str):
+    purpose = int(derive(purpose)[0])
+  purpose = tf.cast(purpose, tf.int32)
+  # Two rounds, so that (seed, purpose) pairs which add up alike stay apart.
+  mixed = tf.bitcast(bits(seed, [2]), tf.int32)
+  return tf.bitcast(
+    bits(tf.stack([mixed[0] + purpose, mixed[1]]), [2]), tf.int32
+  )
+
+
+def uniform(
+  seed: tf.Tensor,
+  shape: Sequence[int] | tf.Tensor,
+  low: float = 0.0,
+  high: float = 1.0,
+  dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
+  """Draws uniform numbers from `[low, high)`."""
+  drawn = tf.cast(tf.bitwise.right_shift(bits(seed, shape), 8), tf.float32)
+  unit = drawn * tf.constant(_STEP)
+  return tf.cast(low + unit * (high - low), dtype)
+
+
+def normal(
+  seed: tf.Tensor,
+  shape: Sequence[int] | tf.Tensor,
+  mean: float = 0.0,
+  stddev: float = 1.0,
+  dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
+  """Draws normal numbers, by the transformation of Box and Muller."""
+  # The radius needs a draw above zero: its logarithm is taken.
+  radius = tf.sqrt(-2.0 * tf.math.log(uniform(fold_in(seed, 0), shape) + _STEP))
+  angle = uniform(fold_in(seed, 1), shape, 0.0, 2.0 * math.pi)
+  return tf.cast(mean + stddev * radius * tf.cos(angle), dtype)
+
+
+def truncated_normal(
+  seed: tf.Tensor,
+  shape: Sequence[int] | tf.Tensor,
+  mean: float = 0.0,
+  stddev: float = 1.0,
+  dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
+  """Draws normal numbers within two standard deviations, by inversion."""
+  # Phi(2) of the standard normal distribution, mapped to erfinv's argument.
+  edge = math.erf(2.0 / math.sqrt(2.0))
+  inside = uniform(seed, shape, -edge, edge)
+  drawn = math.sqrt(2.0) * tf.math.erfinv(inside)
+  return tf.cast(mean + stddev * tf.clip_by_value(drawn, -2.0, 2.0), dtype)
+
+
+def permutation(seed: tf.Tensor, size: int | tf.Tensor) -> tf.Tensor:
+  """Draws a random order of `range(size)`, int32 `[size]`."""
+  drawn = bits(seed, [size])
+  return tf.argsort(tf.bitcast(drawn, tf.int32), stable=True)

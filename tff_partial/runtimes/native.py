@@ -1,0 +1,359 @@
+"""TFF's own C++ runtime, with the life of its worker under control.
+
+TFF runs a computation in a child process, `worker_binary`. Started the stock
+way, that child outlives Python and keeps its standard output open, so that
+`python train.py | tail -1` never ends; and it keeps the values of every cohort
+size it has seen, so that its memory grows for as long as the sizes vary. Here
+TFF's contexts, compiler and executors stand around a child of our own making:
+
+*   The kernel itself kills the worker when this process ends, in whatever way
+    it ends (Linux's parent death signal). So no signal handler is touched,
+    exit statuses stay what they are, and SIGKILL leaves nothing behind either.
+*   Leaving the `with`, or dropping the runtime, ends its worker at once.
+*   Ctrl-C reaches Python alone, and stops the computation under way.
+*   What a cohort size needed in the worker is freed when it falls out of use.
+
+```python
+with native():
+  state = process.initialize()
+
+native().set_default()  # In a notebook.
+
+with native(asynchronous=True) as context:  # For TFF's own programs.
+  federated = tff.program.NativeFederatedContext(context)
+  with tff.framework.get_context_stack().install(federated):
+    asyncio.run(tff.learning.programs.train_model(...))
+```
+
+Values placed at clients may be any `Sequence`, for instance one that reads a
+client only when asked for it; TFF alone takes lists and tuples only.
+"""
+
+import asyncio
+import collections
+from collections.abc import Sequence
+import contextlib
+import contextvars
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from typing import Optional
+import weakref
+
+from absl import logging
+import grpc
+import portpicker
+import tensorflow_federated as tff
+
+# Run by a bare interpreter that then becomes the worker: to run code between
+# fork and exec of this process is unsafe, since TensorFlow and gRPC have
+# threads in it. If the parent died before it was listened for, nothing starts.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+if os.getppid() == int(sys.argv[1]):
+  os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+_BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
+
+_CHANNEL_OPTIONS = (
+    ('grpc.max_send_message_length', 2_000_000_000),
+    ('grpc.max_receive_message_length', 2_000_000_000),
+    # The worker listens some tenths of a second after it was started.
+    ('grpc.initial_reconnect_backoff_ms', 100),
+    ('grpc.min_reconnect_backoff_ms', 100),
+    ('grpc.max_reconnect_backoff_ms', 500),
+    # A proxy named in the environment must not stand before our own child.
+    ('grpc.enable_http_proxy', 0),
+)
+
+_SECONDS_TO_START = 120
+_SIZES_KEPT = 4  # For instance: no clients, a cohort, two evaluations.
+_ATTEMPTS = 3
+
+# The errors of the invocation under way that TFF answers by trying again. It
+# does so for ever, also when the computation itself is what ends the worker.
+_failures = contextvars.ContextVar('failures', default=())
+
+
+class NativeRuntimeError(RuntimeError):
+  """The native runtime cannot run a computation."""
+
+
+def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
+  """Starts a child that the kernel kills when this process ends."""
+  command = [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())]
+  started = queue.SimpleQueue()
+
+  def keep() -> None:
+    try:
+      process = subprocess.Popen(
+          command + arguments,
+          stdin=subprocess.DEVNULL,
+          # Its messages go to the error output; ours may be somebody's input.
+          stdout=subprocess.DEVNULL,
+          # Out of reach of the signals that a terminal sends to our group.
+          start_new_session=True,
+      )
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      started.put(error)
+      return
+    started.put(process)
+    # The death signal is sent when the *thread* that forked ends, so it lasts
+    # as long as the child does. Reaping the child is left to its `Popen`.
+    with contextlib.suppress(ChildProcessError):
+      os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+  threading.Thread(target=keep, name='native worker', daemon=True).start()
+  outcome = started.get()
+  if isinstance(outcome, Exception):
+    raise outcome
+  return outcome
+
+
+class _Stub(tff.framework.RemoteExecutorGrpcStub):
+  """The line to the worker; what dies with the worker needs no freeing."""
+
+  def dispose(self, request: object) -> None:
+    with contextlib.suppress(grpc.RpcError, tff.framework.RetryableError):
+      super().dispose(request)
+
+
+class _Executor(tff.framework.RemoteExecutor):
+  """An executor that frees its part of the worker when nobody uses it."""
+
+  def __del__(self):
+    self.close()
+
+
+class _Worker(tff.framework.ExecutorFactory):
+  """The child process and the executors inside it, one a cohort size."""
+
+  def __init__(self, parallel_calls: int):
+    self._arguments = [
+        _BINARY,
+        f'--max_concurrent_computation_calls={parallel_calls}',
+    ]
+    self._owner = os.getpid()
+    self._lock = threading.RLock()
+    self._process = None
+    self._channel = None
+    self._stub = None
+    self._executors = collections.OrderedDict()
+    self._alive = weakref.WeakSet()  # Also those not kept, but still in use.
+    self.open = True
+
+  @property
+  def is_ours(self) -> bool:
+    """False in a fork of the process that made this object."""
+    return self._owner == os.getpid()
+
+  def create_executor(
+      self, cardinalities: tff.framework.CardinalitiesType
+  ) -> tff.framework.RemoteExecutor:
+    failures = _failures.get()
+    if len(failures) >= _ATTEMPTS:
+      raise NativeRuntimeError(
+          f'The native worker failed {len(failures)} times in running one '
+          'computation. Its own messages are on the error output; if there is '
+          'none, the system may have killed it for want of memory: use fewer '
+          'clients at a time, or set `parallel_calls`.'
+      ) from failures[-1]
+    cardinalities = {tff.CLIENTS: 0, **cardinalities}
+    key = frozenset(cardinalities.items())
+    with self._lock:
+      self._ensure_started()
+      executor = self._executors.pop(key, None)
+      if executor is None:
+        # Values are freed one by one: TFF's batches of twenty keep the last
+        # twenty arguments and results, which may be cohorts, in memory.
+        executor = _Executor(self._stub, dispose_batch_size=1)
+        executor.set_cardinalities(cardinalities)
+        self._alive.add(executor)
+      self._executors[key] = executor
+      if len(self._executors) > _SIZES_KEPT:
+        self._executors.popitem(last=False)
+      return executor
+
+  def clean_up_executor(
+      self, cardinalities: tff.framework.CardinalitiesType
+  ) -> None:
+    """Drops an executor; TFF calls this while it handles an error."""
+    failures = _failures.get()
+    if isinstance(failures, list):
+      failures.append(sys.exc_info()[1])
+    with self._lock:
+      self._executors.pop(
+          frozenset({tff.CLIENTS: 0, **cardinalities}.items()), None
+      )
+
+  def _ensure_started(self) -> None:
+    """Starts the child, also after an earlier one died."""
+    if not self.open:
+      raise NativeRuntimeError(
+          'This native runtime was used after its `with` had ended.'
+      )
+    if self._process is not None:
+      if self._process.poll() is None:
+        return
+      logging.warning(
+          'The native worker ended with status %d; starting another.',
+          self._process.returncode,
+      )
+    self.end()
+    port = portpicker.pick_unused_port()
+    self._process = _spawn(self._arguments + [f'--port={port}'])
+    self._channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
+    self._stub = _Stub(self._channel)
+    patience = time.monotonic() + _SECONDS_TO_START
+    while not self._stub.is_ready:
+      # Whoever closes this runtime from another thread waits for our lock.
+      if not self.open or time.monotonic() > patience:
+        self.end()
+      if self._process is None or self._process.poll() is not None:
+        raise tff.framework.RetryableError('The native worker did not start.')
+      time.sleep(0.02)
+
+  def end(self) -> None:
+    """Ends the child, if it has not ended; the next call starts another."""
+    if not self.is_ours:
+      return
+    with self._lock:
+      if self._process is None:
+        return
+      self._process.kill()
+      self._process.wait()
+      # Only now, when they cannot wait for the child any more: without this,
+      # values that die later would send word to a child that is not there.
+      for executor in tuple(self._alive):
+        executor.close()
+      self._executors.clear()
+      self._channel.close()
+      self._process = None
+
+  def close(self) -> None:
+    """Ends the child and lets none start, a computation under way included."""
+    self.open = False
+    self.end()
+
+
+def _with_lists(value: object, type_spec: Optional[tff.Type]) -> object:
+  """Turns sequences of clients' values into the lists that TFF wants."""
+  if isinstance(type_spec, tff.FederatedType):
+    is_other_sequence = isinstance(value, Sequence) and not isinstance(
+        value, (list, tuple, str, bytes)
+    )
+    if is_other_sequence and not type_spec.all_equal:
+      return list(value)
+    return value
+  if not isinstance(type_spec, tff.StructType):
+    return value
+  try:
+    elements = tff.structure.from_container(value)
+  except TypeError:  # A value of TFF's own, or one it will refuse.
+    return value
+  if len(elements) != len(type_spec):
+    return value  # TFF says what is wrong.
+  converted = [
+      (name, _with_lists(element, element_type))
+      for (name, element), (_, element_type) in zip(
+          tff.structure.iter_elements(elements),
+          tff.structure.iter_elements(type_spec),
+      )
+  ]
+  if all(new is old for (_, new), old in zip(converted, elements)):
+    return value  # In the container it came in.
+  return tff.structure.Struct(converted)
+
+
+class _Runtime:
+  """What both kinds of runtime share: a worker, and a place on TFF's stack."""
+
+  def __init__(self, parallel_calls: int):
+    self._worker = _Worker(parallel_calls)
+    super().__init__(
+        executor_fn=self._worker,
+        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+        transform_args=tff.tensorflow.transform_args,
+        transform_result=tff.tensorflow.transform_result,
+    )
+    self._places = []
+    # Also runs when Python ends.
+    weakref.finalize(self, self._worker.close)
+
+  def __enter__(self):
+    place = tff.framework.get_context_stack().install(self)
+    place.__enter__()
+    self._places.append(place)
+    self._worker.open = True
+    return self
+
+  def __exit__(self, *error):
+    try:
+      self._places.pop().__exit__(*error)
+    finally:
+      if not self._places:
+        self._worker.close()
+
+  def set_default(self) -> None:
+    """Runs what is called outside any `with` here, until Python ends."""
+    tff.framework.set_default_context(self)
+    self._places.append(contextlib.nullcontext())  # No `with` closes it now.
+    self._worker.open = True
+
+  def _prepare(self, computation: tff.Computation, argument: object) -> object:
+    if not self._worker.is_ours:
+      raise NativeRuntimeError(
+          'A native runtime cannot be used in a fork of the process that made '
+          'it: make one in the new process.'
+      )
+    _failures.set([])
+    return _with_lists(argument, computation.type_signature.parameter)
+
+
+class NativeRuntime(_Runtime, tff.framework.SyncExecutionContext):
+  """Runs a computation when it is called, and returns its result."""
+
+  def invoke(self, comp: tff.Computation, arg: object) -> object:
+    arg = self._prepare(comp, arg)
+    try:
+      return super().invoke(comp, arg)
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+      # The computation is in another thread, which would go on and try again.
+      _failures.get().extend([interrupt] * _ATTEMPTS)
+      self._worker.end()
+      raise
+
+
+class AsyncNativeRuntime(_Runtime, tff.framework.AsyncExecutionContext):
+  """Runs a computation when it is awaited."""
+
+  async def invoke(self, comp: tff.Computation, arg: object) -> object:
+    if asyncio.iscoroutine(arg):
+      arg = await arg
+    return await super().invoke(comp, self._prepare(comp, arg))
+
+
+def native(
+    *, asynchronous: bool = False, parallel_calls: int = -1
+) -> NativeRuntime | AsyncNativeRuntime:
+  """TFF's native runtime, whose worker never outlives its use.
+
+  Keep one for a whole run: each compiles what it is asked to run, and its
+  worker starts with the first computation.
+
+  Args:
+    asynchronous: Whether its computations are awaited, as TFF's programs and
+      `tff.program.NativeFederatedContext` want, instead of called.
+    parallel_calls: How many clients the worker runs side by side at most;
+      -1 for all.
+
+  Returns:
+    A context for `with`, or for its method `set_default`.
+  """
+  return (AsyncNativeRuntime if asynchronous else NativeRuntime)(parallel_calls)

@@ -1,0 +1,250 @@
+"""Which examples a phase sees: everything, halves, support and query, by time.
+
+A part chooses some of a client's examples and their order. A split is a pair of
+parts: the support set rebuilds local weights, the query set trains global ones
+or measures (section 4 of the FedRecon paper). Padding is never chosen.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_partial import random_bits
+
+
+class Chosen(NamedTuple):
+  """Some of a client's examples.
+
+  Attributes:
+    order: int32 `[capacity]`: positions of the chosen examples, then anything.
+    count: int32 scalar: how many are chosen.
+  """
+
+  order: tf.Tensor
+  count: tf.Tensor
+
+
+# (examples, count, seed) -> Chosen.
+ChooseFn = Callable[[Mapping[str, Any], tf.Tensor, tf.Tensor], Chosen]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A rule by which a client chooses some of its examples.
+
+  Attributes:
+    name: What an error message calls it.
+    choose: `(examples, count, seed) -> Chosen`, in TensorFlow.
+    fields: Fields of an example that the rule reads beside the model's own.
+  """
+
+  name: str
+  choose: ChooseFn
+  fields: Mapping[str, tf.TensorSpec] = dataclasses.field(default_factory=dict)
+
+
+class Split(NamedTuple):
+  """The two parts of a client's data in the FedRecon paper."""
+
+  support: Part
+  query: Part
+
+
+def example_fields(*parts: Part) -> collections.OrderedDict[str, tf.TensorSpec]:
+  """Returns the further fields that any of the parts reads."""
+  fields: collections.OrderedDict[str, tf.TensorSpec] = (
+    collections.OrderedDict()
+  )
+  for part in parts:
+    for name, spec in part.fields.items():
+      if fields.setdefault(name, spec) != spec:
+        raise ValueError(
+          f'Two parts read the field {name!r}: as {fields[name]} and as {spec}.'
+        )
+  return fields
+
+
+def _positions(examples: Mapping[str, Any]) -> tf.Tensor:
+  return tf.range(tf.shape(examples['weight'])[0])
+
+
+def _check_share(share: float) -> None:
+  if not 0.0 < share < 1.0:
+    raise ValueError(
+      f'The share of the support set must lie between 0 and 1, found {share}.'
+    )
+
+
+def _support_size(count: tf.Tensor, share: float) -> tf.Tensor:
+  """The share of a client's examples, but at least one in either part."""
+  size = tf.cast(tf.round(tf.cast(count, tf.float32) * share), tf.int32)
+  return tf.clip_by_value(size, tf.minimum(count, 1), tf.maximum(count - 1, 0))
+
+
+def everything() -> Part:
+  """All examples, in their order."""
+
+  def choose(
+    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+  ) -> Chosen:
+    del seed  # Nothing is drawn.
+    return Chosen(_positions(examples), count)
+
+  return Part('everything', choose)
+
+
+def same() -> Split:
+  """Support and query are both everything (appendix D of the FedRecon paper)."""
+  return Split(everything(), everything())
+
+
+def _cut(
+  name: str,
+  order: Callable[[Mapping[str, Any], tf.Tensor], tf.Tensor],
+  share: float,
+  fields: Mapping[str, tf.TensorSpec],
+) -> Split:
+  """Support is the first share of the examples in some order, query the rest."""
+  _check_share(share)
+
+  def support(
+    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+  ) -> Chosen:
+    del seed
+    return Chosen(order(examples, count), _support_size(count, share))
+
+  def query(
+    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+  ) -> Chosen:
+    del seed
+    size = _support_size(count, share)
+    ordered = order(examples, count)
+    shifted = tf.minimum(_positions(examples) + size, tf.size(ordered) - 1)
+    return Chosen(tf.gather(ordered, shifted), count - size)
+
+  return Split(
+    Part(f'{name}.support', support, fields),
+    Part(f'{name}.query', query, fields),
+  )
+
+
+def fraction(share: float) -> Split:
+  """The first `share` of the examples is the support set, the rest the query.
+
+  Sizes are rounded; where there are two examples, neither part is empty.
+  """
+  return _cut(f'fraction({share})', lambda e, _: _positions(e), share, {})
+
+
+def halves() -> Split:
+  """The first half of the examples is the support set, the second the query."""
+  return fraction(0.5)
+
+
+def by_time(field: str = 'time', share: float = 0.5) -> Split:
+  """The oldest `share` of the examples is the support set, the rest the query.
+
+  Args:
+    field: A field of the examples, int64, that grows with time; equal times
+      keep the order of the examples.
+    share: The support set's share.
+  """
+
+  def order(examples: Mapping[str, Any], count: tf.Tensor) -> tf.Tensor:
+    real = _positions(examples) < count
+    last = tf.constant(tf.int64.max)
+    return tf.argsort(tf.where(real, examples[field], last), stable=True)
+
+  fields = {field: tf.TensorSpec([], tf.int64)}
+  return _cut(f'by_time({field!r}, {share})', order, share, fields)
+
+
+def alternating(batch_size: int) -> Split:
+  """Batches alternate: even ones are the support set, odd ones the query.
+
+  This is the split of the FedRecon authors' code. A client whose examples fill
+  no second batch has an empty query set.
+
+  Args:
+    batch_size: The phases' batch size, so that batches stay together.
+  """
+  if batch_size < 1:
+    raise ValueError(f'The batch size must be positive, found {batch_size}.')
+
+  def part(parity: int) -> Part:
+    def choose(
+      examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+    ) -> Chosen:
+      del seed
+      place = _positions(examples)
+      last = tf.size(place) - 1
+      order = (2 * (place // batch_size) + parity) * batch_size
+      order = tf.minimum(order + place % batch_size, last)
+      pair = 2 * batch_size
+      rest = count % pair - parity * batch_size
+      size = count // pair * batch_size + tf.clip_by_value(rest, 0, batch_size)
+      return Chosen(order, size)
+
+    return Part(f'alternating({batch_size})[{parity}]', choose)
+
+  return Split(part(0), part(1))
+
+
+def by_mark(field: str = 'is_query') -> Split:
+  """Examples marked 0 are the support set, all others the query set.
+
+  For splits that were made beforehand, such as a user's earlier and later
+  ratings.
+
+  Args:
+    field: A field of the examples, int32.
+  """
+
+  def part(is_query: bool) -> Part:
+    def choose(
+      examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+    ) -> Chosen:
+      del seed
+      real = _positions(examples) < count
+      marked = tf.not_equal(examples[field], 0)
+      mine = tf.logical_and(real, tf.equal(marked, is_query))
+      order = tf.argsort(tf.cast(tf.logical_not(mine), tf.int32), stable=True)
+      return Chosen(order, tf.reduce_sum(tf.cast(mine, tf.int32)))
+
+    name = 'query' if is_query else 'support'
+    return Part(
+      f'by_mark({field!r}).{name}',
+      choose,
+      {field: tf.TensorSpec([], tf.int32)},
+    )
+
+  return Split(part(False), part(True))
+
+
+def shuffled(split: Split) -> Split:
+  """Splits a client's examples in a random order, a new one every round."""
+
+  def shuffle(part: Part) -> Part:
+    def choose(
+      examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+    ) -> Chosen:
+      place = _positions(examples)
+      # A wider type, in which padding comes last whatever was drawn.
+      drawn = tf.cast(random_bits.bits(seed, tf.shape(place)), tf.int64)
+      order = tf.argsort(
+        tf.where(place < count, drawn, tf.constant(tf.int64.max)), stable=True
+      )
+      reordered = collections.OrderedDict(
+        (name, tf.nest.map_structure(lambda t: tf.gather(t, order), field))
+        for name, field in examples.items()
+        if name == 'weight' or name in part.fields
+      )
+      chosen = part.choose(reordered, count, seed)
+      return Chosen(tf.gather(order, chosen.order), chosen.count)
+
+    return Part(f'shuffled({part.name})', choose, part.fields)
+
+  return Split(shuffle(split.support), shuffle(split.query))

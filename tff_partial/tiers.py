@@ -1,0 +1,82 @@
+"""Three tiers of weights: who holds how many copies of a variable.
+
+Weights are a mapping from tier to a mapping from variable name to tensor. The
+two laws of this module: `join(*split(weights, tiers)) == weights` for any
+choice of tiers, and `delta(weights, weights)` is zero.
+"""
+
+import collections
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+GLOBAL = 'global'  # One copy, at the server.
+GROUP = 'group'  # K copies, at the server; a client reads one of them.
+LOCAL = 'local'  # One copy per client, which never leaves it.
+
+TIERS = (GLOBAL, GROUP, LOCAL)
+
+# Variable name to tensor, within one tier.
+NamedTensors = collections.OrderedDict[str, tf.Tensor]
+# Tier to its named tensors.
+Weights = collections.OrderedDict[str, NamedTensors]
+
+
+class UnknownTierError(ValueError):
+  """Raised for a tier that is none of GLOBAL, GROUP and LOCAL."""
+
+
+def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
+  """Returns `tiers` as a tuple, or raises an error that names the wrong one.
+
+  Args:
+    tiers: Names of tiers.
+    where: What the tiers are for; begins the error message.
+
+  Raises:
+    UnknownTierError: If one of the names is no tier.
+  """
+  tiers = (tiers,) if isinstance(tiers, str) else tuple(tiers)
+  for tier in tiers:
+    if tier not in TIERS:
+      raise UnknownTierError(
+        f'{where}: {tier!r} is not a tier. The tiers are {", ".join(TIERS)}.'
+      )
+  return tiers
+
+
+def split(
+  weights: Mapping[str, Any], tiers: Iterable[str]
+) -> tuple[Weights, Weights]:
+  """Divides weights into those of `tiers` and all others, keeping the order."""
+  tiers = check_tiers(tiers, 'split')
+  chosen: Weights = collections.OrderedDict()
+  rest: Weights = collections.OrderedDict()
+  for tier, tensors in weights.items():
+    (chosen if tier in tiers else rest)[tier] = tensors
+  return chosen, rest
+
+
+def join(*parts: Mapping[str, Any]) -> Weights:
+  """Merges weights of different tiers into one mapping, in the tiers' order.
+
+  Raises:
+    ValueError: If two parts hold the same tier.
+  """
+  found: dict[str, Any] = {}
+  for part in parts:
+    for tier, tensors in part.items():
+      if tier in found:
+        raise ValueError(f'Tier {tier!r} is in two of the parts to join.')
+      found[tier] = tensors
+  return collections.OrderedDict(
+    (tier, found[tier]) for tier in TIERS if tier in found
+  )
+
+
+def delta(before: NamedTensors, after: NamedTensors) -> NamedTensors:
+  """Returns `before - after`: what a server optimizer takes for a gradient."""
+  return collections.OrderedDict(
+    (name, tensor - after[name]) for name, tensor in before.items()
+  )
