@@ -1,11 +1,13 @@
 """Mistakes that the person at the command line can put right.
 
-A program catches `TaskError`, prints its text and ends with status 2; every
-other exception is a fault of ours and keeps its stack of frames.
+A program prints their text alone; every other exception is a fault of ours and
+keeps its stack of frames.
 """
 
+from tff_partial import errors
 
-class TaskError(ValueError):
+
+class TaskError(errors.UserError, ValueError):
   """A mistake whose text is one paragraph: the thing, its place, a remedy."""
 
 

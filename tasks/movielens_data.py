@@ -92,8 +92,8 @@ def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
   rated = table['item_id'].drop_duplicates().to_numpy()
   _check_described(rated, titles, 'item', layout.items, place)
   if users is not None:
-    rating = table['user_id'].drop_duplicates().to_numpy()
-    _check_described(rating, users['user_id'], 'user', layout.users, place)
+    raters = table['user_id'].drop_duplicates().to_numpy()
+    _check_described(raters, users['user_id'], 'user', layout.users, place)
   lowest, highest, _ = layout.scale
   return _assemble(
     layout.name or name or place.resolve().name,

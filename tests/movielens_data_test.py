@@ -410,6 +410,36 @@ def test_a_damaged_file_is_named(tmp_path, write, file, content, complaint):
   assert '--download' in message
 
 
+@pytest.mark.parametrize('name', _WRITERS)
+def test_any_damage_is_read_or_refused_by_both_parsers(
+  tmp_path, monkeypatch, name
+):
+  _WRITERS[name](tmp_path)
+  path = tmp_path / movielens_files.DATA_SETS[name].ratings
+  whole = path.read_bytes()
+  generator = np.random.default_rng(0)
+  strange = b'0159.\n:\t,-+e \r"\x00\xe9'
+  parsers = (movielens_files._parse_quickly, lambda *_: None)
+  num_refused = 0
+  for _ in range(100):
+    damaged = bytearray(whole)
+    place = int(generator.integers(len(damaged)))
+    removed = int(generator.integers(3))
+    inserted = bytes(generator.choice(list(strange), 1).tolist())
+    damaged[place : place + removed] = inserted
+    path.write_bytes(damaged)
+    outcomes = []
+    for parser in parsers:
+      monkeypatch.setattr(movielens_files, '_parse_quickly', parser)
+      try:
+        outcomes.append(movielens_data.load(tmp_path).frame.to_csv())
+      except DataError as error:
+        outcomes.append(str(error))
+        num_refused += 1
+    assert outcomes[0] == outcomes[1], bytes(damaged)
+  assert 100 < num_refused < 200
+
+
 def test_missing_data_are_explained(tmp_path):
   (tmp_path / 'file').write_text('text')
   (tmp_path / 'empty').mkdir()

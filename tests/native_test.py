@@ -57,7 +57,7 @@ def _becomes(condition: Callable[[], bool], seconds: float = 10) -> bool:
 # worker before the first one ends: so each end must also spare the others.
 
 _PROGRAM = """
-import os, signal, sys
+import atexit, os, signal, sys
 import numpy as np, psutil, tensorflow as tf, tensorflow_federated as tff
 from tff_partial.runtimes.native import native
 from tff_partial.runtimes.native import NativeRuntimeError
@@ -79,49 +79,55 @@ def tell_and_wait():
 """
 
 _ENDINGS = {
-    'return': """
+  'return': """
 native().set_default()
 tell_and_wait()
 print('first line')
 print('last line')
 """,
-    'exception': """
+  'exception': """
 with native():
   tell_and_wait()
   raise ValueError('on purpose')
 """,
-    'fork': """
-native().set_default()
-total([1.0])
-child = os.fork()
-if not child:
-  try:
+  # Python's own way out of a fork waits for TensorFlow's threads, which are
+  # not there: hence `os._exit`, as in `multiprocessing`.
+  'fork': """
+try:
+  with native():
     total([1.0])
-  except NativeRuntimeError:
-    sys.exit(5)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-with native():
-  tell_and_wait()
-assert total([1.0, 2.0]) == 3.0
-assert len(psutil.Process().children()) == 1
+    child = os.fork()
+    if not child:
+      try:
+        total([1.0])
+      except NativeRuntimeError:
+        sys.exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    with native():
+      tell_and_wait()
+    assert total([1.0, 2.0]) == 3.0
+    assert len(psutil.Process().children()) == 1
+except SystemExit as end:
+  atexit._run_exitfuncs()
+  os._exit(end.code)
 """,
-    'SIGINT': """
+  'SIGINT': """
 native().set_default()
 tell_and_wait()
 endless()
 """,
-    'SIGTERM': """
+  'SIGTERM': """
 with native():
   tell_and_wait()
   endless()
 """,
-    'SIGTERM with a handler': """
+  'SIGTERM with a handler': """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 with native():
   tell_and_wait()
   endless()
 """,
-    'SIGKILL': """
+  'SIGKILL': """
 with native():
   tell_and_wait()
   endless()
@@ -133,8 +139,8 @@ with native():
 def fixture_programs() -> Iterator[dict]:
   """Each ending's process and workers."""
   environment = os.environ | {
-      'PYTHONPATH': _ROOT,
-      'TF_CPP_MIN_LOG_LEVEL': '3',
+    'PYTHONPATH': _ROOT,
+    'TF_CPP_MIN_LOG_LEVEL': '3',
   }
   processes = {}
   for ending, code in _ENDINGS.items():
@@ -142,12 +148,12 @@ def fixture_programs() -> Iterator[dict]:
     if ending == 'return':
       command = ['sh', '-c', '"$@" | tail -1', 'sh'] + command
     processes[ending] = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+      command,
+      env=environment,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
     )
   programs = {}
   for ending, process in processes.items():
@@ -157,26 +163,27 @@ def fixture_programs() -> Iterator[dict]:
         workers = [psutil.Process(int(pid)) for pid in line.split()[1:]]
         break
     programs[ending] = process, workers
-  yield programs
+  yield dict(programs)
   for process, workers in programs.values():
-    process.kill()
-    process.communicate()
+    if process.poll() is None:
+      process.kill()
+      process.communicate()
     for worker in workers:
       with contextlib.suppress(psutil.NoSuchProcess):
         worker.kill()
 
 
 @pytest.mark.parametrize(
-    'ending, status, workers_count',
-    [
-        ('return', 0, 1),
-        ('exception', 1, 1),
-        ('fork', 0, 2),
-        ('SIGINT', -signal.SIGINT, 1),
-        ('SIGTERM', -signal.SIGTERM, 1),
-        ('SIGTERM with a handler', 7, 1),
-        ('SIGKILL', -signal.SIGKILL, 1),
-    ],
+  'ending, status, workers_count',
+  [
+    ('return', 0, 1),
+    ('exception', 1, 1),
+    ('fork', 0, 2),
+    ('SIGINT', -signal.SIGINT, 1),
+    ('SIGTERM', -signal.SIGTERM, 1),
+    ('SIGTERM with a handler', 7, 1),
+    ('SIGKILL', -signal.SIGKILL, 1),
+  ],
 )
 def test_nothing_outlives_a_program(programs, ending, status, workers_count):
   process, workers = programs.pop(ending)
@@ -309,7 +316,7 @@ class _Lazy(Sequence):
 
 
 _Client = collections.OrderedDict(
-    x=tff.TensorType(np.float32, [2]), weight=np.float32
+  x=tff.TensorType(np.float32, [2]), weight=np.float32
 )
 
 
@@ -319,23 +326,23 @@ def _weigh(factor, client):
 
 
 @tff.federated_computation(
-    tff.FederatedType(np.float32, tff.SERVER),
-    tff.FederatedType(_Client, tff.CLIENTS),
-    _CLIENTS,
+  tff.FederatedType(np.float32, tff.SERVER),
+  tff.FederatedType(_Client, tff.CLIENTS),
+  _CLIENTS,
 )
 def _weighted(factor, clients, more):
   everywhere = tff.federated_broadcast(factor)
   weighed = tff.federated_map(_weigh, (everywhere, clients))
   return collections.OrderedDict(
-      sum=tff.federated_sum(weighed), more=tff.federated_sum(more), all=weighed
+    sum=tff.federated_sum(weighed), more=tff.federated_sum(more), all=weighed
   )
 
 
 @pytest.mark.parametrize('size', [0, 1, 3])
 def test_clients_may_be_any_sequence(size):
   clients = [
-      collections.OrderedDict(x=[i, i + 1.0], weight=i + 0.5)
-      for i in map(float, range(size))
+    collections.OrderedDict(x=[i, i + 1.0], weight=i + 0.5)
+    for i in map(float, range(size))
   ]
   with native():
     lazy = _Lazy(clients)
@@ -348,7 +355,7 @@ def test_clients_may_be_any_sequence(size):
 
 def test_a_single_structure_may_hold_sequences():
   @tff.federated_computation(
-      collections.OrderedDict(a=_CLIENTS, b=[_CLIENTS, _CLIENTS])
+    collections.OrderedDict(a=_CLIENTS, b=[_CLIENTS, _CLIENTS])
   )
   def add(both):
     return tff.federated_sum(both['a']), tff.federated_sum(both['b'][1])
@@ -356,8 +363,8 @@ def test_a_single_structure_may_hold_sequences():
   with native():
     values = _Lazy([1.0, 2.0])
     assert add(collections.OrderedDict(a=values, b=(values, [3.0, 4.0]))) == (
-        3.0,
-        7.0,
+      3.0,
+      7.0,
     )
 
 
@@ -371,10 +378,24 @@ def test_what_tff_refuses_stays_refused():
     assert _total([1.0, 2.0]) == 3.0
 
 
+def test_a_worker_outlives_the_thread_that_started_it():
+  with native(asynchronous=True) as context:
+
+    def start():
+      asyncio.run(context.invoke(_total, [1.0]))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    (worker,) = _workers()
+    time.sleep(0.5)
+    assert _is_alive(worker)
+
+
 def test_the_asynchronous_runtime_serves_programs():
   async def program(context):
     sums = await asyncio.gather(
-        *(context.invoke(_total, _Lazy([1.0] * n)) for n in range(8))
+      *(context.invoke(_total, _Lazy([1.0] * n)) for n in range(8))
     )
     assert sums == list(range(8))
     assert await _total(_Lazy([1.0, 2.0])) == 3.0

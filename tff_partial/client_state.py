@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_partial import models, phases, tiers
+from tff_partial import models
+from tff_partial import phases
+from tff_partial import tiers
 
 
 class Memory(NamedTuple):

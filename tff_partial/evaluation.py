@@ -12,15 +12,14 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import (
-  client_state,
-  examples,
-  models,
-  phases,
-  processes,
-  random_bits,
-  tiers,
-)
+from tff_partial import client_state
+from tff_partial import examples
+from tff_partial import keras_functions
+from tff_partial import models
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial import random_bits
+from tff_partial import tiers
 
 QUANTILES = {'p10': 0.1, 'p50': 0.5, 'p90': 0.9}
 
@@ -45,14 +44,17 @@ class Evaluation(NamedTuple):
       per_client=P@CLIENTS)`.
     initialize_client: `(int32[2] -> C)`: what a client remembers that never
       took part.
-    personalise: `(ModelWeights, C, D -> local weights)`, for one client and not
-      placed: what the client itself would run.
+    measure: `(ModelWeights, C, D -> (states of metrics, metrics))`, for one
+      client and not placed.
+    personalise: `(ModelWeights, C, D -> local weights)`, likewise: what the
+      client itself would run.
     model: The model that is measured.
     example_spec: What an example consists of; pack data with it.
   """
 
   evaluate: tff.Computation
   initialize_client: tff.Computation
+  measure: tff.Computation
   personalise: tff.Computation
   model: models.PartialModel
   example_spec: examples.ExampleSpec
@@ -72,10 +74,11 @@ def build_evaluation(
     work: Phases that personalise and measure.
 
   Raises:
-    CompositionError: If no phase measures.
+    CompositionError: If no phase measures, or if the model has groups.
   """
   if not any(phase.measured for phase in work):
     raise processes.CompositionError('No phase of the evaluation is measured.')
+  processes.refuse_groups(model)
   shared_specs, frozen_specs = processes.weights_specs(model)
   example_spec = processes.example_spec_of(model, work)
   client_specs = examples.client_spec(example_spec)
@@ -99,7 +102,7 @@ def build_evaluation(
       seed,
     )
 
-  def measure(shared: Any, frozen: Any, kept: Any, client: Any) -> Any:
+  def run_and_measure(shared: Any, frozen: Any, kept: Any, client: Any) -> Any:
     worked = run(shared, frozen, kept, client)
     states = processes.unfinalized_metrics(worked)
     values = collections.OrderedDict(
@@ -109,7 +112,7 @@ def build_evaluation(
     return states, values
 
   specs = (shared_specs, frozen_specs, kept_specs, client_specs)
-  measure_client = processes.traced(measure, *specs)
+  measure_client = processes.traced(run_and_measure, *specs)
   personalise_client = processes.traced(
     lambda *args: run(*args).weights.get(
       tiers.LOCAL, collections.OrderedDict()
@@ -126,7 +129,7 @@ def build_evaluation(
   client_type = processes.type_of(client_specs)
 
   @tff.tensorflow.computation(server_type, kept_type, client_type)
-  def work_at_client(weights: Any, kept: Any, client: Any) -> Any:
+  def measure(weights: Any, kept: Any, client: Any) -> Any:
     return measure_client(
       weights.trainable, weights.non_trainable, kept, client
     )
@@ -138,7 +141,7 @@ def build_evaluation(
     )
 
   pool = tff.learning.metrics.sum_then_finalize(
-    processes.metric_finalizers(model), work_at_client.type_signature.result[0]
+    processes.metric_finalizers(model), measure.type_signature.result[0]
   )
 
   @tff.federated_computation(
@@ -148,13 +151,13 @@ def build_evaluation(
   )
   def evaluate(weights: Any, client_states: Any, clients: Any) -> Any:
     states, values = tff.federated_map(
-      work_at_client,
+      measure,
       (tff.federated_broadcast(weights), client_states, clients),
     )
     return EvaluationOutput(pool(states), values)
 
   return Evaluation(
-    evaluate, initialize_client, personalise, model, example_spec
+    evaluate, initialize_client, measure, personalise, model, example_spec
   )
 
 
@@ -172,7 +175,7 @@ def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
   names = [
     name
     for name in (measured[0] if measured else {})
-    if not name.startswith('num_')
+    if name not in keras_functions.COUNTS
   ]
   summary = {}
   for name in names:

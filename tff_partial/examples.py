@@ -20,14 +20,14 @@ it consists of, so that nothing needs copying client by client.
 """
 
 import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 # Field to a structure of `tf.TensorSpec` of one example, without batch axis.
 ExampleSpec = collections.OrderedDict[str, Any]
@@ -36,6 +36,7 @@ WEIGHT_SPEC = tf.TensorSpec([], tf.float32)
 
 _MAX_BUCKETS = 3
 _BUCKET_RATIO = 4
+_WASTED_BYTES = 2**28  # Padding up to this size is not worth a bucket.
 
 
 class ClientDataError(ValueError):
@@ -154,7 +155,13 @@ def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
     ClientDataError: For another shape, a dtype that would lose information, or
       a value that is not finite.
   """
-  array = np.asarray(array)
+  try:
+    array = np.asarray(array)
+  except ValueError as error:
+    raise ClientDataError(
+      f'{where}: the examples differ in shape. Pad or cut them to the shape '
+      f'{tuple(spec.shape)}.'
+    ) from error
   wanted = spec.dtype.as_numpy_dtype
   if tuple(array.shape[1:]) != tuple(spec.shape) or array.ndim == 0:
     raise ClientDataError(
@@ -162,20 +169,24 @@ def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
       f'{tuple(array.shape[1:])}. Reshape the data, or describe them in the '
       'specs given to `from_keras`.'
     )
+  is_float = array.dtype.kind == 'f'
+  if is_float and not np.isfinite(array).all():
+    row = int(np.argwhere(~np.isfinite(array))[0][0])
+    raise ClientDataError(
+      f'{where}: example {row} is {array[row]}, which is not finite. Drop or '
+      'repair it before packing.'
+    )
   if array.dtype == wanted:
     result = array
-  elif array.dtype.kind in 'OSU' or np.dtype(wanted).kind in 'OSU':
-    if np.dtype(wanted).kind != 'O' or array.dtype.kind not in 'OSU':
-      raise ClientDataError(
-        f'{where}: expected numbers of type {spec.dtype.name}, found '
-        f'{array.dtype} (first value {array.flat[0]!r} ). Convert the column '
-        'before packing it.'
-        if array.size
-        else f'{where}: expected {spec.dtype.name}, found {array.dtype}.'
-      )
+  elif array.dtype.kind in 'OSU' and np.dtype(wanted).kind == 'O':
     result = array.astype(object)
+  elif array.dtype.kind not in 'biuf' or np.dtype(wanted).kind == 'O':
+    first = f' (first value {array.flat[0]!r})' if array.size else ''
+    raise ClientDataError(
+      f'{where}: expected values of type {spec.dtype.name}, found '
+      f'{array.dtype}{first}. Convert them before packing.'
+    )
   else:
-    is_float = array.dtype.kind == 'f'
     if is_float and np.dtype(wanted).kind not in 'fc':
       raise ClientDataError(
         f'{where}: expected {spec.dtype.name}, found {array.dtype}, whose '
@@ -183,18 +194,12 @@ def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
       )
     with np.errstate(over='ignore', invalid='ignore'):
       result = array.astype(wanted)
-    lossless = is_float or np.array_equal(result, array)
-    if not lossless:
+    fits = np.isfinite(result) if is_float else result == array
+    if not fits.all():
       raise ClientDataError(
-        f'{where}: a value does not fit into {spec.dtype.name} (the largest is '
-        f'{array.max()}). Change the spec, or renumber the values.'
+        f'{where}: the value {array[~fits][0]} does not fit into '
+        f'{spec.dtype.name}. Change the spec, or the values.'
       )
-  if result.dtype.kind == 'f' and not np.isfinite(result).all():
-    row = int(np.argwhere(~np.isfinite(result))[0][0])
-    raise ClientDataError(
-      f'{where}: example {row} is {result[row]}, which is not finite. Drop or '
-      'repair it before packing.'
-    )
   return result
 
 
@@ -206,27 +211,42 @@ class _Bucket:
     self.indices = indices
 
 
-def _default_capacities(counts: np.ndarray) -> list[int]:
-  """Few capacities, as many as save much memory: the largest, a quarter, ..."""
-  capacities = [int(counts.max())]
+def _default_capacities(counts: np.ndarray, example_bytes: int) -> list[int]:
+  """One capacity, and smaller ones where they save much memory.
+
+  Padding costs memory alone, while each capacity is one more shape for a
+  compiling runtime to compile.
+  """
+  capacities = [max(int(counts.max()), 1)]
   while len(capacities) < _MAX_BUCKETS:
+    inside = counts <= capacities[-1]
+    wasted = (capacities[-1] - counts[inside]).sum() * example_bytes
     smaller = -(-capacities[-1] // _BUCKET_RATIO)
-    if smaller < 1 or not (counts <= smaller).any():
+    if wasted <= _WASTED_BYTES or not (counts <= smaller).any():
       break
     capacities.append(smaller)
-  return sorted(set(capacities))
+  return sorted(capacities)
 
 
 def _fill_buckets(
-  flat: Any, offsets: np.ndarray, capacities: Sequence[int] | None
+  client_ids: Sequence[str],
+  flat: Any,
+  offsets: np.ndarray,
+  capacities: Sequence[int] | None,
 ) -> list[_Bucket]:
   """Cuts concatenated examples into clients and pads each to its capacity."""
   counts = np.diff(offsets)
-  capacities = sorted(capacities or _default_capacities(counts))
+  example_bytes = sum(
+    array.nbytes // max(len(array), 1) for array in tf.nest.flatten(flat)
+  )
+  capacities = sorted(
+    capacities or _default_capacities(counts, example_bytes)
+  )
   if counts.max() > capacities[-1]:
     raise ClientDataError(
-      f'A client has {counts.max()} examples but the largest bucket holds '
-      f'{capacities[-1]}. Add a larger bucket or cut the client.'
+      f'Client {client_ids[int(counts.argmax())]!r} has {counts.max()} '
+      f'examples but the largest bucket holds {capacities[-1]}. Add a larger '
+      'one to `capacities`, or cut the client.'
     )
   which = np.searchsorted(capacities, counts)
   buckets = []
@@ -312,7 +332,9 @@ class Population:
     self._client_ids = tuple(client_ids)
     self._index = {client: i for i, client in enumerate(self._client_ids)}
     self._counts = np.diff(offsets)
-    self._buckets = _fill_buckets(flat, np.asarray(offsets), capacities)
+    self._buckets = _fill_buckets(
+      self._client_ids, flat, np.asarray(offsets), capacities
+    )
 
   @property
   def client_ids(self) -> tuple[str, ...]:
@@ -402,12 +424,7 @@ def _checked(
   fields: Mapping[str, Any], example_spec: ExampleSpec, where: str
 ) -> Any:
   """Checks every field of some examples; ones stand in for missing weights."""
-  fields = dict(fields)
-  if 'weight' in example_spec and 'weight' not in fields:
-    first = tf.nest.flatten(fields.get('y', fields))[0]
-    spec = example_spec['weight']
-    fields['weight'] = np.ones([len(first), *spec.shape], np.float32)
-  missing = [name for name in example_spec if name not in fields]
+  missing = [n for n in example_spec if n not in fields and n != 'weight']
   if missing:
     raise ClientDataError(
       f'{where} lacks the fields {missing}; an example consists of '
@@ -424,16 +441,26 @@ def _checked(
         (key, check(spec[key], value[key], f'{path}.{key}')) for key in spec
       )
     if isinstance(spec, tuple):
+      if not isinstance(value, (tuple, list)) or len(value) != len(spec):
+        raise ClientDataError(
+          f'{where}: {path} must be a tuple of {len(spec)} arrays.'
+        )
       return tuple(
         check(s, v, f'{path}[{i}]')
         for i, (s, v) in enumerate(zip(spec, value, strict=True))
       )
     return check_array(value, spec, f'{where}, {path}')
 
-  return collections.OrderedDict(
-    (name, check(spec, fields[name], name))
+  checked = collections.OrderedDict(
+    (name, check(spec, fields[name], name) if name in fields else None)
     for name, spec in example_spec.items()
   )
+  if 'weight' not in fields:
+    first, spec = tf.nest.flatten(checked['y'])[0], example_spec['weight']
+    checked['weight'] = np.ones(
+      [len(first), *spec.shape], spec.dtype.as_numpy_dtype
+    )
+  return checked
 
 
 def pack(
@@ -501,9 +528,10 @@ def from_pandas(
   columns = {'y': labels, **(fields or {})}
   if weight:
     columns['weight'] = weight
-  inputs_by_name = dict(inputs) if isinstance(inputs, Mapping) else {}
-  wanted = [client_id, *columns.values()]
-  wanted += list(inputs_by_name.values()) or [inputs]
+  named = isinstance(inputs, Mapping)
+  # One input has no name.
+  inputs = dict(inputs) if isinstance(inputs, Mapping) else {'': inputs}
+  wanted = [client_id, *columns.values(), *inputs.values()]
   missing = [column for column in wanted if column not in frame.columns]
   if missing:
     raise ClientDataError(
@@ -517,11 +545,8 @@ def from_pandas(
     return values
 
   raw: dict[str, Any] = {name: column(c) for name, c in columns.items()}
-  raw['x'] = (
-    {name: column(c) for name, c in inputs_by_name.items()}
-    if inputs_by_name
-    else column(str(inputs))
-  )
+  arrays = {name: column(c) for name, c in inputs.items()}
+  raw['x'] = arrays if named else arrays['']
   flat = _checked(raw, example_spec, 'The data frame')
   codes, ids = frame[client_id].factorize(sort=True)
   if (codes < 0).any():
@@ -577,9 +602,7 @@ def from_tff(
   def read() -> Iterator[tuple[str, Mapping[str, Any]]]:
     for client in client_ids or client_data.client_ids:
       dataset = client_data.create_tf_dataset_for_client(client)
-      examples = [
-        as_fields(example) for example in dataset.as_numpy_iterator()
-      ]
+      examples = [as_fields(example) for example in dataset.as_numpy_iterator()]
       if examples:
         yield client, _each(lambda *values: np.stack(values), *examples)
       else:
@@ -642,12 +665,12 @@ class Reader:
     """
     if not client_ids:
       return Cohort((), ())
-    _, flat, offsets, _ = _concatenate(
+    ids, flat, offsets, _ = _concatenate(
       ((client, self.read(client)) for client in client_ids),
       self.example_spec,
       None,
     )
-    buckets = _fill_buckets(flat, offsets, self.capacities)
+    buckets = _fill_buckets(ids, flat, offsets, self.capacities)
     return Cohort(
       client_ids, _groups(buckets, np.arange(len(client_ids)), seeds)
     )

@@ -9,12 +9,13 @@ and are the same under every runtime.
 """
 
 import collections
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tff_partial import random_bits
@@ -129,6 +130,7 @@ class VariableSpec(NamedTuple):
     dtype: Its type.
     trainable: Whether training may change it.
     position: Its index among `model.variables`.
+    request: Its index among the variables that building the model asks for.
     initialize: From a seed, int32 `[2]`, to a first value.
   """
 
@@ -138,6 +140,7 @@ class VariableSpec(NamedTuple):
   dtype: tf.DType
   trainable: bool
   position: int
+  request: int
   initialize: Callable[[tf.Tensor], tf.Tensor]
 
   @property
@@ -162,8 +165,15 @@ class KerasSpec(NamedTuple):
   outputs: Any
 
 
+_SAME_MODEL = (
+  'The callable given to `from_keras` must build the same model every time.'
+)
 # Operations that change a variable.
-_ASSIGNMENTS = ('AssignVariableOp', 'AssignAddVariableOp', 'AssignSubVariableOp')
+_ASSIGNMENTS = (
+  'AssignVariableOp',
+  'AssignAddVariableOp',
+  'AssignSubVariableOp',
+)
 _SCATTERS = ('ResourceScatter', 'ResourceApply')
 # Operations that draw numbers from hidden state.
 _DRAWS = (
@@ -171,22 +181,29 @@ _DRAWS = (
   'RandomUniformInt',
   'RandomStandardNormal',
   'TruncatedNormal',
+  'ParameterizedTruncatedNormal',
   'RandomShuffle',
   'RandomGamma',
   'RandomPoisson',
+  'RandomPoissonV2',
   'Multinomial',
+  'NonDeterministicInts',
   'StatefulUniform',
+  'StatefulUniformInt',
+  'StatefulUniformFullInt',
   'StatefulStandardNormal',
+  'StatefulStandardNormalV2',
+  'StatefulTruncatedNormal',
+  'StatefulRandomBinomial',
   'RngReadAndSkip',
 )
 
 
 def _initializer_of(initial_value: Any) -> Any:
-  """The Keras initializer inside a request for a variable, or None."""
+  """Whoever draws the value in a request for a variable."""
   if isinstance(initial_value, functools.partial):
     initial_value = initial_value.func
-  found = getattr(initial_value, '__self__', initial_value)
-  return found if isinstance(found, tf.keras.initializers.Initializer) else None
+  return getattr(initial_value, '__self__', initial_value)
 
 
 def _first_value(
@@ -194,11 +211,11 @@ def _first_value(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
   """A pure function from a seed to the first value of a variable."""
   initial_value = request.get('initial_value')
-  initializer = _initializer_of(initial_value)
-  if initializer is None:
-    # Not drawn by a Keras initializer: a given value, the same for everybody.
+  if not callable(initial_value):
+    # A given value, the same for everybody.
     value = variable.numpy()
     return lambda seed: tf.constant(value)
+  initializer = _initializer_of(initial_value)
   draws_it = hasattr(initializer, '_random_generator')
   own_seed = getattr(initializer, 'seed', None)
 
@@ -247,23 +264,23 @@ def _declared_inputs(model: tf.keras.Model) -> Any:
   inputs = getattr(model, 'inputs', None)
   if not inputs:
     return None
-  spec = lambda tensor: tf.TensorSpec(tensor.shape[1:], tensor.dtype)
-  if isinstance(model.input, dict) or len(inputs) > 1:
-    names = getattr(model, 'input_names', None)
-    if isinstance(model.input, dict):
-      return collections.OrderedDict(
-        (name, spec(tensor)) for name, tensor in model.input.items()
-      )
-    return collections.OrderedDict(
-      (name, spec(tensor)) for name, tensor in zip(names, inputs, strict=True)
-    )
-  return spec(inputs[0])
+  named = None
+  if isinstance(model.input, dict):
+    named = model.input
+  elif len(inputs) > 1:
+    named = dict(zip(model.input_names, inputs, strict=True))
+  if named is None:
+    return tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype)
+  return collections.OrderedDict(
+    (name, tf.TensorSpec(tensor.shape[1:], tensor.dtype))
+    for name, tensor in named.items()
+  )
 
 
 def _responsible(name: str, layers: Sequence[tf.keras.layers.Layer]) -> str:
   """Words for the layer in whose scope an operation or variable stands."""
-  parts = name.split(':')[0].split('/')
-  for part in parts:
+  # The innermost layer comes last.
+  for part in reversed(name.split(':')[0].split('/')):
     for layer in layers:
       if layer.name == part:
         return f'Layer {layer.name!r} ({type(layer).__name__})'
@@ -312,9 +329,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         'changes a variable while the model is built. Give trained values with '
         '`initial_weights` instead of loading them in the builder.',
       )
-      outputs = model(
-        tf.nest.map_structure(placeholder, inputs), training=True
-      )
+      outputs = model(tf.nest.map_structure(placeholder, inputs), training=True)
   layers = _layers_of(model)
   _refuse_assignments(
     graph,
@@ -325,17 +340,20 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
     'batch normalization.',
   )
   for layer in layers:
-    if getattr(layer, 'activity_regularizer', None) is not None:
+    _refuse_layer(layer)
+  for request, variable in requests:
+    if request.get('constraint') is not None:
       raise ModelError(
-        f'Layer {layer.name!r} has an activity regularizer, whose value '
-        'would depend on padded examples. Regularize its weights instead.'
+        f'Variable {variable.name.split(":")[0]!r} has a constraint, which '
+        'nobody would apply: updates of it are averaged and noised. Use a '
+        'regularizer, or constrain the weights where the layer reads them.'
       )
   trainable = {id(v) for v in model.trainable_variables}
   positions = {id(v): i for i, v in enumerate(model.variables)}
   names: collections.Counter[str] = collections.Counter()
   made = {id(variable) for _, variable in requests}
   variables = []
-  for request, variable in requests:
+  for number, (request, variable) in enumerate(requests):
     if id(variable) not in positions:
       continue
     name = variable.name.split(':')[0]
@@ -354,6 +372,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         variable.dtype.base_dtype,
         id(variable) in trainable,
         positions[id(variable)],
+        number,
         _first_value(request, variable),
       )
     )
@@ -373,13 +392,36 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
   )
 
 
+def _refuse_layer(layer: tf.keras.layers.Layer) -> None:
+  if getattr(layer, 'activity_regularizer', None) is not None:
+    raise ModelError(
+      f'Layer {layer.name!r} has an activity regularizer, whose value would '
+      'depend on padded examples. Regularize its weights instead.'
+    )
+  if layer.weights and layer.compute_dtype != layer.variable_dtype:
+    raise ModelError(
+      f'Layer {layer.name!r} has weights of {layer.variable_dtype} and '
+      f'computes in {layer.compute_dtype}. Mixed precision needs variables, '
+      'which a pure function has not. Build the model with the dtype policy '
+      'float32.'
+    )
+
+
+def _operations(graph: Any) -> Iterator[tuple[str, str]]:
+  """Name and type of the operations of a graph and of its functions."""
+  definition = graph.as_graph_def()
+  nodes = [definition.node]
+  nodes += [function.node_def for function in definition.library.function]
+  for node in itertools.chain(*nodes):
+    yield node.name, node.op
+
+
 def _refuse_assignments(
   graph: Any, layers: Sequence[tf.keras.layers.Layer], complaint: str
 ) -> None:
-  for operation in graph.get_operations():
-    kind = operation.type
+  for name, kind in _operations(graph):
     if kind in _ASSIGNMENTS or kind.startswith(_SCATTERS):
-      raise ModelError(f'{_responsible(operation.name, layers)} {complaint}')
+      raise ModelError(f'{_responsible(name, layers)} {complaint}')
 
 
 def rebuild(
@@ -404,22 +446,22 @@ def rebuild(
   Raises:
     ModelError: If the model asks for other variables than at its analysis.
   """
-  waiting = collections.deque(variables)
+  wanted = {variable.request: variable for variable in variables}
+  requests = itertools.count()
 
   def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
-    shape = request.get('shape')
-    if not waiting or (
-      shape is not None and tuple(tf.TensorShape(shape)) != waiting[0].shape
-    ):
-      # Not a weight (Keras counts batches in variables), or another model.
-      if request.get('trainable') and shape is not None:
-        raise ModelError(
-          f'The model asks for a variable {request.get("name")!r} of shape '
-          f'{shape} where it had {waiting[0] if waiting else "none"} before. '
-          'The callable must build the same model every time.'
-        )
+    variable = wanted.pop(next(requests), None)
+    if variable is None:
+      # Not a weight: Keras counts batches and steps in variables.
       return next_creator(**request)
-    return tensors[waiting.popleft().name]
+    shape = request.get('shape')
+    if shape is not None and tuple(tf.TensorShape(shape)) != variable.shape:
+      raise ModelError(
+        f'The model asks for a variable {request.get("name")!r} of shape '
+        f'{shape} where it had {variable.name!r} of shape {variable.shape} '
+        f'before. {_SAME_MODEL}'
+      )
+    return tensors[variable.name]
 
   with answering_variables(answer):
     model = build()
@@ -427,23 +469,28 @@ def rebuild(
       if hasattr(layer, '_random_generator'):
         layer._random_generator = SeededDraws(random_bits.fold_in(seed, place))
     outputs = model(inputs, training=training)
-  if waiting:
+  if wanted:
     raise ModelError(
-      f'The model no longer asks for the variables '
-      f'{[variable.name for variable in waiting]}. The callable must build the '
-      'same model every time.'
+      'The model no longer asks for the variables '
+      f'{[variable.name for variable in wanted.values()]}. {_SAME_MODEL}'
+    )
+  unknown = [v.name for v in model.variables if isinstance(v, tf.Variable)]
+  if unknown:
+    raise ModelError(
+      f'The model asks for the variables {unknown}, which it had not before. '
+      f'{_SAME_MODEL}'
     )
   return outputs, list(model.losses)
 
 
 def refuse_hidden_draws(graph: Any) -> None:
   """Raises an error if a traced model draws from a hidden generator."""
-  for operation in graph.get_operations():
-    if operation.type in _DRAWS:
+  for name, kind in _operations(graph):
+    if kind in _DRAWS:
       raise ModelError(
-        f'The operation {operation.name!r} ({operation.type}) draws random '
-        'numbers from hidden state, so that a run could not be repeated. Use '
-        "Keras's own random layers, created in the model's constructor."
+        f'The operation {name!r} ({kind}) draws random numbers from hidden '
+        "state, so that a run could not be repeated. Use Keras's own "
+        "initializers and random layers, created in the model's constructor."
       )
 
 
@@ -513,7 +560,6 @@ tf.register_tensor_conversion_function(
 )
 
 
-
 def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
   """The method without the graph function that Keras may wrap around it."""
   while hasattr(method, '__original_wrapped__'):
@@ -521,8 +567,34 @@ def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
   return method
 
 
+def mask_of(predictions: Any) -> tf.Tensor | None:
+  """Which predictions count, if a layer of the model says so, else None."""
+  return getattr(predictions, '_keras_mask', None)
+
+
+def expand(tensor: tf.Tensor, rank: int, what: str) -> tf.Tensor:
+  """Gives a tensor the rank of others, of which it has the first axes.
+
+  Raises:
+    ModelError: If it has more axes; `what` names the tensor.
+  """
+  missing = rank - tensor.shape.rank
+  if missing < 0:
+    raise ModelError(
+      f'{what} has {tensor.shape.rank} axes, batch included, where the losses '
+      f'have {rank}. A loss function returns one loss per example, or one for '
+      'each of its steps if these are weighted or masked.'
+    )
+  ones = tf.ones([missing], tf.int32)
+  return tf.reshape(tensor, tf.concat([tf.shape(tensor), ones], 0))
+
+
 # One list of tensors a metric.
 MetricState = collections.OrderedDict[str, list[tf.Tensor]]
+
+# Measured of every client beside the model's metrics.
+LOSS = 'loss'
+COUNTS = ('num_examples', 'num_clients', 'num_not_finite')
 
 
 class PureMetrics:
@@ -532,27 +604,64 @@ class PureMetrics:
   weights, without which padding would be measured.
   """
 
-  def __init__(self, build: Callable[[], Sequence[tf.keras.metrics.Metric]]):
+  def __init__(
+    self,
+    build: Callable[[], Sequence[tf.keras.metrics.Metric]],
+    labels: Any,
+    predictions: Any,
+    weight: tf.TensorSpec,
+  ):
     """Looks at the metrics once.
 
     Args:
       build: Makes the metrics, anew with every call.
+      labels: Specs of one example's label.
+      predictions: Specs of one example's prediction.
+      weight: Spec of one example's weight.
 
     Raises:
-      ModelError: If names repeat.
+      ModelError: If names repeat, or if a state could not be summed.
     """
     self.build = build
+    self._specs = (labels, predictions, weight)
     metrics = list(build())
+    for metric in metrics:
+      if not isinstance(metric, tf.keras.metrics.Metric):
+        raise ModelError(
+          'The callable given as `metrics` must return a list of Keras '
+          f'metrics, found {metric!r} in it.'
+        )
     self.names = tuple(metric.name for metric in metrics)
     repeated = [n for n, k in collections.Counter(self.names).items() if k > 1]
-    if repeated or 'loss' in self.names:
+    if repeated or {LOSS, *COUNTS} & set(self.names):
       raise ModelError(
-        f'Metrics need distinct names other than "loss", found {self.names}.'
+        f'Metrics need distinct names other than {[LOSS, *COUNTS]}, found '
+        f'{list(self.names)}. Pass `name=` to the metrics.'
       )
     self._initial = collections.OrderedDict(
-      (metric.name, [v.numpy() for v in metric.variables])
-      for metric in metrics
+      (metric.name, self._first_state(metric)) for metric in metrics
     )
+
+  def _first_state(self, metric: tf.keras.metrics.Metric) -> list[np.ndarray]:
+    """A metric's state before any example, which padding does not change."""
+    with tf.init_scope():
+      self._measure_padding(metric)
+      state = [variable.numpy() for variable in metric.variables]
+    # Zeros are no example, so that what is measured of them may be no number.
+    if any(np.nan_to_num(value).any() for value in state):
+      raise ModelError(
+        f'The state of metric {metric.name!r} does not begin with zeros or is '
+        'changed by an example of weight 0, so that it would count padding and '
+        'could not be summed over clients. Honour `sample_weight`, and sum.'
+      )
+    return [np.zeros_like(value) for value in state]
+
+  def _measure_padding(self, metric: tf.keras.metrics.Metric) -> None:
+    """Measures an example without weight; some metrics wait for shapes."""
+    labels, predictions, weight = tf.nest.map_structure(
+      lambda spec: tf.zeros([1, *spec.shape], spec.dtype), self._specs
+    )
+    _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
 
   def initial_state(self) -> MetricState:
     """Returns the metrics' states before any example."""
@@ -565,6 +674,10 @@ class PureMetrics:
     self, state: MetricState, labels: Any, predictions: Any, weight: tf.Tensor
   ) -> MetricState:
     """Returns the states after a batch; `weight` is 0 for padding."""
+    mask = mask_of(predictions)
+    if mask is not None:
+      weight = expand(weight, mask.shape.rank, 'The weight of examples')
+      weight *= tf.cast(mask, weight.dtype)
     result = collections.OrderedDict()
     for position, name in enumerate(self.names):
       metric, variables = self._metric_on(position, state[name])
@@ -590,16 +703,17 @@ class PureMetrics:
   def _metric_on(
     self, position: int, state: Sequence[tf.Tensor]
   ) -> tuple[tf.keras.metrics.Metric, list[_StateTensor]]:
-    """Builds one metric on tensors; they stand in the order of its variables."""
-    made: list[_StateTensor] = []
+    """Builds one metric on tensors, which stand in its variables' order."""
 
     def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
       del next_creator  # A tensor takes the variable's place.
-      made.append(_StateTensor(tf.zeros([]), str(request.get('name'))))
-      return made[-1]
+      zeros = tf.zeros(request.get('shape') or [], request.get('dtype'))
+      return _StateTensor(zeros, str(request.get('name')))
 
     with answering_variables(answer):
       metric = self.build()[position]
+      if len(metric.variables) < len(state):
+        self._measure_padding(metric)
     variables = list(metric.variables)
     for variable, tensor in zip(variables, state, strict=True):
       variable._value = tensor

@@ -5,30 +5,31 @@ are local. The result has no variables: weights go in, predictions come out.
 """
 
 import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tff_partial import examples as examples_lib
-from tff_partial import keras_functions, random_bits
+from tff_partial import keras_functions
+from tff_partial import random_bits
 from tff_partial import tiers as tiers_lib
 from tff_partial.keras_functions import ModelError
 
 # Says which variables belong to a tier: a layer, a layer's name, a regular
-# expression over the names of layers or variables, a layer class, a predicate
-# over `VariableSpec`, or several of them.
-Selector = (
+# expression over the names of layers or variables, a predicate over
+# `VariableSpec`, or several of them.
+Selector: TypeAlias = (
   str
   | re.Pattern[str]
-  | type
   | tf.keras.layers.Layer
   | Callable[[keras_functions.VariableSpec], bool]
 )
-Selectors = Selector | Sequence[Selector] | None
+Selectors: TypeAlias = Selector | Sequence[Selector] | None
 
 LossFn = Callable[[Any, Any], tf.Tensor]
 
@@ -86,7 +87,10 @@ class PartialModel:
     self.example_spec: examples_lib.ExampleSpec = collections.OrderedDict(
       x=spec.inputs, y=labels, weight=weights
     )
-    self.metrics = keras_functions.PureMetrics(metrics)
+    with self._explaining():
+      self.metrics = keras_functions.PureMetrics(
+        metrics, labels, spec.outputs, weights
+      )
     self.seed = seed
     self._loss = loss
     self._initial_values = dict(initial_values)
@@ -186,7 +190,7 @@ class PartialModel:
       is_real: bool `[batch]`; false for padding.
       regularization: Terms to add to the objective.
     """
-    if not isinstance(predictions, Mapping) and predictions.shape.rank == 1:
+    if tf.is_tensor(predictions) and predictions.shape.rank == 1:
       # Keras's losses average over the last axis, which must not be the batch.
       labels, predictions = labels[:, None], predictions[:, None]
     call = getattr(self._loss, 'call', self._loss)
@@ -196,17 +200,17 @@ class PartialModel:
         'The loss function must return one loss per example, it returned a '
         'scalar. Leave the averaging to the training.'
       )
-    axes = losses.shape.rank
-    expand = lambda t: tf.reshape(
-      t, tf.concat([tf.shape(t), tf.ones([axes - t.shape.rank], tf.int32)], 0)
-    )
-    real = tf.cast(expand(is_real), tf.float32)
-    mask = getattr(predictions, '_keras_mask', None)
+    rank = losses.shape.rank
+    expand = keras_functions.expand
+    real = tf.cast(expand(is_real, rank, 'The padding'), tf.float32)
+    mask = keras_functions.mask_of(predictions)
     if mask is not None:
+      mask = expand(mask, rank, 'The mask of predictions')
       real = real * tf.cast(mask, tf.float32)
     real = real * tf.ones_like(losses)
+    weight = expand(weight, rank, 'The weight of examples')
     # Padding repeats a real example, so that its loss is finite where it is.
-    total = tf.reduce_sum(losses * expand(weight) * real)
+    total = tf.reduce_sum(losses * weight * real)
     num_elements = tf.reduce_sum(real)
     reduction = getattr(self._loss, 'reduction', None)
     if reduction == tf.keras.losses.Reduction.SUM:
@@ -216,6 +220,22 @@ class PartialModel:
     for term in regularization:
       objective += tf.cast(tf.reduce_sum(term), tf.float32)
     return LossValue(objective, total, num_elements)
+
+  @contextlib.contextmanager
+  def _explaining(self) -> Iterator[None]:
+    """Says what a loss or a metric was given that cannot use it."""
+    try:
+      yield
+    except ModelError:
+      raise
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+      reason = str(error).split('\n')[0]
+      raise ModelError(
+        'The loss or a metric cannot be computed from labels '
+        f'{self.example_spec["y"]} and predictions {self.prediction_spec}: '
+        f'{reason} Pass the spec of one label with `labels=tf.TensorSpec(...)` '
+        'if the one assumed here is wrong.'
+      ) from error
 
   def _check_by_tracing(self) -> None:
     """Traces the model once, so that what cannot work fails now."""
@@ -230,7 +250,7 @@ class PartialModel:
         weights, frozen, batch['x'], training=True, seed=seed
       )
       is_real = tf.compat.v1.placeholder(tf.bool, [None])
-      try:
+      with self._explaining():
         self.loss(batch['y'], predictions, batch['weight'], is_real)
         self.metrics.update(
           self.metrics.initial_state(),
@@ -238,15 +258,6 @@ class PartialModel:
           predictions,
           batch['weight'],
         )
-      except ModelError:
-        raise
-      except (ValueError, TypeError, tf.errors.OpError) as error:
-        raise ModelError(
-          'The loss or a metric cannot be computed from labels '
-          f'{self.example_spec["y"]} and predictions {self.prediction_spec}: '
-          f'{str(error).splitlines()[0]} Pass the spec of one label with '
-          '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
-        ) from error
       if keras_functions.depends_on(
         regularization, tf.nest.flatten(batch['x'])
       ):
@@ -257,9 +268,7 @@ class PartialModel:
         )
     keras_functions.refuse_hidden_draws(graph)
 
-  def to_keras(
-    self, *weights: Mapping[str, Any]
-  ) -> tf.keras.Model:
+  def to_keras(self, *weights: Mapping[str, Any]) -> tf.keras.Model:
     """Makes a Keras model from named weights, for example a client's own.
 
     Args:
@@ -352,7 +361,7 @@ def _as_list(selectors: Selectors) -> list[Selector]:
     return []
   if isinstance(selectors, (list, tuple)):
     return list(selectors)
-  return [selectors]  # type: ignore[list-item]
+  return [selectors]
 
 
 def _assign_tiers(
@@ -394,14 +403,16 @@ def _assign_tiers(
             f'Variable {variable.name!r} is selected for two tiers: '
             f'{chosen[variable.name]} and {tier}.'
           )
-  tier_of = {v.name: chosen.get(v.name, tiers_lib.GLOBAL) for v in spec.variables}
+  tier_of = {
+    v.name: chosen.get(v.name, tiers_lib.GLOBAL) for v in spec.variables
+  }
   trainable = [v.name for v in spec.variables if v.trainable]
   if not trainable:
     raise SelectorError('The model has no trainable variable.')
   if all(tier_of[name] == tiers_lib.LOCAL for name in trainable):
     raise SelectorError(
-      f'local={selectors[tiers_lib.LOCAL]!r} matches every trainable variable, so '
-      'that nothing would be learned together. Name fewer layers.'
+      f'local={selectors[tiers_lib.LOCAL]!r} matches every trainable variable, '
+      'so that nothing would be learned together. Name fewer layers.'
     )
   return tier_of
 
@@ -477,7 +488,9 @@ def from_keras(
       '`lambda: tf.keras.Sequential(...)`.'
     )
   spec = keras_functions.analyse(build, inputs)
-  tier_of = _assign_tiers(spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local})
+  tier_of = _assign_tiers(
+    spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local}
+  )
   if isinstance(loss, type):
     raise ModelError(
       f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'

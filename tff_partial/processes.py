@@ -12,24 +12,22 @@ weight's type occurs in C alone.
 
 import collections
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import (
-  client_state,
-  examples,
-  models,
-  phases,
-  random_bits,
-  splits,
-  tiers,
-)
+from tff_partial import client_state
+from tff_partial import examples
+from tff_partial import models
+from tff_partial import phases
+from tff_partial import random_bits
+from tff_partial import splits
+from tff_partial import tiers
 
-ModelWeights = tff.learning.models.ModelWeights
-ClientWeighting = tff.learning.ClientWeighting
-AggregationFactory = (
+ModelWeights: TypeAlias = tff.learning.models.ModelWeights
+ClientWeighting: TypeAlias = tff.learning.ClientWeighting
+AggregationFactory: TypeAlias = (
   tff.aggregators.WeightedAggregationFactory
   | tff.aggregators.UnweightedAggregationFactory
 )
@@ -96,7 +94,10 @@ class PartialProcess(tff.templates.IterativeProcess):
     super().__init__(initialize_fn, next_fn, next_is_multi_arg=True)
     taken = next_fn.type_signature.parameter[1]
     kept = next_fn.type_signature.result.client_states
-    if not isinstance(kept, tff.FederatedType) or kept.placement is not tff.CLIENTS:
+    if (
+      not isinstance(kept, tff.FederatedType)
+      or kept.placement is not tff.CLIENTS
+    ):
       raise ClientStateTypeError(
         f'Client states must stay at clients, found {kept}.'
       )
@@ -123,7 +124,8 @@ class PartialProcess(tff.templates.IterativeProcess):
   @property
   def is_stateless(self) -> bool:
     """Whether clients remember nothing."""
-    return not len(self.next.type_signature.parameter[1].member)
+    kept = self.next.type_signature.parameter[1].member
+    return isinstance(kept, tff.StructType) and not len(kept)
 
 
 def weights_at_server(model: models.PartialModel) -> ModelWeights:
@@ -137,7 +139,7 @@ def weights_at_server(model: models.PartialModel) -> ModelWeights:
   return ModelWeights(shared, model.frozen_weights())
 
 
-def traced(fn: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
+def traced(fn: Callable[..., Any], *specs: Any) -> Any:
   """Traces a function under eager execution, for use in TFF computations."""
   return tf.function(fn).get_concrete_function(*specs)
 
@@ -148,7 +150,7 @@ def type_of(specs: Any) -> tff.Type:
 
 
 def weights_specs(model: models.PartialModel) -> tuple[Any, Any]:
-  """Specs of the trainable weights at the server by tier, and of frozen ones."""
+  """Specs of trainable weights at the server by tier, and of frozen ones."""
   shared = collections.OrderedDict(
     (tier, model.specs(tier)) for tier in model.tiers if tier != tiers.LOCAL
   )
@@ -183,9 +185,7 @@ def metric_finalizers(
   """Name to the function that turns a metric's summed state into its value."""
   count = tf.function(lambda state: state[0])
   finalizers = collections.OrderedDict(
-    loss=tf.function(
-      lambda state: tf.math.divide_no_nan(state[0], state[1])
-    )
+    loss=tf.function(lambda state: tf.math.divide_no_nan(state[0], state[1]))
   )
   finalizers.update(model.metrics.finalizers())
   for name in ('num_examples', 'num_clients', 'num_not_finite'):
@@ -209,17 +209,22 @@ def unfinalized_metrics(worked: phases.Worked) -> Any:
   return states
 
 
+def refuse_groups(model: models.PartialModel) -> None:
+  """Raises an error for a model with variables that nobody would place."""
+  if tiers.GROUP in model.tiers:
+    raise CompositionError(
+      'The model has variables for groups, but the algorithm has no groups. '
+      'Build the model without `group`.'
+    )
+
+
 def _check_parts(
   model: models.PartialModel,
   work: Sequence[phases.Phase],
   aggregator: Any,
   server_optimizer: Any,
 ) -> None:
-  if tiers.GROUP in model.tiers:
-    raise CompositionError(
-      'The model has variables for groups, but the algorithm has no groups. '
-      'Build the model without `group`.'
-    )
+  refuse_groups(model)
   if tiers.GLOBAL not in model.tiers:
     raise CompositionError('The model has no global variable to train.')
   if not isinstance(
@@ -244,6 +249,19 @@ def _check_parts(
     )
 
 
+def _unless_spoilt(is_finite: tf.Tensor, kept: Any, new: Any) -> Any:
+  """What a client remembers: the new state, or its old one if that failed."""
+  try:
+    return tf.nest.map_structure(
+      lambda old, new: tf.where(is_finite, new, old), kept, new
+    )
+  except (TypeError, ValueError) as error:
+    raise ClientStateTypeError(
+      f'A round takes client states {kept} and returns {new}. What a memory '
+      'keeps must look like what it makes first.'
+    ) from error
+
+
 def compose(
   model: models.PartialModel,
   *,
@@ -257,7 +275,8 @@ def compose(
 
   A client whose losses or weights are not all finite counts for nothing: its
   update and its weight are zero and its measurements are left out, but for
-  `num_not_finite`. A client without measured examples has the weight zero.
+  `num_not_finite`; it remembers what it did. A client without measured examples
+  has the weight zero.
 
   Args:
     model: The model to train.
@@ -291,7 +310,10 @@ def compose(
       client['count'],
       seed,
     )
-    zero_unless = lambda t: tf.where(worked.is_finite, t, tf.zeros_like(t))
+
+    def zero_unless(tensor: tf.Tensor) -> tf.Tensor:
+      return tf.where(worked.is_finite, tensor, tf.zeros_like(tensor))
+
     update = collections.OrderedDict(
       (
         tier,
@@ -308,7 +330,7 @@ def compose(
     return (
       update,
       zero_unless(weight),
-      memory.keep(worked),
+      _unless_spoilt(worked.is_finite, kept, memory.keep(worked)),
       unfinalized_metrics(worked),
     )
 
@@ -332,9 +354,7 @@ def compose(
 
   @tff.tensorflow.computation(server_type, kept_type, type_of(client_specs))
   def client_work(weights: Any, kept: Any, client: Any) -> Any:
-    return update_client(
-      weights.trainable, weights.non_trainable, kept, client
-    )
+    return update_client(weights.trainable, weights.non_trainable, kept, client)
 
   update_type, weight_type, _, metrics_type = client_work.type_signature.result
   if isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory):

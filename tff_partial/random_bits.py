@@ -10,9 +10,10 @@ anything that has a name (run, round, client, purpose); `fold_in` makes another
 one inside a computation.
 """
 
+from collections.abc import Sequence
 import hashlib
 import math
-from collections.abc import Sequence
+import operator
 
 import numpy as np
 import tensorflow as tf
@@ -32,7 +33,11 @@ def derive(*words: int | str) -> np.ndarray:
   Args:
     *words: For example a run's seed, a round's number and a client's id.
   """
-  text = '\x1f'.join(f'{type(word).__name__}:{word}' for word in words)
+  # Numbers of NumPy count as Python's. A word's quotes keep '1' and 1 apart.
+  text = '\x1f'.join(
+    ascii(word) if isinstance(word, str) else str(operator.index(word))
+    for word in words
+  )
   digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
   return np.frombuffer(digest, dtype='<i4').astype(np.int32)
 

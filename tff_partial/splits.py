@@ -6,8 +6,8 @@ or measures (section 4 of the FedRecon paper). Padding is never chosen.
 """
 
 import collections
-import dataclasses
 from collections.abc import Callable, Mapping
+import dataclasses
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -97,7 +97,7 @@ def everything() -> Part:
 
 
 def same() -> Split:
-  """Support and query are both everything (appendix D of the FedRecon paper)."""
+  """Support and query are both everything (appendix D of the paper)."""
   return Split(everything(), everything())
 
 
@@ -107,7 +107,7 @@ def _cut(
   share: float,
   fields: Mapping[str, tf.TensorSpec],
 ) -> Split:
-  """Support is the first share of the examples in some order, query the rest."""
+  """Support is the first share of the examples in an order, query the rest."""
   _check_share(share)
 
   def support(

@@ -1,6 +1,4 @@
 """Algorithms whose models are partly local, one module a paper."""
 
-from tff_partial.algorithms.fed_recon import (
-  build_fed_recon,
-  build_fed_recon_eval,
-)
+from tff_partial.algorithms.fed_recon import build_fed_recon
+from tff_partial.algorithms.fed_recon import build_fed_recon_eval

@@ -10,16 +10,19 @@ has the weight zero, and a client whose update is not finite counts for nothing.
 
 import tensorflow_federated as tff
 
-from tff_partial import evaluation, models, splits
+from tff_partial import evaluation
+from tff_partial import models
+from tff_partial import splits
 from tff_partial.client_state import forget
-from tff_partial.phases import Optimizer, Phase, sgd
-from tff_partial.processes import (
-  AggregationFactory,
-  ClientWeighting,
-  PartialProcess,
-  compose,
-)
-from tff_partial.tiers import GLOBAL, LOCAL
+from tff_partial.phases import Optimizer
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.processes import AggregationFactory
+from tff_partial.processes import ClientWeighting
+from tff_partial.processes import compose
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
 
 
 def build_fed_recon(
@@ -38,7 +41,7 @@ def build_fed_recon(
   server_optimizer: Optimizer | None = None,
   client_weighting: ClientWeighting = ClientWeighting.NUM_EXAMPLES,
 ) -> PartialProcess:
-  """Each round clients rebuild their local weights, freeze them, and teach the global ones.
+  """Clients rebuild local weights, freeze them, and teach the global ones.
 
   Args:
     model: The model, with or without local variables.
@@ -98,7 +101,7 @@ def build_fed_recon_eval(
   batch_size: int = 20,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients rebuild their local weights on the support set and are measured on the query set.
+  """Clients rebuild local weights, and are measured with them.
 
   ReconEval of section 4.1, which needs nothing from a client's past: it
   measures clients that were never seen in training as well as others.

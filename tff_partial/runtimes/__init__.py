@@ -1,3 +1,4 @@
-"""Runtimes: where a federated computation runs. None knows an algorithm."""
+"""Where computations run: every runtime gives the same numbers."""
 
-from tff_partial.runtimes.native import native as native
+from tff_partial.runtimes.cohort import cohort
+from tff_partial.runtimes.native import native

@@ -24,6 +24,7 @@ import tensorflow_federated as tff
 from tff_partial.runtimes import choices as choices_lib
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import feeding
+from tff_partial.runtimes import native
 from tff_partial.runtimes import rounds
 
 
@@ -33,14 +34,17 @@ class CohortContext(tff.framework.SyncContext):
   def __init__(self, jit: choices_lib.Jit, threads: int | None, strict: bool,
                debug: bool, choices: Mapping[str, bool] | None):
     self._strict, self._debug = strict, debug
-    self._chooser = choices_lib.Chooser(jit, choices, strict)
-    threads = threads or default_threads()
-    self._machine = rounds.Machine(
+    threads = default_threads() if threads is None else threads
+    if threads < 1:
+      raise ValueError(f'Expected at least one thread, found {threads}.')
+    self._chooser = choices_lib.Chooser(jit, choices, strict, threads)
+    self._resources = rounds.Resources(
         feeding.DeviceArrays(), self._chooser,
-        futures.ThreadPoolExecutor(threads) if threads > 1 else None)
+        futures.ThreadPoolExecutor(threads) if threads > 1 else None, debug)
     self._compiled: dict[Any, rounds.CompiledComputation] = {}
     self._by_identity: dict[int, Any] = {}
-    self._fallback: tff.framework.SyncContext | None = None
+    self._native: tff.framework.SyncContext | None = None
+    self._refused: set[tff.Computation] = set()
     self._installed: list[Any] = []
 
   @property
@@ -55,8 +59,21 @@ class CohortContext(tff.framework.SyncContext):
     except errors.UnsupportedComputationError as error:
       if self._strict:
         raise
-      raise NotImplementedError('native fallback') from error
-    return compiled(arg, self._machine)
+      return self._run_natively(comp, arg, error)
+    return compiled(arg, self._resources)
+
+  def _run_natively(self, comp: tff.Computation, arg: Any,
+                    error: errors.UnsupportedComputationError) -> Any:
+    if self._native is None:
+      self._native = native.native()
+    if comp not in self._refused:
+      self._refused.add(comp)
+      logging.warning(
+          'The native runtime, which is slower, runs the computation %s: it '
+          'holds %s, and %s.', comp.type_signature.compact_representation(),
+          error.what, error.why)
+    with self._native:
+      return self._native.invoke(comp, arg)
 
   def _compile(self, comp: tff.Computation) -> rounds.CompiledComputation:
     known = self._by_identity.get(id(comp))

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import typed_values
@@ -26,6 +25,11 @@ from tff_partial.runtimes import typed_values
 # A shard of fewer clients costs more to start and merge than it gains.
 _CLIENTS_PER_SHARD = 12
 _MAX_SHARDS = 8
+
+# Padding costs little where a client is fed few bytes, and each size of it is
+# one more program to compile: so small shards share one.
+_LEAST_BUCKET = 16
+_LIGHT = 1 << 16
 
 
 class DeviceArrays:
@@ -70,10 +74,12 @@ class Shard:
     positions: Their places in the cohort.
     bucket: The leading dimension of what is fed: their number, rounded up, so
       that a program compiled for one size serves many.
+    cohort_size: The number of clients in the whole cohort.
     arguments: The CLIENTS arguments of the whole cohort.
   """
   positions: np.ndarray
   bucket: int
+  cohort_size: int
   arguments: Sequence['Values | Groups']
 
   def __len__(self) -> int:
@@ -109,20 +115,22 @@ def _pad(array: np.ndarray, bucket: int) -> np.ndarray:
 class Values:
   """An argument that is a plain sequence of client values."""
 
-  def __init__(self, values: Sequence[Any], type_spec: tff.FederatedType,
+  def __init__(self, values: Sequence[Any], reader: typed_values.Reader,
                where: str):
-    member = type_spec.member
     self._clients = [
-        typed_values.leaves(
-            typed_values.to_nested(value, member, f'{where}, client {index}'))
+        typed_values.leaves(reader(value, where, f'client {index}'))
         for index, value in enumerate(values)]
     self._shapes: dict[Any, int] = {}
-    self._static = all(
-        spec.shape.is_fully_defined()
-        for spec in typed_values.tensor_specs(member))
+    self._static = reader.is_static
 
   def __len__(self) -> int:
     return len(self._clients)
+
+  @property
+  def client_bytes(self) -> int:
+    """What one client's share costs to feed."""
+    return max([sum(leaf.dtype.itemsize * leaf.size for leaf in client)
+                for client in self._clients], default=0)
 
   def group_ids(self) -> list[int]:
     """Clients with equal ids have tensors of equal shapes."""
@@ -143,10 +151,9 @@ class Values:
 class Groups:
   """An argument that names rows of resident arrays."""
 
-  def __init__(self, cohort: Any, type_spec: tff.FederatedType, where: str,
+  def __init__(self, cohort: Any, reader: typed_values.Reader, where: str,
                arrays: DeviceArrays):
-    self._cohort, self._type, self._where = cohort, type_spec.member, where
-    self._arrays = arrays
+    self._cohort, self._where, self._arrays = cohort, where, arrays
     self._group_of = np.full([len(cohort)], -1, np.int64)
     self._index_of = np.zeros([len(cohort)], np.int64)
     for number, group in enumerate(cohort.groups):
@@ -157,10 +164,17 @@ class Groups:
           where, 'a cohort whose groups hold every position',
           f'none for position {int(np.argmin(self._group_of))}',
           'give each client to one group')
-    self._leaves = [self._find(group) for group in cohort.groups]
+    self._leaves = [self._find(group, reader) for group in cohort.groups]
 
   def __len__(self) -> int:
     return len(self._cohort)
+
+  @property
+  def client_bytes(self) -> int:
+    """What one client's share costs to feed, resident arrays aside."""
+    return max([
+        array.nbytes // max(len(array), 1) for group in self._leaves
+        for array, is_resident in group if not is_resident], default=0)
 
   def group_ids(self) -> list[int]:
     return self._group_of.tolist()
@@ -176,56 +190,39 @@ class Groups:
         for array, is_resident in self._leaves[number]]
     return Feed(tensors, tuple(r for _, r in self._leaves[number]), rows)
 
-  def _find(self, group: Any) -> list[tuple[Any, bool]]:
+  def _find(self, group: Any, reader: typed_values.Reader) -> list[
+      tuple[Any, bool]]:
     """Each leaf of the type, found by name among the group's arrays."""
-    if not isinstance(self._type, tff.StructType):
-      raise errors.ArgumentError(
-          self._where, str(self._type), 'a cohort of named fields',
-          'pass a plain list of client values')
+    merged = collections.OrderedDict(group.resident)
+    merged.update(group.given)
+    stacked = reader.stacked
     found = []
-    for name, element in typed_values.fields(self._type):
-      resident = name in group.resident
-      if not resident and name not in group.given:
-        raise errors.ArgumentError(
-            self._where, f'a field `{name}` in the cohort',
-            f'{sorted([*group.resident, *group.given])}',
-            'give the cohort the fields of the computation\'s type')
-      value = (group.resident if resident else group.given)[name]
+    for element, (name, element_reader) in zip(
+        stacked.elements(merged, self._where), stacked.named):
       found.extend(
-          (leaf, resident)
-          for leaf in self._walk(value, element, f'{self._where}/{name}'))
+          (leaf, name not in group.given) for leaf in typed_values.leaves(
+              element_reader(element, self._where, name)))
     return found
 
-  def _walk(self, value: Any, type_spec: tff.Type, where: str) -> list[Any]:
-    if isinstance(type_spec, tff.StructType):
-      elements = typed_values.elements_of(value, type_spec, where)
-      return [
-          leaf for element, (name, element_type) in zip(
-              elements, typed_values.fields(type_spec))
-          for leaf in self._walk(element, element_type, f'{where}/{name}')]
-    spec = typed_values.leaf_spec(type_spec)
-    found = 'object' if value.dtype == object else tf.as_dtype(value.dtype).name
-    wanted = 'object' if spec.dtype == tf.string else spec.dtype.name
-    if found.replace('string', 'object') != wanted or (
-        not spec.shape.is_compatible_with(value.shape[1:])):
-      raise errors.ArgumentError(
-          where, f'{type_spec} for each client',
-          f'{found}{list(value.shape[1:])}',
-          'convert the arrays to that dtype and shape')
-    return [value]
 
-
-def open_argument(value: Any, type_spec: tff.FederatedType, where: str,
+def open_argument(value: Any, reader: typed_values.Reader, where: str,
                   arrays: DeviceArrays) -> Values | Groups:
-  """Looks at a CLIENTS argument without copying what is resident."""
+  """Looks at a CLIENTS argument without copying what is resident.
+
+  Args:
+    value: A sequence of client values, or a cohort with `groups`.
+    reader: Reads the value of one client.
+    where: What to call the argument in errors.
+    arrays: Keeps resident arrays on the device.
+  """
   if hasattr(value, 'groups'):
-    return Groups(value, type_spec, where, arrays)
+    return Groups(value, reader, where, arrays)
   if isinstance(value, (str, bytes, Mapping)) or not isinstance(
       value, Sequence):
     raise errors.ArgumentError(
-        where, f'a list with a value for each client ({type_spec})',
+        where, f'a list with a value for each client ({reader.type_spec})',
         f'a {type(value).__name__}', 'put the client values in a list')
-  return Values(value, type_spec, where)
+  return Values(value, reader, where)
 
 
 def shards(arguments: Mapping[str, Values | Groups]) -> tuple[
@@ -239,11 +236,14 @@ def shards(arguments: Mapping[str, Values | Groups]) -> tuple[
   ids = zip(*[argument.group_ids() for argument in arguments.values()])
   for position, group in enumerate(ids):
     groups.setdefault(group, []).append(position)
+  is_light = all(a.client_bytes <= _LIGHT for a in arguments.values())
   result = []
   for members in groups.values():
     members = np.asarray(members)
     for start, end in cut(len(members)):
       positions = members[start:end]
-      result.append(Shard(
-          positions, bucket_of(len(positions)), list(arguments.values())))
+      bucket = bucket_of(len(positions))
+      if is_light:
+        bucket = max(bucket, _LEAST_BUCKET)
+      result.append(Shard(positions, bucket, size, list(arguments.values())))
   return size, result

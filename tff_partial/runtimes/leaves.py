@@ -8,6 +8,7 @@ in a leaf outlives a call.
 """
 
 import itertools
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -46,6 +47,8 @@ class Leaf:
     graph_def = tf.compat.v1.GraphDef()
     program.graph_def.Unpack(graph_def)
     self.op_types = [node.op for node in all_nodes(graph_def)]
+    self.function_names = sorted(filter(None, map(
+        _python_name, [f.signature.name for f in graph_def.library.function])))
     self.owns_resources = bool(program.initialize_op)
     if self.owns_resources:
       _own_resources(graph_def)
@@ -93,6 +96,18 @@ def _own_resources(graph_def: tf.compat.v1.GraphDef) -> None:
     if 'shared_name' in node.attr:
       name = node.attr['shared_name'].s.decode() or node.name
       node.attr['shared_name'].s = f'{prefix}/{name}'.encode()
+
+
+_TRACED = re.compile(r'__(?:inference|forward)_(.+?)_\d+$')
+
+
+def _python_name(function: str) -> str | None:
+  """The name that a traced function has in Python, if a user gave it one."""
+  found = _TRACED.match(function)
+  if found is None or re.search(r'(while|cond)(_\d+)?_(body|cond|true|false)',
+                                found.group(1)):
+    return None
+  return found.group(1)
 
 
 def _is_random(op: str) -> bool:

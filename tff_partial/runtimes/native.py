@@ -34,13 +34,14 @@ import collections
 from collections.abc import Sequence
 import contextlib
 import contextvars
+import functools
 import os
 import queue
 import subprocess
 import sys
 import threading
 import time
-from typing import Optional
+from typing import Any, Self
 import weakref
 
 from absl import logging
@@ -62,14 +63,14 @@ if os.getppid() == int(sys.argv[1]):
 _BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
 
 _CHANNEL_OPTIONS = (
-    ('grpc.max_send_message_length', 2_000_000_000),
-    ('grpc.max_receive_message_length', 2_000_000_000),
-    # The worker listens some tenths of a second after it was started.
-    ('grpc.initial_reconnect_backoff_ms', 100),
-    ('grpc.min_reconnect_backoff_ms', 100),
-    ('grpc.max_reconnect_backoff_ms', 500),
-    # A proxy named in the environment must not stand before our own child.
-    ('grpc.enable_http_proxy', 0),
+  ('grpc.max_send_message_length', 2_000_000_000),
+  ('grpc.max_receive_message_length', 2_000_000_000),
+  # The worker listens some tenths of a second after it was started.
+  ('grpc.initial_reconnect_backoff_ms', 100),
+  ('grpc.min_reconnect_backoff_ms', 100),
+  ('grpc.max_reconnect_backoff_ms', 500),
+  # A proxy named in the environment must not stand before our own child.
+  ('grpc.enable_http_proxy', 0),
 )
 
 _SECONDS_TO_START = 120
@@ -78,27 +79,35 @@ _ATTEMPTS = 3
 
 # The errors of the invocation under way that TFF answers by trying again. It
 # does so for ever, also when the computation itself is what ends the worker.
-_failures = contextvars.ContextVar('failures', default=())
+_failures: contextvars.ContextVar[list] = contextvars.ContextVar('failures')
 
 
 class NativeRuntimeError(RuntimeError):
   """The native runtime cannot run a computation."""
 
 
+def _is_one_per_client(type_spec: tff.Type) -> bool:
+  return (
+    isinstance(type_spec, tff.FederatedType)
+    and type_spec.placement is tff.CLIENTS
+    and not type_spec.all_equal
+  )
+
+
 def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
   """Starts a child that the kernel kills when this process ends."""
   command = [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())]
-  started = queue.SimpleQueue()
+  started: queue.SimpleQueue = queue.SimpleQueue()
 
   def keep() -> None:
     try:
       process = subprocess.Popen(
-          command + arguments,
-          stdin=subprocess.DEVNULL,
-          # Its messages go to the error output; ours may be somebody's input.
-          stdout=subprocess.DEVNULL,
-          # Out of reach of the signals that a terminal sends to our group.
-          start_new_session=True,
+        command + arguments,
+        stdin=subprocess.DEVNULL,
+        # Its messages go to the error output; ours may be somebody's input.
+        stdout=subprocess.DEVNULL,
+        # Out of reach of the signals that a terminal sends to our group.
+        start_new_session=True,
       )
     except Exception as error:  # pylint: disable=broad-exception-caught
       started.put(error)
@@ -117,18 +126,54 @@ def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 
 class _Stub(tff.framework.RemoteExecutorGrpcStub):
-  """The line to the worker; what dies with the worker needs no freeing."""
+  """The line to the worker, which forgets everything when it dies."""
 
   def dispose(self, request: object) -> None:
+    """Tells the worker to forget a value."""
     with contextlib.suppress(grpc.RpcError, tff.framework.RetryableError):
       super().dispose(request)
 
 
 class _Executor(tff.framework.RemoteExecutor):
-  """An executor that frees its part of the worker when nobody uses it."""
+  """The part of the worker that serves one size of cohort."""
 
-  def __del__(self):
-    self.close()
+  def __init__(
+    self, stub: _Stub, cardinalities: tff.framework.CardinalitiesType
+  ):
+    # Values are freed one by one: TFF's batches of twenty keep the last
+    # arguments and results in memory, and among them are whole cohorts.
+    super().__init__(stub, dispose_batch_size=1)
+    self._no_clients = cardinalities[tff.CLIENTS] == 0
+    self.set_cardinalities(cardinalities)
+
+  def __del__(self) -> None:
+    self.close()  # Nobody uses it: the worker may forget it too.
+
+  async def create_call(self, comp: Any, arg: Any = None) -> Any:
+    """Calls `comp` in the worker; its result stays there until computed."""
+    result = await super().create_call(comp, arg)
+    if self._no_clients and tff.types.contains(
+      result.type_signature, _is_one_per_client
+    ):
+      # TFF cannot read a list of no clients' values from its worker, so these
+      # are written here and all else is fetched around them.
+      result.compute = functools.partial(self._fetch, result)
+    return result
+
+  async def _fetch(self, value: Any) -> object:
+    type_spec = value.type_signature
+    if _is_one_per_client(type_spec):
+      return []
+    if not isinstance(type_spec, tff.StructType):
+      return await value.compute()
+    return tff.structure.Struct(
+      [
+        (name, await self._fetch(await self.create_selection(value, index)))
+        for index, (name, _) in enumerate(
+          tff.structure.iter_elements(type_spec)
+        )
+      ]
+    )
 
 
 class _Worker(tff.framework.ExecutorFactory):
@@ -136,16 +181,16 @@ class _Worker(tff.framework.ExecutorFactory):
 
   def __init__(self, parallel_calls: int):
     self._arguments = [
-        _BINARY,
-        f'--max_concurrent_computation_calls={parallel_calls}',
+      _BINARY,
+      f'--max_concurrent_computation_calls={parallel_calls}',
     ]
     self._owner = os.getpid()
     self._lock = threading.RLock()
-    self._process = None
-    self._channel = None
-    self._stub = None
-    self._executors = collections.OrderedDict()
-    self._alive = weakref.WeakSet()  # Also those not kept, but still in use.
+    self._process: subprocess.Popen[bytes] | None = None
+    self._stub: _Stub | None = None
+    self._executors: collections.OrderedDict = collections.OrderedDict()
+    # Also those that are kept no longer, but still in use.
+    self._alive: weakref.WeakSet[_Executor] = weakref.WeakSet()
     self.open = True
 
   @property
@@ -154,26 +199,24 @@ class _Worker(tff.framework.ExecutorFactory):
     return self._owner == os.getpid()
 
   def create_executor(
-      self, cardinalities: tff.framework.CardinalitiesType
+    self, cardinalities: tff.framework.CardinalitiesType
   ) -> tff.framework.RemoteExecutor:
-    failures = _failures.get()
+    """The executor for these numbers of clients, kept or made."""
+    failures = _failures.get([])
     if len(failures) >= _ATTEMPTS:
       raise NativeRuntimeError(
-          f'The native worker failed {len(failures)} times in running one '
-          'computation. Its own messages are on the error output; if there is '
-          'none, the system may have killed it for want of memory: use fewer '
-          'clients at a time, or set `parallel_calls`.'
+        f'The native worker failed {len(failures)} times in running one '
+        'computation. Its own messages are on the error output; if there is '
+        'none, the system may have killed it for want of memory: use fewer '
+        'clients at a time, or set `parallel_calls`.'
       ) from failures[-1]
     cardinalities = {tff.CLIENTS: 0, **cardinalities}
     key = frozenset(cardinalities.items())
     with self._lock:
-      self._ensure_started()
+      stub = self._ensure_started()
       executor = self._executors.pop(key, None)
       if executor is None:
-        # Values are freed one by one: TFF's batches of twenty keep the last
-        # twenty arguments and results, which may be cohorts, in memory.
-        executor = _Executor(self._stub, dispose_batch_size=1)
-        executor.set_cardinalities(cardinalities)
+        executor = _Executor(stub, cardinalities)
         self._alive.add(executor)
       self._executors[key] = executor
       if len(self._executors) > _SIZES_KEPT:
@@ -181,48 +224,50 @@ class _Worker(tff.framework.ExecutorFactory):
       return executor
 
   def clean_up_executor(
-      self, cardinalities: tff.framework.CardinalitiesType
+    self, cardinalities: tff.framework.CardinalitiesType
   ) -> None:
     """Drops an executor; TFF calls this while it handles an error."""
-    failures = _failures.get()
-    if isinstance(failures, list):
-      failures.append(sys.exc_info()[1])
+    _failures.get([]).append(sys.exc_info()[1])
     with self._lock:
       self._executors.pop(
-          frozenset({tff.CLIENTS: 0, **cardinalities}.items()), None
+        frozenset({tff.CLIENTS: 0, **cardinalities}.items()), None
       )
 
-  def _ensure_started(self) -> None:
+  def _ensure_started(self) -> _Stub:
     """Starts the child, also after an earlier one died."""
     if not self.open:
       raise NativeRuntimeError(
-          'This native runtime was used after its `with` had ended.'
+        'This native runtime was used after its `with` had ended.'
       )
-    if self._process is not None:
-      if self._process.poll() is None:
-        return
-      logging.warning(
-          'The native worker ended with status %d; starting another.',
-          self._process.returncode,
-      )
-    self.end()
+    if self._process is not None and self._stub is not None:
+      status = self._process.poll()
+      if status is None:
+        return self._stub
+      logging.warning('The native worker ended with status %d.', status)
+    self.end()  # Also one whose start was interrupted.
     port = portpicker.pick_unused_port()
-    self._process = _spawn(self._arguments + [f'--port={port}'])
-    self._channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
-    self._stub = _Stub(self._channel)
+    process = self._process = _spawn([*self._arguments, f'--port={port}'])
+    # Not closed by hand, but with its last user: gRPC watches it in a thread
+    # that complains of closing.
+    channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
+    stub = _Stub(channel)
     patience = time.monotonic() + _SECONDS_TO_START
-    while not self._stub.is_ready:
+    while not stub.is_ready:
       # Whoever closes this runtime from another thread waits for our lock.
-      if not self.open or time.monotonic() > patience:
+      late = not self.open or time.monotonic() > patience
+      if late or process.poll() is not None:
         self.end()
-      if self._process is None or self._process.poll() is not None:
         raise tff.framework.RetryableError('The native worker did not start.')
       time.sleep(0.02)
+    self._stub = stub
+    return stub
 
   def end(self) -> None:
     """Ends the child, if it has not ended; the next call starts another."""
-    if not self.is_ours:
+    process = self._process
+    if process is None or not self.is_ours:
       return
+    process.kill()  # Before the lock, whose holder may wait for the child.
     with self._lock:
       if self._process is None:
         return
@@ -233,8 +278,7 @@ class _Worker(tff.framework.ExecutorFactory):
       for executor in tuple(self._alive):
         executor.close()
       self._executors.clear()
-      self._channel.close()
-      self._process = None
+      self._stub = self._process = None
 
   def close(self) -> None:
     """Ends the child and lets none start, a computation under way included."""
@@ -242,13 +286,13 @@ class _Worker(tff.framework.ExecutorFactory):
     self.end()
 
 
-def _with_lists(value: object, type_spec: Optional[tff.Type]) -> object:
+def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
   """Turns sequences of clients' values into the lists that TFF wants."""
   if isinstance(type_spec, tff.FederatedType):
     is_other_sequence = isinstance(value, Sequence) and not isinstance(
-        value, (list, tuple, str, bytes)
+      value, (list, tuple, str, bytes)
     )
-    if is_other_sequence and not type_spec.all_equal:
+    if is_other_sequence and _is_one_per_client(type_spec):
       return list(value)
     return value
   if not isinstance(type_spec, tff.StructType):
@@ -260,13 +304,14 @@ def _with_lists(value: object, type_spec: Optional[tff.Type]) -> object:
   if len(elements) != len(type_spec):
     return value  # TFF says what is wrong.
   converted = [
-      (name, _with_lists(element, element_type))
-      for (name, element), (_, element_type) in zip(
-          tff.structure.iter_elements(elements),
-          tff.structure.iter_elements(type_spec),
-      )
+    (name, _with_lists(element, element_type))
+    for (name, element), (_, element_type) in zip(
+      tff.structure.iter_elements(elements),
+      tff.structure.iter_elements(type_spec),
+      strict=True,
+    )
   ]
-  if all(new is old for (_, new), old in zip(converted, elements)):
+  if all(new is old for (_, new), old in zip(converted, elements, strict=True)):
     return value  # In the container it came in.
   return tff.structure.Struct(converted)
 
@@ -276,24 +321,24 @@ class _Runtime:
 
   def __init__(self, parallel_calls: int):
     self._worker = _Worker(parallel_calls)
-    super().__init__(
-        executor_fn=self._worker,
-        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
-        transform_args=tff.tensorflow.transform_args,
-        transform_result=tff.tensorflow.transform_result,
+    super().__init__(  # type: ignore[call-arg]  # Of the other base.
+      executor_fn=self._worker,
+      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
     )
-    self._places = []
+    self._places: list[contextlib.AbstractContextManager] = []
     # Also runs when Python ends.
     weakref.finalize(self, self._worker.close)
 
-  def __enter__(self):
+  def __enter__(self) -> Self:
     place = tff.framework.get_context_stack().install(self)
     place.__enter__()
     self._places.append(place)
     self._worker.open = True
     return self
 
-  def __exit__(self, *error):
+  def __exit__(self, *error: Any) -> None:
     try:
       self._places.pop().__exit__(*error)
     finally:
@@ -301,7 +346,7 @@ class _Runtime:
         self._worker.close()
 
   def set_default(self) -> None:
-    """Runs what is called outside any `with` here, until Python ends."""
+    """Runs here what this thread calls outside any `with`, from now on."""
     tff.framework.set_default_context(self)
     self._places.append(contextlib.nullcontext())  # No `with` closes it now.
     self._worker.open = True
@@ -309,8 +354,8 @@ class _Runtime:
   def _prepare(self, computation: tff.Computation, argument: object) -> object:
     if not self._worker.is_ours:
       raise NativeRuntimeError(
-          'A native runtime cannot be used in a fork of the process that made '
-          'it: make one in the new process.'
+        'A native runtime cannot be used in a fork of the process that made '
+        'it: make one in the new process.'
       )
     _failures.set([])
     return _with_lists(argument, computation.type_signature.parameter)
@@ -320,6 +365,7 @@ class NativeRuntime(_Runtime, tff.framework.SyncExecutionContext):
   """Runs a computation when it is called, and returns its result."""
 
   def invoke(self, comp: tff.Computation, arg: object) -> object:
+    """Runs `comp`; an interrupt ends it, and the worker with it."""
     arg = self._prepare(comp, arg)
     try:
       return super().invoke(comp, arg)
@@ -334,13 +380,14 @@ class AsyncNativeRuntime(_Runtime, tff.framework.AsyncExecutionContext):
   """Runs a computation when it is awaited."""
 
   async def invoke(self, comp: tff.Computation, arg: object) -> object:
+    """Runs `comp` on `arg`, or on what comes of awaiting it."""
     if asyncio.iscoroutine(arg):
       arg = await arg
     return await super().invoke(comp, self._prepare(comp, arg))
 
 
 def native(
-    *, asynchronous: bool = False, parallel_calls: int = -1
+  *, asynchronous: bool = False, parallel_calls: int = -1
 ) -> NativeRuntime | AsyncNativeRuntime:
   """TFF's native runtime, whose worker never outlives its use.
 
@@ -356,4 +403,6 @@ def native(
   Returns:
     A context for `with`, or for its method `set_default`.
   """
-  return (AsyncNativeRuntime if asynchronous else NativeRuntime)(parallel_calls)
+  if asynchronous:
+    return AsyncNativeRuntime(parallel_calls)
+  return NativeRuntime(parallel_calls)

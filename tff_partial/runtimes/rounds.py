@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import choices as choices_lib
+from tff_partial.runtimes import debugging
 from tff_partial.runtimes import feeding
 from tff_partial.runtimes import stages
 from tff_partial.runtimes import straight_line
@@ -27,11 +28,19 @@ _SMALL = 1 << 14
 
 
 @dataclasses.dataclass
-class Machine:
-  """What all computations of a context share."""
+class Resources:
+  """What all computations of a context share.
+
+  Attributes:
+    arrays: Resident arrays, on the device.
+    chooser: Decides which loops XLA compiles.
+    pool: Runs shards side by side; None for one thread.
+    debug: Whether clients run one by one, checked step by step.
+  """
   arrays: feeding.DeviceArrays
   chooser: choices_lib.Chooser
   pool: futures.Executor | None
+  debug: bool
 
 
 class CompiledComputation:
@@ -40,6 +49,8 @@ class CompiledComputation:
   def __init__(self, computation: tff.Computation):
     self.program = program = straight_line.Program(computation)
     self.type_signature = computation.type_signature
+    parameter = self.type_signature.parameter
+    self._reader = parameter and typed_values.Reader(parameter)
     self._result_keys = program.keys_read(program.result)
     steps = self._needed_steps()
     kept = self._kept(steps)
@@ -118,8 +129,8 @@ class CompiledComputation:
     return result
 
   # ------------------------------------------------------------- one round
-  def __call__(self, argument: Any, machine: Machine) -> Any:
-    values, clients = self._open(argument, machine)
+  def __call__(self, argument: Any, resources: Resources) -> Any:
+    values, clients = self._open(argument, resources)
     size, shards = feeding.shards(clients)
     outputs: dict[Key, list[Any]] = {}
     totals: dict[Key, list[tf.Tensor]] = {}
@@ -127,33 +138,31 @@ class CompiledComputation:
       computed, zeros = server(values, totals)
       values.update(computed)
       if wave < len(self.loops):
-        totals = self._loop(wave, values, zeros, shards, outputs, machine)
+        totals = self._loop(wave, values, zeros, shards, outputs, resources)
     return self._result(values, outputs, size, shards)
 
-  def _open(self, argument: Any, machine: Machine):
+  def _open(self, argument: Any, resources: Resources):
     values, clients = {}, {}
     for part in self.program.arguments.values():
-      value = self._part(argument, part)
-      where = 'argument ' + '.'.join(str(step) for step in part.key[1:])
+      value = self._part(argument, part.key[1:])
       if part.at_clients:
-        clients[where] = feeding.open_argument(
-            value, part.type_spec, where, machine.arrays)
+        clients[part.name] = feeding.open_argument(
+            value, part.reader, part.name, resources.arrays)
       else:
-        member = part.type_spec.member if isinstance(
-            part.type_spec, tff.FederatedType) else part.type_spec
-        values[part.key] = typed_values.to_nested(value, member, where)
+        nested = part.reader(value, part.name)
+        values[part.key] = typed_values.like(
+            nested, map(tf.convert_to_tensor, typed_values.leaves(nested)))
     return values, clients
 
-  def _part(self, argument: Any, part: straight_line.Argument) -> Any:
-    type_spec = self.type_signature.parameter
-    for index in part.key[1:]:
-      argument = typed_values.elements_of(
-          argument, type_spec, 'the arguments')[index]
-      type_spec = type_spec[index]
+  def _part(self, argument: Any, path: Sequence[int]) -> Any:
+    reader = self._reader
+    for index in path:
+      argument = reader.elements(argument, 'the arguments')[index]
+      reader = reader.named[index][1]
     return argument
 
   def _loop(self, wave: int, values, zeros, shards: Sequence[feeding.Shard],
-            outputs: dict[Key, list[Any]], machine: Machine) -> dict[
+            outputs: dict[Key, list[Any]], resources: Resources) -> dict[
                 Key, list[tf.Tensor]]:
     loop = self.loops[wave]
     if loop.is_empty or not shards:
@@ -163,16 +172,20 @@ class CompiledComputation:
       shard = shards[number]
       feeds = shard.feeds()
       kept = {key: outputs[key][number] for key in loop.kept}
+      one_by_one = debugging.OneByOne(loop, shard, feeds, kept, values)
+      if resources.debug:
+        return one_by_one.run(zeros)
       signature = stages.Signature.of(feeds, shard.bucket)
-      function = machine.chooser.choose(
-          f'{self.program.fingerprint}/{wave}/{signature}', loop, signature,
-          loop.inputs(values, kept, feeds, zeros, min(2, len(shard))))
-      return function(*loop.inputs(values, kept, feeds, zeros, len(shard)))
+      name = f'{self.program.fingerprint}/{wave}/{signature}'
+      sample = loop.inputs(values, kept, feeds, zeros, 1)
+      with one_by_one.explaining():
+        function = resources.chooser.choose(name, loop, signature, sample)
+        return function(*loop.inputs(values, kept, feeds, zeros, len(shard)))
 
-    if machine.pool is None or len(shards) == 1:
+    if resources.pool is None or resources.debug or len(shards) == 1:
       results = map(run, range(len(shards)))
     else:
-      results = machine.pool.map(run, range(len(shards)))
+      results = resources.pool.map(run, range(len(shards)))
     merged = None
     for shard, result in zip(shards, results):
       totals, stacked = loop.split(result, len(shard))

@@ -33,7 +33,7 @@ class ServerStage:
                steps: Sequence[straight_line.Step],
                zeros_of: Sequence[straight_line.Step],
                outputs: Sequence[Key]):
-    self._program = program
+    self.program = program
     self._reports, self._steps, self._zeros_of = reports, steps, zeros_of
     self.outputs = list(outputs)
     computed = {step.key for step in [*reports, *steps]}
@@ -53,15 +53,14 @@ class ServerStage:
   def _function(self):
     specs = [
         spec for key in self.inputs
-        for spec in typed_values.tensor_specs(self._program.type_of(key))]
+        for spec in typed_values.tensor_specs(self.program.type_of(key))]
     for step in self._reports:
       specs.extend(typed_values.leaves(self._accumulators[step.key]))
-    return tf.function(self._run, autograph=False).get_concrete_function(
-        *specs)
+    return typed_values.function(self._run, specs)
 
   def _run(self, *flat: tf.Tensor) -> list[tf.Tensor]:
     flat = iter(flat)
-    program = self._program
+    program = self.program
     values = {
         key: typed_values.like(
             typed_values.pattern(program.type_of(key)), flat)
@@ -90,7 +89,7 @@ class ServerStage:
     results = iter(self._function(*[_tensor(leaf) for leaf in flat]))
     computed = {
         key: typed_values.like(
-            typed_values.pattern(self._program.type_of(key)), results)
+            typed_values.pattern(self.program.type_of(key)), results)
         for key in self.outputs}
     zeros = {
         step.key: [next(results) for _ in typed_values.leaves(
@@ -145,7 +144,7 @@ class ClientLoop:
   def __init__(self, program: straight_line.Program,
                aggregates: Sequence[straight_line.Step],
                outputs: Sequence[Key], kept: frozenset[Key]):
-    self._program = program
+    self.program = program
     self.aggregates, self.outputs = list(aggregates), list(outputs)
     self.arguments = [a for a in program.arguments.values() if a.at_clients]
     members, reads = set(), set()
@@ -172,6 +171,14 @@ class ClientLoop:
   def is_empty(self) -> bool:
     return not (self.aggregates or self.outputs)
 
+  def pattern(self, key: Key) -> typed_values.Nested:
+    """How a value is nested."""
+    return typed_values.pattern(self.program.type_of(key))
+
+  def accumulator(self, step: straight_line.Step) -> typed_values.Nested:
+    """How an aggregate's accumulator is nested."""
+    return self._accumulators[step.key]
+
   @property
   def num_compiled(self) -> int:
     """How many programs were compiled so far."""
@@ -193,12 +200,12 @@ class ClientLoop:
   def client_values(self, values: dict[Key, Any]) -> dict[Key, Any]:
     """Runs the steps of one client, given its arguments and what is shared."""
     for step in self.steps:
-      values[step.key] = self._program.run(step, values)
+      values[step.key] = self.program.run(step, values)
     return values
 
   # ------------------------------------------------------------- the loop
   def _run(self, signature: Signature, *flat: tf.Tensor) -> list[tf.Tensor]:
-    program = self._program
+    program = self.program
     flat = iter(flat)
     stop = next(flat)
     shared = {
@@ -253,21 +260,15 @@ class ClientLoop:
 
   def output_specs(self) -> list[tf.TensorSpec]:
     return [spec for key in self.outputs
-            for spec in typed_values.tensor_specs(self._program.type_of(key))]
+            for spec in typed_values.tensor_specs(self.program.type_of(key))]
 
   def compiled(self, signature: Signature, jit: bool) -> Any:
     """The loop for one signature, traced once and jitted on demand."""
     known = self._functions.get((signature, jit))
     if known is None:
       specs = self._specs(signature)
-      if jit:
-        plain = self.compiled(signature, False)
-        function = tf.function(lambda *flat: plain(*flat), autograph=False,
-                               jit_compile=True)
-      else:
-        function = tf.function(functools.partial(self._run, signature),
-                               autograph=False)
-      known = function.get_concrete_function(*specs)
+      known = typed_values.function(
+          functools.partial(self._run, signature), specs, jit=jit)
       self._functions[signature, jit] = known
       logging.info(
           'Compiled a loop over up to %d clients of %s (%s), %d programs so '
@@ -276,7 +277,7 @@ class ClientLoop:
     return known
 
   def _specs(self, signature: Signature) -> list[tf.TensorSpec]:
-    type_of = self._program.type_of
+    type_of = self.program.type_of
     specs = [tf.TensorSpec([], tf.int32)]
     for key in self.shared:
       specs.extend(typed_values.tensor_specs(type_of(key)))
@@ -313,7 +314,7 @@ class ClientLoop:
             self._accumulators[step.key])] for step in self.aggregates}
     outputs = {
         key: [next(results) for _ in typed_values.tensor_specs(
-            self._program.type_of(key))] for key in self.outputs}
+            self.program.type_of(key))] for key in self.outputs}
     return totals, outputs
 
   # ------------------------------------------------------------- merging
@@ -339,8 +340,7 @@ class ClientLoop:
       return [
           tf.identity(leaf) for step in self.aggregates
           for leaf in typed_values.leaves(
-              self._program.aggregation(step, {}).merge(
+              self.program.aggregation(step, {}).merge(
                   sides[0][step.key], sides[1][step.key]))]
 
-    return tf.function(merge, autograph=False).get_concrete_function(
-        *specs, *specs)
+    return typed_values.function(merge, [*specs, *specs])

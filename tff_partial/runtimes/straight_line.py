@@ -16,6 +16,7 @@ thing: a map calls its function, a broadcast or a zip passes its argument on.
 
 import dataclasses
 import enum
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -69,6 +70,16 @@ class Argument:
   """A part of the parameter that has one placement."""
   key: Key
   type_spec: tff.Type
+
+  @property
+  def name(self) -> str:
+    """How errors call it."""
+    return '.'.join(['argument', *map(str, self.key[1:])])
+
+  @functools.cached_property
+  def reader(self) -> typed_values.Reader:
+    """Reads it at the server, or at one client."""
+    return typed_values.Reader(self.type_spec)
 
   @property
   def at_clients(self) -> bool:

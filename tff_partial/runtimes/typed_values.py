@@ -8,7 +8,8 @@ that the type asks for.
 """
 
 import collections
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,93 +81,130 @@ def leaf_spec(leaf: tff.Type) -> tf.TensorSpec:
   return tf.TensorSpec(leaf.shape, leaf.dtype)
 
 
-def elements_of(value: Any, type_spec: tff.StructType, where: str) -> list[Any]:
-  """A container's elements in the order of the type's fields."""
-  expected = fields(type_spec)
-  if isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
-    found = list(value)
-  else:
-    named = tff.structure.to_elements(
-        tff.structure.from_container(value, recursive=False))
-    if isinstance(value, collections.abc.Mapping):
-      by_name = dict(named)
-      missing = [name for name, _ in expected if name not in by_name]
-      if missing or len(by_name) != len(expected):
-        raise errors.ArgumentError(
-            where, f'a structure with the fields {[n for n, _ in expected]}',
-            f'one with the fields {list(by_name)}',
-            'name the fields as the type does')
-      return [by_name[name] for name, _ in expected]
-    found = [element for _, element in named]
-  if len(found) != len(expected):
-    raise errors.ArgumentError(
-        where, f'a structure of {len(expected)} elements ({type_spec})',
-        f'{len(found)} elements', 'pass one value for each element')
-  return found
+class Reader:
+  """Turns Python values of one type into nested lists of arrays.
 
+  Built once per type and called for each client in each round, hence the care
+  for the common case: arrays of the right dtype and shape, in lists or dicts.
+  """
 
-def to_nested(value: Any, type_spec: tff.Type, where: str) -> Nested:
-  """A Python value as nested lists of arrays of the type's dtypes."""
-  if isinstance(type_spec, tff.StructType):
-    try:
-      found = elements_of(value, type_spec, where)
-    except (TypeError, ValueError, NotImplementedError) as error:
-      if isinstance(error, errors.ArgumentError):
-        raise
-      raise errors.ArgumentError(
-          where, f'a structure ({type_spec})', f'a {type(value).__name__}',
-          'pass a container with one value for each element') from error
+  def __init__(self, type_spec: tff.Type):
+    if isinstance(type_spec, tff.FederatedType):
+      type_spec = type_spec.member
+    self.type_spec = type_spec
+    self._elements = None
+    if isinstance(type_spec, tff.StructType):
+      self._names = [name for name, _ in fields(type_spec)]
+      self._elements = [
+          (name or str(index), Reader(element))
+          for index, (name, element) in enumerate(fields(type_spec))]
+    else:
+      self._spec = leaf_spec(type_spec)
+      self._dtype = np.dtype(self._spec.dtype.as_numpy_dtype)
+      self._shape = None if self._spec.shape.rank is None else tuple(
+          self._spec.shape)
+
+  @property
+  def is_static(self) -> bool:
+    """Whether the type leaves no dimension open."""
+    return all(spec.shape.is_fully_defined()
+               for spec in tensor_specs(self.type_spec))
+
+  @property
+  def named(self) -> list[tuple[str, 'Reader']]:
+    """The elements' names (or places) and their readers."""
+    return self._elements or []
+
+  @functools.cached_property
+  def stacked(self) -> 'Reader':
+    """A reader of many such values, stacked along a leading dimension."""
+    return Reader(_stacked(self.type_spec))
+
+  def __call__(self, value: Any, *where: str) -> Nested:
+    """The value as nested lists; `where` is its path, for errors."""
+    if self._elements is None:
+      return self._leaf(value, where)
     return [
-        to_nested(element, element_type, f'{where}/{name or index}')
-        for index, (element, (name, element_type)) in enumerate(
-            zip(found, fields(type_spec)))
-    ]
-  return to_leaf(value, type_spec, where)
+        reader(element, *where, step)
+        for element, (step, reader) in zip(
+            self.elements(value, *where), self._elements)]
 
-
-def to_leaf(value: Any, type_spec: tff.TensorType, where: str) -> Any:
-  """A tensor or an array of the leaf's dtype, its shape checked."""
-  if isinstance(value, tf.Variable):
-    value = value.read_value()
-  if not isinstance(value, (tf.Tensor, np.ndarray)):
-    value = as_array(value, type_spec, where)
-  dtype = tf.as_dtype(value.dtype) if value.dtype.kind not in 'OSU' else (
-      tf.string) if isinstance(value, np.ndarray) else value.dtype
-  spec = leaf_spec(type_spec)
-  if dtype != spec.dtype or not spec.shape.is_compatible_with(value.shape):
+  def elements(self, value: Any, *where: str) -> list[Any]:
+    """A container's elements in the order of the type's fields."""
+    if isinstance(value, collections.abc.Mapping):
+      if None not in self._names and value.keys() == set(self._names):
+        return [value[name] for name in self._names]
+      found = list(value)
+    elif type(value) in (list, tuple):
+      if len(value) == len(self._names):
+        return list(value)
+      found = f'{len(value)} elements'
+    else:
+      try:
+        container = tff.structure.from_container(value, recursive=False)
+      except TypeError:
+        found = f'a {type(value).__name__}'
+      else:
+        if len(container) == len(self._names):
+          return [element for _, element in tff.structure.iter_elements(
+              container)]
+        found = f'{len(container)} elements'
     raise errors.ArgumentError(
-        where, str(type_spec), f'{dtype.name}{list(value.shape)}',
-        'convert the value to that dtype and shape')
-  return value
+        '/'.join(where), f'a structure of the type {self.type_spec}', str(found),
+        'pass one value for each element, named as in the type')
 
-
-def as_array(value: Any, type_spec: tff.TensorType, where: str) -> np.ndarray:
-  """A Python scalar or list as an array; only lossless casts are taken."""
-  wanted = object if type_spec.dtype is np.str_ else type_spec.dtype
-  try:
-    array = np.asarray(value)
-    if wanted is object:
-      return array.astype(object)
-    if not isinstance(value, np.generic):
-      # Python's own numbers have no width: they take that of the type.
-      kinds = {'f': 'fiu', 'c': 'cfiu', 'i': 'i', 'u': 'iu', 'b': 'b'}
-      if array.size and array.dtype.kind not in kinds.get(
-          np.dtype(wanted).kind, array.dtype.kind):
-        return array
-      return array.astype(wanted)
+  def _leaf(self, value: Any, where: tuple[str, ...]) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+      array = value
+    elif isinstance(value, tf.Tensor):
+      if value.dtype == self._spec.dtype and (
+          self._spec.shape.is_compatible_with(value.shape)):
+        return value
+      array = np.asarray(value)
+    else:
+      array = self._of_python(value, where)
+    fits = array.dtype == self._dtype or (
+        self._spec.dtype == tf.string and array.dtype.kind in 'SU')
+    if not (fits and self._fits(array.shape)):
+      raise errors.ArgumentError(
+          '/'.join(where), str(self.type_spec),
+          f'{array.dtype.name}{list(array.shape)}',
+          'convert the value to that dtype and shape')
     return array
-  except (TypeError, ValueError) as error:
-    raise errors.ArgumentError(
-        where, str(type_spec), f'a {type(value).__name__}',
-        'pass a number, a string or an array') from error
+
+  def _fits(self, shape: tuple[int, ...]) -> bool:
+    if self._shape is None:
+      return True
+    return shape == self._shape or len(shape) == len(self._shape) and all(
+        size == wanted or wanted is None
+        for size, wanted in zip(shape, self._shape))
+
+  def _of_python(self, value: Any, where: tuple[str, ...]) -> np.ndarray:
+    """Python's own numbers have no width: they take that of the type."""
+    try:
+      if isinstance(value, tf.Variable):
+        return value.numpy()
+      array = np.asarray(value)
+      if array.dtype.kind in _WIDENED.get(self._dtype.kind, ''):
+        return array.astype(self._dtype)
+      return array
+    except (TypeError, ValueError) as error:
+      raise errors.ArgumentError(
+          '/'.join(where), str(self.type_spec), f'a {type(value).__name__}',
+          'pass a number, a string or an array') from error
 
 
-def to_python(value: Nested, type_spec: tff.Type) -> Any:
-  """Nested lists in the containers that the type asks for."""
-  if isinstance(type_spec, tff.FederatedType) and not type_spec.all_equal:
-    return [to_python(element, type_spec.member) for element in value]
-  return tff.types.type_to_py_container(
-      to_struct(value, type_spec), type_spec)
+# Kinds of Python numbers that each kind of array takes without loss.
+_WIDENED = {'f': 'fiu', 'c': 'cfiu', 'i': 'i', 'u': 'iu', 'O': 'SUO'}
+
+
+def _stacked(type_spec: tff.Type) -> tff.Type:
+  if isinstance(type_spec, tff.StructType):
+    return tff.StructType([
+        (name, _stacked(element)) if name else _stacked(element)
+        for name, element in fields(type_spec)])
+  shape = None if type_spec.shape is None else (None, *type_spec.shape)
+  return tff.TensorType(type_spec.dtype, shape)
 
 
 def to_struct(value: Nested, type_spec: tff.Type) -> Any:
@@ -180,6 +218,20 @@ def to_struct(value: Nested, type_spec: tff.Type) -> Any:
         for element, (name, element_type) in zip(value, fields(type_spec))
     ])
   return value
+
+
+def function(run: Callable[..., list[tf.Tensor]],
+             inputs: Sequence[tf.TensorSpec], *, jit: bool = False) -> (
+                 Callable[..., list[tf.Tensor]]):
+  """Compiles a function of flat tensors.
+
+  TF checks the arguments of a `tf.function` with care that costs more than
+  many a round; a wrapped function is called as it is.
+  """
+  concrete = tf.function(
+      run, autograph=False, jit_compile=jit or None).get_concrete_function(
+          *inputs)
+  return tf.compat.v1.wrap_function(lambda *flat: concrete(*flat), inputs)
 
 
 def zeros(specs: Iterable[tf.TensorSpec]) -> list[tf.Tensor]:

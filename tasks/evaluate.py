@@ -1,0 +1,85 @@
+"""Measures a trained model again, or recommends items to one user.
+
+  python -m tasks.evaluate --output_dir=OUT --data_dir=DIR
+  python -m tasks.evaluate --output_dir=OUT --data_dir=DIR --user=42 --top_n=10
+
+The flags of the run are read from OUT/flags.txt; flags given here win.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from tasks import movielens, runs
+from tasks.errors import OptionError
+from tff_partial import programs
+
+FLAGS = flags.FLAGS
+_RUN = runs.RunFlags()
+
+flags.DEFINE_enum(
+  'weights', 'best', ['best', 'last'], 'Of which round the weights are.'
+)
+flags.DEFINE_enum(
+  'part', 'test', ['train', 'validation', 'test'], 'Whom to measure.'
+)
+flags.DEFINE_string('user', None, 'Recommend items to this user instead.')
+flags.DEFINE_integer('top_n', 10, 'How many items.', lower_bound=1)
+
+
+def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
+  """Puts the flags of a trained run before those of the command line.
+
+  Args:
+    arguments: The command line, the program's name first.
+
+  Raises:
+    OptionError: If no run is named or found.
+  """
+  given = runs.flag_from(arguments, 'output_dir')
+  if given is None:
+    raise OptionError('--output_dir: name the folder of a trained run.')
+  folder = runs.Folder(given)
+  if not folder.flags_file.exists():
+    raise OptionError(
+      f'--output_dir={given}: there is no run here, since there is no '
+      f'{runs.FLAGS_FILE}. Train one with `python -m tasks.train`.'
+    )
+  return [arguments[0], f'--flagfile={folder.flags_file}', *arguments[1:]]
+
+
+def main() -> int | None:
+  """Loads the weights of a run and measures clients, or recommends."""
+  runs.quiet_libraries()
+  folder = runs.Folder(FLAGS.output_dir)
+  task = _RUN.task()
+  with runs.runtime():
+    trainable = _RUN.trainable(task)
+    saved = programs.load(trainable.process, folder.path)
+    weights = (
+      saved.best_weights if FLAGS.weights == 'best' else saved.last_weights
+    )
+    number = saved.best_round if FLAGS.weights == 'best' else saved.round
+    if FLAGS.user is not None:
+      print(f'For user {FLAGS.user}, by the weights of round {number}:')
+      found = movielens.recommend(
+        task, trainable.personal, weights, FLAGS.user, FLAGS.top_n
+      )
+      for place, item in enumerate(found, 1):
+        print(f'{place:4}. {item.rating:.2f}  {item.title}')
+      return None
+    exam = programs.Exam(
+      trainable.evaluation,
+      task.clients(FLAGS.part, trainable.evaluation.example_spec),
+    )
+    measured: dict[str, Any] = programs.evaluate(exam, weights, FLAGS.seed)
+  measured = {'round': number, 'part': FLAGS.part, **runs.finite(measured)}
+  print(json.dumps(measured, indent=2))
+  return None
+
+
+if __name__ == '__main__':
+  runs.run_main(main, with_flags_of_the_run)

@@ -1,0 +1,302 @@
+"""The MovieLens task: rating prediction by matrix factorization.
+
+Two protocols of section 5.1.1 of the FedRecon paper. `unseen`: users are
+divided, and the test users never took part in training. `seen`: every user's
+ratings are divided by time, and users are measured on their later ratings.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+import tff_partial
+from tasks import movielens_data, movielens_files, movielens_models
+from tasks.errors import DataError, OptionError
+from tff_partial import evaluation, examples, models, sampling, splits
+
+NAME = 'movielens'
+UNSEEN, SEEN = 'unseen', 'seen'
+PROTOCOLS = (UNSEEN, SEEN)
+
+# Parts of the data, in the order of the fractions.
+TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
+_FRACTIONS = (0.8, 0.1, 0.1)
+
+# Fields that splits may ask for, and the columns that hold them.
+_FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What can be chosen about the task; the defaults are the paper's.
+
+  Attributes:
+    protocol: UNSEEN or SEEN.
+    max_examples: Ratings of a user that are used, after a shuffle per user.
+    min_examples: Users with fewer are left out and counted in the log.
+    num_factors: Length of the vectors of items and users.
+    biases: Whether items and users have biases.
+    centred: Whether the mean training rating is added to predictions.
+    l2: Strength of the L2 regularization of the user's weights.
+    item_l2: The same for the items' weights.
+    clip_predictions: Whether metrics clip predictions to the rating scale.
+    initial_scale: Vectors start uniform between plus and minus this.
+  """
+
+  protocol: str = UNSEEN
+  max_examples: int | None = 300
+  min_examples: int = 1
+  num_factors: int = 50
+  biases: bool = False
+  centred: bool = False
+  l2: float = 0.0
+  item_l2: float = 0.0
+  clip_predictions: bool = False
+  initial_scale: float = 0.05
+
+  def __post_init__(self) -> None:
+    """Checks what no model checks."""
+    if self.protocol not in PROTOCOLS:
+      raise OptionError(
+        f'protocol: {self.protocol!r} is none of {", ".join(PROTOCOLS)}.'
+      )
+    if self.max_examples is not None and self.max_examples < 2:
+      raise OptionError(
+        f'max_examples: {self.max_examples} ratings a user cannot be split. '
+        'Give at least 2.'
+      )
+
+
+class MovieLens:
+  """Users as clients, their ratings as examples.
+
+  Attributes:
+    ratings: All ratings with titles and the scale.
+    model: The partially local model: the user's weights are local.
+    protocol: UNSEEN or SEEN: under which name the test result is reported.
+    selection_metric: The metric that chooses the best round; lower is better.
+  """
+
+  name = NAME
+  selection_metric = 'rmse'
+
+  def __init__(
+    self, ratings: movielens_data.Ratings, options: Options, seed: int
+  ):
+    """Divides the ratings and builds the model.
+
+    Args:
+      ratings: All ratings.
+      options: What can be chosen.
+      seed: The run's seed: users are divided and shuffled by it, and the item
+        vectors start from it.
+    """
+    self.ratings = ratings
+    self.protocol = options.protocol
+    self._options = options
+    shuffle = functools.partial(
+      movielens_data.limit_per_user,
+      max_examples=options.max_examples,
+      seed=seed,
+    )
+    if options.protocol == UNSEEN:
+      parts = movielens_data.split_users(ratings, _FRACTIONS, seed=seed)
+      frames = [shuffle(part) for part in parts]
+    else:
+      past, *later = movielens_data.split_by_time(ratings, _FRACTIONS)
+      past = shuffle(past)
+      frames = [past, *(_past_and_later(past, part) for part in later)]
+    self._frames: dict[str, pd.DataFrame] = dict(
+      zip((TRAIN, VALIDATION, TEST), frames, strict=True)
+    )
+    mean = float(self._frames[TRAIN]['rating'].mean())
+    self.model = tff_partial.from_keras(
+      functools.partial(
+        movielens_models.build_matrix_factorization,
+        ratings.num_items,
+        options.num_factors,
+        biases=options.biases,
+        mean=mean if options.centred else 0.0,
+        l2=options.l2,
+        item_l2=options.item_l2,
+        initial_scale=options.initial_scale,
+      ),
+      local=movielens_models.LOCAL_LAYERS,
+      loss=tf.keras.losses.MeanSquaredError(),
+      metrics=functools.partial(
+        movielens_models.build_metrics,
+        ratings.scale if options.clip_predictions else None,
+      ),
+      seed=seed,
+    )
+
+  @property
+  def evaluation_split(self) -> splits.Split | None:
+    """The split that the protocol demands of evaluations, if it does."""
+    return splits.by_mark('is_query') if self.protocol == SEEN else None
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, for the result."""
+    return {
+      'name': self.ratings.name,
+      **movielens_data.describe(self.ratings),
+      **{
+        part: movielens_data.describe(frame)
+        for part, frame in self._frames.items()
+      },
+    }
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> examples.Population:
+    """Packs the users of one part: TRAIN, VALIDATION or TEST."""
+    return _pack(
+      self._frames[part], example_spec, self._options.min_examples
+    )
+
+  def user(
+    self, user_id: str, example_spec: examples.ExampleSpec
+  ) -> tuple[pd.DataFrame, examples.Cohort]:
+    """Returns one user's ratings, as a frame and as a cohort of one.
+
+    Raises:
+      OptionError: If there is no such user.
+    """
+    frame = self.ratings.frame
+    mine = frame[frame['user_id'].astype(str) == user_id]
+    if mine.empty:
+      raise OptionError(
+        f'user: there is no user {user_id!r} in {self.ratings.name}. Users are '
+        f'numbered from {frame["user_id"].min()} to {frame["user_id"].max()}.'
+      )
+    population = _pack(mine, example_spec, 1)
+    seeds = sampling.client_seeds([user_id], 'recommend')
+    return mine, population.cohort([user_id], seeds)
+
+
+def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
+  """A user's training ratings, marked 0, before the later ones, marked 1."""
+  return pd.concat([past.assign(is_query=0), later.assign(is_query=1)])
+
+
+def _pack(
+  frame: pd.DataFrame, example_spec: examples.ExampleSpec, min_examples: int
+) -> examples.Population:
+  return examples.from_pandas(
+    frame,
+    example_spec,
+    client_id='user_id',
+    inputs='item_id',
+    labels='rating',
+    fields={
+      field: column
+      for field, column in _FIELDS.items()
+      if field in example_spec and column in frame.columns
+    },
+    min_examples=min_examples,
+  )
+
+
+def load(
+  *,
+  data: str,
+  data_dir: str | None,
+  data_set: str,
+  download: bool,
+  seed: int,
+  options: Options,
+) -> MovieLens:
+  """Loads the ratings and makes the task.
+
+  Args:
+    data: 'real', or 'synthetic' for invented ratings of the same form.
+    data_dir: The folder that holds `movielens/<data_set>`, or is it.
+    data_set: Which edition: 'ml-1m', 'ml-100k', 'ml-latest-small', ...
+    download: Whether to fetch the edition from its official address first.
+    seed: The run's seed.
+    options: What can be chosen about the task.
+
+  Raises:
+    DataError: If the data are missing or damaged; says where and what to do.
+  """
+  if data == 'synthetic':
+    return MovieLens(movielens_data.synthetic(), options, seed)
+  if not data_dir:
+    raise DataError(
+      f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'
+    )
+  if download:
+    movielens_data.download(os.path.join(data_dir, NAME), data_set)
+  return MovieLens(movielens_data.load(data_dir, data_set), options, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommendation:
+  """An item that a user is expected to rate highly.
+
+  Attributes:
+    item_id: The item.
+    title: Its title.
+    rating: The predicted rating.
+  """
+
+  item_id: int
+  title: str
+  rating: float
+
+
+def recommend(
+  task: MovieLens,
+  personal: evaluation.Evaluation,
+  weights: Any,
+  user_id: str,
+  number: int,
+) -> list[Recommendation]:
+  """Rebuilds a user's weights from all of its ratings and ranks the other items.
+
+  Args:
+    task: The task.
+    personal: An evaluation whose support set is everything.
+    weights: The trained weights, `ModelWeights`.
+    user_id: The user.
+    number: How many items to return, the best first.
+
+  Raises:
+    OptionError: If there is no such user, or fewer items to choose from.
+  """
+  rated, cohort = task.user(user_id, personal.example_spec)
+  unrated = np.setdiff1d(np.arange(task.ratings.num_items), rated['item_id'])
+  if not 1 <= number <= len(unrated):
+    raise OptionError(
+      f'top_n: cannot name {number} of the {len(unrated)} items that user '
+      f'{user_id} has not rated.'
+    )
+  local = personal.personalise(
+    weights, personal.initialize_client(cohort[0]['seed']), cohort[0]
+  )
+  keras_model = _keras_model(task.model, weights, local)
+  scores = np.asarray(keras_model(unrated.astype(np.int32)))
+  best = np.argsort(-scores, kind='stable')[:number]
+  low, high = task.ratings.scale
+  return [
+    Recommendation(
+      int(unrated[i]),
+      task.ratings.item_titles[unrated[i]],
+      float(np.clip(scores[i], low, high)),
+    )
+    for i in best
+  ]
+
+
+def _keras_model(
+  model: models.PartialModel, weights: Any, local: Any
+) -> tf.keras.Model:
+  tiers: Sequence[Any] = list(weights.trainable.values())
+  return model.to_keras(*tiers, weights.non_trainable, local)

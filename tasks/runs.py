@@ -1,0 +1,300 @@
+"""A run as the binaries see it: flags, folder, runtime, task and algorithm."""
+
+import collections
+import contextlib
+import errno
+import json
+import logging as python_logging
+import os
+import pathlib
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psutil
+import tensorflow_federated as tff
+from absl import app, flags, logging
+
+from tasks import algorithms
+from tasks import flags as flag_groups
+from tasks.errors import OptionError
+from tff_partial import errors, runtimes
+
+FLAGS = flags.FLAGS
+FLAGS_FILE = 'flags.txt'
+RESULT_FILE = 'result.json'
+
+_JIT = {'auto': 'auto', 'true': True, 'false': False}
+
+
+class RunFlags:
+  """All flags of a run, defined once per binary."""
+
+  def __init__(self) -> None:
+    """Defines the flags of the run, of every task and of every algorithm."""
+    before = set(FLAGS)
+    flags.DEFINE_enum('task', 'movielens', ['movielens'], 'What to learn.')
+    flags.DEFINE_enum(
+      'algorithm', 'fed_recon', algorithms.names(), 'How to learn it.'
+    )
+    flag_groups.RunFlags()
+    flag_groups.DataFlags()
+    self._tasks = {'movielens': flag_groups.MovieLensFlags()}
+    self._algorithms = {
+      name: make() for name, make in algorithms.ALGORITHMS.items()
+    }
+    self.names = sorted(set(FLAGS) - before)
+
+  def task(self) -> Any:
+    """Loads the task's data and builds its model."""
+    return self._tasks[FLAGS.task].get()
+
+  def trainable(self, task: Any) -> algorithms.Trainable:
+    """Builds the algorithm on the task's model."""
+    return self._algorithms[FLAGS.algorithm].get(task)
+
+  def values(self) -> dict[str, Any]:
+    """The values of all flags of a run."""
+    return {name: FLAGS[name].value for name in self.names}
+
+
+def flag_from(arguments: Sequence[str], name: str) -> str | None:
+  """Finds a flag's value on a command line that is not parsed yet."""
+  for place, argument in enumerate(arguments):
+    for prefix in (f'--{name}', f'-{name}'):
+      if argument.startswith(f'{prefix}='):
+        return argument.split('=', 1)[1]
+      if argument == prefix and place + 1 < len(arguments):
+        return arguments[place + 1]
+  return None
+
+
+def run_main(
+  main: Callable[[], int | None],
+  complete: Callable[[Sequence[str]], list[str]] = list,
+) -> None:
+  """Runs a binary's main function; errors for users end in one paragraph.
+
+  The exit status is 1 for an error.
+
+  Args:
+    main: Does the work; the flags are parsed.
+    complete: Completes the command line before it is parsed.
+  """
+
+  def guarded(work: Callable[[], int | None]) -> int | None:
+    try:
+      return work()
+    except errors.UserError as error:
+      message = str(error)
+    except OSError as error:
+      if error.errno not in _FOLDER_ERRORS:
+        raise
+      message = (
+        f'{error.filename or FLAGS.output_dir}: {error.strerror}. Choose '
+        'another --output_dir or make room; what was written before is kept.'
+      )
+    except KeyboardInterrupt:
+      message = (
+        'Interrupted. Run the same command again to go on from the last '
+        'checkpoint.'
+      )
+    print(f'error: {message}', file=sys.stderr)
+    return 1
+
+  def parsed(arguments: Sequence[str]) -> int | None:
+    if len(arguments) > 1:
+      print(
+        f'error: unknown arguments {list(arguments[1:])}; flags begin with --.',
+        file=sys.stderr,
+      )
+      return 1
+    return guarded(main)
+
+  def start() -> int | None:
+    app.run(parsed, complete(sys.argv))
+    return None
+
+  sys.exit(guarded(start))
+
+
+_FOLDER_ERRORS = frozenset(
+  (
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EEXIST,
+    errno.EFBIG,
+    errno.EISDIR,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+  )
+)
+
+
+def quiet_libraries() -> None:
+  """Keeps what libraries say about themselves out of a run's output."""
+  python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
+  if not FLAGS['verbosity'].present:
+    logging.set_verbosity(logging.WARNING)
+
+
+@contextlib.contextmanager
+def runtime() -> Any:
+  """Within the context, computations run as `--runtime` and `--jit` say."""
+  if FLAGS.runtime == 'native':
+    if FLAGS.jit == 'true':
+      raise OptionError(
+        '--jit=true: the native runtime does not compile rounds. Leave the '
+        'flag out, or use --runtime=cohort.'
+      )
+    context: Any = runtimes.native()
+  else:
+    context = runtimes.cohort(jit=_JIT[FLAGS.jit])
+  with context:
+    yield context
+
+
+class Folder:
+  """The output folder of a run."""
+
+  def __init__(self, path: str):
+    """Takes a folder that exists or not."""
+    self.path = pathlib.Path(path)
+
+  @property
+  def flags_file(self) -> pathlib.Path:
+    """The file of the run's flags."""
+    return self.path / FLAGS_FILE
+
+  def claim(self, values: Mapping[str, Any]) -> None:
+    """Makes the folder and writes the flags, or compares them with those there.
+
+    Raises:
+      OptionError: If the folder holds a run with other flags.
+    """
+    self.path.mkdir(parents=True, exist_ok=True)
+    if self.flags_file.exists():
+      self._compare(values)
+    elif any(self.path.iterdir()):
+      raise OptionError(
+        f'--output_dir={self.path}: the folder is not empty and holds no '
+        f'{FLAGS_FILE} of a run. Choose another folder.'
+      )
+    write_whole(
+      self.flags_file,
+      ''.join(_flag_line(name, value) for name, value in values.items()),
+    )
+
+  def _compare(self, values: Mapping[str, Any]) -> None:
+    before = read_flag_lines(self.flags_file)
+    now = {
+      name: _flag_line(name, value).strip() for name, value in values.items()
+    }
+    differing = [
+      name
+      for name in sorted(set(before) | set(now))
+      if name not in flag_groups.FREE_FLAGS
+      and before.get(name) != now.get(name)
+    ]
+    if differing:
+      details = '; '.join(
+        f'{before.get(name, f"no {name}")} there, '
+        f'{now.get(name, f"no {name}")} now'
+        for name in differing
+      )
+      raise OptionError(
+        f'--output_dir={self.path}: the folder holds a run with other flags: '
+        f'{details}. Give the same flags to go on with it, or choose another '
+        'folder.'
+      )
+
+  def write_result(self, result: Mapping[str, Any]) -> None:
+    """Writes `result.json`, whole or not at all."""
+    text = json.dumps(result, indent=2, allow_nan=False)
+    write_whole(self.path / RESULT_FILE, text + '\n')
+
+  def read_result(self) -> dict[str, Any] | None:
+    """Reads `result.json` if it is there."""
+    path = self.path / RESULT_FILE
+    if not path.exists():
+      return None
+    try:
+      return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+      raise OptionError(
+        f'{path}, line {error.lineno}: not JSON ({error.msg}). Delete it and '
+        'run the training command again.'
+      ) from None
+
+
+def _flag_line(name: str, value: Any) -> str:
+  """A flag as a line of a flagfile; unset ones leave a comment."""
+  if value is None:
+    return f'# {name} is not set\n'
+  if isinstance(value, bool):
+    return f'--{name}={str(value).lower()}\n'
+  return f'--{name}={value}\n'
+
+
+def read_flag_lines(path: pathlib.Path) -> dict[str, str]:
+  """Returns the lines of a flags file by the names of the flags."""
+  lines = {}
+  for line in path.read_text().splitlines():
+    if line.startswith('--'):
+      lines[line[2:].split('=', 1)[0]] = line
+    elif line.startswith('# '):
+      lines[line.split()[1]] = line
+  return lines
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+  """Replaces a file so that a kill leaves the old one or the new one."""
+  temporary = path.with_name(f'{path.name}.tmp')
+  temporary.write_text(text)
+  os.replace(temporary, path)
+
+
+def communication(weights_type: tff.Type) -> dict[str, int]:
+  """Bytes that a client loads and sends in a round, uncompressed.
+
+  Args:
+    weights_type: The type of the model's weights at the server.
+  """
+  upload = _num_bytes(weights_type.trainable)
+  return {
+    'download_bytes': upload + _num_bytes(weights_type.non_trainable),
+    'upload_bytes': upload,
+  }
+
+
+def _num_bytes(type_spec: tff.Type) -> int:
+  if isinstance(type_spec, tff.TensorType):
+    items = 1
+    for dimension in type_spec.shape or ():
+      items *= dimension
+    return int(items * type_spec.dtype.type().itemsize)
+  return sum(_num_bytes(part) for part in type_spec)
+
+
+def peak_memory_mb() -> float:
+  """The most memory that this process and its living children have held."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  for child in psutil.Process().children(recursive=True):
+    with contextlib.suppress(OSError, psutil.Error, StopIteration):
+      status = pathlib.Path(f'/proc/{child.pid}/status').read_text()
+      line = next(x for x in status.splitlines() if x.startswith('VmHWM'))
+      peak += int(line.split()[1]) / 1024
+  return round(peak, 1)
+
+
+def finite(value: Any) -> Any:
+  """JSON knows no infinity: such numbers become texts."""
+  if isinstance(value, Mapping):
+    return collections.OrderedDict((k, finite(v)) for k, v in value.items())
+  if isinstance(value, float) and value - value != 0.0:
+    return str(value)
+  return value

@@ -1,0 +1,154 @@
+"""Trains a task with an algorithm; run it again to go on where it was killed.
+
+  python -m tasks.train --flagfile=tasks/recipes/movielens_fed_recon.flags \
+      --data_dir=DIR --output_dir=OUT
+"""
+
+import sys
+import time
+from typing import Any
+
+from absl import flags
+
+from tasks import runs
+from tasks.errors import OptionError
+from tff_partial import programs
+
+FLAGS = flags.FLAGS
+_RUN = runs.RunFlags()
+
+
+def main() -> int | None:
+  """Trains, measures the test clients, and writes the result."""
+  started = time.perf_counter()
+  runs.quiet_libraries()
+  if not FLAGS.output_dir:
+    raise OptionError('--output_dir: name a folder for what the run writes.')
+  folder = runs.Folder(FLAGS.output_dir)
+  folder.claim(_RUN.values())
+  done = folder.read_result()
+  if done is not None and done['rounds'] >= FLAGS.rounds:
+    print(f'{folder.path} holds this run already; delete it to run it anew.')
+    print(table(done))
+    return 2 if done['diverged'] else None
+  task = _RUN.task()
+  with runs.runtime() as context:
+    trainable = _RUN.trainable(task)
+    spec = trainable.process.example_spec
+    measure_spec = trainable.evaluation.example_spec
+    clients = {
+      part: task.clients(part, measure_spec)
+      for part in ('validation', 'test')
+    }
+    exams = {
+      part: programs.Exam(trainable.evaluation, population)
+      for part, population in clients.items()
+    }
+    clients['train'] = task.clients('train', spec)
+    trained = programs.train(
+      trainable.process,
+      clients['train'],
+      rounds=FLAGS.rounds,
+      clients_per_round=FLAGS.clients_per_round,
+      seed=FLAGS.seed,
+      oversample=FLAGS.oversample,
+      dropout_rate=FLAGS.dropout_rate,
+      validation=exams['validation'],
+      evaluate_every=FLAGS.evaluate_every,
+      select=programs.Selection(task.selection_metric),
+      stop=programs.StoppingRule(factor=FLAGS.divergence_factor),
+      output_dir=str(folder.path),
+      tensorboard=FLAGS.tensorboard,
+      show_progress=(
+        sys.stderr.isatty() if FLAGS.progress is None else FLAGS.progress
+      ),
+    )
+    test = {
+      which: programs.evaluate(exams['test'], weights, FLAGS.seed)
+      for which, weights in (
+        ('last', trained.weights),
+        ('best', trained.best_weights),
+      )
+    }
+    result = runs.finite(
+      {
+        'task': FLAGS.task,
+        'algorithm': FLAGS.algorithm,
+        'seed': FLAGS.seed,
+        'rounds': trained.rounds,
+        'clients_per_round': FLAGS.clients_per_round,
+        'runtime': FLAGS.runtime,
+        'jit': FLAGS.jit,
+        'jit_choices': dict(getattr(context, 'choices', {})),
+        'diverged': trained.diverged,
+        'data': {
+          **task.counts,
+          'clients': {part: len(p) for part, p in clients.items()},
+          'clients_filtered': {
+            part: p.num_filtered for part, p in clients.items()
+          },
+        },
+        'train': trained.train,
+        'validation': {
+          **(trained.validation or {}),
+          'best_round': trained.best_round,
+        },
+        'test': {task.protocol: test['last']},
+        'best': {
+          'round': trained.best_round,
+          'validation': trained.best_validation,
+          'test': {task.protocol: test['best']},
+        },
+        'communication': runs.communication(
+          trainable.process.get_model_weights.type_signature.result
+        ),
+        'privacy': None,
+        'seconds': {
+          **trained.seconds,
+          'total': time.perf_counter() - started,
+        },
+        'peak_rss_mb': runs.peak_memory_mb(),
+      }
+    )
+  folder.write_result(result)
+  print(table(result))
+  print(f'Written to {folder.path}.')
+  if trained.diverged:
+    raise_divergence(result)
+  return None
+
+
+def raise_divergence(result: dict[str, Any]) -> None:
+  """Ends a run that diverged with advice."""
+  raise programs.ProgramError(
+    f'The run diverged: the training loss was {result["train"]["loss"]} at '
+    f'round {result["rounds"]}, where it was stopped. Try --clip_norm=1, a '
+    'smaller learning rate, or another --seed; the best round so far is in '
+    f'{runs.RESULT_FILE}.'
+  )
+
+
+def table(result: dict[str, Any]) -> str:
+  """The pooled metrics of a result as a small table."""
+  protocol, last = next(iter(result['test'].items()))
+  best = result['best']
+  names = [
+    name
+    for name in last
+    if name != 'per_client' and not name.startswith('num_')
+  ]
+  rows = [
+    (f'validation, round {result["rounds"]}', result['validation']),
+    (f'test ({protocol}), round {result["rounds"]}', last),
+    (f'test ({protocol}), best round {best["round"]}', best['test'][protocol]),
+  ]
+  width = max(len(label) for label, _ in rows)
+  lines = [' ' * width + ''.join(f'{name:>12}' for name in names)]
+  for label, metrics in rows:
+    values = ''.join(f'{metrics.get(name, ""):>12.4f}' for name in names)
+    lines.append(f'{label:<{width}}{values}')
+  return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+  runs.run_main(main)

@@ -1,0 +1,377 @@
+"""Faces with which TFF's own programs run our processes, over `tf.data`.
+
+`tff.learning.programs` wants a `tff.learning.templates.LearningProcess`, whose
+clients hold sequences of batches
+
+    x       inputs, in the structure that the model takes, `[batch, ...]`
+    y       labels
+    weight  how much an example counts; ones if the sequence has no such field
+    ...     further fields that a split asks for; what nobody reads is ignored
+
+Inside a client's computation the batches are joined to the value that every
+other runtime gets (see `examples.py`), and the same work is done on it. So the
+size of the batches changes nothing: a phase cuts its own.
+
+A program that only knows sequences cannot say whose they are, so a client's
+seed cannot follow from an id. It follows from a run's seed, the round's number
+in the server's state and a fingerprint of the client's examples. Hence clients
+with equal examples draw alike in a round, and a round that is run again on the
+same clients, because a program discarded or resumed it, draws as before.
+"""
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import evaluation as evaluation_lib
+from tff_partial import examples
+from tff_partial import processes
+from tff_partial import random_bits
+
+templates = tff.learning.templates
+
+# More examples than any client has: all of its batches become one.
+_ALL = 2**31 - 1
+
+
+class ClientsRememberError(processes.CompositionError):
+  """Raised for a process whose clients would lose what they remember."""
+
+
+class ElementSpecError(processes.CompositionError):
+  """Raised for a sequence whose elements are no batches of examples."""
+
+
+def _fingerprint(tensor: tf.Tensor) -> tf.Tensor:
+  """Sums up what a tensor holds and where, int32 scalar.
+
+  Only whole numbers are added and multiplied, modulo a power of two, so neither
+  the order of a sum nor the machine makes a difference.
+  """
+  if tensor.dtype == tf.string:
+    tensor = tf.strings.to_hash_bucket_fast(tensor, tf.int64.max)
+  elif tensor.dtype == tf.bool:
+    tensor = tf.cast(tensor, tf.uint8)
+  elif tensor.dtype.is_complex:
+    tensor = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+  unsigned = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
+  words = tf.bitcast(tf.reshape(tensor, [-1]), unsigned[tensor.dtype.size])
+  words = tf.cast(words, tf.uint64)
+  half = tf.constant(32, tf.uint64)
+  # A float that is a small whole number differs from others in its upper bits
+  # alone, and a product hands a difference upward, never downward.
+  words = tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, half))
+  drawn = random_bits.bits(
+    random_bits.derive('fingerprint'), [2, tf.size(words)]
+  )
+  drawn = tf.cast(drawn, tf.uint64)
+  factors = tf.bitwise.left_shift(drawn[0], half) + drawn[1]
+  total = tf.bitwise.right_shift(tf.reduce_sum(words * factors), half)
+  return tf.bitcast(tf.cast(total, tf.uint32), tf.int32)
+
+
+def client_seed(
+  client_examples: Mapping[str, Any],
+  count: int | tf.Tensor,
+  round_number: int | tf.Tensor,
+  *,
+  seed: int = 0,
+) -> tf.Tensor:
+  """Returns the seed, int32 `[2]`, of a client that has no id.
+
+  With it, `process.next` on packed clients does what the face does.
+
+  Args:
+    client_examples: The client's examples, `[capacity, ...]`.
+    count: How many of them are real; the rest makes no difference.
+    round_number: The round's number in the server's state as the round begins.
+    seed: The run's seed.
+  """
+  result = tf.constant(random_bits.derive(seed, 'sequence'))
+  result = random_bits.fold_in(result, round_number)
+  result = random_bits.fold_in(result, count)
+  for tensor in tf.nest.flatten(client_examples):
+    real = tf.convert_to_tensor(tensor)[:count]
+    result = random_bits.fold_in(result, _fingerprint(real))
+  return result
+
+
+def _ordered_like(spec: Any, values: Any) -> Any:
+  """Returns values in the spec's containers, with its order of fields."""
+  return tf.nest.map_structure(
+    lambda _, value: value, spec, values, check_types=False
+  )
+
+
+def _element_type(
+  example_spec: examples.ExampleSpec, element_spec: Any
+) -> tff.Type:
+  """The type of a sequence's elements, or an error that says what is wrong."""
+  expected = examples.client_spec(example_spec)['examples']
+  if element_spec is None:
+    del expected['weight']
+    return processes.type_of(expected)
+  if not isinstance(element_spec, Mapping):
+    raise ElementSpecError(
+      f'Expected batches that are mappings with the fields {list(expected)}, '
+      f'of which `weight` may be missing; found {element_spec!r}. Make them '
+      'with `Dataset.map`.'
+    )
+  missing = [n for n in expected if n not in element_spec and n != 'weight']
+  if missing:
+    raise ElementSpecError(
+      f'Batches lack the fields {missing}; they have {list(element_spec)}.'
+    )
+
+  def check(found: Any, wanted: tf.TensorSpec) -> tf.TensorSpec:
+    if not found.is_subtype_of(wanted):
+      raise ValueError(f'{found!r} is not {wanted!r}')
+    return wanted  # Batches of other sizes are welcome too.
+
+  fields = collections.OrderedDict(element_spec)
+  for name in [n for n in expected if n in fields]:
+    try:
+      fields[name] = tf.nest.map_structure(
+        check, fields[name], expected[name], check_types=False
+      )
+    except (TypeError, ValueError) as error:
+      raise ElementSpecError(
+        f'Batches should have the field {name!r} as {expected[name]!r}, found '
+        f'{fields[name]!r}. Convert it with `Dataset.map`.'
+      ) from error
+  return processes.type_of(fields)
+
+
+def _pack(
+  batches: tf.data.Dataset, example_spec: examples.ExampleSpec
+) -> collections.OrderedDict[str, Any]:
+  """Joins a client's batches to its examples; they need no padding here."""
+  specs = collections.OrderedDict(
+    (name, spec)
+    for name, spec in examples.client_spec(example_spec)['examples'].items()
+    if name in batches.element_spec
+  )
+  none = tf.nest.map_structure(
+    lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype),
+    specs,
+  )
+  packed = (
+    batches.map(
+      lambda batch: collections.OrderedDict(
+        (name, _ordered_like(spec, batch[name])) for name, spec in specs.items()
+      )
+    )
+    # In one go: to append batch to batch would copy all of them each time.
+    .rebatch(_ALL)
+    .reduce(none, lambda _, joined: joined)
+  )
+  if 'weight' not in packed:
+    count = tf.shape(tf.nest.flatten(packed['y'])[0])[:1]
+    spec = example_spec['weight']
+    packed['weight'] = tf.ones(tf.concat([count, spec.shape], 0), spec.dtype)
+  return collections.OrderedDict((name, packed[name]) for name in example_spec)
+
+
+def _packing(
+  example_spec: examples.ExampleSpec, element_spec: Any, seed: int
+) -> tff.Computation:
+  """Makes `(int32, E* -> D)`: from the round's number and batches to data."""
+
+  @tff.tensorflow.computation(
+    np.int32, tff.SequenceType(_element_type(example_spec, element_spec))
+  )
+  def pack(round_number: Any, batches: Any) -> Any:
+    packed = _pack(batches, example_spec)
+    count = tf.shape(packed['weight'])[0]
+    return collections.OrderedDict(
+      examples=packed,
+      count=count,
+      seed=client_seed(packed, count, round_number, seed=seed),
+    )
+
+  return pack
+
+
+def _check_forgets(remembered: tff.Type, what: str) -> None:
+  if not isinstance(remembered, tff.StructType) or len(remembered):
+    raise ClientsRememberError(
+      f'The clients of this {what} remember {remembered} from round to round. '
+      'A `LearningProcess` has no place for it, so that clients would begin '
+      'anew each time. Run it with a program that keeps client states.'
+    )
+
+
+def as_learning_process(
+  process: processes.PartialProcess,
+  element_spec: Any = None,
+  *,
+  seed: int = 0,
+) -> tff.learning.templates.LearningProcess:
+  """Each client joins its batches to examples and takes part as in `process`.
+
+  Server state, model weights and metrics are those of `process`; the training
+  metrics are at `client_work/train`, where TFF's programs look for them.
+
+  Args:
+    process: A process whose clients remember nothing, such as FedRecon.
+    element_spec: What a batch consists of: `dataset.element_spec`. By default
+      what the process reads but for weights, which are then one.
+    seed: The run's seed; what clients draw follows from it.
+
+  Raises:
+    ClientsRememberError: If clients would lose what they remember.
+    ElementSpecError: If batches lack a field, or have one of another type.
+  """
+  _check_forgets(process.next.type_signature.parameter[1].member, 'process')
+  pack = _packing(process.example_spec, element_spec, seed)
+
+  @tff.tensorflow.computation(
+    process.initialize.type_signature.result.member.client_work
+  )
+  def number_of(work_state: Any) -> Any:
+    return work_state['round']
+
+  @tff.federated_computation(
+    process.initialize.type_signature.result,
+    tff.FederatedType(pack.type_signature.parameter[1], tff.CLIENTS),
+  )
+  def next_fn(state: Any, sequences: Any) -> Any:
+    number = tff.federated_map(number_of, state.client_work)
+    clients = tff.federated_map(
+      pack, (tff.federated_broadcast(number), sequences)
+    )
+    nothing = tff.federated_value(collections.OrderedDict(), tff.CLIENTS)
+    output = process.next(state, nothing, clients)
+    return templates.LearningProcessOutput(output.state, output.metrics)
+
+  return templates.LearningProcess(
+    process.initialize,
+    next_fn,
+    process.get_model_weights,
+    process.set_model_weights,
+  )
+
+
+def as_evaluation_process(
+  evaluation: evaluation_lib.Evaluation,
+  element_spec: Any = None,
+  *,
+  seed: int = 0,
+) -> tff.learning.templates.LearningProcess:
+  """Each client joins its batches to examples and is measured on them.
+
+  What `tff.learning.programs.EvaluationManager` runs. Its state holds the
+  weights to measure, set with `set_model_weights`, and the metrics of the
+  rounds so far. Its metrics are at `client_work/eval`: those of the round at
+  `current_round_metrics`, those of all rounds at `total_rounds_metrics`, where
+  a client counts as often as it took part.
+
+  Args:
+    evaluation: An evaluation whose clients remember nothing, such as that of
+      FedRecon.
+    element_spec: What a batch consists of: `dataset.element_spec`. By default
+      what the evaluation reads but for weights, which are then one.
+    seed: The run's seed; what clients draw follows from it.
+
+  Raises:
+    ClientsRememberError: If clients remember what sequences do not tell.
+    ElementSpecError: If batches lack a field, or have one of another type.
+  """
+  kept_type = evaluation.initialize_client.type_signature.result
+  _check_forgets(kept_type, 'evaluation')
+  pack = _packing(evaluation.example_spec, element_spec, seed)
+  model = evaluation.model
+  weights_type = processes.weights_type(model)
+  states_type = evaluation.measure.type_signature.result[0]
+  pool = tff.learning.metrics.SumThenFinalizeFactory(
+    processes.metric_finalizers(model)
+  ).create(states_type)
+  first_weights = processes.traced(lambda: processes.weights_at_server(model))
+
+  @tff.tensorflow.computation
+  def initial_weights() -> Any:
+    return first_weights()
+
+  @tff.tensorflow.computation
+  def first_round() -> Any:
+    return tf.constant(0)
+
+  @tff.tensorflow.computation(np.int32)
+  def count_round(number: Any) -> Any:
+    return number + 1
+
+  @tff.tensorflow.computation(
+    weights_type, np.int32, pack.type_signature.parameter[1]
+  )
+  def measure(weights: Any, number: Any, batches: Any) -> Any:
+    nothing: Any = collections.OrderedDict()
+    return evaluation.measure(weights, nothing, pack(number, batches))[0]
+
+  def state_of(weights: Any, number: Any, pooled: Any) -> Any:
+    nothing = tff.federated_value((), tff.SERVER)
+    work_state = collections.OrderedDict(round=number, metrics=pooled)
+    return tff.federated_zip(
+      templates.LearningAlgorithmState(
+        weights, nothing, work_state, nothing, nothing
+      )
+    )
+
+  @tff.federated_computation
+  def initialize() -> Any:
+    return state_of(
+      tff.federated_eval(initial_weights, tff.SERVER),
+      tff.federated_eval(first_round, tff.SERVER),
+      pool.initialize(),
+    )
+
+  @tff.federated_computation(
+    initialize.type_signature.result,
+    tff.FederatedType(pack.type_signature.parameter[1], tff.CLIENTS),
+  )
+  def next_fn(state: Any, sequences: Any) -> Any:
+    weights, number = state.global_model_weights, state.client_work['round']
+    states = tff.federated_map(
+      measure,
+      (
+        tff.federated_broadcast(weights),
+        tff.federated_broadcast(number),
+        sequences,
+      ),
+    )
+    pooled = pool.next(state.client_work['metrics'], states)
+    current, total = pooled.result
+    metrics = collections.OrderedDict(
+      client_work=collections.OrderedDict(
+        eval=collections.OrderedDict(
+          current_round_metrics=current, total_rounds_metrics=total
+        )
+      )
+    )
+    number = tff.federated_map(count_round, number)
+    return templates.LearningProcessOutput(
+      state_of(weights, number, pooled.state), tff.federated_zip(metrics)
+    )
+
+  state_type = initialize.type_signature.result.member
+
+  @tff.tensorflow.computation(state_type)
+  def get_model_weights(state: Any) -> Any:
+    return state.global_model_weights
+
+  @tff.tensorflow.computation(state_type, weights_type)
+  def set_model_weights(state: Any, weights: Any) -> Any:
+    return templates.LearningAlgorithmState(
+      weights,
+      state.distributor,
+      state.client_work,
+      state.aggregator,
+      state.finalizer,
+    )
+
+  return templates.LearningProcess(
+    initialize, next_fn, get_model_weights, set_model_weights
+  )
