@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FLOORS = {
   'ground': (
     '_require_tff',
+    'errors',
     'examples',
     'groups',
     'keras_functions',
@@ -33,6 +34,7 @@ FLOORS = {
     'aggregators',
     'client_state',
     'evaluation',
+    'learning_process',
     'privacy',
     'processes',
     'runtimes.*',
@@ -42,8 +44,11 @@ FLOORS = {
     '__init__',
     'algorithms.*',
     'analysis.*',
+    'checkpoints',
     'client_store',
     'programs',
+    'records',
+    'sampling',
   ),
 }
 HEIGHTS = {floor: height for height, floor in enumerate(FLOORS)}

@@ -29,6 +29,8 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tff_partial import errors
+
 # Field to a structure of `tf.TensorSpec` of one example, without batch axis.
 ExampleSpec = collections.OrderedDict[str, Any]
 
@@ -39,7 +41,7 @@ _BUCKET_RATIO = 4
 _WASTED_BYTES = 2**28  # Padding up to this size is not worth a bucket.
 
 
-class ClientDataError(ValueError):
+class ClientDataError(errors.UserError, ValueError):
   """Raised for client data that cannot be trained on."""
 
 

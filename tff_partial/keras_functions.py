@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tff_partial import errors
 from tff_partial import random_bits
 
 
-class ModelError(ValueError):
+class ModelError(errors.UserError, ValueError):
   """Raised for a Keras model that cannot be used, with a way out."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import errors
 from tff_partial import keras_functions
 from tff_partial import models
 from tff_partial import random_bits
@@ -29,7 +30,7 @@ def sgd(learning_rate: float) -> Optimizer:
   return tff.learning.optimizers.build_sgdm(learning_rate)
 
 
-class PhaseError(ValueError):
+class PhaseError(errors.UserError, ValueError):
   """Raised for settings of a phase that make no sense."""
 
 

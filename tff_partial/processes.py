@@ -18,6 +18,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import client_state
+from tff_partial import errors
 from tff_partial import examples
 from tff_partial import models
 from tff_partial import phases
@@ -33,7 +34,7 @@ AggregationFactory: TypeAlias = (
 )
 
 
-class CompositionError(TypeError):
+class CompositionError(errors.UserError, TypeError):
   """Raised when the parts of an algorithm do not fit together."""
 
 

@@ -3,14 +3,16 @@
 TensorFlow's stateless samplers of floating-point numbers give other values
 under XLA than in plain kernels. Their full-range integers do not, if the
 algorithm is named. So every draw here starts from such integers and goes on in
-ordinary arithmetic.
+ordinary arithmetic: `bits` and `uniform` of the unit interval are the same to
+the last bit, the others to rounding. And a longer draw begins as a shorter one,
+to the last bit, so that padding draws nothing away.
 
 A seed is an integer vector of two elements. `derive` makes one on the host from
 anything that has a name (run, round, client, purpose); `fold_in` makes another
 one inside a computation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import hashlib
 import math
 import operator
@@ -22,6 +24,8 @@ SEED_SPEC = tf.TensorSpec([2], tf.int32)
 
 # Smallest positive step of a 24-bit uniform draw; all of them are exact floats.
 _STEP = 2.0**-24
+# A multiple of how many numbers any processor computes at a time.
+_LANES = 64
 
 
 def derive(*words: int | str) -> np.ndarray:
@@ -81,6 +85,22 @@ def uniform(
   return tf.cast(low + unit * (high - low), dtype)
 
 
+def _in_whole_lanes(
+  draw: Callable[[Sequence[int] | tf.Tensor], tf.Tensor],
+  shape: Sequence[int] | tf.Tensor,
+) -> tf.Tensor:
+  """Draws somewhat more than `shape`, and cuts.
+
+  Plain kernels compute what is left over of whole vectors one by one, with
+  another logarithm in the last bit. So nothing must be left over.
+  """
+  if not tf.is_tensor(shape):
+    shape = [int(size) for size in shape]
+  size = tf.reduce_prod(shape) if tf.is_tensor(shape) else math.prod(shape)
+  drawn = draw([-(-size // _LANES) * _LANES])
+  return tf.reshape(drawn[:size], shape)
+
+
 def normal(
   seed: tf.Tensor,
   shape: Sequence[int] | tf.Tensor,
@@ -89,10 +109,14 @@ def normal(
   dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
   """Draws normal numbers, by the transformation of Box and Muller."""
-  # The radius needs a draw above zero: its logarithm is taken.
-  radius = tf.sqrt(-2.0 * tf.math.log(uniform(fold_in(seed, 0), shape) + _STEP))
-  angle = uniform(fold_in(seed, 1), shape, 0.0, 2.0 * math.pi)
-  return tf.cast(mean + stddev * radius * tf.cos(angle), dtype)
+
+  def draw(shape: Sequence[int] | tf.Tensor) -> tf.Tensor:
+    # The radius needs a draw above zero: its logarithm is taken.
+    above_zero = uniform(fold_in(seed, 0), shape) + _STEP
+    angle = uniform(fold_in(seed, 1), shape, 0.0, 2.0 * math.pi)
+    return tf.sqrt(-2.0 * tf.math.log(above_zero)) * tf.cos(angle)
+
+  return tf.cast(mean + stddev * _in_whole_lanes(draw, shape), dtype)
 
 
 def truncated_normal(
@@ -105,8 +129,9 @@ def truncated_normal(
   """Draws normal numbers within two standard deviations, by inversion."""
   # Phi(2) of the standard normal distribution, mapped to erfinv's argument.
   edge = math.erf(2.0 / math.sqrt(2.0))
-  inside = uniform(seed, shape, -edge, edge)
-  drawn = math.sqrt(2.0) * tf.math.erfinv(inside)
+  drawn = math.sqrt(2.0) * _in_whole_lanes(
+    lambda shape: tf.math.erfinv(uniform(seed, shape, -edge, edge)), shape
+  )
   return tf.cast(mean + stddev * tf.clip_by_value(drawn, -2.0, 2.0), dtype)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_partial import errors
+
 GLOBAL = 'global'  # One copy, at the server.
 GROUP = 'group'  # K copies, at the server; a client reads one of them.
 LOCAL = 'local'  # One copy per client, which never leaves it.
@@ -23,7 +25,7 @@ NamedTensors = collections.OrderedDict[str, tf.Tensor]
 Weights = collections.OrderedDict[str, NamedTensors]
 
 
-class UnknownTierError(ValueError):
+class UnknownTierError(errors.UserError, ValueError):
   """Raised for a tier that is none of GLOBAL, GROUP and LOCAL."""
 
 

@@ -6,30 +6,32 @@ bits, so the measured executions are thrown away: a run that measured equals,
 bit for bit, a run that was told the same choice from the start.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 import threading
 import time
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 from absl import logging
 import tensorflow as tf
 
+from tff_partial.runtimes import client_loop
+from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import stages
 
-Jit = bool | Literal['auto']
+Jit: TypeAlias = bool | Literal['auto']
+
 # Measuring stops after so many executions, or so many seconds.
 _REPEATS = 3
 _BUDGET = 0.5
 
 
 class Chooser:
-  """Picks a compiled loop for a signature.
+  """Compiles loops, with or without XLA.
 
   Attributes:
-    choices: What was chosen so far, from a stable signature to whether XLA
-      compiles it; JSON can hold it.
+    choices: What was chosen so far, from a name that is the same in every
+      process to whether XLA compiles the loop; JSON can hold it.
   """
 
   def __init__(self, jit: Jit, choices: Mapping[str, bool] | None,
@@ -40,62 +42,74 @@ class Chooser:
     self._jit, self._strict, self._threads = jit, strict, threads
     self.choices: dict[str, bool] = dict(choices or {})
     self._lock = threading.Lock()
-    self._ready: dict[Any, Callable[..., Any]] = {}
+    self._loops: dict[tuple[client_loop.ClientLoop, compiled_loop.Signature],
+                      compiled_loop.CompiledLoop] = {}
+    self.num_compiled = 0
 
-  def choose(self, name: str, loop: stages.ClientLoop,
-             signature: stages.Signature,
-             sample: Sequence[tf.Tensor]) -> Callable[..., Any]:
-    """The compiled loop to use.
+  def compiled(self, name: str, loop: client_loop.ClientLoop,
+               signature: compiled_loop.Signature,
+               sample: Sequence[tf.Tensor]) -> compiled_loop.CompiledLoop:
+    """The program to run a loop with.
 
     Args:
-      name: A name that is the same in every process.
+      name: A name of program and shapes that is the same in every process.
       loop: The loop.
-      signature: What it is compiled for.
-      sample: Inputs with few clients, to measure on.
+      signature: The exact shapes.
+      sample: Inputs with a single client, to measure on.
     """
-    key = (id(loop), signature)
-    function = self._ready.get(key)
-    if function is None:
+    key = (loop, signature)
+    if key not in self._loops:
       # Only one thread compiles or measures at a time.
       with self._lock:
-        function = self._ready.get(key)
-        if function is None:
-          jit = self._decide(name, loop, signature, sample)
-          function = self._ready[key] = loop.compiled(signature, jit)
-    return function
+        if key not in self._loops:
+          self._loops[key] = self._choose(name, loop, signature, sample)
+    return self._loops[key]
 
-  def _decide(self, name: str, loop: stages.ClientLoop,
-              signature: stages.Signature, sample) -> bool:
-    if self._jit is False:
-      return False
-    if name in self.choices and self._jit == 'auto':
-      return self.choices[name]
+  def _choose(self, name: str, loop: client_loop.ClientLoop,
+              signature: compiled_loop.Signature,
+              sample: Sequence[tf.Tensor]) -> compiled_loop.CompiledLoop:
+    wanted = self._jit
+    if wanted == 'auto':
+      wanted = self.choices.get(name, 'auto')
+    if wanted is False:
+      return self._compile(loop, signature, False)
     try:
-      jitted = loop.compiled(signature, True)
-      jitted(*sample)
+      jitted = self._compile(loop, signature, True)
+      jitted(sample)  # XLA compiles when it is first called.
     except (tf.errors.OpError, ValueError, TypeError) as error:
-      reason = str(error).split('\n')[0][:300]
       if self._jit is True and self._strict:
-        raise errors.XlaRefusedError(reason) from error
-      logging.warning('XLA refuses the loop %s (%s); it runs without.', name,
-                      reason)
+        raise errors.XlaRefusedError(_reason(error)) from error
+      plain = self._compile(loop, signature, False)
+      plain(sample)  # A failure of the client itself is not XLA's.
+      logging.warning('XLA refuses the loop %s, which runs without it: %s',
+                      name, _reason(error))
       self.choices[name] = False
-      return False
-    if self._jit is True:
-      return True
-    plain = loop.compiled(signature, False)
-    plain(*sample)
-    seconds = {True: self._seconds(jitted, sample),
-               False: self._seconds(plain, sample)}
-    choice = seconds[True] < seconds[False]
+      return plain
+    if wanted is True:
+      self.choices[name] = True
+      return jitted
+    plain = self._compile(loop, signature, False)
+    plain(sample)
+    with_xla, without = self._seconds(jitted, sample), self._seconds(
+        plain, sample)
+    self.choices[name] = with_xla < without
     logging.info(
-        'The loop %s runs %s: %.2g s with XLA against %.2g s without.', name,
-        'with XLA' if choice else 'without XLA', seconds[True],
-        seconds[False])
-    self.choices[name] = choice
-    return choice
+        'The loop %s runs %s XLA: %.2g s a client with it, %.2g s without.',
+        name, 'with' if self.choices[name] else 'without', with_xla, without)
+    return jitted if self.choices[name] else plain
 
-  def _seconds(self, function: Callable[..., Any], sample) -> float:
+  def _compile(self, loop: client_loop.ClientLoop,
+               signature: compiled_loop.Signature,
+               jit: bool) -> compiled_loop.CompiledLoop:
+    self.num_compiled += 1
+    logging.info(
+        'Program %d: a loop over up to %d clients of %s, %s XLA.',
+        self.num_compiled, signature.bucket, signature,
+        'with' if jit else 'without')
+    return compiled_loop.CompiledLoop(loop, signature, jit)
+
+  def _seconds(self, compiled: compiled_loop.CompiledLoop,
+               sample: Sequence[tf.Tensor]) -> float:
     """The least time that as many executions as there are threads take.
 
     All at once, since a plain kernel that has all cores to itself would look
@@ -106,10 +120,17 @@ class Chooser:
       for _ in range(_REPEATS):
         before = time.perf_counter()
         for results in pool.map(
-            lambda _: function(*sample), range(self._threads)):
-          # A device may answer before it is done.
-          results[0].numpy()
+            lambda _: compiled(sample), range(self._threads)):
+          results[0].numpy()  # A device may answer before it is done.
         least = min(least, time.perf_counter() - before)
         if time.perf_counter() - start > _BUDGET:
           break
     return least
+
+
+def _reason(error: Exception) -> str:
+  """The line of TensorFlow's message that says what the matter is."""
+  lines = [line.strip() for line in str(error).split('\n') if line.strip()]
+  telling = [line for line in lines if not line.startswith((
+      'Graph execution error', 'Detected at node', 'File ', 'Traceback'))]
+  return (telling or lines or [type(error).__name__])[0][:300]

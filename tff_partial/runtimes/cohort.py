@@ -17,14 +17,13 @@ import os
 from typing import Any
 import weakref
 
-from absl import logging
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import choices as choices_lib
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import fallback
 from tff_partial.runtimes import feeding
-from tff_partial.runtimes import native
 from tff_partial.runtimes import rounds
 
 
@@ -43,14 +42,18 @@ class CohortContext(tff.framework.SyncContext):
         futures.ThreadPoolExecutor(threads) if threads > 1 else None, debug)
     self._compiled: dict[Any, rounds.CompiledComputation] = {}
     self._by_identity: dict[int, Any] = {}
-    self._native: tff.framework.SyncContext | None = None
-    self._refused: set[tff.Computation] = set()
+    self._fallback = fallback.NativeFallback()
     self._installed: list[Any] = []
 
   @property
   def choices(self) -> dict[str, bool]:
     """Whether XLA compiles each loop seen so far; JSON can hold it."""
     return dict(self._chooser.choices)
+
+  @property
+  def num_compiled(self) -> int:
+    """How many loops were compiled so far."""
+    return self._chooser.num_compiled
 
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
     """Runs a computation; TFF calls this."""
@@ -59,21 +62,8 @@ class CohortContext(tff.framework.SyncContext):
     except errors.UnsupportedComputationError as error:
       if self._strict:
         raise
-      return self._run_natively(comp, arg, error)
+      return self._fallback.run(comp, arg, error)
     return compiled(arg, self._resources)
-
-  def _run_natively(self, comp: tff.Computation, arg: Any,
-                    error: errors.UnsupportedComputationError) -> Any:
-    if self._native is None:
-      self._native = native.native()
-    if comp not in self._refused:
-      self._refused.add(comp)
-      logging.warning(
-          'The native runtime, which is slower, runs the computation %s: it '
-          'holds %s, and %s.', comp.type_signature.compact_representation(),
-          error.what, error.why)
-    with self._native:
-      return self._native.invoke(comp, arg)
 
   def _compile(self, comp: tff.Computation) -> rounds.CompiledComputation:
     known = self._by_identity.get(id(comp))
@@ -98,6 +88,8 @@ class CohortContext(tff.framework.SyncContext):
 
   def __exit__(self, *exception: Any) -> None:
     self._installed.pop().__exit__(*exception)
+    if not self._installed:
+      self._fallback.close()
 
 
 def default_threads() -> int:
@@ -107,7 +99,36 @@ def default_threads() -> int:
   return len(os.sched_getaffinity(0))
 
 
-def cohort(jit: choices_lib.Jit = 'auto', threads: int | None = None,
-           strict: bool = False, debug: bool = False,
-           choices: Mapping[str, bool] | None = None) -> CohortContext:
+def cohort(
+    jit: choices_lib.Jit = 'auto',
+    threads: int | None = None,
+    strict: bool = False,
+    debug: bool = False,
+    choices: Mapping[str, bool] | None = None,
+) -> CohortContext:
+  """A runtime that compiles whole rounds.
+
+  Use it in a `with`, or make it TFF's default with
+  `tff.framework.set_default_context`. Keep it for as long as you run the same
+  computations: it holds what was compiled.
+
+  XLA drops assertions: a loop that it compiles does not notice when a
+  `tf.debugging.Assert` fails at a client.
+
+  Args:
+    jit: Whether XLA compiles the loop over clients. 'auto' measures each loop
+      once, with and without, and keeps the faster.
+    threads: How many shards of a cohort run side by side; by default one per
+      core, or one if there is a GPU. Results do not depend on it.
+    strict: Whether to raise an error for what cannot be compiled, such as
+      `tf.data` sequences, instead of calling the native runtime; and, with
+      `jit=True`, for what XLA refuses.
+    debug: Whether to run clients one by one outside the compiled program and
+      stop at the first float that is not finite.
+    choices: What an earlier context's `choices` said, so that a run that is
+      resumed repeats them. Other loops are still measured.
+
+  Returns:
+    A context of TFF, and a context manager that installs it.
+  """
   return CohortContext(jit, threads, strict, debug, choices)

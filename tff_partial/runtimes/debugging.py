@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.runtimes import client_loop
+from tff_partial.runtimes import columns
+from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import feeding
-from tff_partial.runtimes import stages
 from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
@@ -25,10 +27,10 @@ Key = straight_line.Key
 class OneByOne:
   """Runs a shard's clients eagerly, in cohort order."""
 
-  def __init__(self, loop: stages.ClientLoop, shard: feeding.Shard,
+  def __init__(self, loop: client_loop.ClientLoop, shard: feeding.Shard,
                feeds: Sequence[feeding.Feed],
                kept: Mapping[Key, Sequence[tf.Tensor]],
-               values: stages.Values):
+               values: client_loop.Values):
     self._loop, self._shard, self._feeds = loop, shard, feeds
     self._kept, self._values = kept, values
 
@@ -42,27 +44,27 @@ class OneByOne:
         self._client(index, check=False)
       raise  # Every client runs on its own: TF's own words must do.
 
-  def run(self, zeros: Mapping[Key, Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-    """What the compiled loop returns; stops at the first non-finite value."""
+  def run(self, zeros: Mapping[Key, Sequence[tf.Tensor]]) -> tuple[
+      dict[Key, list[tf.Tensor]], dict[Key, list[Any]]]:
+    """Accumulators and outputs; stops at the first non-finite value."""
     loop = self._loop
     totals = [leaf for step in loop.aggregates for leaf in zeros[step.key]]
-    outputs: list[list[tf.Tensor]] = [[] for _ in loop.output_specs()]
+    returned: list[list[tf.Tensor]] = [[] for _ in loop.output_specs]
     for index in range(len(self._shard)):
       values = self._client(index, check=True)
       totals = self._accumulate(index, values, totals)
-      returned = [leaf for key in loop.outputs
-                  for leaf in typed_values.leaves(values[key])]
-      for column, leaf in zip(outputs, returned):
-        column.append(leaf)
-    return [*totals, *[tf.stack(column) for column in outputs]]
+      for leaves, leaf in zip(returned, loop.returned(values)):
+        leaves.append(leaf)
+    gathered = [columns.Column(spec) for spec in loop.output_specs]
+    stacked = [
+        tensor for column, leaves in zip(gathered, returned)
+        for tensor in column.stack_eagerly(leaves)]
+    return compiled_loop.split(loop, gathered, [*totals, *stacked])
 
   def _client(self, index: int, check: bool) -> dict[Key, Any]:
     loop = self._loop
     values = {**self._values,
-              **loop.client_arguments(self._feeds, tf.constant(index))}
-    for key, stacked in self._kept.items():
-      values[key] = typed_values.like(
-          loop.pattern(key), iter([leaf[index] for leaf in stacked]))
+              **loop.client_inputs(self._feeds, self._kept, tf.constant(index))}
     for step in loop.steps:
       with self._naming(index, step, values):
         values[step.key] = loop.program.run(step, values)

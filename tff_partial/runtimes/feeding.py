@@ -23,12 +23,12 @@ from tff_partial.runtimes import errors
 from tff_partial.runtimes import typed_values
 
 # A shard of fewer clients costs more to start and merge than it gains.
-_CLIENTS_PER_SHARD = 12
+_CLIENTS_PER_SHARD = 24
 _MAX_SHARDS = 8
 
 # Padding costs little where a client is fed few bytes, and each size of it is
 # one more program to compile: so small shards share one.
-_LEAST_BUCKET = 16
+_LEAST_BUCKET = 32
 _LIGHT = 1 << 16
 
 
@@ -240,10 +240,11 @@ def shards(arguments: Mapping[str, Values | Groups]) -> tuple[
   result = []
   for members in groups.values():
     members = np.asarray(members)
-    for start, end in cut(len(members)):
+    pieces = cut(len(members))
+    bucket = bucket_of(max(end - start for start, end in pieces))
+    if is_light:
+      bucket = max(bucket, _LEAST_BUCKET)
+    for start, end in pieces:
       positions = members[start:end]
-      bucket = bucket_of(len(positions))
-      if is_light:
-        bucket = max(bucket, _LEAST_BUCKET)
       result.append(Shard(positions, bucket, size, list(arguments.values())))
   return size, result

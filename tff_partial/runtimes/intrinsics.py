@@ -143,6 +143,20 @@ _PASSES = {
 }
 
 
+_SELECTS = {'federated_select', 'federated_secure_select'}
+
+
+def _select(intrinsic: framework.Intrinsic, keys: tf.Tensor, max_key: tf.Tensor,
+            server_value: Nested, select: Callable[[Nested], Nested]) -> Nested:
+  """A client's choice of the server's value: a sequence, one item a key."""
+  del max_key  # Bounds what a secure protocol prepares; nothing to prepare.
+  element = intrinsic.type_signature.result.member.element
+  chosen = tf.data.Dataset.from_tensor_slices(keys).map(
+      lambda key: typed_values.to_tf_structure(
+          select([server_value, key]), element))
+  return tf.data.experimental.to_variant(chosen)
+
+
 def run(intrinsic: framework.Intrinsic, argument: Any) -> Any:
   """The value of an intrinsic at the server, or at one client."""
   uri = intrinsic.uri
@@ -153,5 +167,7 @@ def run(intrinsic: framework.Intrinsic, argument: Any) -> Any:
     return argument()
   if uri in _PASSES:
     return argument
+  if uri in _SELECTS:
+    return _select(intrinsic, *argument)
   raise errors.UnsupportedComputationError(
       f'the intrinsic {uri}', 'the cohort runtime has no rule for it')

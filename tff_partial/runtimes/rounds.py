@@ -13,9 +13,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import choices as choices_lib
+from tff_partial.runtimes import client_loop
+from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import debugging
 from tff_partial.runtimes import feeding
-from tff_partial.runtimes import stages
+from tff_partial.runtimes import server_stage
 from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
@@ -56,7 +58,7 @@ class CompiledComputation:
     kept = self._kept(steps)
     self.loops = []
     for wave in range(program.num_loops):
-      self.loops.append(stages.ClientLoop(
+      self.loops.append(client_loop.ClientLoop(
           program,
           [s for s in steps if s.kind is Kind.AGGREGATE and s.wave == wave],
           [key for key in self._client_results(steps) | kept
@@ -64,7 +66,7 @@ class CompiledComputation:
           frozenset(key for key in kept if program.wave_of(key) < wave)))
     if not self.loops and self._client_results(steps):
       # Client arguments returned as they are still pass through a loop.
-      self.loops.append(stages.ClientLoop(
+      self.loops.append(client_loop.ClientLoop(
           program, [], list(self._client_results(steps)), frozenset()))
     self.server = self._server_stages(steps)
 
@@ -101,7 +103,7 @@ class CompiledComputation:
           kept.add(key)
     return kept
 
-  def _server_stages(self, steps) -> list[stages.ServerStage]:
+  def _server_stages(self, steps) -> list[server_stage.ServerStage]:
     program = self.program
     computed_in = {}
     for step in steps:
@@ -118,7 +120,7 @@ class CompiledComputation:
           later |= step.reads
       for loop in self.loops[wave:]:
         later |= set(loop.shared)
-      result.append(stages.ServerStage(
+      result.append(server_stage.ServerStage(
           program,
           [s for s in steps if s.kind is Kind.AGGREGATE and
            s.wave == wave - 1],
@@ -175,22 +177,26 @@ class CompiledComputation:
       one_by_one = debugging.OneByOne(loop, shard, feeds, kept, values)
       if resources.debug:
         return one_by_one.run(zeros)
-      signature = stages.Signature.of(feeds, shard.bucket)
-      name = f'{self.program.fingerprint}/{wave}/{signature}'
-      sample = loop.inputs(values, kept, feeds, zeros, 1)
-      with one_by_one.explaining():
-        function = resources.chooser.choose(name, loop, signature, sample)
-        return function(*loop.inputs(values, kept, feeds, zeros, len(shard)))
 
-    if resources.pool is None or resources.debug or len(shards) == 1:
+      def inputs(stop: int) -> list[tf.Tensor]:
+        return compiled_loop.inputs(loop, values, kept, feeds, zeros, stop)
+
+      signature = compiled_loop.Signature.of(feeds, shard.bucket)
+      with one_by_one.explaining():
+        compiled = resources.chooser.compiled(
+            f'{self.program.fingerprint}/{wave}/{signature}', loop, signature,
+            inputs(1))
+        return compiled.split(compiled(inputs(len(shard))))
+
+    if (resources.pool is None or resources.debug or loop.owns_resources
+        or len(shards) == 1):
       results = map(run, range(len(shards)))
     else:
       results = resources.pool.map(run, range(len(shards)))
     merged = None
-    for shard, result in zip(shards, results):
-      totals, stacked = loop.split(result, len(shard))
-      for key, tensors in stacked.items():
-        outputs.setdefault(key, []).append(tensors)
+    for totals, returned in results:
+      for key, leaves in returned.items():
+        outputs.setdefault(key, []).append(leaves)
       merged = totals if merged is None else loop.merge(merged, totals)
     return merged
 
@@ -244,7 +250,7 @@ def _to_struct(nested: Any, type_spec: tff.Type) -> Any:
 
 
 def _numpy(leaf: Any) -> Any:
-  return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
+  return leaf.numpy() if hasattr(leaf, 'numpy') else leaf
 
 
 def _element(array: np.ndarray, index: int) -> Any:

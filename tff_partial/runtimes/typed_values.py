@@ -207,6 +207,18 @@ def _stacked(type_spec: tff.Type) -> tff.Type:
   return tff.TensorType(type_spec.dtype, shape)
 
 
+def to_tf_structure(value: Nested, type_spec: tff.Type) -> Any:
+  """Nested lists as the elements of TFF's datasets: dicts, or tuples."""
+  if not isinstance(type_spec, tff.StructType):
+    return value
+  elements = [to_tf_structure(element, element_type)
+              for element, (_, element_type) in zip(value, fields(type_spec))]
+  names = [name for name, _ in fields(type_spec)]
+  if names and None not in names:
+    return collections.OrderedDict(zip(names, elements))
+  return tuple(elements)
+
+
 def to_struct(value: Nested, type_spec: tff.Type) -> Any:
   if isinstance(type_spec, tff.FederatedType):
     if not type_spec.all_equal:

@@ -1,0 +1,1 @@
+"""Programs that measure what the cohort runtime must show; see README.md."""

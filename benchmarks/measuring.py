@@ -1,0 +1,562 @@
+"""What all benchmarks share: clocks, memory, floors, and the MovieLens recipe.
+
+A benchmark compares candidates. Each is a function that does its work once and
+returns the seconds that this took; candidates take turns (A B A B ...), so that
+a machine that is slow for a while is slow for all of them, and medians count.
+"""
+
+import argparse
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import numpy as np
+import psutil
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RECIPE = ROOT / 'tasks' / 'recipes' / 'movielens_fed_recon.flags'
+
+# Read when TensorFlow is first imported, also by the processes started here.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+
+# Does its work once and returns the seconds.
+Candidate: TypeAlias = Callable[[], float]
+
+
+class BenchmarkError(RuntimeError):
+  """Raised when something cannot be measured."""
+
+
+# ---- saying ------------------------------------------------------------------
+
+
+def say(text: str = '') -> None:
+  """Writes a line for whoever runs the benchmark."""
+  sys.stdout.write(f'{text}\n')
+  sys.stdout.flush()
+
+
+def parser(module: str | None) -> argparse.ArgumentParser:
+  """Makes a parser that explains a benchmark with its own docstring."""
+  return argparse.ArgumentParser(
+    description=module,
+    formatter_class=type(
+      'Formatter',
+      (
+        argparse.RawDescriptionHelpFormatter,
+        argparse.ArgumentDefaultsHelpFormatter,
+      ),
+      {},
+    ),
+  )
+
+
+def begin(title: str) -> None:
+  """Says what is measured, and where."""
+  cores = len(os.sched_getaffinity(0))
+  load = os.getloadavg()[0]
+  memory = psutil.virtual_memory().total / 2**30
+  say(f'== {title}')
+  say(
+    f'{_processor()}, {cores} cores, {memory:.0f} GiB; Python '
+    f'{platform.python_version()}; load before: {load:.1f}'
+  )
+  if load > 0.3 * cores:
+    say('Others are using this machine: trust the ratios, not the seconds.')
+
+
+def _processor() -> str:
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
+      if line.startswith('model name'):
+        return line.split(':', 1)[1].strip()
+  return platform.machine()
+
+
+def in_seconds(seconds: float) -> str:
+  """Seconds in a unit that suits them."""
+  if seconds < 1e-3:
+    return f'{seconds * 1e6:.0f} us'
+  if seconds < 1.0:
+    return f'{seconds * 1e3:.3g} ms'
+  return f'{seconds:.3g} s'
+
+
+# ---- time --------------------------------------------------------------------
+
+
+def timed(work: Callable[[], Any], times: int = 1) -> Candidate:
+  """A candidate that does some work in this process.
+
+  Args:
+    work: The work.
+    times: How often it is done at each turn; the median counts. For work that
+      is short beside that of the others.
+  """
+
+  def run() -> float:
+    taken = []
+    for _ in range(times):
+      started = time.perf_counter()
+      work()
+      taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+  return run
+
+
+def take_turns(
+  candidates: Mapping[str, Candidate], *, repetitions: int, warm_up: int
+) -> dict[str, list[float]]:
+  """Measures candidates in turn and says how long each took.
+
+  Args:
+    candidates: Candidates by name.
+    repetitions: Turns of each that count.
+    warm_up: Turns of each before, which do not count.
+
+  Returns:
+    The seconds of each turn that counts, by name.
+  """
+  seconds: dict[str, list[float]] = {name: [] for name in candidates}
+  for turn in range(warm_up + repetitions):
+    for name, candidate in candidates.items():
+      taken = candidate()
+      if turn >= warm_up:
+        seconds[name].append(taken)
+  say(
+    f'{repetitions} turns each, one after the other, after {warm_up} to warm '
+    'up, which do not count:'
+  )
+  width = max(map(len, candidates))
+  say(f'  {"":{width}}  {"median":>9}  {"quartiles":>21}  {"least":>9}')
+  for name, taken in seconds.items():
+    low, high = quartiles(taken)
+    say(
+      f'  {name:{width}}  {in_seconds(statistics.median(taken)):>9}  '
+      f'{in_seconds(low):>9} - {in_seconds(high):>9}  '
+      f'{in_seconds(min(taken)):>9}'
+    )
+  return seconds
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+  """The lower and the upper quartile."""
+  low, high = np.quantile(values, [0.25, 0.75])
+  return float(low), float(high)
+
+
+def ratio(
+  seconds: Mapping[str, Sequence[float]], of: str, to: str, goal: str = ''
+) -> float:
+  """Says and returns how many times as long one candidate took as another.
+
+  It is the median, over the turns, of the ratio within a turn.
+
+  Args:
+    seconds: What `take_turns` returned.
+    of: The numerator.
+    to: The denominator.
+    goal: What the ratio should be.
+  """
+  ratios = [a / b for a, b in zip(seconds[of], seconds[to], strict=True)]
+  low, high = quartiles(ratios)
+  middle = statistics.median(ratios)
+  aim = f'; goal: {goal}' if goal else ''
+  say(
+    f'  {of} / {to}: {middle:.3g} (quartiles {low:.3g} to {high:.3g}{aim})'
+  )
+  return middle
+
+
+def fastest(seconds: Mapping[str, Sequence[float]], *names: str) -> str:
+  """The name of the candidate with the least median."""
+  return min(names, key=lambda name: statistics.median(seconds[name]))
+
+
+# ---- floors ------------------------------------------------------------------
+
+
+class Floor(NamedTuple):
+  """The least that some work can take.
+
+  Attributes:
+    bytes_moved: Bytes that it must read and write.
+    operations: Additions and multiplications.
+  """
+
+  bytes_moved: float
+  operations: float
+
+  def __add__(self, other: Any) -> 'Floor':
+    return Floor(
+      self.bytes_moved + other.bytes_moved, self.operations + other.operations
+    )
+
+
+class Rates(NamedTuple):
+  """What this machine can do in a second, on all cores.
+
+  Attributes:
+    bytes_moved: Bytes read and written by copying arrays.
+    operations: Additions and multiplications of a product of matrices.
+  """
+
+  bytes_moved: float
+  operations: float
+
+  def least_seconds(self, floor: Floor) -> float:
+    """The time that the floor takes, if reading and computing overlap."""
+    return max(
+      floor.bytes_moved / self.bytes_moved, floor.operations / self.operations
+    )
+
+
+def rates(array_bytes: int, seconds: float = 0.3) -> Rates:
+  """Measures what this machine can do.
+
+  Args:
+    array_bytes: The size of the arrays to copy: what fits into a cache moves
+      faster.
+    seconds: How long to measure each of the two.
+  """
+  cores = len(os.sched_getaffinity(0))
+  arrays = [
+    (np.ones(array_bytes, np.uint8), np.empty(array_bytes, np.uint8))
+    for _ in range(cores)
+  ]
+  end = time.perf_counter() + seconds
+
+  def copy(pair: tuple[np.ndarray, np.ndarray]) -> float:
+    source, target = pair
+    started, copies = time.perf_counter(), 0
+    while time.perf_counter() < end:
+      np.copyto(target, source)
+      copies += 1
+    return 2 * array_bytes * copies / (time.perf_counter() - started)
+
+  with futures.ThreadPoolExecutor(cores) as pool:
+    moved = sum(pool.map(copy, arrays))
+  size = 1024
+  matrix = np.ones([size, size], np.float32)
+  started, products = time.perf_counter(), 0
+  matrix @ matrix  # Starts the threads of the library.
+  while time.perf_counter() - started < seconds or not products:
+    matrix @ matrix
+    products += 1
+  taken = time.perf_counter() - started
+  return Rates(moved, 2 * size**3 * products / taken)
+
+
+def say_floor(what: str, floor: Floor, machine: Rates, measured: float) -> None:
+  """Says a floor, the time it takes here, and how far above it we are.
+
+  Args:
+    what: What the floor is of.
+    floor: The floor.
+    machine: What this machine can do.
+    measured: Seconds that were measured.
+  """
+  least = machine.least_seconds(floor)
+  say(
+    f'  floor, {what}: {floor.bytes_moved / 1e6:.4g} MB moved, '
+    f'{floor.operations / 1e6:.4g} million operations: at least '
+    f'{in_seconds(least)} at {machine.bytes_moved / 1e9:.3g} GB/s and '
+    f'{machine.operations / 1e9:.3g} GFLOP/s (measured now); '
+    f'{measured / least:.3g} times that was taken'
+  )
+
+
+# ---- memory ------------------------------------------------------------------
+
+
+def tree_memory() -> int:
+  """Resident bytes of this process and of all processes below it."""
+  process = psutil.Process()
+  total = process.memory_info().rss
+  for child in process.children(recursive=True):
+    with contextlib.suppress(psutil.Error):
+      total += child.memory_info().rss
+  return total
+
+
+def in_mib(size: float) -> str:
+  """Bytes as mebibytes."""
+  return f'{size / 2**20:.1f} MiB'
+
+
+# ---- processes ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def ending_children() -> Iterator[None]:
+  """Ends what is still running below this process when the context ends.
+
+  The worker that TFF's stock runtime starts would outlive Python.
+  """
+  before = {child.pid for child in psutil.Process().children(recursive=True)}
+  try:
+    yield
+  finally:
+    for child in psutil.Process().children(recursive=True):
+      if child.pid not in before:
+        with contextlib.suppress(psutil.Error):
+          child.kill()
+
+
+class Worker:
+  """A process of its own that does its work whenever it is asked.
+
+  For candidates that cannot share a process: threads of kernels are set once
+  in a process, and its peak memory never falls.
+  """
+
+  def __init__(self, module: str, *arguments: str):
+    """Starts `python -m module arguments`, whose `main` calls `serve`."""
+    self._process = subprocess.Popen(
+      [sys.executable, '-m', module, *arguments],
+      cwd=ROOT,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+
+  def ask(self, request: str) -> dict[str, Any]:
+    """Returns the answer to a request.
+
+    Raises:
+      BenchmarkError: If the worker has ended; it said why.
+    """
+    try:
+      if self._process.stdin and self._process.stdout:
+        self._process.stdin.write(f'{request}\n')
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if answer:
+          return json.loads(answer)
+    except BrokenPipeError:
+      pass
+    raise BenchmarkError(
+      f'The worker ended with status {self._process.wait()}.'
+    )
+
+  def turn(self) -> float:
+    """A candidate: the worker does its work once."""
+    return float(self.ask('turn')['seconds'])
+
+  def close(self) -> None:
+    """Ends the worker."""
+    for pipe in (self._process.stdin, self._process.stdout):
+      if pipe:
+        pipe.close()
+    self._process.wait()
+
+
+@contextlib.contextmanager
+def workers(
+  module: str, arguments: Mapping[str, Sequence[str]]
+) -> Iterator[dict[str, Worker]]:
+  """Starts workers, one after the other, and ends them with the context.
+
+  Args:
+    module: The module that they run.
+    arguments: The arguments of each, by name.
+  """
+  started: dict[str, Worker] = {}
+  try:
+    for name, given in arguments.items():
+      started[name] = Worker(module, *given)
+      started[name].ask('ready')
+    yield started
+  finally:
+    for worker in started.values():
+      worker.close()
+
+
+def serve(answers: Mapping[str, Callable[[], Mapping[str, Any]]]) -> NoReturn:
+  """Answers requests of the `Worker` that started this process.
+
+  Nothing but answers reaches the standard output.
+
+  Args:
+    answers: For each request the function that answers it. There always is
+      one for 'ready'.
+  """
+  replies = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
+  os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+  with ending_children():
+    for line in sys.stdin:
+      request = line.strip()
+      answer = {} if request == 'ready' else answers[request]()
+      replies.write(json.dumps(answer) + '\n')
+      replies.flush()
+  sys.exit(0)
+
+
+# ---- rounds ------------------------------------------------------------------
+
+
+class Run:
+  """A training run, round by round, as `tff_partial.train` makes them.
+
+  Attributes:
+    state: The server's state.
+    round: How many rounds were run.
+    metrics: Those of the last round.
+  """
+
+  def __init__(
+    self,
+    process: Any,
+    clients: Any,
+    clients_per_round: int,
+    context: Any,
+    seed: int = 0,
+  ):
+    """Makes the first state.
+
+    Args:
+      process: A `PartialProcess`.
+      clients: A source of clients.
+      clients_per_round: The size of a cohort.
+      context: The runtime; must stay open.
+      seed: The run's seed.
+    """
+    from tff_partial import sampling
+
+    self._process, self._clients = process, clients
+    self._context = context
+    self.sampler = sampling.CohortSampler(
+      clients.client_ids, clients_per_round, seed
+    )
+    self.round = 0
+    self.metrics: Mapping[str, Any] = {}
+    with installed(context):
+      self.state = process.initialize()
+
+  def step(self) -> None:
+    """Does a round, from choosing the cohort to weights and metrics."""
+    from tff_partial import records
+
+    number = self.round + 1
+    ids = self.sampler.cohort(number)
+    seeds = self.sampler.seeds(number, ids)
+    with installed(self._context):
+      output = self._process.next(
+        self.state,
+        [collections.OrderedDict()] * len(ids),
+        self._clients.cohort(ids, seeds),
+      )
+    self.state, self.round = output.state, number
+    self.metrics = records.flatten(output.metrics)
+
+  def weights(self) -> Any:
+    """The model's weights at the server."""
+    with installed(self._context):
+      return self._process.get_model_weights(self.state)
+
+
+def installed(context: Any) -> Any:
+  """Within the result, computations run in `context`, which stays open."""
+  import tensorflow_federated as tff
+
+  return tff.framework.get_context_stack().install(context)
+
+
+# ---- MovieLens ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """The paper's recipe on MovieLens, ready to run.
+
+  Attributes:
+    task: The task: data and model.
+    trainable: Process and evaluation, as `python -m tasks.train` has them.
+    settings: The value of every flag of the recipe.
+    clients: The training clients.
+  """
+
+  task: Any
+  trainable: Any
+  settings: Mapping[str, Any]
+  clients: Any
+
+  @property
+  def clients_per_round(self) -> int:
+    """The size of a cohort."""
+    return self.settings['clients_per_round']
+
+  @property
+  def jit(self) -> Any:
+    """What `tff_partial.runtimes.cohort` takes."""
+    return {'true': True, 'false': False}.get(self.settings['jit'], 'auto')
+
+  def build(self, **changes: Any) -> Any:
+    """Builds the recipe's process with other parts.
+
+    Args:
+      **changes: Arguments of `build_fed_recon` that differ from the recipe.
+    """
+    import tff_partial
+
+    settings = self.settings
+    arguments: dict[str, Any] = {
+      'split': tff_partial.splits.alternating(settings['batch_size']),
+      'reconstruction_optimizer': tff_partial.sgd(
+        settings['reconstruction_learning_rate']
+      ),
+      'reconstruction_epochs': settings['reconstruction_epochs'],
+      'reconstruction_steps': settings['reconstruction_steps'],
+      'update_optimizer': tff_partial.sgd(settings['update_learning_rate']),
+      'update_epochs': settings['update_epochs'],
+      'update_steps': settings['update_steps'],
+      'batch_size': settings['batch_size'],
+      'server_optimizer': tff_partial.sgd(settings['server_learning_rate']),
+      **changes,
+    }
+    return tff_partial.algorithms.build_fed_recon(self.task.model, **arguments)
+
+
+def movielens(*arguments: str) -> Recipe:
+  """Loads MovieLens and builds the paper's recipe; once in a process.
+
+  Invented ratings stand in for the real ones where $TFF_PARTIAL_DATA_DIR does
+  not name a folder that holds them.
+
+  Args:
+    *arguments: Further flags of `python -m tasks.train`.
+  """
+  from absl import flags
+
+  from tasks import errors
+  from tasks import runs
+
+  run_flags = runs.RunFlags()
+  given = ['benchmark', f'--flagfile={RECIPE}', *arguments]
+  flags.FLAGS(given)
+  runs.quiet_libraries()
+  try:
+    task = run_flags.task()
+  except errors.DataError as error:
+    sys.stderr.write(f'Ratings are invented, for want of the data: {error}\n')
+    flags.FLAGS([*given, '--data=synthetic'])
+    task = run_flags.task()
+  trainable = run_flags.trainable(task)
+  return Recipe(
+    task,
+    trainable,
+    run_flags.values(),
+    task.clients('train', trainable.process.example_spec),
+  )

@@ -1,0 +1,108 @@
+"""Trains a grid of runs one after another; run it again to go on.
+
+  python -m tasks.sweep --sweep_dir=OUT --grid=seed=0,1,2 \
+      --grid=reconstruction_steps=0,1,5 -- \
+      --flagfile=tasks/recipes/movielens_fed_recon.flags --rounds=2000
+
+What follows `--` is given to every run of `tasks.train`. Each run has a folder
+of its own below OUT; those that are done are skipped, one that was stopped goes
+on. A run that fails does not stop the others.
+"""
+
+import itertools
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from absl import flags
+
+from tasks import runs
+from tasks.errors import OptionError
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string('sweep_dir', None, 'Folder for the folders of the runs.')
+flags.DEFINE_multi_string(
+  'grid', [], 'flag=value,value,...: a flag of tasks.train to vary.'
+)
+
+# What follows `--` on the command line.
+_passed_on: list[str] = []
+
+
+def take_rest(arguments: Sequence[str]) -> list[str]:
+  """Keeps what follows `--` for the runs and returns the rest."""
+  arguments = list(arguments)
+  if '--' in arguments:
+    place = arguments.index('--')
+    _passed_on[:] = arguments[place + 1 :]
+    return arguments[:place]
+  return arguments
+
+
+def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
+  """Yields the value of every varied flag, for each run of a grid.
+
+  Args:
+    grid: Texts `flag=value,value,...`.
+
+  Raises:
+    OptionError: If a text is not of this form or names a flag twice.
+  """
+  names, choices = [], []
+  for text in grid:
+    name, equals, values = text.partition('=')
+    if not equals or not name or '' in values.split(','):
+      raise OptionError(
+        f'--grid={text}: expected flag=value,value,... such as seed=0,1,2.'
+      )
+    if name in names:
+      raise OptionError(f'--grid={text}: {name} is in the grid twice.')
+    names.append(name)
+    choices.append(values.split(','))
+  for values in itertools.product(*choices):
+    yield dict(zip(names, values, strict=True))
+
+
+def folder_name(setting: dict[str, str]) -> str:
+  """The name of a run's folder: what is special about the run."""
+  parts = [f'{name}={value}' for name, value in setting.items()]
+  return ','.join(parts).replace('/', '_') or 'run'
+
+
+def main() -> int | None:
+  """Runs what is not done yet."""
+  if not FLAGS.sweep_dir:
+    raise OptionError('--sweep_dir: name a folder for the runs.')
+  root = pathlib.Path(FLAGS.sweep_dir)
+  failed = []
+  todo = list(settings(FLAGS.grid))
+  for number, setting in enumerate(todo, 1):
+    folder = root / folder_name(setting)
+    print(f'[{number}/{len(todo)}] {folder}', flush=True)
+    arguments = [f'--{name}={value}' for name, value in setting.items()]
+    status = subprocess.run(
+      [
+        sys.executable,
+        '-m',
+        'tasks.train',
+        *_passed_on,
+        *arguments,
+        f'--output_dir={folder}',
+      ],
+      check=False,
+    ).returncode
+    result = runs.Folder(str(folder)).read_result()
+    if status and not (result and result['diverged']):
+      failed.append(str(folder))
+  if failed:
+    raise OptionError(
+      f'{len(failed)} of {len(todo)} runs failed, their messages are above: '
+      f'{", ".join(failed)}.'
+    )
+  return None
+
+
+if __name__ == '__main__':
+  runs.run_main(main, take_rest)
