@@ -1,4 +1,4 @@
-"""What all benchmarks share: clocks, memory, floors, and the MovieLens recipe.
+"""What all benchmarks share: clocks, memory, floors, processes and rounds.
 
 A benchmark compares candidates. Each is a function that does its work once and
 returns the seconds that this took; candidates take turns (A B A B ...), so that
@@ -10,7 +10,6 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -25,10 +24,6 @@ import numpy as np
 import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RECIPE = ROOT / 'tasks' / 'recipes' / 'movielens_fed_recon.flags'
-
-# Read when TensorFlow is first imported, also by the processes started here.
-os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
 # Does its work once and returns the seconds.
 Candidate: TypeAlias = Callable[[], float]
@@ -47,18 +42,16 @@ def say(text: str = '') -> None:
   sys.stdout.flush()
 
 
-def parser(module: str | None) -> argparse.ArgumentParser:
+class _HelpFormatter(
+  argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
+):
+  """Keeps the lines of a docstring and tells the defaults of arguments."""
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
   """Makes a parser that explains a benchmark with its own docstring."""
   return argparse.ArgumentParser(
-    description=module,
-    formatter_class=type(
-      'Formatter',
-      (
-        argparse.RawDescriptionHelpFormatter,
-        argparse.ArgumentDefaultsHelpFormatter,
-      ),
-      {},
-    ),
+    description=description, formatter_class=_HelpFormatter
   )
 
 
@@ -96,13 +89,14 @@ def in_seconds(seconds: float) -> str:
 # ---- time --------------------------------------------------------------------
 
 
-def timed(work: Callable[[], Any], times: int = 1) -> Candidate:
+def timed(work: Callable[[], Any], times: int = 1, parts: int = 1) -> Candidate:
   """A candidate that does some work in this process.
 
   Args:
     work: The work.
     times: How often it is done at each turn; the median counts. For work that
       is short beside that of the others.
+    parts: Of how many equal parts the work consists, of which one counts.
   """
 
   def run() -> float:
@@ -111,7 +105,7 @@ def timed(work: Callable[[], Any], times: int = 1) -> Candidate:
       started = time.perf_counter()
       work()
       taken.append(time.perf_counter() - started)
-    return statistics.median(taken)
+    return statistics.median(taken) / parts
 
   return run
 
@@ -141,12 +135,12 @@ def take_turns(
   )
   width = max(map(len, candidates))
   say(f'  {"":{width}}  {"median":>9}  {"quartiles":>21}  {"least":>9}')
-  for name, taken in seconds.items():
-    low, high = quartiles(taken)
+  for name, turns in seconds.items():
+    low, high = quartiles(turns)
     say(
-      f'  {name:{width}}  {in_seconds(statistics.median(taken)):>9}  '
+      f'  {name:{width}}  {in_seconds(statistics.median(turns)):>9}  '
       f'{in_seconds(low):>9} - {in_seconds(high):>9}  '
-      f'{in_seconds(min(taken)):>9}'
+      f'{in_seconds(min(turns)):>9}'
     )
   return seconds
 
@@ -174,9 +168,7 @@ def ratio(
   low, high = quartiles(ratios)
   middle = statistics.median(ratios)
   aim = f'; goal: {goal}' if goal else ''
-  say(
-    f'  {of} / {to}: {middle:.3g} (quartiles {low:.3g} to {high:.3g}{aim})'
-  )
+  say(f'  {of} / {to}: {middle:.3g} (quartiles {low:.3g} to {high:.3g}{aim})')
   return middle
 
 
@@ -223,8 +215,8 @@ class Rates(NamedTuple):
     )
 
 
-def rates(array_bytes: int, seconds: float = 0.3) -> Rates:
-  """Measures what this machine can do.
+def rates(array_bytes: int, seconds: float = 0.5) -> Rates:
+  """Measures what this machine can do; the best of many short attempts.
 
   Args:
     array_bytes: The size of the arrays to copy: what fits into a cache moves
@@ -232,31 +224,27 @@ def rates(array_bytes: int, seconds: float = 0.3) -> Rates:
     seconds: How long to measure each of the two.
   """
   cores = len(os.sched_getaffinity(0))
-  arrays = [
+  size = 512
+  one, other, result = (np.ones([size, size], np.float32) for _ in range(3))
+  pairs = [
     (np.ones(array_bytes, np.uint8), np.empty(array_bytes, np.uint8))
     for _ in range(cores)
   ]
-  end = time.perf_counter() + seconds
 
-  def copy(pair: tuple[np.ndarray, np.ndarray]) -> float:
-    source, target = pair
-    started, copies = time.perf_counter(), 0
+  def best(work: Callable[[], Any]) -> float:
+    least, end = float('inf'), time.perf_counter() + seconds
     while time.perf_counter() < end:
-      np.copyto(target, source)
-      copies += 1
-    return 2 * array_bytes * copies / (time.perf_counter() - started)
+      started = time.perf_counter()
+      work()
+      least = min(least, time.perf_counter() - started)
+    return least
 
+  # NumPy multiplies matrices on all cores and copies on one.
+  product = best(lambda: np.matmul(one, other, out=result))
   with futures.ThreadPoolExecutor(cores) as pool:
-    moved = sum(pool.map(copy, arrays))
-  size = 1024
-  matrix = np.ones([size, size], np.float32)
-  started, products = time.perf_counter(), 0
-  matrix @ matrix  # Starts the threads of the library.
-  while time.perf_counter() - started < seconds or not products:
-    matrix @ matrix
-    products += 1
-  taken = time.perf_counter() - started
-  return Rates(moved, 2 * size**3 * products / taken)
+    copies = pool.map(lambda pair: best(lambda: np.copyto(*pair)), pairs)
+    moved = sum(2 * array_bytes / least for least in copies)
+  return Rates(moved, 2 * size**3 / product)
 
 
 def say_floor(what: str, floor: Floor, machine: Rates, measured: float) -> None:
@@ -289,6 +277,20 @@ def tree_memory() -> int:
     with contextlib.suppress(psutil.Error):
       total += child.memory_info().rss
   return total
+
+
+def forget_peak() -> None:
+  """Lets the peak of this process begin anew, where the system can do that."""
+  with contextlib.suppress(OSError):
+    pathlib.Path('/proc/self/clear_refs').write_text('5')
+
+
+def peak_memory() -> int:
+  """The most resident bytes of this process since its peak was forgotten."""
+  for line in pathlib.Path('/proc/self/status').read_text().splitlines():
+    if line.startswith('VmHWM'):
+      return 1024 * int(line.split()[1])
+  raise BenchmarkError('The system does not tell the peak of a process.')
 
 
 def in_mib(size: float) -> str:
@@ -472,91 +474,3 @@ def installed(context: Any) -> Any:
   import tensorflow_federated as tff
 
   return tff.framework.get_context_stack().install(context)
-
-
-# ---- MovieLens ---------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-  """The paper's recipe on MovieLens, ready to run.
-
-  Attributes:
-    task: The task: data and model.
-    trainable: Process and evaluation, as `python -m tasks.train` has them.
-    settings: The value of every flag of the recipe.
-    clients: The training clients.
-  """
-
-  task: Any
-  trainable: Any
-  settings: Mapping[str, Any]
-  clients: Any
-
-  @property
-  def clients_per_round(self) -> int:
-    """The size of a cohort."""
-    return self.settings['clients_per_round']
-
-  @property
-  def jit(self) -> Any:
-    """What `tff_partial.runtimes.cohort` takes."""
-    return {'true': True, 'false': False}.get(self.settings['jit'], 'auto')
-
-  def build(self, **changes: Any) -> Any:
-    """Builds the recipe's process with other parts.
-
-    Args:
-      **changes: Arguments of `build_fed_recon` that differ from the recipe.
-    """
-    import tff_partial
-
-    settings = self.settings
-    arguments: dict[str, Any] = {
-      'split': tff_partial.splits.alternating(settings['batch_size']),
-      'reconstruction_optimizer': tff_partial.sgd(
-        settings['reconstruction_learning_rate']
-      ),
-      'reconstruction_epochs': settings['reconstruction_epochs'],
-      'reconstruction_steps': settings['reconstruction_steps'],
-      'update_optimizer': tff_partial.sgd(settings['update_learning_rate']),
-      'update_epochs': settings['update_epochs'],
-      'update_steps': settings['update_steps'],
-      'batch_size': settings['batch_size'],
-      'server_optimizer': tff_partial.sgd(settings['server_learning_rate']),
-      **changes,
-    }
-    return tff_partial.algorithms.build_fed_recon(self.task.model, **arguments)
-
-
-def movielens(*arguments: str) -> Recipe:
-  """Loads MovieLens and builds the paper's recipe; once in a process.
-
-  Invented ratings stand in for the real ones where $TFF_PARTIAL_DATA_DIR does
-  not name a folder that holds them.
-
-  Args:
-    *arguments: Further flags of `python -m tasks.train`.
-  """
-  from absl import flags
-
-  from tasks import errors
-  from tasks import runs
-
-  run_flags = runs.RunFlags()
-  given = ['benchmark', f'--flagfile={RECIPE}', *arguments]
-  flags.FLAGS(given)
-  runs.quiet_libraries()
-  try:
-    task = run_flags.task()
-  except errors.DataError as error:
-    sys.stderr.write(f'Ratings are invented, for want of the data: {error}\n')
-    flags.FLAGS([*given, '--data=synthetic'])
-    task = run_flags.task()
-  trainable = run_flags.trainable(task)
-  return Recipe(
-    task,
-    trainable,
-    run_flags.values(),
-    task.clients('train', trainable.process.example_spec),
-  )

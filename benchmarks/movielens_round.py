@@ -10,7 +10,6 @@ client's `tf.data.Dataset` made and waiting.
 """
 
 import collections
-from collections.abc import Sequence
 import contextlib
 import functools
 import json
@@ -23,8 +22,15 @@ import time
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
 
 from benchmarks import measuring
+from benchmarks import recipe
+from tasks import movielens_models
+import tff_partial
+from tff_partial import records
+from tff_partial import runtimes
 
 STOCK, NATIVE, COHORT = 'stock', 'ours, native', 'ours, cohort'
 
@@ -38,20 +44,20 @@ class StockRun:
   """
 
   def __init__(
-    self, recipe: measuring.Recipe, sampler: Any, first: Any, context: Any
+    self, paper: recipe.Recipe, sampler: Any, first: Any, context: Any
   ):
     """Builds the process and gives it our first weights.
 
     Args:
-      recipe: The recipe.
+      paper: The recipe.
       sampler: Chooses the cohorts.
       first: Our first weights, `ModelWeights`.
       context: TFF's own native runtime.
     """
-    self._recipe, self._sampler, self._context = recipe, sampler, context
+    self._paper, self._sampler, self._context = paper, sampler, context
     self._datasets: dict[str, Any] = {}
     self.round = 0
-    self.process = _stock_process(recipe)
+    self.process = _stock_process(paper)
     with measuring.installed(context):
       state = self.process.initialize()
       weights = self.process.get_model_weights(state)
@@ -70,8 +76,6 @@ class StockRun:
 
   def step(self) -> None:
     """Does a round."""
-    from tff_partial import records
-
     number = self.round + 1
     ids = self._sampler.cohort(number)
     with measuring.installed(self._context):
@@ -87,33 +91,37 @@ class StockRun:
       return self.process.get_model_weights(self.state).trainable[0]
 
   def _dataset(self, client: str) -> Any:
-    import tensorflow as tf
-
     seeds = np.zeros([1, 2], np.int32)
-    value = self._recipe.clients.cohort([client], seeds)[0]
+    value = self._paper.clients.cohort([client], seeds)[0]
     count = int(value['count'])
     return tf.data.Dataset.from_tensor_slices(
       (value['examples']['x'][:count], value['examples']['y'][:count])
-    ).batch(self._recipe.settings['batch_size'])
+    ).batch(self._paper.settings['batch_size'])
 
 
-def _stock_process(recipe: measuring.Recipe) -> Any:
-  import tensorflow as tf
-  import tensorflow_federated as tff
-
-  from tasks import movielens_models
-
-  settings = recipe.settings
+def _stock_process(paper: recipe.Recipe) -> Any:
+  settings = paper.settings
   reconstruction = tff.learning.models.ReconstructionModel
   build_model = functools.partial(
     movielens_models.build_matrix_factorization,
-    recipe.task.ratings.num_items,
+    paper.task.ratings.num_items,
     settings['num_factors'],
     initial_scale=settings['initial_scale'],
   )
 
+  def drawn_by_each(next_creator: Any, **request: Any) -> Any:
+    # Keras fixes the seed of an initializer when it is traced, so that in stock
+    # TFF all clients of all rounds would start from one and the same vector.
+    if request.get('name') == 'vector':
+      scale = settings['initial_scale']
+      request['initial_value'] = lambda: tf.random.uniform(
+        [settings['num_factors']], -scale, scale
+      )
+    return next_creator(**request)
+
   def model_fn() -> Any:
-    model = build_model()
+    with tf.variable_creator_scope(drawn_by_each):
+      model = build_model()
     local = [model.get_layer('user_embedding')]
     return reconstruction.from_keras_model_and_layers(
       keras_model=model,
@@ -145,85 +153,20 @@ def _stock_process(recipe: measuring.Recipe) -> Any:
   )
 
 
-def floors(
-  recipe: measuring.Recipe, cohorts: Sequence[Sequence[str]]
-) -> tuple[measuring.Floor, measuring.Floor]:
-  """The least that a round takes, on average over some cohorts.
-
-  Args:
-    recipe: The recipe.
-    cohorts: The ids of each cohort.
-
-  Returns:
-    One floor that touches the rows of the item table that clients use, and one
-    in which each client copies the table, subtracts and sums whole tables.
-  """
-  settings = recipe.settings
-  size, factors = settings['batch_size'], settings['num_factors']
-  row = 4 * factors
-  sparse, dense = measuring.Floor(0, 0), measuring.Floor(0, 0)
-  table = recipe.task.ratings.num_items * row
-  for ids in cohorts:
-    seeds = np.zeros([len(ids), 2], np.int32)
-    for value in recipe.clients.cohort(ids, seeds):
-      count = int(value['count'])
-      batches = np.arange(count) // size
-      items = value['examples']['x'][:count]
-      query = items[batches % 2 == 1][: size * settings['update_steps']]
-      support = _seen(
-        int((batches % 2 == 0).sum()),
-        size,
-        settings['reconstruction_epochs'],
-        settings['reconstruction_steps'],
-      )
-      # A prediction, its derivatives and a step take 2 operations a factor
-      # each in reconstruction; in the update a derivative is but scaled.
-      client = measuring.Floor(
-        bytes_moved=support * (row + 12) + len(query) * (2 * row + 12),
-        operations=factors * (6 * support + 5 * len(query)),
-      )
-      # Old row, new row, and the sum read and written.
-      changed = len(np.unique(query))
-      sparse += client + measuring.Floor(4 * row * changed, 3 * factors * changed)
-      # Copied, subtracted, and added to the sum with a weight.
-      dense += client + measuring.Floor(8 * table, 3 * table // 4)
-  # The server divides the sum and adds it to its weights.
-  server = measuring.Floor(4 * table, 2 * table // 4)
-  mean = [
-    measuring.Floor(*(number / len(cohorts) for number in total)) + server
-    for total in (sparse, dense)
-  ]
-  return mean[0], mean[1]
-
-
-def _seen(examples: int, size: int, epochs: int, steps: int) -> int:
-  """Examples seen in at most so many steps of at most so many epochs."""
-  per_epoch = -(-examples // size)
-  steps = min(steps, epochs * per_epoch)
-  whole, rest = divmod(steps, max(per_epoch, 1))
-  return whole * examples + min(rest * size, examples)
-
-
 def compare(options: Any) -> None:
   """Measures rounds in turn, then what the models have learned."""
-  measuring.begin('MovieLens, the paper\'s recipe, one round')
-  import tensorflow_federated as tff
-
-  from tff_partial import runtimes
-
-  recipe = measuring.movielens(
-    f'--clients_per_round={options.clients_per_round}'
-  )
-  process, clients = recipe.trainable.process, recipe.clients
-  counts = recipe.task.counts
+  measuring.begin("MovieLens, the paper's recipe, one round")
+  paper = recipe.load(f'--clients_per_round={options.clients_per_round}')
+  process, clients = paper.trainable.process, paper.clients
+  counts = paper.task.counts
   say = measuring.say
   say(
     f'{counts["name"]}: {len(clients)} training clients, '
     f'{clients.num_examples} examples; {options.clients_per_round} clients a '
-    f'round; jit={recipe.jit}'
+    f'round; jit={paper.jit}'
   )
   with measuring.ending_children(), contextlib.ExitStack() as stack:
-    cohort_context = stack.enter_context(runtimes.cohort(jit=recipe.jit))
+    cohort_context = stack.enter_context(runtimes.cohort(jit=paper.jit))
     native_context = stack.enter_context(runtimes.native())
     cohort, native = (
       measuring.Run(process, clients, options.clients_per_round, context)
@@ -242,7 +185,7 @@ def compare(options: Any) -> None:
     }
     if options.stock:
       stock = StockRun(
-        recipe,
+        paper,
         cohort.sampler,
         cohort.weights(),
         tff.backends.native.create_sync_local_cpp_execution_context(),
@@ -254,7 +197,9 @@ def compare(options: Any) -> None:
         return stock_turn()
 
       candidates = {STOCK: prepared_turn, **candidates}
-    say(f'A turn of {COHORT!r} is the median of {options.cohort_rounds} rounds.')
+    say(
+      f'A turn of {COHORT!r} is the median of {options.cohort_rounds} rounds.'
+    )
     seconds = measuring.take_turns(
       candidates,
       repetitions=options.rounds - options.warm_up,
@@ -264,10 +209,16 @@ def compare(options: Any) -> None:
       measuring.ratio(seconds, STOCK, COHORT, 'at least 200')
     measuring.ratio(seconds, NATIVE, COHORT, 'at least 10')
 
-    numbers = range(options.warm_up + 1, options.rounds + 1)
-    sparse, dense = floors(recipe, [cohort.sampler.cohort(n) for n in numbers])
-    table = 4 * recipe.task.ratings.num_items * recipe.settings['num_factors']
-    machine = measuring.rates(table)
+    chosen = [
+      cohort.sampler.cohort(number)
+      for number in range(options.warm_up + 1, options.rounds + 1)
+    ]
+    sparse, dense = recipe.floors(
+      paper.settings,
+      paper.task.ratings.num_items,
+      [clients.cohort(ids, np.zeros([len(ids), 2])) for ids in chosen],
+    )
+    machine = measuring.rates(paper.table_bytes)
     taken = statistics.median(seconds[COHORT])
     measuring.say_floor('rows that clients use', sparse, machine, taken)
     measuring.say_floor('whole tables', dense, machine, taken)
@@ -278,7 +229,7 @@ def compare(options: Any) -> None:
       kept[STOCK] = _with_items(kept[COHORT], stock.weights())
     with measuring.installed(cohort_context):
       for name, weights in kept.items():
-        _say_test(recipe, name, weights)
+        _say_test(paper, name, weights)
 
 
 def _with_items(weights: Any, items: Any) -> Any:
@@ -290,11 +241,9 @@ def _with_items(weights: Any, items: Any) -> Any:
   return type(weights)(trainable, weights.non_trainable)
 
 
-def _say_test(recipe: measuring.Recipe, name: str, weights: Any) -> None:
-  import tff_partial
-
-  evaluation = recipe.trainable.evaluation
-  clients = recipe.task.clients('test', evaluation.example_spec)
+def _say_test(paper: recipe.Recipe, name: str, weights: Any) -> None:
+  evaluation = paper.trainable.evaluation
+  clients = paper.task.clients('test', evaluation.example_spec)
   exam = tff_partial.Exam(evaluation, clients)
   measured = tff_partial.evaluate(exam, weights)
   measuring.say(
@@ -314,7 +263,7 @@ def train_fully(options: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
       output = pathlib.Path(folder) / 'run'
       command = [sys.executable, '-m', 'tasks.train']
-      command += [f'--flagfile={measuring.RECIPE}', f'--output_dir={output}']
+      command += [f'--flagfile={recipe.FILE}', f'--output_dir={output}']
       command += [f'--rounds={options.full_rounds}', '--evaluate_every=50']
       started = time.perf_counter()
       subprocess.run(
@@ -324,9 +273,10 @@ def train_fully(options: Any) -> None:
       result = json.loads((output / 'result.json').read_text())
     rmse = {name: test['rmse'] for name, test in result['test'].items()}
     measuring.say(
-      f'  {taken[-1]:.1f} s; a round {result["seconds"]["per_round_median"]:.4f}'
-      f' s, the first {result["seconds"]["first_round"]:.2f} s; test rmse '
-      f'{rmse}; peak {result["peak_rss_mb"]} MB'
+      f'  {taken[-1]:.1f} s; a round '
+      f'{measuring.in_seconds(result["seconds"]["per_round_median"])}, the '
+      f'first {measuring.in_seconds(result["seconds"]["first_round"])}; test '
+      f'rmse {rmse}; peak {result["peak_rss_mb"]} MB'
     )
   measuring.say(f'  median {statistics.median(taken):.1f} s; goal: under 30 s')
 

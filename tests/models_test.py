@@ -128,14 +128,14 @@ def _frozen() -> tf.keras.Model:
 
 
 class _Transposed(layers.Layer):
-  """Reads an embedding backward: scores of all words."""
+  """Reads the table of an embedding backward: scores of all words."""
 
-  def __init__(self, embedding):
-    super().__init__()
-    self.embedding = embedding
+  def __init__(self, table, **options):
+    super().__init__(**options)
+    self.table = table
 
   def call(self, inputs):
-    return tf.matmul(inputs, self.embedding.embeddings, transpose_b=True)
+    return tf.matmul(inputs, self.table, transpose_b=True)
 
 
 def _tied() -> tf.keras.Model:
@@ -144,7 +144,8 @@ def _tied() -> tf.keras.Model:
   embedding = layers.Embedding(7, 3, name='words')
   twice = layers.Dense(3, 'tanh', name='twice')
   hidden = twice(twice(embedding(word)))
-  return tf.keras.Model(word, _Transposed(embedding)(hidden))
+  scores = _Transposed(embedding.embeddings, name='scores')(hidden)
+  return tf.keras.Model(word, scores)
 
 
 def _mixed() -> tf.keras.Model:
@@ -276,6 +277,7 @@ class Made:
   keras: tf.keras.Model
   partial: models.PartialModel
   weights: tiers.Weights
+  objective: Callable[..., Any]
 
 
 @pytest.fixture(scope='module', name='made', params=KINDS)
@@ -299,7 +301,36 @@ def fixture_made(request) -> Made:
   weights = tiers.join(
     {tier: partial.initial_weights(tier, _SEED) for tier in partial.tiers}
   )
-  return Made(kind, keras, partial, weights)
+  return Made(
+    kind, keras, partial, weights, _traced_objective(partial, weights)
+  )
+
+
+def _traced_objective(
+  model: models.PartialModel, weights: tiers.Weights
+) -> Callable[..., Any]:
+  """(weights, a batch) -> the loss of the batch, and its gradients."""
+
+  def compute(weights, inputs, labels, weight, is_real):
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(weights)
+      predictions, regularization = model.predict(
+        weights, model.frozen_weights(), inputs, training=False, seed=_SEED
+      )
+      loss = model.loss(labels, predictions, weight, is_real, regularization)
+    gradients = tape.gradient(loss.objective, weights)
+    return (
+      (loss.objective, loss.total, loss.num_elements),
+      tf.nest.map_structure(tf.convert_to_tensor, gradients),
+    )
+
+  batch = tf.nest.map_structure(
+    lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
+    [*model.example_spec.values(), tf.TensorSpec([], tf.bool)],
+  )
+  return tf.function(compute, autograph=False).get_concrete_function(
+    tf.nest.map_structure(tf.TensorSpec.from_tensor, weights), *batch
+  )
 
 
 def _predict(
@@ -309,7 +340,7 @@ def _predict(
   training: bool = False,
   seed: np.ndarray = _SEED,
 ) -> Any:
-  @tf.function
+  @tf.function(autograph=False)
   def predict(weights, inputs, seed):
     return model.predict(
       weights, model.frozen_weights(), inputs, training=training, seed=seed
@@ -325,6 +356,28 @@ def test_predictions_are_those_of_keras(made):
     found,
     made.keras(made.kind.inputs),
   )
+
+
+def test_predictions_can_be_made_eagerly(made):
+  found, regularization = made.partial.predict(
+    made.weights,
+    made.partial.frozen_weights(),
+    tf.nest.map_structure(tf.constant, made.kind.inputs),
+    training=False,
+    seed=_SEED,
+  )
+  expected = made.keras(made.kind.inputs)
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+    found,
+    expected,
+  )
+  for term, wanted in zip(regularization, made.keras.losses, strict=True):
+    np.testing.assert_allclose(term, wanted, rtol=1e-5)
+  if keras_functions.mask_of(expected) is not None:
+    np.testing.assert_array_equal(
+      keras_functions.mask_of(found), keras_functions.mask_of(expected)
+    )
 
 
 def test_what_becomes_a_keras_model_predicts_the_same(made):
@@ -344,29 +397,15 @@ def _objective(
   made: Made, rows: np.ndarray, is_real: np.ndarray
 ) -> tuple[models.LossValue, dict[str, tf.Tensor]]:
   """The loss of some rows of the batch, and its gradients."""
-  model = made.partial
   weight = np.linspace(0.5, 1.5, _BATCH, dtype=np.float32)
-
-  @tf.function
-  def compute(weights, inputs, labels, weight, is_real):
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-      tape.watch(weights)
-      predictions, regularization = model.predict(
-        weights, model.frozen_weights(), inputs, training=False, seed=_SEED
-      )
-      loss = model.loss(labels, predictions, weight, is_real, regularization)
-    gradients = tape.gradient(loss.objective, weights)
-    return (
-      (loss.objective, loss.total, loss.num_elements),
-      tf.nest.map_structure(tf.convert_to_tensor, gradients),
-    )
-
-  loss, gradients = compute(
+  loss, gradients = made.objective(
     made.weights,
-    tf.nest.map_structure(lambda array: array[rows], made.kind.inputs),
-    made.kind.labels[rows],
-    weight[rows],
-    is_real,
+    tf.nest.map_structure(
+      lambda array: tf.constant(array[rows]), made.kind.inputs
+    ),
+    tf.constant(made.kind.labels[rows]),
+    tf.constant(weight[rows]),
+    tf.constant(is_real),
   )
   named: dict[str, tf.Tensor] = {}
   for each in gradients.values():
@@ -380,10 +419,14 @@ def test_losses_and_gradients_are_those_of_keras(made):
   weight = np.linspace(0.5, 1.5, _BATCH, dtype=np.float32)
   with tf.GradientTape() as tape:
     predictions = made.keras(made.kind.inputs)
+    labels = made.kind.labels
+    if made.kind.build is _scalar:
+      # Keras takes the only axis for that of a prediction's parts.
+      labels, predictions = labels[:, None], predictions[:, None]
     if isinstance(made.kind.loss, tf.keras.losses.Loss):
-      expected = made.kind.loss(made.kind.labels, predictions, weight)
+      expected = made.kind.loss(labels, predictions, weight)
     else:
-      losses = made.kind.loss(made.kind.labels, predictions)
+      losses = made.kind.loss(labels, predictions)
       expected = tf.reduce_mean(losses * weight)
     for term in made.keras.losses:
       expected += tf.cast(term, tf.float32)
@@ -428,3 +471,682 @@ def test_the_part_that_is_named_is_local(made):
     assert list(specs) == list(made.weights[tier])
     for name, spec in specs.items():
       assert spec.is_compatible_with(made.weights[tier][name])
+
+
+# ---- which part is local -----------------------------------------------------
+
+
+def _three() -> tf.keras.Model:
+  """Layers `a`, `b` and `b2`, the last two inside `both`."""
+  both = tf.keras.Sequential(
+    [layers.Dense(3, name='b'), layers.Dense(3, name='b2')], name='both'
+  )
+  inputs = tf.keras.Input([4])
+  hidden = both(layers.Dense(3, name='a')(inputs))
+  return tf.keras.Model(inputs, layers.Dense(2, name='c')(hidden))
+
+
+_OF_B = {'b/kernel', 'b/bias'}
+_OF_BOTH = {'b/kernel', 'b/bias', 'b2/kernel', 'b2/bias'}
+
+
+@pytest.mark.parametrize(
+  ('selector', 'names'),
+  [
+    ('b', _OF_B),  # A layer's whole name, though others begin with it.
+    ('both', _OF_BOTH),
+    (['b', 'b2'], _OF_BOTH),
+    (('b', 'a/bias'), {*_OF_B, 'a/bias'}),
+    ('b.*', _OF_BOTH),
+    (re.compile('b2?'), _OF_BOTH),
+    ('.*/bias', {'a/bias', 'b/bias', 'b2/bias', 'c/bias'}),
+    ('b/kernel', {'b/kernel'}),
+    (layers.Dense(1, name='b'), _OF_B),
+    (lambda variable: variable.shape == (3,), {'a/bias', 'b/bias', 'b2/bias'}),
+    (lambda variable: 'both' in variable.layers, _OF_BOTH),
+  ],
+)
+def test_the_local_part_is_named_in_many_ways(selector, names):
+  model = models.from_keras(_three, loss=_MSE, local=selector)
+  assert {v.name for v in model.trainable(tiers.LOCAL)} == names
+  assert {v.name for v in model.trainable(tiers.GLOBAL)} == {
+    v.name for v in model.variables
+  } - names
+
+
+def test_without_a_selector_nothing_is_local():
+  model = models.from_keras(_three, loss=_MSE)
+  assert model.tiers == (tiers.GLOBAL,)
+  assert len(model.trainable(tiers.GLOBAL)) == 8
+
+
+def test_groups_are_named_like_the_local_part():
+  model = models.from_keras(_three, loss=_MSE, local='a', group='both')
+  assert model.tiers == tiers.TIERS
+  assert {v.name for v in model.trainable(tiers.GROUP)} == _OF_BOTH
+
+
+@pytest.mark.parametrize(
+  ('build', 'selectors', 'message'),
+  [
+    (
+      _three,
+      {'local': 'user'},
+      r"local='user' matches no variable. The model has the layers .*'both'.* "
+      r"with the variables .*'a/kernel'",
+    ),
+    (_three, {'local': ['a', 'x.*']}, r"local='x\.\*' matches no variable"),
+    (_three, {'local': lambda variable: False}, 'matches no variable'),
+    (
+      _three,
+      {'local': '.*'},
+      r"local='\.\*' matches every trainable variable, so that nothing would "
+      'be learned together. Name fewer layers',
+    ),
+    (
+      _three,
+      {'local': 'both', 'group': ['a', 'b']},
+      "Variable 'b/kernel' is selected for two tiers: group and local",
+    ),
+    (
+      _three,
+      {'local': 'a('},
+      r"local='a\(' is not a regular expression: missing \), .*position 1",
+    ),
+    (
+      _three,
+      {'local': layers.Dense},
+      'local=Dense is a class. Name the layers, or pass a predicate',
+    ),
+    (
+      _frozen,
+      {'local': 'body'},
+      r"local='body' matches only variables that are not trainable: "
+      r"\['body/kernel', 'body/bias'\]. Make them trainable, or leave",
+    ),
+    (
+      _tied,
+      {'local': 'words'},
+      r"local=\['words'\]: variable 'words/embeddings' is also used by "
+      r"\['scores'\]. A variable belongs to one tier: select all of its "
+      'layers, or give each a variable of its own',
+    ),
+  ],
+)
+def test_selectors_that_cannot_be_meant_are_refused(build, selectors, message):
+  loss = _SPARSE if build is _tied else _MSE
+  with pytest.raises(models.SelectorError, match=message):
+    models.from_keras(build, loss=loss, **selectors)
+
+
+def test_a_tied_variable_is_local_if_all_of_its_layers_are():
+  for selector in (['words', 'scores'], 'words/embeddings'):
+    model = models.from_keras(_tied, loss=_SPARSE, local=selector)
+    assert {v.name for v in model.trainable(tiers.LOCAL)} == {
+      'words/embeddings'
+    }
+
+
+# ---- first values ------------------------------------------------------------
+
+
+def test_first_values_follow_from_the_seed():
+  model = models.from_keras(_functional, loss=_MSE, local='head')
+  draw = lambda tier, seed: model.initial_weights(tier, seed)  # noqa: E731
+  for tier in model.tiers:
+    one, again, other = (draw(tier, seed) for seed in (_SEED, _SEED, _SEED + 1))
+    for name in one:
+      np.testing.assert_array_equal(one[name], again[name])
+      if name.endswith('kernel'):
+        assert not np.isclose(one[name], other[name]).any()
+      else:
+        assert not other[name].numpy().any()  # Biases begin with zeros.
+
+
+def test_variables_draw_apart_from_one_another():
+  def build():
+    return tf.keras.Sequential(
+      [tf.keras.Input([3]), *(layers.Dense(3, name=n) for n in 'abc')]
+    )
+
+  model = models.from_keras(build, loss=_MSE, local='b')
+  weights = tiers.join(
+    *({tier: model.initial_weights(tier, _SEED)} for tier in model.tiers)
+  )
+  kernels = [
+    tensor.numpy()
+    for named in weights.values()
+    for name, tensor in named.items()
+    if name.endswith('kernel')
+  ]
+  assert len(kernels) == 3
+  for one, other in ((0, 1), (1, 2), (0, 2)):
+    assert not np.isclose(kernels[one], kernels[other]).any()
+
+
+def test_an_initializer_with_a_seed_draws_the_same_for_everybody():
+  def build():
+    initializer = tf.keras.initializers.RandomNormal(seed=3)
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([3]),
+        layers.Dense(3, kernel_initializer=initializer, name='local'),
+        layers.Dense(2),
+      ]
+    )
+
+  model = models.from_keras(build, loss=_MSE, local='local')
+  one, other = (
+    model.initial_weights(tiers.LOCAL, seed)['local/kernel'].numpy()
+    for seed in (_SEED, _SEED + 1)
+  )
+  np.testing.assert_array_equal(one, other)
+  assert one.any()
+
+
+def test_first_values_may_come_from_a_trained_model():
+  trained = _frozen()
+  trained(_numbers(4))
+  values = [np.full(w.shape, i) for i, w in enumerate(trained.get_weights())]
+  trained.set_weights(values)
+  model = models.from_keras(
+    _frozen, loss=_MSE, local='head', initial_weights=trained
+  )
+  held = {
+    **model.initial_weights(tiers.GLOBAL, _SEED),
+    **model.initial_weights(tiers.LOCAL, _SEED + 1),
+    **model.frozen_weights(),
+  }
+  assert len(held) == len(values)
+  for variable, wanted in zip(trained.variables, values, strict=True):
+    np.testing.assert_array_equal(held[variable.name.split(':')[0]], wanted)
+
+
+def test_a_trained_model_of_another_shape_is_refused():
+  other = tf.keras.Sequential([tf.keras.Input([4]), layers.Dense(2)])
+  with pytest.raises(
+    models.ModelError,
+    match=r"`initial_weights` has variables of other shapes .*\('dense.*/kernel"
+    r":0', \(4, 2\)\)",
+  ):
+    models.from_keras(_functional, loss=_MSE, initial_weights=other)
+
+
+def test_frozen_variables_are_in_no_tier():
+  model = models.from_keras(_frozen, loss=_MSE, local='head')
+  frozen = {
+    'body/kernel',
+    'body/bias',
+    'norm/gamma',
+    'norm/beta',
+    'norm/moving_mean',
+    'norm/moving_variance',
+  }
+  assert set(model.frozen_weights()) == frozen
+  assert set(model.specs(tiers.GLOBAL)) == {'middle/kernel', 'middle/bias'}
+  assert set(model.specs(tiers.LOCAL)) == {'head/kernel', 'head/bias'}
+  kernel = model.frozen_weights()['body/kernel'].numpy()
+  assert kernel.any()
+  np.testing.assert_array_equal(model.frozen_weights()['body/kernel'], kernel)
+  other = models.from_keras(_frozen, loss=_MSE, local='head', seed=1)
+  assert (other.frozen_weights()['body/kernel'].numpy() != kernel).any()
+
+
+# ---- what layers draw --------------------------------------------------------
+
+
+def _noisy() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([40]),
+      layers.Dropout(0.25),
+      layers.Dropout(0.5),
+      layers.Dense(1, kernel_initializer='ones', name='local'),
+      layers.Dense(1),
+    ]
+  )
+
+
+def test_dropout_follows_from_the_seed_in_training_alone():
+  model = models.from_keras(_noisy, loss=_MSE, local='local')
+  weights = tiers.join(
+    *({tier: model.initial_weights(tier, _SEED)} for tier in model.tiers)
+  )
+  inputs = np.ones([8, 40], np.float32)
+  draw = lambda **options: _predict(model, weights, inputs, **options).numpy()  # noqa: E731
+  plain = draw()
+  # Each input counts alike, so the same prediction for each example.
+  assert np.ptp(plain) == 0
+  dropped = draw(training=True)
+  np.testing.assert_array_equal(draw(training=True), dropped)
+  assert len(np.unique(dropped)) > 4
+  assert (draw(training=True, seed=_SEED + 1) != dropped).any()
+  np.testing.assert_array_equal(draw(seed=_SEED + 1), plain)
+  # Of 40 inputs 15 are left, each counted 8/3 times; so says the mean of 8.
+  shares = dropped / plain
+  assert shares.mean() == pytest.approx(1.0, abs=0.3)
+  np.testing.assert_allclose(shares * 15, np.round(shares * 15), atol=1e-3)
+
+
+# ---- losses ------------------------------------------------------------------
+
+
+def _loss_of(model: models.PartialModel, **given) -> models.LossValue:
+  return model.loss(
+    **{
+      'labels': tf.constant([[0.0], [0.0], [0.0]]),
+      'predictions': tf.constant([[1.0], [2.0], [5.0]]),
+      'weight': tf.constant([1.0, 0.5, 7.0]),
+      'is_real': tf.constant([True, True, False]),
+      **given,
+    }
+  )
+
+
+def _one() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [tf.keras.Input([1]), layers.Dense(1, name='a'), layers.Dense(1, name='b')]
+  )
+
+
+@pytest.mark.parametrize(
+  ('reduction', 'objective'), [('auto', 1.5), ('none', 1.5), ('sum', 3.0)]
+)
+def test_a_loss_by_hand(reduction, objective):
+  # Losses are 1, 4 and 25; 1 and 4 * 0.5 count. Keras divides by the number of
+  # examples, whatever they weigh.
+  loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
+  value = _loss_of(models.from_keras(_one, loss=loss, local='a'))
+  assert value.objective.numpy() == objective
+  assert value.total.numpy() == 3.0
+  assert value.num_elements.numpy() == 2.0
+
+
+def test_regularization_is_added_once_whatever_the_batch():
+  model = models.from_keras(_one, loss=_MSE, local='a')
+  terms = [tf.constant(0.25), tf.constant([0.5, 0.5], tf.float64)]
+  value = _loss_of(model, regularization=terms)
+  assert value.objective.numpy() == 1.5 + 1.25
+  assert value.total.numpy() == 3.0
+
+
+def test_a_batch_of_padding_has_no_loss():
+  model = models.from_keras(_one, loss=_MSE, local='a')
+  value = _loss_of(model, is_real=tf.constant([False] * 3))
+  assert value.objective.numpy() == value.num_elements.numpy() == 0.0
+
+
+def _word_by_word() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([5], dtype=tf.int32),
+      layers.Embedding(11, 4, name='words'),
+      layers.Dense(11),
+    ]
+  )
+
+
+def test_each_step_of_a_sequence_may_have_its_weight():
+  labels = _words(11, 5)
+  model = models.from_keras(
+    _word_by_word,
+    loss=_SPARSE,
+    local='words',
+    weights=tf.TensorSpec([5], tf.float32),
+  )
+  weight = np.linspace(0, 2, 5 * _BATCH, dtype=np.float32).reshape(_BATCH, 5)
+  logits = np.random.default_rng(4).normal(size=[_BATCH, 5, 11]).astype('f')
+  is_real = np.arange(_BATCH) < 4
+  value = model.loss(
+    tf.constant(labels),
+    tf.constant(logits),
+    tf.constant(weight),
+    tf.constant(is_real),
+  )
+  expected = tf.keras.losses.SparseCategoricalCrossentropy(
+    from_logits=True, reduction='sum'
+  )(labels[:4], logits[:4], weight[:4])
+  np.testing.assert_allclose(value.total, expected, rtol=1e-5)
+  assert value.num_elements.numpy() == 4 * 5
+
+
+def test_a_label_is_assumed_to_be_like_a_prediction():
+  model = models.from_keras(_one, loss=_MSE)
+  assert model.example_spec['y'] == tf.TensorSpec([1], tf.float32)
+  model = models.from_keras(_word_by_word, loss=_SPARSE)
+  assert model.example_spec['y'] == tf.TensorSpec([5], tf.int32)
+  assert model.example_spec['weight'] == tf.TensorSpec([], tf.float32)
+  model = models.from_keras(
+    _one, loss=_MSE, labels=tf.TensorSpec([1], tf.float64)
+  )
+  assert model.example_spec['y'].dtype == tf.float64
+
+
+# ---- refusals ----------------------------------------------------------------
+
+
+def _stack(*inner: layers.Layer, inputs: tuple[int, ...] = (4,)):
+  """A callable that builds a model of which the layers are made anew."""
+  configs = [(type(layer), layer.get_config()) for layer in inner]
+
+  def build() -> tf.keras.Model:
+    made = [cls.from_config(config) for cls, config in configs]
+    return tf.keras.Sequential(
+      [tf.keras.Input(inputs), *made, layers.Dense(1, name='last')]
+    )
+
+  return build
+
+
+def _norm_inside() -> tf.keras.Model:
+  inner = tf.keras.Sequential(
+    [layers.Dense(3), layers.BatchNormalization(name='norm')], name='inner'
+  )
+  inputs = tf.keras.Input([4])
+  return tf.keras.Model(inputs, layers.Dense(1)(inner(inputs)))
+
+
+class _AddsLoss(layers.Layer):
+  def call(self, inputs):
+    self.add_loss(tf.reduce_mean(inputs))
+    return inputs
+
+
+class _Draws(layers.Layer):
+  """Draws with a function of TensorFlow, in the open or inside another."""
+
+  def __init__(self, inside: bool = False, **options):
+    super().__init__(**options)
+    self.inside = inside
+
+  def get_config(self):
+    return {**super().get_config(), 'inside': self.inside}
+
+  def call(self, inputs):
+    draw = lambda: inputs + tf.random.uniform(tf.shape(inputs))  # noqa: E731
+    return tf.function(draw)() if self.inside else draw()
+
+
+class _Counts(layers.Layer):
+  def build(self, _):
+    self.calls = self.add_weight('calls', [], trainable=False)
+
+  def call(self, inputs):
+    self.calls.assign_add(1.0)
+    return inputs
+
+
+class _HiddenInitializer(tf.keras.initializers.Initializer):
+  def __call__(self, shape, dtype=None, **_):
+    return tf.random.normal(shape, dtype=dtype)
+
+
+def _mixed_precision() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([4]),
+      layers.Dense(3, dtype='mixed_bfloat16', name='half'),
+      layers.Dense(1, dtype='float32'),
+    ]
+  )
+
+
+def _loads_weights() -> tf.keras.Model:
+  model = _one()
+  model.get_layer('a').kernel.assign([[3.0]])
+  return model
+
+
+def _initialized_by(initializer) -> Callable[[], tf.keras.Model]:
+  return lambda: tf.keras.Sequential(
+    [tf.keras.Input([4]), layers.Dense(1, kernel_initializer=initializer)]
+  )
+
+
+_SHARED = layers.Dense(1, name='shared')
+
+
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (
+      _norm_inside,
+      r"Layer 'norm' \(BatchNormalization\) changes its variables while it "
+      'trains, .* Use .*GroupNormalization',
+    ),
+    (
+      _stack(
+        layers.Conv2D(2, 2),
+        layers.BatchNormalization(),
+        layers.Flatten(),
+        inputs=(4, 4, 1),
+      ),
+      r"Layer 'batch_normalization.*' \(BatchNormalization\) changes its",
+    ),
+    (_stack(_Counts(name='counts')), r"Layer 'counts' \(_Counts\) changes its"),
+    (
+      _stack(layers.Dense(2, activity_regularizer='l2', name='active')),
+      "Layer 'active' has an activity regularizer, whose value would depend on "
+      'padded examples. Regularize its weights instead',
+    ),
+    (
+      _stack(_AddsLoss()),
+      'A loss that a layer adds with `add_loss` depends on its inputs, .* Add '
+      'losses of weights only, or compute the term in the loss function',
+    ),
+    (
+      _stack(_Draws(name='noise')),
+      r"The operation '.*noise/.*' \(RandomUniform\) draws random numbers from "
+      "hidden state, .* Use Keras's own initializers and random layers",
+    ),
+    (_stack(_Draws(inside=True)), r'\(RandomUniform\) draws random numbers'),
+    (
+      _initialized_by(_HiddenInitializer()),
+      r'\(RandomStandardNormal\) draws random numbers',
+    ),
+    (
+      _initialized_by(lambda shape, dtype: tf.random.normal(shape)),
+      r'\(RandomStandardNormal\) draws random numbers',
+    ),
+    (
+      _stack(layers.Dense(2, kernel_constraint='non_neg', name='positive')),
+      "Variable 'positive/kernel' has a constraint, which nobody would apply.*"
+      'Use a regularizer',
+    ),
+    (
+      _mixed_precision,
+      "Layer 'half' has weights of float32 and computes in bfloat16. .* Build "
+      'the model with the dtype policy float32',
+    ),
+    (
+      _loads_weights,
+      'changes a variable while the model is built. Give trained values with '
+      '`initial_weights` instead of loading them in the builder',
+    ),
+    (
+      lambda: tf.keras.Sequential([tf.keras.Input([4]), _SHARED]),
+      r"The variables \['kernel:0', 'bias:0'\] exist before the "
+      'model is built. Create every layer inside the callable',
+    ),
+    (
+      lambda: tf.keras.Sequential([layers.Dense(1)]),
+      "Model 'sequential.*' does not say what its inputs are. Pass "
+      '`inputs=tf.TensorSpec',
+    ),
+    (lambda: 'model', 'must return a `tf.keras.Model`, it returned str'),
+    (_one(), 'Pass a callable that makes the Keras model, not the model'),
+    ('model', 'Pass a callable that makes the Keras model, not the model'),
+    (
+      lambda: tf.keras.Sequential([tf.keras.Input([4]), layers.Flatten()]),
+      'The model has no trainable variable',
+    ),
+  ],
+)
+def test_models_that_are_no_pure_functions_are_refused(build, message):
+  if build is not _SHARED and not _SHARED.built:
+    _SHARED.build([None, 4])
+  with pytest.raises(models.ModelError, match=message):
+    models.from_keras(build, loss=_MSE)
+
+
+def _changing(*sizes: tuple[int, ...]) -> Callable[[], tf.keras.Model]:
+  """Builds another model with every call."""
+  waiting = list(sizes)
+
+  def build() -> tf.keras.Model:
+    units = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+    return tf.keras.Sequential(
+      [tf.keras.Input([4]), *(layers.Dense(n) for n in units)]
+    )
+
+  return build
+
+
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (
+      _changing((3, 2), (4, 2)),
+      r"asks for a variable .* of shape \(4, 4\) where it had 'dense/kernel' "
+      r'of shape \(4, 3\) before. The callable given to `from_keras` must '
+      'build the same model every time',
+    ),
+    (
+      _changing((3, 2), (3,)),
+      r"no longer asks for the variables \['dense_1/kernel', 'dense_1/bias'\]",
+    ),
+    (
+      _changing((3, 2), (3, 2, 2)),
+      r'asks for the variables .*which it had not before',
+    ),
+  ],
+)
+def test_a_model_that_changes_from_call_to_call_is_refused(build, message):
+  with pytest.raises(models.ModelError, match=message):
+    models.from_keras(build, loss=_MSE)
+
+
+def _ignores_weights(name='ignorant'):
+  class Ignorant(tf.keras.metrics.Sum):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+      super().update_state(tf.ones_like(y_pred))
+
+  return Ignorant(name=name)
+
+
+class _Starts(tf.keras.metrics.Metric):
+  def __init__(self):
+    super().__init__(name='starts')
+    self.product = self.add_weight('product', initializer='ones')
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    del y_true, y_pred, sample_weight
+
+  def result(self):
+    return self.product
+
+
+class _TakesNoWeight(tf.keras.metrics.Metric):
+  def update_state(self, y_true, y_pred):
+    del y_true, y_pred
+
+  def result(self):
+    return 0.0
+
+
+class _AssignsInside(tf.keras.metrics.Sum):
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    if tf.reduce_any(sample_weight > 0):
+      super().update_state(y_pred, sample_weight)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      {'loss': tf.keras.losses.MeanSquaredError},
+      r'loss=MeanSquaredError is a class; pass an instance: MeanSquaredError()',
+    ),
+    (
+      {'loss': lambda labels, predictions: tf.reduce_mean(predictions)},
+      'must return one loss per example, it returned a scalar. Leave the '
+      'averaging to the training',
+    ),
+    (
+      {'build': _functional, 'local': 'head', 'labels': tf.TensorSpec([3])},
+      r'cannot be computed from labels TensorSpec\(shape=\(3,\).* and '
+      r'predictions TensorSpec\(shape=\(2,\).*: Dimensions must be equal.* '
+      'Pass the spec of one label',
+    ),
+    (
+      {'loss': _MSE, 'weights': tf.TensorSpec([5])},
+      'The weight of examples has 2 axes, batch included, where the losses '
+      'have 1',
+    ),
+    (
+      {'metrics': lambda: [tf.keras.metrics.MeanSquaredError()] * 2},
+      "distinct names other than .*, found .*'mean_squared_error', "
+      "'mean_squared_error'.*Pass `name=`",
+    ),
+    (
+      {'metrics': lambda: [tf.keras.metrics.MeanSquaredError(name='loss')]},
+      "distinct names other than .*'loss', 'num_examples'",
+    ),
+    (
+      {'metrics': lambda: [tf.keras.metrics.AUC(name='num_examples')]},
+      "distinct names other than .*'num_examples'",
+    ),
+    (
+      {'metrics': lambda: ['mse']},
+      "must return a list of Keras metrics, found 'mse' in it",
+    ),
+    (
+      {'metrics': lambda: [tf.keras.metrics.AUC]},
+      'must return a list of Keras metrics, found <class .*AUC',
+    ),
+    (
+      {'metrics': lambda: [_ignores_weights()]},
+      "The state of metric 'ignorant' .* changed by an example of weight 0, so "
+      'that it would count padding .*Honour `sample_weight`',
+    ),
+    (
+      {'metrics': lambda: [_Starts()]},
+      "The state of metric 'starts' does not begin with zeros",
+    ),
+    (
+      {'metrics': lambda: [_TakesNoWeight(name='none')]},
+      "unexpected keyword argument 'sample_weight'",
+    ),
+    (
+      {'metrics': lambda: [_AssignsInside(name='inside')]},
+      "Metric 'inside' assigns its state inside a condition or a loop, .* "
+      'Compute the value there, and assign it afterwards',
+    ),
+  ],
+)
+def test_losses_and_metrics_that_cannot_work_are_refused(options, message):
+  with pytest.raises(models.ModelError, match=message):
+    models.from_keras(**{'build': _one, 'loss': _MSE, 'local': 'a', **options})
+
+
+def test_several_outputs_need_the_spec_of_a_label():
+  with pytest.raises(
+    models.ModelError, match='The model has several outputs. Pass the spec of'
+  ):
+    models.from_keras(_two_outputs, loss=_loss_of_two)
+
+
+def test_weights_that_do_not_fit_a_keras_model_are_refused():
+  model = models.from_keras(_one, loss=_MSE, local='a')
+  shared, own = (model.initial_weights(tier, _SEED) for tier in model.tiers)
+  with pytest.raises(
+    models.ModelError,
+    match=r"no values for the variables \['a/kernel', 'a/bias'\]",
+  ):
+    model.to_keras(shared)
+  own['a/kernel'] = np.zeros([1, 2])
+  with pytest.raises(
+    models.ModelError,
+    match=r"'a/kernel' has shape \(1, 1\), the value given for it \(1, 2\)",
+  ):
+    model.to_keras(shared, own)

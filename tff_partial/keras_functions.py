@@ -44,6 +44,21 @@ def answering_variables(
     yield
 
 
+def traced(fn: Callable[..., Any], *specs: Any) -> Any:
+  """Traces a function under eager execution, without AutoGraph.
+
+  Our functions need no conversion, which would take longer than the tracing.
+  Keras by itself converts what users wrote, here as anywhere else.
+  """
+  outside = tf.__internal__.autograph.control_status_ctx()
+
+  def unconverted(*args: Any) -> Any:
+    with outside:  # Where Keras has not been told to convert nothing.
+      return fn(*args)
+
+  return tf.function(unconverted, autograph=False).get_concrete_function(*specs)
+
+
 class SeededDraws:
   """Stands in for Keras's random generator: each draw follows from the seed."""
 
@@ -447,14 +462,16 @@ def rebuild(
   Raises:
     ModelError: If the model asks for other variables than at its analysis.
   """
+  if tf.executing_eagerly():
+    return _rebuild_in_graph(build, variables, tensors, inputs, training, seed)
   wanted = {variable.request: variable for variable in variables}
   requests = itertools.count()
 
   def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
+    del next_creator  # No variable is made.
     variable = wanted.pop(next(requests), None)
     if variable is None:
-      # Not a weight: Keras counts batches and steps in variables.
-      return next_creator(**request)
+      return _stand_in(request)
     shape = request.get('shape')
     if shape is not None and tuple(tf.TensorShape(shape)) != variable.shape:
       raise ModelError(
@@ -475,13 +492,44 @@ def rebuild(
       'The model no longer asks for the variables '
       f'{[variable.name for variable in wanted.values()]}. {_SAME_MODEL}'
     )
-  unknown = [v.name for v in model.variables if isinstance(v, tf.Variable)]
+  unknown = [v.name for v in model.variables if isinstance(v, _StateTensor)]
   if unknown:
     raise ModelError(
       f'The model asks for the variables {unknown}, which it had not before. '
       f'{_SAME_MODEL}'
     )
   return outputs, list(model.losses)
+
+
+def _rebuild_in_graph(
+  build: Callable[[], tf.keras.Model],
+  variables: Sequence[VariableSpec],
+  tensors: dict[str, tf.Tensor],
+  inputs: Any,
+  training: bool,
+  seed: tf.Tensor,
+) -> tuple[Any, list[tf.Tensor]]:
+  """Does what `rebuild` does, for tensors that Keras cannot build on.
+
+  Keras wants the names that tensors have in a graph. It takes the time of a
+  tracing each time: eager execution is for looking at things.
+  """
+
+  def run(tensors: dict[str, tf.Tensor], inputs: Any, seed: tf.Tensor) -> Any:
+    outputs, losses = rebuild(
+      build, variables, tensors, inputs, training=training, seed=seed
+    )
+    return outputs, losses, tf.nest.map_structure(mask_of, outputs)
+
+  outputs, losses, masks = tf.function(run, autograph=False)(
+    dict(tensors), inputs, tf.convert_to_tensor(seed)
+  )
+  for output, mask in zip(
+    tf.nest.flatten(outputs), tf.nest.flatten(masks), strict=True
+  ):
+    if mask is not None:
+      output._keras_mask = mask
+  return outputs, losses
 
 
 def refuse_hidden_draws(graph: Any) -> None:
@@ -540,6 +588,14 @@ class _StateTensor:
 
   def __getitem__(self, key: Any) -> tf.Tensor:
     return self._value[key]
+
+
+def _stand_in(request: dict[str, Any]) -> _StateTensor:
+  """Takes the place of a variable that is no weight, such as a step counter."""
+  value = request.get('initial_value')
+  value = value() if callable(value) else value
+  value = tf.convert_to_tensor(value, request.get('dtype'))
+  return _StateTensor(value, str(request.get('name')))
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -625,7 +681,10 @@ class PureMetrics:
     """
     self.build = build
     self._specs = (labels, predictions, weight)
-    metrics = list(build())
+    # In a graph of its own Keras counts metrics without a name from the start,
+    # so that they have the same names in every program.
+    with tf.__internal__.FuncGraph('metrics').as_default():
+      metrics = list(build())
     for metric in metrics:
       if not isinstance(metric, tf.keras.metrics.Metric):
         raise ModelError(
@@ -684,7 +743,14 @@ class PureMetrics:
       metric, variables = self._metric_on(position, state[name])
       update = _undecorated(metric.update_state)
       update(labels, predictions, sample_weight=weight)
-      result[name] = [tf.convert_to_tensor(v.value()) for v in variables]
+      try:
+        result[name] = [tf.identity(v.value()) for v in variables]
+      except ValueError as error:
+        raise ModelError(
+          f'Metric {name!r} assigns its state inside a condition or a loop, '
+          'where a pure function cannot. Compute the value there, and assign '
+          'it afterwards.'
+        ) from error
     return result
 
   def finalizers(self) -> collections.OrderedDict[str, Any]:
@@ -695,10 +761,10 @@ class PureMetrics:
         tf.TensorSpec(value.shape, value.dtype) for value in self._initial[name]
       ]
       with tf.init_scope():
-        traced = tf.function(
-          functools.partial(self._result, position)
-        ).get_concrete_function(specs)
-      found[name] = tf.function(lambda state, fn=traced: fn(list(state)))
+        result = traced(functools.partial(self._result, position), specs)
+      found[name] = tf.function(
+        lambda state, result=result: result(list(state)), autograph=False
+      )
     return found
 
   def _metric_on(
@@ -708,8 +774,7 @@ class PureMetrics:
 
     def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
       del next_creator  # A tensor takes the variable's place.
-      zeros = tf.zeros(request.get('shape') or [], request.get('dtype'))
-      return _StateTensor(zeros, str(request.get('name')))
+      return _stand_in(request)
 
     with answering_variables(answer):
       metric = self.build()[position]

@@ -229,7 +229,10 @@ class PartialModel:
     except ModelError:
       raise
     except (ValueError, TypeError, tf.errors.OpError) as error:
-      reason = str(error).split('\n')[0]
+      # What AutoGraph adds comes before the message, other remarks after it.
+      lines = [line.strip() for line in str(error).split('\n') if line.strip()]
+      lines = lines or [type(error).__name__]
+      reason = lines[-1 if lines[0].startswith('in user code') else 0]
       raise ModelError(
         'The loss or a metric cannot be computed from labels '
         f'{self.example_spec["y"]} and predictions {self.prediction_spec}: '
@@ -314,46 +317,63 @@ class PartialModel:
     return keras_model
 
 
-def _names_layer(selector: Selector, name: str, layers: set[str]) -> bool:
-  """Whether a selector means the layer of this name."""
+def _names_variable(
+  selector: Selector, variable: keras_functions.VariableSpec, layers: set[str]
+) -> bool:
+  """Whether a selector means a variable by itself, not by its layers."""
   if isinstance(selector, tf.keras.layers.Layer):
-    return selector.name == name
+    return False
+  if callable(selector):
+    return bool(selector(variable))
   if isinstance(selector, str) and selector in layers:
-    return selector == name
+    return False
   if isinstance(selector, (str, re.Pattern)):
-    return re.fullmatch(selector, name) is not None
+    return re.fullmatch(selector, variable.name) is not None
+  return False
+
+
+def _names_owner(
+  selector: Selector, owner: Sequence[str], layers: set[str]
+) -> bool:
+  """Whether a selector means a layer or one of those around it."""
+  if isinstance(selector, tf.keras.layers.Layer):
+    return selector.name in owner
+  if isinstance(selector, str) and selector in layers:
+    return selector in owner
+  if isinstance(selector, (str, re.Pattern)):
+    return any(re.fullmatch(selector, name) for name in owner)
   return False
 
 
 def _selects(
-  selector: Selector,
+  selector: Selector, variable: keras_functions.VariableSpec, layers: set[str]
+) -> bool:
+  """Whether a selector means a variable, by itself or by one of its layers."""
+  return _names_variable(selector, variable, layers) or any(
+    _names_owner(selector, owner, layers) for owner in variable.owners
+  )
+
+
+def _refuse_shared(
   variable: keras_functions.VariableSpec,
+  selectors: Sequence[Selector],
   layers: set[str],
   tier: str,
-) -> bool:
-  """Whether a selector means a variable, by itself or by all of its layers."""
-  if callable(selector) and not isinstance(selector, tf.keras.layers.Layer):
-    return bool(selector(variable))
-  is_name = isinstance(selector, str) and selector in layers
-  if isinstance(selector, (str, re.Pattern)) and not is_name:
-    if re.fullmatch(selector, variable.name):
-      return True
-  named = [
-    any(_names_layer(selector, name, layers) for name in chain)
-    for chain in variable.owners
+) -> None:
+  """Raises an error if only some of a selected variable's layers are named."""
+  if any(_names_variable(s, variable, layers) for s in selectors):
+    return
+  others = [
+    owner[-1]
+    for owner in variable.owners
+    if not any(_names_owner(s, owner, layers) for s in selectors)
   ]
-  if any(named) and not all(named):
-    others = [
-      chain[-1]
-      for chain, is_named in zip(variable.owners, named, strict=True)
-      if not is_named
-    ]
+  if others:
     raise SelectorError(
-      f'{tier}={selector!r}: variable {variable.name!r} is also used by '
-      f'{others}, which the selector does not name. A variable belongs to one '
-      'tier: select all of its layers, or give each a variable of its own.'
+      f'{tier}={selectors}: variable {variable.name!r} is also used by '
+      f'{others}. A variable belongs to one tier: select all of its layers, '
+      'or give each a variable of its own.'
     )
-  return any(named)
 
 
 def _as_list(selectors: Selectors) -> list[Selector]:
@@ -371,16 +391,15 @@ def _assign_tiers(
   layers = set(spec.layers)
   chosen: dict[str, str] = {}
   for tier, given in selectors.items():
-    for selector in _as_list(given):
+    selectors_of_tier = _as_list(given)
+    for selector in selectors_of_tier:
       if isinstance(selector, type):
         raise SelectorError(
           f'{tier}={selector.__name__} is a class. Name the layers, or pass a '
           'predicate over variables.'
         )
       try:
-        matched = [
-          v for v in spec.variables if _selects(selector, v, layers, tier)
-        ]
+        matched = [v for v in spec.variables if _selects(selector, v, layers)]
       except re.error as error:
         raise SelectorError(
           f'{tier}={selector!r} is not a regular expression: {error}.'
@@ -398,6 +417,7 @@ def _assign_tiers(
           'the server.'
         )
       for variable in matched:
+        _refuse_shared(variable, selectors_of_tier, layers, tier)
         if chosen.setdefault(variable.name, tier) != tier:
           raise SelectorError(
             f'Variable {variable.name!r} is selected for two tiers: '

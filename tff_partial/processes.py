@@ -11,7 +11,7 @@ weight's type occurs in C alone.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 from tff_partial import client_state
 from tff_partial import errors
 from tff_partial import examples
+from tff_partial import keras_functions
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import random_bits
@@ -140,9 +141,8 @@ def weights_at_server(model: models.PartialModel) -> ModelWeights:
   return ModelWeights(shared, model.frozen_weights())
 
 
-def traced(fn: Callable[..., Any], *specs: Any) -> Any:
-  """Traces a function under eager execution, for use in TFF computations."""
-  return tf.function(fn).get_concrete_function(*specs)
+# Traces a function under eager execution, for use in TFF computations.
+traced = keras_functions.traced
 
 
 def type_of(specs: Any) -> tff.Type:

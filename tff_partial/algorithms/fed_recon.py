@@ -4,8 +4,11 @@ Each client rebuilds its local weights from scratch on its support set while the
 global weights are frozen, then trains the global weights on its query set while
 the local ones are frozen. Only the update of the global weights leaves it.
 
-Deviation from the paper: a client whose examples are too few for a query set
-has the weight zero, and a client whose update is not finite counts for nothing.
+Deviations: a client whose examples are too few for a query set has the weight
+zero, and a client whose update is not finite counts for nothing. A client's
+weight is `|D_q|` as in the paper, also where `update_steps` leaves some of the
+query set unused; TFF's own `build_fed_recon` counts the examples of the steps
+that it took. Otherwise the two give the same weights.
 """
 
 import tensorflow_federated as tff

@@ -6,8 +6,9 @@ bits, so the measured executions are thrown away: a run that measured equals,
 bit for bit, a run that was told the same choice from the start.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+import functools
 import threading
 import time
 from typing import Literal, TypeAlias
@@ -18,12 +19,18 @@ import tensorflow as tf
 from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import loop_inputs
 
 Jit: TypeAlias = bool | Literal['auto']
+# Runs a loop over clients: `loop_inputs.Inputs.flat` to its results.
+Run: TypeAlias = Callable[[Sequence[tf.Tensor]], compiled_loop.Results]
 
 # Measuring stops after so many executions, or so many seconds.
 _REPEATS = 3
 _BUDGET = 0.5
+# XLA is kept unless TensorFlow's own kernels take less than this share of its
+# time: so where it hardly matters, the choice is the same every time.
+_SHARE = 0.8
 
 
 class Chooser:
@@ -34,82 +41,106 @@ class Chooser:
       process to whether XLA compiles the loop; JSON can hold it.
   """
 
-  def __init__(self, jit: Jit, choices: Mapping[str, bool] | None,
-               strict: bool, threads: int):
+  def __init__(
+    self,
+    jit: Jit,
+    choices: Mapping[str, bool] | None,
+    strict: bool,
+    threads: int,
+  ):
+    """Takes the options of `cohort`, where they are described."""
     if jit not in ('auto', True, False):
       raise ValueError(
-          f"Expected jit to be 'auto', True or False, found {jit!r}.")
+        f"Expected jit to be 'auto', True or False, found {jit!r}."
+      )
     self._jit, self._strict, self._threads = jit, strict, threads
     self.choices: dict[str, bool] = dict(choices or {})
     self._lock = threading.Lock()
-    self._loops: dict[tuple[client_loop.ClientLoop, compiled_loop.Signature],
-                      compiled_loop.CompiledLoop] = {}
-    self.num_compiled = 0
+    self._runs: dict[
+      tuple[client_loop.ClientLoop, loop_inputs.Signature], Run
+    ] = {}
 
-  def compiled(self, name: str, loop: client_loop.ClientLoop,
-               signature: compiled_loop.Signature,
-               sample: Sequence[tf.Tensor]) -> compiled_loop.CompiledLoop:
-    """The program to run a loop with.
+  @property
+  def num_compiled(self) -> int:
+    """How many loops were compiled so far."""
+    return len(self._runs)
+
+  def compiled(
+    self,
+    name: str,
+    loop: client_loop.ClientLoop,
+    signature: loop_inputs.Signature,
+    sample: Sequence[tf.Tensor],
+  ) -> Run:
+    """What runs a loop.
 
     Args:
-      name: A name of program and shapes that is the same in every process.
+      name: A name of the loop and a client's shapes that is the same in every
+        process.
       loop: The loop.
       signature: The exact shapes.
       sample: Inputs with a single client, to measure on.
     """
     key = (loop, signature)
-    if key not in self._loops:
+    if key not in self._runs:
       # Only one thread compiles or measures at a time.
       with self._lock:
-        if key not in self._loops:
-          self._loops[key] = self._choose(name, loop, signature, sample)
-    return self._loops[key]
+        if key not in self._runs:
+          compiled = compiled_loop.CompiledLoop(loop, signature)
+          jit = self._choose(name, compiled, sample)
+          self._runs[key] = functools.partial(compiled, jit=jit)
+          logging.info(
+            'Program %d of this context: a loop over up to %d clients of %s, '
+            '%s XLA.',
+            self.num_compiled,
+            signature.bucket,
+            signature,
+            'with' if jit else 'without',
+          )
+    return self._runs[key]
 
-  def _choose(self, name: str, loop: client_loop.ClientLoop,
-              signature: compiled_loop.Signature,
-              sample: Sequence[tf.Tensor]) -> compiled_loop.CompiledLoop:
+  def _choose(
+    self,
+    name: str,
+    compiled: compiled_loop.CompiledLoop,
+    sample: Sequence[tf.Tensor],
+  ) -> bool:
+    """Whether XLA compiles a loop; what is run to find out is thrown away."""
     wanted = self._jit
     if wanted == 'auto':
       wanted = self.choices.get(name, 'auto')
     if wanted is False:
-      return self._compile(loop, signature, False)
+      return False
     try:
-      jitted = self._compile(loop, signature, True)
-      jitted(sample)  # XLA compiles when it is first called.
+      compiled(sample, jit=True)  # XLA compiles when it is first called.
     except (tf.errors.OpError, ValueError, TypeError) as error:
+      compiled(sample, jit=False)  # If this fails too, XLA is innocent.
       if self._jit is True and self._strict:
         raise errors.XlaRefusedError(_reason(error)) from error
-      plain = self._compile(loop, signature, False)
-      plain(sample)  # A failure of the client itself is not XLA's.
-      logging.warning('XLA refuses the loop %s, which runs without it: %s',
-                      name, _reason(error))
+      logging.warning(
+        'XLA refuses the loop %s, which runs without it: %s',
+        name,
+        _reason(error),
+      )
       self.choices[name] = False
-      return plain
+      return False
     if wanted is True:
       self.choices[name] = True
-      return jitted
-    plain = self._compile(loop, signature, False)
-    plain(sample)
-    with_xla, without = self._seconds(jitted, sample), self._seconds(
-        plain, sample)
-    self.choices[name] = with_xla < without
+      return True
+    compiled(sample, jit=False)
+    with_xla = self._seconds(functools.partial(compiled, sample, jit=True))
+    without = self._seconds(functools.partial(compiled, sample, jit=False))
+    self.choices[name] = without >= _SHARE * with_xla
     logging.info(
-        'The loop %s runs %s XLA: %.2g s a client with it, %.2g s without.',
-        name, 'with' if self.choices[name] else 'without', with_xla, without)
-    return jitted if self.choices[name] else plain
+      'The loop %s runs %s XLA: a client takes %.2g s with it, %.2g s without.',
+      name,
+      'with' if self.choices[name] else 'without',
+      with_xla,
+      without,
+    )
+    return self.choices[name]
 
-  def _compile(self, loop: client_loop.ClientLoop,
-               signature: compiled_loop.Signature,
-               jit: bool) -> compiled_loop.CompiledLoop:
-    self.num_compiled += 1
-    logging.info(
-        'Program %d: a loop over up to %d clients of %s, %s XLA.',
-        self.num_compiled, signature.bucket, signature,
-        'with' if jit else 'without')
-    return compiled_loop.CompiledLoop(loop, signature, jit)
-
-  def _seconds(self, compiled: compiled_loop.CompiledLoop,
-               sample: Sequence[tf.Tensor]) -> float:
+  def _seconds(self, run: Callable[[], compiled_loop.Results]) -> float:
     """The least time that as many executions as there are threads take.
 
     All at once, since a plain kernel that has all cores to itself would look
@@ -119,9 +150,10 @@ class Chooser:
     with futures.ThreadPoolExecutor(self._threads) as pool:
       for _ in range(_REPEATS):
         before = time.perf_counter()
-        for results in pool.map(
-            lambda _: compiled(sample), range(self._threads)):
-          results[0].numpy()  # A device may answer before it is done.
+        runs = [pool.submit(run) for _ in range(self._threads)]
+        for totals, _ in [one.result() for one in runs]:
+          for total in totals[:1]:
+            total.numpy()  # A device may answer before it is done.
         least = min(least, time.perf_counter() - before)
         if time.perf_counter() - start > _BUDGET:
           break
@@ -131,6 +163,6 @@ class Chooser:
 def _reason(error: Exception) -> str:
   """The line of TensorFlow's message that says what the matter is."""
   lines = [line.strip() for line in str(error).split('\n') if line.strip()]
-  telling = [line for line in lines if not line.startswith((
-      'Graph execution error', 'Detected at node', 'File ', 'Traceback'))]
+  idle = ('Graph execution error', 'Detected at node', 'File ', 'Traceback')
+  telling = [line for line in lines if not line.startswith((*idle, '<stack'))]
   return (telling or lines or [type(error).__name__])[0][:300]

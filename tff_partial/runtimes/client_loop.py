@@ -5,134 +5,160 @@ accumulators. This module says which steps that takes, and what goes in and
 out; `compiled_loop` makes a program of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from tff_partial.runtimes import feeding
+from tff_partial.runtimes import graphs
+from tff_partial.runtimes import leaves
 from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key = straight_line.Key
-Values = Mapping[Key, typed_values.Nested]
+Key: TypeAlias = straight_line.Key
+Values: TypeAlias = straight_line.Values
 
 
 class ClientLoop:
-  """Runs the clients of a shard, one after the other.
+  """One wave of client values, and the aggregates that they end in.
 
   Attributes:
-    aggregates: The aggregates that this loop accumulates.
+    program: The program that the loop is a part of.
+    aggregates: The aggregates that it accumulates.
     outputs: Values of each client that outlive the loop.
+    arguments: The parts of the parameter with a value for each client.
+    steps: What each client computes, in order.
     shared: What the server hands to every client.
     kept: Values of each client that an earlier loop kept for this one.
+    leaves: The graphs that clients and accumulators run.
+    output_specs: The leaves of `outputs`.
+    accumulator_specs: The leaves of the accumulators.
   """
 
-  def __init__(self, program: straight_line.Program,
-               aggregates: Sequence[straight_line.Step],
-               outputs: Sequence[Key], kept: frozenset[Key]):
+  def __init__(
+    self,
+    program: straight_line.Program,
+    aggregates: Iterable[straight_line.Step],
+    outputs: Iterable[Key],
+    kept: frozenset[Key],
+  ):
+    """Finds out what the loop has to compute.
+
+    Args:
+      program: The program.
+      aggregates: The aggregates to accumulate.
+      outputs: The client values to return.
+      kept: All client values that are kept by earlier loops.
+    """
     self.program = program
     self.aggregates, self.outputs = list(aggregates), list(outputs)
-    self.arguments = [a for a in program.arguments.values() if a.at_clients]
-    members, reads = set(), set()
-    waiting = [*self.outputs, *[k for s in aggregates for k in s.reads]]
+    self.arguments = [a for a in program.arguments.values() if a.is_at_clients]
+    reads: set[Key] = set()
+    waiting = [*self.outputs, *[k for s in self.aggregates for k in s.reads]]
     while waiting:
       key = waiting.pop()
       if key in reads:
         continue
       reads.add(key)
-      if program.is_at_clients(key) and key in program.steps and (
-          key not in kept):
-        members.add(key)
+      is_computed = key in program.steps and key not in kept
+      if is_computed and program.is_at_clients(key):
         waiting.extend(program.steps[key].reads)
-    self.steps = [s for s in program.steps.values() if s.key in members]
-    self._all_steps = [*self.steps, *self.aggregates]
+    self.steps = [
+      step
+      for step in program.steps.values()
+      if step.key in reads - kept and program.is_at_clients(step.key)
+    ]
     self.kept = sorted(reads & kept, key=str)
     self.shared = sorted(
-        (key for key in reads if not program.is_at_clients(key)), key=str)
-    self._accumulators = {
-        step.key: program.aggregation(step, {}).accumulator
-        for step in self.aggregates}
+      (key for key in reads if not program.is_at_clients(key)), key=str
+    )
+    self.leaves: list[leaves.Leaf] = [
+      leaf for step in [*self.steps, *self.aggregates] for leaf in step.leaves
+    ]
     self.output_specs = [
-        spec for key in self.outputs
-        for spec in typed_values.tensor_specs(program.type_of(key))]
-
-  @functools.cached_property
-  def owns_resources(self) -> bool:
-    """Whether clients have variables, which two threads must not share."""
-    return any(leaf.owns_resources for step in self._all_steps
-               for leaf in self.program.leaves_of(step))
-
-  @functools.cached_property
-  def is_random(self) -> bool:
-    """Whether clients draw randomness of their own."""
-    return any(step.is_random for step in self._all_steps)
+      spec
+      for key in self.outputs
+      for spec in typed_values.tensor_specs(program.type_of(key))
+    ]
+    self._accumulators = [program.accumulator(s) for s in self.aggregates]
+    self.accumulator_specs = typed_values.leaves(self._accumulators)
 
   @property
   def is_empty(self) -> bool:
+    """Whether nothing has to be computed."""
     return not (self.aggregates or self.outputs)
 
-  def pattern(self, key: Key) -> typed_values.Nested:
-    """How a value is nested."""
-    return typed_values.pattern(self.program.type_of(key))
+  @property
+  def owns_resources(self) -> bool:
+    """Whether clients have variables, which two threads must not share."""
+    return any(leaf.owns_resources for leaf in self.leaves)
 
-  def accumulator(self, step: straight_line.Step) -> typed_values.Nested:
-    """How an aggregate's accumulator is nested."""
-    return self._accumulators[step.key]
+  @property
+  def is_random(self) -> bool:
+    """Whether clients draw randomness of their own."""
+    return any(leaf.is_random for leaf in self.leaves)
 
-  @functools.cached_property
-  def accumulator_specs(self) -> list[tf.TensorSpec]:
-    """The leaves of all accumulators."""
-    return [spec for step in self.aggregates
-            for spec in typed_values.leaves(self._accumulators[step.key])]
-
-  def client_inputs(self, feeds: Sequence[feeding.Feed],
-                    kept: Mapping[Key, Sequence[tf.Tensor]],
-                    index: tf.Tensor) -> dict[Key, Any]:
+  def client_inputs(
+    self,
+    feeds: Sequence[feeding.Feed],
+    kept: Mapping[Key, Sequence[tf.Tensor]],
+    index: tf.Tensor,
+  ) -> dict[Key, Any]:
     """A client's share of the arguments, and of what was kept for it."""
     # Under XLA, a strided slice at a computed place copies the whole array;
     # `tf.gather` does not.
     values = {}
-    for argument, feed in zip(self.arguments, feeds):
+    for argument, feed in zip(self.arguments, feeds, strict=True):
       row = tf.gather(feed.rows, index)
-      flat = [tf.gather(tensor, row if is_resident else index)
-              for tensor, is_resident in zip(feed.tensors, feed.resident)]
+      flat = [
+        tf.gather(tensor, row if is_resident else index)
+        for tensor, is_resident in zip(feed.tensors, feed.resident, strict=True)
+      ]
       values[argument.key] = typed_values.like(
-          self.pattern(argument.key), iter(flat))
+        self.program.pattern(argument.key), iter(flat)
+      )
     for key, stacked in kept.items():
       values[key] = typed_values.like(
-          self.pattern(key), iter([tf.gather(leaf, index) for leaf in stacked]))
+        self.program.pattern(key),
+        iter([tf.gather(leaf, index) for leaf in stacked]),
+      )
     return values
 
   def returned(self, values: Values) -> list[tf.Tensor]:
     """The leaves of what one client returns."""
-    return [leaf for key in self.outputs
-            for leaf in typed_values.leaves(values[key])]
+    return [
+      leaf for key in self.outputs for leaf in typed_values.leaves(values[key])
+    ]
 
-  def merge(self, one: Mapping[Key, list[tf.Tensor]],
-            other: Mapping[Key, list[tf.Tensor]]) -> dict[
-                Key, list[tf.Tensor]]:
-    """Two shards' accumulators, merged as the aggregates ask for."""
-    flat = [leaf for totals in (one, other) for step in self.aggregates
-            for leaf in totals[step.key]]
-    results = iter(self._merge(*flat))
-    return {step.key: [next(results) for _ in typed_values.leaves(
-        self.accumulator(step))] for step in self.aggregates}
+  def accumulate(
+    self, totals: Sequence[tf.Tensor], values: Values
+  ) -> list[tf.Tensor]:
+    """Adds one client's values to the accumulators."""
+    nested = typed_values.like(self._accumulators, iter(totals))
+    new = []
+    for step, total in zip(self.aggregates, nested, strict=True):
+      aggregation = self.program.aggregation(step, values)
+      new.append(aggregation.accumulate(total, aggregation.value()))
+    return typed_values.leaves(new)
+
+  def merge(
+    self, one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]
+  ) -> list[tf.Tensor]:
+    """Merges the accumulators of two shards."""
+    return list(self._merge(*one, *other)) if self.aggregates else []
 
   @functools.cached_property
-  def _merge(self):
-    specs = self.accumulator_specs
+  def _merge(self) -> Callable[..., list[tf.Tensor]]:
+    inputs = [*self.accumulator_specs, *self.accumulator_specs]
 
-    def merge(*flat):
-      flat = iter(flat)
-      sides = [
-          {step.key: typed_values.like(self.accumulator(step), flat)
-           for step in self.aggregates} for _ in range(2)]
-      return [
-          tf.identity(leaf) for step in self.aggregates
-          for leaf in typed_values.leaves(
-              self.program.aggregation(step, {}).merge(
-                  sides[0][step.key], sides[1][step.key]))]
+    def merge(*flat: tf.Tensor) -> list[tf.Tensor]:
+      one, other = typed_values.like([self._accumulators] * 2, iter(flat))
+      new = [
+        self.program.aggregation(step, {}).merge(a, b)
+        for step, a, b in zip(self.aggregates, one, other, strict=True)
+      ]
+      return [tf.identity(leaf) for leaf in typed_values.leaves(new)]
 
-    return typed_values.function(merge, [*specs, *specs])
+    return graphs.quick(graphs.trace(merge, inputs), inputs)

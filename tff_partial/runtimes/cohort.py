@@ -2,19 +2,28 @@
 
   with tff_partial.runtimes.cohort():
     state = process.initialize()
-    state, metrics = process.next(state, clients)
+    output = process.next(state, clients)
 
 A federated computation is a straight-line program. This runtime runs its
 server part, then one loop over the cohort in which every client's values are
 computed and added to the accumulators of all aggregates that are ready, then
 the rest; all in this process, with no worker and no port. It takes any
 `tff.Computation` over dense tensors and knows nothing about what it computes.
+
+  straight_line   reads a computation as steps, in waves
+  plan            sorts them into server stages and loops over clients
+  feeding         what a loop is fed; resident arrays stay on the device
+  sharding        cuts a cohort into shards, by looking at the cohort alone
+  compiled_loop   a loop over a shard as one program
+  choices         whether XLA compiles it
+  rounds          runs stages and shards, merges what they leave
 """
 
+import asyncio
 from collections.abc import Mapping
 from concurrent import futures
 import os
-from typing import Any
+from typing import Any, TypeAlias
 import weakref
 
 import tensorflow as tf
@@ -26,28 +35,50 @@ from tff_partial.runtimes import fallback
 from tff_partial.runtimes import feeding
 from tff_partial.runtimes import rounds
 
+Jit: TypeAlias = choices_lib.Jit
 
-class CohortContext(tff.framework.SyncContext):
-  """Runs any `tff.Computation` over dense tensors in this process."""
 
-  def __init__(self, jit: choices_lib.Jit, threads: int | None, strict: bool,
-               debug: bool, choices: Mapping[str, bool] | None):
-    self._strict, self._debug = strict, debug
+class _Runtime:
+  """What both kinds of context share: programs, and a place on TFF's stack."""
+
+  def __init__(
+    self,
+    jit: Jit,
+    threads: int | None,
+    strict: bool,
+    debug: bool,
+    choices: Mapping[str, bool] | None,
+  ):
     threads = default_threads() if threads is None else threads
     if threads < 1:
       raise ValueError(f'Expected at least one thread, found {threads}.')
+    self._strict = strict
     self._chooser = choices_lib.Chooser(jit, choices, strict, threads)
     self._resources = rounds.Resources(
-        feeding.DeviceArrays(), self._chooser,
-        futures.ThreadPoolExecutor(threads) if threads > 1 else None, debug)
-    self._compiled: dict[Any, rounds.CompiledComputation] = {}
-    self._by_identity: dict[int, Any] = {}
+      feeding.DeviceArrays(),
+      self._chooser,
+      futures.ThreadPoolExecutor(threads) if threads > 1 else None,
+      debug,
+    )
+    # Equal programs are equal keys, so that a process that is built again is
+    # not compiled again. To compare them takes long: once per object.
+    self._compiled: dict[
+      tff.Computation,
+      rounds.CompiledComputation | errors.UnsupportedComputationError,
+    ] = {}
+    self._known: weakref.WeakValueDictionary[int, tff.Computation] = (
+      weakref.WeakValueDictionary()
+    )
+    self._of_known: dict[int, Any] = {}
     self._fallback = fallback.NativeFallback()
     self._installed: list[Any] = []
 
   @property
   def choices(self) -> dict[str, bool]:
-    """Whether XLA compiles each loop seen so far; JSON can hold it."""
+    """Whether XLA compiles each loop seen so far; JSON can hold it.
+
+    Save it with a checkpoint, and hand it to the context that goes on.
+    """
     return dict(self._chooser.choices)
 
   @property
@@ -55,41 +86,61 @@ class CohortContext(tff.framework.SyncContext):
     """How many loops were compiled so far."""
     return self._chooser.num_compiled
 
-  def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    """Runs a computation; TFF calls this."""
-    try:
-      compiled = self._compile(comp)
-    except errors.UnsupportedComputationError as error:
+  def _run(self, computation: tff.Computation, argument: Any) -> Any:
+    compiled = self._compile(computation)
+    if isinstance(compiled, errors.UnsupportedComputationError):
       if self._strict:
-        raise
-      return self._fallback.run(comp, arg, error)
-    return compiled(arg, self._resources)
+        raise compiled.with_traceback(None)
+      return self._fallback.run(computation, argument, compiled)
+    result_type = computation.type_signature.result
+    return compiled(argument, result_type, self._resources)
 
-  def _compile(self, comp: tff.Computation) -> rounds.CompiledComputation:
-    known = self._by_identity.get(id(comp))
-    if known is not None and known[0]() is comp:
-      return known[1]
-    # Equal programs hash alike, so that a process built again is not
-    # compiled again.
-    if comp not in self._compiled:
-      self._compiled[comp] = rounds.CompiledComputation(comp)
-    compiled = self._compiled[comp]
-    key = id(comp)
-    self._by_identity[key] = (
-        weakref.ref(comp, lambda _: self._by_identity.pop(key, None)),
-        compiled)
-    return compiled
+  def _compile(
+    self, computation: tff.Computation
+  ) -> rounds.CompiledComputation | errors.UnsupportedComputationError:
+    key = id(computation)
+    if self._known.get(key) is not computation:
+      if computation not in self._compiled:
+        try:
+          self._compiled[computation] = rounds.CompiledComputation(computation)
+        except errors.UnsupportedComputationError as error:
+          self._compiled[computation] = error.with_traceback(None)
+      self._known[key] = computation
+      self._of_known[key] = self._compiled[computation]
+    return self._of_known[key]
 
-  def __enter__(self) -> 'CohortContext':
-    installed = tff.framework.get_context_stack().install(self)
-    installed.__enter__()
-    self._installed.append(installed)
+  def __enter__(self) -> Any:
+    place = tff.framework.get_context_stack().install(self)
+    place.__enter__()
+    self._installed.append(place)
     return self
 
   def __exit__(self, *exception: Any) -> None:
     self._installed.pop().__exit__(*exception)
     if not self._installed:
       self._fallback.close()
+
+  def set_default(self) -> None:
+    """Runs what is called outside any `with` here."""
+    tff.framework.set_default_context(self)
+
+
+class CohortRuntime(_Runtime, tff.framework.SyncContext):
+  """Runs a computation when it is called, and returns its result."""
+
+  def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+    """Runs a computation; TFF calls this."""
+    return self._run(comp, arg)
+
+
+class AsyncCohortRuntime(_Runtime, tff.framework.AsyncContext):
+  """Runs a computation when it is awaited, one at a time."""
+
+  async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+    """Runs a computation; TFF calls this."""
+    if asyncio.iscoroutine(arg):
+      arg = await arg
+    return self._run(comp, arg)
 
 
 def default_threads() -> int:
@@ -100,17 +151,17 @@ def default_threads() -> int:
 
 
 def cohort(
-    jit: choices_lib.Jit = 'auto',
-    threads: int | None = None,
-    strict: bool = False,
-    debug: bool = False,
-    choices: Mapping[str, bool] | None = None,
-) -> CohortContext:
+  jit: Jit = 'auto',
+  threads: int | None = None,
+  strict: bool = False,
+  debug: bool = False,
+  choices: Mapping[str, bool] | None = None,
+  asynchronous: bool = False,
+) -> CohortRuntime | AsyncCohortRuntime:
   """A runtime that compiles whole rounds.
 
-  Use it in a `with`, or make it TFF's default with
-  `tff.framework.set_default_context`. Keep it for as long as you run the same
-  computations: it holds what was compiled.
+  Keep one for a whole run: it holds what was compiled, and the resident arrays
+  of client data.
 
   XLA drops assertions: a loop that it compiles does not notice when a
   `tf.debugging.Assert` fails at a client.
@@ -125,10 +176,16 @@ def cohort(
       `jit=True`, for what XLA refuses.
     debug: Whether to run clients one by one outside the compiled program and
       stop at the first float that is not finite.
-    choices: What an earlier context's `choices` said, so that a run that is
+    choices: What an earlier runtime's `choices` said, so that a run that is
       resumed repeats them. Other loops are still measured.
+    asynchronous: Whether its computations are awaited, as TFF's programs and
+      `tff.program.NativeFederatedContext` want, instead of called.
 
   Returns:
-    A context of TFF, and a context manager that installs it.
+    A context for `with`, for TFF's context stack, or for its method
+    `set_default`.
   """
-  return CohortContext(jit, threads, strict, debug, choices)
+  options = (jit, threads, strict, debug, choices)
+  if asynchronous:
+    return AsyncCohortRuntime(*options)
+  return CohortRuntime(*options)

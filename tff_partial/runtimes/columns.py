@@ -23,16 +23,20 @@ class Column:
   def arrays(self, bucket: int, stop: tf.Tensor) -> list[tf.TensorArray]:
     """Empty arrays for a loop over `stop` clients, at most `bucket`."""
     if not self.is_ragged:
-      return [tf.TensorArray(self._spec.dtype, bucket,
-                             element_shape=self._spec.shape)]
+      return [
+        tf.TensorArray(self._spec.dtype, bucket, element_shape=self._spec.shape)
+      ]
     # Only what was written can be laid end to end.
     return [
-        tf.TensorArray(self._spec.dtype, stop, element_shape=[None],
-                       infer_shape=False),
-        tf.TensorArray(tf.int32, stop, element_shape=[self._spec.shape.rank])]
+      tf.TensorArray(
+        self._spec.dtype, stop, element_shape=[None], infer_shape=False
+      ),
+      tf.TensorArray(tf.int32, stop, element_shape=[self._spec.shape.rank]),
+    ]
 
-  def write(self, arrays: Iterator[tf.TensorArray], index: tf.Tensor,
-            leaf: tf.Tensor) -> list[tf.TensorArray]:
+  def write(
+    self, arrays: Iterator[tf.TensorArray], index: tf.Tensor, leaf: tf.Tensor
+  ) -> list[tf.TensorArray]:
     """Adds one client's leaf to the next arrays."""
     return [next(arrays).write(index, part) for part in self._parts(leaf)]
 
@@ -44,7 +48,7 @@ class Column:
 
   def stack_eagerly(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The same, of clients that ran one by one."""
-    parts = list(zip(*[self._parts(leaf) for leaf in leaves]))
+    parts = list(zip(*[self._parts(leaf) for leaf in leaves], strict=True))
     if not self.is_ragged:
       return [tf.stack(parts[0])]
     return [tf.concat(parts[0], 0), tf.stack(parts[1])]
@@ -71,4 +75,6 @@ class Ragged:
     shapes = self._shapes.numpy()
     ends = np.cumsum([math.prod(shape) for shape in shapes.tolist()])
     parts = np.split(self._values.numpy(), ends[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes)]
+    return [
+      part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)
+    ]

@@ -6,9 +6,9 @@ find the client, the step and the shapes. With `debug=True` nothing else is
 run, and every float is checked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -17,22 +17,24 @@ from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import columns
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import feeding
+from tff_partial.runtimes import loop_inputs
+from tff_partial.runtimes import sharding
 from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key = straight_line.Key
+Values: TypeAlias = straight_line.Values
 
 
 class OneByOne:
   """Runs a shard's clients eagerly, in cohort order."""
 
-  def __init__(self, loop: client_loop.ClientLoop, shard: feeding.Shard,
-               feeds: Sequence[feeding.Feed],
-               kept: Mapping[Key, Sequence[tf.Tensor]],
-               values: client_loop.Values):
-    self._loop, self._shard, self._feeds = loop, shard, feeds
-    self._kept, self._values = kept, values
+  def __init__(
+    self,
+    loop: client_loop.ClientLoop,
+    shard: sharding.Shard,
+    inputs: loop_inputs.Inputs,
+  ):
+    self._loop, self._shard, self._inputs = loop, shard, inputs
 
   @contextlib.contextmanager
   def explaining(self) -> Iterator[None]:
@@ -41,92 +43,120 @@ class OneByOne:
       yield
     except tf.errors.OpError:
       for index in range(len(self._shard)):
-        self._client(index, check=False)
+        client = _Client(self._loop, self._shard, index, checked=False)
+        client.add(self._inputs.totals, client.values(self._inputs))
       raise  # Every client runs on its own: TF's own words must do.
 
-  def run(self, zeros: Mapping[Key, Sequence[tf.Tensor]]) -> tuple[
-      dict[Key, list[tf.Tensor]], dict[Key, list[Any]]]:
-    """Accumulators and outputs; stops at the first non-finite value."""
-    loop = self._loop
-    totals = [leaf for step in loop.aggregates for leaf in zeros[step.key]]
-    returned: list[list[tf.Tensor]] = [[] for _ in loop.output_specs]
+  def run(self) -> compiled_loop.Results:
+    """Does what the compiled loop does, and checks every float."""
+    loop, totals = self._loop, list(self._inputs.totals)
+    gatherers = [columns.Column(spec) for spec in loop.output_specs]
+    returned: list[list[tf.Tensor]] = [[] for _ in gatherers]
     for index in range(len(self._shard)):
-      values = self._client(index, check=True)
-      totals = self._accumulate(index, values, totals)
-      for leaves, leaf in zip(returned, loop.returned(values)):
+      client = _Client(loop, self._shard, index, checked=True)
+      values = client.values(self._inputs)
+      totals = client.add(totals, values)
+      for leaves, leaf in zip(returned, loop.returned(values), strict=True):
         leaves.append(leaf)
-    gathered = [columns.Column(spec) for spec in loop.output_specs]
     stacked = [
-        tensor for column, leaves in zip(gathered, returned)
-        for tensor in column.stack_eagerly(leaves)]
-    return compiled_loop.split(loop, gathered, [*totals, *stacked])
+      tensor
+      for column, leaves in zip(gatherers, returned, strict=True)
+      for tensor in column.stack_eagerly(leaves)
+    ]
+    return compiled_loop.Results(
+      totals, compiled_loop.gathered(loop, gatherers, iter(stacked))
+    )
 
-  def _client(self, index: int, check: bool) -> dict[Key, Any]:
+
+class _Client:
+  """One client of a shard, run eagerly, step by step."""
+
+  def __init__(
+    self,
+    loop: client_loop.ClientLoop,
+    shard: sharding.Shard,
+    index: int,
+    checked: bool,
+  ):
+    self._loop, self._shard = loop, shard
+    self._index, self._checked = index, checked
+
+  def values(self, inputs: loop_inputs.Inputs) -> Values:
+    """All values of the client."""
     loop = self._loop
-    values = {**self._values,
-              **loop.client_inputs(self._feeds, self._kept, tf.constant(index))}
+    place = tf.constant(self._index)
+    values = {
+      **inputs.values,
+      **loop.client_inputs(inputs.feeds, inputs.kept, place),
+    }
     for step in loop.steps:
-      with self._naming(index, step, values):
+      with self._naming(step, values):
         values[step.key] = loop.program.run(step, values)
-      if check:
-        self._check(index, step, values, values[step.key])
-    for step in loop.aggregates:
-      with self._naming(index, step, values):
-        aggregation = loop.program.aggregation(step, values)
-        values[step.key] = aggregation.value()
+      self._check(step, values, values[step.key])
     return values
 
-  def _accumulate(self, index: int, values: Mapping[Key, Any],
-                  totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    flat, new = iter(totals), []
+  def add(self, totals: Sequence[tf.Tensor], values: Values) -> list[tf.Tensor]:
+    """Adds the client to the accumulators."""
+    left, new = iter(totals), []
     for step in self._loop.aggregates:
-      with self._naming(index, step, values):
-        total = typed_values.like(self._loop.accumulator(step), flat)
-        nested = self._loop.program.aggregation(step, values).accumulate(
-            total, values[step.key])
-      self._check(index, step, values, nested)
-      new.extend(typed_values.leaves(nested))
+      total = typed_values.like(self._loop.program.accumulator(step), left)
+      with self._naming(step, values):
+        aggregation = self._loop.program.aggregation(step, values)
+        total = aggregation.accumulate(total, aggregation.value())
+      self._check(step, values, total)
+      new.extend(typed_values.leaves(total))
     return new
 
   @contextlib.contextmanager
-  def _naming(self, index: int, step: straight_line.Step,
-              values: Mapping[Key, Any]) -> Iterator[None]:
+  def _naming(self, step: straight_line.Step, values: Values) -> Iterator[None]:
     try:
       yield
     except (tf.errors.OpError, ValueError, TypeError) as error:
       message = getattr(error, 'message', None) or str(error)
       raise errors.ClientComputationError(
-          int(self._shard.positions[index]), self._shard.cohort_size,
-          self._describe(step), self._shapes(step, values),
-          message.strip()) from error
+        int(self._shard.positions[self._index]),
+        self._shard.cohort_size,
+        _describe(step),
+        _shapes(step, values),
+        message.strip(),
+      ) from error
 
-  def _check(self, index: int, step: straight_line.Step,
-             values: Mapping[Key, Any], result: typed_values.Nested) -> None:
+  def _check(
+    self, step: straight_line.Step, values: Values, result: typed_values.Nested
+  ) -> None:
+    if not self._checked:
+      return
     for place, leaf in enumerate(typed_values.leaves(result)):
       array = np.asarray(leaf)
       if array.dtype.kind in 'fc' and not np.isfinite(array).all():
         names = typed_values.leaf_names(step.type_spec)
         raise errors.NonFiniteValueError(
-            int(self._shard.positions[index]), self._shard.cohort_size,
-            self._describe(step), names[min(place, len(names) - 1)],
-            self._shapes(step, values))
+          int(self._shard.positions[self._index]),
+          self._shard.cohort_size,
+          _describe(step),
+          # An accumulator may have other leaves than its result.
+          names[place] if place < len(names) else f'leaf {place}',
+          _shapes(step, values),
+        )
 
-  def _describe(self, step: straight_line.Step) -> str:
-    """The step, and the Python functions in its graphs."""
-    names = sorted({
-        name for leaf in self._loop.program.leaves_of(step)
-        for name in leaf.function_names})
-    return f'{step}' + (f' (which calls {", ".join(names)})' if names else '')
 
-  def _shapes(self, step: straight_line.Step, values: Mapping[Key, Any]) -> str:
-    """Dtypes and shapes of what the step reads."""
-    found = []
-    for key in sorted(step.reads, key=str):
-      leaves = [np.asarray(leaf) if isinstance(leaf, (int, float)) else leaf
-                for leaf in typed_values.leaves(values.get(key, []))]
-      shown = ', '.join(f'{tf.as_dtype(leaf.dtype).name}{list(leaf.shape)}'
-                        for leaf in leaves[:8])
-      found.append(
-          '.'.join(map(str, key)) + f': {shown}'
-          + (', ...' if len(leaves) > 8 else ''))
-    return '; '.join(found) or 'nothing'
+def _describe(step: straight_line.Step) -> str:
+  """The step, and the Python functions in its graphs."""
+  names = {name for leaf in step.leaves for name in leaf.function_names}
+  called = f' (which calls {", ".join(sorted(names))})' if names else ''
+  return f'{step}{called}'
+
+
+def _shapes(step: straight_line.Step, values: Values) -> str:
+  """Dtypes and shapes of what a step reads."""
+  found = []
+  for key in sorted(step.reads, key=str):
+    leaves = list(map(_shape, typed_values.leaves(values.get(key, []))))
+    more = ', ...' if len(leaves) > 8 else ''
+    found.append(f'{".".join(map(str, key))}: {", ".join(leaves[:8])}{more}')
+  return '; '.join(found) or 'nothing'
+
+
+def _shape(leaf: Any) -> str:
+  tensor = tf.convert_to_tensor(leaf)
+  return f'{tensor.dtype.name}{list(tensor.shape)}'

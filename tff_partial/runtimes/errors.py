@@ -3,8 +3,10 @@
 Every message says what was expected, what was found, and what to do.
 """
 
+from tff_partial.errors import UserError
 
-class CohortRuntimeError(Exception):
+
+class CohortRuntimeError(UserError):
   """Anything the cohort runtime raises itself."""
 
 
@@ -12,8 +14,7 @@ class ArgumentError(CohortRuntimeError, TypeError):
   """An argument does not have the type that the computation declares."""
 
   def __init__(self, where: str, expected: str, found: str, advice: str):
-    super().__init__(
-        f'{where}: expected {expected}, found {found}; {advice}.')
+    super().__init__(f'{where}: expected {expected}, found {found}; {advice}.')
 
 
 class CohortSizeError(CohortRuntimeError, ValueError):
@@ -22,8 +23,9 @@ class CohortSizeError(CohortRuntimeError, ValueError):
   def __init__(self, sizes: dict[str, int]):
     listed = ', '.join(f'{name} has {size}' for name, size in sizes.items())
     super().__init__(
-        'Expected the same number of clients in every argument placed at '
-        f'CLIENTS, found: {listed}; pass one value per client in each.')
+      'Expected the same number of clients in every argument placed at '
+      f'CLIENTS, found: {listed}; pass one value per client in each.'
+    )
 
 
 class UnsupportedComputationError(CohortRuntimeError, NotImplementedError):
@@ -32,9 +34,10 @@ class UnsupportedComputationError(CohortRuntimeError, NotImplementedError):
   def __init__(self, what: str, why: str):
     self.what, self.why = what, why
     super().__init__(
-        f'Expected a computation over dense tensors, found {what}: {why}; '
-        'call `cohort(strict=False)` to run it on the native runtime, or pass '
-        'the data as dense tensors.')
+      f'Expected a computation over dense tensors, found {what}: {why}; '
+      'call `cohort(strict=False)` to run it on the native runtime, or pass '
+      'the data as dense tensors.'
+    )
 
 
 class XlaRefusedError(CohortRuntimeError):
@@ -42,29 +45,34 @@ class XlaRefusedError(CohortRuntimeError):
 
   def __init__(self, reason: str):
     super().__init__(
-        'Expected a loop over the cohort that XLA compiles (jit=True), found '
-        f'that it refuses: {reason}; use jit=\'auto\' or jit=False.')
+      'Expected a loop over the cohort that XLA compiles (jit=True), found '
+      f"that it refuses: {reason}; use jit='auto' or jit=False."
+    )
 
 
 class ClientComputationError(CohortRuntimeError):
   """The computation of one client failed."""
 
-  def __init__(self, client: int, cohort_size: int, step: str, shapes: str,
-               reason: str):
+  def __init__(
+    self, client: int, cohort_size: int, step: str, shapes: str, reason: str
+  ):
     self.client, self.step = client, step
     super().__init__(
-        f'Client {client} of {cohort_size} (its place in the cohort, counted '
-        f'from 0) failed in {step}, given {shapes}: {reason}')
+      f'Client {client} of {cohort_size} (its place in the cohort, counted '
+      f'from 0) failed in {step}, given {shapes}: {reason}'
+    )
 
 
 class NonFiniteValueError(CohortRuntimeError, ValueError):
   """A float that is not finite turned up while debugging."""
 
-  def __init__(self, client: int, cohort_size: int, step: str, leaf: str,
-               shapes: str):
+  def __init__(
+    self, client: int, cohort_size: int, step: str, leaf: str, shapes: str
+  ):
     self.client, self.step, self.leaf = client, step, leaf
     super().__init__(
-        f'Expected finite values, found a NaN or an infinity in `{leaf}` of '
-        f'the result of {step} at client {client} of {cohort_size} (its place '
-        f'in the cohort, counted from 0), given {shapes}; look at that '
-        'client\'s data, or lower the learning rate.')
+      f'Expected finite values, found a NaN or an infinity in `{leaf}` of '
+      f'the result of {step} at client {client} of {cohort_size} (its place '
+      f'in the cohort, counted from 0), given {shapes}; look at that '
+      "client's data, or lower the learning rate."
+    )

@@ -1,212 +1,220 @@
-"""From CLIENTS arguments to shards: what one call of a loop is given.
-
-A cohort is cut into *groups* of clients whose tensors have the same shapes,
-and each group into *shards* that may run at the same time. Both cuts look at
-the cohort alone, never at the machine, so that a round has the same bits
-wherever it runs.
+"""CLIENTS arguments: what each loop over clients is fed.
 
 An argument is either a plain sequence of client values, stacked here, or a
 cohort whose `groups` name rows of arrays that stay where they are round after
-round. The latter are handed to the program whole, once, with the rows to read.
+round. The latter are handed to the program whole, with the rows to read.
 """
 
+import abc
 import collections
-import dataclasses
-import weakref
 from collections.abc import Mapping, Sequence
+import dataclasses
 from typing import Any
+import weakref
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import readers
 from tff_partial.runtimes import typed_values
 
-# A shard of fewer clients costs more to start and merge than it gains.
-_CLIENTS_PER_SHARD = 24
-_MAX_SHARDS = 8
+# Above, the size of a population is rounded up by an eighth at most.
+_FEW_ROWS = 1 << 10
 
-# Padding costs little where a client is fed few bytes, and each size of it is
-# one more program to compile: so small shards share one.
-_LEAST_BUCKET = 32
-_LIGHT = 1 << 16
+
+@dataclasses.dataclass(frozen=True)
+class Feed:
+  """Some clients' share of one argument, leaf by leaf.
+
+  Attributes:
+    tensors: One per leaf, with a leading dimension: the population's rows
+      where the leaf is resident, else the clients.
+    resident: Which leaves are resident.
+    rows: int32, the rows of the clients.
+  """
+
+  tensors: Sequence[Any]
+  resident: tuple[bool, ...]
+  rows: Any
 
 
 class DeviceArrays:
   """Tensors of arrays that are the same objects round after round."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._tensors: dict[int, tuple[weakref.ref, tf.Tensor]] = {}
 
-  def tensor(self, array: Any) -> tf.Tensor:
-    if isinstance(array, tf.Tensor):
-      return array
-    known = self._tensors.get(id(array))
+  def tensor(self, array: np.ndarray) -> tf.Tensor:
+    """The array's tensor, its leading dimension rounded up.
+
+    A source that loads another population for each cohort has another number
+    of rows each time, and each would be one more program to compile.
+    """
+    key = id(array)
+    known = self._tensors.get(key)
     if known is not None and known[0]() is array:
       return known[1]
-    tensor = tf.constant(array)
-    key = id(array)
-    self._tensors[key] = (
-        weakref.ref(array, lambda _: self._tensors.pop(key, None)), tensor)
+    tensor = tf.constant(_pad(array, _rounded(len(array))))
+    forget = weakref.ref(array, lambda _: self._tensors.pop(key, None))
+    self._tensors[key] = forget, tensor
     return tensor
 
 
-@dataclasses.dataclass
-class Feed:
-  """A shard's share of one argument, leaf by leaf.
+class Clients(abc.ABC):
+  """An argument with a value for each client of a cohort."""
 
-  Attributes:
-    tensors: One per leaf, with a leading dimension: the population's rows
-      where the leaf is resident, else the shard's clients.
-    resident: Which leaves are resident.
-    rows: int32 `[bucket]`, the rows of the shard's clients.
-  """
-  tensors: list[Any]
-  resident: tuple[bool, ...]
-  rows: np.ndarray
-
-
-@dataclasses.dataclass
-class Shard:
-  """Some clients of one group, in cohort order.
-
-  Attributes:
-    positions: Their places in the cohort.
-    bucket: The leading dimension of what is fed: their number, rounded up, so
-      that a program compiled for one size serves many.
-    cohort_size: The number of clients in the whole cohort.
-    arguments: The CLIENTS arguments of the whole cohort.
-  """
-  positions: np.ndarray
-  bucket: int
-  cohort_size: int
-  arguments: Sequence['Values | Groups']
-
+  @abc.abstractmethod
   def __len__(self) -> int:
-    return len(self.positions)
+    """The number of clients."""
 
-  def feeds(self) -> list[Feed]:
-    """The shard's share of each argument, made when its turn comes."""
-    return [a.feed(self.positions, self.bucket) for a in self.arguments]
+  @abc.abstractmethod
+  def client_bytes(self) -> int:
+    """How much is fed for one client, about."""
 
+  @abc.abstractmethod
+  def groups(self) -> Sequence[int]:
+    """A number for each client, equal where all shapes are."""
 
-def bucket_of(size: int) -> int:
-  """The least power of two that holds `size` clients."""
-  return 1 << max(size - 1, 0).bit_length()
+  @abc.abstractmethod
+  def feed(self, positions: np.ndarray, size: int) -> Feed:
+    """What a loop is fed for some clients of one group.
 
-
-def cut(size: int) -> list[tuple[int, int]]:
-  """Start and end of each shard of a group of `size` clients."""
-  number = 1
-  while number < _MAX_SHARDS and size >= 2 * number * _CLIENTS_PER_SHARD:
-    number *= 2
-  ends = [size * (shard + 1) // number for shard in range(number)]
-  return list(zip([0] + ends[:-1], ends))
-
-
-def _pad(array: np.ndarray, bucket: int) -> np.ndarray:
-  """Repeats the last client: padding is never read, but must be valid."""
-  missing = bucket - len(array)
-  if not missing:
-    return array
-  return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
+    Args:
+      positions: Their places in the cohort.
+      size: The leading dimension, at least their number.
+    """
 
 
-class Values:
-  """An argument that is a plain sequence of client values."""
+class _Listed(Clients):
+  """A plain sequence of client values."""
 
-  def __init__(self, values: Sequence[Any], reader: typed_values.Reader,
-               where: str):
+  def __init__(self, values: Sequence[Any], reader: readers.Reader, where: str):
     self._clients = [
-        typed_values.leaves(reader(value, where, f'client {index}'))
-        for index, value in enumerate(values)]
-    self._shapes: dict[Any, int] = {}
-    self._static = reader.is_static
+      typed_values.leaves(reader(value, where, f'client {index}'))
+      for index, value in enumerate(values)
+    ]
+    self._is_static = reader.is_static
 
   def __len__(self) -> int:
     return len(self._clients)
 
-  @property
   def client_bytes(self) -> int:
-    """What one client's share costs to feed."""
-    return max([sum(leaf.dtype.itemsize * leaf.size for leaf in client)
-                for client in self._clients], default=0)
+    return max(
+      (sum(leaf.nbytes for leaf in client) for client in self._clients),
+      default=0,
+    )
 
-  def group_ids(self) -> list[int]:
-    """Clients with equal ids have tensors of equal shapes."""
-    if self._static:
+  def groups(self) -> Sequence[int]:
+    if self._is_static:
       return [0] * len(self)
+    numbers: dict[Any, int] = {}
     return [
-        self._shapes.setdefault(
-            tuple(tuple(leaf.shape) for leaf in client), len(self._shapes))
-        for client in self._clients]
+      numbers.setdefault(tuple(leaf.shape for leaf in client), len(numbers))
+      for client in self._clients
+    ]
 
-  def feed(self, positions: np.ndarray, bucket: int) -> Feed:
-    columns = zip(*[self._clients[position] for position in positions])
-    tensors = [_pad(np.stack(column), bucket) for column in columns]
-    return Feed(tensors, (False,) * len(tensors),
-                np.zeros([bucket], np.int32))
+  def feed(self, positions: np.ndarray, size: int) -> Feed:
+    clients = [self._clients[position] for position in positions]
+    tensors = [
+      _pad(np.stack(leaves), size) for leaves in zip(*clients, strict=True)
+    ]
+    return Feed(tensors, (False,) * len(tensors), np.zeros([size], np.int32))
 
 
-class Groups:
-  """An argument that names rows of resident arrays."""
+class _Resident(Clients):
+  """A cohort that names rows of resident arrays, group by group."""
 
-  def __init__(self, cohort: Any, reader: typed_values.Reader, where: str,
-               arrays: DeviceArrays):
-    self._cohort, self._where, self._arrays = cohort, where, arrays
-    self._group_of = np.full([len(cohort)], -1, np.int64)
-    self._index_of = np.zeros([len(cohort)], np.int64)
+  def __init__(
+    self,
+    cohort: Any,
+    reader: readers.Reader,
+    where: str,
+    arrays: DeviceArrays,
+  ):
+    size = len(cohort)
+    self._group_of = np.full([size], -1, np.int64)
+    self._place_of = np.zeros([size], np.int64)
+    self._rows = []
+    self._leaves = []
     for number, group in enumerate(cohort.groups):
       self._group_of[group.positions] = number
-      self._index_of[group.positions] = np.arange(len(group.positions))
+      self._place_of[group.positions] = np.arange(len(group.positions))
+      self._rows.append(np.asarray(group.rows, np.int32))
+      self._leaves.append(
+        [
+          (arrays.tensor(array) if is_resident else array, is_resident)
+          for array, is_resident in _leaves_of(group, reader, where)
+        ]
+      )
     if (self._group_of < 0).any():
       raise errors.ArgumentError(
-          where, 'a cohort whose groups hold every position',
-          f'none for position {int(np.argmin(self._group_of))}',
-          'give each client to one group')
-    self._leaves = [self._find(group, reader) for group in cohort.groups]
+        where,
+        'a cohort whose groups hold every position',
+        f'none for position {int(np.argmin(self._group_of))}',
+        'give each client to one group',
+      )
 
   def __len__(self) -> int:
-    return len(self._cohort)
+    return len(self._group_of)
 
-  @property
   def client_bytes(self) -> int:
-    """What one client's share costs to feed, resident arrays aside."""
-    return max([
-        array.nbytes // max(len(array), 1) for group in self._leaves
-        for array, is_resident in group if not is_resident], default=0)
+    return max(
+      (
+        sum(
+          leaf.nbytes // max(len(leaf), 1)
+          for leaf, is_resident in leaves
+          if not is_resident
+        )
+        for leaves in self._leaves
+      ),
+      default=0,
+    )
 
-  def group_ids(self) -> list[int]:
+  def groups(self) -> Sequence[int]:
     return self._group_of.tolist()
 
-  def feed(self, positions: np.ndarray, bucket: int) -> Feed:
+  def feed(self, positions: np.ndarray, size: int) -> Feed:
     number = self._group_of[positions[0]]
-    indices = self._index_of[positions]
-    rows = _pad(np.asarray(
-        self._cohort.groups[number].rows, np.int32)[indices], bucket)
-    tensors = [
-        self._arrays.tensor(array) if is_resident else
-        _pad(np.asarray(array)[indices], bucket)
-        for array, is_resident in self._leaves[number]]
-    return Feed(tensors, tuple(r for _, r in self._leaves[number]), rows)
-
-  def _find(self, group: Any, reader: typed_values.Reader) -> list[
-      tuple[Any, bool]]:
-    """Each leaf of the type, found by name among the group's arrays."""
-    merged = collections.OrderedDict(group.resident)
-    merged.update(group.given)
-    stacked = reader.stacked
-    found = []
-    for element, (name, element_reader) in zip(
-        stacked.elements(merged, self._where), stacked.named):
-      found.extend(
-          (leaf, name not in group.given) for leaf in typed_values.leaves(
-              element_reader(element, self._where, name)))
-    return found
+    places = self._place_of[positions]
+    leaves = self._leaves[number]
+    return Feed(
+      [
+        leaf if is_resident else _pad(leaf[places], size)
+        for leaf, is_resident in leaves
+      ],
+      tuple(is_resident for _, is_resident in leaves),
+      _pad(self._rows[number][places], size),
+    )
 
 
-def open_argument(value: Any, reader: typed_values.Reader, where: str,
-                  arrays: DeviceArrays) -> Values | Groups:
+def _leaves_of(
+  group: Any, reader: readers.Reader, where: str
+) -> list[tuple[np.ndarray, bool]]:
+  """A type's leaves, found by name, and whether each is resident."""
+  if not isinstance(reader.type_spec, tff.StructType):
+    raise errors.ArgumentError(
+      where,
+      f'a list with a value of the type {reader.type_spec} for each client',
+      'a cohort of named fields',
+      'let the computation take a structure of these fields',
+    )
+  stacked = reader.stacked
+  fields = collections.OrderedDict([*group.resident.items()])
+  fields.update(group.given)
+  found = []
+  for value, (name, element) in zip(
+    stacked.open(fields, where), stacked.elements, strict=True
+  ):
+    for leaf in typed_values.leaves(element(value, where, name)):
+      found.append((leaf, name not in group.given))
+  return found
+
+
+def open_argument(
+  value: Any, reader: readers.Reader, where: str, arrays: DeviceArrays
+) -> Clients:
   """Looks at a CLIENTS argument without copying what is resident.
 
   Args:
@@ -214,37 +222,35 @@ def open_argument(value: Any, reader: typed_values.Reader, where: str,
     reader: Reads the value of one client.
     where: What to call the argument in errors.
     arrays: Keeps resident arrays on the device.
+
+  Raises:
+    ArgumentError: If the value is not of the type.
   """
   if hasattr(value, 'groups'):
-    return Groups(value, reader, where, arrays)
-  if isinstance(value, (str, bytes, Mapping)) or not isinstance(
-      value, Sequence):
+    return _Resident(value, reader, where, arrays)
+  if isinstance(value, str | bytes | Mapping) or not isinstance(
+    value, Sequence
+  ):
     raise errors.ArgumentError(
-        where, f'a list with a value for each client ({reader.type_spec})',
-        f'a {type(value).__name__}', 'put the client values in a list')
-  return Values(value, reader, where)
+      where,
+      f'a list with a value of the type {reader.type_spec} for each client',
+      f'a {type(value).__name__}',
+      'put the client values in a list',
+    )
+  return _Listed(value, reader, where)
 
 
-def shards(arguments: Mapping[str, Values | Groups]) -> tuple[
-    int, list[Shard]]:
-  """The number of clients, and the cohort cut into shards."""
-  sizes = {name: len(argument) for name, argument in arguments.items()}
-  if len(set(sizes.values())) > 1:
-    raise errors.CohortSizeError(sizes)
-  size = next(iter(sizes.values()), 0)
-  groups = collections.OrderedDict()
-  ids = zip(*[argument.group_ids() for argument in arguments.values()])
-  for position, group in enumerate(ids):
-    groups.setdefault(group, []).append(position)
-  is_light = all(a.client_bytes <= _LIGHT for a in arguments.values())
-  result = []
-  for members in groups.values():
-    members = np.asarray(members)
-    pieces = cut(len(members))
-    bucket = bucket_of(max(end - start for start, end in pieces))
-    if is_light:
-      bucket = max(bucket, _LEAST_BUCKET)
-    for start, end in pieces:
-      positions = members[start:end]
-      result.append(Shard(positions, bucket, size, list(arguments.values())))
-  return size, result
+def _rounded(rows: int) -> int:
+  """A slightly larger number of rows, out of few."""
+  if rows <= _FEW_ROWS:
+    return 1 << max(rows - 1, 0).bit_length()
+  step = 1 << (rows.bit_length() - 4)
+  return -(-rows // step) * step
+
+
+def _pad(array: np.ndarray, size: int) -> np.ndarray:
+  """Repeats the last client: padding is never read, but must be valid."""
+  missing = size - len(array)
+  if not missing or not len(array):
+    return array
+  return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])

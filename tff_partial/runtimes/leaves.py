@@ -7,7 +7,7 @@ tables brings an initialiser, which runs before each call, as in TFF: nothing
 in a leaf outlives a call.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import itertools
 import re
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial.runtimes import reductions
 from tff_partial.runtimes import typed_values
 
 _serial = itertools.count()
@@ -36,24 +37,35 @@ class Leaf:
     self._graph_def = tf.compat.v1.GraphDef()
     program.graph_def.Unpack(self._graph_def)
     self.op_types = [node.op for node in _all_nodes(self._graph_def)]
-    self.function_names = sorted(set(filter(None, [
-        _python_name(function.signature.name)
-        for function in self._graph_def.library.function])))
+    self.function_names = sorted(
+      set(
+        filter(
+          None,
+          [
+            _python_name(function.signature.name)
+            for function in self._graph_def.library.function
+          ],
+        )
+      )
+    )
     self._initializer = program.initialize_op
     self.owns_resources = bool(self._initializer)
     if self.owns_resources:
       _separate_resources(self._graph_def)
     self._result = _tensor_names(program.result)
-    self._inputs = typed_values.leaves(
-        _tensor_names(program.parameter)) if program.HasField(
-            'parameter') else []
+    self._inputs = (
+      typed_values.leaves(_tensor_names(program.parameter))
+      if program.HasField('parameter')
+      else []
+    )
     self._outputs = typed_values.leaves(self._result)
     parameter = self.type_signature.parameter
     self._is_open = parameter is not None and any(
-        not spec.shape.is_fully_defined()
-        for spec in typed_values.tensor_specs(parameter))
+      not spec.shape.is_fully_defined()
+      for spec in typed_values.tensor_specs(parameter)
+    )
     self._result_specs = typed_values.tensor_specs(self.type_signature.result)
-    self._functions: dict[Any, Callable[..., Any]] = {}
+    self._functions: dict[Any, _Imported] = {}
 
   @property
   def is_random(self) -> bool:
@@ -61,52 +73,96 @@ class Leaf:
     return any(_is_random(op) for op in self.op_types)
 
   def __call__(self, *arguments: typed_values.Nested) -> typed_values.Nested:
+    """Runs the graph."""
     if not self._outputs:
       return typed_values.like(self._result, iter([]))
     flat = [leaf for value in arguments for leaf in typed_values.leaves(value)]
     results = list(self._function(flat)(*flat))
-    for result, spec in zip(results, self._result_specs):
+    for result, spec in zip(results, self._result_specs, strict=True):
       # Importing a graph loses static shapes, and XLA's loops need them.
       if result.dtype != tf.variant:
         result.set_shape(spec.shape)
     return typed_values.like(self._result, iter(results))
 
-  def _function(self, flat: Sequence[Any]) -> Callable[..., list[tf.Tensor]]:
+  @property
+  def has_large_reductions(self) -> bool:
+    """Whether XLA is to be given another graph; known after a first call."""
+    return any(found.reductions for found in self._functions.values())
+
+  def _function(self, flat: Sequence[Any]) -> '_Imported':
     """The graph; where its type leaves dimensions open, those of `flat`."""
-    shapes = tuple(
-        tuple(leaf.shape) for leaf in flat) if self._is_open else ()
-    if shapes not in self._functions:
-      self._functions[shapes] = self._import(shapes)
-    return self._functions[shapes]
+    shapes = tuple(tuple(leaf.shape) for leaf in flat) if self._is_open else ()
+    key = (shapes, reductions.are_folded())
+    if key not in self._functions:
+      self._functions[key] = _Imported(
+        self._with_shapes(shapes) if shapes else self._graph_def,
+        self._inputs,
+        self._outputs,
+        self._initializer,
+        reductions.are_folded(),
+      )
+    return self._functions[key]
 
-  def _import(self, shapes: Sequence[tuple[int | None, ...]]) -> (
-      Callable[..., list[tf.Tensor]]):
-    graph_def = self._graph_def
-    if shapes:
-      graph_def = tf.compat.v1.GraphDef()
-      graph_def.CopyFrom(self._graph_def)
-      shape_of = {name.split(':')[0]: shape
-                  for name, shape in zip(self._inputs, shapes)}
-      for node in graph_def.node:
-        if node.op == 'Placeholder' and node.name in shape_of and (
-            node.attr['dtype'].type != tf.variant.as_datatype_enum):
-          node.attr['shape'].shape.CopyFrom(
-              tf.TensorShape(shape_of[node.name]).as_proto())
+  def _with_shapes(
+    self, shapes: Sequence[tuple[int | None, ...]]
+  ) -> tf.compat.v1.GraphDef:
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.CopyFrom(self._graph_def)
+    shape_of = {
+      name.split(':')[0]: shape
+      for name, shape in zip(self._inputs, shapes, strict=True)
+    }
+    for node in graph_def.node:
+      if (
+        node.op == 'Placeholder'
+        and node.name in shape_of
+        and node.attr['dtype'].type != tf.variant.as_datatype_enum
+      ):
+        node.attr['shape'].shape.CopyFrom(
+          tf.TensorShape(shape_of[node.name]).as_proto()
+        )
+    return graph_def
+
+
+class _Imported:
+  """A graph as a function over flat tensors.
+
+  Attributes:
+    reductions: Its large reductions.
+  """
+
+  def __init__(
+    self,
+    graph_def: tf.compat.v1.GraphDef,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    initializer: str,
+    folded: bool,
+  ):
     wrapped = tf.compat.v1.wrap_function(
-        lambda: tf.graph_util.import_graph_def(graph_def, name=''), [])
+      lambda: tf.graph_util.import_graph_def(graph_def, name=''), []
+    )
+    self.reductions = reductions.find(wrapped.graph)
     element = wrapped.graph.as_graph_element
-    function = wrapped.prune([element(name) for name in self._inputs],
-                             [element(name) for name in self._outputs])
-    initialize = wrapped.prune(
-        [], element(self._initializer)) if self.owns_resources else None
+    self._initialize = (
+      wrapped.prune([], element(initializer)) if initializer else None
+    )
+    ends = [element(name) for name in [*inputs, *outputs]]
+    if folded and self.reductions:
+      ends = []
+      wrapped = tf.compat.v1.wrap_function(
+        lambda: ends.extend(
+          reductions.fold(graph_def, self.reductions, inputs, outputs)
+        ),
+        [],
+      )
+    self._function = wrapped.prune(ends[: len(inputs)], ends[len(inputs) :])
 
-    def call(*flat: tf.Tensor) -> list[tf.Tensor]:
-      if initialize is not None:
-        initialize()
-      results = function(*flat)
-      return results if isinstance(results, (list, tuple)) else [results]
-
-    return call
+  def __call__(self, *flat: tf.Tensor) -> Sequence[tf.Tensor]:
+    if self._initialize is not None:
+      self._initialize()
+    results = self._function(*flat)
+    return results if isinstance(results, list | tuple) else [results]
 
 
 def _tensor_names(binding: Any) -> Any:
@@ -149,7 +205,15 @@ def _python_name(function: str) -> str | None:
 
 
 def _is_random(op: str) -> bool:
-  return op == 'Timestamp' or op.startswith((
-      'Random', 'TruncatedNormal', 'ParameterizedTruncated', 'Multinomial',
-      'StatefulUniform', 'StatefulStandardNormal', 'StatefulRandom',
-      'StatefulTruncated'))
+  return op == 'Timestamp' or op.startswith(
+    (
+      'Random',
+      'TruncatedNormal',
+      'ParameterizedTruncated',
+      'Multinomial',
+      'StatefulUniform',
+      'StatefulStandardNormal',
+      'StatefulRandom',
+      'StatefulTruncated',
+    )
+  )

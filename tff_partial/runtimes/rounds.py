@@ -1,267 +1,195 @@
-"""One call of a computation: server stages and loops, in order.
+"""One call of a computation: server stages and loops, in turn.
 
-`CompiledComputation` is built once per computation and called every round.
+A `CompiledComputation` is made once per computation and called every round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes import choices as choices_lib
+from tff_partial.runtimes import choices
 from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import debugging
 from tff_partial.runtimes import feeding
-from tff_partial.runtimes import server_stage
+from tff_partial.runtimes import loop_inputs
+from tff_partial.runtimes import plan
+from tff_partial.runtimes import readers
+from tff_partial.runtimes import sharding
 from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key = straight_line.Key
-Kind = straight_line.Kind
-
-# A client value of at most this many bytes is kept for a later loop rather
-# than computed again.
-_SMALL = 1 << 14
+Key: TypeAlias = straight_line.Key
+# For each client value that outlives its loop, its leaves, shard by shard.
+Outputs: TypeAlias = dict[Key, list[list[Any]]]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Resources:
   """What all computations of a context share.
 
   Attributes:
     arrays: Resident arrays, on the device.
     chooser: Decides which loops XLA compiles.
-    pool: Runs shards side by side; None for one thread.
+    pool: Runs shards side by side; None for one after the other.
     debug: Whether clients run one by one, checked step by step.
   """
+
   arrays: feeding.DeviceArrays
-  chooser: choices_lib.Chooser
+  chooser: choices.Chooser
   pool: futures.Executor | None
   debug: bool
 
 
 class CompiledComputation:
-  """A computation's stages, compiled as they are first needed."""
+  """A computation in parts, which are compiled when they are first needed."""
 
   def __init__(self, computation: tff.Computation):
-    self.program = program = straight_line.Program(computation)
-    self.type_signature = computation.type_signature
-    parameter = self.type_signature.parameter
-    self._reader = parameter and typed_values.Reader(parameter)
-    self._result_keys = program.keys_read(program.result)
-    steps = self._needed_steps()
-    kept = self._kept(steps)
-    self.loops = []
-    for wave in range(program.num_loops):
-      self.loops.append(client_loop.ClientLoop(
-          program,
-          [s for s in steps if s.kind is Kind.AGGREGATE and s.wave == wave],
-          [key for key in self._client_results(steps) | kept
-           if program.wave_of(key) == wave],
-          frozenset(key for key in kept if program.wave_of(key) < wave)))
-    if not self.loops and self._client_results(steps):
-      # Client arguments returned as they are still pass through a loop.
-      self.loops.append(client_loop.ClientLoop(
-          program, [], list(self._client_results(steps)), frozenset()))
-    self.server = self._server_stages(steps)
+    """Reads a computation.
 
-  def _needed_steps(self) -> list[straight_line.Step]:
-    program = self.program
-    needed, waiting = set(), list(self._result_keys)
-    while waiting:
-      key = waiting.pop()
-      if key in program.steps and key not in needed:
-        needed.add(key)
-        waiting.extend(program.steps[key].reads)
-    return [step for step in program.steps.values() if step.key in needed]
+    Args:
+      computation: Any computation.
 
-  def _client_results(self, steps) -> set[Key]:
-    return {key for key in self._result_keys if self.program.is_at_clients(key)}
+    Raises:
+      UnsupportedComputationError: If it has parts that cannot be compiled.
+    """
+    self._program = straight_line.Program(computation)
+    self._plan = plan.Plan(self._program)
+    parameter = computation.type_signature.parameter
+    self._reader = readers.Reader(
+      tff.StructType([]) if parameter is None else parameter
+    )
 
-  def _kept(self, steps) -> set[Key]:
-    """Client values that a later loop reads and must not compute again."""
-    program = self.program
-    random = set()
-    for step in steps:
-      if step.kind is Kind.CLIENT and (step.is_random or step.reads & random):
-        random.add(step.key)
-    kept = set()
-    for step in steps:
-      if step.kind is Kind.SERVER:
-        continue
-      for key in step.reads:
-        known = program.steps.get(key)
-        if known is None or known.kind is not Kind.CLIENT or (
-            known.wave >= step.wave):
-          continue
-        if key in random or _num_bytes(known.type_spec) <= _SMALL:
-          kept.add(key)
-    return kept
+  def __call__(
+    self, argument: Any, result_type: tff.Type, resources: Resources
+  ) -> Any:
+    """Runs the computation.
 
-  def _server_stages(self, steps) -> list[server_stage.ServerStage]:
-    program = self.program
-    computed_in = {}
-    for step in steps:
-      if step.kind is not Kind.CLIENT:
-        computed_in[step.key] = program.wave_of(step.key)
-    result = []
-    for wave in range(len(self.loops) + 1):
-      aggregates = self.loops[wave].aggregates if wave < len(
-          self.loops) else []
-      later = set(self._result_keys)
-      for step in steps:
-        if step.kind is Kind.SERVER and step.wave > wave or (
-            step.kind is Kind.AGGREGATE and step.wave >= wave):
-          later |= step.reads
-      for loop in self.loops[wave:]:
-        later |= set(loop.shared)
-      result.append(server_stage.ServerStage(
-          program,
-          [s for s in steps if s.kind is Kind.AGGREGATE and
-           s.wave == wave - 1],
-          [s for s in steps if s.kind is Kind.SERVER and s.wave == wave],
-          aggregates,
-          sorted((key for key in later if computed_in.get(key) == wave),
-                 key=str)))
-    return result
-
-  # ------------------------------------------------------------- one round
-  def __call__(self, argument: Any, resources: Resources) -> Any:
-    values, clients = self._open(argument, resources)
-    size, shards = feeding.shards(clients)
-    outputs: dict[Key, list[Any]] = {}
-    totals: dict[Key, list[tf.Tensor]] = {}
-    for wave, server in enumerate(self.server):
-      computed, zeros = server(values, totals)
+    Args:
+      argument: The argument, as TFF hands it to a context.
+      result_type: Which containers to return: equal computations share a
+        program, but may differ in that.
+      resources: What to run it with.
+    """
+    values, clients = self._open(argument, resources.arrays)
+    shards = sharding.cut(clients)
+    outputs: Outputs = {}
+    totals: list[tf.Tensor] = []
+    for wave, stage in enumerate(self._plan.stages):
+      computed, totals = stage(values, totals)
       values.update(computed)
-      if wave < len(self.loops):
-        totals = self._loop(wave, values, zeros, shards, outputs, resources)
-    return self._result(values, outputs, size, shards)
+      if wave < len(self._plan.loops) and shards:
+        name = f'{self._program.fingerprint}/{wave}'
+        wave_of_clients = _Wave(
+          name, self._plan.loops[wave], values, outputs, totals, resources
+        )
+        totals = wave_of_clients.run(shards)
+    for key in self._plan.client_results:
+      values[key] = typed_values.ClientValues(
+        self._by_client(key, shards, outputs)
+      )
+    nested = self._program.evaluate(self._program.result, values)
+    nested = typed_values.like(
+      nested, map(_to_numpy, typed_values.leaves(nested))
+    )
+    return typed_values.to_python(nested, result_type)
 
-  def _open(self, argument: Any, resources: Resources):
+  def _open(
+    self, argument: Any, arrays: feeding.DeviceArrays
+  ) -> tuple[dict[Key, typed_values.Nested], dict[str, feeding.Clients]]:
+    """Values at the server, and arguments with a value for each client."""
     values, clients = {}, {}
-    for part in self.program.arguments.values():
-      value = self._part(argument, part.key[1:])
-      if part.at_clients:
+    for part in self._program.arguments.values():
+      value, reader = argument, self._reader
+      for index in part.key[1:]:
+        value = reader.open(value, 'the arguments')[index]
+        reader = reader.elements[index][1]
+      if part.is_at_clients:
         clients[part.name] = feeding.open_argument(
-            value, part.reader, part.name, resources.arrays)
+          value, reader, part.name, arrays
+        )
       else:
-        nested = part.reader(value, part.name)
+        nested = reader(value, part.name)
         values[part.key] = typed_values.like(
-            nested, map(tf.convert_to_tensor, typed_values.leaves(nested)))
+          nested, map(tf.convert_to_tensor, typed_values.leaves(nested))
+        )
     return values, clients
 
-  def _part(self, argument: Any, path: Sequence[int]) -> Any:
-    reader = self._reader
-    for index in path:
-      argument = reader.elements(argument, 'the arguments')[index]
-      reader = reader.named[index][1]
-    return argument
-
-  def _loop(self, wave: int, values, zeros, shards: Sequence[feeding.Shard],
-            outputs: dict[Key, list[Any]], resources: Resources) -> dict[
-                Key, list[tf.Tensor]]:
-    loop = self.loops[wave]
-    if loop.is_empty or not shards:
-      return zeros
-
-    def run(number: int):
-      shard = shards[number]
-      feeds = shard.feeds()
-      kept = {key: outputs[key][number] for key in loop.kept}
-      one_by_one = debugging.OneByOne(loop, shard, feeds, kept, values)
-      if resources.debug:
-        return one_by_one.run(zeros)
-
-      def inputs(stop: int) -> list[tf.Tensor]:
-        return compiled_loop.inputs(loop, values, kept, feeds, zeros, stop)
-
-      signature = compiled_loop.Signature.of(feeds, shard.bucket)
-      with one_by_one.explaining():
-        compiled = resources.chooser.compiled(
-            f'{self.program.fingerprint}/{wave}/{signature}', loop, signature,
-            inputs(1))
-        return compiled.split(compiled(inputs(len(shard))))
-
-    if (resources.pool is None or resources.debug or loop.owns_resources
-        or len(shards) == 1):
-      results = map(run, range(len(shards)))
-    else:
-      results = resources.pool.map(run, range(len(shards)))
-    merged = None
-    for totals, returned in results:
-      for key, leaves in returned.items():
-        outputs.setdefault(key, []).append(leaves)
-      merged = totals if merged is None else loop.merge(merged, totals)
-    return merged
-
-  def _result(self, values, outputs, size, shards) -> Any:
-    found = dict(values)
-    for key in self._result_keys:
-      if self.program.is_at_clients(key):
-        found[key] = _ClientValues(self._by_client(key, outputs, size, shards))
-      elif key in values:
-        pattern = values[key]
-        found[key] = typed_values.like(pattern, iter(
-            [_numpy(leaf) for leaf in typed_values.leaves(pattern)]))
-    nested = self.program.evaluate(
-        self.program.result, self.program.environment(found))
-    return _to_python(nested, self.type_signature.result)
-
-  def _by_client(self, key: Key, outputs, size: int, shards) -> list[Any]:
-    clients: list[Any] = [None] * size
-    pattern = typed_values.pattern(self.program.type_of(key))
-    for shard, tensors in zip(shards, outputs.get(key, [])):
-      arrays = [_numpy(tensor) for tensor in tensors]
+  def _by_client(
+    self, key: Key, shards: Sequence[sharding.Shard], outputs: Outputs
+  ) -> list[typed_values.Nested]:
+    """A client value as a list, in the order of the cohort."""
+    clients: dict[int, typed_values.Nested] = {}
+    pattern = self._program.pattern(key)
+    for shard, leaves in zip(shards, outputs.get(key, ()), strict=True):
+      columns = [leaf.numpy() for leaf in leaves]
       for index, position in enumerate(shard.positions):
         clients[position] = typed_values.like(
-            pattern, iter([_element(array, index) for array in arrays]))
-    return clients
+          pattern, iter([_copy(column[index]) for column in columns])
+        )
+    return [clients[position] for position in range(len(clients))]
 
 
-@dataclasses.dataclass
-class _ClientValues:
-  """A result placed at CLIENTS: one nested value per client."""
-  values: list[Any]
+@dataclasses.dataclass(frozen=True)
+class _Wave:
+  """One loop over the whole cohort, shard by shard.
+
+  Attributes:
+    name: A name of the loop that is the same in every process.
+    loop: The loop.
+    values: All values at the server.
+    outputs: What loops have returned; this one adds to it.
+    zeros: The leaves of the first accumulators, for each shard.
+    resources: What to run it with.
+  """
+
+  name: str
+  loop: client_loop.ClientLoop
+  values: straight_line.Values
+  outputs: Outputs
+  zeros: Sequence[tf.Tensor]
+  resources: Resources
+
+  def run(self, shards: Sequence[sharding.Shard]) -> list[tf.Tensor]:
+    """Runs all shards; returns the merged accumulators."""
+    numbers = range(len(shards))
+    run: Callable[..., Iterable[compiled_loop.Results]] = map
+    may_share = not (self.resources.debug or self.loop.owns_resources)
+    if self.resources.pool is not None and may_share and len(shards) > 1:
+      run = self.resources.pool.map
+    merged: list[tf.Tensor] | None = None
+    # Merged in the order of the shards, whichever is done first.
+    for totals, returned in run(self._shard, shards, numbers):
+      merged = totals if merged is None else self.loop.merge(merged, totals)
+      for key, leaves in returned.items():
+        self.outputs.setdefault(key, []).append(leaves)
+    return merged or []
+
+  def _shard(self, shard: sharding.Shard, number: int) -> compiled_loop.Results:
+    loop = self.loop
+    kept = {key: self.outputs[key][number] for key in loop.kept}
+    feeds = shard.feeds()
+    inputs = loop_inputs.Inputs(self.values, kept, feeds, self.zeros)
+    one_by_one = debugging.OneByOne(loop, shard, inputs)
+    if self.resources.debug:
+      return one_by_one.run()
+    signature = loop_inputs.signature_of(feeds, shard.bucket)
+    with one_by_one.explaining():
+      compiled = self.resources.chooser.compiled(
+        f'{self.name}/{signature}', loop, signature, inputs.flat(loop, 1)
+      )
+      return compiled(inputs.flat(loop, len(shard)))
 
 
-def _to_python(nested: Any, type_spec: tff.Type) -> Any:
-  return tff.types.type_to_py_container(
-      _to_struct(nested, type_spec), type_spec)
+def _to_numpy(leaf: Any) -> Any:
+  return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
 
 
-def _to_struct(nested: Any, type_spec: tff.Type) -> Any:
-  if isinstance(nested, _ClientValues):
-    return [typed_values.to_struct(value, type_spec.member)
-            for value in nested.values]
-  if isinstance(type_spec, tff.FederatedType):
-    return typed_values.to_struct(nested, type_spec.member)
-  if isinstance(type_spec, tff.StructType):
-    return tff.structure.Struct([
-        (name, _to_struct(element, element_type))
-        for element, (name, element_type) in zip(
-            nested, typed_values.fields(type_spec))])
-  return nested
-
-
-def _numpy(leaf: Any) -> Any:
-  return leaf.numpy() if hasattr(leaf, 'numpy') else leaf
-
-
-def _element(array: np.ndarray, index: int) -> Any:
-  element = array[index]
-  return element.copy() if isinstance(element, np.ndarray) else element
-
-
-def _num_bytes(type_spec: tff.Type) -> float:
-  total = 0
-  for spec in typed_values.tensor_specs(type_spec):
-    if not spec.shape.is_fully_defined():
-      return float('inf')
-    total += spec.shape.num_elements() * spec.dtype.size
-  return total
+def _copy(leaf: Any) -> Any:
+  """A client's own array, so that keeping it does not keep the others'."""
+  return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

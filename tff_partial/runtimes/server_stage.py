@@ -1,85 +1,93 @@
 """The server's part of a round: reports, steps and zeros of one wave."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import functools
+from typing import TypeAlias
 
 import tensorflow as tf
 
+from tff_partial.runtimes import graphs
 from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key = straight_line.Key
-Values = Mapping[Key, typed_values.Nested]
+Key: TypeAlias = straight_line.Key
+Values: TypeAlias = straight_line.Values
 
 
 class ServerStage:
-  """Aggregates' reports and the server's steps of one wave, as one graph."""
+  """Between two loops: what the server computes, as one graph."""
 
-  def __init__(self, program: straight_line.Program,
-               reports: Sequence[straight_line.Step],
-               steps: Sequence[straight_line.Step],
-               zeros_of: Sequence[straight_line.Step],
-               outputs: Sequence[Key]):
-    self.program = program
-    self._reports, self._steps, self._zeros_of = reports, steps, zeros_of
-    self.outputs = list(outputs)
-    computed = {step.key for step in [*reports, *steps]}
-    read = set().union(*[s.reads for s in [*reports, *steps, *zeros_of]])
-    self.inputs = sorted(
-        (key for key in read - computed if not program.is_at_clients(key)),
-        key=str)
-    self._accumulators = {
-        step.key: program.aggregation(step, {}).accumulator
-        for step in [*reports, *zeros_of]}
+  def __init__(
+    self,
+    program: straight_line.Program,
+    reports: Iterable[straight_line.Step],
+    steps: Iterable[straight_line.Step],
+    zeros: Iterable[straight_line.Step],
+    outputs: Iterable[Key],
+  ):
+    """Finds out what the stage needs.
 
-  @property
-  def is_empty(self) -> bool:
-    return not (self.outputs or self._zeros_of)
+    Args:
+      program: The program.
+      reports: The aggregates of the loop before.
+      steps: The steps to run.
+      zeros: The aggregates of the loop behind.
+      outputs: The values to return.
+    """
+    self._program = program
+    self._reports, self._steps = list(reports), list(steps)
+    self._zeros, self._outputs = list(zeros), sorted(outputs, key=str)
+    computed = {step.key for step in [*self._reports, *self._steps]}
+    used = [*self._reports, *self._steps, *self._zeros]
+    read = {key for step in used for key in step.reads} - computed
+    self._inputs = sorted(
+      (key for key in read if not program.is_at_clients(key)), key=str
+    )
+    self._totals = [program.accumulator(step) for step in self._reports]
+
+  def __call__(
+    self, values: Values, totals: Sequence[tf.Tensor]
+  ) -> tuple[dict[Key, typed_values.Nested], list[tf.Tensor]]:
+    """Runs the stage.
+
+    Args:
+      values: All values at the server so far.
+      totals: The accumulators of the loop before.
+
+    Returns:
+      New values, and the first accumulators of the loop behind.
+    """
+    if not self._outputs and not self._zeros:
+      return {}, []
+    flat = typed_values.leaves([values[key] for key in self._inputs])
+    results = iter(self._function(*flat, *totals))
+    computed = {
+      key: typed_values.like(self._program.pattern(key), results)
+      for key in self._outputs
+    }
+    return computed, list(results)
 
   @functools.cached_property
-  def _function(self):
+  def _function(self) -> Callable[..., list[tf.Tensor]]:
     specs = [
-        spec for key in self.inputs
-        for spec in typed_values.tensor_specs(self.program.type_of(key))]
-    for step in self._reports:
-      specs.extend(typed_values.leaves(self._accumulators[step.key]))
-    return typed_values.function(self._run, specs)
+      typed_values.tensor_specs(self._program.type_of(key))
+      for key in self._inputs
+    ]
+    inputs = typed_values.leaves([specs, self._totals])
+    return graphs.quick(graphs.trace(self._run, inputs), inputs)
 
   def _run(self, *flat: tf.Tensor) -> list[tf.Tensor]:
-    flat = iter(flat)
-    program = self.program
+    program, left = self._program, iter(flat)
     values = {
-        key: typed_values.like(
-            typed_values.pattern(program.type_of(key)), flat)
-        for key in self.inputs}
-    for step in self._reports:
-      total = typed_values.like(self._accumulators[step.key], flat)
+      key: typed_values.like(program.pattern(key), left) for key in self._inputs
+    }
+    totals = typed_values.like(self._totals, left)
+    for step, total in zip(self._reports, totals, strict=True):
       values[step.key] = program.aggregation(step, values).report(total)
     for step in self._steps:
       values[step.key] = program.run(step, values)
-    results = [leaf for key in self.outputs
-               for leaf in typed_values.leaves(values[key])]
-    for step in self._zeros_of:
-      results.extend(typed_values.leaves(
-          program.aggregation(step, values).zero()))
-    return [tf.identity(tf.convert_to_tensor(leaf)) for leaf in results]
-
-  def __call__(self, values: Values, totals: Mapping[Key, list[tf.Tensor]]) -> (
-      tuple[dict[Key, typed_values.Nested], dict[Key, list[tf.Tensor]]]):
-    """New server values, and the zeros of the loop that follows."""
-    if self.is_empty:
-      return {}, {}
-    flat = [leaf for key in self.inputs
-            for leaf in typed_values.leaves(values[key])]
-    for step in self._reports:
-      flat.extend(totals[step.key])
-    results = iter(self._function(*[tf.convert_to_tensor(leaf) for leaf in flat]))
-    computed = {
-        key: typed_values.like(
-            typed_values.pattern(self.program.type_of(key)), results)
-        for key in self.outputs}
-    zeros = {
-        step.key: [next(results) for _ in typed_values.leaves(
-            self._accumulators[step.key])]
-        for step in self._zeros_of}
-    return computed, zeros
+    results = [
+      [values[key] for key in self._outputs],
+      [program.aggregation(step, values).zero() for step in self._zeros],
+    ]
+    return [tf.identity(leaf) for leaf in typed_values.leaves(results)]

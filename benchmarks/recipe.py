@@ -1,0 +1,181 @@
+"""The paper's recipe on MovieLens, as the benchmarks run it.
+
+Settings come from the flags file that trains the recipe, and task and process
+from what `python -m tasks.train` makes of it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import sys
+from typing import Any
+
+from absl import flags
+import numpy as np
+
+from benchmarks import measuring
+from tasks import errors
+from tasks import runs
+import tff_partial
+
+FILE = measuring.ROOT / 'tasks' / 'recipes' / 'movielens_fed_recon.flags'
+
+_RUN_FLAGS = runs.RunFlags()
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """The recipe with its data.
+
+  Attributes:
+    task: Data and model.
+    trainable: Process and evaluation.
+    settings: The value of every flag.
+    clients: The training clients.
+  """
+
+  task: Any
+  trainable: Any
+  settings: Mapping[str, Any]
+  clients: Any
+
+  @property
+  def jit(self) -> Any:
+    """What `tff_partial.runtimes.cohort` takes."""
+    return {'true': True, 'false': False}.get(self.settings['jit'], 'auto')
+
+  @property
+  def table_bytes(self) -> int:
+    """The size of the item vectors."""
+    return 4 * self.task.ratings.num_items * self.settings['num_factors']
+
+
+def read(*arguments: str) -> Mapping[str, Any]:
+  """Reads the settings of the recipe.
+
+  Args:
+    *arguments: Further flags of `python -m tasks.train`.
+  """
+  flags.FLAGS.unparse_flags()
+  flags.FLAGS(['benchmark', f'--flagfile={FILE}', *arguments])
+  runs.quiet_libraries()
+  return _RUN_FLAGS.values()
+
+
+def load_task(*arguments: str) -> Any:
+  """Loads MovieLens.
+
+  Invented ratings stand in for the real ones where $TFF_PARTIAL_DATA_DIR does
+  not name a folder that holds them.
+
+  Args:
+    *arguments: Further flags of `python -m tasks.train`.
+  """
+  read(*arguments)
+  try:
+    return _RUN_FLAGS.task()
+  except errors.DataError as error:
+    sys.stderr.write(f'Ratings are invented, for want of the data: {error}\n')
+    read(*arguments, '--data=synthetic')
+    return _RUN_FLAGS.task()
+
+
+def load(*arguments: str) -> Recipe:
+  """Loads MovieLens and builds the recipe's process.
+
+  Args:
+    *arguments: Further flags of `python -m tasks.train`.
+  """
+  task = load_task(*arguments)
+  trainable = _RUN_FLAGS.trainable(task)
+  clients = task.clients('train', trainable.process.example_spec)
+  return Recipe(task, trainable, _RUN_FLAGS.values(), clients)
+
+
+def build(model: Any, settings: Mapping[str, Any], **changes: Any) -> Any:
+  """Builds the recipe's process on a model.
+
+  Args:
+    model: A `PartialModel`.
+    settings: The settings.
+    **changes: Arguments of `build_fed_recon` that differ from the recipe.
+  """
+
+  def optimizer(name: str) -> Any:
+    return tff_partial.sgd(settings[f'{name}_learning_rate'])
+
+  arguments: dict[str, Any] = {
+    'split': tff_partial.splits.alternating(settings['batch_size']),
+    'reconstruction_optimizer': optimizer('reconstruction'),
+    'reconstruction_epochs': settings['reconstruction_epochs'],
+    'reconstruction_steps': settings['reconstruction_steps'],
+    'update_optimizer': optimizer('update'),
+    'update_epochs': settings['update_epochs'],
+    'update_steps': settings['update_steps'],
+    'batch_size': settings['batch_size'],
+    'server_optimizer': optimizer('server'),
+    **changes,
+  }
+  return tff_partial.algorithms.build_fed_recon(model, **arguments)
+
+
+def floors(
+  settings: Mapping[str, Any],
+  num_items: int,
+  cohorts: Iterable[Sequence[Any]],
+) -> tuple[measuring.Floor, measuring.Floor]:
+  """The least that a round takes, on average over some cohorts.
+
+  Args:
+    settings: The settings.
+    num_items: Rows of the item table.
+    cohorts: The values of the clients of each cohort.
+
+  Returns:
+    One floor that touches the rows of the item table that clients use, and one
+    in which each client copies the table, subtracts and sums whole tables.
+  """
+  size, factors = settings['batch_size'], settings['num_factors']
+  row, table = 4 * factors, 4 * factors * num_items
+  sparse = dense = measuring.Floor(0, 0)
+  number = 0
+  for cohort in cohorts:
+    number += 1
+    for value in cohort:
+      count = int(value['count'])
+      is_query = np.arange(count) // size % 2 == 1
+      query = value['examples']['x'][:count][is_query]
+      query = query[: size * settings['update_steps']]
+      support = _seen(
+        int((~is_query).sum()),
+        size,
+        settings['reconstruction_epochs'],
+        settings['reconstruction_steps'],
+      )
+      # A prediction, its derivatives and a step take 2 operations a factor
+      # each in reconstruction; in the update a derivative is but scaled.
+      client = measuring.Floor(
+        bytes_moved=support * (row + 12) + len(query) * (2 * row + 12),
+        operations=factors * (6 * support + 5 * len(query)),
+      )
+      # Old row, new row, and the sum read and written.
+      changed = len(np.unique(query))
+      sparse += client + measuring.Floor(
+        4 * row * changed, 3 * factors * changed
+      )
+      # Copied, subtracted, and added to the sum with a weight.
+      dense += client + measuring.Floor(8 * table, 3 * table // 4)
+  # The server divides the sum and adds it to its weights.
+  server = measuring.Floor(4 * table, 2 * table // 4)
+  return _mean(sparse, number) + server, _mean(dense, number) + server
+
+
+def _mean(total: measuring.Floor, number: int) -> measuring.Floor:
+  return measuring.Floor(*(part / number for part in total))
+
+
+def _seen(examples: int, size: int, epochs: int, steps: int) -> int:
+  """Examples seen in at most so many steps of at most so many epochs."""
+  per_epoch = -(-examples // size)
+  steps = min(steps, epochs * per_epoch)
+  whole, rest = divmod(steps, max(per_epoch, 1))
+  return whole * examples + min(rest * size, examples)

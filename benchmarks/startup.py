@@ -1,0 +1,128 @@
+"""Time to the end of the first round, split into what it is spent on.
+
+MovieLens, the paper's recipe, each time in a new process. An import of TFF
+alone, in a new process too, is what nobody can be faster than.
+
+  python -m benchmarks.startup
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks import measuring
+
+IMPORT, DATA, BUILDING = 'import', 'data', 'building (tracing)'
+WEIGHTS, COMPILING, ROUND = 'first weights', 'compiling', 'an ordinary round'
+STAGES = (IMPORT, DATA, BUILDING, WEIGHTS, COMPILING, ROUND)
+
+
+def start(options: Any) -> dict[str, float]:
+  """Starts from nothing and returns the seconds of each stage."""
+  ends = [options.started]
+
+  def stage() -> float:
+    ends.append(time.monotonic())
+    return ends[-1] - ends[-2]
+
+  seconds = {}
+  from benchmarks import recipe
+  import tff_partial
+  from tff_partial import runtimes
+
+  seconds[IMPORT] = stage()
+  arguments = f'--clients_per_round={options.clients_per_round}'
+  task = recipe.load_task(arguments)
+  seconds[DATA] = stage()
+  process = recipe.build(task.model, recipe.read(arguments))
+  seconds[BUILDING] = stage()
+  clients = task.clients('train', process.example_spec)
+  seconds[DATA] += stage()
+  jit: Any = {'true': True, 'false': False}.get(options.jit, 'auto')
+  with runtimes.cohort(jit=jit) as context:
+    run = measuring.Run(process, clients, options.clients_per_round, context)
+    seconds[WEIGHTS] = stage()
+    run.step()
+    first = stage()
+    later = []
+    for _ in range(options.ordinary_rounds):
+      run.step()
+      later.append(stage())
+  seconds[ROUND] = statistics.median(later)
+  seconds[COMPILING] = first - seconds[ROUND]
+  del tff_partial
+  return seconds
+
+
+def new_process(*command: str) -> tuple[float, str]:
+  """Runs Python; returns the seconds and the last line that it wrote."""
+  started = time.monotonic()
+  done = subprocess.run(
+    [sys.executable, *command],
+    cwd=measuring.ROOT,
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  lines = done.stdout.splitlines()
+  return time.monotonic() - started, lines[-1] if lines else ''
+
+
+def compare(options: Any) -> None:
+  """Starts again and again, in turn with a bare import."""
+  measuring.begin('Start-up: MovieLens to the end of the first round')
+  found: list[dict[str, float]] = []
+
+  def ours() -> float:
+    _, answer = new_process(
+      '-m',
+      'benchmarks.startup',
+      f'--started={time.monotonic()!r}',
+      f'--jit={options.jit}',
+      f'--clients_per_round={options.clients_per_round}',
+      f'--ordinary_rounds={options.ordinary_rounds}',
+    )
+    found.append(json.loads(answer))
+    return sum(found[-1].values())
+
+  def bare() -> float:
+    return new_process('-c', 'import tensorflow_federated')[0]
+
+  names = ours_name, bare_name = 'first round', 'import of TFF alone'
+  seconds = measuring.take_turns(
+    dict(zip(names, (ours, bare), strict=True)),
+    repetitions=options.repetitions,
+    warm_up=options.warm_up,
+  )
+  measuring.ratio(seconds, ours_name, bare_name)
+  measuring.say('Of it, the medians of')
+  for name in STAGES:
+    taken = [stages[name] for stages in found[options.warm_up :]]
+    measuring.say(
+      f'  {name:20} {measuring.in_seconds(statistics.median(taken)):>9}'
+    )
+
+
+def main() -> None:
+  """Reads the arguments and measures, or starts once."""
+  parser = measuring.parser(__doc__)
+  add = parser.add_argument
+  add('--repetitions', type=int, default=5, help='turns of each that count')
+  add('--warm_up', type=int, default=1, help='turns of each before')
+  add('--clients_per_round', type=int, default=100, help='size of a cohort')
+  add('--ordinary_rounds', type=int, default=5, help='rounds after the first')
+  add('--jit', default='true', choices=['auto', 'true', 'false'], help='XLA')
+  add('--started', type=float, help=argparse.SUPPRESS)
+  options = parser.parse_args()
+  if options.started is None:
+    compare(options)
+  else:
+    measuring.say(json.dumps(start(options)))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,785 @@
+"""How phases train the weights of some tiers on some examples."""
+
+import collections
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import planted
+from tff_partial import keras_functions
+from tff_partial import models
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial import splits
+from tff_partial import tiers
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+layers = tf.keras.layers
+optimizers = tff.learning.optimizers
+_SEED = np.array([8, 9], np.int32)
+_BOTH = (tiers.GLOBAL, tiers.LOCAL)
+
+
+def _pad(array: np.ndarray, capacity: int) -> np.ndarray:
+  missing = capacity - len(array)
+  return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
+
+
+class Client:
+  """Runs phases on one client, traced once for all sizes."""
+
+  def __init__(
+    self, model: models.PartialModel, *work: Phase, jit: bool = False
+  ):
+    self.model = model
+    self._spec = processes.example_spec_of(model, work)
+
+    def run(weights, examples, count, seed):
+      frozen = model.frozen_weights()
+      done = phases.run(work, model, weights, frozen, examples, count, seed)
+      return done._asdict()
+
+    example_specs = tf.nest.map_structure(
+      lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self._spec
+    )
+    weight_specs = collections.OrderedDict(
+      (tier, model.specs(tier)) for tier in model.tiers
+    )
+    self._run = tf.function(
+      keras_functions.traced(
+        run,
+        weight_specs,
+        example_specs,
+        tf.TensorSpec([], tf.int32),
+        tf.TensorSpec([2], tf.int32),
+      ),
+      jit_compile=jit,
+      autograph=False,
+    )
+
+  def first_weights(self) -> tiers.Weights:
+    return collections.OrderedDict(
+      (tier, self.model.initial_weights(tier, _SEED))
+      for tier in self.model.tiers
+    )
+
+  def __call__(
+    self,
+    fields: dict[str, Any],
+    capacity: int | None = None,
+    seed: np.ndarray = _SEED,
+    weights: tiers.Weights | None = None,
+  ) -> phases.Worked:
+    count = len(fields['y'])
+    fields = {'weight': np.ones([count], np.float32), **fields}
+    examples = collections.OrderedDict(
+      (
+        name,
+        tf.nest.map_structure(
+          lambda array: tf.constant(_pad(array, capacity or count)),
+          fields[name],
+        ),
+      )
+      for name in self._spec
+    )
+    done = self._run(
+      weights or self.first_weights(),
+      examples,
+      tf.constant(count),
+      tf.constant(seed),
+    )
+    return phases.Worked(**tf.nest.map_structure(lambda t: t.numpy(), done))
+
+  def measure(self, done: phases.Worked) -> dict[str, float]:
+    """The metrics of what was done."""
+    states = processes.unfinalized_metrics(done)
+    finalizers = processes.metric_finalizers(self.model)
+    return {
+      name: finalize(states[name]).numpy()
+      for name, finalize in finalizers.items()
+    }
+
+
+# ---- padding is inert --------------------------------------------------------
+
+
+def _rated(count: int, seed: int = 0) -> planted.Fields:
+  (fields,) = planted.rate({'client': count}, seed).values()
+  generator = np.random.default_rng(seed)
+  return {
+    **fields,
+    'weight': generator.uniform(0.5, 2.0, [count]).astype(np.float32),
+    'time': generator.integers(0, 5, [count]),
+  }
+
+
+def _drawing_client(jit: bool) -> Client:
+  """Everything that is drawn: splits, orders, dropout."""
+  support, query = splits.shuffled(splits.by_time())
+  return Client(
+    planted.factorization(planted.build_tastes),
+    Phase(
+      (tiers.LOCAL,),
+      on=support,
+      batch_size=4,
+      epochs=3,
+      max_steps=5,
+      shuffle=True,
+    ),  # fmt: skip
+    Phase(
+      _BOTH,
+      on=query,
+      optimizer=optimizers.build_adam(0.1),
+      batch_size=3,
+      epochs=2,
+      shuffle=True,
+      measured=True,
+    ),
+    jit=jit,
+  )
+
+
+@pytest.mark.parametrize('jit', [False, True], ids=['plain', 'xla'])
+def test_padding_changes_no_bit(jit):
+  client = _drawing_client(jit)
+  # XLA compiles each size anew.
+  for count, num_query in (
+    [(7, 3)] if jit else [(1, 0), (2, 1), (16, 8), (7, 3)]
+  ):
+    fields = _rated(count)
+    expected = client(fields)
+    for capacity in (33,) if jit else (count + 1, 16, 33):
+      found = client(fields, capacity)
+      planted.assert_same(found._asdict(), expected._asdict())
+    assert expected.num_examples == num_query
+    moved = expected.weights[tiers.GLOBAL]['items/embeddings']
+    before = client.first_weights()[tiers.GLOBAL]['items/embeddings']
+    assert (moved != before.numpy()).any() == (num_query > 0)
+  # And something was drawn: other seeds make other weights.
+  other = client(fields, seed=_SEED + 1)
+  assert not np.allclose(
+    other.weights[tiers.LOCAL]['user/kernel'],
+    expected.weights[tiers.LOCAL]['user/kernel'],
+  )
+
+
+def test_what_padding_consists_of_does_not_matter():
+  client = _drawing_client(jit=False)
+  fields = _rated(7)
+  expected = client(fields, 12)
+  longer = _rated(12, seed=1)  # Longer, and other numbers.
+  spoilt = {
+    name: np.concatenate([array, longer[name][7:].astype(array.dtype)])
+    for name, array in fields.items()
+  }
+  spoilt['y'][7:] = np.nan
+  found = client._run(
+    client.first_weights(),
+    collections.OrderedDict(
+      (name, tf.constant(spoilt[name]))
+      for name in processes.example_spec_of(
+        client.model, [Phase(on=splits.by_time().support)]
+      )
+    ),
+    tf.constant(7),
+    tf.constant(_SEED),
+  )
+  planted.assert_same(
+    tf.nest.map_structure(lambda t: t.numpy(), found), expected._asdict()
+  )
+
+
+def test_a_client_without_examples_does_nothing():
+  client = _drawing_client(jit=False)
+  fields = {name: array[:0] for name, array in _rated(1).items()}
+  done = client(fields, capacity=5)
+  planted.assert_same(
+    done.weights,
+    tf.nest.map_structure(lambda t: t.numpy(), client.first_weights()),
+  )
+  assert done.num_examples == 0
+  assert done.is_finite
+  assert not any(done.loss)
+
+
+# ---- order -------------------------------------------------------------------
+
+
+class _ByStep(optimizers.Optimizer):
+  """Step s subtracts s + 1 times the gradient, so that s can be read."""
+
+  def initialize(self, specs):
+    return collections.OrderedDict(step=tf.constant(0.0))
+
+  def next(self, state, weights, gradients):
+    gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
+    step = state['step'] + 1.0
+    moved = tf.nest.map_structure(lambda w, g: w - step * g, weights, gradients)
+    return collections.OrderedDict(step=step), moved
+
+  def get_hparams(self, state):
+    return collections.OrderedDict()
+
+  def set_hparams(self, state, hparams):
+    return state
+
+
+def _table(rows: int) -> models.PartialModel:
+  """Predicts an entry of a table; the prediction is the loss."""
+
+  def build():
+    item = tf.keras.Input([], dtype=tf.int32)
+    entry = layers.Embedding(rows, 1, 'zeros', name='table')(item)
+    one = layers.Dense(1, use_bias=False, kernel_initializer='ones')
+    return tf.keras.Model(item, one(entry))
+
+  return models.from_keras(
+    build, loss=lambda labels, predictions: predictions[:, 0], local='table'
+  )
+
+
+def _steps_of(work: Phase, count: int, **options: Any) -> np.ndarray:
+  """At which step, from 1, each example was read; the sum if it was at many."""
+  client = Client(_table(count), work)
+  fields = {
+    'x': np.arange(count, dtype=np.int32),
+    'y': np.zeros([count, 1], np.float32),
+  }
+  done = client(fields, **options)
+  return -done.weights[tiers.LOCAL]['table/embeddings'][:, 0]
+
+
+def _one_by_one(**options: Any) -> Phase:
+  return Phase(
+    (tiers.LOCAL,),
+    **{'optimizer': _ByStep(), 'batch_size': 1, **options},
+  )
+
+
+def test_examples_are_read_in_their_order():
+  np.testing.assert_array_equal(_steps_of(_one_by_one(), 5), [1, 2, 3, 4, 5])
+  # Batches of 2, of which each example has one half; the last has but one.
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(batch_size=2), 5), [0.5, 0.5, 1, 1, 3]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(on=splits.alternating(2).query), 7),
+    [0, 0, 1, 2, 0, 0, 3],
+  )
+
+
+def test_epochs_and_steps_end_a_phase():
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(epochs=2), 3), [1 + 4, 2 + 5, 3 + 6]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(epochs=2, max_steps=4), 3), [1 + 4, 2, 3]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(epochs=1, max_steps=9), 3), [1, 2, 3]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(max_steps=0), 3), [0, 0, 0]
+  )
+
+
+def test_each_epoch_has_an_order_of_its_own():
+  count = 12
+  shuffled = functools.partial(_one_by_one, epochs=3, shuffle=True)
+  sums = [
+    _steps_of(shuffled(max_steps=epochs * count), count, capacity=20)
+    for epochs in (1, 2, 3)
+  ]
+  orders = [sums[0], sums[1] - sums[0], sums[2] - sums[1]]
+  for epoch, order in enumerate(orders):
+    expected = np.arange(count) + 1 + epoch * count
+    np.testing.assert_array_equal(np.sort(order), expected)
+    assert (order != expected).any()
+  assert (orders[0] != orders[1] - count).any()
+  assert (orders[1] - count != orders[2] - 2 * count).any()
+  other = _steps_of(shuffled(max_steps=count), count, seed=_SEED + 1)
+  assert (other != orders[0]).any()
+
+
+def test_phases_share_one_shuffled_split():
+  support, query = splits.shuffled(splits.halves())
+  client = Client(
+    _table(9),
+    _one_by_one(on=support),
+    _one_by_one(on=query, shuffle=True),
+  )
+  fields = {
+    'x': np.arange(9, dtype=np.int32), 'y': np.zeros([9, 1], np.float32)
+  }  # fmt: skip
+  for seed in (_SEED, _SEED + 1):
+    done = client(fields, seed=seed)
+    steps = -done.weights[tiers.LOCAL]['table/embeddings'][:, 0]
+    # Four examples of one part, five of the other, and each in one of them.
+    assert sorted(steps) == [1, 1, 2, 2, 3, 3, 4, 4, 5]
+
+
+# ---- steps -------------------------------------------------------------------
+
+
+def test_plain_descent_on_a_table_is_that_on_all_of_it():
+  # The rows that a batch reads more than once move as often.
+  model = planted.factorization()
+  fields = _rated(11)
+  fields['x'][:4] = 3
+  plain = Client(model, Phase(_BOTH, batch_size=4, epochs=2))
+  weights = plain.first_weights()
+  found = plain(fields).weights
+  table = weights[tiers.GLOBAL]['items/embeddings'].numpy().astype(np.float64)
+  user = weights[tiers.LOCAL]['user/vector'].numpy().astype(np.float64)
+  for start in (0, 4, 8, 0, 4, 8):
+    rows = slice(start, min(start + 4, 11))
+    items, weight = fields['x'][rows], fields['weight'][rows]
+    slope = 2 * weight * (table[items] @ user - fields['y'][rows]) / len(items)
+    user_step = slope @ table[items]
+    np.add.at(table, items, -0.1 * np.outer(slope, user))
+    user -= 0.1 * user_step
+  planted.assert_close(found[tiers.GLOBAL]['items/embeddings'], table)
+  planted.assert_close(found[tiers.LOCAL]['user/vector'], user)
+  unread = np.setdiff1d(np.arange(planted.NUM_ITEMS), fields['x'])
+  np.testing.assert_array_equal(
+    found[tiers.GLOBAL]['items/embeddings'][unread],
+    weights[tiers.GLOBAL]['items/embeddings'].numpy()[unread],
+  )
+
+
+@pytest.mark.parametrize(
+  'optimizer',
+  [
+    optimizers.build_adam(0.1),
+    optimizers.build_yogi(0.1),
+    optimizers.build_adagrad(0.1),
+    optimizers.build_sgdm(0.1, momentum=0.9),
+    optimizers.build_rmsprop(0.1),
+  ],
+  ids=['adam', 'yogi', 'adagrad', 'momentum', 'rmsprop'],
+)
+def test_optimizers_with_a_state_keep_it_from_step_to_step(optimizer):
+  model = planted.factorization()
+  client = Client(
+    model, Phase(_BOTH, optimizer=optimizer, batch_size=4, epochs=2)
+  )
+  fields = _rated(11)
+  weights = client.first_weights()
+  # What it should be: the optimizer over dense gradients, step by step.
+  held = collections.OrderedDict(
+    (name, tf.Variable(tensor))
+    for named in weights.values()
+    for name, tensor in named.items()
+  )
+  state = optimizer.initialize(
+    tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), held)
+  )
+  for start in (0, 4, 8, 0, 4, 8):
+    rows = slice(start, min(start + 4, 11))
+    with tf.GradientTape() as tape:
+      table, user = held['items/embeddings'], held['user/vector']
+      vectors = tf.gather(tf.convert_to_tensor(table), fields['x'][rows])
+      errors = tf.linalg.matvec(vectors, user) - fields['y'][rows]
+      loss = tf.reduce_mean(fields['weight'][rows] * errors**2)
+    gradients = tf.nest.map_structure(
+      tf.convert_to_tensor, tape.gradient(loss, held)
+    )
+    state, moved = optimizer.next(
+      state, tf.nest.map_structure(tf.convert_to_tensor, held), gradients
+    )
+    for name, tensor in moved.items():
+      held[name].assign(tensor)
+  found = client(fields, capacity=20).weights
+  for named in found.values():
+    for name, tensor in named.items():
+      planted.assert_close(tensor, held[name].numpy(), 1e-5)
+
+
+def test_tiers_that_are_not_trained_stay_as_they_are():
+  fields = _rated(6)
+  for trained in _BOTH:
+    client = Client(planted.factorization(), Phase((trained,)))
+    before, after = client.first_weights(), client(fields).weights
+    for tier in _BOTH:
+      for name, tensor in before[tier].items():
+        assert (after[tier][name] != tensor.numpy()).any() == (tier == trained)
+
+
+def test_a_variable_without_a_gradient_stays_as_it_is():
+  class Unused(layers.Layer):
+    def build(self, _):
+      self.spare = self.add_weight('spare', [2], initializer='ones')
+
+    def call(self, inputs):
+      return inputs
+
+  def build():
+    return tf.keras.Sequential(
+      [tf.keras.Input([1]), Unused(), layers.Dense(1, name='user')]
+    )
+
+  model = planted.factorization(build, metrics=list)
+  fields = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
+  for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
+    done = Client(model, Phase(_BOTH, optimizer=optimizer))(fields)
+    (spare,) = done.weights[tiers.GLOBAL].values()
+    np.testing.assert_array_equal(spare, [1, 1])
+    assert done.is_finite
+    assert done.weights[tiers.LOCAL]['user/bias'] > 0
+
+
+def test_weights_of_two_types_are_trained_together():
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([2]),
+        layers.Dense(2, dtype='float64', name='wide'),
+        layers.Dense(1, name='user'),
+      ]
+    )
+
+  model = planted.factorization(build, metrics=list)
+  fields = {'x': np.ones([5, 2], 'f'), 'y': np.ones([5, 1], 'f')}
+  for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
+    work = Phase(_BOTH, optimizer=optimizer, epochs=30, measured=True)
+    client = Client(model, work, Phase((), measured=True))
+    done = client(fields)
+    assert done.weights[tiers.GLOBAL]['wide/kernel'].dtype == np.float64
+    first = Client(model, Phase((), measured=True))(fields)
+    assert done.loss[0] / done.loss[1] < 0.5 * first.loss[0] / first.loss[1]
+
+
+# ---- what is drawn in a step -------------------------------------------------
+
+
+def test_dropout_is_another_one_in_each_step_and_phase():
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([64]),
+        layers.Dropout(0.5),
+        layers.Dense(
+          1, use_bias=False, kernel_initializer='zeros', name='user'
+        ),
+        layers.Dense(1, use_bias=False, kernel_initializer='ones'),
+      ]
+    )
+
+  model = models.from_keras(
+    build, loss=lambda labels, predictions: predictions[:, 0], local='user'
+  )
+  fields = {'x': np.ones([1, 64], 'f'), 'y': np.zeros([1, 1], 'f')}
+  local = functools.partial(Phase, (tiers.LOCAL,), optimizer=sgd(1.0), epochs=2)
+
+  def kernel(*work: Phase, **options: Any) -> np.ndarray:
+    done = Client(model, *work)(fields, **options)
+    return done.weights[tiers.LOCAL]['user/kernel'][:, 0]
+
+  one = kernel(local(max_steps=1))
+  # Each step subtracts 2 where an input is kept, and 0 where it is dropped.
+  assert set(one) == {0.0, -2.0}
+  second = kernel(local()) - one
+  assert set(second) == {0.0, -2.0}
+  third = kernel(local(max_steps=1), local(max_steps=1)) - one
+  assert set(third) == {0.0, -2.0}
+  for mask, other in ((one, second), (one, third), (second, third)):
+    assert 10 < (mask != other).sum() < 54
+  np.testing.assert_array_equal(kernel(local(max_steps=1)), one)
+  assert (kernel(local(max_steps=1), seed=_SEED + 1) != one).any()
+
+
+# ---- losses ------------------------------------------------------------------
+
+
+def _decaying() -> tf.keras.Model:
+  """Weights on which nothing but their regularization works."""
+  layer = functools.partial(
+    layers.Dense,
+    1,
+    use_bias=False,
+    kernel_initializer='ones',
+    kernel_regularizer=tf.keras.regularizers.L2(0.5),
+  )
+  return tf.keras.Sequential(
+    [tf.keras.Input([1]), layer(name='shared'), layer(name='user')]
+  )
+
+
+def test_regularization_counts_in_every_phase():
+  client = Client(
+    planted.factorization(_decaying, metrics=list),
+    Phase((tiers.LOCAL,), epochs=3),
+    Phase((tiers.GLOBAL,), epochs=2, measured=True),
+  )
+  done = client({'x': np.zeros([2, 1], 'f'), 'y': np.zeros([2, 1], 'f')}, 5)
+  # The slope of w**2 / 2 is w: a step with the rate 0.1 leaves nine tenths.
+  local, shared = (done.weights[t][n] for t, n in (
+    (tiers.LOCAL, 'user/kernel'), (tiers.GLOBAL, 'shared/kernel'),
+  ))  # fmt: skip
+  np.testing.assert_allclose(local, [[0.9**3]], rtol=1e-6)
+  np.testing.assert_allclose(shared, [[0.9**2]], rtol=1e-6)
+  # The loss that is reported is that of the examples.
+  assert done.loss == [0.0, 4.0]
+
+
+def test_terms_compare_with_the_weights_as_the_phase_began():
+  def toward_start(weights, before):
+    difference = (
+      weights[tiers.LOCAL]['user/kernel'] - before[tiers.LOCAL]['user/kernel']
+    )
+    return 50.0 * tf.reduce_sum(difference**2)
+
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([1]),
+        layers.Dense(
+          1, use_bias=False, kernel_initializer='zeros', name='user'
+        ),
+        layers.Dense(1, use_bias=False, kernel_initializer='ones'),
+      ]
+    )
+
+  model = planted.factorization(build, metrics=list)
+  fields = {'x': np.ones([1, 1], 'f'), 'y': np.ones([1, 1], 'f')}
+  work = Phase(
+    (tiers.LOCAL,), optimizer=sgd(0.01), epochs=50, terms=(toward_start,)
+  )
+  # The loss is (w - 1)**2 + 50 (w - w0)**2: least at (1 + 50 w0) / 51.
+  for repeats in (1, 2):
+    done = Client(model, *[work] * repeats)(fields)
+    least = 0.0
+    for _ in range(repeats):
+      least = (1 + 50 * least) / 51
+    np.testing.assert_allclose(
+      done.weights[tiers.LOCAL]['user/kernel'], [[least]], rtol=1e-4
+    )
+
+
+# ---- measuring ---------------------------------------------------------------
+
+
+def _classifier() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([6]),
+      layers.Dense(4, 'tanh', name='user'),
+      layers.Dropout(0.5),
+      layers.Dense(1, 'sigmoid'),
+    ]
+  )
+
+
+def _metrics() -> list[tf.keras.metrics.Metric]:
+  return [
+    tf.keras.metrics.AUC(name='auc'),
+    tf.keras.metrics.Precision(name='precision'),
+    tf.keras.metrics.BinaryAccuracy(name='accuracy'),
+    tf.keras.metrics.RootMeanSquaredError(name='rmse'),
+  ]
+
+
+@pytest.mark.parametrize('loss', [
+  tf.keras.losses.BinaryCrossentropy(label_smoothing=0.1),
+  tf.keras.losses.MeanSquaredError(),
+], ids=lambda loss: loss.name)  # fmt: skip
+def test_what_is_measured_is_what_keras_evaluates(loss):
+  model = planted.factorization(_classifier, loss=loss, metrics=_metrics)
+  generator = np.random.default_rng(0)
+  fields = {
+    'x': generator.normal(size=[37, 6]).astype(np.float32),
+    'y': generator.integers(0, 2, [37, 1]).astype(np.float32),
+    'weight': generator.uniform(0.5, 2.0, [37]).astype(np.float32),
+  }
+  client = Client(model, Phase((), batch_size=8, measured=True))
+  found = client.measure(client(fields, 50))
+  keras = model.to_keras(*client.first_weights().values())
+  keras.compile(loss=loss, weighted_metrics=_metrics())
+  expected = keras.evaluate(
+    fields['x'],
+    fields['y'],
+    sample_weight=fields['weight'],
+    batch_size=37,
+    return_dict=True,
+    verbose=0,
+  )
+  assert set(found) == {*expected, *keras_functions.COUNTS}
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+  assert found['num_examples'] == 37
+  # The size of the batches changes nothing.
+  other = Client(model, Phase((), batch_size=100, measured=True))
+  for name, value in other.measure(other(fields, 40)).items():
+    np.testing.assert_allclose(value, found[name], rtol=1e-5)
+
+
+def test_masked_sequences_are_measured_as_keras_evaluates_them():
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([5], dtype=tf.int32),
+        layers.Embedding(9, 4, mask_zero=True, name='user'),
+        layers.SimpleRNN(3, return_sequences=True),
+        layers.Dense(9),
+      ]
+    )
+
+  loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  metrics = lambda: [  # noqa: E731
+    tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')
+  ]
+  model = planted.factorization(build, loss=loss, metrics=metrics)
+  generator = np.random.default_rng(0)
+  words = generator.integers(1, 9, [7, 5]).astype(np.int32)
+  words *= np.arange(5) < generator.integers(1, 6, [7, 1])
+  fields = {
+    'x': words,
+    'y': np.roll(words, -1, 1),
+    'weight': np.linspace(0.5, 1.5, 7, dtype=np.float32),
+  }
+  client = Client(model, Phase((), batch_size=3, measured=True))
+  found = client.measure(client(fields, 11))
+  keras = model.to_keras(*client.first_weights().values())
+  keras.compile(loss=loss, weighted_metrics=metrics())
+  expected = keras.evaluate(
+    fields['x'],
+    fields['y'],
+    sample_weight=fields['weight'],
+    return_dict=True,
+    verbose=0,
+  )
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+
+
+def test_predictions_count_before_each_step():
+  # The prediction is w, beginning with 0; labels are 1. A step with rate 0.5
+  # moves w by 0.5 * 2 * (1 - w): to 1, where the error is 0.
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([1]),
+        layers.Dense(1, use_bias=False, kernel_initializer='zeros',
+                     name='user'),
+        layers.Dense(1, use_bias=False, kernel_initializer='ones'),
+      ]
+    )  # fmt: skip
+
+  model = planted.factorization(build)
+  ones = np.ones([4, 1], np.float32)
+  work = Phase(
+    (tiers.LOCAL,), optimizer=sgd(0.5), batch_size=2, epochs=1, measured=True
+  )
+  client = Client(model, work)
+  done = client({'x': ones, 'y': ones})
+  assert done.loss == [2.0, 4.0]
+  assert client.measure(done)['loss'] == 0.5
+  np.testing.assert_allclose(client.measure(done)['rmse'], np.sqrt(0.5))
+
+
+def test_only_measured_phases_weigh_a_client():
+  support, query = splits.fraction(0.7)
+  model = planted.factorization()
+  fields = _rated(10)
+  measured = functools.partial(Phase, (), measured=True)
+  for work, expected in [
+    ([Phase(on=support), measured(on=query)], 3),
+    ([measured(on=support), measured(on=query)], 10),
+    ([Phase(on=query)], 0),
+    ([measured(on=support, epochs=2)], 7),
+    ([measured(max_steps=0)], 0),
+  ]:
+    done = Client(model, *work)(fields)
+    assert done.num_examples == expected
+    if not expected:
+      assert done.loss == [0.0, 0.0]
+
+
+# ---- numbers that are none ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('spoil', 'is_finite'),
+  [
+    ({}, True),
+    ({'y': 1e30}, False),  # Its square is no number.
+    ({'y': np.nan}, False),
+    ({'y': 1e18}, True),
+    ({'weight': np.inf}, False),
+  ],
+)
+def test_losses_that_are_no_numbers_are_noticed(spoil, is_finite):
+  fields = _rated(9)
+  for name, value in spoil.items():
+    fields[name][6] = value
+  for client in _in_three_ways():
+    assert client(fields).is_finite == is_finite
+
+
+@functools.cache
+def _in_three_ways() -> list[Client]:
+  model = planted.factorization()
+  measured = functools.partial(Phase, batch_size=4, measured=True)
+  return [
+    Client(model, Phase((tiers.LOCAL,), batch_size=4), measured(())),
+    Client(model, measured((tiers.GLOBAL,))),
+    Client(model, measured(())),
+  ]
+
+
+def test_weights_that_are_no_numbers_are_noticed():
+  # The loss is a number before the one step, and nobody looks at it after.
+  fields = _rated(4)
+  fields['y'][:] = 1e10
+  model = planted.factorization()
+  for tier, momentum in ((tiers.GLOBAL, None), (tiers.LOCAL, 0.5)):
+    optimizer = optimizers.build_sgdm(1e38, momentum)
+    work = Phase((tier,), optimizer=optimizer, measured=True)
+    done = Client(model, work)(fields)
+    assert not done.is_finite
+    assert np.isfinite(done.loss).all()
+
+
+# ---- refusals ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'batch_size': 0}, 'batch_size must be positive, found 0'),
+    (
+      {'epochs': 0},
+      'epochs must be positive, found 0. To skip a phase, pass max_steps=0',
+    ),
+    ({'max_steps': -1}, 'max_steps is negative: -1'),
+    (
+      {'optimizer': tf.keras.optimizers.SGD},
+      'takes one of `tff.learning.optimizers`, for example `build_sgdm.0.1.`; '
+      'found',
+    ),
+    (
+      {'optimizer': tf.keras.optimizers.SGD(0.1)},
+      'takes one of `tff.learning.optimizers`, .*; found SGD',
+    ),
+  ],
+)
+def test_settings_that_make_no_sense_are_refused(options, message):
+  with pytest.raises(phases.PhaseError, match=message):
+    Phase(**options)
+
+
+@pytest.mark.parametrize('train', ['mine', ('mine',), (tiers.LOCAL, 'mine')])
+def test_tiers_that_are_none_are_refused(train):
+  with pytest.raises(
+    tiers.UnknownTierError, match=r"Phase\(train=...\): 'mine' is not a tier"
+  ):
+    Phase(train)
+
+
+def test_one_tier_may_be_named_alone():
+  assert Phase(tiers.LOCAL).train == (tiers.LOCAL,)

@@ -1,0 +1,158 @@
+"""Clients whose tastes are planted, and small models that can find them."""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import examples
+from tff_partial import models
+from tff_partial import processes
+from tff_partial import random_bits
+from tff_partial import tiers
+
+NUM_ITEMS = 29
+NUM_FACTORS = 4
+# Sizes a local variable in `build_tastes`: a prime number that is in no other
+# shape, so that it can be looked for.
+LOCAL_SIZE = 13
+
+Fields = dict[str, np.ndarray]
+
+
+class UserVector(tf.keras.layers.Layer):
+  """Scalar products with a vector that is the client's own."""
+
+  def __init__(self, initializer: Any = 'random_normal', **options: Any):
+    super().__init__(**options)
+    self._initializer = initializer
+
+  def build(self, input_shape: Any) -> None:
+    self.vector = self.add_weight(
+      'vector', [input_shape[-1]], initializer=self._initializer
+    )
+
+  def call(self, inputs: tf.Tensor) -> tf.Tensor:
+    return tf.linalg.matvec(inputs, self.vector)
+
+
+def build_factorization(user: Any = 'random_normal') -> tf.keras.Model:
+  """Matrix factorization: an item's vector times the user's."""
+  item = tf.keras.Input([], dtype=tf.int32)
+  vectors = tf.keras.layers.Embedding(NUM_ITEMS, NUM_FACTORS, name='items')
+  return tf.keras.Model(item, UserVector(user, name='user')(vectors(item)))
+
+
+def constant_user(value: float) -> Callable[[], tf.keras.Model]:
+  """A callable for a factorization whose users all begin alike."""
+  return functools.partial(
+    build_factorization, tf.keras.initializers.Constant(value)
+  )
+
+
+def build_tastes() -> tf.keras.Model:
+  """Local weights of a shape of their own, behind a layer that draws."""
+  item = tf.keras.Input([], dtype=tf.int32)
+  vectors = tf.keras.layers.Embedding(NUM_ITEMS, NUM_FACTORS, name='items')
+  noisy = tf.keras.layers.Dropout(0.1)(vectors(item))
+  taste = tf.keras.layers.Dense(LOCAL_SIZE, use_bias=False, name='user')(noisy)
+  return tf.keras.Model(item, tf.reduce_sum(taste, -1))
+
+
+def factorization(
+  build: Callable[[], tf.keras.Model] = build_factorization, **options: Any
+) -> models.PartialModel:
+  """One of the models above, with the user's part local."""
+  return models.from_keras(
+    build,
+    **{
+      'local': 'user',
+      'loss': tf.keras.losses.MeanSquaredError(),
+      'metrics': lambda: [tf.keras.metrics.RootMeanSquaredError(name='rmse')],
+      **options,
+    },
+  )
+
+
+def rate(counts: Mapping[str, int], seed: int = 0) -> dict[str, Fields]:
+  """Each client rates some items, as its taste and theirs are: a low rank."""
+  generator = np.random.default_rng(seed)
+  items = generator.normal(size=[NUM_ITEMS, 2])
+  clients = {}
+  for client, count in counts.items():
+    taste = generator.normal(size=[2])
+    seen = generator.integers(0, NUM_ITEMS, count)
+    clients[client] = {
+      'x': seen.astype(np.int32),
+      'y': (items[seen] @ taste).astype(np.float32),
+    }
+  return clients
+
+
+def client_seeds(client_ids: Sequence[str], *words: int | str) -> np.ndarray:
+  return np.stack([random_bits.derive(*words, each) for each in client_ids])
+
+
+def cohort_of(
+  process: Any,
+  clients: Mapping[str, Fields],
+  *words: int | str,
+  capacities: Sequence[int] | None = None,
+) -> examples.Cohort:
+  """All the clients as one cohort; their seeds follow from the words."""
+  population = examples.pack(
+    clients, process.example_spec, capacities=capacities
+  )
+  return population.cohort(list(clients), client_seeds(list(clients), *words))
+
+
+def first_states(process: Any, cohort: examples.Cohort) -> list[Any]:
+  """What clients remember that never took part."""
+  if process.initialize_client.type_signature.result == tff.to_type(
+    collections.OrderedDict()
+  ):
+    return [collections.OrderedDict()] * len(cohort)
+  return [process.initialize_client(value['seed']) for value in cohort]
+
+
+def run(
+  process: processes.PartialProcess,
+  cohort: examples.Cohort,
+  state: Any = None,
+  client_states: Sequence[Any] | None = None,
+) -> processes.PartialProcessOutput:
+  """One round of all clients, the first one by default."""
+  if state is None:
+    state = process.initialize()
+  if client_states is None:
+    client_states = first_states(process, cohort)
+  return process.next(state, client_states, cohort)
+
+
+def global_weights(
+  process: processes.PartialProcess, state: Any
+) -> dict[str, np.ndarray]:
+  """The global weights by name."""
+  return dict(process.get_model_weights(state).trainable[tiers.GLOBAL])
+
+
+def train_metrics(output: processes.PartialProcessOutput) -> dict[str, Any]:
+  return dict(output.metrics['client_work']['train'])
+
+
+def assert_same(one: Any, other: Any) -> None:
+  """Asserts that two structures are equal bit for bit."""
+  tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def assert_close(one: Any, other: Any, tolerance: float = 1e-6) -> None:
+  """Asserts that two structures differ by rounding."""
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=tolerance),
+    one,
+    other,
+  )

@@ -1,0 +1,375 @@
+"""What the parts of an algorithm are composed to, and what is refused."""
+
+import collections
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import planted
+from tff_partial import client_state
+from tff_partial import models
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial import random_bits
+from tff_partial import runtimes
+from tff_partial import splits
+from tff_partial import tiers
+from tff_partial.phases import Phase
+
+layers = tf.keras.layers
+_BOTH = (tiers.GLOBAL, tiers.LOCAL)
+
+
+def _compose(
+  model: models.PartialModel, **options: Any
+) -> processes.PartialProcess:
+  """Clients keep their local weights, and train all together."""
+  return processes.compose(
+    **{
+      'model': model,
+      'work': [Phase(_BOTH, on=splits.by_time().query, measured=True)],
+      'memory': client_state.keep_local,
+      'aggregator': tff.aggregators.MeanFactory(no_nan_division=True),
+      'server_optimizer': phases.sgd(1.0),
+      **options,
+    }
+  )
+
+
+def _build() -> tf.keras.Model:
+  """A frozen layer, shared ones, and one of the client's own."""
+  model = tf.keras.Sequential(
+    [
+      tf.keras.Input([2]),
+      layers.Dense(3, trainable=False, name='eyes'),
+      layers.Dense(3, name='body'),
+      layers.Dense(1, name='user'),
+    ]
+  )
+  return model
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime():
+  with runtimes.native():
+    yield
+
+
+@pytest.fixture(scope='module', name='process')
+def fixture_process() -> processes.PartialProcess:
+  return _compose(planted.factorization(_build, seed=3))
+
+
+def _clients() -> dict[str, dict[str, np.ndarray]]:
+  generator = np.random.default_rng(0)
+  return {
+    client: {
+      'x': generator.normal(size=[count, 2]).astype(np.float32),
+      'y': generator.normal(size=[count, 1]).astype(np.float32),
+      'time': np.arange(count),
+    }
+    for client, count in (('ann', 4), ('bob', 7), ('cid', 1))
+  }
+
+
+# ---- types -------------------------------------------------------------------
+
+
+def test_the_type_of_a_process(process):
+  state = process.initialize.type_signature.result.member
+  kept = tff.to_type(
+    collections.OrderedDict(
+      [
+        ('user/kernel', tff.TensorType(np.float32, [3, 1])),
+        ('user/bias', tff.TensorType(np.float32, [1])),
+      ]
+    )
+  )
+  data = tff.to_type(
+    collections.OrderedDict(
+      examples=collections.OrderedDict(
+        x=tff.TensorType(np.float32, [None, 2]),
+        y=tff.TensorType(np.float32, [None, 1]),
+        weight=tff.TensorType(np.float32, [None]),
+        time=tff.TensorType(np.int64, [None]),
+      ),
+      count=np.int32,
+      seed=tff.TensorType(np.int32, [2]),
+    )
+  )
+  taken = process.next.type_signature.parameter
+  assert taken[0] == tff.FederatedType(state, tff.SERVER)
+  assert taken[1].member.is_equivalent_to(kept)
+  assert taken[1].placement is taken[2].placement is tff.CLIENTS
+  assert taken[2].member.is_equivalent_to(data)
+  assert process.client_type.is_equivalent_to(data)
+  result = process.next.type_signature.result
+  assert [name for name, _ in tff.structure.iter_elements(result)] == [
+    'state',
+    'client_states',
+    'metrics',
+  ]
+  assert result.state == taken[0]
+  assert result.client_states == taken[1]
+  assert result.metrics.placement is tff.SERVER
+  seed = tff.TensorType(np.int32, [2])
+  assert process.initialize_client.type_signature.parameter == seed
+  assert not process.is_stateless
+  assert isinstance(process, tff.templates.IterativeProcess)
+
+
+def test_weights_at_the_server_are_in_the_container_of_tff(process):
+  state = process.initialize()
+  weights = process.get_model_weights(state)
+  assert isinstance(weights, tff.learning.models.ModelWeights)
+  assert list(weights.trainable) == [tiers.GLOBAL]
+  assert list(weights.trainable[tiers.GLOBAL]) == ['body/kernel', 'body/bias']
+  assert list(weights.non_trainable) == ['eyes/kernel', 'eyes/bias']
+  doubled = tff.learning.models.ModelWeights(
+    tf.nest.map_structure(lambda t: t * 2 + 1, weights.trainable),
+    weights.non_trainable,
+  )
+  changed = process.set_model_weights(state, doubled)
+  found = process.get_model_weights(changed)
+  planted.assert_same(found.trainable, doubled.trainable)
+  planted.assert_same(found.non_trainable, weights.non_trainable)
+  assert changed.client_work == state.client_work
+
+
+def test_first_weights_follow_from_the_models_seed(process):
+  weights = planted.global_weights(process, process.initialize())
+  planted.assert_same(
+    weights, planted.global_weights(process, process.initialize())
+  )
+  expected = process.model.initial_weights(
+    tiers.GLOBAL, random_bits.derive(3, 'server')
+  )
+  planted.assert_same(weights, dict(expected))
+
+
+def test_first_client_states_follow_from_the_clients_seed(process):
+  one, again, other = (
+    process.initialize_client(np.array([seed, 0], np.int32))
+    for seed in (1, 1, 2)
+  )
+  planted.assert_same(one, again)
+  assert (one['user/kernel'] != other['user/kernel']).any()
+
+
+# ---- a round -----------------------------------------------------------------
+
+
+def test_a_round_is_what_its_clients_do(process):
+  cohort = planted.cohort_of(process, _clients(), 'seed')
+  state = process.initialize()
+  before = planted.global_weights(process, state)
+  kept = planted.first_states(process, cohort)
+  output = planted.run(process, cohort, state, kept)
+
+  updates, weights = [], []
+  for value, remembered, new in zip(
+    cohort, kept, output.client_states, strict=True
+  ):
+    done = phases.run(
+      [Phase(_BOTH, on=splits.by_time().query, measured=True)],
+      process.model,
+      tf.nest.map_structure(
+        tf.constant,
+        tiers.join(
+          {tiers.GLOBAL: collections.OrderedDict(before)},
+          {tiers.LOCAL: remembered},
+        ),
+      ),
+      process.model.frozen_weights(),
+      tf.nest.map_structure(tf.constant, value['examples']),
+      tf.constant(value['count']),
+      tf.constant(value['seed']),
+    )
+    planted.assert_close(dict(new), dict(done.weights[tiers.LOCAL]))
+    updates.append(tiers.delta(before, done.weights[tiers.GLOBAL]))
+    weights.append(int(done.num_examples))
+  # By time, halves: the later 2 of 4, 3 of 7 and none of 1.
+  assert weights == [2, 3, 0]
+  after = planted.global_weights(process, output.state)
+  for name, tensor in before.items():
+    mean = (2 * updates[0][name] + 3 * updates[1][name]) / 5
+    planted.assert_close(after[name], tensor - mean.numpy())
+  assert output.state.client_work['round'] == 1
+  found = planted.train_metrics(output)
+  assert found['num_examples'] == 5
+  assert found['num_clients'] == 2
+  assert found['num_not_finite'] == 0
+
+
+def test_a_spoilt_client_remembers_what_it_did(process):
+  clients = _clients()
+  clients['bob']['y'][:] = 1e30
+  cohort = planted.cohort_of(process, clients, 'seed')
+  kept = planted.first_states(process, cohort)
+  output = planted.run(process, cohort, None, kept)
+  planted.assert_same(dict(output.client_states[1]), dict(kept[1]))
+  moved = output.client_states[0]['user/kernel'] != kept[0]['user/kernel']
+  assert moved.any()
+  # And so does a client that had nothing to do.
+  planted.assert_same(dict(output.client_states[2]), dict(kept[2]))
+  for tensor in planted.global_weights(process, output.state).values():
+    assert np.isfinite(tensor).all()
+
+
+def test_frozen_weights_stay_as_they_are(process):
+  cohort = planted.cohort_of(process, _clients(), 'seed')
+  state = process.initialize()
+  before = process.get_model_weights(state).non_trainable
+  output = planted.run(process, cohort, state)
+  after = process.get_model_weights(output.state).non_trainable
+  planted.assert_same(dict(before), dict(after))
+  assert before['eyes/kernel'].any()
+
+
+# ---- refusals ----------------------------------------------------------------
+
+
+def test_models_that_have_no_place_are_refused():
+  with pytest.raises(
+    processes.CompositionError,
+    match='variables for groups, but the algorithm has no groups. Build the '
+    'model without `group`',
+  ):
+    _compose(planted.factorization(_build, group='body'))
+  with pytest.raises(
+    processes.CompositionError, match='no global variable to train'
+  ):
+    # Its only other variables are frozen.
+    _compose(_without_global())
+
+
+def _without_global() -> models.PartialModel:
+  model = planted.factorization(_build, local='user')
+  model.tier_of.update({'body/kernel': 'local', 'body/bias': 'local'})
+  return model
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      {'aggregator': tff.aggregators.MeanFactory},
+      r'must be a factory such as `tff.aggregators.MeanFactory\(\)`, found',
+    ),
+    ({'aggregator': None}, 'must be a factory .*, found NoneType'),
+    (
+      {'server_optimizer': tf.keras.optimizers.SGD()},
+      'server optimizer must be one of `tff.learning.optimizers`, found SGD',
+    ),
+    (
+      {'work': [Phase(), Phase((tiers.LOCAL,))]},
+      'No phase is measured, so that no client would have a weight',
+    ),
+    ({'work': []}, 'No phase is measured'),
+  ],
+)
+def test_parts_that_do_not_fit_are_refused(process, options, message):
+  with pytest.raises(processes.CompositionError, match=message):
+    _compose(process.model, **options)
+
+
+@pytest.mark.parametrize(
+  'keep',
+  [
+    lambda worked: collections.OrderedDict(count=worked.num_examples),
+    lambda worked: collections.OrderedDict(
+      (name, tf.cast(tensor, tf.float64))
+      for name, tensor in worked.weights[tiers.LOCAL].items()
+    ),
+  ],
+  ids=['structure', 'type'],
+)
+def test_a_memory_that_changes_its_type_is_refused(process, keep):
+  memory = client_state.keep_local._replace(keep=keep)
+  with pytest.raises(
+    processes.ClientStateTypeError,
+    match='A round takes client states .*and returns .* What a memory keeps '
+    'must look like what it makes first',
+  ):
+    _compose(process.model, memory=memory)
+
+
+def _process_of(process: processes.PartialProcess, **parts: Any) -> Any:
+  arguments = {
+    name: getattr(process, name)
+    for name in (
+      'initialize_client',
+      'get_model_weights',
+      'set_model_weights',
+      'model',
+      'example_spec',
+    )
+  }
+  next_fn = parts.pop('next', process.next)
+  return processes.PartialProcess(
+    process.initialize, next_fn, **{**arguments, **parts}
+  )
+
+
+def _next_with(process: processes.PartialProcess, change) -> tff.Computation:
+  """The round of a process, with other client states at its end."""
+
+  @tff.federated_computation(*process.next.type_signature.parameter)
+  def next_fn(state, client_states, clients):
+    output = process.next(state, client_states, clients)
+    return processes.PartialProcessOutput(
+      output.state, change(output.client_states), output.metrics
+    )
+
+  return next_fn
+
+
+def test_client_states_that_go_to_the_server_are_refused(process):
+  with pytest.raises(
+    processes.ClientStateTypeError, match='must stay at clients, found .*SERVER'
+  ):
+    _process_of(process, next=_next_with(process, tff.federated_sum))
+
+
+def test_client_states_of_another_type_are_refused(process):
+  kept = process.initialize_client.type_signature.result
+
+  @tff.tensorflow.computation(kept)
+  def forget_bias(state):
+    return state['user/kernel']
+
+  with pytest.raises(
+    processes.ClientStateTypeError,
+    match='A round takes client states of type .*user/bias.* and returns',
+  ):
+    _process_of(
+      process,
+      next=_next_with(
+        process, functools.partial(tff.federated_map, forget_bias)
+      ),
+    )
+
+  @tff.tensorflow.computation(tff.TensorType(np.int32, [2]))
+  def draw(seed):
+    return seed
+
+  with pytest.raises(
+    processes.ClientStateTypeError,
+    match=r'`initialize_client` makes int32\[2\], a round takes .*user/bias',
+  ):
+    _process_of(process, initialize_client=draw)
+
+
+def test_a_field_that_two_phases_read_in_two_ways_is_refused(process):
+  with pytest.raises(ValueError, match="Two parts read the field 'time'"):
+    _compose(
+      process.model,
+      work=[
+        Phase(on=splits.by_time().support),
+        Phase(on=splits.by_mark('time').query, measured=True),
+      ],
+    )

@@ -1,0 +1,78 @@
+"""What a loop over a shard is given, and the shapes it is compiled for."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.runtimes import client_loop
+from tff_partial.runtimes import feeding
+from tff_partial.runtimes import straight_line
+from tff_partial.runtimes import typed_values
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+  """What a loop over a shard is given.
+
+  Attributes:
+    values: All values at the server.
+    kept: What earlier loops kept for each client, leaf by leaf.
+    feeds: The shard's share of each argument.
+    totals: The leaves of the first accumulators.
+  """
+
+  values: straight_line.Values
+  kept: Mapping[straight_line.Key, Sequence[Any]]
+  feeds: Sequence[feeding.Feed]
+  totals: Sequence[tf.Tensor]
+
+  def flat(
+    self, loop: client_loop.ClientLoop, num_clients: int
+  ) -> list[tf.Tensor]:
+    """All that goes into a compiled loop over the first clients."""
+    values = [
+      num_clients,
+      [self.values[key] for key in loop.shared],
+      [self.kept[key] for key in loop.kept],
+      [[*feed.tensors, feed.rows] for feed in self.feeds],
+      list(self.totals),
+    ]
+    return [tf.convert_to_tensor(leaf) for leaf in typed_values.leaves(values)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+  """What a loop is compiled for.
+
+  Attributes:
+    feeds: For each argument, its leaves' dtypes and shapes, and which leaves
+      are resident.
+    bucket: The leading dimension of whatever is fed client by client.
+  """
+
+  feeds: tuple[tuple[tuple[tuple[str, Any], ...], tuple[bool, ...]], ...]
+  bucket: int
+
+  def __str__(self) -> str:
+    """The shapes of one client, without the sizes of cohort and population."""
+    return ','.join(
+      f'{dtype}{list(shape[1:])}'
+      for tensors, _ in self.feeds
+      for dtype, shape in tensors
+    )
+
+
+def signature_of(feeds: Sequence[feeding.Feed], bucket: int) -> Signature:
+  """The signature under which a loop takes some feeds."""
+  signed = []
+  for feed in feeds:
+    tensors = tuple(
+      (tf.as_dtype(tensor.dtype).name, tuple(tensor.shape))
+      if tensor.dtype != object
+      else ('string', tuple(tensor.shape))
+      for tensor in feed.tensors
+    )
+    signed.append((tensors, feed.resident))
+  return Signature(tuple(signed), bucket)

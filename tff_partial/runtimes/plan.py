@@ -1,0 +1,137 @@
+"""Which parts a program is run in: server stages, and loops between them."""
+
+from collections.abc import Iterable
+
+from tff_partial.runtimes import client_loop
+from tff_partial.runtimes import errors
+from tff_partial.runtimes import server_stage
+from tff_partial.runtimes import straight_line
+from tff_partial.runtimes import typed_values
+
+Key = straight_line.Key
+Kind = straight_line.Kind
+
+# A client value of at most this many bytes is kept for a later loop rather
+# than computed again.
+_FEW_BYTES = 1 << 14
+
+
+class Plan:
+  """A program in parts: stage 0, loop 0, stage 1, loop 1, ..., the last stage.
+
+  Attributes:
+    stages: What the server computes before, between and after the loops.
+    loops: The loops over clients.
+    client_results: The client values that the program returns.
+  """
+
+  def __init__(self, program: straight_line.Program):
+    """Sorts the program's steps.
+
+    Args:
+      program: The program.
+
+    Raises:
+      UnsupportedComputationError: If a value would have to be kept for a later
+        loop that cannot be.
+    """
+    self._program = program
+    results = program.keys_read(program.result)
+    self._steps = _needed(program, results)
+    self.client_results = sorted(
+      (key for key in results if program.is_at_clients(key)), key=str
+    )
+    outputs = {*self.client_results, *self._kept()}
+    waves = [program.wave_of(key) for key in outputs]
+    waves += [step.wave for step in self._steps if step.kind is Kind.AGGREGATE]
+    self.loops = [
+      self._loop(wave, outputs) for wave in range(max(waves, default=-1) + 1)
+    ]
+    self.stages = [
+      self._stage(wave, results) for wave in range(len(self.loops) + 1)
+    ]
+
+  def _aggregates(self, wave: int) -> list[straight_line.Step]:
+    return [
+      step
+      for step in self._steps
+      if step.kind is Kind.AGGREGATE and step.wave == wave
+    ]
+
+  def _kept(self) -> set[Key]:
+    """Client values that a later loop reads and does not compute again.
+
+    What a client draws at random has one value a round, so it must be kept.
+    What is small may be. The rest, such as updates, is computed again: to keep
+    it would take memory for all clients at once.
+    """
+    program = self._program
+    drawn: set[Key] = set()
+    for step in self._steps:
+      if step.kind is Kind.CLIENT and (step.is_random or step.reads & drawn):
+        drawn.add(step.key)
+    kept = set()
+    for step in self._steps:
+      for key in step.reads:
+        known = program.steps.get(key)
+        if known is None or step.kind is Kind.SERVER:
+          continue
+        if known.kind is not Kind.CLIENT or known.wave == step.wave:
+          continue
+        size = typed_values.num_bytes(known.type_spec)
+        if size is None and key in drawn:
+          raise errors.UnsupportedComputationError(
+            f'a random client value of unknown shape ({known.type_spec}) that '
+            'is read after another aggregate',
+            'it can neither be kept nor drawn again',
+          )
+        if key in drawn or (size is not None and size <= _FEW_BYTES):
+          kept.add(key)
+    return kept
+
+  def _loop(self, wave: int, outputs: set[Key]) -> client_loop.ClientLoop:
+    wave_of = self._program.wave_of
+    return client_loop.ClientLoop(
+      self._program,
+      self._aggregates(wave),
+      sorted((key for key in outputs if wave_of(key) == wave), key=str),
+      frozenset(key for key in outputs if wave_of(key) < wave),
+    )
+
+  def _stage(
+    self, wave: int, results: Iterable[Key]
+  ) -> server_stage.ServerStage:
+    """What the server computes before loop number `wave`."""
+    steps = [
+      step
+      for step in self._steps
+      if step.kind is Kind.SERVER and step.wave == wave
+    ]
+    reports = self._aggregates(wave - 1)
+    read_later = set(results)
+    for step in self._steps:
+      if step.kind is not Kind.CLIENT and step.wave >= wave:
+        read_later |= step.reads
+    for loop in self.loops[wave:]:
+      read_later.update(loop.shared)
+    computed = {step.key for step in [*steps, *reports]}
+    return server_stage.ServerStage(
+      self._program,
+      reports,
+      steps,
+      self._aggregates(wave),
+      computed & read_later,
+    )
+
+
+def _needed(
+  program: straight_line.Program, results: Iterable[Key]
+) -> list[straight_line.Step]:
+  """The steps that the result depends on, in order."""
+  needed, waiting = set(), list(results)
+  while waiting:
+    key = waiting.pop()
+    if key in program.steps and key not in needed:
+      needed.add(key)
+      waiting.extend(program.steps[key].reads)
+  return [step for step in program.steps.values() if step.key in needed]

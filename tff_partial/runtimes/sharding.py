@@ -1,0 +1,85 @@
+"""Cuts a cohort into shards, which may run side by side.
+
+A cohort consists of *groups* of clients whose tensors have the same shapes,
+and a group of *shards*. Both cuts look at the cohort alone, never at the
+machine, so that a round has the same bits wherever it runs.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+import numpy as np
+
+from tff_partial.runtimes import errors
+from tff_partial.runtimes import feeding
+
+# A shard of fewer clients costs more to start and to merge than it gains. All
+# shards of fewer than 256 clients have at most 32, hence share a program.
+_CLIENTS_PER_SHARD = 16
+_MAX_SHARDS = 8
+
+# Padding costs little where few bytes are fed for a client.
+_LEAST_BUCKET = 32
+_FEW_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """Some clients of one group, in cohort order.
+
+  Attributes:
+    positions: Their places in the cohort.
+    bucket: The leading dimension of what is fed: their number, rounded up, so
+      that a program compiled for one size serves many.
+    cohort_size: The number of clients in the whole cohort.
+    arguments: The CLIENTS arguments of the whole cohort.
+  """
+
+  positions: np.ndarray
+  bucket: int
+  cohort_size: int
+  arguments: Sequence[feeding.Clients]
+
+  def __len__(self) -> int:
+    return len(self.positions)
+
+  def feeds(self) -> list[feeding.Feed]:
+    """The shard's share of each argument, made when its turn comes."""
+    return [a.feed(self.positions, self.bucket) for a in self.arguments]
+
+
+def cohort_size(arguments: Mapping[str, feeding.Clients]) -> int:
+  """The number of clients, which all arguments must agree about."""
+  sizes = {name: len(argument) for name, argument in arguments.items()}
+  if len(set(sizes.values())) > 1:
+    raise errors.CohortSizeError(sizes)
+  return next(iter(sizes.values()), 0)
+
+
+def cut(arguments: Mapping[str, feeding.Clients]) -> list[Shard]:
+  """Cuts the cohort of some arguments, given by their names."""
+  size = cohort_size(arguments)
+  clients = list(arguments.values())
+  groups = collections.defaultdict(list)
+  numbers = [argument.groups() for argument in clients]
+  for position, group in enumerate(zip(*numbers, strict=True)):
+    groups[group].append(position)
+  is_light = all(a.client_bytes() <= _FEW_BYTES for a in clients)
+  shards = []
+  for members in groups.values():
+    ends = _ends(len(members))
+    bucket = 1 << (max(np.diff([0, *ends])) - 1).item().bit_length()
+    if is_light:
+      bucket = max(bucket, _LEAST_BUCKET)
+    for positions in np.split(np.asarray(members), ends[:-1]):
+      shards.append(Shard(positions, bucket, size, clients))
+  return shards
+
+
+def _ends(size: int) -> list[int]:
+  """Where the shards of a group of `size` clients end."""
+  number = 1
+  while number < _MAX_SHARDS and size >= 2 * number * _CLIENTS_PER_SHARD:
+    number *= 2
+  return [size * (shard + 1) // number for shard in range(number)]
