@@ -81,6 +81,14 @@ class _Runtime:
     """
     return dict(self._chooser.choices)
 
+  def recall(self, choices: Mapping[str, bool]) -> None:
+    """Takes over what an earlier runtime chose, for loops not yet compiled.
+
+    Args:
+      choices: Its `choices`.
+    """
+    self._chooser.choices.update(choices)
+
   @property
   def num_compiled(self) -> int:
     """How many loops were compiled so far."""
