@@ -87,6 +87,18 @@ test: $(installed) ## run the quick tests
 test-all: $(installed) ## run all tests, the slow ones too
 	$(python) -m pytest $(ARGS)
 
+# In the order of benchmarks/README.md.
+benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \
+  aggregators scaling startup endurance
+
+.PHONY: bench
+bench: $(installed) ## run all benchmarks, one after the other
+	@for benchmark in $(benchmarks); do \
+	  echo "$(python) -m benchmarks.$$benchmark"; \
+	  $(python) -m benchmarks.$$benchmark; \
+	  echo; \
+	done
+
 # The last line reads the sources only, so it takes a second.
 .PHONY: lint
 lint: $(installed) ## check style, types, floors and house rules

@@ -386,18 +386,23 @@ def workers(
       worker.close()
 
 
-def serve(answers: Mapping[str, Callable[[], Mapping[str, Any]]]) -> NoReturn:
+Answers: TypeAlias = Mapping[str, Callable[[], Mapping[str, Any]]]
+
+
+def serve(prepare: Callable[[], Answers]) -> NoReturn:
   """Answers requests of the `Worker` that started this process.
 
   Nothing but answers reaches the standard output.
 
   Args:
-    answers: For each request the function that answers it. There always is
-      one for 'ready'.
+    prepare: Makes ready and returns, for each request, the function that
+      answers it. To 'ready' there always is an answer.
   """
   replies = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
+  sys.stdout.flush()
   os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
   with ending_children():
+    answers = prepare()
     for line in sys.stdin:
       request = line.strip()
       answer = {} if request == 'ready' else answers[request]()

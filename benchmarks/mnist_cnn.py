@@ -16,7 +16,6 @@ import gzip
 import os
 import pathlib
 import statistics
-import time
 from typing import Any
 
 import numpy as np
@@ -264,14 +263,12 @@ def serve(options: Any) -> None:
     BY_KERNEL: bare_round,
   }
 
-  def turn(step: Callable[[], Any]) -> dict[str, float]:
-    started = time.perf_counter()
-    step()
-    return {'seconds': time.perf_counter() - started}
+  def prepare() -> measuring.Answers:
+    turn = measuring.timed(makers[options.worker](options, stack))
+    return {'turn': lambda: {'seconds': turn()}}
 
   with contextlib.ExitStack() as stack:
-    step = makers[options.worker](options, stack)
-    measuring.serve({'turn': lambda: turn(step)})
+    measuring.serve(prepare)
 
 
 def floor(clients_per_round: int) -> measuring.Floor:

@@ -12,13 +12,12 @@ waits while the others do their round.
 """
 
 import argparse
+import contextlib
 import functools
 import statistics
-import time
 from typing import Any
 
 import numpy as np
-import psutil
 
 from benchmarks import measuring
 
@@ -63,8 +62,13 @@ def make_source(options: Any, example_spec: Any) -> Any:
   )
 
 
-def serve(options: Any) -> None:
-  """Does rounds of one setting for the program that compares them."""
+def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
+  """Makes one setting ready for the program that compares them.
+
+  Args:
+    options: The arguments of the program.
+    stack: Ends the runtime.
+  """
   import tensorflow as tf
 
   from benchmarks import recipe
@@ -86,34 +90,29 @@ def serve(options: Any) -> None:
   process = recipe.build(model, settings)
   source = make_source(options, process.example_spec)
 
-  with runtimes.cohort(jit=True) as context:
-    run = measuring.Run(process, source, options.clients_per_round, context)
+  context = stack.enter_context(runtimes.cohort(jit=True))
+  run = measuring.Run(process, source, options.clients_per_round, context)
+  turn = measuring.timed(run.step)
 
-    def turn() -> dict[str, float]:
-      started = time.perf_counter()
-      run.step()
-      return {'seconds': time.perf_counter() - started}
+  def begin() -> dict[str, float]:
+    measuring.forget_peak()
+    return {}
 
-    def begin() -> dict[str, float]:
-      """The rounds so far have compiled what there is to compile."""
-      measuring.forget_peak()
-      return {}
+  def memory() -> dict[str, float]:
+    return {'peak': measuring.peak_memory()}
 
-    def memory() -> dict[str, float]:
-      return {
-        'peak': measuring.peak_memory(),
-        'resident': psutil.Process().memory_info().rss,
-      }
+  def floor() -> dict[str, float]:
+    ids = run.sampler.cohort(1)
+    seeds = np.zeros([len(ids), 2], np.int32)
+    _, dense = recipe.floors(settings, NUM_ITEMS, [source.cohort(ids, seeds)])
+    return dense._asdict()
 
-    def floor() -> dict[str, float]:
-      ids = run.sampler.cohort(1)
-      seeds = np.zeros([len(ids), 2], np.int32)
-      _, dense = recipe.floors(settings, NUM_ITEMS, [source.cohort(ids, seeds)])
-      return dense._asdict()
-
-    measuring.serve(
-      {'turn': turn, 'begin': begin, 'memory': memory, 'floor': floor}
-    )
+  return {
+    'turn': lambda: {'seconds': turn()},
+    'begin': begin,
+    'memory': memory,
+    'floor': floor,
+  }
 
 
 def sweep(
@@ -185,7 +184,8 @@ def main() -> None:
     add(name, help=argparse.SUPPRESS, **_WORKER_ARGUMENTS[name])
   options = parser.parse_args()
   if options.worker:
-    serve(options)
+    with contextlib.ExitStack() as stack:
+      measuring.serve(lambda: prepare(options, stack))
   if options.sweep != 'population':
     sweep(
       'Clients a round, resident',

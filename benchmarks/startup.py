@@ -31,7 +31,6 @@ def start(options: Any) -> dict[str, float]:
 
   seconds = {}
   from benchmarks import recipe
-  import tff_partial
   from tff_partial import runtimes
 
   seconds[IMPORT] = stage()
@@ -54,7 +53,6 @@ def start(options: Any) -> dict[str, float]:
       later.append(stage())
   seconds[ROUND] = statistics.median(later)
   seconds[COMPILING] = first - seconds[ROUND]
-  del tff_partial
   return seconds
 
 

@@ -6,4 +6,4 @@ import os
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 # Before all others, because it says what to do where TFF is missing.
-import tff_partial as tff_partial  # noqa: E402
+import tff_partial as tff_partial

@@ -1,13 +1,16 @@
 """From the name of an algorithm to its process and evaluations."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
 from absl import flags
 
 from tasks import flags as flag_groups
-from tff_partial import algorithms, evaluation, processes, splits
+from tff_partial import algorithms
+from tff_partial import processes
+from tff_partial import splits
+from tff_partial.evaluation import Evaluation
 
 FLAGS = flags.FLAGS
 
@@ -19,12 +22,13 @@ class Trainable:
   Attributes:
     process: Trains it.
     evaluation: Measures clients as the task's protocol demands.
-    personal: Personalises on all of a client's examples, for recommendations.
+    personal: Builds what personalises on all of a client's examples, for
+      recommendations; few need it.
   """
 
   process: processes.PartialProcess
-  evaluation: evaluation.Evaluation
-  personal: evaluation.Evaluation
+  evaluation: Evaluation
+  personal: Callable[[], Evaluation]
 
 
 class FedReconFlags:
@@ -41,9 +45,7 @@ class FedReconFlags:
     self._server = flag_groups.OptimizerFlags(
       'server', 'the joined update', 1.0
     )
-    flags.DEFINE_integer(
-      'batch_size', 5, 'Examples of a step.', lower_bound=1
-    )
+    flags.DEFINE_integer('batch_size', 5, 'Examples of a step.', lower_bound=1)
     for phase, epochs in (('reconstruction', 5), ('update', 1)):
       flags.DEFINE_integer(
         f'{phase}_epochs',
@@ -94,7 +96,7 @@ class FedReconFlags:
       train_steps if measure_steps is None else _limit(measure_steps)
     )
 
-    def evaluate(split: splits.Split) -> evaluation.Evaluation:
+    def evaluate(split: splits.Split) -> Evaluation:
       return algorithms.build_fed_recon_eval(
         task.model, split=split, **reconstruction
       )
@@ -102,7 +104,7 @@ class FedReconFlags:
     return Trainable(
       process,
       evaluate(task.evaluation_split or split),
-      evaluate(splits.same()),
+      lambda: evaluate(splits.same()),
     )
 
 

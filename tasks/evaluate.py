@@ -1,24 +1,25 @@
 """Measures a trained model again, or recommends items to one user.
 
-  python -m tasks.evaluate --output_dir=OUT --data_dir=DIR
-  python -m tasks.evaluate --output_dir=OUT --data_dir=DIR --user=42 --top_n=10
-
-The flags of the run are read from OUT/flags.txt; flags given here win.
+`python -m tasks.evaluate --output_dir=OUT` measures the test clients, and with
+`--user=42 --top_n=10` names the ten best items for user 42. The flags of the
+run are read from OUT/flags.txt; flags given here win.
 """
 
-import json
-import sys
 from collections.abc import Sequence
+import json
 from typing import Any
 
 from absl import flags
 
-from tasks import movielens, runs
+from tasks import movielens
+from tasks import runs
 from tasks.errors import OptionError
 from tff_partial import programs
 
 FLAGS = flags.FLAGS
-_RUN = runs.RunFlags()
+_RUN = runs.run_flags()
+for _name in _RUN.names:
+  flags.declare_key_flag(_name)  # For --help.
 
 flags.DEFINE_enum(
   'weights', 'best', ['best', 'last'], 'Of which round the weights are.'
@@ -39,6 +40,8 @@ def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   Raises:
     OptionError: If no run is named or found.
   """
+  if any(a.lstrip('-').startswith('help') for a in arguments[1:]):
+    return list(arguments)
   given = runs.flag_from(arguments, 'output_dir')
   if given is None:
     raise OptionError('--output_dir: name the folder of a trained run.')
@@ -55,8 +58,9 @@ def main() -> int | None:
   """Loads the weights of a run and measures clients, or recommends."""
   runs.quiet_libraries()
   folder = runs.Folder(FLAGS.output_dir)
+  done = folder.read_result() or {}
   task = _RUN.task()
-  with runs.runtime():
+  with runs.runtime(done.get('jit_choices')):
     trainable = _RUN.trainable(task)
     saved = programs.load(trainable.process, folder.path)
     weights = (
@@ -64,10 +68,10 @@ def main() -> int | None:
     )
     number = saved.best_round if FLAGS.weights == 'best' else saved.round
     if FLAGS.user is not None:
-      print(f'For user {FLAGS.user}, by the weights of round {number}:')
       found = movielens.recommend(
-        task, trainable.personal, weights, FLAGS.user, FLAGS.top_n
+        task, trainable.personal(), weights, FLAGS.user, FLAGS.top_n
       )
+      print(f'For user {FLAGS.user}, by the weights of round {number}:')
       for place, item in enumerate(found, 1):
         print(f'{place:4}. {item.rating:.2f}  {item.title}')
       return None

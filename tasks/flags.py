@@ -4,17 +4,19 @@ A group defines its flags when it is made and reads them in `get()`. Only the
 modules of `tasks` read flags.
 """
 
+from collections.abc import Callable, Sequence
 import functools
 import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import tensorflow_federated as tff
 from absl import flags
+import tensorflow_federated as tff
 
 from tasks import movielens
 from tasks.errors import OptionError
-from tff_partial import phases, processes, splits
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial import splits
 
 FLAGS = flags.FLAGS
 
@@ -311,11 +313,14 @@ class RunFlags:
       'oversample',
       1.0,
       'How many times as many clients are asked, since some drop out.',
+      lower_bound=1.0,
     )
     flags.DEFINE_float(
       'dropout_rate',
       0.0,
       'Probability that a client that was asked does not answer.',
+      lower_bound=0.0,
+      upper_bound=1.0,
     )
     flags.DEFINE_integer('seed', 0, 'Everything that is drawn follows from it.')
     flags.DEFINE_integer(

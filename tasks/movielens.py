@@ -5,20 +5,27 @@ divided, and the test users never took part in training. `seen`: every user's
 ratings are divided by time, and users are measured on their later ratings.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tasks import movielens_data
+from tasks import movielens_files
+from tasks import movielens_models
+from tasks.errors import DataError
+from tasks.errors import OptionError
 import tff_partial
-from tasks import movielens_data, movielens_files, movielens_models
-from tasks.errors import DataError, OptionError
-from tff_partial import evaluation, examples, models, sampling, splits
+from tff_partial import evaluation
+from tff_partial import examples
+from tff_partial import models
+from tff_partial import sampling
+from tff_partial import splits
 
 NAME = 'movielens'
 UNSEEN, SEEN = 'unseen', 'seen'
@@ -27,6 +34,9 @@ PROTOCOLS = (UNSEEN, SEEN)
 # Parts of the data, in the order of the fractions.
 TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
 _FRACTIONS = (0.8, 0.1, 0.1)
+
+# The edition to download if none is named.
+_DOWNLOADED = 'ml-1m'
 
 # Fields that splits may ask for, and the columns that hold them.
 _FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
@@ -157,9 +167,7 @@ class MovieLens:
     self, part: str, example_spec: examples.ExampleSpec
   ) -> examples.Population:
     """Packs the users of one part: TRAIN, VALIDATION or TEST."""
-    return _pack(
-      self._frames[part], example_spec, self._options.min_examples
-    )
+    return _pack(self._frames[part], example_spec, self._options.min_examples)
 
   def user(
     self, user_id: str, example_spec: examples.ExampleSpec
@@ -233,7 +241,9 @@ def load(
       f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'
     )
   if download:
-    movielens_data.download(os.path.join(data_dir, NAME), data_set)
+    movielens_data.download(
+      os.path.join(data_dir, NAME), data_set or _DOWNLOADED
+    )
   return MovieLens(movielens_data.load(data_dir, data_set), options, seed)
 
 
@@ -259,7 +269,7 @@ def recommend(
   user_id: str,
   number: int,
 ) -> list[Recommendation]:
-  """Rebuilds a user's weights from all of its ratings and ranks the other items.
+  """Rebuilds a user's weights from all its ratings and ranks the other items.
 
   Args:
     task: The task.

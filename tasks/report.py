@@ -8,13 +8,13 @@ seeds that did not diverge.
 """
 
 import collections
+from collections.abc import Mapping
 import math
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
 from absl import flags
+import pandas as pd
 
 from tasks import runs
 from tasks.errors import OptionError
@@ -124,7 +124,7 @@ def summarize(frame: pd.DataFrame, prefix: str) -> pd.DataFrame:
     rows.append(row)
   table = pd.DataFrame(rows)
   numeric = [key for key in keys if _is_numeric(table[key])]
-  return table.astype({key: float for key in numeric}).sort_values(
+  return table.astype(dict.fromkeys(numeric, float)).sort_values(
     keys, ignore_index=True
   )
 

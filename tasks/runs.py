@@ -1,35 +1,46 @@
 """A run as the binaries see it: flags, folder, runtime, task and algorithm."""
 
+import atexit
 import collections
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import errno
+import functools
 import json
 import logging as python_logging
+import math
 import os
 import pathlib
 import resource
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from absl import app
+from absl import flags
+from absl import logging
 import psutil
 import tensorflow_federated as tff
-from absl import app, flags, logging
 
 from tasks import algorithms
 from tasks import flags as flag_groups
 from tasks.errors import OptionError
-from tff_partial import errors, runtimes
+from tff_partial import errors
+from tff_partial import programs
+from tff_partial import records
+from tff_partial import runtimes
+from tff_partial.runtimes import errors as runtime_errors
+from tff_partial.runtimes.native import NativeRuntimeError
 
 FLAGS = flags.FLAGS
 FLAGS_FILE = 'flags.txt'
 RESULT_FILE = 'result.json'
 
-_JIT = {'auto': 'auto', 'true': True, 'false': False}
+_JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
 
 
 class RunFlags:
-  """All flags of a run, defined once per binary."""
+  """All flags of a run; see `run_flags`."""
 
   def __init__(self) -> None:
     """Defines the flags of the run, of every task and of every algorithm."""
@@ -45,6 +56,13 @@ class RunFlags:
       name: make() for name, make in algorithms.ALGORITHMS.items()
     }
     self.names = sorted(set(FLAGS) - before)
+    for name in self.names:
+      if FLAGS[name].flag_type() == 'float':
+        flags.register_validator(
+          name,
+          lambda value: value is None or math.isfinite(value),
+          'must be a finite number.',
+        )
 
   def task(self) -> Any:
     """Loads the task's data and builds its model."""
@@ -57,6 +75,12 @@ class RunFlags:
   def values(self) -> dict[str, Any]:
     """The values of all flags of a run."""
     return {name: FLAGS[name].value for name in self.names}
+
+
+@functools.cache
+def run_flags() -> RunFlags:
+  """Returns the flags of a run, which are defined once in a process."""
+  return RunFlags()
 
 
 def flag_from(arguments: Sequence[str], name: str) -> str | None:
@@ -86,20 +110,23 @@ def run_main(
   def guarded(work: Callable[[], int | None]) -> int | None:
     try:
       return work()
-    except errors.UserError as error:
+    except _FOR_USERS as error:
       message = str(error)
+    except BrokenPipeError:
+      # Nobody reads what is printed. Python would complain when it ends.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+      return 1
     except OSError as error:
       if error.errno not in _FOLDER_ERRORS:
         raise
       message = (
-        f'{error.filename or FLAGS.output_dir}: {error.strerror}. Choose '
-        'another --output_dir or make room; what was written before is kept.'
+        f'{error.filename or "output"}: {error.strerror}. Choose another '
+        '--output_dir or make room; what was written before is kept.'
       )
     except KeyboardInterrupt:
-      message = (
-        'Interrupted. Run the same command again to go on from the last '
-        'checkpoint.'
-      )
+      return _say_interrupted(signal.SIGINT)
+    except _Terminated:
+      return _say_interrupted(signal.SIGTERM)
     print(f'error: {message}', file=sys.stderr)
     return 1
 
@@ -116,8 +143,40 @@ def run_main(
     app.run(parsed, complete(sys.argv))
     return None
 
-  sys.exit(guarded(start))
+  # The default runtime of TFF, which is not used, complains if it is still
+  # there when Python takes itself apart.
+  atexit.register(tff.test.set_no_default_context)
+  before = signal.signal(signal.SIGTERM, _terminate)
+  try:
+    sys.exit(guarded(start))
+  finally:
+    signal.signal(signal.SIGTERM, before)
 
+
+class _Terminated(SystemExit):
+  """The process was asked to end: what holds resources must let go of them."""
+
+
+def _terminate(number: int, frame: Any) -> None:
+  raise _Terminated(128 + number)
+
+
+def _say_interrupted(number: signal.Signals) -> int:
+  """Says how to go on, and returns the exit status that shells expect."""
+  print(
+    f'error: Ended by {number.name}. Run the same command again to go on from '
+    'the last checkpoint.',
+    file=sys.stderr,
+  )
+  return 128 + number
+
+
+# What is raised to be read; the runtimes name what became of the flags.
+_FOR_USERS = (
+  errors.UserError,
+  runtime_errors.CohortRuntimeError,
+  NativeRuntimeError,
+)
 
 _FOLDER_ERRORS = frozenset(
   (
@@ -143,8 +202,12 @@ def quiet_libraries() -> None:
 
 
 @contextlib.contextmanager
-def runtime() -> Any:
-  """Within the context, computations run as `--runtime` and `--jit` say."""
+def runtime(choices: Mapping[str, bool] | None = None) -> Any:
+  """Within the context, computations run as `--runtime` and `--jit` say.
+
+  Args:
+    choices: What `--jit=auto` chose in an earlier process, to choose it again.
+  """
   if FLAGS.runtime == 'native':
     if FLAGS.jit == 'true':
       raise OptionError(
@@ -153,9 +216,17 @@ def runtime() -> Any:
       )
     context: Any = runtimes.native()
   else:
-    context = runtimes.cohort(jit=_JIT[FLAGS.jit])
+    context = runtimes.cohort(jit=_JIT[FLAGS.jit], choices=choices)
   with context:
     yield context
+
+
+# Without these, a result says too little to go on with.
+_RESULT_FIELDS = frozenset(
+  ('rounds', 'diverged', 'train', 'validation', 'test', 'best')
+)
+# The suffix of a file that is not written to its end.
+_UNFINISHED = '.tmp'
 
 
 class Folder:
@@ -174,19 +245,33 @@ class Folder:
     """Makes the folder and writes the flags, or compares them with those there.
 
     Raises:
-      OptionError: If the folder holds a run with other flags.
+      OptionError: If the folder holds a run with other flags, or something
+        that is no run.
     """
     self.path.mkdir(parents=True, exist_ok=True)
     if self.flags_file.exists():
-      self._compare(values)
-    elif any(self.path.iterdir()):
+      if self._has_begun():
+        self._compare(values)
+    elif others := sorted(
+      path.name for path in self.path.iterdir() if path.suffix != _UNFINISHED
+    ):
       raise OptionError(
-        f'--output_dir={self.path}: the folder is not empty and holds no '
-        f'{FLAGS_FILE} of a run. Choose another folder.'
+        f'--output_dir={self.path}: the folder holds {others[0]!r} but no '
+        f'{FLAGS_FILE}, so it is not the folder of a run. Choose another one.'
       )
     write_whole(
       self.flags_file,
       ''.join(_flag_line(name, value) for name, value in values.items()),
+    )
+
+  def _has_begun(self) -> bool:
+    """Whether there is anything that other flags could spoil."""
+    table = self.path / records.METRICS_FILE
+    checkpoints = self.path / programs.CHECKPOINTS_FOLDER
+    return (
+      (self.path / RESULT_FILE).exists()
+      or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+      or (table.exists() and table.read_bytes().count(b'\n') > 1)
     )
 
   def _compare(self, values: Mapping[str, Any]) -> None:
@@ -218,17 +303,26 @@ class Folder:
     write_whole(self.path / RESULT_FILE, text + '\n')
 
   def read_result(self) -> dict[str, Any] | None:
-    """Reads `result.json` if it is there."""
+    """Reads `result.json` if it is there.
+
+    Raises:
+      OptionError: If it is not what `write_result` wrote.
+    """
     path = self.path / RESULT_FILE
     if not path.exists():
       return None
+    line = 1
     try:
-      return json.loads(path.read_text())
+      result = json.loads(path.read_text(errors='replace'))
+      problem = 'it is not the result of a run'
     except json.JSONDecodeError as error:
+      result, line, problem = None, error.lineno, f'not JSON ({error.msg})'
+    if not isinstance(result, dict) or _RESULT_FIELDS - set(result):
       raise OptionError(
-        f'{path}, line {error.lineno}: not JSON ({error.msg}). Delete it and '
-        'run the training command again.'
-      ) from None
+        f'{path}, line {line}: {problem}. Delete this file and run the '
+        'training command again, which writes it anew.'
+      )
+    return result
 
 
 def _flag_line(name: str, value: Any) -> str:
@@ -243,19 +337,25 @@ def _flag_line(name: str, value: Any) -> str:
 def read_flag_lines(path: pathlib.Path) -> dict[str, str]:
   """Returns the lines of a flags file by the names of the flags."""
   lines = {}
-  for line in path.read_text().splitlines():
+  for line in path.read_text(errors='replace').splitlines():
     if line.startswith('--'):
       lines[line[2:].split('=', 1)[0]] = line
-    elif line.startswith('# '):
+    elif line.startswith('# ') and line.endswith(' is not set'):
       lines[line.split()[1]] = line
   return lines
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
   """Replaces a file so that a kill leaves the old one or the new one."""
-  temporary = path.with_name(f'{path.name}.tmp')
-  temporary.write_text(text)
-  os.replace(temporary, path)
+  temporary = path.with_name(f'{path.name}{_UNFINISHED}')
+  try:
+    temporary.write_text(text)
+    os.replace(temporary, path)
+  except OSError as error:
+    with contextlib.suppress(OSError):
+      temporary.unlink()
+    # An error of writing, other than one of opening, knows no name.
+    raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def communication(weights_type: tff.Type) -> dict[str, int]:

@@ -9,11 +9,11 @@ of its own below OUT; those that are done are skipped, one that was stopped goes
 on. A run that fails does not stop the others.
 """
 
+from collections.abc import Iterator, Sequence
 import itertools
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 
 from absl import flags
 

@@ -1,12 +1,12 @@
 """Trains a task with an algorithm; run it again to go on where it was killed.
 
-  python -m tasks.train --flagfile=tasks/recipes/movielens_fed_recon.flags \
-      --data_dir=DIR --output_dir=OUT
+`python -m tasks.train --flagfile=RECIPE --data_dir=DIR --output_dir=OUT`, where
+a recipe is one of `tasks/recipes/*.flags`, and flags given beside it win.
 """
 
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import flags
 
@@ -15,7 +15,9 @@ from tasks.errors import OptionError
 from tff_partial import programs
 
 FLAGS = flags.FLAGS
-_RUN = runs.RunFlags()
+_RUN = runs.run_flags()
+for _name in _RUN.names:
+  flags.declare_key_flag(_name)  # For --help.
 
 
 def main() -> int | None:
@@ -27,18 +29,19 @@ def main() -> int | None:
   folder = runs.Folder(FLAGS.output_dir)
   folder.claim(_RUN.values())
   done = folder.read_result()
-  if done is not None and done['rounds'] >= FLAGS.rounds:
+  if done is not None and (done['diverged'] or done['rounds'] >= FLAGS.rounds):
     print(f'{folder.path} holds this run already; delete it to run it anew.')
     print(table(done))
-    return 2 if done['diverged'] else None
+    if done['diverged']:
+      raise_divergence(done)
+    return None
   task = _RUN.task()
   with runs.runtime() as context:
     trainable = _RUN.trainable(task)
     spec = trainable.process.example_spec
     measure_spec = trainable.evaluation.example_spec
     clients = {
-      part: task.clients(part, measure_spec)
-      for part in ('validation', 'test')
+      part: task.clients(part, measure_spec) for part in ('validation', 'test')
     }
     exams = {
       part: programs.Exam(trainable.evaluation, population)
@@ -118,13 +121,17 @@ def main() -> int | None:
   return None
 
 
-def raise_divergence(result: dict[str, Any]) -> None:
+def raise_divergence(result: dict[str, Any]) -> NoReturn:
   """Ends a run that diverged with advice."""
+  train, validation = result['train'], result['validation']
+  lost = train['num_not_finite']
   raise programs.ProgramError(
-    f'The run diverged: the training loss was {result["train"]["loss"]} at '
-    f'round {result["rounds"]}, where it was stopped. Try --clip_norm=1, a '
-    'smaller learning rate, or another --seed; the best round so far is in '
-    f'{runs.RESULT_FILE}.'
+    f'The run diverged: at round {result["rounds"]} the training loss was '
+    f'{float(train["loss"]):.4g}, the validation loss was '
+    f'{float(validation["loss"]):.4g}, and {lost} of '
+    f'{lost + train["num_clients"]} clients had no finite loss. Try '
+    '--clip_norm=1, a smaller learning rate, or another --seed, in another '
+    f'--output_dir; the best round so far is in {runs.RESULT_FILE}.'
   )
 
 
@@ -140,13 +147,20 @@ def table(result: dict[str, Any]) -> str:
   rows = [
     (f'validation, round {result["rounds"]}', result['validation']),
     (f'test ({protocol}), round {result["rounds"]}', last),
-    (f'test ({protocol}), best round {best["round"]}', best['test'][protocol]),
+    (
+      f'test ({protocol}), best round {best["round"] or "-"}',
+      best['test'][protocol],
+    ),
   ]
   width = max(len(label) for label, _ in rows)
   lines = [' ' * width + ''.join(f'{name:>12}' for name in names)]
   for label, metrics in rows:
-    values = ''.join(f'{metrics.get(name, ""):>12.4f}' for name in names)
-    lines.append(f'{label:<{width}}{values}')
+    # JSON has no infinity, so such a number is a text.
+    values = [float(metrics[name]) for name in names]
+    lines.append(
+      f'{label:<{width}}'
+      + ''.join(f'{v:>12.4{"f" if abs(v) < 1e6 else "g"}}' for v in values)
+    )
   return '\n'.join(lines)
 
 

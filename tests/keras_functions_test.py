@@ -1,6 +1,7 @@
 """Keras metrics, initializers and random layers as pure functions."""
 
 from collections.abc import Callable, Sequence
+import copy
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,46 @@ def test_a_random_layer_draws_from_the_seed_as_keras_would(layer):
   assert drawn.numpy().std() == pytest.approx(expected.std(), rel=0.1)
   zeros = (drawn.numpy() == 0).mean()
   assert zeros == pytest.approx((expected == 0).mean(), abs=0.05)
+
+
+@pytest.mark.parametrize(
+  'layer',
+  [
+    layers.SimpleRNN(8, dropout=0.3),
+    layers.SimpleRNN(8, recurrent_dropout=0.3, return_sequences=True),
+    layers.Bidirectional(layers.SimpleRNN(8, dropout=0.3)),
+    layers.RNN(layers.StackedRNNCells([layers.SimpleRNNCell(8, dropout=0.3)])),
+  ],
+  ids=['inputs', 'states', 'in another layer', 'in a cell'],
+)
+def test_recurrent_layers_draw_from_the_seed(layer):
+  config = layer.get_config()
+
+  def build():
+    return tf.keras.Sequential(
+      [tf.keras.Input([5, 4]), type(layer).from_config(copy.deepcopy(config))]
+    )
+
+  spec = keras_functions.analyse(build, None)
+
+  def run(inputs, seed):
+    tensors = {v.name: v.initialize(_SEED) for v in spec.variables}
+    return [
+      keras_functions.rebuild(
+        build, spec.variables, tensors, inputs, training=training, seed=seed
+      )[0]
+      for training in (True, False)
+    ]
+
+  run = tf.function(run, autograph=False)
+  inputs = tf.constant(_GENERATOR.normal(size=[6, 5, 4]), tf.float32)
+  drawn, plain = run(inputs, tf.constant(_SEED))
+  again, _ = run(inputs, tf.constant(_SEED))
+  other, same = run(inputs, tf.constant(_SEED + 1))
+  np.testing.assert_array_equal(drawn, again)
+  np.testing.assert_array_equal(plain, same)
+  assert (drawn.numpy() != other.numpy()).any()
+  assert (drawn.numpy() != plain.numpy()).any()
 
 
 def test_layers_draw_apart_and_steps_do_too():

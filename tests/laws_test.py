@@ -64,8 +64,8 @@ ROWS: list[
       joint=True,
       reconstruction_optimizer=sgd(0.1),
       reconstruction_epochs=5,
-      update_optimizer=sgd(0.5),
-      update_epochs=2,
+      update_optimizer=sgd(0.1),
+      update_epochs=5,
       aggregator=tff.learning.robust_aggregator(),
     ),
   ),
@@ -86,7 +86,8 @@ ROWS: list[
 ]
 
 _NAMES = [f'client {number}' for number in range(12)]
-_COUNTS = dict(zip(_NAMES, (9, 14, 3, 40, 22, 6, 31, 17, 1, 12, 25, 8)))  # noqa: B905
+_SIZES = (9, 14, 3, 40, 22, 6, 31, 17, 1, 12, 25, 8)
+_COUNTS = dict(zip(_NAMES, _SIZES, strict=True))
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -954,6 +954,11 @@ _SHARED = layers.Dense(1, name='shared')
       'Use a regularizer',
     ),
     (
+      _stack(layers.RandomFlip(name='flip'), inputs=(4, 4, 1)),
+      r"Layer 'flip' \(RandomFlip\) keeps a random generator, .* augment "
+      'examples before you pack them',
+    ),
+    (
       _mixed_precision,
       "Layer 'half' has weights of float32 and computes in bfloat16. .* Build "
       'the model with the dtype policy float32',

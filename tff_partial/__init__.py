@@ -12,10 +12,10 @@ from tff_partial.examples import from_tff as from_tff
 from tff_partial.examples import pack as pack
 from tff_partial.examples import Reader as Reader
 from tff_partial.learning_process import (
-    as_evaluation_process as as_evaluation_process,
+  as_evaluation_process as as_evaluation_process,
 )
 from tff_partial.learning_process import (
-    as_learning_process as as_learning_process,
+  as_learning_process as as_learning_process,
 )
 from tff_partial.models import from_keras as from_keras
 from tff_partial.phases import Phase as Phase

@@ -1,14 +1,21 @@
-"""Checkpoints: everything that a run needs to go on as if never interrupted."""
+"""Checkpoints: everything that a run needs to go on as if never interrupted.
+
+A checkpoint is a folder that appears whole, under its name, or not at all. If
+the newest one was damaged later, the one before it takes its place.
+"""
 
 import asyncio
+from collections.abc import Coroutine
+import fcntl
 import json
 import os
 import pathlib
+import re
 import shutil
 import threading
-from collections.abc import Coroutine
 from typing import Any, NamedTuple, TypeVar
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -17,6 +24,8 @@ from tff_partial import errors
 
 _Result = TypeVar('_Result')
 _PREFIX = 'round_'
+# {{function_node ...}} before a message, and [Op:...] name: behind it.
+_MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
 
 
 class CheckpointError(errors.UserError, RuntimeError):
@@ -57,40 +66,70 @@ class EventLoop:
     return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
   def close(self) -> None:
-    """Ends the thread."""
+    """Ends the thread, after what an interrupt left unfinished in it."""
+    self.run(_finish_others())
     self._loop.call_soon_threadsafe(self._loop.stop)
     self._thread.join()
     self._loop.close()
 
 
+async def _finish_others() -> None:
+  """Waits until a loop has nothing to do but this."""
+  others = asyncio.all_tasks() - {asyncio.current_task()}
+  await asyncio.gather(*others, return_exceptions=True)
+  await asyncio.get_running_loop().shutdown_default_executor()
+
+
 class Checkpoints:
   """Saves and finds the checkpoints of a run in a folder."""
 
-  def __init__(self, folder: str | os.PathLike[str], loop: EventLoop):
-    """Makes the folder if there is none.
+  def __init__(
+    self,
+    folder: str | os.PathLike[str],
+    loop: EventLoop,
+    *,
+    writable: bool = True,
+  ):
+    """Makes the folder if there is none, and keeps other processes out of it.
 
     Args:
       folder: Where the checkpoints are.
       loop: Runs the state manager.
+      writable: False to read only, and to change nothing in the folder, which
+        must exist; another process may be writing there.
 
     Raises:
-      CheckpointError: If the folder cannot be written.
+      CheckpointError: If the folder cannot be written, or if another process
+        is writing there.
     """
     self._folder = pathlib.Path(folder)
     self._loop = loop
+    self._writable = writable
+    self._lock: int | None = None
     try:
-      self._folder.mkdir(parents=True, exist_ok=True)
-      # What a kill in the middle of a save leaves behind.
-      for left_over in self._folder.glob(f'{_PREFIX}*_temp*'):
-        shutil.rmtree(left_over, ignore_errors=True)
+      if writable:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self._folder)
+        self._remove_unfinished()
       self._manager = tff.program.FileProgramStateManager(
         str(self._folder), prefix=_PREFIX, keep_total=2, keep_first=False
       )
     except OSError as error:
       raise CheckpointError(
-        f'Cannot write checkpoints to {self._folder}: {error.strerror}. Choose '
-        'another folder or make room.'
+        f'Cannot write checkpoints to {self._folder}: {first_line(error)} '
+        'Choose another folder or make room.'
       ) from error
+
+  def close(self) -> None:
+    """Lets other processes write to the folder."""
+    if self._lock is not None:
+      os.close(self._lock)
+      self._lock = None
+
+  def _remove_unfinished(self) -> None:
+    """Removes what a save leaves behind that was killed or failed."""
+    for unfinished in self._folder.glob(f'{_PREFIX}*_temp*'):
+      shutil.rmtree(unfinished, ignore_errors=True)
 
   def save(self, progress: Progress) -> None:
     """Writes a checkpoint; a kill at any moment leaves the last whole one.
@@ -101,55 +140,125 @@ class Checkpoints:
     """
     version = int(progress.round)
     try:
-      if version in (self._loop.run(self._manager.get_versions()) or []):
-        return
       self._loop.run(self._manager.save(progress, version))
     except (OSError, tf.errors.OpError) as error:
+      self._remove_unfinished()
       raise CheckpointError(
         f'The checkpoint of round {version} cannot be written to '
-        f'{self._folder}: {_first_line(error)} The last whole one is kept; '
+        f'{self._folder}: {first_line(error)} The last whole one is kept; '
         'make room and run the same command again to go on from it.'
       ) from error
 
   def latest(self, like: Progress) -> Progress | None:
-    """Reads the newest checkpoint, or returns None if there is none.
+    """Reads the newest whole checkpoint, or returns None if there is none.
+
+    Damaged ones are said in the log and, where writing is allowed, set aside.
 
     Args:
       like: A value of the same structure.
 
     Raises:
-      CheckpointError: If the newest one is damaged or from another process.
+      CheckpointError: If there are checkpoints and none can be read, or the
+        newest is from another process.
     """
-    versions = self._loop.run(self._manager.get_versions())
-    return self.load(versions[-1], like) if versions else None
+    damaged: list[str] = []
+    for version in reversed(self._loop.run(self._manager.get_versions()) or []):
+      try:
+        found = self._load(version, like)
+      except _DamagedError as error:
+        damaged.append(f'{_PREFIX}{version} ({error})')
+        continue
+      self._set_aside(damaged, version)
+      return found
+    if damaged:
+      raise CheckpointError(
+        f'{self._folder}: no checkpoint can be read: {", ".join(damaged)}. '
+        'Bring them back from a copy, delete the whole output folder to begin '
+        'anew, or choose another one.'
+      )
+    return None
 
-  def load(self, version: int, like: Progress) -> Progress:
-    """Reads the checkpoint of one round; see `latest`."""
+  def _load(self, version: int, like: Progress) -> Progress:
+    """Reads the checkpoint of one round.
+
+    Raises:
+      _DamagedError: If its files cannot be read.
+      CheckpointError: If they can, but are of another process.
+    """
     where = self._folder / f'{_PREFIX}{version}'
+    difference = None
     try:
       found = self._loop.run(self._manager.load(version, like))
+      # The notes are a text of any length.
+      expected = _shapes((like.state, like.best_weights))
+      actual = _shapes((found.state, found.best_weights))
+      if expected == actual:
+        return found
+      difference = _difference(actual, expected)
     except Exception as error:  # Any damage of a file surfaces differently.
-      raise CheckpointError(
-        f'The checkpoint {where} cannot be read: {_first_line(error)} Delete '
-        'this folder to go on from the one before it, or choose another '
-        'output folder to begin anew.'
-      ) from error
-    # The notes are a text of any length.
-    expected = _shapes((like.state, like.best_weights))
-    actual = _shapes((found.state, found.best_weights))
-    if expected != actual:
-      raise CheckpointError(
-        f'The checkpoint {where} is of another model or algorithm: it holds '
-        f'{_difference(actual, expected)}. Choose another output folder.'
+      if not _is_whole(where):
+        raise _DamagedError(first_line(error)) from error
+      difference = 'numbers in another structure'
+    raise CheckpointError(
+      f'The checkpoint {where} is of another model or algorithm: it holds '
+      f'{difference}. Give the flags of the run that wrote it, or choose '
+      'another output folder.'
+    )
+
+  def _set_aside(self, damaged: list[str], version: int) -> None:
+    """Renames damaged checkpoints, so that their rounds can be saved again."""
+    for described in damaged:
+      logging.warning(
+        'The checkpoint %s in %s is damaged; going on from round %d.',
+        described,
+        self._folder,
+        version,
       )
-    return found
+      if not self._writable:
+        continue
+      name = described.split()[0]
+      target = self._folder / f'damaged_{name}'
+      shutil.rmtree(target, ignore_errors=True)
+      os.rename(self._folder / name, target)
 
 
-def _first_line(error: BaseException) -> str:
-  """The first line of a message, as a sentence."""
-  lines = str(error).strip().splitlines()
-  text = lines[0] if lines else type(error).__name__
-  return text if text.endswith('.') else f'{text}.'
+class _DamagedError(Exception):
+  """A checkpoint's files cannot be read."""
+
+
+def _is_whole(checkpoint: pathlib.Path) -> bool:
+  """Whether the files of a checkpoint can be read, whatever they hold."""
+  try:
+    tf.saved_model.load(str(checkpoint))
+  except Exception:
+    return False
+  return True
+
+
+def _locked(folder: pathlib.Path) -> int:
+  """Returns an open folder that no other process has locked.
+
+  The lock ends with the process, in whatever way that ends.
+  """
+  opened = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    os.close(opened)
+    raise CheckpointError(
+      f'{folder}: another process is training in this folder. Wait for it, end '
+      'it, or choose another output folder.'
+    ) from None
+  except OSError:
+    pass  # A file system without locks.
+  return opened
+
+
+def first_line(error: BaseException) -> str:
+  """The first line of a message, as a sentence without TensorFlow's marks."""
+  text = _MARKS.sub('', str(error)).strip() or type(error).__name__
+  line = text.splitlines()[0]
+  return line if line.endswith('.') else f'{line}.'
 
 
 def _shapes(value: Any) -> list[tuple[tuple[int, ...], str]]:

@@ -241,9 +241,7 @@ def _fill_buckets(
   example_bytes = sum(
     array.nbytes // max(len(array), 1) for array in tf.nest.flatten(flat)
   )
-  capacities = sorted(
-    capacities or _default_capacities(counts, example_bytes)
-  )
+  capacities = sorted(capacities or _default_capacities(counts, example_bytes))
   if counts.max() > capacities[-1]:
     raise ClientDataError(
       f'Client {client_ids[int(counts.argmax())]!r} has {counts.max()} '

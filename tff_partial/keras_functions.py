@@ -247,8 +247,14 @@ def _first_value(
   return initialize
 
 
-def _layers_of(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
-  return [m for m in model.submodules if isinstance(m, tf.keras.layers.Layer)]
+def _layers_of(
+  layer: tf.keras.layers.Layer,
+) -> list[tf.keras.layers.Layer]:
+  """All layers inside a model or another layer.
+
+  `submodules` would do, if it did not fail for recurrent layers with dropout.
+  """
+  return list(layer._flatten_layers(include_self=False))
 
 
 def _owners(
@@ -259,7 +265,7 @@ def _owners(
     layer for layer in layers if any(v is variable for v in layer.variables)
   ]
   inside = {
-    id(layer): {id(module) for module in layer.submodules} for layer in holders
+    id(layer): {id(other) for other in _layers_of(layer)} for layer in holders
   }
   chains = []
   for layer in holders:
@@ -413,6 +419,13 @@ def _refuse_layer(layer: tf.keras.layers.Layer) -> None:
     raise ModelError(
       f'Layer {layer.name!r} has an activity regularizer, whose value would '
       'depend on padded examples. Regularize its weights instead.'
+    )
+  generator = getattr(layer, '_random_generator', None)
+  if getattr(generator, '_generator', None) is not None:
+    raise ModelError(
+      f'Layer {layer.name!r} ({type(layer).__name__}) keeps a random '
+      'generator, whose state a pure function cannot change. Use layers such '
+      'as dropout or noise, and augment examples before you pack them.'
     )
   if layer.weights and layer.compute_dtype != layer.variable_dtype:
     raise ModelError(

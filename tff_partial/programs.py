@@ -6,26 +6,25 @@ and ends with the same numbers, bit for bit.
 """
 
 import collections
+from collections.abc import Mapping
 import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
+from absl import logging
 import numpy as np
 import tensorflow_federated as tff
-from absl import logging
 
-from tff_partial import (
-  checkpoints,
-  errors,
-  evaluation,
-  examples,
-  processes,
-  records,
-  sampling,
-)
+from tff_partial import checkpoints
+from tff_partial import errors
+from tff_partial import evaluation
+from tff_partial import examples
+from tff_partial import keras_functions
+from tff_partial import processes
+from tff_partial import records
+from tff_partial import sampling
 
 CHECKPOINTS_FOLDER = 'checkpoints'
 
@@ -59,13 +58,28 @@ class Selection:
   metric: str = 'loss'
   higher_is_better: bool = False
 
-  def is_better(self, value: float, best: float | None) -> bool:
-    """Says whether a value beats the best one so far."""
-    if not math.isfinite(value):
+  def is_better(
+    self, measured: Mapping[str, Any], best: Mapping[str, Any] | None
+  ) -> bool:
+    """Says whether a validation beats the best one so far.
+
+    One that lost fewer clients always does: to lose the worst of them must not
+    look like progress.
+
+    Args:
+      measured: Pooled metrics by name.
+      best: Those of the best validation so far, or None.
+    """
+    value = measured[self.metric]
+    if not (math.isfinite(value) and measured['num_clients']):
       return False
     if best is None:
       return True
-    return value > best if self.higher_is_better else value < best
+    lost, fewest = measured['num_not_finite'], best['num_not_finite']
+    if lost != fewest:
+      return lost < fewest
+    least = best[self.metric]
+    return value > least if self.higher_is_better else value < least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,22 +100,25 @@ class StoppingRule:
   rounds: int = 5
 
   def has_exploded(
-    self, train: Mapping[str, Any], first_loss: float, num_clients: int
+    self,
+    train: Mapping[str, Any],
+    first_loss: float | None,
+    num_clients: int,
   ) -> bool:
     """Says whether a round has exploded.
 
     Args:
       train: The round's training metrics.
-      first_loss: The loss of the first round.
+      first_loss: The loss of the first round that had one.
       num_clients: The size of the cohort.
     """
     loss = float(train['loss'])
-    if not math.isfinite(loss):
-      return True
     lost = int(train['num_not_finite'])
-    return loss > self.factor * first_loss or (
-      lost > self.share_not_finite * num_clients
-    )
+    if not math.isfinite(loss) or lost > self.share_not_finite * num_clients:
+      return True
+    # As many times the first loss; some losses are negative.
+    rise = (self.factor - 1.0) * abs(first_loss or 0.0)
+    return first_loss is not None and loss > first_loss + rise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +128,15 @@ class TrainingResult:
   Attributes:
     state: The server's state after the last round.
     weights: The model's weights after the last round.
-    best_weights: Those of the best round by the validation clients.
-    best_round: That round, or None without validation.
+    best_weights: Those of the best round by the validation clients, or the last
+      ones if there is none.
+    best_round: That round, or None.
     validation: The validation metrics at the last evaluation, or None.
     best_validation: Those of the best round, or None.
     train: The last round's training metrics.
     rounds: How many rounds were run.
-    diverged: Whether the run was stopped because its loss exploded.
+    diverged: Whether the run was stopped because its loss exploded, or ended so
+      that it would have been.
     seconds: `total`, `per_round_median` and `first_round` of this call.
   """
 
@@ -150,9 +169,20 @@ def evaluate(exam: Exam, weights: Any, seed: int = 0) -> dict[str, Any]:
   measured = exam.evaluation.evaluate(
     weights, kept, exam.clients.cohort(ids, seeds)
   )
-  result: dict[str, Any] = dict(records.flatten(measured.metrics))
+  result = _measured(measured.metrics)
   result['per_client'] = evaluation.summarize(measured.per_client)
   return result
+
+
+def _measured(metrics: Any) -> dict[str, Any]:
+  """Pooled metrics by name; not numbers where no client was measured."""
+  flat = records.flatten(metrics)
+  return {
+    name: value
+    if flat['num_clients'] or name in keras_functions.COUNTS
+    else math.nan
+    for name, value in flat.items()
+  }
 
 
 def _first_states(
@@ -181,6 +211,23 @@ class _Run:
       'train': {},
     }
 
+  @property
+  def best(self) -> Any:
+    """The best weights; the last ones if no round was measured as best."""
+    if self.notes['best_round'] is None:
+      return self.process.get_model_weights(self.state)
+    return self.best_weights
+
+  def has_diverged(self, stop: StoppingRule) -> bool:
+    """Says whether the weights are of no use any more."""
+    if self.notes['exploded'] >= stop.rounds:
+      return True
+    measured = self.notes['validation']
+    if measured is None:
+      return False
+    size = measured['num_clients'] + measured['num_not_finite']
+    return stop.has_exploded(measured, self.notes['first_loss'], size)
+
   def progress(self, choices: Mapping[str, bool]) -> checkpoints.Progress:
     """Everything a checkpoint must hold."""
     notes = checkpoints.encode({**self.notes, 'choices': dict(choices)})
@@ -202,6 +249,13 @@ class _Run:
 def _runtime() -> Any:
   """The runtime that will run the computations."""
   return tff.framework.get_context_stack().current
+
+
+def _recall(choices: Mapping[str, bool]) -> None:
+  """Has the runtime choose again what it chose in an earlier process."""
+  recall = getattr(_runtime(), 'recall', None)
+  if recall is not None:
+    recall(choices)
 
 
 def _check_rounds(rounds: int, evaluate_every: int) -> None:
@@ -259,24 +313,27 @@ def train(
       'The clients of this process remember something from round to round, '
       'which `train` does not store. Call `process.next` with their states.'
     )
+  select, stop = select or Selection(), stop or StoppingRule()
+  if validation is not None and select.metric not in _metrics_of(validation):
+    raise ProgramError(
+      f'There is no metric {select.metric!r} to choose the best round by. '
+      f'Choose one of {_metrics_of(validation)}.'
+    )
   sampler = sampling.CohortSampler(
     clients.client_ids, clients_per_round, seed, oversample, dropout_rate
   )
-  select, stop = select or Selection(), stop or StoppingRule()
   run = _Run(process)
   loop = checkpoints.EventLoop()
   started = time.perf_counter()
-  bar = None
+  bar = saved = None
   try:
-    saved = None
     if output_dir is not None:
       saved = checkpoints.Checkpoints(
         os.path.join(output_dir, CHECKPOINTS_FOLDER), loop
       )
       found = saved.latest(run.progress({}))
       if found is not None:
-        choices = run.go_on_from(found)
-        getattr(_runtime(), 'recall', lambda choices: None)(choices)
+        _recall(run.go_on_from(found))
         logging.info('Going on from the checkpoint of round %d.', run.round)
       table = records.Records(
         output_dir, loop, last_round=run.round, tensorboard=tensorboard
@@ -295,18 +352,19 @@ def train(
       run.state, run.round = output.state, number
       metrics = records.flatten(output.metrics)
       durations.append(time.perf_counter() - begun)
-      train_metrics = records.flatten(output.metrics['client_work']['train'])
+      train_metrics = _measured(output.metrics['client_work']['train'])
       _count_explosions(run, train_metrics, stop, len(ids))
       is_last = number == rounds or run.notes['exploded'] >= stop.rounds
-      row = _row(metrics, durations[-1])
+      row = _row(metrics, train_metrics, durations[-1])
+      is_milestone = is_last or number % evaluate_every == 0
       if validation is not None:
-        columns = _validate(run, validation, seed, select) if (
-          is_last or number % evaluate_every == 0
-        ) else {}
-        row.update(_validation_columns(validation, columns))
+        measured = (
+          _validate(run, validation, seed, select) if is_milestone else {}
+        )
+        row.update(_validation_columns(validation, measured))
       if saved is not None:
         table.release(row, number)
-        if is_last or number % evaluate_every == 0:
+        if is_milestone:
           choices = getattr(_runtime(), 'choices', {})
           saved.save(run.progress(choices))
       bar.step(_shown(run, select))
@@ -314,16 +372,18 @@ def train(
     if bar is not None:
       bar.close()
     loop.close()
+    if saved is not None:
+      saved.close()
   return TrainingResult(
     state=run.state,
     weights=process.get_model_weights(run.state),
-    best_weights=run.best_weights,
+    best_weights=run.best,
     best_round=run.notes['best_round'],
     validation=run.notes['validation'],
     best_validation=run.notes['best_validation'],
     train=run.notes['train'],
     rounds=run.round,
-    diverged=run.notes['exploded'] >= stop.rounds,
+    diverged=run.has_diverged(stop),
     seconds={
       'total': time.perf_counter() - started,
       'per_round_median': float(np.median(durations)) if durations else 0.0,
@@ -340,7 +400,7 @@ class Saved:
     round: Rounds done.
     last_weights: The weights after that round, `ModelWeights`.
     best_round: The best round by the validation clients, or None.
-    best_weights: Its weights.
+    best_weights: Its weights, or the last ones.
   """
 
   round: int
@@ -361,23 +421,26 @@ def load(
   Raises:
     CheckpointError: If there is no checkpoint, or it is of another process.
   """
+  folder = os.path.join(output_dir, CHECKPOINTS_FOLDER)
   run = _Run(process)
-  loop = checkpoints.EventLoop()
-  try:
-    folder = os.path.join(output_dir, CHECKPOINTS_FOLDER)
-    found = checkpoints.Checkpoints(folder, loop).latest(run.progress({}))
-  finally:
-    loop.close()
+  found = None
+  if os.path.isdir(folder):
+    loop = checkpoints.EventLoop()
+    try:
+      saved = checkpoints.Checkpoints(folder, loop, writable=False)
+      found = saved.latest(run.progress({}))
+    finally:
+      loop.close()
   if found is None:
     raise checkpoints.CheckpointError(
       f'There is no checkpoint in {folder}. Train first.'
     )
-  run.go_on_from(found)
+  _recall(run.go_on_from(found))
   return Saved(
     run.round,
     process.get_model_weights(run.state),
     run.notes['best_round'],
-    run.best_weights,
+    run.best,
   )
 
 
@@ -387,23 +450,23 @@ def _count_explosions(
   """Notes the round's loss, and whether it is one more explosion in a row."""
   notes = run.notes
   notes['train'] = dict(train_metrics)
-  if notes['first_loss'] is None and train_metrics['num_clients']:
-    notes['first_loss'] = train_metrics['loss']
-  first = notes['first_loss']
-  if first is None or not size:
+  if not size:
     return
-  exploded = stop.has_exploded(train_metrics, first, size)
+  loss = train_metrics['loss']
+  measured = train_metrics['num_clients'] and math.isfinite(loss)
+  if notes['first_loss'] is None and measured:
+    notes['first_loss'] = loss
+  exploded = stop.has_exploded(train_metrics, notes['first_loss'], size)
   notes['exploded'] = notes['exploded'] + 1 if exploded else 0
 
 
-def _row(metrics: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def _row(
+  metrics: Mapping[str, Any], train_metrics: Mapping[str, Any], seconds: float
+) -> dict[str, Any]:
   """The columns of a round: training metrics lose their prefix."""
   prefix = 'client_work/train/'
-  row = {
-    name.removeprefix(prefix): value
-    for name, value in metrics.items()
-    if np.isscalar(value)
-  }
+  row = {name: v for name, v in metrics.items() if not name.startswith(prefix)}
+  row.update(train_metrics)
   row['seconds_round'] = seconds
   return row
 
@@ -414,17 +477,9 @@ def _validate(
   """Measures the validation clients and keeps the best weights."""
   weights = run.process.get_model_weights(run.state)
   measured = evaluate(exam, weights, seed)
-  if select.metric not in measured:
-    raise ProgramError(
-      f'There is no metric {select.metric!r} to choose the best round by; the '
-      f'metrics are {[name for name in measured if name != "per_client"]}.'
-    )
   notes = run.notes
   notes['validation'] = measured
-  best = notes['best_validation']
-  if select.is_better(
-    measured[select.metric], best and best[select.metric]
-  ):
+  if select.is_better(measured, notes['best_validation']):
     notes.update(best_validation=measured, best_round=run.round)
     run.best_weights = weights
   return measured
@@ -434,9 +489,15 @@ def _validation_columns(
   exam: Exam, measured: Mapping[str, Any]
 ) -> dict[str, Any]:
   """The validation's columns of a row, empty between evaluations."""
+  return {
+    f'validation_{name}': measured.get(name, '') for name in _metrics_of(exam)
+  }
+
+
+def _metrics_of(exam: Exam) -> list[str]:
+  """The names of the pooled metrics of an exam."""
   result = exam.evaluation.evaluate.type_signature.result
-  names = tff.structure.name_list(result.metrics.member)
-  return {f'validation_{name}': measured.get(name, '') for name in names}
+  return tff.structure.name_list(result.metrics.member)
 
 
 def _shown(run: _Run, select: Selection) -> dict[str, float]:

@@ -1,20 +1,21 @@
 """What a run writes down for people: a table, TensorBoard events, a bar."""
 
 import collections
+from collections.abc import Mapping
 import csv
 import io
 import numbers
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from absl import logging
 
-from tff_partial import checkpoints, errors
+from tff_partial import checkpoints
+from tff_partial import errors
 
 METRICS_FILE = 'metrics.csv'
 ROUND = 'round'
@@ -68,6 +69,9 @@ class Records:
     self._loop = loop
     path = self._folder / METRICS_FILE
     try:
+      # What a kill while the table is replaced leaves behind.
+      for left_over in self._folder.glob(f'{METRICS_FILE}_temp*'):
+        left_over.unlink()
       _forget_rounds_after(path, last_round)
       self._table = tff.program.CSVFileReleaseManager(
         str(path), key_fieldname=ROUND
@@ -79,8 +83,8 @@ class Records:
       )
     except (OSError, tf.errors.OpError) as error:
       raise RecordError(
-        f'Cannot write to {self._folder}: {error}. Choose another folder or '
-        'make room.'
+        f'Cannot write to {self._folder}: {checkpoints.first_line(error)} '
+        'Choose another folder or make room.'
       ) from error
 
   def release(self, row: Mapping[str, Any], round_number: int) -> None:
@@ -100,9 +104,9 @@ class Records:
         self._loop.run(self._events.release(measured, round_number))
     except (OSError, tf.errors.OpError) as error:
       raise RecordError(
-        f'Round {round_number} cannot be recorded in {self._folder}: {error}. '
-        'Make room and run the same command again to go on from the last '
-        'checkpoint.'
+        f'Round {round_number} cannot be recorded in {self._folder}: '
+        f'{checkpoints.first_line(error)} Make room and run the same command '
+        'again to go on from the last checkpoint.'
       ) from error
 
 
@@ -110,18 +114,34 @@ def _forget_rounds_after(path: pathlib.Path, last_round: int) -> None:
   """Cuts the table back to what the checkpoint knows, whole lines only."""
   if not path.exists():
     return
-  with path.open(newline='') as file:
+  with path.open(newline='', encoding='utf-8', errors='replace') as file:
     text = file.read()
   whole = text[: text.rfind('\n') + 1]
   rows = list(csv.reader(io.StringIO(whole)))
-  if rows and rows[0][:1] != [ROUND]:
+  header = rows[0] if rows else []
+  if rows and header[:1] != [ROUND]:
     raise RecordError(
-      f'{path} does not begin with a column {ROUND!r}, so it is not the table '
-      'of a run. Move it away or choose another output folder.'
+      f'{path}, line 1: there is no first column {ROUND!r}, so it is not the '
+      'table of a run. Move it away or choose another output folder.'
     )
-  kept = rows[:1] + [
-    row for row in rows[1:] if row[0].isdigit() and int(row[0]) <= last_round
-  ]
+  kept = [header]
+  reached = 0
+  for number, row in enumerate(rows[1:], 2):
+    if reached >= last_round:
+      break
+    if len(row) != len(header) or not row[0].isdigit():
+      raise RecordError(
+        f'{path}, line {number}: expected a round and its numbers in '
+        f'{len(header)} columns, found {",".join(row)[:80]!r}. Repair the '
+        'line, or move the table away to go on without the rounds in it.'
+      )
+    reached = int(row[0])
+    if reached <= last_round:
+      kept.append(row)
+  if len(kept) <= last_round:
+    logging.warning(
+      '%s lacks %d of %d rounds.', path, last_round + 1 - len(kept), last_round
+    )
   if len(kept) < 2:
     path.unlink()
     return
@@ -155,13 +175,6 @@ class Bar:
         {name: f'{value:.4f}' for name, value in shown.items()}, refresh=False
       )
       self._bar.update(1)
-
-  def say(self, text: str) -> None:
-    """Says something beside the bar."""
-    if self._bar is not None:
-      self._bar.write(text)
-    else:
-      logging.info('%s', text)
 
   def close(self) -> None:
     """Leaves the bar as it is."""

@@ -4,14 +4,15 @@ A cohort is drawn without replacement. As in section 7 of the FedRecon paper,
 more clients than needed can be asked, of whom some drop out before they answer.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_partial import errors, random_bits
+from tff_partial import errors
+from tff_partial import random_bits
 
 
 class SamplingError(errors.UserError, ValueError):
@@ -42,13 +43,18 @@ class CohortSampler:
     """Checks the numbers against the population."""
     if self.clients_per_round < 1:
       raise SamplingError(
-        f'clients_per_round must be positive, found {self.clients_per_round}.'
+        f'clients_per_round={self.clients_per_round}: a round joins at least '
+        'one client. Give 1 or more.'
       )
     if not (math.isfinite(self.oversample) and self.oversample >= 1.0):
-      raise SamplingError(f'oversample must be 1 or more: {self.oversample}.')
+      raise SamplingError(
+        f'oversample={self.oversample}: a round asks at least the clients that '
+        'it joins. Give 1 or more.'
+      )
     if not 0.0 <= self.dropout_rate < 1.0:
       raise SamplingError(
-        f'dropout_rate must be in [0, 1), found {self.dropout_rate}.'
+        f'dropout_rate={self.dropout_rate}: this is no probability below 1. '
+        'Give 0 or more, and less than 1.'
       )
     if self.num_asked > len(self.client_ids):
       raise SamplingError(
@@ -60,7 +66,8 @@ class CohortSampler:
   @property
   def num_asked(self) -> int:
     """How many clients a round asks."""
-    return math.ceil(self.clients_per_round * self.oversample)
+    # 100 times 1.1 is a little more than 110 in floating point.
+    return math.ceil(self.clients_per_round * self.oversample - 1e-9)
 
   def cohort(self, round_number: int) -> list[str]:
     """Returns the ids of the clients whose updates a round joins.
@@ -77,14 +84,13 @@ class CohortSampler:
       self.client_ids[int(i)] for i in sample(round_number, self.num_asked)
     ]
     if self.dropout_rate:
-      draw = np.random.default_rng(
-        random_bits.derive(self.seed, 'dropout', round_number).view(np.uint32)
-      )
-      answers = draw.random(len(asked)) >= self.dropout_rate
-      asked = [
-        c for c, answered in zip(asked, answers, strict=True) if answered
-      ]
+      asked = [c for c in asked if self._answers(c, round_number)]
     return asked[: self.clients_per_round]
+
+  def _answers(self, client_id: str, round_number: int) -> bool:
+    """Whether a client answers in a round, whoever else is asked."""
+    drawn = random_bits.derive(self.seed, 'dropout', round_number, client_id)
+    return drawn.view(np.uint32)[0] >= self.dropout_rate * 2.0**32
 
   def seeds(self, round_number: int, client_ids: Sequence[str]) -> np.ndarray:
     """Returns the seeds of some clients in a round, int32 `[clients, 2]`.

@@ -1,0 +1,236 @@
+"""Laws of a run's records: the table, TensorBoard events, the progress bar."""
+
+import collections
+import csv
+import math
+import pathlib
+
+from absl import logging
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_partial import checkpoints
+from tff_partial import errors
+from tff_partial import records
+
+
+@pytest.fixture(name='loop')
+def fixture_loop():
+  loop = checkpoints.EventLoop()
+  yield loop
+  loop.close()
+
+
+@pytest.fixture(name='opened')
+def fixture_opened(tmp_path, loop):
+  """Opens the records of the run in `tmp_path`."""
+
+  def open_records(last_round=0, tensorboard=False):
+    return records.Records(
+      tmp_path, loop, last_round=last_round, tensorboard=tensorboard
+    )
+
+  return open_records
+
+
+def _table(folder: pathlib.Path) -> list[dict[str, str]]:
+  with (folder / 'metrics.csv').open(newline='') as file:
+    return list(csv.DictReader(file))
+
+
+def _release(to: records.Records, *rounds: int) -> None:
+  for number in rounds:
+    to.release({'loss': number / 3, 'validation_loss': ''}, number)
+
+
+# ---- flat metrics ------------------------------------------------------------
+
+
+def test_nested_metrics_become_one_level():
+  flat = records.flatten(
+    collections.OrderedDict(
+      outer=collections.OrderedDict(
+        b=np.float32(0.5), a=tf.constant(3), list=[1.0, 2.0], text='no'
+      ),
+      plain=1,
+      vector=np.zeros(3),
+      inside=collections.OrderedDict(deeper={'still': True}),
+    )
+  )
+  assert flat == {
+    'outer/b': 0.5,
+    'outer/a': 3,
+    'plain': 1,
+    'inside/deeper/still': True,
+  }
+  assert list(flat) == ['outer/b', 'outer/a', 'plain', 'inside/deeper/still']
+  assert type(flat['outer/a']) is int
+
+
+# ---- the table ---------------------------------------------------------------
+
+
+def test_a_row_a_round_and_the_round_comes_first(opened, tmp_path):
+  table = opened()
+  row = {'z': 0.1 + 0.2, 'a/b': 7, 'nothing': '', 'bad': float('nan')}
+  for number in (1, 2, 3):
+    table.release(row, number)
+  rows = _table(tmp_path)
+  assert [row['round'] for row in rows] == ['1', '2', '3']
+  assert next(iter(rows[0])) == 'round'
+  assert set(rows[0]) == {'round', *row}
+  assert float(rows[0]['z']) == 0.1 + 0.2
+  assert rows[0]['a/b'] == '7'
+  assert rows[0]['nothing'] == ''
+  assert math.isnan(float(rows[0]['bad']))
+
+
+@pytest.mark.parametrize('last_round', [0, 1, 3, 5])
+def test_rounds_after_the_checkpoint_are_written_anew(
+  opened, tmp_path, last_round
+):
+  _release(opened(), 1, 2, 3, 4, 5)
+  before = (tmp_path / 'metrics.csv').read_bytes()
+  again = opened(last_round)
+  assert len(_table(tmp_path)) == last_round
+  _release(again, *range(last_round + 1, 6))
+  assert (tmp_path / 'metrics.csv').read_bytes() == before
+
+
+@pytest.mark.parametrize('cut', range(1, 9))
+def test_a_line_that_a_kill_cut_off_is_written_anew(opened, tmp_path, cut):
+  path = tmp_path / 'metrics.csv'
+  _release(opened(), 1, 2, 3)
+  before = path.read_bytes()
+  path.write_bytes(before[:-cut])
+  _release(opened(2), 3)
+  assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize('left', ['', 'round', 'round\r\n', 'round,lo'])
+def test_a_table_without_a_row_begins_anew(opened, tmp_path, left):
+  path = tmp_path / 'metrics.csv'
+  path.write_text(left)
+  _release(opened(0), 1, 2)
+  assert [row['round'] for row in _table(tmp_path)] == ['1', '2']
+
+
+def test_what_a_kill_left_beside_the_table_is_removed(opened, tmp_path):
+  (tmp_path / 'metrics.csv_temp1234').write_text('round,lo')
+  (tmp_path / 'mine.csv').write_text('mine')
+  _release(opened(), 1)
+  assert sorted(p.name for p in tmp_path.iterdir()) == [
+    'metrics.csv',
+    'mine.csv',
+  ]
+
+
+def test_a_table_that_was_lost_is_said_to_be_lost(opened, tmp_path, caplog):
+  with caplog.at_level(logging.WARNING):
+    _release(opened(4), 5)
+    assert [row['round'] for row in _table(tmp_path)] == ['5']
+    _release(opened(5), 6)
+  assert [row['round'] for row in _table(tmp_path)] == ['5', '6']
+  # Nothing is said where there is no table, which anyone can see.
+  assert 'lacks 4 of 5 rounds' in caplog.text
+
+
+@pytest.mark.parametrize(
+  'text',
+  ['name,value\na,1\n', '\x00\x01\x02\n\xff', '{"round": 1}\n', '\n\nround\n'],
+)
+def test_another_file_is_not_overwritten(opened, tmp_path, text):
+  path = tmp_path / 'metrics.csv'
+  path.write_text(text)
+  before = path.read_bytes()
+  with pytest.raises(records.RecordError, match='line 1') as caught:
+    opened()
+  assert str(path) in str(caught.value)
+  assert isinstance(caught.value, errors.UserError)
+  assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize('line', ['2,x,y,z,too many', 'two,1,', '', '2'])
+def test_a_damaged_line_is_named(opened, tmp_path, line):
+  path = tmp_path / 'metrics.csv'
+  _release(opened(), 1, 2, 3)
+  lines = path.read_text().splitlines()
+  lines[2] = line
+  path.write_text('\n'.join(lines) + '\n')
+  with pytest.raises(records.RecordError, match='line 3') as caught:
+    opened(3)
+  assert str(path) in str(caught.value)
+  # What comes after the checkpoint is written anew, damaged or not.
+  _release(opened(1), 2, 3)
+  assert [row['round'] for row in _table(tmp_path)] == ['1', '2', '3']
+
+
+def test_a_table_that_cannot_be_written_is_named(opened, tmp_path):
+  (tmp_path / 'metrics.csv').mkdir()
+  with pytest.raises(records.RecordError, match='Is a directory') as caught:
+    opened()
+  assert str(tmp_path / 'metrics.csv') in str(caught.value)
+
+
+def test_a_full_disk_is_said(opened, tmp_path, monkeypatch):
+  table = opened()
+  _release(table, 1)
+
+  def fail(*arguments, **options):
+    raise tf.errors.ResourceExhaustedError(None, None, 'No space left')
+
+  monkeypatch.setattr(tf.io.gfile, 'GFile', fail)
+  with pytest.raises(records.RecordError, match='No space left') as caught:
+    _release(table, 2)
+  message = str(caught.value)
+  for part in ('Round 2', str(tmp_path), 'same command again'):
+    assert part in message
+
+
+# ---- TensorBoard -------------------------------------------------------------
+
+
+def _events(folder: pathlib.Path) -> dict[str, dict[int, float]]:
+  found = collections.defaultdict(dict)
+  for path in sorted((folder / 'tensorboard').iterdir()):
+    for event in tf.compat.v1.train.summary_iterator(str(path)):
+      for value in event.summary.value:
+        found[value.tag][event.step] = float(tf.make_ndarray(value.tensor))
+  return dict(found)
+
+
+def test_tensorboard_has_what_the_table_has(opened, tmp_path):
+  table = opened(tensorboard=True)
+  _release(table, 1, 2)
+  table.release({'loss': 1.0, 'validation_loss': 0.25}, 3)
+  del table  # The last events are written when their writer goes.
+  events = _events(tmp_path)
+  assert events['loss'] == pytest.approx({1: 1 / 3, 2: 2 / 3, 3: 1.0})
+  assert events['validation_loss'] == {3: 0.25}
+
+
+def test_there_may_be_none_of_it(opened, tmp_path):
+  _release(opened(), 1)
+  assert not (tmp_path / 'tensorboard').exists()
+
+
+# ---- the bar -----------------------------------------------------------------
+
+
+def test_the_bar_shows_metrics_and_time_on_the_error_output(capsys):
+  bar = records.Bar(10, 4, True)
+  bar.step({'loss': 1.23456, 'validation_rmse': float('nan')})
+  bar.close()
+  shown = capsys.readouterr()
+  assert shown.out == ''
+  assert 'loss=1.2346' in shown.err
+  assert 'validation_rmse=nan' in shown.err
+  assert '5/10' in shown.err
+
+
+def test_no_bar_says_nothing(capsys):
+  bar = records.Bar(10, 0, False)
+  bar.step({'loss': 1.0})
+  bar.close()
+  assert capsys.readouterr() == ('', '')

@@ -1,0 +1,142 @@
+"""Laws of cohort sampling: a pure function of the round."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from tff_partial import errors
+from tff_partial import sampling
+
+_POPULATION = tuple(f'client {i}' for i in range(40))
+
+
+def _sampler(**options) -> sampling.CohortSampler:
+  options = {'clients_per_round': 10, 'seed': 0, **options}
+  return sampling.CohortSampler(_POPULATION, **options)
+
+
+def test_a_cohort_is_distinct_clients_of_the_population():
+  sampler = _sampler()
+  for number in range(1, 30):
+    cohort = sampler.cohort(number)
+    assert len(cohort) == len(set(cohort)) == 10
+    assert set(cohort) <= set(_POPULATION)
+
+
+def test_a_cohort_depends_on_seed_and_round_alone():
+  first, second = _sampler(), _sampler()
+  rounds = range(1, 8)
+  forwards = [first.cohort(number) for number in rounds]
+  np.random.seed(1)  # noqa: NPY002 - whoever uses it must not change a cohort.
+  assert [second.cohort(n) for n in reversed(rounds)] == forwards[::-1]
+  assert len(set(map(tuple, forwards))) == len(forwards)
+  assert _sampler(seed=1).cohort(1) != forwards[0]
+
+
+def test_every_client_has_its_turn():
+  sampler = _sampler()
+  counts = collections.Counter(c for n in range(400) for c in sampler.cohort(n))
+  assert set(counts) == set(_POPULATION)
+  # Each is expected a hundred times, with a deviation below nine.
+  assert max(counts.values()) < 140
+  assert min(counts.values()) > 60
+
+
+def test_everybody_may_take_part():
+  sampler = _sampler(clients_per_round=len(_POPULATION))
+  assert sorted(sampler.cohort(3)) == sorted(_POPULATION)
+
+
+@pytest.mark.parametrize(
+  'clients, oversample, asked',
+  [(10, 1.0, 10), (10, 1.25, 13), (10, 1.1, 11), (30, 1.1, 33), (1, 1.5, 2)],
+)
+def test_how_many_are_asked(clients, oversample, asked):
+  sampler = _sampler(clients_per_round=clients, oversample=oversample)
+  assert sampler.num_asked == asked
+  assert len(sampler.cohort(1)) == clients
+
+
+def test_oversampling_alone_asks_more_and_joins_as_many():
+  # The first ones that answer are joined, and everybody answers.
+  sampler = _sampler(oversample=2.0)
+  everybody = _sampler(clients_per_round=20)
+  for number in range(1, 6):
+    assert sampler.cohort(number) == everybody.cohort(number)[:10]
+
+
+def test_dropout_takes_clients_away():
+  full, sampler = _sampler(), _sampler(dropout_rate=0.3)
+  sizes = []
+  for number in range(1, 401):
+    cohort, asked = sampler.cohort(number), full.cohort(number)
+    # Those who stay keep their order.
+    assert cohort == [c for c in asked if c in set(cohort)]
+    assert cohort == sampler.cohort(number)
+    sizes.append(len(cohort))
+  assert 6.7 < np.mean(sizes) < 7.3
+  # They drop out one by one, not all together.
+  assert 1.2 < np.std(sizes) < 1.7
+
+
+def test_oversampling_makes_up_for_dropout():
+  sampler = _sampler(oversample=3.0, dropout_rate=0.3)
+  assert all(len(sampler.cohort(n)) == 10 for n in range(1, 101))
+
+
+def test_a_client_drops_out_whoever_else_is_asked():
+  few = _sampler(dropout_rate=0.5, clients_per_round=20)
+  many = _sampler(dropout_rate=0.5, clients_per_round=40)
+  asked = _sampler(clients_per_round=20)
+  for number in range(1, 20):
+    answering = set(many.cohort(number))
+    assert few.cohort(number) == [
+      c for c in asked.cohort(number) if c in answering
+    ]
+
+
+def test_nobody_may_be_left():
+  sampler = _sampler(clients_per_round=1, dropout_rate=0.9)
+  cohorts = [sampler.cohort(number) for number in range(1, 60)]
+  assert [] in cohorts
+  assert any(cohorts)
+  assert sampler.seeds(1, []).shape == (0, 2)
+
+
+def test_a_clients_seed_is_its_own():
+  sampler = _sampler()
+  seeds = sampler.seeds(3, _POPULATION)
+  assert seeds.shape == (40, 2)
+  assert seeds.dtype == np.int32
+  assert len({tuple(seed) for seed in seeds}) == 40
+  alone = sampler.seeds(3, ['client 7'])
+  np.testing.assert_array_equal(alone[0], seeds[7])
+  assert (sampler.seeds(4, ['client 7']) != alone).any()
+  assert (_sampler(seed=1).seeds(3, ['client 7']) != alone).any()
+
+
+@pytest.mark.parametrize(
+  'options, expected',
+  [
+    ({'clients_per_round': 0}, 'clients_per_round=0'),
+    ({'clients_per_round': -3}, 'clients_per_round=-3'),
+    ({'clients_per_round': 41}, 'asks 41 clients .* population has 40'),
+    ({'oversample': 0.5}, 'oversample=0.5'),
+    ({'oversample': float('nan')}, 'oversample=nan'),
+    ({'oversample': float('inf')}, 'oversample=inf'),
+    ({'oversample': 4.2}, 'asks 42 clients .*oversample=4.2.* has 40'),
+    ({'dropout_rate': 1.0}, 'dropout_rate=1.0'),
+    ({'dropout_rate': -0.1}, 'dropout_rate=-0.1'),
+    ({'dropout_rate': float('nan')}, 'dropout_rate=nan'),
+  ],
+)
+def test_impossible_cohorts_are_refused_at_once(options, expected):
+  with pytest.raises(sampling.SamplingError, match=expected) as caught:
+    _sampler(**options)
+  assert isinstance(caught.value, errors.UserError)
+
+
+def test_an_empty_population_is_refused():
+  with pytest.raises(sampling.SamplingError, match='population has 0'):
+    sampling.CohortSampler((), 1, 0)
