@@ -173,7 +173,11 @@ def draw(table: pd.DataFrame, x: str, y: str, path: pathlib.Path) -> None:
       )
   figure, axes = pyplot.subplots(figsize=(5, 3.5))
   axes.errorbar(
-    table[x].astype(str), table[y], table[f'{y}_std'], marker='o', capsize=3
+    [f'{value:g}' for value in table[x]],
+    table[y],
+    table[f'{y}_std'],
+    marker='o',
+    capsize=3,
   )
   axes.set_xlabel(x.replace('_', ' '))
   axes.set_ylabel(y)
@@ -186,6 +190,7 @@ def draw(table: pd.DataFrame, x: str, y: str, path: pathlib.Path) -> None:
 
 def main() -> int | None:
   """Prints the table and writes it, and the figure if one is asked for."""
+  runs.quiet_libraries()
   if not FLAGS.sweep_dir:
     raise OptionError('--sweep_dir: name the folder of the runs.')
   root = pathlib.Path(FLAGS.sweep_dir)

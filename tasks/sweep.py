@@ -61,8 +61,8 @@ def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
       raise OptionError(f'--grid={text}: {name} is in the grid twice.')
     names.append(name)
     choices.append(values.split(','))
-  for values in itertools.product(*choices):
-    yield dict(zip(names, values, strict=True))
+  for chosen in itertools.product(*choices):
+    yield dict(zip(names, chosen, strict=True))
 
 
 def folder_name(setting: dict[str, str]) -> str:
@@ -73,6 +73,7 @@ def folder_name(setting: dict[str, str]) -> str:
 
 def main() -> int | None:
   """Runs what is not done yet."""
+  runs.quiet_libraries()
   if not FLAGS.sweep_dir:
     raise OptionError('--sweep_dir: name a folder for the runs.')
   root = pathlib.Path(FLAGS.sweep_dir)

@@ -52,8 +52,8 @@ ROWS: list[
       model,
       reconstruction_optimizer=sgd(0.1),
       reconstruction_epochs=5,
-      update_optimizer=sgd(0.5),
-      update_epochs=2,
+      update_optimizer=sgd(0.3),
+      update_epochs=5,
     ),
   ),
   (
@@ -75,10 +75,10 @@ ROWS: list[
       model,
       split=splits.shuffled(splits.alternating(4)),
       batch_size=4,
-      reconstruction_optimizer=optimizers.build_adam(0.1),
-      reconstruction_epochs=5,
-      update_optimizer=optimizers.build_adam(0.1),
-      server_optimizer=optimizers.build_yogi(0.05),
+      reconstruction_optimizer=optimizers.build_adam(0.02),
+      reconstruction_epochs=10,
+      update_optimizer=optimizers.build_adam(0.05),
+      server_optimizer=optimizers.build_yogi(0.1),
       client_weighting=tff.learning.ClientWeighting.UNIFORM,
     ),
   ),
@@ -317,7 +317,7 @@ def test_planted_tastes_are_learned(process):
     state = output.state
     kept = None if process.is_stateless else output.client_states
     losses.append(planted.train_metrics(output)['loss'])
-  assert np.isfinite(losses).all()
+  assert planted.train_metrics(output)['num_not_finite'] == 0
   # Who knows no tastes loses as much as the ratings vary.
   variance = np.var(np.concatenate([f['y'] for f in clients.values()]))
   assert losses[-1] < 0.5 * variance
