@@ -50,17 +50,16 @@ class Client:
     weight_specs = collections.OrderedDict(
       (tier, model.specs(tier)) for tier in model.tiers
     )
-    self._run = tf.function(
-      keras_functions.traced(
-        run,
-        weight_specs,
-        example_specs,
-        tf.TensorSpec([], tf.int32),
-        tf.TensorSpec([2], tf.int32),
-      ),
-      jit_compile=jit,
-      autograph=False,
+    traced = keras_functions.traced(
+      run,
+      weight_specs,
+      example_specs,
+      tf.TensorSpec([], tf.int32),
+      tf.TensorSpec([2], tf.int32),
     )
+    if jit:
+      traced = tf.function(traced, jit_compile=True, autograph=False)
+    self._run = traced
 
   def first_weights(self) -> tiers.Weights:
     return collections.OrderedDict(
