@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 from absl import logging
 import numpy as np
@@ -355,9 +354,10 @@ def test_errors_come_through(loop):
 def test_closing_waits_for_what_an_interrupt_left_unfinished():
   loop = checkpoints.EventLoop()
   finished = []
+  may_finish = threading.Event()
 
   def slowly():
-    time.sleep(0.6)
+    may_finish.wait()
     finished.append('file')
 
   async def save():
@@ -369,5 +369,6 @@ def test_closing_waits_for_what_an_interrupt_left_unfinished():
   with pytest.raises(KeyboardInterrupt):
     loop.run(save())
   assert not finished
+  threading.Timer(0.2, may_finish.set).start()
   loop.close()
   assert finished == ['file', 'save']

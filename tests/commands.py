@@ -153,7 +153,7 @@ class Program:
       text=True,
     )
 
-  def finish(self, seconds: float = 240) -> Outcome:
+  def finish(self, seconds: float = 600) -> Outcome:
     """Waits until nobody holds its pipes any more."""
     output, errors = self.process.communicate(timeout=seconds)
     return Outcome(self.process.returncode, output, errors)
@@ -168,7 +168,7 @@ class Program:
             found.append(process)
     return found
 
-  def all_ended(self, seconds: float = 10) -> bool:
+  def all_ended(self, seconds: float = 60) -> bool:
     """Whether nothing lives any more, or soon does not."""
     patience = time.monotonic() + seconds
     while self.alive() and time.monotonic() < patience:
@@ -178,7 +178,7 @@ class Program:
 
 def wait_for_rounds(table: pathlib.Path, number: int) -> None:
   """Waits until so many rounds are in a table of metrics."""
-  patience = time.monotonic() + 240
+  patience = time.monotonic() + 600
   # The first line is the header.
   while not table.exists() or table.read_bytes().count(b'\n') <= number:
     assert time.monotonic() < patience, f'{table} never had {number} rounds.'

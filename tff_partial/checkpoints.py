@@ -293,7 +293,7 @@ def _difference(actual: list[Any], expected: list[Any]) -> str:
 
 def encode(notes: Any) -> np.ndarray:
   """Packs JSON values into an array that a checkpoint can hold."""
-  return np.frombuffer(json.dumps(notes, sort_keys=True).encode(), np.uint8)
+  return np.frombuffer(json.dumps(notes).encode(), np.uint8)
 
 
 def decode(notes: Any) -> Any:
