@@ -10,8 +10,6 @@ import pathlib
 import shutil
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 import zipfile
@@ -226,18 +224,6 @@ def test_the_data_set_can_be_chosen(tmp_path):
   # The files have the right names, but are those of another data set.
   with pytest.raises(DataError, match='holds no MovieLens ratings'):
     movielens_data.load(inside, 'ml-latest-small')
-
-
-def test_reading_needs_no_tensorflow():
-  code = (
-    'import sys; from tasks import movielens_data; '
-    'sys.exit("tensorflow" in sys.modules)'
-  )
-  root = pathlib.Path(__file__).resolve().parents[1]
-  subprocess.run([sys.executable, '-c', code], cwd=root, check=True)
-
-
-# ---- refusing ----------------------------------------------------------------
 
 
 def test_errors_are_the_users():
