@@ -226,6 +226,9 @@ def test_the_data_set_can_be_chosen(tmp_path):
     movielens_data.load(inside, 'ml-latest-small')
 
 
+# ---- refusing ----------------------------------------------------------------
+
+
 def test_errors_are_the_users():
   assert issubclass(DataError, TaskError)
   assert issubclass(TaskError, ValueError)
