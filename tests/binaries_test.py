@@ -67,7 +67,7 @@ _SAY_MEMORY = """
 release = records.Records.release
 def meddle(self, row, number):
   release(self, row, number)
-  if number in {rounds}:
+  if number % 5 == 0:
     us = psutil.Process()
     tree = [us, *us.children(recursive=True)]
     print('memory', number, sum(p.memory_info().rss for p in tree))
@@ -447,12 +447,10 @@ def test_later_ratings_of_seen_users(ended):
 def test_memory_does_not_grow(tmp_path, name):
   outcome = commands.run_program(
     _meddled(
-      _SAY_MEMORY.format(rounds=(50, 350)),
+      _SAY_MEMORY,
       'train',
       '--data=synthetic',
       '--clients_per_round=20',
-      '--oversample=1.5',
-      '--dropout_rate=0.4',
       '--rounds=350',
       '--evaluate_every=25',
       f'--runtime={name}',
@@ -465,7 +463,12 @@ def test_memory_does_not_grow(tmp_path, name):
     for line in outcome.output.splitlines()
     if line.startswith('memory')
   }
-  assert memory[350] < 1.05 * memory[50], memory
+
+  def about(number: int) -> float:
+    # What a process holds goes up and down a little from round to round.
+    return np.median([memory[number - back] for back in (0, 5, 10)])
+
+  assert about(350) < 1.05 * about(60), memory
 
 
 def _kill_when(

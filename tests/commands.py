@@ -1,7 +1,7 @@
 """Runs the binaries: as a user would, or in this process, which is quicker."""
 
 import atexit
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
 import io
@@ -61,9 +61,11 @@ def run_here(name: str, *arguments: str) -> Outcome:
     name: 'train' or 'evaluate'.
     *arguments: The command line.
   """
-  complete = {
-    'train': (train.main,),
-    'evaluate': (evaluate.main, evaluate.with_flags_of_the_run),
+  run: Callable[[], None] = {
+    'train': lambda: runs.run_main(train.main),
+    'evaluate': lambda: runs.run_main(
+      evaluate.main, evaluate.with_flags_of_the_run
+    ),
   }[name]
   output, errors = io.StringIO(), io.StringIO()
   before, verbosity = sys.argv, logging.get_verbosity()
@@ -77,9 +79,9 @@ def run_here(name: str, *arguments: str) -> Outcome:
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
       ):
-        runs.run_main(*complete)
+        run()
     except SystemExit as end:
-      status = end.code or 0
+      status = int(end.code or 0)
     finally:
       sys.argv = before
       logging.set_verbosity(verbosity)
