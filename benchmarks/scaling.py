@@ -38,7 +38,7 @@ def read_client(client: str) -> dict[str, np.ndarray]:
 def make_source(options: Any, example_spec: Any) -> Any:
   """Makes the clients: a reader, or resident arrays."""
   import tff_partial
-  from tff_partial import examples
+  from tff_partial import populations
 
   ids = [str(client) for client in range(options.population)]
   if options.source == 'reader':
@@ -53,7 +53,7 @@ def make_source(options: Any, example_spec: Any) -> Any:
     'y': draw.integers(1, 6, total, np.int8).astype(np.float32),
     'weight': np.ones([total], np.float32),
   }
-  return examples.Population(
+  return populations.Population(
     ids,
     example_spec,
     {name: flat[name] for name in example_spec},

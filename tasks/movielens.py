@@ -5,7 +5,6 @@ divided, and the test users never took part in training. `seen`: every user's
 ratings are divided by time, and users are measured on their later ratings.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import functools
 import os
@@ -21,9 +20,11 @@ from tasks import movielens_models
 from tasks.errors import DataError
 from tasks.errors import OptionError
 import tff_partial
+from tff_partial import cohorts
 from tff_partial import evaluation
 from tff_partial import examples
-from tff_partial import models
+from tff_partial import packing
+from tff_partial import populations
 from tff_partial import sampling
 from tff_partial import splits
 
@@ -165,13 +166,13 @@ class MovieLens:
 
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
-  ) -> examples.Population:
+  ) -> populations.Population:
     """Packs the users of one part: TRAIN, VALIDATION or TEST."""
     return _pack(self._frames[part], example_spec, self._options.min_examples)
 
   def user(
     self, user_id: str, example_spec: examples.ExampleSpec
-  ) -> tuple[pd.DataFrame, examples.Cohort]:
+  ) -> tuple[pd.DataFrame, cohorts.Cohort]:
     """Returns one user's ratings, as a frame and as a cohort of one.
 
     Raises:
@@ -196,8 +197,8 @@ def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
 
 def _pack(
   frame: pd.DataFrame, example_spec: examples.ExampleSpec, min_examples: int
-) -> examples.Population:
-  return examples.from_pandas(
+) -> populations.Population:
+  return packing.from_pandas(
     frame,
     example_spec,
     client_id='user_id',
@@ -288,10 +289,10 @@ def recommend(
       f'top_n: cannot name {number} of the {len(unrated)} items that user '
       f'{user_id} has not rated.'
     )
-  local = personal.personalise(
+  own = personal.personalise(
     weights, personal.initialize_client(cohort[0]['seed']), cohort[0]
   )
-  keras_model = _keras_model(task.model, weights, local)
+  keras_model = task.model.to_keras(weights.non_trainable, own)
   scores = np.asarray(keras_model(unrated.astype(np.int32)))
   best = np.argsort(-scores, kind='stable')[:number]
   low, high = task.ratings.scale
@@ -304,9 +305,3 @@ def recommend(
     for i in best
   ]
 
-
-def _keras_model(
-  model: models.PartialModel, weights: Any, local: Any
-) -> tf.keras.Model:
-  tiers: Sequence[Any] = list(weights.trainable.values())
-  return model.to_keras(*tiers, weights.non_trainable, local)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 import contextlib
-import csv
 import json
 import os
 import pathlib
@@ -20,6 +19,7 @@ import tensorflow as tf
 
 from tasks import runs
 from tests import commands
+from tests.commands import repeatable_rows
 from tests.commands import run_here
 
 _RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))
@@ -78,19 +78,6 @@ records.Records.release = meddle
 def _meddled(meddle: str, name: str, *arguments: str) -> list[str]:
   code = _MEDDLE.format(meddle=meddle)
   return [sys.executable, '-c', code, f'tasks.{name}', *arguments]
-
-
-def _rows(folder: pathlib.Path) -> list[dict[str, str]]:
-  """The table of metrics without what is never the same."""
-  with (folder / 'metrics.csv').open(newline='') as file:
-    return [
-      {
-        name: value
-        for name, value in row.items()
-        if not name.startswith(('seconds_', 'peak_'))
-      }
-      for row in csv.DictReader(file)
-    ]
 
 
 def _result(folder: pathlib.Path) -> dict[str, Any]:
@@ -172,7 +159,7 @@ def test_a_run_leaves_records(trained):
   columns = header.split(',')
   assert columns[0] == 'round'
   assert {'loss', 'rmse', 'accuracy', 'seconds_round'} < set(columns)
-  rows = _rows(trained.folder)
+  rows = repeatable_rows(trained.folder)
   assert [row['round'] for row in rows] == list('123456')
   result = _result(trained.folder)
   assert float(rows[-1]['validation_rmse']) == result['validation']['rmse']
@@ -249,7 +236,7 @@ def test_a_killed_run_goes_on(trained, tmp_path):
     assert not (folder / 'result.json').exists()
     outcome = run_here('train', *commands.SMALL, f'--output_dir={folder}')
     assert outcome.status == 0, outcome
-    assert _rows(folder) == _rows(trained.folder)
+    assert repeatable_rows(folder) == repeatable_rows(trained.folder)
     assert _repeatable(_result(folder)) == _repeatable(_result(trained.folder))
 
 
@@ -261,9 +248,9 @@ def test_more_rounds_go_on(trained, tmp_path):
     'train', *commands.SMALL, '--rounds=9', f'--output_dir={folder}'
   )
   assert outcome.status == 0
-  rows = _rows(folder)
+  rows = repeatable_rows(folder)
   assert [row['round'] for row in rows] == list('123456789')
-  assert rows[:6] == _rows(trained.folder)
+  assert rows[:6] == repeatable_rows(trained.folder)
   assert _result(folder)['rounds'] == 9
   assert '--rounds=9\n' in (folder / 'flags.txt').read_text()
 
@@ -321,7 +308,7 @@ def test_a_run_that_diverges_says_so(tmp_path):
   assert result['rounds'] == 6
   assert result['test']['unseen']['rmse'] == 'nan'
   assert result['test']['unseen']['num_not_finite'] == 60
-  assert len(_rows(tmp_path)) == 6
+  assert len(repeatable_rows(tmp_path)) == 6
   before = commands.files(tmp_path)
   again = run_here('train', *arguments)
   assert (again.status, again.errors) == (1, outcome.errors)
@@ -403,7 +390,7 @@ def test_a_signal_ends_a_run_in_good_order(ended, name):
   )
   assert outcome.output == ''
   # What was written before is whole.
-  assert len(_rows(folder / name)) >= 4
+  assert len(repeatable_rows(folder / name)) >= 4
   left = {path.name for path in (folder / name / 'checkpoints').iterdir()}
   assert left
   assert all(path.removeprefix('round_').isdigit() for path in left)
@@ -429,7 +416,7 @@ def test_later_ratings_of_seen_users(ended):
   assert (
     result['test']['seen']['num_examples'] <= result['data']['test']['ratings']
   )
-  sizes = [int(row['num_clients']) for row in _rows(folder / 'seen')]
+  sizes = [int(row['num_clients']) for row in repeatable_rows(folder / 'seen')]
   assert max(sizes) <= 5
   assert min(sizes) < 5
   # The bar is for the eyes, not for the output.
@@ -546,7 +533,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, arguments, request):
     commands.command('train', *arguments, f'--output_dir={killed}')
   )
   assert outcome.status == 0, outcome
-  assert _rows(killed) == _rows(whole)
+  assert repeatable_rows(killed) == repeatable_rows(whole)
   result, expected = _result(killed), _result(whole)
   if request.node.callspec.id == 'auto':
     for each in (result, expected):

@@ -3,6 +3,7 @@
 import atexit
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
+import csv
 import functools
 import io
 import os
@@ -223,3 +224,16 @@ def is_for_users(outcome: Outcome, *expected: str) -> None:
   assert message.startswith(('error: ', 'FATAL Flags')), message
   for text in expected:
     assert text in message, f'{text!r} is not in: {message}'
+
+
+def repeatable_rows(folder: pathlib.Path) -> list[dict[str, str]]:
+  """The table of metrics that a run wrote, without what is never the same."""
+  with (folder / 'metrics.csv').open(newline='') as file:
+    return [
+      {
+        name: value
+        for name, value in row.items()
+        if not name.startswith(('seconds_', 'peak_'))
+      }
+      for row in csv.DictReader(file)
+    ]

@@ -13,10 +13,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import cohorts
 from tff_partial import evaluation
-from tff_partial import examples
 from tff_partial import learning_process
 from tff_partial import models
+from tff_partial import packing
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import splits
@@ -72,7 +73,7 @@ def as_dataset(
 
 def pack(
   process: Any, round_number: int, clients: Mapping[str, Any] = CLIENTS, seed=0
-) -> examples.Cohort:
+) -> cohorts.Cohort:
   """What the face makes of sequences, made on the host and padded."""
   seeds = [
     client_seed(
@@ -86,7 +87,7 @@ def pack(
     )
     for client in clients.values()
   ]
-  population = examples.pack(clients, process.example_spec, capacities=[20])
+  population = packing.pack(clients, process.example_spec, capacities=[20])
   return population.cohort(list(clients), np.stack(seeds))
 
 
@@ -397,7 +398,7 @@ def test_inputs_may_be_nested_and_weights_have_a_shape():
     'weight': np.ones([5, 4], np.float32),
   }
   seed = client_seed(client, 5, 0)
-  cohort = examples.pack({'a': client}, process.example_spec).cohort(
+  cohort = packing.pack({'a': client}, process.example_spec).cohort(
     ['a'], seed[None].numpy()
   )
   expected = process.next(

@@ -522,7 +522,7 @@ def test_without_a_selector_nothing_is_local():
 
 def test_groups_are_named_like_the_local_part():
   model = models.from_keras(_three, loss=_MSE, local='a', group='both')
-  assert model.tiers == tiers.TIERS
+  assert model.tiers == (tiers.GLOBAL, tiers.GROUP, tiers.LOCAL)
   assert {v.name for v in model.trainable(tiers.GROUP)} == _OF_BOTH
 
 
@@ -992,6 +992,77 @@ def test_models_that_are_no_pure_functions_are_refused(build, message):
     _SHARED.build([None, 4])
   with pytest.raises(models.ModelError, match=message):
     models.from_keras(build, loss=_MSE)
+
+
+class _OwnTable(layers.Layer):
+  """Looks words up in a table that the user made."""
+
+  def __init__(self):
+    super().__init__(name='own')
+    words = tf.lookup.KeyValueTensorInitializer(['a', 'b'], [1, 2])
+    self._table = tf.lookup.StaticHashTable(words, 0)
+
+  def call(self, inputs):
+    return self._table.lookup(inputs)
+
+
+def _embedding(
+  layer: Callable[[], layers.Layer], dtype: tf.DType = tf.string
+) -> Callable[[], tf.keras.Model]:
+  """A model that numbers its inputs with a layer and embeds the numbers."""
+  return lambda: tf.keras.Sequential(
+    [tf.keras.Input([1], dtype=dtype), layer(), layers.Embedding(9, 1)]
+  )
+
+
+@pytest.mark.parametrize(
+  ('build', 'name'),
+  [
+    (
+      _embedding(lambda: layers.StringLookup(vocabulary=['a'], name='words')),
+      r"'words' \(StringLookup\)",
+    ),
+    (
+      _embedding(
+        lambda: layers.IntegerLookup(vocabulary=[7], name='ids'), tf.int64
+      ),
+      r"'ids' \(IntegerLookup\)",
+    ),
+    (
+      _embedding(lambda: layers.TextVectorization(vocabulary=['a'])),
+      r"'string_lookup.*' \(StringLookup\)",
+    ),
+    (_embedding(_OwnTable), r"'own' \(_OwnTable\)"),
+  ],
+  ids=['strings', 'integers', 'text', 'own'],
+)
+def test_layers_with_a_lookup_table_are_refused(build, name):
+  with pytest.raises(
+    models.ModelError,
+    match=f'Layer {name} looks its inputs up in a table, which a pure function '
+    'cannot hold. Map strings to integers before you pack the examples, or use '
+    '`tf.keras.layers.Hashing`',
+  ):
+    models.from_keras(build, loss=_MSE)
+
+
+def test_hashing_needs_no_table():
+  def hashing() -> layers.Layer:
+    return layers.Hashing(9)
+
+  model = models.from_keras(_embedding(hashing), loss=_MSE)
+  weights = {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, [1, 2])}
+  words = tf.constant([['a'], ['some'], ['words']])
+  predict = tf.function(
+    lambda words: model.predict(
+      weights, {}, words, training=False, seed=tf.constant([1, 2])
+    )[0],
+    autograph=False,
+  )
+  (table,) = weights[tiers.GLOBAL].values()
+  np.testing.assert_array_equal(
+    predict(words), tf.gather(table, hashing()(words))
+  )
 
 
 def _changing(*sizes: tuple[int, ...]) -> Callable[[], tf.keras.Model]:

@@ -11,9 +11,9 @@ from tasks import movielens_data
 from tasks.errors import DataError
 from tasks.errors import OptionError
 import tff_partial
+from tff_partial import client_work
 from tff_partial import evaluation
 from tff_partial import phases
-from tff_partial import processes
 from tff_partial import sampling
 from tff_partial import splits
 
@@ -135,7 +135,7 @@ def test_users_are_measured_on_later_ratings(seen):
   assert seen.protocol == 'seen'
   split = seen.evaluation_split
   support, query = split
-  process_spec = processes.example_spec_of(
+  process_spec = client_work.example_spec_of(
     seen.model, [phases.Phase(on=support), phases.Phase(on=query)]
   )
   assert 'is_query' in process_spec
@@ -191,7 +191,7 @@ def test_predictions_may_be_centred():
   ]
   mean = np.concatenate(frames).mean()
   items = np.arange(5, dtype=np.int32)
-  weights = processes.weights_at_server(plain.model)
+  weights = client_work.initial_weights(plain.model)()
   predictions = [
     _predict(task.model, weights, [0.0, 0.0, 0.0], items)
     for task in (plain, centred)
@@ -221,7 +221,7 @@ def fixture_personal(unseen):
 
 
 def _recommend(task, personal: evaluation.Evaluation, user: str, number: int):
-  weights = processes.weights_at_server(task.model)
+  weights = client_work.initial_weights(task.model)()
   with tff_partial.runtimes.cohort(jit=False):
     return movielens.recommend(task, personal, weights, user, number)
 
@@ -246,7 +246,7 @@ def test_recommendations_are_the_best_of_what_is_unrated(unseen, personal):
 
 
 def test_recommendations_follow_from_all_of_the_users_ratings(unseen, personal):
-  weights = processes.weights_at_server(unseen.model)
+  weights = client_work.initial_weights(unseen.model)()
   rated, cohort = unseen.user('17', personal.example_spec)
   assert len(rated) == int(cohort[0]['count'])
   with tff_partial.runtimes.cohort(jit=False):

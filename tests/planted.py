@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import examples
+from tff_partial import cohorts
 from tff_partial import models
+from tff_partial import packing
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import tiers
@@ -102,15 +103,15 @@ def cohort_of(
   clients: Mapping[str, Fields],
   *words: int | str,
   capacities: Sequence[int] | None = None,
-) -> examples.Cohort:
+) -> cohorts.Cohort:
   """All the clients as one cohort; their seeds follow from the words."""
-  population = examples.pack(
+  population = packing.pack(
     clients, process.example_spec, capacities=capacities
   )
   return population.cohort(list(clients), client_seeds(list(clients), *words))
 
 
-def first_states(process: Any, cohort: examples.Cohort) -> list[Any]:
+def first_states(process: Any, cohort: cohorts.Cohort) -> list[Any]:
   """What clients remember that never took part."""
   if process.initialize_client.type_signature.result == tff.to_type(
     collections.OrderedDict()
@@ -121,7 +122,7 @@ def first_states(process: Any, cohort: examples.Cohort) -> list[Any]:
 
 def run(
   process: processes.PartialProcess,
-  cohort: examples.Cohort,
+  cohort: cohorts.Cohort,
   state: Any = None,
   client_states: Sequence[Any] | None = None,
 ) -> processes.PartialProcessOutput:

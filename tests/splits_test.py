@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_partial import errors
 from tff_partial import splits
 
 _SEED = np.array([3, 4], np.int32)
@@ -249,17 +250,27 @@ def test_splits_say_what_they_read():
 
 
 def test_a_field_of_two_types_is_refused():
-  with pytest.raises(ValueError, match="read the field 'a': as .*int64.*int32"):
+  with pytest.raises(
+    splits.SplitError, match="read the field 'a': as .*int64.*int32.* different"
+  ):
     splits.example_fields(*splits.by_time('a'), *splits.by_mark('a'))
 
 
 @pytest.mark.parametrize('share', [0.0, 1.0, -0.5, 2, float('nan')])
 @pytest.mark.parametrize('build', [splits.fraction, splits.by_time])
 def test_a_share_that_is_none_is_refused(build, share):
-  with pytest.raises(ValueError, match=f'between 0 and 1, found {share}'):
+  with pytest.raises(
+    splits.SplitError, match=f'between 0 and 1, found {share}'
+  ):
     build(share=share)
 
 
 def test_a_batch_of_nothing_is_refused():
-  with pytest.raises(ValueError, match='must be positive, found 0'):
+  with pytest.raises(splits.SplitError, match='must be positive, found 0'):
     splits.alternating(0)
+
+
+def test_programs_print_the_refusal_of_a_split_alone():
+  # As they do for every mistake of a user; others may catch a `ValueError`.
+  assert issubclass(splits.SplitError, errors.UserError)
+  assert issubclass(splits.SplitError, ValueError)

@@ -27,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import client_work
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import examples
 from tff_partial import processes
@@ -38,11 +39,11 @@ templates = tff.learning.templates
 _ALL = 2**31 - 1
 
 
-class ClientsRememberError(processes.CompositionError):
+class ClientsRememberError(client_work.CompositionError):
   """Raised for a process whose clients would lose what they remember."""
 
 
-class ElementSpecError(processes.CompositionError):
+class ElementSpecError(client_work.CompositionError):
   """Raised for a sequence whose elements are no batches of examples."""
 
 
@@ -114,7 +115,7 @@ def _element_type(
   expected = examples.client_spec(example_spec)['examples']
   if element_spec is None:
     del expected['weight']
-    return processes.type_of(expected)
+    return client_work.type_of(expected)
   if not isinstance(element_spec, Mapping):
     raise ElementSpecError(
       f'Expected batches that are mappings with the fields {list(expected)}, '
@@ -143,7 +144,7 @@ def _element_type(
         f'Batches should have the field {name!r} as {expected[name]!r}, found '
         f'{fields[name]!r}. Convert it with `Dataset.map`.'
       ) from error
-  return processes.type_of(fields)
+  return client_work.type_of(fields)
 
 
 def _pack(
@@ -285,16 +286,12 @@ def as_evaluation_process(
   _check_forgets(kept_type, 'evaluation')
   pack = _packing(evaluation.example_spec, element_spec, seed)
   model = evaluation.model
-  weights_type = processes.weights_type(model)
+  weights_type = client_work.weights_type(model)
   states_type = evaluation.measure.type_signature.result[0]
   pool = tff.learning.metrics.SumThenFinalizeFactory(
-    processes.metric_finalizers(model)
+    client_work.metric_finalizers(model)
   ).create(states_type)
-  first_weights = processes.traced(lambda: processes.weights_at_server(model))
-
-  @tff.tensorflow.computation
-  def initial_weights() -> Any:
-    return first_weights()
+  initial_weights = client_work.initial_weights(model)
 
   @tff.tensorflow.computation
   def first_round() -> Any:
@@ -364,13 +361,7 @@ def as_evaluation_process(
 
   @tff.tensorflow.computation(state_type, weights_type)
   def set_model_weights(state: Any, weights: Any) -> Any:
-    return templates.LearningAlgorithmState(
-      weights,
-      state.distributor,
-      state.client_work,
-      state.aggregator,
-      state.finalizer,
-    )
+    return state._replace(global_model_weights=weights)
 
   return templates.LearningProcess(
     initialize, next_fn, get_model_weights, set_model_weights

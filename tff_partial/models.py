@@ -15,10 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial import examples as examples_lib
+from tff_partial import keras_analysis
 from tff_partial import keras_functions
+from tff_partial import keras_metrics
+from tff_partial import keras_variables
 from tff_partial import random_bits
 from tff_partial import tiers as tiers_lib
-from tff_partial.keras_functions import ModelError
+from tff_partial import tracing
+from tff_partial.keras_variables import ModelError
 
 # Says which variables belong to a tier: a layer, a layer's name, a regular
 # expression over the names of layers or variables, a predicate over
@@ -27,7 +31,7 @@ Selector: TypeAlias = (
   str
   | re.Pattern[str]
   | tf.keras.layers.Layer
-  | Callable[[keras_functions.VariableSpec], bool]
+  | Callable[[keras_analysis.VariableSpec], bool]
 )
 Selectors: TypeAlias = Selector | Sequence[Selector] | None
 
@@ -69,7 +73,7 @@ class PartialModel:
   def __init__(
     self,
     build: Callable[[], tf.keras.Model],
-    spec: keras_functions.KerasSpec,
+    spec: keras_analysis.KerasSpec,
     tier_of: Mapping[str, str],
     *,
     loss: LossFn | tf.keras.losses.Loss,
@@ -88,7 +92,7 @@ class PartialModel:
       x=spec.inputs, y=labels, weight=weights
     )
     with self._explaining():
-      self.metrics = keras_functions.PureMetrics(
+      self.metrics = keras_metrics.PureMetrics(
         metrics, labels, spec.outputs, weights
       )
     self.seed = seed
@@ -102,7 +106,7 @@ class PartialModel:
     held = {self.tier_of[v.name] for v in self.variables if v.trainable}
     return tuple(tier for tier in tiers_lib.TIERS if tier in held)
 
-  def trainable(self, tier: str) -> tuple[keras_functions.VariableSpec, ...]:
+  def trainable(self, tier: str) -> tuple[keras_analysis.VariableSpec, ...]:
     """The trainable variables of a tier."""
     return tuple(
       v for v in self.variables if v.trainable and self.tier_of[v.name] == tier
@@ -130,7 +134,7 @@ class PartialModel:
     return self._first_values(frozen, random_bits.derive(self.seed, 'frozen'))
 
   def _first_values(
-    self, variables: Iterable[keras_functions.VariableSpec], seed: Any
+    self, variables: Iterable[keras_analysis.VariableSpec], seed: Any
   ) -> tiers_lib.NamedTensors:
     place = {v.name: i for i, v in enumerate(self.variables)}
     return collections.OrderedDict(
@@ -201,7 +205,7 @@ class PartialModel:
         'scalar. Leave the averaging to the training.'
       )
     rank = losses.shape.rank
-    expand = keras_functions.expand
+    expand = keras_metrics.expand
     real = tf.cast(expand(is_real, rank, 'The padding'), tf.float32)
     mask = keras_functions.mask_of(predictions)
     if mask is not None:
@@ -243,9 +247,7 @@ class PartialModel:
   def _check_by_tracing(self) -> None:
     """Traces the model once, so that what cannot work fails now."""
     with tf.__internal__.FuncGraph('check').as_default() as graph:
-      batch = tf.nest.map_structure(
-        keras_functions.placeholder, self.example_spec
-      )
+      batch = tf.nest.map_structure(tracing.placeholder, self.example_spec)
       seed = tf.compat.v1.placeholder(tf.int32, [2])
       weights = {t: self.initial_weights(t, seed) for t in self.tiers}
       frozen = self.frozen_weights()
@@ -261,15 +263,13 @@ class PartialModel:
           predictions,
           batch['weight'],
         )
-      if keras_functions.depends_on(
-        regularization, tf.nest.flatten(batch['x'])
-      ):
+      if tracing.depends_on(regularization, tf.nest.flatten(batch['x'])):
         raise ModelError(
           'A loss that a layer adds with `add_loss` depends on its inputs, '
           'and so on padded examples. Add losses of weights only, or compute '
           'the term in the loss function.'
         )
-    keras_functions.refuse_hidden_draws(graph)
+    tracing.refuse_hidden_draws(graph)
 
   def to_keras(self, *weights: Mapping[str, Any]) -> tf.keras.Model:
     """Makes a Keras model from named weights, for example a client's own.
@@ -296,7 +296,7 @@ class PartialModel:
       made.append(next_creator(**request))
       return made[-1]
 
-    with keras_functions.answering_variables(record):
+    with keras_variables.answering_variables(record):
       keras_model = self.build()
       if not keras_model.built:
         zeros = tf.nest.map_structure(
@@ -318,7 +318,7 @@ class PartialModel:
 
 
 def _names_variable(
-  selector: Selector, variable: keras_functions.VariableSpec, layers: set[str]
+  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
 ) -> bool:
   """Whether a selector means a variable by itself, not by its layers."""
   if isinstance(selector, tf.keras.layers.Layer):
@@ -346,7 +346,7 @@ def _names_owner(
 
 
 def _selects(
-  selector: Selector, variable: keras_functions.VariableSpec, layers: set[str]
+  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
 ) -> bool:
   """Whether a selector means a variable, by itself or by one of its layers."""
   return _names_variable(selector, variable, layers) or any(
@@ -355,7 +355,7 @@ def _selects(
 
 
 def _refuse_shared(
-  variable: keras_functions.VariableSpec,
+  variable: keras_analysis.VariableSpec,
   selectors: Sequence[Selector],
   layers: set[str],
   tier: str,
@@ -385,7 +385,7 @@ def _as_list(selectors: Selectors) -> list[Selector]:
 
 
 def _assign_tiers(
-  spec: keras_functions.KerasSpec, selectors: Mapping[str, Selectors]
+  spec: keras_analysis.KerasSpec, selectors: Mapping[str, Selectors]
 ) -> dict[str, str]:
   """Decides the tier of every variable; GLOBAL where no selector speaks."""
   layers = set(spec.layers)
@@ -507,7 +507,7 @@ def from_keras(
       'Pass a callable that makes the Keras model, not the model: '
       '`lambda: tf.keras.Sequential(...)`.'
     )
-  spec = keras_functions.analyse(build, inputs)
+  spec = keras_analysis.analyse(build, inputs)
   tier_of = _assign_tiers(
     spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local}
   )

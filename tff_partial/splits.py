@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_partial import errors
 from tff_partial import random_bits
+
+
+class SplitError(errors.UserError, ValueError):
+  """Raised for a split that cannot be made."""
 
 
 class Chosen(NamedTuple):
@@ -54,15 +59,20 @@ class Split(NamedTuple):
 
 
 def example_fields(*parts: Part) -> collections.OrderedDict[str, tf.TensorSpec]:
-  """Returns the further fields that any of the parts reads."""
+  """Returns the further fields that any of the parts reads.
+
+  Raises:
+    SplitError: If two parts read a field as different types.
+  """
   fields: collections.OrderedDict[str, tf.TensorSpec] = (
     collections.OrderedDict()
   )
   for part in parts:
     for name, spec in part.fields.items():
       if fields.setdefault(name, spec) != spec:
-        raise ValueError(
-          f'Two parts read the field {name!r}: as {fields[name]} and as {spec}.'
+        raise SplitError(
+          f'Two parts read the field {name!r}: as {fields[name]} and as '
+          f'{spec}. Let them read fields of different names.'
         )
   return fields
 
@@ -73,7 +83,7 @@ def _positions(examples: Mapping[str, Any]) -> tf.Tensor:
 
 def _check_share(share: float) -> None:
   if not 0.0 < share < 1.0:
-    raise ValueError(
+    raise SplitError(
       f'The share of the support set must lie between 0 and 1, found {share}.'
     )
 
@@ -135,6 +145,9 @@ def fraction(share: float) -> Split:
   """The first `share` of the examples is the support set, the rest the query.
 
   Sizes are rounded; where there are two examples, neither part is empty.
+
+  Raises:
+    SplitError: If the share does not lie between 0 and 1.
   """
   return _cut(f'fraction({share})', lambda e, _: _positions(e), share, {})
 
@@ -151,6 +164,9 @@ def by_time(field: str = 'time', share: float = 0.5) -> Split:
     field: A field of the examples, int64, that grows with time; equal times
       keep the order of the examples.
     share: The support set's share.
+
+  Raises:
+    SplitError: If the share does not lie between 0 and 1.
   """
 
   def order(examples: Mapping[str, Any], count: tf.Tensor) -> tf.Tensor:
@@ -170,9 +186,12 @@ def alternating(batch_size: int) -> Split:
 
   Args:
     batch_size: The phases' batch size, so that batches stay together.
+
+  Raises:
+    SplitError: If the batch size is not positive.
   """
   if batch_size < 1:
-    raise ValueError(f'The batch size must be positive, found {batch_size}.')
+    raise SplitError(f'The batch size must be positive, found {batch_size}.')
 
   def part(parity: int) -> Part:
     def choose(

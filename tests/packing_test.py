@@ -1,0 +1,359 @@
+"""Clients made of dictionaries, of data frames, and of TFF's data sets."""
+
+import collections
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import small_clients
+from tff_partial import buckets
+from tff_partial import examples
+from tff_partial import packing
+from tff_partial import populations
+
+
+def test_clients_are_padded_to_the_largest():
+  population = packing.pack(small_clients.clients(), small_clients.SPEC)
+  assert population.client_ids == tuple(small_clients.COUNTS)
+  assert len(population) == 5
+  assert population.num_examples == 19
+  assert population.num_filtered == 0
+
+  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
+  for value, client, seed in zip(
+    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
+  ):
+    small_clients.check(value, client, seed)
+    assert len(value['examples']['y']) == 8
+
+
+def test_capacities_may_be_given():
+  population = packing.pack(
+    small_clients.clients(), small_clients.SPEC, capacities=[20, 2, 4]
+  )
+  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
+  assert [len(v['examples']['y']) for v in cohort] == [4, 2, 20, 2, 20]
+  for value, client, seed in zip(
+    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
+  ):
+    small_clients.check(value, client, seed)
+
+
+@pytest.mark.parametrize(
+  ('counts', 'capacities'),
+  [
+    ([7], {7}),
+    ([1, 1], {1}),
+    ([100, 99], {100}),
+    ([100, 25, 24, 7, 1], {100, 25, 7}),
+    ([2314] + [20] * 9, {2314, 145}),
+  ],
+)
+def test_where_padding_is_dear_there_are_capacities_of_a_quarter(
+  counts, capacities, monkeypatch
+):
+  monkeypatch.setattr(buckets, '_WASTED_BYTES', 0)
+  population = packing.pack(
+    {str(i): small_clients.fields(count) for i, count in enumerate(counts)},
+    small_clients.SPEC,
+  )
+  cohort = population.cohort(
+    population.client_ids, small_clients.seeds(len(counts))
+  )
+  assert {len(value['examples']['y']) for value in cohort} == capacities
+
+
+def test_structures_and_strings_keep_their_form():
+  spec = collections.OrderedDict(
+    x=collections.OrderedDict(
+      words=tf.TensorSpec([2], tf.string),
+      # Not in alphabetical order, which computations must not mind.
+      a=(tf.TensorSpec([], tf.bool), tf.TensorSpec([3], tf.float32)),
+    ),
+    y=tf.TensorSpec([], tf.int64),
+    weight=tf.TensorSpec([2], tf.float32),
+  )
+  fields = {
+    'x': {
+      'a': ([True, False], np.arange(6).reshape(2, 3)),
+      'words': [['aha', 'b'], ['c', 'd']],
+      'unread': [1, 2],
+    },
+    'y': [4, 5],
+  }
+  population = packing.pack({'ann': fields}, spec, capacities=[3])
+  (value,) = population.cohort(['ann'], small_clients.seeds(1))
+  held = value['examples']
+  assert list(held['x']) == ['words', 'a']
+  assert held['x']['words'].tolist() == [['aha', 'b'], ['c', 'd'], [b'', b'']]
+  assert held['x']['a'][0].tolist() == [True, False, False]
+  assert held['x']['a'][1].dtype == np.float32
+  assert held['y'].tolist() == [4, 5, 0]
+  # Weights are one for each part of an example.
+  assert held['weight'].tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_an_empty_client_is_refused():
+  with pytest.raises(
+    examples.EmptyClientError,
+    match="Client 'nobody' has no examples. Leave it out, or pass "
+    '`min_examples`',
+  ):
+    packing.pack(
+      {**small_clients.clients(), 'nobody': small_clients.fields(0)},
+      small_clients.SPEC,
+    )
+
+
+def test_a_client_that_no_bucket_holds_is_refused():
+  with pytest.raises(
+    examples.ClientDataError,
+    match="Client 'cid' has 8 examples but the largest bucket holds 7. Add a "
+    'larger one to `capacities`',
+  ):
+    packing.pack(small_clients.clients(), small_clients.SPEC, capacities=[2, 7])
+
+
+# ---- small clients -----------------------------------------------------------
+
+
+def test_small_clients_are_filtered_and_counted(caplog):
+  clients = {**small_clients.clients(), 'nobody': small_clients.fields(0)}
+  with caplog.at_level(logging.INFO):
+    population = packing.pack(clients, small_clients.SPEC, min_examples=3)
+  assert population.client_ids == ('ann', 'cid', 'eve')
+  assert population.num_filtered == 3
+  assert population.num_examples == 16
+  assert (
+    'Left out 3 of 6 clients, which have fewer than 3 examples.' in caplog.text
+  )
+
+
+def test_nothing_is_logged_where_nobody_is_filtered(caplog):
+  with caplog.at_level(logging.INFO):
+    packing.pack(small_clients.clients(), small_clients.SPEC, min_examples=1)
+  assert not caplog.text
+
+
+@pytest.mark.parametrize(
+  'clients', [small_clients.clients(), {}], ids=['small', 'none']
+)
+def test_no_eligible_client_is_refused(clients):
+  with pytest.raises(
+    examples.NoEligibleClientError,
+    match=f'None of {len(clients)} clients has the 9 examples that it takes. '
+    'Lower `min_examples` or give more data',
+  ):
+    packing.pack(clients, small_clients.SPEC, min_examples=9)
+
+
+# ---- data frames -------------------------------------------------------------
+
+
+def _frame() -> pd.DataFrame:
+  """The examples of all clients, one client's not next to one another."""
+  rows = [
+    (client, x, y, time, place)
+    for client, fields in small_clients.clients().items()
+    for place, (x, y, time) in enumerate(
+      zip(fields['x'], fields['y'], fields['time'], strict=True)
+    )
+  ]
+  rows.sort(key=lambda row: row[-1])
+  return pd.DataFrame(
+    [row[:-1] for row in rows], columns=['user', 'item', 'rating', 'when']
+  )
+
+
+def _from_frame(frame: pd.DataFrame, **options) -> populations.Population:
+  return packing.from_pandas(
+    frame,
+    small_clients.SPEC,
+    **{
+      'client_id': 'user',
+      'inputs': 'item',
+      'labels': 'rating',
+      'fields': {'time': 'when'},
+      **options,
+    },
+  )
+
+
+def test_rows_of_a_frame_go_to_their_clients_in_order():
+  population = _from_frame(_frame())
+  assert population.client_ids == tuple(sorted(small_clients.COUNTS))
+  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
+  for value, client, seed in zip(
+    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
+  ):
+    small_clients.check(value, client, seed)
+
+
+def test_a_frame_may_hold_several_inputs_vectors_and_weights():
+  spec = collections.OrderedDict(
+    x=collections.OrderedDict(
+      item=tf.TensorSpec([], tf.int32), user=tf.TensorSpec([2], tf.float32)
+    ),
+    y=tf.TensorSpec([], tf.float32),
+    weight=examples.WEIGHT_SPEC,
+  )
+  frame = pd.DataFrame(
+    {
+      'who': [7, 3, 7],
+      'item': [1, 2, 3],
+      'traits': [[0.5, 1.0], [2.0, 2.5], [3.0, 3.5]],
+      'rating': [4, 5, 3],
+      'trust': [0.5, 1.0, 0.25],
+    }
+  )
+  population = packing.from_pandas(
+    frame,
+    spec,
+    client_id='who',
+    inputs={'item': 'item', 'user': 'traits'},
+    labels='rating',
+    weight='trust',
+  )
+  assert population.client_ids == ('3', '7')
+  (value,) = population.cohort(['7'], small_clients.seeds(1))
+  held = value['examples']
+  np.testing.assert_array_equal(held['x']['item'], [1, 3])
+  np.testing.assert_array_equal(held['x']['user'], [[0.5, 1.0], [3.0, 3.5]])
+  np.testing.assert_array_equal(held['weight'], [0.5, 0.25])
+
+
+def test_small_clients_of_a_frame_are_filtered_and_counted(caplog):
+  with caplog.at_level(logging.INFO):
+    population = _from_frame(_frame(), min_examples=3)
+  assert population.client_ids == ('ann', 'cid', 'eve')
+  assert population.num_filtered == 2
+  assert 'Left out 2 of 5 clients' in caplog.text
+  (value,) = population.cohort(['eve'], small_clients.seeds(1))
+  small_clients.check(value, 'eve', small_clients.seeds(1)[0])
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      {'inputs': 'movie', 'weight': 'trust'},
+      r"has no columns \['trust', 'movie'\]; it has "
+      r"\['user', 'item', 'rating', 'when'\]",
+    ),
+    ({'client_id': 'who'}, r"no columns \['who'\]"),
+    ({'inputs': {'a': 'item', 'b': 'movie'}}, r"no columns \['movie'\]"),
+    ({'fields': {}}, r"The data frame lacks the fields \['time'\]"),
+    ({'inputs': 'rating'}, 'The data frame, x: expected int32, found float64'),
+    ({'labels': 'user'}, "found object .first value 'ann'"),
+  ],
+)
+def test_columns_that_do_not_fit_are_refused(options, message):
+  with pytest.raises(examples.ClientDataError, match=message):
+    _from_frame(_frame(), **options)
+
+
+def test_a_row_without_a_value_or_a_client_is_refused():
+  frame = _frame()
+  frame.loc[4, 'rating'] = np.nan
+  with pytest.raises(examples.ClientDataError, match='y: example 4 is nan'):
+    _from_frame(frame)
+  frame = _frame()
+  frame.loc[6, 'user'] = None
+  with pytest.raises(
+    examples.ClientDataError, match="Row 6 .* has no client: 'user' is missing"
+  ):
+    _from_frame(frame)
+
+
+@pytest.mark.parametrize(
+  ('frame', 'count'), [(_frame(), 5), (_frame()[:0], 0)], ids=['small', 'empty']
+)
+def test_a_frame_without_eligible_client_is_refused(frame, count):
+  with pytest.raises(
+    examples.NoEligibleClientError, match=f'None of {count} clients has the 9'
+  ):
+    _from_frame(frame, min_examples=9)
+
+
+# ---- TFF's data sets ---------------------------------------------------------
+
+
+def _client_data(**form) -> tff.simulation.datasets.TestClientData:
+  return tff.simulation.datasets.TestClientData(
+    {
+      client: collections.OrderedDict(
+        (form.get(name, name), array) for name, array in fields.items()
+      )
+      for client, fields in small_clients.clients().items()
+    }
+  )
+
+
+def test_clients_of_tff_are_read_into_memory():
+  population = packing.from_tff(_client_data(), small_clients.SPEC)
+  assert population.client_ids == tuple(sorted(small_clients.COUNTS))
+  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
+  for value, client, seed in zip(
+    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
+  ):
+    small_clients.check(value, client, seed)
+
+
+def test_examples_of_tff_may_need_another_form(caplog):
+  def to_fields(example):
+    return {'x': example['item'], 'y': example['y'], 'time': example['time']}
+
+  with caplog.at_level(logging.INFO):
+    population = packing.from_tff(
+      _client_data(x='item'),
+      small_clients.SPEC,
+      to_fields=to_fields,
+      client_ids=['cid', 'bob', 'eve'],
+      min_examples=2,
+      capacities=[9],
+    )
+  assert population.client_ids == ('cid', 'eve')
+  assert 'Left out 1 of 3 clients' in caplog.text
+  cohort = population.cohort(['eve', 'cid'], small_clients.seeds(2))
+  for value, client, seed in zip(
+    cohort, ('eve', 'cid'), small_clients.seeds(2), strict=True
+  ):
+    assert len(value['examples']['y']) == 9
+    small_clients.check(value, client, seed)
+
+
+class _Pairs:
+  """A data set of pairs, of which one client has none."""
+
+  client_ids = ['one', 'none']
+
+  def create_tf_dataset_for_client(self, client: str) -> tf.data.Dataset:
+    count = 3 if client == 'one' else 0
+    pairs = tf.data.Dataset.from_tensor_slices(
+      (np.arange(3, dtype=np.int32), np.ones([3, 2], np.float32))
+    )
+    return pairs.take(count)
+
+
+def test_pairs_of_tff_are_inputs_and_labels(caplog):
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec([], tf.int32),
+    y=tf.TensorSpec([2], tf.float32),
+    weight=examples.WEIGHT_SPEC,
+  )
+  with pytest.raises(examples.EmptyClientError, match="'none' has no examples"):
+    packing.from_tff(_Pairs(), spec)
+  population = packing.from_tff(_Pairs(), spec, min_examples=1)
+  assert population.client_ids == ('one',)
+  (value,) = population.cohort(['one'], small_clients.seeds(1))
+  assert value['examples']['x'].tolist() == [0, 1, 2]
+  assert value['examples']['y'].tolist() == [[1, 1]] * 3
+
+
+def test_examples_of_tff_that_do_not_fit_are_refused():
+  with pytest.raises(examples.ClientDataError, match="'ann' lacks .*'x'"):
+    packing.from_tff(_client_data(x='item'), small_clients.SPEC)

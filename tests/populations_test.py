@@ -1,0 +1,139 @@
+"""Cohorts, indexed in memory or loaded for a round."""
+
+import collections
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import small_clients
+from tff_partial import examples
+from tff_partial import packing
+from tff_partial import populations
+
+
+def test_a_cohort_is_a_sequence_of_slices_of_its_source():
+  population = packing.pack(
+    small_clients.clients(), small_clients.SPEC, capacities=[2, 8]
+  )
+  members = ['eve', 'bob', 'cid', 'ann', 'bob']  # A client may come twice.
+  cohort = population.cohort(members, small_clients.seeds(5))
+  assert isinstance(cohort, collections.abc.Sequence)
+  assert cohort.client_ids == tuple(members)
+  assert len(cohort) == len(list(cohort)) == 5
+  for place, (client, seed) in enumerate(
+    zip(members, small_clients.seeds(5), strict=True)
+  ):
+    small_clients.check(cohort[place], client, seed)
+    small_clients.check(cohort[place - 5], client, seed)
+    small_clients.check(cohort[np.int64(place)], client, seed)
+  for value, place in zip(cohort[3:0:-2], [3, 1], strict=True):
+    small_clients.check(value, members[place], small_clients.seeds(5)[place])
+  for place in (5, -6):
+    with pytest.raises(IndexError, match='The cohort has 5 clients'):
+      cohort[place]
+  with pytest.raises(TypeError):
+    cohort['eve']
+
+
+def test_a_cohort_tells_which_rows_it_consists_of():
+  population = packing.pack(
+    small_clients.clients(), small_clients.SPEC, capacities=[2, 8]
+  )
+  cohort = population.cohort(['eve', 'bob', 'cid'], small_clients.seeds(3))
+  large = max(cohort.groups, key=lambda group: len(group.positions))
+  assert large.positions.tolist() == [0, 2]
+  np.testing.assert_array_equal(
+    large.resident['count'][large.rows],
+    [small_clients.COUNTS['eve'], small_clients.COUNTS['cid']],
+  )
+  np.testing.assert_array_equal(
+    large.given['seed'], small_clients.seeds(3)[[0, 2]]
+  )
+  # The same objects round after round, so that a runtime may keep a copy.
+  again = population.cohort(['cid'], small_clients.seeds(1))
+  assert again.groups[0].resident is large.resident
+
+
+def test_a_cohort_may_be_empty():
+  for source in (
+    packing.pack(small_clients.clients(), small_clients.SPEC),
+    _reader(),
+  ):
+    cohort = source.cohort([], np.zeros([0, 2], np.int32))
+    assert len(cohort) == 0
+    assert not list(cohort)
+    assert not cohort.groups
+
+
+def test_an_unknown_client_is_refused():
+  population = packing.pack(small_clients.clients(), small_clients.SPEC)
+  with pytest.raises(
+    examples.ClientDataError, match="no client 'zoe' among the 5 clients"
+  ):
+    population.cohort(['ann', 'zoe'], small_clients.seeds(2))
+
+
+# ---- readers -----------------------------------------------------------------
+
+
+def _read(client: str) -> dict[str, np.ndarray]:
+  return small_clients.clients()[client]
+
+
+def _reader(**options) -> populations.Reader:
+  return populations.Reader(
+    list(small_clients.COUNTS), _read, small_clients.SPEC, **options
+  )
+
+
+def test_a_reader_makes_the_cohorts_of_a_population():
+  population = packing.pack(
+    small_clients.clients(), small_clients.SPEC, capacities=[4, 8]
+  )
+  reader = _reader(capacities=[4, 8])
+  assert reader.client_ids == population.client_ids
+  assert len(reader) == len(population)
+  members = ['dot', 'cid', 'bob', 'cid']
+  for one, other in zip(
+    reader.cohort(members, small_clients.seeds(4)),
+    population.cohort(members, small_clients.seeds(4)),
+    strict=True,
+  ):
+    tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def test_a_reader_loads_the_cohort_and_nobody_else():
+  loaded = []
+
+  def read(client):
+    loaded.append(client)
+    return _read(client)
+
+  reader = dataclasses.replace(_reader(), read=read)
+  cohort = reader.cohort(['eve', 'ann'], small_clients.seeds(2))
+  list(cohort)
+  assert loaded == ['eve', 'ann']
+
+
+def test_a_reader_can_be_pickled():
+  reader = pickle.loads(pickle.dumps(_reader(capacities=[8])))
+  (value,) = reader.cohort(['dot'], small_clients.seeds(1))
+  small_clients.check(value, 'dot', small_clients.seeds(1)[0])
+
+
+def test_a_reader_names_whose_data_are_bad():
+  reader = dataclasses.replace(_reader(), read=lambda client: {'x': [1]})
+  with pytest.raises(examples.ClientDataError, match="'eve' lacks the fields"):
+    reader.cohort(['eve'], small_clients.seeds(1))
+  reader = dataclasses.replace(
+    _reader(), read=lambda client: small_clients.fields(0)
+  )
+  with pytest.raises(examples.EmptyClientError, match="'eve' has no examples"):
+    reader.cohort(['eve'], small_clients.seeds(1))
+  with pytest.raises(
+    examples.ClientDataError, match="'cid' has 8 examples but the largest"
+  ):
+    _reader(capacities=[5]).cohort(['ann', 'cid'], small_clients.seeds(2))

@@ -1,0 +1,88 @@
+"""The clients of one round, and who hands them out.
+
+A `Cohort` is a sequence of client values that also tells a runtime which rows
+of which arrays it consists of, so that nothing needs copying client by client.
+"""
+
+import collections
+from collections.abc import Sequence
+import operator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from tff_partial import examples
+
+
+class CohortGroup(NamedTuple):
+  """Members of a cohort whose examples share one capacity.
+
+  Attributes:
+    resident: Nested arrays `[rows of the bucket, ...]`; the same object round
+      after round, so that a runtime can keep its copy on a device.
+    rows: int32 `[members]`, the members' rows in `resident`.
+    positions: int32 `[members]`, the members' places in the cohort.
+    given: Nested arrays `[members, ...]` which are new in every round.
+  """
+
+  resident: Any
+  rows: np.ndarray
+  positions: np.ndarray
+  given: Any
+
+
+class Cohort(Sequence[Any]):
+  """The clients of one round: a sequence of their values, made when asked for.
+
+  Attributes:
+    client_ids: Ids of the members in order.
+    groups: The members by capacity.
+  """
+
+  def __init__(self, client_ids: Sequence[str], groups: Sequence[CohortGroup]):
+    self.client_ids = tuple(client_ids)
+    self.groups = tuple(groups)
+    self._places = {
+      int(position): (group, index)
+      for group in self.groups
+      for index, position in enumerate(group.positions)
+    }
+
+  def __len__(self) -> int:
+    return len(self.client_ids)
+
+  def __getitem__(self, position: Any) -> Any:
+    if isinstance(position, slice):
+      return [self[p] for p in range(*position.indices(len(self)))]
+    position = operator.index(position)
+    if position < 0:
+      position += len(self)
+    if not 0 <= position < len(self):
+      raise IndexError(f'The cohort has {len(self)} clients.')
+    group, index = self._places[position]
+    row = group.rows[index]
+    return collections.OrderedDict(
+      **examples.map_fields(lambda array: array[row], group.resident),
+      **examples.map_fields(lambda array: array[index], group.given),
+    )
+
+
+class ClientSource(Protocol):
+  """Whoever can hand out cohorts: a `Population` or a `Reader`."""
+
+  example_spec: examples.ExampleSpec
+
+  @property
+  def client_ids(self) -> tuple[str, ...]:
+    """Ids of all clients, in a fixed order."""
+
+  def cohort(self, client_ids: Sequence[str], seeds: np.ndarray) -> Cohort:
+    """Returns the values of some clients.
+
+    Args:
+      client_ids: Ids, in the order in which the cohort shall have them.
+      seeds: int32 `[clients, 2]`.
+
+    Raises:
+      ClientDataError: If a client is unknown or its data cannot be used.
+    """

@@ -1,0 +1,203 @@
+"""Sources of clients: resident in memory, or loaded for a round.
+
+The arrays of a `Population` are resident and are only indexed; a `Reader` loads
+one cohort at a time.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import buckets
+from tff_partial import cohorts
+from tff_partial import examples
+
+
+def concatenate(
+  clients: Iterable[tuple[str, Mapping[str, Any]]],
+  example_spec: examples.ExampleSpec,
+  min_examples: int | None,
+) -> tuple[list[str], Any, np.ndarray, int]:
+  """Checks clients one by one and concatenates those with enough examples.
+
+  Args:
+    clients: Ids, and fields `[examples, ...]`.
+    example_spec: What one example consists of.
+    min_examples: Clients with fewer are left out; if None, none is.
+
+  Returns:
+    The ids of the clients, nested arrays of all their examples, the offset
+    where each one's examples begin, with the end, and how many were left out.
+
+  Raises:
+    ClientDataError: For a client that cannot be used.
+  """
+  ids: list[str] = []
+  kept: list[Any] = []
+  counts: list[int] = []
+  filtered = 0
+  for client, fields in clients:
+    arrays = examples.check_fields(fields, example_spec, f'Client {client!r}')
+    lengths = {len(array) for array in tf.nest.flatten(arrays)}
+    if len(lengths) != 1:
+      raise examples.ClientDataError(
+        f'Client {client!r}: fields have different numbers of examples: '
+        f'{sorted(lengths)}.'
+      )
+    count = lengths.pop()
+    if min_examples is None and not count:
+      raise examples.EmptyClientError(
+        f'Client {client!r} has no examples. Leave it out, or pass '
+        '`min_examples` to have small clients filtered and counted.'
+      )
+    if count < max(min_examples or 0, 1):
+      filtered += 1
+      continue
+    ids.append(client)
+    kept.append(arrays)
+    counts.append(count)
+  report_filtered(filtered, len(ids), min_examples)
+  flat = examples.map_fields(lambda *arrays: np.concatenate(arrays), *kept)
+  return ids, flat, np.concatenate([[0], np.cumsum(counts)]), filtered
+
+
+def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
+  """Logs how many clients were left out.
+
+  Raises:
+    NoEligibleClientError: If none is left.
+  """
+  if filtered:
+    logging.info(
+      'Left out %d of %d clients, which have fewer than %s examples.',
+      filtered,
+      filtered + kept,
+      min_examples,
+    )
+  if not kept:
+    raise examples.NoEligibleClientError(
+      f'None of {filtered} clients has the {min_examples or 1} examples that '
+      'it takes. Lower `min_examples` or give more data.'
+    )
+
+
+class Population:
+  """Clients whose examples stay in memory, padded and grouped by capacity.
+
+  `pack`, `from_pandas` and `from_tff` make them (see `packing.py`).
+
+  Attributes:
+    example_spec: What one example consists of.
+    num_filtered: Clients left out because they had too few examples.
+  """
+
+  def __init__(
+    self,
+    client_ids: Sequence[str],
+    example_spec: examples.ExampleSpec,
+    flat: Any,
+    offsets: np.ndarray,
+    *,
+    capacities: Sequence[int] | None = None,
+    num_filtered: int = 0,
+  ):
+    """Takes over checked, concatenated examples.
+
+    Args:
+      client_ids: Distinct ids, `[clients]`.
+      example_spec: What one example consists of.
+      flat: Arrays `[all examples, ...]` in the structure of `example_spec`.
+      offsets: `[clients + 1]`: client i has examples offsets[i] to
+        offsets[i+1].
+      capacities: Sizes to pad to; few good ones if None.
+      num_filtered: Clients left out before.
+    """
+    self.example_spec = example_spec
+    self.num_filtered = num_filtered
+    self._client_ids = tuple(client_ids)
+    self._index = {client: i for i, client in enumerate(self._client_ids)}
+    self._counts = np.diff(offsets)
+    self._buckets = buckets.fill(
+      self._client_ids, flat, np.asarray(offsets), capacities
+    )
+
+  @property
+  def client_ids(self) -> tuple[str, ...]:
+    """Ids of all clients, in a fixed order."""
+    return self._client_ids
+
+  @property
+  def num_examples(self) -> int:
+    """The number of real examples of all clients together."""
+    return int(self._counts.sum())
+
+  def __len__(self) -> int:
+    return len(self._client_ids)
+
+  def cohort(
+    self, client_ids: Sequence[str], seeds: np.ndarray
+  ) -> cohorts.Cohort:
+    """Indexes the values of some clients; see `ClientSource`.
+
+    Raises:
+      ClientDataError: If an id is unknown.
+    """
+    try:
+      members = np.array([self._index[c] for c in client_ids], np.int64)
+    except KeyError as error:
+      raise examples.ClientDataError(
+        f'There is no client {error.args[0]!r} among the {len(self)} clients.'
+      ) from None
+    return cohorts.Cohort(
+      client_ids, buckets.groups_of(self._buckets, members, seeds)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+  """Clients that are loaded only for the rounds in which they take part.
+
+  Attributes:
+    ids: Ids of all clients.
+    read: From a client's id to its fields, arrays `[examples, ...]`. A
+      function that can be pickled, if other processes shall read too.
+    example_spec: What one example consists of.
+    capacities: Sizes to pad to. Give them: sizes that change from cohort to
+      cohort make a compiling runtime compile again.
+  """
+
+  ids: Sequence[str]
+  read: Callable[[str], Mapping[str, Any]]
+  example_spec: examples.ExampleSpec
+  capacities: Sequence[int] | None = None
+
+  @property
+  def client_ids(self) -> tuple[str, ...]:
+    """Ids of all clients, in a fixed order."""
+    return tuple(self.ids)
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+  def cohort(
+    self, client_ids: Sequence[str], seeds: np.ndarray
+  ) -> cohorts.Cohort:
+    """Loads the values of some clients; see `ClientSource`.
+
+    Raises:
+      ClientDataError: If a client's examples cannot be used.
+    """
+    if not client_ids:
+      return cohorts.Cohort((), ())
+    ids, flat, offsets, _ = concatenate(
+      ((client, self.read(client)) for client in client_ids),
+      self.example_spec,
+      None,
+    )
+    filled = buckets.fill(ids, flat, offsets, self.capacities)
+    members = np.arange(len(client_ids))
+    return cohorts.Cohort(client_ids, buckets.groups_of(filled, members, seeds))

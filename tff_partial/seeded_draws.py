@@ -1,0 +1,120 @@
+"""Random draws of Keras's own layers and initializers, redirected to seeds.
+
+So they follow from a seed and are the same under every runtime. Whatever draws
+from hidden state all the same is refused once it is traced (see `tracing.py`).
+"""
+
+from collections.abc import Callable
+import functools
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial import random_bits
+
+
+def _normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+  """A method that draws numbers of a mean and a standard deviation."""
+
+  def method(
+    self: 'SeededDraws',
+    shape: Any,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: Any = None,
+    nonce: Any = None,
+  ) -> tf.Tensor:
+    del nonce
+    return self._draw(draw, shape, mean, stddev, dtype=dtype)
+
+  return method
+
+
+class SeededDraws:
+  """Stands in for Keras's random generator: each draw follows from the seed."""
+
+  RNG_STATELESS = 'stateless'
+  RNG_STATEFUL = 'stateful'
+  RNG_LEGACY_STATEFUL = 'legacy_stateful'
+
+  def __init__(self, seed: tf.Tensor):
+    self._seed = seed
+    self._draws = itertools.count()
+    self._rng_type = self.RNG_STATELESS
+
+  def _next_seed(self) -> tf.Tensor:
+    return random_bits.fold_in(self._seed, next(self._draws))
+
+  def _maybe_init(self) -> None:
+    """Keras asks for this before a layer is built; there is nothing to do."""
+
+  def make_legacy_seed(self) -> None:
+    """Says that there is no seed of the stateful kind."""
+
+  def make_seed_for_stateless_op(self) -> tf.Tensor:
+    """Returns the seed of one draw."""
+    return self._next_seed()
+
+  def _draw(
+    self, draw: Callable[..., tf.Tensor], shape: Any, *of: float, dtype: Any
+  ) -> tf.Tensor:
+    """Draws numbers, of Keras's type if no other is asked for."""
+    dtype = tf.as_dtype(dtype or tf.keras.backend.floatx())
+    return draw(self._next_seed(), shape, *of, dtype)
+
+  def random_uniform(
+    self,
+    shape: Any,
+    minval: float = 0.0,
+    maxval: float | None = None,
+    dtype: Any = None,
+    nonce: Any = None,
+  ) -> tf.Tensor:
+    """Draws uniform numbers."""
+    del nonce  # One draw never repeats another here.
+    high = 1.0 if maxval is None else maxval
+    return self._draw(random_bits.uniform, shape, minval, high, dtype=dtype)
+
+  random_normal = _normally(random_bits.normal)
+  truncated_normal = _normally(random_bits.truncated_normal)
+
+  def dropout(
+    self, inputs: tf.Tensor, rate: float, noise_shape: Any = None
+  ) -> tf.Tensor:
+    """Sets a random share of the inputs to zero and scales up the rest."""
+    shape = tf.shape(inputs) if noise_shape is None else noise_shape
+    kept = random_bits.uniform(self._next_seed(), shape) >= rate
+    return inputs * tf.cast(kept, inputs.dtype) / (1.0 - rate)
+
+
+def _initializer_of(initial_value: Any) -> Any:
+  """Whoever draws the value in a request for a variable."""
+  if isinstance(initial_value, functools.partial):
+    initial_value = initial_value.func
+  return getattr(initial_value, '__self__', initial_value)
+
+
+def first_value(
+  request: dict[str, Any], variable: tf.Variable
+) -> Callable[[tf.Tensor], tf.Tensor]:
+  """A pure function from a seed to the first value of a variable."""
+  initial_value = request.get('initial_value')
+  if not callable(initial_value):
+    # A given value, the same for everybody.
+    value = variable.numpy()
+    return lambda seed: tf.constant(value)
+  initializer = _initializer_of(initial_value)
+  draws_it = hasattr(initializer, '_random_generator')
+  own_seed = getattr(initializer, 'seed', None)
+
+  def initialize(seed: tf.Tensor) -> tf.Tensor:
+    if draws_it:
+      if own_seed is not None:
+        seed = tf.constant(random_bits.derive('initializer', own_seed))
+      initializer._random_generator = SeededDraws(seed)
+      initializer._used = False  # Keras warns of a second use without seed.
+    value = initial_value()
+    return tf.ensure_shape(tf.cast(value, variable.dtype), variable.shape)
+
+  return initialize
