@@ -11,6 +11,7 @@ from collections.abc import Callable
 import contextlib
 import json
 import logging
+import pickle
 from typing import Any, NamedTuple
 
 from absl import logging as absl_logging
@@ -19,9 +20,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.examples import Cohort
-from tff_partial.examples import CohortGroup
+from tff_partial.cohorts import Cohort
+from tff_partial.cohorts import CohortGroup
 from tff_partial.runtimes import cohort
+from tff_partial.runtimes import columns
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import native
 
@@ -329,6 +331,8 @@ class _Leaf(NamedTuple):
 
 def _leaves(value: Any, path: str = '') -> list[_Leaf]:
   """Every container and every leaf of a result, with its Python type."""
+  if isinstance(value, columns.Columns):
+    value = list(value)  # Natively, a list.
   named = isinstance(value, tff.structure.Struct | dict) or hasattr(
     type(value), '__attrs_attrs__'
   )
@@ -631,6 +635,138 @@ def test_resident_arrays_are_copied_once(monkeypatch):
     for size in (4, 6, 9):
       _open_shapes(_resident_cohort(size, residents))
   assert len(copied) == 2
+
+
+# ---- client states -----------------------------------------------------------
+
+_STATE = collections.OrderedDict(
+  vectors=[(np.float32, [2]), (np.int32, [])], name=np.str_
+)
+
+
+@tff.federated_computation(_at_clients(_STATE), _at_clients(np.float32))
+def _remember(states, values):
+  """Clients change what they remember by a value of their own."""
+
+  @tff.tensorflow.computation
+  def change(state, value):
+    vector, number = state['vectors']
+    return collections.OrderedDict(
+      vectors=[vector + value, number + 1], name=state['name'] + '!'
+    )
+
+  return tff.federated_map(change, (states, values))
+
+
+def _states(size):
+  return [
+    collections.OrderedDict(
+      vectors=[np.array([i, -i], np.float32), np.int32(10 * i)], name=f'c{i}'
+    )
+    for i in range(size)
+  ]
+
+
+def _stacked_states(size):
+  numbers = np.arange(size)
+  return collections.OrderedDict(
+    vectors=[
+      np.stack([numbers, -numbers], 1).astype(np.float32),
+      (10 * numbers).astype(np.int32),
+    ],
+    name=np.array([f'c{i}' for i in range(size)], object),
+  )
+
+
+def _given(stacked, size) -> Cohort:
+  """Client values that are new in every round, and nothing resident."""
+  everybody = np.arange(size, dtype=np.int32)
+  group = CohortGroup({}, np.zeros([size], np.int32), everybody, stacked)
+  return Cohort([str(i) for i in range(size)], [group])
+
+
+@pytest.mark.parametrize('size', [0, 1, _FEW, _MANY])
+def test_client_states_may_come_and_go_in_columns(size, plain):
+  with plain:
+    expected = _remember(_states(size), _floats(size))
+    states = _given(_stacked_states(size), size)
+    actual = _remember(states, _floats(size))
+    # What comes out may go in again.
+    again = _remember(actual, _floats(size))
+    _assert_alike(again, _remember(list(actual), _floats(size)))
+  _assert_alike(actual, expected)
+  assert len(actual) == size
+  stacked = actual.stacked
+  assert list(stacked) == ['vectors', 'name']
+  vectors, numbers = stacked['vectors']
+  assert vectors.shape == (size, 2) and vectors.dtype == np.float32
+  np.testing.assert_array_equal(numbers, 10 * np.arange(size) + 1)
+  assert list(stacked['name']) == [f'c{i}!'.encode() for i in range(size)]
+
+
+def test_columns_are_a_sequence_of_values_of_their_own(plain):
+  with plain:
+    actual = _remember(_states(3), _floats(3))
+    numbers = _strings([4, 5], 'ab', 7)[4]
+  assert actual[-1]['name'] == actual[2]['name'] == b'c2!'
+  assert [one['name'] for one in actual[1:]] == [b'c1!', b'c2!']
+  with pytest.raises(IndexError):
+    actual[3]
+  actual[0]['vectors'][0][:] = 7.0
+  np.testing.assert_array_equal(actual[0]['vectors'][0], [0.0, 0.0])
+  assert numbers == [4, 5] and numbers != [4] and numbers != 4
+  assert pickle.loads(pickle.dumps(numbers)) == [4, 5]
+  assert repr(numbers) == repr(list(numbers))
+  assert tf.nest.map_structure(lambda a, b: a + b, numbers, numbers) == [8, 10]
+
+
+def test_what_differs_in_shape_is_stacked_as_a_list(plain):
+  with plain:
+    doubled = _open_shapes(_rows(4))[1]
+    assert [len(rows) for rows in doubled.stacked] == [1, 2, 3, 1]
+    again = _halve(doubled)
+  for one, rows in zip(again, _rows(4), strict=True):
+    np.testing.assert_array_equal(one, rows['rows'])
+
+
+@tff.federated_computation(
+  _at_clients(tff.TensorType(np.float32, [None, 2])),
+)
+def _halve(clients):
+  half = tff.tensorflow.computation(lambda rows: rows / 2.0)
+  return tff.federated_map(half, clients)
+
+
+@tff.federated_computation(
+  _at_clients(collections.OrderedDict()), _at_clients(np.float32)
+)
+def _forgetful(states, values):
+  return states, tff.federated_sum(values)
+
+
+def test_of_states_without_leaves_only_the_number_counts(plain):
+  nothing = collections.OrderedDict()
+  with plain:
+    for states in (
+      [nothing] * 3,
+      _given({}, 3),
+      Cohort(['a', 'b', 'c'], []),
+    ):
+      kept, total = _forgetful(states, [1.0, 2.0, 3.0])
+      assert kept == [nothing] * 3 and kept.stacked == nothing
+      assert total == 6.0
+    with pytest.raises(errors.CohortSizeError, match='argument.0 has 2'):
+      _forgetful([nothing] * 2, [1.0])
+    with pytest.raises(errors.ArgumentError, match='client 0.*fields'):
+      _forgetful([{'a': 1}], [1.0])
+
+
+def test_columns_of_another_length_are_refused(plain):
+  with plain:
+    with pytest.raises(
+      errors.ArgumentError, match=r'argument\.0.*of 2 clients.*\[3, 2\]'
+    ):
+      _remember(_given(_stacked_states(3), 2), _floats(2))
 
 
 # ---- choosing ----------------------------------------------------------------

@@ -10,8 +10,8 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import algorithms
 from tff_partial import client_state
+from tff_partial import client_work
 from tff_partial import evaluation
-from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import splits
 from tff_partial import tiers
@@ -252,7 +252,7 @@ def test_a_summary_of_nobody_is_empty():
 
 def test_an_evaluation_that_measures_nothing_is_refused():
   with pytest.raises(
-    processes.CompositionError, match='No phase of the evaluation is measured'
+    client_work.CompositionError, match='No phase of the evaluation is measured'
   ):
     evaluation.build_evaluation(
       planted.factorization(), memory=client_state.forget, work=[Phase()]
@@ -260,7 +260,7 @@ def test_an_evaluation_that_measures_nothing_is_refused():
 
 
 def test_a_model_with_groups_is_refused():
-  with pytest.raises(processes.CompositionError, match='has no groups'):
+  with pytest.raises(client_work.CompositionError, match='has no groups'):
     evaluation.build_evaluation(
       planted.factorization(group='items'),
       memory=client_state.forget,

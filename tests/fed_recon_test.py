@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import algorithms
+from tff_partial import client_work
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import processes
@@ -524,12 +525,12 @@ def test_clients_may_have_optimizers_with_a_state():
     ),
     (
       {'aggregator': 'mean'},
-      processes.CompositionError,
+      client_work.CompositionError,
       'aggregator must be a factory .*, found str',
     ),
     (
       {'server_optimizer': 1.0},
-      processes.CompositionError,
+      client_work.CompositionError,
       'server optimizer must be one of .*, found float',
     ),
   ],

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import algorithms
 from tff_partial import client_state
+from tff_partial import client_work
 from tff_partial import models
 from tff_partial import processes
 from tff_partial import runtimes
@@ -332,5 +333,5 @@ def test_planted_tastes_are_learned(process):
 )
 def test_a_model_with_groups_is_refused_by_who_has_none(build):
   model = planted.factorization(planted.build_tastes, group='items')
-  with pytest.raises(processes.CompositionError, match='has no groups'):
+  with pytest.raises(client_work.CompositionError, match='has no groups'):
     build(model)

@@ -10,12 +10,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import planted
-from tff_partial import keras_functions
+from tff_partial import client_work
+from tff_partial import keras_metrics
+from tff_partial import local_training
 from tff_partial import models
 from tff_partial import phases
-from tff_partial import processes
 from tff_partial import splits
 from tff_partial import tiers
+from tff_partial import tracing
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
@@ -37,11 +39,13 @@ class Client:
     self, model: models.PartialModel, *work: Phase, jit: bool = False
   ):
     self.model = model
-    self._spec = processes.example_spec_of(model, work)
+    self._spec = client_work.example_spec_of(model, work)
 
     def run(weights, examples, count, seed):
       frozen = model.frozen_weights()
-      done = phases.run(work, model, weights, frozen, examples, count, seed)
+      done = local_training.run(
+        work, model, weights, frozen, examples, count, seed
+      )
       return done._asdict()
 
     example_specs = tf.nest.map_structure(
@@ -50,7 +54,7 @@ class Client:
     weight_specs = collections.OrderedDict(
       (tier, model.specs(tier)) for tier in model.tiers
     )
-    traced = keras_functions.traced(
+    traced = tracing.traced(
       run,
       weight_specs,
       example_specs,
@@ -73,7 +77,7 @@ class Client:
     capacity: int | None = None,
     seed: np.ndarray = _SEED,
     weights: tiers.Weights | None = None,
-  ) -> phases.Worked:
+  ) -> local_training.Worked:
     count = len(fields['y'])
     fields = {'weight': np.ones([count], np.float32), **fields}
     examples = collections.OrderedDict(
@@ -92,12 +96,14 @@ class Client:
       tf.constant(count),
       tf.constant(seed),
     )
-    return phases.Worked(**tf.nest.map_structure(lambda t: t.numpy(), done))
+    return local_training.Worked(
+      **tf.nest.map_structure(lambda t: t.numpy(), done)
+    )
 
-  def measure(self, done: phases.Worked) -> dict[str, float]:
+  def measure(self, done: local_training.Worked) -> dict[str, float]:
     """The metrics of what was done."""
-    states = processes.unfinalized_metrics(done)
-    finalizers = processes.metric_finalizers(self.model)
+    states = client_work.unfinalized_metrics(done)
+    finalizers = client_work.metric_finalizers(self.model)
     return {
       name: finalize(states[name]).numpy()
       for name, finalize in finalizers.items()
@@ -182,7 +188,7 @@ def test_what_padding_consists_of_does_not_matter():
     client.first_weights(),
     collections.OrderedDict(
       (name, tf.constant(spoilt[name]))
-      for name in processes.example_spec_of(
+      for name in client_work.example_spec_of(
         client.model, [Phase(on=splits.by_time().support)]
       )
     ),
@@ -586,37 +592,35 @@ def test_regularization_counts_in_every_phase():
   assert done.loss == [0.0, 4.0]
 
 
-def test_terms_compare_with_the_weights_as_the_phase_began():
+def _one_weight_from_zero() -> tf.keras.Model:
+  """A prediction is the local weight times the input, times one."""
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([1]),
+      layers.Dense(1, use_bias=False, kernel_initializer='zeros', name='user'),
+      layers.Dense(1, use_bias=False, kernel_initializer='ones'),
+    ]
+  )
+
+
+def test_terms_compare_with_the_weights_as_the_round_began():
   def toward_start(weights, before):
     difference = (
       weights[tiers.LOCAL]['user/kernel'] - before[tiers.LOCAL]['user/kernel']
     )
     return 50.0 * tf.reduce_sum(difference**2)
 
-  def build():
-    return tf.keras.Sequential(
-      [
-        tf.keras.Input([1]),
-        layers.Dense(
-          1, use_bias=False, kernel_initializer='zeros', name='user'
-        ),
-        layers.Dense(1, use_bias=False, kernel_initializer='ones'),
-      ]
-    )
-
-  model = planted.factorization(build, metrics=list)
+  model = planted.factorization(_one_weight_from_zero, metrics=list)
   fields = {'x': np.ones([1, 1], 'f'), 'y': np.ones([1, 1], 'f')}
   work = Phase(
     (tiers.LOCAL,), optimizer=sgd(0.01), epochs=50, terms=(toward_start,)
   )
-  # The loss is (w - 1)**2 + 50 (w - w0)**2: least at (1 + 50 w0) / 51.
-  for repeats in (1, 2):
-    done = Client(model, *[work] * repeats)(fields)
-    least = 0.0
-    for _ in range(repeats):
-      least = (1 + 50 * least) / 51
+  # The loss is (w - 1)**2 + 50 (w - w0)**2: least at (1 + 50 w0) / 51, where
+  # w0 = 0 also for a second phase.
+  for times in (1, 2):
+    done = Client(model, *[work] * times)(fields)
     np.testing.assert_allclose(
-      done.weights[tiers.LOCAL]['user/kernel'], [[least]], rtol=1e-4
+      done.weights[tiers.LOCAL]['user/kernel'], [[1 / 51]], rtol=1e-4
     )
 
 
@@ -671,7 +675,7 @@ def test_what_is_measured_is_what_keras_evaluates(loss, batch_size):
     return_dict=True,
     verbose=0,
   )
-  assert set(found) == {*expected, *keras_functions.COUNTS}
+  assert set(found) == {*expected, *keras_metrics.COUNTS}
   for name, value in expected.items():
     np.testing.assert_allclose(found[name], value, rtol=1e-5)
   assert found['num_examples'] == 37
@@ -719,18 +723,7 @@ def test_masked_sequences_are_measured_as_keras_evaluates_them():
 def test_predictions_count_before_each_step():
   # The prediction is w, beginning with 0; labels are 1. A step with rate 0.5
   # moves w by 0.5 * 2 * (1 - w): to 1, where the error is 0.
-  def build():
-    return tf.keras.Sequential(
-      [
-        tf.keras.Input([1]),
-        layers.Dense(
-          1, use_bias=False, kernel_initializer='zeros', name='user'
-        ),
-        layers.Dense(1, use_bias=False, kernel_initializer='ones'),
-      ]
-    )
-
-  model = planted.factorization(build)
+  model = planted.factorization(_one_weight_from_zero)
   ones = np.ones([4, 1], np.float32)
   work = Phase(
     (tiers.LOCAL,), optimizer=sgd(0.5), batch_size=2, epochs=1, measured=True

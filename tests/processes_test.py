@@ -11,6 +11,8 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import client_state
+from tff_partial import client_work
+from tff_partial import local_training
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import processes
@@ -174,7 +176,7 @@ def test_a_round_is_what_its_clients_do(process):
   for value, remembered, new in zip(
     cohort, kept, output.client_states, strict=True
   ):
-    done = phases.run(
+    done = local_training.run(
       [Phase(_BOTH, on=splits.by_time().query, measured=True)],
       process.model,
       tf.nest.map_structure(
@@ -235,13 +237,13 @@ def test_frozen_weights_stay_as_they_are(process):
 
 def test_models_that_have_no_place_are_refused():
   with pytest.raises(
-    processes.CompositionError,
+    client_work.CompositionError,
     match='variables for groups, but the algorithm has no groups. Build the '
     'model without `group`',
   ):
     _compose(planted.factorization(_build, group='body'))
   with pytest.raises(
-    processes.CompositionError, match='no global variable to train'
+    client_work.CompositionError, match='no global variable to train'
   ):
     # Its only other variables are frozen.
     _compose(_without_global())
@@ -260,20 +262,20 @@ def _without_global() -> models.PartialModel:
       {'aggregator': tff.aggregators.MeanFactory},
       r'must be a factory such as `tff.aggregators.MeanFactory\(\)`, found',
     ),
-    ({'aggregator': None}, 'must be a factory .*, found NoneType'),
+    ({'aggregator': 'mean'}, 'must be a factory .*, found str'),
     (
       {'server_optimizer': tf.keras.optimizers.SGD()},
       'server optimizer must be one of `tff.learning.optimizers`, found SGD',
     ),
     (
       {'work': [Phase(), Phase((tiers.LOCAL,))]},
-      'No phase is measured, so that no client would have a weight',
+      'No phase of the round is measured, so that no client would have a weight',
     ),
-    ({'work': []}, 'No phase is measured'),
+    ({'work': []}, 'No phase of the round is measured'),
   ],
 )
 def test_parts_that_do_not_fit_are_refused(process, options, message):
-  with pytest.raises(processes.CompositionError, match=message):
+  with pytest.raises(client_work.CompositionError, match=message):
     _compose(process.model, **options)
 
 

@@ -7,10 +7,6 @@ from tff_partial import _require_tff as _require_tff
 from tff_partial import algorithms as algorithms
 from tff_partial import runtimes as runtimes
 from tff_partial import splits as splits
-from tff_partial.examples import from_pandas as from_pandas
-from tff_partial.examples import from_tff as from_tff
-from tff_partial.examples import pack as pack
-from tff_partial.examples import Reader as Reader
 from tff_partial.learning_process import (
   as_evaluation_process as as_evaluation_process,
 )
@@ -18,8 +14,12 @@ from tff_partial.learning_process import (
   as_learning_process as as_learning_process,
 )
 from tff_partial.models import from_keras as from_keras
+from tff_partial.packing import from_pandas as from_pandas
+from tff_partial.packing import from_tff as from_tff
+from tff_partial.packing import pack as pack
 from tff_partial.phases import Phase as Phase
 from tff_partial.phases import sgd as sgd
+from tff_partial.populations import Reader as Reader
 from tff_partial.processes import compose as compose
 from tff_partial.programs import evaluate as evaluate
 from tff_partial.programs import Exam as Exam

@@ -5,21 +5,22 @@ placed at clients until a program, in a simulation, gathers and summarizes them.
 """
 
 import collections
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import client_state
+from tff_partial import client_work
 from tff_partial import examples
-from tff_partial import keras_functions
+from tff_partial import keras_metrics
 from tff_partial import models
 from tff_partial import phases
-from tff_partial import processes
-from tff_partial import random_bits
+from tff_partial import splits
 from tff_partial import tiers
+from tff_partial import tracing
 
 QUANTILES = {'p10': 0.1, 'p50': 0.5, 'p90': 0.9}
 
@@ -46,8 +47,8 @@ class Evaluation(NamedTuple):
       took part.
     measure: `(ModelWeights, C, D -> (states of metrics, metrics))`, for one
       client and not placed.
-    personalise: `(ModelWeights, C, D -> local weights)`, likewise: what the
-      client itself would run.
+    personalise: `(ModelWeights, C, D -> weights by name)`, likewise: the
+      trainable weights of the client's own model, which it would use.
     model: The model that is measured.
     example_spec: What an example consists of; pack data with it.
   """
@@ -63,85 +64,51 @@ class Evaluation(NamedTuple):
 def build_evaluation(
   model: models.PartialModel,
   *,
-  memory: client_state.Memory,
-  work: Sequence[phases.Phase],
+  work: phases.Work,
+  memory: client_state.Memory = client_state.forget,
 ) -> Evaluation:
   """Each client runs phases, of which at least one measures; nothing is kept.
 
   Args:
     model: The model to measure.
-    memory: What clients remember as the evaluation begins.
     work: Phases that personalise and measure.
+    memory: What clients remember as the evaluation begins; nothing by default.
 
   Raises:
     CompositionError: If no phase measures, or if the model has groups.
   """
-  if not any(phase.measured for phase in work):
-    raise processes.CompositionError('No phase of the evaluation is measured.')
-  processes.refuse_groups(model)
-  shared_specs, frozen_specs = processes.weights_specs(model)
-  example_spec = processes.example_spec_of(model, work)
-  client_specs = examples.client_spec(example_spec)
-  first_memory = processes.traced(
-    lambda seed: memory.first(model, seed), random_bits.SEED_SPEC
-  )
-  kept_specs = tf.nest.map_structure(
-    lambda t: tf.TensorSpec(t.shape, t.dtype), first_memory.structured_outputs
-  )
+  does = client_work.ClientWork(model, memory, work, 'evaluation')
+  server_type, kept_type, client_type = does.types
+  finalizers = client_work.metric_finalizers(model)
 
-  def run(shared: Any, frozen: Any, kept: Any, client: Any) -> phases.Worked:
-    seed = client['seed']
-    local = memory.recall(model, kept, random_bits.fold_in(seed, 'local'))
-    return phases.run(
-      work,
-      model,
-      tiers.join(shared, {tiers.LOCAL: local} if local else {}),
-      frozen,
-      client['examples'],
-      client['count'],
-      seed,
-    )
-
-  def run_and_measure(shared: Any, frozen: Any, kept: Any, client: Any) -> Any:
-    worked = run(shared, frozen, kept, client)
-    states = processes.unfinalized_metrics(worked)
+  def run_and_measure(*args: Any) -> Any:
+    states = client_work.unfinalized_metrics(does.run(*args))
     values = collections.OrderedDict(
-      (name, finalize(states[name]))
-      for name, finalize in processes.metric_finalizers(model).items()
+      (name, finalize(states[name])) for name, finalize in finalizers.items()
     )
     return states, values
 
-  specs = (shared_specs, frozen_specs, kept_specs, client_specs)
-  measure_client = processes.traced(run_and_measure, *specs)
-  personalise_client = processes.traced(
-    lambda *args: run(*args).weights.get(
-      tiers.LOCAL, collections.OrderedDict()
-    ),
-    *specs,
-  )
-  server_type = processes.weights_type(model)
-
-  @tff.tensorflow.computation(processes.type_of(random_bits.SEED_SPEC))
-  def initialize_client(seed: Any) -> Any:
-    return first_memory(seed)
-
-  kept_type = initialize_client.type_signature.result
-  client_type = processes.type_of(client_specs)
-
-  @tff.tensorflow.computation(server_type, kept_type, client_type)
-  def measure(weights: Any, kept: Any, client: Any) -> Any:
-    return measure_client(
-      weights.trainable, weights.non_trainable, kept, client
+  def run_and_keep(*args: Any) -> Any:
+    weights = does.run(*args).weights
+    reads = tiers.PERSONAL if tiers.PERSONAL in weights else tiers.GLOBAL
+    return collections.OrderedDict(
+      (name, tensor)
+      for named in tiers.read_by_model(weights, reads).values()
+      for name, tensor in named.items()
     )
 
-  @tff.tensorflow.computation(server_type, kept_type, client_type)
-  def personalise(weights: Any, kept: Any, client: Any) -> Any:
-    return personalise_client(
-      weights.trainable, weights.non_trainable, kept, client
-    )
+  def for_a_client(run: Callable[..., Any]) -> tff.Computation:
+    traced = tracing.traced(run, *does.specs)
 
+    @tff.tensorflow.computation(*does.types)
+    def computation(weights: Any, kept: Any, client: Any) -> Any:
+      return traced(weights.trainable, weights.non_trainable, kept, client)
+
+    return computation
+
+  measure = for_a_client(run_and_measure)
   pool = tff.learning.metrics.sum_then_finalize(
-    processes.metric_finalizers(model), measure.type_signature.result[0]
+    finalizers, measure.type_signature.result[0]
   )
 
   @tff.federated_computation(
@@ -157,8 +124,68 @@ def build_evaluation(
     return EvaluationOutput(pool(states), values)
 
   return Evaluation(
-    evaluate, initialize_client, measure, personalise, model, example_spec
+    evaluate,
+    does.initialize_client,
+    measure,
+    for_a_client(run_and_keep),
+    model,
+    does.example_spec,
   )
+
+
+class Measuring(TypedDict, total=False):
+  """What builders of evaluations hand on to `build_query_evaluation`."""
+
+  personalise: phases.Phase | None
+  split: splits.Split | None
+  measure_batch_size: int
+
+
+def build_query_evaluation(
+  model: models.PartialModel,
+  *,
+  memory: client_state.Memory = client_state.forget,
+  train: tuple[str, ...] = (),
+  terms: tuple[phases.Term, ...] = (),
+  personalise: phases.Phase | None = None,
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
+) -> Evaluation:
+  """Clients personalise on their support set, and are measured on the query.
+
+  Args:
+    model: The model to measure.
+    memory: What clients remember as the evaluation begins; nothing by default.
+    train: What is a client's own, which `personalise` trains. If PERSONAL is,
+      its copy of the global weights is measured.
+    terms: Losses to add when personalising.
+    personalise: How clients personalise; not at all by default.
+    split: Support and query set. The two halves by default if clients
+      personalise, and otherwise everything.
+    measure_batch_size: Examples measured at a time; changes no result.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  support, query = split or (splits.halves() if personalise else splits.same())
+  measure = phases.Phase(
+    train=(),
+    on=query,
+    batch_size=measure_batch_size,
+    reads=tiers.PERSONAL if tiers.PERSONAL in train else tiers.GLOBAL,
+    measured=True,
+  )
+  work = [measure]
+  if personalise:
+    before = dataclasses.replace(
+      personalise,
+      train=train,
+      on=support,
+      terms=(*personalise.terms, *terms),
+      measured=False,
+    )
+    work = [before, measure]
+  return build_evaluation(model, memory=memory, work=work)
 
 
 def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
@@ -175,7 +202,7 @@ def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
   names = [
     name
     for name in (measured[0] if measured else {})
-    if name not in keras_functions.COUNTS
+    if name not in keras_metrics.COUNTS
   ]
   summary = {}
   for name in names:

@@ -1,27 +1,25 @@
 """Phases: the steps in which a client trains some tiers on some examples.
 
 An algorithm's work at a client is a list of phases, run in turn. A phase that
-trains nothing only measures.
+trains nothing only measures. Phases of a `Together` take turns on each batch.
 """
 
-import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import re
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import errors
-from tff_partial import keras_functions
 from tff_partial import models
-from tff_partial import random_bits
 from tff_partial import splits
 from tff_partial import tiers
 
 Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
-# An extra loss term: (weights by tier, weights by tier at the phase's start)
-# -> scalar.
+# An extra loss term: (weights by tier, weights by tier as the round began)
+# -> scalar. See `terms.py`.
 Term = Callable[[Any, Any], tf.Tensor]
 
 
@@ -41,302 +39,144 @@ class Phase:
   Attributes:
     train: The tiers to train; none only measures.
     on: Which examples, in which order.
-    optimizer: Any TFF optimizer. Plain gradient descent touches only the rows
-      of an embedding table that a batch reads.
+    optimizer: Any TFF optimizer, or one for each tier. Plain gradient descent
+      touches only the rows of an embedding table that a batch reads.
     batch_size: Examples per step; the last batch of an epoch may be smaller.
+      None takes all examples in each step.
     epochs: How often the examples are gone through, at most.
-    max_steps: Steps, at most; None for no limit. 0 leaves the phase out.
+    max_steps: Batches, at most; None for no limit. 0 leaves the phase out.
+    repeats: Steps on each batch.
     shuffle: Whether each epoch takes the examples in a new order.
+    only: A regular expression over whole names of variables: others stay as
+      they are.
     terms: Losses to add to the model's own.
+    with_loss: Whether the model's own loss is trained on, and not terms alone.
+    reads: GLOBAL, or PERSONAL if the model reads the client's own copy of the
+      global weights. A phase that trains PERSONAL reads it, too.
     measured: Whether the phase's predictions count in the metrics and its
-      examples weigh the client. Predictions are those before each step.
+      examples weigh the client. Predictions are those before each batch.
   """
 
   train: tuple[str, ...] = (tiers.GLOBAL,)
   on: splits.Part = dataclasses.field(default_factory=splits.everything)
-  optimizer: Optimizer = dataclasses.field(default_factory=lambda: sgd(0.1))
-  batch_size: int = 20
+  optimizer: Optimizer | Mapping[str, Optimizer] = dataclasses.field(
+    default_factory=lambda: sgd(0.1)
+  )
+  batch_size: int | None = 20
   epochs: int = 1
   max_steps: int | None = None
+  repeats: int = 1
   shuffle: bool = False
+  only: str | None = None
   terms: tuple[Term, ...] = ()
+  with_loss: bool = True
+  reads: str = tiers.GLOBAL
   measured: bool = False
 
   def __post_init__(self) -> None:
     """Checks the settings."""
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
-    if self.batch_size < 1:
-      raise PhaseError(f'batch_size must be positive, found {self.batch_size}.')
-    if self.epochs < 1:
+    if tiers.PERSONAL in train:
+      object.__setattr__(self, 'reads', tiers.PERSONAL)
+    if self.reads not in (tiers.GLOBAL, tiers.PERSONAL):
       raise PhaseError(
-        f'epochs must be positive, found {self.epochs}. To skip a phase, pass '
-        'max_steps=0.'
+        f'reads={self.reads!r}: a model reads the {tiers.GLOBAL!r} weights, or '
+        f"the client's own copy of them, {tiers.PERSONAL!r}."
       )
+    for name, least in (('batch_size', 1), ('epochs', 1), ('repeats', 1)):
+      value = getattr(self, name)
+      if value is not None and value < least:
+        raise PhaseError(
+          f'{name} must be positive, found {value}. To skip a phase, pass '
+          'max_steps=0.'
+        )
     if self.max_steps is not None and self.max_steps < 0:
       raise PhaseError(f'max_steps is negative: {self.max_steps}.')
-    if not isinstance(self.optimizer, tff.learning.optimizers.Optimizer):
+    if train and not (self.with_loss or self.terms):
+      raise PhaseError(
+        'The phase trains on nothing: with_loss=False, and it has no terms.'
+      )
+    for tier in train:
+      self._check_optimizer(tier)
+
+  def _check_optimizer(self, tier: str) -> None:
+    if isinstance(self.optimizer, Mapping) and tier not in self.optimizer:
+      raise PhaseError(
+        f'The phase trains {tier!r} but has optimizers for '
+        f'{list(self.optimizer)} alone.'
+      )
+    optimizer = self.optimizer_of(tier)
+    if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
       raise PhaseError(
         'A phase takes one of `tff.learning.optimizers`, for example '
-        f'`build_sgdm(0.1)`; found {type(self.optimizer).__name__}.'
+        f'`build_sgdm(0.1)`; found {type(optimizer).__name__}.'
       )
 
+  def optimizer_of(self, tier: str) -> Optimizer:
+    """Returns what trains a tier."""
+    if isinstance(self.optimizer, Mapping):
+      return self.optimizer[tier]
+    return self.optimizer
 
-class Worked(NamedTuple):
-  """What a client has after its phases.
+  def trains(self, name: str) -> bool:
+    """Says whether a variable of a trained tier is trained."""
+    return self.only is None or re.fullmatch(self.only, name) is not None
+
+
+class Together(NamedTuple):
+  """Phases that take turns on each batch, instead of one after another.
 
   Attributes:
-    weights: Tier to named tensors.
-    metrics: States of the metrics over all measured batches.
-    loss: Sum of the losses and number of them, over all measured batches.
-    num_examples: int32, examples that the measured phases chose.
-    is_finite: Whether every loss and every new weight was a finite number.
+    phases: They must agree on which batches there are: `on`, `batch_size`,
+      `epochs`, `max_steps` and `shuffle`.
   """
 
-  weights: tiers.Weights
-  metrics: keras_functions.MetricState
-  loss: list[tf.Tensor]
-  num_examples: tf.Tensor
-  is_finite: tf.Tensor
+  phases: tuple[Phase, ...]
 
 
-def _num_steps(phase: Phase, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Steps in an epoch and altogether."""
-  per_epoch = -(-count // phase.batch_size)
-  steps = per_epoch * phase.epochs
-  if phase.max_steps is not None:
-    steps = tf.minimum(steps, phase.max_steps)
-  return per_epoch, steps
+Work: TypeAlias = Sequence[Phase | Together]
+
+_SCHEDULE = ('on', 'batch_size', 'epochs', 'max_steps', 'shuffle')
 
 
-def _epoch_orders(
-  phase: Phase, chosen: splits.Chosen, seed: tf.Tensor
-) -> tf.Tensor:
-  """The order of the chosen examples in each epoch, `[epochs * capacity]`."""
-  if not phase.shuffle:
-    return chosen.order
-  place = tf.range(tf.size(chosen.order))
-  orders = []
-  for epoch in range(phase.epochs):
-    bits = random_bits.bits(
-      random_bits.fold_in(seed, epoch), tf.shape(chosen.order)
-    )
-    last = tf.constant(tf.int64.max)
-    key = tf.where(place < chosen.count, tf.cast(bits, tf.int64), last)
-    orders.append(tf.gather(chosen.order, tf.argsort(key, stable=True)))
-  return tf.concat(orders, 0)
+def taking_turns(part: Phase | Together) -> tuple[Phase, ...]:
+  """The phases that take turns on each batch."""
+  return part.phases if isinstance(part, Together) else (part,)
 
 
-def _batch(
-  examples: Mapping[str, Any],
-  orders: tf.Tensor,
-  phase: Phase,
-  count: tf.Tensor,
-  per_epoch: tf.Tensor,
-  step: tf.Tensor,
-) -> tuple[collections.OrderedDict[str, Any], tf.Tensor]:
-  """The examples of one step and which of them are real.
+def flat(work: Work) -> list[Phase]:
+  """All phases of a client's work."""
+  return [phase for part in work for phase in taking_turns(part)]
 
-  What is missing to a full batch repeats the first chosen example: a value that
-  the model can take, whatever it computes.
+
+def check(work: Work, model: models.PartialModel) -> None:
+  """Checks a client's work as a whole.
+
+  Raises:
+    PhaseError: If a phase trains no variable that it names, or phases that take
+      turns have other batches.
   """
-  epoch, place = step // per_epoch, step % per_epoch
-  offsets = place * phase.batch_size + tf.range(phase.batch_size)
-  is_real = offsets < count
-  start = epoch * tf.shape(examples['weight'])[0] if phase.shuffle else 0
-  rows = tf.gather(orders, start + tf.where(is_real, offsets, 0))
-  batch = collections.OrderedDict(
-    (name, tf.nest.map_structure(lambda t: tf.gather(t, rows), examples[name]))
-    for name in ('x', 'y', 'weight')
-  )
-  return batch, is_real
-
-
-def _is_plain_descent(optimizer: Optimizer) -> bool:
-  """Whether a step is `weights - learning_rate * gradients`, no more.
-
-  Then a step on some rows of a table needs only these rows.
-  """
-  if type(optimizer) is not type(sgd(1.0)):
-    return False  # It may look at other rows, or at the whole gradient.
-  with tf.init_scope():
-    state = optimizer.initialize(tf.TensorSpec([2], tf.float32))
-  return set(state) == {'learning_rate'}  # No momentum.
-
-
-def _step(
-  optimizer: Optimizer,
-  by_rows: bool,
-  state: Any,
-  weights: tiers.NamedTensors,
-  gradients: Mapping[str, Any],
-) -> tuple[Any, tiers.NamedTensors, tf.Tensor]:
-  """One optimizer step; also says whether all weights it set are finite."""
-  sparse = {
-    name: gradient
-    for name, gradient in gradients.items()
-    if by_rows and isinstance(gradient, tf.IndexedSlices)
-  }
-  dense = [name for name in weights if name not in sparse]
-  result = collections.OrderedDict(weights)
-  sums = []
-  if dense:
-    state, moved = optimizer.next(
-      state,
-      collections.OrderedDict((name, weights[name]) for name in dense),
-      collections.OrderedDict((name, gradients[name]) for name in dense),
-    )
-    result.update(moved)
-    sums += [tf.reduce_sum(tensor) for tensor in moved.values()]
-  for name, gradient in sparse.items():
-    _, change = optimizer.next(
-      state, tf.zeros_like(gradient.values), gradient.values
-    )
-    where = gradient.indices[:, None]
-    result[name] = tf.tensor_scatter_nd_add(weights[name], where, change)
-    sums.append(tf.reduce_sum(tf.gather(result[name], gradient.indices)))
-  # The sum of some numbers is finite only if all of them are.
-  is_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
-  return state, result, is_finite
-
-
-def _run_phase(
-  phase: Phase,
-  model: models.PartialModel,
-  before: Worked,
-  frozen: tiers.NamedTensors,
-  examples: Mapping[str, Any],
-  chosen: splits.Chosen,
-  seed: tf.Tensor,
-) -> Worked:
-  """Runs one phase after what was done `before`."""
-  per_epoch, steps = _num_steps(phase, chosen.count)
-  orders = _epoch_orders(phase, chosen, random_bits.fold_in(seed, 'shuffle'))
-  tier_of = {
-    name: tier for tier in phase.train for name in before.weights.get(tier, {})
-  }
-  trained = collections.OrderedDict(
-    (name, before.weights[tier][name]) for name, tier in tier_of.items()
-  )
-  optimizer_state = phase.optimizer.initialize(
-    tf.nest.map_structure(tf.TensorSpec.from_tensor, trained)
-  )
-  optimizer_state = tf.nest.map_structure(tf.convert_to_tensor, optimizer_state)
-  if phase.max_steps == 0 or not (trained or phase.measured):
-    return before
-  by_rows = bool(trained) and _is_plain_descent(phase.optimizer)
-
-  def placed(named: tiers.NamedTensors) -> tiers.Weights:
-    return collections.OrderedDict(
-      (
-        tier,
-        collections.OrderedDict(
-          (name, named.get(name, tensor)) for name, tensor in tensors.items()
-        ),
+  for part in work:
+    first, *others = taking_turns(part)
+    for other in others:
+      for name in _SCHEDULE:
+        if getattr(first, name) != getattr(other, name):
+          raise PhaseError(
+            f'Phases that take turns on each batch differ in {name}: '
+            f'{getattr(first, name)} and {getattr(other, name)}.'
+          )
+  for phase in flat(work):
+    names = [
+      v.name for tier in phase.train for v in model.trainable(_model_tier(tier))
+    ]
+    if phase.only is not None and not any(map(phase.trains, names)):
+      raise PhaseError(
+        f'only={phase.only!r} names none of the variables that the phase could '
+        f'train: {names}.'
       )
-      for tier, tensors in before.weights.items()
-    )
-
-  def body(
-    step: tf.Tensor,
-    optimizer_state: Any,
-    trained: tiers.NamedTensors,
-    metrics: keras_functions.MetricState,
-    loss: list[tf.Tensor],
-    is_finite: tf.Tensor,
-  ) -> tuple[Any, ...]:
-    batch, is_real = _batch(
-      examples, orders, phase, chosen.count, per_epoch, step
-    )
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-      tape.watch(trained)
-      weights = placed(trained)
-      predictions, regularization = model.predict(
-        weights,
-        frozen,
-        batch['x'],
-        training=bool(tier_of),
-        seed=random_bits.fold_in(seed, step),
-      )
-      value = model.loss(
-        batch['y'], predictions, batch['weight'], is_real, regularization
-      )
-      objective = value.objective
-      for term in phase.terms:
-        objective += term(weights, before.weights)
-    is_finite = tf.logical_and(is_finite, tf.math.is_finite(objective))
-    if trained:
-      gradients = tape.gradient(objective, trained)
-      optimizer_state, trained, moved_finite = _step(
-        phase.optimizer, by_rows, optimizer_state, trained, gradients
-      )
-      is_finite = tf.logical_and(is_finite, moved_finite)
-    if phase.measured:
-      real = tf.cast(is_real, tf.float32)
-      rank = batch['weight'].shape.rank
-      real = tf.reshape(real, [-1] + [1] * (rank - 1))
-      metrics = model.metrics.update(
-        metrics, batch['y'], predictions, batch['weight'] * real
-      )
-      loss = [loss[0] + value.total, loss[1] + value.num_elements]
-    return step + 1, optimizer_state, trained, metrics, loss, is_finite
-
-  _, _, trained, metrics, loss, is_finite = tf.while_loop(
-    lambda step, *_: step < steps,
-    body,
-    (
-      tf.constant(0),
-      optimizer_state,
-      trained,
-      before.metrics,
-      before.loss,
-      before.is_finite,
-    ),
-    parallel_iterations=1,
-  )
-  num_examples = before.num_examples
-  if phase.measured:
-    num_examples += chosen.count
-  return Worked(placed(trained), metrics, loss, num_examples, is_finite)
 
 
-def run(
-  phases: Sequence[Phase],
-  model: models.PartialModel,
-  weights: tiers.Weights,
-  frozen: tiers.NamedTensors,
-  examples: Mapping[str, Any],
-  count: tf.Tensor,
-  seed: tf.Tensor,
-) -> Worked:
-  """Runs phases one after another on one client's examples.
-
-  Args:
-    phases: What to do.
-    model: The model.
-    weights: Tier to its trainable weights at the start.
-    frozen: Weights that are never trained.
-    examples: The client's examples, `[capacity, ...]`.
-    count: int32 scalar, how many of them are real.
-    seed: int32 `[2]`; everything that is drawn follows from it.
-  """
-  done = Worked(
-    weights,
-    model.metrics.initial_state(),
-    [tf.constant(0.0), tf.constant(0.0)],
-    tf.constant(0),
-    tf.constant(True),
-  )
-  # The same for all phases, so that drawn parts of the data stay disjoint.
-  part_seed = random_bits.fold_in(seed, 'part')
-  for number, phase in enumerate(phases):
-    done = _run_phase(
-      phase,
-      model,
-      done,
-      frozen,
-      examples,
-      phase.on.choose(examples, count, part_seed),
-      random_bits.fold_in(seed, f'phase {number}'),
-    )
-  return done
+def _model_tier(tier: str) -> str:
+  """The tier of a model's variables that a tier holds values of."""
+  return tiers.GLOBAL if tier == tiers.PERSONAL else tier

@@ -12,22 +12,19 @@ weight's type occurs in C alone.
 
 import collections
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import client_state
-from tff_partial import errors
+from tff_partial import client_work
 from tff_partial import examples
-from tff_partial import keras_functions
 from tff_partial import models
 from tff_partial import phases
-from tff_partial import random_bits
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial import tracing
 
-ModelWeights: TypeAlias = tff.learning.models.ModelWeights
 ClientWeighting: TypeAlias = tff.learning.ClientWeighting
 AggregationFactory: TypeAlias = (
   tff.aggregators.WeightedAggregationFactory
@@ -35,11 +32,20 @@ AggregationFactory: TypeAlias = (
 )
 
 
-class CompositionError(errors.UserError, TypeError):
-  """Raised when the parts of an algorithm do not fit together."""
+class Averaging(TypedDict, total=False):
+  """What builders of algorithms hand on to `compose`, where it is described."""
+
+  aggregator: AggregationFactory | None
+  client_weighting: ClientWeighting
 
 
-class ClientStateTypeError(CompositionError):
+class Joining(Averaging, total=False):
+  """The same, of algorithms whose server may have any optimizer."""
+
+  server_optimizer: phases.Optimizer | None
+
+
+class ClientStateTypeError(client_work.CompositionError):
   """Raised when a round would change what type of state clients keep."""
 
 
@@ -130,104 +136,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     return isinstance(kept, tff.StructType) and not len(kept)
 
 
-def weights_at_server(model: models.PartialModel) -> ModelWeights:
-  """Draws the first weights at the server, as TFF's container for them."""
-  seed = random_bits.derive(model.seed, 'server')
-  shared = collections.OrderedDict(
-    (tier, model.initial_weights(tier, seed))
-    for tier in (tiers.GLOBAL,)
-    if tier in model.tiers
-  )
-  return ModelWeights(shared, model.frozen_weights())
-
-
-# Traces a function under eager execution, for use in TFF computations.
-traced = keras_functions.traced
-
-
-def type_of(specs: Any) -> tff.Type:
-  """The TFF type of a structure of tensor specs."""
-  return tff.types.tensorflow_to_type(specs)
-
-
-def weights_specs(model: models.PartialModel) -> tuple[Any, Any]:
-  """Specs of trainable weights at the server by tier, and of frozen ones."""
-  shared = collections.OrderedDict(
-    (tier, model.specs(tier)) for tier in model.tiers if tier != tiers.LOCAL
-  )
-  frozen = collections.OrderedDict(
-    (v.name, tf.TensorSpec(v.shape, v.dtype))
-    for v in model.variables
-    if not v.trainable
-  )
-  return shared, frozen
-
-
-def weights_type(model: models.PartialModel) -> tff.Type:
-  """The type of the weights at the server."""
-  shared, frozen = map(type_of, weights_specs(model))
-  return tff.StructWithPythonType(
-    [('trainable', shared), ('non_trainable', frozen)], ModelWeights
-  )
-
-
-def example_spec_of(
-  model: models.PartialModel, work: Sequence[phases.Phase]
-) -> examples.ExampleSpec:
-  """What an example consists of, for a model and the phases that read it."""
-  spec = collections.OrderedDict(model.example_spec)
-  spec.update(splits.example_fields(*(phase.on for phase in work)))
-  return spec
-
-
-def metric_finalizers(
-  model: models.PartialModel,
-) -> collections.OrderedDict[str, Any]:
-  """Name to the function that turns a metric's summed state into its value."""
-  count = tf.function(lambda state: state[0])
-  finalizers = collections.OrderedDict(
-    loss=tf.function(lambda state: tf.math.divide_no_nan(state[0], state[1]))
-  )
-  finalizers.update(model.metrics.finalizers())
-  for name in ('num_examples', 'num_clients', 'num_not_finite'):
-    finalizers[name] = count
-  return finalizers
-
-
-def unfinalized_metrics(worked: phases.Worked) -> Any:
-  """A client's metric states; zeros but for a count if it is not finite."""
-  is_finite = worked.is_finite
-  counts = worked.num_examples > 0
-  states = collections.OrderedDict(loss=worked.loss)
-  states.update(worked.metrics)
-  states['num_examples'] = [worked.num_examples]
-  states['num_clients'] = [tf.cast(counts, tf.int32)]
-  states = collections.OrderedDict(
-    (name, [tf.where(is_finite, t, tf.zeros_like(t)) for t in tensors])
-    for name, tensors in states.items()
-  )
-  states['num_not_finite'] = [tf.cast(tf.logical_not(is_finite), tf.int32)]
-  return states
-
-
-def refuse_groups(model: models.PartialModel) -> None:
-  """Raises an error for a model with variables that nobody would place."""
-  if tiers.GROUP in model.tiers:
-    raise CompositionError(
-      'The model has variables for groups, but the algorithm has no groups. '
-      'Build the model without `group`.'
-    )
-
-
-def _check_parts(
-  model: models.PartialModel,
-  work: Sequence[phases.Phase],
-  aggregator: Any,
-  server_optimizer: Any,
-) -> None:
-  refuse_groups(model)
-  if tiers.GLOBAL not in model.tiers:
-    raise CompositionError('The model has no global variable to train.')
+def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
   if not isinstance(
     aggregator,
     (
@@ -235,19 +144,26 @@ def _check_parts(
       tff.aggregators.UnweightedAggregationFactory,
     ),
   ):
-    raise CompositionError(
+    raise client_work.CompositionError(
       'The aggregator must be a factory such as `tff.aggregators.MeanFactory()`'
       f', found {type(aggregator).__name__}.'
     )
   if not isinstance(server_optimizer, phases.Optimizer):
-    raise CompositionError(
+    raise client_work.CompositionError(
       'The server optimizer must be one of `tff.learning.optimizers`, found '
       f'{type(server_optimizer).__name__}.'
     )
-  if not any(phase.measured for phase in work):
-    raise CompositionError(
-      'No phase is measured, so that no client would have a weight.'
-    )
+
+
+def _check_local(does: client_work.ClientWork) -> None:
+  is_trained = any(tiers.LOCAL in p.train for p in phases.flat(does.work))
+  if not (is_trained or does.memory.leaves_local):
+    names = list(does.model.specs(tiers.LOCAL))
+    if names:
+      raise client_work.CompositionError(
+        f'The model has local variables, {names}, which no phase trains. Build '
+        'it without `local`, or take an algorithm that trains them.'
+      )
 
 
 def _unless_spoilt(is_finite: tf.Tensor, kept: Any, new: Any) -> Any:
@@ -263,13 +179,146 @@ def _unless_spoilt(is_finite: tf.Tensor, kept: Any, new: Any) -> Any:
     ) from error
 
 
+class _Sent(NamedTuple):
+  """What a client's work comes to.
+
+  Attributes:
+    update: Tier to what the client sends, named tensors.
+    weight: How much the update counts.
+    kept: What the client remembers.
+    summary: What its `PrivateRule` adds up.
+    metrics: States of metrics.
+  """
+
+  update: Any
+  weight: Any
+  kept: Any
+  summary: Any
+  metrics: Any
+
+
+def _sending(
+  work: client_work.ClientWork,
+  sent: Sequence[str],
+  client_weighting: ClientWeighting,
+) -> tff.Computation:
+  """Makes `(ModelWeights, C, D -> _Sent)`, for one client."""
+  rule = work.memory.rule
+
+  def send(shared: Any, frozen: Any, kept: Any, client: Any) -> _Sent:
+    worked = work.run(shared, frozen, kept, client)
+
+    def zero_unless(structure: Any) -> Any:
+      return tf.nest.map_structure(
+        lambda t: tf.where(worked.is_finite, t, tf.zeros_like(t)), structure
+      )
+
+    weight = tf.cast(worked.num_examples, tf.float32)
+    if client_weighting is ClientWeighting.UNIFORM:
+      weight = tf.cast(worked.num_examples > 0, tf.float32)
+    weight = zero_unless(weight)
+    update = collections.OrderedDict(
+      (tier, zero_unless(tiers.delta(shared[tier], worked.weights[tier])))
+      for tier in sent
+    )
+    summary = rule.summarize(worked, weight) if rule else ()
+    return _Sent(
+      update,
+      weight,
+      _unless_spoilt(worked.is_finite, kept, work.memory.keep(worked)),
+      zero_unless(summary),
+      client_work.unfinalized_metrics(worked),
+    )
+
+  traced = tracing.traced(send, *work.specs)
+
+  @tff.tensorflow.computation(*work.types)
+  def work_and_send(weights: Any, kept: Any, client: Any) -> Any:
+    return traced(weights.trainable, weights.non_trainable, kept, client)
+
+  return work_and_send
+
+
+def _settling(
+  rule: client_state.PrivateRule, kept_type: tff.Type, summary_type: tff.Type
+) -> tff.Computation:
+  """Makes `(C, C, summary, sum of summaries -> C)`, for one client."""
+
+  @tff.tensorflow.computation(kept_type, kept_type, summary_type, summary_type)
+  def settle(before: Any, after: Any, own: Any, total: Any) -> Any:
+    return rule.settle(before, after, own, total)
+
+  return settle
+
+
+class _Joined(NamedTuple):
+  """What joining the updates of a round comes to, all at the server.
+
+  Attributes:
+    weights: The new weights.
+    aggregator: The aggregator's new state.
+    finalizer: The server optimizer's new state.
+    measurements: Of both, by name.
+  """
+
+  weights: Any
+  aggregator: Any
+  finalizer: Any
+  measurements: dict[str, Any]
+
+
+class _Joining:
+  """How the server joins what clients send; it does nothing if that is nothing.
+
+  To be used within a federated computation.
+  """
+
+  def __init__(
+    self,
+    aggregator: tff.aggregators.WeightedAggregationFactory,
+    server_optimizer: phases.Optimizer,
+    server_type: tff.Type,
+    sent_type: tff.Type,
+  ):
+    self._aggregation: Any = None
+    self._finalizer: Any = None
+    if len(sent_type.update):
+      self._aggregation = aggregator.create(sent_type.update, sent_type.weight)
+      build = tff.learning.templates.build_apply_optimizer_finalizer
+      self._finalizer = build(server_optimizer, server_type)
+
+  def initialize(self) -> tuple[Any, Any]:
+    """The first states of the aggregator and of the server optimizer."""
+    if self._aggregation is None:
+      nothing = tff.federated_value((), tff.SERVER)
+      return nothing, nothing
+    return self._aggregation.initialize(), self._finalizer.initialize()
+
+  def next(self, state: Any, update: Any, weight: Any) -> _Joined:
+    """Joins updates and moves the weights by them."""
+    if self._aggregation is None:
+      return _Joined(
+        state.global_model_weights, state.aggregator, state.finalizer, {}
+      )
+    joined = self._aggregation.next(state.aggregator, update, weight)
+    moved = self._finalizer.next(
+      state.finalizer, state.global_model_weights, joined.result
+    )
+    return _Joined(
+      moved.result,
+      joined.state,
+      moved.state,
+      {'aggregator': joined.measurements, 'finalizer': moved.measurements},
+    )
+
+
 def compose(
   model: models.PartialModel,
   *,
-  work: Sequence[phases.Phase],
-  memory: client_state.Memory,
-  aggregator: AggregationFactory,
-  server_optimizer: phases.Optimizer,
+  work: phases.Work,
+  memory: client_state.Memory = client_state.forget,
+  aggregator: AggregationFactory | None = None,
+  server_optimizer: phases.Optimizer | None = None,
   client_weighting: ClientWeighting = ClientWeighting.NUM_EXAMPLES,
 ) -> PartialProcess:
   """Makes a process in which each client does its work and the server joins it.
@@ -277,95 +326,46 @@ def compose(
   A client whose losses or weights are not all finite counts for nothing: its
   update and its weight are zero and its measurements are left out, but for
   `num_not_finite`; it remembers what it did. A client without measured examples
-  has the weight zero.
+  has the weight zero. If no phase trains a tier at the server, nothing is sent.
 
   Args:
     model: The model to train.
     work: The phases of a client's round.
-    memory: What a client remembers.
-    aggregator: How updates are joined; any factory of `tff.aggregators`.
-    server_optimizer: Takes the joined update for a gradient.
+    memory: What a client remembers; nothing by default.
+    aggregator: How updates are joined, any factory of `tff.aggregators`; the
+      mean, weighted as said below.
+    server_optimizer: Takes the joined update for a gradient; SGD with rate 1.
     client_weighting: Whether a client counts by its measured examples or once.
 
   Raises:
-    CompositionError: If the parts do not fit together.
+    CompositionError, PhaseError: If the parts do not fit together.
   """
-  _check_parts(model, work, aggregator, server_optimizer)
-  shared_specs, frozen_specs = weights_specs(model)
-  example_spec = example_spec_of(model, work)
-  client_specs = examples.client_spec(example_spec)
-  seed_spec = random_bits.SEED_SPEC
-
-  first_memory = traced(lambda seed: memory.first(model, seed), seed_spec)
-  first_weights = traced(lambda: weights_at_server(model))
-
-  def client_update(shared: Any, frozen: Any, kept: Any, client: Any) -> Any:
-    seed = client['seed']
-    local = memory.recall(model, kept, random_bits.fold_in(seed, 'local'))
-    worked = phases.run(
-      work,
-      model,
-      tiers.join(shared, {tiers.LOCAL: local} if local else {}),
-      frozen,
-      client['examples'],
-      client['count'],
-      seed,
+  aggregator = aggregator or tff.aggregators.MeanFactory(no_nan_division=True)
+  server_optimizer = server_optimizer or phases.sgd(1.0)
+  _check_joining(aggregator, server_optimizer)
+  does = client_work.ClientWork(model, memory, work, 'round')
+  if tiers.GLOBAL not in model.tiers:
+    raise client_work.CompositionError(
+      'The model has no global variable to train.'
     )
-
-    def zero_unless(tensor: tf.Tensor) -> tf.Tensor:
-      return tf.where(worked.is_finite, tensor, tf.zeros_like(tensor))
-
-    update = collections.OrderedDict(
-      (
-        tier,
-        collections.OrderedDict(
-          (name, zero_unless(tensor))
-          for name, tensor in tiers.delta(before, worked.weights[tier]).items()
-        ),
-      )
-      for tier, before in shared.items()
-    )
-    weight = tf.cast(worked.num_examples, tf.float32)
-    if client_weighting is ClientWeighting.UNIFORM:
-      weight = tf.cast(worked.num_examples > 0, tf.float32)
-    return (
-      update,
-      zero_unless(weight),
-      _unless_spoilt(worked.is_finite, kept, memory.keep(worked)),
-      unfinalized_metrics(worked),
-    )
-
-  kept_specs = tf.nest.map_structure(
-    lambda t: tf.TensorSpec(t.shape, t.dtype), first_memory.structured_outputs
-  )
-  update_client = traced(
-    client_update, shared_specs, frozen_specs, kept_specs, client_specs
-  )
-
-  @tff.tensorflow.computation
-  def initial_weights() -> Any:
-    return first_weights()
-
-  @tff.tensorflow.computation(type_of(seed_spec))
-  def initialize_client(seed: Any) -> Any:
-    return first_memory(seed)
-
-  kept_type = initialize_client.type_signature.result
-  server_type = weights_type(model)
-
-  @tff.tensorflow.computation(server_type, kept_type, type_of(client_specs))
-  def client_work(weights: Any, kept: Any, client: Any) -> Any:
-    return update_client(weights.trainable, weights.non_trainable, kept, client)
-
-  update_type, weight_type, _, metrics_type = client_work.type_signature.result
+  _check_local(does)
+  server_type, kept_type, client_type = does.types
+  initial_weights = client_work.initial_weights(model)
+  sent = [
+    tier
+    for tier in does.specs[0]
+    if any(tier in phase.train for phase in phases.flat(does.work))
+  ]
+  work_and_send = _sending(does, sent, client_weighting)
+  sent_type = work_and_send.type_signature.result
+  rule = memory.rule
+  if rule is not None:
+    settle = _settling(rule, kept_type, sent_type.summary)
   if isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory):
     aggregator = tff.aggregators.as_weighted_aggregator(aggregator)
-  aggregation = aggregator.create(update_type, weight_type)
-  finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-    server_optimizer, server_type
-  )
+  joining = _Joining(aggregator, server_optimizer, server_type, sent_type)
   measure = tff.learning.metrics.sum_then_finalize(
-    metric_finalizers(model), metrics_type
+    client_work.metric_finalizers(model), sent_type.metrics
   )
   state_of = tff.learning.templates.LearningAlgorithmState
 
@@ -384,39 +384,38 @@ def compose(
         tff.federated_eval(initial_weights, tff.SERVER),
         tff.federated_value((), tff.SERVER),
         tff.federated_eval(first_round, tff.SERVER),
-        aggregation.initialize(),
-        finalizer.initialize(),
+        *joining.initialize(),
       )
     )
 
   @tff.federated_computation(
     initialize.type_signature.result,
     tff.FederatedType(kept_type, tff.CLIENTS),
-    tff.FederatedType(type_of(client_specs), tff.CLIENTS),
+    tff.FederatedType(client_type, tff.CLIENTS),
   )
   def next_fn(state: Any, client_states: Any, clients: Any) -> Any:
     weights = tff.federated_broadcast(state.global_model_weights)
-    update, weight, kept, client_metrics = tff.federated_map(
-      client_work, (weights, client_states, clients)
-    )
-    joined = aggregation.next(state.aggregator, update, weight)
-    moved = finalizer.next(
-      state.finalizer, state.global_model_weights, joined.result
-    )
+    result = tff.federated_map(work_and_send, (weights, client_states, clients))
+    joined = joining.next(state, result.update, result.weight)
     new_state = tff.federated_zip(
       state_of(
-        moved.result,
+        joined.weights,
         state.distributor,
         tff.federated_map(count_round, state.client_work),
-        joined.state,
-        moved.state,
+        joined.aggregator,
+        joined.finalizer,
       )
     )
+    kept = result.kept
+    if rule is not None:
+      total = tff.federated_broadcast(tff.federated_sum(result.summary))
+      kept = tff.federated_map(
+        settle, (client_states, kept, result.summary, total)
+      )
     metrics = tff.federated_zip(
       collections.OrderedDict(
-        client_work=collections.OrderedDict(train=measure(client_metrics)),
-        aggregator=joined.measurements,
-        finalizer=moved.measurements,
+        client_work=collections.OrderedDict(train=measure(result.metrics)),
+        **joined.measurements,
       )
     )
     return PartialProcessOutput(new_state, kept, metrics)
@@ -440,9 +439,9 @@ def compose(
   return PartialProcess(
     initialize,
     next_fn,
-    initialize_client=initialize_client,
+    initialize_client=does.initialize_client,
     get_model_weights=get_model_weights,
     set_model_weights=set_model_weights,
     model=model,
-    example_spec=example_spec,
+    example_spec=does.example_spec,
   )

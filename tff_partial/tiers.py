@@ -1,4 +1,8 @@
-"""Three tiers of weights: who holds how many copies of a variable.
+"""Tiers of weights: who holds how many copies of a variable.
+
+A model's variables belong to GLOBAL, GROUP or LOCAL. A client may hold a copy
+of its own of the GLOBAL ones besides, which is the tier PERSONAL, under the
+same names.
 
 Weights are a mapping from tier to a mapping from variable name to tensor. The
 two laws of this module: `join(*split(weights, tiers)) == weights` for any
@@ -16,8 +20,9 @@ from tff_partial import errors
 GLOBAL = 'global'  # One copy, at the server.
 GROUP = 'group'  # K copies, at the server; a client reads one of them.
 LOCAL = 'local'  # One copy per client, which never leaves it.
+PERSONAL = 'personal'  # A client's own copy of GLOBAL, which never leaves it.
 
-TIERS = (GLOBAL, GROUP, LOCAL)
+TIERS = (GLOBAL, GROUP, LOCAL, PERSONAL)
 
 # Variable name to tensor, within one tier.
 NamedTensors = collections.OrderedDict[str, tf.Tensor]
@@ -26,7 +31,7 @@ Weights = collections.OrderedDict[str, NamedTensors]
 
 
 class UnknownTierError(errors.UserError, ValueError):
-  """Raised for a tier that is none of GLOBAL, GROUP and LOCAL."""
+  """Raised for a tier that is none of GLOBAL, GROUP, LOCAL and PERSONAL."""
 
 
 def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
@@ -81,4 +86,20 @@ def delta(before: NamedTensors, after: NamedTensors) -> NamedTensors:
   """Returns `before - after`: what a server optimizer takes for a gradient."""
   return collections.OrderedDict(
     (name, tensor - after[name]) for name, tensor in before.items()
+  )
+
+
+def read_by_model(
+  weights: Mapping[str, NamedTensors], reads: str = GLOBAL
+) -> Weights:
+  """Returns the weights that a model reads, in the tiers of its variables.
+
+  Args:
+    weights: Tier to its named tensors.
+    reads: GLOBAL, or PERSONAL to read the client's own copy in its place.
+  """
+  return collections.OrderedDict(
+    (tier, weights[reads] if tier == GLOBAL else named)
+    for tier, named in weights.items()
+    if tier != PERSONAL
   )

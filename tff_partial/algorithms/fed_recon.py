@@ -11,8 +11,6 @@ query set unused; TFF's own `build_fed_recon` counts the examples of the steps
 that it took. Otherwise the two give the same weights.
 """
 
-import tensorflow_federated as tff
-
 from tff_partial import evaluation
 from tff_partial import models
 from tff_partial import splits
@@ -88,8 +86,8 @@ def build_fed_recon(
         measured=True,
       ),
     ],
-    aggregator=aggregator or tff.aggregators.MeanFactory(no_nan_division=True),
-    server_optimizer=server_optimizer or sgd(1.0),
+    aggregator=aggregator,
+    server_optimizer=server_optimizer,
     client_weighting=client_weighting,
   )
 

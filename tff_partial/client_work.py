@@ -1,0 +1,225 @@
+"""What a client does in a round, with TFF's types: recall, work, measure.
+
+Training and evaluation run the same work; only what becomes of it differs.
+"""
+
+import collections
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import client_state
+from tff_partial import errors
+from tff_partial import examples
+from tff_partial import local_training
+from tff_partial import models
+from tff_partial import phases
+from tff_partial import random_bits
+from tff_partial import splits
+from tff_partial import tiers
+from tff_partial import tracing
+
+ModelWeights: TypeAlias = tff.learning.models.ModelWeights
+
+
+class CompositionError(errors.UserError, TypeError):
+  """Raised when the parts of an algorithm do not fit together."""
+
+
+def type_of(specs: Any) -> tff.Type:
+  """The TFF type of a structure of tensor specs."""
+  return tff.types.tensorflow_to_type(specs)
+
+
+def _specs_of(structure: Any) -> Any:
+  return tf.nest.map_structure(
+    lambda t: tf.TensorSpec(t.shape, t.dtype), structure
+  )
+
+
+def weights_specs(model: models.PartialModel) -> tuple[Any, Any]:
+  """Specs of trainable weights at the server by tier, and of frozen ones."""
+  shared = collections.OrderedDict(
+    (tier, model.specs(tier)) for tier in model.tiers if tier != tiers.LOCAL
+  )
+  frozen = collections.OrderedDict(
+    (v.name, tf.TensorSpec(v.shape, v.dtype))
+    for v in model.variables
+    if not v.trainable
+  )
+  return shared, frozen
+
+
+def weights_type(model: models.PartialModel) -> tff.Type:
+  """The type of the weights at the server."""
+  shared, frozen = map(type_of, weights_specs(model))
+  return tff.StructWithPythonType(
+    [('trainable', shared), ('non_trainable', frozen)], ModelWeights
+  )
+
+
+def initial_weights(model: models.PartialModel) -> tff.Computation:
+  """Makes `( -> ModelWeights)`: the first weights at the server."""
+
+  def draw() -> ModelWeights:
+    seed = random_bits.derive(model.seed, 'server')
+    shared = collections.OrderedDict(
+      (tier, model.initial_weights(tier, seed))
+      for tier in (tiers.GLOBAL,)
+      if tier in model.tiers
+    )
+    return ModelWeights(shared, model.frozen_weights())
+
+  drawn = tracing.traced(draw)
+
+  @tff.tensorflow.computation
+  def initialize() -> Any:
+    return drawn()
+
+  return initialize
+
+
+def example_spec_of(
+  model: models.PartialModel, work: phases.Work
+) -> examples.ExampleSpec:
+  """What an example consists of, for a model and the phases that read it."""
+  spec = collections.OrderedDict(model.example_spec)
+  spec.update(splits.example_fields(*(phase.on for phase in phases.flat(work))))
+  return spec
+
+
+def metric_finalizers(
+  model: models.PartialModel,
+) -> collections.OrderedDict[str, Any]:
+  """Name to the function that turns a metric's summed state into its value."""
+  count = tf.function(lambda state: state[0])
+  finalizers = collections.OrderedDict(
+    loss=tf.function(lambda state: tf.math.divide_no_nan(state[0], state[1]))
+  )
+  finalizers.update(model.metrics.finalizers())
+  for name in ('num_examples', 'num_clients', 'num_not_finite'):
+    finalizers[name] = count
+  return finalizers
+
+
+def unfinalized_metrics(worked: local_training.Worked) -> Any:
+  """A client's metric states; zeros but for a count if it is not finite."""
+  is_finite = worked.is_finite
+  counts = worked.num_examples > 0
+  states = collections.OrderedDict(loss=worked.loss)
+  states.update(worked.metrics)
+  states['num_examples'] = [worked.num_examples]
+  states['num_clients'] = [tf.cast(counts, tf.int32)]
+  states = collections.OrderedDict(
+    (name, [tf.where(is_finite, t, tf.zeros_like(t)) for t in tensors])
+    for name, tensors in states.items()
+  )
+  states['num_not_finite'] = [tf.cast(tf.logical_not(is_finite), tf.int32)]
+  return states
+
+
+class ClientWork:
+  """What every client does in a round.
+
+  Attributes:
+    model: The model.
+    memory: What a client remembers.
+    work: The phases of a round.
+    example_spec: What an example of a client consists of.
+    initialize_client: `(int32[2] -> C)`: what a client remembers that never
+      took part, from its seed.
+    specs: Of what a client starts with: shared weights by tier, frozen weights,
+      what it remembers, its data.
+    types: The same as TFF types: weights at the server, C, D.
+  """
+
+  def __init__(
+    self,
+    model: models.PartialModel,
+    memory: client_state.Memory,
+    work: phases.Work,
+    what: str,
+  ):
+    """Checks the parts and traces the memory.
+
+    Args:
+      model: The model.
+      memory: What a client remembers.
+      work: The phases of a round.
+      what: What the work is for; for error messages.
+
+    Raises:
+      CompositionError: If no phase is measured, or if the model has groups.
+      PhaseError: If phases do not fit each other or the model.
+    """
+    self.model = model
+    self.memory = memory
+    self.work = list(work)
+    if tiers.GROUP in model.tiers:
+      raise CompositionError(
+        'The model has variables for groups, but the algorithm has no groups. '
+        'Build the model without `group`.'
+      )
+    phases.check(self.work, model)
+    if not any(phase.measured for phase in phases.flat(self.work)):
+      raise CompositionError(
+        f'No phase of the {what} is measured, so that no client would have a '
+        'weight or metrics.'
+      )
+    self.example_spec = example_spec_of(model, self.work)
+    first = tracing.traced(
+      lambda seed: memory.first(model, seed), random_bits.SEED_SPEC
+    )
+
+    @tff.tensorflow.computation(type_of(random_bits.SEED_SPEC))
+    def initialize_client(seed: Any) -> Any:
+      return first(seed)
+
+    self.initialize_client = initialize_client
+    client_specs = examples.client_spec(self.example_spec)
+    self.specs = (
+      *weights_specs(model),
+      _specs_of(first.structured_outputs),
+      client_specs,
+    )
+    self.types = (
+      weights_type(model),
+      initialize_client.type_signature.result,
+      type_of(client_specs),
+    )
+
+  @property
+  def _reads_personal(self) -> bool:
+    return any(
+      phase.reads == tiers.PERSONAL for phase in phases.flat(self.work)
+    )
+
+  def run(self, shared: Any, frozen: Any, kept: Any, client: Any) -> Any:
+    """A client recalls its weights and goes through its phases.
+
+    Args:
+      shared: The weights received, by tier.
+      frozen: Weights that are never trained.
+      kept: What the client remembers.
+      client: Its data.
+
+    Returns:
+      What it then has, `local_training.Worked`.
+    """
+    seed = client['seed']
+    held = self.memory.recall(
+      self.model, kept, shared, random_bits.fold_in(seed, 'local')
+    )
+    weights = tiers.join(shared, held)
+    if self._reads_personal and tiers.PERSONAL not in weights:
+      weights[tiers.PERSONAL] = collections.OrderedDict(shared[tiers.GLOBAL])
+    return local_training.run(
+      self.work,
+      self.model,
+      weights,
+      frozen,
+      client['examples'],
+      client['count'],
+      seed,
+    )

@@ -1,0 +1,111 @@
+"""Extra loss terms: what a phase minimizes beside, or instead of, the loss.
+
+A term is `(weights by tier, weights by tier as the round began) -> scalar`.
+"""
+
+import tensorflow as tf
+
+from tff_partial import errors
+from tff_partial import phases
+from tff_partial import tiers
+
+
+class TermError(errors.UserError, ValueError):
+  """Raised for a term that makes no sense."""
+
+
+def _check_strength(strength: float, what: str) -> None:
+  if not 0.0 <= strength < float('inf'):
+    raise TermError(
+      f'{what}({strength}): the strength must be a finite number of 0 or more.'
+    )
+
+
+def _half_square(
+  weights: tiers.NamedTensors, center: tiers.NamedTensors | None = None
+) -> tf.Tensor:
+  """Half the sum of squared distances from a center, or from zero."""
+  return 0.5 * tf.add_n(
+    [tf.constant(0.0)]
+    + [
+      tf.reduce_sum(
+        tf.cast(tf.square(w if center is None else w - center[n]), tf.float32)
+      )
+      for n, w in weights.items()
+    ]
+  )
+
+
+def proximal(strength: float, tier: str = tiers.GLOBAL) -> phases.Term:
+  """Holds weights near the ones that the client received.
+
+  `strength / 2 * ||w - w_received||^2`: FedProx (Li et al., 2020, Eq. 2) for
+  the GLOBAL tier, Ditto (Li et al., 2021, Eq. 2) for PERSONAL, which is held
+  near the GLOBAL weights as the round began.
+
+  Args:
+    strength: mu of FedProx, lambda of Ditto.
+    tier: The tier that is held.
+
+  Raises:
+    TermError: If the strength is negative or not finite.
+    UnknownTierError: If there is no such tier.
+  """
+  _check_strength(strength, 'proximal')
+  (tier,) = tiers.check_tiers(tier, 'proximal')
+  center = tiers.GLOBAL if tier == tiers.PERSONAL else tier
+
+  def term(weights: tiers.Weights, received: tiers.Weights) -> tf.Tensor:
+    if tier not in weights:
+      return tf.constant(0.0)
+    return strength * _half_square(weights[tier], received[center])
+
+  return term
+
+
+def moreau(strength: float) -> phases.Term:
+  """Ties a client's own copy of the global weights to where these stand now.
+
+  `strength / 2 * ||theta - w||^2`, the term of the Moreau envelope in pFedMe
+  (Dinh et al., 2020, Eq. 3). A phase that trains PERSONAL on it and on the loss
+  finds theta; one that trains GLOBAL on it alone moves w along the envelope's
+  gradient, `strength * (w - theta)`.
+
+  Args:
+    strength: lambda of the paper.
+
+  Raises:
+    TermError: If the strength is negative or not finite.
+  """
+  _check_strength(strength, 'moreau')
+
+  def term(weights: tiers.Weights, received: tiers.Weights) -> tf.Tensor:
+    del received
+    return strength * _half_square(
+      weights[tiers.PERSONAL], weights[tiers.GLOBAL]
+    )
+
+  return term
+
+
+def l2(strength: float, tier: str) -> phases.Term:
+  """Pulls the weights of a tier to zero, `strength / 2 * ||w||^2`.
+
+  Args:
+    strength: At least 0.
+    tier: The tier.
+
+  Raises:
+    TermError: If the strength is negative or not finite.
+    UnknownTierError: If there is no such tier.
+  """
+  _check_strength(strength, 'l2')
+  (tier,) = tiers.check_tiers(tier, 'l2')
+
+  def term(weights: tiers.Weights, received: tiers.Weights) -> tf.Tensor:
+    del received
+    if tier not in weights:
+      return tf.constant(0.0)
+    return strength * _half_square(weights[tier])
+
+  return term
