@@ -1,0 +1,285 @@
+"""The EMNIST task: single characters, to be told apart by each user's model.
+
+Two ways to be different. `labels`: users hold a few labels each (MNIST over 20
+users of two labels, as in the experiments of pFedMe). `writers`: users are the
+people who wrote (MNIST with the writers of QMNIST, or TFF's federated EMNIST).
+Users are measured on images of their own that they did not train with, or,
+under the protocol `unseen`, are people who did not take part at all.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from tasks import emnist_images
+from tasks import emnist_models
+from tasks import emnist_partitions
+from tasks.errors import OptionError
+from tasks.task import Examinees
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+from tff_partial import examples
+from tff_partial import models
+from tff_partial import populations
+from tff_partial import splits
+
+NAME = 'emnist'
+SEEN, UNSEEN = 'seen', 'unseen'
+PROTOCOLS = (SEEN, UNSEEN)
+LABELS, WRITERS = 'labels', 'writers'
+PARTITIONS = (LABELS, WRITERS)
+MNIST, FEDERATED = 'mnist', 'federated_emnist'
+EDITIONS = (MNIST, FEDERATED)
+
+# pFedMe keeps a quarter of a user's images for tests. It has no validation
+# images, so these come out of the other three quarters.
+_OF_IMAGES = {TRAIN: 0.65, VALIDATION: 0.1, TEST: 0.25}
+_OF_USERS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
+# What is the user's, if nothing else is said: the last layer. Logistic
+# regression has no other layer, so there it is its biases, which know how
+# frequent each label is.
+_OWN = {
+  emnist_models.LINEAR: f'{emnist_models.HEAD}/bias',
+  emnist_models.DENSE: emnist_models.HEAD,
+  emnist_models.CNN: emnist_models.HEAD,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What can be chosen about the task.
+
+  Attributes:
+    partition: LABELS or WRITERS.
+    protocol: SEEN or UNSEEN.
+    num_users: Users of LABELS.
+    labels_per_user: Their labels.
+    size_deviation: How much their sizes differ; see `emnist_partitions`.
+    max_examples: Images of a user that are used, after a shuffle.
+    model: LINEAR, DENSE or CNN of `emnist_models`.
+    hidden: Units of DENSE's hidden layer.
+    local: What is the user's where a part of the model is, as a regular
+      expression over names of layers and variables; '' for `head`, the last
+      layer, and its biases in LINEAR.
+  """
+
+  partition: str = LABELS
+  protocol: str = SEEN
+  num_users: int = 20
+  labels_per_user: int = 2
+  size_deviation: float = 0.5
+  max_examples: int | None = None
+  model: str = emnist_models.LINEAR
+  hidden: int = 100
+  local: str = ''
+
+  def __post_init__(self) -> None:
+    """Checks what nobody else checks."""
+    for option, value, known in (
+      ('partition', self.partition, PARTITIONS),
+      ('protocol', self.protocol, PROTOCOLS),
+      ('model', self.model, emnist_models.MODELS),
+    ):
+      if value not in known:
+        raise OptionError(f'{option}: {value!r} is none of {", ".join(known)}.')
+    if self.max_examples is not None and self.max_examples < 3:
+      raise OptionError(
+        f'max_examples: {self.max_examples} images a user cannot be divided '
+        'into three parts. Give at least 3.'
+      )
+
+
+class Emnist:
+  """Users as clients, their images as examples.
+
+  Attributes:
+    images: All images.
+    protocol: SEEN or UNSEEN: under which name the test result is reported.
+    selection_metric: The metric that chooses the best round.
+    higher_is_better: Whether a larger value of it is better.
+  """
+
+  name = NAME
+  selection_metric = 'accuracy'
+  higher_is_better = True
+
+  def __init__(self, images: emnist_images.Images, options: Options, seed: int):
+    """Divides the images.
+
+    Args:
+      images: All images.
+      options: What can be chosen.
+      seed: The run's seed: images are divided by it, and the weights start
+        from it.
+
+    Raises:
+      OptionError: If the images cannot be divided so.
+    """
+    self.images = images
+    self.protocol = options.protocol
+    self._holdings = emnist_partitions.limit(
+      _hold(images, options, seed), options.max_examples
+    )
+    if options.protocol == SEEN:
+      parts = emnist_partitions.split_images(
+        self._holdings, tuple(_OF_IMAGES.values()), images.is_test
+      )
+    else:
+      parts = emnist_partitions.split_users(
+        self._holdings, tuple(_OF_USERS.values()), seed
+      )
+    self._parts = dict(zip(_OF_IMAGES, parts, strict=True))
+    self._options = options
+    self._seed = seed
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds the model, with a part that is the user's or without.
+
+    Args:
+      user: OWN or NOBODY.
+
+    Raises:
+      OptionError: If it is another form.
+    """
+    options, images = self._options, self.images
+    return emnist_models.build_partial(
+      functools.partial(
+        emnist_models.build_classifier,
+        options.model,
+        images.shape,
+        images.num_classes,
+        images.ink,
+        options.hidden,
+      ),
+      user,
+      options.local or _OWN[options.model],
+      loss=emnist_models.classification_loss(),
+      metrics=emnist_models.build_classification_metrics,
+      seed=self._seed,
+    )
+
+  @property
+  def validation(self) -> Examinees:
+    """Who chooses the best round."""
+    return self._examinees(VALIDATION)
+
+  @property
+  def tests(self) -> dict[str, Examinees]:
+    """Whom a result is about."""
+    return {self.protocol: self._examinees(TEST)}
+
+  def _examinees(self, part: str) -> Examinees:
+    if self.protocol == SEEN:
+      return Examinees(part, True, splits.by_mark('is_query'))
+    return Examinees(part, False)
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, for the result."""
+    sizes = [len(images) for images in self._holdings.values()]
+    return {
+      'name': self.images.name,
+      'images': sum(sizes),
+      'users': len(sizes),
+      'images_of_a_user': [min(sizes), max(sizes)],
+      **{
+        part: {
+          'users': len(held),
+          'images': sum(len(images) for images in held.values()),
+        }
+        for part, held in self._parts.items()
+      },
+    }
+
+  @property
+  def attributes(self) -> dict[str, str]:
+    """Each user's most frequent label, for maps of users."""
+    return {
+      user: str(np.bincount(self.images.labels[images]).argmax())
+      for user, images in self._holdings.items()
+    }
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs the users of one part: TRAIN, VALIDATION or TEST.
+
+    Under the protocol SEEN the images to be measured come after those of the
+    training part and are marked, so that whoever personalises has these.
+    """
+    held = [self._parts[part]]
+    if self.protocol == SEEN and part != TRAIN:
+      held.insert(0, self._parts[TRAIN])
+    return emnist_partitions.pack(
+      self.images.pixels,
+      held,
+      lambda user, images: self.images.labels[images],
+      example_spec,
+    )
+
+
+def _hold(
+  images: emnist_images.Images, options: Options, seed: int
+) -> emnist_partitions.Holdings:
+  """Who holds which images."""
+  if options.partition == LABELS:
+    return emnist_partitions.by_labels(
+      images.labels,
+      options.num_users,
+      options.labels_per_user,
+      options.size_deviation,
+      seed,
+    )
+  if images.writers is None:
+    raise OptionError(
+      f'partition: nobody knows who wrote the images of {images.name!r}. Use '
+      'the partition labels, or --data=real.'
+    )
+  return emnist_partitions.by_writer(images.writers, seed)
+
+
+def load(
+  *,
+  data: str,
+  data_dir: str | None,
+  edition: str,
+  download: bool,
+  seed: int,
+  options: Options,
+) -> Emnist:
+  """Loads the images and makes the task.
+
+  Args:
+    data: 'real', or 'synthetic' for the small digits of scikit-learn, which
+      need no files.
+    data_dir: The folder that holds `emnist`, or is it.
+    edition: MNIST or FEDERATED.
+    download: Allows TFF's loader, which FEDERATED needs, to fetch.
+    seed: The run's seed.
+    options: What can be chosen about the task.
+
+  Raises:
+    DataError: If the data are missing or damaged; says where and what to do.
+    OptionError: If they cannot be divided as the options ask.
+  """
+  if edition not in EDITIONS:
+    raise OptionError(f'edition: {edition!r} is none of {", ".join(EDITIONS)}.')
+  if data == 'synthetic':
+    images = emnist_images.load_digits()
+  elif edition == FEDERATED:
+    if not download:
+      raise OptionError(
+        'Federated EMNIST comes through the loader of TFF, which fetches it '
+        'unless it was kept in --data_dir: allow that with --download.'
+      )
+    images = emnist_images.load_federated_emnist(data_dir)
+  else:
+    # The writers of the test images are others, and few images each.
+    by_writer = options.partition == WRITERS
+    images = emnist_images.load_mnist(
+      data_dir, test=not by_writer, writers=by_writer
+    )
+  return Emnist(images, options, seed)

@@ -1,0 +1,115 @@
+"""Models of single characters: linear, dense, convolutional.
+
+All of them take images as they are stored, uint8 `[batch, height, width]`, and
+scale ink to 1 themselves. Layers have the names that `local=` may want: `head`
+is the last one, and what comes before it represents the image.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.task import NOBODY
+from tasks.task import OWN
+from tff_partial import models
+
+LINEAR, DENSE, CNN = 'linear', 'dense', 'cnn'
+MODELS = (LINEAR, DENSE, CNN)
+
+HEAD = 'head'
+
+
+def build_classifier(
+  kind: str,
+  shape: tuple[int, int],
+  num_classes: int,
+  ink: int,
+  hidden: int = 100,
+) -> tf.keras.Model:
+  """Builds a model from images to logits, `[batch, num_classes]`.
+
+  Args:
+    kind: LINEAR is multinomial logistic regression; DENSE has one hidden layer
+      of rectified units (both as in pFedMe's experiments); CNN two
+      convolutions of 32 and 64 filters, a pool of 2 x 2 and a dense layer of
+      128.
+    shape: Height and width of an image.
+    num_classes: Number of characters.
+    ink: The value of full ink.
+    hidden: Units of DENSE's hidden layer, named `hidden`.
+
+  Raises:
+    OptionError: If the kind is unknown or the layer has no units.
+  """
+  layers = tf.keras.layers
+  if hidden < 1:
+    raise OptionError(f'hidden: a layer of {hidden} units. Give 1 or more.')
+  flat: list[tf.keras.layers.Layer] = [layers.Flatten(name='flatten')]
+  bodies: dict[str, Callable[[], list[tf.keras.layers.Layer]]] = {
+    LINEAR: lambda: flat,
+    DENSE: lambda: [
+      *flat,
+      layers.Dense(hidden, activation='relu', name='hidden'),
+    ],
+    CNN: lambda: [
+      layers.Conv2D(32, 3, activation='relu', name='convolution_1'),
+      layers.Conv2D(64, 3, activation='relu', name='convolution_2'),
+      layers.MaxPool2D(2, name='pool'),
+      *flat,
+      layers.Dense(128, activation='relu', name='hidden'),
+    ],
+  }
+  if kind not in bodies:
+    raise OptionError(f'model: {kind!r} is none of {", ".join(MODELS)}.')
+  images, values = scaled_input(shape, ink)
+  for layer in [*bodies[kind](), layers.Dense(num_classes, name=HEAD)]:
+    values = layer(values)
+  return tf.keras.Model(images, values, name=kind)
+
+
+def build_partial(
+  build: Callable[[], tf.keras.Model], user: str, local: str, **options: Any
+) -> models.PartialModel:
+  """Takes a model apart in a form that a task is asked for.
+
+  Args:
+    build: Makes the Keras model.
+    user: OWN, where `local` is the user's, or NOBODY.
+    local: A regular expression over names of layers and variables.
+    **options: What else `from_keras` takes.
+
+  Raises:
+    OptionError: If it is another form.
+  """
+  if user not in (OWN, NOBODY):
+    raise OptionError(
+      f'user_form: characters know no form {user!r}. Give {OWN} or {NOBODY}.'
+    )
+  return models.from_keras(
+    build, local=local if user == OWN else None, **options
+  )
+
+
+def classification_loss() -> tf.keras.losses.Loss:
+  """Cross-entropy of logits, for integer labels."""
+  return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def build_classification_metrics() -> list[tf.keras.metrics.Metric]:
+  """Builds the metric `accuracy`."""
+  return [tf.keras.metrics.SparseCategoricalAccuracy('accuracy')]
+
+
+def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:
+  """Returns a model's input, and the same from 0 to 1 with a channel.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+  """
+  layers = tf.keras.layers
+  images = tf.keras.Input(shape, dtype=tf.uint8, name='image')
+  values = layers.Rescaling(1.0 / ink, name='scaled')(images)
+  return images, layers.Reshape([*shape, 1], name='with_channel')(values)

@@ -1,0 +1,174 @@
+"""Users who like one kind of examples and dislike all others.
+
+As in section 4 of FedEmbed: half of a user's examples are of the kind that it
+likes, its true sub-population, and the others of any other kind. Within a user
+no example occurs twice.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tasks.emnist_partitions import generator
+from tasks.emnist_partitions import Holdings
+from tasks.errors import OptionError
+
+
+def numbers_of_users(num_users: int, shares: Sequence[float]) -> list[int]:
+  """Divides users by shares, to the last one.
+
+  Args:
+    num_users: All users.
+    shares: A share for each kind; together 1.
+
+  Returns:
+    How many users like each kind.
+  """
+  ends = np.rint(np.cumsum(shares) * num_users).astype(int)
+  return np.diff([0, *ends]).tolist()
+
+
+def draw(
+  kinds: np.ndarray,
+  users_of: Sequence[int],
+  sizes: Mapping[str, int],
+  *,
+  repeat: bool = True,
+  seed: int = 0,
+) -> dict[str, Holdings]:
+  """Gives each user examples for every part, of which it likes one half.
+
+  Args:
+    kinds: Integers `[examples]`, from 0.
+    users_of: How many users like each kind.
+    sizes: Part to the number of examples of a user; even.
+    repeat: Whether an example may be several users'. Else each is used at most
+      once in all.
+    seed: Draws the examples.
+
+  Returns:
+    Part to user to its examples, in a random order. User `3-0017` is number 17
+    of those who like kind 3.
+
+  Raises:
+    OptionError: If there are not enough examples.
+  """
+  half = sum(sizes.values()) // 2
+  users = [
+    (f'{kind}-{number:04d}', kind)
+    for kind, count in enumerate(users_of)
+    for number in range(count)
+  ]
+  piles = [np.flatnonzero(kinds == kind) for kind in range(len(users_of))]
+  rule = _drawn_anew if repeat else _drawn_once
+  liked, others = rule(piles, users, half, seed)
+  parts: dict[str, Holdings] = {part: {} for part in sizes}
+  for user, _ in users:
+    order = generator(seed, 'order', user)
+    begin = 0
+    for part, size in sizes.items():
+      mine = slice(begin, begin + size // 2)
+      begin += size // 2
+      parts[part][user] = order.permutation(
+        np.concatenate([liked[user][mine], others[user][mine]])
+      )
+  return parts
+
+
+def _drawn_anew(
+  piles: Sequence[np.ndarray],
+  users: Sequence[tuple[str, int]],
+  half: int,
+  seed: int,
+) -> tuple[Holdings, Holdings]:
+  """Each user draws from all examples, whatever the others have."""
+  rest = [
+    np.concatenate([*piles[:kind], *piles[kind + 1 :]])
+    for kind in range(len(piles))
+  ]
+  liked, others = {}, {}
+  for user, kind in users:
+    if min(len(piles[kind]), len(rest[kind])) < half:
+      raise OptionError(
+        f'There are {len(piles[kind])} examples of kind {kind} and '
+        f'{len(rest[kind])} others, and whoever likes it needs {half} of both. '
+        'Give more examples.'
+      )
+    choose = generator(seed, 'preference', user).choice
+    liked[user] = choose(piles[kind], half, replace=False)
+    others[user] = choose(rest[kind], half, replace=False)
+  return liked, others
+
+
+def _drawn_once(
+  piles: Sequence[np.ndarray],
+  users: Sequence[tuple[str, int]],
+  half: int,
+  seed: int,
+) -> tuple[Holdings, Holdings]:
+  """Users share the examples out: first those they like, then the others.
+
+  One user after the other draws its disliked examples from what is left, a kind
+  as often as there are examples of it; but never so that those who like some
+  kind would find too few of the others later on. By Hall's theorem that is all
+  that can go wrong.
+  """
+  waiting = np.bincount([kind for _, kind in users], minlength=len(piles))
+  _refuse_too_many(np.array([len(pile) for pile in piles]), waiting, half)
+  once = generator(seed, 'once')
+  stacks = [once.permutation(pile).tolist() for pile in piles]
+  liked = {
+    user: np.array([stacks[kind].pop() for _ in range(half)])
+    for user, kind in users
+  }
+  others: Holdings = {}
+  for place in once.permutation(len(users)):
+    user, kind = users[place]
+    left = np.array([len(stack) for stack in stacks])
+    # What is left for those who like a kind, beyond what they need.
+    spare = np.where(waiting > 0, left.sum() - left - half * waiting, half)
+    forced = np.maximum(half - spare, 0)
+    forced[kind] = left[kind] = 0
+    numbers = forced + once.multivariate_hypergeometric(
+      left - forced, half - forced.sum()
+    )
+    others[user] = np.array(
+      [
+        stack.pop()
+        for stack, number in zip(stacks, numbers, strict=True)
+        for _ in range(number)
+      ]
+    )
+    waiting[kind] -= 1
+  return liked, others
+
+
+def _refuse_too_many(
+  examples: np.ndarray, users: np.ndarray, half: int
+) -> None:
+  """Refuses users who cannot all have examples of their own.
+
+  Args:
+    examples: How many there are of each kind.
+    users: How many like each kind.
+    half: How many examples of what it likes a user needs, and of others.
+  """
+  number, total = users.sum(), examples.sum()
+  there = np.flatnonzero(users)
+  most = min(
+    total / (2 * half),
+    # Of the kind that they like, and of all others.
+    *(examples[there] * number / (half * users[there])),
+    *((total - examples[there]) / half),
+  )
+  if number > most:
+    raise OptionError(
+      f'{number} users cannot have {2 * half} examples each that nobody '
+      f'shares, half of them of the kind that they like: {total:,} examples '
+      f'are enough for {int(most)}. Give fewer users, or let examples repeat.'
+    )
+
+
+def kind_liked_by(user: str) -> int:
+  """The kind that a user likes, from its id."""
+  return int(user.partition('-')[0])

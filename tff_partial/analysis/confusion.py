@@ -1,0 +1,188 @@
+"""Who was assigned to which sub-population, against the truth.
+
+FedEmbed, figures 3 and 5. Groups that an unsupervised method finds have no
+names: `matched` renames them so that as many users as possible agree.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+from scipy import optimize
+
+from tff_partial.analysis import figures
+from tff_partial.analysis.errors import AnalysisError
+
+# Numbers are written into matrices up to this size.
+_WRITTEN = 12
+_MOST_GROUPS = 60
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Confusion:
+  """How many users of each sub-population are in each group.
+
+  Attributes:
+    counts: int64 `[sub-populations, groups]`.
+    classes: Names of the sub-populations.
+    groups: Names of the groups.
+  """
+
+  counts: np.ndarray
+  classes: tuple[str, ...]
+  groups: tuple[str, ...]
+
+  @property
+  def num_users(self) -> int:
+    """All users."""
+    return int(self.counts.sum())
+
+  @property
+  def purity(self) -> float:
+    """The share of users who belong to the largest class of their group.
+
+    It rises with the number of groups, up to 1 if each user is a group.
+    """
+    return float(self.counts.max(axis=0).sum() / self.num_users)
+
+  @property
+  def accuracy(self) -> float:
+    """The share of users in the group of their sub-population's name."""
+    same = np.equal.outer(self.classes, self.groups)
+    return float(self.counts[same].sum() / self.num_users)
+
+  @property
+  def shares(self) -> np.ndarray:
+    """Of each sub-population, the share in each group, `[classes, groups]`."""
+    sizes = self.counts.sum(axis=1, keepdims=True)
+    return self.counts / np.maximum(sizes, 1)
+
+  def matched(self) -> 'Confusion':
+    """Renames and orders groups: each sub-population gets at most one.
+
+    The assignment with the most users on the diagonal is chosen. Groups that
+    no sub-population gets keep their names, with a mark, and come last.
+    """
+    rows, columns = optimize.linear_sum_assignment(-self.counts)
+    rest = [j for j in range(len(self.groups)) if j not in columns]
+    names = [self.classes[i] for i in rows]
+    names += [f'{self.groups[j]}?' for j in rest]
+    return Confusion(
+      self.counts[:, [*columns, *rest]], self.classes, tuple(names)
+    )
+
+
+def confusion(
+  truth: Sequence[Any],
+  assigned: Sequence[Any],
+  *,
+  classes: Sequence[Any] | None = None,
+  groups: Sequence[Any] | None = None,
+) -> Confusion:
+  """Counts users by their sub-population and the group they were assigned to.
+
+  Args:
+    truth: The sub-population of each user, `[users]`.
+    assigned: The group of each user, `[users]`.
+    classes: All sub-populations, in the order of the rows; by default those
+      that occur.
+    groups: All groups, in the order of the columns, those with no user
+      included; by default those that occur.
+
+  Raises:
+    AnalysisError: If there is no user, the lengths differ, or a user's value is
+      not among those named.
+  """
+  if not len(truth) or len(truth) != len(assigned):
+    raise AnalysisError(
+      f'The truth is known of {len(truth)} users, the assignment of '
+      f'{len(assigned)}. Give both of the same users, at least one.'
+    )
+  rows, row_names = _codes(truth, classes, 'sub-population')
+  columns, column_names = _codes(assigned, groups, 'group')
+  counts = np.zeros([len(row_names), len(column_names)], np.int64)
+  np.add.at(counts, (rows, columns), 1)
+  return Confusion(counts, row_names, column_names)
+
+
+def _codes(
+  values: Sequence[Any], known: Sequence[Any] | None, what: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+  """Numbers for values, and the names of the numbers."""
+  # Numbers in their order, not by the alphabet.
+  named = list(np.unique(np.asarray(values)) if known is None else known)
+  places = {str(value): i for i, value in enumerate(named)}
+  unknown = [value for value in values if str(value) not in places]
+  if unknown:
+    raise AnalysisError(
+      f'A user is in the {what} {unknown[0]!r}, which is none of '
+      f'{", ".join(places)}. Name all of them.'
+    )
+  return np.array([places[str(value)] for value in values]), tuple(places)
+
+
+def draw(
+  matrices: Mapping[str, Confusion],
+  path: str | os.PathLike[str],
+  *,
+  truth: str = 'true sub-population',
+  assigned: str = 'assigned group',
+) -> None:
+  """Draws matrices side by side, each row as shares of its sub-population.
+
+  Args:
+    matrices: Title to matrix, such as one a method.
+    path: The PNG file to write.
+    truth: Names the rows.
+    assigned: Names the columns.
+
+  Raises:
+    AnalysisError: If a matrix has too many groups to be read.
+  """
+  figure = figures.new(4.1 * len(matrices) + 0.9, 4.4)
+  panels = np.atleast_1d(figure.subplots(1, len(matrices)))
+  for axes, (title, matrix) in zip(panels, matrices.items(), strict=True):
+    if len(matrix.groups) > _MOST_GROUPS:
+      raise AnalysisError(
+        f'{title}: {len(matrix.groups)} groups are too many for a picture. '
+        f'Give at most {_MOST_GROUPS}.'
+      )
+    image = axes.imshow(
+      matrix.shares, cmap='Blues', vmin=0.0, vmax=1.0, aspect='auto'
+    )
+    axes.set_xticks(range(len(matrix.groups)), matrix.groups, fontsize=9)
+    axes.set_yticks(range(len(matrix.classes)), matrix.classes, fontsize=9)
+    if max(map(len, matrix.groups)) > 3:
+      axes.tick_params(axis='x', rotation=45)
+    axes.tick_params(length=0, colors=figures.INK)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(assigned, color=figures.INK)
+    axes.set_title(
+      f'{title}\npurity {matrix.purity:.3f}, {matrix.num_users:,} users',
+      fontsize=10.5,
+      loc='left',
+    )
+    if max(matrix.counts.shape) <= _WRITTEN:
+      _write(axes, matrix.shares)
+  panels[0].set_ylabel(truth, color=figures.INK)
+  bar = figure.colorbar(image, ax=list(panels), fraction=0.03, pad=0.02)
+  bar.set_label('share of the sub-population; numbers in %', color=figures.INK)
+  bar.outline.set_visible(False)
+  figures.save(figure, path)
+
+
+def _write(axes: Any, shares: np.ndarray) -> None:
+  """Writes shares into their fields, in per cent; empty fields stay empty."""
+  for (row, column), share in np.ndenumerate(shares):
+    if share >= 0.005:
+      axes.text(
+        column,
+        row,
+        f'{100 * share:.0f}',
+        ha='center',
+        va='center',
+        fontsize=8,
+        color='white' if share > 0.55 else figures.INK,
+      )

@@ -1,0 +1,203 @@
+"""Learning curves of several runs in one picture.
+
+Runs that differ in their seed alone make one line: their mean, in a band one
+standard deviation to either side. A run that diverged or has not ended counts
+in no mean; it is drawn by itself, thin, with a cross where it ends.
+"""
+
+from collections.abc import Mapping, Sequence
+import math
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from tff_partial.analysis import figures
+from tff_partial.analysis import run_folders
+from tff_partial.analysis.errors import AnalysisError
+
+# With no more points than this each of them is marked.
+_FEW_POINTS = 30
+
+
+class Trace(NamedTuple):
+  """How a metric went in one run.
+
+  Attributes:
+    values: Floats by round; rounds without a value are left out.
+    state: How the run ended: DONE, DIVERGED or UNFINISHED of `run_folders`.
+  """
+
+  values: pd.Series
+  state: str = run_folders.DONE
+
+
+def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
+  """Reads a metric from a run's table of rounds.
+
+  Args:
+    run: The run.
+    metric: A column, such as `loss` or `validation_rmse`.
+    smooth: Each value is the mean of this many of the last ones.
+
+  Raises:
+    AnalysisError: If the table has no such column, or nothing in it.
+  """
+  has_ended = run.state != run_folders.UNFINISHED
+  try:
+    frame = run.table()
+    if metric not in frame.columns:
+      raise AnalysisError(
+        f'{run.folder}: there is no metric {metric!r} in the table of rounds, '
+        f'which has {", ".join(frame.columns)}.'
+      )
+  except AnalysisError:
+    if has_ended:
+      raise
+    # It may have been stopped before its first round.
+    return Trace(pd.Series(dtype=float), run.state)
+  values = pd.to_numeric(frame[metric], errors='coerce').astype(float)
+  values = values[np.isfinite(values)]
+  if has_ended and values.empty:
+    raise AnalysisError(
+      f'{run.folder}: metric {metric!r} was measured in no round. Choose '
+      'another one.'
+    )
+  return Trace(values.rolling(smooth, min_periods=1).mean(), run.state)
+
+
+def default_metric(settings: Sequence[run_folders.Setting]) -> str:
+  """What to draw unasked: a metric of the validation clients, or the loss."""
+  for setting in settings:
+    for run in setting.ended(run_folders.DONE):
+      for name in run.table().columns:
+        if name.startswith('validation_') and not name.startswith(
+          ('validation_loss', 'validation_num_')
+        ):
+          return name
+  return 'loss'
+
+
+def mean_and_deviation(
+  traces: Sequence[Trace],
+) -> tuple[pd.Series, pd.Series]:
+  """Joins repetitions at the rounds that all of them have measured.
+
+  Args:
+    traces: One a seed; at least one.
+
+  Returns:
+    The mean, and the deviation (of the population, as `numpy.std`), by round.
+  """
+  joined = pd.concat([trace.values for trace in traces], axis=1, join='inner')
+  return joined.mean(axis=1), joined.std(axis=1, ddof=0)
+
+
+def draw(
+  lines: Mapping[str, Sequence[Trace]],
+  path: str | os.PathLike[str],
+  *,
+  metric: str,
+  title: str = '',
+  smooth: int = 1,
+  references: Mapping[str, float] | None = None,
+) -> pathlib.Path:
+  """Draws learning curves, each with its label at its end.
+
+  Args:
+    lines: Label to its repetitions.
+    path: The PNG file to write.
+    metric: Names the vertical axis.
+    title: Stands above the picture.
+    smooth: What `read` was given; the axis says so.
+    references: Label to a level that no run learned, such as that of a
+      predictor that reads no input; a dashed line.
+
+  Raises:
+    AnalysisError: If there is nothing to draw.
+  """
+  figure = figures.new(8.0, 4.6)
+  axes = figure.add_subplot()
+  figures.tidy(axes)
+  ends: list[tuple[float, float, str, Any]] = []
+  heights: list[float] = []
+  lost: list[tuple[pd.Series, Any]] = []
+  for number, (label, traces) in enumerate(lines.items()):
+    look = figures.style(number)
+    done = [t for t in traces if t.state == run_folders.DONE]
+    broken = [
+      t for t in traces if t.state != run_folders.DONE and len(t.values)
+    ]
+    lost.extend((trace.values, look) for trace in broken)
+    note = _note(traces)
+    if done:
+      mean, deviation = mean_and_deviation(done)
+      if mean.empty:
+        raise AnalysisError(
+          f'{label}: its runs have no round in common at which {metric} was '
+          'measured. Draw runs that were evaluated in the same rounds.'
+        )
+      marker = 'o' if len(mean) <= _FEW_POINTS else ''
+      axes.plot(mean.index, mean, linewidth=1.8, marker=marker, ms=3.5, **look)
+      if len(done) > 1:
+        axes.fill_between(
+          mean.index,
+          mean - deviation,
+          mean + deviation,
+          color=look['color'],
+          alpha=0.16,
+          linewidth=0,
+        )
+      heights.extend([(mean - deviation).min(), (mean + deviation).max()])
+      ends.append((mean.index[-1], mean.iloc[-1], label + note, look['color']))
+    elif broken:
+      values = max((t.values for t in broken), key=len)
+      ends.append(
+        (values.index[-1], values.iloc[-1], label + note, look['color'])
+      )
+  if not ends:
+    raise AnalysisError(
+      f'{path}: there is no round of any run to draw. Train some rounds first.'
+    )
+  for values, look in lost:
+    axes.plot(values.index, values, linewidth=0.8, alpha=0.8, **look)
+    axes.plot(
+      values.index[-1], values.iloc[-1], marker='x', ms=7, color=look['color']
+    )
+  for label, level in (references or {}).items():
+    axes.axhline(level, color=figures.FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    ends.append((max(end[0] for end in ends), level, label, figures.FAINT))
+    heights.append(level)
+  # What diverged must not flatten what did not.
+  _limit(axes, heights or [v for values, _ in lost for v in values])
+  axes.set_xlim(right=max(end[0] for end in ends))
+  axes.set_xlabel('round', color=figures.INK)
+  name = figures.axis_name(metric)
+  if smooth > 1:
+    name += f'\nmean of the last {smooth} values'
+  axes.set_ylabel(name, color=figures.INK)
+  if title:
+    axes.set_title(title, loc='left', fontsize=11)
+  figures.label_ends(axes, ends)
+  return figures.save(figure, path)
+
+
+def _note(traces: Sequence[Trace]) -> str:
+  """Says behind a label how many runs it has, and how many were lost."""
+  done = sum(t.state == run_folders.DONE for t in traces)
+  parts = [f'{done} seeds'] if done > 1 else []
+  for state in (run_folders.DIVERGED, run_folders.UNFINISHED):
+    number = sum(t.state == state for t in traces)
+    if number:
+      parts.append(f'{number} {state}')
+  return f' ({", ".join(parts)})' if parts else ''
+
+
+def _limit(axes: Any, heights: Sequence[float]) -> None:
+  """Fits the vertical axis around some values."""
+  low, high = min(heights), max(heights)
+  margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+  if math.isfinite(low - margin) and math.isfinite(high + margin):
+    axes.set_ylim(low - margin, high + margin)

@@ -1,0 +1,256 @@
+"""Maps of user embeddings, coloured by what is known about the users.
+
+t-SNE lays the embeddings out in the plane (FURL, figure 3; FedEmbed, figure 4).
+A map pleases the eye and proves little, so the silhouette score stands beside
+it: of the embeddings themselves, which compares models, and of the map, which
+says how far to trust the picture.
+"""
+
+from collections.abc import Mapping, Sequence
+import math
+import os
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib import lines
+import numpy as np
+from sklearn import manifold
+from sklearn import metrics
+
+from tff_partial import random_bits
+from tff_partial.analysis import figures
+from tff_partial.analysis.errors import AnalysisError
+
+# Three users are the least that a neighbourhood can be told of.
+_MIN_USERS = 4
+# With more users points cover one another, and t-SNE takes minutes.
+_MAX_USERS = 3000
+_PERPLEXITY = 30.0
+# More colours cannot be told apart; the rarest values share one.
+_MAX_COLOURS = 20
+_OTHER, _OTHER_COLOUR = 'other', '#c8c8c8'
+
+
+class Users(NamedTuple):
+  """Users to be put on a map.
+
+  Attributes:
+    embeddings: Floats `[users, size]`.
+    attribute: `[users]`: what is known of each, such as the most used topic.
+  """
+
+  embeddings: np.ndarray
+  attribute: Sequence[Any]
+
+
+class Scores(NamedTuple):
+  """Mean silhouettes, from -1 to 1: how far values of the attribute separate.
+
+  Attributes:
+    embeddings: Of the embeddings themselves, of all users.
+    map: Of the map, of the users on it.
+  """
+
+  embeddings: float
+  map: float
+
+
+def silhouette(embeddings: np.ndarray, attribute: Sequence[Any]) -> float:
+  """The mean silhouette of users by their attribute, in Euclidean distance.
+
+  Args:
+    embeddings: Floats `[users, size]`.
+    attribute: `[users]`.
+
+  Raises:
+    AnalysisError: If there are too few users or values, or an embedding is not
+      finite.
+  """
+  vectors, codes = _checked(Users(embeddings, attribute), 'The embeddings')
+  return float(metrics.silhouette_score(vectors, codes))
+
+
+def project(
+  embeddings: np.ndarray, seed: int = 0, perplexity: float | None = None
+) -> np.ndarray:
+  """Lays embeddings out in the plane by t-SNE.
+
+  Args:
+    embeddings: Floats `[users, size]`.
+    seed: The same seed gives the same map.
+    perplexity: How many neighbours count; 30, or fewer of few users.
+
+  Returns:
+    Floats `[users, 2]`.
+  """
+  number, size = embeddings.shape
+  return manifold.TSNE(
+    perplexity=perplexity or min(_PERPLEXITY, (number - 1) / 3),
+    init='pca' if size > 1 else 'random',
+    random_state=_seed(seed, 'tsne'),
+  ).fit_transform(np.asarray(embeddings, np.float32))
+
+
+def draw(
+  maps: Mapping[str, Users],
+  path: str | os.PathLike[str],
+  *,
+  attribute: str,
+  seed: int = 0,
+  max_users: int = _MAX_USERS,
+) -> dict[str, Scores]:
+  """Draws maps side by side; a colour means the same in all of them.
+
+  Args:
+    maps: Title to users, such as one map a method.
+    path: The PNG file to write.
+    attribute: What the attribute is; heads the legend.
+    seed: Decides the maps, and which users are on them.
+    max_users: Of more users than this, so many are drawn.
+
+  Returns:
+    Title to scores.
+
+  Raises:
+    AnalysisError: If there are too few users or values, or an embedding is not
+      finite.
+  """
+  colours = _colours(maps)
+  figure = figures.new(4.6 * len(maps) + 1.8, 4.8)
+  panels = np.atleast_1d(figure.subplots(1, len(maps)))
+  scores = {}
+  for axes, (title, users) in zip(panels, maps.items(), strict=True):
+    vectors, codes = _checked(users, title)
+    values = np.array([str(value) for value in users.attribute])
+    shown = _shown(len(vectors), max_users, seed)
+    points = project(vectors[shown], seed)
+    scores[title] = Scores(
+      float(metrics.silhouette_score(vectors, codes)),
+      silhouette(points, values[shown]),
+    )
+    _scatter(axes, points, values[shown], colours)
+    number = f'{len(vectors):,} users'
+    if len(shown) < len(vectors):
+      number += f', {len(shown):,} shown'
+    axes.set_title(
+      f'{title}, {number}\nsilhouette {scores[title].embeddings:.2f}, '
+      f'of the map {scores[title].map:.2f}',
+      fontsize=10.5,
+      loc='left',
+    )
+  _legend(figure, colours, attribute)
+  figures.save(figure, path)
+  return scores
+
+
+def _checked(users: Users, where: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns embeddings as floats and values as numbers, if they are sound."""
+  vectors = np.asarray(users.embeddings, np.float64)
+  if vectors.ndim != 2:
+    raise AnalysisError(
+      f'{where}: expected embeddings [users, size], found the shape '
+      f'{vectors.shape}. Flatten what is known of a user into one vector.'
+    )
+  number = len(vectors)
+  if number != len(users.attribute):
+    raise AnalysisError(
+      f'{where}: there are {number} embeddings, but the attribute of '
+      f'{len(users.attribute)} users. Give one value for each user.'
+    )
+  if number < _MIN_USERS:
+    raise AnalysisError(
+      f'{where}: {number} users make no map. Give at least {_MIN_USERS}.'
+    )
+  if not np.isfinite(vectors).all():
+    row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+    raise AnalysisError(
+      f'{where}: the embedding of user {row} is not finite. The run diverged; '
+      'look at the weights of its best round.'
+    )
+  if not np.ptp(vectors, axis=0).any():
+    raise AnalysisError(
+      f'{where}: all {number} embeddings are equal, so that they tell nothing '
+      'of their users. Give those of users who took part in training.'
+    )
+  values, codes = np.unique(
+    [str(value) for value in users.attribute], return_inverse=True
+  )
+  if not 2 <= len(values) < number:
+    raise AnalysisError(
+      f'{where}: the attribute has {len(values)} values among {number} users, '
+      'so that nothing can be told apart. It takes two values, and a value '
+      'that several users share.'
+    )
+  return vectors, codes
+
+
+def _shown(number: int, most: int, seed: int) -> np.ndarray:
+  """Which users are on the map."""
+  if number <= most:
+    return np.arange(number)
+  generator = np.random.default_rng(_seed(seed, 'shown'))
+  return np.sort(generator.choice(number, most, replace=False))
+
+
+def _seed(seed: int, purpose: str) -> int:
+  return int(random_bits.derive(seed, purpose)[0]) & 0x7FFFFFFF
+
+
+def _colours(maps: Mapping[str, Users]) -> dict[str, Any]:
+  """A colour for each value, the most frequent first."""
+  values = [str(v) for users in maps.values() for v in users.attribute]
+  known, counts = np.unique(values, return_counts=True)
+  frequent = known[np.argsort(-counts, kind='stable')][:_MAX_COLOURS]
+  palette = matplotlib.colormaps['tab10' if len(frequent) <= 10 else 'tab20']
+  colours: dict[str, Any] = {
+    value: palette(i) for i, value in enumerate(sorted(frequent, key=_natural))
+  }
+  if len(known) > len(frequent):
+    colours[_OTHER] = _OTHER_COLOUR
+  return colours
+
+
+def _natural(value: str) -> tuple[float, str]:
+  """Sorts digits by their size, and before words."""
+  return (float(value) if value.isdigit() else math.inf, value)
+
+
+def _scatter(
+  axes: Any,
+  points: np.ndarray,
+  values: np.ndarray,
+  colours: Mapping[str, Any],
+) -> None:
+  """Draws the users; in random order, lest the last value cover the others."""
+  order = np.random.default_rng(0).permutation(len(points))
+  shades = [colours.get(value, _OTHER_COLOUR) for value in values]
+  axes.scatter(
+    *points[order].T,
+    c=[shades[i] for i in order],
+    s=float(np.clip(9000 / len(points), 5, 40)),
+    linewidths=0,
+    alpha=0.85,
+  )
+  # Distances on the map mean nothing in numbers.
+  axes.set_xticks([])
+  axes.set_yticks([])
+  axes.set_aspect('equal', adjustable='datalim')
+  axes.spines[:].set_color('#d0d0d0')
+
+
+def _legend(figure: Any, colours: Mapping[str, Any], attribute: str) -> None:
+  handles = [
+    lines.Line2D(
+      [], [], marker='o', linestyle='', ms=6, color=colour, label=value
+    )
+    for value, colour in colours.items()
+  ]
+  figure.legend(
+    handles=handles,
+    title=attribute,
+    loc='outside right upper',
+    frameon=False,
+    fontsize=9,
+    title_fontsize=9.5,
+    alignment='left',
+  )

@@ -1,0 +1,161 @@
+"""What all figures have in common: colours, names of axes, and files."""
+
+from collections.abc import Sequence
+import os
+import pathlib
+import re
+import textwrap
+from typing import Any
+
+from matplotlib import figure as matplotlib_figure
+import numpy as np
+from sklearn import isotonic
+
+# Told apart by colour-blind people, too, and dark enough for thin lines.
+COLOURS = (
+  '#0072b2',
+  '#d55e00',
+  '#009e73',
+  '#cc79a7',
+  '#6a3d9a',
+  '#b8860b',
+  '#56b4e9',
+  '#000000',
+)
+_DASHES = ('-', (0, (5, 2)), (0, (1, 1.2)))
+INK, FAINT = '#333333', '#999999'
+
+_DOTS_PER_INCH = 150
+
+# Parts of a metric's name and what it counts in. The first that matches wins.
+_UNITS = (
+  (r'^seconds_|seconds$', 's'),
+  (r'_mb$', 'MB'),
+  (r'bytes$', 'bytes'),
+  (r'loss$', 'mean per example'),
+  (r'accuracy|auc|f1|share|purity', '0 to 1'),
+  (r'rmse|mae$', 'unit of the labels'),
+  (r'epsilon$', 'of differential privacy'),
+)
+
+
+def style(number: int) -> dict[str, Any]:
+  """Colour and dashes of the line with this number; they repeat after 24."""
+  colours = len(COLOURS)
+  return {
+    'color': COLOURS[number % colours],
+    'linestyle': _DASHES[number // colours % len(_DASHES)],
+  }
+
+
+def axis_name(metric: str) -> str:
+  """A metric's name as people write it, with what it counts in."""
+  words = metric.replace('_', ' ').replace('/', ' ')
+  for pattern, unit in _UNITS:
+    if re.search(pattern, metric):
+      return f'{words} ({unit})'
+  return words
+
+
+def new(width: float, height: float) -> matplotlib_figure.Figure:
+  """Makes an empty figure, in inches; no window and no global state."""
+  return matplotlib_figure.Figure(
+    figsize=(width, height), layout='constrained', facecolor='white'
+  )
+
+
+def tidy(axes: Any) -> None:
+  """Leaves an axes only the two spines and the grid that it needs."""
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.spines[['left', 'bottom']].set_color(FAINT)
+  axes.tick_params(colors=INK, labelsize=9)
+  axes.grid(axis='y', color='#e4e4e4', linewidth=0.8)
+  axes.set_axisbelow(True)
+
+
+def wrap(text: str, width: int = 30) -> str:
+  """Breaks a long label into lines."""
+  return '\n'.join(textwrap.wrap(text, width)) or text
+
+
+def label_ends(
+  axes: Any, ends: Sequence[tuple[float, float, str, Any]]
+) -> None:
+  """Writes each line's label beside its end, none upon another.
+
+  Args:
+    axes: Has its final limits.
+    ends: Last x and y of a line, its label and its colour.
+  """
+  low, high = axes.get_ylim()
+  texts = [wrap(label) for _, _, label, _ in ends]
+  height = axes.figure.get_size_inches()[1] * 72 * 0.8
+  heights = [(11.0 * (1 + text.count('\n')) + 3.0) / height for text in texts]
+  places = spread([(y - low) / (high - low) for _, y, _, _ in ends], heights)
+  for (x, y, _, colour), text, place in zip(ends, texts, places, strict=True):
+    axes.annotate(
+      text,
+      xy=(x, min(max(y, low), high)),
+      xytext=(1.03, place),
+      textcoords='axes fraction',
+      color=colour,
+      fontsize=9,
+      va='center',
+      annotation_clip=False,
+      arrowprops={
+        'arrowstyle': '-',
+        'color': colour,
+        'linewidth': 0.6,
+        'alpha': 0.5,
+        'relpos': (0, 0.5),
+        'shrinkA': 1,
+        'shrinkB': 2,
+      },
+    )
+
+
+def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
+  """Moves labels apart until none covers another.
+
+  Args:
+    wanted: Where the middles should be, in shares of the axis.
+    heights: How high the labels are.
+
+  Returns:
+    Where they are, in the same vertical order, inside the axis if they fit.
+  """
+  if not len(wanted):
+    return []
+  order = np.argsort(wanted, kind='stable')
+  tall = np.asarray(heights, float)[order]
+  # Without the room that the labels take, their order is all that is asked of
+  # them: the nearest ascending places.
+  taken = np.concatenate([[0.0], np.cumsum((tall[:-1] + tall[1:]) / 2)])
+  lowest = tall[0] / 2
+  highest = max(1.0 - tall[-1] / 2 - taken[-1], lowest)
+  places = np.empty(len(order))
+  places[order] = taken + isotonic.isotonic_regression(
+    np.asarray(wanted, float)[order] - taken, y_min=lowest, y_max=highest
+  )
+  return places.tolist()
+
+
+def save(
+  figure: matplotlib_figure.Figure, path: str | os.PathLike[str]
+) -> pathlib.Path:
+  """Writes a figure as PNG, whole or not at all; the same bits every time."""
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_name(f'.{path.name}.tmp')
+  try:
+    figure.savefig(
+      temporary,
+      format='png',
+      dpi=_DOTS_PER_INCH,
+      bbox_inches='tight',
+      metadata={'Software': None},
+    )
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
+  return path

@@ -1,0 +1,265 @@
+"""Folders of runs: what was asked for, how it ended, the table of rounds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import io
+import json
+import os
+import pathlib
+from typing import Any
+
+import pandas as pd
+
+from tff_partial import records
+from tff_partial.analysis.errors import AnalysisError
+
+FLAGS_FILE = 'flags.txt'
+RESULT_FILE = 'result.json'
+
+# How a run ended. Only runs that are done count in means.
+DONE, DIVERGED, UNFINISHED = 'done', 'diverged', 'unfinished'
+
+# Stands for the name of a run's folder among the flags that tell runs apart.
+FOLDER = 'folder'
+# These flags do not tell runs apart: seeds make repetitions, and the others
+# change no number.
+_SEED = 'seed'
+_SILENT = frozenset(
+  (_SEED, 'output_dir', 'data_dir', 'download', 'progress', 'tensorboard')
+)
+# Their values speak for themselves in a label.
+_SELF_EXPLAINING = (FOLDER, 'task', 'algorithm')
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One run of a program, done or not.
+
+  Attributes:
+    folder: Where it wrote.
+    name: The folder below the one that was searched.
+    flags: The flags that were set, by name.
+    result: What it ended with, or None if it has not ended.
+  """
+
+  folder: pathlib.Path
+  name: str
+  flags: Mapping[str, str]
+  result: Mapping[str, Any] | None
+
+  @property
+  def state(self) -> str:
+    """How the run ended: DONE, DIVERGED or UNFINISHED."""
+    if self.result is None:
+      return UNFINISHED
+    return DIVERGED if self.result.get('diverged') else DONE
+
+  @property
+  def seed(self) -> str:
+    """The seed, as a text; empty if nothing says it."""
+    return str((self.result or {}).get(_SEED, self.flags.get(_SEED, '')))
+
+  def setting(self, name: str) -> str:
+    """The value of a flag, or of FOLDER: the folder without its seed."""
+    if name != FOLDER:
+      return self.flags.get(name, '')
+    parts = [
+      part for part in self.name.split(',') if not part.startswith(f'{_SEED}=')
+    ]
+    return ','.join(parts) or self.flags.get('algorithm', self.folder.name)
+
+  def table(self) -> pd.DataFrame:
+    """Reads the table of rounds, whole lines only; its index is the round.
+
+    Raises:
+      AnalysisError: If there is none, or it is not one.
+    """
+    path = self.folder / records.METRICS_FILE
+    if not path.exists():
+      raise AnalysisError(
+        f'{path}: there is no table of rounds. Give a folder that a run wrote '
+        'to.'
+      )
+    text = path.read_text(encoding='utf-8', errors='replace')
+    # A run that is under way may have written half a line.
+    text = text[: text.rfind('\n') + 1]
+    try:
+      frame = pd.read_csv(io.StringIO(text))
+      return frame.set_index(records.ROUND)
+    except (KeyError, ValueError) as error:
+      raise AnalysisError(
+        f'{path}: not a table with a row a round ({error}). Move it away, or '
+        'run the training command again.'
+      ) from error
+
+
+def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
+  """Returns the lines of a file of flags by the names of the flags."""
+  lines = {}
+  text = pathlib.Path(path).read_text(encoding='utf-8', errors='replace')
+  for line in text.splitlines():
+    if line.startswith('--'):
+      lines[line[2:].split('=', 1)[0]] = line
+    elif line.startswith('# ') and line.endswith(' is not set'):
+      lines[line.split()[1]] = line
+  return lines
+
+
+def find(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
+  """Finds all runs in some folders and below them, sorted by path.
+
+  Args:
+    folders: Where to look.
+
+  Raises:
+    AnalysisError: If a folder does not exist or holds no run, or if the result
+      of a run cannot be read.
+  """
+  found: dict[pathlib.Path, Run] = {}
+  for name in folders:
+    root = pathlib.Path(name)
+    if not root.is_dir():
+      raise AnalysisError(
+        f'{root}: there is no such folder. Give one with runs in it or below.'
+      )
+    places = {
+      path.parent
+      for file in (FLAGS_FILE, RESULT_FILE, records.METRICS_FILE)
+      for path in root.rglob(file)
+    }
+    if not places:
+      raise AnalysisError(
+        f'{root}: there is no run here or below, since there is no '
+        f'{RESULT_FILE} and no {FLAGS_FILE}. Train one first.'
+      )
+    for place in sorted(places):
+      found.setdefault(place.resolve(), _read(place, root))
+  return list(found.values())
+
+
+def _read(folder: pathlib.Path, root: pathlib.Path) -> Run:
+  flags_file = folder / FLAGS_FILE
+  lines = read_flag_lines(flags_file) if flags_file.exists() else {}
+  flags = {
+    name: line.partition('=')[2]
+    for name, line in lines.items()
+    if line.startswith('--')
+  }
+  name = str(folder.relative_to(root)) if folder != root else ''
+  return Run(folder, name, flags, _read_result(folder / RESULT_FILE))
+
+
+def _read_result(path: pathlib.Path) -> dict[str, Any] | None:
+  if not path.exists():
+    return None
+  try:
+    result = json.loads(path.read_text(encoding='utf-8'))
+  except ValueError as error:
+    raise AnalysisError(
+      f'{path}: not JSON ({error}). Delete this file and run the training '
+      'command again, which writes it anew.'
+    ) from error
+  if not isinstance(result, dict) or not isinstance(result.get('test'), dict):
+    raise AnalysisError(
+      f'{path}: not the result of a run, for it measures no test clients. '
+      'Delete this file and run the training command again.'
+    )
+  return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """Runs that repeat one another, but for their seeds.
+
+  Attributes:
+    values: What tells them from the others, by name.
+    runs: One run a seed.
+  """
+
+  values: Mapping[str, str]
+  runs: Sequence[Run]
+
+  @property
+  def label(self) -> str:
+    """The values as a short text."""
+    return label(self.values) or self.runs[0].setting(FOLDER)
+
+  def ended(self, state: str) -> list[Run]:
+    """The runs that ended in this way."""
+    return [run for run in self.runs if run.state == state]
+
+
+def settings(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Setting]:
+  """Puts runs together that differ in their seed alone.
+
+  Args:
+    runs: The runs.
+    by: Names of flags, or FOLDER, that shall tell settings apart; by default
+      all flags that differ between the runs.
+
+  Returns:
+    The settings, numbers in their order and texts by the alphabet.
+
+  Raises:
+    AnalysisError: If `by` would mix runs that differ otherwise, if no run has
+      such a flag, or if a setting has a seed twice.
+  """
+  names = {name for run in runs for name in run.flags} - _SILENT
+  differing = sorted(
+    name for name in names if len({run.setting(name) for run in runs}) > 1
+  )
+  unknown = [n for n in by if n not in names and n != FOLDER]
+  if unknown:
+    raise AnalysisError(
+      f'No run has a flag {unknown[0]!r} to tell runs apart by. These differ: '
+      f'{", ".join(differing) or "none"}.'
+    )
+  chosen = list(by) or differing
+  groups: dict[tuple[str, ...], list[Run]] = {}
+  for run in runs:
+    groups.setdefault(tuple(run.setting(n) for n in chosen), []).append(run)
+  result = []
+  for values, members in sorted(
+    groups.items(), key=lambda item: [order(value) for value in item[0]]
+  ):
+    _refuse_mixture(members, differing)
+    result.append(Setting(dict(zip(chosen, values, strict=True)), members))
+  return result
+
+
+def _refuse_mixture(members: Sequence[Run], differing: Sequence[str]) -> None:
+  """Refuses runs that are no repetitions of one another."""
+  first = members[0]
+  for name in differing:
+    for run in members[1:]:
+      if run.setting(name) != first.setting(name):
+        raise AnalysisError(
+          f'{first.folder} and {run.folder} would make one row, but differ in '
+          f'{name}: {first.setting(name) or "unset"!r} and '
+          f'{run.setting(name) or "unset"!r}. Tell runs apart by {name}, too.'
+        )
+  seeds: dict[str, Run] = {}
+  for run in members:
+    twin = seeds.setdefault(run.seed, run)
+    if twin is not run:
+      raise AnalysisError(
+        f'{twin.folder} and {run.folder} are the same setting with the same '
+        f'seed {run.seed or "(none)"}, which must not count twice. Move one of '
+        'them away.'
+      )
+
+
+def label(values: Mapping[str, str]) -> str:
+  """Says in a short text what tells a setting from others."""
+  return ', '.join(
+    value if name in _SELF_EXPLAINING else f'{name}={value or "unset"}'
+    for name, value in values.items()
+  )
+
+
+def order(value: str) -> tuple[int, float, str]:
+  """A key that sorts numbers, as numbers, before texts."""
+  try:
+    return (0, float(value), value)
+  except ValueError:
+    return (1, 0.0, value)

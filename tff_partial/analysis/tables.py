@@ -1,0 +1,252 @@
+"""What runs ended with, as a table: a row a setting, a column a metric.
+
+Values are means over the seeds that are done. Runs that diverged or have not
+ended are counted in the row and named below the table.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import math
+import os
+import pathlib
+from typing import Any
+
+import pandas as pd
+
+from tff_partial.analysis import figures
+from tff_partial.analysis import run_folders
+from tff_partial.analysis.errors import AnalysisError
+
+# Which weights are reported: those of the last round, or those of the round
+# that was best on the validation clients.
+LAST, BEST = 'last', 'best'
+
+_COUNTS = ('seeds', run_folders.DIVERGED, run_folders.UNFINISHED)
+
+
+def deviation_of(metric: str) -> str:
+  """The column of a metric's deviation."""
+  return f'{metric}_std'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+  """Means and deviations over seeds.
+
+  Attributes:
+    settings: Names of the columns that tell rows apart.
+    metrics: Names of the columns of means; each has a deviation of the same
+      name with the suffix `_std` (of the population, as `numpy.std`).
+    frame: These columns and the numbers of runs: `seeds` in the means,
+      `diverged` and `unfinished` in none.
+    lost: The runs that are in no mean.
+  """
+
+  settings: tuple[str, ...]
+  metrics: tuple[str, ...]
+  frame: pd.DataFrame
+  lost: tuple[run_folders.Run, ...]
+
+  def to_csv(self) -> str:
+    """All numbers in full."""
+    return self.frame.to_csv(index=False)
+
+  def to_markdown(self) -> str:
+    """Deviations beside their means, and the lost runs below the table."""
+    names = [*self.settings, 'seeds', *self.metrics]
+    lines = [
+      '| ' + ' | '.join(names) + ' |',
+      '|' + '---|' * len(self.settings) + '---:|' * (len(self.metrics) + 1),
+    ]
+    rows: Sequence[Mapping[Any, Any]] = self.frame.to_dict('records')
+    for row in rows:
+      cells = [_escape(row[name]) or '-' for name in self.settings]
+      cells.append(_say_seeds(row))
+      cells.extend(
+        _with_deviation(row[name], row[deviation_of(name)], row['seeds'])
+        for name in self.metrics
+      )
+      lines.append('| ' + ' | '.join(cells) + ' |')
+    if self.lost:
+      lines += ['', 'In no mean:', '']
+      lines += [f'- {run.folder}: {run.state}' for run in self.lost]
+    return '\n'.join(lines)
+
+
+def gather(
+  settings: Sequence[run_folders.Setting],
+  *,
+  of: str = LAST,
+  metrics: Sequence[str] = (),
+) -> Table:
+  """Makes a table of what runs ended with.
+
+  Args:
+    settings: What `run_folders.settings` returns.
+    of: LAST or BEST round.
+    metrics: Columns: metrics of the test clients, or numbers elsewhere in
+      `result.json` by their path, such as `seconds/total`; by default all the
+      former, and epsilon where there is one.
+
+  Raises:
+    AnalysisError: If no run has measured such a metric.
+  """
+  measured = {
+    id(run): _metrics(run, of)
+    for setting in settings
+    for run in setting.runs
+    if run.result is not None
+  }
+  known = {name: None for values in measured.values() for name in values}
+  unknown = [name for name in metrics if name not in known]
+  if unknown:
+    raise AnalysisError(
+      f'No run has measured {unknown[0]!r}. Choose among {", ".join(known)}.'
+    )
+  metrics = metrics or [name for name in known if _is_default(name)]
+  rows = []
+  for setting in settings:
+    done = setting.ended(run_folders.DONE)
+    row: dict[str, Any] = {
+      **setting.values,
+      'seeds': len(done),
+      **{s: len(setting.ended(s)) for s in _COUNTS[1:]},
+    }
+    for name in metrics:
+      column = pd.Series(
+        [measured[id(run)].get(name, math.nan) for run in done], dtype=float
+      )
+      row[name], row[deviation_of(name)] = column.mean(), column.std(ddof=0)
+    rows.append(row)
+  return Table(
+    tuple(settings[0].values),
+    tuple(metrics),
+    pd.DataFrame(rows),
+    tuple(
+      run
+      for setting in settings
+      for run in setting.runs
+      if run.state != run_folders.DONE
+    ),
+  )
+
+
+def draw_over(
+  table: Table,
+  x: str,
+  y: str,
+  path: str | os.PathLike[str],
+) -> pathlib.Path:
+  """Draws a metric over a setting, a line for each value of all others.
+
+  Args:
+    table: What the runs ended with.
+    x: The setting, in even steps from its smallest to its largest value.
+    y: The metric; bars are deviations over seeds. Where no run is done, a
+      cross stands at the foot.
+    path: The PNG file to write.
+
+  Raises:
+    AnalysisError: If the table has no such setting or metric.
+  """
+  for name, known in ((x, table.settings), (y, table.metrics)):
+    if name not in known:
+      raise AnalysisError(
+        f'The table has no {name!r}; it has {", ".join(known) or "nothing"}.'
+      )
+  figure = figures.new(6.4, 4.2)
+  axes = figure.add_subplot()
+  figures.tidy(axes)
+  others = [name for name in table.settings if name != x]
+  ascending = sorted(set(table.frame[x]), key=run_folders.order)
+  positions = {value: i for i, value in enumerate(ascending)}
+  # Between names there is nothing that a line could mean.
+  joined = all(run_folders.order(value)[0] == 0 for value in ascending)
+  lines: dict[str, list[Mapping[Any, Any]]] = {}
+  for row in table.frame.to_dict('records'):
+    label = run_folders.label({name: row[name] for name in others})
+    lines.setdefault(label, []).append(row)
+  ends: list[tuple[float, float, str, Any]] = []
+  for number, (label, rows) in enumerate(lines.items()):
+    look = figures.style(number if joined else number % len(figures.COLOURS))
+    look['linestyle'] = look['linestyle'] if joined else ''
+    rows.sort(key=lambda row: positions[row[x]])
+    lost = [positions[row[x]] for row in rows if math.isnan(row[y])]
+    rows = [row for row in rows if not math.isnan(row[y])]
+    at = [positions[row[x]] for row in rows]
+    means = [row[y] for row in rows]
+    deviations = [row[deviation_of(y)] for row in rows]
+    axes.errorbar(at, means, deviations, marker='o', capsize=3, **look)
+    axes.plot(
+      lost,
+      [0.02] * len(lost),
+      transform=axes.get_xaxis_transform(),
+      marker='x',
+      linestyle='',
+      color=look['color'],
+    )
+    if label and at:
+      ends.append((at[-1], means[-1], label, look['color']))
+  axes.set_xticks(list(positions.values()), list(positions))
+  axes.set_xlabel(x.replace('_', ' '), color=figures.INK)
+  axes.set_ylabel(figures.axis_name(y), color=figures.INK)
+  figures.label_ends(axes, ends)
+  return figures.save(figure, path)
+
+
+def _metrics(run: run_folders.Run, of: str) -> dict[str, float]:
+  """All numbers of a result: of the test by their names, others by path."""
+  result: Mapping[str, Any] = run.result or {}
+  exams = (
+    result['test'] if of == LAST else (result.get('best') or {}).get('test')
+  )
+  if not exams:
+    raise AnalysisError(
+      f'{run.folder}: no best round was chosen. Report the last one.'
+    )
+  # Several exams, such as of seen and of unseen users, need names.
+  found = {
+    f'{exam} {name}' if len(exams) > 1 else name: number
+    for exam, measured in exams.items()
+    for name, number in _numbers(measured)
+    if '/' not in name
+  }
+  found.update((name, n) for name, n in _numbers(result) if '/' in name)
+  return found
+
+
+def _numbers(tree: Any, path: str = '') -> Iterator[tuple[str, float]]:
+  """All numbers in a result by their paths; infinities are texts in JSON."""
+  if isinstance(tree, Mapping):
+    for name, part in tree.items():
+      yield from _numbers(part, f'{path}/{name}' if path else name)
+  elif isinstance(tree, (int, float)) and not isinstance(tree, bool):
+    yield path, float(tree)
+  elif tree in ('nan', 'inf', '-inf'):
+    yield path, float(tree)
+
+
+def _is_default(name: str) -> bool:
+  """Whether a table has this column unasked."""
+  if '/' in name:
+    return name == 'privacy/epsilon'
+  return not name.split()[-1].startswith('num_')
+
+
+def _escape(text: str) -> str:
+  return text.replace('|', '\\|')
+
+
+def _say_seeds(row: Mapping[Any, Any]) -> str:
+  """How many runs are in the means, and what became of the others."""
+  lost = [f'{row[name]} {name}' for name in _COUNTS[1:] if row[name]]
+  return ', '.join([str(row['seeds']), *lost])
+
+
+def _with_deviation(mean: float, deviation: float, seeds: int) -> str:
+  """A mean in four decimals; large numbers as they are."""
+  if not seeds or math.isnan(mean):
+    return '-'
+  style = '.4f' if abs(mean) < 1e4 else '.6g'
+  text = f'{mean:{style}}'
+  return f'{text} ± {deviation:{style}}' if seeds > 1 else text
