@@ -70,6 +70,13 @@ _BY_PLACE = [
   (splits.fraction(0.8), 23, _range((0, 17)), _range((18, 22))),
   (splits.fraction(0.01), 5, [0], [1, 2, 3, 4]),
   (splits.fraction(0.99), 5, [0, 1, 2, 3], [4]),
+  (splits.first(0), 0, [], []),
+  (splits.first(0), 2, [], [0, 1]),
+  (splits.first(3), 2, [0, 1], []),
+  (splits.first(3), 3, [0, 1, 2], []),
+  (splits.first(3), 5, [0, 1, 2], [3, 4]),
+  (splits.first(3, query_from=20), 5, [0, 1, 2], []),
+  (splits.first(3, query_from=20), 23, [0, 1, 2], [20, 21, 22]),
   # Batches alternate; the last, partial one is on either side.
   (splits.alternating(5), 0, [], []),
   (splits.alternating(5), 1, [0], []),
@@ -263,6 +270,14 @@ def test_a_share_that_is_none_is_refused(build, share):
     splits.SplitError, match=f'between 0 and 1, found {share}'
   ):
     build(share=share)
+
+
+@pytest.mark.parametrize('places', [(-1, None), (-1, 3), (4, 3)])
+def test_first_examples_that_make_no_sense_are_refused(places):
+  with pytest.raises(
+    splits.SplitError, match=r'first\(.*, query_from=.*\): the support set'
+  ):
+    splits.first(*places)
 
 
 def test_a_batch_of_nothing_is_refused():

@@ -8,6 +8,7 @@ or measures (section 4 of the FedRecon paper). Padding is never chosen.
 import collections
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -94,6 +95,7 @@ def _support_size(count: tf.Tensor, share: float) -> tf.Tensor:
   return tf.clip_by_value(size, tf.minimum(count, 1), tf.maximum(count - 1, 0))
 
 
+@functools.cache  # So that two phases on everything are on the same part.
 def everything() -> Part:
   """All examples, in their order."""
 
@@ -155,6 +157,45 @@ def fraction(share: float) -> Split:
 def halves() -> Split:
   """The first half of the examples is the support set, the second the query."""
   return fraction(0.5)
+
+
+def first(size: int, query_from: int | None = None) -> Split:
+  """The first examples are the support set, the query is what comes later.
+
+  Args:
+    size: Examples of the support set, at most.
+    query_from: The place of the first query example, so that support sets of
+      several sizes have the same query set; by default `size`. A client with
+      no more examples has an empty query set.
+
+  Raises:
+    SplitError: If the size is negative, or the parts would overlap.
+  """
+  start = size if query_from is None else query_from
+  if not 0 <= size <= start:
+    raise SplitError(
+      f'first({size}, query_from={start}): the support set must have no '
+      'negative size, and must end before the query set begins.'
+    )
+
+  def support(
+    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+  ) -> Chosen:
+    del seed
+    return Chosen(_positions(examples), tf.minimum(count, size))
+
+  def query(
+    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+  ) -> Chosen:
+    del seed
+    place = _positions(examples)
+    later = tf.minimum(place + start, tf.size(place) - 1)
+    return Chosen(later, tf.maximum(count - start, 0))
+
+  return Split(
+    Part(f'first({size}).support', support),
+    Part(f'first({size}, {start}).query', query),
+  )
 
 
 def by_time(field: str = 'time', share: float = 0.5) -> Split:

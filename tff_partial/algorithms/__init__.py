@@ -2,3 +2,5 @@
 
 from tff_partial.algorithms.fed_recon import build_fed_recon
 from tff_partial.algorithms.fed_recon import build_fed_recon_eval
+from tff_partial.algorithms.furl import build_furl
+from tff_partial.algorithms.furl import build_furl_eval

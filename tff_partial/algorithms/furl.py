@@ -1,0 +1,100 @@
+"""Federated User Representation Learning, sections 3.4 and 3.5.
+
+The paper calls the global variables federated parameters, and the local ones,
+such as the embedding of the client's user, private parameters. A client trains
+both jointly, sends the former, and keeps the latter until its next round.
+
+Deviations: a client's first private parameters are drawn by itself; for the
+paper's "default value" give them an initializer without chance, or let the
+clients learn one (`layers.PrivateVector`). Clients go through their examples in
+their order unless `shuffle` is set. A client whose update is not finite counts
+for nothing and keeps what it had.
+"""
+
+from typing import Unpack
+
+from tff_partial import client_state
+from tff_partial import evaluation
+from tff_partial import models
+from tff_partial.client_state import keep_local
+from tff_partial.phases import Optimizer
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.processes import compose
+from tff_partial.processes import Joining
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+
+def build_furl(
+  model: models.PartialModel,
+  *,
+  optimizer: Optimizer | None = None,
+  local_optimizer: Optimizer | None = None,
+  batch_size: int = 20,
+  epochs: int = 1,
+  max_steps: int | None = None,
+  shuffle: bool = False,
+  private_rule: client_state.PrivateRule | None = None,
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train federated and private parameters jointly; these stay.
+
+  With FedAvg at the server, this trains as FedAvg would if it held the private
+  parameters of all users: under Eq. 6 exactly so, under Eq. 7 as if each user's
+  were averaged over their owner alone.
+
+  Args:
+    model: The model; its local variables are the private parameters.
+    optimizer: Trains the federated parameters; SGD with rate 0.1.
+    local_optimizer: Trains the private ones; by default like the others.
+    batch_size: Examples a step.
+    epochs: Passes over the examples, at most.
+    max_steps: Steps, at most.
+    shuffle: Whether each epoch takes the examples in a new order.
+    private_rule: The rule `a_p` of Eq. 3. By default a client keeps what its
+      training came to (Eq. 7); `client_state.scaled_by_share` is Eq. 6.
+    **joining: How the server joins updates (Eq. 2), as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  optimizer = optimizer or sgd(0.1)
+  return compose(
+    model,
+    memory=keep_local._replace(rule=private_rule),
+    work=[
+      Phase(
+        train=(GLOBAL, LOCAL),
+        optimizer={GLOBAL: optimizer, LOCAL: local_optimizer or optimizer},
+        batch_size=batch_size,
+        epochs=epochs,
+        max_steps=max_steps,
+        shuffle=shuffle,
+        measured=True,
+      )
+    ],
+    **joining,
+  )
+
+
+def build_furl_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Users are measured with the private parameters that they remember.
+
+  New users, whom the paper leaves to future work, remember first values. With
+  `personalise` they train them on their first examples before, while federated
+  parameters stay fixed.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+
+  Raises:
+    PhaseError: If the arguments do not fit together.
+  """
+  return evaluation.build_query_evaluation(
+    model, memory=keep_local, train=(LOCAL,), **measuring
+  )

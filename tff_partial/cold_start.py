@@ -1,0 +1,48 @@
+"""How well a model serves new users who have given it few examples yet."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tff_partial import cohorts
+from tff_partial import evaluation
+from tff_partial import exams
+from tff_partial import splits
+
+
+def measure_by_support(
+  build: Callable[[splits.Split], evaluation.Evaluation],
+  weights: Any,
+  clients: cohorts.ClientSource,
+  sizes: Sequence[int],
+  *,
+  seed: int = 0,
+) -> dict[int, dict[str, Any]]:
+  """New users personalise on their first examples, and are measured on others.
+
+  All sizes are measured on the same query set: what comes after the largest
+  support set. Users who have nothing there are left out. For example,
+
+      measure_by_support(
+        lambda split: build_furl_eval(model, split=split, personalise=Phase()),
+        weights, new_users, sizes=[0, 1, 3, 10])
+
+  Args:
+    build: From a split to the evaluation, for example an algorithm's own.
+    weights: The model's weights at the server, `ModelWeights`.
+    clients: Users who took no part in training.
+    sizes: How many examples a user has: the sizes of the support set.
+    seed: The run's seed; a client's draws follow from it and its id.
+
+  Returns:
+    Size to what `exams.evaluate` returns: pooled metrics by name, and under
+    `per_client` their distribution.
+
+  Raises:
+    SplitError: If a size is negative.
+  """
+  last = max(sizes, default=0)
+  cut = {size: splits.first(size, last) for size in sizes}
+  return {
+    size: exams.evaluate(exams.Exam(build(split), clients), weights, seed)
+    for size, split in cut.items()
+  }

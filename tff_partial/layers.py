@@ -1,0 +1,89 @@
+"""Keras layers for models that know a single user: the client they run at."""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class PrivateVector(tf.keras.layers.Layer):
+  """The client's own vector, the same for all examples of a batch.
+
+  Maps any tensor `[batch, ...]` to float32 `[batch, units]`; of its input it
+  reads the size of the batch alone. All its weights are the client's own:
+
+      vector = PrivateVector(32, name='user')(text)
+      from_keras(build, local='user', ...)
+
+  With a learned default the vector is the sum of two weights: `default`, which
+  all clients train together, and `own`, how this client deviates from it. The
+  deviation begins at zero, so that a client that never took part begins with
+  the default. Only the deviation is local:
+
+      vector = PrivateVector(32, learned_default=True, name='user')(text)
+      from_keras(build, local='user/own', ...)
+
+  A step moves both weights along the same gradient, so that without more each
+  takes half of the way. A regularizer such as `l2(0.01)` draws deviations back
+  to zero and so what clients have in common into the default: where training
+  comes to rest, the deviations' mean is zero. It concerns each client's vector
+  separately, as section 3.2 of the FURL paper asks for.
+
+  The deviation is never sent. But a client's update of the default tells how
+  its own vector moved, to whoever sees that update by itself and not only the
+  mean of many; hide it in a secure or private aggregate where that matters.
+  """
+
+  def __init__(
+    self,
+    units: int,
+    *,
+    learned_default: bool = False,
+    initializer: Any = 'uniform',
+    regularizer: Any = None,
+    **kwargs: Any,
+  ):
+    """Makes the layer.
+
+    Args:
+      units: Length of the vector.
+      learned_default: Whether clients share a default that they learn together.
+      initializer: Keras initializer of the vector; of the default, if there is
+        one.
+      regularizer: Keras regularizer of what is the client's own, or None.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.units = units
+    self.learned_default = learned_default
+    self.initializer = tf.keras.initializers.get(initializer)
+    self.regularizer = tf.keras.regularizers.get(regularizer)
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    """Makes the weights."""
+    if self.learned_default:
+      self.default = self.add_weight(
+        name='default', shape=[self.units], initializer=self.initializer
+      )
+    self.own = self.add_weight(
+      name='own',
+      shape=[self.units],
+      initializer='zeros' if self.learned_default else self.initializer,
+      regularizer=self.regularizer,
+    )
+    super().build(input_shape)
+
+  def call(self, batch: tf.Tensor) -> tf.Tensor:
+    """Returns the vector as often as there are examples."""
+    vector = self.default + self.own if self.learned_default else self.own
+    return tf.repeat(vector[None], tf.shape(batch)[0], axis=0)
+
+  def get_config(self) -> dict[str, Any]:
+    """Returns what makes the same layer again."""
+    return {
+      **super().get_config(),
+      'units': self.units,
+      'learned_default': self.learned_default,
+      'initializer': tf.keras.initializers.serialize(self.initializer),
+      'regularizer': tf.keras.regularizers.serialize(self.regularizer),
+    }
