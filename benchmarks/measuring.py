@@ -430,6 +430,7 @@ class Run:
     clients_per_round: int,
     context: Any,
     seed: int = 0,
+    store: Any = None,
   ):
     """Makes the first state.
 
@@ -439,10 +440,11 @@ class Run:
       clients_per_round: The size of a cohort.
       context: The runtime; must stay open.
       seed: The run's seed.
+      store: A `ClientStore`; None if clients remember nothing.
     """
     from tff_partial import sampling
 
-    self._process, self._clients = process, clients
+    self._process, self._clients, self._store = process, clients, store
     self._context = context
     self.sampler = sampling.CohortSampler(
       clients.client_ids, clients_per_round, seed
@@ -459,12 +461,15 @@ class Run:
     number = self.round + 1
     ids = self.sampler.cohort(number)
     seeds = self.sampler.seeds(number, ids)
+    kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
+    if self._store is not None:
+      kept = self._store.read(ids)
     with installed(self._context):
       output = self._process.next(
-        self.state,
-        [collections.OrderedDict()] * len(ids),
-        self._clients.cohort(ids, seeds),
+        self.state, kept, self._clients.cohort(ids, seeds)
       )
+    if self._store is not None:
+      self._store.write(ids, output.client_states)
     self.state, self.round = output.state, number
     self.metrics = records.flatten(output.metrics)
 

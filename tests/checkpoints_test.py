@@ -372,3 +372,10 @@ def test_closing_waits_for_what_an_interrupt_left_unfinished():
   threading.Timer(0.2, may_finish.set).start()
   loop.close()
   assert finished == ['file', 'save']
+
+
+def test_the_newest_checkpoint_is_found(tmp_path):
+  assert checkpoints.newest_round(tmp_path / 'missing') == 0
+  for name in ('round_9', 'round_10', 'round_11_temp7', 'damaged_round_12'):
+    (tmp_path / name).mkdir()
+  assert checkpoints.newest_round(tmp_path) == 10

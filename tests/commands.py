@@ -22,6 +22,7 @@ from absl import logging
 from absl.testing import flagsaver
 import psutil
 
+from tasks import clients
 from tasks import evaluate
 from tasks import runs
 from tasks import train
@@ -59,10 +60,11 @@ def run_here(name: str, *arguments: str) -> Outcome:
   """Runs a binary in this process; an exception that it lets pass is raised.
 
   Args:
-    name: 'train' or 'evaluate'.
+    name: 'train', 'evaluate' or 'clients'.
     *arguments: The command line.
   """
   run: Callable[[], None] = {
+    'clients': lambda: runs.run_main(clients.main),
     'train': lambda: runs.run_main(train.main),
     'evaluate': lambda: runs.run_main(
       evaluate.main, evaluate.with_flags_of_the_run

@@ -1,12 +1,10 @@
 """Laws of programs: a run is a function of its arguments, whatever happens."""
 
 import asyncio
-import csv
 import json
 import logging
 import math
 import os
-import pathlib
 import shutil
 from typing import Any
 
@@ -15,88 +13,32 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import small_runs
+from tests.commands import repeatable_rows
 import tff_partial
 from tff_partial import checkpoints
-from tff_partial import client_state
+from tff_partial import cohorts
 from tff_partial import errors
-from tff_partial import examples
 from tff_partial import phases
-from tff_partial import processes
 from tff_partial import programs
 from tff_partial import records
 from tff_partial import sampling
-from tff_partial import tiers
 
-_ITEMS = 7
-_ROUNDS = 7
-_SETTINGS = {'rounds': _ROUNDS, 'clients_per_round': 4, 'evaluate_every': 3}
 _RECONSTRUCTION: dict[str, Any] = {
   'reconstruction_steps': 2,
   'reconstruction_optimizer': phases.sgd(0.3),
 }
 
 
-# ---- a small world -----------------------------------------------------------
-
-
-def _build_model() -> tf.keras.Model:
-  item = tf.keras.Input([], dtype=tf.int32)
-  vector = tf.keras.layers.Embedding(_ITEMS, 2, name='items')(item)
-  rating = tf.keras.layers.Dense(1, use_bias=False, name='user')(vector)
-  return tf.keras.Model(item, rating)
-
-
-def _pack(
-  spec: examples.ExampleSpec, names: str, number: int, scale: float = 1.0
-) -> examples.Population:
-  random = np.random.default_rng(5)
-  vectors = random.normal(size=[_ITEMS, 2])
-  clients = {}
-  for place in range(number):
-    items = random.integers(0, _ITEMS, 5 + place % 4).astype(np.int32)
-    ratings = vectors[items] @ random.normal(1.0, 0.3, [2, 1]) * scale
-    clients[f'{names} {place}'] = {'x': items, 'y': ratings.astype(np.float32)}
-  return examples.pack(clients, spec)
-
-
-class World:
-  """A process, clients to train with, and clients to measure.
-
-  Attributes:
-    process: The process.
-    clients: Who takes part.
-    validation: An exam of other clients.
-  """
-
-  def __init__(self, **options: Any):
-    model = tff_partial.from_keras(
-      _build_model,
-      local='user',
-      loss=tf.keras.losses.MeanSquaredError(),
-      metrics=lambda: [tf.keras.metrics.MeanAbsoluteError(name='mae')],
-    )
-    self.process = tff_partial.algorithms.build_fed_recon(
+def _world(**options: Any) -> small_runs.World:
+  """Federated reconstruction of user vectors."""
+  model = small_runs.build_model()
+  return small_runs.World(
+    tff_partial.algorithms.build_fed_recon(
       model, update_optimizer=phases.sgd(0.5), **_RECONSTRUCTION, **options
-    )
-    self.clients = _pack(self.process.example_spec, 'train', 12)
-    measure = tff_partial.algorithms.build_fed_recon_eval(
-      model, **_RECONSTRUCTION
-    )
-    self.validation = programs.Exam(
-      measure, _pack(measure.example_spec, 'validation', 5)
-    )
-
-  def train(self, **settings: Any) -> programs.TrainingResult:
-    """Trains with the usual settings, or with other ones."""
-    settings = {
-      'validation': self.validation,
-      'clients': self.clients,
-      **_SETTINGS,
-      **settings,
-    }
-    return programs.train(
-      self.process, settings.pop('clients'), tensorboard=False, **settings
-    )
+    ),
+    tff_partial.algorithms.build_fed_recon_eval(model, **_RECONSTRUCTION),
+  )
 
 
 @pytest.fixture(scope='module', autouse=True, name='runtime')
@@ -107,13 +49,13 @@ def fixture_runtime():
 
 @pytest.fixture(scope='module', name='plain')
 def fixture_plain():
-  return World()
+  return _world()
 
 
 @pytest.fixture(scope='module', name='world')
 def fixture_world():
   """A process of which every part has a state that changes in each round."""
-  return World(
+  return _world(
     aggregator=tff.learning.robust_aggregator(),
     server_optimizer=tff.learning.optimizers.build_adam(0.1),
   )
@@ -126,60 +68,28 @@ def fixture_whole(world, tmp_path_factory):
   return world.train(output_dir=folder), folder
 
 
-def _flat(structure: Any) -> list[bytes]:
-  """Every number of a structure, bit by bit."""
-  parts = tff.structure.flatten(
-    tff.structure.from_container(structure, recursive=True)
-  )
-  return [np.asarray(part).tobytes() for part in parts]
-
-
-def _rows(folder: pathlib.Path) -> list[dict[str, str]]:
-  """The table of metrics without what is never the same."""
-  with (folder / 'metrics.csv').open(newline='') as file:
-    return [
-      {
-        name: value
-        for name, value in row.items()
-        if not name.startswith(('seconds_', 'peak_'))
-      }
-      for row in csv.DictReader(file)
-    ]
-
-
-def _assert_same(
-  result: programs.TrainingResult, other: programs.TrainingResult
-) -> None:
-  for name in ('state', 'weights', 'best_weights'):
-    assert _flat(getattr(result, name)) == _flat(getattr(other, name)), name
-  for name in ('best_round', 'validation', 'best_validation', 'train'):
-    # As texts, in which one NaN equals another.
-    assert str(getattr(result, name)) == str(getattr(other, name)), name
-  assert (result.rounds, result.diverged) == (other.rounds, other.diverged)
-
-
 # ---- a run is a function of its arguments ------------------------------------
 
 
 def test_the_same_call_gives_the_same_numbers(world, whole, tmp_path):
   result, folder = whole
   again = world.train(output_dir=tmp_path)
-  _assert_same(result, again)
-  assert _rows(folder) == _rows(tmp_path)
+  small_runs.assert_same(result, again)
+  assert repeatable_rows(folder) == repeatable_rows(tmp_path)
 
 
 def test_another_seed_gives_other_numbers(world, whole, tmp_path):
   result, folder = whole
   other = world.train(output_dir=tmp_path, seed=1)
-  assert _flat(other.weights) != _flat(result.weights)
-  assert _rows(folder) != _rows(tmp_path)
+  assert small_runs.flat(other.weights) != small_runs.flat(result.weights)
+  assert repeatable_rows(folder) != repeatable_rows(tmp_path)
 
 
 def test_without_a_folder_nothing_is_written(
   world, whole, tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
-  _assert_same(world.train(), whole[0])
+  small_runs.assert_same(world.train(), whole[0])
   assert not list(tmp_path.iterdir())
 
 
@@ -187,7 +97,7 @@ def test_a_run_may_start_inside_a_running_loop(world, whole, tmp_path):
   async def in_a_notebook():
     return world.train(output_dir=tmp_path)
 
-  _assert_same(asyncio.run(in_a_notebook()), whole[0])
+  small_runs.assert_same(asyncio.run(in_a_notebook()), whole[0])
 
 
 def test_what_a_run_writes(whole):
@@ -196,7 +106,7 @@ def test_what_a_run_writes(whole):
     'checkpoints',
     'metrics.csv',
   ]
-  rows = _rows(folder)
+  rows = repeatable_rows(folder)
   assert [row['round'] for row in rows] == list('1234567')
   header = (folder / 'metrics.csv').read_text().splitlines()[0].split(',')
   assert header[0] == 'round'
@@ -223,65 +133,29 @@ def test_a_run_learns(plain):
 # ---- a run that is killed goes on --------------------------------------------
 
 
-class _Killed(BaseException):
-  """Nothing catches it, like SIGKILL."""
-
-
-class _Spy:
-  """Clients that note who was asked for, and may end the run."""
-
-  def __init__(self, clients: examples.ClientSource, ends_at: int = 0):
-    self._clients = clients
-    self._ends_at = ends_at
-    self.example_spec = clients.example_spec
-    self.client_ids = clients.client_ids
-    self.cohorts: list[tuple[str, ...]] = []
-
-  def cohort(self, client_ids, seeds):
-    self.cohorts.append(tuple(client_ids))
-    if len(self.cohorts) == self._ends_at:
-      raise _Killed()
-    return self._clients.cohort(client_ids, seeds)
-
-
-def _kill(
-  owner: Any, name: str, at: int, monkeypatch: Any, *, before: bool
-) -> None:
-  """Ends the run in a call of a function, before or after it does its work."""
-  real, calls = getattr(owner, name), []
-
-  def wrapped(*arguments: Any, **options: Any) -> Any:
-    calls.append(arguments)
-    if len(calls) == at and before:
-      raise _Killed()
-    result = real(*arguments, **options)
-    if len(calls) == at:
-      raise _Killed()
-    return result
-
-  monkeypatch.setattr(owner, name, wrapped)
-
-
 @pytest.mark.parametrize('at', [1, 3, 4, 5, 7])
 def test_killed_in_any_round(world, whole, tmp_path, at):
   result, folder = whole
-  with pytest.raises(_Killed):
-    world.train(output_dir=tmp_path, clients=_Spy(world.clients, at))
-  clients = _Spy(world.clients)
-  _assert_same(world.train(output_dir=tmp_path, clients=clients), result)
-  assert _rows(tmp_path) == _rows(folder)
+  with pytest.raises(small_runs.Killed):
+    world.train(output_dir=tmp_path, clients=small_runs.Spy(world.clients, at))
+  clients = small_runs.Spy(world.clients)
+  small_runs.assert_same(
+    world.train(output_dir=tmp_path, clients=clients), result
+  )
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
   # It went on from the last checkpoint and did not begin anew.
-  assert len(clients.cohorts) == _ROUNDS - (at - 1) // 3 * 3
+  assert len(clients.cohorts) == small_runs.ROUNDS - (at - 1) // 3 * 3
 
 
-# TFF renames the table twice, and then each checkpoint when it is whole.
+# The table is replaced by one with columns; TFF renames each checkpoint when it
+# is whole.
 _MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
-  'before there is a table': (tf.io.gfile, 'rename', 1, True),
-  'before there is a row': (tf.io.gfile, 'rename', 2, True),
+  'before there is a table': (os, 'replace', 1, True),
+  'before there is a row': (os, 'replace', 1, False),
   'before the first save': (tf.saved_model, 'save', 1, True),
   'in the first save': (tf.saved_model, 'save', 1, False),
   'in the last save': (tf.saved_model, 'save', 3, False),
-  'before an old one is removed': (tf.io.gfile, 'rename', 5, False),
+  'before an old one is removed': (tf.io.gfile, 'rename', 3, False),
   'before a row': (records.Records, 'release', 4, True),
   'between row and save': (records.Records, 'release', 6, False),
   'after the last save': (checkpoints.Checkpoints, 'save', 3, False),
@@ -293,63 +167,68 @@ def test_killed_at_a_bad_moment(world, whole, tmp_path, monkeypatch, moment):
   result, folder = whole
   owner, name, at, before = _MOMENTS[moment]
   with monkeypatch.context() as patch:
-    _kill(owner, name, at, patch, before=before)
-    with pytest.raises(_Killed):
+    small_runs.kill(owner, name, at, patch, before=before)
+    with pytest.raises(small_runs.Killed):
       world.train(output_dir=tmp_path)
-  _assert_same(world.train(output_dir=tmp_path), result)
-  assert _rows(tmp_path) == _rows(folder)
-  assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir()) == [
-    'round_6',
-    'round_7',
-  ]
+  small_runs.assert_same(world.train(output_dir=tmp_path), result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+  left = sorted(p.name for p in (tmp_path / 'checkpoints').iterdir())
+  # An old one goes when another is saved, and after the last round none is.
+  first = 1 if moment == 'before an old one is removed' else 0
+  assert left[first:] == ['round_6', 'round_7']
+  assert left[:first] == ['round_3'][:first]
 
 
 def test_killed_again_and_again(world, whole, tmp_path):
   result, folder = whole
   for ends_at in (5, 3):
-    with pytest.raises(_Killed):
-      world.train(output_dir=tmp_path, clients=_Spy(world.clients, ends_at))
+    with pytest.raises(small_runs.Killed):
+      world.train(
+        output_dir=tmp_path, clients=small_runs.Spy(world.clients, ends_at)
+      )
     # What a kill in the middle of a line leaves.
     with (tmp_path / 'metrics.csv').open('a') as file:
       file.write('5,0.1')
-  _assert_same(world.train(output_dir=tmp_path), result)
-  assert _rows(tmp_path) == _rows(folder)
+  small_runs.assert_same(world.train(output_dir=tmp_path), result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
 
 
 def test_a_truncated_checkpoint_costs_a_few_rounds(
   world, whole, tmp_path, caplog
 ):
   result, folder = whole
-  with pytest.raises(_Killed):
-    world.train(output_dir=tmp_path, clients=_Spy(world.clients, 7))
+  with pytest.raises(small_runs.Killed):
+    world.train(output_dir=tmp_path, clients=small_runs.Spy(world.clients, 7))
   (data,) = (tmp_path / 'checkpoints' / 'round_6').rglob('variables.data*')
   os.truncate(data, data.stat().st_size // 2)
-  clients = _Spy(world.clients)
+  clients = small_runs.Spy(world.clients)
   with caplog.at_level(logging.WARNING):
-    _assert_same(world.train(output_dir=tmp_path, clients=clients), result)
+    small_runs.assert_same(
+      world.train(output_dir=tmp_path, clients=clients), result
+    )
   assert 'going on from round 3' in caplog.text
-  assert len(clients.cohorts) == _ROUNDS - 3
-  assert _rows(tmp_path) == _rows(folder)
+  assert len(clients.cohorts) == small_runs.ROUNDS - 3
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
 
 
 def test_a_run_that_is_done_is_not_done_again(world, whole, tmp_path):
   result, folder = whole
   copy = tmp_path / 'copy'
   shutil.copytree(folder, copy)
-  clients = _Spy(world.clients)
-  for rounds in (_ROUNDS, _ROUNDS - 3):
+  clients = small_runs.Spy(world.clients)
+  for rounds in (small_runs.ROUNDS, small_runs.ROUNDS - 3):
     again = world.train(output_dir=copy, clients=clients, rounds=rounds)
-    _assert_same(again, result)
+    small_runs.assert_same(again, result)
   assert not clients.cohorts
-  assert _rows(copy) == _rows(folder)
+  assert repeatable_rows(copy) == repeatable_rows(folder)
 
 
 def test_more_rounds_go_on(world, whole, tmp_path):
   result, folder = whole
   world.train(output_dir=tmp_path, rounds=3)
   more = world.train(output_dir=tmp_path)
-  _assert_same(more, result)
-  assert _rows(tmp_path) == _rows(folder)
+  small_runs.assert_same(more, result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
 
 
 def test_the_runtime_chooses_again_what_it_chose(
@@ -377,7 +256,7 @@ def test_another_process_is_refused(plain, world, tmp_path):
 def test_two_runs_cannot_share_a_folder(world, tmp_path):
   with pytest.raises(checkpoints.CheckpointError, match='another process'):
 
-    class Intruder(_Spy):
+    class Intruder(small_runs.Spy):
       def cohort(self, client_ids, seeds):
         world.train(output_dir=tmp_path)
 
@@ -389,10 +268,10 @@ def test_two_runs_cannot_share_a_folder(world, tmp_path):
 
 
 def test_cohorts_are_those_of_the_sampler(world):
-  clients = _Spy(world.clients)
+  clients = small_runs.Spy(world.clients)
   world.train(clients=clients, oversample=1.5, dropout_rate=0.4, seed=3)
   sampler = sampling.CohortSampler(world.clients.client_ids, 4, 3, 1.5, 0.4)
-  rounds = range(1, _ROUNDS + 1)
+  rounds = range(1, small_runs.ROUNDS + 1)
   assert clients.cohorts == [tuple(sampler.cohort(n)) for n in rounds]
   assert len({len(cohort) for cohort in clients.cohorts}) > 1
 
@@ -400,8 +279,8 @@ def test_cohorts_are_those_of_the_sampler(world):
 def test_the_rows_count_who_took_part(world, tmp_path):
   world.train(output_dir=tmp_path, dropout_rate=0.4, seed=3)
   sampler = sampling.CohortSampler(world.clients.client_ids, 4, 3, 1.0, 0.4)
-  assert [int(row['num_clients']) for row in _rows(tmp_path)] == [
-    len(sampler.cohort(number)) for number in range(1, _ROUNDS + 1)
+  assert [int(row['num_clients']) for row in repeatable_rows(tmp_path)] == [
+    len(sampler.cohort(number)) for number in range(1, small_runs.ROUNDS + 1)
   ]
 
 
@@ -423,16 +302,18 @@ def test_rounds_without_clients_leave_the_weights_alone(plain, tmp_path):
     )
     for rounds in (1, 2, 3, 4)
   ]
-  weights = [_flat(result.weights) for result in results]
+  weights = [small_runs.flat(result.weights) for result in results]
   assert weights[0] == weights[1] == weights[2] != weights[3]
-  assert [row['num_clients'] for row in _rows(tmp_path)] == list('1001')
+  assert [row['num_clients'] for row in repeatable_rows(tmp_path)] == list(
+    '1001'
+  )
   assert not any(result.diverged for result in results)
 
 
 def test_a_run_whose_clients_never_answer_ends(plain):
   result = plain.train(dropout_rate=0.999999, rounds=12)
   first = plain.process.get_model_weights(plain.process.initialize())
-  assert _flat(result.weights) == _flat(first)
+  assert small_runs.flat(result.weights) == small_runs.flat(first)
   assert result.rounds == 12
   assert not result.diverged
 
@@ -450,7 +331,7 @@ def test_the_best_round_is_kept(world, tmp_path, metric, higher_is_better):
   )
   measured = {
     int(row['round']): float(row[f'validation_{metric}'])
-    for row in _rows(tmp_path)
+    for row in repeatable_rows(tmp_path)
     if row[f'validation_{metric}']
   }
   choose = max if higher_is_better else min
@@ -464,14 +345,14 @@ def test_the_best_round_is_kept(world, tmp_path, metric, higher_is_better):
     programs.evaluate(world.validation, result.weights) == result.validation
   )
   until = world.train(rounds=result.best_round)
-  assert _flat(until.weights) == _flat(result.best_weights)
+  assert small_runs.flat(until.weights) == small_runs.flat(result.best_weights)
 
 
 def test_without_validation_the_last_round_is_the_best(world):
   result = world.train(validation=None)
   assert result.best_round is None
   assert result.validation is None
-  assert _flat(result.best_weights) == _flat(result.weights)
+  assert small_runs.flat(result.best_weights) == small_runs.flat(result.weights)
 
 
 def _measured(rmse: float, lost: int = 0, clients: int = 9) -> dict[str, Any]:
@@ -527,7 +408,7 @@ def test_what_is_an_explosion(loss, lost, first, expected):
   assert programs.StoppingRule().has_exploded(train, first, 10) == expected
 
 
-class _Changing(_Spy):
+class _Changing(small_runs.Spy):
   """Clients that have other examples from some round on."""
 
   def __init__(self, before: Any, after: Any, last: int):
@@ -545,12 +426,12 @@ class _Changing(_Spy):
 @pytest.mark.parametrize('scale, patience', [(10.0, 2), (1e30, 5)])
 def test_a_run_that_explodes_is_stopped(plain, tmp_path, scale, patience):
   spec = plain.process.example_spec
-  other = _pack(spec, 'train', 12, scale)
+  other = small_runs.pack(spec, 'train', 12, scale)
   clients = _Changing(plain.clients, other, 7)
   settings = {'rounds': 100, 'stop': programs.StoppingRule(rounds=patience)}
   result = plain.train(output_dir=tmp_path, clients=clients, **settings)
   assert result.diverged
-  rows = _rows(tmp_path)
+  rows = repeatable_rows(tmp_path)
   assert len(rows) == result.rounds == 7 + patience
   first = float(rows[0]['loss'])
   for row in rows[7:]:
@@ -561,30 +442,31 @@ def test_a_run_that_explodes_is_stopped(plain, tmp_path, scale, patience):
       assert row['num_not_finite'] == '4'
       # Nobody was measured, so that there is no loss, least of all zero.
       assert row['loss'] == row['mae'] == 'nan'
-  # The best round was before, and what it left can be used.
-  assert result.best_round in (3, 6)
+  # What the best round left can be used. It was before, or in a round to which
+  # nobody contributed.
+  assert result.best_round in ((3, 6) if scale == 10.0 else (3, 6, 9, 12))
   assert math.isfinite(result.best_validation['loss'])
   # The same call does not go on training.
   again = plain.train(output_dir=tmp_path, **settings)
-  _assert_same(again, result)
-  assert len(_rows(tmp_path)) == 7 + patience
+  small_runs.assert_same(again, result)
+  assert len(repeatable_rows(tmp_path)) == 7 + patience
 
 
 def test_a_run_that_never_had_a_finite_loss_is_stopped(plain, tmp_path):
   spec = plain.process.example_spec
-  clients = _pack(spec, 'train', 12, 1e30)
+  clients = small_runs.pack(spec, 'train', 12, 1e30)
   result = plain.train(output_dir=tmp_path, rounds=100, clients=clients)
   assert result.diverged
   assert result.rounds == 5
   weights = plain.process.get_model_weights(plain.process.initialize())
-  assert _flat(result.weights) == _flat(weights)
+  assert small_runs.flat(result.weights) == small_runs.flat(weights)
 
 
 def test_a_run_that_ends_exploded_has_diverged(plain):
-  other = _pack(plain.process.example_spec, 'train', 12, 10.0)
+  other = small_runs.pack(plain.process.example_spec, 'train', 12, 10.0)
   clients = _Changing(plain.clients, other, 5)
   result = plain.train(clients=clients)
-  assert result.rounds == _ROUNDS
+  assert result.rounds == small_runs.ROUNDS
   assert result.diverged
   assert result.best_round == 3
 
@@ -639,7 +521,7 @@ def test_all_clients_of_an_exam_are_measured(world, whole):
 class _Only:
   """One of some clients."""
 
-  def __init__(self, clients: examples.ClientSource, client_id: str):
+  def __init__(self, clients: cohorts.ClientSource, client_id: str):
     self.client_ids = (client_id,)
     self.example_spec = clients.example_spec
     self.cohort = clients.cohort
@@ -653,13 +535,15 @@ def test_a_trained_run_can_be_loaded(world, whole):
   saved = programs.load(world.process, folder)
   assert saved.round == result.rounds
   assert saved.best_round == result.best_round
-  assert _flat(saved.last_weights) == _flat(result.weights)
-  assert _flat(saved.best_weights) == _flat(result.best_weights)
+  assert small_runs.flat(saved.last_weights) == small_runs.flat(result.weights)
+  assert small_runs.flat(saved.best_weights) == small_runs.flat(
+    result.best_weights
+  )
   assert isinstance(saved.last_weights, tff.learning.models.ModelWeights)
 
 
 def test_loading_does_not_disturb_a_run_under_way(world, tmp_path):
-  class Reader(_Spy):
+  class Reader(small_runs.Spy):
     def cohort(self, client_ids, seeds):
       cohort = super().cohort(client_ids, seeds)
       if len(self.cohorts) == 7:
@@ -701,23 +585,11 @@ def test_where_nothing_was_trained_nothing_is_loaded(plain, world, tmp_path):
 def test_impossible_runs_are_refused_at_once(
   world, tmp_path, settings, expected
 ):
-  clients = _Spy(world.clients)
+  clients = small_runs.Spy(world.clients)
   with pytest.raises(errors.UserError, match=expected):
     world.train(output_dir=tmp_path, clients=clients, **settings)
   assert not clients.cohorts
   assert not list(tmp_path.iterdir())
-
-
-def test_clients_that_remember_are_refused(plain):
-  process = processes.compose(
-    plain.process.model,
-    work=[phases.Phase(train=(tiers.GLOBAL, tiers.LOCAL), measured=True)],
-    memory=client_state.keep_local,
-    aggregator=tff.aggregators.MeanFactory(),
-    server_optimizer=phases.sgd(1.0),
-  )
-  with pytest.raises(programs.ProgramError, match='remember something'):
-    programs.train(process, plain.clients, rounds=1, clients_per_round=1)
 
 
 # ---- the bar -----------------------------------------------------------------

@@ -5,8 +5,17 @@ from tff_partial import _require_tff as _require_tff
 # isort: on
 
 from tff_partial import algorithms as algorithms
+from tff_partial import layers as layers
 from tff_partial import runtimes as runtimes
 from tff_partial import splits as splits
+from tff_partial.client_store import ClientStore as ClientStore
+from tff_partial.cold_start import measure_by_support as measure_by_support
+from tff_partial.independent_aggregation import (
+  check_independent_aggregation as check_independent_aggregation,
+)
+from tff_partial.independent_training import (
+  check_independent_training as check_independent_training,
+)
 from tff_partial.learning_process import (
   as_evaluation_process as as_evaluation_process,
 )

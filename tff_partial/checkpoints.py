@@ -24,6 +24,8 @@ from tff_partial import errors
 
 _Result = TypeVar('_Result')
 _PREFIX = 'round_'
+# If the newest one was damaged, there is one more.
+NUM_KEPT = 2
 # {{function_node ...}} before a message, and [Op:...] name: behind it.
 _MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
 
@@ -109,10 +111,10 @@ class Checkpoints:
     try:
       if writable:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._folder)
+        self._lock = locked(self._folder)
         self._remove_unfinished()
       self._manager = tff.program.FileProgramStateManager(
-        str(self._folder), prefix=_PREFIX, keep_total=2, keep_first=False
+        str(self._folder), prefix=_PREFIX, keep_total=NUM_KEPT, keep_first=False
       )
     except OSError as error:
       raise CheckpointError(
@@ -222,6 +224,13 @@ class Checkpoints:
       os.rename(self._folder / name, target)
 
 
+def newest_round(folder: pathlib.Path) -> int:
+  """The round of the newest checkpoint in a folder, or 0 if there is none."""
+  names = (path.name for path in folder.glob(f'{_PREFIX}*'))
+  rounds = (name.removeprefix(_PREFIX) for name in names)
+  return max((int(number) for number in rounds if number.isdigit()), default=0)
+
+
 class _DamagedError(Exception):
   """A checkpoint's files cannot be read."""
 
@@ -235,10 +244,13 @@ def _is_whole(checkpoint: pathlib.Path) -> bool:
   return True
 
 
-def _locked(folder: pathlib.Path) -> int:
+def locked(folder: pathlib.Path) -> int:
   """Returns an open folder that no other process has locked.
 
   The lock ends with the process, in whatever way that ends.
+
+  Raises:
+    CheckpointError: If another process has locked it.
   """
   opened = os.open(folder, os.O_RDONLY)
   try:

@@ -13,6 +13,7 @@ from tff_partial import client_state
 from tff_partial import errors
 from tff_partial import examples
 from tff_partial import local_training
+from tff_partial import lookups
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import random_bits
@@ -168,6 +169,7 @@ class ClientWork:
         'weight or metrics.'
       )
     self.example_spec = example_spec_of(model, self.work)
+    self._tables = lookups.Tables(model, self.work)
     first = tracing.traced(
       lambda seed: memory.first(model, seed), random_bits.SEED_SPEC
     )
@@ -222,4 +224,5 @@ class ClientWork:
       client['examples'],
       client['count'],
       seed,
+      self._tables,
     )

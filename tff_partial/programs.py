@@ -6,119 +6,39 @@ and ends with the same numbers, bit for bit.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 import os
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 from absl import logging
 import numpy as np
 import tensorflow_federated as tff
 
 from tff_partial import checkpoints
+from tff_partial import client_store as client_store_lib
+from tff_partial import cohorts
 from tff_partial import errors
-from tff_partial import evaluation
-from tff_partial import examples
-from tff_partial import keras_functions
+from tff_partial import exams
 from tff_partial import processes
 from tff_partial import records
 from tff_partial import sampling
+from tff_partial import selection
 
 CHECKPOINTS_FOLDER = 'checkpoints'
+CLIENTS_FOLDER = 'clients'
+
+# Names used by whoever trains.
+Exam: TypeAlias = exams.Exam
+evaluate = exams.evaluate
+Selection: TypeAlias = selection.Selection
+StoppingRule: TypeAlias = selection.StoppingRule
 
 
 class ProgramError(errors.UserError, ValueError):
   """Raised for a run that cannot be carried out as asked."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Exam:
-  """An evaluation and all the clients that take part in it.
-
-  Attributes:
-    evaluation: What the clients do.
-    clients: Who they are; all of them are measured, not a sample.
-  """
-
-  evaluation: evaluation.Evaluation
-  clients: examples.ClientSource
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-  """Which round counts as the best one.
-
-  Attributes:
-    metric: A pooled metric of the validation clients.
-    higher_is_better: Whether a larger value is better.
-  """
-
-  metric: str = 'loss'
-  higher_is_better: bool = False
-
-  def is_better(
-    self, measured: Mapping[str, Any], best: Mapping[str, Any] | None
-  ) -> bool:
-    """Says whether a validation beats the best one so far.
-
-    One that lost fewer clients always does: to lose the worst of them must not
-    look like progress.
-
-    Args:
-      measured: Pooled metrics by name.
-      best: Those of the best validation so far, or None.
-    """
-    value = measured[self.metric]
-    if not (math.isfinite(value) and measured['num_clients']):
-      return False
-    if best is None:
-      return True
-    lost, fewest = measured['num_not_finite'], best['num_not_finite']
-    if lost != fewest:
-      return lost < fewest
-    least = best[self.metric]
-    return value > least if self.higher_is_better else value < least
-
-
-@dataclasses.dataclass(frozen=True)
-class StoppingRule:
-  """When a run has diverged and is stopped instead of being trained on.
-
-  Weights can explode and stay finite for a thousand rounds.
-
-  Attributes:
-    factor: A loss above this many times the first round's loss is an explosion.
-    share_not_finite: More clients than this share without finite losses and
-      weights are one, too.
-    rounds: So many exploded rounds in a row stop the run.
-  """
-
-  factor: float = 3.0
-  share_not_finite: float = 0.5
-  rounds: int = 5
-
-  def has_exploded(
-    self,
-    train: Mapping[str, Any],
-    first_loss: float | None,
-    num_clients: int,
-  ) -> bool:
-    """Says whether a round has exploded.
-
-    Args:
-      train: The round's training metrics.
-      first_loss: The loss of the first round that had one.
-      num_clients: The size of the cohort.
-    """
-    loss = float(train['loss'])
-    lost = int(train['num_not_finite'])
-    if not math.isfinite(loss) or lost > self.share_not_finite * num_clients:
-      return True
-    # As many times the first loss; some losses are negative.
-    rise = (self.factor - 1.0) * abs(first_loss or 0.0)
-    return first_loss is not None and loss > first_loss + rise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +58,10 @@ class TrainingResult:
     diverged: Whether the run was stopped because its loss exploded, or ended so
       that it would have been.
     seconds: `total`, `per_round_median` and `first_round` of this call.
+    client_store: What clients remember after the last round, or None if they
+      remember nothing.
+    best_client_store: What they remembered after the best round, or the last
+      one if there is none.
   """
 
   state: Any
@@ -150,48 +74,8 @@ class TrainingResult:
   rounds: int
   diverged: bool
   seconds: dict[str, float]
-
-
-def evaluate(exam: Exam, weights: Any, seed: int = 0) -> dict[str, Any]:
-  """All clients of an exam personalise the model and are measured.
-
-  Args:
-    exam: The evaluation and its clients.
-    weights: The model's weights at the server, `ModelWeights`.
-    seed: The run's seed; a client's draws follow from it and its id.
-
-  Returns:
-    Pooled metrics by name, and under `per_client` their distribution.
-  """
-  ids = exam.clients.client_ids
-  seeds = sampling.client_seeds(ids, seed, 'evaluation')
-  kept = _first_states(exam.evaluation.initialize_client, seeds)
-  measured = exam.evaluation.evaluate(
-    weights, kept, exam.clients.cohort(ids, seeds)
-  )
-  result = _measured(measured.metrics)
-  result['per_client'] = evaluation.summarize(measured.per_client)
-  return result
-
-
-def _measured(metrics: Any) -> dict[str, Any]:
-  """Pooled metrics by name; not numbers where no client was measured."""
-  flat = records.flatten(metrics)
-  return {
-    name: value
-    if flat['num_clients'] or name in keras_functions.COUNTS
-    else math.nan
-    for name, value in flat.items()
-  }
-
-
-def _first_states(
-  initialize_client: tff.Computation, seeds: np.ndarray
-) -> list[Any]:
-  """What clients remember that never took part."""
-  if not len(initialize_client.type_signature.result):
-    return [collections.OrderedDict()] * len(seeds)
-  return [initialize_client(seed) for seed in seeds]
+  client_store: client_store_lib.ClientStore | None
+  best_client_store: client_store_lib.ClientStates | None
 
 
 class _Run:
@@ -199,6 +83,7 @@ class _Run:
 
   def __init__(self, process: processes.PartialProcess):
     self.process = process
+    self.store: client_store_lib.ClientStore | None = None
     self.state = process.initialize()
     self.best_weights = process.get_model_weights(self.state)
     self.round = 0
@@ -218,6 +103,28 @@ class _Run:
       return self.process.get_model_weights(self.state)
     return self.best_weights
 
+  @property
+  def best_store(self) -> client_store_lib.ClientStates | None:
+    """What clients remembered when the weights were the best."""
+    best = self.notes['best_round']
+    if self.store is None or best is None:
+      return self.store
+    return self.store.at(best)
+
+  def next(
+    self, ids: Sequence[str], clients: Sequence[Any]
+  ) -> Mapping[str, Any]:
+    """Does a round with some clients; returns its metrics."""
+    kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
+    if self.store is not None:
+      kept = self.store.read(ids)
+    output = self.process.next(self.state, kept, clients)
+    if self.store is not None:
+      self.store.write(ids, output.client_states)
+    self.state = output.state
+    self.round += 1
+    return output.metrics
+
   def has_diverged(self, stop: StoppingRule) -> bool:
     """Says whether the weights are of no use any more."""
     if self.notes['exploded'] >= stop.rounds:
@@ -234,6 +141,13 @@ class _Run:
     return checkpoints.Progress(
       self.round, self.state, self.best_weights, notes
     )
+
+  def save(self, saved: checkpoints.Checkpoints | None) -> None:
+    """Saves what clients remember, and then everything else."""
+    if self.store is not None:
+      self.store.save(self.round, self.notes['best_round'])
+    if saved is not None:
+      saved.save(self.progress(getattr(_runtime(), 'choices', {})))
 
   def go_on_from(self, found: checkpoints.Progress) -> Mapping[str, bool]:
     """Takes over a checkpoint; returns what the runtime had chosen."""
@@ -258,6 +172,57 @@ def _recall(choices: Mapping[str, bool]) -> None:
     recall(choices)
 
 
+def _remembered(process: processes.PartialProcess) -> tff.Type | None:
+  """The type of what clients remember, or None if that is nothing."""
+  if process.is_stateless:
+    return None
+  return process.initialize_client.type_signature.result
+
+
+def _check_store(
+  store: client_store_lib.ClientStore,
+  process: processes.PartialProcess,
+  seed: int,
+  output_dir: str | os.PathLike[str] | None,
+) -> None:
+  """Checks that a store that was given is one for this run."""
+  remembered = _remembered(process)
+  if remembered is None or not store.type.is_equivalent_to(remembered):
+    raise ProgramError(
+      f'The client store holds states of the type {store.type}, but clients of '
+      f'this process remember {remembered or "nothing"}.'
+    )
+  if store.seed != seed:
+    raise ProgramError(
+      f'The client store has the seed {store.seed}, the run has {seed}.'
+    )
+  if output_dir is not None and store.path is None:
+    raise ProgramError(
+      'The client store is in memory, so that the run could not go on from its '
+      'checkpoints. Give the store a folder, or leave it out.'
+    )
+  if output_dir is None and max(store.rounds, default=0) > 0:
+    raise ProgramError(
+      f'The client store holds states of round {store.rounds[-1]}, but a run '
+      'without output_dir begins with round 1. Give a new store.'
+    )
+
+
+def _store(
+  process: processes.PartialProcess,
+  seed: int,
+  output_dir: str | os.PathLike[str] | None,
+) -> client_store_lib.ClientStore | None:
+  """The store of a run that was given none."""
+  if process.is_stateless:
+    return None
+  return client_store_lib.ClientStore(
+    process.initialize_client,
+    seed=seed,
+    folder=output_dir and os.path.join(output_dir, CLIENTS_FOLDER),
+  )
+
+
 def _check_rounds(rounds: int, evaluate_every: int) -> None:
   if rounds < 1:
     raise ProgramError(f'rounds must be positive, found {rounds}.')
@@ -269,7 +234,7 @@ def _check_rounds(rounds: int, evaluate_every: int) -> None:
 
 def train(
   process: processes.PartialProcess,
-  clients: examples.ClientSource,
+  clients: cohorts.ClientSource,
   *,
   rounds: int,
   clients_per_round: int,
@@ -281,6 +246,7 @@ def train(
   select: Selection | None = None,
   stop: StoppingRule | None = None,
   output_dir: str | os.PathLike[str] | None = None,
+  client_store: client_store_lib.ClientStore | None = None,
   tensorboard: bool = True,
   show_progress: bool = False,
 ) -> TrainingResult:
@@ -301,6 +267,11 @@ def train(
     stop: When a run counts as diverged.
     output_dir: Where records and checkpoints are written; if it holds a
       checkpoint, the run goes on from there. Nothing is written if None.
+    client_store: Where what clients remember is kept between rounds; by
+      default in a folder of `output_dir`, or in memory without one. It belongs
+      to this run alone: what is in it of later rounds than the one from which
+      the run goes on is dropped. What was saved as round 0 is what clients
+      remember before the first round.
     tensorboard: Whether to write TensorBoard events, too.
     show_progress: Whether to show a progress bar.
 
@@ -308,17 +279,16 @@ def train(
     UserError: With a message for the user; what was written before is kept.
   """
   _check_rounds(rounds, evaluate_every)
-  if not process.is_stateless:
-    raise ProgramError(
-      'The clients of this process remember something from round to round, '
-      'which `train` does not store. Call `process.next` with their states.'
-    )
+  if client_store is not None:
+    _check_store(client_store, process, seed, output_dir)
   select, stop = select or Selection(), stop or StoppingRule()
-  if validation is not None and select.metric not in _metrics_of(validation):
-    raise ProgramError(
-      f'There is no metric {select.metric!r} to choose the best round by. '
-      f'Choose one of {_metrics_of(validation)}.'
-    )
+  if validation is not None:
+    validation.check(_remembered(process))
+    if select.metric not in validation.metrics:
+      raise ProgramError(
+        f'There is no metric {select.metric!r} to choose the best round by. '
+        f'Choose one of {validation.metrics}.'
+      )
   sampler = sampling.CohortSampler(
     clients.client_ids, clients_per_round, seed, oversample, dropout_rate
   )
@@ -335,8 +305,12 @@ def train(
       if found is not None:
         _recall(run.go_on_from(found))
         logging.info('Going on from the checkpoint of round %d.', run.round)
+    run.store = client_store or _store(process, seed, output_dir)
+    if run.store is not None:
+      run.store.go_back_to(run.round)
+    if output_dir is not None:
       table = records.Records(
-        output_dir, loop, last_round=run.round, tensorboard=tensorboard
+        output_dir, last_round=run.round, tensorboard=tensorboard
       )
     bar = records.Bar(rounds, run.round, show_progress)
     durations: list[float] = []
@@ -344,15 +318,10 @@ def train(
       begun = time.perf_counter()
       number = run.round + 1
       ids = sampler.cohort(number)
-      output = process.next(
-        run.state,
-        [collections.OrderedDict()] * len(ids),
-        clients.cohort(ids, sampler.seeds(number, ids)),
-      )
-      run.state, run.round = output.state, number
-      metrics = records.flatten(output.metrics)
+      nested = run.next(ids, clients.cohort(ids, sampler.seeds(number, ids)))
+      metrics = records.flatten(nested)
       durations.append(time.perf_counter() - begun)
-      train_metrics = _measured(output.metrics['client_work']['train'])
+      train_metrics = exams.pooled(nested['client_work']['train'])
       _count_explosions(run, train_metrics, stop, len(ids))
       is_last = number == rounds or run.notes['exploded'] >= stop.rounds
       row = _row(metrics, train_metrics, durations[-1])
@@ -364,9 +333,8 @@ def train(
         row.update(_validation_columns(validation, measured))
       if saved is not None:
         table.release(row, number)
-        if is_milestone:
-          choices = getattr(_runtime(), 'choices', {})
-          saved.save(run.progress(choices))
+      if is_milestone:
+        run.save(saved)
       bar.step(_shown(run, select))
   finally:
     if bar is not None:
@@ -374,6 +342,8 @@ def train(
     loop.close()
     if saved is not None:
       saved.close()
+    if run.store is not None and run.store is not client_store:
+      run.store.release()
   return TrainingResult(
     state=run.state,
     weights=process.get_model_weights(run.state),
@@ -389,6 +359,8 @@ def train(
       'per_round_median': float(np.median(durations)) if durations else 0.0,
       'first_round': durations[0] if durations else 0.0,
     },
+    client_store=run.store,
+    best_client_store=run.best_store,
   )
 
 
@@ -401,18 +373,24 @@ class Saved:
     last_weights: The weights after that round, `ModelWeights`.
     best_round: The best round by the validation clients, or None.
     best_weights: Its weights, or the last ones.
+    client_store: What clients remember after the last round; None if that is
+      nothing, or is not in the folder.
+    best_client_store: What they remembered after the best round, or the last
+      one.
   """
 
   round: int
   last_weights: Any
   best_round: int | None
   best_weights: Any
+  client_store: client_store_lib.ClientStates | None
+  best_client_store: client_store_lib.ClientStates | None
 
 
 def load(
   process: processes.PartialProcess, output_dir: str | os.PathLike[str]
 ) -> Saved:
-  """Reads the weights that `train` left in a folder.
+  """Reads the weights that `train` left in a folder, and what clients remember.
 
   Args:
     process: The process that was trained.
@@ -420,6 +398,7 @@ def load(
 
   Raises:
     CheckpointError: If there is no checkpoint, or it is of another process.
+    ClientStoreError: If there is a client store that does not go with it.
   """
   folder = os.path.join(output_dir, CHECKPOINTS_FOLDER)
   run = _Run(process)
@@ -436,11 +415,18 @@ def load(
       f'There is no checkpoint in {folder}. Train first.'
     )
   _recall(run.go_on_from(found))
+  clients = os.path.join(output_dir, CLIENTS_FOLDER)
+  if not process.is_stateless and os.path.isdir(clients):
+    run.store = client_store_lib.ClientStore(
+      process.initialize_client, folder=clients, writable=False
+    )
   return Saved(
     run.round,
     process.get_model_weights(run.state),
     run.notes['best_round'],
     run.best,
+    run.store and run.store.at(run.round),
+    run.best_store,
   )
 
 
@@ -476,7 +462,7 @@ def _validate(
 ) -> dict[str, Any]:
   """Measures the validation clients and keeps the best weights."""
   weights = run.process.get_model_weights(run.state)
-  measured = evaluate(exam, weights, seed)
+  measured = evaluate(exam, weights, seed, run.store)
   notes = run.notes
   notes['validation'] = measured
   if select.is_better(measured, notes['best_validation']):
@@ -489,15 +475,7 @@ def _validation_columns(
   exam: Exam, measured: Mapping[str, Any]
 ) -> dict[str, Any]:
   """The validation's columns of a row, empty between evaluations."""
-  return {
-    f'validation_{name}': measured.get(name, '') for name in _metrics_of(exam)
-  }
-
-
-def _metrics_of(exam: Exam) -> list[str]:
-  """The names of the pooled metrics of an exam."""
-  result = exam.evaluation.evaluate.type_signature.result
-  return tff.structure.name_list(result.metrics.member)
+  return {f'validation_{name}': measured.get(name, '') for name in exam.metrics}
 
 
 def _shown(run: _Run, select: Selection) -> dict[str, float]:

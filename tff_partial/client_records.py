@@ -1,0 +1,200 @@
+"""What clients remember, as records: arrays with a field for each leaf.
+
+Runtimes take and return the states of a whole cohort leaf by leaf, a store
+keeps them client by client. A record is what lies between: its bytes are a
+client's state in a file, and each of its fields a leaf of all clients.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+import functools
+import json
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import errors
+from tff_partial.runtimes import columns
+from tff_partial.runtimes import graphs
+from tff_partial.runtimes import readers
+from tff_partial.runtimes import straight_line
+from tff_partial.runtimes import typed_values
+
+
+class ClientStoreError(errors.UserError, RuntimeError):
+  """Raised for a client store that cannot be read, written or continued."""
+
+
+class Layout:
+  """How what a client remembers lies in a record.
+
+  Attributes:
+    text: Names, types and shapes of the leaves, as JSON.
+    record_type: The same, as NumPy's type of one record.
+  """
+
+  def __init__(self, kind: tff.Type):
+    """Reads the type C of what a client remembers.
+
+    Raises:
+      ClientStoreError: If its leaves are not numbers, or their shapes differ
+        from client to client.
+    """
+    names = typed_values.leaf_names(kind)
+    specs = typed_values.tensor_specs(kind)
+    for name, spec in zip(names, specs, strict=True):
+      if spec.dtype == tf.string or not spec.shape.is_fully_defined():
+        raise ClientStoreError(
+          f'What clients remember has a leaf {name} of the type '
+          f'{spec.dtype.name}{spec.shape}. A client store takes numbers whose '
+          'shape is the same for all clients: pad them, and remember their '
+          'count.'
+        )
+    self.text = json.dumps(
+      [
+        [name, spec.dtype.name, spec.shape.as_list()]
+        for name, spec in zip(names, specs, strict=True)
+      ]
+    )
+    self.record_type = record_type(self.text)
+    self._reader = readers.Reader(kind)
+    self._convert = typed_values.converter(kind)
+
+  def columns(self, records: np.ndarray) -> columns.Columns:
+    """Records as a sequence of values that runtimes read leaf by leaf."""
+    # A field lies apart in memory, and TensorFlow wants an array.
+    leaves = [
+      np.ascontiguousarray(records[name]) for name in records.dtype.names
+    ]
+    return columns.Columns(len(records), leaves, self._convert)
+
+  def records(self, states: Sequence[Any]) -> np.ndarray:
+    """Values as a runtime returned them, as records."""
+    if isinstance(states, columns.Columns) and states.is_dense:
+      nested = self._reader.stacked(states.stacked, 'client states')
+      leaves = typed_values.leaves(nested)
+    else:
+      flat = [
+        typed_values.leaves(self._reader(state, f'client state {place}'))
+        for place, state in enumerate(states)
+      ]
+      leaves = [np.stack(column) for column in zip(*flat, strict=True)]
+    records = np.empty([len(states)], self.record_type)
+    for name, leaf in zip(records.dtype.names or (), leaves, strict=False):
+      records[name] = leaf
+    return records
+
+
+def record_type(text: str) -> np.dtype:
+  """A type of records from `Layout.text`."""
+  return np.dtype(
+    [
+      (name, tf.dtypes.as_dtype(dtype).as_numpy_dtype, tuple(shape))
+      for name, dtype, shape in json.loads(text)
+    ]
+  )
+
+
+def described(text: str) -> str:
+  """`Layout.text` in words."""
+  return ', '.join(
+    f'{name} {dtype}{shape}' for name, dtype, shape in json.loads(text)
+  )
+
+
+def by_leaf(record: np.ndarray) -> collections.OrderedDict[str, np.ndarray]:
+  """The leaves of one record by their names."""
+  return collections.OrderedDict(
+    (name, np.array(record[name])) for name in record.dtype.names or ()
+  )
+
+
+class Table:
+  """Records of some clients in one array, which grows.
+
+  Attributes:
+    records: The records; only the rows that clients have count.
+  """
+
+  def __init__(self, layout: Layout):
+    """Makes an empty table."""
+    self.records = np.zeros([0], layout.record_type)
+    self._rows: dict[str, int] = {}
+
+  def rows(self, client_ids: Sequence[str]) -> np.ndarray:
+    """The row of each client, or -1."""
+    return np.array([self._rows.get(c, -1) for c in client_ids], np.int64)
+
+  def write(self, client_ids: Sequence[str], records: np.ndarray) -> None:
+    """Gives each client its record."""
+    for client in client_ids:
+      self._rows.setdefault(client, len(self._rows))
+    missing = len(self._rows) - len(self.records)
+    if missing > 0:
+      more = np.zeros([max(missing, len(self.records))], self.records.dtype)
+      self.records = np.concatenate([self.records, more])
+    self.records[self.rows(client_ids)] = records
+
+  def delete(self, client_id: str) -> bool:
+    """Forgets a client; returns whether it had a record."""
+    if client_id not in self._rows:
+      return False
+    # The last one moves to its row, so that rows stay without gaps.
+    last_client, last = self._rows.popitem()
+    row = last
+    if last_client != client_id:
+      row = self._rows.pop(client_id)
+      self._rows[last_client] = row
+    self.records[row] = self.records[last]
+    self.records[last] = np.zeros([], self.records.dtype)
+    return True
+
+  def states(self) -> list[tuple[str, bytes]]:
+    """The clients, and the bytes of their records."""
+    return [(c, self.records[row].tobytes()) for c, row in self._rows.items()]
+
+
+def first_states(
+  initialize_client: tff.Computation, seeds: np.ndarray
+) -> columns.Columns:
+  """What clients remember that never took part.
+
+  They are made here, whatever runtime is current, so that they are the same to
+  the last bit under every one, and do not depend on who else is drawn.
+
+  Args:
+    initialize_client: `(int32[2] -> C)`.
+    seeds: int32 `[clients, 2]`.
+
+  Returns:
+    A sequence of one value for each client, for `process.next`.
+  """
+  kind = initialize_client.type_signature.result
+  leaves: list[Any] = []
+  if typed_values.leaf_names(kind):
+    found = _first_leaves(initialize_client)(np.asarray(seeds, np.int32))
+    leaves = [leaf.numpy() for leaf in found]
+  return columns.Columns(len(seeds), leaves, typed_values.converter(kind))
+
+
+@functools.lru_cache(maxsize=8)
+def _first_leaves(
+  initialize_client: tff.Computation,
+) -> Callable[..., Sequence[tf.Tensor]]:
+  """From seeds to stacked leaves; one call for all clients."""
+  program = straight_line.Program(initialize_client)
+  specs = typed_values.tensor_specs(initialize_client.type_signature.result)
+
+  def first(seed: tf.Tensor) -> list[tf.Tensor]:
+    values = dict.fromkeys(program.arguments, seed)
+    for step in program.steps.values():
+      values[step.key] = program.run(step, values)
+    return typed_values.leaves(program.evaluate(program.result, values))
+
+  def of_all(seeds: tf.Tensor) -> list[tf.Tensor]:
+    return tf.map_fn(first, seeds, fn_output_signature=specs)
+
+  inputs = [tf.TensorSpec([None, 2], tf.int32)]
+  return graphs.quick(graphs.trace(of_all, inputs), inputs)

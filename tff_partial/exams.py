@@ -1,0 +1,119 @@
+"""Exams: all clients of a population personalise the model and are measured."""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_partial import client_records
+from tff_partial import client_store as client_store_lib
+from tff_partial import cohorts
+from tff_partial import errors
+from tff_partial import evaluation
+from tff_partial import keras_metrics
+from tff_partial import records
+from tff_partial import sampling
+
+
+class ExamError(errors.UserError, ValueError):
+  """Raised for an exam whose clients cannot remember what it wants."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exam:
+  """An evaluation and all the clients that take part in it.
+
+  Attributes:
+    evaluation: What the clients do.
+    clients: Who they are; all of them are measured, not a sample.
+    remembering: Whether clients come with what they remember from training, as
+      users that were seen; who never took part begins as it would there.
+      Otherwise all begin anew, as users that were never seen.
+  """
+
+  evaluation: evaluation.Evaluation
+  clients: cohorts.ClientSource
+  remembering: bool = False
+
+  @property
+  def metrics(self) -> list[str]:
+    """The names of the pooled metrics."""
+    result = self.evaluation.evaluate.type_signature.result
+    return tff.structure.name_list(result.metrics.member)
+
+  def check(self, remembered: tff.Type | None) -> None:
+    """Checks that clients remember what the evaluation takes.
+
+    Args:
+      remembered: The type of what they remember from training; None if nobody
+        stored it.
+
+    Raises:
+      ExamError: If the exam is one of what clients remember, and they do not.
+    """
+    if not self.remembering:
+      return
+    taken = self.evaluation.initialize_client.type_signature.result
+    if remembered is None:
+      raise ExamError(
+        'The clients of this exam come with what they remember from training, '
+        'but there is no client store to read it from. Pass one, or let '
+        '`remembering` be False.'
+      )
+    if not taken.is_equivalent_to(remembered):
+      raise ExamError(
+        'The clients of this exam come with what they remember from training, '
+        f'{remembered}, but its evaluation takes {taken}. Build the evaluation '
+        'with the memory of the process, or let `remembering` be False.'
+      )
+
+
+def evaluate(
+  exam: Exam,
+  weights: Any,
+  seed: int = 0,
+  client_store: client_store_lib.ClientStates | None = None,
+) -> dict[str, Any]:
+  """All clients of an exam personalise the model and are measured.
+
+  Nothing that they learn meanwhile is kept.
+
+  Args:
+    exam: The evaluation and its clients.
+    weights: The model's weights at the server, `ModelWeights`.
+    seed: The run's seed; a client's draws follow from it and its id.
+    client_store: What clients remember, for an exam that is `remembering`.
+
+  Returns:
+    Pooled metrics by name, and under `per_client` their distribution.
+
+  Raises:
+    ExamError: If the exam is `remembering`, and the store is none of its type.
+  """
+  exam.check(client_store and client_store.type)
+  ids = exam.clients.client_ids
+  seeds = sampling.client_seeds(ids, seed, 'evaluation')
+  kept: Sequence[Any]
+  if client_store is not None and exam.remembering:
+    kept = client_store.read(ids)
+  else:
+    kept = client_records.first_states(exam.evaluation.initialize_client, seeds)
+  measured = exam.evaluation.evaluate(
+    weights, kept, exam.clients.cohort(ids, seeds)
+  )
+  result = pooled(measured.metrics)
+  result['per_client'] = evaluation.summarize(measured.per_client)
+  return result
+
+
+def pooled(metrics: Any) -> dict[str, Any]:
+  """Pooled metrics by name; not numbers where no client was measured."""
+  flat = records.flatten(metrics)
+  return {
+    name: value
+    if flat['num_clients'] or name in keras_metrics.COUNTS
+    else math.nan
+    for name, value in flat.items()
+  }
