@@ -1,0 +1,400 @@
+"""What a private run costs, and how much noise a budget takes.
+
+Costs are counted by dp-accounting, for a user's whole part in a run, as
+(epsilon, delta)-differential privacy of all that is released in all rounds.
+How clients come into a round decides which datasets are neighbours, whether
+chance helps, and who counts:
+
+| sampling | neighbours | counted by |
+|---|---|---|
+| `PoissonSampling` | one user more or less | privacy loss distributions |
+| `FixedSizeSampling` | one user replaced | Renyi divergences |
+| `EveryRound` | one user more or less | privacy loss distributions |
+| `OncePerTree` | one user silent | Renyi divergences |
+
+A noise multiplier is the noise's standard deviation in clips. Adding or
+removing a user moves a sum by one clip, replacing one by two, so there the
+noise multiplier counts half. All numbers are upper bounds.
+"""
+
+import abc
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import dp_accounting
+
+from tff_partial import errors
+
+# Privacy losses are discretized, and rounded to the side that costs more. These
+# are the steps for epsilons up to a size: finer ones take more time and change
+# the fourth digit.
+_LOSS_STEPS = {math.inf: 1e-2, 20.0: 2e-3, 0.5: 1e-4}
+# Renyi orders, where all of dp-accounting's would take seconds.
+_FEW_ORDERS = (1.25, 1.5, 1.75, *range(2, 25), *range(28, 65, 4), 128, 256, 512)
+# Noise is calibrated to this relative precision.
+_PRECISION = 1e-4
+# Noise beyond any use, where the search for an epsilon ends.
+_MOST_NOISE = 1e4
+
+
+class AccountingError(errors.UserError, ValueError):
+  """Raised when nothing can be promised for what is asked."""
+
+
+class ImpossibleTargetError(AccountingError):
+  """Raised when no noise reaches an epsilon; its message says which it can."""
+
+
+def check(is_good: bool, what: str, found: Any) -> None:
+  """Raises an error that says what something must be, unless it is that."""
+  if not is_good:
+    raise AccountingError(f'{what}, found {found}.')
+
+
+class Sampling(abc.ABC):
+  """How clients come into a round.
+
+  Attributes:
+    name: For reports.
+    neighbours: Which two datasets must look alike, for reports.
+    relation: The same for dp-accounting.
+    distance: How many clips one user moves a sum by.
+  """
+
+  name: str
+  neighbours: str
+  relation: dp_accounting.NeighboringRelation
+  distance: float = 1.0
+
+  @abc.abstractmethod
+  def event(
+    self, noise_multiplier: float, rounds: int
+  ) -> dp_accounting.DpEvent:
+    """What happens in all rounds, in dp-accounting's words."""
+
+  def accountant(self, size: float) -> dp_accounting.PrivacyAccountant:
+    """A new accountant that knows such events.
+
+    Args:
+      size: What epsilon is not above, roughly.
+    """
+    del size
+    return self.renyi_accountant()
+
+  def renyi_accountant(self) -> dp_accounting.rdp.RdpAccountant:
+    """A new accountant of Renyi divergences, which knows all samplings."""
+    return dp_accounting.rdp.RdpAccountant(neighboring_relation=self.relation)
+
+  def cost(self, happened: dp_accounting.DpEvent, delta: float) -> float:
+    """The epsilon of events, at delta."""
+    accountant = self.accountant(math.inf)
+    return float(accountant.compose(happened).get_epsilon(delta))
+
+
+class AddOrRemoveSampling(Sampling):
+  """Neighbours differ by one user more or less."""
+
+  neighbours = 'one user more or less'
+  relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+  def accountant(self, size: float) -> dp_accounting.PrivacyAccountant:
+    """Counts by privacy loss distributions."""
+    step = min(step for most, step in _LOSS_STEPS.items() if size <= most)
+    return dp_accounting.pld.PLDAccountant(
+      self.relation, value_discretization_interval=step
+    )
+
+  def cost(self, happened: dp_accounting.DpEvent, delta: float) -> float:
+    """The epsilon of events, in coarse steps first and then in finer ones."""
+    found = math.inf
+    for size in _LOSS_STEPS:
+      # Up to twice the size, so that no target is just missed.
+      if found <= 2.0 * size:
+        accountant = self.accountant(size)
+        found = float(accountant.compose(happened).get_epsilon(delta))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSampling(AddOrRemoveSampling):
+  """Every client is in a round with the same probability, independently.
+
+  Attributes:
+    probability: That a client is in a round.
+  """
+
+  probability: float
+  name = 'poisson'
+
+  def __post_init__(self) -> None:
+    check(
+      0.0 < self.probability <= 1.0,
+      'A probability must be above 0 and at most 1',
+      self.probability,
+    )
+
+  def event(
+    self, noise_multiplier: float, rounds: int
+  ) -> dp_accounting.DpEvent:
+    """Independent samples."""
+    return dp_accounting.SelfComposedDpEvent(
+      dp_accounting.PoissonSampledDpEvent(
+        self.probability, dp_accounting.GaussianDpEvent(noise_multiplier)
+      ),
+      rounds,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSizeSampling(Sampling):
+  """Every round has the same number of clients, drawn without replacement.
+
+  Counted by theorem 27 of Wang, Balle and Kasiviswanathan 2019, which
+  dp-accounting has. It is far from tight.
+
+  Attributes:
+    population: How many clients there are; this is public.
+    clients_per_round: How many are drawn.
+  """
+
+  population: int
+  clients_per_round: int
+  name = 'fixed_size'
+  neighbours = 'one user replaced'
+  relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+  distance = 2.0
+
+  def renyi_accountant(self) -> dp_accounting.rdp.RdpAccountant:
+    """Counts with few orders: each takes this theorem long."""
+    return dp_accounting.rdp.RdpAccountant(_FEW_ORDERS, self.relation)
+
+  def __post_init__(self) -> None:
+    check(
+      0 < self.clients_per_round <= self.population,
+      f'Clients in a round must be between 1 and {self.population}',
+      self.clients_per_round,
+    )
+
+  def event(
+    self, noise_multiplier: float, rounds: int
+  ) -> dp_accounting.DpEvent:
+    """Samples without replacement."""
+    return dp_accounting.SelfComposedDpEvent(
+      dp_accounting.SampledWithoutReplacementDpEvent(
+        self.population,
+        self.clients_per_round,
+        dp_accounting.GaussianDpEvent(noise_multiplier / self.distance),
+      ),
+      rounds,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class EveryRound(AddOrRemoveSampling):
+  """A client may be in every round, for whatever reason: chance does not help.
+
+  It is in a round once at most.
+  """
+
+  name = 'every_round'
+
+  def event(
+    self, noise_multiplier: float, rounds: int
+  ) -> dp_accounting.DpEvent:
+    """No samples."""
+    return dp_accounting.SelfComposedDpEvent(
+      dp_accounting.GaussianDpEvent(noise_multiplier), rounds
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class OncePerTree(Sampling):
+  """Tree aggregation: a client is in one round of each tree at most.
+
+  Neighbours differ in one user, who sends zeros in one of them.
+
+  Attributes:
+    rounds_per_tree: After so many rounds a new tree begins.
+  """
+
+  rounds_per_tree: int
+  name = 'once_per_tree'
+  neighbours = 'one user silent'
+  relation = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+
+  def __post_init__(self) -> None:
+    check(
+      self.rounds_per_tree > 0,
+      'A tree must have a positive number of rounds',
+      self.rounds_per_tree,
+    )
+
+  def event(
+    self, noise_multiplier: float, rounds: int
+  ) -> dp_accounting.DpEvent:
+    """All whole trees and what was begun."""
+    whole, begun = divmod(rounds, self.rounds_per_tree)
+    tree = dp_accounting.SingleEpochTreeAggregationDpEvent
+    events: list[dp_accounting.DpEvent] = []
+    if whole:
+      event = tree(noise_multiplier, self.rounds_per_tree)
+      events.append(dp_accounting.SelfComposedDpEvent(event, whole))
+    if begun:
+      events.append(tree(noise_multiplier, begun))
+    return dp_accounting.ComposedDpEvent(events)
+
+
+def joint_noise_multiplier(*parts: float) -> float:
+  """The noise multiplier of one mechanism that costs as much as several.
+
+  Args:
+    *parts: Noise multipliers of what is released of the same clients.
+  """
+  if not parts or min(parts) <= 0.0:
+    raise AccountingError(
+      f'Parts need positive noise multipliers, found {list(parts)}.'
+    )
+  return sum(part**-2 for part in parts) ** -0.5
+
+
+def check_delta(delta: float) -> None:
+  """Raises an error if delta is no probability between 0 and 1."""
+  check(0.0 < delta < 1.0, '`delta` must be between 0 and 1', delta)
+
+
+def event(
+  noise_multiplier: float,
+  sampling: Sampling,
+  rounds: int,
+  once: Sequence[float] = (),
+) -> dp_accounting.DpEvent:
+  """A whole run in dp-accounting's words.
+
+  Args:
+    noise_multiplier: Of each round, all parts together.
+    sampling: How clients come into a round.
+    rounds: How many there are.
+    once: Noise multipliers of what was released once of all clients, such as a
+      mean that was computed before training.
+  """
+  for noise in (noise_multiplier, *once):
+    check(noise > 0.0, 'A noise multiplier must be positive', noise)
+  check(rounds >= 0, 'A number of rounds must not be negative', rounds)
+  events = [
+    dp_accounting.GaussianDpEvent(one / sampling.distance) for one in once
+  ]
+  if rounds:
+    events.append(sampling.event(noise_multiplier, rounds))
+  return dp_accounting.ComposedDpEvent(events)
+
+
+def epsilon(
+  noise_multiplier: float,
+  sampling: Sampling,
+  rounds: int,
+  delta: float,
+  once: Sequence[float] = (),
+) -> float:
+  """The epsilon of a whole run; infinity without noise.
+
+  Args:
+    noise_multiplier: As in `event`.
+    sampling: As there.
+    rounds: As there.
+    delta: At which epsilon is wanted.
+    once: As there.
+
+  Raises:
+    AccountingError: If an argument is impossible.
+  """
+  check_delta(delta)
+  if not rounds and not once:
+    return 0.0
+  if not noise_multiplier and rounds:
+    return math.inf
+  return sampling.cost(event(noise_multiplier, sampling, rounds, once), delta)
+
+
+def local_epsilon(
+  noise_multiplier: float, participations: int, delta: float
+) -> float:
+  """The epsilon of one client with local noise (`privacy.local_noise`).
+
+  Whatever a client could send must look alike, so two updates may differ by
+  two clips. Chance does not help: who looks at a client sees when it sends.
+
+  Args:
+    noise_multiplier: Standard deviation of the noise in clips.
+    participations: How often the client sends.
+    delta: At which epsilon is wanted.
+  """
+  return epsilon(noise_multiplier / 2.0, EveryRound(), participations, delta)
+
+
+def calibrate(
+  target_epsilon: float,
+  sampling: Sampling,
+  rounds: int,
+  delta: float,
+  once: Sequence[float] = (),
+  largest_noise_multiplier: float = math.inf,
+) -> float:
+  """The least noise multiplier whose epsilon is not above the target.
+
+  Args:
+    target_epsilon: For the whole run.
+    sampling: As in `event`.
+    rounds: As there.
+    delta: At which epsilon is meant.
+    once: As there: it is paid for first.
+    largest_noise_multiplier: What must not be reached; see `privacy`.
+
+  Raises:
+    AccountingError: If an argument is impossible.
+    ImpossibleTargetError: If no noise is enough.
+  """
+  check_delta(delta)
+  check(
+    0.0 < target_epsilon < math.inf,
+    '`target_epsilon` must be a finite number above zero',
+    target_epsilon,
+  )
+  check(rounds > 0, 'A number of rounds must be positive', rounds)
+
+  @functools.cache
+  def cost(noise: float) -> float:
+    return epsilon(noise, sampling, rounds, delta, once)
+
+  most = min(largest_noise_multiplier * (1.0 - _PRECISION), _MOST_NOISE)
+  high = min(1.0, most)
+  while cost(high) > target_epsilon:
+    if high >= most:
+      raise ImpossibleTargetError(
+        f'Epsilon {target_epsilon:.4g} at delta {delta:.4g} is out of reach; '
+        f'the nearest possible is {cost(most):.4g}, with the noise multiplier '
+        f'{most:.4g}. '
+        + (
+          'More noise needs a larger `count_stddev` of AdaptiveClip, or '
+          'FixedClip.'
+          if most < _MOST_NOISE
+          else 'What is released once costs too much, or so small an epsilon '
+          'cannot be counted.'
+        )
+      )
+    high = min(2.0 * high, most)
+  low = high / 2.0
+  while cost(low) <= target_epsilon:
+    low, high = low / 2.0, low
+  precision = _PRECISION * high
+  found = dp_accounting.calibrate_dp_mechanism(
+    lambda: sampling.accountant(target_epsilon),
+    lambda noise: event(noise, sampling, rounds, once),
+    target_epsilon,
+    delta,
+    dp_accounting.ExplicitBracketInterval(low, high),
+    tol=precision,
+  )
+  return float(min(found, high))

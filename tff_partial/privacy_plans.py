@@ -1,0 +1,279 @@
+"""What a run promises, and what it has spent so far."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+from tff_partial import accounting
+from tff_partial import clippings
+from tff_partial import privacy
+
+# At as many rounds the ledger counts exactly.
+_EXACT_ROUNDS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+  """What a run promises, for as long as it does what the plan says.
+
+  Attributes:
+    epsilon: Of the whole run.
+    delta: At which epsilon is meant.
+    noise_multiplier: Of each round, all parts together.
+    rounds: How many there will be.
+    sampling: How clients come into a round.
+    clients_per_round: As many are expected.
+    clipping: How what clients send is clipped.
+    shares: Each part's share of what is spent, or None.
+    once: Noise multipliers of what is released once.
+  """
+
+  epsilon: float
+  delta: float
+  noise_multiplier: float
+  rounds: int
+  sampling: accounting.Sampling
+  clients_per_round: int
+  clipping: clippings.Clippings
+  shares: Mapping[str, float] | None
+  once: tuple[float, ...]
+
+  def mean(
+    self, *, noise_seed: int | None = None, diagnostics: bool = True
+  ) -> privacy.PrivateFactory:
+    """The aggregator that does what the plan says.
+
+    Args:
+      noise_seed: As in `privacy.private_sum`.
+      diagnostics: As there.
+    """
+    return privacy.private_mean(
+      self.clipping,
+      noise_multiplier=self.noise_multiplier,
+      clients_per_round=self.clients_per_round,
+      shares=self.shares,
+      noise_seed=noise_seed,
+      diagnostics=diagnostics,
+    )
+
+
+def sampling_of(
+  name: str,
+  clipping: clippings.Clippings,
+  population: int,
+  clients_per_round: int,
+) -> accounting.Sampling:
+  """The sampling with a name.
+
+  Args:
+    name: Of one of the samplings in `accounting`: 'poisson', 'fixed_size',
+      'every_round' or 'once_per_tree'.
+    clipping: How what clients send is clipped; trees know their rounds.
+    population: How many clients there are.
+    clients_per_round: How many are in a round, or are expected to be.
+
+  Raises:
+    AccountingError: If the sampling does not fit the rest.
+  """
+  accounting.check(
+    0 < clients_per_round <= population,
+    f'Clients in a round must be between 1 and {population}',
+    clients_per_round,
+  )
+  if isinstance(clipping, Mapping):
+    kinds = list(clipping.values())
+  else:
+    kinds = [clipping]
+  trees = [how for how in kinds if isinstance(how, clippings.TreeNoise)]
+  if bool(trees) != (name == accounting.OncePerTree.name):
+    raise accounting.AccountingError(
+      f'Sampling {accounting.OncePerTree.name!r} and TreeNoise need one '
+      f'another, found {name!r} and {clipping}.'
+    )
+  if trees:
+    rounds = trees[0].rounds_per_tree
+    if rounds * clients_per_round > population:
+      raise accounting.AccountingError(
+        f'{population} clients cannot fill {rounds} rounds of '
+        f'{clients_per_round} without taking part twice in a tree. Give '
+        f'TreeNoise {population // clients_per_round} rounds at most.'
+      )
+    return accounting.OncePerTree(rounds)
+  if name == accounting.PoissonSampling.name:
+    return accounting.PoissonSampling(clients_per_round / population)
+  if name == accounting.FixedSizeSampling.name:
+    return accounting.FixedSizeSampling(population, clients_per_round)
+  if name == accounting.EveryRound.name:
+    return accounting.EveryRound()
+  raise accounting.AccountingError(
+    f'Sampling must be one of {SAMPLINGS}, found {name!r}.'
+  )
+
+
+SAMPLINGS = (
+  accounting.PoissonSampling.name,
+  accounting.FixedSizeSampling.name,
+  accounting.EveryRound.name,
+  accounting.OncePerTree.name,
+)
+
+
+def plan(
+  clipping: clippings.Clippings,
+  *,
+  delta: float,
+  population: int,
+  clients_per_round: int,
+  rounds: int,
+  target_epsilon: float | None = None,
+  noise_multiplier: float | None = None,
+  sampling: str = accounting.PoissonSampling.name,
+  shares: Mapping[str, float] | None = None,
+  once: Sequence[float] = (),
+) -> PrivacyPlan:
+  """Plans a run: the noise for an epsilon, or the epsilon of a noise.
+
+  Args:
+    clipping: As in `privacy.private_sum`.
+    delta: At which epsilon is meant; below one in the population.
+    population: How many users there are. It is public.
+    clients_per_round: How many are in a round, or are expected to be.
+    rounds: How many rounds there will be.
+    target_epsilon: What the run may cost, or None.
+    noise_multiplier: What is given instead of a target, or None.
+    sampling: One of `SAMPLINGS`: what is really done.
+    shares: As in `privacy.private_sum`.
+    once: Noise multipliers of what is released once of all users, such as a
+      mean that was computed before training.
+
+  Raises:
+    AccountingError, PrivacyError: If an argument is impossible.
+    ImpossibleTargetError: If no noise is enough.
+  """
+  accounting.check_delta(delta)
+  kind = sampling_of(sampling, clipping, population, clients_per_round)
+  if delta * population >= 1.0:
+    raise accounting.AccountingError(
+      f'`delta` must be below one in the population, {1.0 / population:.3g}: '
+      f'publishing one user of {population} would be allowed at {delta:.3g}.'
+    )
+  accounting.check(rounds > 0, 'A number of rounds must be positive', rounds)
+  if target_epsilon is not None and noise_multiplier is None:
+    noise_multiplier = accounting.calibrate(
+      target_epsilon,
+      kind,
+      rounds,
+      delta,
+      once,
+      clippings.largest_noise_multiplier(clipping, clients_per_round, shares),
+    )
+  elif target_epsilon is not None or noise_multiplier is None:
+    raise accounting.AccountingError(
+      'Give either `target_epsilon` or `noise_multiplier`, found '
+      f'{target_epsilon} and {noise_multiplier}.'
+    )
+  accounting.check(
+    noise_multiplier > 0.0,
+    'A noise multiplier must be positive',
+    noise_multiplier,
+  )
+  planned = PrivacyPlan(
+    accounting.epsilon(noise_multiplier, kind, rounds, delta, once),
+    delta,
+    noise_multiplier,
+    rounds,
+    kind,
+    clients_per_round,
+    clipping,
+    shares,
+    tuple(once),
+  )
+  planned.mean()  # Which refuses what it cannot do.
+  return planned
+
+
+class PrivacyLedger:
+  """How much of a plan is spent, round by round, at next to no cost.
+
+  Renyi divergences add up, so they are counted once for a round. Where privacy
+  loss distributions are less, these are counted at five rounds only, and hold
+  for the rounds before, too. Both are upper bounds; the last is the plan's.
+  """
+
+  def __init__(self, plan: PrivacyPlan):
+    """Keeps the plan; counts nothing yet.
+
+    Args:
+      plan: Of the run.
+    """
+    self.plan = plan
+    self._exact = functools.lru_cache(self._count)
+
+  def _count(self, rounds: int) -> float:
+    plan = self.plan
+    if rounds == plan.rounds:
+      return plan.epsilon
+    return accounting.epsilon(
+      plan.noise_multiplier, plan.sampling, rounds, plan.delta, plan.once
+    )
+
+  @functools.cached_property
+  def _renyi(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Orders, the divergence of what is released once, and that of a round."""
+    plan, divergences = self.plan, []
+    for rounds in (0, 1):
+      accountant = plan.sampling.renyi_accountant()
+      happened = accounting.event(
+        plan.noise_multiplier, plan.sampling, rounds, plan.once
+      )
+      divergences.append(accountant.compose(happened).rdp)
+    return accountant.orders, divergences[0], divergences[1] - divergences[0]
+
+  def epsilon(self, rounds: int) -> float:
+    """What is spent after so many rounds.
+
+    Args:
+      rounds: Of the run so far; it may be longer than was planned.
+    """
+    plan = self.plan
+    if not rounds or isinstance(plan.sampling, accounting.OncePerTree):
+      return self._exact(rounds)
+    orders, once, each = self._renyi
+    bound, _ = dp_accounting.rdp.compute_epsilon(
+      orders, once + rounds * each, plan.delta
+    )
+    if isinstance(plan.sampling, accounting.AddOrRemoveSampling):
+      step = -(-plan.rounds // _EXACT_ROUNDS)
+      later = -(-rounds // step) * step
+      if rounds <= plan.rounds:
+        later = min(later, plan.rounds)
+      bound = min(bound, self._exact(later))
+    return float(bound)
+
+  def report(
+    self, rounds: int, *, simulation: bool, **measured: Any
+  ) -> dict[str, Any]:
+    """What `result.json` says of a run's privacy.
+
+    Args:
+      rounds: Of the run so far.
+      simulation: Whether somebody knows a seed of the noise or of the sampling;
+        epsilon is then what the run would cost if nobody did.
+      **measured: What else is to be said, such as the clip.
+    """
+    plan = self.plan
+    return {
+      'epsilon': self.epsilon(rounds),
+      'delta': plan.delta,
+      'noise_multiplier': plan.noise_multiplier,
+      'sampling': plan.sampling.name,
+      'neighbours': plan.sampling.neighbours,
+      'rounds': rounds,
+      'clients_per_round': plan.clients_per_round,
+      'simulation': simulation,
+      **measured,
+    }
