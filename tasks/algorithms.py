@@ -6,117 +6,374 @@ from typing import Any
 
 from absl import flags
 
-from tasks import flags as flag_groups
+import baselines
+from baselines import centralized
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.training_flags import TrainingFlags
 from tff_partial import algorithms
+from tff_partial import models
+from tff_partial import phases
+from tff_partial import populations
 from tff_partial import processes
+from tff_partial import programs
 from tff_partial import splits
 from tff_partial.evaluation import Evaluation
+from tff_partial.evaluation import Measuring
 
 FLAGS = flags.FLAGS
 
+Build = Callable[[models.PartialModel, TrainingFlags], processes.PartialProcess]
+# (model, flags, what `build_query_evaluation` takes) -> evaluation.
+Measure = Callable[[models.PartialModel, TrainingFlags, Measuring], Evaluation]
+
 
 @dataclasses.dataclass(frozen=True)
-class Trainable:
-  """An algorithm on a task's model.
+class Algorithm:
+  """How an algorithm's name becomes computations.
 
   Attributes:
-    process: Trains it.
-    evaluation: Measures clients as the task's protocol demands.
-    personal: Builds what personalises on all of a client's examples, for
-      recommendations; few need it.
+    build: Builds the process.
+    measure: Builds the evaluation.
+    user: The form of the model that it trains, if no flag says another.
+    own: How clients personalise before they are measured.
+    always_personalises: Whether also those do who took part in training;
+      otherwise these come with what they remember.
+    is_central: Whether everybody's examples are given to a single client.
   """
 
-  process: processes.PartialProcess
-  evaluation: Evaluation
-  personal: Callable[[], Evaluation]
+  build: Build
+  measure: Measure
+  user: str = tasks_lib.NOBODY
+  own: Callable[[TrainingFlags], phases.Phase] | None = None
+  always_personalises: bool = False
+  is_central: bool = False
 
 
-class FedReconFlags:
-  """Federated reconstruction."""
-
-  def __init__(self) -> None:
-    """Defines the flags."""
-    self._split = flag_groups.SplitFlags()
-    self._aggregator = flag_groups.AggregatorFlags()
-    self._reconstruction = flag_groups.OptimizerFlags(
-      'reconstruction', 'local weights', 0.1
-    )
-    self._update = flag_groups.OptimizerFlags('update', 'global weights', 0.5)
-    self._server = flag_groups.OptimizerFlags(
-      'server', 'the joined update', 1.0
-    )
-    flags.DEFINE_integer('batch_size', 5, 'Examples of a step.', lower_bound=1)
-    for phase, epochs in (('reconstruction', 5), ('update', 1)):
-      flags.DEFINE_integer(
-        f'{phase}_epochs',
-        epochs,
-        f'Passes of the {phase} over its examples, at most.',
-        lower_bound=1,
-      )
-      flags.DEFINE_integer(
-        f'{phase}_steps',
-        50,
-        f'Steps of the {phase}, at most; -1 for no limit.',
-        lower_bound=-1,
-      )
-    flags.DEFINE_integer(
-      'evaluation_reconstruction_steps',
-      None,
-      'Steps of reconstruction when measuring, if not as in training.',
-      lower_bound=-1,
-    )
-    flags.DEFINE_bool(
-      'joint', False, 'Train local weights in the update phase, too.'
-    )
-
-  def get(self, task: Any) -> Trainable:
-    """Builds the algorithm on the task's model."""
-    split = self._split.get(FLAGS.batch_size)
-    reconstruction: dict[str, Any] = {
-      'reconstruction_optimizer': self._reconstruction.get(),
-      'reconstruction_epochs': FLAGS.reconstruction_epochs,
-      'batch_size': FLAGS.batch_size,
-    }
-    train_steps = _limit(FLAGS.reconstruction_steps)
-    process = algorithms.build_fed_recon(
-      task.model,
-      split=split,
-      reconstruction_steps=train_steps,
-      update_optimizer=self._update.get(),
-      update_epochs=FLAGS.update_epochs,
-      update_steps=_limit(FLAGS.update_steps),
-      joint=FLAGS.joint,
-      aggregator=self._aggregator.get(),
-      server_optimizer=self._server.get(),
-      client_weighting=self._aggregator.weighting(),
-      **reconstruction,
-    )
-    measure_steps = FLAGS.evaluation_reconstruction_steps
-    reconstruction['reconstruction_steps'] = (
-      train_steps if measure_steps is None else _limit(measure_steps)
-    )
-
-    def evaluate(split: splits.Split) -> Evaluation:
-      return algorithms.build_fed_recon_eval(
-        task.model, split=split, **reconstruction
-      )
-
-    return Trainable(
-      process,
-      evaluate(task.evaluation_split or split),
-      lambda: evaluate(splits.same()),
-    )
+def _fed_recon(
+  model: models.PartialModel, training: TrainingFlags
+) -> processes.PartialProcess:
+  own, shared = training.own(), training.shared()
+  return algorithms.build_fed_recon(
+    model,
+    split=training.split(),
+    reconstruction_optimizer=training.reconstruction.get(),
+    reconstruction_epochs=own.epochs,
+    reconstruction_steps=own.max_steps,
+    update_optimizer=training.update.get(),
+    update_epochs=shared.epochs,
+    update_steps=shared.max_steps,
+    batch_size=FLAGS.batch_size,
+    joint=training.joint,
+    **training.joining(),
+  )
 
 
-def _limit(steps: int) -> int | None:
-  return None if steps < 0 else steps
+def _fed_recon_eval(
+  model: models.PartialModel, training: TrainingFlags, measuring: Measuring
+) -> Evaluation:
+  own = training.personalising(training.own())
+  return algorithms.build_fed_recon_eval(
+    model,
+    split=measuring.get('split') or training.split(),
+    reconstruction_optimizer=training.reconstruction.get(),
+    reconstruction_epochs=own.epochs,
+    reconstruction_steps=own.max_steps,
+    batch_size=FLAGS.batch_size,
+  )
 
 
-ALGORITHMS: dict[str, Callable[[], FedReconFlags]] = {
-  'fed_recon': FedReconFlags
+def _furl(
+  model: models.PartialModel, training: TrainingFlags
+) -> processes.PartialProcess:
+  together = training.together()
+  return algorithms.build_furl(
+    model,
+    optimizer=training.update.get(),
+    local_optimizer=training.reconstruction.get(),
+    batch_size=FLAGS.batch_size,
+    epochs=together.epochs,
+    max_steps=together.max_steps,
+    shuffle=together.shuffle,
+    private_rule=training.private_rule,
+    **training.joining(),
+  )
+
+
+def _p_fed_me(
+  model: models.PartialModel, training: TrainingFlags
+) -> processes.PartialProcess:
+  return baselines.build_p_fed_me(
+    model,
+    personal=training.own_by_turns(),
+    learning_rate=training.update_learning_rate,
+    mixing=training.server_learning_rate,
+    **training.strength,
+    **training.averaging(),
+  )
+
+
+def _measured_by(build: Callable[..., Evaluation]) -> Measure:
+  return lambda model, training, measuring: build(model, **measuring)
+
+
+def _held_by(build: Callable[..., Evaluation]) -> Measure:
+  """An evaluation whose personal models are held near the global one."""
+  return lambda model, training, measuring: build(
+    model, **training.strength, **measuring
+  )
+
+
+def _with_shared_phase(build: Callable[..., Any], **extra: Any) -> Build:
+  return lambda model, training: build(
+    model, training=training.shared(), **training.joining(), **extra
+  )
+
+
+_FOR_ALL = _measured_by(baselines.build_fed_avg_eval)
+_own = TrainingFlags.own
+
+ALGORITHMS: dict[str, Algorithm] = {
+  'fed_recon': Algorithm(
+    _fed_recon,
+    _fed_recon_eval,
+    user=tasks_lib.OWN,
+    own=_own,
+    always_personalises=True,
+  ),
+  'furl': Algorithm(
+    _furl,
+    _measured_by(algorithms.build_furl_eval),
+    user=tasks_lib.OWN,
+    own=_own,
+  ),
+  'fed_per': Algorithm(
+    lambda model, training: baselines.build_fed_per(
+      model, training=training.together(), **training.joining()
+    ),
+    _measured_by(baselines.build_fed_per_eval),
+    user=tasks_lib.OWN,
+    own=_own,
+  ),
+  'fed_sim': Algorithm(
+    lambda model, training: baselines.build_fed_sim(
+      model, training=training.together(), **training.joining()
+    ),
+    _measured_by(baselines.build_fed_sim_eval),
+    user=tasks_lib.OWN,
+    own=_own,
+  ),
+  'lg_fed_avg': Algorithm(
+    lambda model, training: baselines.build_lg_fed_avg(
+      model, training=training.together(), **training.joining()
+    ),
+    _measured_by(baselines.build_lg_fed_avg_eval),
+    user=tasks_lib.OWN,
+    own=_own,
+  ),
+  'fed_alt': Algorithm(
+    lambda model, training: baselines.build_fed_alt(
+      model,
+      personal=training.own(),
+      shared=training.shared(),
+      **training.joining(),
+    ),
+    _measured_by(baselines.build_fed_alt_eval),
+    user=tasks_lib.OWN,
+    own=_own,
+  ),
+  'fed_rep': Algorithm(
+    lambda model, training: baselines.build_fed_rep(
+      model,
+      head=training.own(),
+      representation=training.shared(),
+      **training.joining(),
+    ),
+    _measured_by(baselines.build_fed_rep_eval),
+    user=tasks_lib.OWN,
+    own=_own,
+  ),
+  'fed_babu': Algorithm(
+    _with_shared_phase(baselines.build_fed_babu),
+    _measured_by(baselines.build_fed_babu_eval),
+    user=tasks_lib.OWN,
+    own=_own,
+    always_personalises=True,
+  ),
+  'ditto': Algorithm(
+    lambda model, training: baselines.build_ditto(
+      model,
+      training=training.shared(),
+      personal=training.own(),
+      **training.strength,
+      **training.joining(),
+    ),
+    _held_by(baselines.build_ditto_eval),
+    own=_own,
+  ),
+  'p_fed_me': Algorithm(
+    _p_fed_me,
+    _held_by(baselines.build_p_fed_me_eval),
+    own=TrainingFlags.own_by_turns,
+    always_personalises=True,
+  ),
+  'local_only': Algorithm(
+    lambda model, training: baselines.build_local_only(
+      model, training=training.own()
+    ),
+    _measured_by(baselines.build_local_only_eval),
+    own=_own,
+  ),
+  'fed_avg': Algorithm(_with_shared_phase(baselines.build_fed_avg), _FOR_ALL),
+  'fine_tuning': Algorithm(
+    _with_shared_phase(baselines.build_fed_avg),
+    _measured_by(baselines.build_fine_tuning_eval),
+    own=_own,
+    always_personalises=True,
+  ),
+  'fed_sgd': Algorithm(
+    lambda model, training: baselines.build_fed_sgd(
+      model,
+      learning_rate=training.update_learning_rate,
+      **training.joining(),
+    ),
+    _FOR_ALL,
+  ),
+  'fed_prox': Algorithm(
+    lambda model, training: baselines.build_fed_prox(
+      model,
+      training=training.shared(),
+      **training.strength,
+      **training.joining(),
+    ),
+    _FOR_ALL,
+  ),
+  'fed_adam': Algorithm(
+    lambda model, training: baselines.build_fed_adam(
+      model,
+      training=training.shared(),
+      learning_rate=training.server_learning_rate,
+      **training.averaging(),
+    ),
+    _FOR_ALL,
+  ),
+  'fed_yogi': Algorithm(
+    lambda model, training: baselines.build_fed_yogi(
+      model,
+      training=training.shared(),
+      learning_rate=training.server_learning_rate,
+      **training.averaging(),
+    ),
+    _FOR_ALL,
+  ),
+  'centralized': Algorithm(
+    lambda model, training: baselines.build_centralized(
+      model, training=training.shared()
+    ),
+    _FOR_ALL,
+    is_central=True,
+  ),
 }
 
 
 def names() -> Sequence[str]:
   """The names that `--algorithm` takes."""
   return sorted(ALGORITHMS)
+
+
+class Trainable:
+  """An algorithm on a task's model.
+
+  Attributes:
+    process: Trains it.
+  """
+
+  def __init__(
+    self, algorithm: Algorithm, task: tasks_lib.Task, training: TrainingFlags
+  ):
+    """Builds the process.
+
+    Args:
+      algorithm: The algorithm.
+      task: The task.
+      training: How clients train.
+    """
+    self._algorithm = algorithm
+    self._task = task
+    self._training = training
+    self._user = FLAGS.user_form or algorithm.user
+    self._evaluations: dict[Any, Evaluation] = {}
+    self.process = algorithm.build(task.model_with(self._user), training)
+
+  def clients(self) -> populations.Population:
+    """Packs those who take part in training."""
+    spec = self.process.example_spec
+    clients = self._task.clients(tasks_lib.TRAIN, spec)
+    return centralized.pool(clients) if self._algorithm.is_central else clients
+
+  @property
+  def clients_per_round(self) -> int:
+    """How many clients' updates a round joins; who holds all is alone."""
+    return 1 if self._algorithm.is_central else int(FLAGS.clients_per_round)
+
+  def remembers(self, examinees: tasks_lib.Examinees) -> bool:
+    """Says whether clients come with what they remember from training."""
+    return examinees.seen and not (
+      self.process.is_stateless or self._algorithm.always_personalises
+    )
+
+  def evaluation(self, examinees: tasks_lib.Examinees) -> Evaluation:
+    """Builds, once, the evaluation of some clients.
+
+    New users have no row in a table of all users: they rebuild weights of their
+    own, as in Table 1 of the FedRecon paper.
+
+    Args:
+      examinees: Whom to measure.
+    """
+    algorithm, user = self._algorithm, self._user
+    if user == tasks_lib.TABLE and not examinees.seen:
+      algorithm, user = ALGORITHMS['fed_recon'], tasks_lib.OWN
+    is_at_home = examinees.seen and not algorithm.always_personalises
+    measuring: Measuring = {}
+    if examinees.split is not None:
+      measuring['split'] = examinees.split
+    if algorithm.own is not None and not is_at_home:
+      measuring['personalise'] = self._training.personalising(
+        algorithm.own(self._training)
+      )
+      measuring.setdefault('split', self._training.split())
+    key = (examinees.split and examinees.split.query.name, is_at_home)
+    if key not in self._evaluations:
+      model = self._task.model_with(user)
+      self._evaluations[key] = algorithm.measure(
+        model, self._training, measuring
+      )
+    return self._evaluations[key]
+
+  def exam(self, examinees: tasks_lib.Examinees) -> programs.Exam:
+    """Has some of the task's clients measured.
+
+    Args:
+      examinees: Whom to measure.
+    """
+    evaluation = self.evaluation(examinees)
+    return programs.Exam(
+      evaluation,
+      self._task.clients(examinees.part, evaluation.example_spec),
+      remembering=self.remembers(examinees),
+    )
+
+  def personal(self) -> Evaluation:
+    """Builds what personalises on all of a client's examples.
+
+    Raises:
+      OptionError: If the algorithm's clients have nothing of their own.
+    """
+    if self._algorithm.own is None:
+      raise OptionError(
+        f'--algorithm={FLAGS.algorithm}: its clients have nothing of their '
+        'own, so that all of them would be told the same.'
+      )
+    everything = tasks_lib.Examinees('', False, splits.same())
+    return self.evaluation(everything)

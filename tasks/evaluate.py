@@ -13,6 +13,7 @@ from absl import flags
 
 from tasks import movielens
 from tasks import runs
+from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tff_partial import programs
 
@@ -24,8 +25,11 @@ for _name in _RUN.names:
 flags.DEFINE_enum(
   'weights', 'best', ['best', 'last'], 'Of which round the weights are.'
 )
-flags.DEFINE_enum(
-  'part', 'test', ['train', 'validation', 'test'], 'Whom to measure.'
+flags.DEFINE_string(
+  'part',
+  tasks_lib.TEST,
+  'Whom to measure: train, validation, test, or a name under `test` in '
+  'result.json.',
 )
 flags.DEFINE_string('user', None, 'Recommend items to this user instead.')
 flags.DEFINE_integer('top_n', 10, 'How many items.', lower_bound=1)
@@ -54,6 +58,26 @@ def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   return [arguments[0], f'--flagfile={folder.flags_file}', *arguments[1:]]
 
 
+def _examinees(task: tasks_lib.Task) -> tasks_lib.Examinees:
+  """Finds who is to be measured.
+
+  Raises:
+    OptionError: If there is no such part.
+  """
+  first, *_ = task.tests.values()
+  known = {
+    tasks_lib.TRAIN: tasks_lib.Examinees(tasks_lib.TRAIN, True),
+    tasks_lib.VALIDATION: task.validation,
+    tasks_lib.TEST: first,
+    **task.tests,
+  }
+  if FLAGS.part not in known:
+    raise OptionError(
+      f'--part={FLAGS.part}: there is no such part, but {", ".join(known)}.'
+    )
+  return known[FLAGS.part]
+
+
 def main() -> int | None:
   """Loads the weights of a run and measures clients, or recommends."""
   runs.quiet_libraries()
@@ -68,6 +92,11 @@ def main() -> int | None:
     )
     number = saved.best_round if FLAGS.weights == 'best' else saved.round
     if FLAGS.user is not None:
+      if not isinstance(task, movielens.MovieLens):
+        raise OptionError(
+          f'--user={FLAGS.user}: the task {task.name} recommends nothing. '
+          'Leave the flag out, or use --task=movielens.'
+        )
       found = movielens.recommend(
         task, trainable.personal(), weights, FLAGS.user, FLAGS.top_n
       )
@@ -75,11 +104,12 @@ def main() -> int | None:
       for place, item in enumerate(found, 1):
         print(f'{place:4}. {item.rating:.2f}  {item.title}')
       return None
-    exam = programs.Exam(
-      trainable.evaluation,
-      task.clients(FLAGS.part, trainable.evaluation.example_spec),
+    remembered = (
+      saved.best_client_store if FLAGS.weights == 'best' else saved.client_store
     )
-    measured: dict[str, Any] = programs.evaluate(exam, weights, FLAGS.seed)
+    measured: dict[str, Any] = programs.evaluate(
+      trainable.exam(_examinees(task)), weights, FLAGS.seed, remembered
+    )
   measured = {'round': number, 'part': FLAGS.part, **runs.finite(measured)}
   print(json.dumps(measured, indent=2))
   return None

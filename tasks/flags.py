@@ -13,6 +13,7 @@ from absl import flags
 import tensorflow_federated as tff
 
 from tasks import movielens
+from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tff_partial import phases
 from tff_partial import processes
@@ -321,6 +322,14 @@ class RunFlags:
       'Probability that a client that was asked does not answer.',
       lower_bound=0.0,
       upper_bound=1.0,
+    )
+    flags.DEFINE_enum(
+      'user_form',
+      None,
+      tasks_lib.USER_FORMS,
+      "Where the model has what belongs to one user: the user's own, a row "
+      'of a table at the server, or nowhere. By default as the algorithm '
+      'needs it.',
     )
     flags.DEFINE_integer('seed', 0, 'Everything that is drawn follows from it.')
     flags.DEFINE_integer(

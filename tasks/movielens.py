@@ -5,6 +5,7 @@ divided, and the test users never took part in training. `seen`: every user's
 ratings are divided by time, and users are measured on their later ratings.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import os
@@ -19,11 +20,17 @@ from tasks import movielens_files
 from tasks import movielens_models
 from tasks.errors import DataError
 from tasks.errors import OptionError
+from tasks.task import Examinees
+from tasks.task import OWN
+from tasks.task import TABLE
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
 import tff_partial
 from tff_partial import cohorts
 from tff_partial import evaluation
 from tff_partial import examples
-from tff_partial import packing
+from tff_partial import models
 from tff_partial import populations
 from tff_partial import sampling
 from tff_partial import splits
@@ -32,9 +39,8 @@ NAME = 'movielens'
 UNSEEN, SEEN = 'unseen', 'seen'
 PROTOCOLS = (UNSEEN, SEEN)
 
-# Parts of the data, in the order of the fractions.
-TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
-_FRACTIONS = (0.8, 0.1, 0.1)
+# Of the parts of the data.
+_FRACTIONS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
 
 # The edition to download if none is named.
 _DOWNLOADED = 'ml-1m'
@@ -89,13 +95,14 @@ class MovieLens:
 
   Attributes:
     ratings: All ratings with titles and the scale.
-    model: The partially local model: the user's weights are local.
     protocol: UNSEEN or SEEN: under which name the test result is reported.
-    selection_metric: The metric that chooses the best round; lower is better.
+    selection_metric: The metric that chooses the best round.
+    higher_is_better: Whether a larger value of it is better.
   """
 
   name = NAME
   selection_metric = 'rmse'
+  higher_is_better = False
 
   def __init__(
     self, ratings: movielens_data.Ratings, options: Options, seed: int
@@ -117,40 +124,80 @@ class MovieLens:
       seed=seed,
     )
     if options.protocol == UNSEEN:
-      parts = movielens_data.split_users(ratings, _FRACTIONS, seed=seed)
+      parts = movielens_data.split_users(
+        ratings, tuple(_FRACTIONS.values()), seed=seed
+      )
       frames = [shuffle(part) for part in parts]
     else:
-      past, *later = movielens_data.split_by_time(ratings, _FRACTIONS)
+      past, *later = movielens_data.split_by_time(
+        ratings, tuple(_FRACTIONS.values())
+      )
       past = shuffle(past)
       frames = [past, *(_past_and_later(past, part) for part in later)]
     self._frames: dict[str, pd.DataFrame] = dict(
-      zip((TRAIN, VALIDATION, TEST), frames, strict=True)
+      zip(_FRACTIONS, frames, strict=True)
     )
+    self._seed = seed
+    self._models: dict[str, models.PartialModel] = {}
+    # Users are numbered as rows of a table.
+    self._users = pd.Index(np.unique(ratings.frame['user_id']))
+
+  @property
+  def model(self) -> models.PartialModel:
+    """The partially local model: the user's weights are local."""
+    return self.model_with(OWN)
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds the model with the user's weights at the user, in a table, or not.
+
+    Args:
+      user: OWN, TABLE, or NOBODY for weights that all users share.
+
+    Raises:
+      OptionError: If the options do not go with that form.
+    """
+    if user not in self._models:
+      self._models[user] = self._build_model(user)
+    return self._models[user]
+
+  def _build_model(self, user: str) -> models.PartialModel:
+    options = self._options
     mean = float(self._frames[TRAIN]['rating'].mean())
-    self.model = tff_partial.from_keras(
+    return tff_partial.from_keras(
       functools.partial(
         movielens_models.build_matrix_factorization,
-        ratings.num_items,
+        self.ratings.num_items,
         options.num_factors,
         biases=options.biases,
         mean=mean if options.centred else 0.0,
         l2=options.l2,
         item_l2=options.item_l2,
         initial_scale=options.initial_scale,
+        num_users=len(self._users) if user == TABLE else None,
       ),
-      local=movielens_models.LOCAL_LAYERS,
+      local=movielens_models.LOCAL_LAYERS if user == OWN else None,
       loss=tf.keras.losses.MeanSquaredError(),
       metrics=functools.partial(
         movielens_models.build_metrics,
-        ratings.scale if options.clip_predictions else None,
+        self.ratings.scale if options.clip_predictions else None,
       ),
-      seed=seed,
+      seed=self._seed,
     )
 
   @property
-  def evaluation_split(self) -> splits.Split | None:
-    """The split that the protocol demands of evaluations, if it does."""
-    return splits.by_mark('is_query') if self.protocol == SEEN else None
+  def validation(self) -> Examinees:
+    """Who chooses the best round."""
+    return self._examinees(VALIDATION)
+
+  @property
+  def tests(self) -> dict[str, Examinees]:
+    """Whom a result is about."""
+    return {self.protocol: self._examinees(TEST)}
+
+  def _examinees(self, part: str) -> Examinees:
+    if self.protocol == SEEN:
+      return Examinees(part, True, splits.by_mark('is_query'))
+    return Examinees(part, False)
 
   @property
   def counts(self) -> dict[str, Any]:
@@ -168,7 +215,9 @@ class MovieLens:
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
     """Packs the users of one part: TRAIN, VALIDATION or TEST."""
-    return _pack(self._frames[part], example_spec, self._options.min_examples)
+    return self._pack(
+      self._frames[part], example_spec, self._options.min_examples
+    )
 
   def user(
     self, user_id: str, example_spec: examples.ExampleSpec
@@ -185,32 +234,38 @@ class MovieLens:
         f'user: there is no user {user_id!r} in {self.ratings.name}. Users are '
         f'numbered from {frame["user_id"].min()} to {frame["user_id"].max()}.'
       )
-    population = _pack(mine, example_spec, 1)
+    population = self._pack(mine, example_spec, 1)
     seeds = sampling.client_seeds([user_id], 'recommend')
     return mine, population.cohort([user_id], seeds)
+
+  def _pack(
+    self,
+    frame: pd.DataFrame,
+    example_spec: examples.ExampleSpec,
+    min_examples: int,
+  ) -> populations.Population:
+    inputs: Any = 'item_id'
+    if isinstance(example_spec['x'], Mapping):
+      inputs = {movielens_models.ITEM: 'item_id', movielens_models.USER: 'row'}
+      frame = frame.assign(row=self._users.get_indexer(frame['user_id']))
+    return tff_partial.from_pandas(
+      frame,
+      example_spec,
+      client_id='user_id',
+      inputs=inputs,
+      labels='rating',
+      fields={
+        field: column
+        for field, column in _FIELDS.items()
+        if field in example_spec and column in frame.columns
+      },
+      min_examples=min_examples,
+    )
 
 
 def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
   """A user's training ratings, marked 0, before the later ones, marked 1."""
   return pd.concat([past.assign(is_query=0), later.assign(is_query=1)])
-
-
-def _pack(
-  frame: pd.DataFrame, example_spec: examples.ExampleSpec, min_examples: int
-) -> populations.Population:
-  return packing.from_pandas(
-    frame,
-    example_spec,
-    client_id='user_id',
-    inputs='item_id',
-    labels='rating',
-    fields={
-      field: column
-      for field, column in _FIELDS.items()
-      if field in example_spec and column in frame.columns
-    },
-    min_examples=min_examples,
-  )
 
 
 def load(
@@ -304,4 +359,3 @@ def recommend(
     )
     for i in best
   ]
-

@@ -2,8 +2,9 @@
 
 The model predicts a rating as the scalar product of the item's vector and the
 user's vector (FedRecon, sections 3 and 5.1.1). It knows a single user, the
-client it runs at: there is no table of users. The layers whose names match
-`LOCAL_LAYERS` belong to that user, all others to everyone.
+client it runs at, and the layers whose names match `LOCAL_LAYERS` belong to
+that user, all others to everyone. For comparison it can also have a table of
+all users at the server (footnote 4 of the paper).
 """
 
 import math
@@ -15,6 +16,9 @@ from tasks.errors import OptionError
 
 # Names of the layers that hold what belongs to one user, for `from_keras`.
 LOCAL_LAYERS = 'user_.*'
+
+# The names of the inputs of a model with a table of all users.
+ITEM, USER = 'item_id', 'user_id'
 
 Scale = tuple[float, float]
 
@@ -28,6 +32,7 @@ def build_matrix_factorization(
   l2: float = 0.0,
   item_l2: float = 0.0,
   initial_scale: float = 0.05,
+  num_users: int | None = None,
 ) -> tf.keras.Model:
   """Builds a model from item ids, int32 `[batch]`, to ratings, `[batch]`.
 
@@ -52,6 +57,9 @@ def build_matrix_factorization(
     item_l2: The same for the item table and the item biases.
     initial_scale: First values of the vectors are uniform between plus and
       minus this.
+    num_users: Number of rows of a table of all users, which then takes the
+      place of the one user's vector; the input is a mapping of `ITEM` and
+      `USER`, both int32 `[batch]`. None for one user.
 
   Returns:
     A functional model with the layers item_embedding, user_embedding and, if
@@ -59,9 +67,12 @@ def build_matrix_factorization(
 
   Raises:
     OptionError: If a size is not positive, or a number is negative or not
-      finite.
+      finite, or if a table of users would be regularized as a whole.
   """
-  for option, size in (('num_items', num_items), ('num_factors', num_factors)):
+  sizes = {'num_items': num_items, 'num_factors': num_factors}
+  if num_users is not None:
+    sizes['num_users'] = num_users
+  for option, size in sizes.items():
     if size < 1:
       raise OptionError(
         f'{option}: a model with {size} of them is not possible. Give a whole '
@@ -82,35 +93,67 @@ def build_matrix_factorization(
       'the mean rating.'
     )
 
-  item_ids = tf.keras.Input(shape=(), dtype=tf.int32, name='item_id')
-  item_vectors = tf.keras.layers.Embedding(
+  if l2 and num_users is not None:
+    raise OptionError(
+      f'l2={l2}: a table of all users would be regularized as a whole in each '
+      "step of each user. Leave l2 at 0, or let users' vectors be their own."
+    )
+  layers = tf.keras.layers
+  item_ids = layers.Input(shape=(), dtype=tf.int32, name=ITEM)
+  inputs: Any = item_ids
+  user_ids = None
+  if num_users is not None:
+    user_ids = layers.Input(shape=(), dtype=tf.int32, name=USER)
+    inputs = {ITEM: item_ids, USER: user_ids}
+
+  item_vectors = layers.Embedding(
     num_items,
     num_factors,
     embeddings_initializer=_uniform(initial_scale),
     embeddings_regularizer=_penalty(item_l2),
     name='item_embedding',
   )(item_ids)
-  ratings = UserEmbedding(
-    initializer=_uniform(initial_scale),
-    regularizer=_penalty(l2),
-    name='user_embedding',
-  )(item_vectors)
-  if biases:
-    item_biases = tf.keras.layers.Embedding(
-      num_items,
-      1,
-      embeddings_initializer='zeros',
-      embeddings_regularizer=_penalty(item_l2),
-      name='item_bias',
-    )(item_ids)
-    item_biases = tf.keras.layers.Reshape((), name='without_axis')(item_biases)
-    ratings = tf.keras.layers.Add(name='with_item_bias')([ratings, item_biases])
-    ratings = UserBias(regularizer=_penalty(l2), name='user_bias')(ratings)
-  if mean:
-    ratings = tf.keras.layers.Rescaling(1.0, offset=mean, name='with_mean')(
-      ratings
+  if user_ids is None:
+    ratings = UserEmbedding(
+      initializer=_uniform(initial_scale),
+      regularizer=_penalty(l2),
+      name='user_embedding',
+    )(item_vectors)
+  else:
+    user_vectors = layers.Embedding(
+      num_users,
+      num_factors,
+      embeddings_initializer=_uniform(initial_scale),
+      name='user_embedding',
+    )(user_ids)
+    ratings = layers.Reshape((), name='ratings')(
+      layers.Dot(1, name='products')([item_vectors, user_vectors])
     )
-  return tf.keras.Model(item_ids, ratings, name='matrix_factorization')
+  if biases:
+    item_biases = _biases(num_items, item_ids, 'item', _penalty(item_l2))
+    ratings = layers.Add(name='with_item_bias')([ratings, item_biases])
+    if user_ids is None:
+      ratings = UserBias(regularizer=_penalty(l2), name='user_bias')(ratings)
+    else:
+      user_biases = _biases(num_users, user_ids, 'user')
+      ratings = layers.Add(name='with_user_bias')([ratings, user_biases])
+  if mean:
+    ratings = layers.Rescaling(1.0, offset=mean, name='with_mean')(ratings)
+  return tf.keras.Model(inputs, ratings, name='matrix_factorization')
+
+
+def _biases(
+  number: int | None, ids: Any, whose: str, regularizer: Any = None
+) -> Any:
+  """Looks up a bias for each id, zero at first."""
+  found = tf.keras.layers.Embedding(
+    number,
+    1,
+    embeddings_initializer='zeros',
+    embeddings_regularizer=regularizer,
+    name=f'{whose}_bias',
+  )(ids)
+  return tf.keras.layers.Reshape((), name=f'{whose}_bias_without_axis')(found)
 
 
 def build_metrics(scale: Scale | None = None) -> list[tf.keras.metrics.Metric]:

@@ -23,18 +23,24 @@ import psutil
 import tensorflow_federated as tff
 
 from tasks import algorithms
+from tasks import emnist_flags
 from tasks import flags as flag_groups
+from tasks import subreddit_flags
+from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.training_flags import TrainingFlags
 from tff_partial import errors
+from tff_partial import processes
 from tff_partial import programs
 from tff_partial import records
 from tff_partial import runtimes
+from tff_partial.analysis import run_folders
 from tff_partial.runtimes import errors as runtime_errors
 from tff_partial.runtimes.native import NativeRuntimeError
 
 FLAGS = flags.FLAGS
-FLAGS_FILE = 'flags.txt'
-RESULT_FILE = 'result.json'
+FLAGS_FILE = run_folders.FLAGS_FILE
+RESULT_FILE = run_folders.RESULT_FILE
 
 _JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
 
@@ -45,16 +51,20 @@ class RunFlags:
   def __init__(self) -> None:
     """Defines the flags of the run, of every task and of every algorithm."""
     before = set(FLAGS)
-    flags.DEFINE_enum('task', 'movielens', ['movielens'], 'What to learn.')
+    self._tasks: dict[str, Any] = {
+      'emnist': emnist_flags.EmnistFlags(),
+      'mnist_preference': emnist_flags.MnistPreferenceFlags(),
+      'movielens': flag_groups.MovieLensFlags(),
+    }
+    flags.DEFINE_enum(
+      'task', 'movielens', sorted(self._tasks), 'What to learn.'
+    )
     flags.DEFINE_enum(
       'algorithm', 'fed_recon', algorithms.names(), 'How to learn it.'
     )
     flag_groups.RunFlags()
     flag_groups.DataFlags()
-    self._tasks = {'movielens': flag_groups.MovieLensFlags()}
-    self._algorithms = {
-      name: make() for name, make in algorithms.ALGORITHMS.items()
-    }
+    self._training = TrainingFlags()
     self.names = sorted(set(FLAGS) - before)
     for name in self.names:
       if FLAGS[name].flag_type() == 'float':
@@ -64,13 +74,15 @@ class RunFlags:
           'must be a finite number.',
         )
 
-  def task(self) -> Any:
-    """Loads the task's data and builds its model."""
+  def task(self) -> tasks_lib.Task:
+    """Loads the task's data."""
     return self._tasks[FLAGS.task].get()
 
-  def trainable(self, task: Any) -> algorithms.Trainable:
+  def trainable(self, task: tasks_lib.Task) -> algorithms.Trainable:
     """Builds the algorithm on the task's model."""
-    return self._algorithms[FLAGS.algorithm].get(task)
+    return algorithms.Trainable(
+      algorithms.ALGORITHMS[FLAGS.algorithm], task, self._training
+    )
 
   def values(self) -> dict[str, Any]:
     """The values of all flags of a run."""
@@ -275,7 +287,7 @@ class Folder:
     )
 
   def _compare(self, values: Mapping[str, Any]) -> None:
-    before = read_flag_lines(self.flags_file)
+    before = run_folders.read_flag_lines(self.flags_file)
     now = {
       name: _flag_line(name, value).strip() for name, value in values.items()
     }
@@ -334,17 +346,6 @@ def _flag_line(name: str, value: Any) -> str:
   return f'--{name}={value}\n'
 
 
-def read_flag_lines(path: pathlib.Path) -> dict[str, str]:
-  """Returns the lines of a flags file by the names of the flags."""
-  lines = {}
-  for line in path.read_text(errors='replace').splitlines():
-    if line.startswith('--'):
-      lines[line[2:].split('=', 1)[0]] = line
-    elif line.startswith('# ') and line.endswith(' is not set'):
-      lines[line.split()[1]] = line
-  return lines
-
-
 def write_whole(path: pathlib.Path, text: str) -> None:
   """Replaces a file so that a kill leaves the old one or the new one."""
   temporary = path.with_name(f'{path.name}{_UNFINISHED}')
@@ -358,16 +359,18 @@ def write_whole(path: pathlib.Path, text: str) -> None:
     raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def communication(weights_type: tff.Type) -> dict[str, int]:
+def communication(process: processes.PartialProcess) -> dict[str, int]:
   """Bytes that a client loads and sends in a round, uncompressed.
 
   Args:
-    weights_type: The type of the model's weights at the server.
+    process: The process; what is not sent is not counted.
   """
-  upload = _num_bytes(weights_type.trainable)
+  weights_type = process.get_model_weights.type_signature.result
   return {
-    'download_bytes': upload + _num_bytes(weights_type.non_trainable),
-    'upload_bytes': upload,
+    'download_bytes': _num_bytes(weights_type),
+    'upload_bytes': sum(
+      _num_bytes(weights_type.trainable[tier]) for tier in process.sent
+    ),
   }
 
 

@@ -3,10 +3,13 @@
   python -m tasks.sweep --sweep_dir=OUT --grid=seed=0,1,2 \
       --grid=reconstruction_steps=0,1,5 -- \
       --flagfile=tasks/recipes/movielens_fed_recon.flags --rounds=2000
+  python -m tasks.sweep --sweep_dir=OUT --grid=seed=0,1,2 \
+      --recipes=movielens_furl,movielens_ditto
 
-What follows `--` is given to every run of `tasks.train`. Each run has a folder
-of its own below OUT; those that are done are skipped, one that was stopped goes
-on. A run that fails does not stop the others.
+What follows `--` is given to every run of `tasks.train`; it wins over recipes.
+Each run has a folder of its own below OUT; those that are done are skipped, one
+that was stopped goes on. A run that fails does not stop the others. At the end,
+`tasks.report` makes a table of what there is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +26,14 @@ from tasks.errors import OptionError
 FLAGS = flags.FLAGS
 
 flags.DEFINE_string('sweep_dir', None, 'Folder for the folders of the runs.')
+flags.DEFINE_list(
+  'recipes', [], 'Names of flagfiles in tasks/recipes, to run each of them.'
+)
 flags.DEFINE_multi_string(
   'grid', [], 'flag=value,value,...: a flag of tasks.train to vary.'
 )
+
+RECIPES = pathlib.Path(__file__).parent / 'recipes'
 
 # What follows `--` on the command line.
 _passed_on: list[str] = []
@@ -65,10 +73,36 @@ def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
     yield dict(zip(names, chosen, strict=True))
 
 
-def folder_name(setting: dict[str, str]) -> str:
+def recipe_file(name: str) -> pathlib.Path:
+  """Finds a recipe.
+
+  Args:
+    name: Its file's name without the ending.
+
+  Raises:
+    OptionError: If there is none of this name.
+  """
+  path = RECIPES / f'{name}.flags'
+  if not path.is_file():
+    known = sorted(each.stem for each in RECIPES.glob('*.flags'))
+    raise OptionError(
+      f'--recipes={name}: there is no recipe {path}. Those that there are: '
+      f'{", ".join(known)}.'
+    )
+  return path
+
+
+def folder_name(recipe: str | None, setting: dict[str, str]) -> str:
   """The name of a run's folder: what is special about the run."""
-  parts = [f'{name}={value}' for name, value in setting.items()]
+  parts = [recipe] if recipe else []
+  parts += [f'{name}={value}' for name, value in setting.items()]
   return ','.join(parts).replace('/', '_') or 'run'
+
+
+def _run(binary: str, *arguments: str) -> int:
+  """Runs a binary in a process of its own, and returns its exit status."""
+  command = [sys.executable, '-m', binary, *arguments]
+  return subprocess.run(command, check=False).returncode
 
 
 def main() -> int | None:
@@ -78,25 +112,24 @@ def main() -> int | None:
     raise OptionError('--sweep_dir: name a folder for the runs.')
   root = pathlib.Path(FLAGS.sweep_dir)
   failed = []
-  todo = list(settings(FLAGS.grid))
-  for number, setting in enumerate(todo, 1):
-    folder = root / folder_name(setting)
+  recipes = {name: recipe_file(name) for name in FLAGS.recipes}
+  todo = [
+    (recipe, setting)
+    for recipe in recipes or [None]
+    for setting in settings(FLAGS.grid)
+  ]
+  for number, (recipe, setting) in enumerate(todo, 1):
+    folder = root / folder_name(recipe, setting)
     print(f'[{number}/{len(todo)}] {folder}', flush=True)
-    arguments = [f'--{name}={value}' for name, value in setting.items()]
-    status = subprocess.run(
-      [
-        sys.executable,
-        '-m',
-        'tasks.train',
-        *_passed_on,
-        *arguments,
-        f'--output_dir={folder}',
-      ],
-      check=False,
-    ).returncode
+    arguments = [f'--flagfile={recipes[recipe]}'] if recipe else []
+    arguments += _passed_on
+    arguments += [f'--{name}={value}' for name, value in setting.items()]
+    status = _run('tasks.train', *arguments, f'--output_dir={folder}')
     result = runs.Folder(str(folder)).read_result()
     if status and not (result and result['diverged']):
       failed.append(str(folder))
+  if len(failed) < len(todo):
+    _run('tasks.report', f'--sweep_dir={root}')
   if failed:
     raise OptionError(
       f'{len(failed)} of {len(todo)} runs failed, their messages are above: '

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from tasks import runs
+from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tff_partial import programs
 
@@ -38,27 +39,24 @@ def main() -> int | None:
   task = _RUN.task()
   with runs.runtime() as context:
     trainable = _RUN.trainable(task)
-    spec = trainable.process.example_spec
-    measure_spec = trainable.evaluation.example_spec
-    clients = {
-      part: task.clients(part, measure_spec) for part in ('validation', 'test')
+    clients: dict[str, Any] = {tasks_lib.TRAIN: trainable.clients()}
+    validation = trainable.exam(task.validation)
+    tests = {
+      name: trainable.exam(examinees) for name, examinees in task.tests.items()
     }
-    exams = {
-      part: programs.Exam(trainable.evaluation, population)
-      for part, population in clients.items()
-    }
-    clients['train'] = task.clients('train', spec)
+    clients[tasks_lib.VALIDATION] = validation.clients
+    clients.update((name, test.clients) for name, test in tests.items())
     trained = programs.train(
       trainable.process,
-      clients['train'],
+      clients[tasks_lib.TRAIN],
       rounds=FLAGS.rounds,
-      clients_per_round=FLAGS.clients_per_round,
+      clients_per_round=trainable.clients_per_round,
       seed=FLAGS.seed,
       oversample=FLAGS.oversample,
       dropout_rate=FLAGS.dropout_rate,
-      validation=exams['validation'],
+      validation=validation,
       evaluate_every=FLAGS.evaluate_every,
-      select=programs.Selection(task.selection_metric),
+      select=programs.Selection(task.selection_metric, task.higher_is_better),
       stop=programs.StoppingRule(factor=FLAGS.divergence_factor),
       output_dir=str(folder.path),
       tensorboard=FLAGS.tensorboard,
@@ -66,20 +64,23 @@ def main() -> int | None:
         sys.stderr.isatty() if FLAGS.progress is None else FLAGS.progress
       ),
     )
-    test = {
-      which: programs.evaluate(exams['test'], weights, FLAGS.seed)
-      for which, weights in (
-        ('last', trained.weights),
-        ('best', trained.best_weights),
+    last, best = (
+      {
+        name: programs.evaluate(test, weights, FLAGS.seed, remembered)
+        for name, test in tests.items()
+      }
+      for weights, remembered in (
+        (trained.weights, trained.client_store),
+        (trained.best_weights, trained.best_client_store),
       )
-    }
+    )
     result = runs.finite(
       {
         'task': FLAGS.task,
         'algorithm': FLAGS.algorithm,
         'seed': FLAGS.seed,
         'rounds': trained.rounds,
-        'clients_per_round': FLAGS.clients_per_round,
+        'clients_per_round': trainable.clients_per_round,
         'runtime': FLAGS.runtime,
         'jit': FLAGS.jit,
         'jit_choices': dict(getattr(context, 'choices', {})),
@@ -96,15 +97,13 @@ def main() -> int | None:
           **(trained.validation or {}),
           'best_round': trained.best_round,
         },
-        'test': {task.protocol: test['last']},
+        'test': last,
         'best': {
           'round': trained.best_round,
           'validation': trained.best_validation,
-          'test': {task.protocol: test['best']},
+          'test': best,
         },
-        'communication': runs.communication(
-          trainable.process.get_model_weights.type_signature.result
-        ),
+        'communication': runs.communication(trainable.process),
         'privacy': None,
         'seconds': {
           **trained.seconds,
@@ -137,20 +136,20 @@ def raise_divergence(result: dict[str, Any]) -> NoReturn:
 
 def table(result: dict[str, Any]) -> str:
   """The pooled metrics of a result as a small table."""
-  protocol, last = next(iter(result['test'].items()))
   best = result['best']
+  rows = [(f'validation, round {result["rounds"]}', result['validation'])]
+  for name, last in result['test'].items():
+    rows += [
+      (f'test ({name}), round {result["rounds"]}', last),
+      (
+        f'test ({name}), best round {best["round"] or "-"}',
+        best['test'][name],
+      ),
+    ]
   names = [
     name
-    for name in last
+    for name in rows[1][1]
     if name != 'per_client' and not name.startswith('num_')
-  ]
-  rows = [
-    (f'validation, round {result["rounds"]}', result['validation']),
-    (f'test ({protocol}), round {result["rounds"]}', last),
-    (
-      f'test ({protocol}), best round {best["round"] or "-"}',
-      best['test'][protocol],
-    ),
   ]
   width = max(len(label) for label, _ in rows)
   lines = [' ' * width + ''.join(f'{name:>12}' for name in names)]

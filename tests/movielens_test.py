@@ -60,7 +60,7 @@ def test_users_are_divided(unseen):
   users = [set(c.client_ids) for c in clients]
   assert len(set.union(*users)) == 600
   assert unseen.protocol == 'unseen'
-  assert unseen.evaluation_split is None
+  assert unseen.tests['unseen'].split is None
 
 
 def test_the_counts_are_those_of_the_parts(unseen):
@@ -133,7 +133,7 @@ def test_users_with_few_ratings_are_left_out_and_counted():
 
 def test_users_are_measured_on_later_ratings(seen):
   assert seen.protocol == 'seen'
-  split = seen.evaluation_split
+  split = seen.tests['seen'].split
   support, query = split
   process_spec = client_work.example_spec_of(
     seen.model, [phases.Phase(on=support), phases.Phase(on=query)]

@@ -1,0 +1,229 @@
+"""Reads files of JSON lines, compressed or not, one record at a time.
+
+A record is one line: a JSON object of which some fields are wanted. A line that
+is not as it should be is never skipped or repaired: the reader stops and names
+file and line.
+"""
+
+import bz2
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import fnmatch
+import gzip
+import importlib
+import json
+import lzma
+import os
+import pathlib
+from typing import Any, BinaryIO
+import zlib
+
+from tasks.errors import DataError
+
+_PLAIN = ('.jsonl', '.ndjson')
+# Dumps of Reddit are made with windows of this size.
+_ZST_WINDOW = 2**31
+_SHOWN = 60  # Characters of a bad value in a message.
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+  """A field of a record.
+
+  Attributes:
+    names: The names that it may have in the files; the first one found counts.
+    parse: From a JSON value to the field's value; raises ValueError, with a
+      text that says what was expected, if it cannot be.
+  """
+
+  names: tuple[str, ...]
+  parse: Callable[[Any], Any]
+
+
+def text(value: Any) -> str:
+  """Parses a text."""
+  if not isinstance(value, str):
+    raise ValueError('a text')
+  return value
+
+
+def seconds(value: Any) -> int:
+  """Parses a time in seconds since 1970: a number, or one written as text."""
+  if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+    raise ValueError('a time in seconds since 1970')
+  try:
+    number = int(float(value))
+  except (ValueError, OverflowError):
+    number = -1
+  if not 0 <= number < 2**62:
+    raise ValueError('a time in seconds since 1970')
+  return number
+
+
+def binary(value: Any) -> int:
+  """Parses a label of 0 or 1; false and true are the same."""
+  if not isinstance(value, (bool, int)) or value not in (0, 1):
+    raise ValueError('0 or 1')
+  return int(value)
+
+
+def find(
+  folder: str | os.PathLike[str],
+  name: str,
+  patterns: Sequence[str],
+  remedy: str,
+) -> list[pathlib.Path]:
+  """Finds the files of a task in a folder, or in its sub-folder of that name.
+
+  Args:
+    folder: Where to look.
+    name: The sub-folder, which is looked into first.
+    patterns: What the files are called, such as `RC_*`, beside `*.jsonl`; an
+      ending `.gz`, `.bz2`, `.xz` or `.zst` may follow.
+    remedy: What an error advises.
+
+  Returns:
+    The files by name.
+
+  Raises:
+    DataError: If there is no folder or no file.
+  """
+  root = pathlib.Path(os.path.expanduser(folder))
+  wanted = [*(f'*{ending}' for ending in _PLAIN), *patterns]
+  try:
+    if not root.is_dir():
+      kind = 'is not a folder' if root.exists() else 'does not exist'
+      raise DataError(f'{root}: the data folder {kind}. {remedy}')
+    for place in (root / name, root):
+      if not place.is_dir():
+        continue
+      found = sorted(
+        path
+        for path in place.iterdir()
+        if path.is_file() and _is_named(path.name, wanted)
+      )
+      if found:
+        return found
+  except OSError as error:
+    raise DataError(
+      f'{root}: the data folder cannot be looked into '
+      f'({error.strerror or error}). {remedy}'
+    ) from error
+  raise DataError(
+    f'{root}: there is no file {" or ".join(wanted)}, compressed or not, in '
+    f'the folder or in its sub-folder {name!r}. {remedy}'
+  )
+
+
+def read(
+  path: pathlib.Path, fields: Sequence[Field]
+) -> Iterator[tuple[Any, ...]]:
+  """Reads the records of one file in their order; blank lines are no records.
+
+  Args:
+    path: The file; its name's ending says how it is compressed.
+    fields: What to read of a record.
+
+  Yields:
+    The values of the fields of one record.
+
+  Raises:
+    DataError: If the file cannot be read, is cut off or has no record, or a
+      line is not as it should be.
+  """
+  is_empty = True
+  for number, line in _lines(path):
+    is_empty = False
+    try:
+      yield tuple(_parsed(line, fields))
+    except _Unexpected as error:
+      raise DataError(
+        f'{path}, line {number}: {error}. Correct the line or remove it.'
+      ) from error
+  if is_empty:
+    raise DataError(f'{path}: the file has no records. Remove it.')
+
+
+def _lines(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
+  """Yields the lines that are not blank, with their numbers."""
+  read = 0
+  try:
+    with _open(path) as file:
+      for line in file:
+        read += 1
+        if not line.isspace():
+          yield read, line
+  except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise DataError(
+      f'{path}, after line {read}: the file cannot be read ({reason}). If it '
+      'is cut off, fetch it again.'
+    ) from error
+
+
+class _Unexpected(ValueError):
+  """A line is not as it should be."""
+
+
+def _parsed(line: bytes, fields: Sequence[Field]) -> Iterator[Any]:
+  try:
+    record = json.loads(line)
+  except UnicodeDecodeError:
+    raise _Unexpected('the line is not text in UTF-8') from None
+  except (json.JSONDecodeError, RecursionError) as error:
+    raise _Unexpected(f'the line is not JSON ({error})') from None
+  if not isinstance(record, dict):
+    raise _Unexpected(f'expected a JSON object, found {_shown(record)}')
+  for field in fields:
+    name = next((name for name in field.names if name in record), None)
+    if name is None:
+      raise _Unexpected(
+        f'the field {" or ".join(map(repr, field.names))} is missing; there '
+        f'are {sorted(record)}'
+      )
+    try:
+      yield field.parse(record[name])
+    except ValueError as error:
+      raise _Unexpected(
+        f'{name!r} should be {error}, found {_shown(record[name])}'
+      ) from None
+
+
+def _shown(value: Any) -> str:
+  shown = json.dumps(value)
+  return shown if len(shown) <= _SHOWN else f'{shown[:_SHOWN]}...'
+
+
+def _is_named(name: str, patterns: Sequence[str]) -> bool:
+  """Whether a name, without the ending of a compression, fits a pattern."""
+  stem = name
+  for ending in _OPENERS:
+    stem = stem.removesuffix(ending)
+  return any(fnmatch.fnmatchcase(stem, pattern) for pattern in patterns)
+
+
+def _open(path: pathlib.Path) -> BinaryIO:
+  opener = _OPENERS.get(path.suffix, lambda path: open(path, 'rb'))
+  return opener(path)
+
+
+def _open_zst(path: pathlib.Path) -> BinaryIO:
+  try:
+    zstandard: Any = importlib.import_module('zstandard')
+  except ImportError:
+    raise DataError(
+      f'{path}: files of Zstandard are read with the package zstandard, which '
+      'is not installed. Install it, or unpack the file: unzstd --long=31 '
+      f'{path.name}'
+    ) from None
+  return zstandard.open(
+    path, 'rb', dctx=zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW)
+  )
+
+
+_OPENERS: dict[str, Callable[[pathlib.Path], Any]] = {
+  '.gz': gzip.open,
+  '.bz2': bz2.open,
+  '.xz': lzma.open,
+  '.zst': _open_zst,
+}

@@ -1,0 +1,412 @@
+"""Classification of short documents by many authors, as in the FURL paper.
+
+`Subreddit` tells from a comment in which subreddit it was posted, `Sticker`
+from a message whether a suggestion was clicked on (section 4.1). Authors are
+clients. Each author's documents are divided, 80/10/10 as in the paper: the
+authors are seen in training, the documents that are measured are not. Some
+authors can be held out entirely, to measure how newcomers are served who have
+written a few documents only.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tasks import subreddit_data
+from tasks import subreddit_models
+from tasks import subreddit_parts
+from tasks import subreddit_predictors
+from tasks import subreddit_synthetic
+from tasks import text_encoding
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.task import Examinees
+from tasks.task import OWN
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+import tff_partial
+from tff_partial import examples
+from tff_partial import models
+from tff_partial import populations
+from tff_partial import splits
+
+NAME, STICKER = 'subreddit', 'sticker'
+
+# Under which name the result of all test documents is reported.
+SEEN = 'seen'
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What can be chosen about a task; the filters of authors are the paper's.
+
+  Attributes:
+    num_subreddits: How many subreddits are classes, the largest ones.
+    min_documents: Authors with fewer are left out.
+    max_documents: Authors with more are left out; None for no limit.
+    max_chars: Documents are cut to this length.
+    vocabulary_size: How many characters are told apart, with padding and
+      unknown ones.
+    by_time: Whether authors are measured on their latest documents. Otherwise
+      their documents are divided at random.
+    held_out_share: Share of the authors who take no part in training.
+    num_support: How many of its documents an author held out learns from.
+    num_reserved: What an author held out writes after so many documents is
+      measured, however many of these it learns from.
+    sizes: Sizes of the model.
+  """
+
+  num_subreddits: int = 256
+  min_documents: int = 150
+  max_documents: int | None = 500
+  max_chars: int = 280
+  vocabulary_size: int = 128
+  by_time: bool = False
+  held_out_share: float = 0.0
+  num_support: int = 10
+  num_reserved: int = 40
+  sizes: subreddit_models.Sizes = subreddit_models.Sizes()
+
+  def __post_init__(self) -> None:
+    """Checks what no one else checks."""
+    for name, least in (
+      ('num_subreddits', 1),
+      ('min_documents', 1),
+      ('max_chars', 1),
+      ('num_support', 0),
+    ):
+      if getattr(self, name) < least:
+        raise OptionError(
+          f'{name}: {getattr(self, name)} is not possible. Give a whole number '
+          f'of at least {least}.'
+        )
+    if self.num_reserved < self.num_support:
+      raise OptionError(
+        f'num_reserved: new authors learn from {self.num_support} documents, '
+        f'so that only those after these can be measured. Reserve at least '
+        f'{self.num_support}.'
+      )
+    if self.max_documents is not None and (
+      self.max_documents < self.min_documents
+    ):
+      raise OptionError(
+        f'max_documents: nobody has at most {self.max_documents} documents and '
+        f'at least {self.min_documents}. Raise it, or lower min_documents.'
+      )
+
+
+class _Head(NamedTuple):
+  """What the labels ask of a model.
+
+  Attributes:
+    num_outputs: Number of classes, or None for one logit.
+    label_spec: Spec of one label.
+    loss: From labels and logits.
+    metrics: Makes the metrics to report.
+    without_text: Measures predictors that read no text.
+  """
+
+  num_outputs: int | None
+  label_spec: tf.TensorSpec
+  loss: tf.keras.losses.Loss
+  metrics: Callable[[], Sequence[tf.keras.metrics.Metric]]
+  without_text: Callable[..., dict[str, dict[str, float]]]
+
+
+class DocumentTask:
+  """Authors as clients, their documents as examples.
+
+  Attributes:
+    documents: All documents.
+    parts: Which of them train, and so on.
+    vocabulary: The characters, learned from the training documents.
+  """
+
+  name: str
+  selection_metric: str
+  higher_is_better = True
+
+  def __init__(
+    self, documents: subreddit_data.Documents, options: Options, seed: int
+  ):
+    """Divides and encodes the documents.
+
+    Args:
+      documents: All documents.
+      options: What can be chosen.
+      seed: The run's seed: documents and authors are divided by it, and the
+        models start from it.
+    """
+    self.documents = documents
+    self.parts = subreddit_parts.divide(
+      documents,
+      by_time=options.by_time,
+      held_out_share=options.held_out_share,
+      seed=seed,
+    )
+    train = self.parts[TRAIN]
+    self.vocabulary = text_encoding.learn_vocabulary(
+      documents.texts[train].tolist(), options.vocabulary_size
+    )
+    self._texts = self.vocabulary.encode(
+      documents.texts.tolist(), options.max_chars
+    )
+    self._options = options
+    self._seed = seed
+    self._models: dict[str, models.PartialModel] = {}
+
+  @property
+  def model(self) -> models.PartialModel:
+    """The partially local model: the user's vector stays with the user."""
+    return self.model_with(OWN)
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds the model, with the user's vector at the user, in a table, or not.
+
+    Args:
+      user: OWN, TABLE, or NOBODY for a model that does not know who writes.
+    """
+    if user not in self._models:
+      self._models[user] = tff_partial.from_keras(
+        functools.partial(
+          subreddit_models.build_document_model,
+          self._options.vocabulary_size,
+          self._options.max_chars,
+          self._head.num_outputs,
+          self._options.sizes,
+          user=user,
+          num_users=len(self.documents.authors),
+        ),
+        local=subreddit_models.LOCAL_WEIGHTS if user == OWN else None,
+        loss=self._head.loss,
+        metrics=self._head.metrics,
+        labels=self._head.label_spec,
+        seed=self._seed,
+      )
+    return self._models[user]
+
+  @property
+  def validation(self) -> Examinees:
+    """Who chooses the best round."""
+    return Examinees(VALIDATION, True)
+
+  @property
+  def tests(self) -> dict[str, Examinees]:
+    """Whom a result is about: all authors, the mixed ones, and new ones."""
+    options = self._options
+    split = splits.first(options.num_support, options.num_reserved)
+    examinees = {
+      SEEN: Examinees(TEST, True),
+      subreddit_parts.MIXED: Examinees(subreddit_parts.MIXED, True),
+      subreddit_parts.NEW: Examinees(subreddit_parts.NEW, False, split),
+      subreddit_parts.NEW_MIXED: Examinees(
+        subreddit_parts.NEW_MIXED, False, split
+      ),
+    }
+    return {
+      name: who for name, who in examinees.items() if len(self.parts[who.part])
+    }
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, and what predictors without text do."""
+    return {
+      'name': self.documents.name,
+      **self.documents.describe(),
+      **self.parts.describe(),
+      'characters': len(self.vocabulary.characters),
+      'without_text': self.without_text(self._options.num_support),
+    }
+
+  def without_text(self, num_support: int) -> dict[str, dict[str, float]]:
+    """Measures predictors that read no text, see `subreddit_predictors`.
+
+    Args:
+      num_support: How many documents of each author held out are known. What
+        comes after those reserved is measured.
+
+    Returns:
+      Predictor to the name of a test to the selection metric.
+    """
+    measured = {
+      name: self.parts.after(
+        who.part, 0 if who.seen else self._options.num_reserved
+      )
+      for name, who in self.tests.items()
+    }
+    known = self.parts[TRAIN]
+    support = self.parts.first(subreddit_parts.NEW, num_support)
+    return self._head.without_text(
+      self.documents, known, np.concatenate([known, support]), measured
+    )
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs the authors of one part, who are known by their names.
+
+    Args:
+      part: One of those of `subreddit_parts`.
+      example_spec: What an example consists of. Its inputs are those of one of
+        the task's models; it may ask for the field `time`.
+
+    Raises:
+      OptionError: If there is no such part.
+      DataError: If the part has no documents.
+    """
+    authors = self.parts.by_author(self.parts[part])
+    if not authors:
+      raise DataError(
+        f'{self.name}: the part {part!r} has no documents. Give more data, or '
+        'hold out more authors for the parts of new ones.'
+      )
+    return tff_partial.pack(
+      {
+        self.documents.authors[self.documents.author[own[0]]]: self._fields(
+          own, example_spec
+        )
+        for own in authors
+      },
+      example_spec,
+    )
+
+  def _fields(
+    self, rows: np.ndarray, example_spec: examples.ExampleSpec
+  ) -> dict[str, Any]:
+    """The fields of some documents, as far as they are wanted."""
+    x: Any = self._texts[rows]
+    if isinstance(example_spec['x'], Mapping):
+      x = {
+        subreddit_models.TEXT: x,
+        subreddit_models.USER: self.documents.author[rows],
+      }
+    fields = {'x': x, 'y': self.documents.label[rows]}
+    if 'time' in example_spec:
+      fields['time'] = self.documents.time[rows]
+    return fields
+
+  @property
+  def _head(self) -> _Head:
+    raise NotImplementedError
+
+
+class Subreddit(DocumentTask):
+  """In which subreddit was a comment posted? Measured by accuracy."""
+
+  name = NAME
+  selection_metric = 'accuracy'
+
+  @property
+  def author_attribute(self) -> dict[str, str]:
+    """The subreddit that each author in training uses most there."""
+    rows = self.parts[TRAIN]
+    counts = subreddit_data.label_counts(self.documents, rows)
+    return {
+      self.documents.authors[author]: self.documents.labels[
+        counts[author].argmax()
+      ]
+      for author in np.unique(self.documents.author[rows])
+    }
+
+  @property
+  def _head(self) -> _Head:
+    return _Head(
+      len(self.documents.labels),
+      tf.TensorSpec([], tf.int32),
+      tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      lambda: [tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')],
+      subreddit_predictors.accuracies,
+    )
+
+
+class Sticker(DocumentTask):
+  """Does a user click on what is suggested? Measured by the area under ROC."""
+
+  name = STICKER
+  selection_metric = 'auc'
+
+  @property
+  def author_attribute(self) -> dict[str, float]:
+    """The share of clicks of each user, in training."""
+    rows = self.parts[TRAIN]
+    counts = subreddit_data.label_counts(self.documents, rows)
+    return {
+      self.documents.authors[author]: float(
+        counts[author, 1] / counts[author].sum()
+      )
+      for author in np.unique(self.documents.author[rows])
+    }
+
+  @property
+  def _head(self) -> _Head:
+    return _Head(
+      None,
+      tf.TensorSpec([], tf.float32),
+      tf.keras.losses.BinaryCrossentropy(from_logits=True),
+      lambda: [tf.keras.metrics.AUC(from_logits=True, name='auc')],
+      subreddit_predictors.aucs,
+    )
+
+
+def load(
+  *, data: str, data_dir: str | None, seed: int, options: Options
+) -> Subreddit:
+  """Loads the comments and makes the task.
+
+  Args:
+    data: 'real', or 'synthetic' for invented comments, of which no author is
+      left out.
+    data_dir: The folder that holds `subreddit`, or is it.
+    seed: The run's seed.
+    options: What can be chosen about the task.
+
+  Raises:
+    DataError: If the data are missing or damaged; says where and what to do.
+  """
+  if data == 'synthetic':
+    return Subreddit(subreddit_synthetic.comments(), options, seed)
+  documents = subreddit_data.load_comments(
+    _folder(data_dir),
+    num_subreddits=options.num_subreddits,
+    min_comments=options.min_documents,
+    max_comments=options.max_documents,
+    max_chars=options.max_chars,
+  )
+  return Subreddit(documents, options, seed)
+
+
+def load_sticker(
+  *, data: str, data_dir: str | None, seed: int, options: Options
+) -> Sticker:
+  """Loads the messages and makes the task; see `load`.
+
+  Args:
+    data: 'real', or 'synthetic' for invented messages.
+    data_dir: The folder that holds `sticker`, or is it.
+    seed: The run's seed.
+    options: What can be chosen about the task.
+
+  Raises:
+    DataError: If the data are missing or damaged; says where and what to do.
+  """
+  if data == 'synthetic':
+    return Sticker(subreddit_synthetic.messages(), options, seed)
+  documents = subreddit_data.load_messages(
+    _folder(data_dir),
+    min_messages=options.min_documents,
+    max_messages=options.max_documents,
+    max_chars=options.max_chars,
+  )
+  return Sticker(documents, options, seed)
+
+
+def _folder(data_dir: str | None) -> str:
+  if not data_dir:
+    remedy = subreddit_data.REMEDY_NO_DATA.format(record='document')
+    raise DataError(f'No data folder is named. {remedy}')
+  return data_dir

@@ -1,0 +1,322 @@
+"""The document model of the FURL paper's Figure 1, in three forms.
+
+A text is read by an embedding of its characters and a bidirectional LSTM; a
+user's vector is put beside what it says, and an MLP makes the prediction. The
+user's vector is the client's own (`OWN`), a row of a table of all users
+(`TABLE`), or left out (`NOBODY`).
+
+Where this deviates from the paper, which prints no sizes: what the LSTM says at
+all places of the text is joined by its maximum, which learns faster than its
+last value alone. And two options, both off at first, make texts shorter and
+reading them easier: characters can be embedded with those before them (hashed
+n-grams), and the LSTM can read the maximum of several places as one.
+"""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.task import NOBODY
+from tasks.task import OWN
+from tasks.task import TABLE
+from tasks.task import USER_FORMS
+from tff_partial import layers as our_layers
+
+# What belongs to one user, for `from_keras`; with a learned default what is
+# added to it, and without one everything.
+LOCAL_WEIGHTS = 'user_embedding/own'
+
+# The names of the inputs of the form `TABLE`.
+TEXT, USER = 'text', 'user'
+
+# A prime above the number of characters, and one that keeps int32 from
+# overflowing when it is multiplied by the former.
+_HASH_FACTOR, _HASH_MODULUS = 257, 8_388_593
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """The sizes of the model.
+
+  Attributes:
+    char_embedding: Length of the vector of a character.
+    ngram_lengths: Characters are also embedded together with those before
+      them, as n-grams of these lengths; none for characters alone.
+    ngram_buckets: Rows of the table of each length; n-grams share rows.
+    places_per_step: How many characters, by their maximum, are one step of the
+      LSTM.
+    lstm_units: Units of the LSTM in each direction.
+    mlp_units: Units of the hidden layers of the MLP.
+    user_embedding: Length of a user's vector.
+    learned_default: Whether users begin with a vector that all learn together;
+      see `layers.PrivateVector`.
+    dropout: Share of what the LSTM says that is dropped in training.
+  """
+
+  char_embedding: int = 16
+  ngram_lengths: tuple[int, ...] = ()
+  ngram_buckets: int = 8192
+  places_per_step: int = 1
+  lstm_units: int = 32
+  mlp_units: tuple[int, ...] = (64,)
+  user_embedding: int = 32
+  learned_default: bool = False
+  dropout: float = 0.0
+
+  def __post_init__(self) -> None:
+    """Checks that a model can have these sizes."""
+    for name in (
+      'char_embedding',
+      'places_per_step',
+      'lstm_units',
+      'user_embedding',
+    ):
+      _check_positive(name, getattr(self, name))
+    for units in self.mlp_units:
+      _check_positive('mlp_units', units)
+    for length in self.ngram_lengths:
+      _check_positive('ngram_lengths', length)
+    if self.ngram_buckets < 2:
+      raise OptionError(
+        f'ngram_buckets: {self.ngram_buckets} rows cannot tell n-grams apart. '
+        'Give at least 2.'
+      )
+    if not 0 <= self.dropout < 1:
+      raise OptionError(
+        f'dropout: {self.dropout} is no share below 1. Give 0 or more, and '
+        'less than 1.'
+      )
+
+
+def build_document_model(
+  vocabulary_size: int,
+  max_chars: int,
+  num_outputs: int | None,
+  sizes: Sizes,
+  *,
+  user: str = NOBODY,
+  num_users: int | None = None,
+) -> tf.keras.Model:
+  """Builds a model from texts to logits.
+
+  Args:
+    vocabulary_size: How many characters there are; 0 pads.
+    max_chars: Length of a text. The input is `[batch, max_chars]` of the type
+      `text_type(vocabulary_size)`.
+    num_outputs: Number of classes, for logits `[batch, classes]`; None for one
+      logit, `[batch]`.
+    sizes: The sizes of the layers.
+    user: One of `USER_FORMS`: whose vector goes in. With `TABLE` the input is a
+      mapping of `TEXT` and `USER`, int32 `[batch]`.
+    num_users: Number of users, for `TABLE`.
+
+  Raises:
+    OptionError: If a size is not positive, or the text is no whole number of
+      steps.
+  """
+  _check_positive('vocabulary_size', vocabulary_size)
+  _check_positive('max_chars', max_chars)
+  if user == TABLE:
+    _check_positive('num_users', num_users or 0)
+  if max_chars % sizes.places_per_step:
+    raise OptionError(
+      f'places_per_step: texts of {max_chars} characters are no whole number '
+      f'of steps of {sizes.places_per_step}. Choose a divisor.'
+    )
+  if user not in USER_FORMS:
+    raise OptionError(f'user: {user!r} is none of {", ".join(USER_FORMS)}.')
+  layers = tf.keras.layers
+  text = layers.Input([max_chars], dtype=text_type(vocabulary_size), name=TEXT)
+  inputs: Any = text
+  said = _read(text, vocabulary_size, sizes)
+  if sizes.dropout:
+    said = layers.Dropout(sizes.dropout, name='text_dropout')(said)
+  if user != NOBODY:
+    if user == OWN:
+      vector = our_layers.PrivateVector(
+        sizes.user_embedding,
+        learned_default=sizes.learned_default,
+        name='user_embedding',
+      )(said)
+    else:
+      who = layers.Input([], dtype=tf.int32, name=USER)
+      inputs = {TEXT: text, USER: who}
+      vector = layers.Embedding(
+        num_users, sizes.user_embedding, name='user_embedding'
+      )(who)
+    said = layers.Concatenate(name='text_and_user')([said, vector])
+  for number, units in enumerate(sizes.mlp_units):
+    said = layers.Dense(units, 'relu', name=f'mlp_{number}')(said)
+  logits = layers.Dense(num_outputs or 1, name='logits')(said)
+  if num_outputs is None:
+    logits = layers.Reshape((), name='without_axis')(logits)
+  return tf.keras.Model(inputs, logits, name='document_model')
+
+
+def text_type(vocabulary_size: int) -> tf.DType:
+  """The smallest type that numbers the characters."""
+  return tf.uint8 if vocabulary_size <= 256 else tf.int32
+
+
+def _read(text: Any, vocabulary_size: int, sizes: Sizes) -> Any:
+  """What the characters and the LSTM make of a text."""
+  layers = tf.keras.layers
+  places = [
+    layers.Embedding(
+      vocabulary_size, sizes.char_embedding, name='char_embedding'
+    )(text)
+  ]
+  for length in sizes.ngram_lengths:
+    ngrams = NGrams(length, sizes.ngram_buckets, name=f'ngrams_{length}')(text)
+    places.append(
+      layers.Embedding(
+        sizes.ngram_buckets,
+        sizes.char_embedding,
+        name=f'ngram_embedding_{length}',
+      )(ngrams)
+    )
+  said = (
+    layers.Concatenate(name='embeddings')(places)
+    if len(places) > 1
+    else places[0]
+  )
+  if sizes.places_per_step > 1:
+    said = layers.MaxPooling1D(sizes.places_per_step, name='steps')(said)
+  said = layers.Concatenate(name='both_directions')(
+    [
+      FusedLSTM(sizes.lstm_units, name='lstm_forward')(said),
+      FusedLSTM(sizes.lstm_units, go_backwards=True, name='lstm_backward')(
+        said
+      ),
+    ]
+  )
+  return layers.GlobalMaxPooling1D(name='text_representation')(said)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class FusedLSTM(tf.keras.layers.Layer):
+  """An LSTM whose whole loop over time is one operation of TensorFlow.
+
+  Maps `[batch, time, features]` to `[batch, time, units]`. It computes what the
+  Keras layer of this name computes, but in one kernel forward and one backward:
+  with the small batches of clients, whose time goes into starting operations,
+  it is several times as fast. XLA does not know the operation. The gates lie in
+  the order input, cell, forget, output; in Keras the forget gate is second. A
+  bias of one is added to it, with which Keras begins.
+
+  TensorFlow's newer `BlockLSTMV2` has Keras's order, but TensorFlow 2.14 takes
+  the older operation's gradient for its own, which is then wrong.
+  """
+
+  def __init__(self, units: int, go_backwards: bool = False, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      units: Length of the output.
+      go_backwards: Whether the text is read from its end. What comes out stays
+        in the order of the text.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.units = units
+    self.go_backwards = go_backwards
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    self.kernel = self.add_weight(
+      name='kernel',
+      shape=[input_shape[-1], 4 * self.units],
+      initializer='glorot_uniform',
+    )
+    self.recurrent_kernel = self.add_weight(
+      name='recurrent_kernel',
+      shape=[self.units, 4 * self.units],
+      initializer='orthogonal',
+    )
+    self.bias = self.add_weight(
+      name='bias', shape=[4 * self.units], initializer='zeros'
+    )
+    super().build(input_shape)
+
+  def call(self, inputs: tf.Tensor) -> tf.Tensor:
+    by_time = tf.transpose(inputs, [1, 0, 2])
+    if self.go_backwards:
+      by_time = tf.reverse(by_time, [0])
+    first = tf.zeros([tf.shape(by_time)[1], self.units])
+    no_peephole = tf.zeros([self.units])
+    hidden = tf.raw_ops.BlockLSTM(
+      seq_len_max=tf.shape(by_time, out_type=tf.int64)[0],
+      x=by_time,
+      cs_prev=first,
+      h_prev=first,
+      w=tf.concat([self.kernel, self.recurrent_kernel], 0),
+      wci=no_peephole,
+      wcf=no_peephole,
+      wco=no_peephole,
+      b=self.bias,
+      forget_bias=1.0,
+      cell_clip=-1.0,  # Nothing is clipped.
+      use_peephole=False,
+    ).h
+    if self.go_backwards:
+      hidden = tf.reverse(hidden, [0])
+    hidden = tf.ensure_shape(
+      tf.transpose(hidden, [1, 0, 2]), [None, inputs.shape[1], self.units]
+    )
+    return hidden
+
+  def get_config(self) -> dict[str, Any]:
+    return {
+      **super().get_config(),
+      'units': self.units,
+      'go_backwards': self.go_backwards,
+    }
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class NGrams(tf.keras.layers.Layer):
+  """Numbers each character together with those before it, by hashing.
+
+  Maps integers `[batch, time]` to int32 of the same shape, below `buckets`.
+  Padding stays 0, and nothing else becomes 0.
+  """
+
+  def __init__(self, length: int, buckets: int, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      length: How many characters are numbered together.
+      buckets: How many numbers there are.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.length = length
+    self.buckets = buckets
+
+  def call(self, text: tf.Tensor) -> tf.Tensor:
+    text = tf.cast(text, tf.int32)
+    time = text.shape[1]
+    before = tf.pad(text, [[0, 0], [self.length - 1, 0]])
+    number = tf.zeros_like(text)
+    for place in range(self.length):
+      number = number * _HASH_FACTOR + before[:, place : place + time]
+      number %= _HASH_MODULUS
+    return tf.where(
+      tf.equal(text, 0), 0, 1 + number % tf.constant(self.buckets - 1)
+    )
+
+  def get_config(self) -> dict[str, Any]:
+    return {
+      **super().get_config(),
+      'length': self.length,
+      'buckets': self.buckets,
+    }
+
+
+def _check_positive(name: str, size: int) -> None:
+  if size < 1:
+    raise OptionError(
+      f'{name}: a model with {size} of them is not possible. Give a whole '
+      'number of at least 1.'
+    )

@@ -1,0 +1,75 @@
+"""What the binaries ask of a task, whatever it is about."""
+
+import dataclasses
+from typing import Any, Protocol
+
+from tff_partial import examples
+from tff_partial import models
+from tff_partial import populations
+from tff_partial import splits
+
+# Parts of the data that every task has.
+TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
+
+# Where a model has what belongs to one user: at the user (local weights), as a
+# row of a table at the server, or nowhere: all users share all of the model.
+OWN, TABLE, NOBODY = 'own', 'table', 'nobody'
+USER_FORMS = (OWN, TABLE, NOBODY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Examinees:
+  """Clients to measure.
+
+  Attributes:
+    part: The part of the data that they are measured on.
+    seen: Whether they took part in training; they come with what they remember
+      from there.
+    split: Support and query set, where the protocol demands them; None leaves
+      them to the algorithm.
+  """
+
+  part: str
+  seen: bool
+  split: splits.Split | None = None
+
+
+class Task(Protocol):
+  """Clients, their data, and the model that they train.
+
+  Attributes:
+    name: The task's name.
+    selection_metric: The metric that chooses the best round.
+    higher_is_better: Whether a larger value of it is better.
+  """
+
+  name: str
+  selection_metric: str
+  higher_is_better: bool
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, for the result."""
+
+  @property
+  def validation(self) -> Examinees:
+    """Who chooses the best round."""
+
+  @property
+  def tests(self) -> dict[str, Examinees]:
+    """Whom a result is about, by the names that it gives them."""
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds the model in one of `USER_FORMS`.
+
+    Args:
+      user: Where it has what belongs to one user.
+
+    Raises:
+      OptionError: If the task has no such form.
+    """
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs the clients of one part of the data."""

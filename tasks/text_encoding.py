@@ -1,0 +1,73 @@
+"""Characters as numbers, by a vocabulary that is learned from texts."""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from tasks.errors import OptionError
+
+PADDING, UNKNOWN = 0, 1
+_FIRST = 2  # The number of the commonest character.
+_CODE_POINTS = 0x110000
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+  """The characters that have a number of their own.
+
+  Attributes:
+    characters: The characters from number 2 on, the commonest first.
+    size: How many numbers there are, padding and unknown among them.
+  """
+
+  characters: str
+  size: int
+
+  def encode(self, texts: Sequence[str], max_chars: int) -> np.ndarray:
+    """Numbers the characters of texts, which are cut or padded at the end.
+
+    Args:
+      texts: `[texts]`.
+      max_chars: The length of the result.
+
+    Returns:
+      uint8 `[texts, max_chars]`, or int32 if the numbers need it.
+    """
+    numbers = np.full(
+      _CODE_POINTS, UNKNOWN, np.uint8 if self.size <= 256 else np.int32
+    )
+    numbers[_code_points(self.characters)] = np.arange(
+      _FIRST, _FIRST + len(self.characters)
+    )
+    cut = [text[:max_chars] for text in texts]
+    lengths = np.array([len(text) for text in cut], np.int64)
+    encoded = np.full((len(cut), max_chars), PADDING, numbers.dtype)
+    is_text = np.arange(max_chars) < lengths[:, np.newaxis]
+    encoded[is_text] = numbers[_code_points(''.join(cut))]
+    return encoded
+
+
+def learn_vocabulary(texts: Sequence[str], size: int) -> Vocabulary:
+  """Chooses the commonest characters; of equally common ones the lowest.
+
+  Args:
+    texts: Texts to count the characters of.
+    size: How many numbers there are, at most; at least 3.
+
+  Raises:
+    OptionError: If there is no number for any character.
+  """
+  if size <= _FIRST:
+    raise OptionError(
+      f'vocabulary_size: {size} leaves no number for a character, as 0 pads '
+      'and 1 stands for all unknown ones. Give at least 3.'
+    )
+  points, counts = np.unique(_code_points(''.join(texts)), return_counts=True)
+  best = np.argsort(-counts, kind='stable')[: size - _FIRST]
+  return Vocabulary(''.join(chr(point) for point in points[best]), size)
+
+
+def _code_points(text: str) -> np.ndarray:
+  """The code points of a text; JSON may hold halves of pairs, too."""
+  return np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), np.uint32)

@@ -1,0 +1,168 @@
+"""Flags of local training and of joining, which all algorithms share.
+
+`update_*` is how clients train what is sent, or everything at once;
+`reconstruction_*` how they train what is their own: where an algorithm trains
+it apart, and where clients personalise before they are measured.
+"""
+
+import dataclasses
+from typing import Any
+
+from absl import flags
+
+from tasks import flags as flag_groups
+from tff_partial import client_state
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial import splits
+from tff_partial import tiers
+
+FLAGS = flags.FLAGS
+
+
+class TrainingFlags:
+  """How clients train, and how the server joins what they send."""
+
+  def __init__(self) -> None:
+    """Defines the flags."""
+    self._split = flag_groups.SplitFlags()
+    self._aggregator = flag_groups.AggregatorFlags()
+    self.reconstruction = flag_groups.OptimizerFlags(
+      'reconstruction', 'local weights', 0.1
+    )
+    self.update = flag_groups.OptimizerFlags('update', 'global weights', 0.5)
+    self._server = flag_groups.OptimizerFlags(
+      'server', 'the joined update', 1.0
+    )
+    flags.DEFINE_integer('batch_size', 5, 'Examples of a step.', lower_bound=1)
+    for phase, epochs in (('reconstruction', 5), ('update', 1)):
+      flags.DEFINE_integer(
+        f'{phase}_epochs',
+        epochs,
+        f'Passes of the {phase} over its examples, at most.',
+        lower_bound=1,
+      )
+      flags.DEFINE_integer(
+        f'{phase}_steps',
+        50,
+        f'Steps of the {phase}, at most; -1 for no limit.',
+        lower_bound=-1,
+      )
+    flags.DEFINE_integer(
+      'evaluation_reconstruction_steps',
+      None,
+      'Steps of reconstruction when measuring, if not as in training.',
+      lower_bound=-1,
+    )
+    flags.DEFINE_bool(
+      'joint',
+      False,
+      'Train local weights in the update phase of FedRecon, too.',
+    )
+    flags.DEFINE_bool(
+      'shuffle', False, 'Take examples in a new order in each pass.'
+    )
+    flags.DEFINE_float(
+      'strength',
+      None,
+      "mu of FedProx, lambda of Ditto and pFedMe; by default the algorithm's.",
+      lower_bound=0.0,
+    )
+    flags.DEFINE_integer(
+      'repeats', 5, 'Steps of pFedMe on each batch, K.', lower_bound=1
+    )
+    flags.DEFINE_enum(
+      'private_rule',
+      'keep',
+      ['keep', 'scaled'],
+      'What clients of FURL remember: what training came to (Eq. 7), or that '
+      "share of their step which is their share of the cohort's examples "
+      '(Eq. 6).',
+    )
+
+  def split(self) -> splits.Split:
+    """Returns support and query set."""
+    return self._split.get(FLAGS.batch_size)
+
+  def _phase(self, name: str, **settings: Any) -> phases.Phase:
+    return phases.Phase(
+      optimizer=getattr(self, name).get(),
+      batch_size=FLAGS.batch_size,
+      epochs=FLAGS[f'{name}_epochs'].value,
+      max_steps=_limit(FLAGS[f'{name}_steps'].value),
+      shuffle=FLAGS.shuffle,
+      **settings,
+    )
+
+  def shared(self) -> phases.Phase:
+    """How clients train what is sent."""
+    return self._phase('update')
+
+  def together(self) -> phases.Phase:
+    """How clients train what is sent and what is their own at once."""
+    optimizers = {
+      tiers.GLOBAL: self.update.get(),
+      tiers.LOCAL: self.reconstruction.get(),
+    }
+    return dataclasses.replace(self.shared(), optimizer=optimizers)
+
+  def own(self) -> phases.Phase:
+    """How clients train what is their own."""
+    return self._phase('reconstruction')
+
+  def own_by_turns(self) -> phases.Phase:
+    """The same for pFedMe: so many steps on each batch of an update."""
+    return dataclasses.replace(
+      self.shared(),
+      optimizer=self.reconstruction.get(),
+      repeats=FLAGS.repeats,
+    )
+
+  def personalising(self, phase: phases.Phase) -> phases.Phase:
+    """How clients train what is their own before they are measured."""
+    steps = FLAGS.evaluation_reconstruction_steps
+    if steps is None:
+      return phase
+    return dataclasses.replace(phase, max_steps=_limit(steps))
+
+  def averaging(self) -> processes.Averaging:
+    """How updates are joined."""
+    return {
+      'aggregator': self._aggregator.get(),
+      'client_weighting': self._aggregator.weighting(),
+    }
+
+  def joining(self) -> processes.Joining:
+    """How updates are joined, and what the server does with them."""
+    return {**self.averaging(), 'server_optimizer': self._server.get()}
+
+  @property
+  def server_learning_rate(self) -> float:
+    """The rate of the server's optimizer, for algorithms that prescribe it."""
+    return float(FLAGS.server_learning_rate)
+
+  @property
+  def update_learning_rate(self) -> float:
+    """The rate of the update, for algorithms that prescribe its optimizer."""
+    return float(FLAGS.update_learning_rate)
+
+  @property
+  def private_rule(self) -> client_state.PrivateRule | None:
+    """What decides what clients remember, beside their training."""
+    if FLAGS.private_rule == 'scaled':
+      return client_state.scaled_by_share
+    return None
+
+  @property
+  def strength(self) -> dict[str, float]:
+    """The strength of a penalty, as an argument, if it is given."""
+    return {} if FLAGS.strength is None else {'strength': FLAGS.strength}
+
+  @property
+  def joint(self) -> bool:
+    """Whether FedRecon trains local weights in its update phase, too."""
+    return bool(FLAGS.joint)
+
+
+def _limit(steps: int) -> int | None:
+  return None if steps < 0 else steps

@@ -1,0 +1,159 @@
+"""Tests of the reader of JSON lines: what it accepts and what it refuses."""
+
+import bz2
+import gzip
+import importlib
+import json
+import lzma
+import pathlib
+import sys
+
+import pytest
+
+from tasks import json_lines
+from tasks.errors import DataError
+
+_FIELDS = (
+  json_lines.Field(('who',), json_lines.text),
+  json_lines.Field(('created_utc', 'time'), json_lines.seconds),
+  json_lines.Field(('label',), json_lines.binary),
+)
+_LINE = {'who': 'ann', 'time': 3, 'label': 1, 'more': [1]}
+
+
+def _write(path: pathlib.Path, *lines, opener=open) -> pathlib.Path:
+  texts = [x if isinstance(x, bytes) else json.dumps(x).encode() for x in lines]
+  with opener(path, 'wb') as file:
+    file.write(b''.join(text + b'\n' for text in texts))
+  return path
+
+
+def _read(path: pathlib.Path) -> list[tuple]:
+  return list(json_lines.read(path, _FIELDS))
+
+
+def test_reads_fields_in_the_order_asked_for(tmp_path):
+  path = _write(
+    tmp_path / 'a.jsonl', _LINE, b' \r', {**_LINE, 'label': False}, b''
+  )
+  assert _read(path) == [('ann', 3, 1), ('ann', 3, 0)]
+
+
+@pytest.mark.parametrize('value', [12, 12.9, '12', '12.0'])
+def test_times_are_numbers_or_texts_of_numbers(tmp_path, value):
+  # Old dumps of Reddit write times as texts. The first name found counts.
+  path = _write(tmp_path / 'a.jsonl', {**_LINE, 'created_utc': value})
+  assert _read(path) == [('ann', 12, 1)]
+
+
+@pytest.mark.parametrize(
+  ('ending', 'opener'),
+  [('gz', gzip.open), ('bz2', bz2.open), ('xz', lzma.open)],
+)
+def test_reads_compressed_files(tmp_path, ending, opener):
+  path = _write(tmp_path / f'a.jsonl.{ending}', _LINE, _LINE, opener=opener)
+  assert _read(path) == [('ann', 3, 1)] * 2
+
+
+def test_zstandard_asks_for_its_package(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'zstandard', None)
+  path = _write(tmp_path / 'RC_2019-01.zst', _LINE)
+  with pytest.raises(DataError, match=r'RC_2019-01\.zst.*zstandard.*unzstd'):
+    _read(path)
+
+
+def test_reads_zstandard_where_its_package_is(tmp_path):
+  zstandard = pytest.importorskip('zstandard')
+  path = tmp_path / 'a.zst'
+  path.write_bytes(
+    zstandard.ZstdCompressor().compress(json.dumps(_LINE).encode())
+  )
+  assert _read(path) == [('ann', 3, 1)]
+  assert importlib.import_module('zstandard') is zstandard
+
+
+@pytest.mark.parametrize(
+  ('line', 'problem'),
+  [
+    (b'{"who": ', 'not JSON'),
+    (b'{"who": "\xff"}', 'not text in UTF-8'),
+    (b'[1, 2]', r'expected a JSON object, found \[1, 2\]'),
+    ({'who': 'ann', 'label': 1}, "'created_utc' or 'time' is missing"),
+    ({**_LINE, 'who': 3}, "'who' should be a text, found 3"),
+    ({**_LINE, 'who': None}, "'who' should be a text, found null"),
+    ({**_LINE, 'time': 'noon'}, "'time' should be a time in seconds"),
+    ({**_LINE, 'time': -1}, "'time' should be a time in seconds"),
+    ({**_LINE, 'time': True}, "'time' should be a time in seconds"),
+    ({**_LINE, 'time': [1]}, "'time' should be a time in seconds"),
+    (b'{"who": "a", "time": NaN, "label": 1}', "'time' should be a time"),
+    (b'{"who": "a", "time": Infinity, "label": 1}', "'time' should be a time"),
+    ({**_LINE, 'label': 2}, "'label' should be 0 or 1, found 2"),
+    ({**_LINE, 'label': '1'}, "'label' should be 0 or 1, found"),
+  ],
+)
+def test_refuses_a_bad_line_by_its_number(tmp_path, line, problem):
+  path = _write(tmp_path / 'a.jsonl', _LINE, b'', line, _LINE)
+  with pytest.raises(DataError, match=rf'a\.jsonl, line 3: .*{problem}'):
+    _read(path)
+
+
+def test_shows_the_beginning_of_a_long_value(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', {**_LINE, 'label': 'x' * 1000})
+  with pytest.raises(DataError) as caught:
+    _read(path)
+  assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize('lines', [(), (b'', b'  ')])
+def test_refuses_a_file_without_records(tmp_path, lines):
+  with pytest.raises(DataError, match=r'a\.jsonl: the file has no records'):
+    _read(_write(tmp_path / 'a.jsonl', *lines))
+
+
+@pytest.mark.parametrize(
+  ('ending', 'opener'),
+  [('gz', gzip.open), ('bz2', bz2.open), ('xz', lzma.open)],
+)
+def test_refuses_a_file_that_is_cut_off(tmp_path, ending, opener):
+  path = _write(tmp_path / f'a.{ending}', *[_LINE] * 100, opener=opener)
+  path.write_bytes(path.read_bytes()[:-10])
+  with pytest.raises(DataError, match=r'after line \d+: .*cannot be read'):
+    _read(path)
+
+
+def test_refuses_a_file_that_is_not_what_it_is_called(tmp_path):
+  with pytest.raises(DataError, match='after line 0: .*cannot be read'):
+    _read(_write(tmp_path / 'a.jsonl.gz', _LINE))
+
+
+# ---- finding files -----------------------------------------------------------
+
+
+def _find(folder) -> list[str]:
+  found = json_lines.find(folder, 'texts', ('RC_*',), 'Look elsewhere.')
+  return [path.name for path in found]
+
+
+def test_finds_files_of_the_task_by_name(tmp_path):
+  folder = tmp_path / 'texts'
+  folder.mkdir()
+  names = ['RC_2019-02.xz', 'RC_2019-01', 'a.jsonl.gz', 'b.ndjson', 'c.jsonl']
+  for name in [*names, 'README.md', 'sums.txt.gz', 'c.jsonl.part']:
+    (folder / name).touch()
+  (folder / 'd.jsonl').mkdir()
+  assert _find(tmp_path) == sorted(names)
+  assert _find(folder) == sorted(names)
+
+
+@pytest.mark.parametrize(
+  ('make', 'problem'),
+  [
+    (lambda path: None, 'does not exist'),
+    (lambda path: path.touch(), 'is not a folder'),
+    (lambda path: path.mkdir(), 'there is no file'),
+  ],
+)
+def test_says_what_is_missing(tmp_path, make, problem):
+  make(tmp_path / 'data')
+  with pytest.raises(DataError, match=rf'{problem}.*Look elsewhere'):
+    _find(tmp_path / 'data')
