@@ -22,8 +22,11 @@ import tensorflow_federated as tff
 
 from tff_partial.cohorts import Cohort
 from tff_partial.cohorts import CohortGroup
+from tff_partial.runtimes import choices as choices_lib
 from tff_partial.runtimes import cohort
 from tff_partial.runtimes import columns
+from tff_partial.runtimes import compiled_loop
+from tff_partial.runtimes import conditionals
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import native
 
@@ -480,7 +483,9 @@ def test_a_client_draws_once_a_round(jit):
   draws = np.concatenate([drawn, again])
   assert len(np.unique(draws[:, 0])) == 60
   assert abs(draws.mean()) < 0.05 and abs(draws.std() - 1.0) < 0.05
-  assert not any(jit for name, jit in context.choices.items() if '/0/' in name)
+  assert not any(
+    chosen for name, chosen in context.choices.items() if name.endswith('/0')
+  )
 
 
 def test_private_noise_has_the_right_size(plain):
@@ -796,6 +801,61 @@ def test_choices_are_obeyed_without_measuring(lawful):
     assert told.choices == choices and told.num_compiled == 1
 
 
+class _Timer:
+  """Says that whatever is measured first is the slower of two."""
+
+  def __init__(self):
+    self.calls = 0
+
+  def __call__(self, run):
+    self.calls += 1
+    return 3.0 - self.calls
+
+
+def test_a_choice_holds_for_all_shapes_of_a_loop(monkeypatch):
+  timer = _Timer()
+  monkeypatch.setattr(
+    choices_lib.Chooser, '_seconds', lambda self, run: timer(run)
+  )
+  shapes = [_rows(1), _rows(3)[1:2], _rows(3)[2:3]]
+  with cohort(jit='auto') as context:
+    sums = [_total_rows(shape) for shape in shapes]
+  assert list(context.choices.values()) == [False]
+  # A run that goes on from there may meet other clients first.
+  with cohort(jit='auto', choices=context.choices) as resumed:
+    again = [_total_rows(shape) for shape in reversed(shapes)]
+  np.testing.assert_array_equal(again[::-1], sums)
+  assert context.num_compiled == resumed.num_compiled == 3
+  assert context.choices == resumed.choices
+  assert timer.calls == 2
+
+
+def test_what_xla_refuses_for_some_shapes_it_compiles_for_others(monkeypatch):
+  refused = []
+
+  def refuse(self, inputs, jit):
+    if jit and any(tensor.shape[1:] == [2, 2] for tensor in inputs):
+      refused.append(inputs)
+      raise ValueError('two rows')
+    return run(self, inputs, jit)
+
+  run = compiled_loop.CompiledLoop.__call__
+  monkeypatch.setattr(compiled_loop.CompiledLoop, '__call__', refuse)
+  with cohort(jit=True) as context:
+    for shape in (_rows(1), _rows(3)[1:2], _rows(3)[2:3]):
+      _total_rows(shape)
+  assert len(refused) == 1
+  assert list(context.choices.values()) == [True]
+
+
+@tff.federated_computation(_at_clients(_ROWS))
+def _total_rows(clients):
+  total = tff.tensorflow.computation(
+    lambda client: tf.reduce_sum(client['rows'], 0)
+  )
+  return tff.federated_sum(tff.federated_map(total, clients))
+
+
 def test_a_process_that_is_built_again_has_the_same_choices():
   names = []
   for _ in range(2):
@@ -805,6 +865,89 @@ def test_a_process_that_is_built_again_has_the_same_choices():
       _Aggregation(_robust())(_FEW)
     names.append(list(context.choices))
   assert names[0] == names[1]
+
+
+# ---- other forms for XLA -----------------------------------------------------
+
+
+def _shrink(x):
+  """Halves what is large, and negates it; an inverse that may be infinite."""
+  return tf.cond(
+    tf.reduce_max(x) > 1.0,
+    lambda: (x / 2.0, -tf.cast(tf.size(x), tf.int32)),
+    lambda: (1.0 / x, tf.constant(7)),
+  )
+
+
+def _repeat(x):
+  """One branch has a loop in it, which may be worth skipping."""
+  return tf.cond(
+    tf.reduce_max(x) > 1.0,
+    lambda: tf.while_loop(
+      lambda y: tf.reduce_max(y) > 1.0, lambda y: [y / 2.0], [x]
+    )[0],
+    lambda: x,
+  )
+
+
+def _conditionals(function):
+  """How many conditionals its graph has, and how many are left of them."""
+  spec = tf.TensorSpec([3], tf.float32)
+  graph = tf.function(function).get_concrete_function(spec).graph
+  before = graph.as_graph_def()
+  return [
+    sum(node.op in ('If', 'StatelessIf') for node in graph_def.node)
+    for graph_def in (before, conditionals.as_choices(before, graph))
+  ]
+
+
+def test_only_cheap_conditionals_become_choices():
+  assert _conditionals(_shrink) == [1, 0]
+  assert _conditionals(_repeat) == [1, 1]
+
+
+def test_a_choice_is_what_the_conditional_would_be():
+  @tff.federated_computation(_at_clients((np.float32, [3])))
+  def shrink(clients):
+    return tff.federated_map(tff.tensorflow.computation(_shrink), clients)
+
+  # The first client has no finite inverse, and needs none.
+  values = [np.array(v, np.float32) for v in ([2, 0, 4], [0.5, 1, 0.25])]
+  with cohort(jit=True) as context:
+    (large, marked), (small, unmarked) = shrink(values)
+    np.testing.assert_array_equal(large, [1.0, 0.0, 2.0])
+    np.testing.assert_array_equal(small, [2.0, 1.0, 4.0])
+    assert (marked, unmarked) == (-3, 7)
+  assert list(context.choices.values()) == [True]
+
+
+@pytest.mark.parametrize('size', [4095, 4096, 4099, 32768, 300_001])
+def test_large_reductions_are_what_they_were(size):
+  @tff.federated_computation(_at_clients((np.float32, [size])))
+  def reduce(clients):
+    @tff.tensorflow.computation
+    def each(x):
+      return collections.OrderedDict(
+        sum=tf.reduce_sum(x),
+        mean=tf.reduce_mean(x),
+        largest=tf.reduce_max(x),
+        smallest=tf.reduce_min(x),
+        half=tf.nn.l2_loss(x),
+        all=tf.reduce_all(x > 0.0),
+        any=tf.reduce_any(x > 0.0),
+      )
+
+    return tff.federated_map(each, clients)
+
+  # Whole numbers: their sums are exact in any order.
+  x = np.random.default_rng(size).integers(-9, 9, size).astype(np.float32)
+  x[-1], x[size // 2] = 20.0, -20.0
+  with cohort(jit=True):
+    (found,) = reduce([x])
+  assert found['sum'] == x.sum() and found['half'] == np.square(x).sum() / 2
+  np.testing.assert_allclose(found['mean'], x.mean(dtype=np.float64), rtol=1e-5)
+  assert (found['largest'], found['smallest']) == (20.0, -20.0)
+  assert (found['all'], found['any']) == (False, True)
 
 
 # ---- what is refused ---------------------------------------------------------

@@ -290,6 +290,20 @@ def test_an_interrupt_stops_the_computation_and_the_runtime_goes_on():
     assert _total([1.0, 2.0]) == 3.0
 
 
+@pytest.mark.parametrize('chosen', [None, '7'])
+def test_the_worker_has_few_arenas_unless_told_otherwise(chosen, monkeypatch):
+  monkeypatch.delenv('MALLOC_ARENA_MAX', raising=False)
+  if chosen:
+    monkeypatch.setenv('MALLOC_ARENA_MAX', chosen)
+  monkeypatch.setenv('PASSED_ON', 'as it is')
+  with native():
+    _total([1.0])
+    variables = _workers()[0].environ()
+  assert variables['MALLOC_ARENA_MAX'] == (chosen or '2')
+  assert variables['PASSED_ON'] == 'as it is'
+  assert 'MALLOC_ARENA_MAX' not in os.environ or chosen
+
+
 def test_cohorts_of_changing_size_do_not_fill_the_worker():
   with native():
     threads = []

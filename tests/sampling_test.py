@@ -1,11 +1,13 @@
 """Laws of cohort sampling: a pure function of the round."""
 
 import collections
+import collections.abc
 
 import numpy as np
 import pytest
 
 from tff_partial import errors
+from tff_partial import random_bits
 from tff_partial import sampling
 
 _POPULATION = tuple(f'client {i}' for i in range(40))
@@ -104,12 +106,87 @@ def test_nobody_may_be_left():
   assert sampler.seeds(1, []).shape == (0, 2)
 
 
+def test_the_first_and_the_last_of_a_cohort_are_drawn_alike():
+  sampler = _sampler()
+  places = [
+    [int(c.split()[1]) for c in sampler.cohort(number)] for number in range(400)
+  ]
+  # Uniform among 0 to 39: mean 19.5, and a deviation of 11.5 / 20 of a mean.
+  assert np.allclose(np.mean(places, axis=0), 19.5, atol=4 * 11.5 / 20)
+
+
+def test_the_cost_of_a_cohort_is_not_that_of_the_population():
+  # As long as a list of 2^40 clients, but nobody is in it before being asked.
+  class Everybody(collections.abc.Sequence):
+    asked = 0
+
+    def __len__(self):
+      return 2**40
+
+    def __getitem__(self, place):
+      self.asked += 1
+      return f'client {place}'
+
+  for poisson in (False, True):
+    everybody = Everybody()
+    sampler = sampling.CohortSampler(everybody, 100, 0, poisson=poisson)
+    cohort = sampler.cohort(1)
+    assert everybody.asked == len(cohort) == len(set(cohort))
+
+
+# ---- Poisson -----------------------------------------------------------------
+
+
+def test_poisson_cohorts_vary_as_independent_draws_do():
+  sampler = _sampler(poisson=True)
+  cohorts = [sampler.cohort(number) for number in range(1000)]
+  assert all(len(set(cohort)) == len(cohort) for cohort in cohorts)
+  sizes = np.array([len(cohort) for cohort in cohorts])
+  # 40 clients with probability 1/4 each: mean 10, variance 40 * 1/4 * 3/4.
+  assert abs(sizes.mean() - 10.0) < 4 * np.sqrt(7.5 / 1000)
+  assert abs(sizes.var() - 7.5) < 4 * 7.5 * np.sqrt(2 / 1000)
+  took_part = np.array(
+    [[client in set(cohort) for client in _POPULATION] for cohort in cohorts]
+  )
+  assert np.allclose(took_part.mean(0), 0.25, atol=4.5 * np.sqrt(0.1875 / 1000))
+  # Whether one takes part tells nothing about another.
+  together = np.corrcoef(took_part.T)[np.triu_indices(40, 1)]
+  assert abs(together.mean()) < 0.01 and abs(together).max() < 0.16
+
+
+def test_poisson_cohorts_depend_on_seed_and_round_alone():
+  cohorts = [_sampler(poisson=True).cohort(number) for number in range(5)]
+  assert [_sampler(poisson=True).cohort(n) for n in range(5)] == cohorts
+  assert len(set(map(tuple, cohorts))) == 5
+  assert _sampler(poisson=True, seed=1).cohort(0) != cohorts[0]
+
+
+def test_poisson_cohorts_may_be_empty_or_everybody():
+  rarely = _sampler(poisson=True, clients_per_round=1)
+  sizes = {len(rarely.cohort(number)) for number in range(50)}
+  assert {0, 1, 2} <= sizes
+  always = _sampler(poisson=True, clients_per_round=40)
+  assert sorted(always.cohort(0)) == sorted(_POPULATION)
+
+
+def test_dropout_thins_poisson_cohorts_and_cuts_nobody_off():
+  sampler = _sampler(poisson=True, clients_per_round=30, dropout_rate=0.2)
+  sizes = [len(sampler.cohort(number)) for number in range(400)]
+  assert abs(np.mean(sizes) - 24.0) < 0.7
+  assert max(sizes) > 30
+
+
+# ---- seeds -------------------------------------------------------------------
+
+
 def test_a_clients_seed_is_its_own():
   sampler = _sampler()
   seeds = sampler.seeds(3, _POPULATION)
   assert seeds.shape == (40, 2)
   assert seeds.dtype == np.int32
   assert len({tuple(seed) for seed in seeds}) == 40
+  for client, seed in zip(_POPULATION, seeds, strict=True):
+    np.testing.assert_array_equal(seed, random_bits.derive(0, 3, client))
   alone = sampler.seeds(3, ['client 7'])
   np.testing.assert_array_equal(alone[0], seeds[7])
   assert (sampler.seeds(4, ['client 7']) != alone).any()
@@ -122,6 +199,8 @@ def test_a_clients_seed_is_its_own():
     ({'clients_per_round': 0}, 'clients_per_round=0'),
     ({'clients_per_round': -3}, 'clients_per_round=-3'),
     ({'clients_per_round': 41}, 'asks 41 clients .* population has 40'),
+    ({'poisson': True, 'clients_per_round': 41}, 'population has 40'),
+    ({'poisson': True, 'oversample': 1.5}, 'oversample=1.5: with Poisson'),
     ({'oversample': 0.5}, 'oversample=0.5'),
     ({'oversample': float('nan')}, 'oversample=nan'),
     ({'oversample': float('inf')}, 'oversample=inf'),

@@ -37,13 +37,37 @@ def derive(*words: int | str) -> np.ndarray:
   Args:
     *words: For example a run's seed, a round's number and a client's id.
   """
-  # Numbers of NumPy count as Python's. A word's quotes keep '1' and 1 apart.
-  text = '\x1f'.join(
-    ascii(word) if isinstance(word, str) else str(operator.index(word))
-    for word in words
+  text = '\x1f'.join(map(_text, words))
+  return _seeds(hashlib.blake2b(text.encode(), digest_size=8).digest())[0]
+
+
+def derive_each(
+  words: Sequence[int | str], last: Sequence[int | str]
+) -> np.ndarray:
+  """Returns `derive(*words, word)` for each last word, int32 `[words, 2]`.
+
+  Args:
+    words: What all have in common, for example a run's seed and a round.
+    last: For example the ids of clients.
+  """
+  common = hashlib.blake2b(
+    ''.join(f'{_text(word)}\x1f' for word in words).encode(), digest_size=8
   )
-  digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-  return np.frombuffer(digest, dtype='<i4').astype(np.int32)
+  digests = []
+  for word in last:
+    own = common.copy()
+    own.update(_text(word).encode())
+    digests.append(own.digest())
+  return _seeds(b''.join(digests))
+
+
+def _seeds(digests: bytes) -> np.ndarray:
+  return np.frombuffer(digests, '<i4').astype(np.int32).reshape([-1, 2])
+
+
+def _text(word: int | str) -> str:
+  # Numbers of NumPy count as Python's. A word's quotes keep '1' and 1 apart.
+  return ascii(word) if isinstance(word, str) else str(operator.index(word))
 
 
 def bits(seed: tf.Tensor, shape: Sequence[int] | tf.Tensor) -> tf.Tensor:

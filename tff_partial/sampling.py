@@ -2,6 +2,12 @@
 
 A cohort is drawn without replacement. As in section 7 of the FedRecon paper,
 more clients than needed can be asked, of whom some drop out before they answer.
+Or each client takes part with the same probability, whoever else does, as
+differential privacy assumes: Poisson sampling.
+
+`tff.simulation.build_uniform_sampling_fn` promises the same, but goes through
+the whole population in each round: 0.3 s for a million clients, while a round
+of a hundred takes 0.02 s. NumPy draws them without looking at the others.
 """
 
 from collections.abc import Sequence
@@ -9,7 +15,6 @@ import dataclasses
 import math
 
 import numpy as np
-import tensorflow_federated as tff
 
 from tff_partial import errors
 from tff_partial import random_bits
@@ -25,12 +30,16 @@ class CohortSampler:
 
   Attributes:
     client_ids: The population, in a fixed order.
-    clients_per_round: How many clients' updates a round shall join.
+    clients_per_round: How many clients' updates a round shall join; with
+      `poisson`, on average.
     seed: The run's seed.
     oversample: How many times as many clients are asked, at least 1.
     dropout_rate: The probability that a client that was asked does not answer.
       The first `clients_per_round` that do are the cohort; it is smaller if
       fewer do.
+    poisson: Whether each client is asked with the probability
+      `clients_per_round` / population, on its own. Then the size of a cohort
+      differs from round to round, and may be zero.
   """
 
   client_ids: Sequence[str]
@@ -38,6 +47,7 @@ class CohortSampler:
   seed: int
   oversample: float = 1.0
   dropout_rate: float = 0.0
+  poisson: bool = False
 
   def __post_init__(self) -> None:
     """Checks the numbers against the population."""
@@ -56,6 +66,12 @@ class CohortSampler:
         f'dropout_rate={self.dropout_rate}: this is no probability below 1. '
         'Give 0 or more, and less than 1.'
       )
+    if self.poisson and self.oversample != 1.0:
+      raise SamplingError(
+        f'oversample={self.oversample}: with Poisson sampling whoever is asked '
+        'is joined, so nobody is asked in reserve. Leave it at 1, or give a '
+        'larger clients_per_round.'
+      )
     if self.num_asked > len(self.client_ids):
       raise SamplingError(
         f'A round asks {self.num_asked} clients (clients_per_round='
@@ -65,27 +81,30 @@ class CohortSampler:
 
   @property
   def num_asked(self) -> int:
-    """How many clients a round asks."""
+    """How many clients a round asks; with `poisson`, on average."""
     # 100 times 1.1 is a little more than 110 in floating point.
     return math.ceil(self.clients_per_round * self.oversample - 1e-9)
 
   def cohort(self, round_number: int) -> list[str]:
     """Returns the ids of the clients whose updates a round joins.
 
+    Their order is random, too: the first ones are no others than the last.
+
     Args:
       round_number: The number of the round.
     """
-    sample = tff.simulation.build_uniform_sampling_fn(
-      range(len(self.client_ids)),
-      replace=False,
-      random_seed=int(random_bits.derive(self.seed, 'cohort')[0]) & 0x7FFFFFFF,
-    )
-    asked = [
-      self.client_ids[int(i)] for i in sample(round_number, self.num_asked)
-    ]
+    seed = random_bits.derive(self.seed, 'cohort', round_number)
+    generator = np.random.Generator(np.random.PCG64(seed.view(np.uint32)))
+    population, size = len(self.client_ids), self.num_asked
+    if self.poisson:
+      # So many independent draws succeed; given their number, all sets of
+      # clients are as likely.
+      size = generator.binomial(population, size / population)
+    places = generator.choice(population, size, replace=False, shuffle=True)
+    asked = [self.client_ids[place] for place in places.tolist()]
     if self.dropout_rate:
       asked = [c for c in asked if self._answers(c, round_number)]
-    return asked[: self.clients_per_round]
+    return asked if self.poisson else asked[: self.clients_per_round]
 
   def _answers(self, client_id: str, round_number: int) -> bool:
     """Whether a client answers in a round, whoever else is asked."""
@@ -102,5 +121,4 @@ class CohortSampler:
 
 def client_seeds(client_ids: Sequence[str], *words: int | str) -> np.ndarray:
   """Derives a seed for each client from some words and its id."""
-  seeds = [random_bits.derive(*words, client) for client in client_ids]
-  return np.stack(seeds) if seeds else np.zeros([0, 2], np.int32)
+  return random_bits.derive_each(words, client_ids)

@@ -4,6 +4,11 @@ XLA makes some clients many times faster (embeddings, recurrent steps) and
 others many times slower (convolutions on a CPU). The two differ in the last
 bits, so the measured executions are thrown away: a run that measured equals,
 bit for bit, a run that was told the same choice from the start.
+
+There is one choice for each loop of a computation, measured on the first
+shapes that it meets; for others the same is done. So what a checkpoint knows of
+one set of clients decides for all: an evaluation of test users has the same
+bits whether or not the run was interrupted before it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,8 +42,8 @@ class Chooser:
   """Compiles loops, with or without XLA.
 
   Attributes:
-    choices: What was chosen so far, from a name that is the same in every
-      process to whether XLA compiles the loop; JSON can hold it.
+    choices: What was chosen so far, from a loop's name, which is the same in
+      every process, to whether XLA compiles it; JSON can hold it.
   """
 
   def __init__(
@@ -70,16 +75,15 @@ class Chooser:
     name: str,
     loop: client_loop.ClientLoop,
     signature: loop_inputs.Signature,
-    sample: Sequence[tf.Tensor],
+    sample: Callable[[], Sequence[tf.Tensor]],
   ) -> Run:
     """What runs a loop.
 
     Args:
-      name: A name of the loop and a client's shapes that is the same in every
-        process.
+      name: A name of the loop that is the same in every process.
       loop: The loop.
       signature: The exact shapes.
-      sample: Inputs with a single client, to measure on.
+      sample: Makes inputs with a single client, to measure on.
     """
     key = (loop, signature)
     if key not in self._runs:
@@ -103,7 +107,7 @@ class Chooser:
     self,
     name: str,
     compiled: compiled_loop.CompiledLoop,
-    sample: Sequence[tf.Tensor],
+    make_sample: Callable[[], Sequence[tf.Tensor]],
   ) -> bool:
     """Whether XLA compiles a loop; what is run to find out is thrown away."""
     wanted = self._jit
@@ -111,6 +115,7 @@ class Chooser:
       wanted = self.choices.get(name, 'auto')
     if wanted is False:
       return False
+    sample = make_sample()
     try:
       compiled(sample, jit=True)  # XLA compiles when it is first called.
     except (tf.errors.OpError, ValueError, TypeError) as error:
@@ -122,10 +127,11 @@ class Chooser:
         name,
         _reason(error),
       )
-      self.choices[name] = False
+      # It may have taken the loop for other shapes.
+      self.choices.setdefault(name, False)
       return False
     if wanted is True:
-      self.choices[name] = True
+      self.choices.setdefault(name, True)
       return True
     compiled(sample, jit=False)
     with_xla = self._seconds(functools.partial(compiled, sample, jit=True))

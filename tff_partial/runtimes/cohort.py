@@ -20,7 +20,7 @@ the rest; all in this process, with no worker and no port. It takes any
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 import os
 from typing import Any, TypeAlias
@@ -34,8 +34,13 @@ from tff_partial.runtimes import errors
 from tff_partial.runtimes import fallback
 from tff_partial.runtimes import feeding
 from tff_partial.runtimes import rounds
+from tff_partial.runtimes import typed_values
 
 Jit: TypeAlias = choices_lib.Jit
+_Compiled: TypeAlias = (
+  rounds.CompiledComputation | errors.UnsupportedComputationError
+)
+_Convert: TypeAlias = Callable[[Iterator[Any]], Any]
 
 
 class _Runtime:
@@ -62,14 +67,11 @@ class _Runtime:
     )
     # Equal programs are equal keys, so that a process that is built again is
     # not compiled again. To compare them takes long: once per object.
-    self._compiled: dict[
-      tff.Computation,
-      rounds.CompiledComputation | errors.UnsupportedComputationError,
-    ] = {}
+    self._compiled: dict[tff.Computation, _Compiled] = {}
     self._known: weakref.WeakValueDictionary[int, tff.Computation] = (
       weakref.WeakValueDictionary()
     )
-    self._of_known: dict[int, Any] = {}
+    self._of_known: dict[int, tuple[_Compiled, _Convert]] = {}
     self._fallback = fallback.NativeFallback()
     self._installed: list[Any] = []
 
@@ -95,17 +97,16 @@ class _Runtime:
     return self._chooser.num_compiled
 
   def _run(self, computation: tff.Computation, argument: Any) -> Any:
-    compiled = self._compile(computation)
+    compiled, convert = self._compile(computation)
     if isinstance(compiled, errors.UnsupportedComputationError):
       if self._strict:
         raise compiled.with_traceback(None)
       return self._fallback.run(computation, argument, compiled)
-    result_type = computation.type_signature.result
-    return compiled(argument, result_type, self._resources)
+    return compiled(argument, convert, self._resources)
 
   def _compile(
     self, computation: tff.Computation
-  ) -> rounds.CompiledComputation | errors.UnsupportedComputationError:
+  ) -> tuple[_Compiled, _Convert]:
     key = id(computation)
     if self._known.get(key) is not computation:
       if computation not in self._compiled:
@@ -114,7 +115,10 @@ class _Runtime:
         except errors.UnsupportedComputationError as error:
           self._compiled[computation] = error.with_traceback(None)
       self._known[key] = computation
-      self._of_known[key] = self._compiled[computation]
+      self._of_known[key] = (
+        self._compiled[computation],
+        typed_values.converter(computation.type_signature.result),
+      )
     return self._of_known[key]
 
   def __enter__(self) -> Any:
@@ -176,7 +180,8 @@ def cohort(
 
   Args:
     jit: Whether XLA compiles the loop over clients. 'auto' measures each loop
-      once, with and without, and keeps the faster.
+      once, with and without, on the first clients that it meets, and keeps the
+      faster for all.
     threads: How many shards of a cohort run side by side; by default one per
       core, or one if there is a GPU. Results do not depend on it.
     strict: Whether to raise an error for what cannot be compiled, such as

@@ -2,11 +2,14 @@
 
 Leaves of one shape become a stacked array. Where the shape is unknown before a
 client has run, clients may differ: their values are laid end to end, and their
-shapes kept beside them.
+shapes kept beside them. A caller gets `Columns`, and so need not touch clients
+one by one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import functools
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -78,3 +81,106 @@ class Ragged:
     return [
       part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)
     ]
+
+
+def gather(
+  spec: tf.TensorSpec,
+  parts: Sequence[Any],
+  positions: Sequence[np.ndarray],
+  size: int,
+) -> Any:
+  """Puts what shards returned of one leaf into the order of the cohort.
+
+  Args:
+    spec: The leaf of one client.
+    parts: For each shard, its clients' leaves: an array with a leading
+      dimension, which may be longer than the shard, or a list.
+    positions: The places of its clients in the cohort.
+    size: The number of clients in the cohort.
+
+  Returns:
+    An array with a leading dimension, or a list of arrays where the type leaves
+    the shape open.
+  """
+  if spec.shape.is_fully_defined():
+    shape = (size, *spec.shape)
+    column = np.empty(shape, spec.dtype.as_numpy_dtype)
+    for part, places in zip(parts, positions, strict=True):
+      column[places] = part[: len(places)]
+    return column
+  listed: list[Any] = [None] * size
+  for part, places in zip(parts, positions, strict=True):
+    for leaf, place in zip(part, places, strict=False):
+      listed[place] = leaf
+  return listed
+
+
+class Columns(Sequence[Any]):
+  """What the clients of a cohort return: a sequence of one value for each.
+
+  The values of all clients lie in one array a leaf; that of one client is made
+  when it is asked for, and shares no memory with the others.
+  """
+
+  def __init__(
+    self,
+    size: int,
+    leaves: Sequence[Any],
+    convert: Callable[[Iterator[Any]], Any],
+  ):
+    """Takes over the leaves, stacked by client.
+
+    Args:
+      size: The number of clients.
+      leaves: What `gather` returned, leaf by leaf.
+      convert: Puts leaves into the containers of a client's value.
+    """
+    self._size, self._leaves, self._convert = size, leaves, convert
+
+  @functools.cached_property
+  def stacked(self) -> Any:
+    """All values in one, with a leading dimension of clients in each array.
+
+    A leaf whose type leaves the shape open is a list of arrays.
+    """
+    return self._convert(iter(self._leaves))
+
+  @property
+  def is_dense(self) -> bool:
+    """Whether every leaf of `stacked` is an array."""
+    return all(isinstance(leaf, np.ndarray) for leaf in self._leaves)
+
+  def __len__(self) -> int:
+    return self._size
+
+  def __getitem__(self, position: Any) -> Any:
+    if isinstance(position, slice):
+      return [self[p] for p in range(*position.indices(len(self)))]
+    position = range(len(self))[operator.index(position)]
+    return self._convert(_copy(leaf[position]) for leaf in self._leaves)
+
+  def __eq__(self, other: object) -> bool:
+    if not isinstance(other, Sequence):
+      return NotImplemented
+    return list(self) == list(other)
+
+  def __repr__(self) -> str:
+    return repr(list(self))
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return list, (list(self),)
+
+  # What `tf.nest` makes of columns is a list.
+  def __tf_flatten__(self) -> tuple[None, tuple[Any, ...]]:
+    return None, tuple(self)
+
+  @classmethod
+  def __tf_unflatten__(
+    cls, metadata: None, components: tuple[Any, ...]
+  ) -> list[Any]:
+    return list(components)
+
+
+def _copy(leaf: Any) -> Any:
+  """A client's own array, so that keeping it does not keep the others'."""
+  return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -84,7 +84,7 @@ class CompiledLoop:
       )
 
     def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-      if any(leaf.has_large_reductions for leaf in self._loop.leaves):
+      if any(leaf.is_rewritten for leaf in self._loop.leaves):
         return self._run(*flat)
       return self._traced(*flat)
 

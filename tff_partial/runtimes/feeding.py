@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial.runtimes import columns
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import readers
 from tff_partial.runtimes import typed_values
@@ -87,6 +88,27 @@ class Clients(abc.ABC):
     """
 
 
+class _Stacked(Clients):
+  """Arrays with a leading dimension of clients; none if nothing is fed."""
+
+  def __init__(self, size: int, leaves: Sequence[np.ndarray], where: str):
+    self._size, self._leaves = size, leaves
+    _check_lengths(leaves, size, where)
+
+  def __len__(self) -> int:
+    return self._size
+
+  def client_bytes(self) -> int:
+    return sum(leaf.nbytes for leaf in self._leaves) // max(self._size, 1)
+
+  def groups(self) -> Sequence[int]:
+    return [0] * self._size
+
+  def feed(self, positions: np.ndarray, size: int) -> Feed:
+    tensors = [_pad(leaf[positions], size) for leaf in self._leaves]
+    return Feed(tensors, (False,) * len(tensors), np.zeros([size], np.int32))
+
+
 class _Listed(Clients):
   """A plain sequence of client values."""
 
@@ -142,10 +164,13 @@ class _Resident(Clients):
       self._group_of[group.positions] = number
       self._place_of[group.positions] = np.arange(len(group.positions))
       self._rows.append(np.asarray(group.rows, np.int32))
+      found = _leaves_of(group, reader, where)
+      given = [array for array, is_resident in found if not is_resident]
+      _check_lengths(given, len(group.positions), where)
       self._leaves.append(
         [
           (arrays.tensor(array) if is_resident else array, is_resident)
-          for array, is_resident in _leaves_of(group, reader, where)
+          for array, is_resident in found
         ]
       )
     if (self._group_of < 0).any():
@@ -193,6 +218,9 @@ def _leaves_of(
   group: Any, reader: readers.Reader, where: str
 ) -> list[tuple[np.ndarray, bool]]:
   """A type's leaves, found by name, and whether each is resident."""
+  if not group.resident:
+    nested = reader.stacked(group.given, where)
+    return [(leaf, False) for leaf in typed_values.leaves(nested)]
   if not isinstance(reader.type_spec, tff.StructType):
     raise errors.ArgumentError(
       where,
@@ -218,7 +246,8 @@ def open_argument(
   """Looks at a CLIENTS argument without copying what is resident.
 
   Args:
-    value: A sequence of client values, or a cohort with `groups`.
+    value: A sequence of client values, or a cohort with `groups`. If there is
+      nothing to a client's value, its length says all.
     reader: Reads the value of one client.
     where: What to call the argument in errors.
     arrays: Keeps resident arrays on the device.
@@ -227,7 +256,12 @@ def open_argument(
     ArgumentError: If the value is not of the type.
   """
   if hasattr(value, 'groups'):
+    if reader.is_empty:
+      return _Stacked(len(value), [], where)
     return _Resident(value, reader, where, arrays)
+  if isinstance(value, columns.Columns) and value.is_dense:
+    nested = reader.stacked(value.stacked, where)
+    return _Stacked(len(value), typed_values.leaves(nested), where)
   if isinstance(value, str | bytes | Mapping) or not isinstance(
     value, Sequence
   ):
@@ -237,7 +271,22 @@ def open_argument(
       f'a {type(value).__name__}',
       'put the client values in a list',
     )
+  if reader.is_empty:
+    for index, client in enumerate(value[:1]):
+      reader(client, where, f'client {index}')
+    return _Stacked(len(value), [], where)
   return _Listed(value, reader, where)
+
+
+def _check_lengths(leaves: Sequence[np.ndarray], size: int, where: str) -> None:
+  for leaf in leaves:
+    if len(leaf) != size:
+      raise errors.ArgumentError(
+        where,
+        f'arrays with a leading dimension of {size} clients',
+        f'one of the shape {list(leaf.shape)}',
+        'stack one value for each client',
+      )
 
 
 def _rounded(rows: int) -> int:

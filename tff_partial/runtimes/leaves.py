@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial.runtimes import conditionals
 from tff_partial.runtimes import reductions
 from tff_partial.runtimes import typed_values
 
@@ -85,9 +86,9 @@ class Leaf:
     return typed_values.like(self._result, iter(results))
 
   @property
-  def has_large_reductions(self) -> bool:
-    """Whether XLA is to be given another graph; known after a first call."""
-    return any(found.reductions for found in self._functions.values())
+  def is_rewritten(self) -> bool:
+    """Whether XLA is given another form of it; known after a first call."""
+    return any(found.is_rewritten for found in self._functions.values())
 
   def _function(self, flat: Sequence[Any]) -> '_Imported':
     """The graph; where its type leaves dimensions open, those of `flat`."""
@@ -128,7 +129,7 @@ class _Imported:
   """A graph as a function over flat tensors.
 
   Attributes:
-    reductions: Its large reductions.
+    is_rewritten: Whether XLA is given another form of it.
   """
 
   def __init__(
@@ -142,18 +143,18 @@ class _Imported:
     wrapped = tf.compat.v1.wrap_function(
       lambda: tf.graph_util.import_graph_def(graph_def, name=''), []
     )
-    self.reductions = reductions.find(wrapped.graph)
+    found = reductions.find(wrapped.graph)
+    chosen = conditionals.as_choices(graph_def, wrapped.graph)
+    self.is_rewritten = bool(found) or chosen is not graph_def
     element = wrapped.graph.as_graph_element
     self._initialize = (
       wrapped.prune([], element(initializer)) if initializer else None
     )
     ends = [element(name) for name in [*inputs, *outputs]]
-    if folded and self.reductions:
+    if folded and self.is_rewritten:
       ends = []
       wrapped = tf.compat.v1.wrap_function(
-        lambda: ends.extend(
-          reductions.fold(graph_def, self.reductions, inputs, outputs)
-        ),
+        lambda: ends.extend(reductions.fold(chosen, found, inputs, outputs)),
         [],
       )
     self._function = wrapped.prune(ends[: len(inputs)], ends[len(inputs) :])

@@ -17,10 +17,10 @@ class Inputs:
   """What a loop over a shard is given.
 
   Attributes:
-    values: All values at the server.
+    values: All values at the server, as tensors.
     kept: What earlier loops kept for each client, leaf by leaf.
     feeds: The shard's share of each argument.
-    totals: The leaves of the first accumulators.
+    totals: The leaves of the first accumulators, as tensors.
   """
 
   values: straight_line.Values
@@ -32,14 +32,14 @@ class Inputs:
     self, loop: client_loop.ClientLoop, num_clients: int
   ) -> list[tf.Tensor]:
     """All that goes into a compiled loop over the first clients."""
-    values = [
-      num_clients,
-      [self.values[key] for key in loop.shared],
-      [self.kept[key] for key in loop.kept],
-      [[*feed.tensors, feed.rows] for feed in self.feeds],
-      list(self.totals),
+    fed = [leaf for feed in self.feeds for leaf in (*feed.tensors, feed.rows)]
+    return [
+      tf.constant(num_clients),
+      *typed_values.leaves([self.values[key] for key in loop.shared]),
+      *(leaf for key in loop.kept for leaf in self.kept[key]),
+      *map(tf.convert_to_tensor, fed),
+      *self.totals,
     ]
-    return [tf.convert_to_tensor(leaf) for leaf in typed_values.leaves(values)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,6 +108,9 @@ def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         # Out of reach of the signals that a terminal sends to our group.
         start_new_session=True,
+        # Its threads take turns with memory: each round is computed by others,
+        # and what one leaves free in an arena of its own, no other finds.
+        env={'MALLOC_ARENA_MAX': '2', **os.environ},
       )
     except Exception as error:  # pylint: disable=broad-exception-caught
       started.put(error)

@@ -54,6 +54,11 @@ class Reader:
     )
 
   @functools.cached_property
+  def is_empty(self) -> bool:
+    """Whether the type has no leaves."""
+    return not typed_values.tensor_specs(self.type_spec)
+
+  @functools.cached_property
   def stacked(self) -> 'Reader':
     """A reader of many such values, stacked along a leading dimension."""
     return Reader(_stacked(self.type_spec))

@@ -2,14 +2,16 @@
 
 XLA's code for CPUs adds a large array up element by element, ten times slower
 than it scales one. Aggregators that clip or zero updates do little else. Here
-such a reduction first folds the array in eight: elementwise code, which XLA
-vectorises. The order of a sum changes, hence its last bits; so programs that
-run without XLA keep their reductions as they are.
+such a reduction first folds the array in eight, and what is left again, as long
+as that is large: elementwise code, which XLA vectorises. The order of a sum
+changes, hence its last bits; so programs that run without XLA keep their
+reductions as they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import contextvars
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -40,12 +42,11 @@ def _fold(
   x: tf.Tensor, combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> tf.Tensor:
   flat = tf.reshape(x, [-1])
-  size = flat.shape[0] // _FOLDS
-  rows = tf.reshape(flat[: size * _FOLDS], [_FOLDS, size])
-  total = rows[0]
-  for row in range(1, _FOLDS):
-    total = combine(total, rows[row])
-  return tf.concat([total, flat[size * _FOLDS :]], 0)
+  while flat.shape[0] >= _LARGE:
+    size = flat.shape[0] // _FOLDS
+    *parts, rest = tf.split(flat, [size] * _FOLDS + [flat.shape[0] % _FOLDS])
+    flat = tf.concat([functools.reduce(combine, parts), rest], 0)
+  return flat
 
 
 def _sum(x: tf.Tensor) -> tf.Tensor:

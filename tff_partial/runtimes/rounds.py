@@ -3,17 +3,17 @@
 A `CompiledComputation` is made once per computation and called every round.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
 from typing import Any, TypeAlias
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import choices
 from tff_partial.runtimes import client_loop
+from tff_partial.runtimes import columns
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import debugging
 from tff_partial.runtimes import feeding
@@ -25,6 +25,10 @@ from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
 Key: TypeAlias = straight_line.Key
+# Each call of TensorFlow takes time, and each accumulator that waits for the
+# others takes memory.
+_MERGED_AT_ONCE = 4
+
 # For each client value that outlives its loop, its leaves, shard by shard.
 Outputs: TypeAlias = dict[Key, list[list[Any]]]
 
@@ -66,20 +70,23 @@ class CompiledComputation:
     )
 
   def __call__(
-    self, argument: Any, result_type: tff.Type, resources: Resources
+    self,
+    argument: Any,
+    convert: Callable[[Iterator[Any]], Any],
+    resources: Resources,
   ) -> Any:
     """Runs the computation.
 
     Args:
       argument: The argument, as TFF hands it to a context.
-      result_type: Which containers to return: equal computations share a
-        program, but may differ in that.
+      convert: Puts leaves into the containers of the result: equal computations
+        share a program, but may differ in these.
       resources: What to run it with.
     """
     values, clients = self._open(argument, resources.arrays)
     shards = sharding.cut(clients)
     outputs: Outputs = {}
-    totals: list[tf.Tensor] = []
+    totals: Sequence[tf.Tensor] = []
     for wave, stage in enumerate(self._plan.stages):
       computed, totals = stage(values, totals)
       values.update(computed)
@@ -90,14 +97,9 @@ class CompiledComputation:
         )
         totals = wave_of_clients.run(shards)
     for key in self._plan.client_results:
-      values[key] = typed_values.ClientValues(
-        self._by_client(key, shards, outputs)
-      )
+      values[key] = self._of_clients(key, shards, outputs)
     nested = self._program.evaluate(self._program.result, values)
-    nested = typed_values.like(
-      nested, map(_to_numpy, typed_values.leaves(nested))
-    )
-    return typed_values.to_python(nested, result_type)
+    return convert(map(_to_numpy, typed_values.leaves(nested)))
 
   def _open(
     self, argument: Any, arrays: feeding.DeviceArrays
@@ -120,19 +122,23 @@ class CompiledComputation:
         )
     return values, clients
 
-  def _by_client(
+  def _of_clients(
     self, key: Key, shards: Sequence[sharding.Shard], outputs: Outputs
-  ) -> list[typed_values.Nested]:
-    """A client value as a list, in the order of the cohort."""
-    clients: dict[int, typed_values.Nested] = {}
-    pattern = self._program.pattern(key)
-    for shard, leaves in zip(shards, outputs.get(key, ()), strict=True):
-      columns = [leaf.numpy() for leaf in leaves]
-      for index, position in enumerate(shard.positions):
-        clients[position] = typed_values.like(
-          pattern, iter([_copy(column[index]) for column in columns])
+  ) -> typed_values.ClientValues:
+    """A client value of the whole cohort, in its order."""
+    positions = [shard.positions for shard in shards]
+    size = sum(map(len, positions))
+    specs = typed_values.tensor_specs(self._program.type_of(key))
+    parts = outputs.get(key, ())
+    return typed_values.ClientValues(
+      size,
+      [
+        columns.gather(
+          spec, [leaves[place].numpy() for leaves in parts], positions, size
         )
-    return [clients[position] for position in range(len(clients))]
+        for place, spec in enumerate(specs)
+      ],
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,20 +161,22 @@ class _Wave:
   zeros: Sequence[tf.Tensor]
   resources: Resources
 
-  def run(self, shards: Sequence[sharding.Shard]) -> list[tf.Tensor]:
+  def run(self, shards: Sequence[sharding.Shard]) -> Sequence[tf.Tensor]:
     """Runs all shards; returns the merged accumulators."""
     numbers = range(len(shards))
     run: Callable[..., Iterable[compiled_loop.Results]] = map
     may_share = not (self.resources.debug or self.loop.owns_resources)
     if self.resources.pool is not None and may_share and len(shards) > 1:
       run = self.resources.pool.map
-    merged: list[tf.Tensor] | None = None
+    unmerged: list[Sequence[tf.Tensor]] = []
     # Merged in the order of the shards, whichever is done first.
     for totals, returned in run(self._shard, shards, numbers):
-      merged = totals if merged is None else self.loop.merge(merged, totals)
+      unmerged.append(totals)
+      if len(unmerged) == _MERGED_AT_ONCE:
+        unmerged = [self.loop.merge(unmerged)]
       for key, leaves in returned.items():
         self.outputs.setdefault(key, []).append(leaves)
-    return merged or []
+    return self.loop.merge(unmerged)
 
   def _shard(self, shard: sharding.Shard, number: int) -> compiled_loop.Results:
     loop = self.loop
@@ -181,15 +189,10 @@ class _Wave:
     signature = loop_inputs.signature_of(feeds, shard.bucket)
     with one_by_one.explaining():
       compiled = self.resources.chooser.compiled(
-        f'{self.name}/{signature}', loop, signature, inputs.flat(loop, 1)
+        self.name, loop, signature, lambda: inputs.flat(loop, 1)
       )
       return compiled(inputs.flat(loop, len(shard)))
 
 
 def _to_numpy(leaf: Any) -> Any:
   return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
-
-
-def _copy(leaf: Any) -> Any:
-  """A client's own array, so that keeping it does not keep the others'."""
-  return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

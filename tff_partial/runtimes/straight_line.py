@@ -58,6 +58,7 @@ class Program:
     self._type = computation.type_signature
     _refuse_sequences(self._type)
     self._evaluator = evaluator.Evaluator()
+    self._patterns: dict[Key, typed_values.Nested] = {}
     self._parameter: str | None = None
     self.arguments: dict[Key, Argument] = {}
     self.steps: dict[Key, Step] = {}
@@ -143,7 +144,9 @@ class Program:
 
   def pattern(self, key: Key) -> typed_values.Nested:
     """How a value is nested."""
-    return typed_values.pattern(self.type_of(key))
+    if key not in self._patterns:
+      self._patterns[key] = typed_values.pattern(self.type_of(key))
+    return self._patterns[key]
 
   def keys_read(
     self, block: Block, bound: frozenset[str] = frozenset()

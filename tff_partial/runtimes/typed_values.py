@@ -8,12 +8,14 @@ type asks for.
 """
 
 import collections
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from tff_partial.runtimes import columns
 
 # A tensor, an array, or a list of nested values.
 Nested: TypeAlias = Any
@@ -98,33 +100,64 @@ def num_bytes(type_spec: tff.Type) -> int | None:
   return total
 
 
-class ClientValues:
-  """A value at CLIENTS, as a leaf: one nested value for each client."""
+class ClientValues(NamedTuple):
+  """A value at CLIENTS, as a leaf.
 
-  def __init__(self, values: list[Nested]):
-    self.values = values
+  Attributes:
+    size: The number of clients.
+    leaves: What `columns.gather` returned, leaf by leaf.
+  """
+
+  size: int
+  leaves: Sequence[Any]
 
 
-def to_python(value: Nested, type_spec: tff.Type) -> Any:
-  """A nested value in the containers that the type asks for."""
-  return tff.types.type_to_py_container(_to_struct(value, type_spec), type_spec)
+def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
+  """Builds what puts leaves into the containers that a type asks for.
 
+  To look at a type and at its containers takes longer than many a round, so
+  this is done once for each type.
 
-def _to_struct(value: Nested, type_spec: tff.Type) -> Any:
+  Args:
+    type_spec: The type; the leaves are taken off an iterator, in its order. A
+      value at CLIENTS is one leaf, `ClientValues`.
+  """
   if isinstance(type_spec, tff.FederatedType):
-    if isinstance(value, ClientValues):
-      return [_to_struct(one, type_spec.member) for one in value.values]
-    return _to_struct(value, type_spec.member)
-  if isinstance(type_spec, tff.StructType):
-    return tff.structure.Struct(
-      [
-        (name, _to_struct(element, element_type))
-        for element, (name, element_type) in zip(
-          value, fields(type_spec), strict=True
-        )
-      ]
-    )
-  return value
+    convert = converter(type_spec.member)
+    if type_spec.placement is tff.CLIENTS and not type_spec.all_equal:
+      return lambda flat: _columns(next(flat), convert)
+    return convert
+  if not isinstance(type_spec, tff.StructType):
+    return next
+  make = _maker(type_spec)
+  converters = [converter(element) for _, element in fields(type_spec)]
+  return lambda flat: make([convert(flat) for convert in converters])
+
+
+def _columns(
+  value: ClientValues, convert: Callable[[Iterator[Any]], Any]
+) -> columns.Columns:
+  return columns.Columns(value.size, value.leaves, convert)
+
+
+def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:
+  """What makes a structure's container of its elements."""
+  names = [name for name, _ in fields(type_spec)]
+  container = type_spec.python_container
+  shallow = [(name, np.int32) if name else np.int32 for name in names]
+  # TFF refuses here what it has no container for.
+  example = tff.types.type_to_py_container(
+    tff.structure.Struct([(name, 0) for name in names]),
+    tff.StructWithPythonType(shallow, container)
+    if container
+    else tff.StructType(shallow),
+  )
+  container = type(example)
+  if hasattr(container, '_fields') or hasattr(container, '__attrs_attrs__'):
+    return lambda values: container(**dict(zip(names, values, strict=True)))
+  if any(names):
+    return lambda values: container(zip(names, values, strict=True))
+  return container
 
 
 def to_element(value: Nested, type_spec: tff.Type) -> Any:
