@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tff_partial import local_training
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import splits
+from tff_partial import terms
 from tff_partial import tiers
 from tff_partial import tracing
 from tff_partial.phases import Phase
@@ -36,9 +38,15 @@ class Client:
   """Runs phases on one client, traced once for all sizes."""
 
   def __init__(
-    self, model: models.PartialModel, *work: Phase, jit: bool = False
+    self,
+    model: models.PartialModel,
+    *work: Phase | phases.Together,
+    jit: bool = False,
   ):
     self.model = model
+    self._has_copy = any(
+      phase.reads == tiers.PERSONAL for phase in phases.flat(work)
+    )
     self._spec = client_work.example_spec_of(model, work)
 
     def run(weights, examples, count, seed):
@@ -54,6 +62,8 @@ class Client:
     weight_specs = collections.OrderedDict(
       (tier, model.specs(tier)) for tier in model.tiers
     )
+    if self._has_copy:
+      weight_specs[tiers.PERSONAL] = model.specs(tiers.GLOBAL)
     traced = tracing.traced(
       run,
       weight_specs,
@@ -66,10 +76,16 @@ class Client:
     self._run = traced
 
   def first_weights(self) -> tiers.Weights:
-    return collections.OrderedDict(
+    """First values; a copy of the global weights has others than they."""
+    first = collections.OrderedDict(
       (tier, self.model.initial_weights(tier, _SEED))
       for tier in self.model.tiers
     )
+    if self._has_copy:
+      first[tiers.PERSONAL] = self.model.initial_weights(
+        tiers.GLOBAL, _SEED + 1
+      )
+    return first
 
   def __call__(
     self,
@@ -294,6 +310,30 @@ def test_epochs_and_steps_end_a_phase():
   )
 
 
+def test_a_batch_of_everything_is_a_step_an_epoch():
+  everything = functools.partial(_one_by_one, batch_size=None)
+  for capacity in (4, 9):
+    np.testing.assert_array_equal(
+      _steps_of(everything(), 4, capacity=capacity), [0.25] * 4
+    )
+  np.testing.assert_array_equal(
+    _steps_of(everything(epochs=3, max_steps=2), 4), [(1 + 2) / 4] * 4
+  )
+  np.testing.assert_array_equal(
+    _steps_of(everything(on=splits.halves().query), 4), [0, 0, 0.5, 0.5]
+  )
+
+
+def test_a_batch_is_gone_through_again_before_the_next():
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(repeats=3), 2), [1 + 2 + 3, 4 + 5 + 6]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(repeats=2, epochs=2, max_steps=3), 2),
+    [1 + 2 + 5 + 6, 3 + 4],
+  )
+
+
 def test_each_epoch_has_an_order_of_its_own():
   count = 12
   shuffled = functools.partial(_one_by_one, epochs=3, shuffle=True)
@@ -471,6 +511,118 @@ def test_tiers_that_are_not_trained_stay_as_they_are():
         assert (after[tier][name] != tensor.numpy()).any() == (tier == trained)
 
 
+@pytest.mark.parametrize('optimizer', [sgd(0.1), optimizers.build_adam(0.1)])
+def test_variables_that_are_not_named_stay_as_they_are(optimizer):
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([1]),
+        layers.Dense(2, name='body'),
+        layers.Dense(1, name='user'),
+      ]
+    )
+
+  work = Phase(_BOTH, optimizer=optimizer, only='user/kernel|.*/bias')
+  client = Client(planted.factorization(build, metrics=list), work)
+  fields = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
+  before, after = client.first_weights(), client(fields).weights
+  moved = {
+    name: (after[tier][name] != tensor.numpy()).any()
+    for tier, named in before.items()
+    for name, tensor in named.items()
+  }
+  assert moved == {
+    'body/kernel': False,
+    'body/bias': True,
+    'user/kernel': True,
+    'user/bias': True,
+  }
+
+
+def test_each_tier_may_have_an_optimizer_of_its_own():
+  model = planted.factorization()
+  fields = _rated(6)
+  client = Client(model, Phase(_BOTH))
+  before, after = client.first_weights(), client(fields).weights
+  other = Client(
+    model,
+    Phase(_BOTH, optimizer={tiers.GLOBAL: sgd(0.2), tiers.LOCAL: sgd(0.3)}),
+  )(fields).weights
+  # One step: all of the slopes are those at the first weights.
+  for tier, factor in ((tiers.GLOBAL, 2), (tiers.LOCAL, 3)):
+    for name, tensor in before[tier].items():
+      step = after[tier][name] - tensor.numpy()
+      planted.assert_close(other[tier][name], tensor.numpy() + factor * step)
+
+
+def test_phases_take_turns_on_each_batch():
+  local = Phase((tiers.LOCAL,), batch_size=4, epochs=2, repeats=2)
+  shared = Phase((tiers.GLOBAL,), batch_size=4, epochs=2)
+  client = Client(planted.factorization(), phases.Together((local, shared)))
+  fields = _rated(11)
+  weights = client.first_weights()
+  table = weights[tiers.GLOBAL]['items/embeddings'].numpy().astype(np.float64)
+  user = weights[tiers.LOCAL]['user/vector'].numpy().astype(np.float64)
+  for start in (0, 4, 8, 0, 4, 8):
+    rows = slice(start, min(start + 4, 11))
+    items, weight = fields['x'][rows], fields['weight'][rows]
+    for turn in ('local', 'local', 'shared'):
+      error = table[items] @ user - fields['y'][rows]
+      slope = 2 * weight * error / len(items)
+      if turn == 'local':
+        user = user - 0.1 * slope @ table[items]
+      else:
+        np.add.at(table, items, -0.1 * np.outer(slope, user))
+  found = client(fields, capacity=20).weights
+  planted.assert_close(found[tiers.GLOBAL]['items/embeddings'], table)
+  planted.assert_close(found[tiers.LOCAL]['user/vector'], user)
+
+
+def test_phases_that_take_turns_keep_their_optimizers():
+  still = Phase((tiers.GLOBAL,), optimizer=sgd(0.0), batch_size=1)
+  work = phases.Together((still, _one_by_one(), still))
+  np.testing.assert_array_equal(_steps_of(work, 4), [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize('local', [(), (tiers.LOCAL,)])
+def test_a_copy_of_the_global_weights_is_trained_in_their_place(local):
+  model = planted.factorization()
+  fields = _rated(11)
+  work = Phase((tiers.PERSONAL, *local), batch_size=4, measured=True)
+  client = Client(model, work)
+  first = client.first_weights()
+  done = client(fields)
+  planted.assert_same(
+    dict(done.weights[tiers.GLOBAL]),
+    {name: tensor.numpy() for name, tensor in first[tiers.GLOBAL].items()},
+  )
+  # As global weights of the same values would be.
+  instead = Phase((tiers.GLOBAL, *local), batch_size=4, measured=True)
+  expected = Client(model, instead)(
+    fields, weights=tiers.read_by_model(first, tiers.PERSONAL)
+  )
+  for tier, other in (
+    (tiers.PERSONAL, tiers.GLOBAL),
+    (tiers.LOCAL, tiers.LOCAL),
+  ):
+    planted.assert_same(dict(done.weights[tier]), dict(expected.weights[other]))
+  assert done.loss == expected.loss
+
+
+def test_a_phase_reads_the_copy_if_it_says_so():
+  model = planted.factorization()
+  fields = _rated(5)
+  plain = Client(model, Phase((), measured=True))
+  idle = Phase((tiers.PERSONAL,), max_steps=0)
+  losses = []
+  for reads in (tiers.GLOBAL, tiers.PERSONAL):
+    client = Client(model, idle, Phase((), reads=reads, measured=True))
+    weights = tiers.read_by_model(client.first_weights(), reads)
+    losses.append(client(fields).loss)
+    assert losses[-1] == plain(fields, weights=weights).loss
+  assert losses[0] != losses[1]
+
+
 def test_a_variable_without_a_gradient_stays_as_it_is():
   class Unused(layers.Layer):
     def build(self, _):
@@ -548,7 +700,9 @@ def test_dropout_is_another_one_in_each_step_and_phase():
   assert set(second) == {0.0, -2.0}
   third = kernel(local(max_steps=1), local(max_steps=1)) - one
   assert set(third) == {0.0, -2.0}
-  for mask, other in ((one, second), (one, third), (second, third)):
+  again = kernel(local(epochs=1, repeats=2)) - one
+  assert set(again) == {0.0, -2.0}
+  for mask, other in itertools.combinations((one, second, third, again), 2):
     assert 10 < (mask != other).sum() < 54
   np.testing.assert_array_equal(kernel(local(max_steps=1)), one)
   assert (kernel(local(max_steps=1), seed=_SEED + 1) != one).any()
@@ -601,6 +755,25 @@ def _one_weight_from_zero() -> tf.keras.Model:
       layers.Dense(1, use_bias=False, kernel_initializer='ones'),
     ]
   )
+
+
+def test_without_the_loss_a_phase_trains_on_its_terms_alone():
+  client = Client(
+    planted.factorization(),
+    Phase(
+      (tiers.GLOBAL,),
+      epochs=3,
+      with_loss=False,
+      terms=(terms.l2(1.0, tiers.GLOBAL),),
+    ),
+  )
+  fields = _rated(4)
+  fields['y'][:] = np.nan  # Nobody looks.
+  done = client(fields)
+  assert done.is_finite
+  for name, tensor in client.first_weights()[tiers.GLOBAL].items():
+    # A step with the rate 0.1 leaves nine tenths.
+    planted.assert_close(done.weights[tiers.GLOBAL][name], 0.9**3 * tensor)
 
 
 def test_terms_compare_with_the_weights_as_the_round_began():
@@ -735,6 +908,22 @@ def test_predictions_count_before_each_step():
   np.testing.assert_allclose(client.measure(done)['rmse'], np.sqrt(0.5))
 
 
+def test_a_batch_that_is_gone_through_again_is_measured_once():
+  # As above, but each of two steps leaves half of the error.
+  ones = np.ones([4, 1], np.float32)
+  work = Phase(
+    (tiers.LOCAL,),
+    optimizer=sgd(0.25),
+    batch_size=2,
+    repeats=2,
+    measured=True,
+  )
+  client = Client(planted.factorization(_one_weight_from_zero), work)
+  done = client({'x': ones, 'y': ones})
+  assert done.loss == [2.0 + 2 * 0.25**2, 4.0]
+  assert done.num_examples == 4
+
+
 def test_only_measured_phases_weigh_a_client():
   support, query = splits.fraction(0.7)
   model = planted.factorization()
@@ -809,7 +998,14 @@ def test_weights_that_are_no_numbers_are_noticed():
       {'epochs': 0},
       'epochs must be positive, found 0. To skip a phase, pass max_steps=0',
     ),
+    ({'repeats': 0}, 'repeats must be positive, found 0'),
     ({'max_steps': -1}, 'max_steps is negative: -1'),
+    ({'reads': tiers.LOCAL}, "reads='local': a model reads the 'global' weig"),
+    ({'with_loss': False}, 'trains on nothing: with_loss=False, and it has no'),
+    (
+      {'optimizer': {tiers.LOCAL: sgd(0.1)}},
+      r"trains 'global' but has optimizers for \['local'\] alone",
+    ),
     (
       {'optimizer': tf.keras.optimizers.SGD},
       'takes one of `tff.learning.optimizers`, for example `build_sgdm.0.1.`; '
@@ -832,6 +1028,35 @@ def test_tiers_that_are_none_are_refused(train):
     tiers.UnknownTierError, match=r"Phase\(train=...\): 'mine' is not a tier"
   ):
     Phase(train)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'on': splits.halves().query},
+    {'batch_size': 5},
+    {'epochs': 2},
+    {'max_steps': 3},
+    {'shuffle': True},
+  ],
+)
+def test_phases_with_other_batches_cannot_take_turns(options):
+  (name,) = options
+  work = phases.Together((Phase(), Phase((tiers.LOCAL,), **options)))
+  with pytest.raises(
+    phases.PhaseError, match=f'take turns on each batch differ in {name}: '
+  ):
+    phases.check([work], planted.factorization())
+
+
+@pytest.mark.parametrize('tier', [tiers.GLOBAL, tiers.PERSONAL])
+def test_names_of_no_variable_are_refused(tier):
+  with pytest.raises(
+    phases.PhaseError,
+    match=r"only='user/.\*' names none of the variables that the phase could "
+    r"train: \['items/embeddings'\]",
+  ):
+    phases.check([Phase((tier,), only='user/.*')], planted.factorization())
 
 
 def test_one_tier_may_be_named_alone():

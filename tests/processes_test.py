@@ -232,7 +232,88 @@ def test_frozen_weights_stay_as_they_are(process):
   assert before['eyes/kernel'].any()
 
 
+def test_where_nothing_at_the_server_is_trained_nothing_is_sent(process):
+  alone = _compose(process.model, work=[Phase((tiers.LOCAL,), measured=True)])
+  assert process.sent == (tiers.GLOBAL,)
+  assert not alone.sent
+  state = alone.initialize()
+  assert not len(state.aggregator)
+  assert not len(state.finalizer)
+  cohort = planted.cohort_of(alone, _clients(), 'seed')
+  kept = planted.first_states(alone, cohort)
+  output = planted.run(alone, cohort, state, kept)
+  weights, after = map(alone.get_model_weights, (state, output.state))
+  planted.assert_same(dict(weights.trainable), dict(after.trainable))
+  assert list(output.metrics) == ['client_work']
+  assert planted.train_metrics(output)['num_clients'] == 3
+  for old, new in zip(kept, output.client_states, strict=True):
+    assert (old['user/kernel'] != new['user/kernel']).any()
+
+
+# ---- what clients remember ---------------------------------------------------
+
+
+def _weights_of(model: models.PartialModel, seed: int) -> tiers.Weights:
+  seed_words = random_bits.derive(seed)
+  return collections.OrderedDict(
+    [(tiers.GLOBAL, model.initial_weights(tiers.GLOBAL, seed_words))]
+  )
+
+
+def _worked(weights: tiers.Weights) -> local_training.Worked:
+  parts = dict.fromkeys(local_training.Worked._fields)
+  return local_training.Worked(**{**parts, 'weights': weights})
+
+
+def test_clients_that_begin_alike_hold_the_same_in_every_round(process):
+  recall = functools.partial(client_state.begin_alike.recall, process.model)
+  one, other = (
+    recall(collections.OrderedDict(), {}, tf.constant([seed, 0]))
+    for seed in (1, 2)
+  )
+  planted.assert_same(one, other)
+  assert list(one) == [tiers.LOCAL]
+  drawn = client_state.forget.recall(
+    process.model, collections.OrderedDict(), {}, tf.constant([1, 0])
+  )
+  name = 'user/kernel'
+  assert (one[tiers.LOCAL][name] != drawn[tiers.LOCAL][name]).numpy().any()
+
+
+def test_a_personal_copy_begins_as_what_is_received_first(process):
+  memory, model = client_state.keep_personal, process.model
+  seed = tf.constant([3, 4])
+  kept = memory.first(model, seed)
+  received = [_weights_of(model, number) for number in range(2)]
+  held = memory.recall(model, kept, received[0], seed)
+  assert list(held) == [tiers.LOCAL, tiers.PERSONAL]
+  planted.assert_same(held[tiers.PERSONAL], received[0][tiers.GLOBAL])
+  planted.assert_same(
+    held[tiers.LOCAL], model.initial_weights(tiers.LOCAL, seed)
+  )
+  # What a client has after its phases is what it holds in its next round,
+  # whatever it receives then.
+  trained = tf.nest.map_structure(lambda t: t + 1.0, held)
+  kept = memory.keep(_worked(tiers.join(received[0], trained)))
+  planted.assert_same(
+    memory.recall(model, kept, received[1], seed + 1), trained
+  )
+
+
 # ---- refusals ----------------------------------------------------------------
+
+
+def test_local_weights_that_nobody_trains_are_refused(process):
+  work = [Phase(measured=True)]
+  with pytest.raises(
+    client_work.CompositionError,
+    match=r"local variables, \['user/kernel', 'user/bias'\], which no phase "
+    'trains. Build it without `local`, or take an algorithm that trains them',
+  ):
+    _compose(process.model, work=work)
+  # But where they are meant to stay.
+  fixed = _compose(process.model, work=work, memory=client_state.begin_alike)
+  assert fixed.is_stateless
 
 
 def test_models_that_have_no_place_are_refused():
@@ -269,7 +350,7 @@ def _without_global() -> models.PartialModel:
     ),
     (
       {'work': [Phase(), Phase((tiers.LOCAL,))]},
-      'No phase of the round is measured, so that no client would have a weight',
+      'No phase of the round is measured, so that no client would have',
     ),
     ({'work': []}, 'No phase of the round is measured'),
   ],
@@ -309,6 +390,7 @@ def _process_of(process: processes.PartialProcess, **parts: Any) -> Any:
       'set_model_weights',
       'model',
       'example_spec',
+      'sent',
     )
   }
   next_fn = parts.pop('next', process.next)

@@ -1,5 +1,6 @@
 """Exams: all clients of a population personalise the model and are measured."""
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -9,10 +10,12 @@ import tensorflow_federated as tff
 
 from tff_partial import client_records
 from tff_partial import client_store as client_store_lib
+from tff_partial import client_work
 from tff_partial import cohorts
 from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import keras_metrics
+from tff_partial import models
 from tff_partial import records
 from tff_partial import sampling
 
@@ -82,7 +85,9 @@ def evaluate(
 
   Args:
     exam: The evaluation and its clients.
-    weights: The model's weights at the server, `ModelWeights`.
+    weights: The model's weights at the server, `ModelWeights`. If another model
+      was trained, such as one with a row for each user, those of the same names
+      are taken.
     seed: The run's seed; a client's draws follow from it and its id.
     client_store: What clients remember, for an exam that is `remembering`.
 
@@ -101,11 +106,36 @@ def evaluate(
   else:
     kept = client_records.first_states(exam.evaluation.initialize_client, seeds)
   measured = exam.evaluation.evaluate(
-    weights, kept, exam.clients.cohort(ids, seeds)
+    _weights_of(exam.evaluation.model, weights),
+    kept,
+    exam.clients.cohort(ids, seeds),
   )
   result = pooled(measured.metrics)
   result['per_client'] = evaluation.summarize(measured.per_client)
   return result
+
+
+def _weights_of(model: models.PartialModel, weights: Any) -> Any:
+  """The weights that a model reads at the server, found by their names."""
+  shared, frozen = client_work.weights_specs(model)
+
+  def chosen(specs: Any, given: Any, what: str) -> Any:
+    missing = [name for name in specs if name not in given]
+    if missing:
+      raise ExamError(
+        f'The model that is measured has {what} weights {missing}, the one '
+        f'that was trained has {list(given)}. Give layers that both have the '
+        'same names.'
+      )
+    return collections.OrderedDict((name, given[name]) for name in specs)
+
+  return client_work.ModelWeights(
+    collections.OrderedDict(
+      (tier, chosen(specs, weights.trainable.get(tier, {}), tier))
+      for tier, specs in shared.items()
+    ),
+    chosen(frozen, weights.non_trainable, 'frozen'),
+  )
 
 
 def pooled(metrics: Any) -> dict[str, Any]:
