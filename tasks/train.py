@@ -45,7 +45,9 @@ def main() -> int | None:
       name: trainable.exam(examinees) for name, examinees in task.tests.items()
     }
     clients[tasks_lib.VALIDATION] = validation.clients
-    clients.update((name, test.clients) for name, test in tests.items())
+    clients.update(
+      (task.tests[name].part, test.clients) for name, test in tests.items()
+    )
     trained = programs.train(
       trainable.process,
       clients[tasks_lib.TRAIN],

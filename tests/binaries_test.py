@@ -301,7 +301,7 @@ def test_a_run_that_diverges_says_so(tmp_path):
     f'--output_dir={tmp_path}',
   )
   outcome = run_here('train', *arguments)
-  commands.is_for_users(outcome, 'diverged', 'round 6', '--clip_norm')
+  commands.is_for_users(outcome, 'diverged', 'round 7', '--clip_norm')
   assert 'nan' in outcome.output
   result = _result(tmp_path)
   assert result['diverged'] is True
