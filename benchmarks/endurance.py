@@ -36,10 +36,7 @@ def main() -> None:
 
   measuring.begin(f'MovieLens, memory over {options.rounds} rounds')
   paper = recipe.load(f'--clients_per_round={options.clients_per_round}')
-  evaluation = paper.trainable.evaluation
-  exam = tff_partial.Exam(
-    evaluation, paper.task.clients('validation', evaluation.example_spec)
-  )
+  exam = paper.trainable.exam(paper.task.validation)
   with (
     runtimes.native()
     if options.runtime == 'native'

@@ -242,13 +242,12 @@ def _with_items(weights: Any, items: Any) -> Any:
 
 
 def _say_test(paper: recipe.Recipe, name: str, weights: Any) -> None:
-  evaluation = paper.trainable.evaluation
-  clients = paper.task.clients('test', evaluation.example_spec)
-  exam = tff_partial.Exam(evaluation, clients)
+  (examinees,) = paper.task.tests.values()
+  exam = paper.trainable.exam(examinees)
   measured = tff_partial.evaluate(exam, weights)
   measuring.say(
     f'  {name:12}  rmse {measured["rmse"]:.4f}  '
-    f'accuracy {measured["accuracy"]:.4f}  ({len(clients)} users)'
+    f'accuracy {measured["accuracy"]:.4f}  ({len(exam.clients)} users)'
   )
 
 

@@ -132,7 +132,8 @@ def floors(
 
   Returns:
     One floor that touches the rows of the item table that clients use, and one
-    in which each client copies the table, subtracts and sums whole tables.
+    in which each client copies the table, subtracts and sums whole tables. The
+    second is none for clients that send rows.
   """
   size, factors = settings['batch_size'], settings['num_factors']
   row, table = 4 * factors, 4 * factors * num_items
@@ -162,8 +163,9 @@ def floors(
       sparse += client + measuring.Floor(
         4 * row * changed, 3 * factors * changed
       )
-      # Copied, subtracted, and added to the sum with a weight.
-      dense += client + measuring.Floor(8 * table, 3 * table // 4)
+      # Copied (read, written), then subtracted and added to the sum with a
+      # weight in one pass (old, new and sum read, sum written).
+      dense += client + measuring.Floor(6 * table, 3 * table // 4)
   # The server divides the sum and adds it to its weights.
   server = measuring.Floor(4 * table, 2 * table // 4)
   return _mean(sparse, number) + server, _mean(dense, number) + server

@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 from tasks import movielens
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tff_partial import aggregators
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import splits
@@ -173,11 +174,12 @@ class AggregatorFlags:
           '--clip_norm: the robust aggregator finds its own norm to clip to. '
           'Leave one of the two flags out.'
         )
-      return tff.learning.robust_aggregator()
-    mean = tff.aggregators.MeanFactory(no_nan_division=True)
+      return aggregators.robust()
     if FLAGS.clip_norm:
-      return tff.aggregators.clipping_factory(FLAGS.clip_norm, mean)
-    return mean
+      return aggregators.MeanFactory(
+        lambda mean: tff.aggregators.clipping_factory(FLAGS.clip_norm, mean)
+      )
+    return aggregators.MeanFactory()
 
   def weighting(self) -> processes.ClientWeighting:
     """Returns what a client counts by."""

@@ -24,29 +24,40 @@ FLOORS = {
     'errors',
     'examples',
     'groups',
+    'independent_training',
     'keras_analysis',
     'keras_functions',
     'keras_metrics',
     'keras_variables',
+    'layers',
     'local_training',
+    'lookups',
     'models',
     'packing',
     'phases',
     'populations',
     'random_bits',
+    'rows',
     'seeded_draws',
+    'split_personalization',
     'splits',
     'terms',
     'tiers',
     'tracing',
   ),
   'first': (
+    'accounting',
     'aggregators',
     'client_state',
     'client_work',
+    'clippings',
+    'dp_queries',
+    'dp_trees',
     'evaluation',
     'learning_process',
     'privacy',
+    'privacy_audit',
+    'privacy_plans',
     'processes',
     'runtimes.*',
     'server',
@@ -56,10 +67,16 @@ FLOORS = {
     'algorithms.*',
     'analysis.*',
     'checkpoints',
+    'client_records',
     'client_store',
+    'client_versions',
+    'cold_start',
+    'exams',
+    'independent_aggregation',
     'programs',
     'records',
     'sampling',
+    'selection',
   ),
 }
 HEIGHTS = {floor: height for height, floor in enumerate(FLOORS)}
@@ -215,15 +232,27 @@ def test_library_imports_nothing_beside_it():
 
 
 def test_algorithms_import_no_other_algorithm():
-  folder = 'tff_partial.algorithms'
+  folders = ('tff_partial.algorithms', 'baselines')
   complain(
     [
       f'{path}:{line}: {module} imports {imported}: algorithms share parts, '
       'not one another.'
-      for module, path in LIBRARY.items()
-      if module.startswith(f'{folder}.')
-      for line, imported, _ in imports_of(read(path), LIBRARY)
-      if is_below(imported, folder)
+      for module, path in MODULES.items()
+      if module.startswith(tuple(f'{folder}.' for folder in folders))
+      for line, imported, _ in imports_of(read(path), MODULES)
+      if any(is_below(imported, folder) for folder in folders)
+    ]
+  )
+
+
+def test_baselines_know_the_library_alone():
+  complain(
+    [
+      f'{path}:{line}: {module} imports {imported}: baselines are for tasks.'
+      for module, path in MODULES.items()
+      if is_below(module, 'baselines')
+      for line, imported, _ in imports_of(read(path), MODULES)
+      if imported.split('.')[0] in ('tasks', 'tests')
     ]
   )
 

@@ -57,3 +57,17 @@ def test_draws_from_a_seed_are_welcome():
     random_bits.normal(_SEED, [2])
     tf.random.stateless_uniform([2], _SEED)
   tracing.refuse_hidden_draws(graph)
+
+
+def test_what_is_traced_can_do_without_assertions():
+  def halve(number, other):
+    tf.debugging.assert_equal(number % 2, 0)
+    return number // 2
+
+  spec = tf.TensorSpec([], tf.int32)
+  traced = tracing.traced(halve, spec, spec)
+  with pytest.raises(tf.errors.InvalidArgumentError):
+    traced(tf.constant(7), tf.constant(0))
+  bare = tf.function(tracing.without_assertions(traced, num_inputs=1))
+  (half,) = bare(tf.constant(7))
+  assert half.numpy() == 3

@@ -1,15 +1,17 @@
 """Local training: a client goes through its phases, batch by batch."""
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tff_partial import keras_metrics
+from tff_partial import lookups
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import random_bits
+from tff_partial import rows
 from tff_partial import splits
 from tff_partial import tiers
 
@@ -23,6 +25,8 @@ class Worked(NamedTuple):
     loss: Sum of the losses and number of them, over all measured batches.
     num_examples: int32, examples that the measured phases chose.
     is_finite: Whether every loss and every new weight was a finite number.
+    changes: Name of each GLOBAL table of which only some rows were trained, to
+      these rows and what they were before less what they are now.
   """
 
   weights: tiers.Weights
@@ -30,6 +34,7 @@ class Worked(NamedTuple):
   loss: list[tf.Tensor]
   num_examples: tf.Tensor
   is_finite: tf.Tensor
+  changes: collections.OrderedDict[str, rows.Change]
 
 
 class _Batches:
@@ -89,29 +94,17 @@ class _Batches:
     offsets = place * self._size + within
     is_real = offsets < self._count
     start = epoch * self._capacity if self._shuffle else 0
-    rows = tf.gather(self._orders, start + tf.where(is_real, offsets, 0))
+    chosen = tf.gather(self._orders, start + tf.where(is_real, offsets, 0))
     batch = collections.OrderedDict(
       (
         name,
         tf.nest.map_structure(
-          lambda t: tf.gather(t, rows), self._examples[name]
+          lambda t: tf.gather(t, chosen), self._examples[name]
         ),
       )
-      for name in ('x', 'y', 'weight')
+      for name in ('x', 'y', 'weight', 'places')
     )
     return batch, is_real
-
-
-def _is_plain_descent(optimizer: phases.Optimizer) -> bool:
-  """Whether a step is `weights - learning_rate * gradients`, no more.
-
-  Then a step on some rows of a table needs only these rows.
-  """
-  if type(optimizer) is not type(phases.sgd(1.0)):
-    return False  # It may look at other rows, or at the whole gradient.
-  with tf.init_scope():
-    state = optimizer.initialize(tf.TensorSpec([2], tf.float32))
-  return set(state) == {'learning_rate'}  # No momentum.
 
 
 def _descend(
@@ -121,7 +114,7 @@ def _descend(
   gradients: Mapping[str, Any],
 ) -> tuple[Any, tiers.NamedTensors, list[tf.Tensor]]:
   """One optimizer step; also returns sums over all that it changed."""
-  by_rows = _is_plain_descent(optimizer)
+  by_rows = phases.is_plain_descent(optimizer)
   sparse = {
     name: gradient
     for name, gradient in gradients.items()
@@ -202,11 +195,13 @@ class _Client:
   def __init__(
     self,
     model: models.PartialModel,
+    tables: lookups.Tables,
     weights: tiers.Weights,
     received: tiers.Weights,
     frozen: tiers.NamedTensors,
   ):
     self.model = model
+    self.tables = tables
     self.weights = weights
     self.received = received
     self.frozen = frozen
@@ -229,13 +224,16 @@ class _Client:
       weights = _replaced(_replaced(self.weights, stand.trained), mine)
       objective = tf.constant(0.0)
       if phase.with_loss or measured:
-        predictions, regularization = self.model.predict(
-          tiers.read_by_model(weights, phase.reads),
-          self.frozen,
-          batch['x'],
-          training=bool(mine),
-          seed=seed,
-        )
+        with rows.reading():
+          predictions, regularization = self.model.predict(
+            self.tables.stand_in(
+              tiers.read_by_model(weights, phase.reads), batch['places']
+            ),
+            self.frozen,
+            batch['x'],
+            training=bool(mine),
+            seed=seed,
+          )
         value = self.model.loss(
           batch['y'], predictions, batch['weight'], is_real, regularization
         )
@@ -365,6 +363,7 @@ def _run_group(
     stand.loss,
     num_examples,
     stand.is_finite,
+    before.changes,
   )
 
 
@@ -376,6 +375,7 @@ def run(
   examples: Mapping[str, Any],
   count: tf.Tensor,
   seed: tf.Tensor,
+  tables: lookups.Tables | None = None,
 ) -> Worked:
   """Runs phases one after another on one client's examples.
 
@@ -387,13 +387,32 @@ def run(
     examples: The client's examples, `[capacity, ...]`.
     count: int32 scalar, how many of them are real.
     seed: int32 `[2]`; everything that is drawn follows from it.
+    tables: Those that are trained by rows; none by default.
   """
+  tables = tables or lookups.Tables(model, ())
+  chosen_rows = tables.choose(frozen, examples['x'], count)
+
+  def with_tables(
+    weights: tiers.Weights, value_of: Callable[[str, rows.Chosen], tf.Tensor]
+  ) -> tiers.Weights:
+    values = collections.OrderedDict(
+      (name, value_of(name, chosen)) for name, chosen in chosen_rows.items()
+    )
+    return _replaced(weights, collections.OrderedDict({tiers.GLOBAL: values}))
+
+  held = weights.get(tiers.GLOBAL, collections.OrderedDict())
+  weights = with_tables(weights, lambda name, chosen: chosen.of(held[name]))
+  examples = {
+    **examples,
+    'places': {name: chosen.places for name, chosen in chosen_rows.items()},
+  }
   done = Worked(
     weights,
     model.metrics.initial_state(),
     [tf.constant(0.0), tf.constant(0.0)],
     tf.constant(0),
     tf.constant(True),
+    collections.OrderedDict(),
   )
   # The same for all phases, so that drawn parts of the data stay disjoint.
   part_seed = random_bits.fold_in(seed, 'part')
@@ -411,6 +430,16 @@ def run(
     batches = _Batches(
       group[0], examples, chosen, random_bits.fold_in(own_seed, 'shuffle')
     )
-    client = _Client(model, done.weights, weights, frozen)
+    client = _Client(model, tables, done.weights, weights, frozen)
     done = _run_group(group, client, done, batches, chosen.count, own_seed)
-  return done
+  after = done.weights.get(tiers.GLOBAL, held)
+  return done._replace(
+    # Nobody computes a whole table who does not read it.
+    weights=with_tables(
+      done.weights, lambda name, chosen: chosen.within(held[name], after[name])
+    ),
+    changes=collections.OrderedDict(
+      (name, rows.Change(chosen.ids, weights[tiers.GLOBAL][name] - after[name]))
+      for name, chosen in chosen_rows.items()
+    ),
+  )

@@ -67,6 +67,8 @@ class PartialModel:
     example_spec: What the model reads of an example: x, y and weight.
     prediction_spec: Specs of one example's prediction.
     metrics: Keras metrics as pure functions.
+    only_looked_up: Names of the trainable tables of which the model looks rows
+      up, and does nothing else with them.
     seed: Draws the first values of the global weights.
   """
 
@@ -98,7 +100,7 @@ class PartialModel:
     self.seed = seed
     self._loss = loss
     self._initial_values = dict(initial_values)
-    self._check_by_tracing()
+    self.only_looked_up = self._check_by_tracing()
 
   @property
   def tiers(self) -> tuple[str, ...]:
@@ -244,8 +246,12 @@ class PartialModel:
         'if the one assumed here is wrong.'
       ) from error
 
-  def _check_by_tracing(self) -> None:
-    """Traces the model once, so that what cannot work fails now."""
+  def _check_by_tracing(self) -> tuple[str, ...]:
+    """Traces the model once, so that what cannot work fails now.
+
+    Returns:
+      The variables of which the model does nothing but look rows up.
+    """
     with tf.__internal__.FuncGraph('check').as_default() as graph:
       batch = tf.nest.map_structure(tracing.placeholder, self.example_spec)
       seed = tf.compat.v1.placeholder(tf.int32, [2])
@@ -270,6 +276,12 @@ class PartialModel:
           'the term in the loss function.'
         )
     tracing.refuse_hidden_draws(graph)
+    return tuple(
+      name
+      for named in weights.values()
+      for name, tensor in named.items()
+      if {operation.type for operation in tensor.consumers()} == {'GatherV2'}
+    )
 
   def to_keras(self, *weights: Mapping[str, Any]) -> tf.keras.Model:
     """Makes a Keras model from named weights, for example a client's own.

@@ -28,6 +28,18 @@ def sgd(learning_rate: float) -> Optimizer:
   return tff.learning.optimizers.build_sgdm(learning_rate)
 
 
+def is_plain_descent(optimizer: Optimizer) -> bool:
+  """Whether a step is `weights - learning_rate * gradients`, no more.
+
+  Then a step on some rows of a table needs only these rows.
+  """
+  if type(optimizer) is not type(sgd(1.0)):
+    return False  # It may look at other rows, or at the whole gradient.
+  with tf.init_scope():
+    state = optimizer.initialize(tf.TensorSpec([2], tf.float32))
+  return set(state) == {'learning_rate'}  # No momentum.
+
+
 class PhaseError(errors.UserError, ValueError):
   """Raised for settings of a phase that make no sense."""
 
@@ -42,7 +54,7 @@ class Phase:
     optimizer: Any TFF optimizer, or one for each tier. Plain gradient descent
       touches only the rows of an embedding table that a batch reads.
     batch_size: Examples per step; the last batch of an epoch may be smaller.
-      None takes all examples in each step.
+      None takes all examples in each step; padding then changes rounding.
     epochs: How often the examples are gone through, at most.
     max_steps: Batches, at most; None for no limit. 0 leaves the phase out.
     repeats: Steps on each batch.

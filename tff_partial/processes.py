@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import examples
@@ -69,6 +70,7 @@ class PartialProcess(tff.templates.IterativeProcess):
   Attributes:
     model: The model that is trained.
     example_spec: What an example of a client consists of; pack data with it.
+    sent: The tiers whose updates leave a client.
   """
 
   def __init__(
@@ -81,6 +83,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     set_model_weights: tff.Computation,
     model: models.PartialModel,
     example_spec: examples.ExampleSpec,
+    sent: Sequence[str],
   ):
     """Checks the types and keeps the computations.
 
@@ -94,6 +97,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       set_model_weights: `(S, ModelWeights -> S)`.
       model: The model that is trained.
       example_spec: What an example consists of.
+      sent: The tiers whose updates leave a client.
 
     Raises:
       ClientStateTypeError: If the client states that come out are not what
@@ -123,6 +127,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.set_model_weights = set_model_weights
     self.model = model
     self.example_spec = example_spec
+    self.sent = tuple(sent)
 
   @property
   def client_type(self) -> tff.Type:
@@ -184,6 +189,8 @@ class _Sent(NamedTuple):
 
   Attributes:
     update: Tier to what the client sends, named tensors.
+    ids: Tier and name to the ids of the rows that stand in `update` in place of
+      a whole table.
     weight: How much the update counts.
     kept: What the client remembers.
     summary: What its `PrivateRule` adds up.
@@ -191,6 +198,7 @@ class _Sent(NamedTuple):
   """
 
   update: Any
+  ids: Any
   weight: Any
   kept: Any
   summary: Any
@@ -201,6 +209,7 @@ def _sending(
   work: client_work.ClientWork,
   sent: Sequence[str],
   client_weighting: ClientWeighting,
+  by_rows: bool,
 ) -> tff.Computation:
   """Makes `(ModelWeights, C, D -> _Sent)`, for one client."""
   rule = work.memory.rule
@@ -217,13 +226,24 @@ def _sending(
     if client_weighting is ClientWeighting.UNIFORM:
       weight = tf.cast(worked.num_examples > 0, tf.float32)
     weight = zero_unless(weight)
-    update = collections.OrderedDict(
-      (tier, zero_unless(tiers.delta(shared[tier], worked.weights[tier])))
-      for tier in sent
-    )
+    update: Any = collections.OrderedDict()
+    ids: Any = collections.OrderedDict()
+    for tier in sent:
+      update[tier] = zero_unless(
+        tiers.delta(shared[tier], worked.weights[tier])
+      )
+      changes = worked.changes if tier == tiers.GLOBAL else {}
+      for name, change in zero_unless(changes).items():
+        if by_rows:
+          update[tier][name] = change.values
+          ids.setdefault(tier, collections.OrderedDict())[name] = change.ids
+        else:
+          table = tf.zeros_like(shared[tier][name])
+          update[tier][name] = change.added_to(table)
     summary = rule.summarize(worked, weight) if rule else ()
     return _Sent(
       update,
+      ids,
       weight,
       _unless_spoilt(worked.is_finite, kept, work.memory.keep(worked)),
       zero_unless(summary),
@@ -282,8 +302,14 @@ class _Joining:
   ):
     self._aggregation: Any = None
     self._finalizer: Any = None
-    if len(sent_type.update):
+    self._by_rows = bool(len(sent_type.ids))
+    if self._by_rows:
+      self._aggregation = aggregator.create_by_rows(
+        sent_type.update, sent_type.weight, sent_type.ids, server_type.trainable
+      )
+    elif len(sent_type.update):
       self._aggregation = aggregator.create(sent_type.update, sent_type.weight)
+    if self._aggregation is not None:
       build = tff.learning.templates.build_apply_optimizer_finalizer
       self._finalizer = build(server_optimizer, server_type)
 
@@ -294,13 +320,18 @@ class _Joining:
       return nothing, nothing
     return self._aggregation.initialize(), self._finalizer.initialize()
 
-  def next(self, state: Any, update: Any, weight: Any) -> _Joined:
-    """Joins updates and moves the weights by them."""
+  def next(self, state: Any, sent: Any) -> _Joined:
+    """Joins what was sent and moves the weights by it."""
     if self._aggregation is None:
       return _Joined(
         state.global_model_weights, state.aggregator, state.finalizer, {}
       )
-    joined = self._aggregation.next(state.aggregator, update, weight)
+    weight = sent.weight
+    if self._by_rows:
+      weight = tff.federated_zip(
+        collections.OrderedDict(weight=weight, ids=sent.ids)
+      )
+    joined = self._aggregation.next(state.aggregator, sent.update, weight)
     moved = self._finalizer.next(
       state.finalizer, state.global_model_weights, joined.result
     )
@@ -325,22 +356,24 @@ def compose(
 
   A client whose losses or weights are not all finite counts for nothing: its
   update and its weight are zero and its measurements are left out, but for
-  `num_not_finite`; it remembers what it did. A client without measured examples
-  has the weight zero. If no phase trains a tier at the server, nothing is sent.
+  `num_not_finite`; it keeps what it remembered before. A client without measured
+  examples has the weight zero. If no phase trains a tier at the server, nothing
+  is sent.
 
   Args:
     model: The model to train.
     work: The phases of a client's round.
     memory: What a client remembers; nothing by default.
     aggregator: How updates are joined, any factory of `tff.aggregators`; the
-      mean, weighted as said below.
+      mean, weighted as said below. With those of `aggregators.py`, such as this
+      one, clients send only the rows of a table that they trained.
     server_optimizer: Takes the joined update for a gradient; SGD with rate 1.
     client_weighting: Whether a client counts by its measured examples or once.
 
   Raises:
     CompositionError, PhaseError: If the parts do not fit together.
   """
-  aggregator = aggregator or tff.aggregators.MeanFactory(no_nan_division=True)
+  aggregator = aggregator or aggregators.MeanFactory()
   server_optimizer = server_optimizer or phases.sgd(1.0)
   _check_joining(aggregator, server_optimizer)
   does = client_work.ClientWork(model, memory, work, 'round')
@@ -356,7 +389,12 @@ def compose(
     for tier in does.specs[0]
     if any(tier in phase.train for phase in phases.flat(does.work))
   ]
-  work_and_send = _sending(does, sent, client_weighting)
+  work_and_send = _sending(
+    does,
+    sent,
+    client_weighting,
+    isinstance(aggregator, aggregators.RowAggregationFactory),
+  )
   sent_type = work_and_send.type_signature.result
   rule = memory.rule
   if rule is not None:
@@ -396,7 +434,7 @@ def compose(
   def next_fn(state: Any, client_states: Any, clients: Any) -> Any:
     weights = tff.federated_broadcast(state.global_model_weights)
     result = tff.federated_map(work_and_send, (weights, client_states, clients))
-    joined = joining.next(state, result.update, result.weight)
+    joined = joining.next(state, result)
     new_state = tff.federated_zip(
       state_of(
         joined.weights,
@@ -444,4 +482,5 @@ def compose(
     set_model_weights=set_model_weights,
     model=model,
     example_spec=does.example_spec,
+    sent=sent,
   )

@@ -47,6 +47,43 @@ def traced(fn: Callable[..., Any], *specs: Any) -> Any:
   return tf.function(unconverted, autograph=False).get_concrete_function(*specs)
 
 
+def without_assertions(
+  function: Any, num_inputs: int
+) -> Callable[..., list[tf.Tensor]]:
+  """Makes a function that computes the same, and nothing but the outputs.
+
+  Args:
+    function: What `traced` returned.
+    num_inputs: How many inputs it needs, at most.
+  """
+  wanted = function.outputs
+  inputs = function.inputs[:num_inputs]
+  sources = {operation.name for operation in _sources(wanted)}
+  definition = function.graph.as_graph_def()
+  nodes = list(definition.node)
+  del definition.node[:]
+  for node in nodes:
+    if node.name in sources and node.op != 'Placeholder':
+      operands = [name for name in node.input if not name.startswith('^')]
+      del node.input[:]
+      node.input.extend(operands)
+      definition.node.append(node)
+
+  def run(*flat: tf.Tensor) -> list[tf.Tensor]:
+    return tf.graph_util.import_graph_def(
+      definition,
+      input_map={
+        tensor.name: value
+        for tensor, value in zip(inputs, flat, strict=True)
+        if tensor.op.name in sources
+      },
+      return_elements=[tensor.name for tensor in wanted],
+      name='part',
+    )
+
+  return run
+
+
 def placeholder(spec: tf.TensorSpec) -> tf.Tensor:
   """A tensor of a batch of examples, for tracing."""
   return tf.compat.v1.placeholder(spec.dtype, [None, *spec.shape])
@@ -61,20 +98,22 @@ def operations(graph: Any) -> Iterator[tuple[str, str]]:
     yield node.name, node.op
 
 
-def depends_on(tensors: Sequence[tf.Tensor], sources: Sequence[Any]) -> bool:
-  """Says whether any of the tensors is computed from any of the sources."""
-  seen = set()
-  stack = [t.op for t in tensors if tf.is_tensor(t)]
-  wanted = {id(source.op) for source in sources}
+def _sources(tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
+  """All operations that tensors are computed with."""
+  found = {}
+  stack = [tensor.op for tensor in tensors if tf.is_tensor(tensor)]
   while stack:
     operation = stack.pop()
-    if id(operation) in seen:
-      continue
-    seen.add(id(operation))
-    if id(operation) in wanted:
-      return True
-    stack.extend(tensor.op for tensor in operation.inputs)
-  return False
+    if id(operation) not in found:
+      found[id(operation)] = operation
+      stack.extend(tensor.op for tensor in operation.inputs)
+  return list(found.values())
+
+
+def depends_on(tensors: Sequence[tf.Tensor], sources: Sequence[Any]) -> bool:
+  """Says whether any of the tensors is computed from any of the sources."""
+  wanted = {id(source.op) for source in sources}
+  return any(id(operation) in wanted for operation in _sources(tensors))
 
 
 def refuse_hidden_draws(graph: Any) -> None:

@@ -116,19 +116,16 @@ def build_fed_recon_eval(
     batch_size: Examples a step of reconstruction.
     measure_batch_size: Examples measured at a time; changes no result.
   """
-  support, query = split or splits.halves()
-  return evaluation.build_evaluation(
+  return evaluation.build_query_evaluation(
     model,
     memory=forget,
-    work=[
-      Phase(
-        train=(LOCAL,),
-        on=support,
-        optimizer=reconstruction_optimizer or sgd(0.1),
-        batch_size=batch_size,
-        epochs=reconstruction_epochs,
-        max_steps=reconstruction_steps,
-      ),
-      Phase(train=(), on=query, batch_size=measure_batch_size, measured=True),
-    ],
+    train=(LOCAL,),
+    personalise=Phase(
+      optimizer=reconstruction_optimizer or sgd(0.1),
+      batch_size=batch_size,
+      epochs=reconstruction_epochs,
+      max_steps=reconstruction_steps,
+    ),
+    split=split,
+    measure_batch_size=measure_batch_size,
   )

@@ -1,0 +1,191 @@
+"""Means to which a client adds some rows of a table in place of a whole one.
+
+With TFF's own aggregators each client sends every table as a whole. Here it
+sends the rows that its examples look up, and their ids, which tell whoever adds
+them up what these examples are about. They are added to one table.
+"""
+
+import abc
+import collections
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import rows
+
+WeightedFactory: TypeAlias = tff.aggregators.WeightedAggregationFactory
+
+
+class RowAggregationFactory(WeightedFactory):
+  """Creates aggregations to which clients add whole tables, or rows of them."""
+
+  @abc.abstractmethod
+  def create_by_rows(
+    self,
+    value_type: tff.Type,
+    weight_type: tff.Type,
+    ids_type: tff.Type,
+    result_type: tff.Type,
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process that joins rows of some tables.
+
+    Args:
+      value_type: What clients send: by tier, named tensors; of some tables only
+        some rows, `[?, ...]`. A row may stand there again, as zeros.
+      weight_type: How much it counts.
+      ids_type: For each of these tables, by tier and name, which rows they are,
+        int32 `[?]`.
+      result_type: The type of what they are joined to, in which tables are
+        whole.
+
+    Returns:
+      A process whose weights are mappings of `weight` and `ids`.
+    """
+
+
+class MeanFactory(RowAggregationFactory):
+  """`tff.aggregators.MeanFactory`, which also takes rows of tables.
+
+  Its states and measurements are the same. If all weights are zero, so is the
+  mean.
+  """
+
+  def __init__(
+    self,
+    around: Callable[[WeightedFactory], WeightedFactory] = lambda mean: mean,
+  ):
+    """Makes the factory.
+
+    Args:
+      around: Puts the mean into an aggregator that changes what each client
+        sends, by factors that follow from norms and the like: rows of zeros
+        more or less must make no difference. For example
+        `lambda mean: tff.aggregators.clipping_factory(1.0, mean)`.
+    """
+    self._around = around
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process that joins whole tables."""
+    mean = tff.aggregators.MeanFactory(no_nan_division=True)
+    return self._around(mean).create(value_type, weight_type)
+
+  def create_by_rows(
+    self,
+    value_type: tff.Type,
+    weight_type: tff.Type,
+    ids_type: tff.Type,
+    result_type: tff.Type,
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process that joins rows of some tables."""
+    mean = _RowMeanFactory(result_type)
+    # The weight passes through what stands around the mean untouched.
+    pair = tff.to_type(
+      collections.OrderedDict(weight=weight_type, ids=ids_type)
+    )
+    return self._around(mean).create(value_type, pair)
+
+
+def robust(*, zeroing: bool = True, clipping: bool = True) -> MeanFactory:
+  """`tff.learning.robust_aggregator`, which also takes rows of tables.
+
+  Args:
+    zeroing: Whether extreme updates are zeroed, by an adaptive bound.
+    clipping: Whether long updates are clipped, by an adaptive bound.
+  """
+  return MeanFactory(
+    lambda mean: tff.learning.robust_aggregator(
+      zeroing=zeroing,
+      clipping=clipping,
+      # Despite its name, it may return any mean.
+      debug_measurements_fn=lambda _: mean,
+    )
+  )
+
+
+class _RowMeanFactory(WeightedFactory):
+  """The innermost mean, whose weights are pairs of weight and ids."""
+
+  def __init__(self, result_type: tff.Type):
+    self._result_type = result_type
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    # Of this one only the state and what measurements look like.
+    whole = tff.aggregators.MeanFactory().create(
+      self._result_type, weight_type['weight']
+    )
+    measurements_type = whole.next.type_signature.result.measurements.member
+    total_type = tff.to_type(
+      collections.OrderedDict(
+        value=self._result_type, weight=weight_type['weight']
+      )
+    )
+
+    @tff.tensorflow.computation
+    def zero() -> Any:
+      return tff.types.structure_from_tensor_type_tree(
+        lambda leaf: tf.zeros(leaf.shape, leaf.dtype), total_type
+      )
+
+    @tff.tensorflow.computation(value_type, weight_type)
+    def weigh(value: Any, weight: Any) -> Any:
+      by = weight['weight']
+      weighted = tf.nest.map_structure(
+        lambda t: t * tf.cast(by, t.dtype), value
+      )
+      return weighted, weight
+
+    @tff.tensorflow.computation(total_type, weigh.type_signature.result)
+    def accumulate(total: Any, sent: Any) -> Any:
+      value, weight = sent
+      for tier, named in total['value'].items():
+        for name, tensor in named.items():
+          ids = weight['ids'].get(tier, {}).get(name)
+          named[name] = (
+            tensor + value[tier][name]
+            if ids is None
+            else rows.Change(ids, value[tier][name]).added_to(tensor)
+          )
+      total['weight'] += weight['weight']
+      return total
+
+    @tff.tensorflow.computation(total_type, total_type)
+    def merge(one: Any, other: Any) -> Any:
+      return tf.nest.map_structure(tf.add, one, other)
+
+    @tff.tensorflow.computation(total_type)
+    def report(total: Any) -> Any:
+      return tf.nest.map_structure(
+        lambda t: tf.math.divide_no_nan(t, tf.cast(total['weight'], t.dtype)),
+        total['value'],
+      )
+
+    @tff.federated_computation(
+      whole.initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any, weight: Any) -> Any:
+      return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_aggregate(
+          tff.federated_map(weigh, (value, weight)),
+          zero(),
+          accumulate,
+          merge,
+          report,
+        ),
+        tff.federated_value(
+          tff.types.structure_from_tensor_type_tree(
+            lambda leaf: leaf, measurements_type
+          ),
+          tff.SERVER,
+        ),
+      )
+
+    return tff.templates.AggregationProcess(whole.initialize, next_fn)

@@ -1,0 +1,250 @@
+"""Some rows of an embedding table, in place of the whole table.
+
+A client's examples look up few rows of a table. Where a model does nothing else
+with the table, and nothing but plain gradient descent moves it, a client can
+train these rows alone, and the others stay exactly what they are. What it costs
+a client then follows the rows that it looks up, not the size of the table.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+import contextlib
+import contextvars
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+# The ids of each lookup of a table, in the order in which a model makes them.
+Lookups: TypeAlias = collections.OrderedDict[str, list[tf.Tensor]]
+
+
+class _Reading:
+  """A call of a model whose lookups are counted."""
+
+  def __init__(self) -> None:
+    self.graph = tf.compat.v1.get_default_graph()
+    self.lookups: Lookups = collections.OrderedDict()
+
+
+_reading: contextvars.ContextVar[_Reading] = contextvars.ContextVar('reading')
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[Lookups]:
+  """Within the context, one call of a model may look up `Rows`."""
+  call = _Reading()
+  token = _reading.set(call)
+  try:
+    yield call.lookups
+  finally:
+    _reading.reset(token)
+
+
+class Rows(tf.experimental.ExtensionType):
+  """Stands for a table in a model, which can look rows up and nothing else.
+
+  Attributes:
+    name: The table's variable.
+    num_rows: How many rows the table has.
+    values: Some of them, `[rows, ...]`.
+    places: For each lookup that the model makes, in that order, where in
+      `values` it finds its rows. Empty to find out which lookups there are.
+  """
+
+  name: str
+  num_rows: int
+  values: tf.Tensor
+  places: tuple[tf.Tensor, ...]
+
+  @property
+  def shape(self) -> tf.TensorShape:
+    """The shape of the table."""
+    return tf.TensorShape([self.num_rows, *self.values.shape[1:]])
+
+  @property
+  def dtype(self) -> tf.DType:
+    """The type of the table."""
+    return self.values.dtype
+
+  def look_up(self, ids: Any) -> tf.Tensor:
+    """Looks up the rows of some ids."""
+    ids = tf.convert_to_tensor(ids)
+    call = _reading.get()
+    if tf.compat.v1.get_default_graph() is not call.graph:
+      # Keras tries a layer, for the shape of what comes out.
+      return self._any(ids)
+    lookups = call.lookups.setdefault(self.name, [])
+    lookups.append(ids)
+    if not self.places:
+      return self._any(ids)
+    return tf.gather(self.values, self.places[len(lookups) - 1])
+
+  def _any(self, ids: tf.Tensor) -> tf.Tensor:
+    """Any values, which follow from `values` as those that are meant do."""
+    return tf.gather(self.values, tf.zeros_like(ids))
+
+
+@tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {'params': Rows})
+def _embedding_lookup(
+  params: Rows, ids: Any, max_norm: Any = None, name: str | None = None
+) -> tf.Tensor:
+  if max_norm is not None:
+    raise ValueError('Rows are looked up as they are.')
+  return params.look_up(ids)
+
+
+@tf.experimental.dispatch_for_api(tf.gather, {'params': Rows})
+def _gather(
+  params: Rows,
+  indices: Any,
+  validate_indices: Any = None,
+  axis: Any = None,
+  batch_dims: int = 0,
+  name: str | None = None,
+) -> tf.Tensor:
+  if axis not in (None, 0) or batch_dims:
+    raise ValueError('Rows are looked up along the first axis.')
+  return params.look_up(indices)
+
+
+class Change(NamedTuple):
+  """How rows of a table changed.
+
+  Attributes:
+    ids: Which rows, int32 `[rows]`. Ids may repeat.
+    values: `[rows, ...]`, to be added to them; zero for all but one of those
+      that are the same row.
+  """
+
+  ids: tf.Tensor
+  values: tf.Tensor
+
+  def added_to(self, table: tf.Tensor) -> tf.Tensor:
+    """The table with these changes added."""
+    return tf.tensor_scatter_nd_add(table, self.ids[:, None], self.values)
+
+
+class Chosen(NamedTuple):
+  """The rows of a table that a client's examples look up.
+
+  A row that several lookups read stands there once for each of them. The first
+  of these is the one in use, the others stay as they began.
+
+  Attributes:
+    ids: int32 `[rows]`.
+    first: int32 `[rows]`: where the same row stands first.
+    places: For each lookup that the model makes, where each example finds its
+      rows, int32 `[examples, ...]`.
+  """
+
+  ids: tf.Tensor
+  first: tf.Tensor
+  places: list[tf.Tensor]
+
+  def of(self, table: tf.Tensor) -> tf.Tensor:
+    """The chosen rows of a table."""
+    return tf.gather(table, self.ids)
+
+  def within(self, table: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """The table with other values of the chosen rows."""
+    used = tf.gather(values, self.first)
+    return tf.tensor_scatter_nd_update(table, self.ids[:, None], used)
+
+
+def choose(
+  lookups: Sequence[tf.Tensor], count: tf.Tensor, num_rows: int
+) -> Chosen:
+  """Chooses the rows that lookups read.
+
+  Args:
+    lookups: The ids of each lookup, integer `[examples, ...]`.
+    count: int32 scalar: how many of the examples are real.
+    num_rows: The table's.
+  """
+  flat = [tf.reshape(_of_real(ids, count, num_rows), [-1]) for ids in lookups]
+  ids = tf.concat(flat, 0)
+  # No more rows than the table has. XLA knows by the shapes which of the two
+  # cases it is, and computes no other.
+  takes_all = tf.size(ids) > num_rows
+  number = tf.minimum(tf.size(ids), num_rows)
+  place = tf.where(takes_all, ids, first_of_equals(ids))
+  every = tf.range(number)
+  sizes = [tf.size(part) for part in flat]
+  return Chosen(
+    tf.where(takes_all, every, ids[:number]),
+    tf.where(takes_all, every, place[:number]),
+    [
+      tf.reshape(part, tf.shape(ids))
+      for part, ids in zip(tf.split(place, sizes), lookups, strict=True)
+    ],
+  )
+
+
+def _of_real(ids: tf.Tensor, count: tf.Tensor, num_rows: int) -> tf.Tensor:
+  """Ids as int32, and 0 at padding, of which any id may come."""
+  if ids.dtype.size > tf.int32.size:
+    # What is outside of the table stays so.
+    ids = tf.clip_by_value(ids, -1, num_rows)
+  is_real = tf.range(tf.shape(ids)[0]) < count
+  is_real = tf.reshape(is_real, [-1] + [1] * (ids.shape.rank - 1))
+  return tf.where(is_real, tf.cast(ids, tf.int32), 0)
+
+
+def first_of_equals(ids: tf.Tensor) -> tf.Tensor:
+  """For each id, where the same id stands first.
+
+  Ids fall into slots by a hash. In each slot, all that equal the first one in
+  it have found it; the others try again with another hash. This takes a few
+  turns, whatever the size of ids. Sorting them takes XLA ten times as long.
+
+  Args:
+    ids: int32 `[number]`.
+
+  Returns:
+    int32 `[number]`.
+  """
+  number = tf.size(ids)
+  position = tf.range(number)
+  num_slots = tf.cast(2 * number + 1, tf.uint32)
+
+  def turn(
+    count: tf.Tensor, is_found: tf.Tensor, first: tf.Tensor
+  ) -> tuple[tf.Tensor, ...]:
+    slot = tf.cast(_hash(ids, count) % num_slots, tf.int32)
+    firsts = tf.tensor_scatter_nd_min(
+      tf.fill([2 * number + 1], number),
+      slot[:, None],
+      tf.where(is_found, number, position),
+    )
+    found = tf.minimum(tf.gather(firsts, slot), number - 1)
+    is_new = tf.logical_and(
+      tf.logical_not(is_found), tf.equal(tf.gather(ids, found), ids)
+    )
+    return (
+      count + 1,
+      tf.logical_or(is_found, is_new),
+      tf.where(is_new, found, first),
+    )
+
+  _, _, first = tf.while_loop(
+    lambda count, is_found, first: tf.reduce_any(tf.logical_not(is_found)),
+    turn,
+    (tf.constant(0), tf.zeros([number], tf.bool), position),
+    shape_invariants=(
+      tf.TensorShape([]),
+      tf.TensorShape([None]),
+      tf.TensorShape([None]),
+    ),
+    parallel_iterations=1,
+  )
+  return first
+
+
+def _hash(ids: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+  """One of many hashes of int32 ids, uint32."""
+  factor = tf.constant(0x9E3779B1, tf.uint32) + 2 * tf.cast(number, tf.uint32)
+  mixed = tf.bitcast(ids, tf.uint32)
+  for shift in (15, 13):
+    high = tf.bitwise.right_shift(mixed, tf.constant(shift, tf.uint32))
+    mixed = tf.bitwise.bitwise_xor(mixed, high) * factor
+  return tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 16))
