@@ -25,7 +25,6 @@ import tensorflow_federated as tff
 from tasks import algorithms
 from tasks import emnist_flags
 from tasks import flags as flag_groups
-from tasks import subreddit_flags
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.training_flags import TrainingFlags

@@ -356,9 +356,9 @@ def compose(
 
   A client whose losses or weights are not all finite counts for nothing: its
   update and its weight are zero and its measurements are left out, but for
-  `num_not_finite`; it keeps what it remembered before. A client without measured
-  examples has the weight zero. If no phase trains a tier at the server, nothing
-  is sent.
+  `num_not_finite`; it keeps what it remembered before. A client without
+  measured examples has the weight zero. If no phase trains a tier at the
+  server, nothing is sent.
 
   Args:
     model: The model to train.
