@@ -4,10 +4,14 @@
 from tff_partial import _require_tff as _require_tff
 # isort: on
 
+from tff_partial import aggregators as aggregators
 from tff_partial import algorithms as algorithms
+from tff_partial import client_state as client_state
 from tff_partial import layers as layers
 from tff_partial import runtimes as runtimes
 from tff_partial import splits as splits
+from tff_partial import terms as terms
+from tff_partial import tiers as tiers
 from tff_partial.client_store import ClientStore as ClientStore
 from tff_partial.cold_start import measure_by_support as measure_by_support
 from tff_partial.independent_aggregation import (
@@ -28,6 +32,7 @@ from tff_partial.packing import from_tff as from_tff
 from tff_partial.packing import pack as pack
 from tff_partial.phases import Phase as Phase
 from tff_partial.phases import sgd as sgd
+from tff_partial.phases import Together as Together
 from tff_partial.populations import Reader as Reader
 from tff_partial.processes import compose as compose
 from tff_partial.programs import evaluate as evaluate
