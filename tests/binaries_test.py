@@ -305,10 +305,10 @@ def test_a_run_that_diverges_says_so(tmp_path):
   assert 'nan' in outcome.output
   result = _result(tmp_path)
   assert result['diverged'] is True
-  assert result['rounds'] == 6
+  assert result['rounds'] == 7
   assert result['test']['unseen']['rmse'] == 'nan'
   assert result['test']['unseen']['num_not_finite'] == 60
-  assert len(repeatable_rows(tmp_path)) == 6
+  assert len(repeatable_rows(tmp_path)) == 7
   before = commands.files(tmp_path)
   again = run_here('train', *arguments)
   assert (again.status, again.errors) == (1, outcome.errors)
