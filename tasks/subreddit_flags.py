@@ -124,6 +124,12 @@ class DocumentFlags:
       'Users begin with a vector that all learn together.',
     )
     flags.DEFINE_float(
+      'place_dropout',
+      sizes.place_dropout,
+      'Share of the places of a text that are dropped in training.',
+      lower_bound=0.0,
+    )
+    flags.DEFINE_float(
       'dropout',
       sizes.dropout,
       'Share of what the LSTM says that is dropped in training.',
@@ -145,6 +151,7 @@ class DocumentFlags:
       mlp_units=_whole_numbers('mlp_units'),
       user_embedding=FLAGS.user_embedding or user_embedding,
       learned_default=FLAGS.learned_default,
+      place_dropout=FLAGS.place_dropout,
       dropout=FLAGS.dropout,
     )
     return subreddit.Options(

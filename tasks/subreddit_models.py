@@ -6,10 +6,11 @@ user's vector is the client's own (`OWN`), a row of a table of all users
 (`TABLE`), or left out (`NOBODY`).
 
 Where this deviates from the paper, which prints no sizes: what the LSTM says at
-all places of the text is joined by its maximum, which learns faster than its
-last value alone. And two options, both off at first, make texts shorter and
-reading them easier: characters can be embedded with those before them (hashed
-n-grams), and the LSTM can read the maximum of several places as one.
+all places of the text is joined by its maximum and its mean, which learn faster
+than its last value alone. And two options, both off at first, make texts
+shorter and reading them easier: characters can be embedded with those before
+them (hashed n-grams), and the LSTM can read the maximum of several places as
+one.
 """
 
 import dataclasses
@@ -52,6 +53,8 @@ class Sizes:
     user_embedding: Length of a user's vector.
     learned_default: Whether users begin with a vector that all learn together;
       see `layers.PrivateVector`.
+    place_dropout: Share of the places of a text, each with all its vectors,
+      that are dropped in training.
     dropout: Share of what the LSTM says that is dropped in training.
   """
 
@@ -63,6 +66,7 @@ class Sizes:
   mlp_units: tuple[int, ...] = (64,)
   user_embedding: int = 32
   learned_default: bool = False
+  place_dropout: float = 0.0
   dropout: float = 0.0
 
   def __post_init__(self) -> None:
@@ -83,11 +87,13 @@ class Sizes:
         f'ngram_buckets: {self.ngram_buckets} rows cannot tell n-grams apart. '
         'Give at least 2.'
       )
-    if not 0 <= self.dropout < 1:
-      raise OptionError(
-        f'dropout: {self.dropout} is no share below 1. Give 0 or more, and '
-        'less than 1.'
-      )
+    for name in ('place_dropout', 'dropout'):
+      share = getattr(self, name)
+      if not 0 <= share < 1:
+        raise OptionError(
+          f'{name}: {share} is no share below 1. Give 0 or more, and less than '
+          '1.'
+        )
 
 
 def build_document_model(
@@ -182,6 +188,12 @@ def _read(text: Any, vocabulary_size: int, sizes: Sizes) -> Any:
     if len(places) > 1
     else places[0]
   )
+  if sizes.place_dropout:
+    said = layers.Dropout(
+      sizes.place_dropout,
+      noise_shape=(None, text.shape[1], 1),
+      name='place_dropout',
+    )(said)
   if sizes.places_per_step > 1:
     said = layers.MaxPooling1D(sizes.places_per_step, name='steps')(said)
   said = layers.Concatenate(name='both_directions')(
@@ -192,7 +204,12 @@ def _read(text: Any, vocabulary_size: int, sizes: Sizes) -> Any:
       ),
     ]
   )
-  return layers.GlobalMaxPooling1D(name='text_representation')(said)
+  return layers.Concatenate(name='text_representation')(
+    [
+      layers.GlobalMaxPooling1D(name='maximum')(said),
+      layers.GlobalAveragePooling1D(name='mean')(said),
+    ]
+  )
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')

@@ -143,6 +143,7 @@ def test_all_options_together():
     ngram_lengths=(2, 4),
     ngram_buckets=50,
     places_per_step=3,
+    place_dropout=0.2,
     mlp_units=(5, 4),
     dropout=0.5,
   )
@@ -150,6 +151,22 @@ def test_all_options_together():
   assert {'ngram_embedding_2', 'ngram_embedding_4', 'mlp_1'} <= names
   assert model.get_layer('steps').output_shape == (None, 4, 9)
   assert model(_texts()).shape == (8, 6)
+
+
+def test_dropped_places_follow_from_the_seed():
+  model = _from_keras(NOBODY, place_dropout=0.5, dropout=0.5)
+  weights = {'global': model.initial_weights('global', np.array([1, 2]))}
+  texts = _texts().astype(np.uint8)
+
+  def predict(training: bool, *seed: int) -> np.ndarray:
+    logits, _ = model.predict(
+      weights, model.frozen_weights(), texts, training=training, seed=seed
+    )
+    return logits.numpy()
+
+  np.testing.assert_array_equal(predict(True, 3, 4), predict(True, 3, 4))
+  assert np.abs(predict(True, 3, 4) - predict(True, 3, 5)).max() > 1e-4
+  np.testing.assert_array_equal(predict(False, 3, 4), predict(False, 3, 5))
 
 
 def test_what_is_local_is_one_vector():
@@ -179,6 +196,7 @@ def test_texts_are_small_in_memory():
     ('mlp_units', (5, 0)),
     ('ngram_lengths', (0,)),
     ('ngram_buckets', 1),
+    ('place_dropout', 1.0),
     ('dropout', 1.0),
     ('dropout', -0.1),
   ],
