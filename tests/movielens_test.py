@@ -183,6 +183,11 @@ def test_the_users_weights_are_local():
   }
 
 
+def _first_weights(task: movielens.MovieLens):
+  with tff_partial.runtimes.cohort(jit=False):
+    return client_work.initial_weights(task.model)()
+
+
 def test_predictions_may_be_centred():
   plain, centred = _make(), _make(centred=True)
   frames = [
@@ -191,7 +196,7 @@ def test_predictions_may_be_centred():
   ]
   mean = np.concatenate(frames).mean()
   items = np.arange(5, dtype=np.int32)
-  weights = client_work.initial_weights(plain.model)()
+  weights = _first_weights(plain)
   predictions = [
     _predict(task.model, weights, [0.0, 0.0, 0.0], items)
     for task in (plain, centred)
@@ -221,7 +226,7 @@ def fixture_personal(unseen):
 
 
 def _recommend(task, personal: evaluation.Evaluation, user: str, number: int):
-  weights = client_work.initial_weights(task.model)()
+  weights = _first_weights(task)
   with tff_partial.runtimes.cohort(jit=False):
     return movielens.recommend(task, personal, weights, user, number)
 
@@ -246,7 +251,7 @@ def test_recommendations_are_the_best_of_what_is_unrated(unseen, personal):
 
 
 def test_recommendations_follow_from_all_of_the_users_ratings(unseen, personal):
-  weights = client_work.initial_weights(unseen.model)()
+  weights = _first_weights(unseen)
   rated, cohort = unseen.user('17', personal.example_spec)
   assert len(rated) == int(cohort[0]['count'])
   with tff_partial.runtimes.cohort(jit=False):
