@@ -124,14 +124,45 @@ def _held_by(build: Callable[..., Evaluation]) -> Measure:
   )
 
 
-def _with_shared_phase(build: Callable[..., Any], **extra: Any) -> Build:
+def _trained_by(
+  build: Callable[..., processes.PartialProcess],
+  *,
+  has_strength: bool = False,
+  **phase_of: Callable[[TrainingFlags], phases.Phase],
+) -> Build:
+  """A process from a builder whose arguments are phases and how to join.
+
+  Args:
+    build: The builder.
+    has_strength: Whether it takes the strength of a penalty.
+    **phase_of: Name of each phase that it takes, and what reads its flags.
+  """
+
+  def build_with_flags(
+    model: models.PartialModel, training: TrainingFlags
+  ) -> processes.PartialProcess:
+    return build(
+      model,
+      **{name: read(training) for name, read in phase_of.items()},
+      **(training.strength if has_strength else {}),
+      **training.joining(),
+    )
+
+  return build_with_flags
+
+
+def _adaptive(build: Callable[..., processes.PartialProcess]) -> Build:
+  """A process whose server's optimizer is prescribed, but for its rate."""
   return lambda model, training: build(
-    model, training=training.shared(), **training.joining(), **extra
+    model,
+    training=training.shared(),
+    learning_rate=training.server_learning_rate,
+    **training.averaging(),
   )
 
 
 _FOR_ALL = _measured_by(baselines.build_fed_avg_eval)
-_own = TrainingFlags.own
+_own, _shared = TrainingFlags.own, TrainingFlags.shared
 
 ALGORITHMS: dict[str, Algorithm] = {
   'fed_recon': Algorithm(
@@ -148,65 +179,48 @@ ALGORITHMS: dict[str, Algorithm] = {
     own=_own,
   ),
   'fed_per': Algorithm(
-    lambda model, training: baselines.build_fed_per(
-      model, training=training.together(), **training.joining()
-    ),
+    _trained_by(baselines.build_fed_per, training=TrainingFlags.together),
     _measured_by(baselines.build_fed_per_eval),
     user=tasks_lib.OWN,
     own=_own,
   ),
   'fed_sim': Algorithm(
-    lambda model, training: baselines.build_fed_sim(
-      model, training=training.together(), **training.joining()
-    ),
+    _trained_by(baselines.build_fed_sim, training=TrainingFlags.together),
     _measured_by(baselines.build_fed_sim_eval),
     user=tasks_lib.OWN,
     own=_own,
   ),
   'lg_fed_avg': Algorithm(
-    lambda model, training: baselines.build_lg_fed_avg(
-      model, training=training.together(), **training.joining()
-    ),
+    _trained_by(baselines.build_lg_fed_avg, training=TrainingFlags.together),
     _measured_by(baselines.build_lg_fed_avg_eval),
     user=tasks_lib.OWN,
     own=_own,
   ),
   'fed_alt': Algorithm(
-    lambda model, training: baselines.build_fed_alt(
-      model,
-      personal=training.own(),
-      shared=training.shared(),
-      **training.joining(),
-    ),
+    _trained_by(baselines.build_fed_alt, personal=_own, shared=_shared),
     _measured_by(baselines.build_fed_alt_eval),
     user=tasks_lib.OWN,
     own=_own,
   ),
   'fed_rep': Algorithm(
-    lambda model, training: baselines.build_fed_rep(
-      model,
-      head=training.own(),
-      representation=training.shared(),
-      **training.joining(),
-    ),
+    _trained_by(baselines.build_fed_rep, head=_own, representation=_shared),
     _measured_by(baselines.build_fed_rep_eval),
     user=tasks_lib.OWN,
     own=_own,
   ),
   'fed_babu': Algorithm(
-    _with_shared_phase(baselines.build_fed_babu),
+    _trained_by(baselines.build_fed_babu, training=_shared),
     _measured_by(baselines.build_fed_babu_eval),
     user=tasks_lib.OWN,
     own=_own,
     always_personalises=True,
   ),
   'ditto': Algorithm(
-    lambda model, training: baselines.build_ditto(
-      model,
-      training=training.shared(),
-      personal=training.own(),
-      **training.strength,
-      **training.joining(),
+    _trained_by(
+      baselines.build_ditto,
+      has_strength=True,
+      training=_shared,
+      personal=_own,
     ),
     _held_by(baselines.build_ditto_eval),
     own=_own,
@@ -224,9 +238,11 @@ ALGORITHMS: dict[str, Algorithm] = {
     _measured_by(baselines.build_local_only_eval),
     own=_own,
   ),
-  'fed_avg': Algorithm(_with_shared_phase(baselines.build_fed_avg), _FOR_ALL),
+  'fed_avg': Algorithm(
+    _trained_by(baselines.build_fed_avg, training=_shared), _FOR_ALL
+  ),
   'fine_tuning': Algorithm(
-    _with_shared_phase(baselines.build_fed_avg),
+    _trained_by(baselines.build_fed_avg, training=_shared),
     _measured_by(baselines.build_fine_tuning_eval),
     own=_own,
     always_personalises=True,
@@ -240,30 +256,15 @@ ALGORITHMS: dict[str, Algorithm] = {
     _FOR_ALL,
   ),
   'fed_prox': Algorithm(
-    lambda model, training: baselines.build_fed_prox(
-      model,
-      training=training.shared(),
-      **training.strength,
-      **training.joining(),
-    ),
+    _trained_by(baselines.build_fed_prox, has_strength=True, training=_shared),
     _FOR_ALL,
   ),
   'fed_adam': Algorithm(
-    lambda model, training: baselines.build_fed_adam(
-      model,
-      training=training.shared(),
-      learning_rate=training.server_learning_rate,
-      **training.averaging(),
-    ),
+    _adaptive(baselines.build_fed_adam),
     _FOR_ALL,
   ),
   'fed_yogi': Algorithm(
-    lambda model, training: baselines.build_fed_yogi(
-      model,
-      training=training.shared(),
-      learning_rate=training.server_learning_rate,
-      **training.averaging(),
-    ),
+    _adaptive(baselines.build_fed_yogi),
     _FOR_ALL,
   ),
   'centralized': Algorithm(

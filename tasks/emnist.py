@@ -17,18 +17,17 @@ from tasks import emnist_images
 from tasks import emnist_models
 from tasks import emnist_partitions
 from tasks.errors import OptionError
-from tasks.task import Examinees
+from tasks.task import MeasuredByProtocol
+from tasks.task import PROTOCOLS
+from tasks.task import SEEN
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
 from tff_partial import examples
 from tff_partial import models
 from tff_partial import populations
-from tff_partial import splits
 
 NAME = 'emnist'
-SEEN, UNSEEN = 'seen', 'unseen'
-PROTOCOLS = (SEEN, UNSEEN)
 LABELS, WRITERS = 'labels', 'writers'
 PARTITIONS = (LABELS, WRITERS)
 MNIST, FEDERATED = 'mnist', 'federated_emnist'
@@ -92,7 +91,7 @@ class Options:
       )
 
 
-class Emnist:
+class Emnist(MeasuredByProtocol):
   """Users as clients, their images as examples.
 
   Attributes:
@@ -160,21 +159,6 @@ class Emnist:
       metrics=emnist_models.build_classification_metrics,
       seed=self._seed,
     )
-
-  @property
-  def validation(self) -> Examinees:
-    """Who chooses the best round."""
-    return self._examinees(VALIDATION)
-
-  @property
-  def tests(self) -> dict[str, Examinees]:
-    """Whom a result is about."""
-    return {self.protocol: self._examinees(TEST)}
-
-  def _examinees(self, part: str) -> Examinees:
-    if self.protocol == SEEN:
-      return Examinees(part, True, splits.by_mark('is_query'))
-    return Examinees(part, False)
 
   @property
   def counts(self) -> dict[str, Any]:

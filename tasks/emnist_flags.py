@@ -8,6 +8,7 @@ from absl import flags
 from tasks import emnist
 from tasks import emnist_models
 from tasks import mnist_preference
+from tasks import task as tasks_lib
 
 FLAGS = flags.FLAGS
 
@@ -33,7 +34,7 @@ class EmnistFlags:
     flags.DEFINE_enum(
       'emnist_protocol',
       default.protocol,
-      emnist.PROTOCOLS,
+      tasks_lib.PROTOCOLS,
       'Measure further images of users who took part, or users who did not.',
     )
     flags.DEFINE_integer(

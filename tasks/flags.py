@@ -203,7 +203,7 @@ class MovieLensFlags:
     flags.DEFINE_enum(
       'protocol',
       paper.protocol,
-      movielens.PROTOCOLS,
+      tasks_lib.PROTOCOLS,
       'Measure users that never took part, or later ratings of those who did.',
     )
     flags.DEFINE_integer(

@@ -27,14 +27,14 @@ from tasks import f1
 from tasks import preference_models
 from tasks import preferences
 from tasks.errors import OptionError
-from tasks.task import Examinees
+from tasks.task import MeasuredByProtocol
+from tasks.task import SEEN
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
 from tff_partial import examples
 from tff_partial import models
 from tff_partial import populations
-from tff_partial import splits
 
 NAME = 'mnist_preference'
 NUM_GROUPS = 10
@@ -96,7 +96,7 @@ class Options:
       )
 
 
-class MnistPreference:
+class MnistPreference(MeasuredByProtocol):
   """Users as clients, who like one digit each.
 
   Attributes:
@@ -111,6 +111,7 @@ class MnistPreference:
   selection_metric = 'f1'
   higher_is_better = True
   num_groups = NUM_GROUPS
+  protocol = SEEN
 
   def __init__(self, images: emnist_images.Images, options: Options, seed: int):
     """Draws the users' images.
@@ -178,16 +179,6 @@ class MnistPreference:
     )
 
   @property
-  def validation(self) -> Examinees:
-    """Who chooses the best round."""
-    return _examinees(VALIDATION)
-
-  @property
-  def tests(self) -> dict[str, Examinees]:
-    """Whom a result is about."""
-    return {'seen': _examinees(TEST)}
-
-  @property
   def counts(self) -> dict[str, Any]:
     """How much of everything there is, for the result."""
     held = {
@@ -245,11 +236,6 @@ class MnistPreference:
     return np.stack(
       [digits == liked, digits, np.full_like(digits, liked)], axis=-1
     ).astype(np.int32)
-
-
-def _examinees(part: str) -> Examinees:
-  """Users with their training images, and those of a part to be measured."""
-  return Examinees(part, True, splits.by_mark('is_query'))
 
 
 def build_metrics() -> list[tf.keras.metrics.Metric]:

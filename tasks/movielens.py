@@ -20,11 +20,13 @@ from tasks import movielens_files
 from tasks import movielens_models
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.task import Examinees
+from tasks.task import MeasuredByProtocol
 from tasks.task import OWN
+from tasks.task import PROTOCOLS
 from tasks.task import TABLE
 from tasks.task import TEST
 from tasks.task import TRAIN
+from tasks.task import UNSEEN
 from tasks.task import VALIDATION
 import tff_partial
 from tff_partial import cohorts
@@ -33,11 +35,8 @@ from tff_partial import examples
 from tff_partial import models
 from tff_partial import populations
 from tff_partial import sampling
-from tff_partial import splits
 
 NAME = 'movielens'
-UNSEEN, SEEN = 'unseen', 'seen'
-PROTOCOLS = (UNSEEN, SEEN)
 
 # Of the parts of the data.
 _FRACTIONS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
@@ -90,7 +89,7 @@ class Options:
       )
 
 
-class MovieLens:
+class MovieLens(MeasuredByProtocol):
   """Users as clients, their ratings as examples.
 
   Attributes:
@@ -183,21 +182,6 @@ class MovieLens:
       ),
       seed=self._seed,
     )
-
-  @property
-  def validation(self) -> Examinees:
-    """Who chooses the best round."""
-    return self._examinees(VALIDATION)
-
-  @property
-  def tests(self) -> dict[str, Examinees]:
-    """Whom a result is about."""
-    return {self.protocol: self._examinees(TEST)}
-
-  def _examinees(self, part: str) -> Examinees:
-    if self.protocol == SEEN:
-      return Examinees(part, True, splits.by_mark('is_query'))
-    return Examinees(part, False)
 
   @property
   def counts(self) -> dict[str, Any]:

@@ -34,6 +34,39 @@ class Examinees:
   split: splits.Split | None = None
 
 
+# Whether those measured took part in training; results name them so.
+UNSEEN, SEEN = 'unseen', 'seen'
+PROTOCOLS = (UNSEEN, SEEN)
+
+
+class MeasuredByProtocol:
+  """What tasks have in common whose protocol says who is measured.
+
+  Under SEEN each client comes with its past, and what is to be measured is
+  marked in the field `is_query`.
+
+  Attributes:
+    protocol: UNSEEN or SEEN: under which name the test result is reported.
+  """
+
+  protocol: str
+
+  @property
+  def validation(self) -> Examinees:
+    """Who chooses the best round."""
+    return self._examinees(VALIDATION)
+
+  @property
+  def tests(self) -> dict[str, Examinees]:
+    """Whom a result is about."""
+    return {self.protocol: self._examinees(TEST)}
+
+  def _examinees(self, part: str) -> Examinees:
+    if self.protocol == SEEN:
+      return Examinees(part, True, splits.by_mark('is_query'))
+    return Examinees(part, False)
+
+
 class Task(Protocol):
   """Clients, their data, and the model that they train.
 

@@ -221,7 +221,7 @@ class _Client:
     metrics, loss = stand.metrics, stand.loss
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(mine)
-      weights = _replaced(_replaced(self.weights, stand.trained), mine)
+      weights = _replaced(self.weights, stand.trained)
       objective = tf.constant(0.0)
       if phase.with_loss or measured:
         with rows.reading():
