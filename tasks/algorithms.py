@@ -10,6 +10,8 @@ import baselines
 from baselines import centralized
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.fed_embed_flags import FedEmbedFlags
+from tasks.preference_models import PARTS
 from tasks.training_flags import TrainingFlags
 from tff_partial import algorithms
 from tff_partial import models
@@ -18,6 +20,7 @@ from tff_partial import populations
 from tff_partial import processes
 from tff_partial import programs
 from tff_partial import splits
+from tff_partial.algorithms import fed_embed
 from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
 
@@ -113,6 +116,33 @@ def _p_fed_me(
   )
 
 
+def _fed_embed(
+  assignment: Callable[[FedEmbedFlags], fed_embed.Assignment], user: str
+) -> Algorithm:
+  def build(
+    model: models.PartialModel, training: TrainingFlags
+  ) -> processes.PartialProcess:
+    return algorithms.build_fed_embed(
+      model,
+      parts=PARTS,
+      assignment=assignment(training.fed_embed),
+      training=training.together(),
+      **training.joining(),
+    )
+
+  def measure(
+    model: models.PartialModel, training: TrainingFlags, measuring: Measuring
+  ) -> Evaluation:
+    return algorithms.build_fed_embed_eval(
+      model,
+      parts=PARTS,
+      assignment=assignment(training.fed_embed),
+      **measuring,
+    )
+
+  return Algorithm(build, measure, user=user, own=TrainingFlags.own)
+
+
 def _measured_by(build: Callable[..., Evaluation]) -> Measure:
   return lambda model, training, measuring: build(model, **measuring)
 
@@ -178,6 +208,12 @@ ALGORITHMS: dict[str, Algorithm] = {
     user=tasks_lib.OWN,
     own=_own,
   ),
+  'fed_embed_type': _fed_embed(FedEmbedFlags.by_type, tasks_lib.HEADS),
+  'fed_embed_prototype': _fed_embed(
+    FedEmbedFlags.by_prototype, tasks_lib.HEADS
+  ),
+  'fed_embed_som': _fed_embed(FedEmbedFlags.by_map, tasks_lib.HEADS),
+  'fed_embed_personal': _fed_embed(FedEmbedFlags.personal, tasks_lib.OWN_HEAD),
   'fed_per': Algorithm(
     _trained_by(baselines.build_fed_per, training=TrainingFlags.together),
     _measured_by(baselines.build_fed_per_eval),

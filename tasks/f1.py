@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.preference_models import IS_LIKED
+from tasks.preference_models import logits_of
 from tasks.preference_models import SUB_POPULATION
 
 COUNTS = ('tp', 'fp', 'fn', 'tn')
@@ -99,7 +100,8 @@ def _sizes(counts: Any) -> tf.Tensor:
 class PreferenceF1(tf.keras.metrics.Metric):
   """F1 over some sub-populations; its state is the counts, `[groups, 4]`.
 
-  Labels are those of `preference_models`, predictions logits `[batch, 2]`.
+  Labels are those of `preference_models`, predictions logits `[batch, 2]`,
+  or several outputs with these among them.
   Where no user of the sub-populations was measured, the result is no number.
   """
 
@@ -133,7 +135,8 @@ class PreferenceF1(tf.keras.metrics.Metric):
   ) -> Any:
     """Adds a batch."""
     is_liked = tf.cast(y_true[:, IS_LIKED], tf.bool)
-    says_so = y_pred[:, 1] > y_pred[:, 0]
+    logits = logits_of(y_pred)
+    says_so = logits[:, 1] > logits[:, 0]
     cells = tf.stack(
       [
         is_liked & says_so,

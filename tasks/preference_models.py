@@ -1,10 +1,11 @@
 """FedEmbed's model of what a user likes, from its appendix B.1.
 
 Personal embeddings, the encoder that all users share, and the whole with a
-single head. Labels are integers `[batch, 3]`: liked or not, what is shown, and
-the user's sub-population; the models here learn the first.
+single head or with all heads. Labels are integers `[batch, 3]`: liked or not,
+what is shown, and the user's sub-population.
 """
 
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
@@ -13,15 +14,24 @@ import tensorflow as tf
 from tasks.emnist_models import HEAD
 from tasks.emnist_models import scaled_input
 from tasks.errors import OptionError
+from tasks.task import HEADS
 from tff_partial import layers as layers_lib
+from tff_partial import models
+from tff_partial.algorithms import fed_embed
 
 # Columns of an example's label.
 IS_LIKED, KIND, SUB_POPULATION = range(3)
 LABEL_SPEC = tf.TensorSpec([3], tf.int32)
 
 PERSONAL = 'personal_embedding'
+GLOBAL_HEAD, TYPE_HEAD, PROTOTYPES = 'global_head', 'type_head', 'prototypes'
+# Outputs of the model with all heads.
+LIKED, LIKED_GLOBALLY, TYPE = 'liked', 'liked_globally', 'type'
+DISTANCES, DRAWS = 'distances', 'draws'
 # What the encoder makes of an image.
 NUM_FEATURES = 64
+
+_FIRST_EMBEDDING = tf.keras.initializers.RandomUniform(0.0, 1.0)
 
 # As in PyTorch, whose layers the appendix prints.
 _LAYER_NORM_EPSILON = 1e-5
@@ -53,14 +63,14 @@ def build_encoder(
     # PyTorch pads all sides by one, where `same` would pad two of the four.
     values = layers.ZeroPadding2D(1, name=f'padding_{number}')(values)
     values = layers.Conv2D(filters, 3, 2, name=f'convolution_{number}')(values)
-    values = _normalize(number)(values)
+    values = normalize(number)(values)
     if activation:
       values = layers.Activation(activation, name=f'activation_{number}')(
         values
       )
   whole = values.shape[1:3]
   values = layers.Conv2D(NUM_FEATURES, whole, name='convolution_3')(values)
-  values = _normalize(3)(values)
+  values = normalize(3)(values)
   values = layers.Flatten(name='features')(values)
   return tf.keras.Model(inputs, values, name='encoder')
 
@@ -70,6 +80,7 @@ def build_preference(
   ink: int,
   embedding_size: int = 0,
   activation: str | None = None,
+  encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
   """Builds FedEmbed's model with a single head, from images to two logits.
 
@@ -84,6 +95,7 @@ def build_preference(
     embedding_size: Length of the personal embedding, 0 for none; no longer than
       the image is high and wide.
     activation: What `build_encoder` takes.
+    encoder: Builds the encoder, from the arguments of `build_encoder`.
 
   Raises:
     OptionError: If the embedding does not fit onto the image's diagonal.
@@ -93,14 +105,79 @@ def build_preference(
   if embedding_size:
     personal = build_personal_embedding(embedding_size)(images)
     values = append_to_image(values, personal)
-  encoder = build_encoder(shape, values.shape[-1], activation)
-  features = encoder(values)
+  features = encoder(shape, values.shape[-1], activation)(values)
   if personal is not None:
     features = tf.keras.layers.Concatenate(name='with_embedding')(
       [features, personal]
     )
   logits = tf.keras.layers.Dense(2, name=HEAD)(features)
   return tf.keras.Model(images, logits, name='preference')
+
+
+def build_fed_embed(
+  shape: tuple[int, int],
+  ink: int,
+  embedding_size: int,
+  num_groups: int,
+  activation: str | None = None,
+  encoder: Callable[..., tf.keras.Model] = build_encoder,
+) -> tf.keras.Model:
+  """Builds FedEmbed's model with all heads (Figure 2), of one client.
+
+  All heads read the features and the embedding. The head of the client's
+  sub-population is named `head`; the server has one for each.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+    embedding_size: Length of the personal embedding.
+    num_groups: Number of types, and of sub-populations.
+    activation: What `build_encoder` takes.
+    encoder: Builds the encoder, from the arguments of `build_encoder`.
+
+  Returns:
+    A model from images to a mapping of LIKED, LIKED_GLOBALLY and TYPE to
+    logits, and of DISTANCES and DRAWS to those of `layers.Prototypes`.
+
+  Raises:
+    OptionError: If the embedding does not fit onto the image's diagonal.
+  """
+  images, values = scaled_input(shape, ink)
+  personal = build_personal_embedding(embedding_size)(images)
+  values = append_to_image(values, personal)
+  features = encoder(shape, values.shape[-1], activation)(values)
+  return with_all_heads(images, features, personal, num_groups)
+
+
+def with_all_heads(
+  inputs: tf.Tensor, features: tf.Tensor, personal: tf.Tensor, num_groups: int
+) -> tf.keras.Model:
+  """Puts FedEmbed's heads on what an encoder made.
+
+  Args:
+    inputs: What the model is given.
+    features: What its encoder made of it, `[batch, features]`.
+    personal: The personal embedding, `[batch, size]`.
+    num_groups: Number of types, and of sub-populations.
+
+  Returns:
+    The model of `build_fed_embed`.
+  """
+  dense = tf.keras.layers.Dense
+  joined = tf.keras.layers.Concatenate(name='with_embedding')(
+    [features, personal]
+  )
+  distances, draws = layers_lib.Prototypes(
+    num_groups, initializer=_FIRST_EMBEDDING, name=PROTOTYPES
+  )(personal)
+  outputs = {
+    LIKED: dense(2, name=HEAD)(joined),
+    LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(joined),
+    TYPE: dense(num_groups, name=TYPE_HEAD)(joined),
+    DISTANCES: distances,
+    DRAWS: draws,
+  }
+  return tf.keras.Model(inputs, outputs, name='fed_embed')
 
 
 def build_personal_embedding(size: int) -> layers_lib.PrivateVector:
@@ -114,7 +191,7 @@ def build_personal_embedding(size: int) -> layers_lib.PrivateVector:
   """
   return layers_lib.PrivateVector(
     size,
-    initializer=tf.keras.initializers.RandomUniform(0.0, 1.0),
+    initializer=_FIRST_EMBEDDING,
     name=PERSONAL,
   )
 
@@ -150,11 +227,59 @@ def _diagonal(personal: tf.Tensor, shape: tuple[int, int]) -> tf.Tensor:
   return padded[..., tf.newaxis]
 
 
+_cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+
+
+def logits_of(predictions: Any) -> tf.Tensor:
+  """What a model says of liked or not: its only output, or one of several."""
+  return predictions[LIKED] if isinstance(predictions, dict) else predictions
+
+
 def preference_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
   """Cross-entropy of liked or not, the first of labels `[batch, 3]`."""
-  return tf.nn.sparse_softmax_cross_entropy_with_logits(
-    labels[:, IS_LIKED], predictions
+  return _cross_entropy(labels[:, IS_LIKED], logits_of(predictions))
+
+
+def fed_embed_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  """`L_C` of the sub-population's head and `L_M` of the type head, one each."""
+  return preference_loss(labels, predictions) + _cross_entropy(
+    labels[:, KIND], predictions[TYPE]
   )
+
+
+def build_partial(
+  build: Callable[[], tf.keras.Model],
+  user: str,
+  num_groups: int,
+  **options: Any,
+) -> models.PartialModel:
+  """Takes FedEmbed's model apart.
+
+  Args:
+    build: Makes the Keras model with all heads.
+    user: HEADS, where the server has a head for each sub-population; or
+      OWN_HEAD, where each user has one.
+    num_groups: Number of sub-populations.
+    **options: What else `from_keras` takes.
+  """
+  heads: dict[str, Any] = {'local': [PERSONAL, HEAD]}
+  if user == HEADS:
+    heads = {'local': PERSONAL, 'group': HEAD, 'num_groups': num_groups}
+  return models.from_keras(
+    build, loss=fed_embed_loss, labels=LABEL_SPEC, **heads, **options
+  )
+
+
+PARTS = fed_embed.Parts(
+  embedding=f'{PERSONAL}/own',
+  global_head=f'{GLOBAL_HEAD}/.*',
+  global_loss=lambda labels, predictions: _cross_entropy(
+    labels[:, IS_LIKED], predictions[LIKED_GLOBALLY]
+  ),
+  prototypes=f'{PROTOTYPES}/vectors',
+  nearness=lambda predictions: (predictions[DISTANCES], predictions[DRAWS]),
+  sub_population=lambda labels: labels[:, SUB_POPULATION],
+)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -168,12 +293,22 @@ class PreferenceAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
     """Adds a batch of labels `[batch, 3]`, of which the first is predicted."""
-    return super().update_state(y_true[:, IS_LIKED], y_pred, sample_weight)
+    return super().update_state(
+      y_true[:, IS_LIKED], logits_of(y_pred), sample_weight
+    )
 
 
-def _normalize(number: int) -> tf.keras.layers.Layer:
+def normalize(
+  number: int, axes: Sequence[int] = (1, 2, 3)
+) -> tf.keras.layers.Layer:
+  """Builds the normalization of an example over these axes, as PyTorch's.
+
+  Args:
+    number: Which one it is, for its name.
+    axes: All axes of its input but the batch's.
+  """
   return tf.keras.layers.LayerNormalization(
-    axis=[1, 2, 3],
+    axis=list(axes),
     epsilon=_LAYER_NORM_EPSILON,
     name=f'normalization_{number}',
   )

@@ -14,7 +14,10 @@ TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
 # Where a model has what belongs to one user: at the user (local weights), as a
 # row of a table at the server, or nowhere: all users share all of the model.
 OWN, TABLE, NOBODY = 'own', 'table', 'nobody'
-USER_FORMS = (OWN, TABLE, NOBODY)
+# FedEmbed's forms: the user's embedding, and with it heads of sub-populations
+# at the server or a head at the user.
+HEADS, OWN_HEAD = 'heads', 'own_head'
+USER_FORMS = (OWN, TABLE, NOBODY, HEADS, OWN_HEAD)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from absl import flags
 
 from tasks import flags as flag_groups
+from tasks.fed_embed_flags import FedEmbedFlags
 from tff_partial import client_state
 from tff_partial import phases
 from tff_partial import processes
@@ -34,6 +35,7 @@ class TrainingFlags:
     self._server = flag_groups.OptimizerFlags(
       'server', 'the joined update', 1.0
     )
+    self.fed_embed = FedEmbedFlags()
     flags.DEFINE_integer('batch_size', 5, 'Examples of a step.', lower_bound=1)
     for phase, epochs in (('reconstruction', 5), ('update', 1)):
       flags.DEFINE_integer(

@@ -98,6 +98,27 @@ keep_local = Memory(
 )
 
 
+def remember_group(memory: Memory) -> Memory:
+  """A client remembers also which group it chose; -1 if it never took part.
+
+  No computation reads it: it is there to be looked at (Figure 3 of FedEmbed).
+
+  Args:
+    memory: What else it remembers.
+  """
+  return memory._replace(
+    first=lambda model, seed: collections.OrderedDict(
+      held=memory.first(model, seed), group=tf.constant(-1)
+    ),
+    recall=lambda model, remembered, received, seed: memory.recall(
+      model, remembered['held'], received, seed
+    ),
+    keep=lambda worked: collections.OrderedDict(
+      held=memory.keep(worked), group=worked.group
+    ),
+  )
+
+
 def _first_personal(model: models.PartialModel, seed: tf.Tensor) -> Any:
   kept = collections.OrderedDict(took_part=tf.constant(False))
   kept.update(_local(model, seed))

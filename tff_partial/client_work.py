@@ -42,7 +42,9 @@ def _specs_of(structure: Any) -> Any:
 def weights_specs(model: models.PartialModel) -> tuple[Any, Any]:
   """Specs of trainable weights at the server by tier, and of frozen ones."""
   shared = collections.OrderedDict(
-    (tier, model.specs(tier)) for tier in model.tiers if tier != tiers.LOCAL
+    (tier, model.specs_at_server(tier))
+    for tier in model.tiers
+    if tier != tiers.LOCAL
   )
   frozen = collections.OrderedDict(
     (v.name, tf.TensorSpec(v.shape, v.dtype))
@@ -66,9 +68,9 @@ def initial_weights(model: models.PartialModel) -> tff.Computation:
   def draw() -> ModelWeights:
     seed = random_bits.derive(model.seed, 'server')
     shared = collections.OrderedDict(
-      (tier, model.initial_weights(tier, seed))
-      for tier in (tiers.GLOBAL,)
-      if tier in model.tiers
+      (tier, model.initial_weights_at_server(tier, seed))
+      for tier in model.tiers
+      if tier != tiers.LOCAL
     )
     return ModelWeights(shared, model.frozen_weights())
 
@@ -151,17 +153,12 @@ class ClientWork:
       what: What the work is for; for error messages.
 
     Raises:
-      CompositionError: If no phase is measured, or if the model has groups.
-      PhaseError: If phases do not fit each other or the model.
+      CompositionError: If no phase is measured.
+      PhaseError, GroupError: If phases do not fit each other or the model.
     """
     self.model = model
     self.memory = memory
     self.work = list(work)
-    if tiers.GROUP in model.tiers:
-      raise CompositionError(
-        'The model has variables for groups, but the algorithm has no groups. '
-        'Build the model without `group`.'
-      )
     phases.check(self.work, model)
     if not any(phase.measured for phase in phases.flat(self.work)):
       raise CompositionError(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_partial import groups
 from tff_partial import keras_metrics
 from tff_partial import lookups
 from tff_partial import models
@@ -20,7 +21,8 @@ class Worked(NamedTuple):
   """What a client has after its phases.
 
   Attributes:
-    weights: Tier to named tensors.
+    weights: Tier to named tensors; of GROUP the copy of the client's group.
+    group: int32, the client's group; 0 if the model has none.
     metrics: States of the metrics over all measured batches.
     loss: Sum of the losses and number of them, over all measured batches.
     num_examples: int32, examples that the measured phases chose.
@@ -30,6 +32,7 @@ class Worked(NamedTuple):
   """
 
   weights: tiers.Weights
+  group: tf.Tensor
   metrics: keras_metrics.MetricState
   loss: list[tf.Tensor]
   num_examples: tf.Tensor
@@ -142,7 +145,7 @@ def _descend(
 
 
 class _Stand(NamedTuple):
-  """Where a client's training of a group of phases stands, between steps.
+  """Where a client's training in phases that take turns stands, between steps.
 
   Attributes:
     optimizers: For each phase, the optimizer's state of each tier.
@@ -190,7 +193,7 @@ def _trained_by(
 
 
 class _Client:
-  """What does not change while a client works at a group of phases."""
+  """What does not change while a client works at phases in turn."""
 
   def __init__(
     self,
@@ -235,7 +238,12 @@ class _Client:
             seed=seed,
           )
         value = self.model.loss(
-          batch['y'], predictions, batch['weight'], is_real, regularization
+          batch['y'],
+          predictions,
+          batch['weight'],
+          is_real,
+          regularization,
+          phase.loss,
         )
       if phase.with_loss:
         objective = value.objective
@@ -301,8 +309,26 @@ class _Client:
     )
 
 
-def _run_group(
-  group: Sequence[phases.Phase],
+def _assigned(
+  assign: groups.Assign,
+  before: Worked,
+  copies: tiers.NamedTensors,
+  examples: Mapping[str, Any],
+  count: tf.Tensor,
+) -> Worked:
+  """Lets a client choose its group, after what was done `before`."""
+
+  def with_group(held: Any) -> tiers.Weights:
+    return collections.OrderedDict(before.weights, **{tiers.GROUP: held})
+
+  group = assign.choose(groups.Situation(with_group(copies), examples, count))
+  return before._replace(
+    weights=with_group(groups.copy_of(copies, group)), group=group
+  )
+
+
+def _take_turns(
+  turns: Sequence[phases.Phase],
   client: _Client,
   before: Worked,
   batches: _Batches,
@@ -310,7 +336,7 @@ def _run_group(
   seed: tf.Tensor,
 ) -> Worked:
   """Runs phases that take turns on each batch, after what was done `before`."""
-  trained = _trained_by(group, before.weights)
+  trained = _trained_by(turns, before.weights)
   optimizers = [
     collections.OrderedDict(
       (
@@ -324,13 +350,13 @@ def _run_group(
       )
       for tier, named in _trained_by([phase], before.weights).items()
     )
-    for phase in group
+    for phase in turns
   ]
 
   def body(step: tf.Tensor, *values: Any) -> tuple[Any, ...]:
     stand = _Stand(*values)
     batch, is_real = batches.at(step)
-    for place, phase in enumerate(group):
+    for place, phase in enumerate(turns):
       own_seed = seed if not place else random_bits.fold_in(seed, f'{place}')
       stand = client.steps(
         phase,
@@ -355,10 +381,11 @@ def _run_group(
   )
   stand = _Stand(*values)
   num_examples = before.num_examples
-  if any(phase.measured for phase in group):
+  if any(phase.measured for phase in turns):
     num_examples += count
   return Worked(
     _replaced(before.weights, stand.trained),
+    before.group,
     stand.metrics,
     stand.loss,
     num_examples,
@@ -382,7 +409,8 @@ def run(
   Args:
     work: What to do.
     model: The model.
-    weights: Tier to its trainable weights as the round begins.
+    weights: Tier to its trainable weights as the round begins; of GROUP all
+      copies.
     frozen: Weights that are never trained.
     examples: The client's examples, `[capacity, ...]`.
     count: int32 scalar, how many of them are real.
@@ -402,12 +430,18 @@ def run(
 
   held = weights.get(tiers.GLOBAL, collections.OrderedDict())
   weights = with_tables(weights, lambda name, chosen: chosen.of(held[name]))
+  copies = weights.get(tiers.GROUP, collections.OrderedDict())
+  group = tf.constant(0)
+  if copies:
+    # Until the client chooses, for phases that read no group's weights.
+    weights[tiers.GROUP] = groups.copy_of(copies, group)
   examples = {
     **examples,
     'places': {name: chosen.places for name, chosen in chosen_rows.items()},
   }
   done = Worked(
     weights,
+    group,
     model.metrics.initial_state(),
     [tf.constant(0.0), tf.constant(0.0)],
     tf.constant(0),
@@ -417,21 +451,25 @@ def run(
   # The same for all phases, so that drawn parts of the data stay disjoint.
   part_seed = random_bits.fold_in(seed, 'part')
   for number, part in enumerate(work):
-    group = [
+    if isinstance(part, groups.Assign):
+      done = _assigned(part, done, copies, examples, count)
+      weights[tiers.GROUP] = done.weights[tiers.GROUP]
+      continue
+    turns = [
       phase
       for phase in phases.taking_turns(part)
       if phase.max_steps != 0
       and (phase.measured or _trained_by([phase], weights))
     ]
-    if not group:
+    if not turns:
       continue
     own_seed = random_bits.fold_in(seed, f'phase {number}')
-    chosen = group[0].on.choose(examples, count, part_seed)
+    chosen = turns[0].on.choose(examples, count, part_seed)
     batches = _Batches(
-      group[0], examples, chosen, random_bits.fold_in(own_seed, 'shuffle')
+      turns[0], examples, chosen, random_bits.fold_in(own_seed, 'shuffle')
     )
     client = _Client(model, tables, done.weights, weights, frozen)
-    done = _run_group(group, client, done, batches, chosen.count, own_seed)
+    done = _take_turns(turns, client, done, batches, chosen.count, own_seed)
   after = done.weights.get(tiers.GLOBAL, held)
   return done._replace(
     # Nobody computes a whole table who does not read it.

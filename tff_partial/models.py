@@ -64,6 +64,7 @@ class PartialModel:
     build: Makes the Keras model.
     variables: All its variables, in order of creation.
     tier_of: Variable name to tier.
+    num_groups: How many copies of the variables of GROUP the server has.
     example_spec: What the model reads of an example: x, y and weight.
     prediction_spec: Specs of one example's prediction.
     metrics: Keras metrics as pure functions.
@@ -78,6 +79,7 @@ class PartialModel:
     spec: keras_analysis.KerasSpec,
     tier_of: Mapping[str, str],
     *,
+    num_groups: int,
     loss: LossFn | tf.keras.losses.Loss,
     metrics: Callable[[], Sequence[tf.keras.metrics.Metric]],
     labels: tf.TensorSpec,
@@ -89,6 +91,7 @@ class PartialModel:
     self.build = build
     self.variables = spec.variables
     self.tier_of = dict(tier_of)
+    self.num_groups = num_groups
     self.prediction_spec = spec.outputs
     self.example_spec: examples_lib.ExampleSpec = collections.OrderedDict(
       x=spec.inputs, y=labels, weight=weights
@@ -129,6 +132,31 @@ class PartialModel:
         variable's place in the model alone.
     """
     return self._first_values(self.trainable(tier), seed)
+
+  def specs_at_server(
+    self, tier: str
+  ) -> collections.OrderedDict[str, tf.TensorSpec]:
+    """Specs of a tier's trainable weights at the server.
+
+    Those of GROUP are `[num_groups, ...]`.
+    """
+    copies = [self.num_groups] if tier == tiers_lib.GROUP else []
+    return collections.OrderedDict(
+      (name, tf.TensorSpec([*copies, *spec.shape], spec.dtype))
+      for name, spec in self.specs(tier).items()
+    )
+
+  def initial_weights_at_server(
+    self, tier: str, seed: Any
+  ) -> tiers_lib.NamedTensors:
+    """Draws the first values of a tier at the server, each copy by itself."""
+    if tier != tiers_lib.GROUP:
+      return self.initial_weights(tier, seed)
+    copies = [
+      self.initial_weights(tier, random_bits.fold_in(seed, f'group {group}'))
+      for group in range(self.num_groups)
+    ]
+    return tf.nest.map_structure(lambda *rows: tf.stack(rows), *copies)
 
   def frozen_weights(self) -> tiers_lib.NamedTensors:
     """Returns the values of all variables that are never trained."""
@@ -186,6 +214,7 @@ class PartialModel:
     weight: tf.Tensor,
     is_real: tf.Tensor,
     regularization: Sequence[tf.Tensor] = (),
+    of: LossFn | tf.keras.losses.Loss | None = None,
   ) -> LossValue:
     """Computes the loss as Keras would on the real examples alone.
 
@@ -195,11 +224,13 @@ class PartialModel:
       weight: float32 `[batch, ...]`, the examples' weights.
       is_real: bool `[batch]`; false for padding.
       regularization: Terms to add to the objective.
+      of: Another loss than the model's own.
     """
+    of = of or self._loss
     if tf.is_tensor(predictions) and predictions.shape.rank == 1:
       # Keras's losses average over the last axis, which must not be the batch.
       labels, predictions = labels[:, None], predictions[:, None]
-    call = getattr(self._loss, 'call', self._loss)
+    call = getattr(of, 'call', of)
     losses = tf.cast(call(labels, predictions), tf.float32)
     if losses.shape.rank == 0:
       raise ModelError(
@@ -218,7 +249,7 @@ class PartialModel:
     # Padding repeats a real example, so that its loss is finite where it is.
     total = tf.reduce_sum(losses * weight * real)
     num_elements = tf.reduce_sum(real)
-    reduction = getattr(self._loss, 'reduction', None)
+    reduction = getattr(of, 'reduction', None)
     if reduction == tf.keras.losses.Reduction.SUM:
       objective = total
     else:
@@ -470,6 +501,7 @@ def from_keras(
   loss: LossFn | tf.keras.losses.Loss,
   local: Selectors = None,
   group: Selectors = None,
+  num_groups: int = 0,
   metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] = list,
   inputs: Any = None,
   labels: tf.TensorSpec | None = None,
@@ -492,7 +524,9 @@ def from_keras(
     local: What never leaves the client: a layer, a layer's name, a regular
       expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
-    group: What belongs to sub-populations, named in the same ways.
+    group: What belongs to sub-populations, named in the same ways: the server
+      has a copy for each.
+    num_groups: How many sub-populations there are.
     metrics: Makes the Keras metrics to report; called several times.
     inputs: Structure of `tf.TensorSpec` of one example's input, for models
       that do not declare it.
@@ -523,6 +557,11 @@ def from_keras(
   tier_of = _assign_tiers(
     spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local}
   )
+  if (num_groups > 0) != (tiers_lib.GROUP in tier_of.values()):
+    raise SelectorError(
+      f'group={group!r}, num_groups={num_groups}: sub-populations need both '
+      'variables of their own and a number, at least 1.'
+    )
   if isinstance(loss, type):
     raise ModelError(
       f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
@@ -544,6 +583,7 @@ def from_keras(
     build,
     spec,
     tier_of,
+    num_groups=num_groups,
     loss=loss,
     metrics=metrics,
     labels=labels or _assumed_labels(spec.outputs, loss),

@@ -2,6 +2,7 @@
 
 An algorithm's work at a client is a list of phases, run in turn. A phase that
 trains nothing only measures. Phases of a `Together` take turns on each batch.
+In between, clients of a model with groups choose theirs (see `groups.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import errors
+from tff_partial import groups
 from tff_partial import models
 from tff_partial import splits
 from tff_partial import tiers
@@ -62,7 +64,8 @@ class Phase:
     only: A regular expression over whole names of variables: others stay as
       they are.
     terms: Losses to add to the model's own.
-    with_loss: Whether the model's own loss is trained on, and not terms alone.
+    loss: Another loss than the model's own, of the same labels and predictions.
+    with_loss: Whether the loss is trained on, and not terms alone.
     reads: GLOBAL, or PERSONAL if the model reads the client's own copy of the
       global weights. A phase that trains PERSONAL reads it, too.
     measured: Whether the phase's predictions count in the metrics and its
@@ -81,6 +84,7 @@ class Phase:
   shuffle: bool = False
   only: str | None = None
   terms: tuple[Term, ...] = ()
+  loss: models.LossFn | None = None
   with_loss: bool = True
   reads: str = tiers.GLOBAL
   measured: bool = False
@@ -147,7 +151,7 @@ class Together(NamedTuple):
   phases: tuple[Phase, ...]
 
 
-Work: TypeAlias = Sequence[Phase | Together]
+Work: TypeAlias = Sequence[Phase | Together | groups.Assign]
 
 _SCHEDULE = ('on', 'batch_size', 'epochs', 'max_steps', 'shuffle')
 
@@ -159,7 +163,12 @@ def taking_turns(part: Phase | Together) -> tuple[Phase, ...]:
 
 def flat(work: Work) -> list[Phase]:
   """All phases of a client's work."""
-  return [phase for part in work for phase in taking_turns(part)]
+  return [
+    phase
+    for part in work
+    if not isinstance(part, groups.Assign)
+    for phase in taking_turns(part)
+  ]
 
 
 def check(work: Work, model: models.PartialModel) -> None:
@@ -168,8 +177,13 @@ def check(work: Work, model: models.PartialModel) -> None:
   Raises:
     PhaseError: If a phase trains no variable that it names, or phases that take
       turns have other batches.
+    GroupError: If clients of a model with groups do not choose theirs, once and
+      before they train its weights, or others do.
   """
+  _check_groups(work, model)
   for part in work:
+    if isinstance(part, groups.Assign):
+      continue
     first, *others = taking_turns(part)
     for other in others:
       for name in _SCHEDULE:
@@ -186,6 +200,31 @@ def check(work: Work, model: models.PartialModel) -> None:
       raise PhaseError(
         f'only={phase.only!r} names none of the variables that the phase could '
         f'train: {names}.'
+      )
+
+
+def _check_groups(work: Work, model: models.PartialModel) -> None:
+  has_groups = tiers.GROUP in model.tiers
+  places = [
+    place for place, part in enumerate(work) if isinstance(part, groups.Assign)
+  ]
+  if has_groups and not places:
+    raise groups.GroupError(
+      'The model has variables for groups, but the algorithm has no groups. '
+      'Build the model without `group`.'
+    )
+  if places and not has_groups:
+    raise groups.GroupError(
+      'Clients choose groups, but the model has no variables for them. Build '
+      'it with `group` and `num_groups`.'
+    )
+  if len(places) > 1:
+    raise groups.GroupError(f'Clients choose their groups {len(places)} times.')
+  for phase in flat(work[: places[0]] if places else []):
+    if tiers.GROUP in phase.train:
+      raise groups.GroupError(
+        'A phase trains the weights of a group before the client has chosen '
+        'its group.'
       )
 
 

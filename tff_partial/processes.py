@@ -21,6 +21,7 @@ from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import examples
+from tff_partial import groups
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import tiers
@@ -229,9 +230,14 @@ def _sending(
     update: Any = collections.OrderedDict()
     ids: Any = collections.OrderedDict()
     for tier in sent:
-      update[tier] = zero_unless(
-        tiers.delta(shared[tier], worked.weights[tier])
-      )
+      received = shared[tier]
+      if tier == tiers.GROUP:
+        received = groups.copy_of(received, worked.group)
+      update[tier] = zero_unless(tiers.delta(received, worked.weights[tier]))
+      if tier == tiers.GROUP:
+        update[tier] = groups.for_all(
+          update[tier], worked.group, work.model.num_groups
+        )
       changes = worked.changes if tier == tiers.GLOBAL else {}
       for name, change in zero_unless(changes).items():
         if by_rows:

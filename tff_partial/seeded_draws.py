@@ -109,12 +109,19 @@ def first_value(
   own_seed = getattr(initializer, 'seed', None)
 
   def initialize(seed: tf.Tensor) -> tf.Tensor:
-    if draws_it:
+    if not draws_it:
+      value = initial_value()
+    else:
       if own_seed is not None:
         seed = tf.constant(random_bits.derive('initializer', own_seed))
+      # The initializer may be another layer's, too, or another model's.
+      generator = initializer._random_generator
       initializer._random_generator = SeededDraws(seed)
       initializer._used = False  # Keras warns of a second use without seed.
-    value = initial_value()
+      try:
+        value = initial_value()
+      finally:
+        initializer._random_generator = generator
     return tf.ensure_shape(tf.cast(value, variable.dtype), variable.shape)
 
   return initialize

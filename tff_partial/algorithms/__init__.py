@@ -1,5 +1,7 @@
 """Algorithms whose models are partly local, one module a paper."""
 
+from tff_partial.algorithms.fed_embed import build_fed_embed
+from tff_partial.algorithms.fed_embed import build_fed_embed_eval
 from tff_partial.algorithms.fed_recon import build_fed_recon
 from tff_partial.algorithms.fed_recon import build_fed_recon_eval
 from tff_partial.algorithms.furl import build_furl

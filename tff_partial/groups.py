@@ -1,0 +1,111 @@
+"""Groups: which copy of the GROUP weights a client reads and trains.
+
+The server holds K copies, `[K, ...]`. At one place of its work a client chooses
+one of them, by what it knows and has received. Neither the choice nor the rule
+by which it fell is sent; but an update that is not zero for one copy alone
+tells of it whoever sees that update by itself.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_partial import errors
+from tff_partial import tiers
+
+
+class GroupError(errors.UserError, TypeError):
+  """Raised when groups are missing, or do not fit a model or its work."""
+
+
+class Situation(NamedTuple):
+  """What a client knows when it chooses its group.
+
+  Attributes:
+    weights: Tier to named tensors, as they stand; of GROUP all copies.
+    examples: The client's examples, `[capacity, ...]`.
+    count: int32 scalar, how many of them are real.
+  """
+
+  weights: tiers.Weights
+  examples: Mapping[str, Any]
+  count: tf.Tensor
+
+
+class Assign(NamedTuple):
+  """The place in a client's work at which it chooses its group.
+
+  Attributes:
+    choose: (the client's situation) -> int32 scalar, from 0 to K - 1.
+  """
+
+  choose: Callable[[Situation], tf.Tensor]
+
+
+def by_attribute(
+  read: Callable[[Mapping[str, Any]], tf.Tensor],
+) -> Assign:
+  """Each client is told its group: FedEmbed-Type.
+
+  Args:
+    read: (the client's examples, `[capacity, ...]`) -> integers `[capacity]`,
+      of which the first counts: a client is of one group with all it has.
+  """
+
+  def choose(situation: Situation) -> tf.Tensor:
+    return tf.cast(read(situation.examples)[0], tf.int32)
+
+  return Assign(choose)
+
+
+def nearest(embedding: str, centers: str) -> Assign:
+  """Each client joins the center that is nearest to its embedding.
+
+  FedEmbed, section 3.3.2, where the centers are prototypes, and 3.3.1, where
+  they are the nodes of a self-organizing map. Distances are Euclidean; of equal
+  ones the first counts.
+
+  Args:
+    embedding: Name of the LOCAL variable, `[size]`.
+    centers: Name of the GLOBAL variable, `[K, size]`.
+  """
+
+  def choose(situation: Situation) -> tf.Tensor:
+    distances = squared_distances(
+      _weight(situation, tiers.LOCAL, embedding),
+      _weight(situation, tiers.GLOBAL, centers),
+    )
+    return tf.argmin(distances, output_type=tf.int32)
+
+  return Assign(choose)
+
+
+def squared_distances(point: tf.Tensor, centers: tf.Tensor) -> tf.Tensor:
+  """Squared Euclidean distances `[..., K]` of `[..., size]` to `[K, size]`."""
+  return tf.reduce_sum(
+    tf.math.squared_difference(point[..., tf.newaxis, :], centers), -1
+  )
+
+
+def _weight(situation: Situation, tier: str, name: str) -> tf.Tensor:
+  named: Mapping[str, tf.Tensor] = situation.weights.get(tier, {})
+  if name not in named:
+    raise GroupError(
+      f'Groups are chosen by the {tier} variable {name!r}, but the model has '
+      f'{list(named)} there.'
+    )
+  return named[name]
+
+
+def copy_of(stacked: tiers.NamedTensors, group: tf.Tensor) -> Any:
+  """The weights of one group, out of those of all."""
+  return tf.nest.map_structure(lambda t: tf.gather(t, group), stacked)
+
+
+def for_all(copy: tiers.NamedTensors, group: tf.Tensor, number: int) -> Any:
+  """Stacks one group's tensors with zeros for all others, `[K, ...]`."""
+  hot = tf.one_hot(group, number)
+  return tf.nest.map_structure(
+    lambda t: tf.tensordot(tf.cast(hot, t.dtype), t, axes=0), copy
+  )
