@@ -24,5 +24,7 @@ from baselines.lg_fed_avg import build_lg_fed_avg
 from baselines.lg_fed_avg import build_lg_fed_avg_eval
 from baselines.local_only import build_local_only
 from baselines.local_only import build_local_only_eval
+from baselines.p_fed_km import build_p_fed_km
+from baselines.p_fed_km import build_p_fed_km_eval
 from baselines.p_fed_me import build_p_fed_me
 from baselines.p_fed_me import build_p_fed_me_eval

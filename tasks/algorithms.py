@@ -14,13 +14,13 @@ from tasks.fed_embed_flags import FedEmbedFlags
 from tasks.preference_models import PARTS
 from tasks.training_flags import TrainingFlags
 from tff_partial import algorithms
+from tff_partial import assignments
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import populations
 from tff_partial import processes
 from tff_partial import programs
 from tff_partial import splits
-from tff_partial.algorithms import fed_embed
 from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
 
@@ -117,7 +117,7 @@ def _p_fed_me(
 
 
 def _fed_embed(
-  assignment: Callable[[FedEmbedFlags], fed_embed.Assignment], user: str
+  assignment: Callable[[FedEmbedFlags], assignments.Assignment], user: str
 ) -> Algorithm:
   def build(
     model: models.PartialModel, training: TrainingFlags
@@ -141,6 +141,26 @@ def _fed_embed(
     )
 
   return Algorithm(build, measure, user=user, own=TrainingFlags.own)
+
+
+def _p_fed_km(
+  model: models.PartialModel, training: TrainingFlags
+) -> processes.PartialProcess:
+  return baselines.build_p_fed_km(
+    model,
+    parts=PARTS,
+    training=training.shared(),
+    rate=training.fed_embed.map_rate,
+    **training.joining(),
+  )
+
+
+def _p_fed_km_eval(
+  model: models.PartialModel, training: TrainingFlags, measuring: Measuring
+) -> Evaluation:
+  return baselines.build_p_fed_km_eval(
+    model, parts=PARTS, split=measuring.get('split')
+  )
 
 
 def _measured_by(build: Callable[..., Evaluation]) -> Measure:
@@ -267,6 +287,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     own=TrainingFlags.own_by_turns,
     always_personalises=True,
   ),
+  'p_fed_km': Algorithm(_p_fed_km, _p_fed_km_eval, user=tasks_lib.CLUSTERS),
   'local_only': Algorithm(
     lambda model, training: baselines.build_local_only(
       model, training=training.own()

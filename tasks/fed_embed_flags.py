@@ -3,8 +3,8 @@
 from absl import flags
 
 from tasks.preference_models import PARTS
+from tff_partial import assignments
 from tff_partial import phases
-from tff_partial.algorithms import fed_embed
 
 FLAGS = flags.FLAGS
 
@@ -31,7 +31,8 @@ class FedEmbedFlags:
     flags.DEFINE_float(
       'map_rate',
       0.1,
-      'Which share of the way nodes of the self-organizing map go.',
+      'Which share of the way nodes of the self-organizing map go, and centers '
+      'of PFedKM.',
       lower_bound=0.0,
     )
     flags.DEFINE_float(
@@ -45,13 +46,18 @@ class FedEmbedFlags:
       'map_rows', 2, 'Rows of the lattice of a map.', lower_bound=1
     )
 
-  def by_type(self) -> fed_embed.Assignment:
-    """Clients know their sub-population."""
-    return fed_embed.by_type(PARTS)
+  @property
+  def map_rate(self) -> float:
+    """Which share of the way nodes and centers go."""
+    return float(FLAGS.map_rate)
 
-  def by_prototype(self) -> fed_embed.Assignment:
+  def by_type(self) -> assignments.Assignment:
+    """Clients know their sub-population."""
+    return assignments.by_type(PARTS)
+
+  def by_prototype(self) -> assignments.Assignment:
     """Clients join the nearest prototype."""
-    return fed_embed.by_prototype(
+    return assignments.by_prototype(
       PARTS,
       margin=FLAGS.triplet_margin,
       steps=FLAGS.triplet_steps,
@@ -59,15 +65,15 @@ class FedEmbedFlags:
       move_prototypes=FLAGS.move_prototypes,
     )
 
-  def by_map(self) -> fed_embed.Assignment:
+  def by_map(self) -> assignments.Assignment:
     """Clients join the nearest node of a self-organizing map."""
-    return fed_embed.by_map(
+    return assignments.by_map(
       PARTS,
-      rate=FLAGS.map_rate,
+      rate=self.map_rate,
       radius=FLAGS.map_radius,
       rows=FLAGS.map_rows,
     )
 
-  def personal(self) -> fed_embed.Assignment:
+  def personal(self) -> assignments.Assignment:
     """Each client has a head of its own."""
-    return fed_embed.PERSONAL
+    return assignments.OWN_HEAD

@@ -14,10 +14,11 @@ import tensorflow as tf
 from tasks.emnist_models import HEAD
 from tasks.emnist_models import scaled_input
 from tasks.errors import OptionError
-from tasks.task import HEADS
+from tasks.task import CLUSTERS
+from tasks.task import OWN_HEAD
+from tff_partial import assignments
 from tff_partial import layers as layers_lib
 from tff_partial import models
-from tff_partial.algorithms import fed_embed
 
 # Columns of an example's label.
 IS_LIKED, KIND, SUB_POPULATION = range(3)
@@ -180,6 +181,70 @@ def with_all_heads(
   return tf.keras.Model(inputs, outputs, name='fed_embed')
 
 
+def build_clustered(
+  shape: tuple[int, int],
+  ink: int,
+  num_groups: int,
+  activation: str | None = None,
+) -> tf.keras.Model:
+  """Builds PFedKM's model: the encoder, a head of the cluster, and gradients.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+    num_groups: Number of clusters.
+    activation: What `build_encoder` takes.
+
+  Returns:
+    A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits, and
+    of DISTANCES and DRAWS to those of `layers.Prototypes`.
+  """
+  images, values = scaled_input(shape, ink)
+  features = build_encoder(shape, 1, activation)(values)
+  return with_clusters(images, features, num_groups)
+
+
+def with_clusters(
+  inputs: tf.Tensor, features: tf.Tensor, num_groups: int
+) -> tf.keras.Model:
+  """Puts PFedKM's head on what an encoder made, and one to take gradients of.
+
+  Args:
+    inputs: What the model is given.
+    features: What its encoder made of it, `[batch, features]`.
+    num_groups: Number of clusters.
+
+  Returns:
+    The model of `build_clustered`.
+  """
+  layers = tf.keras.layers
+  with_one = layers.Lambda(
+    lambda values: tf.pad(values, [[0, 0], [0, 1]], constant_values=1.0),
+    name='with_one',
+  )(features)
+  size = with_one.shape[-1]
+  weights = layers_lib.PrivateVector(
+    2 * size, initializer='zeros', name=PERSONAL
+  )(inputs)
+  matrices = layers.Reshape([size, 2], name='weights')(weights)
+  distances, draws = layers_lib.Prototypes(
+    num_groups,
+    # As far apart as gradients of features whose size is about 1.
+    initializer=tf.keras.initializers.RandomUniform(-0.2, 0.2),
+    name=PROTOTYPES,
+  )(weights)
+  outputs = {
+    LIKED: layers.Dense(2, name=HEAD)(features),
+    LIKED_GLOBALLY: layers.Lambda(
+      lambda pair: tf.linalg.matvec(pair[1], pair[0], transpose_a=True),
+      name=GLOBAL_HEAD,
+    )([with_one, matrices]),
+    DISTANCES: distances,
+    DRAWS: draws,
+  }
+  return tf.keras.Model(inputs, outputs, name='clustered')
+
+
 def build_personal_embedding(size: int) -> layers_lib.PrivateVector:
   """Builds the layer of one user's vector, the same for all of its examples.
 
@@ -253,24 +318,25 @@ def build_partial(
   num_groups: int,
   **options: Any,
 ) -> models.PartialModel:
-  """Takes FedEmbed's model apart.
+  """Takes FedEmbed's or PFedKM's model apart.
 
   Args:
-    build: Makes the Keras model with all heads.
-    user: HEADS, where the server has a head for each sub-population; or
-      OWN_HEAD, where each user has one.
+    build: Makes the Keras model with all heads, or with clusters.
+    user: HEADS, where the server has a head for each sub-population; OWN_HEAD,
+      where each user has one; or CLUSTERS.
     num_groups: Number of sub-populations.
     **options: What else `from_keras` takes.
   """
   heads: dict[str, Any] = {'local': [PERSONAL, HEAD]}
-  if user == HEADS:
+  if user != OWN_HEAD:
     heads = {'local': PERSONAL, 'group': HEAD, 'num_groups': num_groups}
+  loss = preference_loss if user == CLUSTERS else fed_embed_loss
   return models.from_keras(
-    build, loss=fed_embed_loss, labels=LABEL_SPEC, **heads, **options
+    build, loss=loss, labels=LABEL_SPEC, **heads, **options
   )
 
 
-PARTS = fed_embed.Parts(
+PARTS = assignments.Parts(
   embedding=f'{PERSONAL}/own',
   global_head=f'{GLOBAL_HEAD}/.*',
   global_loss=lambda labels, predictions: _cross_entropy(

@@ -17,7 +17,9 @@ OWN, TABLE, NOBODY = 'own', 'table', 'nobody'
 # FedEmbed's forms: the user's embedding, and with it heads of sub-populations
 # at the server or a head at the user.
 HEADS, OWN_HEAD = 'heads', 'own_head'
-USER_FORMS = (OWN, TABLE, NOBODY, HEADS, OWN_HEAD)
+# PFedKM's form: heads of clusters, and the gradients by which users join them.
+CLUSTERS = 'clusters'
+USER_FORMS = (OWN, TABLE, NOBODY, HEADS, OWN_HEAD, CLUSTERS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tff_partial import algorithms
 from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import evaluation
+from tff_partial import groups
 from tff_partial import runtimes
 from tff_partial import splits
 from tff_partial import tiers
@@ -260,9 +261,9 @@ def test_an_evaluation_that_measures_nothing_is_refused():
 
 
 def test_a_model_with_groups_is_refused():
-  with pytest.raises(client_work.CompositionError, match='has no groups'):
+  with pytest.raises(groups.GroupError, match='has no groups'):
     evaluation.build_evaluation(
-      planted.factorization(group='items'),
+      planted.factorization(group='items', num_groups=2),
       memory=client_state.forget,
       work=[Phase((), measured=True)],
     )

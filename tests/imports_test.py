@@ -48,6 +48,7 @@ FLOORS = {
   'first': (
     'accounting',
     'aggregators',
+    'assignments',
     'client_state',
     'client_work',
     'clippings',

@@ -15,6 +15,7 @@ from tests import planted
 from tff_partial import algorithms
 from tff_partial import client_work
 from tff_partial import evaluation
+from tff_partial import groups
 from tff_partial import models
 from tff_partial import processes
 from tff_partial import runtimes
@@ -499,9 +500,9 @@ def test_tastes_are_learned_where_there_is_a_model_for_each(
 def test_a_model_with_groups_is_refused_by_who_has_none(row):
   local = 'user' if row.local else None
   model = planted.factorization(
-    planted.build_tastes, local=local, group='items'
+    planted.build_tastes, local=local, group='items', num_groups=2
   )
-  with pytest.raises(client_work.CompositionError, match='has no groups'):
+  with pytest.raises(groups.GroupError, match='has no groups'):
     row.build(model)
 
 

@@ -521,9 +521,26 @@ def test_without_a_selector_nothing_is_local():
 
 
 def test_groups_are_named_like_the_local_part():
-  model = models.from_keras(_three, loss=_MSE, local='a', group='both')
+  model = models.from_keras(_three, loss=_MSE, local='a', group='both', num_groups=3)
   assert model.tiers == (tiers.GLOBAL, tiers.GROUP, tiers.LOCAL)
   assert {v.name for v in model.trainable(tiers.GROUP)} == _OF_BOTH
+  # The server has three copies, each drawn by itself.
+  for name, spec in model.specs(tiers.GROUP).items():
+    at_server = model.specs_at_server(tiers.GROUP)[name]
+    assert at_server.shape == [3, *spec.shape]
+  drawn = model.initial_weights_at_server(tiers.GROUP, [1, 2])
+  kernel = drawn[next(name for name in _OF_BOTH if 'kernel' in name)].numpy()
+  assert len({copy.tobytes() for copy in kernel}) == 3
+
+
+@pytest.mark.parametrize(
+  'options', [{'group': 'both'}, {'num_groups': 3}], ids=['which', 'how many']
+)
+def test_groups_need_variables_and_a_number(options):
+  with pytest.raises(
+    models.SelectorError, match='need both variables of their own and a number'
+  ):
+    models.from_keras(_three, loss=_MSE, **options)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests import planted
 from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import local_training
+from tff_partial import groups
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import processes
@@ -318,11 +319,11 @@ def test_local_weights_that_nobody_trains_are_refused(process):
 
 def test_models_that_have_no_place_are_refused():
   with pytest.raises(
-    client_work.CompositionError,
+    groups.GroupError,
     match='variables for groups, but the algorithm has no groups. Build the '
     'model without `group`',
   ):
-    _compose(planted.factorization(_build, group='body'))
+    _compose(planted.factorization(_build, group='body', num_groups=2))
   with pytest.raises(
     client_work.CompositionError, match='no global variable to train'
   ):

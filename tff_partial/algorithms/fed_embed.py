@@ -19,28 +19,22 @@ summand: whoever sees it by itself sees which head is not zero.
 
 Deviations: updates descend, where Algorithm 1 prints a plus sign. A client
 takes steps of an optimizer, the two sets of losses in turn on each batch, where
-Algorithm 1 sums gradients at one point. Eq. 1 has the usual hinge. Prototypes
-learn from the same triplet loss as the embeddings: the paper says only that
-they are updated along with the global model.
+Algorithm 1 sums gradients at one point. For those of section 3.3 see
+`assignments.py`.
 """
 
-from collections.abc import Callable
 import dataclasses
-from typing import Any, NamedTuple, Unpack
+from typing import Unpack
 
-import tensorflow as tf
-
+from tff_partial import assignments
 from tff_partial import evaluation
-from tff_partial import groups
 from tff_partial import models
-from tff_partial import splits
+from tff_partial.assignments import Assignment
+from tff_partial.assignments import Parts
 from tff_partial.client_state import keep_local
 from tff_partial.client_state import remember_group
-from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
-from tff_partial.phases import sgd
 from tff_partial.phases import Together
-from tff_partial.phases import Work
 from tff_partial.processes import compose
 from tff_partial.processes import Joining
 from tff_partial.processes import PartialProcess
@@ -49,246 +43,35 @@ from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-  """Which variables and outputs of a model play which part.
-
-  The model's own loss is that of the sub-population's head and of the type
-  head. Its outputs may be of any structure.
-
-  Attributes:
-    embedding: Name of the personal embedding, a LOCAL variable `[size]`.
-    global_head: Regular expression over whole names of the variables of the
-      global head.
-    global_loss: Its loss: labels and outputs of a batch to one an example.
-    prototypes: Name of the vectors of a `layers.Prototypes`, a GLOBAL variable
-      `[K, size]`; '' if the model has none.
-    nearness: A model's outputs to the two outputs of that layer.
-    sub_population: Labels of a batch to the number of the client's true
-      sub-population, from 0, which it knows.
-  """
-
-  embedding: str
-  global_head: str
-  global_loss: models.LossFn
-  prototypes: str = ''
-  nearness: Callable[[Any], tuple[tf.Tensor, tf.Tensor]] | None = None
-  sub_population: Callable[[Any], tf.Tensor] | None = None
-
-
-class Assignment(NamedTuple):
-  """How clients come to their sub-population, section 3.3.
-
-  Attributes:
-    assign: Chooses the head; None if each client has a head of its own.
-    before: Phases that come before.
-    after: Phases that come after all training.
-  """
-
-  assign: groups.Assign | None
-  before: tuple[Phase, ...] = ()
-  after: tuple[Phase, ...] = ()
-
-
-# Each client has a head of its own, a LOCAL one: FedEmbed-Personal.
-PERSONAL = Assignment(None)
-
-
-def by_type(parts: Parts) -> Assignment:
-  """Each client knows its sub-population: FedEmbed-Type."""
-  return Assignment(groups.by_attribute(lambda held: _known(parts)(held['y'])))
-
-
-def by_prototype(
-  parts: Parts,
-  *,
-  margin: float = 1.0,
-  steps: int = 10,
-  optimizer: Optimizer | None = None,
-  move_prototypes: bool = True,
-) -> Assignment:
-  """Clients join the nearest prototype: FedEmbed-Prototype, section 3.3.2.
-
-  First they draw their embedding to the prototype of what they like and away
-  from one other, which is drawn for each example (Eq. 1; Algorithm 1, lines 9
-  and 10).
-
-  Args:
-    parts: The parts of the model.
-    margin: alpha of Eq. 1, in squared distance.
-    steps: Steps on all of a client's examples.
-    optimizer: Takes them; SGD with rate 0.1.
-    move_prototypes: Whether the client's copies of the prototypes move as well;
-      how they moved is sent.
-  """
-  train = (GLOBAL, LOCAL) if move_prototypes else (LOCAL,)
-  only = '|'.join([*([parts.prototypes] * move_prototypes), parts.embedding])
-  pull = Phase(
-    train=train,
-    only=only,
-    loss=triplet_loss(parts, margin),
-    optimizer=optimizer or sgd(0.1),
-    batch_size=None,
-    epochs=max(steps, 1),
-    max_steps=steps,
-  )
-  return Assignment(
-    groups.nearest(parts.embedding, parts.prototypes), before=(pull,)
-  )
-
-
-def by_map(
-  parts: Parts, *, rate: float = 0.1, radius: float = 1.0, rows: int = 1
-) -> Assignment:
-  """Clients join the nearest node of a self-organizing map: FedEmbed-SOM.
-
-  Each client draws the nodes towards its embedding, the nearest one and its
-  neighbours on a lattice by Kohonen's rule, and the server averages these moves
-  as it does all others: the batch form of the map, which noise can cover.
-  `aggregators.nearest_wins` joins them as section 3.3.1 says.
-
-  Args:
-    parts: The parts of the model; its prototypes are the nodes.
-    rate: Which share of the way a node goes.
-    radius: Standard deviation of the neighbourhood, in nodes. At infinity each
-      client moves all nodes alike; at 0 only the nearest.
-    rows: Rows of the lattice; of `K / rows` nodes each.
-  """
-  return Assignment(
-    groups.nearest(parts.embedding, parts.prototypes),
-    after=(
-      Phase(
-        train=(GLOBAL,),
-        only=parts.prototypes,
-        loss=map_loss(parts, radius, rows),
-        optimizer=sgd(rate),
-        batch_size=None,
-      ),
-    ),
-  )
-
-
-def triplet_loss(parts: Parts, margin: float) -> models.LossFn:
-  """Eq. 1: `max(0, |e_u - e_p|^2 - |e_u - e_n|^2 + margin)`.
-
-  Args:
-    parts: The parts of the model.
-    margin: alpha.
-  """
-  nearness, sub_population = _nearness(parts), _known(parts)
-
-  def loss(labels: Any, outputs: Any) -> tf.Tensor:
-    distances, draws = nearness(outputs)
-    number = distances.shape[-1]
-    own = tf.one_hot(sub_population(labels), number)
-    other = tf.one_hot(
-      tf.argmax(tf.where(own > 0, draws.dtype.min, draws), -1), number
-    )
-    gap = tf.reduce_sum((own - other) * distances, -1)
-    return tf.nn.relu(gap + margin)
-
-  return loss
-
-
-def map_loss(parts: Parts, radius: float, rows: int = 1) -> models.LossFn:
-  """Half the squared distances to all nodes, by how near they are to the best.
-
-  Its gradient in a node is Kohonen's step back, `neighbourhood * (node - e)`.
-
-  Args:
-    parts: The parts of the model.
-    radius: Standard deviation of the neighbourhood, in nodes.
-    rows: Rows of the lattice.
-  """
-  nearness = _nearness(parts)
-
-  def loss(labels: Any, outputs: Any) -> tf.Tensor:
-    del labels
-    distances, _ = nearness(outputs)
-    number = distances.shape[-1]
-    best = tf.argmin(distances, -1, output_type=tf.int32)
-    if not radius:
-      weights = tf.one_hot(best, number)
-    else:
-      place = tf.range(number)
-      columns = -(-number // rows)
-      lattice = tf.stack([place // columns, place % columns], -1)
-      steps = tf.gather(lattice, best)[:, tf.newaxis] - lattice
-      squares = tf.cast(tf.reduce_sum(tf.square(steps), -1), tf.float32)
-      weights = tf.exp(-squares / (2.0 * radius**2))
-    return 0.5 * tf.reduce_sum(weights * distances, -1)
-
-  return loss
-
-
-def _nearness(parts: Parts) -> Any:
-  if not (parts.prototypes and parts.nearness):
-    raise groups.GroupError(
-      'Clients are to be assigned by prototypes. Say in `Parts` which variable '
-      'of the model holds them, and which of its outputs how near they are.'
-    )
-  return parts.nearness
-
-
-def _known(parts: Parts) -> Any:
-  if not parts.sub_population:
-    raise groups.GroupError(
-      'Clients are to know their sub-population. Say in `Parts` how it is read '
-      'from their labels.'
-    )
-  return parts.sub_population
-
-
-def _work(
-  assignment: Assignment, training: Work, on: splits.Part | None = None
-) -> list[Any]:
-  """Work between being assigned and what comes after it."""
-
-  def placed(phases: tuple[Phase, ...]) -> list[Phase]:
-    return [dataclasses.replace(p, on=on or p.on) for p in phases]
-
-  chosen = [assignment.assign] if assignment.assign else []
-  return [
-    *placed(assignment.before),
-    *chosen,
-    *training,
-    *placed(assignment.after),
-  ]
-
-
 def build_fed_embed(
   model: models.PartialModel,
   *,
   parts: Parts,
   assignment: Assignment,
   training: Phase = Phase(),
-  embedding_optimizer: Optimizer | None = None,
   **joining: Unpack[Joining],
 ) -> PartialProcess:
   """Clients choose a sub-population, and train its head, encoder and embedding.
 
   Args:
     model: The model; the embedding is local, the sub-populations' head is its
-      `group`, or local, too, with `PERSONAL`.
+      `group`, or local, too, with `OWN_HEAD`.
     parts: The parts of the model.
-    assignment: How clients come to their sub-population: `by_type`,
-      `by_prototype`, `by_map` or `PERSONAL`.
-    training: How they train: optimizer, batches, epochs.
-    embedding_optimizer: Trains the embedding (and, with `PERSONAL`, the head);
-      by default as all others.
+    assignment: How clients come to their sub-population: one of
+      `assignments.py`.
+    training: How they train: optimizer, batches, epochs. An optimizer of GLOBAL
+      is that of the sub-populations' heads, too.
     **joining: How the server joins updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  shared = training.optimizer_of(GLOBAL)
-  own = embedding_optimizer or training.optimizer_of(LOCAL)
-  tiers = (GLOBAL, GROUP, LOCAL) if assignment.assign else (GLOBAL, LOCAL)
+  shared, own = training.optimizer_of(GLOBAL), training.optimizer_of(LOCAL)
   training = dataclasses.replace(
-    training,
-    optimizer={tier: own if tier == LOCAL else shared for tier in tiers},
+    training, optimizer={GLOBAL: shared, GROUP: shared, LOCAL: own}
   )
+  tiers = (GLOBAL, GROUP, LOCAL) if assignment.assign else (GLOBAL, LOCAL)
   apart = '|'.join(filter(None, [parts.global_head, parts.prototypes]))
   heads = dataclasses.replace(
     training, train=tiers, only=f'(?!({apart})$).*', measured=True
@@ -302,7 +85,7 @@ def build_fed_embed(
   return compose(
     model,
     memory=remember_group(keep_local),
-    work=_work(assignment, [Together((heads, global_head))]),
+    work=assignments.work(assignment, [Together((heads, global_head))]),
     **joining,
   )
 
@@ -313,8 +96,7 @@ def build_fed_embed_eval(
   parts: Parts,
   assignment: Assignment,
   personalise: Phase | None = None,
-  split: splits.Split | None = None,
-  measure_batch_size: int = 100,
+  **measuring: Unpack[assignments.Measuring],
 ) -> evaluation.Evaluation:
   """Clients are measured with the head of their sub-population.
 
@@ -327,35 +109,21 @@ def build_fed_embed_eval(
     parts: Its parts.
     assignment: As for `build_fed_embed`.
     personalise: How new clients train their embedding; not at all by default.
-    split: Support and query set; the two halves by default.
-    measure_batch_size: Examples measured at a time; changes no result.
+    **measuring: As for `assignments.build_evaluation`.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  support, query = split or splits.halves()
-  work: list[Any] = []
   if personalise:
-    work.append(
-      dataclasses.replace(
-        personalise,
-        train=(LOCAL,),
-        on=support,
-        only=parts.embedding,
-        loss=parts.global_loss,
-        measured=False,
-      )
+    new = dataclasses.replace(
+      personalise,
+      train=(LOCAL,),
+      only=parts.embedding,
+      loss=parts.global_loss,
+      measured=False,
     )
-  measure = Phase(
-    train=(), on=query, batch_size=measure_batch_size, measured=True
-  )
-  return evaluation.build_evaluation(
-    model,
-    memory=remember_group(keep_local),
-    work=[
-      *work,
-      *_work(assignment._replace(after=()), [], on=support),
-      measure,
-    ],
+    assignment = assignment._replace(before=(new, *assignment.before))
+  return assignments.build_evaluation(
+    model, remember_group(keep_local), assignment, **measuring
   )

@@ -1,0 +1,500 @@
+"""FedEmbed, on a model so small that each number can be redone by hand.
+
+An example is a number x, the personal embedding a number e. The encoder makes
+`f = w x + v e`; the heads are numbers that multiply f, and the loss of each is
+half a squared error. Embeddings are `[1]`, prototypes `[3, 1]`.
+"""
+
+import collections
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import planted
+from tff_partial import algorithms
+from tff_partial import assignments
+from tff_partial import client_state
+from tff_partial import evaluation
+from tff_partial import groups
+from tff_partial import layers
+from tff_partial import models
+from tff_partial import processes
+from tff_partial import runtimes
+from tff_partial import splits
+from tff_partial import tiers
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+K = 3
+# Columns of labels: what the user thinks, the type, the sub-population.
+_LABELS = tf.TensorSpec([3], tf.float32)
+
+
+def _build(num_groups: int = K) -> tf.keras.Model:
+  inputs = tf.keras.Input([1], name='x')
+  own = layers.PrivateVector(1, initializer='ones', name='embedding')(inputs)
+  joined = tf.keras.layers.Concatenate()([inputs, own])
+  number = functools.partial(
+    tf.keras.layers.Dense,
+    1,
+    use_bias=False,
+    kernel_initializer=tf.keras.initializers.Constant(0.5),
+  )
+  features = number(name='encoder')(joined)
+  distances, draws = layers.Prototypes(
+    num_groups,
+    initializer=tf.keras.initializers.Constant([[0.0], [2.0], [5.0]]),
+    name='prototypes',
+  )(own)
+  return tf.keras.Model(
+    inputs,
+    {
+      'head': number(name='head')(features),
+      'global': number(name='global_head')(features),
+      'type': number(name='type_head')(features),
+      'distances': distances,
+      'draws': draws,
+    },
+  )
+
+
+def _half_square(wanted: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
+  return 0.5 * tf.square(wanted - found[:, 0])
+
+
+PARTS = assignments.Parts(
+  embedding='embedding/own',
+  global_head='global_head/.*',
+  global_loss=lambda labels, outputs: _half_square(
+    labels[:, 0], outputs['global']
+  ),
+  prototypes='prototypes/vectors',
+  nearness=lambda outputs: (outputs['distances'], outputs['draws']),
+  sub_population=lambda labels: tf.cast(labels[:, 2], tf.int32),
+)
+
+
+def _model(**options: Any) -> models.PartialModel:
+  return models.from_keras(
+    _build,
+    **{
+      'loss': lambda labels, outputs: (
+        _half_square(labels[:, 0], outputs['head'])
+        + _half_square(labels[:, 1], outputs['type'])
+      ),
+      'labels': _LABELS,
+      'local': 'embedding',
+      'group': 'head',
+      'num_groups': K,
+      **options,
+    },
+  )
+
+
+def _client(group: int, *wanted: float) -> planted.Fields:
+  """Examples x = 1, 2, ... of type 1."""
+  count = len(wanted)
+  labels = np.stack(
+    [np.array(wanted), np.ones(count), np.full(count, group)], -1
+  )
+  return {
+    'x': np.arange(1, count + 1, dtype=np.float32)[:, None],
+    'y': labels.astype(np.float32),
+  }
+
+
+_TRAINING = Phase(optimizer=sgd(0.1), batch_size=None)
+
+
+def _process(
+  assignment: assignments.Assignment, **options: Any
+) -> processes.PartialProcess:
+  return algorithms.build_fed_embed(
+    _model(),
+    parts=PARTS,
+    assignment=assignment,
+    client_weighting=processes.ClientWeighting.UNIFORM,
+    **{'training': _TRAINING, **options},
+  )
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime():
+  with runtimes.cohort(jit=False):
+    yield
+
+
+@pytest.fixture(scope='module', name='of_type')
+def fixture_of_type() -> processes.PartialProcess:
+  return _process(assignments.by_type(PARTS))
+
+
+@pytest.fixture(scope='module', name='triplet')
+def fixture_triplet() -> processes.PartialProcess:
+  """Nothing but one step of the triplet loss."""
+  return _process(
+    assignments.by_prototype(PARTS, steps=1),
+    training=dataclasses.replace(_TRAINING, optimizer=sgd(0.0)),
+  )
+
+
+def _after(
+  process: processes.PartialProcess, clients: dict[str, planted.Fields]
+) -> tuple[dict[str, np.ndarray], list[Any]]:
+  """Weights at the server after a round, and what clients remember."""
+  output = planted.run(process, planted.cohort_of(process, clients, 1))
+  trained = process.get_model_weights(output.state).trainable
+  return {
+    name: np.asarray(value)
+    for named in trained.values()
+    for name, value in named.items()
+  }, list(output.client_states)
+
+
+# ---- sections 3.2 and 3.4: who learns from what ------------------------------
+
+
+def test_gradients_go_where_section_3_sends_them(of_type):
+  weights, (kept,) = _after(of_type, {'one': _client(1, 3.0)})
+  # x = e = 1 and all weights 0.5: f = 1, and each head says 0.5. The head is
+  # wrong by 0.5 - 3 = -2.5, the type head by 0.5 - 1 = -0.5.
+  wrong = -2.5 * 0.5 + -0.5 * 0.5
+  w, v = weights['encoder/kernel'][:, 0]
+  assert w == pytest.approx(0.5 - 0.1 * wrong)
+  assert v == pytest.approx(0.5 - 0.1 * wrong)
+  np.testing.assert_allclose(
+    weights['head/kernel'][:, 0, 0], [0.5, 0.5 + 0.25, 0.5]
+  )
+  assert weights['type_head/kernel'] == pytest.approx(0.5 + 0.05)
+  # Both losses also move the embedding, through the encoder as it was.
+  e = 1.0 - 0.1 * wrong * 0.5
+  # Then the global head: of the loss it sees, the encoder learns nothing, and
+  # neither does the head of the sub-population.
+  f = w + v * e
+  gone_wrong = 0.5 * f - 3.0
+  assert weights['global_head/kernel'] == pytest.approx(
+    0.5 - 0.1 * gone_wrong * f
+  )
+  assert kept['held']['embedding/own'] == pytest.approx(
+    e - 0.1 * gone_wrong * 0.5 * v
+  )
+  # Prototypes have nothing to do with it.
+  np.testing.assert_array_equal(
+    weights['prototypes/vectors'], [[0.0], [2.0], [5.0]]
+  )
+
+
+def test_heads_are_averaged_over_all_clients(of_type):
+  # Algorithm 1, line 25: a client of another sub-population halves the step.
+  alone, _ = _after(of_type, {'one': _client(1, 3.0)})
+  both, kept = _after(of_type, {'one': _client(1, 3.0), 'two': _client(2, 0.5)})
+  moved = alone['head/kernel'][1] - 0.5
+  np.testing.assert_allclose(both['head/kernel'][1], 0.5 + moved / 2)
+  # Nobody is of sub-population 0. And the head that client two has was right.
+  np.testing.assert_array_equal(both['head/kernel'][[0, 2]], [[[0.5]], [[0.5]]])
+  assert [each['group'] for each in kept] == [1, 2]
+
+
+def test_one_group_is_no_groups():
+  everybody = groups.by_attribute(lambda held: tf.zeros_like(held['y'][:, 0]))
+  clients = {'one': _client(0, 3.0, 1.0), 'two': _client(0, 0.5)}
+  found, expected = (
+    processes.compose(
+      model,
+      memory=client_state.keep_local,
+      work=[
+        *assign,
+        Phase(
+          tuple(model.tiers),
+          optimizer=sgd(0.1),
+          batch_size=1,
+          measured=True,
+        ),
+      ],
+    )
+    for model, assign in (
+      (_model(num_groups=1), [everybody]),
+      (_model(group=None, num_groups=0), []),
+    )
+  )
+  weights, kept = _after(found, clients)
+  weights['head/kernel'] = weights['head/kernel'][0]
+  planted.assert_same((weights, kept), _after(expected, clients))
+
+
+# ---- section 3.3.2: prototypes -----------------------------------------------
+
+
+def _outputs(distances: list[float], draws: list[float]) -> dict[str, Any]:
+  return {'distances': tf.constant([distances]), 'draws': tf.constant([draws])}
+
+
+@pytest.mark.parametrize(
+  ('draws', 'expected'),
+  [
+    # Of the others, that with the larger draw: 4 - 1 + 0.5, or 4 - 9 + 0.5.
+    ([9.0, 2.0, 1.0], 3.5),
+    ([9.0, 1.0, 2.0], 0.0),
+  ],
+)
+def test_the_triplet_loss(draws, expected):
+  loss = assignments.triplet_loss(PARTS, 0.5)
+  found = loss(tf.constant([[0.0, 0.0, 0.0]]), _outputs([4.0, 1.0, 9.0], draws))
+  np.testing.assert_allclose(found, [expected])
+
+
+def test_embeddings_go_to_what_their_user_likes(triplet):
+  # e = 1 likes 0. Against 2 the gradient of e^2 - (e - 2)^2 in e is 4, in the
+  # own prototype -2 and in the other -2; steps are a tenth of that. Against 5
+  # the hinge is closed: 1 - 16 + 1 < 0.
+  against_two = (0.6, 0.2, 2.2, 5.0)
+  against_five = (1.0, 0.0, 2.0, 5.0)
+  found = set()
+  for seed in range(8):
+    cohort = planted.cohort_of(triplet, {'one': _client(0, 0.5)}, seed)
+    output = planted.run(triplet, cohort)
+    (kept,) = output.client_states
+    weights = planted.global_weights(triplet, output.state)
+    numbers = np.append(
+      kept['held']['embedding/own'], weights['prototypes/vectors']
+    )
+    found.add(tuple(np.round(numbers.astype(float), 5).tolist()))
+    assert kept['group'] == 0
+  # The other one is drawn.
+  assert found == {against_two, against_five}
+
+
+def test_prototypes_may_stand_still():
+  process = _process(
+    assignments.by_prototype(PARTS, margin=100.0, move_prototypes=False)
+  )
+  weights, _ = _after(process, {'one': _client(0, 0.5)})
+  np.testing.assert_array_equal(
+    weights['prototypes/vectors'], [[0.0], [2.0], [5.0]]
+  )
+
+
+@pytest.mark.parametrize(
+  ('embedding', 'expected'), [(0.9, 0), (1.1, 1), (3.4, 1), (9.0, 2), (1.0, 0)]
+)
+def test_the_nearest_center_is_chosen(embedding, expected):
+  weights = collections.OrderedDict(
+    [
+      (tiers.GLOBAL, {'centers': tf.constant([[0.0], [2.0], [5.0]])}),
+      (tiers.LOCAL, {'own': tf.constant([embedding])}),
+    ]
+  )
+  situation = groups.Situation(weights, {}, tf.constant(0))
+  assert groups.nearest('own', 'centers').choose(situation) == expected
+
+
+# ---- section 3.3.1: the self-organizing map ----------------------------------
+
+
+@pytest.mark.parametrize(
+  ('radius', 'rows', 'nearness'),
+  [
+    (0.0, 1, [0.0, 1.0, 0.0]),
+    (1.0, 1, [np.exp(-0.5), 1.0, np.exp(-0.5)]),
+    # Two rows of two: nodes 0 and 1 above 2.
+    (1.0, 2, [np.exp(-0.5), 1.0, np.exp(-1.0)]),
+    (np.inf, 1, [1.0, 1.0, 1.0]),
+  ],
+)
+def test_nodes_go_by_kohonens_rule(radius, rows, nearness):
+  nodes = tf.constant([[0.0], [2.0], [5.0]])
+  with tf.GradientTape() as tape:
+    tape.watch(nodes)
+    distances = groups.squared_distances(tf.constant([[1.4]]), nodes)
+    loss = assignments.map_loss(PARTS, radius, rows)(
+      None, {'distances': distances, 'draws': distances}
+    )
+  step = -tape.gradient(loss, nodes)
+  np.testing.assert_allclose(
+    step[:, 0], np.array(nearness) * [1.4, -0.6, -3.6], rtol=1e-6
+  )
+
+
+def test_clients_join_the_nearest_node_and_draw_it():
+  process = _process(assignments.by_map(PARTS, rate=0.5, radius=0.0))
+  weights, (kept,) = _after(process, {'one': _client(2, 0.5)})
+  # e = 1 is as far from 0 as from 2, and the first counts.
+  assert kept['group'] == 0
+  e = kept['held']['embedding/own'][0]
+  nearest = 0 if e <= 1.0 else 1
+  expected = np.array([0.0, 2.0, 5.0])
+  expected[nearest] += 0.5 * (e - expected[nearest])
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'][:, 0], expected, rtol=1e-6
+  )
+
+
+# ---- Table 1: everybody a head of their own ----------------------------------
+
+
+def test_personal_heads_stay_home():
+  model = _model(local=['embedding', 'head'], group=None, num_groups=0)
+  process = algorithms.build_fed_embed(
+    model,
+    parts=PARTS,
+    assignment=assignments.OWN_HEAD,
+    training=_TRAINING,
+  )
+  assert process.sent == (tiers.GLOBAL,)
+  weights, (kept,) = _after(process, {'one': _client(1, 3.0)})
+  assert 'head/kernel' not in weights
+  assert kept['held']['head/kernel'] == pytest.approx(0.75)
+
+
+# ---- what is measured --------------------------------------------------------
+
+
+def _measured(
+  process: processes.PartialProcess,
+  measuring: evaluation.Evaluation,
+  group: int,
+) -> float:
+  """The loss of a client whose sub-population's head is 0.5 and others 0."""
+  weights = process.get_model_weights(process.initialize())
+  heads = np.zeros([K, 1, 1], np.float32)
+  heads[group] = 0.5
+  weights.trainable[tiers.GROUP]['head/kernel'] = heads
+  clients = {'one': _client(2, 3.0, 3.0)}
+  cohort = planted.cohort_of(measuring, clients, 1)
+  found = measuring.evaluate(
+    weights, planted.first_states(measuring, cohort), cohort
+  )
+  return float(found.metrics['loss'])
+
+
+def test_clients_are_measured_with_the_head_of_their_sub_population(of_type):
+  measuring = algorithms.build_fed_embed_eval(
+    of_type.model, parts=PARTS, assignment=assignments.by_type(PARTS)
+  )
+  # The second half is one example: x = 2 and e = 1, so f = 1.5.
+  of_types = 0.5 * (0.75 - 1.0) ** 2
+  assert _measured(of_type, measuring, 2) == pytest.approx(
+    0.5 * (0.75 - 3.0) ** 2 + of_types
+  )
+  assert _measured(of_type, measuring, 1) == pytest.approx(
+    0.5 * 3.0**2 + of_types
+  )
+
+
+def test_clients_find_their_prototype_before_they_are_measured(triplet):
+  measuring = algorithms.build_fed_embed_eval(
+    triplet.model,
+    parts=PARTS,
+    assignment=assignments.by_prototype(PARTS, steps=30, margin=30.0),
+    split=splits.halves(),
+  )
+  # It has never taken part, and e = 1 lies next to others.
+  assert _measured(triplet, measuring, 2) < 0.5 * 3.0**2
+  personal = planted.first_states(
+    measuring, planted.cohort_of(measuring, {'one': _client(2, 1.0)}, 1)
+  )
+  assert personal[0]['group'] == -1
+
+
+def test_new_clients_train_their_embedding_through_the_global_head(of_type):
+  options = {'parts': PARTS, 'assignment': assignments.by_type(PARTS)}
+  measuring = algorithms.build_fed_embed_eval(
+    of_type.model,
+    personalise=Phase(optimizer=sgd(0.1), batch_size=None),
+    **options,
+  )
+  cohort = planted.cohort_of(measuring, {'one': _client(1, 3.0, 3.0)}, 1)
+  weights = of_type.get_model_weights(of_type.initialize())
+  (value,) = list(cohort)
+  found = measuring.personalise(
+    weights, planted.first_states(measuring, cohort)[0], value
+  )
+  # e = 1 sees an error of 0.5 - 3, times the head's 0.5, times v = 0.5.
+  assert found['embedding/own'] == pytest.approx(1.0 + 0.1 * 2.5 * 0.25)
+  np.testing.assert_array_equal(found['encoder/kernel'], [[0.5], [0.5]])
+
+
+# ---- runtimes ----------------------------------------------------------------
+
+
+def test_runtimes_agree(triplet):
+  clients = {'one': _client(0, 0.5, 1.0), 'two': _client(2, 1.0)}
+  expected = _after(triplet, clients)
+  with runtimes.native():
+    planted.assert_close(_after(triplet, clients), expected)
+
+
+# ---- what does not fit -------------------------------------------------------
+
+
+def _compose(model: models.PartialModel, *work: Any) -> Any:
+  return processes.compose(
+    model, work=list(work), memory=client_state.keep_local
+  )
+
+
+_OWN = assignments.by_type(PARTS).assign
+_ALL = Phase((tiers.GLOBAL, tiers.GROUP, tiers.LOCAL), measured=True)
+
+
+@pytest.mark.parametrize(
+  ('work', 'message'),
+  [
+    ((_ALL,), 'the algorithm has no groups. Build the model without `group`'),
+    ((_OWN, _OWN, _ALL), 'choose their groups 2 times'),
+    ((_ALL, _OWN), 'before the client has chosen its group'),
+    (
+      (groups.nearest('embedding', PARTS.prototypes), _ALL),
+      r"by the local variable 'embedding', but the model has "
+      r"\['embedding/own'\] there",
+    ),
+  ],
+  ids=['never', 'twice', 'too late', 'unknown'],
+)
+def test_choices_that_do_not_fit_are_refused(work, message):
+  with pytest.raises(groups.GroupError, match=message):
+    _compose(_model(), *work)
+
+
+def test_groups_without_weights_of_their_own_are_refused():
+  model = _model(group=None, num_groups=0)
+  with pytest.raises(groups.GroupError, match='the model has no variables for'):
+    _compose(model, _OWN, Phase((tiers.GLOBAL, tiers.LOCAL), measured=True))
+
+
+@pytest.mark.parametrize(
+  ('build', 'lacks', 'message'),
+  [
+    (assignments.by_type, {'sub_population': None}, 'to know their sub-pop'),
+    (
+      assignments.by_prototype,
+      {'sub_population': None},
+      'to know their sub-pop',
+    ),
+    (
+      assignments.by_prototype,
+      {'prototypes': ''},
+      'which variable of the model',
+    ),
+    (assignments.by_map, {'nearness': None}, 'which variable of the model'),
+  ],
+)
+def test_parts_that_are_missing_are_named(build, lacks, message):
+  parts = PARTS.__class__(**{**vars(PARTS), **lacks})
+  with pytest.raises(groups.GroupError, match=message):
+    build(parts)
+
+
+def test_the_layer_is_restored_from_its_configuration():
+  layer = layers.Prototypes(4, initializer='zeros', name='nodes')
+  again = layers.Prototypes.from_config(layer.get_config())
+  distances, draws = again(tf.constant([[3.0, 4.0]]))
+  assert again.name == 'nodes'
+  np.testing.assert_array_equal(distances, [[25.0] * 4])
+  np.testing.assert_array_equal(draws, np.zeros([1, 4]))
+  _, draws = again(tf.constant([[3.0, 4.0]]), training=True)
+  assert len(set(draws.numpy().ravel())) == 4
