@@ -1,4 +1,4 @@
-"""The flags of the tasks with single characters.
+"""The flags of the EMNIST task.
 
 Those that say where data come from are `DataFlags`, and the seed is the run's.
 """
@@ -7,7 +7,6 @@ from absl import flags
 
 from tasks import emnist
 from tasks import emnist_models
-from tasks import mnist_preference
 from tasks import task as tasks_lib
 
 FLAGS = flags.FLAGS
@@ -97,76 +96,6 @@ class EmnistFlags:
       data_dir=FLAGS.data_dir,
       edition=FLAGS.emnist_edition,
       download=FLAGS.download,
-      seed=FLAGS.seed,
-      options=options,
-    )
-
-
-class MnistPreferenceFlags:
-  """The MNIST preference task."""
-
-  def __init__(self) -> None:
-    """Defines the flags."""
-    paper = mnist_preference.Options()
-    flags.DEFINE_enum(
-      'preference_shares',
-      paper.shares,
-      list(mnist_preference.SHARES),
-      'How common each preference is among users.',
-    )
-    flags.DEFINE_integer(
-      'preference_users',
-      0,
-      'All users; 0 for 9,000, and for 300 of the synthetic data.',
-      lower_bound=0,
-    )
-    flags.DEFINE_bool(
-      'preference_repeat_images',
-      paper.repeat_images,
-      'Whether users may share images; else fewer users have images '
-      'that nobody shares.',
-    )
-    flags.DEFINE_integer(
-      'preference_validation_users',
-      paper.validation_users,
-      'Users who choose the best round.',
-      lower_bound=1,
-    )
-    flags.DEFINE_integer(
-      'preference_embedding_size',
-      paper.embedding_size,
-      'Length of the personal embedding, at most the width of an image; 0 for '
-      'none.',
-      lower_bound=0,
-    )
-    flags.DEFINE_string(
-      'preference_local',
-      paper.local,
-      "What is the user's where a part of the model is, as a regular "
-      'expression over names of layers and variables; by default the personal '
-      'embedding, or the last layer where there is none.',
-    )
-    flags.DEFINE_enum(
-      'preference_activation',
-      paper.activation,
-      ['', 'relu', 'elu', 'gelu', 'tanh'],
-      'Between the layers of the encoder; the paper prints none.',
-    )
-
-  def get(self) -> mnist_preference.MnistPreference:
-    """Loads the data and returns the task."""
-    options = mnist_preference.Options(
-      shares=FLAGS.preference_shares,
-      num_users=FLAGS.preference_users or None,
-      repeat_images=FLAGS.preference_repeat_images,
-      validation_users=FLAGS.preference_validation_users,
-      embedding_size=FLAGS.preference_embedding_size,
-      local=FLAGS.preference_local,
-      activation=FLAGS.preference_activation,
-    )
-    return mnist_preference.load(
-      data=FLAGS.data,
-      data_dir=FLAGS.data_dir,
       seed=FLAGS.seed,
       options=options,
     )

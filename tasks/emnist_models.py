@@ -85,7 +85,7 @@ def build_partial(
   """
   if user not in (OWN, NOBODY):
     raise OptionError(
-      f'user_form: characters know no form {user!r}. Give {OWN} or {NOBODY}.'
+      f'user_form: the model has no form {user!r}. Give {OWN} or {NOBODY}.'
     )
   return models.from_keras(
     build, local=local if user == OWN else None, **options

@@ -32,7 +32,10 @@ DISTANCES, DRAWS = 'distances', 'draws'
 # What the encoder makes of an image.
 NUM_FEATURES = 64
 
-_FIRST_EMBEDDING = tf.keras.initializers.RandomUniform(0.0, 1.0)
+
+def _first_embedding() -> tf.keras.initializers.Initializer:
+  return tf.keras.initializers.RandomUniform(0.0, 1.0)
+
 
 # As in PyTorch, whose layers the appendix prints.
 _LAYER_NORM_EPSILON = 1e-5
@@ -147,29 +150,12 @@ def build_fed_embed(
   personal = build_personal_embedding(embedding_size)(images)
   values = append_to_image(values, personal)
   features = encoder(shape, values.shape[-1], activation)(values)
-  return with_all_heads(images, features, personal, num_groups)
-
-
-def with_all_heads(
-  inputs: tf.Tensor, features: tf.Tensor, personal: tf.Tensor, num_groups: int
-) -> tf.keras.Model:
-  """Puts FedEmbed's heads on what an encoder made.
-
-  Args:
-    inputs: What the model is given.
-    features: What its encoder made of it, `[batch, features]`.
-    personal: The personal embedding, `[batch, size]`.
-    num_groups: Number of types, and of sub-populations.
-
-  Returns:
-    The model of `build_fed_embed`.
-  """
   dense = tf.keras.layers.Dense
   joined = tf.keras.layers.Concatenate(name='with_embedding')(
     [features, personal]
   )
   distances, draws = layers_lib.Prototypes(
-    num_groups, initializer=_FIRST_EMBEDDING, name=PROTOTYPES
+    num_groups, initializer=_first_embedding(), name=PROTOTYPES
   )(personal)
   outputs = {
     LIKED: dense(2, name=HEAD)(joined),
@@ -178,7 +164,7 @@ def with_all_heads(
     DISTANCES: distances,
     DRAWS: draws,
   }
-  return tf.keras.Model(inputs, outputs, name='fed_embed')
+  return tf.keras.Model(images, outputs, name='fed_embed')
 
 
 def build_clustered(
@@ -186,6 +172,7 @@ def build_clustered(
   ink: int,
   num_groups: int,
   activation: str | None = None,
+  encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
   """Builds PFedKM's model: the encoder, a head of the cluster, and gradients.
 
@@ -194,29 +181,14 @@ def build_clustered(
     ink: The value of full ink.
     num_groups: Number of clusters.
     activation: What `build_encoder` takes.
+    encoder: Builds the encoder, from the arguments of `build_encoder`.
 
   Returns:
     A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits, and
     of DISTANCES and DRAWS to those of `layers.Prototypes`.
   """
   images, values = scaled_input(shape, ink)
-  features = build_encoder(shape, 1, activation)(values)
-  return with_clusters(images, features, num_groups)
-
-
-def with_clusters(
-  inputs: tf.Tensor, features: tf.Tensor, num_groups: int
-) -> tf.keras.Model:
-  """Puts PFedKM's head on what an encoder made, and one to take gradients of.
-
-  Args:
-    inputs: What the model is given.
-    features: What its encoder made of it, `[batch, features]`.
-    num_groups: Number of clusters.
-
-  Returns:
-    The model of `build_clustered`.
-  """
+  features = encoder(shape, values.shape[-1], activation)(values)
   layers = tf.keras.layers
   with_one = layers.Lambda(
     lambda values: tf.pad(values, [[0, 0], [0, 1]], constant_values=1.0),
@@ -225,7 +197,7 @@ def with_clusters(
   size = with_one.shape[-1]
   weights = layers_lib.PrivateVector(
     2 * size, initializer='zeros', name=PERSONAL
-  )(inputs)
+  )(images)
   matrices = layers.Reshape([size, 2], name='weights')(weights)
   distances, draws = layers_lib.Prototypes(
     num_groups,
@@ -242,7 +214,7 @@ def with_clusters(
     DISTANCES: distances,
     DRAWS: draws,
   }
-  return tf.keras.Model(inputs, outputs, name='clustered')
+  return tf.keras.Model(images, outputs, name='clustered')
 
 
 def build_personal_embedding(size: int) -> layers_lib.PrivateVector:
@@ -255,9 +227,7 @@ def build_personal_embedding(size: int) -> layers_lib.PrivateVector:
     size: Length of the vector.
   """
   return layers_lib.PrivateVector(
-    size,
-    initializer=_FIRST_EMBEDDING,
-    name=PERSONAL,
+    size, initializer=_first_embedding(), name=PERSONAL
   )
 
 

@@ -33,6 +33,7 @@ def draw(
   users_of: Sequence[int],
   sizes: Mapping[str, int],
   *,
+  part_of: np.ndarray | None = None,
   repeat: bool = True,
   seed: int = 0,
 ) -> dict[str, Holdings]:
@@ -42,6 +43,8 @@ def draw(
     kinds: Integers `[examples]`, from 0.
     users_of: How many users like each kind.
     sizes: Part to the number of examples of a user; even.
+    part_of: `[examples]`: the part that each example is for. Without, any may
+      be in any part.
     repeat: Whether an example may be several users'. Else each is used at most
       once in all.
     seed: Draws the examples.
@@ -53,6 +56,15 @@ def draw(
   Raises:
     OptionError: If there are not enough examples.
   """
+  parts: dict[str, Holdings] = {part: {} for part in sizes}
+  if part_of is not None:
+    for part, size in sizes.items():
+      there = np.flatnonzero(part_of == part)
+      drawn = draw(
+        kinds[there], users_of, {part: size}, repeat=repeat, seed=seed
+      )[part]
+      parts[part] = {user: there[held] for user, held in drawn.items()}
+    return parts
   half = sum(sizes.values()) // 2
   users = [
     (f'{kind}-{number:04d}', kind)
@@ -62,7 +74,6 @@ def draw(
   piles = [np.flatnonzero(kinds == kind) for kind in range(len(users_of))]
   rule = _drawn_anew if repeat else _drawn_once
   liked, others = rule(piles, users, half, seed)
-  parts: dict[str, Holdings] = {part: {} for part in sizes}
   for user, _ in users:
     order = generator(seed, 'order', user)
     begin = 0

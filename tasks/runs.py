@@ -25,6 +25,8 @@ import tensorflow_federated as tff
 from tasks import algorithms
 from tasks import emnist_flags
 from tasks import flags as flag_groups
+from tasks import preference_flags
+from tasks import subreddit_flags
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.training_flags import TrainingFlags
@@ -52,8 +54,9 @@ class RunFlags:
     before = set(FLAGS)
     self._tasks: dict[str, Any] = {
       'emnist': emnist_flags.EmnistFlags(),
-      'mnist_preference': emnist_flags.MnistPreferenceFlags(),
       'movielens': flag_groups.MovieLensFlags(),
+      **preference_flags.preference_tasks(),
+      **subreddit_flags.document_tasks(),
     }
     flags.DEFINE_enum(
       'task', 'movielens', sorted(self._tasks), 'What to learn.'

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tasks import f1
 from tasks import mnist_preference
 from tasks import preference_models
+from tasks import preference_task
 from tasks import preferences
 from tasks.errors import OptionError
 import tff_partial
@@ -26,7 +27,7 @@ def _load(data: str = 'synthetic', seed: int = 0, **options):
     data=data,
     data_dir=_REAL,
     seed=seed,
-    options=mnist_preference.Options(**options),
+    options=preference_task.Options(**options),
   )
 
 
@@ -270,7 +271,7 @@ def fixture_task():
 
 
 def test_the_paper_is_the_default():
-  options = mnist_preference.Options()
+  options = preference_task.Options()
   assert (options.shares, options.repeat_images) == ('balanced', True)
 
 
@@ -299,7 +300,7 @@ def test_users_come_with_what_they_think(task):
 
 def test_counts_and_attributes(task):
   counts = task.counts
-  assert counts['users_of_a_digit'] == [5] * 10
+  assert counts['users_of_sub_populations'] == [5] * 10
   assert counts['train'] == {
     'users': 50,
     'images': 1000,
@@ -361,14 +362,14 @@ def test_it_trains_and_is_measured_by_f1(task):
 )
 def test_impossible_options_are_refused(options, expected):
   with pytest.raises(OptionError, match=expected):
-    mnist_preference.Options(**options)
+    _load(**options)
 
 
 @pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')
 def test_the_papers_users():
   counts = _load('real', shares='imbalanced').counts
   assert counts['users'] == 9_000
-  assert counts['users_of_a_digit'][:3] == [2250, 1350, 900]
+  assert counts['users_of_sub_populations'][:3] == [2250, 1350, 900]
   assert counts['train']['images'] == 180_000
   counts = _load('real', num_users=1_350, repeat_images=False).counts
   assert counts['test']['distinct_images'] == 13_500

@@ -1,0 +1,287 @@
+"""What tasks have in common whose users like one kind of examples.
+
+As in section 4 of FedEmbed: each user has 20 images to train with and 10 to be
+tested on, half of them liked. The kind that a user likes is its true
+sub-population, which a method may be told (FedEmbed-Type) or must find out. Ten
+further images of a user choose the best round; the paper has none. What is not
+an image by itself, such as sound, is made one.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tasks import emnist_images
+from tasks import emnist_models
+from tasks import emnist_partitions
+from tasks import f1
+from tasks import preference_models
+from tasks import preferences
+from tasks.errors import OptionError
+from tasks.task import CLUSTERS
+from tasks.task import HEADS
+from tasks.task import MeasuredByProtocol
+from tasks.task import OWN_HEAD
+from tasks.task import SEEN
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+from tff_partial import examples
+from tff_partial import models
+from tff_partial import populations
+
+BALANCED, IMBALANCED = 'balanced', 'imbalanced'
+
+# Examples of a user in each part; half of them are liked.
+SIZES = {TRAIN: 20, VALIDATION: 10, TEST: 10}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What can be chosen about such a task; the defaults are the paper's.
+
+  Attributes:
+    shares: BALANCED or IMBALANCED: how common each preference is.
+    num_users: All users; by default the paper's number, and fewer of the small
+      data that need no files.
+    repeat_images: Whether an image may be several users'.
+    validation_users: Users whose validation images choose the best round.
+    embedding_size: Length of the personal embedding of the model. 0 is none,
+      as the baseline Global has it; and FedEmbed's own model takes the longest
+      that fits, an image's lesser side, which comes to the paper's 28 and 200.
+    local: What is the user's where a part of the model is, as a regular
+      expression over names of layers and variables; '' for the personal
+      embedding, or for `head`, the last layer, where there is none.
+    activation: Between the layers of the encoder, such as 'relu'; '' for none,
+      as the paper prints it.
+  """
+
+  shares: str = BALANCED
+  num_users: int | None = None
+  repeat_images: bool = True
+  validation_users: int = 1_000
+  embedding_size: int = 0
+  local: str = ''
+  activation: str = ''
+
+  def __post_init__(self) -> None:
+    """Checks the numbers."""
+    if self.shares not in (BALANCED, IMBALANCED):
+      raise OptionError(
+        f'shares: {self.shares!r} is none of {BALANCED}, {IMBALANCED}.'
+      )
+    if self.validation_users < 1 or self.embedding_size < 0:
+      raise OptionError(
+        f'validation_users: {self.validation_users}, embedding_size: '
+        f'{self.embedding_size}: give at least 1 and 0.'
+      )
+
+
+class PreferenceTask(MeasuredByProtocol):
+  """Users as clients, who like one kind of images each.
+
+  Attributes:
+    images: All images; their labels are the kinds.
+    shares: The share of the users that like each kind.
+    num_groups: How many sub-populations there are, one for each kind.
+    selection_metric: The metric that chooses the best round.
+    higher_is_better: Whether a larger value of it is better.
+  """
+
+  name: str
+  selection_metric = 'f1'
+  higher_is_better = True
+  protocol = SEEN
+
+  def __init__(
+    self,
+    images: emnist_images.Images,
+    shares: Sequence[float],
+    num_users: int,
+    options: Options,
+    seed: int,
+    *,
+    part_of: np.ndarray | None = None,
+    build_encoder: Callable[..., tf.keras.Model],
+  ):
+    """Draws the users' images.
+
+    Args:
+      images: All images.
+      shares: The share of the users that like each kind.
+      num_users: All users, if the options do not say.
+      options: What can be chosen.
+      seed: The run's seed: images are drawn by it, and the weights start from
+        it.
+      part_of: `[images]`: the part of the data that each image is for. Without,
+        any may be in any part.
+      build_encoder: Makes of an image's shape, channels and an activation what
+        turns images into features, as `preference_models.build_encoder` does.
+
+    Raises:
+      OptionError: If there are too few images or users.
+    """
+    self.images = images
+    self.shares = tuple(shares)
+    self.num_groups = len(self.shares)
+    num_users = options.num_users or num_users
+    if num_users < self.num_groups:
+      raise OptionError(
+        f'num_users: {num_users} users cannot like all {self.num_groups} '
+        f'kinds. Give at least {self.num_groups}.'
+      )
+    self._parts = preferences.draw(
+      images.labels,
+      preferences.numbers_of_users(num_users, self.shares),
+      SIZES,
+      part_of=part_of,
+      repeat=options.repeat_images,
+      seed=seed,
+    )
+    chosen = emnist_partitions.generator(seed, 'validation').permutation(
+      sorted(self._parts[VALIDATION])
+    )[: options.validation_users]
+    self._parts[VALIDATION] = {
+      user: self._parts[VALIDATION][user] for user in sorted(chosen.tolist())
+    }
+    self._options = options
+    self._seed = seed
+    self._build_encoder = build_encoder
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds FedEmbed's model, with a single head or with all heads.
+
+    Args:
+      user: OWN for personal embeddings or heads, see `Options`; NOBODY; or
+        HEADS or OWN_HEAD for FedEmbed's model with all heads; or CLUSTERS for
+        PFedKM's.
+
+    Raises:
+      OptionError: If it is another form.
+    """
+    options = self._options
+    shape, ink = self.images.shape, self.images.ink
+    activation = options.activation or None
+    metrics = functools.partial(build_metrics, self.num_groups)
+    if user in (HEADS, OWN_HEAD, CLUSTERS):
+      return preference_models.build_partial(
+        functools.partial(
+          preference_models.build_fed_embed,
+          shape,
+          ink,
+          # The longest that fits onto the diagonal.
+          options.embedding_size or min(shape),
+          self.num_groups,
+          activation,
+          self._build_encoder,
+        )
+        if user != CLUSTERS
+        else functools.partial(
+          preference_models.build_clustered,
+          shape,
+          ink,
+          self.num_groups,
+          activation,
+          self._build_encoder,
+        ),
+        user,
+        self.num_groups,
+        metrics=metrics,
+        seed=self._seed,
+      )
+    own = (
+      preference_models.PERSONAL
+      if options.embedding_size
+      else emnist_models.HEAD
+    )
+    return emnist_models.build_partial(
+      functools.partial(
+        preference_models.build_preference,
+        shape,
+        ink,
+        options.embedding_size,
+        activation,
+        self._build_encoder,
+      ),
+      user,
+      options.local or own,
+      loss=preference_models.preference_loss,
+      metrics=metrics,
+      labels=preference_models.LABEL_SPEC,
+      seed=self._seed,
+    )
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, for the result."""
+    held = {
+      part: np.concatenate(list(clients.values()))
+      for part, clients in self._parts.items()
+    }
+    is_trained = np.isin(held[TEST], held[TRAIN])
+    users = np.bincount(
+      [preferences.kind_liked_by(user) for user in self._parts[TRAIN]]
+    )
+    return {
+      'name': self.images.name,
+      'images': len(self.images),
+      'users': len(self._parts[TRAIN]),
+      'users_of_sub_populations': users.tolist(),
+      'test_images_trained_on_by_somebody': float(is_trained.mean()),
+      **{
+        part: {
+          'users': len(clients),
+          'images': len(held[part]),
+          'distinct_images': len(np.unique(held[part])),
+        }
+        for part, clients in self._parts.items()
+      },
+    }
+
+  @property
+  def attributes(self) -> dict[str, str]:
+    """Each user's true sub-population: the kind that it likes."""
+    return {
+      user: str(preferences.kind_liked_by(user)) for user in self._parts[TRAIN]
+    }
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs the users of one part: TRAIN, VALIDATION or TEST.
+
+    The images to be measured come after those of the training part and are
+    marked, so that whoever personalises has these.
+    """
+    wanted = self._parts[part]
+    held = [wanted]
+    if part != TRAIN:
+      train = self._parts[TRAIN]
+      held = [{user: train[user] for user in wanted}, wanted]
+    return emnist_partitions.pack(
+      self.images.pixels, held, self._labels, example_spec
+    )
+
+  def _labels(self, user: str, images: np.ndarray) -> np.ndarray:
+    """What a user thinks of images: int32 `[images, 3]`."""
+    kinds = self.images.labels[images]
+    liked = preferences.kind_liked_by(user)
+    return np.stack(
+      [kinds == liked, kinds, np.full_like(kinds, liked)], axis=-1
+    ).astype(np.int32)
+
+
+def build_metrics(num_groups: int) -> list[tf.keras.metrics.Metric]:
+  """Builds `accuracy`, and `f1` as a whole and of each sub-population.
+
+  Args:
+    num_groups: How many sub-populations there are.
+  """
+  return [
+    preference_models.PreferenceAccuracy('accuracy'),
+    *f1.build_metrics(num_groups),
+  ]
