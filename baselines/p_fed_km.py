@@ -42,7 +42,8 @@ def _clusters(parts: assignments.Parts, rate: float) -> assignments.Assignment:
     batch_size=None,
   )
   nearest = assignments.by_map(parts, rate=rate, radius=0.0)
-  return nearest._replace(before=(gradient,))
+  # Clusters move little by little, and keep their heads.
+  return nearest._replace(before=(gradient,), rematch=None)
 
 
 def build_p_fed_km(

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tests import planted
+from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import assignments
 from tff_partial import client_state
@@ -331,6 +332,64 @@ def test_clients_join_the_nearest_node_and_draw_it():
   np.testing.assert_allclose(
     weights['prototypes/vectors'][:, 0], expected, rtol=1e-6
   )
+
+
+def test_a_node_goes_to_the_client_that_is_nearest_to_it():
+  process = _process(
+    assignments.by_map(PARTS, rate=0.5, radius=np.inf),
+    aggregator=aggregators.by_name({PARTS.prototypes: aggregators.smallest()}),
+  )
+  clients = {
+    'one': _client(2, 0.5),
+    'two': _client(2, 9.0),
+    # The square of its error is not finite: it moves nothing, and counts so.
+    'nobody': _client(2, 1e30),
+  }
+  weights, kept = _after(process, clients)
+  ones, twos, nobodys = (each['held']['embedding/own'][0] for each in kept)
+  assert ones < twos and nobodys == 1.0
+  # Halfway from 0 to the nearest, and so on.
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'][:, 0],
+    [ones / 2, (2.0 + min(ones, twos, key=lambda e: abs(e - 2.0))) / 2]
+    + [(5.0 + twos) / 2],
+    rtol=1e-6,
+  )
+  # All others are joined by the mean.
+  mean, _ = _after(_process(assignments.by_map(PARTS)), clients)
+  for name in ('encoder/kernel', 'type_head/kernel'):
+    np.testing.assert_allclose(weights[name], mean[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('moves', 'expected'),
+  [
+    # From head 0 most went to 1, and from 2 most to 0; nobody is in 2.
+    ([[0, 3, 0], [1, 2, 0], [4, 0, 0]], [2, 0, 2]),
+    # As many stay as come: it keeps its own.
+    ([[2, 1, 0], [2, 1, 0], [0, 0, 0]], [0, 1, 2]),
+  ],
+)
+def test_heads_follow_their_clients(moves, expected):
+  followed = groups.followed({'head': tf.range(3.0)}, tf.constant(moves))
+  np.testing.assert_array_equal(followed['head'], expected)
+
+
+def test_heads_follow_clients_whose_node_has_jumped():
+  # All clients are at 1 and join the first node, 0; by the round's end it has
+  # gone past them and the second is nearer, so that gets the head they trained.
+  process = _process(
+    assignments.by_map(PARTS, rate=8.0, radius=0.0),
+    training=dataclasses.replace(
+      _TRAINING, optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.0)}
+    ),
+  )
+  weights, kept = _after(process, {'one': _client(0, 3.0)})
+  assert kept[0]['group'] == 0
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'][:, 0], [8.0, 2.0, 5.0]
+  )
+  np.testing.assert_allclose(weights['head/kernel'][:, 0, 0], [0.75, 0.75, 0.5])
 
 
 # ---- Table 1: everybody a head of their own ----------------------------------

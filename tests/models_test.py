@@ -521,7 +521,9 @@ def test_without_a_selector_nothing_is_local():
 
 
 def test_groups_are_named_like_the_local_part():
-  model = models.from_keras(_three, loss=_MSE, local='a', group='both', num_groups=3)
+  model = models.from_keras(
+    _three, loss=_MSE, local='a', group='both', num_groups=3
+  )
   assert model.tiers == (tiers.GLOBAL, tiers.GROUP, tiers.LOCAL)
   assert {v.name for v in model.trainable(tiers.GROUP)} == _OF_BOTH
   # The server has three copies, each drawn by itself.

@@ -12,8 +12,8 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import client_state
 from tff_partial import client_work
-from tff_partial import local_training
 from tff_partial import groups
+from tff_partial import local_training
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import processes

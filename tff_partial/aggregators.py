@@ -7,7 +7,8 @@ them up what these examples are about. They are added to one table.
 
 import abc
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+import re
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -189,3 +190,192 @@ class _RowMeanFactory(WeightedFactory):
       )
 
     return tff.templates.AggregationProcess(whole.initialize, next_fn)
+
+
+def by_name(
+  apart: Mapping[str, WeightedFactory], rest: WeightedFactory | None = None
+) -> WeightedFactory:
+  """Joins some variables in ways of their own.
+
+  Args:
+    apart: Regular expression over whole names of variables to how these are
+      joined; of several that match the first counts.
+    rest: How all others are joined; the mean by default.
+  """
+  return _ByNameFactory(apart, rest or MeanFactory())
+
+
+class _ByNameFactory(WeightedFactory):
+  """Several aggregations side by side, each of some variables."""
+
+  def __init__(self, apart: Mapping[str, WeightedFactory], rest: Any):
+    self._rules = [*apart.items(), ('.*', rest)]
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process that joins each part in its own way."""
+    paths: list[list[tuple[str, str]]] = [[] for _ in self._rules]
+    names = collections.OrderedDict(
+      (tier, [name for name, _ in tff.structure.iter_elements(named)])
+      for tier, named in tff.structure.iter_elements(value_type)
+    )
+    for tier in names:
+      for name in names[tier]:
+        first = next(
+          place
+          for place, (rule, _) in enumerate(self._rules)
+          if re.fullmatch(rule, name)
+        )
+        paths[first].append((tier, name))
+    used = [place for place, found in enumerate(paths) if found]
+
+    def chooser(found: Sequence[tuple[str, str]]) -> tff.Computation:
+      @tff.tensorflow.computation(value_type)
+      def choose(value: Any) -> Any:
+        return collections.OrderedDict(
+          (f'{tier}/{name}', value[tier][name]) for tier, name in found
+        )
+
+      return choose
+
+    choosers = [chooser(paths[place]) for place in used]
+    parts = [
+      self._rules[place][1].create(choose.type_signature.result, weight_type)
+      for place, choose in zip(used, choosers, strict=True)
+    ]
+
+    @tff.tensorflow.computation(
+      [choose.type_signature.result for choose in choosers]
+    )
+    def put_together(joined: Any) -> Any:
+      found = {key: value for part in joined for key, value in part.items()}
+      return collections.OrderedDict(
+        (
+          tier,
+          collections.OrderedDict(
+            (name, found[f'{tier}/{name}']) for name in names[tier]
+          ),
+        )
+        for tier in names
+      )
+
+    @tff.federated_computation
+    def initialize() -> Any:
+      return tff.federated_zip([part.initialize() for part in parts])
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any, weight: Any) -> Any:
+      outputs = [
+        part.next(state[place], tff.federated_map(choose, value), weight)
+        for place, (part, choose) in enumerate(
+          zip(parts, choosers, strict=True)
+        )
+      ]
+      return tff.templates.MeasuredProcessOutput(
+        tff.federated_zip([output.state for output in outputs]),
+        tff.federated_map(
+          put_together,
+          tff.federated_zip([output.result for output in outputs]),
+        ),
+        tff.federated_zip(
+          collections.OrderedDict(
+            (f'part_{place}', output.measurements)
+            for place, output in zip(used, outputs, strict=True)
+          )
+        ),
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def smallest() -> WeightedFactory:
+  """Takes each row from the client that moves it least, of those that count.
+
+  So a node of a self-organizing map goes to the client that is nearest to it
+  (FedEmbed, section 3.3.1). What nobody moves stays. One client's update goes
+  through as it is: no noise covers it.
+  """
+  return _SmallestFactory()
+
+
+class _SmallestFactory(WeightedFactory):
+  """For named tensors `[rows, ...]`."""
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process that chooses rows."""
+
+    @tff.tensorflow.computation
+    def zero() -> Any:
+      value = tff.types.structure_from_tensor_type_tree(
+        lambda leaf: tf.zeros(leaf.shape, leaf.dtype), value_type
+      )
+      size = tf.nest.map_structure(
+        lambda t: tf.fill([t.shape[0]], float('inf')), value
+      )
+      return collections.OrderedDict(value=value, size=size)
+
+    best_type = zero.type_signature.result
+
+    def better(one: Any, other: Any) -> Any:
+      chosen: dict[str, dict[str, tf.Tensor]] = {'value': {}, 'size': {}}
+      for name, size in one['size'].items():
+        nearer = other['size'][name] < size
+        value = one['value'][name]
+        rows_of = tf.reshape(nearer, [-1] + [1] * (value.shape.rank - 1))
+        chosen['value'][name] = tf.where(rows_of, other['value'][name], value)
+        chosen['size'][name] = tf.where(nearer, other['size'][name], size)
+      return collections.OrderedDict(
+        (part, collections.OrderedDict(named)) for part, named in chosen.items()
+      )
+
+    @tff.tensorflow.computation(best_type, (value_type, weight_type))
+    def accumulate(best: Any, sent: Any) -> Any:
+      value, weight = sent
+      counts = weight > 0
+      size = collections.OrderedDict(
+        (
+          name,
+          tf.where(
+            counts,
+            tf.norm(tf.reshape(tensor, [tensor.shape[0], -1]), axis=1),
+            float('inf'),
+          ),
+        )
+        for name, tensor in value.items()
+      )
+      return better(best, collections.OrderedDict(value=value, size=size))
+
+    @tff.tensorflow.computation(best_type, best_type)
+    def merge(one: Any, other: Any) -> Any:
+      return better(one, other)
+
+    @tff.tensorflow.computation(best_type)
+    def report(best: Any) -> Any:
+      return best['value']
+
+    @tff.federated_computation
+    def initialize() -> Any:
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any, weight: Any) -> Any:
+      return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_aggregate(
+          tff.federated_zip((value, weight)), zero(), accumulate, merge, report
+        ),
+        tff.federated_value((), tff.SERVER),
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)

@@ -61,11 +61,14 @@ class Assignment(NamedTuple):
     assign: Chooses the head; None if each client has a head of its own.
     before: Phases that come before.
     after: Phases that come after all training.
+    rematch: How clients would choose their head after the round, if heads are
+      to follow them.
   """
 
   assign: groups.Assign | None
   before: tuple[Phase, ...] = ()
   after: tuple[Phase, ...] = ()
+  rematch: groups.Assign | None = None
 
 
 # Each client has a head of its own, a LOCAL one: FedEmbed-Personal.
@@ -124,7 +127,10 @@ def by_map(
   Each client draws the nodes towards its embedding, the nearest one and its
   neighbours on a lattice by Kohonen's rule, and the server averages these moves
   as it does all others: the batch form of the map, which noise can cover.
-  `aggregators.nearest_wins` joins them as section 3.3.1 says.
+  `aggregators.smallest` joins them as section 3.3.1 says: at an infinite
+  radius, where clients send a share of the way from each node to their
+  embedding, the nearest client's is the shortest. Heads follow the clients from
+  node to node, for which clients say how they moved.
 
   Args:
     parts: The parts of the model; its prototypes are the nodes.
@@ -133,8 +139,10 @@ def by_map(
       client moves all nodes alike; at 0 only the nearest.
     rows: Rows of the lattice; of `K / rows` nodes each.
   """
+  nearest = groups.nearest(parts.embedding, parts.prototypes)
   return Assignment(
-    groups.nearest(parts.embedding, parts.prototypes),
+    nearest,
+    rematch=nearest,
     after=(
       Phase(
         train=(GLOBAL,),

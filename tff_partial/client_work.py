@@ -194,6 +194,19 @@ class ClientWork:
       phase.reads == tiers.PERSONAL for phase in phases.flat(self.work)
     )
 
+  def recalled(self, shared: Any, kept: Any, client: Any) -> tiers.Weights:
+    """The weights with which a client begins, by tier.
+
+    Args:
+      shared: The weights received, by tier.
+      kept: What the client remembers.
+      client: Its data.
+    """
+    held = self.memory.recall(
+      self.model, kept, shared, random_bits.fold_in(client['seed'], 'local')
+    )
+    return tiers.join(shared, held)
+
   def run(self, shared: Any, frozen: Any, kept: Any, client: Any) -> Any:
     """A client recalls its weights and goes through its phases.
 
@@ -206,11 +219,7 @@ class ClientWork:
     Returns:
       What it then has, `local_training.Worked`.
     """
-    seed = client['seed']
-    held = self.memory.recall(
-      self.model, kept, shared, random_bits.fold_in(seed, 'local')
-    )
-    weights = tiers.join(shared, held)
+    weights = self.recalled(shared, kept, client)
     if self._reads_personal and tiers.PERSONAL not in weights:
       weights[tiers.PERSONAL] = collections.OrderedDict(shared[tiers.GLOBAL])
     return local_training.run(
@@ -220,6 +229,6 @@ class ClientWork:
       frozen,
       client['examples'],
       client['count'],
-      seed,
+      client['seed'],
       self._tables,
     )

@@ -103,6 +103,22 @@ def copy_of(stacked: tiers.NamedTensors, group: tf.Tensor) -> Any:
   return tf.nest.map_structure(lambda t: tf.gather(t, group), stacked)
 
 
+def followed(copies: tiers.NamedTensors, moves: tf.Tensor) -> Any:
+  """The copies of groups whose clients have moved, each where most went.
+
+  FedEmbed, section 3.3.1: a cluster begins with the weights of that old one
+  with which it has most clients in common. Where it has as many in common with
+  itself, and where it has none, it keeps its own.
+
+  Args:
+    copies: Named tensors `[K, ...]`.
+    moves: `[K, K]`, how many clients of each group (rows) are now in which.
+  """
+  stay = 0.5 * tf.eye(moves.shape[0])
+  source = tf.argmax(tf.cast(moves, tf.float32) + stay, 0)
+  return copy_of(copies, source)
+
+
 def for_all(copy: tiers.NamedTensors, group: tf.Tensor, number: int) -> Any:
   """Stacks one group's tensors with zeros for all others, `[K, ...]`."""
   hot = tf.one_hot(group, number)

@@ -195,6 +195,7 @@ class _Sent(NamedTuple):
     weight: How much the update counts.
     kept: What the client remembers.
     summary: What its `PrivateRule` adds up.
+    group: The client's group, int32.
     metrics: States of metrics.
   """
 
@@ -203,6 +204,7 @@ class _Sent(NamedTuple):
   weight: Any
   kept: Any
   summary: Any
+  group: Any
   metrics: Any
 
 
@@ -253,6 +255,7 @@ def _sending(
       weight,
       _unless_spoilt(worked.is_finite, kept, work.memory.keep(worked)),
       zero_unless(summary),
+      worked.group,
       client_work.unfinalized_metrics(worked),
     )
 
@@ -275,6 +278,50 @@ def _settling(
     return rule.settle(before, after, own, total)
 
   return settle
+
+
+def _rematching(
+  work: client_work.ClientWork, rematch: groups.Assign, sent_type: tff.Type
+) -> tff.Computation:
+  """Makes `(ModelWeights, C, D, group, weight -> int32[K, K])`, for a client.
+
+  A one stands in the row of its group and the column of that which it would
+  choose by the new weights.
+  """
+
+  def would_move(shared: Any, frozen: Any, kept: Any, client: Any) -> Any:
+    del frozen
+    held = work.recalled(shared, kept, client)
+    return rematch.choose(
+      groups.Situation(held, client['examples'], client['count'])
+    )
+
+  traced = tracing.traced(would_move, *work.specs)
+  number = work.model.num_groups
+
+  @tff.tensorflow.computation(*work.types, sent_type.group, sent_type.weight)
+  def move(
+    weights: Any, kept: Any, client: Any, group: Any, weight: Any
+  ) -> Any:
+    to = traced(weights.trainable, weights.non_trainable, kept, client)
+    row, column = (tf.one_hot(g, number, dtype=tf.int32) for g in (group, to))
+    return tf.cast(weight > 0, tf.int32) * tf.tensordot(row, column, axes=0)
+
+  return move
+
+
+def _following(server_type: tff.Type, number: int) -> tff.Computation:
+  """Makes `(ModelWeights, int32[K, K] -> ModelWeights)`, for the server."""
+  moves_type = client_work.type_of(tf.TensorSpec([number, number], tf.int32))
+
+  @tff.tensorflow.computation(server_type, moves_type)
+  def follow(weights: Any, moves: Any) -> Any:
+    weights.trainable[tiers.GROUP] = groups.followed(
+      weights.trainable[tiers.GROUP], moves
+    )
+    return weights
+
+  return follow
 
 
 class _Joined(NamedTuple):
@@ -357,6 +404,7 @@ def compose(
   aggregator: AggregationFactory | None = None,
   server_optimizer: phases.Optimizer | None = None,
   client_weighting: ClientWeighting = ClientWeighting.NUM_EXAMPLES,
+  rematch: groups.Assign | None = None,
 ) -> PartialProcess:
   """Makes a process in which each client does its work and the server joins it.
 
@@ -375,9 +423,13 @@ def compose(
       one, clients send only the rows of a table that they trained.
     server_optimizer: Takes the joined update for a gradient; SGD with rate 1.
     client_weighting: Whether a client counts by its measured examples or once.
+    rematch: How clients would choose their groups by the joined weights. Each
+      group then takes the weights of that from which most of its clients come;
+      how many come from where is sent, not what the server's optimizer
+      remembers of the weights.
 
   Raises:
-    CompositionError, PhaseError: If the parts do not fit together.
+    CompositionError, PhaseError, GroupError: If the parts do not fit together.
   """
   aggregator = aggregator or aggregators.MeanFactory()
   server_optimizer = server_optimizer or phases.sgd(1.0)
@@ -407,6 +459,9 @@ def compose(
     settle = _settling(rule, kept_type, sent_type.summary)
   if isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory):
     aggregator = tff.aggregators.as_weighted_aggregator(aggregator)
+  if rematch is not None:
+    move = _rematching(does, rematch, sent_type)
+    follow = _following(server_type, model.num_groups)
   joining = _Joining(aggregator, server_optimizer, server_type, sent_type)
   measure = tff.learning.metrics.sum_then_finalize(
     client_work.metric_finalizers(model), sent_type.metrics
@@ -441,9 +496,24 @@ def compose(
     weights = tff.federated_broadcast(state.global_model_weights)
     result = tff.federated_map(work_and_send, (weights, client_states, clients))
     joined = joining.next(state, result)
+    new_weights = joined.weights
+    if rematch is not None:
+      moves = tff.federated_map(
+        move,
+        (
+          tff.federated_broadcast(new_weights),
+          result.kept,
+          clients,
+          result.group,
+          result.weight,
+        ),
+      )
+      new_weights = tff.federated_map(
+        follow, (new_weights, tff.federated_sum(moves))
+      )
     new_state = tff.federated_zip(
       state_of(
-        joined.weights,
+        new_weights,
         state.distributor,
         tff.federated_map(count_round, state.client_work),
         joined.aggregator,

@@ -86,6 +86,7 @@ def build_fed_embed(
     model,
     memory=remember_group(keep_local),
     work=assignments.work(assignment, [Together((heads, global_head))]),
+    rematch=assignment.rematch,
     **joining,
   )
 
