@@ -66,7 +66,7 @@ def _fed_recon(
     update_optimizer=training.update.get(),
     update_epochs=shared.epochs,
     update_steps=shared.max_steps,
-    batch_size=FLAGS.batch_size,
+    batch_size=own.batch_size,
     joint=training.joint,
     **training.joining(),
   )
@@ -82,7 +82,7 @@ def _fed_recon_eval(
     reconstruction_optimizer=training.reconstruction.get(),
     reconstruction_epochs=own.epochs,
     reconstruction_steps=own.max_steps,
-    batch_size=FLAGS.batch_size,
+    batch_size=own.batch_size,
   )
 
 
@@ -94,7 +94,7 @@ def _furl(
     model,
     optimizer=training.update.get(),
     local_optimizer=training.reconstruction.get(),
-    batch_size=FLAGS.batch_size,
+    batch_size=together.batch_size,
     epochs=together.epochs,
     max_steps=together.max_steps,
     shuffle=together.shuffle,
@@ -122,10 +122,14 @@ def _fed_embed(
   def build(
     model: models.PartialModel, training: TrainingFlags
   ) -> processes.PartialProcess:
+    how = assignment(training.fed_embed)
+    if training.ledger is not None:
+      # Heads follow their clients by counts that are exact.
+      how = how._replace(rematch=None)
     return algorithms.build_fed_embed(
       model,
       parts=PARTS,
-      assignment=assignment(training.fed_embed),
+      assignment=how,
       training=training.together(),
       **training.joining(),
     )
@@ -344,6 +348,7 @@ class Trainable:
 
   Attributes:
     process: Trains it.
+    ledger: Counts what it costs to train; None if the run is not private.
   """
 
   def __init__(
@@ -358,10 +363,18 @@ class Trainable:
     """
     self._algorithm = algorithm
     self._task = task
-    self._training = training
     self._user = FLAGS.user_form or algorithm.user
+    model = task.model_with(self._user)
+    if training.privacy.is_on:
+      training.privacy.check_algorithm(
+        FLAGS.algorithm, is_central=algorithm.is_central
+      )
+      population = len(task.clients(tasks_lib.TRAIN, model.example_spec))
+      training = training.planned_for(population)
+    self._training = training
+    self.ledger = training.ledger
     self._evaluations: dict[Any, Evaluation] = {}
-    self.process = algorithm.build(task.model_with(self._user), training)
+    self.process = algorithm.build(model, training)
 
   def clients(self) -> populations.Population:
     """Packs those who take part in training."""

@@ -161,9 +161,10 @@ class AggregatorFlags:
     )
     flags.DEFINE_enum(
       'client_weighting',
-      'examples',
+      None,
       ['examples', 'uniform'],
-      'Whether a client counts by its query examples or once.',
+      'Whether a client counts by its query examples (the default) or once (if '
+      'the run is private).',
     )
 
   def get(self) -> processes.AggregationFactory:
@@ -229,6 +230,11 @@ class MovieLensFlags:
       'centred', paper.centred, 'Predict around the mean training rating.'
     )
     flags.DEFINE_float(
+      'public_mean',
+      paper.public_mean,
+      'Predict around this number, which is known without the data.',
+    )
+    flags.DEFINE_float(
       'l2', paper.l2, 'L2 regularization of user weights.', lower_bound=0.0
     )
     flags.DEFINE_float(
@@ -258,6 +264,7 @@ class MovieLensFlags:
       num_factors=FLAGS.num_factors,
       biases=FLAGS.biases,
       centred=FLAGS.centred,
+      public_mean=FLAGS.public_mean,
       l2=FLAGS.l2,
       item_l2=FLAGS.item_l2,
       clip_predictions=FLAGS.clip_predictions,

@@ -59,6 +59,7 @@ class Options:
     num_factors: Length of the vectors of items and users.
     biases: Whether items and users have biases.
     centred: Whether the mean training rating is added to predictions.
+    public_mean: A number that is added instead, which no data say; or None.
     l2: Strength of the L2 regularization of the user's weights.
     item_l2: The same for the items' weights.
     clip_predictions: Whether metrics clip predictions to the rating scale.
@@ -71,6 +72,7 @@ class Options:
   num_factors: int = 50
   biases: bool = False
   centred: bool = False
+  public_mean: float | None = None
   l2: float = 0.0
   item_l2: float = 0.0
   clip_predictions: bool = False
@@ -86,6 +88,11 @@ class Options:
       raise OptionError(
         f'max_examples: {self.max_examples} ratings a user cannot be split. '
         'Give at least 2.'
+      )
+    if self.centred and self.public_mean is not None:
+      raise OptionError(
+        f'public_mean: {self.public_mean} is added in place of the mean that '
+        'centred adds. Leave one of the two out.'
       )
 
 
@@ -161,14 +168,16 @@ class MovieLens(MeasuredByProtocol):
 
   def _build_model(self, user: str) -> models.PartialModel:
     options = self._options
-    mean = float(self._frames[TRAIN]['rating'].mean())
+    mean = options.public_mean or 0.0
+    if options.centred:
+      mean = float(self._frames[TRAIN]['rating'].mean())
     return tff_partial.from_keras(
       functools.partial(
         movielens_models.build_matrix_factorization,
         self.ratings.num_items,
         options.num_factors,
         biases=options.biases,
-        mean=mean if options.centred else 0.0,
+        mean=mean,
         l2=options.l2,
         item_l2=options.item_l2,
         initial_scale=options.initial_scale,

@@ -26,6 +26,7 @@ from tasks import algorithms
 from tasks import emnist_flags
 from tasks import flags as flag_groups
 from tasks import preference_flags
+from tasks import privacy_flags
 from tasks import subreddit_flags
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
@@ -47,20 +48,23 @@ _JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
 
 
 class RunFlags:
-  """All flags of a run; see `run_flags`."""
+  """All flags of a run; see `run_flags`.
+
+  Attributes:
+    tasks: Name of each task to its flags.
+    names: The names of all flags.
+  """
 
   def __init__(self) -> None:
     """Defines the flags of the run, of every task and of every algorithm."""
     before = set(FLAGS)
-    self._tasks: dict[str, Any] = {
+    self.tasks: dict[str, Any] = {
       'emnist': emnist_flags.EmnistFlags(),
       'movielens': flag_groups.MovieLensFlags(),
       **preference_flags.preference_tasks(),
       **subreddit_flags.document_tasks(),
     }
-    flags.DEFINE_enum(
-      'task', 'movielens', sorted(self._tasks), 'What to learn.'
-    )
+    flags.DEFINE_enum('task', 'movielens', sorted(self.tasks), 'What to learn.')
     flags.DEFINE_enum(
       'algorithm', 'fed_recon', algorithms.names(), 'How to learn it.'
     )
@@ -69,7 +73,8 @@ class RunFlags:
     self._training = TrainingFlags()
     self.names = sorted(set(FLAGS) - before)
     for name in self.names:
-      if FLAGS[name].flag_type() == 'float':
+      is_float = FLAGS[name].flag_type() == 'float'
+      if is_float and name not in privacy_flags.MAY_BE_INFINITE:
         flags.register_validator(
           name,
           lambda value: value is None or math.isfinite(value),
@@ -78,7 +83,8 @@ class RunFlags:
 
   def task(self) -> tasks_lib.Task:
     """Loads the task's data."""
-    return self._tasks[FLAGS.task].get()
+    self._training.privacy.check()
+    return self.tasks[FLAGS.task].get()
 
   def trainable(self, task: tasks_lib.Task) -> algorithms.Trainable:
     """Builds the algorithm on the task's model."""
@@ -293,11 +299,14 @@ class Folder:
     now = {
       name: _flag_line(name, value).strip() for name, value in values.items()
     }
+    free = set(flag_groups.FREE_FLAGS)
+    if values['target_epsilon'] is not None:
+      # More rounds would need more noise, from the first one on.
+      free.remove('rounds')
     differing = [
       name
       for name in sorted(set(before) | set(now))
-      if name not in flag_groups.FREE_FLAGS
-      and before.get(name) != now.get(name)
+      if name not in free and before.get(name) != now.get(name)
     ]
     if differing:
       details = '; '.join(

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
+from tasks import privacy_flags
 from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
@@ -61,6 +62,7 @@ def main() -> int | None:
       select=programs.Selection(task.selection_metric, task.higher_is_better),
       stop=programs.StoppingRule(factor=FLAGS.divergence_factor),
       output_dir=str(folder.path),
+      privacy=trainable.ledger,
       tensorboard=FLAGS.tensorboard,
       show_progress=(
         sys.stderr.isatty() if FLAGS.progress is None else FLAGS.progress
@@ -106,7 +108,7 @@ def main() -> int | None:
           'test': best,
         },
         'communication': runs.communication(trainable.process),
-        'privacy': None,
+        'privacy': trained.privacy and privacy_flags.labelled(trained.privacy),
         'seconds': {
           **trained.seconds,
           'total': time.perf_counter() - started,
@@ -137,7 +139,7 @@ def raise_divergence(result: dict[str, Any]) -> NoReturn:
 
 
 def table(result: dict[str, Any]) -> str:
-  """The pooled metrics of a result as a small table."""
+  """The pooled metrics of a result as a small table, and what they cost."""
   best = result['best']
   rows = [(f'validation, round {result["rounds"]}', result['validation'])]
   for name, last in result['test'].items():
@@ -162,6 +164,8 @@ def table(result: dict[str, Any]) -> str:
       f'{label:<{width}}'
       + ''.join(f'{v:>12.4{"f" if abs(v) < 1e6 else "g"}}' for v in values)
     )
+  if result['privacy']:
+    lines.append(privacy_flags.describe(result['privacy']))
   return '\n'.join(lines)
 
 

@@ -5,15 +5,20 @@
 it apart, and where clients personalise before they are measured.
 """
 
+import copy
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from absl import flags
+import tensorflow as tf
+import tensorflow_federated as tff
 
 from tasks import flags as flag_groups
 from tasks.fed_embed_flags import FedEmbedFlags
+from tasks.privacy_flags import PrivacyFlags
 from tff_partial import client_state
 from tff_partial import phases
+from tff_partial import privacy_plans
 from tff_partial import processes
 from tff_partial import splits
 from tff_partial import tiers
@@ -22,7 +27,17 @@ FLAGS = flags.FLAGS
 
 
 class TrainingFlags:
-  """How clients train, and how the server joins what they send."""
+  """How clients train, and how the server joins what they send.
+
+  Attributes:
+    reconstruction: The optimizer of local weights.
+    update: The optimizer of global weights.
+    fed_embed: How clients of FedEmbed come to their sub-population.
+    privacy: Whether and how the run is private.
+    ledger: Counts what it costs; None if it is not private.
+  """
+
+  ledger: privacy_plans.PrivacyLedger | None = None
 
   def __init__(self) -> None:
     """Defines the flags."""
@@ -35,8 +50,21 @@ class TrainingFlags:
     self._server = flag_groups.OptimizerFlags(
       'server', 'the joined update', 1.0
     )
+    flags.DEFINE_integer(
+      'server_decay_rounds',
+      0,
+      "Rounds in which the server's learning rate falls to nothing, by equal "
+      'steps; 0 to keep it.',
+      lower_bound=0,
+    )
     self.fed_embed = FedEmbedFlags()
-    flags.DEFINE_integer('batch_size', 5, 'Examples of a step.', lower_bound=1)
+    self.privacy = PrivacyFlags()
+    flags.DEFINE_integer(
+      'batch_size',
+      5,
+      "Examples of a step; 0 for all of a client's.",
+      lower_bound=0,
+    )
     for phase, epochs in (('reconstruction', 5), ('update', 1)):
       flags.DEFINE_integer(
         f'{phase}_epochs',
@@ -89,7 +117,7 @@ class TrainingFlags:
   def _phase(self, name: str, **settings: Any) -> phases.Phase:
     return phases.Phase(
       optimizer=getattr(self, name).get(),
-      batch_size=FLAGS.batch_size,
+      batch_size=FLAGS.batch_size or None,
       epochs=FLAGS[f'{name}_epochs'].value,
       max_steps=_limit(FLAGS[f'{name}_steps'].value),
       shuffle=FLAGS.shuffle,
@@ -127,8 +155,23 @@ class TrainingFlags:
       return phase
     return dataclasses.replace(phase, max_steps=_limit(steps))
 
+  def planned_for(self, population: int) -> Self:
+    """The same for a run on so many clients, with a ledger if it is private.
+
+    Args:
+      population: How many clients take part in training.
+
+    Raises:
+      UserError: If no such run can be as private as the flags say.
+    """
+    planned = copy.copy(self)
+    planned.ledger = self.privacy.ledger(population)
+    return planned
+
   def averaging(self) -> processes.Averaging:
     """How updates are joined."""
+    if self.ledger is not None:
+      return self.privacy.averaging(self.ledger)
     return {
       'aggregator': self._aggregator.get(),
       'client_weighting': self._aggregator.weighting(),
@@ -136,7 +179,17 @@ class TrainingFlags:
 
   def joining(self) -> processes.Joining:
     """How updates are joined, and what the server does with them."""
-    return {**self.averaging(), 'server_optimizer': self._server.get()}
+    optimizer = self._server.get()
+    if FLAGS.server_decay_rounds:
+      optimizer = tff.learning.optimizers.schedule_learning_rate(
+        optimizer, self._falling_learning_rate
+      )
+    return {**self.averaging(), 'server_optimizer': optimizer}
+
+  def _falling_learning_rate(self, round_number: tf.Tensor) -> tf.Tensor:
+    """The server's learning rate after so many rounds."""
+    done = tf.cast(round_number, tf.float32) / FLAGS.server_decay_rounds
+    return self.server_learning_rate * tf.maximum(1.0 - done, 0.0)
 
   @property
   def server_learning_rate(self) -> float:

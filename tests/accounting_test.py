@@ -300,7 +300,7 @@ _TREE = clippings.TreeNoise(1.0, 51)
     (None, {'rounds': 0}, 'rounds must be positive'),
     (None, {'target_epsilon': 1.0}, 'either'),
     (None, {'noise_multiplier': None}, 'either'),
-    (None, {'noise_multiplier': 0.0}, 'must be positive'),
+    (None, {'noise_multiplier': -1.0}, 'must not be negative'),
     (None, {'sampling': 'poison'}, "one of .*'poisson'.* found 'poison'"),
     (None, {'sampling': 'once_per_tree'}, 'need one another'),
     (_TREE, {}, 'need one another'),
@@ -349,9 +349,8 @@ def test_a_ledger_counts_little(monkeypatch):
 
 def test_a_report_is_json_and_says_who_is_a_neighbour():
   plan = _plan(noise_multiplier=1.0, once=[5.0])
-  report = privacy_plans.PrivacyLedger(plan).report(
-    100, simulation=True, clip=0.5
-  )
+  ledger = privacy_plans.PrivacyLedger(plan, simulation=True)
+  report = ledger.report(100, clip=0.5)
   assert json.loads(json.dumps(report)) == {
     'epsilon': plan.epsilon,
     'delta': _DELTA,
@@ -359,6 +358,7 @@ def test_a_report_is_json_and_says_who_is_a_neighbour():
     'sampling': 'poisson',
     'neighbours': 'one user more or less',
     'rounds': 100,
+    'population': plan.population,
     'clients_per_round': 20,
     'simulation': True,
     'clip': 0.5,

@@ -25,6 +25,7 @@ import psutil
 from tasks import clients
 from tasks import evaluate
 from tasks import runs
+from tasks import subreddit_map
 from tasks import train
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -60,7 +61,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
   """Runs a binary in this process; an exception that it lets pass is raised.
 
   Args:
-    name: 'train', 'evaluate' or 'clients'.
+    name: 'train', 'evaluate', 'clients' or 'subreddit_map'.
     *arguments: The command line.
   """
   run: Callable[[], None] = {
@@ -68,6 +69,9 @@ def run_here(name: str, *arguments: str) -> Outcome:
     'train': lambda: runs.run_main(train.main),
     'evaluate': lambda: runs.run_main(
       evaluate.main, evaluate.with_flags_of_the_run
+    ),
+    'subreddit_map': lambda: runs.run_main(
+      subreddit_map.main, evaluate.with_flags_of_the_run
     ),
   }[name]
   output, errors = io.StringIO(), io.StringIO()

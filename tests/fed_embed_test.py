@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import baselines
 from tests import planted
 from tff_partial import aggregators
 from tff_partial import algorithms
@@ -81,8 +82,8 @@ PARTS = assignments.Parts(
 
 def _model(**options: Any) -> models.PartialModel:
   return models.from_keras(
-    _build,
     **{
+      'build': _build,
       'loss': lambda labels, outputs: (
         _half_square(labels[:, 0], outputs['head'])
         + _half_square(labels[:, 1], outputs['type'])
@@ -407,6 +408,77 @@ def test_personal_heads_stay_home():
   weights, (kept,) = _after(process, {'one': _client(1, 3.0)})
   assert 'head/kernel' not in weights
   assert kept['held']['head/kernel'] == pytest.approx(0.75)
+
+
+# ---- PFedKM ------------------------------------------------------------------
+
+
+def _build_clustered() -> tf.keras.Model:
+  """`head * w x`, and `g * w x` where g is the user's own."""
+  inputs = tf.keras.Input([1], name='x')
+  features = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='ones', name='encoder'
+  )(inputs)
+  gradient = layers.PrivateVector(1, initializer='zeros', name='embedding')
+  own = gradient(inputs)
+  distances, draws = layers.Prototypes(
+    2,
+    initializer=tf.keras.initializers.Constant([[-1.0], [1.0]]),
+    name='prototypes',
+  )(own)
+  head = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='zeros', name='head'
+  )
+  return tf.keras.Model(
+    inputs,
+    {
+      'head': head(features),
+      'global': features * own,
+      'distances': distances,
+      'draws': draws,
+    },
+  )
+
+
+def test_pfedkm_joins_users_of_like_gradients():
+  model = _model(
+    build=_build_clustered,
+    num_groups=2,
+    loss=lambda labels, outputs: _half_square(labels[:, 0], outputs['head']),
+  )
+  process = baselines.build_p_fed_km(
+    model,
+    parts=PARTS,
+    training=_TRAINING,
+    rate=0.5,
+    client_weighting=processes.ClientWeighting.UNIFORM,
+  )
+  # The gradient of half of (y - g x)^2 in g is -y x at g = 0.
+  clients = {'up': _client(0, 3.0), 'down': _client(0, -2.0)}
+  weights, kept = _after(process, clients)
+  assert [each['group'] for each in kept] == [1, 0]
+  # Each center goes half of the way, and counts for half of the cohort.
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'][:, 0], [-1.0 - 0.25, 1.0 + 0.5]
+  )
+  # So does each head.
+  np.testing.assert_allclose(
+    weights['head/kernel'][:, 0, 0], [-0.1, 0.15], rtol=1e-6
+  )
+  # Nobody remembers a gradient.
+  assert not kept[0]['held']
+  measuring = baselines.build_p_fed_km_eval(
+    model, parts=PARTS, split=splits.same()
+  )
+  cohort = planted.cohort_of(measuring, {'up': _client(0, 3.0)}, 1)
+  trained = process.get_model_weights(process.initialize())
+  trained.trainable[tiers.GROUP]['head/kernel'] = np.array(
+    [[[0.0]], [[2.0]]], np.float32
+  )
+  found = measuring.evaluate(
+    trained, planted.first_states(measuring, cohort), cohort
+  )
+  assert found.metrics['loss'] == pytest.approx(0.5 * (2.0 - 3.0) ** 2)
 
 
 # ---- what is measured --------------------------------------------------------

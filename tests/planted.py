@@ -9,7 +9,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import assignments
 from tff_partial import cohorts
+from tff_partial import groups
+from tff_partial import layers
 from tff_partial import models
 from tff_partial import packing
 from tff_partial import processes
@@ -62,6 +65,47 @@ def build_tastes() -> tf.keras.Model:
   noisy = tf.keras.layers.Dropout(0.1)(vectors(item))
   taste = tf.keras.layers.Dense(LOCAL_SIZE, use_bias=False, name='user')(noisy)
   return tf.keras.Model(item, tf.reduce_sum(taste, -1))
+
+
+def build_heads() -> tf.keras.Model:
+  """FedEmbed's structure: a user's embedding, a head of a group, one of all."""
+  item = tf.keras.Input([], dtype=tf.int32)
+  vectors = tf.keras.layers.Embedding(NUM_ITEMS, NUM_FACTORS, name='items')
+  noisy = tf.keras.layers.Dropout(0.1)(vectors(item))
+  own = layers.PrivateVector(LOCAL_SIZE, initializer='ones', name='user')(item)
+  tastes = tf.keras.layers.Dense(NUM_FACTORS, use_bias=False, name='tastes')
+  joined = tf.keras.layers.Multiply()([noisy, tastes(own)])
+  outputs = {
+    name: tf.keras.layers.Dense(1, name=name)(joined)[:, 0]
+    for name in ('head', 'global_head')
+  }
+  return tf.keras.Model(item, outputs)
+
+
+def heads() -> models.PartialModel:
+  """That model, for two groups."""
+  return models.from_keras(
+    build_heads,
+    local='user',
+    group='head',
+    num_groups=2,
+    loss=lambda labels, outputs: tf.square(labels - outputs['head']),
+    labels=tf.TensorSpec([]),
+  )
+
+
+# Which parts its variables play, and that clients are of the group that the
+# number of their first item says.
+HEADS = assignments.Parts(
+  embedding='user/own',
+  global_head='global_head/.*',
+  global_loss=lambda labels, outputs: tf.square(
+    labels - outputs['global_head']
+  ),
+)
+OF_FIRST_ITEM = assignments.Assignment(
+  groups.by_attribute(lambda held: held['x'] % 2)
+)
 
 
 def factorization(

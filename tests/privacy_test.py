@@ -483,3 +483,87 @@ def test_parts_that_clients_do_not_send_are_named():
   factory = _mean({'shared': clippings.FixedClip(1.0)})
   with pytest.raises(privacy.PrivateTypeError, match=r"\['group', 'shared'\]"):
     factory.create(_TIERS)
+
+
+# ---- rows of tables ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  'clipping',
+  [
+    clippings.FixedClip(2.0),
+    clippings.AdaptiveClip(2.0, count_stddev=1.0),
+    clippings.TreeNoise(2.0, 3),
+    {
+      'shared': clippings.AdaptiveClip(2.0, count_stddev=1.0),
+      'group': clippings.FixedClip(1.0),
+    },
+  ],
+)
+def test_rows_come_to_the_same_as_whole_tables(clipping):
+  factory = _mean(clipping, noise_multiplier=0.5, noise_seed=3)
+  table, vector = (tff.TensorType(np.float32, shape) for shape in ([9, 2], [3]))
+
+  def types(of_table):
+    return tff.to_type(
+      collections.OrderedDict(
+        shared=collections.OrderedDict(
+          [('a/scale', vector), ('items', of_table), ('other', vector)]
+        ),
+        group=collections.OrderedDict(heads=vector),
+      )
+    )
+
+  ids_type = tff.to_type(
+    collections.OrderedDict(
+      shared=collections.OrderedDict(
+        items=tff.TensorType(np.int32, [None]),
+      )
+    )
+  )
+  whole = factory.create(types(table))
+  by_rows = factory.create_by_rows(
+    types(tff.TensorType(np.float32, [None, 2])),
+    tff.TensorType(np.float32),
+    ids_type,
+    types(table),
+  )
+  random = np.random.default_rng(0)
+  tables, sent, weights = [], [], []
+  for number in range(4):
+    ids = np.array([number, 8, number], np.int32)
+    values = random.normal(size=[3, 2]).astype(np.float32)
+    # The same row again, as zeros.
+    values[2] = 0.0
+    full = np.zeros([9, 2], np.float32)
+    np.add.at(full, ids, values)
+    rest = random.normal(size=[3, 3]).astype(np.float32)
+
+    def named(items, rest=rest):
+      shared = [('a/scale', rest[0]), ('items', items), ('other', rest[1])]
+      return collections.OrderedDict(
+        shared=collections.OrderedDict(shared),
+        group=collections.OrderedDict(heads=rest[2]),
+      )
+
+    tables.append(named(full))
+    sent.append(named(values))
+    # What a client would weigh does not count.
+    weights.append(
+      {'weight': np.float32(number), 'ids': {'shared': {'items': ids}}}
+    )
+  one, other = whole.initialize(), by_rows.initialize()
+  for _ in range(3):
+    expected, found = (
+      whole.next(one, tables),
+      by_rows.next(other, sent, weights),
+    )
+    one, other = expected.state, found.state
+    tf.nest.map_structure(
+      # Norms are added up in another order; a unit is 2**-30 of a clip.
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+      (expected.result, expected.measurements),
+      (found.result, found.measurements),
+    )
+    # Also the rows that nobody sent have noise.
+    assert np.all(found.result['shared']['items'] != 0.0)

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tasks import runs
 from tasks import subreddit
 from tasks import subreddit_data
-from tasks import subreddit_flags
 from tasks import subreddit_models
 from tasks import subreddit_synthetic
 from tasks.errors import DataError
@@ -278,10 +278,8 @@ def test_options_that_make_no_sense_are_refused(name, options):
 
 
 def test_flags_say_what_the_options_say():
-  names = set(flags.FLAGS)
-  tasks = subreddit_flags.document_tasks()
-  mine = set(flags.FLAGS) - names
-  try:
+  tasks = runs.run_flags().tasks
+  with flagsaver.flagsaver():
     flags.FLAGS(['test'])
     options = tasks['subreddit'].documents.get(32)
     assert options == subreddit.Options()
@@ -296,9 +294,6 @@ def test_flags_say_what_the_options_say():
     with flagsaver.flagsaver(mlp_units='a'):
       with pytest.raises(OptionError, match='--mlp_units=a'):
         tasks['sticker'].documents.get(4)
-  finally:
-    for name in mine:
-      delattr(flags.FLAGS, name)
 
 
 @pytest.mark.skipif(not _REAL, reason='needs the real comments')

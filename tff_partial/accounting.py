@@ -10,6 +10,7 @@ chance helps, and who counts:
 | `PoissonSampling` | one user more or less | privacy loss distributions |
 | `FixedSizeSampling` | one user replaced | Renyi divergences |
 | `EveryRound` | one user more or less | privacy loss distributions |
+| `EveryUpdate` | one client's updates replaced | privacy loss distributions |
 | `OncePerTree` | one user silent | Renyi divergences |
 
 A noise multiplier is the noise's standard deviation in clips. Adding or
@@ -206,8 +207,21 @@ class EveryRound(AddOrRemoveSampling):
   ) -> dp_accounting.DpEvent:
     """No samples."""
     return dp_accounting.SelfComposedDpEvent(
-      dp_accounting.GaussianDpEvent(noise_multiplier), rounds
+      dp_accounting.GaussianDpEvent(noise_multiplier / self.distance), rounds
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class EveryUpdate(EveryRound):
+  """Local privacy: a client's updates look like any others, in each round.
+
+  Two updates may differ by two clips. Chance does not help: who looks at a
+  client sees when it sends.
+  """
+
+  name = 'local'
+  neighbours = "one client's updates replaced"
+  distance = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,15 +337,12 @@ def local_epsilon(
 ) -> float:
   """The epsilon of one client with local noise (`privacy.local_noise`).
 
-  Whatever a client could send must look alike, so two updates may differ by
-  two clips. Chance does not help: who looks at a client sees when it sends.
-
   Args:
     noise_multiplier: Standard deviation of the noise in clips.
     participations: How often the client sends.
     delta: At which epsilon is wanted.
   """
-  return epsilon(noise_multiplier / 2.0, EveryRound(), participations, delta)
+  return epsilon(noise_multiplier, EveryUpdate(), participations, delta)
 
 
 def calibrate(

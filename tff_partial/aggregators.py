@@ -19,7 +19,7 @@ from tff_partial import rows
 WeightedFactory: TypeAlias = tff.aggregators.WeightedAggregationFactory
 
 
-class RowAggregationFactory(WeightedFactory):
+class RowAggregationFactory(abc.ABC):
   """Creates aggregations to which clients add whole tables, or rows of them."""
 
   @abc.abstractmethod
@@ -46,7 +46,7 @@ class RowAggregationFactory(WeightedFactory):
     """
 
 
-class MeanFactory(RowAggregationFactory):
+class MeanFactory(RowAggregationFactory, WeightedFactory):
   """`tff.aggregators.MeanFactory`, which also takes rows of tables.
 
   Its states and measurements are the same. If all weights are zero, so is the

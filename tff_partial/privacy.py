@@ -12,7 +12,7 @@ unweighted; TFF drops the weights of a process that uses them.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 import secrets
@@ -22,10 +22,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
+from tff_partial import aggregators
 from tff_partial import clippings
 from tff_partial import dp_queries
 from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial import rows
 
 # The name of the only part of what is clipped jointly.
 _WHOLE = 'all.parts'
@@ -104,8 +106,92 @@ class _Parts:
     return self.join(measured)
 
 
+class _RowsQuery(tfp.SumAggregationDPQuery):
+  """A query of whole tables to which clients add rows: (value, ids).
+
+  Rows of zeros more or less change no norm, so a client clips what it has.
+  """
+
+  def __init__(self, query: tfp.SumAggregationDPQuery, specs: Any):
+    self._query, self._specs = query, specs
+
+  def initial_global_state(self) -> Any:
+    return self._query.initial_global_state()
+
+  def derive_sample_params(self, global_state: Any) -> Any:
+    return self._query.derive_sample_params(global_state)
+
+  def get_noised_result(self, sample_state: Any, global_state: Any) -> Any:
+    return self._query.get_noised_result(sample_state, global_state)
+
+  def initial_sample_state(self, template: Any = None) -> Any:
+    return self._query.initial_sample_state(self._specs)
+
+  def preprocess_record(self, params: Any, record: Any) -> Any:
+    return collections.OrderedDict(
+      value=self._query.preprocess_record(params, record['value']),
+      ids=record['ids'],
+    )
+
+
+class _RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Sums what `_RowsQuery` makes of clients' rows to whole tables."""
+
+  def __init__(self, query: _RowsQuery):
+    self._query = query
+
+  def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+    @tff.tensorflow.computation
+    def zero() -> Any:
+      return self._query.initial_sample_state()
+
+    total_type = zero.type_signature.result
+
+    @tff.tensorflow.computation(total_type, value_type)
+    def accumulate(total: Any, sent: Any) -> Any:
+      # Both are in the same order, and `ids` in that of the tables with rows.
+      ids = iter(tf.nest.flatten(sent['ids']))
+      return tf.nest.map_structure(
+        lambda table, part: (
+          table + part
+          if part.shape.is_fully_defined()
+          else rows.Change(next(ids), part).added_to(table)
+        ),
+        total,
+        sent['value'],
+      )
+
+    @tff.tensorflow.computation(total_type, total_type)
+    def merge(one: Any, other: Any) -> Any:
+      return tf.nest.map_structure(tf.add, one, other)
+
+    @tff.tensorflow.computation(total_type)
+    def report(total: Any) -> Any:
+      return total
+
+    @tff.federated_computation
+    def initialize() -> Any:
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any) -> Any:
+      return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_aggregate(value, zero(), accumulate, merge, report),
+        tff.federated_value((), tff.SERVER),
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
 @dataclasses.dataclass(frozen=True)
-class PrivateFactory(tff.aggregators.UnweightedAggregationFactory):
+class PrivateFactory(
+  aggregators.RowAggregationFactory,
+  tff.aggregators.UnweightedAggregationFactory,
+):
   """Sums what clients send, clipped and with noise; see `private_mean`.
 
   Attributes:
@@ -223,10 +309,64 @@ class PrivateFactory(tff.aggregators.UnweightedAggregationFactory):
     Raises:
       PrivateTypeError: If such values cannot be clipped.
     """
-    specs = self._specs(value_type)
+    return self._process(value_type, None)
+
+  def create_by_rows(
+    self,
+    value_type: tff.Type,
+    weight_type: tff.Type,
+    ids_type: tff.Type,
+    result_type: tff.Type,
+  ) -> tff.templates.AggregationProcess:
+    """Makes the process for rows of some tables; all rows get noise.
+
+    Args:
+      value_type: As in `RowAggregationFactory`.
+      weight_type: As there; each client counts once.
+      ids_type: As there.
+      result_type: As there.
+
+    Raises:
+      PrivateTypeError: If such values cannot be clipped.
+    """
+    pair_type = tff.to_type(
+      collections.OrderedDict(value=value_type, ids=ids_type)
+    )
+    process = self._process(pair_type, result_type)
+    weight_type = tff.to_type(
+      collections.OrderedDict(weight=weight_type, ids=ids_type)
+    )
+
+    @tff.tensorflow.computation(value_type, weight_type)
+    def pair(value: Any, weight: Any) -> Any:
+      return collections.OrderedDict(value=value, ids=weight['ids'])
+
+    @tff.federated_computation(
+      process.initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any, weight: Any) -> Any:
+      return process.next(state, tff.federated_map(pair, (value, weight)))
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+  def _process(
+    self, value_type: Any, table_type: tff.Type | None
+  ) -> tff.templates.AggregationProcess:
+    """Makes the process for whole values, or for pairs of rows and ids.
+
+    Args:
+      value_type: Of what a client sends.
+      table_type: What rows are added up to; None for whole values.
+    """
+    specs = self._specs(value_type if table_type is None else table_type)
     parts = self._parts(specs)
-    query = parts.query
-    process = tff.aggregators.DifferentiallyPrivateFactory(query).create(
+    query, total = parts.query, None
+    if table_type is not None:
+      query = _RowsQuery(query, specs)
+      total = _RowSumFactory(query)
+    process = tff.aggregators.DifferentiallyPrivateFactory(query, total).create(
       value_type
     )
     state_type = process.initialize.type_signature.result.member
@@ -239,7 +379,8 @@ class PrivateFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @tff.tensorflow.computation(params_of.type_signature.result, value_type)
     def are_clipped(params: Any, value: Any) -> Any:
-      return parts.are_clipped(params, value)
+      sent = value if table_type is None else value['value']
+      return parts.are_clipped(params, sent)
 
     counts_type = are_clipped.type_signature.result
 
@@ -366,6 +507,26 @@ def private_mean(
     diagnostics=diagnostics,
   )
   return dataclasses.replace(total, divisor=float(clients_per_round))
+
+
+def local_noise_of(
+  clip: float, noise_multiplier: float, noise_seed: int | None = None
+) -> Callable[[Any, tf.Tensor], Any]:
+  """Makes clients clip and noise what they send; `compose(before_sending=)`.
+
+  Args:
+    clip: As in `local_noise`.
+    noise_multiplier: As there.
+    noise_seed: Changes the noise of a simulation. Otherwise clients' seeds must
+      be secret, as `programs.train` makes them.
+  """
+
+  def before_sending(update: Any, seed: tf.Tensor) -> Any:
+    if noise_seed is not None:
+      seed = random_bits.fold_in(seed, f'noise {noise_seed}')
+    return local_noise(update, clip, noise_multiplier, seed)
+
+  return before_sending
 
 
 def local_noise(

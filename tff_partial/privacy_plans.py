@@ -26,6 +26,7 @@ class PrivacyPlan:
     noise_multiplier: Of each round, all parts together.
     rounds: How many there will be.
     sampling: How clients come into a round.
+    population: How many clients there are.
     clients_per_round: As many are expected.
     clipping: How what clients send is clipped.
     shares: Each part's share of what is spent, or None.
@@ -37,6 +38,7 @@ class PrivacyPlan:
   noise_multiplier: float
   rounds: int
   sampling: accounting.Sampling
+  population: int
   clients_per_round: int
   clipping: clippings.Clippings
   shares: Mapping[str, float] | None
@@ -60,6 +62,11 @@ class PrivacyPlan:
       diagnostics=diagnostics,
     )
 
+  @property
+  def mechanism(self) -> str:
+    """What must not change while a run lasts, so all but its length."""
+    return repr(dataclasses.replace(self, epsilon=0.0, rounds=0))
+
 
 def sampling_of(
   name: str,
@@ -70,8 +77,7 @@ def sampling_of(
   """The sampling with a name.
 
   Args:
-    name: Of one of the samplings in `accounting`: 'poisson', 'fixed_size',
-      'every_round' or 'once_per_tree'.
+    name: Of one of the samplings in `accounting`, as in `SAMPLINGS`.
     clipping: How what clients send is clipped; trees know their rounds.
     population: How many clients there are.
     clients_per_round: How many are in a round, or are expected to be.
@@ -107,8 +113,9 @@ def sampling_of(
     return accounting.PoissonSampling(clients_per_round / population)
   if name == accounting.FixedSizeSampling.name:
     return accounting.FixedSizeSampling(population, clients_per_round)
-  if name == accounting.EveryRound.name:
-    return accounting.EveryRound()
+  for kind in (accounting.EveryRound, accounting.EveryUpdate):
+    if name == kind.name:
+      return kind()
   raise accounting.AccountingError(
     f'Sampling must be one of {SAMPLINGS}, found {name!r}.'
   )
@@ -118,6 +125,7 @@ SAMPLINGS = (
   accounting.PoissonSampling.name,
   accounting.FixedSizeSampling.name,
   accounting.EveryRound.name,
+  accounting.EveryUpdate.name,
   accounting.OncePerTree.name,
 )
 
@@ -144,7 +152,8 @@ def plan(
     clients_per_round: How many are in a round, or are expected to be.
     rounds: How many rounds there will be.
     target_epsilon: What the run may cost, or None.
-    noise_multiplier: What is given instead of a target, or None.
+    noise_multiplier: What is given instead of a target, or None. Zero for a
+      run that costs everything: its epsilon is infinite.
     sampling: One of `SAMPLINGS`: what is really done.
     shares: As in `privacy.private_sum`.
     once: Noise multipliers of what is released once of all users, such as a
@@ -177,8 +186,8 @@ def plan(
       f'{target_epsilon} and {noise_multiplier}.'
     )
   accounting.check(
-    noise_multiplier > 0.0,
-    'A noise multiplier must be positive',
+    noise_multiplier >= 0.0,
+    'A noise multiplier must not be negative',
     noise_multiplier,
   )
   planned = PrivacyPlan(
@@ -187,6 +196,7 @@ def plan(
     noise_multiplier,
     rounds,
     kind,
+    population,
     clients_per_round,
     clipping,
     shares,
@@ -204,13 +214,17 @@ class PrivacyLedger:
   for the rounds before, too. Both are upper bounds; the last is the plan's.
   """
 
-  def __init__(self, plan: PrivacyPlan):
+  def __init__(self, plan: PrivacyPlan, *, simulation: bool = False):
     """Keeps the plan; counts nothing yet.
 
     Args:
       plan: Of the run.
+      simulation: Whether somebody knows a seed of the noise or of the sampling,
+        or the population is not that of the plan; epsilon is then what the run
+        would cost if that were not so.
     """
     self.plan = plan
+    self.simulation = simulation
     self._exact = functools.lru_cache(self._count)
 
   def _count(self, rounds: int) -> float:
@@ -240,7 +254,8 @@ class PrivacyLedger:
       rounds: Of the run so far; it may be longer than was planned.
     """
     plan = self.plan
-    if not rounds or isinstance(plan.sampling, accounting.OncePerTree):
+    is_tree = isinstance(plan.sampling, accounting.OncePerTree)
+    if is_tree or not (rounds and plan.noise_multiplier):
       return self._exact(rounds)
     orders, once, each = self._renyi
     bound, _ = dp_accounting.rdp.compute_epsilon(
@@ -254,15 +269,23 @@ class PrivacyLedger:
       bound = min(bound, self._exact(later))
     return float(bound)
 
-  def report(
-    self, rounds: int, *, simulation: bool, **measured: Any
-  ) -> dict[str, Any]:
+  def columns(self, rounds: int) -> dict[str, float]:
+    """What the table of metrics says of a run's privacy after a round.
+
+    Args:
+      rounds: Of the run so far.
+    """
+    return {
+      'privacy/epsilon': self.epsilon(rounds),
+      'privacy/delta': self.plan.delta,
+      'privacy/noise_multiplier': self.plan.noise_multiplier,
+    }
+
+  def report(self, rounds: int, **measured: Any) -> dict[str, Any]:
     """What `result.json` says of a run's privacy.
 
     Args:
       rounds: Of the run so far.
-      simulation: Whether somebody knows a seed of the noise or of the sampling;
-        epsilon is then what the run would cost if nobody did.
       **measured: What else is to be said, such as the clip.
     """
     plan = self.plan
@@ -273,7 +296,8 @@ class PrivacyLedger:
       'sampling': plan.sampling.name,
       'neighbours': plan.sampling.neighbours,
       'rounds': rounds,
+      'population': plan.population,
       'clients_per_round': plan.clients_per_round,
-      'simulation': simulation,
+      'simulation': self.simulation,
       **measured,
     }

@@ -11,7 +11,7 @@ weight's type occurs in C alone.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ from tff_partial import examples
 from tff_partial import groups
 from tff_partial import models
 from tff_partial import phases
+from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial import tracing
 
@@ -34,11 +35,16 @@ AggregationFactory: TypeAlias = (
 )
 
 
+# (tier to named tensors, the client's seed for it) -> what it sends instead.
+BeforeSending: TypeAlias = Callable[[Any, tf.Tensor], Any]
+
+
 class Averaging(TypedDict, total=False):
   """What builders of algorithms hand on to `compose`, where it is described."""
 
   aggregator: AggregationFactory | None
   client_weighting: ClientWeighting
+  before_sending: BeforeSending | None
 
 
 class Joining(Averaging, total=False):
@@ -213,6 +219,7 @@ def _sending(
   sent: Sequence[str],
   client_weighting: ClientWeighting,
   by_rows: bool,
+  before_sending: BeforeSending | None,
 ) -> tff.Computation:
   """Makes `(ModelWeights, C, D -> _Sent)`, for one client."""
   rule = work.memory.rule
@@ -248,6 +255,10 @@ def _sending(
         else:
           table = tf.zeros_like(shared[tier][name])
           update[tier][name] = change.added_to(table)
+    if before_sending is not None and update:
+      update = before_sending(
+        update, random_bits.fold_in(client['seed'], 'sending')
+      )
     summary = rule.summarize(worked, weight) if rule else ()
     return _Sent(
       update,
@@ -348,7 +359,7 @@ class _Joining:
 
   def __init__(
     self,
-    aggregator: tff.aggregators.WeightedAggregationFactory,
+    aggregator: Any,
     server_optimizer: phases.Optimizer,
     server_type: tff.Type,
     sent_type: tff.Type,
@@ -361,6 +372,8 @@ class _Joining:
         sent_type.update, sent_type.weight, sent_type.ids, server_type.trainable
       )
     elif len(sent_type.update):
+      if isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory):
+        aggregator = tff.aggregators.as_weighted_aggregator(aggregator)
       self._aggregation = aggregator.create(sent_type.update, sent_type.weight)
     if self._aggregation is not None:
       build = tff.learning.templates.build_apply_optimizer_finalizer
@@ -404,6 +417,7 @@ def compose(
   aggregator: AggregationFactory | None = None,
   server_optimizer: phases.Optimizer | None = None,
   client_weighting: ClientWeighting = ClientWeighting.NUM_EXAMPLES,
+  before_sending: BeforeSending | None = None,
   rematch: groups.Assign | None = None,
 ) -> PartialProcess:
   """Makes a process in which each client does its work and the server joins it.
@@ -423,6 +437,8 @@ def compose(
       one, clients send only the rows of a table that they trained.
     server_optimizer: Takes the joined update for a gradient; SGD with rate 1.
     client_weighting: Whether a client counts by its measured examples or once.
+    before_sending: What a client does with its update before it sends it, such
+      as adding noise. It then sends whole tables.
     rematch: How clients would choose their groups by the joined weights. Each
       group then takes the weights of that from which most of its clients come;
       how many come from where is sent, not what the server's optimizer
@@ -451,14 +467,14 @@ def compose(
     does,
     sent,
     client_weighting,
-    isinstance(aggregator, aggregators.RowAggregationFactory),
+    before_sending is None
+    and isinstance(aggregator, aggregators.RowAggregationFactory),
+    before_sending,
   )
   sent_type = work_and_send.type_signature.result
   rule = memory.rule
   if rule is not None:
     settle = _settling(rule, kept_type, sent_type.summary)
-  if isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory):
-    aggregator = tff.aggregators.as_weighted_aggregator(aggregator)
   if rematch is not None:
     move = _rematching(does, rematch, sent_type)
     follow = _following(server_type, model.num_groups)

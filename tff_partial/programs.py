@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 import os
+import secrets
 import time
 from typing import Any, TypeAlias
 
@@ -17,11 +18,13 @@ from absl import logging
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_partial import accounting
 from tff_partial import checkpoints
 from tff_partial import client_store as client_store_lib
 from tff_partial import cohorts
 from tff_partial import errors
 from tff_partial import exams
+from tff_partial import privacy_plans
 from tff_partial import processes
 from tff_partial import records
 from tff_partial import sampling
@@ -62,6 +65,8 @@ class TrainingResult:
       remember nothing.
     best_client_store: What they remembered after the best round, or the last
       one if there is none.
+    privacy: What the rounds cost, as `PrivacyLedger.report` says, with the last
+      round's measurements of the aggregator; None without a ledger.
   """
 
   state: Any
@@ -76,13 +81,19 @@ class TrainingResult:
   seconds: dict[str, float]
   client_store: client_store_lib.ClientStore | None
   best_client_store: client_store_lib.ClientStates | None
+  privacy: dict[str, Any] | None
 
 
 class _Run:
   """The state of a run between rounds."""
 
-  def __init__(self, process: processes.PartialProcess):
+  def __init__(
+    self,
+    process: processes.PartialProcess,
+    privacy: privacy_plans.PrivacyLedger | None = None,
+  ):
     self.process = process
+    self.privacy = privacy
     self.store: client_store_lib.ClientStore | None = None
     self.state = process.initialize()
     self.best_weights = process.get_model_weights(self.state)
@@ -95,6 +106,13 @@ class _Run:
       'exploded': 0,
       'train': {},
     }
+    if privacy is not None:
+      self.notes['mechanism'] = privacy.plan.mechanism
+      self.notes['measured'] = {}
+      # Which clients are drawn, and what they draw. Who knows it knows who took
+      # part. It is nowhere but here and in the checkpoints.
+      if not privacy.simulation:
+        self.notes['secret'] = secrets.randbits(128)
 
   @property
   def best(self) -> Any:
@@ -158,6 +176,17 @@ class _Run:
     choices: Mapping[str, bool] = notes.pop('choices')
     self.notes = notes
     return choices
+
+  def check_mechanism(self) -> None:
+    """Refuses to go on with other noise, which the ledger would not count."""
+    plan = self.privacy and self.privacy.plan.mechanism
+    if self.notes.get('mechanism') != plan:
+      raise ProgramError(
+        f'The run was begun with the privacy {self.notes.get("mechanism")}, '
+        f'which is now {plan}. What is spent already was counted with the '
+        'former. Give the same arguments to go on with it; with a target '
+        'epsilon, the same number of rounds, too.'
+      )
 
 
 def _runtime() -> Any:
@@ -232,6 +261,34 @@ def _check_rounds(rounds: int, evaluate_every: int) -> None:
     )
 
 
+def _sampler(
+  client_ids: Sequence[str],
+  clients_per_round: int,
+  seed: int,
+  oversample: float,
+  dropout_rate: float,
+  privacy: privacy_plans.PrivacyLedger | None,
+) -> sampling.CohortSampler:
+  """Draws cohorts; as they were planned, if there is a plan."""
+  planned: dict[str, Any] = {}
+  if privacy is not None:
+    plan = privacy.plan
+    if plan.clients_per_round != clients_per_round or (
+      plan.population != len(client_ids) and not privacy.simulation
+    ):
+      raise ProgramError(
+        f'The privacy was planned for {plan.clients_per_round} of '
+        f'{plan.population} clients, but the run has {clients_per_round} of '
+        f'{len(client_ids)}. Plan what is done.'
+      )
+    planned['poisson'] = isinstance(plan.sampling, accounting.PoissonSampling)
+    if isinstance(plan.sampling, accounting.OncePerTree):
+      planned['rounds_per_tree'] = plan.sampling.rounds_per_tree
+  return sampling.CohortSampler(
+    client_ids, clients_per_round, seed, oversample, dropout_rate, **planned
+  )
+
+
 def train(
   process: processes.PartialProcess,
   clients: cohorts.ClientSource,
@@ -247,6 +304,7 @@ def train(
   stop: StoppingRule | None = None,
   output_dir: str | os.PathLike[str] | None = None,
   client_store: client_store_lib.ClientStore | None = None,
+  privacy: privacy_plans.PrivacyLedger | None = None,
   tensorboard: bool = True,
   show_progress: bool = False,
 ) -> TrainingResult:
@@ -272,6 +330,10 @@ def train(
       to this run alone: what is in it of later rounds than the one from which
       the run goes on is dropped. What was saved as round 0 is what clients
       remember before the first round.
+    privacy: Counts what the run costs. Its plan must be that of the process's
+      aggregator. Clients are drawn as planned; unless it is a simulation,
+      cohorts and clients' seeds follow from a secret of the operating system,
+      which is kept in the checkpoints, and no more from `seed`.
     tensorboard: Whether to write TensorBoard events, too.
     show_progress: Whether to show a progress bar.
 
@@ -289,10 +351,15 @@ def train(
         f'There is no metric {select.metric!r} to choose the best round by. '
         f'Choose one of {validation.metrics}.'
       )
-  sampler = sampling.CohortSampler(
-    clients.client_ids, clients_per_round, seed, oversample, dropout_rate
+  sampler = _sampler(
+    clients.client_ids,
+    clients_per_round,
+    seed,
+    oversample,
+    dropout_rate,
+    privacy,
   )
-  run = _Run(process)
+  run = _Run(process, privacy)
   loop = checkpoints.EventLoop()
   started = time.perf_counter()
   bar = saved = None
@@ -304,7 +371,10 @@ def train(
       found = saved.latest(run.progress({}))
       if found is not None:
         _recall(run.go_on_from(found))
+        run.check_mechanism()
         logging.info('Going on from the checkpoint of round %d.', run.round)
+    if 'secret' in run.notes:
+      sampler = dataclasses.replace(sampler, seed=run.notes['secret'])
     run.store = client_store or _store(process, seed, output_dir)
     if run.store is not None:
       run.store.go_back_to(run.round)
@@ -312,6 +382,9 @@ def train(
       table = records.Records(
         output_dir, last_round=run.round, tensorboard=tensorboard
       )
+      if privacy is not None and found is None:
+        # What is released from here on must be released alike after a kill.
+        run.save(saved)
     bar = records.Bar(rounds, run.round, show_progress)
     durations: list[float] = []
     while run.round < rounds and run.notes['exploded'] < stop.rounds:
@@ -325,6 +398,9 @@ def train(
       _count_explosions(run, train_metrics, stop, len(ids))
       is_last = number == rounds or run.notes['exploded'] >= stop.rounds
       row = _row(metrics, train_metrics, durations[-1])
+      if privacy is not None:
+        row.update(privacy.columns(number))
+        run.notes['measured'] = _of_aggregator(metrics)
       is_milestone = is_last or number % evaluate_every == 0
       if validation is not None:
         measured = (
@@ -361,6 +437,11 @@ def train(
     },
     client_store=run.store,
     best_client_store=run.best_store,
+    privacy=(
+      None
+      if privacy is None
+      else privacy.report(run.round, **run.notes['measured'])
+    ),
   )
 
 
@@ -455,6 +536,16 @@ def _row(
   row.update(train_metrics)
   row['seconds_round'] = seconds
   return row
+
+
+def _of_aggregator(metrics: Mapping[str, Any]) -> dict[str, float]:
+  """What the aggregator measured, by its own names."""
+  prefix = 'aggregator/'
+  return {
+    name.removeprefix(prefix): float(value)
+    for name, value in metrics.items()
+    if name.startswith(prefix)
+  }
 
 
 def _validate(

@@ -40,6 +40,9 @@ class CohortSampler:
     poisson: Whether each client is asked with the probability
       `clients_per_round` / population, on its own. Then the size of a cohort
       differs from round to round, and may be zero.
+    rounds_per_tree: If given, nobody is asked twice within so many rounds, of
+      which the first ones, the next ones and so on go together. Tree
+      aggregation (DP-FTRL) counts on that.
   """
 
   client_ids: Sequence[str]
@@ -48,6 +51,7 @@ class CohortSampler:
   oversample: float = 1.0
   dropout_rate: float = 0.0
   poisson: bool = False
+  rounds_per_tree: int | None = None
 
   def __post_init__(self) -> None:
     """Checks the numbers against the population."""
@@ -72,7 +76,13 @@ class CohortSampler:
         'is joined, so nobody is asked in reserve. Leave it at 1, or give a '
         'larger clients_per_round.'
       )
-    if self.num_asked > len(self.client_ids):
+    if self.num_asked * (self.rounds_per_tree or 1) > len(self.client_ids):
+      if self.rounds_per_tree:
+        raise SamplingError(
+          f'{self.rounds_per_tree} rounds of {self.num_asked} clients without '
+          'anybody twice need more than the population of '
+          f'{len(self.client_ids)}. Lower one of them.'
+        )
       raise SamplingError(
         f'A round asks {self.num_asked} clients (clients_per_round='
         f'{self.clients_per_round}, oversample={self.oversample}) but the '
@@ -93,14 +103,25 @@ class CohortSampler:
     Args:
       round_number: The number of the round.
     """
-    seed = random_bits.derive(self.seed, 'cohort', round_number)
-    generator = np.random.Generator(np.random.PCG64(seed.view(np.uint32)))
     population, size = len(self.client_ids), self.num_asked
+    if self.rounds_per_tree:
+      tree, number = divmod(round_number - 1, self.rounds_per_tree)
+      order = self._generator('tree', tree).permutation(population)
+      return self._joined(order[number * size :][:size], round_number)
+    generator = self._generator('cohort', round_number)
     if self.poisson:
       # So many independent draws succeed; given their number, all sets of
       # clients are as likely.
       size = generator.binomial(population, size / population)
     places = generator.choice(population, size, replace=False, shuffle=True)
+    return self._joined(places, round_number)
+
+  def _generator(self, purpose: str, number: int) -> np.random.Generator:
+    seed = random_bits.derive(self.seed, purpose, number)
+    return np.random.Generator(np.random.PCG64(seed.view(np.uint32)))
+
+  def _joined(self, places: np.ndarray, round_number: int) -> list[str]:
+    """Who of those that were asked is joined."""
     asked = [self.client_ids[place] for place in places.tolist()]
     if self.dropout_rate:
       asked = [c for c in asked if self._answers(c, round_number)]

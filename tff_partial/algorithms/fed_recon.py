@@ -11,6 +11,8 @@ query set unused; TFF's own `build_fed_recon` counts the examples of the steps
 that it took. Otherwise the two give the same weights.
 """
 
+from typing import Unpack
+
 from tff_partial import evaluation
 from tff_partial import models
 from tff_partial import splits
@@ -18,9 +20,8 @@ from tff_partial.client_state import forget
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.processes import AggregationFactory
-from tff_partial.processes import ClientWeighting
 from tff_partial.processes import compose
+from tff_partial.processes import Joining
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
@@ -36,11 +37,9 @@ def build_fed_recon(
   update_optimizer: Optimizer | None = None,
   update_epochs: int = 1,
   update_steps: int | None = None,
-  batch_size: int = 20,
+  batch_size: int | None = 20,
   joint: bool = False,
-  aggregator: AggregationFactory | None = None,
-  server_optimizer: Optimizer | None = None,
-  client_weighting: ClientWeighting = ClientWeighting.NUM_EXAMPLES,
+  **joining: Unpack[Joining],
 ) -> PartialProcess:
   """Clients rebuild local weights, freeze them, and teach the global ones.
 
@@ -53,12 +52,11 @@ def build_fed_recon(
     update_optimizer: Trains global weights; SGD with rate 0.1.
     update_epochs: Passes over the query set, at most.
     update_steps: Steps of the update, at most.
-    batch_size: Examples a step.
+    batch_size: Examples a step; None for all.
     joint: Whether the update trains the local weights too, together with the
       global ones.
-    aggregator: How updates are joined; the mean, weighted by `|D_q|`.
-    server_optimizer: Takes the mean update for a gradient; SGD with rate 1.
-    client_weighting: By the number of query examples, or every client alike.
+    **joining: How the server joins updates, as for `compose`; their mean,
+      weighted by `|D_q|`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -86,9 +84,7 @@ def build_fed_recon(
         measured=True,
       ),
     ],
-    aggregator=aggregator,
-    server_optimizer=server_optimizer,
-    client_weighting=client_weighting,
+    **joining,
   )
 
 
@@ -99,7 +95,7 @@ def build_fed_recon_eval(
   reconstruction_optimizer: Optimizer | None = None,
   reconstruction_epochs: int = 1,
   reconstruction_steps: int | None = None,
-  batch_size: int = 20,
+  batch_size: int | None = 20,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Clients rebuild local weights, and are measured with them.
@@ -113,7 +109,7 @@ def build_fed_recon_eval(
     reconstruction_optimizer: Rebuilds local weights; SGD with rate 0.1.
     reconstruction_epochs: Passes over the support set, at most.
     reconstruction_steps: Steps of reconstruction, at most; 0 for none.
-    batch_size: Examples a step of reconstruction.
+    batch_size: Examples a step of reconstruction; None for all.
     measure_batch_size: Examples measured at a time; changes no result.
   """
   return evaluation.build_query_evaluation(

@@ -32,7 +32,7 @@ def build_furl(
   *,
   optimizer: Optimizer | None = None,
   local_optimizer: Optimizer | None = None,
-  batch_size: int = 20,
+  batch_size: int | None = 20,
   epochs: int = 1,
   max_steps: int | None = None,
   shuffle: bool = False,
@@ -49,7 +49,7 @@ def build_furl(
     model: The model; its local variables are the private parameters.
     optimizer: Trains the federated parameters; SGD with rate 0.1.
     local_optimizer: Trains the private ones; by default like the others.
-    batch_size: Examples a step.
+    batch_size: Examples a step; None for all.
     epochs: Passes over the examples, at most.
     max_steps: Steps, at most.
     shuffle: Whether each epoch takes the examples in a new order.

@@ -1,0 +1,278 @@
+"""Private runs: drawn as planned, counted each round, resumed as they were."""
+
+import json
+import math
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import small_runs
+from tests.commands import repeatable_rows
+import tff_partial
+from tff_partial import clippings
+from tff_partial import phases
+from tff_partial import privacy
+from tff_partial import privacy_plans
+from tff_partial import processes
+from tff_partial import programs
+from tff_partial import sampling
+
+_CLIENTS = 12
+_SETTINGS: dict[str, Any] = {'clients_per_round': 2}
+
+
+def _plan(**changed: Any) -> privacy_plans.PrivacyPlan:
+  return privacy_plans.plan(
+    clippings.AdaptiveClip(0.1, count_stddev=2.0),
+    **{
+      'noise_multiplier': 1.0,
+      'delta': 1e-3,
+      'population': _CLIENTS,
+      'rounds': small_runs.ROUNDS,
+      **_SETTINGS,
+      **changed,
+    },
+  )
+
+
+def _world(**averaging: Any) -> small_runs.World:
+  model = small_runs.build_model()
+  reconstruction: dict[str, Any] = {
+    'reconstruction_steps': 2,
+    'reconstruction_optimizer': phases.sgd(0.3),
+  }
+  return small_runs.World(
+    tff_partial.algorithms.build_fed_recon(
+      model,
+      update_optimizer=phases.sgd(0.5),
+      client_weighting=processes.ClientWeighting.UNIFORM,
+      **reconstruction,
+      **averaging,
+    ),
+    tff_partial.algorithms.build_fed_recon_eval(model, **reconstruction),
+  )
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _cohort_runtime():
+  with tff_partial.runtimes.cohort(jit=False):
+    yield
+
+
+@pytest.fixture(scope='module', name='world')
+def fixture_world():
+  """A process whose noise the operating system draws."""
+  return _world(aggregator=_plan().mean())
+
+
+@pytest.fixture(scope='module', name='simulated')
+def fixture_simulated():
+  """One whose noise anybody can draw again."""
+  return _world(aggregator=_plan().mean(noise_seed=3))
+
+
+def _ledger(**changed: Any) -> privacy_plans.PrivacyLedger:
+  simulation = changed.pop('simulation', False)
+  return privacy_plans.PrivacyLedger(_plan(**changed), simulation=simulation)
+
+
+def _train(world: small_runs.World, **settings: Any) -> programs.TrainingResult:
+  return world.train(**{'privacy': _ledger(), **_SETTINGS, **settings})
+
+
+# ---- cohorts -----------------------------------------------------------------
+
+
+def test_a_simulation_draws_poisson_cohorts_by_its_seed(simulated):
+  ledger = _ledger(simulation=True)
+  clients = small_runs.Spy(simulated.clients)
+  result = _train(simulated, privacy=ledger, clients=clients, seed=5)
+  sampler = sampling.CohortSampler(
+    simulated.clients.client_ids, 2, 5, poisson=True
+  )
+  rounds = range(1, small_runs.ROUNDS + 1)
+  assert clients.cohorts == [tuple(sampler.cohort(n)) for n in rounds]
+  assert len({len(cohort) for cohort in clients.cohorts}) > 2
+  again = _train(simulated, privacy=ledger, seed=5)
+  small_runs.assert_same(result, again)
+
+
+def test_nobody_knows_the_cohorts_of_a_private_run(world):
+  spies = [small_runs.Spy(world.clients) for _ in range(2)]
+  for spy in spies:
+    _train(world, clients=spy)
+  assert spies[0].cohorts != spies[1].cohorts
+
+
+def test_a_round_without_clients_has_noise_like_others(simulated):
+  ids = simulated.clients.client_ids
+
+  def is_empty(seed: int) -> bool:
+    return not sampling.CohortSampler(ids, 2, seed, poisson=True).cohort(1)
+
+  seed = next(seed for seed in range(1000) if is_empty(seed))
+  result = _train(
+    simulated, privacy=_ledger(simulation=True), rounds=1, seed=seed
+  )
+  first = simulated.process.get_model_weights(simulated.process.initialize())
+  assert small_runs.flat(result.weights) != small_runs.flat(first)
+  assert result.train['num_clients'] == 0
+  assert not result.diverged
+
+
+def test_nobody_is_drawn_twice_within_a_tree():
+  ids = [str(number) for number in range(23)]
+  sampler = sampling.CohortSampler(ids, 4, 0, rounds_per_tree=5)
+  trees = [
+    [
+      client
+      for number in range(5)
+      for client in sampler.cohort(tree * 5 + number + 1)
+    ]
+    for tree in range(3)
+  ]
+  for drawn in trees:
+    assert len(set(drawn)) == len(drawn) == 20
+  assert trees[0] != trees[1] != trees[2]
+  with pytest.raises(sampling.SamplingError, match='6 rounds of 4 clients'):
+    sampling.CohortSampler(ids, 4, 0, rounds_per_tree=6)
+
+
+# ---- what a run says ---------------------------------------------------------
+
+
+def test_each_round_and_the_result_say_what_is_spent(simulated, tmp_path):
+  ledger = _ledger(simulation=True)
+  result = _train(simulated, privacy=ledger, output_dir=tmp_path)
+  rows = repeatable_rows(tmp_path)
+  spent = [float(row['privacy/epsilon']) for row in rows]
+  assert spent == [ledger.epsilon(number) for number in range(1, 8)]
+  assert spent == sorted(spent) and spent[-1] == ledger.plan.epsilon
+  last = rows[-1]
+  assert float(last['privacy/delta']) == 1e-3
+  assert float(last['privacy/noise_multiplier']) == 1.0
+  for name in ('clip', 'noise_stddev', 'share_clipped', 'signal_to_noise'):
+    assert result.privacy[name] == float(last[f'aggregator/{name}'])
+  assert result.privacy['epsilon'] == spent[-1]
+  assert result.privacy['simulation'] is True
+  assert result.privacy['sampling'] == 'poisson'
+  # The same from the checkpoint, when nothing is left to do.
+  again = _train(simulated, privacy=ledger, output_dir=tmp_path)
+  assert again.privacy == result.privacy
+
+
+def test_without_a_ledger_nothing_is_said(simulated):
+  assert _train(simulated, privacy=None, rounds=1).privacy is None
+
+
+# ---- a run that is killed goes on --------------------------------------------
+
+
+def test_a_private_run_goes_on_with_the_same_secrets(world, tmp_path):
+  first, other = tmp_path / 'first', tmp_path / 'other'
+
+  def killed_at(folder: Any, number: int) -> None:
+    with pytest.raises(small_runs.Killed):
+      _train(
+        world,
+        output_dir=folder,
+        clients=small_runs.Spy(world.clients, number),
+      )
+
+  # Two rounds are released, long before the first checkpoint is due.
+  killed_at(first, 3)
+  released = repeatable_rows(first)
+  assert len(released) == 2
+  shutil.copytree(first, other)
+  result = _train(world, output_dir=first)
+  killed_at(other, 5)
+  small_runs.assert_same(_train(world, output_dir=other), result)
+  rows = repeatable_rows(first)
+  assert rows == repeatable_rows(other)
+  # What was released once is released again, and no more.
+  assert len(rows) == small_runs.ROUNDS
+  for before, after in zip(released, rows, strict=False):
+    assert {name: after[name] for name in before} == before
+
+
+def test_secrets_are_in_checkpoints_only(world, tmp_path, monkeypatch):
+  secret = 123456789012345678901234567890123456789
+  monkeypatch.setattr(programs.secrets, 'randbits', lambda bits: secret)
+  result = _train(world, output_dir=tmp_path, rounds=2)
+  assert str(secret) not in json.dumps(result.privacy)
+  holding = {
+    path.relative_to(tmp_path).parts[0]
+    for path in tmp_path.rglob('*')
+    if path.is_file() and str(secret).encode() in path.read_bytes()
+  }
+  assert holding == {'checkpoints'}
+
+
+def test_a_run_does_not_go_on_with_other_noise(world, tmp_path):
+  _train(world, output_dir=tmp_path, rounds=2)
+  for changed in ({'noise_multiplier': 0.9}, {'delta': 1e-4}):
+    with pytest.raises(programs.ProgramError, match='was begun with'):
+      _train(world, output_dir=tmp_path, privacy=_ledger(**changed))
+  with pytest.raises(programs.ProgramError, match='now None'):
+    _train(world, output_dir=tmp_path, privacy=None)
+  # More rounds with the same noise are counted as what they are.
+  longer = _train(
+    world, output_dir=tmp_path, privacy=_ledger(rounds=3), rounds=9
+  )
+  assert longer.privacy['epsilon'] == _ledger(rounds=3).epsilon(9)
+
+
+@pytest.mark.parametrize(
+  ('planned', 'settings'),
+  [
+    ({'clients_per_round': 3}, {}),
+    ({'population': 13}, {}),
+    ({}, {'clients_per_round': 3}),
+  ],
+)
+def test_what_was_not_planned_is_refused(world, planned, settings):
+  with pytest.raises(programs.ProgramError, match='Plan what is done'):
+    _train(world, privacy=_ledger(**planned), **settings)
+
+
+def test_a_simulation_may_pretend_that_there_are_more(simulated):
+  ledger = _ledger(population=500, simulation=True)
+  result = _train(simulated, privacy=ledger, rounds=2)
+  assert result.privacy['population'] == 500
+  assert result.privacy['epsilon'] < _ledger().epsilon(2)
+
+
+# ---- local noise -------------------------------------------------------------
+
+
+def test_each_client_adds_noise_of_its_own_before_it_sends():
+  # Updates of nothing but noise: nobody has learned anything at rate zero.
+  clip, noise = 0.5, 2.0
+  model = small_runs.build_model()
+  process = tff_partial.algorithms.build_fed_recon(
+    model,
+    update_optimizer=phases.sgd(0.0),
+    client_weighting=processes.ClientWeighting.UNIFORM,
+    before_sending=privacy.local_noise_of(clip, noise, 7),
+  )
+  clients = small_runs.pack(process.example_spec, 'train', 50)
+  moves = []
+  for number in range(20):
+    seeds = sampling.client_seeds(clients.client_ids, 0, number)
+    state = process.initialize()
+    after = process.next(
+      state, [{}] * 50, clients.cohort(clients.client_ids, seeds)
+    ).state
+    before, after = (
+      np.frombuffer(
+        b''.join(small_runs.flat(process.get_model_weights(s))), np.float32
+      )
+      for s in (state, after)
+    )
+    moves.append(after - before)
+  # The mean of 50 clients' noise; 280 numbers tell its size to 5 %.
+  expected = clip * noise / math.sqrt(50)
+  assert np.std(moves) == pytest.approx(expected, rel=4 / math.sqrt(2 * 280))
+  assert abs(np.mean(moves)) < 4 * expected / math.sqrt(280)

@@ -1,0 +1,86 @@
+"""The recipes of the document task, on invented comments and tiny models."""
+
+from collections.abc import Iterator
+import contextlib
+import os
+
+from absl import flags
+from absl.testing import flagsaver
+import pandas as pd
+import pytest
+
+from tasks import algorithms
+from tasks import runs
+from tests import commands
+
+# (algorithm, clients a round, whether clients remember, whose vector goes in).
+_RECIPES = {
+  'subreddit_furl': ('furl', 32, True),
+  'subreddit_global_fl': ('fed_avg', 32, False),
+  'subreddit_personalized_server': ('centralized', 1, False),
+  'subreddit_global_server': ('centralized', 1, False),
+}
+_TINY = (
+  '--data=synthetic',
+  '--max_chars=48',
+  '--ngram_lengths=3',
+  '--ngram_buckets=50',
+  '--char_embedding=4',
+  '--lstm_units=4',
+  '--user_embedding=5',
+)
+
+
+@contextlib.contextmanager
+def _built(recipe: str) -> Iterator[algorithms.Trainable]:
+  """What a recipe's flags build."""
+  run = runs.run_flags()
+  path = commands.ROOT / 'tasks' / 'recipes' / f'{recipe}.flags'
+  before = os.getcwd()
+  os.chdir(commands.ROOT)  # Recipes name each other from there.
+  with flagsaver.flagsaver():
+    try:
+      flags.FLAGS(['train', f'--flagfile={path}', *_TINY])
+      yield run.trainable(run.task())
+    finally:
+      os.chdir(before)
+
+
+@pytest.mark.parametrize('recipe', _RECIPES)
+def test_recipes_build_what_they_are_named_after(recipe):
+  algorithm, clients_per_round, remembers = _RECIPES[recipe]
+  with _built(recipe) as trainable:
+    assert flags.FLAGS.algorithm == algorithm
+    assert trainable.clients_per_round == clients_per_round
+    assert trainable.process.is_stateless is not remembers
+    # What is private is in no type of the server.
+    state = trainable.process.initialize.type_signature.result.member
+    assert ('user_embedding' in str(state)) is (
+      recipe == 'subreddit_personalized_server'
+    )
+    kept = trainable.process.initialize_client.type_signature.result
+    assert ('user_embedding' in str(kept)) is remembers
+
+
+def test_a_map_shows_the_users_of_a_run(tmp_path):
+  """A run's vectors are written, drawn, and drawn beside another run's."""
+  recipes = commands.ROOT / 'tasks' / 'recipes'
+  furl = f'--flagfile={recipes / "subreddit_furl.flags"}'
+  table = ('--algorithm=centralized', '--user_form=table')
+  alone = (*table, '--user_form=nobody')
+  short = ('--rounds=2', '--evaluate_every=2', '--update_steps=2')
+  maps = {}
+  for name, form in {'federated': (), 'server': table, 'alone': alone}.items():
+    folder = f'--output_dir={tmp_path / name}'
+    outcome = commands.run_here('train', furl, *_TINY, *form, *short, folder)
+    assert outcome.status == 0, outcome
+    beside = [f'--beside={tmp_path / "federated"}'] if name == 'server' else []
+    maps[name] = commands.run_here('subreddit_map', folder, *beside)
+  assert maps['federated'].output.startswith('federated: silhouette ')
+  shown = maps['server'].output.splitlines()
+  assert [line.split(':')[0] for line in shown[:2]] == ['server', 'federated']
+  assert maps['alone'].status == 1
+  assert 'does not know who writes' in maps['alone'].errors
+  frame = pd.read_csv(tmp_path / 'server' / 'user_map.csv')
+  assert frame.shape == (60, 2 + 5)
+  assert (tmp_path / 'server' / 'user_map.png').stat().st_size > 10_000
