@@ -185,12 +185,14 @@ class Program:
     return not self.alive()
 
 
-def wait_for_rounds(table: pathlib.Path, number: int) -> None:
-  """Waits until so many rounds are in a table of metrics."""
+def wait_for_rounds(table: pathlib.Path, number: int, program: Program) -> None:
+  """Waits until a program has so many rounds in its table of metrics."""
   patience = time.monotonic() + 600
   # The first line is the header.
   while not table.exists() or table.read_bytes().count(b'\n') <= number:
     assert time.monotonic() < patience, f'{table} never had {number} rounds.'
+    if program.process.poll() is not None:
+      raise AssertionError(f'Ended before: {program.finish()}')
     time.sleep(0.01)
 
 

@@ -40,6 +40,7 @@ class Row:
     local: Whether it is for models with local variables.
     personal: Whether its clients end with a model of their own.
     exact: Whether padding changes no bit; if not, it changes rounding.
+    grouped: Whether it is for models with groups.
   """
 
   name: str
@@ -49,6 +50,14 @@ class Row:
   local: bool = False
   personal: bool = False
   exact: bool = True
+  grouped: bool = False
+
+  @property
+  def form(self) -> str:
+    """The model that it is for."""
+    if self.grouped:
+      return 'grouped'
+    return 'partly local' if self.local else 'global'
 
   def build(
     self, model: models.PartialModel, **options: Any
@@ -109,6 +118,29 @@ ROWS = [
     local_optimizer=sgd(0.05),
     epochs=5,
     shuffle=True,
+  ),
+  Row(
+    'fed_embed',
+    {
+      'parts': planted.HEADS,
+      'assignment': planted.OF_FIRST_ITEM,
+      'training': Phase(
+        optimizer={tiers.GLOBAL: sgd(0.03), tiers.LOCAL: sgd(0.05)},
+        batch_size=5,
+        epochs=5,
+        shuffle=True,
+      ),
+      'server_optimizer': optimizers.build_adam(0.1),
+    },
+    algorithms.build_fed_embed_eval,
+    {
+      'parts': planted.HEADS,
+      'assignment': planted.OF_FIRST_ITEM,
+      'split': splits.same(),
+    },
+    local=True,
+    personal=True,
+    grouped=True,
   ),
   _partly_local(
     'fed_rep',
@@ -174,11 +206,12 @@ def fixture_runtime():
 
 
 @pytest.fixture(scope='module', name='model_of')
-def fixture_model_of() -> dict[bool, models.PartialModel]:
-  """The same model with and without local variables."""
+def fixture_model_of() -> dict[str, models.PartialModel]:
+  """The same model with and without local variables, and one with groups."""
   return {
-    True: planted.factorization(planted.build_tastes),
-    False: planted.factorization(planted.build_tastes, local=None),
+    'partly local': planted.factorization(planted.build_tastes),
+    'global': planted.factorization(planted.build_tastes, local=None),
+    'grouped': planted.heads(),
   }
 
 
@@ -191,16 +224,16 @@ def fixture_row(request) -> Row:
 
 @pytest.fixture(scope='module', name='process')
 def fixture_process(row, model_of) -> processes.PartialProcess:
-  return row.build(model_of[row.local])
+  return row.build(model_of[row.form])
 
 
 @pytest.fixture(scope='module', name='measuring')
 def fixture_measuring(row, model_of) -> evaluation.Evaluation:
-  return row.measure(model_of[row.local], **row.measuring)
+  return row.measure(model_of[row.form], **row.measuring)
 
 
-# The sentence of another row under another name, as baselines_test.py proves,
-# or no sentence at all.
+# The sentence of another row under another name, as baselines_test.py and
+# fed_embed_test.py prove, or no sentence at all.
 EXEMPT = {
   'build_centralized': 'FedAvg of one client',
   'build_fed_alt': 'FedRep',
@@ -213,6 +246,8 @@ EXEMPT = {
   'build_fine_tuning_eval': 'measures what others train',
   'build_lg_fed_avg': 'FURL',
   'build_lg_fed_avg_eval': 'FURL',
+  'build_p_fed_km': 'FedEmbed, with gradients in place of embeddings',
+  'build_p_fed_km_eval': 'FedEmbed',
 }
 
 
@@ -498,6 +533,8 @@ def test_tastes_are_learned_where_there_is_a_model_for_each(
 
 
 def test_a_model_with_groups_is_refused_by_who_has_none(row):
+  if row.grouped:
+    pytest.skip('It has groups.')
   local = 'user' if row.local else None
   model = planted.factorization(
     planted.build_tastes, local=local, group='items', num_groups=2
@@ -516,4 +553,4 @@ def test_a_model_with_local_weights_is_refused_by_who_trains_none(
     match=r"local variables, \['user/kernel'\], which no phase trains. Build "
     'it without `local`, or',
   ):
-    row.build(model_of[True])
+    row.build(model_of['partly local'])

@@ -72,9 +72,12 @@ def build_heads() -> tf.keras.Model:
   item = tf.keras.Input([], dtype=tf.int32)
   vectors = tf.keras.layers.Embedding(NUM_ITEMS, NUM_FACTORS, name='items')
   noisy = tf.keras.layers.Dropout(0.1)(vectors(item))
-  own = layers.PrivateVector(LOCAL_SIZE, initializer='ones', name='user')(item)
-  tastes = tf.keras.layers.Dense(NUM_FACTORS, use_bias=False, name='tastes')
-  joined = tf.keras.layers.Multiply()([noisy, tastes(own)])
+  own = layers.PrivateVector(
+    LOCAL_SIZE, initializer='random_normal', name='user'
+  )(item)
+  # No weight at the server has the size of what must not be there.
+  taste = tf.reshape(tf.pad(own, [[0, 0], [0, 3]]), [-1, 4, NUM_FACTORS])
+  joined = noisy * (1.0 + tf.reduce_sum(taste, 1))
   outputs = {
     name: tf.keras.layers.Dense(1, name=name)(joined)[:, 0]
     for name in ('head', 'global_head')

@@ -289,7 +289,7 @@ def test_sigkill_at_random_moments_changes_nothing(world, tmp_path):
   for _ in range(5):
     rows = table.read_bytes().count(b'\n') if table.exists() else 0
     with commands.started([sys.executable, '-c', code, str(folder)]) as program:
-      commands.wait_for_rounds(table, rows + 1)
+      commands.wait_for_rounds(table, rows + 1, program)
       time.sleep(random.uniform(0.0, 2.0))
       program.process.kill()
       program.finish()
