@@ -371,7 +371,7 @@ def fixture_ended(tmp_path_factory):
         command = ['sh', '-c', '"$@" | tail -1', 'sh', *command]
       started[name] = stack.enter_context(commands.started(command))
     for name in ('SIGINT', 'SIGTERM'):
-      commands.wait_for_rounds(folder / name / 'metrics.csv', 4, program)
+      commands.wait_for_rounds(folder / name / 'metrics.csv', 4, started[name])
       started[name].process.send_signal(signal.Signals[name])
     outcomes = {name: program.finish() for name, program in started.items()}
     left = {name: p.alive() for name, p in started.items() if not p.all_ended()}
