@@ -405,10 +405,16 @@ class Trainable:
     algorithm, user = self._algorithm, self._user
     if user == tasks_lib.TABLE and not examinees.seen:
       algorithm, user = ALGORITHMS['fed_recon'], tasks_lib.OWN
-    is_at_home = examinees.seen and not algorithm.always_personalises
+    is_at_home = (
+      examinees.seen
+      and not algorithm.always_personalises
+      and not FLAGS.personalise_seen
+    )
     measuring: Measuring = {}
     if examinees.split is not None:
       measuring['split'] = examinees.split
+    elif examinees.seen and algorithm.own is not None and not is_at_home:
+      measuring['split'] = splits.by_mark()  # Their past, and what is measured.
     if algorithm.own is not None and not is_at_home:
       measuring['personalise'] = self._training.personalising(
         algorithm.own(self._training)

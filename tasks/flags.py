@@ -71,8 +71,11 @@ class OptimizerFlags:
       lower_bound=0.0,
     )
 
-  def get(self) -> phases.Optimizer:
+  def get(self, learning_rate: float | None = None) -> phases.Optimizer:
     """Returns the optimizer.
+
+    Args:
+      learning_rate: Another than that of the flag.
 
     Raises:
       OptionError: If a flag is set that the optimizer does not have.
@@ -95,8 +98,9 @@ class OptimizerFlags:
           'choose an adaptive optimizer.'
         )
       extra['epsilon'] = epsilon
-    rate = FLAGS[f'{self._name}_learning_rate'].value
-    return _OPTIMIZERS[kind](learning_rate=rate, **extra)
+    if learning_rate is None:
+      learning_rate = FLAGS[f'{self._name}_learning_rate'].value
+    return _OPTIMIZERS[kind](learning_rate=learning_rate, **extra)
 
 
 class SplitFlags:

@@ -37,6 +37,9 @@ from tff_partial import splits
 
 NAME, STICKER = 'subreddit', 'sticker'
 
+# Of documents to be measured, for `splits.by_mark`.
+_MARK = 'is_query'
+
 # Under which name the result of all test documents is reported.
 SEEN = 'seen'
 
@@ -253,32 +256,47 @@ class DocumentTask:
     Args:
       part: One of those of `subreddit_parts`.
       example_spec: What an example consists of. Its inputs are those of one of
-        the task's models; it may ask for the field `time`.
+        the task's models. It may ask for the field `time`, and for the mark
+        `is_query`: then authors come with their training documents, too.
 
     Raises:
       OptionError: If there is no such part.
       DataError: If the part has no documents.
     """
     authors = self.parts.by_author(self.parts[part])
+    past: dict[int, np.ndarray] = {}
+    if _MARK in example_spec:
+      past = {
+        int(self.documents.author[own[0]]): own
+        for own in self.parts.by_author(self.parts[TRAIN])
+      }
     if not authors:
       raise DataError(
         f'{self.name}: the part {part!r} has no documents. Give more data, or '
         'hold out more authors for the parts of new ones.'
       )
-    return tff_partial.pack(
-      {
-        self.documents.authors[self.documents.author[own[0]]]: self._fields(
-          own, example_spec
-        )
-        for own in authors
-      },
-      example_spec,
-    )
+    clients = {}
+    for own in authors:
+      author = int(self.documents.author[own[0]])
+      before = past.get(author, own[:0])
+      clients[self.documents.authors[author]] = self._fields(
+        np.concatenate([before, own]), len(before), example_spec
+      )
+    return tff_partial.pack(clients, example_spec)
 
   def _fields(
-    self, rows: np.ndarray, example_spec: examples.ExampleSpec
+    self,
+    rows: np.ndarray,
+    num_past: int,
+    example_spec: examples.ExampleSpec,
   ) -> dict[str, Any]:
-    """The fields of some documents, as far as they are wanted."""
+    """The fields of some documents, as far as they are wanted.
+
+    Args:
+      rows: The places of the documents.
+      num_past: How many of them, the first, are there to personalise on.
+      example_spec: What is wanted.
+    """
     x: Any = self._texts[rows]
     if isinstance(example_spec['x'], Mapping):
       x = {
@@ -288,6 +306,9 @@ class DocumentTask:
     fields = {'x': x, 'y': self.documents.label[rows]}
     if 'time' in example_spec:
       fields['time'] = self.documents.time[rows]
+    if _MARK in example_spec:
+      is_query = np.arange(len(rows)) >= num_past
+      fields[_MARK] = is_query.astype(np.int32)
     return fields
 
   @property

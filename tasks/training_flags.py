@@ -84,6 +84,24 @@ class TrainingFlags:
       'Steps of reconstruction when measuring, if not as in training.',
       lower_bound=-1,
     )
+    flags.DEFINE_integer(
+      'evaluation_reconstruction_epochs',
+      None,
+      'Passes of reconstruction when measuring, if not as in training.',
+      lower_bound=1,
+    )
+    flags.DEFINE_float(
+      'evaluation_reconstruction_learning_rate',
+      None,
+      'Learning rate of reconstruction when measuring, if not as in training.',
+      lower_bound=0.0,
+    )
+    flags.DEFINE_bool(
+      'personalise_seen',
+      False,
+      'Have clients who took part train what is their own, from what they '
+      'remember, on what they trained with before they are measured.',
+    )
     flags.DEFINE_bool(
       'joint',
       False,
@@ -151,9 +169,16 @@ class TrainingFlags:
   def personalising(self, phase: phases.Phase) -> phases.Phase:
     """How clients train what is their own before they are measured."""
     steps = FLAGS.evaluation_reconstruction_steps
-    if steps is None:
-      return phase
-    return dataclasses.replace(phase, max_steps=_limit(steps))
+    epochs = FLAGS.evaluation_reconstruction_epochs
+    rate = FLAGS.evaluation_reconstruction_learning_rate
+    changes: dict[str, Any] = {}
+    if steps is not None:
+      changes['max_steps'] = _limit(steps)
+    if epochs is not None:
+      changes['epochs'] = epochs
+    if rate is not None:
+      changes['optimizer'] = self.reconstruction.get(rate)
+    return dataclasses.replace(phase, **changes)
 
   def planned_for(self, population: int) -> Self:
     """The same for a run on so many clients, with a ledger if it is private.

@@ -320,7 +320,7 @@ def test_recipes_are_for_flags_that_exist(path):
   runs.run_flags()
   with flagsaver.flagsaver():
     flags.FLAGS(['train', f'--flagfile={path}'])
-    assert flags.FLAGS.task == path.stem.split('_')[0] or path.stem == 'demo'
+    assert path.stem.startswith(f'{flags.FLAGS.task}_') or path.stem == 'demo'
     for task, algorithm in (('movielens', 'fed_recon'),):
       if path.stem.startswith(f'{task}_{algorithm}'):
         assert flags.FLAGS.algorithm == algorithm
