@@ -8,6 +8,7 @@ from absl import flags
 from absl.testing import flagsaver
 import pandas as pd
 import pytest
+import tensorflow as tf
 
 from tasks import algorithms
 from tasks import runs
@@ -84,3 +85,22 @@ def test_a_map_shows_the_users_of_a_run(tmp_path):
   frame = pd.read_csv(tmp_path / 'server' / 'user_map.csv')
   assert frame.shape == (60, 2 + 5)
   assert (tmp_path / 'server' / 'user_map.png').stat().st_size > 10_000
+
+
+def test_users_train_their_vectors_again_before_they_are_measured():
+  with _built('subreddit_furl') as trainable:
+    task = trainable._task
+    for who in [task.validation, task.tests['seen']]:
+      # On their training comments, and from what they remember.
+      assert 'is_query' in trainable.evaluation(who).example_spec
+      assert trainable.remembers(who)
+    with flagsaver.flagsaver(
+      evaluation_reconstruction_epochs=4,
+      evaluation_reconstruction_learning_rate=0.25,
+      evaluation_reconstruction_steps=7,
+    ):
+      training = trainable._training
+      phase = training.personalising(training.own())
+  assert (phase.epochs, phase.max_steps) == (4, 7)
+  state = phase.optimizer.initialize(tf.TensorSpec([2]))
+  assert state['learning_rate'] == 0.25

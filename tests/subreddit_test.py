@@ -94,6 +94,18 @@ def test_examples_are_the_authors_comments(task):
   )
 
 
+def test_who_personalises_first_comes_with_its_training_comments(task):
+  spec = task.model.example_spec
+  marked = {**spec, 'is_query': tf.TensorSpec([], tf.int32)}
+  author = task.clients('test', spec).client_ids[0]
+  found = _client(task, 'test', author, marked)
+  past = found['is_query'] == 0
+  for part, mine in (('train', past), ('test', ~past)):
+    expected = _client(task, part, author, spec)
+    np.testing.assert_array_equal(found['x'][mine], expected['x'])
+    np.testing.assert_array_equal(found['y'][mine], expected['y'])
+
+
 def test_everybody_in_training_is_measured_and_nobody_new_trains(task):
   spec = task.model.example_spec
   train, test, new = (
