@@ -59,12 +59,7 @@ class TrainingFlags:
     )
     self.fed_embed = FedEmbedFlags()
     self.privacy = PrivacyFlags()
-    flags.DEFINE_integer(
-      'batch_size',
-      5,
-      "Examples of a step; 0 for all of a client's.",
-      lower_bound=0,
-    )
+    flags.DEFINE_integer('batch_size', 5, 'Examples of a step.', lower_bound=1)
     for phase, epochs in (('reconstruction', 5), ('update', 1)):
       flags.DEFINE_integer(
         f'{phase}_epochs',
@@ -135,7 +130,7 @@ class TrainingFlags:
   def _phase(self, name: str, **settings: Any) -> phases.Phase:
     return phases.Phase(
       optimizer=getattr(self, name).get(),
-      batch_size=FLAGS.batch_size or None,
+      batch_size=FLAGS.batch_size,
       epochs=FLAGS[f'{name}_epochs'].value,
       max_steps=_limit(FLAGS[f'{name}_steps'].value),
       shuffle=FLAGS.shuffle,
