@@ -17,6 +17,7 @@ from tasks import emnist_images
 from tasks import emnist_models
 from tasks import emnist_partitions
 from tasks.errors import OptionError
+from tasks.task import KnowsUsers
 from tasks.task import MeasuredByProtocol
 from tasks.task import PROTOCOLS
 from tasks.task import SEEN
@@ -91,7 +92,7 @@ class Options:
       )
 
 
-class Emnist(MeasuredByProtocol):
+class Emnist(MeasuredByProtocol, KnowsUsers):
   """Users as clients, their images as examples.
 
   Attributes:
@@ -104,6 +105,7 @@ class Emnist(MeasuredByProtocol):
   name = NAME
   selection_metric = 'accuracy'
   higher_is_better = True
+  attribute = 'most frequent label'
 
   def __init__(self, images: emnist_images.Images, options: Options, seed: int):
     """Divides the images.
@@ -180,7 +182,7 @@ class Emnist(MeasuredByProtocol):
 
   @property
   def attributes(self) -> dict[str, str]:
-    """Each user's most frequent label, for maps of users."""
+    """Each user's most frequent label."""
     return {
       user: str(np.bincount(self.images.labels[images]).argmax())
       for user, images in self._holdings.items()

@@ -24,6 +24,7 @@ from tasks import preferences
 from tasks.errors import OptionError
 from tasks.task import CLUSTERS
 from tasks.task import HEADS
+from tasks.task import KnowsUsers
 from tasks.task import MeasuredByProtocol
 from tasks.task import OWN_HEAD
 from tasks.task import SEEN
@@ -81,7 +82,7 @@ class Options:
       )
 
 
-class PreferenceTask(MeasuredByProtocol):
+class PreferenceTask(MeasuredByProtocol, KnowsUsers):
   """Users as clients, who like one kind of images each.
 
   Attributes:
@@ -96,6 +97,8 @@ class PreferenceTask(MeasuredByProtocol):
   selection_metric = 'f1'
   higher_is_better = True
   protocol = SEEN
+  attribute = 'what the user likes'
+  own_weights = preference_models.PERSONAL
 
   def __init__(
     self,

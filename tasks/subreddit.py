@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tasks import subreddit_data
 from tasks import subreddit_models
@@ -25,6 +26,7 @@ from tasks import text_encoding
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.task import Examinees
+from tasks.task import KnowsUsers
 from tasks.task import OWN
 from tasks.task import TEST
 from tasks.task import TRAIN
@@ -34,6 +36,7 @@ from tff_partial import examples
 from tff_partial import models
 from tff_partial import populations
 from tff_partial import splits
+from tff_partial.tiers import GLOBAL
 
 NAME, STICKER = 'subreddit', 'sticker'
 
@@ -121,7 +124,7 @@ class _Head(NamedTuple):
   without_text: Callable[..., dict[str, dict[str, float]]]
 
 
-class DocumentTask:
+class DocumentTask(KnowsUsers):
   """Authors as clients, their documents as examples.
 
   Attributes:
@@ -133,6 +136,7 @@ class DocumentTask:
   name: str
   selection_metric: str
   higher_is_better = True
+  own_weights = subreddit_models.LOCAL_WEIGHTS
 
   def __init__(
     self, documents: subreddit_data.Documents, options: Options, seed: int
@@ -284,6 +288,16 @@ class DocumentTask:
       )
     return tff_partial.pack(clients, example_spec)
 
+  def vectors_at_server(
+    self, weights: tff.learning.models.ModelWeights
+  ) -> dict[str, np.ndarray]:
+    """The rows of the table of all users, if the model has one."""
+    table = weights.trainable[GLOBAL].get(subreddit_models.TABLE_WEIGHTS)
+    if table is None:
+      return {}
+    rows = {author: row for row, author in enumerate(self.documents.authors)}
+    return {author: table[rows[author]] for author in self.attributes}
+
   def _fields(
     self,
     rows: np.ndarray,
@@ -321,9 +335,10 @@ class Subreddit(DocumentTask):
 
   name = NAME
   selection_metric = 'accuracy'
+  attribute = 'most used subreddit'
 
   @property
-  def author_attribute(self) -> dict[str, str]:
+  def attributes(self) -> dict[str, str]:
     """The subreddit that each author in training uses most there."""
     rows = self.parts[TRAIN]
     counts = subreddit_data.label_counts(self.documents, rows)
@@ -350,15 +365,16 @@ class Sticker(DocumentTask):
 
   name = STICKER
   selection_metric = 'auc'
+  attribute = 'share of clicks'
 
   @property
-  def author_attribute(self) -> dict[str, float]:
-    """The share of clicks of each user, in training."""
+  def attributes(self) -> dict[str, str]:
+    """The share of clicks of each user, in training, to one digit."""
     rows = self.parts[TRAIN]
     counts = subreddit_data.label_counts(self.documents, rows)
     return {
-      self.documents.authors[author]: float(
-        counts[author, 1] / counts[author].sum()
+      self.documents.authors[author]: (
+        f'{counts[author, 1] / counts[author].sum():.1f}'
       )
       for author in np.unique(self.documents.author[rows])
     }

@@ -28,6 +28,8 @@ from tff_partial import layers as our_layers
 # What belongs to one user, for `from_keras`; with a learned default what is
 # added to it, and without one everything.
 LOCAL_WEIGHTS = 'user_embedding/own'
+# Those of all users, in a table at the server.
+TABLE_WEIGHTS = 'user_embedding/embeddings'
 
 # The names of the inputs of the form `TABLE`.
 TEXT, USER = 'text', 'user'

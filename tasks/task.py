@@ -3,6 +3,9 @@
 import dataclasses
 from typing import Any, Protocol
 
+import numpy as np
+import tensorflow_federated as tff
+
 from tff_partial import examples
 from tff_partial import models
 from tff_partial import populations
@@ -70,6 +73,35 @@ class MeasuredByProtocol:
     if self.protocol == SEEN:
       return Examinees(part, True, splits.by_mark('is_query'))
     return Examinees(part, False)
+
+
+class KnowsUsers:
+  """A task that knows something of its users by which to tell them apart.
+
+  Attributes:
+    attribute: What it knows, such as 'most used subreddit'.
+    own_weights: Which of the weights that users remember are their vectors, as
+      a regular expression over names; '' for all.
+  """
+
+  attribute: str
+  own_weights = ''
+
+  @property
+  def attributes(self) -> dict[str, str]:
+    """What is known of each user in training."""
+    raise NotImplementedError
+
+  def vectors_at_server(
+    self, weights: tff.learning.models.ModelWeights
+  ) -> dict[str, np.ndarray]:
+    """The users' rows in a table at the server, if there is one.
+
+    Args:
+      weights: All that the server has.
+    """
+    del weights
+    return {}
 
 
 class Task(Protocol):

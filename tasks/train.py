@@ -68,16 +68,17 @@ def main() -> int | None:
         sys.stderr.isatty() if FLAGS.progress is None else FLAGS.progress
       ),
     )
-    last, best = (
-      {
+
+    def tested(weights: Any, remembered: Any) -> dict[str, Any]:
+      return {
         name: programs.evaluate(test, weights, FLAGS.seed, remembered)
         for name, test in tests.items()
       }
-      for weights, remembered in (
-        (trained.weights, trained.client_store),
-        (trained.best_weights, trained.best_client_store),
-      )
-    )
+
+    last = tested(trained.weights, trained.client_store)
+    best = last
+    if trained.best_round != trained.rounds:
+      best = tested(trained.best_weights, trained.best_client_store)
     result = runs.finite(
       {
         'task': FLAGS.task,

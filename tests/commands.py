@@ -25,8 +25,8 @@ import psutil
 from tasks import clients
 from tasks import evaluate
 from tasks import runs
-from tasks import subreddit_map
 from tasks import train
+from tasks import users
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -61,7 +61,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
   """Runs a binary in this process; an exception that it lets pass is raised.
 
   Args:
-    name: 'train', 'evaluate', 'clients' or 'subreddit_map'.
+    name: 'train', 'evaluate', 'clients' or 'users'.
     *arguments: The command line.
   """
   run: Callable[[], None] = {
@@ -70,9 +70,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
     'evaluate': lambda: runs.run_main(
       evaluate.main, evaluate.with_flags_of_the_run
     ),
-    'subreddit_map': lambda: runs.run_main(
-      subreddit_map.main, evaluate.with_flags_of_the_run
-    ),
+    'users': lambda: runs.run_main(users.main, evaluate.with_flags_of_the_run),
   }[name]
   output, errors = io.StringIO(), io.StringIO()
   before, verbosity = sys.argv, logging.get_verbosity()

@@ -6,7 +6,6 @@ import os
 
 from absl import flags
 from absl.testing import flagsaver
-import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -61,30 +60,6 @@ def test_recipes_build_what_they_are_named_after(recipe):
     )
     kept = trainable.process.initialize_client.type_signature.result
     assert ('user_embedding' in str(kept)) is remembers
-
-
-def test_a_map_shows_the_users_of_a_run(tmp_path):
-  """A run's vectors are written, drawn, and drawn beside another run's."""
-  recipes = commands.ROOT / 'tasks' / 'recipes'
-  furl = f'--flagfile={recipes / "subreddit_furl.flags"}'
-  table = ('--algorithm=centralized', '--user_form=table')
-  alone = (*table, '--user_form=nobody')
-  short = ('--rounds=2', '--evaluate_every=2', '--update_steps=2')
-  maps = {}
-  for name, form in {'federated': (), 'server': table, 'alone': alone}.items():
-    folder = f'--output_dir={tmp_path / name}'
-    outcome = commands.run_here('train', furl, *_TINY, *form, *short, folder)
-    assert outcome.status == 0, outcome
-    beside = [f'--beside={tmp_path / "federated"}'] if name == 'server' else []
-    maps[name] = commands.run_here('subreddit_map', folder, *beside)
-  assert maps['federated'].output.startswith('federated: silhouette ')
-  shown = maps['server'].output.splitlines()
-  assert [line.split(':')[0] for line in shown[:2]] == ['server', 'federated']
-  assert maps['alone'].status == 1
-  assert 'does not know who writes' in maps['alone'].errors
-  frame = pd.read_csv(tmp_path / 'server' / 'user_map.csv')
-  assert frame.shape == (60, 2 + 5)
-  assert (tmp_path / 'server' / 'user_map.png').stat().st_size > 10_000
 
 
 def test_users_train_their_vectors_again_before_they_are_measured():

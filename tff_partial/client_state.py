@@ -98,6 +98,10 @@ keep_local = Memory(
 )
 
 
+# Where a client's state has the group that it chose.
+GROUP = 'group'
+
+
 def remember_group(memory: Memory) -> Memory:
   """A client remembers also which group it chose; -1 if it never took part.
 
@@ -108,13 +112,13 @@ def remember_group(memory: Memory) -> Memory:
   """
   return memory._replace(
     first=lambda model, seed: collections.OrderedDict(
-      held=memory.first(model, seed), group=tf.constant(-1)
+      {'held': memory.first(model, seed), GROUP: tf.constant(-1)}
     ),
     recall=lambda model, remembered, received, seed: memory.recall(
       model, remembered['held'], received, seed
     ),
     keep=lambda worked: collections.OrderedDict(
-      held=memory.keep(worked), group=worked.group
+      {'held': memory.keep(worked), GROUP: worked.group}
     ),
   )
 

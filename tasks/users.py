@@ -1,0 +1,161 @@
+"""Draws what a run knows of its users: a map of them, and their groups.
+
+`python -m tasks.users --output_dir=OUT` reads the vector that each user of a
+trained run has: what it remembers, or its row in a table at the server. It
+writes into OUT
+
+- `users.csv`: every user, the attribute by which it is coloured (the subreddit
+  that it uses most, the digit that it likes), its group and its vector;
+- `user_map.png`: their map by t-SNE with its silhouette, as in Figure 5 of FURL
+  and Figure 4 of FedEmbed;
+- `user_groups.png`: how many users of each value are in each group, as in
+  Figures 3 and 5 of FedEmbed. Groups are those that users chose. Where none
+  chooses, k-means finds as many in the vectors as the attribute has values.
+  Groups are renamed so that as many users as possible agree.
+
+With `--beside=OTHER`, a run that was drawn already, both stand in the pictures.
+"""
+
+from collections.abc import Sequence
+import pathlib
+import re
+
+from absl import flags
+import numpy as np
+import pandas as pd
+from sklearn import cluster
+
+from tasks import evaluate
+from tasks import runs
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tff_partial import client_state
+from tff_partial import programs
+from tff_partial.analysis import confusion
+from tff_partial.analysis import embeddings
+
+FLAGS = flags.FLAGS
+_RUN = runs.run_flags()
+_FILE, _MAP, _GROUPS = 'users.csv', 'user_map.png', 'user_groups.png'
+_USER, _VALUE, _GROUP = 'user', 'attribute', 'group'
+
+flags.DEFINE_multi_string(
+  'beside', [], 'Folder of a run that is drawn, too; may be given repeatedly.'
+)
+
+
+def described(
+  task: tasks_lib.KnowsUsers, saved: programs.Saved, seed: int
+) -> pd.DataFrame:
+  """Describes the users who took part in training.
+
+  Args:
+    task: The task that was learned.
+    saved: What the run left.
+    seed: Decides the groups that k-means finds.
+
+  Returns:
+    A row for each user: its name, attribute, group, and vector.
+
+  Raises:
+    OptionError: If users have nothing of their own.
+  """
+  attributes = task.attributes
+  groups: list[int] = []
+  if saved.best_client_store is not None:
+    vectors = {}
+    for user in attributes:
+      remembered = saved.best_client_store.client(user)
+      if remembered is not None:
+        if client_state.GROUP in remembered:
+          groups.append(int(remembered[client_state.GROUP]))
+        vectors[user] = np.concatenate(
+          [
+            leaf.ravel()
+            for name, leaf in remembered.items()
+            if leaf.dtype.kind == 'f' and re.search(task.own_weights, name)
+          ]
+        )
+  else:
+    vectors = task.vectors_at_server(saved.best_weights)
+  if not vectors:
+    raise OptionError(
+      f'--output_dir={FLAGS.output_dir}: the model of this run does not know '
+      'its users. Choose a run in which they have something of their own.'
+    )
+  frame = pd.DataFrame(list(vectors.values()))
+  values = [attributes[user] for user in vectors]
+  if not groups:
+    groups = _clusters(frame.to_numpy(), len(set(values)), seed)
+  frame.insert(0, _USER, list(vectors))
+  frame.insert(1, _VALUE, values)
+  frame.insert(2, _GROUP, groups)
+  return frame
+
+
+def _clusters(vectors: np.ndarray, number: int, seed: int) -> list[int]:
+  """Groups by k-means."""
+  means = cluster.KMeans(number, n_init=10, random_state=seed)
+  found: Sequence[int] = means.fit_predict(vectors).tolist()
+  return list(found)
+
+
+def _read(folder: pathlib.Path) -> pd.DataFrame:
+  path = folder / _FILE
+  if not path.exists():
+    raise OptionError(
+      f'{path}: there is no such file. Draw the users of that run first.'
+    )
+  return pd.read_csv(path, dtype={_USER: str, _VALUE: str, _GROUP: str})
+
+
+def main() -> None:
+  """Writes the table and the pictures."""
+  runs.quiet_libraries()
+  folder = pathlib.Path(FLAGS.output_dir)
+  task = _RUN.task()
+  if not isinstance(task, tasks_lib.KnowsUsers):
+    raise OptionError(
+      f'--output_dir={FLAGS.output_dir}: of its users the task {task.name} '
+      'knows nothing to colour them by. Choose a run of another task.'
+    )
+  with runs.runtime():
+    trainable = _RUN.trainable(task)
+    saved = programs.load(trainable.process, folder)
+    described(task, saved, FLAGS.seed).to_csv(folder / _FILE, index=False)
+  frames = {
+    path.name: _read(path)
+    for path in (folder, *map(pathlib.Path, FLAGS.beside))
+  }
+  scores = embeddings.draw(
+    {
+      name: embeddings.Users(
+        frame.drop(columns=[_USER, _VALUE, _GROUP]).to_numpy(),
+        frame[_VALUE].tolist(),
+      )
+      for name, frame in frames.items()
+    },
+    folder / _MAP,
+    attribute=task.attribute,
+    seed=FLAGS.seed,
+  )
+  matrices = {
+    name: confusion.confusion(
+      frame[_VALUE].tolist(), frame[_GROUP].tolist()
+    ).matched()
+    for name, frame in frames.items()
+  }
+  confusion.draw(
+    matrices, folder / _GROUPS, truth=task.attribute, assigned='group'
+  )
+  for name, score in scores.items():
+    print(
+      f'{name}: silhouette {score.embeddings:.3f}, map {score.map:.3f}; '
+      f'groups: purity {matrices[name].purity:.3f}, accuracy '
+      f'{matrices[name].accuracy:.3f}'
+    )
+  print(f'Written to {folder}: {_FILE}, {_MAP}, {_GROUPS}.')
+
+
+if __name__ == '__main__':
+  runs.run_main(main, evaluate.with_flags_of_the_run)
