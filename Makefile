@@ -11,6 +11,10 @@ python := $(environment)/bin/python
 
 # More arguments for pytest: make test ARGS='-k tiers'
 ARGS ?=
+# Test files run side by side, on up to four cores; each in one process, since
+# its tests share what they trace. A test that hangs or prints: make test WORKERS=0
+WORKERS ?= auto
+side_by_side := -n $(WORKERS) --maxprocesses=4 --dist=loadfile
 # The uv that re-makes the lock, and more arguments for it: make lock UV_ARGS=--upgrade
 UV ?= uv
 UV_ARGS ?=
@@ -81,11 +85,11 @@ demo: $(installed) ## federated reconstruction on built-in synthetic data
 
 .PHONY: test
 test: $(installed) ## run the quick tests
-	$(python) -m pytest -m 'not slow' $(ARGS)
+	$(python) -m pytest $(side_by_side) -m 'not slow' $(ARGS)
 
 .PHONY: test-all
 test-all: $(installed) ## run all tests, the slow ones too
-	$(python) -m pytest $(ARGS)
+	$(python) -m pytest $(side_by_side) $(ARGS)
 
 # In the order of benchmarks/README.md.
 benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \

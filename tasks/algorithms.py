@@ -89,15 +89,9 @@ def _fed_recon_eval(
 def _furl(
   model: models.PartialModel, training: TrainingFlags
 ) -> processes.PartialProcess:
-  together = training.together()
   return algorithms.build_furl(
     model,
-    optimizer=training.update.get(),
-    local_optimizer=training.reconstruction.get(),
-    batch_size=together.batch_size,
-    epochs=together.epochs,
-    max_steps=together.max_steps,
-    shuffle=together.shuffle,
+    training=training.together(),
     private_rule=training.private_rule,
     **training.joining(),
   )

@@ -371,7 +371,10 @@ def write_whole(path: pathlib.Path, text: str) -> None:
 
 
 def communication(process: processes.PartialProcess) -> dict[str, int]:
-  """Bytes that a client loads and sends in a round, uncompressed.
+  """Bytes that a client loads and sends in a round at most, uncompressed.
+
+  A client whose examples look up few rows of a table may send these alone;
+  tables are counted whole.
 
   Args:
     process: The process; what is not sent is not counted.

@@ -197,9 +197,7 @@ def test_whoever_trains_both_parts_together_is_fed_per(fed_per, build):
 
 
 def test_fed_per_is_furl(fed_per):
-  furl = algorithms.build_furl(
-    _model('head'), batch_size=4, epochs=2, shuffle=True
-  )
+  furl = algorithms.build_furl(_model('head'), training=_TRAINING)
   _assert_same_run(_run(furl), fed_per)
 
 

@@ -84,7 +84,9 @@ def _split_model() -> models.PartialModel:
 def _furl(
   rule: client_state.PrivateRule | None = None,
 ) -> processes.PartialProcess:
-  return algorithms.build_furl(_split_model(), private_rule=rule, **_TRAINING)
+  return algorithms.build_furl(
+    _split_model(), training=Phase(**_TRAINING), private_rule=rule
+  )
 
 
 class _OwnersMean(tff.aggregators.WeightedAggregationFactory):
@@ -256,8 +258,9 @@ def test_under_either_rule_federated_weights_are_the_same():
 
 
 def test_private_parameters_may_have_an_optimizer_of_their_own():
+  own = {tiers.GLOBAL: _TRAINING['optimizer'], tiers.LOCAL: sgd(0.0)}
   still = algorithms.build_furl(
-    _split_model(), **_TRAINING, local_optimizer=sgd(0.0)
+    _split_model(), training=Phase(**{**_TRAINING, 'optimizer': own})
   )
   cohort = _cohort(still, _USERS, 0)
   first = planted.first_states(still, cohort)
@@ -320,8 +323,7 @@ def test_new_users_train_private_parameters_alone():
 # ---- refusals ----------------------------------------------------------------
 
 
-def test_arguments_that_make_no_sense_are_refused():
-  with pytest.raises(phases.PhaseError, match='batch_size must be positive'):
-    algorithms.build_furl(_split_model(), batch_size=0)
-  with pytest.raises(phases.PhaseError, match='found float'):
-    algorithms.build_furl(_split_model(), local_optimizer=0.1)
+def test_an_optimizer_for_one_tier_alone_is_refused():
+  one = Phase(optimizer={tiers.GLOBAL: sgd(0.1)})
+  with pytest.raises(phases.PhaseError, match="trains 'local' but has"):
+    algorithms.build_furl(_split_model(), training=one)

@@ -114,10 +114,11 @@ ROWS = [
   _partly_local(
     'furl',
     algorithms.build_furl_eval,
-    optimizer=sgd(0.1),
-    local_optimizer=sgd(0.05),
-    epochs=5,
-    shuffle=True,
+    training=Phase(
+      optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.05)},
+      epochs=5,
+      shuffle=True,
+    ),
   ),
   Row(
     'fed_embed',

@@ -15,6 +15,7 @@ from tff_partial import models
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
 # A prime number, to be looked for in types.
@@ -45,7 +46,9 @@ def _model() -> models.PartialModel:
 
 @pytest.fixture(scope='module', name='process')
 def fixture_process() -> processes.PartialProcess:
-  return algorithms.build_furl(_model(), optimizer=sgd(0.5), epochs=50)
+  return algorithms.build_furl(
+    _model(), training=Phase(optimizer=sgd(0.5), epochs=50)
+  )
 
 
 def _clients(**levels: float) -> dict[str, planted.Fields]:

@@ -22,6 +22,7 @@ from tasks.task import TABLE
 import tff_partial
 from tff_partial import runtimes
 from tff_partial import sampling
+from tff_partial import tiers
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _SIZES = subreddit_models.Sizes(
@@ -201,8 +202,12 @@ def _train(
   algorithms = tff_partial.algorithms
   process = algorithms.build_furl(
     model,
-    optimizer=tff_partial.sgd(0.1),
-    local_optimizer=tff_partial.sgd(own_rate),
+    training=tff_partial.Phase(
+      optimizer={
+        tiers.GLOBAL: tff_partial.sgd(0.1),
+        tiers.LOCAL: tff_partial.sgd(own_rate),
+      }
+    ),
     aggregator=tff.aggregators.MeanFactory(),
     server_optimizer=tff.learning.optimizers.build_adam(server_rate),
   )

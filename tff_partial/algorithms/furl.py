@@ -7,19 +7,18 @@ both jointly, sends the former, and keeps the latter until its next round.
 Deviations: a client's first private parameters are drawn by itself; for the
 paper's "default value" give them an initializer without chance, or let the
 clients learn one (`layers.PrivateVector`). Clients go through their examples in
-their order unless `shuffle` is set. A client whose update is not finite counts
-for nothing and keeps what it had.
+their order unless `training` shuffles. A client whose update is not finite
+counts for nothing and keeps what it had.
 """
 
+import dataclasses
 from typing import Unpack
 
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import models
 from tff_partial.client_state import keep_local
-from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
-from tff_partial.phases import sgd
 from tff_partial.processes import compose
 from tff_partial.processes import Joining
 from tff_partial.processes import PartialProcess
@@ -30,12 +29,7 @@ from tff_partial.tiers import LOCAL
 def build_furl(
   model: models.PartialModel,
   *,
-  optimizer: Optimizer | None = None,
-  local_optimizer: Optimizer | None = None,
-  batch_size: int | None = 20,
-  epochs: int = 1,
-  max_steps: int | None = None,
-  shuffle: bool = False,
+  training: Phase = Phase(),
   private_rule: client_state.PrivateRule | None = None,
   **joining: Unpack[Joining],
 ) -> PartialProcess:
@@ -47,12 +41,8 @@ def build_furl(
 
   Args:
     model: The model; its local variables are the private parameters.
-    optimizer: Trains the federated parameters; SGD with rate 0.1.
-    local_optimizer: Trains the private ones; by default like the others.
-    batch_size: Examples a step; None for all.
-    epochs: Passes over the examples, at most.
-    max_steps: Steps, at most.
-    shuffle: Whether each epoch takes the examples in a new order.
+    training: How a client trains: optimizer, or one for each tier, batches,
+      epochs.
     private_rule: The rule `a_p` of Eq. 3. By default a client keeps what its
       training came to (Eq. 7); `client_state.scaled_by_share` is Eq. 6.
     **joining: How the server joins updates (Eq. 2), as for `compose`.
@@ -60,21 +50,10 @@ def build_furl(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  optimizer = optimizer or sgd(0.1)
   return compose(
     model,
     memory=keep_local._replace(rule=private_rule),
-    work=[
-      Phase(
-        train=(GLOBAL, LOCAL),
-        optimizer={GLOBAL: optimizer, LOCAL: local_optimizer or optimizer},
-        batch_size=batch_size,
-        epochs=epochs,
-        max_steps=max_steps,
-        shuffle=shuffle,
-        measured=True,
-      )
-    ],
+    work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
     **joining,
   )
 
