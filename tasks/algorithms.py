@@ -414,7 +414,8 @@ class Trainable:
         algorithm.own(self._training)
       )
       measuring.setdefault('split', self._training.split())
-    key = (examinees.split and examinees.split.query.name, is_at_home)
+    parts = examinees.split or ()
+    key = (tuple(part.name for part in parts), is_at_home)
     if key not in self._evaluations:
       model = self._task.model_with(user)
       self._evaluations[key] = algorithm.measure(

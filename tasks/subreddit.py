@@ -227,23 +227,25 @@ class DocumentTask(KnowsUsers):
       **self.documents.describe(),
       **self.parts.describe(),
       'characters': len(self.vocabulary.characters),
-      'without_text': self.without_text(self._options.num_support),
+      'without_text': self.without_text(
+        self._options.num_support, self._options.num_reserved
+      ),
     }
 
-  def without_text(self, num_support: int) -> dict[str, dict[str, float]]:
+  def without_text(
+    self, num_support: int, num_reserved: int
+  ) -> dict[str, dict[str, float]]:
     """Measures predictors that read no text, see `subreddit_predictors`.
 
     Args:
-      num_support: How many documents of each author held out are known. What
-        comes after those reserved is measured.
+      num_support: How many documents of each author held out are known.
+      num_reserved: Such authors are measured on what comes after so many.
 
     Returns:
       Predictor to the name of a test to the selection metric.
     """
     measured = {
-      name: self.parts.after(
-        who.part, 0 if who.seen else self._options.num_reserved
-      )
+      name: self.parts.after(who.part, 0 if who.seen else num_reserved)
       for name, who in self.tests.items()
     }
     known = self.parts[TRAIN]

@@ -1,7 +1,7 @@
 """What the binaries ask of a task, whatever it is about."""
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow_federated as tff
@@ -102,6 +102,24 @@ class KnowsUsers:
     """
     del weights
     return {}
+
+
+@runtime_checkable
+class HasPredictors(Protocol):
+  """A task with predictors that know labels alone, to compare with."""
+
+  def without_text(
+    self, num_support: int, num_reserved: int
+  ) -> dict[str, dict[str, float]]:
+    """Measures the predictors by the metric that selects the best round.
+
+    Args:
+      num_support: How many examples of each new user are known.
+      num_reserved: New users are measured on what comes after so many.
+
+    Returns:
+      Predictor to the name of a test to the metric.
+    """
 
 
 class Task(Protocol):

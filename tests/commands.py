@@ -24,6 +24,7 @@ import psutil
 
 from tasks import clients
 from tasks import evaluate
+from tasks import new_users
 from tasks import runs
 from tasks import train
 from tasks import users
@@ -61,7 +62,8 @@ def run_here(name: str, *arguments: str) -> Outcome:
   """Runs a binary in this process; an exception that it lets pass is raised.
 
   Args:
-    name: 'train', 'evaluate', 'clients' or 'users'.
+    name: 'train', 'evaluate', 'clients', 'users' or
+      'new_users'.
     *arguments: The command line.
   """
   run: Callable[[], None] = {
@@ -69,6 +71,9 @@ def run_here(name: str, *arguments: str) -> Outcome:
     'train': lambda: runs.run_main(train.main),
     'evaluate': lambda: runs.run_main(
       evaluate.main, evaluate.with_flags_of_the_run
+    ),
+    'new_users': lambda: runs.run_main(
+      new_users.main, evaluate.with_flags_of_the_run
     ),
     'users': lambda: runs.run_main(users.main, evaluate.with_flags_of_the_run),
   }[name]

@@ -15,12 +15,13 @@ def measure_by_support(
   clients: cohorts.ClientSource,
   sizes: Sequence[int],
   *,
+  query_from: int | None = None,
   seed: int = 0,
 ) -> dict[int, dict[str, Any]]:
   """New users personalise on their first examples, and are measured on others.
 
   All sizes are measured on the same query set: what comes after the largest
-  support set. Users who have nothing there are left out. For example,
+  support set, or later. Users who have nothing there are left out. For example,
 
       measure_by_support(
         lambda split: build_furl_eval(model, split=split, personalise=Phase()),
@@ -31,6 +32,8 @@ def measure_by_support(
     weights: The model's weights at the server, `ModelWeights`.
     clients: Users who took no part in training.
     sizes: How many examples a user has: the sizes of the support set.
+    query_from: The place of the first query example; by default the largest
+      size.
     seed: The run's seed; a client's draws follow from it and its id.
 
   Returns:
@@ -38,10 +41,10 @@ def measure_by_support(
     `per_client` their distribution.
 
   Raises:
-    SplitError: If a size is negative.
+    SplitError: If a size is negative, or `query_from` lies below one.
   """
-  last = max(sizes, default=0)
-  cut = {size: splits.first(size, last) for size in sizes}
+  start = max(sizes, default=0) if query_from is None else query_from
+  cut = {size: splits.first(size, start) for size in sizes}
   return {
     size: exams.evaluate(exams.Exam(build(split), clients), weights, seed)
     for size, split in cut.items()

@@ -1,0 +1,128 @@
+"""Measures new users against the number of examples that they have given.
+
+`python -m tasks.new_users --output_dir=OUT --support=0,1,2,5,10` has users who
+took no part in training personalise on their first examples, for each of these
+numbers, and measures them on what comes after the largest (or after `--after`).
+It writes OUT/new_users.csv, and OUT/new_users.png with the metric that chooses
+the best round; beside it stands what predictors reach that know the same
+examples' labels and no more, if the task has such.
+"""
+
+import functools
+import pathlib
+
+from absl import flags
+import pandas as pd
+
+from tasks import algorithms
+from tasks import evaluate
+from tasks import runs
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tff_partial import cold_start
+from tff_partial import evaluation
+from tff_partial import programs
+from tff_partial import splits
+from tff_partial.analysis import support_curves
+
+FLAGS = flags.FLAGS
+_RUN = runs.run_flags()
+_FILE, _PICTURE = 'new_users.csv', 'new_users.png'
+_WHO, _SUPPORT = 'who', 'support'
+
+flags.DEFINE_list(
+  'support', ['0', '1', '2', '5', '10'], 'Numbers of examples of a new user.'
+)
+flags.DEFINE_integer(
+  'after',
+  None,
+  'Measure what comes after so many examples; by default the largest number of '
+  '--support. Users who have no more are left out.',
+  lower_bound=0,
+)
+
+
+def _sizes() -> list[int]:
+  """The numbers of `--support`, ascending.
+
+  Raises:
+    OptionError: If one is no number from 0, or is larger than `--after`.
+  """
+  if not FLAGS.support or not all(text.isdigit() for text in FLAGS.support):
+    raise OptionError(
+      f'--support={",".join(FLAGS.support)}: expected numbers from 0, such as '
+      '0,1,10.'
+    )
+  sizes = sorted({int(text) for text in FLAGS.support})
+  if FLAGS.after is not None and sizes[-1] > FLAGS.after:
+    raise OptionError(
+      f'--after={FLAGS.after}: --support has {sizes[-1]} examples, which would '
+      'be both learned from and measured.'
+    )
+  return sizes
+
+
+def _evaluation(
+  trainable: algorithms.Trainable, part: str, split: splits.Split
+) -> evaluation.Evaluation:
+  """The algorithm's own, with another support set."""
+  return trainable.evaluation(tasks_lib.Examinees(part, False, split))
+
+
+def main() -> None:
+  """Writes the table and the picture."""
+  runs.quiet_libraries()
+  sizes = _sizes()
+  after = sizes[-1] if FLAGS.after is None else FLAGS.after
+  folder = runs.Folder(FLAGS.output_dir)
+  done = folder.read_result() or {}
+  task = _RUN.task()
+  new = {name: who for name, who in task.tests.items() if not who.seen}
+  if not new:
+    raise OptionError(
+      f'--output_dir={folder.path}: all users of this run took part in '
+      'training. Train with --protocol=unseen, or hold users out '
+      '(--held_out_share).'
+    )
+  rows = []
+  with runs.runtime(done.get('jit_choices')):
+    trainable = _RUN.trainable(task)
+    saved = programs.load(trainable.process, folder.path)
+    for name, who in new.items():
+      clients = trainable.exam(who).clients
+      measured = cold_start.measure_by_support(
+        functools.partial(_evaluation, trainable, who.part),
+        saved.best_weights,
+        clients,
+        sizes,
+        query_from=after,
+        seed=FLAGS.seed,
+      )
+      for size, metrics in measured.items():
+        pooled = {k: v for k, v in metrics.items() if k != 'per_client'}
+        rows.append({_WHO: name, _SUPPORT: size, **pooled})
+  metric = task.selection_metric
+  if isinstance(task, tasks_lib.HasPredictors):
+    for size in sizes:
+      for predictor, found in task.without_text(size, after).items():
+        rows += [
+          {_WHO: f'{name}, {predictor}', _SUPPORT: size, metric: found[name]}
+          for name in new
+        ]
+  frame = pd.DataFrame(rows)
+  path = pathlib.Path(folder.path)
+  frame.to_csv(path / _FILE, index=False)
+  support_curves.draw(
+    {
+      str(who): dict(zip(part[_SUPPORT], part[metric], strict=True))
+      for who, part in frame.groupby(_WHO, sort=False)
+    },
+    path / _PICTURE,
+    metric=metric,
+  )
+  print(frame.pivot(index=_WHO, columns=_SUPPORT, values=metric).to_string())
+  print(f'Written to {folder.path}: {_FILE}, {_PICTURE}.')
+
+
+if __name__ == '__main__':
+  runs.run_main(main, evaluate.with_flags_of_the_run)
