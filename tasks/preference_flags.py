@@ -67,6 +67,12 @@ class PreferenceFlags:
       ['', 'relu', 'elu', 'gelu', 'tanh'],
       'Between the layers of the encoder; the paper prints none.',
     )
+    flags.DEFINE_bool(
+      'preference_type_head',
+      paper.type_head,
+      "Whether FedEmbed's model learns from its type head; Figure 4 leaves it "
+      'out.',
+    )
 
   def get(self) -> dict[str, Any]:
     """Returns the options of both tasks."""
@@ -78,6 +84,7 @@ class PreferenceFlags:
       'embedding_size': FLAGS.preference_embedding_size,
       'local': FLAGS.preference_local,
       'activation': FLAGS.preference_activation,
+      'type_head': FLAGS.preference_type_head,
     }
 
 

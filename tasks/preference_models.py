@@ -286,6 +286,7 @@ def build_partial(
   build: Callable[[], tf.keras.Model],
   user: str,
   num_groups: int,
+  type_head: bool = True,
   **options: Any,
 ) -> models.PartialModel:
   """Takes FedEmbed's or PFedKM's model apart.
@@ -295,12 +296,14 @@ def build_partial(
     user: HEADS, where the server has a head for each sub-population; OWN_HEAD,
       where each user has one; or CLUSTERS.
     num_groups: Number of sub-populations.
+    type_head: Whether FedEmbed's model learns from its type head.
     **options: What else `from_keras` takes.
   """
   heads: dict[str, Any] = {'local': [PERSONAL, HEAD]}
   if user != OWN_HEAD:
     heads = {'local': PERSONAL, 'group': HEAD, 'num_groups': num_groups}
-  loss = preference_loss if user == CLUSTERS else fed_embed_loss
+  learns_types = type_head and user != CLUSTERS
+  loss = fed_embed_loss if learns_types else preference_loss
   return models.from_keras(
     build, loss=loss, labels=LABEL_SPEC, **heads, **options
   )

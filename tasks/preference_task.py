@@ -59,6 +59,7 @@ class Options:
       embedding, or for `head`, the last layer, where there is none.
     activation: Between the layers of the encoder, such as 'relu'; '' for none,
       as the paper prints it.
+    type_head: Whether FedEmbed's model learns from its type head (Figure 4).
   """
 
   shares: str = BALANCED
@@ -68,6 +69,7 @@ class Options:
   embedding_size: int = 0
   local: str = ''
   activation: str = ''
+  type_head: bool = True
 
   def __post_init__(self) -> None:
     """Checks the numbers."""
@@ -193,6 +195,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
         ),
         user,
         self.num_groups,
+        type_head=options.type_head,
         metrics=metrics,
         seed=self._seed,
       )

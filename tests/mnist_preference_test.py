@@ -327,6 +327,25 @@ def test_what_is_the_users(task):
   assert not list(task.model_with('nobody').trainable('local'))
 
 
+def test_the_type_head_can_be_left_out_of_the_loss():
+  labels = tf.constant([[1, 3, 3], [0, 5, 3]])
+  logits = tf.constant([[0.2, -0.1], [1.0, 0.5]])
+  types = tf.random.stateless_normal([2, 10], seed=[0, 0])
+  predictions = {'liked': logits, 'type': types}
+  entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+
+  def loss(**options) -> float:
+    model = _load(num_users=10, **options).model_with('heads')
+    is_real = tf.constant([True, True])
+    value = model.loss(labels, predictions, tf.ones([2]), is_real)
+    return float(value.objective)
+
+  of_liked = entropy([1, 0], logits).numpy().mean()
+  of_type = entropy([3, 5], types).numpy().mean()
+  assert loss(type_head=False) == pytest.approx(of_liked)
+  assert loss() == pytest.approx(of_liked + of_type)
+
+
 def test_it_trains_and_is_measured_by_f1(task):
   model = task.model_with('own')
   process = tff_partial.algorithms.build_fed_recon(model, batch_size=10)
