@@ -116,7 +116,11 @@ def gather(
       column = pd.Series(
         [measured[id(run)].get(name, math.nan) for run in done], dtype=float
       )
-      row[name], row[deviation_of(name)] = column.mean(), column.std(ddof=0)
+      # Infinities that agree, such as epsilon without noise, do not deviate.
+      row[name] = column.mean()
+      row[deviation_of(name)] = (
+        0.0 if column.nunique() == 1 else column.std(ddof=0)
+      )
     rows.append(row)
   return Table(
     tuple(settings[0].values),
