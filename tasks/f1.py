@@ -72,26 +72,6 @@ def _mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
   return tf.reduce_sum(values * weights) / tf.reduce_sum(weights)
 
 
-def by_prevalence(counts: Any, shares: Sequence[float]) -> dict[float, float]:
-  """FedEmbed's table 4: averages of sub-populations that are equally common.
-
-  Args:
-    counts: `[groups, 4]`.
-    shares: The share of each sub-population among the users.
-
-  Returns:
-    Share to F1, the largest share first.
-  """
-  values = macro(counts).numpy()
-  found: dict[float, list[float]] = {}
-  for share, value in zip(shares, values, strict=True):
-    found.setdefault(share, []).append(float(value))
-  return {
-    share: sum(found[share]) / len(found[share])
-    for share in sorted(found, reverse=True)
-  }
-
-
 def _sizes(counts: Any) -> tf.Tensor:
   return tf.reduce_sum(tf.cast(counts, tf.float32), axis=-1)
 
@@ -168,10 +148,29 @@ class PreferenceF1(tf.keras.metrics.Metric):
     }
 
 
-def build_metrics(num_groups: int) -> list[tf.keras.metrics.Metric]:
-  """Builds `f1`, `f1_weighted`, and `f1_0`, `f1_1`, ... of sub-populations."""
+def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
+  """Builds `f1`, `f1_weighted`, and the F1 of sub-populations.
+
+  Those are `f1_0`, `f1_1`, ... of each alone, and where some are more common
+  than others also `f1_share_0.25`, ... of those that are equally common
+  (FedEmbed's Table 4).
+
+  Args:
+    shares: The share of each sub-population among the users.
+  """
+  groups = range(len(shares))
+  equally_common = {
+    share: [g for g in groups if shares[g] == share]
+    for share in sorted(set(shares), reverse=True)
+  }
+  if len(equally_common) == 1:
+    equally_common = {}
   return [
-    PreferenceF1(range(num_groups)),
-    PreferenceF1(range(num_groups), is_weighted=True, name='f1_weighted'),
-    *(PreferenceF1([g], name=f'f1_{g}') for g in range(num_groups)),
+    PreferenceF1(groups),
+    PreferenceF1(groups, is_weighted=True, name='f1_weighted'),
+    *(PreferenceF1([g], name=f'f1_{g}') for g in groups),
+    *(
+      PreferenceF1(members, name=f'f1_share_{share:g}')
+      for share, members in equally_common.items()
+    ),
   ]

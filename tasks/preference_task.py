@@ -171,7 +171,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     options = self._options
     shape, ink = self.images.shape, self.images.ink
     activation = options.activation or None
-    metrics = functools.partial(build_metrics, self.num_groups)
+    metrics = functools.partial(build_metrics, self.shares)
     if user in (HEADS, OWN_HEAD, CLUSTERS):
       return preference_models.build_partial(
         functools.partial(
@@ -281,13 +281,13 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     ).astype(np.int32)
 
 
-def build_metrics(num_groups: int) -> list[tf.keras.metrics.Metric]:
+def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
   """Builds `accuracy`, and `f1` as a whole and of each sub-population.
 
   Args:
-    num_groups: How many sub-populations there are.
+    shares: The share of each sub-population among the users.
   """
   return [
     preference_models.PreferenceAccuracy('accuracy'),
-    *f1.build_metrics(num_groups),
+    *f1.build_metrics(shares),
   ]

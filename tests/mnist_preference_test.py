@@ -172,11 +172,20 @@ def test_clients_are_added_up_by_sub_population():
 
 
 def test_f1_by_prevalence():
-  counts = [[5, 0, 0, 5], [0, 0, 5, 5], [0, 5, 5, 0]]
-  found = f1.by_prevalence(counts, [0.2, 0.2, 0.6])
-  assert list(found) == [0.6, 0.2]
-  assert found[0.6] == 0.0
-  assert found[0.2] == pytest.approx((1 + 1 / 3) / 2)
+  by_name = {m.name: m for m in f1.build_metrics([0.2, 0.2, 0.6])}
+  assert list(by_name)[-2:] == ['f1_share_0.6', 'f1_share_0.2']
+  # The first says what is right of both of its users' images, the second
+  # always no, the third the opposite of what is right.
+  labels = [[1, 0, 0], [0, 1, 0], [1, 0, 1], [0, 1, 1], [1, 0, 2], [0, 1, 2]]
+  said = tf.one_hot([1, 0, 0, 0, 0, 1], 2)
+  for metric in by_name.values():
+    metric.update_state(tf.constant(labels), said)
+  assert float(by_name['f1_share_0.6'].result()) == 0.0
+  assert float(by_name['f1_share_0.2'].result()) == pytest.approx(
+    (1 + 1 / 3) / 2
+  )
+  alike = [m.name for m in f1.build_metrics([0.5, 0.5])]
+  assert alike == ['f1', 'f1_weighted', 'f1_0', 'f1_1']
 
 
 def test_the_metric_counts_what_the_functions_take():
@@ -184,7 +193,7 @@ def test_the_metric_counts_what_the_functions_take():
   labels = tf.constant([[1, 0, 0], [0, 2, 0], [1, 1, 1], [0, 0, 1], [1, 1, 1]])
   said = tf.constant([1, 1, 1, 0, 0])
   logits = tf.one_hot(said, 2)
-  by_name = {m.name: m for m in f1.build_metrics(3)}
+  by_name = {m.name: m for m in f1.build_metrics([1 / 3] * 3)}
   for metric in by_name.values():
     metric.update_state(labels, logits, sample_weight=[1, 1, 1, 1, 0])
   counts = [[1, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]]
