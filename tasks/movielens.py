@@ -212,6 +212,31 @@ class MovieLens(MeasuredByProtocol):
       self._frames[part], example_spec, self._options.min_examples
     )
 
+  def from_labels_alone(
+    self, num_support: int, num_reserved: int
+  ) -> dict[str, dict[str, float]]:
+    """Measures who predicts, for all of a new user's items, its mean rating.
+
+    Args:
+      num_support: How many ratings of each test user are known. If none is, the
+        mean of the training ratings stands for the user's.
+      num_reserved: Users are measured on what comes after so many.
+
+    Returns:
+      `support_mean` to the name of the test to the root mean squared error.
+    """
+    frame = self._frames[TEST]
+    users = frame.groupby('user_id')['rating']
+    place = users.cumcount()
+    known = frame[place < num_support].groupby('user_id')['rating'].mean()
+    predicted = frame['user_id'].map(known)
+    predicted = predicted.fillna(self._frames[TRAIN]['rating'].mean())
+    is_measured = (place >= num_reserved) & (
+      users.transform('size') >= self._options.min_examples
+    )
+    squares = (frame['rating'] - predicted)[is_measured] ** 2
+    return {'support_mean': {self.protocol: float(squares.mean() ** 0.5)}}
+
   def user(
     self, user_id: str, example_spec: examples.ExampleSpec
   ) -> tuple[pd.DataFrame, cohorts.Cohort]:

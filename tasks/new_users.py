@@ -104,7 +104,7 @@ def main() -> None:
   metric = task.selection_metric
   if isinstance(task, tasks_lib.HasPredictors):
     for size in sizes:
-      for predictor, found in task.without_text(size, after).items():
+      for predictor, found in task.from_labels_alone(size, after).items():
         rows += [
           {_WHO: f'{name}, {predictor}', _SUPPORT: size, metric: found[name]}
           for name in new

@@ -227,12 +227,12 @@ class DocumentTask(KnowsUsers):
       **self.documents.describe(),
       **self.parts.describe(),
       'characters': len(self.vocabulary.characters),
-      'without_text': self.without_text(
+      'without_text': self.from_labels_alone(
         self._options.num_support, self._options.num_reserved
       ),
     }
 
-  def without_text(
+  def from_labels_alone(
     self, num_support: int, num_reserved: int
   ) -> dict[str, dict[str, float]]:
     """Measures predictors that read no text, see `subreddit_predictors`.

@@ -108,7 +108,7 @@ class KnowsUsers:
 class HasPredictors(Protocol):
   """A task with predictors that know labels alone, to compare with."""
 
-  def without_text(
+  def from_labels_alone(
     self, num_support: int, num_reserved: int
   ) -> dict[str, dict[str, float]]:
     """Measures the predictors by the metric that selects the best round.

@@ -51,7 +51,31 @@ def _client(task: movielens.MovieLens, part: str, user: str, spec=None) -> dict:
   return {name: array[:count] for name, array in client['examples'].items()}
 
 
+def _trained(task: movielens.MovieLens) -> list[str]:
+  return list(task.clients('train', task.model.example_spec).client_ids)
+
+
 # ---- users that were never seen ----------------------------------------------
+
+
+@pytest.mark.parametrize('known, after', [(0, 3), (2, 2), (3, 5)])
+def test_the_mean_of_known_ratings_by_hand(unseen, known, after):
+  task = unseen
+  clients = task.clients('test', task.model.example_spec).client_ids
+  of_training = np.concatenate(
+    [_client(task, 'train', user)['y'] for user in _trained(task)]
+  ).mean()
+  errors: list[float] = []
+  for user in clients:
+    rated = _client(task, 'test', user)['y']
+    mean = rated[:known].mean() if known else of_training
+    errors.extend(rated[after:] - mean)
+  found = task.from_labels_alone(known, after)
+  assert found == {
+    'support_mean': {
+      'unseen': pytest.approx(np.sqrt(np.mean(np.square(errors))))
+    }
+  }
 
 
 def test_users_are_divided(unseen):

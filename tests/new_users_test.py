@@ -67,6 +67,7 @@ def test_the_users_of_the_test_are_measured(folders):
   outcome = commands.run_here('new_users', folders['ratings'], '--support=0,4')
   assert outcome.status == 0, outcome
   assert outcome.output.split()[:5] == ['support', '0', '4', 'who', 'unseen']
+  assert 'unseen, support_mean' in outcome.output
 
 
 @pytest.mark.parametrize(

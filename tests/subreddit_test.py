@@ -186,8 +186,8 @@ def test_counts_and_predictors_are_for_json(task):
 
 
 def test_predictors_know_what_new_authors_may_learn_from(task):
-  none, some = (task.without_text(n, 5)['author_majority'] for n in (0, 5))
-  assert none['new'] == task.without_text(0, 5)['largest_class']['new']
+  none, some = (task.from_labels_alone(n, 5)['author_majority'] for n in (0, 5))
+  assert none['new'] == task.from_labels_alone(0, 5)['largest_class']['new']
   assert some['new'] > none['new'] + 0.1
   assert some['seen'] == none['seen']
 
@@ -228,7 +228,7 @@ def _train(
 def test_furl_beats_predictors_without_text(task):
   # Neither the text nor the author alone tells the subreddit.
   measured = _train(task, task.model, 60, 3.0, 0.02)
-  without = task.without_text(0, 5)['author_majority']['seen']
+  without = task.from_labels_alone(0, 5)['author_majority']['seen']
   assert measured['accuracy'] > without + 0.02
 
 
