@@ -16,14 +16,13 @@ writes into OUT
 With `--beside=OTHER`, a run that was drawn already, both stand in the pictures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 import pathlib
 import re
 
 from absl import flags
 import numpy as np
 import pandas as pd
-from sklearn import cluster
 
 from tasks import evaluate
 from tasks import runs
@@ -65,17 +64,18 @@ def described(
   if saved.best_client_store is not None:
     vectors = {}
     for user in attributes:
-      remembered = saved.best_client_store.client(user)
-      if remembered is not None:
+      remembered: Mapping[str, np.ndarray] = (
+        saved.best_client_store.client(user) or {}
+      )
+      own = [
+        leaf.ravel()
+        for name, leaf in remembered.items()
+        if leaf.dtype.kind == 'f' and re.search(task.own_weights, name)
+      ]
+      if own:
+        vectors[user] = np.concatenate(own)
         if client_state.GROUP in remembered:
           groups.append(int(remembered[client_state.GROUP]))
-        vectors[user] = np.concatenate(
-          [
-            leaf.ravel()
-            for name, leaf in remembered.items()
-            if leaf.dtype.kind == 'f' and re.search(task.own_weights, name)
-          ]
-        )
   else:
     vectors = task.vectors_at_server(saved.best_weights)
   if not vectors:
@@ -86,18 +86,11 @@ def described(
   frame = pd.DataFrame(list(vectors.values()))
   values = [attributes[user] for user in vectors]
   if not groups:
-    groups = _clusters(frame.to_numpy(), len(set(values)), seed)
+    groups = embeddings.clusters(frame.to_numpy(), len(set(values)), seed)
   frame.insert(0, _USER, list(vectors))
   frame.insert(1, _VALUE, values)
   frame.insert(2, _GROUP, groups)
   return frame
-
-
-def _clusters(vectors: np.ndarray, number: int, seed: int) -> list[int]:
-  """Groups by k-means."""
-  means = cluster.KMeans(number, n_init=10, random_state=seed)
-  found: Sequence[int] = means.fit_predict(vectors).tolist()
-  return list(found)
 
 
 def _read(folder: pathlib.Path) -> pd.DataFrame:

@@ -7,13 +7,7 @@ from tests import commands
 
 _DOCUMENTS = (
   f'--flagfile={commands.ROOT / "tasks/recipes/subreddit_furl.flags"}',
-  '--data=synthetic',
-  '--max_chars=48',
-  '--ngram_lengths=3',
-  '--ngram_buckets=50',
-  '--char_embedding=4',
-  '--lstm_units=4',
-  '--user_embedding=5',
+  *commands.TINY_DOCUMENTS,
   '--update_steps=2',
 )
 _DIGITS = (
@@ -39,6 +33,7 @@ def fixture_runs(tmp_path_factory) -> dict[str, commands.Outcome]:
     'alone': (*_DOCUMENTS, *table, '--user_form=nobody'),
     'prototype': (*_DIGITS, '--algorithm=fed_embed_prototype'),
     'embeddings': (*_DIGITS, '--algorithm=fed_sim'),
+    'heads': (*_DIGITS, '--algorithm=fed_rep', '--preference_embedding_size=0'),
     'ratings': ('--data=synthetic', '--clients_per_round=5'),
   }.items():
     output = f'--output_dir={folder / name}'
@@ -89,6 +84,7 @@ def test_those_who_took_part_are_shown(runs, name):
   'name, said',
   [
     ('alone', 'does not know its users'),
+    ('heads', 'does not know its users'),  # They are no embeddings.
     ('ratings', 'the task movielens knows nothing to colour them by'),
   ],
 )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib import lines
 import numpy as np
+from sklearn import cluster
 from sklearn import manifold
 from sklearn import metrics
 
@@ -89,6 +90,21 @@ def project(
     init='pca' if size > 1 else 'random',
     random_state=_seed(seed, 'tsne'),
   ).fit_transform(np.asarray(embeddings, np.float32))
+
+
+def clusters(embeddings: np.ndarray, number: int, seed: int = 0) -> list[int]:
+  """Groups embeddings by k-means.
+
+  Args:
+    embeddings: Floats `[users, size]`.
+    number: How many groups there are.
+    seed: The same seed gives the same groups.
+
+  Returns:
+    The group of each user, from 0.
+  """
+  means = cluster.KMeans(number, n_init=10, random_state=_seed(seed, 'k-means'))
+  return [int(group) for group in means.fit_predict(embeddings)]
 
 
 def draw(
