@@ -89,11 +89,12 @@ def main() -> None:
     trainable = _RUN.trainable(task)
     saved = programs.load(trainable.process, folder.path)
     for name, who in new.items():
-      clients = trainable.exam(who).clients
+      build = functools.partial(_evaluation, trainable, who.part)
+      spec = build(splits.first(sizes[-1], after)).example_spec
       measured = cold_start.measure_by_support(
-        functools.partial(_evaluation, trainable, who.part),
+        build,
         saved.best_weights,
-        clients,
+        task.clients(who.part, spec),
         sizes,
         query_from=after,
         seed=FLAGS.seed,
