@@ -1,7 +1,7 @@
 """Runs the binaries: as a user would, or in this process, which is quicker."""
 
 import atexit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import csv
 import functools
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import uuid
 
 from absl import app
@@ -41,6 +41,17 @@ SMALL = (
   '--jit=false',
 )
 
+# A model of documents that is traced in seconds.
+TINY_DOCUMENTS = (
+  '--data=synthetic',
+  '--max_chars=48',
+  '--ngram_lengths=3',
+  '--ngram_buckets=50',
+  '--char_embedding=4',
+  '--lstm_units=4',
+  '--user_embedding=5',
+)
+
 _MARK = 'TFF_PARTIAL_TEST_MARK'
 
 
@@ -62,20 +73,16 @@ def run_here(name: str, *arguments: str) -> Outcome:
   """Runs a binary in this process; an exception that it lets pass is raised.
 
   Args:
-    name: 'train', 'evaluate', 'clients', 'users' or
-      'new_users'.
+    name: 'train', 'evaluate', 'clients', 'users' or 'new_users'.
     *arguments: The command line.
   """
-  run: Callable[[], None] = {
-    'clients': lambda: runs.run_main(clients.main),
-    'train': lambda: runs.run_main(train.main),
-    'evaluate': lambda: runs.run_main(
-      evaluate.main, evaluate.with_flags_of_the_run
-    ),
-    'new_users': lambda: runs.run_main(
-      new_users.main, evaluate.with_flags_of_the_run
-    ),
-    'users': lambda: runs.run_main(users.main, evaluate.with_flags_of_the_run),
+  of_a_run = evaluate.with_flags_of_the_run
+  program: tuple[Any, ...] = {
+    'clients': (clients.main,),
+    'evaluate': (evaluate.main, of_a_run),
+    'new_users': (new_users.main, of_a_run),
+    'train': (train.main,),
+    'users': (users.main, of_a_run),
   }[name]
   output, errors = io.StringIO(), io.StringIO()
   before, verbosity = sys.argv, logging.get_verbosity()
@@ -89,7 +96,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
       ):
-        run()
+        runs.run_main(*program)
     except SystemExit as end:
       status = int(end.code or 0)
     finally:

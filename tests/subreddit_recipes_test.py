@@ -20,15 +20,6 @@ _RECIPES = {
   'subreddit_personalized_server': ('centralized', 1, False),
   'subreddit_global_server': ('centralized', 1, False),
 }
-_TINY = (
-  '--data=synthetic',
-  '--max_chars=48',
-  '--ngram_lengths=3',
-  '--ngram_buckets=50',
-  '--char_embedding=4',
-  '--lstm_units=4',
-  '--user_embedding=5',
-)
 
 
 @contextlib.contextmanager
@@ -40,7 +31,7 @@ def _built(recipe: str) -> Iterator[algorithms.Trainable]:
   os.chdir(commands.ROOT)  # Recipes name each other from there.
   with flagsaver.flagsaver():
     try:
-      flags.FLAGS(['train', f'--flagfile={path}', *_TINY])
+      flags.FLAGS(['train', f'--flagfile={path}', *commands.TINY_DOCUMENTS])
       yield run.trainable(run.task())
     finally:
       os.chdir(before)
