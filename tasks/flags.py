@@ -366,7 +366,7 @@ class RunFlags:
     flags.DEFINE_float(
       'divergence_factor',
       3.0,
-      "Stop when the loss stays above this many times the first round's.",
+      'Stop when the loss stays above this many times the first one.',
       lower_bound=1.0,
     )
     flags.DEFINE_bool('tensorboard', True, 'Write TensorBoard events.')

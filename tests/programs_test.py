@@ -471,6 +471,15 @@ def test_a_run_that_ends_exploded_has_diverged(plain):
   assert result.best_round == 3
 
 
+def test_losses_of_the_validation_are_compared_with_each_other(plain):
+  """Others' examples may be far worse than those that clients train on."""
+  exam = plain.validation
+  far = small_runs.pack(exam.evaluation.example_spec, 'validation', 5, 10.0)
+  result = plain.train(validation=programs.Exam(exam.evaluation, far))
+  assert result.validation['loss'] > 30 * result.train['loss']
+  assert not result.diverged
+
+
 def test_where_nobody_can_be_measured_there_is_no_metric(plain):
   weights = plain.process.get_model_weights(plain.process.initialize())
   weights = tf.nest.map_structure(lambda w: w * np.nan, weights)

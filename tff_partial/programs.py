@@ -103,6 +103,7 @@ class _Run:
       'best_validation': None,
       'validation': None,
       'first_loss': None,
+      'first_validation_loss': None,
       'exploded': 0,
       'train': {},
     }
@@ -151,7 +152,9 @@ class _Run:
     if measured is None:
       return False
     size = measured['num_clients'] + measured['num_not_finite']
-    return stop.has_exploded(measured, self.notes['first_loss'], size)
+    return stop.has_exploded(
+      measured, self.notes.get('first_validation_loss'), size
+    )
 
   def progress(self, choices: Mapping[str, bool]) -> checkpoints.Progress:
     """Everything a checkpoint must hold."""
@@ -519,12 +522,17 @@ def _count_explosions(
   notes['train'] = dict(train_metrics)
   if not size:
     return
-  loss = train_metrics['loss']
-  measured = train_metrics['num_clients'] and math.isfinite(loss)
-  if notes['first_loss'] is None and measured:
-    notes['first_loss'] = loss
+  _note_first_loss(run, 'first_loss', train_metrics)
   exploded = stop.has_exploded(train_metrics, notes['first_loss'], size)
   notes['exploded'] = notes['exploded'] + 1 if exploded else 0
+
+
+def _note_first_loss(run: _Run, name: str, measured: Mapping[str, Any]) -> None:
+  """Notes a loss to compare later ones with, unless there is one already."""
+  loss = measured['loss']
+  if measured['num_clients'] and math.isfinite(loss):
+    if run.notes.get(name) is None:
+      run.notes[name] = loss
 
 
 def _row(
@@ -556,6 +564,7 @@ def _validate(
   measured = evaluate(exam, weights, seed, run.store)
   notes = run.notes
   notes['validation'] = measured
+  _note_first_loss(run, 'first_validation_loss', measured)
   if select.is_better(measured, notes['best_validation']):
     notes.update(best_validation=measured, best_round=run.round)
     run.best_weights = weights

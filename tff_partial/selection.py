@@ -46,10 +46,13 @@ class Selection:
 class StoppingRule:
   """When a run has diverged and is stopped instead of being trained on.
 
-  Weights can explode and stay finite for a thousand rounds.
+  Weights can explode and stay finite for a thousand rounds. Losses in training
+  are compared with the first one in training, those of the validation clients
+  with their first: where clients fit part of the model to the examples they are
+  trained on, the two differ by far from the start.
 
   Attributes:
-    factor: A loss above this many times the first round's loss is an explosion.
+    factor: A loss above this many times the first one is an explosion.
     share_not_finite: More clients than this share without finite losses and
       weights are one, too.
     rounds: So many exploded rounds in a row stop the run.
@@ -61,19 +64,19 @@ class StoppingRule:
 
   def has_exploded(
     self,
-    train: Mapping[str, Any],
+    measured: Mapping[str, Any],
     first_loss: float | None,
     num_clients: int,
   ) -> bool:
     """Says whether a round has exploded.
 
     Args:
-      train: The round's training metrics.
-      first_loss: The loss of the first round that had one.
-      num_clients: The size of the cohort.
+      measured: Metrics of a round's training, or of a validation.
+      first_loss: The first loss of that kind, if there was one.
+      num_clients: How many clients were to be measured.
     """
-    loss = float(train['loss'])
-    lost = int(train['num_not_finite'])
+    loss = float(measured['loss'])
+    lost = int(measured['num_not_finite'])
     if not math.isfinite(loss) or lost > self.share_not_finite * num_clients:
       return True
     # As many times the first loss; some losses are negative.
