@@ -12,10 +12,12 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import client_state
 from tff_partial import client_work
+from tff_partial import clippings
 from tff_partial import groups
 from tff_partial import local_training
 from tff_partial import models
 from tff_partial import phases
+from tff_partial import privacy
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
@@ -25,6 +27,10 @@ from tff_partial.phases import Phase
 
 layers = tf.keras.layers
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
+_PRIVATE = privacy.private_mean(
+  clippings.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
+)
+_SCALED = client_state.keep_local._replace(rule=client_state.scaled_by_share)
 
 
 def _compose(
@@ -354,6 +360,14 @@ def _without_global() -> models.PartialModel:
       'No phase of the round is measured, so that no client would have',
     ),
     ({'work': []}, 'No phase of the round is measured'),
+    (
+      {'aggregator': _PRIVATE, 'memory': _SCALED},
+      'private_rule: clients would send the sum that its `summarize` makes',
+    ),
+    (
+      {'aggregator': _PRIVATE, 'rematch': groups.Assign(lambda _: 0)},
+      'rematch: clients would send how many would move .* Leave rematch out',
+    ),
   ],
 )
 def test_parts_that_do_not_fit_are_refused(process, options, message):

@@ -24,6 +24,7 @@ from tff_partial import examples
 from tff_partial import groups
 from tff_partial import models
 from tff_partial import phases
+from tff_partial import privacy
 from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial import tracing
@@ -165,6 +166,28 @@ def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
       'The server optimizer must be one of `tff.learning.optimizers`, found '
       f'{type(server_optimizer).__name__}.'
     )
+
+
+def _check_privacy(
+  aggregator: AggregationFactory,
+  rule: client_state.PrivateRule | None,
+  rematch: groups.Assign | None,
+) -> None:
+  """Refuses what clients would send beside what the aggregator noises."""
+  if not isinstance(aggregator, privacy.PrivateFactory):
+    return
+  if not aggregator.noise_multiplier:
+    return
+  for name, given, sent in (
+    ('private_rule', rule, 'the sum that its `summarize` makes'),
+    ('rematch', rematch, 'how many would move between groups'),
+  ):
+    if given is not None:
+      raise client_work.CompositionError(
+        f'{name}: clients would send {sent}, exactly, beside the updates that '
+        'the private aggregator noises, and nobody would account for it. Leave '
+        f'{name} out, or take an aggregator without noise.'
+      )
 
 
 def _check_local(does: client_work.ClientWork) -> None:
@@ -445,11 +468,14 @@ def compose(
       remembers of the weights.
 
   Raises:
-    CompositionError, PhaseError, GroupError: If the parts do not fit together.
+    CompositionError, PhaseError, GroupError: If the parts do not fit together,
+      among them a private aggregator and something that would be sent without
+      its noise.
   """
   aggregator = aggregator or aggregators.MeanFactory()
   server_optimizer = server_optimizer or phases.sgd(1.0)
   _check_joining(aggregator, server_optimizer)
+  _check_privacy(aggregator, memory.rule, rematch)
   does = client_work.ClientWork(model, memory, work, 'round')
   if tiers.GLOBAL not in model.tiers:
     raise client_work.CompositionError(
