@@ -334,11 +334,22 @@ def test_a_ledger_bounds_what_is_spent(sampling):
     assert exact * (1.0 - 1e-9) <= spent[rounds] < 1.5 * exact
 
 
+@pytest.mark.parametrize('noise', [0.8, 3.0, 60.0])
+def test_what_is_known_beforehand_changes_nothing(noise):
+  sampling = accounting.PoissonSampling(0.2)
+  expected = accounting.epsilon(noise, sampling, 50, _DELTA)
+  for at_most in (expected, 1.5 * expected, 40 * expected):
+    found = accounting.epsilon(noise, sampling, 50, _DELTA, at_most=at_most)
+    assert found == expected
+
+
 def test_a_ledger_counts_little(monkeypatch):
   counted = []
   epsilon = accounting.epsilon
   monkeypatch.setattr(
-    accounting, 'epsilon', lambda *args: counted.append(1) or epsilon(*args)
+    accounting,
+    'epsilon',
+    lambda *args, **more: counted.append(1) or epsilon(*args, **more),
   )
   ledger = privacy_plans.PrivacyLedger(_plan(noise_multiplier=1.0))
   for rounds in [*range(101), *range(101)]:

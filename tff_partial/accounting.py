@@ -33,12 +33,19 @@ from tff_partial import errors
 # are the steps for epsilons up to a size: finer ones take more time and change
 # the fourth digit.
 _LOSS_STEPS = {math.inf: 1e-2, 20.0: 2e-3, 0.5: 1e-4}
+# Renyi orders that take a formula of few terms where clients are sampled.
+_WHOLE_ORDERS = (*range(2, 65), 128, 256, 512)
 # Renyi orders, where all of dp-accounting's would take seconds.
 _FEW_ORDERS = (1.25, 1.5, 1.75, *range(2, 25), *range(28, 65, 4), 128, 256, 512)
 # Noise is calibrated to this relative precision.
 _PRECISION = 1e-4
 # Noise beyond any use, where the search for an epsilon ends.
 _MOST_NOISE = 1e4
+
+
+def _loss_step(size: float) -> float:
+  """The step for epsilons up to a size."""
+  return min(step for most, step in _LOSS_STEPS.items() if size <= most)
 
 
 class AccountingError(errors.UserError, ValueError):
@@ -89,8 +96,20 @@ class Sampling(abc.ABC):
     """A new accountant of Renyi divergences, which knows all samplings."""
     return dp_accounting.rdp.RdpAccountant(neighboring_relation=self.relation)
 
-  def cost(self, happened: dp_accounting.DpEvent, delta: float) -> float:
-    """The epsilon of events, at delta."""
+  def cost(
+    self,
+    happened: dp_accounting.DpEvent,
+    delta: float,
+    at_most: float = math.inf,
+  ) -> float:
+    """The epsilon of events.
+
+    Args:
+      happened: The events.
+      delta: At which epsilon is wanted.
+      at_most: What epsilon is known not to exceed, which saves time.
+    """
+    del at_most
     accountant = self.accountant(math.inf)
     return float(accountant.compose(happened).get_epsilon(delta))
 
@@ -103,19 +122,27 @@ class AddOrRemoveSampling(Sampling):
 
   def accountant(self, size: float) -> dp_accounting.PrivacyAccountant:
     """Counts by privacy loss distributions."""
-    step = min(step for most, step in _LOSS_STEPS.items() if size <= most)
     return dp_accounting.pld.PLDAccountant(
-      self.relation, value_discretization_interval=step
+      self.relation, value_discretization_interval=_loss_step(size)
     )
 
-  def cost(self, happened: dp_accounting.DpEvent, delta: float) -> float:
+  def renyi_accountant(self) -> dp_accounting.rdp.RdpAccountant:
+    """A new accountant of few orders; what it counts is a percent more."""
+    return dp_accounting.rdp.RdpAccountant(_WHOLE_ORDERS, self.relation)
+
+  def cost(
+    self,
+    happened: dp_accounting.DpEvent,
+    delta: float,
+    at_most: float = math.inf,
+  ) -> float:
     """The epsilon of events, in coarse steps first and then in finer ones."""
-    found = math.inf
-    for size in _LOSS_STEPS:
-      # Up to twice the size, so that no target is just missed.
-      if found <= 2.0 * size:
-        accountant = self.accountant(size)
-        found = float(accountant.compose(happened).get_epsilon(delta))
+    found, step = at_most, math.inf
+    # Up to twice the size, so that no target is just missed.
+    while _loss_step(found / 2.0) < step:
+      step = _loss_step(found / 2.0)
+      accountant = self.accountant(found / 2.0)
+      found = float(accountant.compose(happened).get_epsilon(delta))
     return found
 
 
@@ -311,6 +338,7 @@ def epsilon(
   rounds: int,
   delta: float,
   once: Sequence[float] = (),
+  at_most: float = math.inf,
 ) -> float:
   """The epsilon of a whole run; infinity without noise.
 
@@ -320,6 +348,7 @@ def epsilon(
     rounds: As there.
     delta: At which epsilon is wanted.
     once: As there.
+    at_most: What it is known not to exceed, which saves time.
 
   Raises:
     AccountingError: If an argument is impossible.
@@ -329,7 +358,8 @@ def epsilon(
     return 0.0
   if not noise_multiplier and rounds:
     return math.inf
-  return sampling.cost(event(noise_multiplier, sampling, rounds, once), delta)
+  happened = event(noise_multiplier, sampling, rounds, once)
+  return sampling.cost(happened, delta, at_most)
 
 
 def local_epsilon(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import dp_accounting
@@ -171,6 +172,7 @@ def plan(
       f'publishing one user of {population} would be allowed at {delta:.3g}.'
     )
   accounting.check(rounds > 0, 'A number of rounds must be positive', rounds)
+  expected = math.inf if target_epsilon is None else target_epsilon
   if target_epsilon is not None and noise_multiplier is None:
     noise_multiplier = accounting.calibrate(
       target_epsilon,
@@ -191,7 +193,9 @@ def plan(
     noise_multiplier,
   )
   planned = PrivacyPlan(
-    accounting.epsilon(noise_multiplier, kind, rounds, delta, once),
+    accounting.epsilon(
+      noise_multiplier, kind, rounds, delta, once, at_most=expected
+    ),
     delta,
     noise_multiplier,
     rounds,
@@ -232,7 +236,12 @@ class PrivacyLedger:
     if rounds == plan.rounds:
       return plan.epsilon
     return accounting.epsilon(
-      plan.noise_multiplier, plan.sampling, rounds, plan.delta, plan.once
+      plan.noise_multiplier,
+      plan.sampling,
+      rounds,
+      plan.delta,
+      plan.once,
+      at_most=plan.epsilon if rounds < plan.rounds else math.inf,
     )
 
   @functools.cached_property
