@@ -132,7 +132,18 @@ class DocumentFlags:
     flags.DEFINE_float(
       'dropout',
       sizes.dropout,
-      'Share of what the LSTM says that is dropped in training.',
+      'Share of what is said of a text that is dropped in training.',
+      lower_bound=0.0,
+    )
+    flags.DEFINE_bool(
+      'mean_of_places',
+      sizes.mean_of_places,
+      'The mean of all that is embedded is among what is said of a text.',
+    )
+    flags.DEFINE_float(
+      'unknown_users',
+      sizes.unknown_users,
+      "Share of the documents that are trained on without the user's vector.",
       lower_bound=0.0,
     )
 
@@ -153,6 +164,8 @@ class DocumentFlags:
       learned_default=FLAGS.learned_default,
       place_dropout=FLAGS.place_dropout,
       dropout=FLAGS.dropout,
+      mean_of_places=FLAGS.mean_of_places,
+      unknown_users=FLAGS.unknown_users,
     )
     return subreddit.Options(
       num_subreddits=FLAGS.num_subreddits,

@@ -7,10 +7,12 @@ user's vector is the client's own (`OWN`), a row of a table of all users
 
 Where this deviates from the paper, which prints no sizes: what the LSTM says at
 all places of the text is joined by its maximum and its mean, which learn faster
-than its last value alone. And two options, both off at first, make texts
-shorter and reading them easier: characters can be embedded with those before
-them (hashed n-grams), and the LSTM can read the maximum of several places as
-one.
+than its last value alone. Four options are off at first. Characters can be
+embedded with those before them (hashed n-grams), and the LSTM can read the
+maximum of several places as one, which makes texts shorter. The mean of what is
+embedded can stand beside what the LSTM says, as in a linear classifier of
+n-grams. And a share of the documents can be trained on as if nobody knew who
+wrote them: where the author tells nearly all, texts are hardly read otherwise.
 """
 
 import dataclasses
@@ -57,7 +59,11 @@ class Sizes:
       see `layers.PrivateVector`.
     place_dropout: Share of the places of a text, each with all its vectors,
       that are dropped in training.
-    dropout: Share of what the LSTM says that is dropped in training.
+    dropout: Share of what is said of a text that is dropped in training.
+    mean_of_places: Whether the mean of the vectors of all places is among what
+      is said of a text.
+    unknown_users: Share of the documents that are trained on without the user's
+      vector.
   """
 
   char_embedding: int = 16
@@ -70,6 +76,8 @@ class Sizes:
   learned_default: bool = False
   place_dropout: float = 0.0
   dropout: float = 0.0
+  mean_of_places: bool = False
+  unknown_users: float = 0.0
 
   def __post_init__(self) -> None:
     """Checks that a model can have these sizes."""
@@ -89,7 +97,7 @@ class Sizes:
         f'ngram_buckets: {self.ngram_buckets} rows cannot tell n-grams apart. '
         'Give at least 2.'
       )
-    for name in ('place_dropout', 'dropout'):
+    for name in ('place_dropout', 'dropout', 'unknown_users'):
       share = getattr(self, name)
       if not 0 <= share < 1:
         raise OptionError(
@@ -154,6 +162,10 @@ def build_document_model(
       vector = layers.Embedding(
         num_users, sizes.user_embedding, name='user_embedding'
       )(who)
+    if sizes.unknown_users:
+      vector = SometimesUnknown(sizes.unknown_users, name='unknown_users')(
+        vector
+      )
     said = layers.Concatenate(name='text_and_user')([said, vector])
   for number, units in enumerate(sizes.mlp_units):
     said = layers.Dense(units, 'relu', name=f'mlp_{number}')(said)
@@ -196,22 +208,24 @@ def _read(text: Any, vocabulary_size: int, sizes: Sizes) -> Any:
       noise_shape=(None, text.shape[1], 1),
       name='place_dropout',
     )(said)
+  steps = said
   if sizes.places_per_step > 1:
-    said = layers.MaxPooling1D(sizes.places_per_step, name='steps')(said)
-  said = layers.Concatenate(name='both_directions')(
+    steps = layers.MaxPooling1D(sizes.places_per_step, name='steps')(said)
+  heard = layers.Concatenate(name='both_directions')(
     [
-      FusedLSTM(sizes.lstm_units, name='lstm_forward')(said),
+      FusedLSTM(sizes.lstm_units, name='lstm_forward')(steps),
       FusedLSTM(sizes.lstm_units, go_backwards=True, name='lstm_backward')(
-        said
+        steps
       ),
     ]
   )
-  return layers.Concatenate(name='text_representation')(
-    [
-      layers.GlobalMaxPooling1D(name='maximum')(said),
-      layers.GlobalAveragePooling1D(name='mean')(said),
-    ]
-  )
+  representation = [
+    layers.GlobalMaxPooling1D(name='maximum')(heard),
+    layers.GlobalAveragePooling1D(name='mean')(heard),
+  ]
+  if sizes.mean_of_places:
+    representation.append(MeanOfPlaces(name='mean_of_places')([said, text]))
+  return layers.Concatenate(name='text_representation')(representation)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -291,6 +305,48 @@ class FusedLSTM(tf.keras.layers.Layer):
       'units': self.units,
       'go_backwards': self.go_backwards,
     }
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class MeanOfPlaces(tf.keras.layers.Layer):
+  """The mean of the vectors of a text's characters, without those that pad it.
+
+  Maps `[batch, time, size]` and the characters, integers `[batch, time]`, to
+  `[batch, size]`; a text without characters to zeros.
+  """
+
+  def call(self, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    vectors, text = inputs
+    is_text = tf.cast(tf.not_equal(text, 0), vectors.dtype)[..., tf.newaxis]
+    total = tf.reduce_sum(vectors * is_text, axis=1)
+    return total / tf.maximum(tf.reduce_sum(is_text, axis=1), 1.0)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class SometimesUnknown(tf.keras.layers.Layer):
+  """Users' vectors, of which some are zero in training.
+
+  Maps `[batch, size]` to the same. Unlike dropout it leaves those that stay as
+  they are, since what follows must do without the others.
+  """
+
+  def __init__(self, share: float, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      share: How many of the vectors are zero, of one.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.share = share
+    self.drop = tf.keras.layers.Dropout(share, noise_shape=(None, 1))
+
+  def call(self, vectors: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+    stays = self.drop(tf.ones_like(vectors), training=training)
+    return vectors * tf.minimum(stays, 1.0)
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'share': self.share}
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')

@@ -107,6 +107,26 @@ def test_ngrams_of_long_vocabularies_do_not_overflow():
   assert numbers.min() >= 1 and numbers.max() < 50
 
 
+def test_the_mean_of_places_leaves_out_padding():
+  vectors = tf.constant([[[1.0, 8.0], [3.0, 0.0], [9.0, 9.0]]] * 2)
+  text = tf.constant([[7, 4, 0], [0, 0, 0]], tf.uint8)
+  mean = subreddit_models.MeanOfPlaces()((vectors, text))
+  assert mean.numpy().tolist() == [[2.0, 4.0], [0.0, 0.0]]
+
+
+def test_users_are_unknown_in_training_alone():
+  layer = subreddit_models.SometimesUnknown(0.25)
+  vectors = tf.random.stateless_uniform([400, 3], [1, 2], minval=1.0)
+  np.testing.assert_array_equal(layer(vectors), vectors)
+  left = layer(vectors, training=True).numpy()
+  is_unknown = (left == 0).all(axis=1)
+  assert 60 < is_unknown.sum() < 140
+  # The others are as they were, not enlarged as dropout would.
+  np.testing.assert_array_equal(left[~is_unknown], vectors[~is_unknown])
+  again = subreddit_models.SometimesUnknown.from_config(layer.get_config())
+  assert again.share == 0.25
+
+
 # ---- the model ---------------------------------------------------------------
 
 
@@ -146,10 +166,15 @@ def test_all_options_together():
     place_dropout=0.2,
     mlp_units=(5, 4),
     dropout=0.5,
+    mean_of_places=True,
+    unknown_users=0.5,
   )
   names = {layer.name for layer in model.layers}
   assert {'ngram_embedding_2', 'ngram_embedding_4', 'mlp_1'} <= names
   assert model.get_layer('steps').output_shape == (None, 4, 9)
+  # Two directions by maximum and by mean, and what was embedded of places.
+  said = model.get_layer('text_representation').output_shape
+  assert said == (None, 2 * 8 + 9)
   assert model(_texts()).shape == (8, 6)
 
 
@@ -199,6 +224,7 @@ def test_texts_are_small_in_memory():
     ('place_dropout', 1.0),
     ('dropout', 1.0),
     ('dropout', -0.1),
+    ('unknown_users', 1.0),
   ],
 )
 def test_sizes_that_make_no_sense_are_refused(name, value):
