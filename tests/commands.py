@@ -47,6 +47,7 @@ TINY_DOCUMENTS = (
   '--max_chars=48',
   '--ngram_lengths=3',
   '--ngram_buckets=50',
+  '--places_per_step=4',
   '--char_embedding=4',
   '--lstm_units=4',
   '--user_embedding=5',
