@@ -33,19 +33,15 @@ from tff_partial import errors
 # are the steps for epsilons up to a size: finer ones take more time and change
 # the fourth digit.
 _LOSS_STEPS = {math.inf: 1e-2, 20.0: 2e-3, 0.5: 1e-4}
-# Renyi orders that take a formula of few terms where clients are sampled.
+# Renyi orders that take a formula of few terms where clients are sampled
+# independently; what they count is a percent more than with all orders.
 _WHOLE_ORDERS = (*range(2, 65), 128, 256, 512)
-# Renyi orders, where all of dp-accounting's would take seconds.
+# Renyi orders for cohorts of a fixed size, whose theorem takes long for each.
 _FEW_ORDERS = (1.25, 1.5, 1.75, *range(2, 25), *range(28, 65, 4), 128, 256, 512)
 # Noise is calibrated to this relative precision.
 _PRECISION = 1e-4
 # Noise beyond any use, where the search for an epsilon ends.
 _MOST_NOISE = 1e4
-
-
-def _loss_step(size: float) -> float:
-  """The step for epsilons up to a size."""
-  return min(step for most, step in _LOSS_STEPS.items() if size <= most)
 
 
 class AccountingError(errors.UserError, ValueError):
@@ -70,12 +66,15 @@ class Sampling(abc.ABC):
     neighbours: Which two datasets must look alike, for reports.
     relation: The same for dp-accounting.
     distance: How many clips one user moves a sum by.
+    renyi_orders: Which Renyi divergences are counted; None for all that
+      dp-accounting counts.
   """
 
   name: str
   neighbours: str
   relation: dp_accounting.NeighboringRelation
   distance: float = 1.0
+  renyi_orders: Sequence[float] | None = None
 
   @abc.abstractmethod
   def event(
@@ -94,7 +93,12 @@ class Sampling(abc.ABC):
 
   def renyi_accountant(self) -> dp_accounting.rdp.RdpAccountant:
     """A new accountant of Renyi divergences, which knows all samplings."""
-    return dp_accounting.rdp.RdpAccountant(neighboring_relation=self.relation)
+    return dp_accounting.rdp.RdpAccountant(self.renyi_orders, self.relation)
+
+  def loss_step(self, size: float) -> float:
+    """How finely `accountant(size)` counts; Renyi divergences know one way."""
+    del size
+    return 1.0
 
   def cost(
     self,
@@ -102,16 +106,20 @@ class Sampling(abc.ABC):
     delta: float,
     at_most: float = math.inf,
   ) -> float:
-    """The epsilon of events.
+    """The epsilon of events, in coarse steps first and then in finer ones.
 
     Args:
       happened: The events.
       delta: At which epsilon is wanted.
       at_most: What epsilon is known not to exceed, which saves time.
     """
-    del at_most
-    accountant = self.accountant(math.inf)
-    return float(accountant.compose(happened).get_epsilon(delta))
+    found, last = at_most, math.inf
+    # Up to twice the size, so that no target is just missed.
+    while self.loss_step(found / 2.0) < last:
+      last = self.loss_step(found / 2.0)
+      accountant = self.accountant(found / 2.0)
+      found = float(accountant.compose(happened).get_epsilon(delta))
+    return found
 
 
 class AddOrRemoveSampling(Sampling):
@@ -119,31 +127,17 @@ class AddOrRemoveSampling(Sampling):
 
   neighbours = 'one user more or less'
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+  renyi_orders = _WHOLE_ORDERS
 
   def accountant(self, size: float) -> dp_accounting.PrivacyAccountant:
     """Counts by privacy loss distributions."""
     return dp_accounting.pld.PLDAccountant(
-      self.relation, value_discretization_interval=_loss_step(size)
+      self.relation, value_discretization_interval=self.loss_step(size)
     )
 
-  def renyi_accountant(self) -> dp_accounting.rdp.RdpAccountant:
-    """A new accountant of few orders; what it counts is a percent more."""
-    return dp_accounting.rdp.RdpAccountant(_WHOLE_ORDERS, self.relation)
-
-  def cost(
-    self,
-    happened: dp_accounting.DpEvent,
-    delta: float,
-    at_most: float = math.inf,
-  ) -> float:
-    """The epsilon of events, in coarse steps first and then in finer ones."""
-    found, step = at_most, math.inf
-    # Up to twice the size, so that no target is just missed.
-    while _loss_step(found / 2.0) < step:
-      step = _loss_step(found / 2.0)
-      accountant = self.accountant(found / 2.0)
-      found = float(accountant.compose(happened).get_epsilon(delta))
-    return found
+  def loss_step(self, size: float) -> float:
+    """The step for epsilons up to a size."""
+    return min(step for most, step in _LOSS_STEPS.items() if size <= most)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,10 +188,7 @@ class FixedSizeSampling(Sampling):
   neighbours = 'one user replaced'
   relation = dp_accounting.NeighboringRelation.REPLACE_ONE
   distance = 2.0
-
-  def renyi_accountant(self) -> dp_accounting.rdp.RdpAccountant:
-    """Counts with few orders: each takes this theorem long."""
-    return dp_accounting.rdp.RdpAccountant(_FEW_ORDERS, self.relation)
+  renyi_orders = _FEW_ORDERS
 
   def __post_init__(self) -> None:
     check(

@@ -172,7 +172,6 @@ def plan(
       f'publishing one user of {population} would be allowed at {delta:.3g}.'
     )
   accounting.check(rounds > 0, 'A number of rounds must be positive', rounds)
-  expected = math.inf if target_epsilon is None else target_epsilon
   if target_epsilon is not None and noise_multiplier is None:
     noise_multiplier = accounting.calibrate(
       target_epsilon,
@@ -194,7 +193,12 @@ def plan(
   )
   planned = PrivacyPlan(
     accounting.epsilon(
-      noise_multiplier, kind, rounds, delta, once, at_most=expected
+      noise_multiplier,
+      kind,
+      rounds,
+      delta,
+      once,
+      at_most=math.inf if target_epsilon is None else target_epsilon,
     ),
     delta,
     noise_multiplier,

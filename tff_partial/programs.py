@@ -529,10 +529,9 @@ def _count_explosions(
 
 def _note_first_loss(run: _Run, name: str, measured: Mapping[str, Any]) -> None:
   """Notes a loss to compare later ones with, unless there is one already."""
-  loss = measured['loss']
-  if measured['num_clients'] and math.isfinite(loss):
-    if run.notes.get(name) is None:
-      run.notes[name] = loss
+  is_measured = measured['num_clients'] and math.isfinite(measured['loss'])
+  if is_measured and run.notes.get(name) is None:
+    run.notes[name] = measured['loss']
 
 
 def _row(
