@@ -34,7 +34,7 @@ from tff_partial import errors
 # the fourth digit.
 _LOSS_STEPS = {math.inf: 1e-2, 20.0: 2e-3, 0.5: 1e-4}
 # Renyi orders that take a formula of few terms where clients are sampled
-# independently; what they count is a percent more than with all orders.
+# independently; what they count is about a percent more than with all orders.
 _WHOLE_ORDERS = (*range(2, 65), 128, 256, 512)
 # Renyi orders for cohorts of a fixed size, whose theorem takes long for each.
 _FEW_ORDERS = (1.25, 1.5, 1.75, *range(2, 25), *range(28, 65, 4), 128, 256, 512)
