@@ -1,4 +1,4 @@
-"""What holds for all tests: TensorFlow keeps its remarks to itself."""
+"""What holds for all tests: a quiet TensorFlow, and names that stay."""
 
 import os
 import signal
@@ -11,3 +11,15 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 # all programs that they start; some tests are about just that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_make_parametrize_id(
+  config: object, val: object, argname: str
+) -> str | None:
+  """Names cases of bytes by their place.
+
+  Workers must find the same names, and bytes can differ between two seconds:
+  an archive's hold its time.
+  """
+  del config
+  return argname if isinstance(val, bytes) else None
