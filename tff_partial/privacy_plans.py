@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import dp_accounting
@@ -15,6 +14,8 @@ from tff_partial import privacy
 
 # At as many rounds the ledger counts exactly.
 _EXACT_ROUNDS = 5
+# There it counts as coarsely as for epsilons so many times the plan's.
+_ROUGHLY = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +199,7 @@ def plan(
       rounds,
       delta,
       once,
-      at_most=math.inf if target_epsilon is None else target_epsilon,
+      size=target_epsilon,
     ),
     delta,
     noise_multiplier,
@@ -233,9 +234,8 @@ class PrivacyLedger:
     """
     self.plan = plan
     self.simulation = simulation
-    self._exact = functools.lru_cache(self._count)
 
-  def _count(self, rounds: int) -> float:
+  def _exact(self, rounds: int) -> float:
     plan = self.plan
     if rounds == plan.rounds:
       return plan.epsilon
@@ -245,7 +245,7 @@ class PrivacyLedger:
       rounds,
       plan.delta,
       plan.once,
-      at_most=plan.epsilon if rounds < plan.rounds else math.inf,
+      size=_ROUGHLY * plan.epsilon,
     )
 
   @functools.cached_property
