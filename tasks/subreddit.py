@@ -315,10 +315,12 @@ class DocumentTask(KnowsUsers):
     """
     x: Any = self._texts[rows]
     if isinstance(example_spec['x'], Mapping):
-      x = {
+      inputs = {
         subreddit_models.TEXT: x,
         subreddit_models.USER: self.documents.author[rows],
+        subreddit_models.WHEN: self.documents.when[rows],
       }
+      x = {name: inputs[name] for name in example_spec['x']}
     fields = {'x': x, 'y': self.documents.label[rows]}
     if 'time' in example_spec:
       fields['time'] = self.documents.time[rows]

@@ -10,6 +10,7 @@ clients, and each author's documents are divided (`divide_orders`).
 import collections
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import functools
 import os
 import pathlib
 from typing import Any
@@ -77,6 +78,22 @@ class Documents:
 
   def __len__(self) -> int:
     return len(self.author)
+
+  @functools.cached_property
+  def bounds(self) -> np.ndarray:
+    """Where each author's documents begin, and the end, `[authors + 1]`."""
+    return np.searchsorted(self.author, np.arange(len(self.authors) + 1))
+
+  @functools.cached_property
+  def when(self) -> np.ndarray:
+    """Places in the authors' histories, by number, float32 `[documents]`.
+
+    0 is an author's first document and 1 its last.
+    """
+    bounds = self.bounds
+    first, last = bounds[:-1][self.author], bounds[1:][self.author] - 1
+    place = np.arange(len(self)) - first
+    return (place / np.maximum(last - first, 1)).astype(np.float32)
 
   @property
   def has_several_labels(self) -> np.ndarray:
@@ -191,9 +208,7 @@ def author_orders(
   documents: Documents, *, by_time: bool, seed: int
 ) -> Iterator[np.ndarray]:
   """Yields the places of each author's documents, in time or a drawn order."""
-  bounds = np.searchsorted(
-    documents.author, np.arange(len(documents.authors) + 1)
-  )
+  bounds = documents.bounds
   for author, start, end in zip(
     documents.authors, bounds[:-1], bounds[1:], strict=True
   ):

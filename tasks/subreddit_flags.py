@@ -123,6 +123,13 @@ class DocumentFlags:
       sizes.learned_default,
       'Users begin with a vector that all learn together.',
     )
+    flags.DEFINE_integer(
+      'control_points',
+      sizes.control_points,
+      "Vectors that are added to a user's, each around its time in the user's "
+      'history, so that users may change: 0, or 2 and more.',
+      lower_bound=0,
+    )
     flags.DEFINE_float(
       'place_dropout',
       sizes.place_dropout,
@@ -162,6 +169,7 @@ class DocumentFlags:
       mlp_units=_whole_numbers('mlp_units'),
       user_embedding=FLAGS.user_embedding or user_embedding,
       learned_default=FLAGS.learned_default,
+      control_points=FLAGS.control_points,
       place_dropout=FLAGS.place_dropout,
       dropout=FLAGS.dropout,
       mean_of_places=FLAGS.mean_of_places,

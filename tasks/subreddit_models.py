@@ -7,12 +7,15 @@ user's vector is the client's own (`OWN`), a row of a table of all users
 
 Where this deviates from the paper, which prints no sizes: what the LSTM says at
 all places of the text is joined by its maximum and its mean, which learn faster
-than its last value alone. Four options are off at first. Characters can be
+than its last value alone. Five options are off at first. Characters can be
 embedded with those before them (hashed n-grams), and the LSTM can read the
 maximum of several places as one, which makes texts shorter. The mean of what is
 embedded can stand beside what the LSTM says, as in a linear classifier of
-n-grams. And a share of the documents can be trained on as if nobody knew who
-wrote them: where the author tells nearly all, texts are hardly read otherwise.
+n-grams. A share of the documents can be trained on as if nobody knew who wrote
+them: where the author tells nearly all, texts are hardly read otherwise. And a
+user's vector can drift: to the one that stays is added what lies between the
+control points of the user's history (as biases do in Koren, Collaborative
+Filtering with Temporal Dynamics, KDD 2009).
 """
 
 import dataclasses
@@ -33,8 +36,8 @@ LOCAL_WEIGHTS = 'user_embedding/own'
 # Those of all users, in a table at the server.
 TABLE_WEIGHTS = 'user_embedding/embeddings'
 
-# The names of the inputs of the form `TABLE`.
-TEXT, USER = 'text', 'user'
+# The names of the inputs, of which a model has the first alone or several.
+TEXT, USER, WHEN = 'text', 'user', 'when'
 
 # A prime above the number of characters, and one that keeps int32 from
 # overflowing when it is multiplied by the former.
@@ -57,6 +60,8 @@ class Sizes:
     user_embedding: Length of a user's vector.
     learned_default: Whether users begin with a vector that all learn together;
       see `layers.PrivateVector`.
+    control_points: How many vectors, evenly over a user's history, are added to
+      the user's vector, each around its time; 0, or 2 and more.
     place_dropout: Share of the places of a text, each with all its vectors,
       that are dropped in training.
     dropout: Share of what is said of a text that is dropped in training.
@@ -74,6 +79,7 @@ class Sizes:
   mlp_units: tuple[int, ...] = (64,)
   user_embedding: int = 32
   learned_default: bool = False
+  control_points: int = 0
   place_dropout: float = 0.0
   dropout: float = 0.0
   mean_of_places: bool = False
@@ -92,6 +98,11 @@ class Sizes:
       _check_positive('mlp_units', units)
     for length in self.ngram_lengths:
       _check_positive('ngram_lengths', length)
+    if self.control_points < 0 or self.control_points == 1:
+      raise OptionError(
+        f'control_points: {self.control_points} cannot say how a user changes '
+        'between a beginning and an end. Give 0, or at least 2.'
+      )
     if self.ngram_buckets < 2:
       raise OptionError(
         f'ngram_buckets: {self.ngram_buckets} rows cannot tell n-grams apart. '
@@ -125,7 +136,9 @@ def build_document_model(
       logit, `[batch]`.
     sizes: The sizes of the layers.
     user: One of `USER_FORMS`: whose vector goes in. With `TABLE` the input is a
-      mapping of `TEXT` and `USER`, int32 `[batch]`.
+      mapping of `TEXT` and `USER`, int32 `[batch]`; with control points it
+      holds `WHEN`, too, float32 `[batch]`, from 0 for the beginning of the
+      user's history to 1 for its end.
     num_users: Number of users, for `TABLE`.
 
   Raises:
@@ -145,23 +158,26 @@ def build_document_model(
     raise OptionError(f'user: {user!r} is none of {", ".join(USER_FORMS)}.')
   layers = tf.keras.layers
   text = layers.Input([max_chars], dtype=text_type(vocabulary_size), name=TEXT)
-  inputs: Any = text
+  inputs = {TEXT: text}
   said = _read(text, vocabulary_size, sizes)
   if sizes.dropout:
     said = layers.Dropout(sizes.dropout, name='text_dropout')(said)
   if user != NOBODY:
+    num_vectors = 1 + sizes.control_points
     if user == OWN:
       vector = our_layers.PrivateVector(
-        sizes.user_embedding,
+        num_vectors * sizes.user_embedding,
         learned_default=sizes.learned_default,
         name='user_embedding',
       )(said)
     else:
-      who = layers.Input([], dtype=tf.int32, name=USER)
-      inputs = {TEXT: text, USER: who}
+      inputs[USER] = layers.Input([], dtype=tf.int32, name=USER)
       vector = layers.Embedding(
-        num_users, sizes.user_embedding, name='user_embedding'
-      )(who)
+        num_users, num_vectors * sizes.user_embedding, name='user_embedding'
+      )(inputs[USER])
+    if sizes.control_points:
+      inputs[WHEN] = layers.Input([], name=WHEN)
+      vector = Drift(num_vectors, name='drift')([vector, inputs[WHEN]])
     if sizes.unknown_users:
       vector = SometimesUnknown(sizes.unknown_users, name='unknown_users')(
         vector
@@ -172,7 +188,9 @@ def build_document_model(
   logits = layers.Dense(num_outputs or 1, name='logits')(said)
   if num_outputs is None:
     logits = layers.Reshape((), name='without_axis')(logits)
-  return tf.keras.Model(inputs, logits, name='document_model')
+  return tf.keras.Model(
+    inputs if len(inputs) > 1 else text, logits, name='document_model'
+  )
 
 
 def text_type(vocabulary_size: int) -> tf.DType:
@@ -320,6 +338,39 @@ class MeanOfPlaces(tf.keras.layers.Layer):
     is_text = tf.cast(tf.not_equal(text, 0), vectors.dtype)[..., tf.newaxis]
     total = tf.reduce_sum(vectors * is_text, axis=1)
     return total / tf.maximum(tf.reduce_sum(is_text, axis=1), 1.0)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class Drift(tf.keras.layers.Layer):
+  """What a user is like at a time: a vector that stays, and one that changes.
+
+  Maps vectors `[batch, vectors * size]` and times `[batch]`, from 0 to 1, to
+  `[batch, size]`: the sum of the first vector and of what lies, at that time,
+  on straight lines between the others, which are evenly spaced control points.
+  """
+
+  def __init__(self, num_vectors: int, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      num_vectors: The vector that stays and the control points, at least two.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.num_vectors = num_vectors
+
+  def call(self, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    vectors, when = inputs
+    size = vectors.shape[-1] // self.num_vectors
+    vectors = tf.reshape(vectors, [-1, self.num_vectors, size])
+    last = self.num_vectors - 2
+    points = tf.range(last + 1, dtype=vectors.dtype)
+    distance = tf.abs(when[:, tf.newaxis] * last - points)
+    shares = tf.maximum(1.0 - distance, 0.0)[..., tf.newaxis]
+    return vectors[:, 0] + tf.reduce_sum(vectors[:, 1:] * shares, axis=1)
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'num_vectors': self.num_vectors}
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')

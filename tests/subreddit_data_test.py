@@ -78,6 +78,8 @@ def test_comments_are_sorted_by_author_and_time(tmp_path):
   # The commonest is first; of equally common ones the first by name.
   assert documents.labels == ('nba', 'cfb', 'pics')
   assert documents.has_several_labels.tolist() == [True, True, False]
+  # From 0 for an author's first document to 1 for its last.
+  assert documents.when.tolist() == [0.0, 0.5, 1.0, 0.0, 0.5, 1.0, 0.0]
 
 
 def test_several_files_are_one_data_set(tmp_path):

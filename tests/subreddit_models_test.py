@@ -127,6 +127,16 @@ def test_users_are_unknown_in_training_alone():
   assert again.share == 0.25
 
 
+def test_a_vector_drifts_between_control_points():
+  layer = subreddit_models.Drift(4)
+  vectors = tf.constant([[5.0, 5.0, 0.0, 10.0, 2.0, 20.0, 8.0, 0.0]] * 5)
+  times = tf.constant([0.0, 0.25, 0.5, 0.6, 1.0])
+  expected = [[5, 15], [6, 20], [7, 25], [8.2, 21], [13, 5]]
+  np.testing.assert_allclose(layer((vectors, times)), expected, rtol=1e-6)
+  again = subreddit_models.Drift.from_config(layer.get_config())
+  assert again.num_vectors == 4
+
+
 # ---- the model ---------------------------------------------------------------
 
 
@@ -156,6 +166,21 @@ def test_a_row_of_the_table_is_a_vector_of_ones_own():
   np.testing.assert_allclose(own(_texts()), by_table, rtol=1e-5)
   other = table({'text': _texts(), 'user': np.full(8, 4)})
   assert np.abs(other - by_table).max() > 1e-3
+
+
+@pytest.mark.parametrize('user', [OWN, TABLE])
+def test_users_who_drift_have_a_vector_for_each_control_point(user):
+  model = _build(user, control_points=3)
+  shapes = {v.name: v.shape.as_list() for v in model.variables}
+  rows = {OWN: [4 * 7], TABLE: [9, 4 * 7]}[user]
+  (name,) = [name for name in shapes if name.startswith('user_embedding')]
+  assert shapes[name] == rows
+  inputs = {'text': np.repeat(_texts()[:1], 3, axis=0)}
+  inputs['when'] = np.array([0.0, 0.1, 1.0], np.float32)
+  if user == TABLE:
+    inputs['user'] = np.full(3, 2)
+  first, second, last = model(inputs).numpy()
+  assert 0 < np.abs(second - first).max() < np.abs(last - first).max()
 
 
 def test_all_options_together():
@@ -217,6 +242,8 @@ def test_texts_are_small_in_memory():
     ('char_embedding', 0),
     ('lstm_units', -1),
     ('user_embedding', 0),
+    ('control_points', 1),
+    ('control_points', -1),
     ('places_per_step', 0),
     ('mlp_units', (5, 0)),
     ('ngram_lengths', (0,)),

@@ -1,5 +1,6 @@
 """Laws of the tasks with documents: who is measured on what, and learning."""
 
+import dataclasses
 import json
 import os
 
@@ -144,6 +145,22 @@ def test_the_table_is_told_who_writes(task):
   assert set(mine['x']['user'].tolist()) == {author}
   own = _client(task, 'train', _AUTHOR, task.model.example_spec)
   np.testing.assert_array_equal(mine['x']['text'], own['x'])
+
+
+def test_who_drifts_is_told_when_it_writes():
+  sizes = dataclasses.replace(_SIZES, control_points=3)
+  task = subreddit.Subreddit(
+    subreddit_synthetic.comments(10, 2, 20),
+    dataclasses.replace(_options(), sizes=sizes),
+    0,
+  )
+  spec = dict(task.model.example_spec, time=tf.TensorSpec([], tf.int64))
+  mine = _client(task, 'train', _AUTHOR, spec)
+  assert sorted(mine['x']) == ['text', 'when']
+  by_time = mine['x']['when'][np.argsort(mine['time'])]
+  assert np.all(np.diff(by_time) > 0) and 0 <= by_time[0] < by_time[-1] <= 1
+  spec = task.model_with(TABLE).example_spec
+  assert sorted(spec['x']) == ['text', 'user', 'when']
 
 
 def test_a_split_by_time_gets_the_times(task):
@@ -300,12 +317,17 @@ def test_flags_say_what_the_options_say():
     options = tasks['subreddit'].documents.get(32)
     assert options == subreddit.Options()
     with flagsaver.flagsaver(
-      ngram_lengths='3,4', mlp_units='', user_embedding=9, max_documents=0
+      ngram_lengths='3,4',
+      mlp_units='',
+      user_embedding=9,
+      max_documents=0,
+      control_points=5,
     ):
       options = tasks['sticker'].documents.get(4)
     assert options.sizes.ngram_lengths == (3, 4)
     assert options.sizes.mlp_units == ()
     assert options.sizes.user_embedding == 9
+    assert options.sizes.control_points == 5
     assert options.max_documents is None
     with flagsaver.flagsaver(mlp_units='a'):
       with pytest.raises(OptionError, match='--mlp_units=a'):
