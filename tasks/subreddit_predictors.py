@@ -1,9 +1,10 @@
 """Predictors that read no text, to compare with those that do.
 
 They know the labels of some documents and who wrote what: the largest class,
-and each author's most frequent one. A model that reads is worth its price only
-as far as it is better. For a label of 0 or 1, which is ranked, they are a
-constant and each author's share of ones.
+each author's most frequent one, and that of the author's document which is
+nearest in time. A model that reads is worth its price only as far as it is
+better. For a label of 0 or 1, which is ranked, they are a constant, each
+author's share of ones, and the label nearest in time.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from sklearn import metrics
 from tasks import subreddit_data
 
 LARGEST_CLASS, AUTHOR_MAJORITY = 'largest_class', 'author_majority'
+AUTHOR_NEAREST = 'author_nearest_in_time'
 
 
 def accuracies(
@@ -22,7 +24,7 @@ def accuracies(
   own: np.ndarray,
   parts: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, float]]:
-  """Measures both predictors' share of right classes.
+  """Measures the predictors' share of right classes.
 
   An author of whom nothing is known, or several classes equally often, gets
   the one of these that is largest among all that is known.
@@ -40,14 +42,13 @@ def accuracies(
   share = sizes / (sizes.sum() + 1.0)  # Together below 1: they only break ties.
   counts = subreddit_data.label_counts(documents, own)
   predicted = {
-    LARGEST_CLASS: np.full(len(documents.authors), sizes.argmax()),
-    AUTHOR_MAJORITY: (counts + share).argmax(axis=1),
+    LARGEST_CLASS: np.full(len(documents), sizes.argmax()),
+    AUTHOR_MAJORITY: (counts + share).argmax(axis=1)[documents.author],
+    AUTHOR_NEAREST: _of_nearest(documents, own, float(sizes.argmax())),
   }
   return {
     name: {
-      part: float(
-        (labels[documents.author[rows]] == documents.label[rows]).mean()
-      )
+      part: float((labels[rows] == documents.label[rows]).mean())
       for part, rows in parts.items()
       if len(rows)
     }
@@ -61,7 +62,7 @@ def aucs(
   own: np.ndarray,
   parts: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, float]]:
-  """Measures both predictors' area under the ROC curve.
+  """Measures the predictors' area under the ROC curve.
 
   An author's share of ones counts the share of all authors as one document
   more, which is all that there is for an author of whom nothing is known.
@@ -79,18 +80,42 @@ def aucs(
   counts = subreddit_data.label_counts(documents, own)
   shares = (counts[:, 1] + overall) / (counts.sum(axis=1) + 1)
   predicted = {
-    LARGEST_CLASS: np.full(len(documents.authors), overall),
-    AUTHOR_MAJORITY: shares,
+    LARGEST_CLASS: np.full(len(documents), overall),
+    AUTHOR_MAJORITY: shares[documents.author],
+    AUTHOR_NEAREST: _of_nearest(documents, own, overall),
   }
   return {
     name: {
-      part: float(
-        metrics.roc_auc_score(
-          documents.label[rows], scores[documents.author[rows]]
-        )
-      )
+      part: float(metrics.roc_auc_score(documents.label[rows], scores[rows]))
       for part, rows in parts.items()
       if len(set(documents.label[rows].tolist())) > 1
     }
     for name, scores in predicted.items()
   }
+
+
+def _of_nearest(
+  documents: subreddit_data.Documents, own: np.ndarray, otherwise: float
+) -> np.ndarray:
+  """The label of its author's known document nearest in time, of each document.
+
+  Args:
+    documents: All documents, sorted by author and time.
+    own: Places of those that are known; of two equally near the earlier counts.
+    otherwise: For documents of authors of whom nothing is known.
+
+  Returns:
+    `[documents]`.
+  """
+  labels = np.full(len(documents), float(otherwise))
+  best = np.full(len(documents), np.inf)
+  known = np.sort(own)
+  place = np.searchsorted(known, np.arange(len(documents)), side='right')
+  for neighbour in (place - 1, place):
+    exists = (neighbour >= 0) & (neighbour < len(known))
+    row = np.append(known, 0)[np.where(exists, neighbour, 0)]
+    exists &= documents.author[row] == documents.author
+    distance = np.where(exists, abs(documents.time[row] - documents.time), best)
+    labels = np.where(distance < best, documents.label[row], labels)
+    best = np.minimum(best, distance)
+  return labels

@@ -303,12 +303,37 @@ def test_accuracies_can_be_counted_by_hand():
   assert found == {
     'largest_class': {'test': 0.75},
     'author_majority': {'test': 0.75},
+    # What ann wrote last, y, is right of the next of two.
+    'author_nearest_in_time': {'test': 0.75},
   }
   nobody = subreddit_predictors.accuracies(
     documents, known, known[:0], {'test': np.array([4])}
   )
   # Of whom nothing is known gets the largest class, y, and ann wrote x.
   assert nobody['author_majority'] == {'test': 0.0}
+  assert nobody['author_nearest_in_time'] == {'test': 0.0}
+
+
+def test_the_nearest_document_is_the_authors_own():
+  times = {'ann': (0, 10, 20, 30), 'bob': (40, 50, 60)}
+  documents = subreddit_data.from_records(
+    'test',
+    [
+      (author, label, time, '.')
+      for author, mine in times.items()
+      for time, label in zip(mine, 'xyzx', strict=False)
+    ],
+  )
+  x, y, z = (documents.labels.index(label) for label in 'xyz')
+  documents.time[1] = 9  # Nearer to the first than to the third document.
+  found = subreddit_predictors.accuracies(
+    documents,
+    np.arange(7),
+    np.array([5, 2, 0]),
+    {str(row): np.array([row]) for row in range(7)},
+  )['author_nearest_in_time']
+  said = np.array([x, x, z, z, y, y, y])
+  assert list(found.values()) == (said == documents.label).tolist()
 
 
 def test_areas_can_be_counted_by_hand():
@@ -329,6 +354,8 @@ def test_areas_can_be_counted_by_hand():
   # pairs (1, 0), one is a tie and two are in order.
   assert found['author_majority'] == {'test': pytest.approx(2.5 / 3)}
   assert found['largest_class'] == {'test': 0.5}
+  # The label before is 1 for both.
+  assert found['author_nearest_in_time'] == {'test': 0.5}
 
 
 # ---- invented documents ------------------------------------------------------
@@ -408,3 +435,5 @@ def test_the_real_comments_are_as_described():
   assert found['largest_class']['test'] == pytest.approx(0.51, abs=0.01)
   assert found['author_majority']['test'] == pytest.approx(0.915, abs=0.01)
   assert found['author_majority']['mixed'] == pytest.approx(0.795, abs=0.015)
+  nearest = found['author_nearest_in_time']
+  assert nearest['mixed'] == pytest.approx(0.88, abs=0.015)
