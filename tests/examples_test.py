@@ -43,6 +43,11 @@ def test_types_are_converted_where_nothing_is_lost(given, spec, result):
   np.testing.assert_array_equal(array, result)
 
 
+def test_numbers_are_arrays_of_one_number_where_these_are_asked_for():
+  array = examples.check_array([3, 4], tf.TensorSpec([1], tf.float32), 'here')
+  np.testing.assert_array_equal(array, np.float32([[3], [4]]))
+
+
 def _with(**fields) -> dict[str, dict]:
   return {
     **small_clients.clients(),

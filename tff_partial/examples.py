@@ -71,6 +71,9 @@ def map_fields(fn: Callable[..., Any], *structures: Any) -> Any:
 def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
   """Returns examples as an array of the spec's dtype, or says what is wrong.
 
+  Where an example is an array of one number, plain numbers will do, as in
+  Keras.
+
   Args:
     array: Values of one field, `[examples, ...]`.
     spec: Shape and dtype of one example.
@@ -88,6 +91,8 @@ def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
       f'{tuple(spec.shape)}.'
     ) from error
   wanted = spec.dtype.as_numpy_dtype
+  if array.ndim == 1 and tuple(spec.shape) == (1,):
+    array = array[:, np.newaxis]
   if tuple(array.shape[1:]) != tuple(spec.shape) or array.ndim == 0:
     raise ClientDataError(
       f'{where}: expected one example to have shape {tuple(spec.shape)}, found '
