@@ -163,6 +163,10 @@ class DocumentTask(KnowsUsers):
     self._texts = self.vocabulary.encode(
       documents.texts.tolist(), options.max_chars
     )
+    reserved = self.parts.first(subreddit_parts.NEW, options.num_reserved)
+    self._when = subreddit_data.places_in_history(
+      documents, np.concatenate([train, reserved])
+    )
     self._options = options
     self._seed = seed
     self._models: dict[str, models.PartialModel] = {}
@@ -318,7 +322,7 @@ class DocumentTask(KnowsUsers):
       inputs = {
         subreddit_models.TEXT: x,
         subreddit_models.USER: self.documents.author[rows],
-        subreddit_models.WHEN: self.documents.when[rows],
+        subreddit_models.WHEN: self._when[rows],
       }
       x = {name: inputs[name] for name in example_spec['x']}
     fields = {'x': x, 'y': self.documents.label[rows]}

@@ -10,7 +10,6 @@ clients, and each author's documents are divided (`divide_orders`).
 import collections
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-import functools
 import os
 import pathlib
 from typing import Any
@@ -78,22 +77,6 @@ class Documents:
 
   def __len__(self) -> int:
     return len(self.author)
-
-  @functools.cached_property
-  def bounds(self) -> np.ndarray:
-    """Where each author's documents begin, and the end, `[authors + 1]`."""
-    return np.searchsorted(self.author, np.arange(len(self.authors) + 1))
-
-  @functools.cached_property
-  def when(self) -> np.ndarray:
-    """Places in the authors' histories, by number, float32 `[documents]`.
-
-    0 is an author's first document and 1 its last.
-    """
-    bounds = self.bounds
-    first, last = bounds[:-1][self.author], bounds[1:][self.author] - 1
-    place = np.arange(len(self)) - first
-    return (place / np.maximum(last - first, 1)).astype(np.float32)
 
   @property
   def has_several_labels(self) -> np.ndarray:
@@ -204,11 +187,35 @@ def label_counts(documents: Documents, rows: np.ndarray) -> np.ndarray:
   return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
 
 
+def places_in_history(documents: Documents, known: np.ndarray) -> np.ndarray:
+  """Says when documents were written, by the author's documents that are known.
+
+  Args:
+    documents: All documents.
+    known: Places of those that are known.
+
+  Returns:
+    float32 `[documents]`: 0 for an author's first known document and what came
+    before it, 1 for its last one and what came after it, and between them by
+    their number.
+  """
+  known = np.sort(known)
+  rows = np.arange(len(documents))
+  author = documents.author[known]
+  first = np.searchsorted(author, documents.author)
+  last = np.searchsorted(author, documents.author, side='right') - 1
+  number = np.searchsorted(known, rows) - np.where(np.isin(rows, known), 0, 0.5)
+  place = (number - first) / np.maximum(last - first, 1)
+  return np.clip(place, 0.0, 1.0).astype(np.float32)
+
+
 def author_orders(
   documents: Documents, *, by_time: bool, seed: int
 ) -> Iterator[np.ndarray]:
   """Yields the places of each author's documents, in time or a drawn order."""
-  bounds = documents.bounds
+  bounds = np.searchsorted(
+    documents.author, np.arange(len(documents.authors) + 1)
+  )
   for author, start, end in zip(
     documents.authors, bounds[:-1], bounds[1:], strict=True
   ):

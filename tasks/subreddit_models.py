@@ -138,7 +138,7 @@ def build_document_model(
     user: One of `USER_FORMS`: whose vector goes in. With `TABLE` the input is a
       mapping of `TEXT` and `USER`, int32 `[batch]`; with control points it
       holds `WHEN`, too, float32 `[batch]`, from 0 for the beginning of the
-      user's history to 1 for its end.
+      user's known history to 1 for its end.
     num_users: Number of users, for `TABLE`.
 
   Raises:

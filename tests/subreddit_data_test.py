@@ -78,8 +78,6 @@ def test_comments_are_sorted_by_author_and_time(tmp_path):
   # The commonest is first; of equally common ones the first by name.
   assert documents.labels == ('nba', 'cfb', 'pics')
   assert documents.has_several_labels.tolist() == [True, True, False]
-  # From 0 for an author's first document to 1 for its last.
-  assert documents.when.tolist() == [0.0, 0.5, 1.0, 0.0, 0.5, 1.0, 0.0]
 
 
 def test_several_files_are_one_data_set(tmp_path):
@@ -312,6 +310,18 @@ def test_accuracies_can_be_counted_by_hand():
   # Of whom nothing is known gets the largest class, y, and ann wrote x.
   assert nobody['author_majority'] == {'test': 0.0}
   assert nobody['author_nearest_in_time'] == {'test': 0.0}
+
+
+def test_places_in_history_go_from_the_first_known_document_to_the_last():
+  documents = subreddit_data.from_records(
+    'test',
+    [('ann', 'x', time, '.') for time in range(6)]
+    + [('bob', 'x', time, '.') for time in range(3)]
+    + [('cat', 'x', 0, '.')],
+  )
+  # Known are ann's documents 1, 3 and 4, and bob's last one; of cat nothing is.
+  places = subreddit_data.places_in_history(documents, np.array([8, 4, 1, 3]))
+  assert places.tolist() == [0, 0, 0.25, 0.5, 1, 1, 0, 0, 0, 0]
 
 
 def test_the_nearest_document_is_the_authors_own():
