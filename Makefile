@@ -93,7 +93,7 @@ test-all: $(installed) ## run all tests, the slow ones too
 
 # In the order of benchmarks/README.md.
 benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \
-  aggregators scaling startup endurance stateful_round sparse_rows
+  aggregators scaling startup endurance stateful_round sparse_rows accounting
 
 .PHONY: bench
 bench: $(installed) ## run all benchmarks, one after the other

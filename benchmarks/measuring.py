@@ -317,6 +317,20 @@ def ending_children() -> Iterator[None]:
           child.kill()
 
 
+def new_process(*command: str) -> tuple[float, str]:
+  """Runs Python; returns the seconds and the last line that it wrote."""
+  started = time.monotonic()
+  done = subprocess.run(
+    [sys.executable, *command],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    text=True,
+    check=True,
+  )
+  lines = done.stdout.splitlines()
+  return time.monotonic() - started, lines[-1] if lines else ''
+
+
 class Worker:
   """A process of its own that does its work whenever it is asked.
 

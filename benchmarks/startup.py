@@ -9,8 +9,6 @@ alone, in a new process too, is what nobody can be faster than.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -56,27 +54,13 @@ def start(options: Any) -> dict[str, float]:
   return seconds
 
 
-def new_process(*command: str) -> tuple[float, str]:
-  """Runs Python; returns the seconds and the last line that it wrote."""
-  started = time.monotonic()
-  done = subprocess.run(
-    [sys.executable, *command],
-    cwd=measuring.ROOT,
-    stdout=subprocess.PIPE,
-    text=True,
-    check=True,
-  )
-  lines = done.stdout.splitlines()
-  return time.monotonic() - started, lines[-1] if lines else ''
-
-
 def compare(options: Any) -> None:
   """Starts again and again, in turn with a bare import."""
   measuring.begin('Start-up: MovieLens to the end of the first round')
   found: list[dict[str, float]] = []
 
   def ours() -> float:
-    _, answer = new_process(
+    _, answer = measuring.new_process(
       '-m',
       'benchmarks.startup',
       f'--started={time.monotonic()!r}',
@@ -88,7 +72,7 @@ def compare(options: Any) -> None:
     return sum(found[-1].values())
 
   def bare() -> float:
-    return new_process('-c', 'import tensorflow_federated')[0]
+    return measuring.new_process('-c', 'import tensorflow_federated')[0]
 
   names = ours_name, bare_name = 'first round', 'import of TFF alone'
   seconds = measuring.take_turns(

@@ -1,0 +1,88 @@
+"""What it costs to count privacy, beside the run that it is counted for.
+
+A private run of MovieLens from the start of its process to its end, and what of
+it is accounting, in a process of its own: the noise for the epsilon is found,
+and the ledger counts what is spent after each round.
+
+  python -m benchmarks.accounting
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+from benchmarks import measuring
+from tasks import runs
+from tff_partial import clippings
+from tff_partial import privacy_plans
+
+COUNTING, RUN = 'counting privacy', 'the whole run'
+
+
+def count(folder: pathlib.Path) -> float:
+  """Counts what the run in a folder counted, and returns the seconds."""
+  spent = json.loads((folder / runs.RESULT_FILE).read_text())['privacy']
+  started = time.perf_counter()
+  plan = privacy_plans.plan(
+    clippings.AdaptiveClip(),
+    target_epsilon=spent['epsilon'],
+    sampling=spent['sampling'],
+    **{
+      name: spent[name]
+      for name in ('delta', 'population', 'clients_per_round', 'rounds')
+    },
+  )
+  ledger = privacy_plans.PrivacyLedger(plan)
+  for number in range(1, plan.rounds + 1):
+    ledger.columns(number)
+  return time.perf_counter() - started
+
+
+def compare(options: Any, root: pathlib.Path) -> None:
+  """Runs and counts again and again, in turn."""
+  measuring.begin('Accounting: its share of a private run of MovieLens')
+  folders: list[pathlib.Path] = []
+
+  def run() -> float:
+    folders.append(root / str(len(folders)))
+    arguments = ['--flagfile=tasks/recipes/movielens_fed_recon_dp.flags']
+    if not os.environ.get('TFF_PARTIAL_DATA_DIR'):
+      arguments += ['--data=synthetic', '--clients_per_round=20']
+      measuring.say('Ratings are invented, for want of the data.')
+    return measuring.new_process(
+      '-m', 'tasks.train', *arguments, f'--output_dir={folders[-1]}'
+    )[0]
+
+  def counting() -> float:
+    command = ('-m', 'benchmarks.accounting', f'--count={folders[-1]}')
+    return float(measuring.new_process(*command)[1])
+
+  seconds = measuring.take_turns(
+    {RUN: run, COUNTING: counting},
+    repetitions=options.repetitions,
+    warm_up=options.warm_up,
+  )
+  measuring.ratio(seconds, COUNTING, RUN, goal='under 0.01')
+
+
+def main() -> None:
+  """Reads the arguments and measures, or counts once."""
+  parser = measuring.parser(__doc__)
+  add = parser.add_argument
+  add('--repetitions', type=int, default=3, help='turns of each that count')
+  add('--warm_up', type=int, default=0, help='turns of each before')
+  add('--count', type=pathlib.Path, help=argparse.SUPPRESS)
+  options = parser.parse_args()
+  if options.count is None:
+    with tempfile.TemporaryDirectory() as root:
+      compare(options, pathlib.Path(root))
+  else:
+    measuring.say(repr(count(options.count)))
+
+
+if __name__ == '__main__':
+  main()
