@@ -163,10 +163,6 @@ class DocumentTask(KnowsUsers):
     self._texts = self.vocabulary.encode(
       documents.texts.tolist(), options.max_chars
     )
-    reserved = self.parts.first(subreddit_parts.NEW, options.num_reserved)
-    self._when = subreddit_data.places_in_history(
-      documents, np.concatenate([train, reserved])
-    )
     self._options = options
     self._seed = seed
     self._models: dict[str, models.PartialModel] = {}
@@ -319,12 +315,11 @@ class DocumentTask(KnowsUsers):
     """
     x: Any = self._texts[rows]
     if isinstance(example_spec['x'], Mapping):
-      inputs = {
-        subreddit_models.TEXT: x,
-        subreddit_models.USER: self.documents.author[rows],
-        subreddit_models.WHEN: self._when[rows],
-      }
-      x = {name: inputs[name] for name in example_spec['x']}
+      x = {subreddit_models.TEXT: x}
+      if subreddit_models.USER in example_spec['x']:
+        x[subreddit_models.USER] = self.documents.author[rows]
+      if subreddit_models.WHEN in example_spec['x']:
+        x[subreddit_models.WHEN] = self._when[rows]
     fields = {'x': x, 'y': self.documents.label[rows]}
     if 'time' in example_spec:
       fields['time'] = self.documents.time[rows]
@@ -332,6 +327,13 @@ class DocumentTask(KnowsUsers):
       is_query = np.arange(len(rows)) >= num_past
       fields[_MARK] = is_query.astype(np.int32)
     return fields
+
+  @functools.cached_property
+  def _when(self) -> np.ndarray:
+    """Places in the authors' histories, of which new ones' reserve is known."""
+    reserved = self.parts.first(subreddit_parts.NEW, self._options.num_reserved)
+    known = np.concatenate([self.parts[TRAIN], reserved])
+    return subreddit_data.places_in_history(self.documents, known)
 
   @property
   def _head(self) -> _Head:

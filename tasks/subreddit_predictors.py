@@ -107,7 +107,7 @@ def _of_nearest(
   Returns:
     `[documents]`.
   """
-  labels = np.full(len(documents), float(otherwise))
+  labels = np.full(len(documents), otherwise)
   best = np.full(len(documents), np.inf)
   known = np.sort(own)
   place = np.searchsorted(known, np.arange(len(documents)), side='right')

@@ -12,10 +12,9 @@ from tff_partial import accounting
 from tff_partial import clippings
 from tff_partial import privacy
 
-# At as many rounds the ledger counts exactly.
-_EXACT_ROUNDS = 5
-# There it counts as coarsely as for epsilons so many times the plan's.
-_ROUGHLY = 10.0
+# At as many rounds the ledger counts privacy loss distributions, as coarsely as
+# for epsilons so many times the plan's.
+_COUNTED_ROUNDS, _COARSENESS = 5, 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +234,7 @@ class PrivacyLedger:
     self.plan = plan
     self.simulation = simulation
 
-  def _exact(self, rounds: int) -> float:
+  def _counted(self, rounds: int) -> float:
     plan = self.plan
     if rounds == plan.rounds:
       return plan.epsilon
@@ -245,7 +244,7 @@ class PrivacyLedger:
       rounds,
       plan.delta,
       plan.once,
-      size=_ROUGHLY * plan.epsilon,
+      size=_COARSENESS * plan.epsilon,
     )
 
   @functools.cached_property
@@ -269,17 +268,17 @@ class PrivacyLedger:
     plan = self.plan
     is_tree = isinstance(plan.sampling, accounting.OncePerTree)
     if is_tree or not (rounds and plan.noise_multiplier):
-      return self._exact(rounds)
+      return self._counted(rounds)
     orders, once, each = self._renyi
     bound, _ = dp_accounting.rdp.compute_epsilon(
       orders, once + rounds * each, plan.delta
     )
     if isinstance(plan.sampling, accounting.AddOrRemoveSampling):
-      step = -(-plan.rounds // _EXACT_ROUNDS)
+      step = -(-plan.rounds // _COUNTED_ROUNDS)
       later = -(-rounds // step) * step
       if rounds <= plan.rounds:
         later = min(later, plan.rounds)
-      bound = min(bound, self._exact(later))
+      bound = min(bound, self._counted(later))
     return float(bound)
 
   def columns(self, rounds: int) -> dict[str, float]:
