@@ -1,6 +1,5 @@
 """A run as the binaries see it: flags, folder, runtime, task and algorithm."""
 
-import atexit
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
@@ -163,9 +162,6 @@ def run_main(
     app.run(parsed, complete(sys.argv))
     return None
 
-  # The default runtime of TFF, which is not used, complains if it is still
-  # there when Python takes itself apart.
-  atexit.register(tff.test.set_no_default_context)
   before = signal.signal(signal.SIGTERM, _terminate)
   try:
     sys.exit(guarded(start))

@@ -9,10 +9,14 @@ from tff_partial import rows
 _IDS = tf.TensorSpec([None], tf.int32)
 
 
+# Each row has a slot of its own, none has, or the larger ones of the cases.
+@pytest.mark.parametrize('num_rows', [1, 100, 10**6])
 @pytest.mark.parametrize('jit', [False, True])
-def test_first_of_equals_is_where_an_id_stands_first(jit):
+def test_first_of_equals_is_where_an_id_stands_first(jit, num_rows):
   first_of_equals = tf.function(
-    rows.first_of_equals, jit_compile=jit, input_signature=[_IDS]
+    lambda ids: rows.first_of_equals(ids, num_rows),
+    jit_compile=jit,
+    input_signature=[_IDS],
   )
   generator = np.random.default_rng(0)
   for ids in (

@@ -163,11 +163,12 @@ def choose(
   """
   flat = [tf.reshape(_of_real(ids, count, num_rows), [-1]) for ids in lookups]
   ids = tf.concat(flat, 0)
-  # No more rows than the table has. XLA knows by the shapes which of the two
-  # cases it is, and computes no other.
+  # No more rows than the table has.
   takes_all = tf.size(ids) > num_rows
   number = tf.minimum(tf.size(ids), num_rows)
-  place = tf.where(takes_all, ids, first_of_equals(ids))
+  place = tf.cond(
+    takes_all, lambda: ids, lambda: first_of_equals(ids, num_rows)
+  )
   every = tf.range(number)
   sizes = [tf.size(part) for part in flat]
   return Chosen(
@@ -190,31 +191,38 @@ def _of_real(ids: tf.Tensor, count: tf.Tensor, num_rows: int) -> tf.Tensor:
   return tf.where(is_real, tf.cast(ids, tf.int32), 0)
 
 
-def first_of_equals(ids: tf.Tensor) -> tf.Tensor:
+def first_of_equals(ids: tf.Tensor, num_rows: int) -> tf.Tensor:
   """For each id, where the same id stands first.
 
   Ids fall into slots by a hash. In each slot, all that equal the first one in
   it have found it; the others try again with another hash. This takes a few
-  turns, whatever the size of ids. Sorting them takes XLA ten times as long.
+  turns, whatever the size of ids, and one where each row of the table can have
+  a slot of its own. Sorting them takes XLA ten times as long.
 
   Args:
     ids: int32 `[number]`.
+    num_rows: The table's. Ids may lie outside of it.
 
   Returns:
     int32 `[number]`.
   """
   number = tf.size(ids)
   position = tf.range(number)
-  num_slots = tf.cast(2 * number + 1, tf.uint32)
+  num_slots = tf.minimum(2 * number + 1, num_rows + 2)
+  # What is outside of the table, on either side, shares a slot.
+  row = tf.clip_by_value(ids, -1, num_rows) + 1
 
   def turn(
     count: tf.Tensor, is_found: tf.Tensor, first: tf.Tensor
   ) -> tuple[tf.Tensor, ...]:
-    slot = tf.cast(_hash(ids, count) % num_slots, tf.int32)
-    firsts = tf.tensor_scatter_nd_min(
-      tf.fill([2 * number + 1], number),
-      slot[:, None],
-      tf.where(is_found, number, position),
+    hashed = _hash(ids, count) % tf.cast(num_slots, tf.uint32)
+    slot = tf.where(
+      tf.logical_and(tf.equal(count, 0), num_slots > num_rows + 1),
+      row,
+      tf.cast(hashed, tf.int32),
+    )
+    firsts = tf.math.unsorted_segment_min(
+      tf.where(is_found, number, position), slot, num_slots
     )
     found = tf.minimum(tf.gather(firsts, slot), number - 1)
     is_new = tf.logical_and(
