@@ -93,7 +93,8 @@ test-all: $(installed) ## run all tests, the slow ones too
 
 # In the order of benchmarks/README.md.
 benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \
-  aggregators scaling startup endurance stateful_round sparse_rows accounting
+  aggregators scaling startup endurance stateful_round sparse_rows accounting \
+  kernel_threads
 
 .PHONY: bench
 bench: $(installed) ## run all benchmarks, one after the other

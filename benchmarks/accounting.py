@@ -22,7 +22,7 @@ from tasks import runs
 from tff_partial import clippings
 from tff_partial import privacy_plans
 
-_RECIPE = '--flagfile=tasks/recipes/movielens_fed_recon_dp.flags'
+_RECIPE = 'movielens_fed_recon_dp'
 COUNTING, RUN = 'counting privacy', 'the whole run'
 
 
@@ -50,8 +50,11 @@ def compare(options: Any, root: pathlib.Path) -> None:
   measuring.begin('Accounting: its share of a private run of MovieLens')
   folders: list[pathlib.Path] = []
   # Says so, and changes the flag, if ratings have to be invented.
-  recipe.load_task(_RECIPE)
-  arguments = [_RECIPE, f'--data={flags.FLAGS.data}']
+  recipe.load_task(name=_RECIPE)
+  arguments = [
+    f'--flagfile={recipe.flags_file(_RECIPE)}',
+    f'--data={flags.FLAGS.data}',
+  ]
   if flags.FLAGS.data == 'synthetic':
     # The same share of the users, who are a tenth of the real ones.
     arguments.append('--clients_per_round=100')

@@ -262,7 +262,7 @@ def train_fully(options: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
       output = pathlib.Path(folder) / 'run'
       command = [sys.executable, '-m', 'tasks.train']
-      command += [f'--flagfile={recipe.FILE}', f'--output_dir={output}']
+      command += [f'--flagfile={recipe.flags_file()}', f'--output_dir={output}']
       command += [f'--rounds={options.full_rounds}', '--evaluate_every=50']
       started = time.perf_counter()
       subprocess.run(

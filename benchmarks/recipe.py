@@ -1,4 +1,4 @@
-"""The paper's recipe on MovieLens, as the benchmarks run it.
+"""A recipe, by default the paper's on MovieLens, as the benchmarks run it.
 
 Settings come from the flags file that trains the recipe, and task and process
 from what `python -m tasks.train` makes of it.
@@ -6,6 +6,7 @@ from what `python -m tasks.train` makes of it.
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import pathlib
 import sys
 from typing import Any
 
@@ -17,7 +18,7 @@ from tasks import errors
 from tasks import runs
 import tff_partial
 
-FILE = measuring.ROOT / 'tasks' / 'recipes' / 'movielens_fed_recon.flags'
+MOVIELENS = 'movielens_fed_recon'
 
 _RUN_FLAGS = runs.RunFlags()
 
@@ -49,43 +50,51 @@ class Recipe:
     return 4 * self.task.ratings.num_items * self.settings['num_factors']
 
 
-def read(*arguments: str) -> Mapping[str, Any]:
+def flags_file(name: str = MOVIELENS) -> pathlib.Path:
+  """The file of a recipe's flags."""
+  return measuring.ROOT / 'tasks' / 'recipes' / f'{name}.flags'
+
+
+def read(*arguments: str, name: str = MOVIELENS) -> Mapping[str, Any]:
   """Reads the settings of the recipe.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
+    name: The recipe's.
   """
   flags.FLAGS.unparse_flags()
-  flags.FLAGS(['benchmark', f'--flagfile={FILE}', *arguments])
+  flags.FLAGS(['benchmark', f'--flagfile={flags_file(name)}', *arguments])
   runs.quiet_libraries()
   return _RUN_FLAGS.values()
 
 
-def load_task(*arguments: str) -> Any:
-  """Loads MovieLens.
+def load_task(*arguments: str, name: str = MOVIELENS) -> Any:
+  """Loads the recipe's task.
 
-  Invented ratings stand in for the real ones where $TFF_PARTIAL_DATA_DIR does
-  not name a folder that holds them.
+  Invented data stand in for the real ones where $TFF_PARTIAL_DATA_DIR does not
+  name a folder that holds them.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
+    name: The recipe's.
   """
-  read(*arguments)
+  read(*arguments, name=name)
   try:
     return _RUN_FLAGS.task()
   except errors.DataError as error:
-    sys.stderr.write(f'Ratings are invented, for want of the data: {error}\n')
-    read(*arguments, '--data=synthetic')
+    sys.stderr.write(f'Data are invented, for want of real ones: {error}\n')
+    read(*arguments, '--data=synthetic', name=name)
     return _RUN_FLAGS.task()
 
 
-def load(*arguments: str) -> Recipe:
-  """Loads MovieLens and builds the recipe's process.
+def load(*arguments: str, name: str = MOVIELENS) -> Recipe:
+  """Loads the recipe's task and builds its process.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
+    name: The recipe's.
   """
-  task = load_task(*arguments)
+  task = load_task(*arguments, name=name)
   trainable = _RUN_FLAGS.trainable(task)
   clients = task.clients('train', trainable.process.example_spec)
   return Recipe(task, trainable, _RUN_FLAGS.values(), clients)

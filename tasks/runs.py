@@ -81,7 +81,13 @@ class RunFlags:
         )
 
   def task(self) -> tasks_lib.Task:
-    """Loads the task's data."""
+    """Loads the task's data, once it is said what TensorFlow's threads are for.
+
+    Whoever trains with everybody's examples is alone, and uses all cores.
+    """
+    is_central = algorithms.ALGORITHMS[FLAGS.algorithm].is_central
+    if FLAGS.runtime == 'cohort' and not is_central:
+      runtimes.cores_for_clients()
     self._training.privacy.check()
     return self.tasks[FLAGS.task].get()
 

@@ -11,7 +11,10 @@ from collections.abc import Callable
 import contextlib
 import json
 import logging
+import pathlib
 import pickle
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 from absl import logging as absl_logging
@@ -1140,3 +1143,30 @@ def test_a_program_is_compiled_once():
       for _ in range(2):
         assert total([1.0, 2.0]) == 3.0
   assert context.num_compiled == 1
+
+
+# ---- threads -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize('has_begun', [False, True])
+def test_cores_are_for_clients_unless_tensorflow_has_begun(has_begun):
+  code = f"""
+import tensorflow as tf
+from tff_partial import runtimes
+if {has_begun}:
+  tf.config.threading.set_intra_op_parallelism_threads(2)
+  tf.constant(1) + 1
+assert runtimes.cores_for_clients() != {has_begun}
+tf.constant(1) + 1
+assert runtimes.cores_for_clients() != {has_begun}  # Also when called again.
+threads = tf.config.threading.get_intra_op_parallelism_threads()
+assert threads == (2 if {has_begun} else 1), threads
+"""
+  ended = subprocess.run(
+    [sys.executable, '-c', code],
+    cwd=pathlib.Path(__file__).parents[1],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert ended.returncode == 0, ended.stderr

@@ -22,6 +22,7 @@ the rest; all in this process, with no worker and no port. It takes any
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
+import contextlib
 import os
 from typing import Any, TypeAlias
 import weakref
@@ -162,6 +163,26 @@ def default_threads() -> int:
   return len(os.sched_getaffinity(0))
 
 
+def cores_for_clients() -> bool:
+  """Lets the cores share a cohort among them, and not each kernel as well.
+
+  Every core has a shard of the cohort to work on. Kernels that are small, such
+  as convolutions of a client's few images, then take longer in several threads
+  than in one, and those of oneDNN round their sums by the number of threads. To
+  be called before TensorFlow computes anything; without this, or with a GPU,
+  each kernel may use all cores, which suits a cohort of one client.
+
+  Returns:
+    Whether a kernel has one thread now. It has not if there is a GPU, or if
+    TensorFlow has begun to compute with others.
+  """
+  if tf.config.list_physical_devices('GPU'):
+    return False
+  with contextlib.suppress(RuntimeError):
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+  return tf.config.threading.get_intra_op_parallelism_threads() == 1
+
+
 def cohort(
   jit: Jit = 'auto',
   threads: int | None = None,
@@ -183,7 +204,8 @@ def cohort(
       once, with and without, on the first clients that it meets, and keeps the
       faster for all.
     threads: How many shards of a cohort run side by side; by default one per
-      core, or one if there is a GPU. Results do not depend on it.
+      core, or one if there is a GPU. Results do not depend on it. See
+      `cores_for_clients`, too.
     strict: Whether to raise an error for what cannot be compiled, such as
       `tf.data` sequences, instead of calling the native runtime; and, with
       `jit=True`, for what XLA refuses.
