@@ -6,6 +6,8 @@ import signal
 # Read when TensorFlow is first imported, hence before any test module is. Also
 # inherited by the programs that tests start.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+# Test files run side by side, so that no kernel needs more than one core.
+os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and
 # all programs that they start; some tests are about just that.
