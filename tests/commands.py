@@ -51,6 +51,7 @@ TINY_DOCUMENTS = (
   '--char_embedding=4',
   '--lstm_units=4',
   '--user_embedding=5',
+  '--control_points=2',
 )
 
 _MARK = 'TFF_PARTIAL_TEST_MARK'

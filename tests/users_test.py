@@ -60,10 +60,11 @@ def test_runs_stand_side_by_side(runs):
 
 def test_a_table_has_all_authors_and_a_store_those_who_took_part(runs):
   frame = pd.read_csv(runs['folder'] / 'server' / 'users.csv')
-  assert frame.shape == (60, 3 + 5)
+  # Of each, the vector that stays and two control points.
+  assert frame.shape == (60, 3 + 3 * 5)
   frame = pd.read_csv(runs['folder'] / 'federated' / 'users.csv')
   # 32 of 60 took part in each of two rounds.
-  assert 32 <= len(frame) < 60 and frame.shape[1] == 3 + 5
+  assert 32 <= len(frame) < 60 and frame.shape[1] == 3 + 3 * 5
 
 
 @pytest.mark.parametrize('name', ['prototype', 'embeddings'])
