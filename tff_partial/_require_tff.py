@@ -4,7 +4,6 @@ The package's `__init__` imports this module before any other, so that whoever
 lacks TFF reads the advice below and not a traceback out of some module of ours.
 """
 
-import atexit
 import warnings
 
 _ADVICE = """\
@@ -45,10 +44,6 @@ with warnings.catch_warnings():
   # TFF's dependencies still use pkg_resources, which its users cannot help.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
   try:
-    import tensorflow_federated as tff
+    import tensorflow_federated  # noqa: F401
   except ImportError as error:
     raise ImportError(_explain(error), name=error.name) from error
-
-# TFF's default runtime complains if it is still there when Python takes itself
-# apart, although nobody used it.
-atexit.register(tff.test.set_no_default_context)
