@@ -163,12 +163,11 @@ def choose(
   """
   flat = [tf.reshape(_of_real(ids, count, num_rows), [-1]) for ids in lookups]
   ids = tf.concat(flat, 0)
-  # No more rows than the table has.
+  # No more rows than the table has. XLA knows by the shapes which of the two
+  # cases it is, and computes no other.
   takes_all = tf.size(ids) > num_rows
   number = tf.minimum(tf.size(ids), num_rows)
-  place = tf.cond(
-    takes_all, lambda: ids, lambda: first_of_equals(ids, num_rows)
-  )
+  place = tf.where(takes_all, ids, first_of_equals(ids, num_rows, takes_all))
   every = tf.range(number)
   sizes = [tf.size(part) for part in flat]
   return Chosen(
@@ -191,7 +190,9 @@ def _of_real(ids: tf.Tensor, count: tf.Tensor, num_rows: int) -> tf.Tensor:
   return tf.where(is_real, tf.cast(ids, tf.int32), 0)
 
 
-def first_of_equals(ids: tf.Tensor, num_rows: int) -> tf.Tensor:
+def first_of_equals(
+  ids: tf.Tensor, num_rows: int, is_needless: tf.Tensor | bool = False
+) -> tf.Tensor:
   """For each id, where the same id stands first.
 
   Ids fall into slots by a hash. In each slot, all that equal the first one in
@@ -202,6 +203,8 @@ def first_of_equals(ids: tf.Tensor, num_rows: int) -> tf.Tensor:
   Args:
     ids: int32 `[number]`.
     num_rows: The table's. Ids may lie outside of it.
+    is_needless: bool scalar; whether anything may come, at no cost. A condition
+      around all this would have its neighbours rounded in another way.
 
   Returns:
     int32 `[number]`.
@@ -237,7 +240,7 @@ def first_of_equals(ids: tf.Tensor, num_rows: int) -> tf.Tensor:
   _, _, first = tf.while_loop(
     lambda count, is_found, first: tf.reduce_any(tf.logical_not(is_found)),
     turn,
-    (tf.constant(0), tf.zeros([number], tf.bool), position),
+    (tf.constant(0), tf.fill([number], is_needless), position),
     shape_invariants=(
       tf.TensorShape([]),
       tf.TensorShape([None]),
