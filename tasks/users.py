@@ -44,13 +44,15 @@ flags.DEFINE_multi_string(
 
 
 def described(
-  task: tasks_lib.KnowsUsers, saved: programs.Saved, seed: int
+  task: tasks_lib.KnowsUsers, saved: programs.Saved, num_groups: int, seed: int
 ) -> pd.DataFrame:
   """Describes the users who took part in training.
 
   Args:
     task: The task that was learned.
     saved: What the run left.
+    num_groups: How many groups there were to choose from; with fewer than two,
+      k-means finds some.
     seed: Decides the groups that k-means finds.
 
   Returns:
@@ -74,7 +76,7 @@ def described(
       ]
       if own:
         vectors[user] = np.concatenate(own)
-        if client_state.GROUP in remembered:
+        if num_groups > 1 and client_state.GROUP in remembered:
           groups.append(int(remembered[client_state.GROUP]))
   else:
     vectors = task.vectors_at_server(saved.best_weights)
@@ -115,7 +117,9 @@ def main() -> None:
   with runs.runtime():
     trainable = _RUN.trainable(task)
     saved = programs.load(trainable.process, folder)
-    described(task, saved, FLAGS.seed).to_csv(folder / _FILE, index=False)
+    num_groups = trainable.process.model.num_groups
+    frame = described(task, saved, num_groups, FLAGS.seed)
+    frame.to_csv(folder / _FILE, index=False)
   frames = {
     path.name: _read(path)
     for path in (folder, *map(pathlib.Path, FLAGS.beside))

@@ -33,6 +33,7 @@ def fixture_runs(tmp_path_factory) -> dict[str, commands.Outcome]:
     'alone': (*_DOCUMENTS, *table, '--user_form=nobody'),
     'prototype': (*_DIGITS, '--algorithm=fed_embed_prototype'),
     'embeddings': (*_DIGITS, '--algorithm=fed_sim'),
+    'personal': (*_DIGITS, '--algorithm=fed_embed_personal'),
     'heads': (*_DIGITS, '--algorithm=fed_rep', '--preference_embedding_size=0'),
     'ratings': ('--data=synthetic', '--clients_per_round=5'),
   }.items():
@@ -67,13 +68,14 @@ def test_a_table_has_all_authors_and_a_store_those_who_took_part(runs):
   assert 32 <= len(frame) < 60 and frame.shape[1] == 3 + 3 * 5
 
 
-@pytest.mark.parametrize('name', ['prototype', 'embeddings'])
+@pytest.mark.parametrize('name', ['prototype', 'embeddings', 'personal'])
 def test_those_who_took_part_are_shown(runs, name):
   frame = pd.read_csv(runs['folder'] / name / 'users.csv', dtype=str)
   # Twelve of forty took part in each of two rounds.
   assert 12 <= len(frame) <= 24 and frame.shape[1] == 3 + 8
   likes = [user.split('-')[0] for user in frame['user']]
   assert frame['attribute'].tolist() == likes
+  assert frame['group'].nunique() > 1
   # Whoever chooses by a prototype knows what it likes; k-means must find out.
   assert (frame['group'] == frame['attribute']).all() == (name == 'prototype')
   assert 'groups: purity' in runs[name].output
