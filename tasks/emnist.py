@@ -104,6 +104,7 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
 
   name = NAME
   selection_metric = 'accuracy'
+  learned_from_training = ()
   higher_is_better = True
   attribute = 'most frequent label'
 

@@ -109,6 +109,7 @@ class MovieLens(MeasuredByProtocol):
   name = NAME
   selection_metric = 'rmse'
   higher_is_better = False
+  learned_from_training = ('list of items', 'scale of ratings')
 
   def __init__(
     self, ratings: movielens_data.Ratings, options: Options, seed: int

@@ -98,6 +98,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
   name: str
   selection_metric = 'f1'
   higher_is_better = True
+  learned_from_training = ()
   protocol = SEEN
   attribute = 'what the user likes'
   own_weights = preference_models.PERSONAL

@@ -4,7 +4,7 @@ A run is private if `--target_epsilon` or `--noise_multiplier` is given. What it
 then promises, and what not, docs/privacy.md says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import math
 from typing import Any
 
@@ -27,6 +27,13 @@ _SAMPLINGS = {
   'fixed': accounting.FixedSizeSampling.name,
 }
 MAY_BE_INFINITE = ('target_epsilon',)
+# Who must keep what it knows. Clients are simulated by a program that draws
+# their seeds: their noise hides nothing from whoever runs it.
+_TRUSTED = {
+  CENTRAL: 'the server, and who can read the checkpoints',
+  LOCAL: 'this program, which draws the noise of all clients, and who can read '
+  'the checkpoints; on real devices each client alone',
+}
 # Flags that say nothing without one of the first two.
 _GOAL = ('target_epsilon', 'noise_multiplier')
 _OTHERS = (
@@ -37,24 +44,18 @@ _OTHERS = (
   'dp_mechanism',
   'dp_sampling',
   'simulated_population',
+  'diagnostics',
 )
 # Fields of result.json that the training data enter without noise.
 NOT_PRIVATE = (
   'rounds',
   'diverged',
   'data',
-  'train',
   'validation',
   'test',
   'best',
   'seconds',
 )
-
-# What a task computes from its data before training.
-_ASSUMED_PUBLIC = {
-  'movielens': ('list of items',),
-  'subreddit': ('list of subreddits', 'vocabulary'),
-}
 
 
 def _refuse(flag: str, why: str, remedy: str) -> None:
@@ -140,6 +141,12 @@ class PrivacyFlags:
       'Computes epsilon as if so many distinct users took part; a simulation '
       'of a larger population by the one there is.',
       lower_bound=1,
+    )
+    flags.DEFINE_bool(
+      'diagnostics',
+      False,
+      'Writes down what is exact of the cohorts of a private run, too: losses, '
+      'how many clients came, how many were clipped. None of it is private.',
     )
 
   @property
@@ -301,35 +308,40 @@ class PrivacyFlags:
     uniform = processes.ClientWeighting.UNIFORM
     if FLAGS.dp == CENTRAL:
       return {
-        'aggregator': ledger.plan.mean(noise_seed=FLAGS.noise_seed),
+        'aggregator': ledger.plan.mean(
+          noise_seed=FLAGS.noise_seed, diagnostics=FLAGS.diagnostics
+        ),
         'client_weighting': uniform,
       }
     return {
       'aggregator': aggregators.MeanFactory(),
       'client_weighting': uniform,
-      'before_sending': privacy.local_noise_of(
-        FLAGS.clip, ledger.plan.noise_multiplier, FLAGS.noise_seed
-      ),
+      'before_sending': ledger.plan.local_noise(noise_seed=FLAGS.noise_seed),
     }
 
 
-def labelled(report: Mapping[str, Any]) -> dict[str, Any]:
+def labelled(
+  report: Mapping[str, Any], learned_from_training: Iterable[str]
+) -> dict[str, Any]:
   """The report of a run's privacy, with what it does not cover.
 
   Args:
     report: As `PrivacyLedger.report` makes it.
+    learned_from_training: What the task computed of its data before training.
   """
-  measured = [name for name in report if name.endswith('not_private')]
+  measured = [name for name in report if name.endswith(privacy.NOT_PRIVATE)]
   return {
     **report,
     'clip': report.get('clip', FLAGS.clip),
     'dp': FLAGS.dp,
     'mechanism': FLAGS.dp_mechanism,
-    'not_private': [*NOT_PRIVATE, *(f'privacy/{name}' for name in measured)],
-    'assumed_public': [
-      'population',
-      *_ASSUMED_PUBLIC.get(FLAGS.task, ()),
+    'trusted': _TRUSTED[FLAGS.dp],
+    'not_private': [
+      *NOT_PRIVATE,
+      *(['train'] if FLAGS.diagnostics else []),
+      *(f'privacy/{name}' for name in measured),
     ],
+    'assumed_public': ['population', *learned_from_training],
   }
 
 
@@ -347,5 +359,5 @@ def describe(report: Mapping[str, Any]) -> str:
     f'noise multiplier {report["noise_multiplier"]:.4g}.'
     f'{simulated if report["simulation"] else ""}\n'
     f'Not private: {", ".join(report["not_private"])}. Taken to be public: '
-    f'{", ".join(report["assumed_public"])}.'
+    f'{", ".join(report["assumed_public"])}. Trusted: {report["trusted"]}.'
   )

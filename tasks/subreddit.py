@@ -136,6 +136,7 @@ class DocumentTask(KnowsUsers):
   name: str
   selection_metric: str
   higher_is_better = True
+  learned_from_training: tuple[str, ...] = ('vocabulary',)
   own_weights = subreddit_models.LOCAL_WEIGHTS
 
   def __init__(
@@ -345,6 +346,7 @@ class Subreddit(DocumentTask):
 
   name = NAME
   selection_metric = 'accuracy'
+  learned_from_training = ('list of subreddits', 'vocabulary')
   attribute = 'most used subreddit'
 
   @property

@@ -129,11 +129,15 @@ class Task(Protocol):
     name: The task's name.
     selection_metric: The metric that chooses the best round.
     higher_is_better: Whether a larger value of it is better.
+    learned_from_training: What is computed from the training data before
+      training, without noise, such as a vocabulary. A private run takes it to
+      be public, and says so.
   """
 
   name: str
   selection_metric: str
   higher_is_better: bool
+  learned_from_training: tuple[str, ...]
 
   @property
   def counts(self) -> dict[str, Any]:

@@ -31,7 +31,13 @@ def main() -> int | None:
   folder = runs.Folder(FLAGS.output_dir)
   folder.claim(_RUN.values())
   done = folder.read_result()
-  if done is not None and (done['diverged'] or done['rounds'] >= FLAGS.rounds):
+  if done is not None and done['rounds'] > FLAGS.rounds:
+    raise OptionError(
+      f'--rounds={FLAGS.rounds}: {folder.path} holds a run of '
+      f'{done["rounds"]} rounds. Ask for as many or more, or choose another '
+      '--output_dir.'
+    )
+  if done is not None and (done['diverged'] or done['rounds'] == FLAGS.rounds):
     print(f'{folder.path} holds this run already; delete it to run it anew.')
     print(table(done))
     if done['diverged']:
@@ -63,6 +69,7 @@ def main() -> int | None:
       stop=programs.StoppingRule(factor=FLAGS.divergence_factor),
       output_dir=str(folder.path),
       privacy=trainable.ledger,
+      diagnostics=FLAGS.diagnostics,
       tensorboard=FLAGS.tensorboard,
       show_progress=(
         sys.stderr.isatty() if FLAGS.progress is None else FLAGS.progress
@@ -109,7 +116,8 @@ def main() -> int | None:
           'test': best,
         },
         'communication': runs.communication(trainable.process),
-        'privacy': trained.privacy and privacy_flags.labelled(trained.privacy),
+        'privacy': trained.privacy
+        and privacy_flags.labelled(trained.privacy, task.learned_from_training),
         'seconds': {
           **trained.seconds,
           'total': time.perf_counter() - started,
@@ -128,14 +136,18 @@ def main() -> int | None:
 def raise_divergence(result: dict[str, Any]) -> NoReturn:
   """Ends a run that diverged with advice."""
   train, validation = result['train'], result['validation']
-  lost = train['num_not_finite']
+  in_training = ''
+  if train:  # A private run does not say.
+    lost = train['num_not_finite']
+    in_training = (
+      f'the training loss was {float(train["loss"]):.4g}, {lost} of '
+      f'{lost + train["num_clients"]} clients had no finite loss, and '
+    )
   raise programs.ProgramError(
-    f'The run diverged: at round {result["rounds"]} the training loss was '
-    f'{float(train["loss"]):.4g}, the validation loss was '
-    f'{float(validation["loss"]):.4g}, and {lost} of '
-    f'{lost + train["num_clients"]} clients had no finite loss. Try '
-    '--clip_norm=1, a smaller learning rate, or another --seed, in another '
-    f'--output_dir; the best round so far is in {runs.RESULT_FILE}.'
+    f'The run diverged: at round {result["rounds"]} {in_training}the '
+    f'validation loss was {float(validation["loss"]):.4g}. Try --clip_norm=1, '
+    'a smaller learning rate, or another --seed, in another --output_dir; the '
+    f'best round so far is in {runs.RESULT_FILE}.'
   )
 
 

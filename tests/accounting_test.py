@@ -77,9 +77,34 @@ def test_poisson_sampling_by_hand():
 
 
 def test_every_round_by_hand():
-  # 100 Gaussian mechanisms with the noise multiplier 30 are one with 3.
-  ours = accounting.epsilon(30.0, accounting.EveryRound(), 100, _DELTA)
+  # 100 Gaussian mechanisms with the noise multiplier 60 are one with 6, and two
+  # clips see half of it.
+  ours = accounting.epsilon(60.0, accounting.EveryRound(), 100, _DELTA)
   np.testing.assert_allclose(ours, _gaussian_epsilon(3.0), rtol=2e-3)
+
+
+def test_in_a_cohort_of_fixed_size_one_user_displaces_another():
+  # Who adds a user to a hundred, of whom a round takes 99, swaps a member of
+  # the cohort for it: two clips of a noise multiplier of 1, not one.
+  plan = _plan(
+    noise_multiplier=1.0,
+    population=100,
+    clients_per_round=99,
+    rounds=1,
+    sampling='every_round',
+  )
+  assert plan.sampling.neighbours == 'one user replaced'
+  exact = _gaussian_epsilon(0.5)
+  np.testing.assert_allclose(exact, 9.968, atol=1e-3)
+  assert exact <= plan.epsilon < 1.005 * exact
+
+
+@pytest.mark.parametrize('sampling', _SAMPLINGS)
+def test_a_cohort_of_fixed_size_has_no_user_more_or_less(sampling):
+  is_independent = isinstance(sampling, accounting.PoissonSampling)
+  assert (sampling.neighbours == 'one user more or less') == is_independent
+  is_replaced = sampling.neighbours == 'one user replaced'
+  assert sampling.distance == (2.0 if is_replaced else 1.0)
 
 
 def test_fixed_size_by_hand():
@@ -106,7 +131,7 @@ def test_fixed_size_by_hand():
 def test_everybody_in_a_cohort_of_fixed_size_is_no_sample():
   everybody = accounting.FixedSizeSampling(50, 50)
   ours = accounting.epsilon(20.0, everybody, 10, _DELTA)
-  exact = accounting.epsilon(10.0, accounting.EveryRound(), 10, _DELTA)
+  exact = accounting.epsilon(20.0, accounting.EveryRound(), 10, _DELTA)
   assert exact <= ours < 1.2 * exact
 
 
@@ -133,7 +158,8 @@ def test_chance_helps_and_noise_helps_and_rounds_cost():
 
   assert cost(rate=0.01) < cost() < cost(rate=1.0)
   assert cost(noise=2.0) < cost() < cost(rounds=200)
-  always = accounting.epsilon(1.0, accounting.EveryRound(), 100, _DELTA)
+  # One clip here, two there.
+  always = accounting.epsilon(2.0, accounting.EveryRound(), 100, _DELTA)
   np.testing.assert_allclose(cost(rate=1.0), always, rtol=1e-3)
 
 
@@ -145,7 +171,7 @@ def test_nothing_costs_nothing_and_no_noise_everything(sampling):
 
 def test_small_epsilons_are_counted_in_finer_steps():
   exact = _gaussian_epsilon(30.0)
-  ours = accounting.epsilon(30.0, accounting.EveryRound(), 1, _DELTA)
+  ours = accounting.epsilon(60.0, accounting.EveryRound(), 1, _DELTA)
   assert ours < 0.2
   np.testing.assert_allclose(ours, exact, rtol=2e-3)
 
@@ -171,7 +197,7 @@ def test_parts_of_a_round_are_one_mechanism():
 
 
 def test_what_is_released_once_is_paid_for():
-  sampling = accounting.EveryRound()
+  sampling = accounting.PoissonSampling(1.0)
   # 100 / 30**2 = 1/9 for the rounds and 1/16 more are 25/144 = (12/5)**-2.
   ours = accounting.epsilon(30.0, sampling, 100, _DELTA, once=[4.0])
   np.testing.assert_allclose(ours, _gaussian_epsilon(12.0 / 5.0), rtol=2e-3)
@@ -266,7 +292,7 @@ def test_a_plan_reaches_its_target():
   assert again == plan
   factory = plan.mean(noise_seed=3)
   assert factory.noise_multiplier == plan.noise_multiplier
-  assert factory.divisor == 20.0 and factory.is_simulation
+  assert factory.divisor == 20.0 and factory.mechanism.is_simulation
 
 
 def test_plans_account_samplings_as_what_they_are():
@@ -306,6 +332,7 @@ _TREE = clippings.TreeNoise(1.0, 51)
     (None, {'sampling': 'once_per_tree'}, 'need one another'),
     (_TREE, {}, 'need one another'),
     (_TREE, {'sampling': 'once_per_tree'}, 'TreeNoise 50 rounds at most'),
+    (clippings.AdaptiveClip(), {'sampling': 'local'}, 'needs a FixedClip'),
   ],
 )
 def test_impossible_plans_are_refused(clipping, changed, match):

@@ -45,6 +45,7 @@ def _progress(number: int, size: int = 3, dtype=np.float32, **notes):
     ),
     weights,
     checkpoints.encode({'number': number, **notes}),
+    checkpoints.compress(f'round\n{number}\n'),
   )
 
 
@@ -108,6 +109,15 @@ def test_what_is_saved_comes_back_bit_by_bit(saved):
   assert _flat(found) == _flat(progress)
   assert isinstance(found.state, _STATE)
   assert checkpoints.decode(found.notes)['metric'] == 0.1 + 0.2
+  assert checkpoints.decompress(found.table) == 'round\n5\n'
+
+
+def test_nobody_but_the_owner_can_read_them(saved, tmp_path):
+  saved.save(_progress(5))
+  paths = [tmp_path, *tmp_path.rglob('*')]
+  assert len(paths) > 5
+  for path in paths:
+    assert path.stat().st_mode & 0o077 == 0, path
 
 
 def test_notes_may_have_any_length(saved):

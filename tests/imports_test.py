@@ -55,6 +55,7 @@ FLOORS = {
     'dp_queries',
     'dp_trees',
     'evaluation',
+    'fingerprints',
     'learning_process',
     'privacy',
     'privacy_audit',

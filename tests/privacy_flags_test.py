@@ -3,8 +3,11 @@
 import json
 import pathlib
 
+from absl import flags as absl_flags
+from absl.testing import flagsaver
 import pytest
 
+from tasks import runs
 from tests import commands
 from tests.commands import repeatable_rows
 from tests.commands import run_here
@@ -44,16 +47,58 @@ def test_a_result_says_what_is_protected_and_what_is_not(private):
   assert said['simulation'] is False
   for name in ('clip', 'share_clipped', 'signal_to_noise', 'noise_stddev'):
     assert said[name] >= 0.0
-  assert {'train', 'validation', 'test', 'best'} < set(said['not_private'])
-  assert 'privacy/share_clipped_not_private' in said['not_private']
-  assert said['assumed_public'] == ['population', 'list of items']
+  assert {'validation', 'test', 'best'} < set(said['not_private'])
+  assert 'share_clipped_not_private' not in said
+  assert said['assumed_public'] == [
+    'population',
+    'list of items',
+    'scale of ratings',
+  ]
+  assert said['trusted'] == 'the server, and who can read the checkpoints'
+  assert _result(folder)['train'] == {}
   rows = repeatable_rows(folder)
   spent = [float(row['privacy/epsilon']) for row in rows]
   assert spent == sorted(spent) and spent[-1] == said['epsilon']
-  assert len({row['num_clients'] for row in rows}) > 1
+  assert not {'loss', 'num_clients', 'rmse'} & set(rows[0])
   assert f'epsilon {said["epsilon"]:.4g} at delta 0.001' in outcome.output
-  assert 'Not private: rounds, diverged, data, train' in outcome.output
+  assert 'Not private: rounds, diverged, data, validation' in outcome.output
   assert 'SIMULATION' not in outcome.output
+
+
+def test_what_is_exact_is_written_on_request_and_labelled(tmp_path):
+  outcome = run_here(
+    'train',
+    *commands.SMALL,
+    *_NOISE,
+    '--rounds=2',
+    '--diagnostics',
+    f'--output_dir={tmp_path}',
+  )
+  assert outcome.status == 0, outcome
+  (row, _) = repeatable_rows(tmp_path)
+  assert int(row['num_clients_not_private']) >= 0
+  assert 'loss_not_private' in row
+  result = _result(tmp_path)
+  assert 'train' in result['privacy']['not_private']
+  assert 'privacy/share_clipped_not_private' in result['privacy']['not_private']
+  assert result['train']['num_clients'] >= 0
+
+
+def test_every_task_says_what_it_learned_before_training():
+  # Public, or paid for, or absent: a vocabulary of training texts is neither.
+  tasks, said = runs.run_flags().tasks, {}
+  for name in tasks:
+    with flagsaver.flagsaver():
+      absl_flags.FLAGS(['train', f'--task={name}', '--data=synthetic'])
+      said[name] = tasks[name].get().learned_from_training
+  assert said == {
+    'emnist': (),
+    'mnist_preference': (),
+    'movielens': ('list of items', 'scale of ratings'),
+    'speech_preference': (),
+    'sticker': ('vocabulary',),
+    'subreddit': ('list of subreddits', 'vocabulary'),
+  }
 
 
 def test_a_run_that_is_not_private_says_so():
@@ -173,6 +218,7 @@ def test_what_is_not_covered_is_refused(tmp_path, flags, expected):
     '--simulated_population=9999',
     '--dp=local',
     '--dp_mechanism=tree',
+    '--diagnostics',
   ],
 )
 def test_what_says_nothing_without_a_goal_is_refused(tmp_path, flag):

@@ -189,7 +189,7 @@ def test_weights_of_examples_count_for_nothing():
 
 
 def test_nobody_in_a_round_is_noise_and_no_mistake():
-  ((result, measured),), _ = _run(_process(), [[]])
+  ((result, measured),), _ = _run(_process(diagnostics=True), [[]])
   assert np.all(np.isfinite(result)) and np.std(result) > 0.15
   assert measured['share_clipped_not_private'] == 0.0
 
@@ -200,7 +200,7 @@ def test_nobody_in_a_round_is_noise_and_no_mistake():
 def test_parts_are_clipped_for_themselves():
   random = np.random.default_rng(0)
   values = [_tiers(random) for _ in range(3)]
-  by_part = _process_of_parts(noise_multiplier=0.0)
+  by_part = _process_of_parts(noise_multiplier=0.0, diagnostics=True)
   ((mean, measured),), _ = _run(by_part, [values])
   assert list(mean) == ['shared', 'group']
   assert mean['group']['bias'].dtype == np.float64
@@ -278,23 +278,21 @@ def test_parts_bound_the_noise_together():
 def test_what_is_measured_and_what_is_not_private():
   values = [_one_hot(0, 1.0)] * 3 + [_one_hot(0, 5.0)] * 7
   ((_, fixed),), _ = _run(_process(), [values])
-  assert list(fixed) == [
-    'clip',
-    'noise_stddev',
-    'signal_to_noise',
-    'share_clipped_not_private',
-  ]
-  np.testing.assert_allclose(fixed['share_clipped_not_private'], 0.7)
+  assert list(fixed) == ['clip', 'noise_stddev', 'signal_to_noise']
   ((_, measured),), _ = _run(_process('adaptive'), [values])
   assert {*measured} == {*fixed, 'share_clipped'}
-  silent = _mean(diagnostics=False).create(_VECTOR)
-  ((_, measured),), _ = _run(silent, [values])
-  assert not [name for name in measured if 'not_private' in name]
+  # What is exact is measured on request alone, and named for what it is.
+  frank = _mean(diagnostics=True).create(_VECTOR)
+  ((_, measured),), _ = _run(frank, [values])
+  assert list(measured) == [*fixed, 'share_clipped_not_private']
+  np.testing.assert_allclose(measured['share_clipped_not_private'], 0.7)
 
 
 def test_a_noised_share_is_near_the_exact_one():
   clients = 400
-  process = _mean(clippings.AdaptiveClip(2.0), clients_per_round=clients)
+  process = _mean(
+    clippings.AdaptiveClip(2.0), clients_per_round=clients, diagnostics=True
+  )
   values = [np.float32(1.0)] * 100 + [np.float32(5.0)] * 300
   process = process.create(tff.TensorType(np.float32))
   ((_, measured),), _ = _run(process, [values])
@@ -325,7 +323,8 @@ def test_a_resumed_run_has_the_same_noise(clipping, tmp_path):
 
 def test_a_given_seed_makes_a_simulation():
   factory = _mean(noise_seed=5)
-  assert factory.is_simulation and not _mean().is_simulation
+  assert factory.mechanism.is_simulation
+  assert not _mean().mechanism.is_simulation
   results = [
     _run(_mean(noise_seed=seed).create(_VECTOR), [_zeros()])[0][0][0]
     for seed in (5, 5, 6)
@@ -401,8 +400,9 @@ def test_an_algorithm_is_private_by_its_aggregator():
     rounds=10,
   )
   process = fed_recon.build_fed_recon(
-    planted.factorization(), aggregator=plan.mean()
+    planted.factorization(), aggregator=plan.mean(diagnostics=True)
   )
+  assert process.mechanism == plan.mechanism
   clients = planted.rate({f'client {number}': 9 for number in range(4)})
   # One comes to what is not finite, another one to what is huge.
   clients['client 1']['y'][:] = 1e30
@@ -501,7 +501,9 @@ def test_parts_that_clients_do_not_send_are_named():
   ],
 )
 def test_rows_come_to_the_same_as_whole_tables(clipping):
-  factory = _mean(clipping, noise_multiplier=0.5, noise_seed=3)
+  factory = _mean(
+    clipping, noise_multiplier=0.5, noise_seed=3, diagnostics=True
+  )
   table, vector = (tff.TensorType(np.float32, shape) for shape in ([9, 2], [3]))
 
   def types(of_table):
@@ -531,10 +533,10 @@ def test_rows_come_to_the_same_as_whole_tables(clipping):
   random = np.random.default_rng(0)
   tables, sent, weights = [], [], []
   for number in range(4):
+    # The same row twice, which some clients send as zeros the second time.
     ids = np.array([number, 8, number], np.int32)
     values = random.normal(size=[3, 2]).astype(np.float32)
-    # The same row again, as zeros.
-    values[2] = 0.0
+    values[2] *= number % 2
     full = np.zeros([9, 2], np.float32)
     np.add.at(full, ids, values)
     rest = random.normal(size=[3, 3]).astype(np.float32)
@@ -567,3 +569,37 @@ def test_rows_come_to_the_same_as_whole_tables(clipping):
     )
     # Also the rows that nobody sent have noise.
     assert np.all(found.result['shared']['items'] != 0.0)
+
+
+@pytest.mark.parametrize('clipping', ['fixed', 'adaptive'])
+def test_one_clip_is_one_clip_whatever_ids_a_client_sends(clipping):
+  # Four rows of norm one half are one record of norm 1. If all four are the
+  # same row, they add up to a norm of 2.
+  clip = 1.0
+  factory = _mean(
+    clippings.FixedClip(clip)
+    if clipping == 'fixed'
+    else clippings.AdaptiveClip(clip, learning_rate=0.0, count_stddev=1e6),
+    noise_multiplier=0.0,
+    clients_per_round=1,
+  )
+  table = tff.to_type({'t': {'items': tff.TensorType(np.float32, [9, 2])}})
+  ids_type = tff.to_type({'t': {'items': tff.TensorType(np.int32, [None])}})
+  process = factory.create_by_rows(
+    tff.to_type({'t': {'items': tff.TensorType(np.float32, [None, 2])}}),
+    tff.TensorType(np.float32),
+    ids_type,
+    table,
+  )
+  state = process.initialize()
+  halves = np.tile(np.float32([[0.5, 0.0]]), [4, 1])
+  # Equal ones last, first, in pairs, and outside of the table's few slots.
+  for ids in ([3] * 4, [0, 8, 8, 8], [7, 1, 7, 1], [8, 0, 8, 0], [1, 2, 3, 4]):
+    sent = {'t': {'items': halves}}
+    weight = {'weight': np.float32(1.0), 'ids': {'t': {'items': np.int32(ids)}}}
+    result = process.next(state, [sent], [weight]).result['t']['items']
+    expected = np.zeros([9, 2])
+    np.add.at(expected, ids, halves)
+    expected *= min(clip / np.linalg.norm(expected), 1.0)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+    assert np.linalg.norm(result) <= clip

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 from tests import small_runs
 from tests.commands import repeatable_rows
 import tff_partial
+from tff_partial import accounting
+from tff_partial import aggregators
 from tff_partial import clippings
 from tff_partial import phases
 from tff_partial import privacy
@@ -25,8 +28,8 @@ _SETTINGS: dict[str, Any] = {'clients_per_round': 2}
 
 def _plan(**changed: Any) -> privacy_plans.PrivacyPlan:
   return privacy_plans.plan(
-    clippings.AdaptiveClip(0.1, count_stddev=2.0),
     **{
+      'clipping': clippings.AdaptiveClip(0.1, count_stddev=2.0),
       'noise_multiplier': 1.0,
       'delta': 1e-3,
       'population': _CLIENTS,
@@ -65,6 +68,12 @@ def _cohort_runtime():
 def fixture_world():
   """A process whose noise the operating system draws."""
   return _world(aggregator=_plan().mean())
+
+
+@pytest.fixture(scope='module', name='frank')
+def fixture_frank():
+  """A simulation that measures what is not private, too."""
+  return _world(aggregator=_plan().mean(noise_seed=3, diagnostics=True))
 
 
 @pytest.fixture(scope='module', name='simulated')
@@ -118,7 +127,6 @@ def test_a_round_without_clients_has_noise_like_others(simulated):
   )
   first = simulated.process.get_model_weights(simulated.process.initialize())
   assert small_runs.flat(result.weights) != small_runs.flat(first)
-  assert result.train['num_clients'] == 0
   assert not result.diverged
 
 
@@ -167,6 +175,115 @@ def test_without_a_ledger_nothing_is_said(simulated):
   assert _train(simulated, privacy=None, rounds=1).privacy is None
 
 
+def test_what_is_exact_is_said_on_request_alone(frank, tmp_path):
+  # Clients came by chance, and nobody is to know how many, or how they did.
+  ledger = _ledger(simulation=True)
+  silent, open_ = tmp_path / 'silent', tmp_path / 'open'
+  result = _train(frank, privacy=ledger, output_dir=silent, rounds=2)
+  (row, _) = repeatable_rows(silent)
+  assert {name for name in row if not name.startswith('validation_')} == {
+    'round',
+    'privacy/epsilon',
+    'privacy/delta',
+    'privacy/noise_multiplier',
+    'aggregator/clip',
+    'aggregator/noise_stddev',
+    'aggregator/share_clipped',
+    'aggregator/signal_to_noise',
+    # Whether the noised sum moves the weights.
+    'finalizer/update_non_finite',
+  }
+  assert result.train == {}
+  assert not [name for name in result.privacy if 'not_private' in name]
+  result = _train(
+    frank, privacy=ledger, output_dir=open_, rounds=2, diagnostics=True
+  )
+  (frank_row, _) = repeatable_rows(open_)
+  assert {name for name in frank_row if name not in row} == {
+    f'{name}_not_private'
+    for name in (
+      'loss',
+      'mae',
+      'num_examples',
+      'num_clients',
+      'num_not_finite',
+      'aggregator/share_clipped',
+    )
+  }
+  assert result.train['num_clients'] > 0
+  assert 'share_clipped_not_private' in result.privacy
+
+
+def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
+  _train(world, output_dir=tmp_path, rounds=1)
+  saved = [tmp_path / 'checkpoints', *(tmp_path / 'checkpoints').rglob('*')]
+  assert len(saved) > 5
+  for path in saved:
+    assert path.stat().st_mode & 0o077 == 0, path
+
+
+# ---- a ledger counts what a process does -------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('averaging', 'expected'),
+  [
+    ({}, 'noise that the process does not add'),
+    (
+      {'aggregator': tff.aggregators.MeanFactory()},
+      'noise that the process does not add',
+    ),
+    (
+      # Nobody can say what is left of the noise, or of the clip, in there.
+      {'aggregator': aggregators.by_name({'items.*': _plan().mean()})},
+      'noise that the process does not add',
+    ),
+    (
+      {'aggregator': _plan(noise_multiplier=0.5).mean()},
+      'noise_multiplier=1.0, the process has 0.5',
+    ),
+    (
+      {'aggregator': _plan(clients_per_round=4).mean()},
+      'clients_per_round=2, the process has 4',
+    ),
+    (
+      {
+        'aggregator': privacy.private_mean(
+          clippings.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
+        )
+      },
+      r'clipping=AdaptiveClip\(.*, the process has FixedClip\(clip=1.0\)',
+    ),
+    ({'aggregator': _plan().mean(noise_seed=3)}, 'simulation=True'),
+    (
+      {'before_sending': privacy.LocalNoise(0.1, 1.0)},
+      'where=central, the process has local',
+    ),
+  ],
+)
+def test_a_ledger_counts_no_process_that_does_something_else(
+  averaging, expected
+):
+  world = _world(**averaging)
+  with pytest.raises(accounting.AccountingError, match=expected):
+    _train(world, rounds=1)
+
+
+def test_a_ledger_of_local_noise_counts_local_noise(tmp_path):
+  plan = _plan(clipping=clippings.FixedClip(0.1), sampling='local')
+  ledger = privacy_plans.PrivacyLedger(plan)
+  world = _world(before_sending=plan.local_noise())
+  result = _train(world, privacy=ledger, rounds=2)
+  exact = accounting.local_epsilon(1.0, 2, 1e-3)
+  assert exact <= result.privacy['epsilon'] < 1.2 * exact
+  with pytest.raises(accounting.AccountingError, match='simulation=True'):
+    _train(
+      _world(before_sending=plan.local_noise(noise_seed=1)), privacy=ledger
+    )
+  with pytest.raises(accounting.AccountingError, match="sampling='local'"):
+    _plan().local_noise()
+
+
 # ---- a run that is killed goes on --------------------------------------------
 
 
@@ -212,11 +329,13 @@ def test_secrets_are_in_checkpoints_only(world, tmp_path, monkeypatch):
 
 def test_a_run_does_not_go_on_with_other_noise(world, tmp_path):
   _train(world, output_dir=tmp_path, rounds=2)
-  for changed in ({'noise_multiplier': 0.9}, {'delta': 1e-4}):
-    with pytest.raises(programs.ProgramError, match='was begun with'):
-      _train(world, output_dir=tmp_path, privacy=_ledger(**changed))
+  with pytest.raises(programs.ProgramError, match='was begun with .*: privacy'):
+    _train(world, output_dir=tmp_path, privacy=_ledger(delta=1e-4))
   with pytest.raises(programs.ProgramError, match='now None'):
     _train(world, output_dir=tmp_path, privacy=None)
+  # Nor as something else than it was.
+  with pytest.raises(programs.ProgramError, match='is now .* a simulation'):
+    _train(world, output_dir=tmp_path, privacy=_ledger(simulation=True))
   # More rounds with the same noise are counted as what they are.
   longer = _train(
     world, output_dir=tmp_path, privacy=_ledger(rounds=3), rounds=9
@@ -224,10 +343,46 @@ def test_a_run_does_not_go_on_with_other_noise(world, tmp_path):
   assert longer.privacy['epsilon'] == _ledger(rounds=3).epsilon(9)
 
 
+def test_noise_is_not_used_again_on_other_data(world, tmp_path):
+  # Whoever has two sums with the same noise knows their exact difference.
+  spec = world.process.example_spec
+  with pytest.raises(small_runs.Killed):
+    _train(
+      world,
+      output_dir=tmp_path,
+      clients=small_runs.Spy(world.clients, 3),
+    )
+  before = repeatable_rows(tmp_path)
+  for others in (
+    small_runs.pack(spec, 'train', _CLIENTS, scale=1.01),  # Other labels.
+    small_runs.pack(spec, 'train', _CLIENTS - 1),  # One was deleted.
+  ):
+    ledger = _ledger(population=len(others))
+    with pytest.raises(programs.ProgramError, match='was begun with another'):
+      _train(world, output_dir=tmp_path, clients=others, privacy=ledger)
+  assert repeatable_rows(tmp_path) == before
+  _train(world, output_dir=tmp_path)
+
+
+def test_readers_of_a_private_run_are_compared_client_by_client(
+  world, tmp_path
+):
+  spec, ids = world.process.example_spec, world.clients.client_ids
+  rated = {client: float(place) for place, client in enumerate(ids)}
+
+  def read(client: str) -> dict[str, Any]:
+    return {'x': [0, 1, 2], 'y': [[rated[client]]] * 3}
+
+  reader = tff_partial.Reader(ids, read, spec, capacities=[3])
+  _train(world, output_dir=tmp_path, clients=reader, rounds=1)
+  rated[ids[-1]] += 1.0
+  with pytest.raises(programs.ProgramError, match="the clients' examples"):
+    _train(world, output_dir=tmp_path, clients=reader, rounds=2)
+
+
 @pytest.mark.parametrize(
   ('planned', 'settings'),
   [
-    ({'clients_per_round': 3}, {}),
     ({'population': 13}, {}),
     ({}, {'clients_per_round': 3}),
   ],
@@ -255,7 +410,7 @@ def test_each_client_adds_noise_of_its_own_before_it_sends():
     model,
     update_optimizer=phases.sgd(0.0),
     client_weighting=processes.ClientWeighting.UNIFORM,
-    before_sending=privacy.local_noise_of(clip, noise, 7),
+    before_sending=privacy.LocalNoise(clip, noise, 7),
   )
   clients = small_runs.pack(process.example_spec, 'train', 50)
   moves = []

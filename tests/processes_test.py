@@ -10,9 +10,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import planted
+from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import clippings
+from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import local_training
 from tff_partial import models
@@ -172,18 +174,10 @@ def test_first_client_states_follow_from_the_clients_seed(process):
 # ---- a round -----------------------------------------------------------------
 
 
-def test_a_round_is_what_its_clients_do(process):
-  cohort = planted.cohort_of(process, _clients(), 'seed')
-  state = process.initialize()
-  before = planted.global_weights(process, state)
-  kept = planted.first_states(process, cohort)
-  output = planted.run(process, cohort, state, kept)
-
-  updates, weights = [], []
-  for value, remembered, new in zip(
-    cohort, kept, output.client_states, strict=True
-  ):
-    done = local_training.run(
+def _done_by(process, before, cohort, kept) -> list[local_training.Worked]:
+  """What each client's work comes to, outside of any runtime."""
+  return [
+    local_training.run(
       [Phase(_BOTH, on=splits.by_time().query, measured=True)],
       process.model,
       tf.nest.map_structure(
@@ -198,11 +192,22 @@ def test_a_round_is_what_its_clients_do(process):
       tf.constant(value['count']),
       tf.constant(value['seed']),
     )
-    planted.assert_close(dict(new), dict(done.weights[tiers.LOCAL]))
-    updates.append(tiers.delta(before, done.weights[tiers.GLOBAL]))
-    weights.append(int(done.num_examples))
+    for value, remembered in zip(cohort, kept, strict=True)
+  ]
+
+
+def test_a_round_is_what_its_clients_do(process):
+  cohort = planted.cohort_of(process, _clients(), 'seed')
+  state = process.initialize()
+  before = planted.global_weights(process, state)
+  kept = planted.first_states(process, cohort)
+  output = planted.run(process, cohort, state, kept)
+  done = _done_by(process, before, cohort, kept)
+  for worked, new in zip(done, output.client_states, strict=True):
+    planted.assert_close(dict(new), dict(worked.weights[tiers.LOCAL]))
   # By time, halves: the later 2 of 4, 3 of 7 and none of 1.
-  assert weights == [2, 3, 0]
+  assert [int(worked.num_examples) for worked in done] == [2, 3, 0]
+  updates = [tiers.delta(before, w.weights[tiers.GLOBAL]) for w in done]
   after = planted.global_weights(process, output.state)
   for name, tensor in before.items():
     mean = (2 * updates[0][name] + 3 * updates[1][name]) / 5
@@ -212,6 +217,78 @@ def test_a_round_is_what_its_clients_do(process):
   assert found['num_examples'] == 5
   assert found['num_clients'] == 2
   assert found['num_not_finite'] == 0
+
+
+def test_a_client_may_weigh_what_a_function_says(process):
+  # 2, 3 and no examples; who has none would weigh less than nothing.
+  weigh = _compose(
+    process.model, client_weighting=lambda worked: 3 * worked.num_examples - 5
+  )
+  cohort = planted.cohort_of(weigh, _clients(), 'seed')
+  state = weigh.initialize()
+  before = planted.global_weights(weigh, state)
+  kept = planted.first_states(weigh, cohort)
+  output = planted.run(weigh, cohort, state, kept)
+  one, other, _ = (
+    tiers.delta(before, worked.weights[tiers.GLOBAL])
+    for worked in _done_by(weigh, before, cohort, kept)
+  )
+  for name, after in planted.global_weights(weigh, output.state).items():
+    mean = (1 * one[name] + 4 * other[name]) / 5
+    planted.assert_close(after, before[name] - mean.numpy())
+  found = planted.train_metrics(output)
+  assert (found['num_clients'], found['num_not_finite']) == (2, 1)
+
+
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_epochs_may_follow_the_rounds(process, shuffle):
+  def composed(epochs: Any) -> processes.PartialProcess:
+    phase = Phase(
+      _BOTH, batch_size=2, epochs=epochs, shuffle=shuffle, measured=True
+    )
+    return _compose(process.model, work=[phase])
+
+  growing = composed(lambda done: 1 + 2 * done)
+  cohort = planted.cohort_of(growing, _clients(), 'seed')
+  kept = planted.first_states(growing, cohort)
+  state = growing.initialize()
+  for epochs in (1, 3):
+    expected = planted.run(composed(epochs), cohort, state, kept)
+    output = planted.run(growing, cohort, state, kept)
+    planted.assert_same(
+      planted.global_weights(growing, output.state),
+      planted.global_weights(growing, expected.state),
+    )
+    state = output.state
+  with pytest.raises(client_work.CompositionError, match='is in no round'):
+    evaluation.build_evaluation(
+      process.model,
+      work=[Phase(epochs=lambda done: done, measured=True)],
+      memory=client_state.keep_local,
+    )
+
+
+def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
+  # One without examples is alone in the cohort: what it sends still counts.
+  class Noise(privacy.LocalNoise):
+    def __call__(self, update: Any, seed: tf.Tensor) -> Any:
+      return tf.nest.map_structure(tf.ones_like, update)
+
+  noised = _compose(
+    process.model,
+    before_sending=Noise(1.0, 1.0),
+    client_weighting=processes.ClientWeighting.UNIFORM,
+  )
+  assert noised.mechanism == privacy.LocalNoise(1.0, 1.0).mechanism
+  cohort = planted.cohort_of(noised, _clients(), 'seed')[2:]
+  state = noised.initialize()
+  kept = planted.first_states(noised, cohort)
+  output = planted.run(noised, cohort, state, kept)
+  before, after = (
+    planted.global_weights(noised, s) for s in (state, output.state)
+  )
+  for name, tensor in before.items():
+    planted.assert_close(after[name], tensor - 1.0)
 
 
 def test_a_spoilt_client_remembers_what_it_did(process):
@@ -367,6 +444,26 @@ def _without_global() -> models.PartialModel:
     (
       {'aggregator': _PRIVATE, 'rematch': groups.Assign(lambda _: 0)},
       'rematch: clients would send how many would move .* Leave rematch out',
+    ),
+    (
+      {
+        'aggregator': aggregators.by_name({'body.*': _PRIVATE}),
+        'memory': _SCALED,
+      },
+      'private_rule: .* beside the updates that the private aggregator noises',
+    ),
+    (
+      {'before_sending': privacy.LocalNoise(1.0, 1.0), 'memory': _SCALED},
+      'private_rule: .* beside the updates that clients noise',
+    ),
+    (
+      {'before_sending': privacy.LocalNoise(1.0, 1.0)},
+      'client_weighting: clients would send how much they weigh, exactly, .*'
+      'Pass ClientWeighting.UNIFORM',
+    ),
+    (
+      {'client_weighting': lambda worked: tf.ones([2])},
+      r'client_weighting: a client has one number .* found float32\(2,\)',
     ),
   ],
 )

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import small_runs
+from tests.commands import files
 from tests.commands import repeatable_rows
 import tff_partial
 from tff_partial import checkpoints
@@ -211,14 +212,20 @@ def test_a_truncated_checkpoint_costs_a_few_rounds(
   assert repeatable_rows(tmp_path) == repeatable_rows(folder)
 
 
-def test_a_run_that_is_done_is_not_done_again(world, whole, tmp_path):
+def test_a_run_that_is_done_is_not_done_again(world, whole, tmp_path, caplog):
   result, folder = whole
   copy = tmp_path / 'copy'
   shutil.copytree(folder, copy)
   clients = small_runs.Spy(world.clients)
-  for rounds in (small_runs.ROUNDS, small_runs.ROUNDS - 3):
-    again = world.train(output_dir=copy, clients=clients, rounds=rounds)
-    small_runs.assert_same(again, result)
+  with caplog.at_level(logging.WARNING):
+    again = world.train(output_dir=copy, clients=clients)
+  small_runs.assert_same(again, result)
+  assert 'round 7 of 7 is done' in caplog.text
+  # A longer run is no shorter one.
+  with pytest.raises(
+    programs.ProgramError, match='has done 7 rounds, and 4 are asked for'
+  ):
+    world.train(output_dir=copy, clients=clients, rounds=4)
   assert not clients.cohorts
   assert repeatable_rows(copy) == repeatable_rows(folder)
 
@@ -251,6 +258,90 @@ def test_another_process_is_refused(plain, world, tmp_path):
     world.train(output_dir=tmp_path)
   assert (tmp_path / 'metrics.csv').read_bytes() == before
   plain.train(output_dir=tmp_path, rounds=3)
+
+
+def _slower(world: small_runs.World) -> small_runs.World:
+  """The same process with another learning rate, of the same shapes."""
+  slower = _world(
+    aggregator=tff.learning.robust_aggregator(),
+    server_optimizer=tff.learning.optimizers.build_adam(0.1),
+    update_epochs=2,
+  )
+  slower.clients, slower.validation = world.clients, world.validation
+  return slower
+
+
+@pytest.mark.parametrize(
+  ('settings', 'expected'),
+  [
+    (lambda world: {'seed': 1}, 'seed was 0 and is now 1'),
+    (
+      lambda world: {'clients_per_round': 3},
+      'clients_per_round was 4 and is now 3',
+    ),
+    (lambda world: {'oversample': 1.5}, 'oversample was 1.0'),
+    (lambda world: {'dropout_rate': 0.5}, 'dropout_rate was 0.0'),
+    (lambda world: {'evaluate_every': 2}, 'evaluate_every was 3'),
+    (
+      lambda world: {'select': programs.Selection('mae')},
+      "select was Selection.metric='loss'",
+    ),
+    (
+      lambda world: {
+        'clients': small_runs.pack(world.process.example_spec, 'train', 11)
+      },
+      r'clients was 12 clients \(\w+\) and is now 11 clients',
+    ),
+    (
+      lambda world: {
+        'clients': small_runs.pack(world.process.example_spec, 'others', 12)
+      },
+      'clients was 12 clients',
+    ),
+    (
+      lambda world: {
+        'clients': small_runs.pack(
+          world.process.example_spec, 'train', 12, scale=1.01
+        )
+      },
+      "the clients' examples was",
+    ),
+    (lambda world: {'validation': None}, 'validation evaluation was'),
+    (
+      lambda world: {
+        'validation': programs.Exam(
+          world.validation.evaluation,
+          small_runs.pack(
+            world.validation.evaluation.example_spec, 'validation', 4
+          ),
+        )
+      },
+      'validation clients was 5 clients',
+    ),
+  ],
+)
+def test_another_run_is_refused_and_what_differs_is_named(
+  world, whole, tmp_path, settings, expected
+):
+  _, folder = whole
+  copy = tmp_path / 'copy'
+  shutil.copytree(folder, copy)
+  before = files(copy)
+  with pytest.raises(programs.ProgramError, match=expected) as caught:
+    world.train(output_dir=copy, rounds=9, **settings(world))
+  assert str(copy) in str(caught.value)
+  assert files(copy) == before
+
+
+def test_another_process_of_the_same_shapes_is_refused(world, whole):
+  _, folder = whole
+  slower = _slower(world)
+  for attempt in (
+    lambda: slower.train(output_dir=folder),
+    lambda: programs.load(slower.process, folder),
+  ):
+    with pytest.raises(programs.ProgramError, match='the process .algorithm'):
+      attempt()
 
 
 def test_two_runs_cannot_share_a_folder(world, tmp_path):

@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -21,12 +22,10 @@ from tff_partial import records
 
 @pytest.fixture(name='opened')
 def fixture_opened(tmp_path):
-  """Opens the records of the run in `tmp_path`."""
+  """Opens the records of the run in `tmp_path`, as a checkpoint has them."""
 
-  def open_records(last_round=0, tensorboard=False):
-    return records.Records(
-      tmp_path, last_round=last_round, tensorboard=tensorboard
-    )
+  def open_records(saved=None, tensorboard=False):
+    return records.Records(tmp_path, saved=saved, tensorboard=tensorboard)
 
   return open_records
 
@@ -36,9 +35,13 @@ def _table(folder: pathlib.Path) -> list[dict[str, str]]:
     return list(csv.DictReader(file))
 
 
-def _release(to: records.Records, *rounds: int) -> None:
+def _release(to: records.Records, *rounds: int) -> list[str]:
+  """Adds rows; returns what a checkpoint would hold before and after each."""
+  texts = [to.text]
   for number in rounds:
     to.release({'loss': number / 3, 'validation_loss': ''}, number)
+    texts.append(to.text)
+  return texts
 
 
 # ---- flat metrics ------------------------------------------------------------
@@ -86,29 +89,33 @@ def test_a_row_a_round_and_the_round_comes_first(opened, tmp_path):
 def test_rounds_after_the_checkpoint_are_written_anew(
   opened, tmp_path, last_round
 ):
-  _release(opened(), 1, 2, 3, 4, 5)
+  texts = _release(opened(), 1, 2, 3, 4, 5)
   before = (tmp_path / 'metrics.csv').read_bytes()
-  again = opened(last_round)
+  again = opened(texts[last_round])
   assert len(_table(tmp_path)) == last_round
   _release(again, *range(last_round + 1, 6))
   assert (tmp_path / 'metrics.csv').read_bytes() == before
 
 
 @pytest.mark.parametrize('cut', range(1, 9))
-def test_a_line_that_a_kill_cut_off_is_written_anew(opened, tmp_path, cut):
+def test_a_line_that_a_kill_cut_off_is_written_anew(
+  opened, tmp_path, cut, caplog
+):
   path = tmp_path / 'metrics.csv'
-  _release(opened(), 1, 2, 3)
+  texts = _release(opened(), 1, 2, 3)
   before = path.read_bytes()
   path.write_bytes(before[:-cut])
-  _release(opened(2), 3)
+  with caplog.at_level(logging.WARNING):
+    _release(opened(texts[2]), 3)
   assert path.read_bytes() == before
+  assert not caplog.text
 
 
 @pytest.mark.parametrize('left', ['', 'round', 'round\r\n', 'round,lo'])
 def test_a_table_without_a_row_begins_anew(opened, tmp_path, left):
   path = tmp_path / 'metrics.csv'
   path.write_text(left)
-  _release(opened(0), 1, 2)
+  _release(opened(), 1, 2)
   assert [row['round'] for row in _table(tmp_path)] == ['1', '2']
 
 
@@ -122,14 +129,76 @@ def test_what_a_kill_left_beside_the_table_is_removed(opened, tmp_path):
   ]
 
 
-def test_a_table_that_was_lost_is_said_to_be_lost(opened, tmp_path, caplog):
+def _cut_off(text: str) -> str:
+  return ''.join(text.splitlines(keepends=True)[:2])
+
+
+def _edited(text: str) -> str:
+  # The loss of round 2, a little better.
+  assert text.count('0.6666666666666666') == 1
+  return text.replace('0.6666666666666666', '0.6666666666666665')
+
+
+_CHANGES = {
+  'cut off': (_cut_off, 3),
+  'emptied': (lambda text: '', 2),
+  'a loss edited': (_edited, 3),
+  'a round renamed': (lambda text: text.replace('\r\n3,', '\r\n4,'), 4),
+  'a round left out': (
+    lambda text: re.sub('(?m)^2,.*\r\n', '', text),
+    3,
+  ),
+  'a column renamed': (lambda text: text.replace('loss', 'mae', 1), 2),
+  'too many cells': (lambda text: text.replace('\r\n2,', '\r\n2,x,y,'), 3),
+  'words': (lambda text: text.replace('\r\n2,', '\r\ntwo,'), 3),
+  'an empty line': (lambda text: text.replace('\r\n2,', '\r\n\r\n2,'), 3),
+}
+
+
+@pytest.mark.parametrize('change', _CHANGES)
+def test_a_table_that_was_changed_is_written_anew(
+  opened, tmp_path, caplog, change
+):
+  path = tmp_path / 'metrics.csv'
+  texts = _release(opened(), 1, 2, 3, 4)
+  before = path.read_bytes()
+  alter, line = _CHANGES[change]
+  changed = alter(before.decode())
+  path.write_bytes(changed.encode())
   with caplog.at_level(logging.WARNING):
-    _release(opened(4), 5)
-    assert [row['round'] for row in _table(tmp_path)] == ['5']
-    _release(opened(5), 6)
-  assert [row['round'] for row in _table(tmp_path)] == ['5', '6']
-  # Nothing is said where there is no table, which anyone can see.
-  assert 'lacks 4 of 5 rounds' in caplog.text
+    _release(opened(texts[3]), 4)
+  assert f'was changed since the run was saved, from line {line} on' in (
+    caplog.text
+  )
+  assert path.read_bytes() == before
+  copy = tmp_path / 'changed_metrics.csv'
+  if changed:
+    assert copy.read_bytes() == changed.encode()
+  else:
+    assert not copy.exists()
+
+
+def test_a_table_that_was_lost_is_written_anew(opened, tmp_path, caplog):
+  path = tmp_path / 'metrics.csv'
+  texts = _release(opened(), 1, 2)
+  path.unlink()
+  with caplog.at_level(logging.WARNING):
+    opened(texts[2])
+  assert path.read_bytes().decode() == texts[2]
+  assert 'from line 2 on' in caplog.text
+
+
+def test_what_comes_after_the_checkpoint_may_be_damaged(
+  opened, tmp_path, caplog
+):
+  path = tmp_path / 'metrics.csv'
+  texts = _release(opened(), 1, 2)
+  with path.open('a') as file:
+    file.write('3,many,cells,too many\nthree\n')
+  with caplog.at_level(logging.WARNING):
+    opened(texts[2])
+  assert path.read_bytes().decode() == texts[2]
+  assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -147,21 +216,6 @@ def test_another_file_is_not_overwritten(opened, tmp_path, text):
   assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize('line', ['2,x,y,z,too many', 'two,1,', '', '2'])
-def test_a_damaged_line_is_named(opened, tmp_path, line):
-  path = tmp_path / 'metrics.csv'
-  _release(opened(), 1, 2, 3)
-  lines = path.read_text().splitlines()
-  lines[2] = line
-  path.write_text('\n'.join(lines) + '\n')
-  with pytest.raises(records.RecordError, match='line 3') as caught:
-    opened(3)
-  assert str(path) in str(caught.value)
-  # What comes after the checkpoint is written anew, damaged or not.
-  _release(opened(1), 2, 3)
-  assert [row['round'] for row in _table(tmp_path)] == ['1', '2', '3']
-
-
 def test_a_table_that_cannot_be_written_is_named(opened, tmp_path):
   (tmp_path / 'metrics.csv').mkdir()
   with pytest.raises(records.RecordError, match='Is a directory') as caught:
@@ -170,8 +224,7 @@ def test_a_table_that_cannot_be_written_is_named(opened, tmp_path):
 
 
 def test_new_columns_come_behind_the_others(opened, tmp_path):
-  _release(opened(), 1, 2)
-  table = opened(2)
+  table = opened(_release(opened(), 1, 2)[-1])
   table.release({'loss': 1.0, 'b': 2, 'a': 3}, 3)
   table.release({'loss': 1.0, 'validation_loss': 0.5}, 4)
   rows = _table(tmp_path)
@@ -185,7 +238,7 @@ def test_a_kill_loses_no_row(tmp_path):
   code = f"""
 import os, signal
 from tff_partial import records
-table = records.Records({str(tmp_path)!r}, last_round=0, tensorboard=True)
+table = records.Records({str(tmp_path)!r}, saved=None, tensorboard=True)
 for number in (1, 2, 3):
   table.release({{'loss': number / 3}}, number)
 os.kill(os.getpid(), signal.SIGKILL)

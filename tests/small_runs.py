@@ -107,6 +107,9 @@ class Spy:
     self.client_ids = clients.client_ids
     self.cohorts: list[tuple[str, ...]] = []
 
+  def fingerprint(self, sample=None):
+    return self._clients.fingerprint(sample)
+
   def cohort(self, client_ids, seeds):
     self.cohorts.append(tuple(client_ids))
     if len(self.cohorts) == self._ends_at:

@@ -9,13 +9,15 @@ chance helps, and who counts:
 |---|---|---|
 | `PoissonSampling` | one user more or less | privacy loss distributions |
 | `FixedSizeSampling` | one user replaced | Renyi divergences |
-| `EveryRound` | one user more or less | privacy loss distributions |
+| `EveryRound` | one user replaced | privacy loss distributions |
 | `EveryUpdate` | one client's updates replaced | privacy loss distributions |
 | `OncePerTree` | one user silent | Renyi divergences |
 
 A noise multiplier is the noise's standard deviation in clips. Adding or
 removing a user moves a sum by one clip, replacing one by two, so there the
-noise multiplier counts half. All numbers are upper bounds.
+noise multiplier counts half. "One user more or less" holds for independent
+draws alone: in a cohort of fixed size, a user more takes the place of another.
+All numbers are upper bounds.
 """
 
 import abc
@@ -103,10 +105,9 @@ class Sampling(abc.ABC):
     return 1.0
 
 
-class AddOrRemoveSampling(Sampling):
-  """Neighbours differ by one user more or less."""
+class LossDistributionSampling(Sampling):
+  """What privacy loss distributions count, as one mechanism of one clip."""
 
-  neighbours = 'one user more or less'
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   renyi_orders = _WHOLE_ORDERS
 
@@ -122,7 +123,7 @@ class AddOrRemoveSampling(Sampling):
 
 
 @dataclasses.dataclass(frozen=True)
-class PoissonSampling(AddOrRemoveSampling):
+class PoissonSampling(LossDistributionSampling):
   """Every client is in a round with the same probability, independently.
 
   Attributes:
@@ -131,6 +132,7 @@ class PoissonSampling(AddOrRemoveSampling):
 
   probability: float
   name = 'poisson'
+  neighbours = 'one user more or less'
 
   def __post_init__(self) -> None:
     check(
@@ -193,13 +195,17 @@ class FixedSizeSampling(Sampling):
 
 
 @dataclasses.dataclass(frozen=True)
-class EveryRound(AddOrRemoveSampling):
+class EveryRound(LossDistributionSampling):
   """A client may be in every round, for whatever reason: chance does not help.
 
-  It is in a round once at most.
+  It is in a round once at most. Cohorts have a fixed size, so neighbours differ
+  in who one of the users is: with a user more, each round could have another
+  cohort.
   """
 
   name = 'every_round'
+  neighbours = 'one user replaced'
+  distance = 2.0
 
   def event(
     self, noise_multiplier: float, rounds: int
@@ -220,7 +226,6 @@ class EveryUpdate(EveryRound):
 
   name = 'local'
   neighbours = "one client's updates replaced"
-  distance = 2.0
 
 
 @dataclasses.dataclass(frozen=True)

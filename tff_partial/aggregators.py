@@ -17,6 +17,16 @@ import tensorflow_federated as tff
 from tff_partial import rows
 
 WeightedFactory: TypeAlias = tff.aggregators.WeightedAggregationFactory
+Factory: TypeAlias = (
+  WeightedFactory | tff.aggregators.UnweightedAggregationFactory
+)
+
+
+def as_weighted(factory: Factory) -> WeightedFactory:
+  """The same with weights, which are dropped if the factory takes none."""
+  if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
+    return factory
+  return tff.aggregators.as_weighted_aggregator(factory)
 
 
 class RowAggregationFactory(abc.ABC):
@@ -193,23 +203,35 @@ class _RowMeanFactory(WeightedFactory):
 
 
 def by_name(
-  apart: Mapping[str, WeightedFactory], rest: WeightedFactory | None = None
-) -> WeightedFactory:
+  apart: Mapping[str, Factory], rest: Factory | None = None
+) -> 'ByNameFactory':
   """Joins some variables in ways of their own.
+
+  Private aggregators among them clip and noise each their part; what all of
+  them cost together, no ledger counts. Clip by tier for that.
 
   Args:
     apart: Regular expression over whole names of variables to how these are
       joined; of several that match the first counts.
     rest: How all others are joined; the mean by default.
   """
-  return _ByNameFactory(apart, rest or MeanFactory())
+  return ByNameFactory(apart, rest or MeanFactory())
 
 
-class _ByNameFactory(WeightedFactory):
-  """Several aggregations side by side, each of some variables."""
+class ByNameFactory(WeightedFactory):
+  """Several aggregations side by side, each of some variables; see `by_name`.
 
-  def __init__(self, apart: Mapping[str, WeightedFactory], rest: Any):
-    self._rules = [*apart.items(), ('.*', rest)]
+  Attributes:
+    parts: The factories of these aggregations.
+  """
+
+  def __init__(self, apart: Mapping[str, Factory], rest: Factory):
+    """Keeps the factories; unweighted ones join all clients alike."""
+    self._rules = [
+      (rule, as_weighted(factory))
+      for rule, factory in [*apart.items(), ('.*', rest)]
+    ]
+    self.parts = [*apart.values(), rest]
 
   def create(
     self, value_type: tff.Type, weight_type: tff.Type

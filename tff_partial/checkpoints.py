@@ -14,6 +14,7 @@ import re
 import shutil
 import threading
 from typing import Any, NamedTuple, TypeVar
+import zlib
 
 from absl import logging
 import numpy as np
@@ -43,12 +44,14 @@ class Progress(NamedTuple):
     best_weights: The weights at the best evaluation so far.
     notes: JSON text of all else: the best round and its metric, the history
       that stopping looks at, the runtime's choices.
+    table: The table of metrics up to that round, compressed text.
   """
 
   round: Any
   state: Any
   best_weights: Any
   notes: Any
+  table: Any
 
 
 class EventLoop:
@@ -113,6 +116,7 @@ class Checkpoints:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = locked(self._folder)
         self._remove_unfinished()
+        for_owner_only(self._folder)
       self._manager = tff.program.FileProgramStateManager(
         str(self._folder), prefix=_PREFIX, keep_total=NUM_KEPT, keep_first=False
       )
@@ -143,6 +147,7 @@ class Checkpoints:
     version = int(progress.round)
     try:
       self._loop.run(self._manager.save(progress, version))
+      for_owner_only(self._folder)
     except (OSError, tf.errors.OpError) as error:
       self._remove_unfinished()
       raise CheckpointError(
@@ -311,3 +316,29 @@ def encode(notes: Any) -> np.ndarray:
 def decode(notes: Any) -> Any:
   """Unpacks what `encode` packed."""
   return json.loads(np.asarray(notes, np.uint8).tobytes().decode())
+
+
+def compress(text: str) -> np.ndarray:
+  """Packs a long text into an array that a checkpoint can hold."""
+  return np.frombuffer(zlib.compress(text.encode(), 1), np.uint8)
+
+
+def decompress(packed: Any) -> str:
+  """Unpacks what `compress` packed."""
+  return zlib.decompress(np.asarray(packed, np.uint8).tobytes()).decode()
+
+
+def for_owner_only(folder: pathlib.Path) -> None:
+  """Lets nobody but their owner read a folder and the files below it.
+
+  What a run saves tells more than what it publishes: the seeds of its noise,
+  what its clients remember.
+  """
+  try:
+    folder.chmod(0o700)
+    for path in folder.rglob('*'):
+      path.chmod(0o700 if path.is_dir() else 0o600)
+  except OSError as error:
+    logging.warning(
+      'Others may be able to read %s: %s', folder, first_line(error)
+    )

@@ -207,7 +207,19 @@ class ClientWork:
     )
     return tiers.join(shared, held)
 
-  def run(self, shared: Any, frozen: Any, kept: Any, client: Any) -> Any:
+  @property
+  def follows_rounds(self) -> bool:
+    """Whether it depends on how many rounds were done."""
+    return phases.follow_rounds(self.work)
+
+  def run(
+    self,
+    shared: Any,
+    frozen: Any,
+    kept: Any,
+    client: Any,
+    round_number: tf.Tensor | None = None,
+  ) -> Any:
     """A client recalls its weights and goes through its phases.
 
     Args:
@@ -215,6 +227,8 @@ class ClientWork:
       frozen: Weights that are never trained.
       kept: What the client remembers.
       client: Its data.
+      round_number: int32 scalar: how many rounds were done, if the work follows
+        them.
 
     Returns:
       What it then has, `local_training.Worked`.
@@ -231,4 +245,5 @@ class ClientWork:
       client['count'],
       client['seed'],
       self._tables,
+      round_number,
     )

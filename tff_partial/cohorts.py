@@ -86,3 +86,14 @@ class ClientSource(Protocol):
     Raises:
       ClientDataError: If a client is unknown or its data cannot be used.
     """
+
+  def fingerprint(self, sample: int | None = None) -> str:
+    """Says in some letters what the clients' examples are.
+
+    Whoever has other examples has another one, so that a run notices when it is
+    to go on with other data.
+
+    Args:
+      sample: Of a source that has to load them, only so many clients are
+        looked at, evenly over all; None for all.
+    """

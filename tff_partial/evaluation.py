@@ -78,6 +78,11 @@ def build_evaluation(
     CompositionError: If no phase measures, or if the model has groups.
   """
   does = client_work.ClientWork(model, memory, work, 'evaluation')
+  if does.follows_rounds:
+    raise client_work.CompositionError(
+      'A phase of the evaluation has epochs that follow the rounds, but an '
+      'evaluation is in no round. Give a number of epochs.'
+    )
   server_type, kept_type, client_type = does.types
   finalizers = client_work.metric_finalizers(model)
 

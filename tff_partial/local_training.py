@@ -49,38 +49,38 @@ class _Batches:
     examples: Mapping[str, Any],
     chosen: splits.Chosen,
     seed: tf.Tensor,
+    round_number: tf.Tensor | None,
   ):
     self._examples = examples
     self._count = chosen.count
     self._capacity = tf.shape(examples['weight'])[0]
-    self._shuffle = phase.shuffle
-    self._orders = self._epoch_orders(phase, chosen, seed)
+    self._shuffle, self._seed = phase.shuffle, seed
+    self._order, self._orders = chosen.order, None
+    epochs = phase.epochs
+    if callable(epochs):
+      epochs = tf.cast(epochs(round_number), tf.int32)
+    elif phase.shuffle:
+      self._orders = tf.concat([*map(self._order_of, range(epochs))], 0)
     self._size = self._capacity
     if phase.batch_size is not None:
       self._size = tf.constant(phase.batch_size)
     self._static_size = phase.batch_size
     self._per_epoch = -(-chosen.count // tf.maximum(self._size, 1))
-    self.number = self._per_epoch * phase.epochs
+    self.number = self._per_epoch * epochs
     if phase.max_steps is not None:
       self.number = tf.minimum(self.number, phase.max_steps)
 
-  @staticmethod
-  def _epoch_orders(
-    phase: phases.Phase, chosen: splits.Chosen, seed: tf.Tensor
-  ) -> tf.Tensor:
-    """The order of the chosen examples in each epoch, `[epochs * capacity]`."""
-    if not phase.shuffle:
-      return chosen.order
-    place = tf.range(tf.size(chosen.order))
-    orders = []
-    for epoch in range(phase.epochs):
-      bits = random_bits.bits(
-        random_bits.fold_in(seed, epoch), tf.shape(chosen.order)
-      )
-      last = tf.constant(tf.int64.max)
-      key = tf.where(place < chosen.count, tf.cast(bits, tf.int64), last)
-      orders.append(tf.gather(chosen.order, tf.argsort(key, stable=True)))
-    return tf.concat(orders, 0)
+  def _order_of(self, epoch: int | tf.Tensor) -> tf.Tensor:
+    """The order of the chosen examples in an epoch, `[capacity]`."""
+    if not self._shuffle:
+      return self._order
+    bits = random_bits.bits(
+      random_bits.fold_in(self._seed, epoch), tf.shape(self._order)
+    )
+    is_chosen = tf.range(tf.size(self._order)) < self._count
+    last = tf.constant(tf.int64.max)
+    key = tf.where(is_chosen, tf.cast(bits, tf.int64), last)
+    return tf.gather(self._order, tf.argsort(key, stable=True))
 
   def at(
     self, step: tf.Tensor
@@ -96,8 +96,11 @@ class _Batches:
     )
     offsets = place * self._size + within
     is_real = offsets < self._count
-    start = epoch * self._capacity if self._shuffle else 0
-    chosen = tf.gather(self._orders, start + tf.where(is_real, offsets, 0))
+    places = tf.where(is_real, offsets, 0)
+    if self._orders is None:
+      chosen = tf.gather(self._order_of(epoch), places)
+    else:
+      chosen = tf.gather(self._orders, epoch * self._capacity + places)
     batch = collections.OrderedDict(
       (
         name,
@@ -403,6 +406,7 @@ def run(
   count: tf.Tensor,
   seed: tf.Tensor,
   tables: lookups.Tables | None = None,
+  round_number: tf.Tensor | None = None,
 ) -> Worked:
   """Runs phases one after another on one client's examples.
 
@@ -416,6 +420,8 @@ def run(
     count: int32 scalar, how many of them are real.
     seed: int32 `[2]`; everything that is drawn follows from it.
     tables: Those that are trained by rows; none by default.
+    round_number: int32 scalar: how many rounds were done, for work that
+      depends on it.
   """
   tables = tables or lookups.Tables(model, ())
   chosen_rows = tables.choose(frozen, examples['x'], count)
@@ -466,7 +472,11 @@ def run(
     own_seed = random_bits.fold_in(seed, f'phase {number}')
     chosen = turns[0].on.choose(examples, count, part_seed)
     batches = _Batches(
-      turns[0], examples, chosen, random_bits.fold_in(own_seed, 'shuffle')
+      turns[0],
+      examples,
+      chosen,
+      random_bits.fold_in(own_seed, 'shuffle'),
+      round_number,
     )
     client = _Client(model, tables, done.weights, weights, frozen)
     done = _take_turns(turns, client, done, batches, chosen.count, own_seed)

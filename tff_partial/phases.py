@@ -23,6 +23,8 @@ Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
 # An extra loss term: (weights by tier, weights by tier as the round began)
 # -> scalar. See `terms.py`.
 Term = Callable[[Any, Any], tf.Tensor]
+# From how many rounds were done to how many epochs the next one has.
+Epochs: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 
 def sgd(learning_rate: float) -> Optimizer:
@@ -57,7 +59,8 @@ class Phase:
       touches only the rows of an embedding table that a batch reads.
     batch_size: Examples per step; the last batch of an epoch may be smaller.
       None takes all examples in each step; padding then changes rounding.
-    epochs: How often the examples are gone through, at most.
+    epochs: How often the examples are gone through, at most; or a function
+      from how many rounds were done, an int32 scalar, to that.
     max_steps: Batches, at most; None for no limit. 0 leaves the phase out.
     repeats: Steps on each batch.
     shuffle: Whether each epoch takes the examples in a new order.
@@ -78,7 +81,7 @@ class Phase:
     default_factory=lambda: sgd(0.1)
   )
   batch_size: int | None = 20
-  epochs: int = 1
+  epochs: int | Epochs = 1
   max_steps: int | None = None
   repeats: int = 1
   shuffle: bool = False
@@ -102,7 +105,7 @@ class Phase:
       )
     for name, least in (('batch_size', 1), ('epochs', 1), ('repeats', 1)):
       value = getattr(self, name)
-      if value is not None and value < least:
+      if isinstance(value, int) and value < least:
         raise PhaseError(
           f'{name} must be positive, found {value}. To skip a phase, pass '
           'max_steps=0.'
@@ -169,6 +172,11 @@ def flat(work: Work) -> list[Phase]:
     if not isinstance(part, groups.Assign)
     for phase in taking_turns(part)
   ]
+
+
+def follow_rounds(work: Work) -> bool:
+  """Whether a client's work depends on how many rounds were done."""
+  return any(callable(phase.epochs) for phase in flat(work))
 
 
 def check(work: Work, model: models.PartialModel) -> None:

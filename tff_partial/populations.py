@@ -6,6 +6,7 @@ one cohort at a time.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import hashlib
 from typing import Any
 
 from absl import logging
@@ -85,6 +86,24 @@ def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
     )
 
 
+def _add_to(digest: Any, fields: Any, path: str = '') -> None:
+  """Adds nested arrays to a digest, with their names, types and shapes."""
+  if isinstance(fields, Mapping):
+    for name, part in fields.items():
+      _add_to(digest, part, f'{path}/{name}')
+  elif isinstance(fields, tuple):
+    for place, part in enumerate(fields):
+      _add_to(digest, part, f'{path}/{place}')
+  else:
+    digest.update(f'{path} {fields.dtype.str} {fields.shape}'.encode())
+    if fields.dtype != object:
+      digest.update(np.ascontiguousarray(fields))
+      return
+    for text in fields.ravel():
+      raw = text.encode() if isinstance(text, str) else text
+      digest.update(len(raw).to_bytes(8, 'little') + raw)
+
+
 class Population:
   """Clients whose examples stay in memory, padded and grouped by capacity.
 
@@ -119,6 +138,7 @@ class Population:
     self.example_spec = example_spec
     self.num_filtered = num_filtered
     self._client_ids = tuple(client_ids)
+    self._fingerprint: str | None = None
     self._index = {client: i for i, client in enumerate(self._client_ids)}
     self._counts = np.diff(offsets)
     self._buckets = buckets.fill(
@@ -156,6 +176,16 @@ class Population:
       client_ids, buckets.groups_of(self._buckets, members, seeds)
     )
 
+  def fingerprint(self, sample: int | None = None) -> str:
+    """Says what all examples are; see `ClientSource`."""
+    del sample  # They are at hand.
+    if self._fingerprint is None:
+      digest = hashlib.blake2b(digest_size=16)
+      for bucket in self._buckets:
+        _add_to(digest, (bucket.indices, bucket.resident))
+      self._fingerprint = digest.hexdigest()
+    return self._fingerprint
+
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
@@ -174,6 +204,7 @@ class Reader:
   read: Callable[[str], Mapping[str, Any]]
   example_spec: examples.ExampleSpec
   capacities: Sequence[int] | None = None
+  version: str | None = None
 
   @property
   def client_ids(self) -> tuple[str, ...]:
@@ -201,3 +232,22 @@ class Reader:
     filled = buckets.fill(ids, flat, offsets, self.capacities)
     members = np.arange(len(client_ids))
     return cohorts.Cohort(client_ids, buckets.groups_of(filled, members, seeds))
+
+  def fingerprint(self, sample: int | None = None) -> str:
+    """Says what the clients' examples are; see `ClientSource`.
+
+    Raises:
+      ClientDataError: If a client's examples cannot be used.
+    """
+    if self.version is not None:
+      return self.version
+    digest = hashlib.blake2b(digest_size=16)
+    number = len(self.ids) if sample is None else min(sample, len(self.ids))
+    for place in range(number):
+      client = self.ids[place * len(self.ids) // number]
+      fields = self.read(client)
+      _add_to(
+        digest,
+        examples.check_fields(fields, self.example_spec, f'Client {client!r}'),
+      )
+    return digest.hexdigest()

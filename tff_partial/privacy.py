@@ -2,9 +2,11 @@
 
 Central privacy: `private_mean` and `private_sum` clip what each client sends
 and add noise once, at the server, to the sum; the server is trusted with what
-clients send. Local privacy: `local_noise` is for a client's own work, before it
-sends; nobody is trusted, and far more noise is needed. docs/privacy.md says
-what each protects. How much noise an epsilon takes, `privacy_plans` knows.
+clients send. Local privacy: `LocalNoise` is for a client's own work, before it
+sends; the server need not be trusted, and far more noise is needed.
+docs/privacy.md says what each protects. How much noise an epsilon takes,
+`privacy_plans` knows. Either carries its `Mechanism`, which a process keeps, so
+that no run is counted as something that it does not do.
 
 Every client counts once. An aggregator that weighs clients by their examples
 would let one of them move the sum by more than the clip, so these are
@@ -12,7 +14,7 @@ unweighted; TFF drops the weights of a process that uses them.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import math
 import secrets
@@ -26,15 +28,46 @@ from tff_partial import aggregators
 from tff_partial import clippings
 from tff_partial import dp_queries
 from tff_partial import errors
+from tff_partial import fingerprints
 from tff_partial import random_bits
 from tff_partial import rows
 
 # The name of the only part of what is clipped jointly.
 _WHOLE = 'all.parts'
+# How names end of what is measured exactly.
+NOT_PRIVATE = '_not_private'
 
 
 class PrivateTypeError(errors.UserError, TypeError):
   """Raised when values cannot be clipped and noised."""
+
+
+# Who adds noise: the server, once to the sum, or each client before it sends.
+CENTRAL, LOCAL = 'central', 'local'
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+  """What makes the updates of a process private.
+
+  Attributes:
+    where: CENTRAL or LOCAL.
+    clipping: How what a client sends is clipped, jointly or by part.
+    noise_multiplier: Standard deviation of the noise in clips, all parts
+      together.
+    clients_per_round: For how many clients in a round it was made; None for
+      local noise, which does not depend on others.
+    shares: Each part's share of what is spent; None for equal ones.
+    is_simulation: Whether the noise follows from a seed that somebody chose,
+      and who knows it sees through the noise.
+  """
+
+  where: str
+  clipping: clippings.Clippings
+  noise_multiplier: float
+  clients_per_round: float | None
+  shares: Mapping[str, float] | None
+  is_simulation: bool
 
 
 def _seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
@@ -46,12 +79,14 @@ def _seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
       same noise, though one process initializes both.
     part: Name of the part.
   """
-  secret = secrets.randbits(128) if noise_seed is None else noise_seed
-  first = random_bits.derive(secret, 'privacy noise', part)
+  is_secret = noise_seed is None
+  source = secrets.randbits(128) if noise_seed is None else noise_seed
+  first = random_bits.derive(source, 'privacy noise', part)
 
   def make_seed() -> tf.Tensor:
-    seed = tf.constant(first)
-    if noise_seed is None:
+    name = fingerprints.SECRET if is_secret else 'noise_seed'
+    seed = tf.constant(first, name=name)
+    if is_secret:
       for word in tf.unstack(tf.bitcast(tf.timestamp(), tf.int32)):
         seed = random_bits.fold_in(seed, word)
     return seed
@@ -106,6 +141,28 @@ class _Parts:
     return self.join(measured)
 
 
+def _with_distinct_rows(sent: Any, specs: Any) -> Any:
+  """Adds up the rows that a client sends of the same id; zeros for the others.
+
+  Only then is the norm of what it has sent the norm of what it adds to tables.
+
+  Args:
+    sent: `value`, of some tables rows, and `ids` of these rows, in the order of
+      the tables.
+    specs: Of the whole value, in which tables are whole.
+  """
+  left = iter(tf.nest.flatten(sent['ids']))
+
+  def distinct(part: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    if part.shape.is_fully_defined():
+      return part
+    ids = next(left)
+    first = rows.first_of_equals(ids, spec.shape[0])
+    return tf.math.unsorted_segment_sum(part, first, tf.size(ids))
+
+  return tf.nest.map_structure(distinct, sent['value'], specs)
+
+
 class _RowsQuery(tfp.SumAggregationDPQuery):
   """A query of whole tables to which clients add rows: (value, ids).
 
@@ -129,7 +186,9 @@ class _RowsQuery(tfp.SumAggregationDPQuery):
 
   def preprocess_record(self, params: Any, record: Any) -> Any:
     return collections.OrderedDict(
-      value=self._query.preprocess_record(params, record['value']),
+      value=self._query.preprocess_record(
+        params, _with_distinct_rows(record, self._specs)
+      ),
       ids=record['ids'],
     )
 
@@ -252,9 +311,16 @@ class PrivateFactory(
     )
 
   @property
-  def is_simulation(self) -> bool:
-    """Whether the noise can be drawn again by who knows the seed."""
-    return self.noise_seed is not None
+  def mechanism(self) -> Mechanism:
+    """What it does to updates, for whoever counts what that costs."""
+    return Mechanism(
+      CENTRAL,
+      self.clipping,
+      self.noise_multiplier,
+      self.clients_per_round,
+      self.shares,
+      self.noise_seed is not None,
+    )
 
   def _parts(self, specs: Any) -> _Parts:
     """Makes the queries; each time with other secrets."""
@@ -379,8 +445,9 @@ class PrivateFactory(
 
     @tff.tensorflow.computation(params_of.type_signature.result, value_type)
     def are_clipped(params: Any, value: Any) -> Any:
-      sent = value if table_type is None else value['value']
-      return parts.are_clipped(params, sent)
+      if table_type is not None:
+        value = _with_distinct_rows(value, specs)
+      return parts.are_clipped(params, value)
 
     counts_type = are_clipped.type_signature.result
 
@@ -395,7 +462,7 @@ class PrivateFactory(
       clipped, clients = counts
       by_part = parts.split(measured)
       for part, number in clipped.items():
-        by_part[part]['share_clipped_not_private'] = tf.cast(
+        by_part[part][f'share_clipped{NOT_PRIVATE}'] = tf.cast(
           tf.math.divide_no_nan(
             tf.cast(number, tf.double), tf.cast(clients, tf.double)
           ),
@@ -442,7 +509,7 @@ def private_sum(
   clients_per_round: float,
   shares: Mapping[str, float] | None = None,
   noise_seed: int | None = None,
-  diagnostics: bool = True,
+  diagnostics: bool = False,
 ) -> PrivateFactory:
   """Sums what clients send with central differential privacy.
 
@@ -480,7 +547,7 @@ def private_mean(
   clients_per_round: float,
   shares: Mapping[str, float] | None = None,
   noise_seed: int | None = None,
-  diagnostics: bool = True,
+  diagnostics: bool = False,
 ) -> PrivateFactory:
   """Averages what clients send with central differential privacy.
 
@@ -509,24 +576,45 @@ def private_mean(
   return dataclasses.replace(total, divisor=float(clients_per_round))
 
 
-def local_noise_of(
-  clip: float, noise_multiplier: float, noise_seed: int | None = None
-) -> Callable[[Any, tf.Tensor], Any]:
-  """Makes clients clip and noise what they send; `compose(before_sending=)`.
+@dataclasses.dataclass(frozen=True)
+class LocalNoise:
+  """Has clients clip and noise what they send; `compose(before_sending=)`.
 
-  Args:
-    clip: As in `local_noise`.
-    noise_multiplier: As there.
-    noise_seed: Changes the noise of a simulation. Otherwise clients' seeds must
-      be secret, as `programs.train` makes them.
+  Attributes:
+    clip: The largest L2 norm of an update.
+    noise_multiplier: Standard deviation of the noise in clips.
+    noise_seed: Draws the noise of a simulation again. If None, the noise
+      follows from the client's seed alone, which must be secret, as
+      `programs.train` makes it.
   """
 
-  def before_sending(update: Any, seed: tf.Tensor) -> Any:
-    if noise_seed is not None:
-      seed = random_bits.fold_in(seed, f'noise {noise_seed}')
-    return local_noise(update, clip, noise_multiplier, seed)
+  clip: float
+  noise_multiplier: float
+  noise_seed: int | None = None
 
-  return before_sending
+  def __post_init__(self) -> None:
+    clippings.check_positive(self.clip, 'clip')
+    clippings.check_positive(
+      self.noise_multiplier, 'noise_multiplier', also_zero=True
+    )
+
+  @property
+  def mechanism(self) -> Mechanism:
+    """What it does to updates, for whoever counts what that costs."""
+    return Mechanism(
+      LOCAL,
+      clippings.FixedClip(self.clip),
+      self.noise_multiplier,
+      None,
+      None,
+      self.noise_seed is not None,
+    )
+
+  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
+    """Clips and noises an update; see `local_noise`."""
+    if self.noise_seed is not None:
+      seed = random_bits.fold_in(seed, f'noise {self.noise_seed}')
+    return local_noise(update, self.clip, self.noise_multiplier, seed)
 
 
 def local_noise(
@@ -537,7 +625,8 @@ def local_noise(
   This is what FedEmbed's Algorithm 1 does in line 22, and HPFL's Fednoise with
   Laplace noise. The server needs not be trusted, but the noise of n clients
   adds up to sqrt(n) times this; `accounting.local_epsilon` says what it is
-  worth.
+  worth. In a simulation whoever has the clients' seeds, such as the program
+  that draws them, sees through it.
 
   Args:
     update: Floating-point tensors.

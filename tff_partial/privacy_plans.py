@@ -46,7 +46,7 @@ class PrivacyPlan:
   once: tuple[float, ...]
 
   def mean(
-    self, *, noise_seed: int | None = None, diagnostics: bool = True
+    self, *, noise_seed: int | None = None, diagnostics: bool = False
   ) -> privacy.PrivateFactory:
     """The aggregator that does what the plan says.
 
@@ -63,8 +63,39 @@ class PrivacyPlan:
       diagnostics=diagnostics,
     )
 
+  def local_noise(self, *, noise_seed: int | None = None) -> privacy.LocalNoise:
+    """What clients do before they send, if the plan is one of local noise.
+
+    Args:
+      noise_seed: As in `privacy.LocalNoise`.
+
+    Raises:
+      AccountingError: If the plan is one of central noise.
+    """
+    if not isinstance(self.sampling, accounting.EveryUpdate):
+      raise accounting.AccountingError(
+        'Local noise takes a plan with '
+        f'sampling={accounting.EveryUpdate.name!r}, found '
+        f'{self.sampling.name!r}.'
+      )
+    clip = self.clipping.clip  # type: ignore[union-attr]  # See sampling_of.
+    return privacy.LocalNoise(clip, self.noise_multiplier, noise_seed)
+
   @property
-  def mechanism(self) -> str:
+  def mechanism(self) -> privacy.Mechanism:
+    """What a process must do to be counted by this plan."""
+    is_local = isinstance(self.sampling, accounting.EveryUpdate)
+    return privacy.Mechanism(
+      privacy.LOCAL if is_local else privacy.CENTRAL,
+      self.clipping,
+      self.noise_multiplier,
+      None if is_local else self.clients_per_round,
+      None if is_local else self.shares,
+      is_simulation=False,
+    )
+
+  @property
+  def terms(self) -> str:
     """What must not change while a run lasts, so all but its length."""
     return repr(dataclasses.replace(self, epsilon=0.0, rounds=0))
 
@@ -114,9 +145,15 @@ def sampling_of(
     return accounting.PoissonSampling(clients_per_round / population)
   if name == accounting.FixedSizeSampling.name:
     return accounting.FixedSizeSampling(population, clients_per_round)
-  for kind in (accounting.EveryRound, accounting.EveryUpdate):
-    if name == kind.name:
-      return kind()
+  if name == accounting.EveryRound.name:
+    return accounting.EveryRound()
+  if name == accounting.EveryUpdate.name:
+    if not isinstance(clipping, clippings.FixedClip):
+      raise accounting.AccountingError(
+        f'Sampling {name!r} is for local noise, which needs a FixedClip, as no '
+        f'client knows the others, found {clipping}.'
+      )
+    return accounting.EveryUpdate()
   raise accounting.AccountingError(
     f'Sampling must be one of {SAMPLINGS}, found {name!r}.'
   )
@@ -234,6 +271,42 @@ class PrivacyLedger:
     self.plan = plan
     self.simulation = simulation
 
+  def check(self, mechanism: privacy.Mechanism | None) -> None:
+    """Refuses to count a process that does not do what the plan says.
+
+    Args:
+      mechanism: What the process carries, `PartialProcess.mechanism`.
+
+    Raises:
+      AccountingError: If it is none, another one, or one whose noise somebody
+        can draw again although this is not said to be a simulation.
+    """
+    planned = self.plan.mechanism
+    if mechanism is None:
+      raise accounting.AccountingError(
+        'The ledger would count noise that the process does not add: its '
+        'updates are joined without it, or by an aggregator that does not say '
+        'what it does. Build the process with aggregator=plan.mean() (for '
+        'local noise, with before_sending=plan.local_noise()), or train '
+        'without a ledger.'
+      )
+    for field in dataclasses.fields(privacy.Mechanism):
+      found, expected = (
+        getattr(one, field.name) for one in (mechanism, planned)
+      )
+      if field.name != 'is_simulation' and found != expected:
+        raise accounting.AccountingError(
+          'The ledger would count other noise than the process adds: its plan '
+          f'has {field.name}={expected}, the process has {found}. Build the '
+          'process with what this plan makes.'
+        )
+    if mechanism.is_simulation and not self.simulation:
+      raise accounting.AccountingError(
+        'The noise of this process follows from `noise_seed`: whoever knows it '
+        'sees through the noise. Make the ledger with simulation=True, or '
+        'leave the seed out.'
+      )
+
   def _counted(self, rounds: int) -> float:
     plan = self.plan
     if rounds == plan.rounds:
@@ -273,7 +346,7 @@ class PrivacyLedger:
     bound, _ = dp_accounting.rdp.compute_epsilon(
       orders, once + rounds * each, plan.delta
     )
-    if isinstance(plan.sampling, accounting.AddOrRemoveSampling):
+    if isinstance(plan.sampling, accounting.LossDistributionSampling):
       step = -(-plan.rounds // _COUNTED_ROUNDS)
       later = -(-rounds // step) * step
       if rounds <= plan.rounds:

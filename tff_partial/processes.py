@@ -22,6 +22,7 @@ from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import examples
 from tff_partial import groups
+from tff_partial import local_training
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import privacy
@@ -30,21 +31,20 @@ from tff_partial import tiers
 from tff_partial import tracing
 
 ClientWeighting: TypeAlias = tff.learning.ClientWeighting
-AggregationFactory: TypeAlias = (
-  tff.aggregators.WeightedAggregationFactory
-  | tff.aggregators.UnweightedAggregationFactory
-)
+AggregationFactory: TypeAlias = aggregators.Factory
 
 
 # (tier to named tensors, the client's seed for it) -> what it sends instead.
 BeforeSending: TypeAlias = Callable[[Any, tf.Tensor], Any]
+# What a client's phases came to -> how much it counts, zero or more.
+ClientWeightFn: TypeAlias = Callable[[local_training.Worked], tf.Tensor]
 
 
 class Averaging(TypedDict, total=False):
   """What builders of algorithms hand on to `compose`, where it is described."""
 
   aggregator: AggregationFactory | None
-  client_weighting: ClientWeighting
+  client_weighting: ClientWeighting | ClientWeightFn
   before_sending: BeforeSending | None
 
 
@@ -79,6 +79,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     model: The model that is trained.
     example_spec: What an example of a client consists of; pack data with it.
     sent: The tiers whose updates leave a client.
+    mechanism: What makes these updates private, or None.
   """
 
   def __init__(
@@ -92,6 +93,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     model: models.PartialModel,
     example_spec: examples.ExampleSpec,
     sent: Sequence[str],
+    mechanism: privacy.Mechanism | None = None,
   ):
     """Checks the types and keeps the computations.
 
@@ -106,6 +108,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       model: The model that is trained.
       example_spec: What an example consists of.
       sent: The tiers whose updates leave a client.
+      mechanism: What makes these updates private, or None.
 
     Raises:
       ClientStateTypeError: If the client states that come out are not what
@@ -136,6 +139,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.model = model
     self.example_spec = example_spec
     self.sent = tuple(sent)
+    self.mechanism = mechanism
 
   @property
   def client_type(self) -> tff.Type:
@@ -170,24 +174,64 @@ def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
 
 def _check_privacy(
   aggregator: AggregationFactory,
+  before_sending: BeforeSending | None,
+  client_weighting: ClientWeighting | ClientWeightFn,
   rule: client_state.PrivateRule | None,
   rematch: groups.Assign | None,
 ) -> None:
-  """Refuses what clients would send beside what the aggregator noises."""
-  if not isinstance(aggregator, privacy.PrivateFactory):
+  """Refuses what clients would send beside what gets noise."""
+  parts = getattr(aggregator, 'parts', [aggregator])
+  central = [getattr(part, 'mechanism', None) for part in parts]
+  local = getattr(before_sending, 'mechanism', None)
+  if not any(m and m.noise_multiplier for m in [*central, local]):
     return
-  if not aggregator.noise_multiplier:
-    return
-  for name, given, sent in (
-    ('private_rule', rule, 'the sum that its `summarize` makes'),
-    ('rematch', rematch, 'how many would move between groups'),
-  ):
-    if given is not None:
-      raise client_work.CompositionError(
-        f'{name}: clients would send {sent}, exactly, beside the updates that '
-        'the private aggregator noises, and nobody would account for it. Leave '
-        f'{name} out, or take an aggregator without noise.'
+  beside = []
+  if rule is not None:
+    beside.append(
+      (
+        'private_rule',
+        'the sum that its `summarize` makes',
+        'Leave private_rule out',
       )
+    )
+  if rematch is not None:
+    beside.append(
+      (
+        'rematch',
+        'how many would move between groups',
+        'Leave rematch out',
+      )
+    )
+  # A private aggregator takes no weights.
+  if local and client_weighting is not ClientWeighting.UNIFORM:
+    beside.append(
+      (
+        'client_weighting',
+        'how much they weigh',
+        'Pass ClientWeighting.UNIFORM',
+      )
+    )
+  noised = 'clients noise' if local else 'the private aggregator noises'
+  for name, sent, remedy in beside:
+    raise client_work.CompositionError(
+      f'{name}: clients would send {sent}, exactly, beside the updates that '
+      f'{noised}, and nobody would account for it. {remedy}, or do without '
+      'noise.'
+    )
+
+
+def _mechanism(
+  aggregator: AggregationFactory, before_sending: BeforeSending | None
+) -> privacy.Mechanism | None:
+  """What makes the updates private, if one mechanism does so for all of them.
+
+  What a server does with sums that have noise already, changes nothing.
+  """
+  for part in (aggregator, before_sending):
+    found: privacy.Mechanism | None = getattr(part, 'mechanism', None)
+    if found is not None:
+      return found
+  return None
 
 
 def _check_local(does: client_work.ClientWork) -> None:
@@ -237,27 +281,58 @@ class _Sent(NamedTuple):
   metrics: Any
 
 
+def _weighed(
+  worked: local_training.Worked,
+  client_weighting: ClientWeighting | ClientWeightFn,
+) -> tuple[local_training.Worked, tf.Tensor]:
+  """Says how much a client counts.
+
+  Returns:
+    What its phases came to, which is not finite if its weight is no number that
+    can weigh, and the weight, float32.
+  """
+  if client_weighting is ClientWeighting.NUM_EXAMPLES:
+    return worked, tf.cast(worked.num_examples, tf.float32)
+  if client_weighting is ClientWeighting.UNIFORM:
+    return worked, tf.cast(worked.num_examples > 0, tf.float32)
+  weight = tf.convert_to_tensor(client_weighting(worked))
+  if weight.shape.rank != 0 or not (
+    weight.dtype.is_floating or weight.dtype.is_integer
+  ):
+    raise client_work.CompositionError(
+      'client_weighting: a client has one number for a weight, found '
+      f'{weight.dtype.name}{weight.shape}.'
+    )
+  weight = tf.cast(weight, tf.float32)
+  can_weigh = tf.logical_and(tf.math.is_finite(weight), weight >= 0.0)
+  is_finite = tf.logical_and(worked.is_finite, can_weigh)
+  return worked._replace(is_finite=is_finite), weight
+
+
 def _sending(
   work: client_work.ClientWork,
   sent: Sequence[str],
-  client_weighting: ClientWeighting,
+  client_weighting: ClientWeighting | ClientWeightFn,
   by_rows: bool,
   before_sending: BeforeSending | None,
 ) -> tff.Computation:
-  """Makes `(ModelWeights, C, D -> _Sent)`, for one client."""
+  """Makes `(ModelWeights, C, D -> _Sent)`, for one client.
+
+  If the work follows the rounds, their number comes in behind D.
+  """
   rule = work.memory.rule
 
-  def send(shared: Any, frozen: Any, kept: Any, client: Any) -> _Sent:
-    worked = work.run(shared, frozen, kept, client)
+  def send(
+    shared: Any, frozen: Any, kept: Any, client: Any, *round_number: Any
+  ) -> _Sent:
+    worked = work.run(shared, frozen, kept, client, *round_number)
+    worked, weight = _weighed(worked, client_weighting)
 
     def zero_unless(structure: Any) -> Any:
       return tf.nest.map_structure(
         lambda t: tf.where(worked.is_finite, t, tf.zeros_like(t)), structure
       )
 
-    weight = tf.cast(worked.num_examples, tf.float32)
-    if client_weighting is ClientWeighting.UNIFORM:
-      weight = tf.cast(worked.num_examples > 0, tf.float32)
     weight = zero_unless(weight)
     update: Any = collections.OrderedDict()
     ids: Any = collections.OrderedDict()
@@ -282,6 +357,9 @@ def _sending(
       update = before_sending(
         update, random_bits.fold_in(client['seed'], 'sending')
       )
+    if getattr(before_sending, 'mechanism', None) is not None:
+      # Whether it had any examples, nobody learns from its weight either.
+      weight = tf.ones([])
     summary = rule.summarize(worked, weight) if rule else ()
     return _Sent(
       update,
@@ -293,11 +371,16 @@ def _sending(
       client_work.unfinalized_metrics(worked),
     )
 
-  traced = tracing.traced(send, *work.specs)
+  rounds = [tf.TensorSpec([], tf.int32)] if work.follows_rounds else []
+  traced = tracing.traced(send, *work.specs, *rounds)
 
-  @tff.tensorflow.computation(*work.types)
-  def work_and_send(weights: Any, kept: Any, client: Any) -> Any:
-    return traced(weights.trainable, weights.non_trainable, kept, client)
+  @tff.tensorflow.computation(*work.types, *map(client_work.type_of, rounds))
+  def work_and_send(
+    weights: Any, kept: Any, client: Any, *round_number: Any
+  ) -> Any:
+    return traced(
+      weights.trainable, weights.non_trainable, kept, client, *round_number
+    )
 
   return work_and_send
 
@@ -395,9 +478,9 @@ class _Joining:
         sent_type.update, sent_type.weight, sent_type.ids, server_type.trainable
       )
     elif len(sent_type.update):
-      if isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory):
-        aggregator = tff.aggregators.as_weighted_aggregator(aggregator)
-      self._aggregation = aggregator.create(sent_type.update, sent_type.weight)
+      self._aggregation = aggregators.as_weighted(aggregator).create(
+        sent_type.update, sent_type.weight
+      )
     if self._aggregation is not None:
       build = tff.learning.templates.build_apply_optimizer_finalizer
       self._finalizer = build(server_optimizer, server_type)
@@ -439,7 +522,8 @@ def compose(
   memory: client_state.Memory = client_state.forget,
   aggregator: AggregationFactory | None = None,
   server_optimizer: phases.Optimizer | None = None,
-  client_weighting: ClientWeighting = ClientWeighting.NUM_EXAMPLES,
+  client_weighting: ClientWeighting
+  | ClientWeightFn = ClientWeighting.NUM_EXAMPLES,
   before_sending: BeforeSending | None = None,
   rematch: groups.Assign | None = None,
 ) -> PartialProcess:
@@ -459,9 +543,11 @@ def compose(
       mean, weighted as said below. With those of `aggregators.py`, such as this
       one, clients send only the rows of a table that they trained.
     server_optimizer: Takes the joined update for a gradient; SGD with rate 1.
-    client_weighting: Whether a client counts by its measured examples or once.
+    client_weighting: Whether a client counts by its measured examples or once;
+      or a function from what its phases came to, to its weight. A client whose
+      weight is negative or no number counts as one that is not finite.
     before_sending: What a client does with its update before it sends it, such
-      as adding noise. It then sends whole tables.
+      as `privacy.LocalNoise`. It then sends whole tables.
     rematch: How clients would choose their groups by the joined weights. Each
       group then takes the weights of that from which most of its clients come;
       how many come from where is sent, not what the server's optimizer
@@ -475,7 +561,9 @@ def compose(
   aggregator = aggregator or aggregators.MeanFactory()
   server_optimizer = server_optimizer or phases.sgd(1.0)
   _check_joining(aggregator, server_optimizer)
-  _check_privacy(aggregator, memory.rule, rematch)
+  _check_privacy(
+    aggregator, before_sending, client_weighting, memory.rule, rematch
+  )
   does = client_work.ClientWork(model, memory, work, 'round')
   if tiers.GLOBAL not in model.tiers:
     raise client_work.CompositionError(
@@ -518,6 +606,10 @@ def compose(
   def count_round(work_state: Any) -> Any:
     return collections.OrderedDict(round=work_state['round'] + 1)
 
+  @tff.tensorflow.computation(first_round.type_signature.result)
+  def round_of(work_state: Any) -> Any:
+    return work_state['round']
+
   @tff.federated_computation
   def initialize() -> Any:
     return tff.federated_zip(
@@ -536,7 +628,11 @@ def compose(
   )
   def next_fn(state: Any, client_states: Any, clients: Any) -> Any:
     weights = tff.federated_broadcast(state.global_model_weights)
-    result = tff.federated_map(work_and_send, (weights, client_states, clients))
+    given = [weights, client_states, clients]
+    if does.follows_rounds:
+      done = tff.federated_map(round_of, state.client_work)
+      given.append(tff.federated_broadcast(done))
+    result = tff.federated_map(work_and_send, tuple(given))
     joined = joining.next(state, result)
     new_weights = joined.weights
     if rematch is not None:
@@ -601,4 +697,5 @@ def compose(
     model=model,
     example_spec=does.example_spec,
     sent=sent,
+    mechanism=_mechanism(aggregator, before_sending),
   )

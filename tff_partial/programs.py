@@ -24,8 +24,11 @@ from tff_partial import client_store as client_store_lib
 from tff_partial import cohorts
 from tff_partial import errors
 from tff_partial import exams
+from tff_partial import fingerprints
+from tff_partial import privacy as privacy_lib
 from tff_partial import privacy_plans
 from tff_partial import processes
+from tff_partial import random_bits
 from tff_partial import records
 from tff_partial import sampling
 from tff_partial import selection
@@ -56,7 +59,8 @@ class TrainingResult:
     best_round: That round, or None.
     validation: The validation metrics at the last evaluation, or None.
     best_validation: Those of the best round, or None.
-    train: The last round's training metrics.
+    train: The last round's training metrics; none of a private run without
+      diagnostics.
     rounds: How many rounds were run.
     diverged: Whether the run was stopped because its loss exploded, or ended so
       that it would have been.
@@ -108,7 +112,6 @@ class _Run:
       'train': {},
     }
     if privacy is not None:
-      self.notes['mechanism'] = privacy.plan.mechanism
       self.notes['measured'] = {}
       # Which clients are drawn, and what they draw. Who knows it knows who took
       # part. It is nowhere but here and in the checkpoints.
@@ -156,52 +159,46 @@ class _Run:
       measured, self.notes.get('first_validation_loss'), size
     )
 
-  def progress(self, choices: Mapping[str, bool]) -> checkpoints.Progress:
+  def progress(
+    self,
+    choices: Mapping[str, bool] | None = None,
+    table: records.Records | None = None,
+  ) -> checkpoints.Progress:
     """Everything a checkpoint must hold."""
-    notes = checkpoints.encode({**self.notes, 'choices': dict(choices)})
     return checkpoints.Progress(
-      self.round, self.state, self.best_weights, notes
+      self.round,
+      self.state,
+      self.best_weights,
+      checkpoints.encode({**self.notes, 'choices': dict(choices or {})}),
+      checkpoints.compress(table.text if table is not None else ''),
     )
 
-  def save(self, saved: checkpoints.Checkpoints | None) -> None:
+  def save(
+    self,
+    saved: checkpoints.Checkpoints | None,
+    table: records.Records | None,
+  ) -> None:
     """Saves what clients remember, and then everything else."""
     if self.store is not None:
       self.store.save(self.round, self.notes['best_round'])
     if saved is not None:
-      saved.save(self.progress(getattr(_runtime(), 'choices', {})))
+      saved.save(self.progress(getattr(_runtime(), 'choices', {}), table))
 
-  def go_on_from(self, found: checkpoints.Progress) -> Mapping[str, bool]:
-    """Takes over a checkpoint; returns what the runtime had chosen."""
+  def go_on_from(self, found: checkpoints.Progress) -> None:
+    """Takes over a checkpoint, and has the runtime choose as it did then."""
     self.round = int(found.round)
     self.state = found.state
     self.best_weights = found.best_weights
-    notes = checkpoints.decode(found.notes)
-    choices: Mapping[str, bool] = notes.pop('choices')
-    self.notes = notes
-    return choices
-
-  def check_mechanism(self) -> None:
-    """Refuses to go on with other noise, which the ledger would not count."""
-    plan = self.privacy and self.privacy.plan.mechanism
-    if self.notes.get('mechanism') != plan:
-      raise ProgramError(
-        f'The run was begun with the privacy {self.notes.get("mechanism")}, '
-        f'which is now {plan}. What is spent already was counted with the '
-        'former. Give the same arguments to go on with it; with a target '
-        'epsilon, the same number of rounds, too.'
-      )
+    self.notes = checkpoints.decode(found.notes)
+    choices = self.notes.pop('choices')
+    recall = getattr(_runtime(), 'recall', None)
+    if recall is not None:
+      recall(choices)
 
 
 def _runtime() -> Any:
   """The runtime that will run the computations."""
   return tff.framework.get_context_stack().current
-
-
-def _recall(choices: Mapping[str, bool]) -> None:
-  """Has the runtime choose again what it chose in an earlier process."""
-  recall = getattr(_runtime(), 'recall', None)
-  if recall is not None:
-    recall(choices)
 
 
 def _remembered(process: processes.PartialProcess) -> tff.Type | None:
@@ -292,6 +289,109 @@ def _sampler(
   )
 
 
+# Of a source that has to load its clients, as many are looked at.
+_CLIENTS_COMPARED = 64
+# What makes a run another one, in words, where the value alone tells nothing.
+_SETTINGS = {
+  'process': 'process (algorithm, model, optimizers or learning rates)',
+  'examples': "clients' examples",
+}
+
+
+def _settings(
+  process: processes.PartialProcess,
+  clients: cohorts.ClientSource,
+  validation: Exam | None,
+  sampler: sampling.CohortSampler,
+  evaluate_every: int,
+  select: Selection,
+  privacy: privacy_plans.PrivacyLedger | None,
+) -> dict[str, str]:
+  """All by which a run is this one: its checkpoints go on with the same only.
+
+  A private run that went on with other examples would publish two sums with the
+  same noise, whose difference is exact. So its examples are compared in full.
+  """
+  sample = _CLIENTS_COMPARED if privacy is None else None
+  settings = {
+    'seed': str(sampler.seed),
+    'clients_per_round': str(sampler.clients_per_round),
+    'oversample': str(sampler.oversample),
+    'dropout_rate': str(sampler.dropout_rate),
+    'evaluate_every': str(evaluate_every),
+    'select': str(select),
+    'privacy': 'None',
+    'process': _fingerprint(process),
+    **_described(clients, sample),
+  }
+  if privacy is not None:
+    is_simulation = privacy.simulation or (
+      process.mechanism is not None and process.mechanism.is_simulation
+    )
+    settings['privacy'] = (
+      f'{privacy.plan.terms}, {"a" if is_simulation else "no"} simulation'
+    )
+  described: dict[str, str] = {}
+  if validation is not None:
+    described = {
+      'evaluation': fingerprints.of_computations(
+        validation.evaluation.evaluate
+      ),
+      **_described(validation.clients, sample),
+    }
+  return {
+    **settings,
+    **{f'validation {name}': value for name, value in described.items()},
+  }
+
+
+def _fingerprint(process: processes.PartialProcess) -> str:
+  return fingerprints.of_computations(
+    process.initialize, process.next, process.initialize_client
+  )
+
+
+def _described(
+  clients: cohorts.ClientSource, sample: int | None
+) -> dict[str, str]:
+  """Which clients a source has, and what their examples are."""
+  ids = clients.client_ids
+  digest = random_bits.derive('clients', *ids).tobytes().hex()
+  return {
+    'clients': f'{len(ids)} clients ({digest})',
+    'examples': clients.fingerprint(sample),
+  }
+
+
+def _check_settings(
+  before: Mapping[str, str], now: Mapping[str, str], where: Any
+) -> None:
+  """Refuses to go on with a run that is another one, naming what differs.
+
+  Args:
+    before: The settings of the run that was begun.
+    now: Those with which it is to go on.
+    where: Its folder.
+  """
+  for name in {**before, **now}:
+    if before.get(name) != now.get(name):
+      break
+  else:
+    return
+  what = f'the {_SETTINGS[name]}' if name in _SETTINGS else name
+  noted = [one.get(name, 'nothing') for one in (before, now)]
+  remedy = 'Give the same to go on with it, or choose another folder.'
+  if name == 'privacy':
+    remedy = (
+      'What is spent already was counted with the former. Give the same to go '
+      'on with it; with a target epsilon, the same number of rounds, too.'
+    )
+  raise ProgramError(
+    f'{where}: the run in this folder was begun with another setting: {what} '
+    f'was {noted[0]} and is now {noted[1]}. {remedy}'
+  )
+
+
 def train(
   process: processes.PartialProcess,
   clients: cohorts.ClientSource,
@@ -308,6 +408,7 @@ def train(
   output_dir: str | os.PathLike[str] | None = None,
   client_store: client_store_lib.ClientStore | None = None,
   privacy: privacy_plans.PrivacyLedger | None = None,
+  diagnostics: bool = False,
   tensorboard: bool = True,
   show_progress: bool = False,
 ) -> TrainingResult:
@@ -327,16 +428,21 @@ def train(
     select: What makes a round the best; the lowest validation loss.
     stop: When a run counts as diverged.
     output_dir: Where records and checkpoints are written; if it holds a
-      checkpoint, the run goes on from there. Nothing is written if None.
+      checkpoint, the run goes on from there, with the same process, clients
+      and settings, but for more rounds. Nothing is written if None.
     client_store: Where what clients remember is kept between rounds; by
       default in a folder of `output_dir`, or in memory without one. It belongs
       to this run alone: what is in it of later rounds than the one from which
       the run goes on is dropped. What was saved as round 0 is what clients
       remember before the first round.
-    privacy: Counts what the run costs. Its plan must be that of the process's
-      aggregator. Clients are drawn as planned; unless it is a simulation,
-      cohorts and clients' seeds follow from a secret of the operating system,
-      which is kept in the checkpoints, and no more from `seed`.
+    privacy: Counts what the run costs, if the process does what its plan says.
+      Clients are drawn as planned; unless it is a simulation, cohorts and
+      clients' seeds follow from a secret of the operating system, which is kept
+      in the checkpoints, and no more from `seed`.
+    diagnostics: Whether a private run also records what is exact of its
+      cohorts: losses, metrics, how many clients came. Names of columns that
+      are not private end in `_not_private`. A run without `privacy` always
+      records these.
     tensorboard: Whether to write TensorBoard events, too.
     show_progress: Whether to show a progress bar.
 
@@ -347,6 +453,8 @@ def train(
   if client_store is not None:
     _check_store(client_store, process, seed, output_dir)
   select, stop = select or Selection(), stop or StoppingRule()
+  if privacy is not None:
+    privacy.check(process.mechanism)
   if validation is not None:
     validation.check(_remembered(process))
     if select.metric not in validation.metrics:
@@ -365,17 +473,21 @@ def train(
   run = _Run(process, privacy)
   loop = checkpoints.EventLoop()
   started = time.perf_counter()
-  bar = saved = None
+  bar = saved = table = None
   try:
     if output_dir is not None:
       saved = checkpoints.Checkpoints(
         os.path.join(output_dir, CHECKPOINTS_FOLDER), loop
       )
-      found = saved.latest(run.progress({}))
+      settings = _settings(
+        process, clients, validation, sampler, evaluate_every, select, privacy
+      )
+      found = saved.latest(run.progress())
       if found is not None:
-        _recall(run.go_on_from(found))
-        run.check_mechanism()
-        logging.info('Going on from the checkpoint of round %d.', run.round)
+        run.go_on_from(found)
+        _check_settings(run.notes['settings'], settings, output_dir)
+        _check_rounds_done(run.round, rounds, output_dir)
+      run.notes['settings'] = settings
     if 'secret' in run.notes:
       sampler = dataclasses.replace(sampler, seed=run.notes['secret'])
     run.store = client_store or _store(process, seed, output_dir)
@@ -383,11 +495,13 @@ def train(
       run.store.go_back_to(run.round)
     if output_dir is not None:
       table = records.Records(
-        output_dir, last_round=run.round, tensorboard=tensorboard
+        output_dir,
+        saved=None if found is None else checkpoints.decompress(found.table),
+        tensorboard=tensorboard,
       )
       if privacy is not None and found is None:
         # What is released from here on must be released alike after a kill.
-        run.save(saved)
+        run.save(saved, table)
     bar = records.Bar(rounds, run.round, show_progress)
     durations: list[float] = []
     while run.round < rounds and run.notes['exploded'] < stop.rounds:
@@ -400,21 +514,23 @@ def train(
       train_metrics = exams.pooled(nested['client_work']['train'])
       _count_explosions(run, train_metrics, stop, len(ids))
       is_last = number == rounds or run.notes['exploded'] >= stop.rounds
-      row = _row(metrics, train_metrics, durations[-1])
-      if privacy is not None:
+      if privacy is None:
+        row = _row(metrics, train_metrics, durations[-1])
+      else:
+        row = _private_row(metrics, train_metrics, durations[-1], diagnostics)
         row.update(privacy.columns(number))
-        run.notes['measured'] = _of_aggregator(metrics)
+        run.notes['measured'] = _of_aggregator(row)
       is_milestone = is_last or number % evaluate_every == 0
       if validation is not None:
         measured = (
           _validate(run, validation, seed, select) if is_milestone else {}
         )
         row.update(_validation_columns(validation, measured))
-      if saved is not None:
+      if table is not None:
         table.release(row, number)
       if is_milestone:
-        run.save(saved)
-      bar.step(_shown(run, select))
+        run.save(saved, table)
+      bar.step(_shown(run, select, row))
   finally:
     if bar is not None:
       bar.close()
@@ -430,7 +546,7 @@ def train(
     best_round=run.notes['best_round'],
     validation=run.notes['validation'],
     best_validation=run.notes['best_validation'],
-    train=run.notes['train'],
+    train=(run.notes['train'] if privacy is None or diagnostics else {}),
     rounds=run.round,
     diverged=run.has_diverged(stop),
     seconds={
@@ -491,14 +607,18 @@ def load(
     loop = checkpoints.EventLoop()
     try:
       saved = checkpoints.Checkpoints(folder, loop, writable=False)
-      found = saved.latest(run.progress({}))
+      found = saved.latest(run.progress())
     finally:
       loop.close()
   if found is None:
     raise checkpoints.CheckpointError(
       f'There is no checkpoint in {folder}. Train first.'
     )
-  _recall(run.go_on_from(found))
+  run.go_on_from(found)
+  settings = run.notes['settings']
+  _check_settings(
+    settings, {**settings, 'process': _fingerprint(process)}, output_dir
+  )
   clients = os.path.join(output_dir, CLIENTS_FOLDER)
   if not process.is_stateless and os.path.isdir(clients):
     run.store = client_store_lib.ClientStore(
@@ -545,6 +665,43 @@ def _row(
   return row
 
 
+def _private_row(
+  metrics: Mapping[str, Any],
+  train_metrics: Mapping[str, Any],
+  seconds: float,
+  diagnostics: bool,
+) -> dict[str, Any]:
+  """The columns of a private round: exact ones on request, and named so."""
+  exact = {
+    f'{name}{privacy_lib.NOT_PRIVATE}': value
+    for name, value in train_metrics.items()
+  }
+  row = _row(metrics, exact, seconds)
+  return {
+    name: value
+    for name, value in row.items()
+    if diagnostics or not name.endswith(privacy_lib.NOT_PRIVATE)
+  }
+
+
+def _check_rounds_done(done: int, rounds: int, where: Any) -> None:
+  """Refuses to hand out a longer run than is asked for."""
+  if done > rounds:
+    raise ProgramError(
+      f'{where}: the run in this folder has done {done} rounds, and {rounds} '
+      f'are asked for. Ask for {done} or more, or choose another folder.'
+    )
+  if done == rounds:
+    logging.warning(
+      '%s: round %d of %d is done; nothing is left to train.',
+      where,
+      done,
+      rounds,
+    )
+  else:
+    logging.info('Going on from the checkpoint of round %d.', done)
+
+
 def _of_aggregator(metrics: Mapping[str, Any]) -> dict[str, float]:
   """What the aggregator measured, by its own names."""
   prefix = 'aggregator/'
@@ -577,9 +734,15 @@ def _validation_columns(
   return {f'validation_{name}': measured.get(name, '') for name in exam.metrics}
 
 
-def _shown(run: _Run, select: Selection) -> dict[str, float]:
-  """What the progress bar shows."""
-  shown = {'loss': run.notes['train']['loss']}
+def _shown(
+  run: _Run, select: Selection, row: Mapping[str, Any]
+) -> dict[str, float]:
+  """What the progress bar shows: of a private run what it costs."""
+  shown = {
+    name: row[column]
+    for name, column in (('loss', 'loss'), ('epsilon', 'privacy/epsilon'))
+    if column in row
+  }
   if run.notes['validation'] is not None:
     name = select.metric
     shown[f'validation_{name}'] = run.notes['validation'][name]

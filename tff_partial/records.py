@@ -52,20 +52,25 @@ def flatten(metrics: Any) -> collections.OrderedDict[str, Any]:
 
 
 class Records:
-  """Writes a row per round to `metrics.csv` and to TensorBoard."""
+  """Writes a row per round to `metrics.csv` and to TensorBoard.
+
+  The checkpoints of a run hold the table, too. So a table that was cut, edited
+  or lost while nothing ran is noticed and written anew.
+  """
 
   def __init__(
     self,
     folder: str | os.PathLike[str],
     *,
-    last_round: int,
+    saved: str | None,
     tensorboard: bool,
   ):
-    """Opens the records; rounds after `last_round` are forgotten.
+    """Opens the records; rounds after those that were saved are forgotten.
 
     Args:
       folder: The run's folder.
-      last_round: The round from which the run goes on, 0 for a new run.
+      saved: The table's text when the checkpoint was written from which the run
+        goes on; None for a new run.
       tensorboard: Whether to write TensorBoard events.
 
     Raises:
@@ -75,9 +80,12 @@ class Records:
     self._folder = pathlib.Path(folder)
     self._path = self._folder / METRICS_FILE
     self._events: tf.summary.SummaryWriter | None = None
+    self._rows = _rows(saved or '') or [[ROUND]]
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
-      self._columns = _forget_rounds_after(self._path, last_round)
+      self._path.with_suffix('.tmp').unlink(missing_ok=True)
+      self._look_at_file()
+      _replace(self._path, self._rows)
       if tensorboard:
         self._events = tf.summary.create_file_writer(
           str(self._folder / 'tensorboard')
@@ -87,6 +95,42 @@ class Records:
         f'Cannot write to {self._folder}: {checkpoints.first_line(error)} '
         'Choose another folder or make room.'
       ) from error
+
+  @property
+  def text(self) -> str:
+    """The table so far."""
+    return _text(self._rows)
+
+  def _look_at_file(self) -> None:
+    """Compares the file with what was saved; keeps a copy if it differs."""
+    found: list[list[str]] = []
+    if self._path.exists():
+      # A kill may have cut the last line off.
+      text = self._path.read_text('utf-8', errors='replace')
+      try:
+        found = _rows(text[: text.rfind('\n') + 1])
+      except csv.Error:
+        found = [[]]
+    if found and found[0][:1] != [ROUND]:
+      raise RecordError(
+        f'{self._path}, line 1: there is no first column {ROUND!r}, so it is '
+        'not the table of a run. Move it away or choose another output folder.'
+      )
+    line = _first_difference(self._rows, found)
+    if line is None:
+      return
+    kept = ''
+    if found:
+      copy = self._path.with_name(f'changed_{METRICS_FILE}')
+      os.replace(self._path, copy)
+      kept = f' What was found is kept as {copy.name}.'
+    logging.warning(
+      '%s was changed since the run was saved, from line %d on. It is written '
+      'anew from the checkpoint.%s',
+      self._path,
+      line,
+      kept,
+    )
 
   def release(self, row: Mapping[str, Any], round_number: int) -> None:
     """Adds the row of a round.
@@ -114,14 +158,17 @@ class Records:
       ) from error
 
   def _add_row(self, row: Mapping[str, Any]) -> None:
-    new = sorted(row.keys() - set(self._columns))
+    columns = self._rows[0]
+    new = sorted(row.keys() - set(columns))
     if new:
-      blank = [''] * len(new)
-      rows = [cells + blank for cells in _rows(self._path)[1:]]
-      self._columns = [*self._columns, *new]
-      _replace(self._path, [self._columns, *rows])
+      columns.extend(new)
+      for cells in self._rows[1:]:
+        cells.extend([''] * len(new))
+      _replace(self._path, self._rows)
+    cells = [str(row.get(column, '')) for column in columns]
+    self._rows.append(cells)
     with self._path.open('a', newline='') as file:
-      csv.DictWriter(file, self._columns).writerow(row)
+      csv.writer(file).writerow(cells)
 
 
 def _curves(row: Mapping[str, Any]) -> bytes:
@@ -136,53 +183,43 @@ def _curves(row: Mapping[str, Any]) -> bytes:
   return summary.SerializeToString()
 
 
-def _rows(path: pathlib.Path) -> list[list[str]]:
-  """The cells of a table, header included, whole lines only."""
-  with path.open(newline='', encoding='utf-8', errors='replace') as file:
-    text = file.read()
-  return list(csv.reader(io.StringIO(text[: text.rfind('\n') + 1])))
+def _rows(text: str) -> list[list[str]]:
+  """The cells of a table, header included."""
+  return list(csv.reader(io.StringIO(text, newline='')))
+
+
+def _text(rows: Iterable[Sequence[str]]) -> str:
+  """The text of a table."""
+  text = io.StringIO(newline='')
+  csv.writer(text).writerows(rows)
+  return text.getvalue()
 
 
 def _replace(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
   """Writes a table anew; a kill leaves the old one or the new one."""
   temporary = path.with_suffix('.tmp')
   with temporary.open('w', newline='') as file:
-    csv.writer(file).writerows(rows)
+    file.write(_text(rows))
   os.replace(temporary, path)
 
 
-def _forget_rounds_after(path: pathlib.Path, last_round: int) -> list[str]:
-  """Cuts the table back to what the checkpoint knows; returns its header."""
-  path.with_suffix('.tmp').unlink(missing_ok=True)
-  rows = _rows(path) if path.exists() else []
-  header = rows[0] if rows else [ROUND]
-  if rows and header[:1] != [ROUND]:
-    raise RecordError(
-      f'{path}, line 1: there is no first column {ROUND!r}, so it is not the '
-      'table of a run. Move it away or choose another output folder.'
-    )
-  kept = [header]
-  reached = 0
-  for number, row in enumerate(rows[1:], 2):
-    if reached >= last_round:
-      break
-    if len(row) != len(header) or not row[0].isdigit():
-      raise RecordError(
-        f'{path}, line {number}: expected a round and its numbers in '
-        f'{len(header)} columns, found {",".join(row)[:80]!r}. Repair the '
-        'line, or move the table away to go on without the rounds in it.'
-      )
-    reached = int(row[0])
-    if reached <= last_round:
-      kept.append(row)
-  if rows and len(kept) <= last_round:
-    logging.warning(
-      '%s lacks %d of %d rounds.', path, last_round + 1 - len(kept), last_round
-    )
-  if len(kept) < 2:
-    kept = [[ROUND]]
-  _replace(path, kept)
-  return kept[0]
+def _first_difference(
+  saved: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
+) -> int | None:
+  """The first line of a table that is not as it was saved, or None.
+
+  Later rounds may have been added, and columns that were empty before.
+  """
+  header = found[0] if found else []
+  for number, cells in enumerate(saved[1:], 2):
+    other = found[number - 1] if number <= len(found) else []
+    filled = [
+      {name: cell for name, cell in zip(names, row, strict=False) if cell}
+      for names, row in ((saved[0], cells), (header, other))
+    ]
+    if filled[0] != filled[1] or len(other) != len(header):
+      return number
+  return None
 
 
 class Bar:
