@@ -371,16 +371,25 @@ def _sending(
       client_work.unfinalized_metrics(worked),
     )
 
-  rounds = [tf.TensorSpec([], tf.int32)] if work.follows_rounds else []
-  traced = tracing.traced(send, *work.specs, *rounds)
+  if work.follows_rounds:
+    round_spec = tf.TensorSpec([], tf.int32)
+    traced = tracing.traced(send, *work.specs, round_spec)
 
-  @tff.tensorflow.computation(*work.types, *map(client_work.type_of, rounds))
-  def work_and_send(
-    weights: Any, kept: Any, client: Any, *round_number: Any
-  ) -> Any:
-    return traced(
-      weights.trainable, weights.non_trainable, kept, client, *round_number
-    )
+    @tff.tensorflow.computation(*work.types, client_work.type_of(round_spec))
+    def work_in_round(
+      weights: Any, kept: Any, client: Any, round_number: Any
+    ) -> Any:
+      return traced(
+        weights.trainable, weights.non_trainable, kept, client, round_number
+      )
+
+    return work_in_round
+
+  traced = tracing.traced(send, *work.specs)
+
+  @tff.tensorflow.computation(*work.types)
+  def work_and_send(weights: Any, kept: Any, client: Any) -> Any:
+    return traced(weights.trainable, weights.non_trainable, kept, client)
 
   return work_and_send
 
