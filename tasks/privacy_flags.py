@@ -15,6 +15,7 @@ from tff_partial import accounting
 from tff_partial import aggregators
 from tff_partial import clippings
 from tff_partial import privacy
+from tff_partial import privacy_audit
 from tff_partial import privacy_plans
 from tff_partial import processes
 
@@ -298,25 +299,31 @@ class PrivacyFlags:
     )
 
   def averaging(
-    self, ledger: privacy_plans.PrivacyLedger
+    self,
+    ledger: privacy_plans.PrivacyLedger,
+    canaries: privacy_audit.Canaries | None,
   ) -> processes.Averaging:
     """How the updates of a private run are joined.
 
     Args:
       ledger: Of the run.
+      canaries: Clients that hide among the others, or None.
     """
-    uniform = processes.ClientWeighting.UNIFORM
+    aggregator: aggregators.Factory = aggregators.MeanFactory()
+    before_sending: processes.BeforeSending | None = None
     if FLAGS.dp == CENTRAL:
-      return {
-        'aggregator': ledger.plan.mean(
-          noise_seed=FLAGS.noise_seed, diagnostics=FLAGS.diagnostics
-        ),
-        'client_weighting': uniform,
-      }
+      aggregator = ledger.plan.mean(
+        noise_seed=FLAGS.noise_seed, diagnostics=FLAGS.diagnostics
+      )
+    else:
+      before_sending = ledger.plan.local_noise(noise_seed=FLAGS.noise_seed)
+    if canaries is not None:
+      aggregator = canaries.watched(aggregator)
+      before_sending = canaries.before_sending(before_sending)
     return {
-      'aggregator': aggregators.MeanFactory(),
-      'client_weighting': uniform,
-      'before_sending': ledger.plan.local_noise(noise_seed=FLAGS.noise_seed),
+      'aggregator': aggregator,
+      'client_weighting': processes.ClientWeighting.UNIFORM,
+      'before_sending': before_sending,
     }
 
 

@@ -31,6 +31,7 @@ from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.training_flags import TrainingFlags
 from tff_partial import errors
+from tff_partial import privacy_audit
 from tff_partial import processes
 from tff_partial import programs
 from tff_partial import records
@@ -91,10 +92,21 @@ class RunFlags:
     self._training.privacy.check()
     return self.tasks[FLAGS.task].get()
 
-  def trainable(self, task: tasks_lib.Task) -> algorithms.Trainable:
-    """Builds the algorithm on the task's model."""
+  def trainable(
+    self,
+    task: tasks_lib.Task,
+    canaries: privacy_audit.Canaries | None = None,
+  ) -> algorithms.Trainable:
+    """Builds the algorithm on the task's model.
+
+    Args:
+      task: The task.
+      canaries: Clients that are to hide among those of the task.
+    """
     return algorithms.Trainable(
-      algorithms.ALGORITHMS[FLAGS.algorithm], task, self._training
+      algorithms.ALGORITHMS[FLAGS.algorithm],
+      task,
+      self._training.with_canaries(canaries),
     )
 
   def values(self) -> dict[str, Any]:
@@ -214,6 +226,11 @@ _FOLDER_ERRORS = frozenset(
     errno.EROFS,
   )
 )
+
+
+def shows_progress() -> bool:
+  """Whether a bar is shown: as `--progress` says, or if somebody looks."""
+  return bool(sys.stderr.isatty() if FLAGS.progress is None else FLAGS.progress)
 
 
 def quiet_libraries() -> None:

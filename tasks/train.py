@@ -4,7 +4,6 @@
 a recipe is one of `tasks/recipes/*.flags`, and flags given beside it win.
 """
 
-import sys
 import time
 from typing import Any, NoReturn
 
@@ -71,9 +70,7 @@ def main() -> int | None:
       privacy=trainable.ledger,
       diagnostics=FLAGS.diagnostics,
       tensorboard=FLAGS.tensorboard,
-      show_progress=(
-        sys.stderr.isatty() if FLAGS.progress is None else FLAGS.progress
-      ),
+      show_progress=runs.shows_progress(),
     )
 
     def tested(weights: Any, remembered: Any) -> dict[str, Any]:

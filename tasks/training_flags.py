@@ -18,6 +18,7 @@ from tasks.fed_embed_flags import FedEmbedFlags
 from tasks.privacy_flags import PrivacyFlags
 from tff_partial import client_state
 from tff_partial import phases
+from tff_partial import privacy_audit
 from tff_partial import privacy_plans
 from tff_partial import processes
 from tff_partial import splits
@@ -35,9 +36,11 @@ class TrainingFlags:
     fed_embed: How clients of FedEmbed come to their sub-population.
     privacy: Whether and how the run is private.
     ledger: Counts what it costs; None if it is not private.
+    canaries: Clients that hide among the others, to audit the run; or None.
   """
 
   ledger: privacy_plans.PrivacyLedger | None = None
+  canaries: privacy_audit.Canaries | None = None
 
   def __init__(self) -> None:
     """Defines the flags."""
@@ -185,13 +188,25 @@ class TrainingFlags:
       UserError: If no such run can be as private as the flags say.
     """
     planned = copy.copy(self)
+    if self.canaries is not None:
+      population += self.canaries.number
     planned.ledger = self.privacy.ledger(population)
     return planned
+
+  def with_canaries(self, canaries: privacy_audit.Canaries | None) -> Self:
+    """The same for a run in which canaries hide.
+
+    Args:
+      canaries: The canaries, or None.
+    """
+    audited = copy.copy(self)
+    audited.canaries = canaries
+    return audited
 
   def averaging(self) -> processes.Averaging:
     """How updates are joined."""
     if self.ledger is not None:
-      return self.privacy.averaging(self.ledger)
+      return self.privacy.averaging(self.ledger, self.canaries)
     return {
       'aggregator': self._aggregator.get(),
       'client_weighting': self._aggregator.weighting(),

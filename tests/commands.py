@@ -22,6 +22,7 @@ from absl import logging
 from absl.testing import flagsaver
 import psutil
 
+from tasks import audit
 from tasks import clients
 from tasks import evaluate
 from tasks import new_users
@@ -75,11 +76,12 @@ def run_here(name: str, *arguments: str) -> Outcome:
   """Runs a binary in this process; an exception that it lets pass is raised.
 
   Args:
-    name: 'train', 'evaluate', 'clients', 'users' or 'new_users'.
+    name: 'train', 'audit', 'evaluate', 'clients', 'users' or 'new_users'.
     *arguments: The command line.
   """
   of_a_run = evaluate.with_flags_of_the_run
   program: tuple[Any, ...] = {
+    'audit': (audit.main,),
     'clients': (clients.main,),
     'evaluate': (evaluate.main, of_a_run),
     'new_users': (new_users.main, of_a_run),

@@ -6,11 +6,13 @@ import pathlib
 from absl import flags as absl_flags
 from absl.testing import flagsaver
 import pytest
+import tensorflow as tf
 
 from tasks import runs
 from tests import commands
 from tests.commands import repeatable_rows
 from tests.commands import run_here
+from tff_partial import dp_queries
 
 _PRIVATE = ('--target_epsilon=8', '--delta=1e-3')
 _NOISE = ('--noise_multiplier=0.4', '--delta=1e-3', '--noise_seed=5')
@@ -224,3 +226,54 @@ def test_what_is_not_covered_is_refused(tmp_path, flags, expected):
 def test_what_says_nothing_without_a_goal_is_refused(tmp_path, flag):
   outcome = run_here('train', *commands.SMALL, flag, f'--output_dir={tmp_path}')
   commands.is_for_users(outcome, flag, 'the run is not private')
+
+
+# ---- an attack on a recipe of one's own --------------------------------------
+
+
+@pytest.mark.parametrize('flags', [(), ('--dp=local', '--clip=0.5')])
+def test_an_audit_says_what_a_run_proves_about_its_epsilon(tmp_path, flags):
+  outcome = run_here(
+    'audit',
+    *commands.SMALL,
+    '--noise_multiplier=1',
+    '--delta=1e-3',
+    '--clients_per_round=100',
+    '--rounds=3',
+    '--canaries=100',
+    *flags,
+    f'--output_dir={tmp_path}',
+  )
+  assert outcome.status == 0, outcome
+  assert 'is not refuted' in outcome.output
+  found = json.loads((tmp_path / 'audit.json').read_text())
+  assert 0.0 <= found['proved_epsilon'] < found['claimed_epsilon']
+  assert found['canaries'] == 100 and 8 <= found['guesses'] <= 100
+
+
+def test_an_audit_finds_out_a_run_with_too_little_noise(tmp_path, monkeypatch):
+  # As if somebody had mistaken a variance for a deviation, or worse.
+  monkeypatch.setattr(
+    dp_queries,
+    'standard_normal',
+    lambda seed, shape: tf.zeros(shape, tf.double),
+  )
+  outcome = run_here(
+    'audit',
+    *commands.SMALL,
+    '--noise_multiplier=3',
+    '--clip=0.5',
+    '--delta=1e-4',
+    '--clients_per_round=290',
+    '--rounds=3',
+    '--canaries=100',
+    f'--output_dir={tmp_path}',
+  )
+  commands.is_for_users(outcome, 'is refuted', 'Do not publish')
+  found = json.loads((tmp_path / 'audit.json').read_text())
+  assert found['proved_epsilon'] > found['claimed_epsilon']
+
+
+def test_a_run_without_a_claim_cannot_be_audited(tmp_path):
+  outcome = run_here('audit', *commands.SMALL, f'--output_dir={tmp_path}')
+  commands.is_for_users(outcome, 'Give --target_epsilon')

@@ -83,6 +83,9 @@ class ClientSource(Protocol):
       client_ids: Ids, in the order in which the cohort shall have them.
       seeds: int32 `[clients, 2]`.
 
+    Returns:
+      A cohort of these clients, or of those among them that are there.
+
     Raises:
       ClientDataError: If a client is unknown or its data cannot be used.
     """

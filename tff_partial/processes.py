@@ -40,6 +40,11 @@ BeforeSending: TypeAlias = Callable[[Any, tf.Tensor], Any]
 ClientWeightFn: TypeAlias = Callable[[local_training.Worked], tf.Tensor]
 
 
+def sending_seed(seed: tf.Tensor) -> tf.Tensor:
+  """The seed that `before_sending` gets, int32 `[2]`, of a client's own."""
+  return random_bits.fold_in(seed, 'sending')
+
+
 class Averaging(TypedDict, total=False):
   """What builders of algorithms hand on to `compose`, where it is described."""
 
@@ -354,9 +359,7 @@ def _sending(
           table = tf.zeros_like(shared[tier][name])
           update[tier][name] = change.added_to(table)
     if before_sending is not None and update:
-      update = before_sending(
-        update, random_bits.fold_in(client['seed'], 'sending')
-      )
+      update = before_sending(update, sending_seed(client['seed']))
     if getattr(before_sending, 'mechanism', None) is not None:
       # Whether it had any examples, nobody learns from its weight either.
       weight = tf.ones([])

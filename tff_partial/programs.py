@@ -507,12 +507,13 @@ def train(
     while run.round < rounds and run.notes['exploded'] < stop.rounds:
       begun = time.perf_counter()
       number = run.round + 1
-      ids = sampler.cohort(number)
-      nested = run.next(ids, clients.cohort(ids, sampler.seeds(number, ids)))
+      asked = sampler.cohort(number)
+      cohort = clients.cohort(asked, sampler.seeds(number, asked))
+      nested = run.next(cohort.client_ids, cohort)
       metrics = records.flatten(nested)
       durations.append(time.perf_counter() - begun)
       train_metrics = exams.pooled(nested['client_work']['train'])
-      _count_explosions(run, train_metrics, stop, len(ids))
+      _count_explosions(run, train_metrics, stop, len(cohort))
       is_last = number == rounds or run.notes['exploded'] >= stop.rounds
       if privacy is None:
         row = _row(metrics, train_metrics, durations[-1])
