@@ -533,7 +533,9 @@ class Versions:
     """Says what could not be done to the file, and what to do about it."""
     try:
       yield
-    except sqlite3.Error as error:
+    # The latter two if a damaged file's messages are no text, or ask for more
+    # memory than there is.
+    except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:
       code = getattr(error, 'sqlite_errorcode', 0) & 0xFF
       remedy = _REMEDIES.get(code, _DAMAGED)
       raise ClientStoreError(
