@@ -256,6 +256,11 @@ def _chunks(data: bytes, path: pathlib.Path) -> dict[bytes, tuple[int, int]]:
   """Where the first chunk of each name begins, and its size as it says."""
   if data[:4] != b'RIFF' or data[8:12] != b'WAVE':
     raise _no_wav(path, 0, 'it does not begin as a RIFF file of WAVE')
+  (size,) = struct.unpack_from('<I', data, 4)
+  if size + 8 != len(data):
+    raise _no_wav(
+      path, 4, f'it should have {size + 8} bytes and has {len(data)}'
+    )
   chunks: dict[bytes, tuple[int, int]] = {}
   place = 12
   while b'data' not in chunks and place + 8 <= len(data):

@@ -262,12 +262,10 @@ def _checked(
     versions.describe(layout=layout, seed=str(seed or 0))
     return seed or 0
   if known is None or drawn is None:
-    lacking = {'layout': known, 'seed': drawn}
-    missing = ' and '.join(n for n, value in lacking.items() if value is None)
     raise ClientStoreError(
-      f'{versions.path}: this client store lacks its {missing}, so it is '
-      'damaged. Bring it back from a copy, or delete the whole output folder '
-      'to begin anew.'
+      f'{versions.path}: this client store lacks its '
+      f'{"layout" if known is None else "seed"}, so it is damaged. Bring it '
+      'back from a copy, or delete the whole output folder to begin anew.'
     )
   if known != layout:
     raise ClientStoreError(

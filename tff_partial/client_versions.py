@@ -72,6 +72,9 @@ _FORBIDDEN = 'Look at the rights of the file and its folder.'
 _REMEDIES = {
   sqlite3.SQLITE_FULL: 'The disk is full: make room and run the same command '
   'again. What was saved before is kept.',
+  sqlite3.SQLITE_IOERR: 'The disk fails, or has no room for a file of this '
+  'size: make room and run the same command again. What was saved before is '
+  'kept.',
   sqlite3.SQLITE_BUSY: 'Another program is using the file: wait for it, or end '
   'it.',
   sqlite3.SQLITE_CANTOPEN: _FORBIDDEN,
@@ -178,10 +181,12 @@ class Versions:
     self._run('BEGIN')  # As of one moment, though another process may write.
     try:
       self._check_format()
-      self._abouts()
+      if self._saved() and not self._abouts():
+        raise ClientStoreError(
+          f'{self.path}: damaged (nothing is noted about the store). {_DAMAGED}'
+        )
       self._damaged = self._damage()
-      if not self._damaged:
-        self._check_structure()
+      self._check_structure()
     finally:
       if self._connected.in_transaction:
         self._run('COMMIT')
@@ -204,17 +209,15 @@ class Versions:
       )
 
   def _check_structure(self) -> None:
-    """Has SQLite compare the parts of its file with each other."""
+    """Has SQLite compare the parts of its file with each other.
+
+    Where the index of the names is not that of the clients, some are not found
+    though they are there, whatever the round.
+    """
     problem = self._run('PRAGMA integrity_check(1)')[0][0]
     if problem == 'ok':
       return
-    for client, number, state, checksum in self._connected.execute(
-      # Reading goes by the index, so this one has not been looked at.
-      'SELECT client, round, state, checksum FROM states NOT INDEXED'
-    ):
-      if _checksum_of_version(client, number, state) != checksum:
-        problem = f'the state of client {client!r:.80}, or its name'
-        break
+    problem = next(iter(self._damaged.values()), problem)
     raise ClientStoreError(f'{self.path}: damaged ({problem}). {_DAMAGED}')
 
   def _damage(self) -> dict[int, str]:
@@ -483,7 +486,6 @@ class Versions:
         self._run('DELETE FROM states WHERE round > ?', round_number)
         self._run('DELETE FROM saved WHERE round > ?', round_number)
         if self._damaged:
-          self._check_structure()
           self._damaged = self._damage()
 
   def delete(self, client_id: str) -> int:
