@@ -26,6 +26,7 @@ _TYPES: dict[int, np.dtype] = {
   0x0E: np.dtype('>f8'),
 }
 _PACKED = '.gz'
+_PIECE = 1 << 16  # Bytes that are unpacked at a time.
 
 
 def read(
@@ -50,7 +51,7 @@ def read(
 
   Raises:
     DataError: If the file is missing, cannot be read, is damaged, or holds
-      something else; names it.
+      something else; names it, and the byte (of the unpacked file).
   """
   path = folder / name
   if not path.exists():
@@ -64,7 +65,7 @@ def read(
   lengths, items = _header(data, path, remedy)
   if items.newbyteorder('=') != np.dtype(dtype):
     raise DataError(
-      f'{path}: expected items of type {np.dtype(dtype)}, found '
+      f'{path}, byte 2: expected items of type {np.dtype(dtype)}, found '
       f'{items.newbyteorder("=")}. {remedy}'
     )
   if len(lengths) != len(shape) or any(
@@ -72,27 +73,35 @@ def read(
     for wanted, found in zip(shape, lengths, strict=True)
   ):
     raise DataError(
-      f'{path}: expected the shape {_say(shape)}, found {_say(lengths)}. '
+      f'{path}, byte 4: expected the shape {_say(shape)}, found '
+      f'{_say(lengths)}. '
       f'{remedy}'
     )
   begin = 4 * (1 + len(lengths))
   expected = begin + math.prod(lengths) * items.itemsize
   if len(data) != expected:
     raise DataError(
-      f'{path}: expected {expected:,} bytes for {_say(lengths)} items, found '
-      f'{len(data):,}, so it is cut off or something was added. {remedy}'
+      f'{path}, byte {min(expected, len(data))}: expected {expected:,} bytes '
+      f'for {_say(lengths)} items, found {len(data):,}, so it is cut off or '
+      f'something was added. {remedy}'
     )
   return np.frombuffer(data, items, offset=begin).reshape(lengths).astype(dtype)
 
 
 def _contents(path: pathlib.Path, remedy: str) -> bytes:
   """The whole file, unpacked."""
+  data = bytearray()
   try:
-    data = path.read_bytes()
-    return gzip.decompress(data) if path.suffix == _PACKED else data
+    if path.suffix != _PACKED:
+      return path.read_bytes()
+    with gzip.open(path) as file:
+      while piece := file.read(_PIECE):
+        data += piece
+    return bytes(data)
   except (gzip.BadGzipFile, EOFError, zlib.error) as error:
     raise DataError(
-      f'{path}: damaged, for it cannot be unpacked ({error}). {remedy}'
+      f'{path}: damaged, for it cannot be unpacked after {len(data):,} bytes '
+      f'({error}). {remedy}'
     ) from error
   except OSError as error:
     raise DataError(
@@ -109,12 +118,14 @@ def _header(
   end = 4 * (1 + number_of_axes)
   if data[:2] != b'\0\0' or data[2:3] == b'' or data[2] not in _TYPES:
     raise DataError(
-      f'{path}: no idx file, which would begin with two zeros and a type; '
+      f'{path}, byte 0: no idx file, which would begin with two zeros and a '
+      'type; '
       f'found {data[:4].hex(" ") or "nothing"}. {remedy}'
     )
   if number_of_axes == 0 or len(data) < end:
     raise DataError(
-      f'{path}: cut off within its header, after {len(data)} bytes. {remedy}'
+      f'{path}, byte {len(data)}: cut off within its header, after '
+      f'{len(data)} bytes. {remedy}'
     )
   lengths = np.frombuffer(data, '>u4', number_of_axes, offset=4)
   return tuple(lengths.tolist()), _TYPES[data[2]]

@@ -15,6 +15,7 @@ import json
 import lzma
 import os
 import pathlib
+import re
 from typing import Any, BinaryIO
 import zlib
 
@@ -24,6 +25,8 @@ _PLAIN = ('.jsonl', '.ndjson')
 # Dumps of Reddit are made with windows of this size.
 _ZST_WINDOW = 2**31
 _SHOWN = 60  # Characters of a bad value in a message.
+# More digits than Python reads, whose message says nothing of the file.
+_LONG_NUMBER = re.compile(rb'[0-9]{4301,}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +48,19 @@ def text(value: Any) -> str:
   if not isinstance(value, str):
     raise ValueError('a text')
   return value
+
+
+def identifier(value: Any) -> str:
+  """Parses a text that stands for somebody or something.
+
+  JSON may hold halves of pairs of code units, which no file could keep.
+  """
+  if isinstance(value, str):
+    try:
+      value.encode()
+    except UnicodeEncodeError:
+      raise ValueError('a text of whole characters') from None
+  return text(value)
 
 
 def seconds(value: Any) -> int:
@@ -172,6 +188,14 @@ def _parsed(line: bytes, fields: Sequence[Field]) -> Iterator[Any]:
     raise _Unexpected('the line is not text in UTF-8') from None
   except (json.JSONDecodeError, RecursionError) as error:
     raise _Unexpected(f'the line is not JSON ({error})') from None
+  except ValueError:
+    number = _LONG_NUMBER.search(line)
+    if number is None:
+      raise
+    raise _Unexpected(
+      f'at column {number.start() + 1} begins a number of '
+      f'{len(number.group()):,} digits'
+    ) from None
   if not isinstance(record, dict):
     raise _Unexpected(f'expected a JSON object, found {_shown(record)}')
   for field in fields:
@@ -179,7 +203,7 @@ def _parsed(line: bytes, fields: Sequence[Field]) -> Iterator[Any]:
     if name is None:
       raise _Unexpected(
         f'the field {" or ".join(map(repr, field.names))} is missing; there '
-        f'are {sorted(record)}'
+        f'are {_shown(sorted(record))}'
       )
     try:
       yield field.parse(record[name])

@@ -368,10 +368,15 @@ def _integer(text: str, what: str, path: pathlib.Path, number: int) -> int:
     raise _damaged(
       path, number, f'the {what} {text[:40]!r} is not an integer from 0 up'
     )
-  value = int(text.partition('.')[0])
-  if value > _LARGEST_INTEGER:
-    raise _damaged(path, number, f'the {what} {text[:40]!r} is too large')
-  return value
+  digits = text.partition('.')[0].lstrip('0') or '0'
+  # Python refuses to read numbers of thousands of digits.
+  if len(digits) > 20 or int(digits) > _LARGEST_INTEGER:
+    raise _damaged(
+      path,
+      number,
+      f'the {what} {text[:40]!r} is too large, with {len(digits):,} digits',
+    )
+  return int(digits)
 
 
 def _on_scale(
@@ -379,7 +384,8 @@ def _on_scale(
 ) -> float:
   lowest, highest, step = layout.scale
   try:
-    rating = float(text)
+    # Python reads 4_0 as 40.
+    rating = math.nan if '_' in text else float(text)
   except ValueError:
     rating = math.nan
   if math.isnan(rating):

@@ -10,6 +10,7 @@ examples' labels and no more, if the task has such.
 
 import functools
 import pathlib
+import re
 
 from absl import flags
 import pandas as pd
@@ -29,6 +30,7 @@ FLAGS = flags.FLAGS
 _RUN = runs.run_flags()
 _FILE, _PICTURE = 'new_users.csv', 'new_users.png'
 _WHO, _SUPPORT = 'who', 'support'
+_SIZE = re.compile('[0-9]{1,9}')
 
 flags.DEFINE_list(
   'support', ['0', '1', '2', '5', '10'], 'Numbers of examples of a new user.'
@@ -48,10 +50,10 @@ def _sizes() -> list[int]:
   Raises:
     OptionError: If one is no number from 0, or is larger than `--after`.
   """
-  if not FLAGS.support or not all(text.isdigit() for text in FLAGS.support):
+  if not FLAGS.support or not all(map(_SIZE.fullmatch, FLAGS.support)):
     raise OptionError(
-      f'--support={",".join(FLAGS.support)}: expected numbers from 0, such as '
-      '0,1,10.'
+      f'--support={",".join(FLAGS.support):.80}: expected numbers from 0, such '
+      'as 0,1,10.'
     )
   sizes = sorted({int(text) for text in FLAGS.support})
   if FLAGS.after is not None and sizes[-1] > FLAGS.after:

@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 from typing import Any
+import weakref
 
 from absl import app
 from absl import flags
@@ -30,6 +31,7 @@ from tasks import subreddit_flags
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.training_flags import TrainingFlags
+from tff_partial import checkpoints
 from tff_partial import errors
 from tff_partial import privacy_audit
 from tff_partial import processes
@@ -44,6 +46,7 @@ FLAGS = flags.FLAGS
 FLAGS_FILE = run_folders.FLAGS_FILE
 RESULT_FILE = run_folders.RESULT_FILE
 
+_LARGEST_INTEGER = 2**31
 _JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
 
 
@@ -79,6 +82,12 @@ class RunFlags:
           name,
           lambda value: value is None or math.isfinite(value),
           'must be a finite number.',
+        )
+      if FLAGS[name].flag_type() == 'int':
+        flags.register_validator(
+          name,
+          lambda value: value is None or abs(value) < _LARGEST_INTEGER,
+          f'must be below {_LARGEST_INTEGER}.',
         )
 
   def task(self) -> tasks_lib.Task:
@@ -264,6 +273,8 @@ def runtime(choices: Mapping[str, bool] | None = None) -> Any:
 _RESULT_FIELDS = frozenset(
   ('rounds', 'diverged', 'train', 'validation', 'test', 'best')
 )
+# Of flags that differ from those of a run, a message names so many.
+_MOST_NAMED = 10
 # The suffix of a file that is not written to its end.
 _UNFINISHED = '.tmp'
 
@@ -274,6 +285,7 @@ class Folder:
   def __init__(self, path: str):
     """Takes a folder that exists or not."""
     self.path = pathlib.Path(path)
+    self._lock: weakref.finalize | None = None
 
   @property
   def flags_file(self) -> pathlib.Path:
@@ -283,11 +295,18 @@ class Folder:
   def claim(self, values: Mapping[str, Any]) -> None:
     """Makes the folder and writes the flags, or compares them with those there.
 
+    The folder is this process's alone, for as long as this object lives.
+
     Raises:
       OptionError: If the folder holds a run with other flags, or something
         that is no run.
+      CheckpointError: If another process is training there.
     """
     self.path.mkdir(parents=True, exist_ok=True)
+    if self._lock is None:
+      self._lock = weakref.finalize(
+        self, os.close, checkpoints.locked(self.path)
+      )
     if self.flags_file.exists():
       if self._has_begun():
         self._compare(values)
@@ -306,10 +325,10 @@ class Folder:
   def _has_begun(self) -> bool:
     """Whether there is anything that other flags could spoil."""
     table = self.path / records.METRICS_FILE
-    checkpoints = self.path / programs.CHECKPOINTS_FOLDER
+    saved = self.path / programs.CHECKPOINTS_FOLDER
     return (
       (self.path / RESULT_FILE).exists()
-      or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+      or (saved.is_dir() and any(saved.iterdir()))
       or (table.exists() and table.read_bytes().count(b'\n') > 1)
     )
 
@@ -328,11 +347,14 @@ class Folder:
       if name not in free and before.get(name) != now.get(name)
     ]
     if differing:
+      # A damaged file can hold anything.
       details = '; '.join(
-        f'{before.get(name, f"no {name}")} there, '
-        f'{now.get(name, f"no {name}")} now'
-        for name in differing
+        f'{before.get(name, f"no {name:.80}"):.80} there, '
+        f'{now.get(name, f"no {name:.80}"):.80} now'
+        for name in differing[:_MOST_NAMED]
       )
+      if len(differing) > _MOST_NAMED:
+        details += f'; and {len(differing) - _MOST_NAMED} more'
       raise OptionError(
         f'--output_dir={self.path}: the folder holds a run with other flags: '
         f'{details}. Give the same flags to go on with it, or choose another '
@@ -359,12 +381,44 @@ class Folder:
       problem = 'it is not the result of a run'
     except json.JSONDecodeError as error:
       result, line, problem = None, error.lineno, f'not JSON ({error.msg})'
-    if not isinstance(result, dict) or _RESULT_FIELDS - set(result):
+    except (ValueError, RecursionError):
+      result, problem = None, 'no reader of JSON takes its numbers or lists'
+    if not _is_result(result):
       raise OptionError(
         f'{path}, line {line}: {problem}. Delete this file and run the '
         'training command again, which writes it anew.'
       )
     return result
+
+
+def _is_result(value: Any) -> bool:
+  """Whether a value of JSON has all that is shown of a result."""
+  if not isinstance(value, dict) or _RESULT_FIELDS - set(value):
+    return False
+  try:
+    tests = value['test']
+    shown = {name for metrics in tests.values() for name in metrics}
+    shown = {n for n in shown if n != 'per_client' and not n.startswith('num_')}
+    for metrics in (
+      value['validation'],
+      *tests.values(),
+      *(value['best']['test'][name] for name in tests),
+    ):
+      for name in shown:
+        float(metrics[name])
+    for name in ('num_not_finite', 'num_clients'):
+      int(value['train'][name])
+    float(value['train']['loss'])
+    best = value['best']['round']
+    return (
+      bool(tests)
+      and isinstance(value['diverged'], bool)
+      and isinstance(value['rounds'], int)
+      and (best is None or isinstance(best, int))
+      and isinstance(value.get('privacy'), (dict, type(None)))
+    )
+  except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+    return False
 
 
 def _flag_line(name: str, value: Any) -> str:

@@ -17,8 +17,8 @@ import dataclasses
 import os
 import pathlib
 import re
+import struct
 from typing import Any
-import wave
 
 import numpy as np
 
@@ -48,6 +48,11 @@ _SPEAKERS_NAME = re.compile(r'(?P<word>.+?)(_(?P<take>\d+))?')
 # Of whom it likes, a user needs so many different recordings in each part.
 LEAST = {part: size // 2 for part, size in SIZES.items()}
 _LEAST_RATE = 4_000
+
+# The kind of a wav file's samples, channels, samples a second, bytes a second,
+# bytes of all channels' samples, bits of one.
+_FORMAT = struct.Struct('<HHIIHH')
+_PCM = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -196,29 +201,88 @@ def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
     float32 `[samples]` between -1 and 1, and how many of them make a second.
 
   Raises:
-    DataError: If it is none, or cut short.
+    DataError: If it is none, cut short, or at odds with itself; names the byte.
   """
   try:
-    with wave.open(str(path), 'rb') as file:
-      channels, width, rate, frames = file.getparams()[:4]
-      data = file.readframes(frames)
-  except (wave.Error, EOFError, OSError) as error:
+    data = path.read_bytes()
+  except OSError as error:
     raise DataError(
-      f'{path}: no wav file that can be read '
-      f'({str(error) or type(error).__name__}). {_REMEDY_FORMAT}'
+      f'{path}: cannot be read ({error.strerror or error}). Change its '
+      'permissions, or take it out of the folder.'
     ) from error
-  if width not in (1, 2):
-    raise DataError(f'{path}: samples have {8 * width} bits. {_REMEDY_FORMAT}')
-  if not frames or len(data) != frames * channels * width:
+  chunks = _chunks(data, path)
+  begin, size = chunks.get(b'fmt ', (0, 0))
+  if size < _FORMAT.size:
+    raise _no_wav(path, begin, 'there is no whole chunk of the format')
+  kind, channels, rate, per_second, frame, bits = _FORMAT.unpack_from(
+    data, begin
+  )
+  if kind != _PCM or bits not in (8, 16):
     raise DataError(
-      f'{path}: expected {frames * channels * width} bytes of sound, found '
-      f'{len(data)}. Fetch it again, or take it out of the folder.'
+      f'{path}, byte {begin}: the format is {kind:#06x}, and samples have '
+      f'{bits} bits. {_REMEDY_FORMAT}'
     )
-  if width == 1:  # Without a sign; 128 is silence.
-    samples = (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
+  # One number alone may be damaged, and then sound becomes noise.
+  if not channels or (frame, per_second) != (
+    channels * bits // 8,
+    rate * frame,
+  ):
+    raise _no_wav(
+      path,
+      begin,
+      f'{channels} channels of {bits} bits and {rate} samples a second do not '
+      f'make {frame} bytes a sample and {per_second} a second',
+    )
+  if b'data' not in chunks:
+    raise _no_wav(path, len(data), 'there is no chunk of sound')
+  begin, size = chunks[b'data']
+  found = len(data) - begin
+  if not size or size > found or size % frame:
+    raise DataError(
+      f'{path}, byte {begin}: expected {size} bytes of sound, {frame} a '
+      f'sample, found {min(size, found)}. Fetch it again, or take it out of '
+      'the folder.'
+    )
+  if bits == 8:  # Without a sign; 128 is silence.
+    whole = np.frombuffer(data, np.uint8, size, begin).astype(np.float32)
+    samples = (whole - 128) / 128
   else:
-    samples = np.frombuffer(data, '<i2').astype(np.float32) / 32768
+    whole = np.frombuffer(data, '<i2', size // 2, begin).astype(np.float32)
+    samples = whole / 32768
   return samples.reshape(-1, channels).mean(axis=1), rate
+
+
+def _chunks(data: bytes, path: pathlib.Path) -> dict[bytes, tuple[int, int]]:
+  """Where the first chunk of each name begins, and its size as it says."""
+  if data[:4] != b'RIFF' or data[8:12] != b'WAVE':
+    raise _no_wav(path, 0, 'it does not begin as a RIFF file of WAVE')
+  (size,) = struct.unpack_from('<I', data, 4)
+  if size + 8 != len(data):
+    raise _no_wav(
+      path, 4, f'it should have {size + 8} bytes and has {len(data)}'
+    )
+  chunks: dict[bytes, tuple[int, int]] = {}
+  place = 12
+  while b'data' not in chunks and place + 8 <= len(data):
+    name = data[place : place + 4]
+    (size,) = struct.unpack_from('<I', data, place + 4)
+    begin, place = place + 8, place + 8 + size + size % 2
+    if name != b'data' and begin + size > len(data):
+      raise _no_wav(
+        path,
+        begin - 8,
+        f'the chunk {name!r} has {size} bytes, and the file ends after '
+        f'{len(data) - begin}',
+      )
+    chunks.setdefault(name, (begin, size))
+  return chunks
+
+
+def _no_wav(path: pathlib.Path, place: int, problem: str) -> DataError:
+  return DataError(
+    f'{path}, byte {place}: no wav file that can be read, for {problem}. '
+    f'{_REMEDY_FORMAT}'
+  )
 
 
 def _describe_all(folder: pathlib.Path) -> list[dict[str, Any]]:

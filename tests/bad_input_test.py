@@ -9,11 +9,14 @@ import resource
 import shutil
 from typing import Any
 
+from absl import flags
 import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
 
+from tasks import privacy_flags
+from tasks import runs
 from tests import commands
 from tests.commands import is_for_users
 from tests.commands import run_here
@@ -159,6 +162,47 @@ def test_missing_data(tmp_path, arguments, expected):
   is_for_users(again, '--support_share')
 
 
+def test_documents_at_their_worst(tmp_path):
+  """A run on nothing but what the writers of readers forget."""
+  (tmp_path / 'sticker').mkdir()
+  texts = [
+    '\ud800',
+    '\0',
+    '\U0001f600' * 3,
+    '\u202e\u05e9',
+    'a' + '\u0301' * 99,
+  ]
+  lines = [
+    json.dumps(
+      {'user': user, 'text': text, 'label': (n + place) % 2, 'time': n}
+    )
+    for place, user in enumerate(['\0', '\U0001f600', '\u202e', 'x' * 5_000])
+    for n, text in enumerate([*texts, 'x' * 1_000_000, *texts, *texts])
+  ]
+  (tmp_path / 'sticker' / 'a.jsonl').write_text('\n'.join(lines))
+  outcome = run_here(
+    'train',
+    '--task=sticker',
+    '--algorithm=furl',
+    *commands.TINY_DOCUMENTS,
+    '--data=real',
+    f'--data_dir={tmp_path}',
+    '--min_documents=1',
+    '--clients_per_round=3',
+    '--rounds=2',
+    '--evaluate_every=1',
+    '--jit=false',
+    f'--output_dir={tmp_path}/out',
+  )
+  assert (outcome.status, outcome.errors) == (0, ''), outcome
+  assert 'nan' not in outcome.output
+  # Whoever is called so is found again.
+  shown = run_here(
+    'clients', f'--output_dir={tmp_path}/out', '--client=\U0001f600'
+  )
+  assert shown.status == 0 or 'holds nothing of this' in shown.errors, shown
+
+
 def test_no_client_has_enough_examples(tmp_path):
   outcome = run_here(
     'train',
@@ -220,6 +264,40 @@ def test_bad_flags(tmp_path, arguments, expected):
     *(argument.format(here=tmp_path) for argument in arguments),
   )
   is_for_users(outcome, *(part.format(here=tmp_path) for part in expected))
+
+
+_LONG = '9' * 5_000  # More digits than Python reads.
+
+
+def test_a_number_of_5000_digits_is_no_value_of_any_flag(tmp_path):
+  numeric = [
+    name
+    for name in runs.run_flags().names
+    if flags.FLAGS[name].flag_type() in ('int', 'float')
+    and name not in privacy_flags.MAY_BE_INFINITE
+  ]
+  assert len(numeric) > 50
+  for name in numeric:
+    for number in (_LONG, f'-{_LONG}', '9' * 4_000):
+      outcome = run_here(
+        'train',
+        '--data=synthetic',
+        f'--{name}={number}',
+        f'--output_dir={tmp_path}/out',
+      )
+      is_for_users(outcome, name)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('name', ['sizes', 'after'])
+def test_numbers_of_new_users_are_numbers(name):
+  folder = commands.trained().folder
+  for number in (_LONG, '-1', '1.5', '\u00b2', ''):
+    flag = 'support' if name == 'sizes' else name
+    outcome = run_here(
+      'new_users', f'--output_dir={folder}', f'--{flag}={number}'
+    )
+    is_for_users(outcome, flag)
 
 
 def test_a_cohort_larger_than_the_population(tmp_path):
@@ -303,6 +381,52 @@ def test_other_flags_than_those_of_the_run(copy):
   assert commands.files(copy) == before
 
 
+def test_a_folder_in_which_another_process_trains(tmp_path):
+  # As a process that is still reading its data: there is nothing but flags.
+  first = runs.Folder(str(tmp_path))
+  first.claim(
+    {name: flags.FLAGS[name].default for name in runs.run_flags().names}
+  )
+  before = commands.files(tmp_path)
+  assert list(before) == ['flags.txt']
+  for seed in (0, 1):
+    outcome = run_here(
+      'train', *commands.SMALL, f'--seed={seed}', f'--output_dir={tmp_path}'
+    )
+    is_for_users(outcome, str(tmp_path), 'another process is training')
+  assert commands.files(tmp_path) == before
+  del first
+  # It is free again, and its run had not begun.
+  outcome = run_here(
+    'train', *commands.SMALL, '--support_share=2', f'--output_dir={tmp_path}'
+  )
+  is_for_users(outcome, '--support_share')
+  assert commands.files(tmp_path) != before
+
+
+@pytest.mark.slow
+def test_a_second_program_leaves_the_first_one_alone(tmp_path):
+  folder = tmp_path / 'out'
+  arguments = (*commands.SMALL, '--rounds=2000', f'--output_dir={folder}')
+  with commands.started(commands.command('train', *arguments)) as first:
+    commands.wait_for_rounds(folder / 'metrics.csv', 1, first)
+    for more in ((), ('--seed=1',)):
+      second = run_here('train', *arguments, *more)
+      is_for_users(second, str(folder), 'another process is training')
+    assert first.process.poll() is None
+    outcome = first.finish()
+    assert outcome.status == 0, outcome
+  alone = run_here(
+    'train', *arguments[:-1], f'--output_dir={tmp_path / "alone"}'
+  )
+  assert alone.status == 0, alone
+  rows = [
+    commands.repeatable_rows(tmp_path / name) for name in ('out', 'alone')
+  ]
+  assert rows[0] == rows[1]
+  assert len(rows[0]) == 2000
+
+
 def test_another_models_checkpoint(copy):
   path = copy / 'flags.txt'
   path.write_text(
@@ -351,6 +475,8 @@ def test_a_table_of_something_else(copy):
     ('{\n"rounds": 6,\n', ['line 3', 'not JSON']),
     ('[]', ['line 1', 'not the result of a run']),
     ('{"rounds": 6}', ['line 1', 'not the result of a run']),
+    ('{"rounds": ' + '9' * 5_000 + '}', ['line 1', 'no reader of JSON']),
+    ('[' * 100_000, ['line 1', 'no reader of JSON']),
   ],
 )
 @pytest.mark.parametrize('name', ['train', 'evaluate'])
@@ -372,6 +498,18 @@ def _little_room(size: int) -> Iterator[None]:
     yield
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_result_without_its_metrics(copy):
+  path = copy / 'result.json'
+  result = json.loads(path.read_text())
+  del result['best']['test']['unseen']['rmse']
+  path.write_text(json.dumps(result))
+  is_for_users(
+    run_here('train', *commands.SMALL, f'--output_dir={copy}'),
+    f'{path}, line 1',
+    'not the result of a run',
+  )
 
 
 def test_a_disk_that_is_full_from_the_beginning(tmp_path):

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import sqlite3
@@ -556,8 +557,183 @@ def test_a_damaged_state_is_named(path):
   with contextlib.closing(
     ClientStore(initialize_small, folder=path.parent)
   ) as store:
-    with pytest.raises(ClientStoreError, match=r"client 'client \d+' is dam"):
-      store.read(names(*range(1000)))
+    for work in (
+      lambda: store.read(names(1)),
+      lambda: store.go_back_to(1),
+      lambda: store.at(1).read(names(1)),
+    ):
+      with pytest.raises(
+        ClientStoreError,
+        match=r"round 1 is damaged \(the state of client 'client \d+', or its "
+        r'name\)\. Bring the file back',
+      ):
+        work()
+
+
+def _run_sql(path: pathlib.Path, *statements: str) -> None:
+  connection = sqlite3.connect(path)
+  for statement in statements:
+    connection.execute(statement)
+  connection.commit()
+  connection.close()
+
+
+def test_a_state_that_is_damaged_while_the_file_is_open_is_named(path):
+  with contextlib.closing(
+    ClientStore(initialize_small, folder=path.parent)
+  ) as store:
+    _run_sql(
+      path, "UPDATE states SET state = x'00' || state WHERE client = 'client 7'"
+    )
+    assert values(store, 8) == [1.0]
+    with pytest.raises(
+      ClientStoreError, match="client 'client 7' after round 1 is damaged"
+    ):
+      store.read(names(7))
+
+
+# Nothing of this is damage to SQLite, and each would change figures.
+@pytest.mark.parametrize(
+  'statement, problem',
+  [
+    ("UPDATE states SET client = 'Client 7' WHERE client = 'client 7'", 'name'),
+    ("DELETE FROM states WHERE client = 'client 7'", '999 clients .* of 1000'),
+    (
+      'UPDATE states SET state = (SELECT state FROM states WHERE client = '
+      "'client 8') WHERE client = 'client 7'",
+      None,  # Both are the same, so that nothing is wrong.
+    ),
+    ('UPDATE states SET checksum = checksum + 1', 'the state of client'),
+    ('UPDATE states SET round = 0', 'the state of client'),
+    ('UPDATE saved SET best = 1', 'what is noted of round 1 is damaged'),
+    ('UPDATE saved SET clients = 999', 'what is noted of round 1 is damaged'),
+    ('UPDATE saved SET round = 2', 'what is noted of round 2 is damaged'),
+    ("UPDATE about SET value = '6' WHERE name = 'seed'", "'seed' is damaged"),
+    ("UPDATE about SET name = 'sead' WHERE name = 'seed'", "'sead' is damaged"),
+    ("DELETE FROM about WHERE name = 'seed'", 'lacks its seed'),
+    ('DELETE FROM about', 'nothing is noted about the store'),
+    ('CREATE TABLE more (name TEXT)', 'no client store of the format 2'),
+    ('PRAGMA user_version = 3', 'no client store of the format 2'),
+  ],
+)
+@pytest.mark.parametrize('writable', [True, False])
+def test_whatever_is_altered_is_noticed(path, statement, problem, writable):
+  _run_sql(path, statement)
+  with contextlib.ExitStack() as stack:
+    if problem:
+      stack.enter_context(pytest.raises(ClientStoreError, match=problem))
+    store = ClientStore(initialize_small, folder=path.parent, writable=writable)
+    stack.enter_context(contextlib.closing(store))
+    assert set(values(store, *range(1000))) == {1.0}
+
+
+def test_damage_of_the_last_round_leads_back_to_the_one_before(folder):
+  store = ClientStore(initialize_small, folder=folder)
+  for number in (2, 4, 6):
+    store.write(names(*range(20)), small(number, 20))
+    store.save(number, best=2)
+  store.close()
+  _run_sql(
+    store.path,
+    "UPDATE states SET client = 'Anna' WHERE client = 'client 7' AND round = 6",
+  )
+  store = ClientStore(initialize_small, folder=folder)
+  with pytest.raises(
+    ClientStoreError,
+    match=r"round 6 is damaged \(the state of client 'Anna', or its name\). Go "
+    r'back to an older checkpoint, for the states of the rounds \[2, 4\] are',
+  ):
+    store.go_back_to(6)
+  # As after round 6 was deleted from the checkpoints.
+  store.go_back_to(4)
+  assert set(values(store, *range(20))) == {4.0}
+  assert set(values(store.at(2), *range(20))) == {2.0}
+  store.write(names(7), small(6))
+  store.save(6, best=2)
+  store.close()
+  store = ClientStore(initialize_small, folder=folder, writable=False)
+  assert values(store, 6, 7) == [4.0, 6.0]
+  assert store.client('Anna') is None
+  store.close()
+
+
+def test_a_damaged_client_can_be_deleted(path):
+  _run_sql(path, "UPDATE states SET state = x'00' WHERE client = 'client 7'")
+  store = ClientStore(initialize_small, folder=path.parent)
+  with pytest.raises(ClientStoreError, match="'client 7'"):
+    store.read(names(1))
+  store.delete('client 7')
+  assert values(store, 1, 8) == [1.0, 1.0]
+  assert values(store, 7) != [1.0]
+  store.close()
+
+
+def test_a_store_of_an_earlier_version_is_refused(path):
+  _run_sql(
+    path,
+    'PRAGMA user_version = 0',
+    'ALTER TABLE saved DROP COLUMN total',
+  )
+  for writable in (True, False):
+    with pytest.raises(ClientStoreError, match='by an earlier version of tff_'):
+      ClientStore(initialize_small, folder=path.parent, writable=writable)
+
+
+def test_rounds_are_saved_in_their_order(store):
+  store.save(4)
+  store.save(4)
+  with pytest.raises(ClientStoreError, match='round 3 cannot be saved after'):
+    store.save(3)
+
+
+def test_a_store_is_its_owners(path):
+  assert path.stat().st_mode & 0o077 == 0
+
+
+def _figures(folder: pathlib.Path) -> Any:
+  """All that a run can ask of a store, now and after one more round."""
+  with contextlib.closing(
+    ClientStore(initialize_small, folder=folder, writable=False)
+  ) as store:
+    figures = [store.seed, store.rounds]
+    for number in store.rounds:
+      figures.append(values(store.at(number), *range(42)))
+  with contextlib.closing(ClientStore(initialize_small, folder=folder)) as run:
+    run.go_back_to(6)
+    run.write(names(1, 5, 40), small(7.0, 3))
+    run.save(7, best=2)
+    figures += [run.rounds, values(run, *range(42))]
+    figures.append(values(run.at(2), *range(42)))
+  return figures
+
+
+@pytest.mark.parametrize(
+  'flips', [200, pytest.param(2000, marks=pytest.mark.slow)]
+)
+def test_a_flipped_bit_changes_no_figure_in_silence(folder, tmp_path, flips):
+  store = ClientStore(initialize_small, seed=5, folder=folder)
+  draw = np.random.default_rng(0)
+  for number in (2, 4, 6):
+    some = draw.choice(40, 12, replace=False)
+    store.write(names(*some), [small(number + who / 64)[0] for who in some])
+    store.save(number, best=2)
+  store.close()
+  whole = store.path.read_bytes()
+  expected = _figures(folder)
+  outcomes: collections.Counter[str] = collections.Counter()
+  for flip in range(flips):
+    place, bit = int(draw.integers(len(whole))), int(draw.integers(8))
+    damaged = bytearray(whole)
+    damaged[place] ^= 1 << bit
+    # SQLite's journal belongs to a file of this name.
+    store.path.write_bytes(damaged)
+    try:
+      assert _figures(folder) == expected, (flip, place, bit)
+      outcomes['same'] += 1
+    except ClientStoreError as error:
+      assert str(store.path) in str(error)
+      outcomes['named'] += 1
+  assert min(outcomes.values()) > flips / 10, outcomes
 
 
 def test_a_locked_file_is_named(path, monkeypatch):
@@ -609,6 +785,26 @@ def test_a_full_disk_costs_nothing_but_the_save(path):
   store._versions._run('PRAGMA max_page_count = 1000000')
   store.save(2)
   assert values(store, 1, 1000, 2999) == [1.0, 2.0, 2.0]
+  store.close()
+
+
+def test_a_file_that_must_not_grow_costs_nothing_but_the_save(path):
+  """As a limit of the system's sets it, or some networks' disks when full."""
+  store = ClientStore(initialize_small, folder=path.parent)
+  store.write(names(*range(1000, 9000)), small(2.0, 8000))
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+  try:
+    with pytest.raises(ClientStoreError, match='make room and run the same'):
+      store.save(2)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert store.rounds == [1]
+  assert values(store.at(1), 1) == [1.0]
+  store.save(2)
+  store.close()
+  store = ClientStore(initialize_small, folder=path.parent)
+  assert values(store, 1, 1000, 8999) == [1.0, 2.0, 2.0]
   store.close()
 
 

@@ -58,39 +58,43 @@ _WHOLE = _idx(_ITEMS)
 @pytest.mark.parametrize(
   'data, expected',
   [
-    (b'', 'no idx file.*found nothing'),
-    (b'\0\0', 'no idx file.*found 00 00'),
-    (b'P5\n8', 'no idx file.*found 50 35'),
-    (b'\0\0\x07' + _WHOLE[3:], 'no idx file'),
-    (b'\0\0\x08\0', 'cut off within its header, after 4 bytes'),
-    (_WHOLE[:9], 'cut off within its header, after 9 bytes'),
-    (_WHOLE[:-1], 'expected 40 bytes for 2 x 3 x 4 items, found 39'),
-    (_WHOLE + b'\0', 'expected 40 bytes.*found 41'),
-    (_idx(_ITEMS[:1]), 'expected the shape 2 x 3 x 4, found 1 x 3 x 4'),
-    (_idx(_ITEMS[0]), 'expected the shape 2 x 3 x 4, found 3 x 4'),
-    (_idx(_ITEMS.astype(np.int32)), 'items of type uint8, found int32'),
+    (b'', '0: no idx file.*found nothing'),
+    (b'\0\0', '0: no idx file.*found 00 00'),
+    (b'P5\n8', '0: no idx file.*found 50 35'),
+    (b'\0\0\x07' + _WHOLE[3:], '0: no idx file'),
+    (b'\0\0\x08\0', '4: cut off within its header, after 4 bytes'),
+    (_WHOLE[:9], '9: cut off within its header, after 9 bytes'),
+    (_WHOLE[:-1], '39: expected 40 bytes for 2 x 3 x 4 items, found 39'),
+    (_WHOLE + b'\0', '40: expected 40 bytes.*found 41'),
+    (_idx(_ITEMS[:1]), '4: expected the shape 2 x 3 x 4, found 1 x 3 x 4'),
+    (_idx(_ITEMS[0]), '4: expected the shape 2 x 3 x 4, found 3 x 4'),
+    (_idx(_ITEMS.astype(np.int32)), '2: .* items of type uint8, found int32'),
   ],
 )
 @pytest.mark.parametrize('packed', [False, True])
 def test_damaged_files_are_named(tmp_path, data, expected, packed):
   name = 'images.gz' if packed else 'images'
   (tmp_path / name).write_bytes(gzip.compress(data) if packed else data)
-  with pytest.raises(DataError, match=f'{name}: .*{expected}') as error:
+  with pytest.raises(DataError, match=f'{name}, byte {expected}') as error:
     _read(tmp_path)
   assert str(error.value).endswith('Fetch it again.')
 
 
 @pytest.mark.parametrize(
-  'data',
+  'data, unpacked',
   [
-    gzip.compress(_WHOLE)[:-9],
-    b'no archive',
-    gzip.compress(_WHOLE)[:10] + b'\xff' * 40,
+    (gzip.compress(_WHOLE)[:-9], '0'),
+    (b'no archive', '0'),
+    (gzip.compress(_WHOLE)[:10] + b'\xff' * 40, '0'),
+    # Two pieces can be unpacked, and then the archive ends.
+    (gzip.compress(bytes(range(256)) * 1024, 0)[:-65536], r'\d{3},\d{3}'),
   ],
 )
-def test_damaged_archives_are_named(tmp_path, data):
+def test_damaged_archives_are_named(tmp_path, data, unpacked):
   (tmp_path / 'images.gz').write_bytes(data)
-  with pytest.raises(DataError, match='images.gz: damaged, .*be unpacked'):
+  with pytest.raises(
+    DataError, match=f'images.gz: damaged, .*be unpacked after {unpacked} bytes'
+  ):
     _read(tmp_path)
 
 

@@ -88,6 +88,15 @@ def test_reads_zstandard_where_its_package_is(tmp_path):
     (b'{"who": "a", "time": NaN, "label": 1}', "'time' should be a time"),
     (b'{"who": "a", "time": Infinity, "label": 1}', "'time' should be a time"),
     ({**_LINE, 'label': 2}, "'label' should be 0 or 1, found 2"),
+    (
+      b'{"who": "a", "time": ' + b'1' * 5_000 + b'}',
+      'at column 22 begins a number of 5,000 digits',
+    ),
+    (b'{"time": ' + b'1' * 4_000 + b', "who": "a"}', "'time' should be a time"),
+    ({**_LINE, 'time': '9' * 5_000}, "'time' should be a time"),
+    (b'{"who": "a", "time": 1, "label": 1e5000}', "'label' should be 0 or 1"),
+    ({'who\ud800' * 999: 1}, r'there are \["who.ud800who'),
+    (b'[' * 100_000, 'not JSON'),
     ({**_LINE, 'label': '1'}, "'label' should be 0 or 1, found"),
   ],
 )
@@ -95,6 +104,17 @@ def test_refuses_a_bad_line_by_its_number(tmp_path, line, problem):
   path = _write(tmp_path / 'a.jsonl', _LINE, b'', line, _LINE)
   with pytest.raises(DataError, match=rf'a\.jsonl, line 3: .*{problem}'):
     _read(path)
+
+
+def test_a_name_is_of_whole_characters(tmp_path):
+  field = json_lines.Field(('who',), json_lines.identifier)
+  path = _write(tmp_path / 'a.jsonl', {'who': 'z\u00f6e \U0001f600\0'})
+  assert list(json_lines.read(path, [field])) == [('z\u00f6e \U0001f600\0',)]
+  path = _write(tmp_path / 'a.jsonl', {'who': 'ann'}, {'who': 'ann\ud83d'})
+  with pytest.raises(
+    DataError, match="line 2: 'who' should be a text of whole"
+  ):
+    list(json_lines.read(path, [field]))
 
 
 def test_shows_the_beginning_of_a_long_value(tmp_path):

@@ -5,6 +5,7 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from tff_partial.runtimes.native import native
 from tff_partial.runtimes.native import NativeRuntimeError
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# The function of this name hides it.
+native_module = importlib.import_module('tff_partial.runtimes.native')
 _CLIENTS = tff.FederatedType(np.float32, tff.CLIENTS)
 
 
@@ -133,6 +136,11 @@ with native():
   tell_and_wait()
   endless()
 """,
+  # TFF's own default survives this; that of a program that imports us does not.
+  'SIGKILL outside any with': """
+tell_and_wait()
+endless()
+""",
 }
 
 
@@ -184,6 +192,7 @@ def fixture_programs() -> Iterator[dict]:
     ('SIGTERM', -signal.SIGTERM, 1),
     ('SIGTERM with a handler', 7, 1),
     ('SIGKILL', -signal.SIGKILL, 1),
+    ('SIGKILL outside any with', -signal.SIGKILL, 1),
   ],
 )
 def test_nothing_outlives_a_program(programs, ending, status, workers_count):
@@ -209,6 +218,63 @@ def test_nothing_outlives_a_program(programs, ending, status, workers_count):
     assert errors.rstrip().endswith('ValueError: on purpose')
   for _, others in programs.values():
     assert all(map(_is_alive, others))
+
+
+def _with_argument(argument: str) -> list[psutil.Process]:
+  found = []
+  for process in psutil.process_iter():
+    with contextlib.suppress(psutil.Error):
+      if argument in process.cmdline() and _is_alive(process):
+        found.append(process)
+  return found
+
+
+def test_a_kill_at_any_moment_of_the_start_leaves_no_worker():
+  # A fork of this process starts a worker of no use, and is killed meanwhile.
+  useless = f'{1_000 + os.getpid() / 1e7:.7f}'
+  were_seen = 0
+  for milliseconds in (0, 1, 2, 4, 8, 12, 16, 20, 25, 30, 40, 60, 100, 800):
+    child = os.fork()
+    if not child:
+      try:
+        native_module._spawn(['/bin/sleep', useless])
+        signal.pause()
+      finally:
+        os._exit(1)
+    time.sleep(milliseconds / 1e3)
+    were_seen += any(p.name() == 'sleep' for p in _with_argument(useless))
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+  assert were_seen
+  assert _becomes(lambda: not _with_argument(useless))
+
+
+def test_a_worker_that_would_outlive_us_does_not_start(monkeypatch, capfd):
+  monkeypatch.setattr(
+    native_module,
+    '_LAUNCHER',
+    # What another kernel might say to the number of the request.
+    native_module._LAUNCHER.replace('PDEATHSIG = 1', 'PDEATHSIG = 999'),
+  )
+  process = native_module._spawn(['/bin/sleep', '1000'])
+  assert process.wait(timeout=10) == 1
+  assert 'it would outlive its program: prctl failed' in capfd.readouterr().err
+
+
+def test_a_default_that_was_chosen_stays():
+  stack = tff.framework.get_context_stack()
+  before = stack.current
+  chosen = tff.backends.native.create_async_local_cpp_execution_context()
+  try:
+    tff.framework.set_default_context(chosen)
+    native_module.replace_stock_default()
+    assert stack.current is chosen
+    tff.backends.native.set_sync_local_cpp_execution_context()
+    native_module.replace_stock_default()
+    assert isinstance(stack.current, native_module.NativeRuntime)
+  finally:
+    tff.framework.set_default_context(before)
 
 
 def test_leaving_the_with_ends_its_own_worker_only():

@@ -128,6 +128,55 @@ def test_texts_are_cut(tmp_path):
   assert set(texts) == {'loo', 'dun', 'kic', 'ear', 'lat', 'sam', 'see'}
 
 
+# Half a pair, a zero, only emoji, from right to left, marks upon marks.
+_WORST_TEXTS = (
+  '\ud800',
+  'a\ud83d b',
+  '\0',
+  'a\0b',
+  '\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f466',
+  '\u202e\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627',
+  'a' + '\u0301' * 500,
+  '\ufeff\ufffe\uffff\U0010ffff',
+  '\u2028\x85\x0b\x1c',
+  'x' * 1_000_000,
+)
+
+
+def test_texts_at_their_worst_are_texts(tmp_path):
+  authors = ['\0', '\U0001f600', '\u202eann', 'e\u0301', '\xe9', 'x' * 9_999]
+  _write(
+    tmp_path,
+    [
+      (author, 'nba', time, text)
+      for author in authors
+      for time, text in enumerate(_WORST_TEXTS)
+    ],
+  )
+  documents = _load(tmp_path)
+  # Line separators alone are white space, so nothing.
+  expected = [text[:280] for text in _WORST_TEXTS if not text.isspace()]
+  assert len(expected) == len(_WORST_TEXTS) - 1
+  # Two ways to write a letter are two authors.
+  assert documents.authors == tuple(sorted(authors))
+  assert documents.texts.tolist() == expected * len(authors)
+  vocabulary = text_encoding.learn_vocabulary(documents.texts, 20)
+  encoded = vocabulary.encode(documents.texts, 30)
+  assert encoded.shape == (len(documents), 30)
+  assert (
+    (encoded > 0).sum(axis=1) == [min(len(t), 30) for t in expected] * 6
+  ).all()
+
+
+def test_half_a_character_is_no_name(tmp_path):
+  _write(tmp_path, [*_COMMENTS, ('ann\ud800', 'nba', 1, 'hello')])
+  with pytest.raises(
+    DataError,
+    match=r"a\.jsonl, line 8: 'author' should be a text of whole char",
+  ):
+    _load(tmp_path)
+
+
 def test_messages_keep_their_labels(tmp_path):
   (tmp_path / 'sticker').mkdir()
   records = [

@@ -257,9 +257,16 @@ def _checked(
 ) -> int:
   """Compares a store with what it is opened for; returns its seed."""
   known, drawn = versions.about('layout'), versions.about('seed')
-  if known is None or drawn is None:
+  # A run may have been killed before it had described its store.
+  if known is None and drawn is None and not versions.rounds():
     versions.describe(layout=layout, seed=str(seed or 0))
     return seed or 0
+  if known is None or drawn is None:
+    raise ClientStoreError(
+      f'{versions.path}: this client store lacks its '
+      f'{"layout" if known is None else "seed"}, so it is damaged. Bring it '
+      'back from a copy, or delete the whole output folder to begin anew.'
+    )
   if known != layout:
     raise ClientStoreError(
       f'{versions.path}: this client store is that of another model or '

@@ -68,6 +68,14 @@ def map_fields(fn: Callable[..., Any], *structures: Any) -> Any:
   return fn(*structures)
 
 
+def shown(value: Any) -> str:
+  """A value in a message: its beginning, if it is long."""
+  try:
+    return f'{value!r:.80}'
+  except ValueError:  # Of integers, Python writes some thousand digits at most.
+    return f'an integer of {value.bit_length():,} bits'
+
+
 def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
   """Returns examples as an array of the spec's dtype, or says what is wrong.
 
@@ -111,7 +119,7 @@ def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
   elif array.dtype.kind in 'OSU' and np.dtype(wanted).kind == 'O':
     result = array.astype(object)
   elif array.dtype.kind not in 'biuf' or np.dtype(wanted).kind == 'O':
-    first = f' (first value {array.flat[0]!r})' if array.size else ''
+    first = f' (first value {shown(array.flat[0])})' if array.size else ''
     raise ClientDataError(
       f'{where}: expected values of type {spec.dtype.name}, found '
       f'{array.dtype}{first}. Convert them before packing.'

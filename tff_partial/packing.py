@@ -95,17 +95,25 @@ def from_pandas(
       f'The data frame has no columns {missing}; it has {list(frame.columns)}.'
     )
 
-  def column(name: str) -> np.ndarray:
+  def column(name: str) -> Any:
     values = frame[name].to_numpy()
     if values.dtype == object and len(values) and np.ndim(values[0]):
-      values = np.stack(list(values))
+      return list(values)  # Arrays, whose shapes are compared below.
     return values
 
   raw: dict[str, Any] = {name: column(c) for name, c in columns.items()}
   arrays = {name: column(c) for name, c in inputs.items()}
   raw['x'] = arrays if named else arrays['']
   flat = examples.check_fields(raw, example_spec, 'The data frame')
-  codes, ids = frame[client_id].factorize(sort=True)
+  try:
+    codes, ids = frame[client_id].factorize(sort=True)
+    names = [str(client) for client in ids]
+  except (TypeError, ValueError) as error:
+    raise examples.ClientDataError(
+      f'The column {client_id!r} of the data frame holds values that can be '
+      'no names of clients, such as lists or integers of thousands of digits. '
+      'Give texts or numbers.'
+    ) from error
   if (codes < 0).any():
     row = int(np.flatnonzero(codes < 0)[0])
     raise examples.ClientDataError(
@@ -119,7 +127,7 @@ def from_pandas(
   order = order[enough[codes[order]]]
   flat = examples.map_fields(lambda array: array[order], flat)
   return Population(
-    [str(client) for client in np.asarray(ids)[enough]],
+    [name for name, is_kept in zip(names, enough, strict=True) if is_kept],
     example_spec,
     flat,
     np.concatenate([[0], np.cumsum(counts[enough])]),

@@ -154,7 +154,7 @@ def _read_result(path: pathlib.Path) -> dict[str, Any] | None:
     return None
   try:
     result = json.loads(path.read_text(encoding='utf-8'))
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise AnalysisError(
       f'{path}: not JSON ({error}). Delete this file and run the training '
       'command again, which writes it anew.'

@@ -11,6 +11,8 @@ TFF's contexts, compiler and executors stand around a child of our own making:
     exit statuses stay what they are, and SIGKILL leaves nothing behind either.
 *   Leaving the `with`, or dropping the runtime, ends its worker at once.
 *   Ctrl-C reaches Python alone, and stops the computation under way.
+*   What runs outside any `with` runs so, too: TFF's own default runtime, whose
+    worker survives a program that is killed, is replaced on import.
 *   What a cohort size needed in the worker is freed when it falls out of use.
 
 ```python
@@ -51,11 +53,15 @@ import tensorflow_federated as tff
 
 # Run by a bare interpreter that then becomes the worker: to run code between
 # fork and exec of this process is unsafe, since TensorFlow and gRPC have
-# threads in it. If the parent died before it was listened for, nothing starts.
+# threads in it. If the parent died before it was listened for, nothing starts,
+# nor where the kernel does not listen.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)):
+  sys.exit('No worker is started, since it would outlive its program: prctl '
+           'failed with ' + os.strerror(ctypes.get_errno()))
 if os.getppid() == int(sys.argv[1]):
   os.execv(sys.argv[2], sys.argv[2:])
 """
@@ -409,3 +415,15 @@ def native(
   if asynchronous:
     return AsyncNativeRuntime(parallel_calls)
   return NativeRuntime(parallel_calls)
+
+
+def replace_stock_default() -> None:
+  """Makes a native runtime the default in the place of TFF's own.
+
+  TFF sets its own when it is imported: the same compiler and executors around a
+  worker that outlives whoever is killed. A default of another kind stays, such
+  as an asynchronous one.
+  """
+  current = tff.framework.get_context_stack().current
+  if type(current) is tff.framework.SyncExecutionContext:
+    native().set_default()
