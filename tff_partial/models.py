@@ -20,6 +20,7 @@ from tff_partial import keras_functions
 from tff_partial import keras_metrics
 from tff_partial import keras_variables
 from tff_partial import random_bits
+from tff_partial import table_ids
 from tff_partial import tiers as tiers_lib
 from tff_partial import tracing
 from tff_partial.keras_variables import ModelError
@@ -93,8 +94,8 @@ class PartialModel:
     self.tier_of = dict(tier_of)
     self.num_groups = num_groups
     self.prediction_spec = spec.outputs
-    self.example_spec: examples_lib.ExampleSpec = collections.OrderedDict(
-      x=spec.inputs, y=labels, weight=weights
+    self.example_spec = examples_lib.ExampleSpec(
+      [('x', spec.inputs), ('y', labels), ('weight', weights)]
     )
     with self._explaining():
       self.metrics = keras_metrics.PureMetrics(
@@ -103,7 +104,8 @@ class PartialModel:
     self.seed = seed
     self._loss = loss
     self._initial_values = dict(initial_values)
-    self.only_looked_up = self._check_by_tracing()
+    self.only_looked_up, ids = self._check_by_tracing()
+    self.example_spec.ids = {**ids, **_classes(labels, spec.outputs, loss)}
 
   @property
   def tiers(self) -> tuple[str, ...]:
@@ -277,14 +279,15 @@ class PartialModel:
         'if the one assumed here is wrong.'
       ) from error
 
-  def _check_by_tracing(self) -> tuple[str, ...]:
+  def _check_by_tracing(self) -> tuple[tuple[str, ...], examples_lib.Ids]:
     """Traces the model once, so that what cannot work fails now.
 
     Returns:
-      The variables of which the model does nothing but look rows up.
+      The variables of which the model does nothing but look rows up, and which
+      inputs are ids of rows.
     """
     with tf.__internal__.FuncGraph('check').as_default() as graph:
-      batch = tf.nest.map_structure(tracing.placeholder, self.example_spec)
+      batch = examples_lib.map_fields(tracing.placeholder, self.example_spec)
       seed = tf.compat.v1.placeholder(tf.int32, [2])
       weights = {t: self.initial_weights(t, seed) for t in self.tiers}
       frozen = self.frozen_weights()
@@ -307,12 +310,15 @@ class PartialModel:
           'the term in the loss function.'
         )
     tracing.refuse_hidden_draws(graph)
-    return tuple(
+    only_looked_up = tuple(
       name
       for named in weights.values()
       for name, tensor in named.items()
       if {operation.type for operation in tensor.consumers()} == {'GatherV2'}
     )
+    tables = collections.ChainMap(frozen, *weights.values())
+    inputs = dict(examples_lib.leaves(batch['x'], 'x'))
+    return only_looked_up, table_ids.find(tables, inputs)
 
   def to_keras(self, *weights: Mapping[str, Any]) -> tf.keras.Model:
     """Makes a Keras model from named weights, for example a client's own.
@@ -495,10 +501,64 @@ def _assumed_labels(
   return tf.TensorSpec(outputs.shape, outputs.dtype)
 
 
+def _as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
+  """The loss that is meant by what Keras's `compile` takes for one."""
+  if isinstance(loss, str):
+    try:
+      loss = tf.keras.losses.get(loss)
+    except ValueError:
+      raise ModelError(
+        f'Keras has no loss {loss!r}. Pass one of its names, such as '
+        "'mse' or 'sparse_categorical_crossentropy', a Keras loss, or a "
+        'function of labels and predictions.'
+      ) from None
+  if isinstance(loss, type):
+    raise ModelError(
+      f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
+    )
+  if not callable(loss):
+    raise ModelError(
+      f'loss={loss!r} is no loss. Pass a Keras loss or its name, or a function '
+      'of labels and predictions that returns one loss per example.'
+    )
+  return loss
+
+
+def _classes(
+  labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
+) -> examples_lib.Ids:
+  """Which labels there are, if the loss and the predictions say so."""
+  if type(loss) is tf.keras.losses.SparseCategoricalCrossentropy:
+    ignored = loss._fn_kwargs.get('ignore_class')
+  elif loss is tf.keras.losses.sparse_categorical_crossentropy:
+    ignored = None
+  else:
+    return {}
+  if not isinstance(outputs, tf.TensorSpec) or not outputs.shape.rank:
+    return {}
+  classes = outputs.shape[-1]
+  described = f'the model predicts {classes} classes'
+  return {'y': (examples_lib.IdRange(classes, described, ignored=ignored),)}
+
+
+def check(model: Any) -> None:
+  """Checks that a model is one that `from_keras` made.
+
+  Raises:
+    ModelError: If it is something else.
+  """
+  if not isinstance(model, PartialModel):
+    raise ModelError(
+      f'Expected a model of `tff_partial.from_keras`, found a '
+      f'{type(model).__name__}. Wrap what builds it: '
+      '`model = tff_partial.from_keras(build, loss=..., local=...)`.'
+    )
+
+
 def from_keras(
   build: Callable[[], tf.keras.Model],
   *,
-  loss: LossFn | tf.keras.losses.Loss,
+  loss: str | LossFn | tf.keras.losses.Loss,
   local: Selectors = None,
   group: Selectors = None,
   num_groups: int = 0,
@@ -518,9 +578,10 @@ def from_keras(
     build: Makes the model: functional, sequential or subclassed. It is called
       several times and must build the same variables in the same order, all of
       them inside the call.
-    loss: A Keras loss, or a function of labels and predictions that returns
-      one loss per example. A Keras loss with the reduction SUM is summed over
-      a batch; every other loss is averaged over the batch's examples.
+    loss: A Keras loss or its name, or a function of labels and predictions that
+      returns one loss per example. A Keras loss with the reduction SUM is
+      summed over a batch; every other loss is averaged over the batch's
+      examples.
     local: What never leaves the client: a layer, a layer's name, a regular
       expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
@@ -562,10 +623,7 @@ def from_keras(
       f'group={group!r}, num_groups={num_groups}: sub-populations need both '
       'variables of their own and a number, at least 1.'
     )
-  if isinstance(loss, type):
-    raise ModelError(
-      f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
-    )
+  loss = _as_loss(loss)
   values: dict[str, np.ndarray] = {}
   if initial_weights is not None:
     given = initial_weights.variables
