@@ -11,6 +11,7 @@ import functools
 import itertools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_partial import keras_analysis
@@ -70,7 +71,12 @@ def rebuild(
         f'{shape} where it had {variable.name!r} of shape {variable.shape} '
         f'before. {_SAME_MODEL}'
       )
-    return tensors[variable.name]
+    tensor = tensors[variable.name]
+    if variable.value is not None:
+      _check_value(variable.name, variable.value, request.get('initial_value'))
+      if isinstance(tensor, tf.Tensor):
+        _like_a_variable(tensor)
+    return tensor
 
   with keras_variables.answering_variables(answer):
     model = build()
@@ -96,6 +102,27 @@ def rebuild(
       f'{_SAME_MODEL}'
     )
   return outputs, list(model.losses)
+
+
+def _check_value(name: str, value: np.ndarray, given: Any) -> None:
+  """Refuses values that are drawn anew whenever the model is built."""
+  is_known = isinstance(given, (np.ndarray, tf.__internal__.EagerTensor))
+  if is_known and not np.array_equal(given, value):
+    raise ModelError(
+      f'Variable {name!r} begins with another value each time that '
+      'the model is built. Make it with `self.add_weight(..., '
+      "initializer='random_normal')`, whose draws follow from a seed."
+    )
+
+
+def _like_a_variable(tensor: tf.Tensor) -> None:
+  """Lets a tensor be read as a variable that a user made.
+
+  Values that are assigned while the model is built, as by `weights=`, are those
+  that the tensor has had at first.
+  """
+  tensor.assign = lambda value, *_, **__: value
+  tensor.value = tensor.read_value = lambda *_: tensor
 
 
 def _in_graph(

@@ -8,6 +8,7 @@ import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import math
 import re
 from typing import Any, TypeAlias
 
@@ -82,7 +83,7 @@ class PartialModel:
     *,
     num_groups: int,
     loss: LossFn | tf.keras.losses.Loss,
-    metrics: Callable[[], Sequence[tf.keras.metrics.Metric]],
+    metrics: keras_metrics.Metrics,
     labels: tf.TensorSpec,
     weights: tf.TensorSpec,
     initial_values: Mapping[str, np.ndarray],
@@ -106,6 +107,24 @@ class PartialModel:
     self._initial_values = dict(initial_values)
     self.only_looked_up, ids = self._check_by_tracing()
     self.example_spec.ids = {**ids, **_classes(labels, spec.outputs, loss)}
+
+  def __repr__(self) -> str:
+    """A line for each variable under its tier, and one for each field."""
+    loss = getattr(self._loss, '__name__', type(self._loss).__name__)
+    lines = [f'PartialModel with the loss {loss}']
+    if self.metrics.names:
+      lines[0] += f' and the metrics {", ".join(self.metrics.names)}'
+    parts = {
+      tier: (f' ({self.num_groups} copies)' if tier == tiers_lib.GROUP else '')
+      for tier in self.tiers
+    }
+    frozen = [v for v in self.variables if not v.trainable]
+    for tier, note in parts.items():
+      lines += _described(f'{tier}{note}', self.trainable(tier))
+    if frozen:
+      lines += _described('never trained', frozen)
+    lines += [f'  {line}' for line in repr(self.example_spec).split('\n')]
+    return '\n'.join(lines)
 
   @property
   def tiers(self) -> tuple[str, ...]:
@@ -268,15 +287,11 @@ class PartialModel:
     except ModelError:
       raise
     except (ValueError, TypeError, tf.errors.OpError) as error:
-      # What AutoGraph adds comes before the message, other remarks after it.
-      lines = [line.strip() for line in str(error).split('\n') if line.strip()]
-      lines = lines or [type(error).__name__]
-      reason = lines[-1 if lines[0].startswith('in user code') else 0]
       raise ModelError(
         'The loss or a metric cannot be computed from labels '
         f'{self.example_spec["y"]} and predictions {self.prediction_spec}: '
-        f'{reason} Pass the spec of one label with `labels=tf.TensorSpec(...)` '
-        'if the one assumed here is wrong.'
+        f'{tracing.reason(error)} Pass the spec of one label with '
+        '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
       ) from error
 
   def _check_by_tracing(self) -> tuple[tuple[str, ...], examples_lib.Ids]:
@@ -291,8 +306,8 @@ class PartialModel:
       seed = tf.compat.v1.placeholder(tf.int32, [2])
       weights = {t: self.initial_weights(t, seed) for t in self.tiers}
       frozen = self.frozen_weights()
-      predictions, regularization = self.predict(
-        weights, frozen, batch['x'], training=True, seed=seed
+      predictions, regularization = self._called_on_tensors(
+        weights, frozen, batch['x'], seed
       )
       is_real = tf.compat.v1.placeholder(tf.bool, [None])
       with self._explaining():
@@ -310,6 +325,12 @@ class PartialModel:
           'the term in the loss function.'
         )
     tracing.refuse_hidden_draws(graph)
+    if any(outside.dtype == tf.resource for outside, _ in graph.captures):
+      raise ModelError(
+        'The model reads a variable or a table that is none of its own. Make '
+        'it inside the callable given to `from_keras`, as an attribute of the '
+        'layer that reads it, or read a constant.'
+      )
     only_looked_up = tuple(
       name
       for named in weights.values()
@@ -319,6 +340,25 @@ class PartialModel:
     tables = collections.ChainMap(frozen, *weights.values())
     inputs = dict(examples_lib.leaves(batch['x'], 'x'))
     return only_looked_up, table_ids.find(tables, inputs)
+
+  def _called_on_tensors(
+    self,
+    weights: Mapping[str, tiers_lib.NamedTensors],
+    frozen: Mapping[str, tf.Tensor],
+    inputs: Any,
+    seed: tf.Tensor,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Predicts for the first time without the variables that Keras made."""
+    try:
+      return self.predict(weights, frozen, inputs, training=True, seed=seed)
+    except ModelError:
+      raise
+    except Exception as error:
+      raise ModelError(
+        'The model can be called with its variables, but not with tensors in '
+        f'their place: {tracing.reason(error)} Make weights with '
+        '`self.add_weight`, and do no more in `call` than read them.'
+      ) from error
 
   def to_keras(self, *weights: Mapping[str, Any]) -> tf.keras.Model:
     """Makes a Keras model from named weights, for example a client's own.
@@ -364,6 +404,17 @@ class PartialModel:
         )
       variable.assign(value)
     return keras_model
+
+
+def _described(
+  what: str, variables: Sequence[keras_analysis.VariableSpec]
+) -> list[str]:
+  """Lines on some variables: how many numbers they are, and their shapes."""
+  total = sum(math.prod(v.shape) for v in variables)
+  return [
+    f'  {what}: {total:,} parameters',
+    *(f'    {v.name}: {v.dtype.name} {list(v.shape)}' for v in variables),
+  ]
 
 
 def _names_variable(
@@ -562,7 +613,7 @@ def from_keras(
   local: Selectors = None,
   group: Selectors = None,
   num_groups: int = 0,
-  metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] = list,
+  metrics: keras_metrics.Metrics = (),
   inputs: Any = None,
   labels: tf.TensorSpec | None = None,
   weights: tf.TensorSpec = examples_lib.WEIGHT_SPEC,
@@ -588,7 +639,9 @@ def from_keras(
     group: What belongs to sub-populations, named in the same ways: the server
       has a copy for each.
     num_groups: How many sub-populations there are.
-    metrics: Makes the Keras metrics to report; called several times.
+    metrics: What to report: a list of Keras metrics, their names, or functions
+      of labels and predictions; or a callable that makes the list, which is
+      called several times.
     inputs: Structure of `tf.TensorSpec` of one example's input, for models
       that do not declare it.
     labels: Spec of one example's label. Assumed to be like a prediction, or an
@@ -609,10 +662,18 @@ def from_keras(
     SelectorError: If `local` or `group` match nothing, everything, the same
       variable twice or a variable that another layer shares.
   """
-  if not callable(build) or isinstance(build, tf.keras.Model):
+  if isinstance(build, tf.keras.Model):
     raise ModelError(
       'Pass a callable that makes the Keras model, not the model: '
-      '`lambda: tf.keras.Sequential(...)`.'
+      '`from_keras(lambda: tf.keras.Sequential(...), ...)`. If it is trained '
+      'already, pass it as `initial_weights` besides; a functional or '
+      'sequential one can be made again by '
+      '`lambda: tf.keras.models.clone_model(model)`.'
+    )
+  if not callable(build):
+    raise ModelError(
+      'Pass a callable that makes the Keras model, not the model: '
+      f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
     )
   spec = keras_analysis.analyse(build, inputs)
   tier_of = _assign_tiers(

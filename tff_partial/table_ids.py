@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial import examples
+from tff_partial import tracing
 
 # Operations that hand values on, all of them and some of them.
 _HAND_ON = (
@@ -98,10 +99,9 @@ def _elements(source: tf.Tensor, picked: tf.Tensor) -> tuple[int, ...] | None:
   example = places.astype(source.dtype.as_numpy_dtype)
   if (example != places).any():
     return ()
-  with tf.compat.v1.Session(graph=source.graph) as session:
-    try:
-      found = session.run(picked.name, {source.name: example})
-    except tf.errors.OpError:
-      return ()  # Something else decides which.
+  try:
+    found = tracing.value_of(picked, {source.name: example})
+  except tf.errors.OpError:
+    return ()  # Something else decides which.
   elements = tuple(np.unique(found).astype(int).tolist())
   return None if len(elements) == places.size else elements
