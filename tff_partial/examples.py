@@ -15,6 +15,7 @@ Padding never changes a result: whoever reads examples honours `count`.
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,7 +48,7 @@ class IdRange(NamedTuple):
     Args:
       array: Values of the field, `[examples, ...]`.
     """
-    values = array.reshape([len(array), -1])
+    values = array.reshape([len(array), math.prod(array.shape[1:])])
     if self.elements is not None:
       values = values[:, list(self.elements)]
     # A fraction is cut off, so that -0.5 is 0.
