@@ -1,7 +1,9 @@
 """Clients made of dictionaries, of data frames, and of TFF's data sets."""
 
 import collections
+import inspect
 import logging
+import textwrap
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import small_clients
+import tff_partial
 from tff_partial import buckets
 from tff_partial import examples
 from tff_partial import packing
@@ -417,6 +420,15 @@ def test_times_are_the_field_of_a_split_too():
 def test_types_of_pandas_are_read(dtype):
   frame = _FILMS.assign(stars=(_FILMS['stars'] > 2).astype(int).astype(dtype))
   assert _held(_films(frame), 'u')['y'].tolist() == [0.0, 1.0, 1.0]
+
+
+def test_the_example_in_the_docstring_runs():
+  _, _, rest = inspect.getdoc(packing.from_pandas).partition(':\n\n')
+  code, _, _ = rest.partition('\nArgs:')
+  names = {'pd': pd, 'tf': tf, 'tff_partial': tff_partial}
+  exec(textwrap.dedent(code), names)
+  assert _held(names['clients'], 'ann')['x'].tolist() == [0, 1]
+  assert names['clients'].vocabularies['item'].decode([0]) == ['Alien']
 
 
 @pytest.mark.parametrize('dtype', ['string', 'category', 'object'])

@@ -1,5 +1,6 @@
 """Which inputs are ids of a table's rows, and that packing knows."""
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -246,3 +247,6 @@ def test_clients_of_another_model_are_refused(spec):
   cohorts.check(reader, spec)
   with pytest.raises(examples.ClientDataError, match='with other ids'):
     cohorts.check(reader, smaller)
+  # Of examples that were described by hand no ids are known.
+  by_hand = collections.OrderedDict(spec)
+  cohorts.check(populations.Reader(['ann'], lambda _: _fields(), by_hand), spec)

@@ -72,16 +72,33 @@ def from_pandas(
 ) -> Population:
   """Makes clients of the rows of a data frame.
 
+  Columns may be of any type of pandas that holds numbers, strings to encode, or
+  datetimes to sort by. No value may be missing:
+
+      frame = pd.DataFrame({
+        'user': ['ann', 'ann', 'bob'],
+        'item': ['Heat', 'Alien', 'Heat'],
+        'rating': [4, 5, 3],
+        'day': pd.to_datetime(['2001-02-03', '2000-01-01', '2000-05-05']),
+      })
+
+      def build():
+        item = tf.keras.Input([], dtype=tf.int32)
+        table = tf.keras.layers.Embedding(frame['item'].nunique(), 8)
+        user = tf.keras.layers.Dense(1, name='user')
+        return tf.keras.Model(item, user(table(item)))
+
+      model = tff_partial.from_keras(build, loss='mse', local='user')
       clients = tff_partial.from_pandas(
         frame,
-        process.example_spec,
+        model.example_spec,
         client_id='user',
         inputs='item',
         labels='rating',
-        time='rated_at',
+        time='day',
         encode=['item'],
       )
-      clients.vocabularies['item'].decode([0])
+      clients.vocabularies['item'].decode([0])  # ['Alien']
 
   Args:
     frame: A pandas data frame with one row an example.
