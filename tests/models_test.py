@@ -179,6 +179,8 @@ def _scalar() -> tf.keras.Model:
 
 
 _TABLE = np.random.default_rng(7).normal(size=[7, 3]).astype('f')
+_ADAPTED = layers.Normalization()
+_ADAPTED.adapt(np.random.default_rng(8).normal(2.0, 3.0, [9, 3]))
 _SCALES = tf.constant(np.linspace(0.5, 2.0, 3), tf.float32)
 
 
@@ -188,11 +190,17 @@ class _Bare(layers.Layer):
   def __init__(self, **options):
     super().__init__(**options)
     self.factor = tf.Variable(tf.ones([3]) * 0.5, name='factor')
+    # Not the types that these variables have.
+    self.scale = tf.Variable(np.array([0.1]), dtype=tf.float32, name='scale')
+    self.set = self.add_weight('set', [], initializer='zeros')
+    with tf.init_scope():
+      self.set.assign(3.0)
     self.shifts = {'one': [tf.Variable(0.25)]}
 
   def call(self, inputs):
     shift = self.shifts['one'][0]
-    return inputs * self.factor * _SCALES + shift.read_value() + shift.value()
+    inputs = inputs * self.factor * _SCALES + self.scale * self.set
+    return inputs + shift.read_value() + shift.value()
 
 
 def _given_values() -> tf.keras.Model:
@@ -204,7 +212,7 @@ def _given_values() -> tf.keras.Model:
     7, 3, weights=[2 * _TABLE], trainable=False, name='fixed'
   )
   normalized = layers.Normalization(
-    mean=[1.0, 2.0, 3.0], variance=[1.0, 4.0, 0.5]
+    mean=_ADAPTED.mean, variance=_ADAPTED.variance
   )(traits)
   hidden = _Bare(name='bare')(table(word) + fixed(word) + normalized)
   return tf.keras.Model([word, traits], layers.Dense(2, name='head')(hidden))
@@ -709,6 +717,8 @@ def test_first_values_may_be_given_in_the_model():
   shared = model.initial_weights(tiers.GLOBAL, _SEED)
   assert shared['factor'].numpy().tolist() == [0.5] * 3
   assert shared['Variable'].numpy() == 0.25
+  np.testing.assert_array_equal(shared['scale'], np.float32([0.1]))
+  assert shared['set'].numpy() == 3.0
   frozen = model.frozen_weights()
   np.testing.assert_array_equal(frozen['fixed/embeddings'], 2 * _TABLE)
   # What stands in a table's place when it is trained by rows is no variable.
@@ -1194,9 +1204,9 @@ _SHARED = layers.Dense(1, name='shared')
     ),
     (
       _stack(layers.Normalization(name='norm')),
-      r"Layer 'norm' is adapted to data, .*Normalization\(mean=..., variance",
+      r"Layer 'norm' waits for `adapt`, .*Normalization\(mean=adapted.mean,",
     ),
-    (_adapts, r'A layer is adapted to data, .*Normalization\(mean=..., varian'),
+    (_adapts, r'A layer waits for `adapt`, which cannot be called while a'),
     (
       lambda: tf.keras.Sequential([tf.keras.Input([None, 4]), layers.GRU(2)]),
       r'An input has the shape \[None, 4\], but examples are packed in arrays '

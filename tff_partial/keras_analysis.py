@@ -42,6 +42,7 @@ class VariableSpec(NamedTuple):
     initialize: From a seed, int32 `[2]`, to a first value.
     value: The first value that building the model gives it, or None if it draws
       one.
+    is_assigned: Whether it gets this value after it was made, as by `weights=`.
   """
 
   name: str
@@ -53,6 +54,7 @@ class VariableSpec(NamedTuple):
   request: int
   initialize: Callable[[tf.Tensor], tf.Tensor]
   value: np.ndarray | None = None
+  is_assigned: bool = False
 
   @property
   def layers(self) -> tuple[str, ...]:
@@ -148,6 +150,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
   requests: list[tuple[dict[str, Any], tf.Variable]] = []
   # Values by the number of the request: given at first, or before any call.
   given: dict[int, np.ndarray] = {}
+  assigned = set()
 
   def record(next_creator: Callable[..., Any], **request: Any) -> Any:
     number = len(requests)
@@ -165,6 +168,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
     def note(value: Any, *args: Any, **options: Any) -> Any:
       if not tf.is_tensor(value) or hasattr(value, 'numpy'):
         given[number] = np.asarray(value, variable.dtype.as_numpy_dtype)
+        assigned.add(number)
       return assign(value, *args, **options)
 
     variable.assign = note  # By `weights=`, among others.
@@ -258,6 +262,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         number,
         _first_value(request, variable, given.get(number)),
         given.get(number),
+        number in assigned,
       )
     )
   unmade = [v.name for v in model.variables if id(v) not in made]
@@ -304,9 +309,11 @@ def _explaining() -> Iterator[None]:
 def _adapted(what: str) -> str:
   """What to do about normalization that learns from data by itself."""
   return (
-    f'{what} is adapted to data, which no client may see. Adapt a layer '
-    'elsewhere, and give its numbers in the callable that builds the model: '
-    '`tf.keras.layers.Normalization(mean=..., variance=...)`.'
+    f'{what} waits for `adapt`, which cannot be called while a model is built '
+    'and changes variables that are not trained. Adapt a layer before, and '
+    'give its numbers to the one that the callable makes: '
+    '`tf.keras.layers.Normalization(mean=adapted.mean, '
+    'variance=adapted.variance)`.'
   )
 
 

@@ -73,7 +73,9 @@ def rebuild(
       )
     tensor = tensors[variable.name]
     if variable.value is not None:
-      _check_value(variable.name, variable.value, request.get('initial_value'))
+      if not variable.is_assigned:
+        given = request.get('initial_value')
+        _check_value(variable.name, variable.value, given)
       if isinstance(tensor, tf.Tensor):
         _like_a_variable(tensor)
     return tensor
@@ -106,8 +108,10 @@ def rebuild(
 
 def _check_value(name: str, value: np.ndarray, given: Any) -> None:
   """Refuses values that are drawn anew whenever the model is built."""
-  is_known = isinstance(given, (np.ndarray, tf.__internal__.EagerTensor))
-  if is_known and not np.array_equal(given, value):
+  if not isinstance(given, (np.ndarray, tf.__internal__.EagerTensor)):
+    return
+  same = np.asarray(given).astype(value.dtype)
+  if not np.array_equal(same, value, equal_nan=value.dtype.kind == 'f'):
     raise ModelError(
       f'Variable {name!r} begins with another value each time that '
       'the model is built. Make it with `self.add_weight(..., '

@@ -132,7 +132,8 @@ def reason(error: Exception) -> str:
       lambda line: not line.startswith('Call arguments received'), lines[1:]
     )
     lines = list(rest) or lines
-  return lines[-1 if lines[0].startswith('in user code') else 0]
+  line = lines[-1 if lines[0].startswith('in user code') else 0]
+  return line if line.endswith('.') else f'{line}.'
 
 
 def placeholder(spec: tf.TensorSpec) -> tf.Tensor:
