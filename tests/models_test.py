@@ -374,7 +374,7 @@ def _traced_objective(
     lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
     [*model.example_spec.values(), tf.TensorSpec([], tf.bool)],
   )
-  return tf.function(compute, autograph=False).get_concrete_function(
+  return tracing.unconverted(compute).get_concrete_function(
     tf.nest.map_structure(tf.TensorSpec.from_tensor, weights), *batch
   )
 
@@ -386,7 +386,7 @@ def _predict(
   training: bool = False,
   seed: np.ndarray = _SEED,
 ) -> Any:
-  @tf.function(autograph=False)
+  @tracing.unconverted
   def predict(weights, inputs, seed):
     return model.predict(
       weights, model.frozen_weights(), inputs, training=training, seed=seed
@@ -424,6 +424,21 @@ def test_predictions_can_be_made_eagerly(made):
     np.testing.assert_array_equal(
       keras_functions.mask_of(found), keras_functions.mask_of(expected)
     )
+
+
+def test_operators_of_keras_are_not_spoilt(tmp_path):
+  def build() -> tf.keras.Model:
+    inputs = tf.keras.Input([2])
+    return tf.keras.Model(inputs, inputs + layers.Dense(2, name='head')(inputs))
+
+  model = models.from_keras(build, loss=_MSE)
+  weights = {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, _SEED)}
+  predicted, _ = model.predict(
+    weights, {}, tf.ones([1, 2]), training=False, seed=_SEED
+  )
+  model.to_keras(*weights.values()).save(tmp_path / 'model.keras')
+  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  np.testing.assert_allclose(loaded(tf.ones([1, 2])), predicted, rtol=1e-6)
 
 
 def test_what_becomes_a_keras_model_predicts_the_same(made):

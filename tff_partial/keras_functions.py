@@ -18,6 +18,7 @@ from tff_partial import keras_analysis
 from tff_partial import keras_variables
 from tff_partial import random_bits
 from tff_partial import seeded_draws
+from tff_partial import tracing
 from tff_partial.keras_analysis import VariableSpec
 from tff_partial.keras_variables import ModelError
 
@@ -145,7 +146,7 @@ def _in_graph(
     outputs, losses = rebuild_on(tensors, inputs, seed=seed)
     return outputs, losses, tf.nest.map_structure(mask_of, outputs)
 
-  outputs, losses, masks = tf.function(run, autograph=False)(
+  outputs, losses, masks = tracing.unconverted(run)(
     dict(tensors), inputs, tf.convert_to_tensor(seed)
   )
   for output, mask in zip(

@@ -39,14 +39,25 @@ def traced(fn: Callable[..., Any], *specs: Any) -> Any:
   Our functions need no conversion, which would take longer than the tracing.
   Keras by itself converts what users wrote, here as anywhere else.
   """
+
+  def hold_and_call(*args: Any) -> Any:
+    _hold_constants(tf.compat.v1.get_default_graph())
+    return fn(*args)
+
+  return unconverted(hold_and_call).get_concrete_function(*specs)
+
+
+def unconverted(fn: Callable[..., Any]) -> Any:
+  """A graph function without AutoGraph, in which Keras is as anywhere else."""
   outside = tf.__internal__.autograph.control_status_ctx()
 
-  def unconverted(*args: Any) -> Any:
-    _hold_constants(tf.compat.v1.get_default_graph())
-    with outside:  # Where Keras has not been told to convert nothing.
+  def call(*args: Any) -> Any:
+    # Where Keras has not been told to convert nothing. If it has, it spoils the
+    # operators that functional models are made of: they can no more be saved.
+    with outside:
       return fn(*args)
 
-  return tf.function(unconverted, autograph=False).get_concrete_function(*specs)
+  return tf.function(call, autograph=False)
 
 
 def _hold_constants(graph: Any) -> None:
