@@ -265,7 +265,7 @@ def test_small_clients_of_a_frame_are_filtered_and_counted(caplog):
     (
       {'labels': 'user'},
       r"Column 'user' holds strings such as 'ann', where float32 is read. "
-      r"Number them with `encode=\['user'\]`, or convert them",
+      r"Number them with `encode=\['user'\]`; if they are numbers",
     ),
     ({'labels': 'when_as_date'}, 'holds dates or times, where float32 is read'),
     (

@@ -125,7 +125,7 @@ class Table:
         raise examples.ClientDataError(
           f'Column {column!r} holds strings such as {array[0]!r}, where '
           f'{spec.dtype.name} is read. Number them with '
-          f'`encode=[{column!r}]`, or convert them: '
+          f'`encode=[{column!r}]`; if they are numbers, convert them with '
           f'`pd.to_numeric(frame[{column!r}])`.'
         )
     return array
