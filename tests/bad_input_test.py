@@ -642,6 +642,22 @@ def test_bad_local_parts(local, expected):
     assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+  'build',
+  [
+    tff_partial.algorithms.build_fed_recon,
+    tff_partial.algorithms.build_fed_recon_eval,
+    tff_partial.algorithms.build_furl,
+  ],
+)
+@pytest.mark.parametrize('given', [_build_model, _build_model()])
+def test_a_model_of_keras_in_place_of_ours(build, given):
+  with pytest.raises(errors.UserError) as caught:
+    build(given)
+  for part in (type(given).__name__, 'tff_partial.from_keras(build, loss='):
+    assert part in str(caught.value)
+
+
 def test_a_layer_in_two_tiers():
   with pytest.raises(errors.UserError) as caught:
     _from_keras(local='user', group='user')

@@ -158,6 +158,79 @@ def test_a_metric_is_that_of_keras(build, labels, predictions):
   )
 
 
+_LABELS = {
+  'binary': (_YES_OR_NO[:, :1], _PROBABILITIES[:, :1]),
+  'categorical': (_YES_OR_NO, _PROBABILITIES),
+  'sparse_categorical': (_CLASSES, _PROBABILITIES),
+  # Numbers without an axis of their own are still one of each example.
+  'numbers': (_YES_OR_NO[:, 0], _PROBABILITIES[:, 0]),
+}
+
+
+@pytest.mark.parametrize('kind', _LABELS)
+def test_metrics_are_named_as_in_keras(kind):
+  labels, predictions = _LABELS[kind]
+  given = ['accuracy', 'crossentropy', metrics.MeanAbsoluteError(name='mine')]
+  given += [metrics.RootMeanSquaredError, tf.keras.losses.log_cosh, 'mse']
+  if kind == 'sparse_categorical':
+    given = given[:2]
+  pure = keras_metrics.PureMetrics(
+    given, _spec(labels), _spec(predictions), tf.TensorSpec([], tf.float32)
+  )
+  names = ['accuracy', 'crossentropy', 'mine', 'root_mean_squared_error']
+  assert list(pure.names) == [*names, 'log_cosh', 'mse'][: len(given)]
+  weight = _WEIGHT * (np.arange(_COUNT) < 30)
+  states = pure.update(
+    pure.initial_state(), *map(tf.constant, (labels, predictions, weight))
+  )
+  if kind == 'numbers':
+    labels, predictions = labels[:, None], predictions[:, None]
+  keras = tf.keras.Sequential([tf.keras.Input(predictions.shape[1:])])
+  keras.compile(
+    weighted_metrics=[
+      metric() if isinstance(metric, type) else metric for metric in given
+    ]
+  )
+  measured = keras.evaluate(
+    predictions[:30],
+    labels[:30],
+    sample_weight=_WEIGHT[:30],
+    verbose=0,
+    return_dict=True,
+  )
+  for name, finalize in pure.finalizers().items():
+    np.testing.assert_allclose(
+      finalize(states[name]), measured[name], rtol=1e-4, err_msg=name
+    )
+
+
+def test_one_metric_needs_no_list():
+  for given in ('mae', metrics.MeanAbsoluteError(name='mae')):
+    pure = keras_metrics.PureMetrics(
+      given,
+      _spec(_NUMBERS),
+      _spec(_NUMBERS),
+      tf.TensorSpec([], tf.float32),
+    )
+    assert pure.names == ('mae',)
+
+
+def test_a_metric_that_was_used_is_given_as_new():
+  used = metrics.MeanAbsoluteError(name='used')
+  used.update_state([[1.0]], [[5.0]])
+  pure = keras_metrics.PureMetrics(
+    [used], _spec(_NUMBERS), _spec(_NUMBERS), tf.TensorSpec([], tf.float32)
+  )
+  state = pure.update(
+    pure.initial_state(),
+    *map(tf.constant, (_NUMBERS, _NUMBERS + 1.0, _WEIGHT)),
+  )
+  np.testing.assert_allclose(
+    pure.finalizers()['used'](state['used']), 1.0, rtol=1e-5
+  )
+  assert used.result().numpy() == 4.0
+
+
 def test_states_of_clients_add_up():
   builders = [metrics.AUC, metrics.Precision, lambda: _Within(0.5)]
   pure = _pure(builders, _YES_OR_NO, _PROBABILITIES)

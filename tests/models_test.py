@@ -10,8 +10,11 @@ import pytest
 import tensorflow as tf
 
 from tff_partial import keras_functions
+from tff_partial import lookups
 from tff_partial import models
+from tff_partial import phases
 from tff_partial import tiers
+from tff_partial import tracing
 
 layers = tf.keras.layers
 _SEED = np.array([5, 6], np.int32)
@@ -175,6 +178,46 @@ def _scalar() -> tf.keras.Model:
   return tf.keras.Model(inputs, _Scale(name='head')(layers.Dense(3)(inputs)))
 
 
+_TABLE = np.random.default_rng(7).normal(size=[7, 3]).astype('f')
+_ADAPTED = layers.Normalization()
+_ADAPTED.adapt(np.random.default_rng(8).normal(2.0, 3.0, [9, 3]))
+_SCALES = tf.constant(np.linspace(0.5, 2.0, 3), tf.float32)
+
+
+class _Bare(layers.Layer):
+  """Makes variables without `add_weight`, and reads a constant."""
+
+  def __init__(self, **options):
+    super().__init__(**options)
+    self.factor = tf.Variable(tf.ones([3]) * 0.5, name='factor')
+    # Not the types that these variables have.
+    self.scale = tf.Variable(np.array([0.1]), dtype=tf.float32, name='scale')
+    self.set = self.add_weight('set', [], initializer='zeros')
+    with tf.init_scope():
+      self.set.assign(3.0)
+    self.shifts = {'one': [tf.Variable(0.25)]}
+
+  def call(self, inputs):
+    shift = self.shifts['one'][0]
+    inputs = inputs * self.factor * _SCALES + self.scale * self.set
+    return inputs + shift.read_value() + shift.value()
+
+
+def _given_values() -> tf.keras.Model:
+  """Has values of its own: of normalization, of tables, of variables."""
+  word = tf.keras.Input([], dtype=tf.int32, name='word')
+  traits = tf.keras.Input([3], name='traits')
+  table = layers.Embedding(7, 3, weights=[_TABLE], name='words')
+  fixed = layers.Embedding(
+    7, 3, weights=[2 * _TABLE], trainable=False, name='fixed'
+  )
+  normalized = layers.Normalization(
+    mean=_ADAPTED.mean, variance=_ADAPTED.variance
+  )(traits)
+  hidden = _Bare(name='bare')(table(word) + fixed(word) + normalized)
+  return tf.keras.Model([word, traits], layers.Dense(2, name='head')(hidden))
+
+
 def _two_outputs() -> tf.keras.Model:
   inputs = tf.keras.Input([4])
   return tf.keras.Model(
@@ -250,6 +293,9 @@ KINDS = {
   ),
   'mixed types': Kind(_mixed, _numbers(4), _numbers(2)),
   'scalar': Kind(_scalar, _numbers(4), _numbers()),
+  'given values': Kind(
+    _given_values, {'word': _words(7), 'traits': _numbers(3)}, _numbers(2)
+  ),
   'sum': Kind(
     _functional,
     _numbers(4),
@@ -328,7 +374,7 @@ def _traced_objective(
     lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
     [*model.example_spec.values(), tf.TensorSpec([], tf.bool)],
   )
-  return tf.function(compute, autograph=False).get_concrete_function(
+  return tracing.unconverted(compute).get_concrete_function(
     tf.nest.map_structure(tf.TensorSpec.from_tensor, weights), *batch
   )
 
@@ -340,7 +386,7 @@ def _predict(
   training: bool = False,
   seed: np.ndarray = _SEED,
 ) -> Any:
-  @tf.function(autograph=False)
+  @tracing.unconverted
   def predict(weights, inputs, seed):
     return model.predict(
       weights, model.frozen_weights(), inputs, training=training, seed=seed
@@ -378,6 +424,21 @@ def test_predictions_can_be_made_eagerly(made):
     np.testing.assert_array_equal(
       keras_functions.mask_of(found), keras_functions.mask_of(expected)
     )
+
+
+def test_operators_of_keras_are_not_spoilt(tmp_path):
+  def build() -> tf.keras.Model:
+    inputs = tf.keras.Input([2])
+    return tf.keras.Model(inputs, inputs + layers.Dense(2, name='head')(inputs))
+
+  model = models.from_keras(build, loss=_MSE)
+  weights = {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, _SEED)}
+  predicted, _ = model.predict(
+    weights, {}, tf.ones([1, 2]), training=False, seed=_SEED
+  )
+  model.to_keras(*weights.values()).save(tmp_path / 'model.keras')
+  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  np.testing.assert_allclose(loaded(tf.ones([1, 2])), predicted, rtol=1e-6)
 
 
 def test_what_becomes_a_keras_model_predicts_the_same(made):
@@ -663,6 +724,49 @@ def test_an_initializer_with_a_seed_draws_the_same_for_everybody():
   assert one.any()
 
 
+def test_first_values_may_be_given_in_the_model():
+  model = models.from_keras(_given_values, loss='mse', local='words')
+  np.testing.assert_array_equal(
+    model.initial_weights(tiers.LOCAL, _SEED)['words/embeddings'], _TABLE
+  )
+  shared = model.initial_weights(tiers.GLOBAL, _SEED)
+  assert shared['factor'].numpy().tolist() == [0.5] * 3
+  assert shared['Variable'].numpy() == 0.25
+  np.testing.assert_array_equal(shared['scale'], np.float32([0.1]))
+  assert shared['set'].numpy() == 3.0
+  frozen = model.frozen_weights()
+  np.testing.assert_array_equal(frozen['fixed/embeddings'], 2 * _TABLE)
+  # What stands in a table's place when it is trained by rows is no variable.
+  work = [phases.Phase(batch_size=4, optimizer=phases.sgd(0.1), measured=True)]
+  model = models.from_keras(_given_values, loss='mse', local='head')
+  assert lookups.Tables(model, work).names == ('words/embeddings',)
+
+
+def test_constants_become_part_of_computations():
+  """Of TFF, whose graphs cannot read what lies outside of them."""
+  model = models.from_keras(_given_values, loss='mse')
+  traced = tracing.traced(
+    lambda word, traits: _given_predictions(model, word, traits),
+    tf.TensorSpec([None], tf.int32),
+    tf.TensorSpec([None, 3], tf.float32),
+  )
+  batch = {'word': _words(7), 'traits': _numbers(3)}
+  with tf.Graph().as_default():
+    predictions = tracing.value_of(traced(*map(tf.constant, batch.values())))
+  keras = model.to_keras(model.initial_weights(tiers.GLOBAL, _SEED))
+  np.testing.assert_allclose(predictions, keras(batch), rtol=1e-5)
+
+
+def _given_predictions(model, word, traits):
+  return model.predict(
+    {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, _SEED)},
+    model.frozen_weights(),
+    {'word': word, 'traits': traits},
+    training=False,
+    seed=_SEED,
+  )[0]
+
+
 def test_first_values_may_come_from_a_trained_model():
   trained = _frozen()
   trained(_numbers(4))
@@ -841,6 +945,59 @@ def test_a_label_is_assumed_to_be_like_a_prediction():
   assert model.example_spec['y'].dtype == tf.float64
 
 
+@pytest.mark.parametrize(
+  ('name', 'instance'),
+  [
+    ('mse', tf.keras.losses.MeanSquaredError()),
+    ('mean_absolute_error', tf.keras.losses.MeanAbsoluteError()),
+    ('huber', tf.keras.losses.Huber()),
+  ],
+)
+def test_losses_have_names(name, instance):
+  named = models.from_keras(_one, loss=name, local='a')
+  made = models.from_keras(_one, loss=instance, local='a')
+  assert named.example_spec == made.example_spec
+  one, other = map(_loss_of, (named, made))
+  np.testing.assert_allclose(one.objective, other.objective, rtol=1e-6)
+  np.testing.assert_allclose(one.total, other.total, rtol=1e-6)
+
+
+def test_models_of_lists_take_tuples():
+  model = models.from_keras(
+    lambda: tf.keras.Sequential([layers.Concatenate(), layers.Dense(1)]),
+    loss='mse',
+    inputs=[tf.TensorSpec([2]), tf.TensorSpec([3])],
+  )
+  assert model.example_spec['x'] == (tf.TensorSpec([2]), tf.TensorSpec([3]))
+
+
+def test_a_model_says_what_it_consists_of():
+  model = models.from_keras(
+    lambda: _two_inputs(as_dict=True),
+    loss='mse',
+    local='head',
+    group='words',
+    num_groups=3,
+    metrics=['mae'],
+  )
+  assert (
+    repr(model)
+    == """\
+PartialModel with the loss mean_squared_error and the metrics mae
+  group (3 copies): 21 parameters
+    words/embeddings: float32 [7, 3]
+  local: 22 parameters
+    head/kernel: float32 [10, 2]
+    head/bias: float32 [2]
+  ExampleSpec:
+    x.word: int32 [2], 0 to 6 (table 'words' has 7 rows)
+    x.traits: float32 [4]
+    y: float32 [2]
+    weight: float32 []"""
+  )
+  assert 'never trained: ' in repr(models.from_keras(_frozen, loss=_MSE))
+
+
 # ---- refusals ----------------------------------------------------------------
 
 
@@ -922,6 +1079,57 @@ def _initialized_by(initializer) -> Callable[[], tf.keras.Model]:
   )
 
 
+def _adapts() -> tf.keras.Model:
+  layer = layers.Normalization()
+  layer.adapt(_numbers(4))
+  return tf.keras.Sequential([tf.keras.Input([4]), layer, layers.Dense(1)])
+
+
+_OUTSIDE = tf.Variable(2.0)
+
+
+class _ReadsOutside(layers.Layer):
+  def call(self, inputs):
+    return inputs * _OUTSIDE
+
+
+class _Calls(layers.Layer):
+  """Has a weight, and does anything."""
+
+  def __init__(self, function, **options):
+    super().__init__(**options)
+    self.function = function
+
+  def get_config(self):
+    return {**super().get_config(), 'function': self.function}
+
+  def build(self, _):
+    self.number = self.add_weight('number', [4])
+
+  def call(self, inputs):
+    return self.function(self, inputs)
+
+
+@tf.autograph.experimental.do_not_convert
+def _decides(layer, inputs):
+  return inputs * layer.number if tf.reduce_all(inputs > 0) else inputs
+
+
+@tf.autograph.experimental.do_not_convert
+def _reads_sparsely(layer, inputs):
+  return inputs * layer.number.sparse_read([0])
+
+
+class _Drawn(layers.Layer):
+  """Draws a value eagerly, where nobody sees it."""
+
+  def build(self, _):
+    self.number = tf.Variable(tf.random.normal([4]), name='number')
+
+  def call(self, inputs):
+    return inputs * self.number
+
+
 _SHARED = layers.Dense(1, name='shared')
 
 
@@ -998,8 +1206,45 @@ _SHARED = layers.Dense(1, name='shared')
       '`inputs=tf.TensorSpec',
     ),
     (lambda: 'model', 'must return a `tf.keras.Model`, it returned str'),
-    (_one(), 'Pass a callable that makes the Keras model, not the model'),
-    ('model', 'Pass a callable that makes the Keras model, not the model'),
+    (
+      _one(),
+      'Pass a callable that makes the Keras model, not the model.*pass it as '
+      '`initial_weights` besides.*clone_model',
+    ),
+    ('model', 'Pass a callable that makes the Keras model.*found a str'),
+    (
+      _stack(layers.SpectralNormalization(layers.Dense(3), name='spectral')),
+      r"Layer 'spectral' \(SpectralNormalization\) changes its weights while "
+      'it trains.*orthogonal_regularizer',
+    ),
+    (
+      _stack(layers.Normalization(name='norm')),
+      r"Layer 'norm' waits for `adapt`, .*Normalization\(mean=adapted.mean,",
+    ),
+    (_adapts, r'A layer waits for `adapt`, which cannot be called while a'),
+    (
+      lambda: tf.keras.Sequential([tf.keras.Input([None, 4]), layers.GRU(2)]),
+      r'An input has the shape \[None, 4\], but examples are packed in arrays '
+      'of one shape. Say how long they are',
+    ),
+    (
+      _stack(_ReadsOutside()),
+      'reads a variable or a table that is none of its own. Make it inside',
+    ),
+    (
+      _stack(_Calls(_decides)),
+      'The model cannot be traced: .*Decide with `tf.where`',
+    ),
+    (
+      _stack(_Calls(_reads_sparsely)),
+      'can be called with its variables, but not with tensors in their place: '
+      '.*sparse_read.* Make weights with `self.add_weight`, and do no more in',
+    ),
+    (
+      _stack(_Drawn()),
+      "Variable '.*number' begins with another value each time that the model "
+      'is built. Make it with `self.add_weight',
+    ),
     (
       lambda: tf.keras.Sequential([tf.keras.Input([4]), layers.Flatten()]),
       'The model has no trainable variable',
@@ -1059,8 +1304,8 @@ def test_layers_with_a_lookup_table_are_refused(build, name):
   with pytest.raises(
     models.ModelError,
     match=f'Layer {name} looks its inputs up in a table, which a pure function '
-    'cannot hold. Map strings to integers before you pack the examples, or use '
-    '`tf.keras.layers.Hashing`',
+    'cannot hold. Map strings to integers before you pack .*Vocabulary.*, or '
+    'use `tf.keras.layers.Hashing`',
   ):
     models.from_keras(build, loss=_MSE)
 
@@ -1129,6 +1374,14 @@ def _ignores_weights(name='ignorant'):
   return Ignorant(name=name)
 
 
+class _Configured(tf.keras.metrics.Sum):
+  """Does not say with what it was made."""
+
+  def __init__(self, distance, name='configured', dtype=None):
+    super().__init__(name=name, dtype=dtype)
+    self.distance = distance
+
+
 class _Starts(tf.keras.metrics.Metric):
   def __init__(self):
     super().__init__(name='starts')
@@ -1192,13 +1445,22 @@ class _AssignsInside(tf.keras.metrics.Sum):
       "distinct names other than .*'num_examples'",
     ),
     (
-      {'metrics': lambda: ['mse']},
-      "must return a list of Keras metrics, found 'mse' in it",
+      {'metrics': lambda: [3]},
+      '3 is no metric. Pass Keras metrics, their names, or functions',
+    ),
+    ({'metrics': {'a': 'mse'}}, 'Pass `metrics` as a list.*found a dict'),
+    ({'metrics': lambda: None}, 'Pass `metrics` as a list.*found a NoneType'),
+    (
+      {'metrics': ['mae', 'meanness']},
+      "Keras has no metric 'meanness'. Pass one of its names",
     ),
     (
-      {'metrics': lambda: [tf.keras.metrics.AUC]},
-      'must return a list of Keras metrics, found <class .*AUC',
+      {'metrics': [_Configured(0.5)]},
+      r"Metric 'configured' \(_Configured\) cannot be copied from its "
+      r'configuration: .*metrics=lambda: \[...\]',
     ),
+    ({'loss': 'kindness'}, "Keras has no loss 'kindness'. Pass one of its"),
+    ({'loss': None}, 'loss=None is no loss. Pass a Keras loss or its name'),
     (
       {'metrics': lambda: [_ignores_weights()]},
       "The state of metric 'ignorant' .* changed by an example of weight 0, so "

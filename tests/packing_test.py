@@ -1,7 +1,9 @@
 """Clients made of dictionaries, of data frames, and of TFF's data sets."""
 
 import collections
+import inspect
 import logging
+import textwrap
 
 import numpy as np
 import pandas as pd
@@ -10,10 +12,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import small_clients
+import tff_partial
 from tff_partial import buckets
 from tff_partial import examples
 from tff_partial import packing
 from tff_partial import populations
+from tff_partial import vocabularies
 
 
 def test_clients_are_padded_to_the_largest():
@@ -241,30 +245,75 @@ def test_small_clients_of_a_frame_are_filtered_and_counted(caplog):
   [
     (
       {'inputs': 'movie', 'weight': 'trust'},
-      r"has no columns \['trust', 'movie'\]; it has "
-      r"\['user', 'item', 'rating', 'when'\]",
+      r"has no columns \['movie', 'trust'\]; it has "
+      r"\['user', 'item', 'rating', 'when', 'when_as_date'\]",
     ),
     ({'client_id': 'who'}, r"no columns \['who'\]"),
-    ({'inputs': {'a': 'item', 'b': 'movie'}}, r"no columns \['movie'\]"),
-    ({'fields': {}}, r"The data frame lacks the fields \['time'\]"),
-    ({'inputs': 'rating'}, 'The data frame, x: expected int32, found float64'),
-    ({'labels': 'user'}, "found object .first value 'ann'"),
+    (
+      {'inputs': {'a': 'item', 'b': 'movie'}},
+      "the model reads one input. Name the column of each: `inputs='column'`",
+    ),
+    (
+      {'fields': {}},
+      "a field 'time', for which no column is named. Say which: "
+      "`fields={'time': column}`",
+    ),
+    (
+      {'inputs': 'rating'},
+      "Column 'rating': expected int32, found float64, whose fractions",
+    ),
+    (
+      {'labels': 'user'},
+      r"Column 'user' holds strings such as 'ann', where float32 is read. "
+      r"Number them with `encode=\['user'\]`; if they are numbers",
+    ),
+    ({'labels': 'when_as_date'}, 'holds dates or times, where float32 is read'),
+    (
+      {'time': 'user'},
+      r"Column 'user' holds str such as 'ann', whose order need not be that of "
+      r"time. .* `pd.to_datetime\(frame\['user'\]\)`",
+    ),
+    (
+      {'encode': ['user']},
+      r"encode=\['user'\]: \['user'\] are no columns of inputs, labels",
+    ),
+    (
+      {'encode': {'item': ['a']}},
+      "encode={'item': ...}: expected a Vocabulary, found a list",
+    ),
+    (
+      {'encode': {'item': vocabularies.Vocabulary([100, 200])}},
+      r"Column 'item': row 0 \(client 'ann'\) holds 0, which is not in the "
+      'vocabulary of 2 ids, like 16 more. .*unseen=True',
+    ),
   ],
 )
 def test_columns_that_do_not_fit_are_refused(options, message):
+  frame = _frame().assign(when_as_date=pd.Timestamp('2001-02-03'))
   with pytest.raises(examples.ClientDataError, match=message):
-    _from_frame(_frame(), **options)
+    _from_frame(frame, **options)
 
 
 def test_a_row_without_a_value_or_a_client_is_refused():
   frame = _frame()
   frame.loc[4, 'rating'] = np.nan
-  with pytest.raises(examples.ClientDataError, match='y: example 4 is nan'):
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"Column 'rating' lacks 1 of 19 values, the first in row 4. Drop "
+    r"these rows, `frame.dropna\(subset=\['rating'\]\)`, or fill them",
+  ):
     _from_frame(frame)
   frame = _frame()
-  frame.loc[6, 'user'] = None
+  frame.loc[[6, 9], 'user'] = None
   with pytest.raises(
-    examples.ClientDataError, match="Row 6 .* has no client: 'user' is missing"
+    examples.ClientDataError, match="Column 'user' lacks 2 .* in row 6"
+  ):
+    _from_frame(frame)
+  frame = _frame().set_index('when', drop=False)
+  frame['rating'] = frame['rating'].replace(1.0, np.inf)
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"Column 'rating': row 3 \(client 'cid'\) is inf, which is not",
   ):
     _from_frame(frame)
 
@@ -277,6 +326,153 @@ def test_a_frame_without_eligible_client_is_refused(frame, count):
     examples.NoEligibleClientError, match=f'None of {count} clients has the 9'
   ):
     _from_frame(frame, min_examples=9)
+
+
+def _held(population: populations.Population, client: str) -> dict:
+  """The real examples of one client."""
+  (value,) = population.cohort([client], small_clients.seeds(1))
+  count = value['count']
+  return tf.nest.map_structure(lambda array: array[:count], value['examples'])
+
+
+_NAMED = collections.OrderedDict(
+  x=tf.TensorSpec([], tf.int32),
+  y=tf.TensorSpec([], tf.float32),
+  weight=examples.WEIGHT_SPEC,
+)
+_FILMS = pd.DataFrame(
+  {
+    'user': ['u', 'v', 'u', 'v', 'u'],
+    'film': ['Heat', 'Alien', 'Alien', 'Zorro', 'Heat'],
+    'stars': [1, 2, 3, 4, 5],
+    'day': pd.to_datetime(
+      ['2005-01-01', '2004-01-01', '2001-01-01', '1999-01-01', '2003-01-01']
+    ),
+  }
+)
+
+
+def _films(frame: pd.DataFrame = _FILMS, **options) -> populations.Population:
+  return packing.from_pandas(
+    frame,
+    _NAMED,
+    **{
+      'client_id': 'user',
+      'inputs': 'film',
+      'labels': 'stars',
+      'encode': ['film'],
+      **options,
+    },
+  )
+
+
+def test_strings_are_encoded_by_a_vocabulary_that_is_kept():
+  population = _films()
+  films = population.vocabularies['film']
+  assert films.values == ('Alien', 'Heat', 'Zorro')
+  assert _held(population, 'u')['x'].tolist() == [1, 0, 1]
+  assert _held(population, 'v')['x'].tolist() == [0, 2]
+  # Another frame is encoded alike, whatever it holds.
+  later = _films(_FILMS[3:], encode=population.vocabularies)
+  assert later.vocabularies == population.vocabularies
+  assert _held(later, 'v')['x'].tolist() == [2]
+
+
+def test_unseen_values_have_an_id_if_the_vocabulary_says_so():
+  known = vocabularies.Vocabulary(_FILMS['film'][:2], unseen=True)
+  population = _films(encode={'film': known})
+  assert _held(population, 'v')['x'].tolist() == [1, 0]
+  assert len(known) == 3
+
+
+@pytest.mark.parametrize('kind', [pd.Timestamp, str, 'utc', int])
+def test_examples_are_sorted_by_time(kind):
+  days = _FILMS['day']
+  if kind == 'utc':
+    days = days.dt.tz_localize('Asia/Tokyo')
+  elif kind is int:
+    days = days.dt.year
+  population = _films(
+    _FILMS.assign(day=days), **({} if kind is str else {'time': 'day'})
+  )
+  stars = _held(population, 'u')['y'].tolist()
+  assert stars == ([1, 3, 5] if kind is str else [3, 5, 1])
+
+
+def test_times_are_the_field_of_a_split_too():
+  spec = collections.OrderedDict(_NAMED, time=tf.TensorSpec([], tf.int64))
+  population = packing.from_pandas(
+    _FILMS,
+    spec,
+    client_id='user',
+    inputs='film',
+    labels='stars',
+    encode='film',
+    time='day',
+  )
+  held = _held(population, 'v')['time']
+  assert held.tolist() == [915148800 * 10**9, 1072915200 * 10**9]
+
+
+@pytest.mark.parametrize(
+  'dtype', ['Int64', 'category', 'object', 'int8', 'Float32', 'bool', 'boolean']
+)
+def test_types_of_pandas_are_read(dtype):
+  frame = _FILMS.assign(stars=(_FILMS['stars'] > 2).astype(int).astype(dtype))
+  assert _held(_films(frame), 'u')['y'].tolist() == [0.0, 1.0, 1.0]
+
+
+def test_the_example_in_the_docstring_runs():
+  _, _, rest = inspect.getdoc(packing.from_pandas).partition(':\n\n')
+  code, _, _ = rest.partition('\nArgs:')
+  names = {'pd': pd, 'tf': tf, 'tff_partial': tff_partial}
+  exec(textwrap.dedent(code), names)
+  assert _held(names['clients'], 'ann')['x'].tolist() == [0, 1]
+  assert names['clients'].vocabularies['item'].decode([0]) == ['Alien']
+
+
+@pytest.mark.parametrize('dtype', ['string', 'category', 'object'])
+def test_columns_of_strings_may_be_encoded(dtype):
+  frame = _FILMS.astype({'film': dtype, 'user': dtype})
+  population = _films(frame)
+  assert population.client_ids == ('u', 'v')
+  assert _held(population, 'u')['x'].tolist() == [1, 0, 1]
+  with pytest.raises(
+    examples.ClientDataError, match="Column 'film' holds strings such as 'Heat'"
+  ):
+    _films(frame, encode=())
+
+
+@pytest.mark.parametrize(
+  ('frame', 'message'),
+  [
+    ({'user': [1]}, 'Expected a pandas data frame, found a dict'),
+    (
+      pd.concat([_FILMS, _FILMS[['film']]], axis=1),
+      "The data frame has 2 columns 'film'. Rename all but one",
+    ),
+    (
+      _FILMS.assign(user=[1, '1', 2, 3, 4]),
+      "Column 'user' holds ids that read alike, such as 1 and '1'",
+    ),
+    (
+      _FILMS.assign(stars=[[1, 2], [1, 2], [3], [4, 5], [6, 7]]),
+      r"Column 'stars': row 2 \(client 'u'\) holds an array of shape \(1,\), "
+      r'other rows one of \(2,\). Pad or cut',
+    ),
+    (
+      _FILMS.assign(stars=pd.array([1, 2, None, 4, None], 'Int64')),
+      "Column 'stars' lacks 2 of 5 values, the first in row 2",
+    ),
+    (
+      _FILMS.assign(film=['Heat', None, 'Heat', 'Alien', 'Alien']),
+      "Column 'film' lacks 1 of 5 values, the first in row 1",
+    ),
+  ],
+)
+def test_frames_that_cannot_be_read_are_refused(frame, message):
+  with pytest.raises(examples.ClientDataError, match=message):
+    _films(frame)
 
 
 # ---- TFF's data sets ---------------------------------------------------------

@@ -5,13 +5,18 @@ import dataclasses
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests import small_clients
+from tests import small_runs
+from tff_partial import cohorts
 from tff_partial import examples
 from tff_partial import packing
 from tff_partial import populations
+from tff_partial import runtimes
 
 
 def test_a_cohort_is_a_sequence_of_slices_of_its_source():
@@ -76,6 +81,80 @@ def test_an_unknown_client_is_refused():
     population.cohort(['ann', 'zoe'], small_clients.seeds(2))
 
 
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'y': tf.TensorSpec([1])},
+      r"'y' is float32 \[\] instead of float32 \[1\]",
+    ),
+    (
+      {'x': tf.TensorSpec([], tf.int64)},
+      r"'x' is int32 \[\] instead of int64 \[\]",
+    ),
+    ({'is_query': tf.TensorSpec([], tf.int32)}, "they lack 'is_query'"),
+    ({'time': None}, "they have 'time', which is not read"),
+    (
+      {'x': {'item': tf.TensorSpec([], tf.int32)}},
+      "they lack 'x.item'; they have 'x', which is not read",
+    ),
+  ],
+)
+@pytest.mark.parametrize('kind', ['population', 'reader', 'own'])
+def test_clients_of_another_process_are_refused(kind, changes, message):
+  source = {
+    'population': lambda: packing.pack(
+      small_clients.clients(), small_clients.SPEC
+    ),
+    'reader': _reader,
+    'own': lambda: small_runs.Spy(_reader()),
+  }[kind]()
+  cohorts.check(source, small_clients.SPEC)
+  wanted = collections.OrderedDict(small_clients.SPEC, **changes)
+  wanted = collections.OrderedDict((n, s) for n, s in wanted.items() if s)
+  with pytest.raises(
+    examples.ClientDataError,
+    match=f'were packed for another process: {message}. Pack them with the',
+  ):
+    cohorts.check(source, wanted)
+
+
+def test_the_order_of_fields_counts():
+  population = packing.pack(small_clients.clients(), small_clients.SPEC)
+  turned = collections.OrderedDict(reversed(small_clients.SPEC.items()))
+  with pytest.raises(examples.ClientDataError, match='their fields are'):
+    population.check(turned)
+
+
+@pytest.mark.parametrize('clients', [pd.DataFrame(), {'ann': {}}, None])
+def test_what_is_no_source_of_clients_is_refused(clients):
+  with pytest.raises(
+    examples.ClientDataError,
+    match=f'found a {type(clients).__name__}. Pack them: `tff_partial.pack',
+  ):
+    cohorts.check(clients, small_clients.SPEC)
+
+
+def test_sources_say_what_they_hold():
+  population = packing.pack(
+    small_clients.clients(), small_clients.SPEC, min_examples=2
+  )
+  fields = (
+    '  ExampleSpec:\n    x: int32 []\n    y: float32 []\n'
+    '    weight: float32 []\n    time: int64 []'
+  )
+  assert repr(population) == (
+    'Population of 4 clients with 18 examples (2 to 8 a client, median 4), '
+    f'padded to [8]\n{fields}\n  1 left out for too few examples'
+  )
+  assert (
+    repr(_reader()) == f'Reader of 5 clients, padded to powers of two\n{fields}'
+  )
+  assert repr(_reader(capacities=[4, 8])).startswith(
+    'Reader of 5 clients, padded to [4, 8]'
+  )
+
+
 # ---- readers -----------------------------------------------------------------
 
 
@@ -116,6 +195,43 @@ def test_a_reader_loads_the_cohort_and_nobody_else():
   cohort = reader.cohort(['eve', 'ann'], small_clients.seeds(2))
   list(cohort)
   assert loaded == ['eve', 'ann']
+
+
+@tff.tensorflow.computation(
+  tff.types.tensorflow_to_type(examples.client_spec(small_clients.SPEC))
+)
+def _sum_of_labels(client):
+  return tf.reduce_sum(client['examples']['y'] * client['examples']['weight'])
+
+
+@tff.federated_computation(
+  tff.FederatedType(
+    tff.types.tensorflow_to_type(examples.client_spec(small_clients.SPEC)),
+    tff.CLIENTS,
+  )
+)
+def _total(clients):
+  return tff.federated_sum(tff.federated_map(_sum_of_labels, clients))
+
+
+def test_cohorts_of_a_reader_are_padded_to_few_sizes():
+  counts = range(1, 33)
+  reader = populations.Reader(
+    [str(count) for count in counts],
+    lambda client: small_clients.fields(int(client)),
+    small_clients.SPEC,
+  )
+  capacities = set()
+  with runtimes.cohort(jit=True) as context:
+    for first in range(1, 32):
+      ids = [str(first), str(first + 1)]
+      clients = reader.cohort(ids, small_clients.seeds(2))
+      capacities |= {len(client['examples']['y']) for client in clients}
+      # 0 + 1/4 + 2/4 + ... of each.
+      expected = sum(n * (n - 1) / 8 for n in (first, first + 1))
+      assert _total(clients) == expected
+  assert capacities == {2, 4, 8, 16, 32}
+  assert context.num_compiled == 5
 
 
 def test_a_reader_can_be_pickled():

@@ -41,3 +41,4 @@ from tff_partial.programs import evaluate as evaluate
 from tff_partial.programs import Exam as Exam
 from tff_partial.programs import load as load
 from tff_partial.programs import train as train
+from tff_partial.vocabularies import Vocabulary as Vocabulary

@@ -26,6 +26,16 @@ class Bucket(NamedTuple):
   resident: Any
   indices: np.ndarray
 
+  @property
+  def capacity(self) -> int:
+    """How many examples a client is padded to."""
+    return len(tf.nest.flatten(self.resident['examples'])[0][0])
+
+
+def rounded(count: int) -> int:
+  """A capacity that holds so many examples, out of few: a power of two."""
+  return 1 << max(count - 1, 0).bit_length()
+
 
 def _default_capacities(counts: np.ndarray, example_bytes: int) -> list[int]:
   """One capacity, and smaller ones where they save much memory.

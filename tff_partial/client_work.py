@@ -87,7 +87,7 @@ def example_spec_of(
   model: models.PartialModel, work: phases.Work
 ) -> examples.ExampleSpec:
   """What an example consists of, for a model and the phases that read it."""
-  spec = collections.OrderedDict(model.example_spec)
+  spec = examples.ExampleSpec(model.example_spec, model.example_spec.ids)
   spec.update(splits.example_fields(*(phase.on for phase in phases.flat(work))))
   return spec
 
@@ -154,8 +154,10 @@ class ClientWork:
 
     Raises:
       CompositionError: If no phase is measured.
+      ModelError: If the model is another than one of `from_keras`.
       PhaseError, GroupError: If phases do not fit each other or the model.
     """
+    models.check(model)
     self.model = model
     self.memory = memory
     self.work = list(work)

@@ -70,7 +70,9 @@ class Cohort(Sequence[Any]):
 class ClientSource(Protocol):
   """Whoever can hand out cohorts: a `Population` or a `Reader`."""
 
-  example_spec: examples.ExampleSpec
+  @property
+  def example_spec(self) -> examples.ExampleSpec:
+    """What one example consists of."""
 
   @property
   def client_ids(self) -> tuple[str, ...]:
@@ -100,3 +102,27 @@ class ClientSource(Protocol):
       sample: Of a source that has to load them, only so many clients are
         looked at, evenly over all; None for all.
     """
+
+
+def check(clients: Any, example_spec: examples.ExampleSpec) -> None:
+  """Checks that what was given as clients can be used, before any round.
+
+  Args:
+    clients: What was given; a source of clients, if all is well.
+    example_spec: What the process or evaluation reads of an example.
+
+  Raises:
+    ClientDataError: If it is no source of clients, or was made for another
+      model.
+  """
+  if not hasattr(clients, 'cohort') or not hasattr(clients, 'client_ids'):
+    raise examples.ClientDataError(
+      f'Expected packed clients, found a {type(clients).__name__}. Pack them: '
+      '`tff_partial.pack({client: {"x": ..., "y": ...}}, process.example_spec)`'
+      ', or `tff_partial.from_pandas(frame, process.example_spec, '
+      'client_id=..., inputs=..., labels=...)`.'
+    )
+  if hasattr(clients, 'check'):  # Knows more than what examples consist of.
+    clients.check(example_spec)
+  else:
+    examples.check_spec(clients.example_spec, example_spec)

@@ -14,18 +14,112 @@ Padding never changes a result: whoever reads examples honours `count`.
 """
 
 import collections
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tff_partial import errors
 
-# Field to a structure of `tf.TensorSpec` of one example, without batch axis.
-ExampleSpec = collections.OrderedDict[str, Any]
-
 WEIGHT_SPEC = tf.TensorSpec([], tf.float32)
+
+
+class IdRange(NamedTuple):
+  """What a field may hold that is read as an id: 0 to `size` - 1.
+
+  Attributes:
+    size: How many ids there are.
+    what: Whose ids, for messages: `table 'items' has 500 rows`.
+    elements: Which elements of an example are ids, by their place when it is
+      flat; all by default.
+    ignored: A further value that a field may hold.
+  """
+
+  size: int
+  what: str
+  elements: tuple[int, ...] | None = None
+  ignored: int | None = None
+
+  def first_outside(self, array: np.ndarray) -> tuple[int, Any] | None:
+    """Finds the first example with another value, and that value.
+
+    Args:
+      array: Values of the field, `[examples, ...]`.
+    """
+    values = array.reshape([len(array), math.prod(array.shape[1:])])
+    if self.elements is not None:
+      values = values[:, list(self.elements)]
+    # A fraction is cut off, so that -0.5 is 0.
+    outside = (values <= -1) | (values >= self.size)
+    if self.ignored is not None:
+      outside &= values != self.ignored
+    if not outside.any():
+      return None
+    example, place = np.argwhere(outside)[0]
+    return int(example), values[example, place]
+
+  def advice(self, value: Any) -> str:
+    """Says what to do about a value outside of the range."""
+    if value >= self.size:
+      return (
+        'If ids start at 1, let them start at 0; otherwise build it larger.'
+      )
+    return (
+      'Drop rows with missing values, which `cat.codes` makes -1, or fill them.'
+    )
+
+
+# Path of a field, such as `x.item`, to the ranges in which its ids must lie.
+Ids: TypeAlias = Mapping[str, tuple[IdRange, ...]]
+
+
+class ExampleSpec(collections.OrderedDict[str, Any]):
+  """Field to a structure of `tf.TensorSpec` of one example, without batch axis.
+
+  Attributes:
+    ids: Which fields hold ids, as far as is known: of the rows of a model's
+      tables, of classes.
+  """
+
+  def __init__(
+    self,
+    fields: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+    ids: Ids | None = None,
+  ):
+    super().__init__(fields)
+    self.ids = dict(ids or {})
+
+  def __repr__(self) -> str:
+    """One line a field."""
+    lines = ['ExampleSpec:']
+    for path, spec in leaves(self):
+      if not isinstance(spec, tf.TensorSpec):
+        return super().__repr__()
+      line = f'  {path}: {spec.dtype.name} {list(spec.shape)}'
+      for ids in self.ids.get(path, ()):
+        places = '' if ids.elements is None else f' at {list(ids.elements)}'
+        line += f', 0 to {ids.size - 1}{places} ({ids.what})'
+      lines.append(line)
+    return '\n'.join(lines)
+
+
+def leaves(structure: Any, path: str = '') -> Iterator[tuple[str, Any]]:
+  """Path and value of everything in a structure, such as `x.item`, `x[0]`."""
+  if isinstance(structure, Mapping):
+    for key, value in structure.items():
+      yield from leaves(value, f'{path}.{key}' if path else str(key))
+  elif isinstance(structure, (tuple, list)):
+    for place, value in enumerate(structure):
+      yield from leaves(value, f'{path}[{place}]')
+  else:
+    yield path, structure
+
+
+def ids_of(example_spec: Mapping[str, Any]) -> Ids:
+  """Which fields hold ids; none is known of a plain mapping."""
+  return getattr(example_spec, 'ids', {})
 
 
 class ClientDataError(errors.UserError, ValueError):
@@ -43,7 +137,7 @@ class NoEligibleClientError(ClientDataError):
 def client_spec(example_spec: ExampleSpec) -> collections.OrderedDict[str, Any]:
   """Returns the structure of `tf.TensorSpec` of one client's value."""
   return collections.OrderedDict(
-    examples=tf.nest.map_structure(
+    examples=map_fields(
       lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), example_spec
     ),
     count=tf.TensorSpec([], tf.int32),
@@ -76,7 +170,18 @@ def shown(value: Any) -> str:
     return f'an integer of {value.bit_length():,} bits'
 
 
-def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
+def _example(place: int) -> str:
+  """What messages call an example."""
+  return f'example {place}'
+
+
+def check_array(
+  array: Any,
+  spec: tf.TensorSpec,
+  where: str,
+  ids: Sequence[IdRange] = (),
+  which: Callable[[int], str] = _example,
+) -> np.ndarray:
   """Returns examples as an array of the spec's dtype, or says what is wrong.
 
   Where an example is an array of one number, plain numbers will do, as in
@@ -86,10 +191,12 @@ def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
     array: Values of one field, `[examples, ...]`.
     spec: Shape and dtype of one example.
     where: Names the field and its client in error messages.
+    ids: The ranges in which ids must lie.
+    which: Names an example by its place.
 
   Raises:
-    ClientDataError: For another shape, a dtype that would lose information, or
-      a value that is not finite.
+    ClientDataError: For another shape, a dtype that would lose information, a
+      value that is not finite, or an id that there is not.
   """
   try:
     array = np.asarray(array)
@@ -111,7 +218,7 @@ def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
   if is_float and not np.isfinite(array).all():
     row = int(np.argwhere(~np.isfinite(array))[0][0])
     raise ClientDataError(
-      f'{where}: example {row} is {array[row]}, which is not finite. Drop or '
+      f'{where}: {which(row)} is {array[row]}, which is not finite. Drop or '
       'repair it before packing.'
     )
   if array.dtype == wanted:
@@ -138,13 +245,58 @@ def check_array(array: Any, spec: tf.TensorSpec, where: str) -> np.ndarray:
         f'{where}: the value {array[~fits][0]} does not fit into '
         f'{spec.dtype.name}. Change the spec, or the values.'
       )
+  check_ids(result, ids, where, which)
   return result
 
 
+def check_ids(
+  array: np.ndarray,
+  ids: Sequence[IdRange],
+  where: str,
+  which: Callable[[int], str] = _example,
+) -> None:
+  """Checks that ids lie in their ranges.
+
+  Args:
+    array: Values of one field, `[examples, ...]`.
+    ids: The ranges.
+    where: Names the field and its client in error messages.
+    which: Names an example by its place.
+
+  Raises:
+    ClientDataError: For an id that there is not.
+  """
+  for limits in ids:
+    outside = limits.first_outside(array)
+    if outside is not None:
+      place, value = outside
+      raise ClientDataError(
+        f'{where}: {which(place)} is {value}, but {limits.what}: ids are 0 to '
+        f'{limits.size - 1}. {limits.advice(value)}'
+      )
+
+
 def check_fields(
-  fields: Mapping[str, Any], example_spec: ExampleSpec, where: str
+  fields: Mapping[str, Any],
+  example_spec: ExampleSpec,
+  where: str,
+  name_of: Callable[[str], str] | None = None,
+  which: Callable[[int], str] = _example,
 ) -> Any:
-  """Checks every field of some examples; ones stand in for missing weights."""
+  """Checks every field of some examples; ones stand in for missing weights.
+
+  Args:
+    fields: Field to its values.
+    example_spec: What an example consists of.
+    where: Names what holds the fields in error messages.
+    name_of: From the path of a field to its name in messages; `where` and the
+      path by default.
+    which: Names an example by its place in messages.
+
+  Raises:
+    ClientDataError: If a field is missing or cannot be used.
+  """
+  ids = ids_of(example_spec)
   missing = [n for n in example_spec if n not in fields and n != 'weight']
   if missing:
     raise ClientDataError(
@@ -170,7 +322,8 @@ def check_fields(
         check(s, v, f'{path}[{i}]')
         for i, (s, v) in enumerate(zip(spec, value, strict=True))
       )
-    return check_array(value, spec, f'{where}, {path}')
+    name = name_of(path) if name_of else f'{where}, {path}'
+    return check_array(value, spec, name, ids.get(path, ()), which)
 
   checked = collections.OrderedDict(
     (name, check(spec, fields[name], name) if name in fields else None)
@@ -182,3 +335,39 @@ def check_fields(
       [len(first), *spec.shape], spec.dtype.as_numpy_dtype
     )
   return checked
+
+
+def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+  """Checks that examples which were packed are those that are read.
+
+  Args:
+    found: What an example consisted of when it was packed.
+    wanted: What it must consist of.
+
+  Raises:
+    ClientDataError: If a field is missing, unread, or another.
+  """
+  packed, read = dict(leaves(found)), dict(leaves(wanted))
+  complaints = [
+    *(f'they lack {path!r}' for path in read if path not in packed),
+    *(
+      f'they have {path!r}, which is not read'
+      for path in packed
+      if path not in read
+    ),
+    *(
+      f'{path!r} is {packed[path].dtype.name} {list(packed[path].shape)} '
+      f'instead of {spec.dtype.name} {list(spec.shape)}'
+      for path, spec in read.items()
+      if path in packed
+      and (packed[path].shape, packed[path].dtype) != (spec.shape, spec.dtype)
+    ),
+  ]
+  if not complaints and list(packed) != list(read):
+    complaints = [f'their fields are {list(packed)} instead of {list(read)}']
+  if complaints:
+    raise ClientDataError(
+      f'The clients were packed for another process: {"; ".join(complaints)}. '
+      'Pack them with the `example_spec` of the process or evaluation that '
+      'reads them.'
+    )

@@ -4,9 +4,11 @@ A model is built and called once, in a graph that nobody runs.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tff_partial import keras_variables
@@ -38,6 +40,9 @@ class VariableSpec(NamedTuple):
     position: Its index among `model.variables`.
     request: Its index among the variables that building the model asks for.
     initialize: From a seed, int32 `[2]`, to a first value.
+    value: The first value that building the model gives it, or None if it draws
+      one.
+    is_assigned: Whether it gets this value after it was made, as by `weights=`.
   """
 
   name: str
@@ -48,6 +53,8 @@ class VariableSpec(NamedTuple):
   position: int
   request: int
   initialize: Callable[[tf.Tensor], tf.Tensor]
+  value: np.ndarray | None = None
+  is_assigned: bool = False
 
   @property
   def layers(self) -> tuple[str, ...]:
@@ -141,15 +148,36 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
       training, draws from hidden generators, or was changed after building.
   """
   requests: list[tuple[dict[str, Any], tf.Variable]] = []
+  # Values by the number of the request: given at first, or before any call.
+  given: dict[int, np.ndarray] = {}
+  assigned = set()
 
   def record(next_creator: Callable[..., Any], **request: Any) -> Any:
+    number = len(requests)
+    initial_value = request.get('initial_value')
+    if tf.is_tensor(initial_value) and not hasattr(initial_value, 'numpy'):
+      # A variable outlives the graph in which its value was computed.
+      request['initial_value'] = tracing.value_of(initial_value)
     variable = next_creator(**request)
     requests.append((request, variable))
+    if not callable(initial_value):
+      with tf.init_scope():
+        given[number] = variable.numpy()
+    assign = variable.assign
+
+    def note(value: Any, *args: Any, **options: Any) -> Any:
+      if not tf.is_tensor(value) or hasattr(value, 'numpy'):
+        given[number] = np.asarray(value, variable.dtype.as_numpy_dtype)
+        assigned.add(number)
+      return assign(value, *args, **options)
+
+    variable.assign = note  # By `weights=`, among others.
     return variable
 
   with tf.__internal__.FuncGraph('analyse').as_default() as graph:
     with keras_variables.answering_variables(record):
-      model = build()
+      with _explaining():
+        model = build()
       if not isinstance(model, tf.keras.Model):
         raise ModelError(
           'The callable given to `from_keras` must return a `tf.keras.Model`, '
@@ -171,9 +199,14 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         'changes a variable while the model is built. Give trained values with '
         '`initial_weights` instead of loading them in the builder.',
       )
-      outputs = model(
-        tf.nest.map_structure(tracing.placeholder, inputs), training=True
-      )
+      inputs = _without_lists(inputs)
+      _refuse_open_shapes(inputs)
+      for layer in layers:
+        _refuse_kind(layer)
+      with _explaining():
+        outputs = model(
+          tf.nest.map_structure(tracing.placeholder, inputs), training=True
+        )
   layers = layers_of(model)
   _refuse_operations(
     graph,
@@ -189,7 +222,8 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
     _LOOKUPS,
     layers,
     'looks its inputs up in a table, which a pure function cannot hold. Map '
-    'strings to integers before you pack the examples, or use '
+    'strings to integers before you pack the examples, for instance with '
+    '`tff_partial.Vocabulary` or `from_pandas(..., encode=[...])`, or use '
     '`tf.keras.layers.Hashing`, which needs no table.',
   )
   for layer in layers:
@@ -226,7 +260,9 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         id(variable) in trainable,
         positions[id(variable)],
         number,
-        seeded_draws.first_value(request, variable),
+        _first_value(request, variable, given.get(number)),
+        given.get(number),
+        number in assigned,
       )
     )
   unmade = [v.name for v in model.variables if id(v) not in made]
@@ -243,6 +279,78 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
       lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
     ),
   )
+
+
+def _first_value(
+  request: dict[str, Any], variable: tf.Variable, value: np.ndarray | None
+) -> Callable[[tf.Tensor], tf.Tensor]:
+  """From a seed to a variable's first value: a given one is everybody's."""
+  if value is None:
+    return seeded_draws.first_value(request, variable)
+  return lambda seed: tf.constant(value)
+
+
+@contextlib.contextmanager
+def _explaining() -> Iterator[None]:
+  """Says what to do where Keras would only say what went wrong."""
+  try:
+    yield
+  except RuntimeError as error:
+    if '.adapt' not in str(error):
+      raise
+    raise ModelError(_adapted('A layer')) from error
+  except tf.errors.OperatorNotAllowedInGraphError as error:
+    raise ModelError(
+      f'The model cannot be traced: {tracing.reason(error)} Decide with '
+      '`tf.where` or `tf.cond`.'
+    ) from error
+
+
+def _adapted(what: str) -> str:
+  """What to do about normalization that learns from data by itself."""
+  return (
+    f'{what} waits for `adapt`, which cannot be called while a model is built '
+    'and changes variables that are not trained. Adapt a layer before, and '
+    'give its numbers to the one that the callable makes: '
+    '`tf.keras.layers.Normalization(mean=adapted.mean, '
+    'variance=adapted.variance)`.'
+  )
+
+
+def _without_lists(structure: Any) -> Any:
+  """A structure in which tuples take the place of lists."""
+  if isinstance(structure, Mapping):
+    return collections.OrderedDict(
+      (name, _without_lists(value)) for name, value in structure.items()
+    )
+  if isinstance(structure, (list, tuple)):
+    return tuple(map(_without_lists, structure))
+  return structure
+
+
+def _refuse_open_shapes(inputs: Any) -> None:
+  for spec in tf.nest.flatten(inputs):
+    if not tf.TensorShape(spec.shape).is_fully_defined():
+      raise ModelError(
+        f'An input has the shape {list(spec.shape)}, but examples are packed '
+        'in arrays of one shape. Say how long they are, for instance '
+        '`tf.keras.Input([50])`, and pad them, for instance with '
+        '`tf.keras.utils.pad_sequences`.'
+      )
+
+
+def _refuse_kind(layer: tf.keras.layers.Layer) -> None:
+  """Refuses layers that fail in ways that would say nothing."""
+  if isinstance(layer, tf.keras.layers.SpectralNormalization):
+    raise ModelError(
+      f'Layer {layer.name!r} (SpectralNormalization) changes its weights while '
+      'it trains, which a federated client cannot share. Regularize the '
+      'weights instead, for instance with '
+      "`kernel_regularizer='orthogonal_regularizer'`."
+    )
+  if isinstance(layer, tf.keras.layers.Normalization):
+    if layer.input_mean is None:
+      raise ModelError(_adapted(f'Layer {layer.name!r}'))
 
 
 def _refuse_layer(layer: tf.keras.layers.Layer) -> None:

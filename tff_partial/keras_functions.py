@@ -11,12 +11,14 @@ import functools
 import itertools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_partial import keras_analysis
 from tff_partial import keras_variables
 from tff_partial import random_bits
 from tff_partial import seeded_draws
+from tff_partial import tracing
 from tff_partial.keras_analysis import VariableSpec
 from tff_partial.keras_variables import ModelError
 
@@ -70,7 +72,14 @@ def rebuild(
         f'{shape} where it had {variable.name!r} of shape {variable.shape} '
         f'before. {_SAME_MODEL}'
       )
-    return tensors[variable.name]
+    tensor = tensors[variable.name]
+    if variable.value is not None:
+      if not variable.is_assigned:
+        given = request.get('initial_value')
+        _check_value(variable.name, variable.value, given)
+      if isinstance(tensor, tf.Tensor):
+        _like_a_variable(tensor)
+    return tensor
 
   with keras_variables.answering_variables(answer):
     model = build()
@@ -98,6 +107,29 @@ def rebuild(
   return outputs, list(model.losses)
 
 
+def _check_value(name: str, value: np.ndarray, given: Any) -> None:
+  """Refuses values that are drawn anew whenever the model is built."""
+  if not isinstance(given, (np.ndarray, tf.__internal__.EagerTensor)):
+    return
+  same = np.asarray(given).astype(value.dtype)
+  if not np.array_equal(same, value, equal_nan=value.dtype.kind == 'f'):
+    raise ModelError(
+      f'Variable {name!r} begins with another value each time that '
+      'the model is built. Make it with `self.add_weight(..., '
+      "initializer='random_normal')`, whose draws follow from a seed."
+    )
+
+
+def _like_a_variable(tensor: tf.Tensor) -> None:
+  """Lets a tensor be read as a variable that a user made.
+
+  Values that are assigned while the model is built, as by `weights=`, are those
+  that the tensor has had at first.
+  """
+  tensor.assign = lambda value, *_, **__: value
+  tensor.value = tensor.read_value = lambda *_: tensor
+
+
 def _in_graph(
   rebuild_on: Callable[..., tuple[Any, list[tf.Tensor]]],
   tensors: dict[str, tf.Tensor],
@@ -114,7 +146,7 @@ def _in_graph(
     outputs, losses = rebuild_on(tensors, inputs, seed=seed)
     return outputs, losses, tf.nest.map_structure(mask_of, outputs)
 
-  outputs, losses, masks = tf.function(run, autograph=False)(
+  outputs, losses, masks = tracing.unconverted(run)(
     dict(tensors), inputs, tf.convert_to_tensor(seed)
   )
   for output, mask in zip(

@@ -7,7 +7,7 @@ over clients.
 import collections
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,13 @@ from tff_partial import keras_variables
 from tff_partial import tracing
 from tff_partial.keras_variables import ModelError
 
+# What Keras's `compile` takes for metrics, or what makes them.
+Metrics: TypeAlias = (
+  Callable[[], Sequence[tf.keras.metrics.Metric]]
+  | Sequence[str | tf.keras.metrics.Metric | Callable[[Any, Any], tf.Tensor]]
+  | str
+  | tf.keras.metrics.Metric
+)
 # One list of tensors a metric.
 MetricState = collections.OrderedDict[str, list[tf.Tensor]]
 
@@ -30,6 +37,22 @@ def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
   while hasattr(method, '__original_wrapped__'):
     method = method.__original_wrapped__
   return method
+
+
+def _is_class(given: Any) -> bool:
+  return isinstance(given, type) and issubclass(given, tf.keras.metrics.Metric)
+
+
+def _copy(metric: tf.keras.metrics.Metric) -> tf.keras.metrics.Metric:
+  """The same metric once more, since a metric keeps what it has measured."""
+  try:
+    return type(metric).from_config(metric.get_config())
+  except Exception as error:
+    raise ModelError(
+      f'Metric {metric.name!r} ({type(metric).__name__}) cannot be copied from '
+      f'its configuration: {tracing.reason(error)} Pass a callable that makes '
+      'the metrics: `metrics=lambda: [...]`.'
+    ) from error
 
 
 def expand(tensor: tf.Tensor, rank: int, what: str) -> tf.Tensor:
@@ -58,7 +81,7 @@ class PureMetrics:
 
   def __init__(
     self,
-    build: Callable[[], Sequence[tf.keras.metrics.Metric]],
+    metrics: Metrics,
     labels: Any,
     predictions: Any,
     weight: tf.TensorSpec,
@@ -66,7 +89,8 @@ class PureMetrics:
     """Looks at the metrics once.
 
     Args:
-      build: Makes the metrics, anew with every call.
+      metrics: Makes the metrics, anew with every call; or the metrics, by
+        Keras's names, as functions or as metrics of which copies are made.
       labels: Specs of one example's label.
       predictions: Specs of one example's prediction.
       weight: Spec of one example's weight.
@@ -74,19 +98,13 @@ class PureMetrics:
     Raises:
       ModelError: If names repeat, or if a state could not be summed.
     """
-    self.build = build
     self._specs = (labels, predictions, weight)
+    self._given = metrics
     # In a graph of its own Keras counts metrics without a name from the start,
     # so that they have the same names in every program.
     with tf.__internal__.FuncGraph('metrics').as_default():
-      metrics = list(build())
-    for metric in metrics:
-      if not isinstance(metric, tf.keras.metrics.Metric):
-        raise ModelError(
-          'The callable given as `metrics` must return a list of Keras '
-          f'metrics, found {metric!r} in it.'
-        )
-    self.names = tuple(metric.name for metric in metrics)
+      built = self.build()
+    self.names = tuple(metric.name for metric in built)
     repeated = [n for n, k in collections.Counter(self.names).items() if k > 1]
     if repeated or {LOSS, *COUNTS} & set(self.names):
       raise ModelError(
@@ -94,8 +112,76 @@ class PureMetrics:
         f'{list(self.names)}. Pass `name=` to the metrics.'
       )
     self._initial = collections.OrderedDict(
-      (metric.name, self._first_state(metric)) for metric in metrics
+      (metric.name, self._first_state(metric)) for metric in built
     )
+
+  def build(self) -> list[tf.keras.metrics.Metric]:
+    """Makes the metrics."""
+    given = self._given
+    if isinstance(given, (str, tf.keras.metrics.Metric)) or _is_class(given):
+      given = [given]
+    elif callable(given):
+      given = given()
+    if not isinstance(given, (list, tuple)):
+      raise ModelError(
+        'Pass `metrics` as a list of Keras metrics, or as a callable that '
+        f'returns one; found a {type(given).__name__}.'
+      )
+    return [self._metric(metric) for metric in given]
+
+  def _metric(self, given: Any) -> tf.keras.metrics.Metric:
+    """A metric that nobody else uses, as Keras's `compile` would make it."""
+    if isinstance(given, str):
+      return self._named(given)
+    if _is_class(given):
+      return given()
+    if isinstance(given, tf.keras.metrics.Metric):
+      return given if callable(self._given) else _copy(given)
+    if callable(given):
+      name = getattr(given, '__name__', type(given).__name__)
+      return tf.keras.metrics.MeanMetricWrapper(given, name=name)
+    raise ModelError(
+      f'{given!r} is no metric. Pass Keras metrics, their names, or functions '
+      'of labels and predictions.'
+    )
+
+  def _named(self, name: str) -> tf.keras.metrics.Metric:
+    """The metric of one of Keras's names; `accuracy` is that of the labels."""
+    kinds = {'accuracy': 'accuracy', 'acc': 'accuracy'}
+    kinds |= {'crossentropy': 'crossentropy', 'ce': 'crossentropy'}
+    identifier = name
+    if name in kinds:
+      identifier = f'{self._kind_of_labels()}_{kinds[name]}'
+    try:
+      found = tf.keras.metrics.get(identifier)
+    except ValueError:
+      found = None
+    if not callable(found):
+      raise ModelError(
+        f"Keras has no metric {name!r}. Pass one of its names, such as 'mae' "
+        "or 'accuracy', a Keras metric, or a function of labels and "
+        'predictions.'
+      )
+    if isinstance(found, tf.keras.metrics.Metric):
+      return found
+    return tf.keras.metrics.MeanMetricWrapper(found, name=name)
+
+  def _kind_of_labels(self) -> str:
+    """Which of the accuracies Keras would take for these labels."""
+    labels, predictions, _ = self._specs
+    if not isinstance(predictions, tf.TensorSpec) or not isinstance(
+      labels, tf.TensorSpec
+    ):
+      raise ModelError(
+        'The model has several outputs or labels, so that it is not clear '
+        'which accuracy is meant. Pass metrics in a callable.'
+      )
+    if not predictions.shape.rank or predictions.shape[-1] == 1:
+      return 'binary'
+    is_number = labels.shape.rank < predictions.shape.rank
+    if is_number or labels.shape[-1] == 1:
+      return 'sparse_categorical'
+    return 'categorical'
 
   def _first_state(self, metric: tf.keras.metrics.Metric) -> list[np.ndarray]:
     """A metric's state before any example, which padding does not change."""
@@ -116,6 +202,21 @@ class PureMetrics:
     labels, predictions, weight = tf.nest.map_structure(
       lambda spec: tf.zeros([1, *spec.shape], spec.dtype), self._specs
     )
+    self._measure(metric, labels, predictions, weight)
+
+  @staticmethod
+  def _measure(
+    metric: tf.keras.metrics.Metric,
+    labels: Any,
+    predictions: Any,
+    weight: tf.Tensor,
+  ) -> None:
+    """Updates a metric's variables."""
+    is_of_losses = isinstance(metric, tf.keras.metrics.MeanMetricWrapper)
+    is_number = tf.is_tensor(predictions) and predictions.shape.rank == 1
+    if is_of_losses and is_number:
+      # They average over the last axis, which must not be the batch.
+      labels, predictions = labels[:, None], predictions[:, None]
     _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
 
   def initial_state(self) -> MetricState:
@@ -136,8 +237,7 @@ class PureMetrics:
     result = collections.OrderedDict()
     for position, name in enumerate(self.names):
       metric, variables = self._metric_on(position, state[name])
-      update = _undecorated(metric.update_state)
-      update(labels, predictions, sample_weight=weight)
+      self._measure(metric, labels, predictions, weight)
       try:
         result[name] = [tf.identity(v.value()) for v in variables]
       except ValueError as error:

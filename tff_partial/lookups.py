@@ -133,14 +133,14 @@ def _finder(
     model: The model.
     tables: Specs of the tables, by name.
   """
-  stand_ins = {
-    name: rows.Rows(
-      name, spec.shape[0], tf.zeros([1, *spec.shape[1:]], spec.dtype), ()
-    )
-    for name, spec in tables.items()
-  }
 
-  def look_up(frozen: Any, inputs: Any, weights: Any, seed: Any) -> Any:
+  def look_up(
+    frozen: Any, inputs: Any, weights: Any, seed: Any, values: Any
+  ) -> Any:
+    stand_ins = {
+      name: rows.Rows(name, spec.shape[0], values[name], ())
+      for name, spec in tables.items()
+    }
     found = []
     for training in (True, False):
       with rows.reading() as ids:
@@ -163,6 +163,10 @@ def _finder(
     ),
     collections.OrderedDict((tier, model.specs(tier)) for tier in model.tiers),
     random_bits.SEED_SPEC,
+    {
+      name: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype)
+      for name, spec in tables.items()
+    },
   ]
   num_known = len(tf.nest.flatten(specs[:2]))
   try:

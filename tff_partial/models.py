@@ -8,6 +8,7 @@ import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import math
 import re
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from tff_partial import keras_functions
 from tff_partial import keras_metrics
 from tff_partial import keras_variables
 from tff_partial import random_bits
+from tff_partial import table_ids
 from tff_partial import tiers as tiers_lib
 from tff_partial import tracing
 from tff_partial.keras_variables import ModelError
@@ -81,7 +83,7 @@ class PartialModel:
     *,
     num_groups: int,
     loss: LossFn | tf.keras.losses.Loss,
-    metrics: Callable[[], Sequence[tf.keras.metrics.Metric]],
+    metrics: keras_metrics.Metrics,
     labels: tf.TensorSpec,
     weights: tf.TensorSpec,
     initial_values: Mapping[str, np.ndarray],
@@ -93,8 +95,8 @@ class PartialModel:
     self.tier_of = dict(tier_of)
     self.num_groups = num_groups
     self.prediction_spec = spec.outputs
-    self.example_spec: examples_lib.ExampleSpec = collections.OrderedDict(
-      x=spec.inputs, y=labels, weight=weights
+    self.example_spec = examples_lib.ExampleSpec(
+      [('x', spec.inputs), ('y', labels), ('weight', weights)]
     )
     with self._explaining():
       self.metrics = keras_metrics.PureMetrics(
@@ -103,7 +105,26 @@ class PartialModel:
     self.seed = seed
     self._loss = loss
     self._initial_values = dict(initial_values)
-    self.only_looked_up = self._check_by_tracing()
+    self.only_looked_up, ids = self._check_by_tracing()
+    self.example_spec.ids = {**ids, **_classes(labels, spec.outputs, loss)}
+
+  def __repr__(self) -> str:
+    """A line for each variable under its tier, and one for each field."""
+    loss = getattr(self._loss, '__name__', type(self._loss).__name__)
+    lines = [f'PartialModel with the loss {loss}']
+    if self.metrics.names:
+      lines[0] += f' and the metrics {", ".join(self.metrics.names)}'
+    parts = {
+      tier: (f' ({self.num_groups} copies)' if tier == tiers_lib.GROUP else '')
+      for tier in self.tiers
+    }
+    frozen = [v for v in self.variables if not v.trainable]
+    for tier, note in parts.items():
+      lines += _described(f'{tier}{note}', self.trainable(tier))
+    if frozen:
+      lines += _described('never trained', frozen)
+    lines += [f'  {line}' for line in repr(self.example_spec).split('\n')]
+    return '\n'.join(lines)
 
   @property
   def tiers(self) -> tuple[str, ...]:
@@ -266,30 +287,27 @@ class PartialModel:
     except ModelError:
       raise
     except (ValueError, TypeError, tf.errors.OpError) as error:
-      # What AutoGraph adds comes before the message, other remarks after it.
-      lines = [line.strip() for line in str(error).split('\n') if line.strip()]
-      lines = lines or [type(error).__name__]
-      reason = lines[-1 if lines[0].startswith('in user code') else 0]
       raise ModelError(
         'The loss or a metric cannot be computed from labels '
         f'{self.example_spec["y"]} and predictions {self.prediction_spec}: '
-        f'{reason} Pass the spec of one label with `labels=tf.TensorSpec(...)` '
-        'if the one assumed here is wrong.'
+        f'{tracing.reason(error)} Pass the spec of one label with '
+        '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
       ) from error
 
-  def _check_by_tracing(self) -> tuple[str, ...]:
+  def _check_by_tracing(self) -> tuple[tuple[str, ...], examples_lib.Ids]:
     """Traces the model once, so that what cannot work fails now.
 
     Returns:
-      The variables of which the model does nothing but look rows up.
+      The variables of which the model does nothing but look rows up, and which
+      inputs are ids of rows.
     """
     with tf.__internal__.FuncGraph('check').as_default() as graph:
-      batch = tf.nest.map_structure(tracing.placeholder, self.example_spec)
+      batch = examples_lib.map_fields(tracing.placeholder, self.example_spec)
       seed = tf.compat.v1.placeholder(tf.int32, [2])
       weights = {t: self.initial_weights(t, seed) for t in self.tiers}
       frozen = self.frozen_weights()
-      predictions, regularization = self.predict(
-        weights, frozen, batch['x'], training=True, seed=seed
+      predictions, regularization = self._called_on_tensors(
+        weights, frozen, batch['x'], seed
       )
       is_real = tf.compat.v1.placeholder(tf.bool, [None])
       with self._explaining():
@@ -307,12 +325,40 @@ class PartialModel:
           'the term in the loss function.'
         )
     tracing.refuse_hidden_draws(graph)
-    return tuple(
+    if any(outside.dtype == tf.resource for outside, _ in graph.captures):
+      raise ModelError(
+        'The model reads a variable or a table that is none of its own. Make '
+        'it inside the callable given to `from_keras`, as an attribute of the '
+        'layer that reads it, or read a constant.'
+      )
+    only_looked_up = tuple(
       name
       for named in weights.values()
       for name, tensor in named.items()
       if {operation.type for operation in tensor.consumers()} == {'GatherV2'}
     )
+    tables = collections.ChainMap(frozen, *weights.values())
+    inputs = dict(examples_lib.leaves(batch['x'], 'x'))
+    return only_looked_up, table_ids.find(tables, inputs)
+
+  def _called_on_tensors(
+    self,
+    weights: Mapping[str, tiers_lib.NamedTensors],
+    frozen: Mapping[str, tf.Tensor],
+    inputs: Any,
+    seed: tf.Tensor,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Predicts for the first time without the variables that Keras made."""
+    try:
+      return self.predict(weights, frozen, inputs, training=True, seed=seed)
+    except ModelError:
+      raise
+    except Exception as error:
+      raise ModelError(
+        'The model can be called with its variables, but not with tensors in '
+        f'their place: {tracing.reason(error)} Make weights with '
+        '`self.add_weight`, and do no more in `call` than read them.'
+      ) from error
 
   def to_keras(self, *weights: Mapping[str, Any]) -> tf.keras.Model:
     """Makes a Keras model from named weights, for example a client's own.
@@ -358,6 +404,17 @@ class PartialModel:
         )
       variable.assign(value)
     return keras_model
+
+
+def _described(
+  what: str, variables: Sequence[keras_analysis.VariableSpec]
+) -> list[str]:
+  """Lines on some variables: how many numbers they are, and their shapes."""
+  total = sum(math.prod(v.shape) for v in variables)
+  return [
+    f'  {what}: {total:,} parameters',
+    *(f'    {v.name}: {v.dtype.name} {list(v.shape)}' for v in variables),
+  ]
 
 
 def _names_variable(
@@ -495,14 +552,68 @@ def _assumed_labels(
   return tf.TensorSpec(outputs.shape, outputs.dtype)
 
 
+def _as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
+  """The loss that is meant by what Keras's `compile` takes for one."""
+  if isinstance(loss, str):
+    try:
+      loss = tf.keras.losses.get(loss)
+    except ValueError:
+      raise ModelError(
+        f'Keras has no loss {loss!r}. Pass one of its names, such as '
+        "'mse' or 'sparse_categorical_crossentropy', a Keras loss, or a "
+        'function of labels and predictions.'
+      ) from None
+  if isinstance(loss, type):
+    raise ModelError(
+      f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
+    )
+  if not callable(loss):
+    raise ModelError(
+      f'loss={loss!r} is no loss. Pass a Keras loss or its name, or a function '
+      'of labels and predictions that returns one loss per example.'
+    )
+  return loss
+
+
+def _classes(
+  labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
+) -> examples_lib.Ids:
+  """Which labels there are, if the loss and the predictions say so."""
+  if type(loss) is tf.keras.losses.SparseCategoricalCrossentropy:
+    ignored = loss._fn_kwargs.get('ignore_class')
+  elif loss is tf.keras.losses.sparse_categorical_crossentropy:
+    ignored = None
+  else:
+    return {}
+  if not isinstance(outputs, tf.TensorSpec) or not outputs.shape.rank:
+    return {}
+  classes = outputs.shape[-1]
+  described = f'the model predicts {classes} classes'
+  return {'y': (examples_lib.IdRange(classes, described, ignored=ignored),)}
+
+
+def check(model: Any) -> None:
+  """Checks that a model is one that `from_keras` made.
+
+  Raises:
+    ModelError: If it is something else.
+  """
+  if not isinstance(model, PartialModel):
+    raise ModelError(
+      f'Expected a model of `tff_partial.from_keras`, found a '
+      f'{type(model).__name__}. Wrap what builds it: '
+      '`model = tff_partial.from_keras(build, loss=..., local=...)`.'
+    )
+
+
 def from_keras(
   build: Callable[[], tf.keras.Model],
   *,
-  loss: LossFn | tf.keras.losses.Loss,
+  loss: str | LossFn | tf.keras.losses.Loss,
   local: Selectors = None,
   group: Selectors = None,
   num_groups: int = 0,
-  metrics: Callable[[], Sequence[tf.keras.metrics.Metric]] = list,
+  metrics: keras_metrics.Metrics = (),
   inputs: Any = None,
   labels: tf.TensorSpec | None = None,
   weights: tf.TensorSpec = examples_lib.WEIGHT_SPEC,
@@ -518,16 +629,19 @@ def from_keras(
     build: Makes the model: functional, sequential or subclassed. It is called
       several times and must build the same variables in the same order, all of
       them inside the call.
-    loss: A Keras loss, or a function of labels and predictions that returns
-      one loss per example. A Keras loss with the reduction SUM is summed over
-      a batch; every other loss is averaged over the batch's examples.
+    loss: A Keras loss or its name, or a function of labels and predictions that
+      returns one loss per example. A Keras loss with the reduction SUM is
+      summed over a batch; every other loss is averaged over the batch's
+      examples.
     local: What never leaves the client: a layer, a layer's name, a regular
       expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
     group: What belongs to sub-populations, named in the same ways: the server
       has a copy for each.
     num_groups: How many sub-populations there are.
-    metrics: Makes the Keras metrics to report; called several times.
+    metrics: What to report: a list of Keras metrics, their names, or functions
+      of labels and predictions; or a callable that makes the list, which is
+      called several times.
     inputs: Structure of `tf.TensorSpec` of one example's input, for models
       that do not declare it.
     labels: Spec of one example's label. Assumed to be like a prediction, or an
@@ -548,10 +662,18 @@ def from_keras(
     SelectorError: If `local` or `group` match nothing, everything, the same
       variable twice or a variable that another layer shares.
   """
-  if not callable(build) or isinstance(build, tf.keras.Model):
+  if isinstance(build, tf.keras.Model):
     raise ModelError(
       'Pass a callable that makes the Keras model, not the model: '
-      '`lambda: tf.keras.Sequential(...)`.'
+      '`from_keras(lambda: tf.keras.Sequential(...), ...)`. If it is trained '
+      'already, pass it as `initial_weights` besides; a functional or '
+      'sequential one can be made again by '
+      '`lambda: tf.keras.models.clone_model(model)`.'
+    )
+  if not callable(build):
+    raise ModelError(
+      'Pass a callable that makes the Keras model, not the model: '
+      f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
     )
   spec = keras_analysis.analyse(build, inputs)
   tier_of = _assign_tiers(
@@ -562,10 +684,7 @@ def from_keras(
       f'group={group!r}, num_groups={num_groups}: sub-populations need both '
       'variables of their own and a number, at least 1.'
     )
-  if isinstance(loss, type):
-    raise ModelError(
-      f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
-    )
+  loss = _as_loss(loss)
   values: dict[str, np.ndarray] = {}
   if initial_weights is not None:
     given = initial_weights.variables

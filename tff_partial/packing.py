@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from tff_partial import data_frames
 from tff_partial import examples
 from tff_partial import populations
 from tff_partial.populations import Population
+from tff_partial.vocabularies import Vocabulary
 
 
 def _of_clients(
@@ -63,10 +65,40 @@ def from_pandas(
   labels: str,
   weight: str | None = None,
   fields: Mapping[str, str] | None = None,
+  time: str | None = None,
+  encode: str | Iterable[str] | Mapping[str, Vocabulary] = (),
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Makes clients of the rows of a data frame, in the frame's order.
+  """Makes clients of the rows of a data frame.
+
+  Columns may be of any type of pandas that holds numbers, strings to encode, or
+  datetimes to sort by. No value may be missing:
+
+      frame = pd.DataFrame({
+        'user': ['ann', 'ann', 'bob'],
+        'item': ['Heat', 'Alien', 'Heat'],
+        'rating': [4, 5, 3],
+        'day': pd.to_datetime(['2001-02-03', '2000-01-01', '2000-05-05']),
+      })
+
+      def build():
+        item = tf.keras.Input([], dtype=tf.int32)
+        table = tf.keras.layers.Embedding(frame['item'].nunique(), 8)
+        user = tf.keras.layers.Dense(1, name='user')
+        return tf.keras.Model(item, user(table(item)))
+
+      model = tff_partial.from_keras(build, loss='mse', local='user')
+      clients = tff_partial.from_pandas(
+        frame,
+        model.example_spec,
+        client_id='user',
+        inputs='item',
+        labels='rating',
+        time='day',
+        encode=['item'],
+      )
+      clients.vocabularies['item'].decode([0])  # ['Alien']
 
   Args:
     frame: A pandas data frame with one row an example.
@@ -76,64 +108,104 @@ def from_pandas(
     labels: The column of the labels.
     weight: The column of the examples' weights, if they differ.
     fields: Further field to column, for splits that ask for one.
+    time: The column, numbers or datetimes, by which each client's examples are
+      sorted, so that splits such as `splits.halves` train on the past; they
+      keep the frame's order by default. Where a split asks for a field `time`
+      that is not among `fields`, it is this column. Datetimes become
+      nanoseconds since 1970.
+    encode: Columns whose values, such as names of items, are replaced by ids:
+      their sorted values are numbered from 0. Or column to `Vocabulary`, such
+      as the `vocabularies` of the training clients: values that it does not
+      have are refused, unless it has an id for them.
     min_examples: Clients with fewer are left out and counted in the log.
     capacities: Sizes to pad to; few good ones by default.
 
   Raises:
-    ClientDataError: For an unknown column or values that do not fit.
+    ClientDataError: For a column that is not there, lacks values, or holds
+      what the model cannot read.
   """
-  columns = {'y': labels, **(fields or {})}
-  if weight:
+  columns = {
+    **_input_columns(example_spec['x'], inputs),
+    'y': labels,
+    **(fields or {}),
+  }
+  if weight is not None:
     columns['weight'] = weight
-  named = isinstance(inputs, Mapping)
-  # One input has no name.
-  inputs = dict(inputs) if isinstance(inputs, Mapping) else {'': inputs}
-  wanted = [client_id, *columns.values(), *inputs.values()]
-  missing = [column for column in wanted if column not in frame.columns]
-  if missing:
+  if time is not None and 'time' in example_spec:
+    columns.setdefault('time', time)
+  for path in dict(examples.leaves(example_spec)):
+    if path not in columns and path != 'weight':
+      raise examples.ClientDataError(
+        f'An example has a field {path!r}, for which no column is named. Say '
+        f'which: `fields={{{path!r}: column}}`.'
+      )
+  sorting = [] if time is None else [time]
+  table = data_frames.Table(frame, client_id, [*columns.values(), *sorting])
+  unread = [name for name in _names(encode) if name not in columns.values()]
+  if unread:
     raise examples.ClientDataError(
-      f'The data frame has no columns {missing}; it has {list(frame.columns)}.'
+      f'encode={list(_names(encode))}: {unread} are no columns of inputs, '
+      f'labels or fields, which are {list(columns.values())}.'
     )
-
-  def column(name: str) -> Any:
-    values = frame[name].to_numpy()
-    if values.dtype == object and len(values) and np.ndim(values[0]):
-      return list(values)  # Arrays, whose shapes are compared below.
-    return values
-
-  raw: dict[str, Any] = {name: column(c) for name, c in columns.items()}
-  arrays = {name: column(c) for name, c in inputs.items()}
-  raw['x'] = arrays if named else arrays['']
-  flat = examples.check_fields(raw, example_spec, 'The data frame')
-  try:
-    codes, ids = frame[client_id].factorize(sort=True)
-    names = [str(client) for client in ids]
-  except (TypeError, ValueError) as error:
-    raise examples.ClientDataError(
-      f'The column {client_id!r} of the data frame holds values that can be '
-      'no names of clients, such as lists or integers of thousands of digits. '
-      'Give texts or numbers.'
-    ) from error
-  if (codes < 0).any():
-    row = int(np.flatnonzero(codes < 0)[0])
-    raise examples.ClientDataError(
-      f'Row {row} of the data frame has no client: {client_id!r} is missing.'
-    )
+  vocabularies = table.vocabularies(encode)
+  specs = dict(examples.leaves(example_spec))
+  arrays = {
+    path: table.values(name, specs.get(path), vocabularies.get(name))
+    for path, name in columns.items()
+  }
+  raw: dict[str, Any] = dict(arrays)
+  if isinstance(example_spec['x'], Mapping):
+    raw['x'] = {name: arrays[f'x.{name}'] for name in example_spec['x']}
+  flat = examples.check_fields(
+    raw,
+    example_spec,
+    'The data frame',
+    lambda path: f'Column {columns[path]!r}',
+    table.row,
+  )
+  codes, ids = table.clients()
   counts = np.bincount(codes, minlength=len(ids))
   enough = counts >= max(min_examples or 0, 1)
   filtered = int((~enough).sum())
   populations.report_filtered(filtered, int(enough.sum()), min_examples)
-  order = np.argsort(codes, kind='stable')
+  keys = [codes] if time is None else [table.times(time), codes]
+  order = np.lexsort(keys)
   order = order[enough[codes[order]]]
   flat = examples.map_fields(lambda array: array[order], flat)
   return Population(
-    [name for name, is_kept in zip(names, enough, strict=True) if is_kept],
+    [client for client, kept in zip(ids, enough, strict=True) if kept],
     example_spec,
     flat,
     np.concatenate([[0], np.cumsum(counts[enough])]),
     capacities=capacities,
     num_filtered=filtered,
+    vocabularies=vocabularies,
   )
+
+
+def _input_columns(
+  spec: Any, inputs: str | Mapping[str, str]
+) -> dict[str, str]:
+  """Path of each of the model's inputs, such as `x.item`, to its column."""
+  if isinstance(inputs, Mapping) != isinstance(spec, Mapping) or (
+    isinstance(inputs, Mapping) and set(spec) - set(inputs)
+  ):
+    reads, example = 'one input', "'column'"
+    if isinstance(spec, Mapping):
+      reads = f'the inputs {list(spec)}'
+      example = repr(dict.fromkeys(spec, 'column'))
+    raise examples.ClientDataError(
+      f'inputs={inputs!r}: the model reads {reads}. Name the column of each: '
+      f'`inputs={example}`.'
+    )
+  if isinstance(inputs, Mapping):
+    return {f'x.{name}': inputs[name] for name in spec}
+  return {'x': inputs}
+
+
+def _names(encode: str | Iterable[str]) -> list[str]:
+  """The columns that are to be encoded."""
+  return [encode] if isinstance(encode, str) else list(encode)
 
 
 def from_tff(

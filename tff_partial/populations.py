@@ -16,6 +16,7 @@ import tensorflow as tf
 from tff_partial import buckets
 from tff_partial import cohorts
 from tff_partial import examples
+from tff_partial import vocabularies as vocabularies_lib
 
 
 def concatenate(
@@ -28,7 +29,8 @@ def concatenate(
   Args:
     clients: Ids, and fields `[examples, ...]`.
     example_spec: What one example consists of.
-    min_examples: Clients with fewer are left out; if None, none is.
+    min_examples: Clients with fewer are left out; at 0 none is, and clients
+      without examples send nothing. If None, these are refused.
 
   Returns:
     The ids of the clients, nested arrays of all their examples, the offset
@@ -64,6 +66,12 @@ def concatenate(
   report_filtered(filtered, len(ids), min_examples)
   flat = examples.map_fields(lambda *arrays: np.concatenate(arrays), *kept)
   return ids, flat, np.concatenate([[0], np.cumsum(counts)]), filtered
+
+
+def _indented(example_spec: Mapping[str, Any]) -> str:
+  """The description of examples, below that of what holds them."""
+  spec = examples.ExampleSpec(example_spec, examples.ids_of(example_spec))
+  return '\n'.join(f'  {line}' for line in repr(spec).splitlines())
 
 
 def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
@@ -112,6 +120,8 @@ class Population:
   Attributes:
     example_spec: What one example consists of.
     num_filtered: Clients left out because they had too few examples.
+    vocabularies: Column of a data frame to the vocabulary by which its values
+      were encoded.
   """
 
   def __init__(
@@ -123,6 +133,7 @@ class Population:
     *,
     capacities: Sequence[int] | None = None,
     num_filtered: int = 0,
+    vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
   ):
     """Takes over checked, concatenated examples.
 
@@ -134,9 +145,11 @@ class Population:
         offsets[i+1].
       capacities: Sizes to pad to; few good ones if None.
       num_filtered: Clients left out before.
+      vocabularies: Column to the vocabulary by which it was encoded.
     """
     self.example_spec = example_spec
     self.num_filtered = num_filtered
+    self.vocabularies = dict(vocabularies or {})
     self._client_ids = tuple(client_ids)
     self._fingerprint: str | None = None
     self._index = {client: i for i, client in enumerate(self._client_ids)}
@@ -157,6 +170,48 @@ class Population:
 
   def __len__(self) -> int:
     return len(self._client_ids)
+
+  def __repr__(self) -> str:
+    counts = self._counts
+    lines = [
+      f'Population of {len(self):,} clients with {self.num_examples:,} '
+      f'examples ({counts.min():,} to {counts.max():,} a client, median '
+      f'{np.median(counts):,.0f}), padded to '
+      f'{[bucket.capacity for bucket in self._buckets]}',
+      _indented(self.example_spec),
+    ]
+    if self.num_filtered:
+      lines.append(f'  {self.num_filtered:,} left out for too few examples')
+    lines += [f'  {c!r}: {v!r}' for c, v in self.vocabularies.items()]
+    return '\n'.join(lines)
+
+  def check(self, example_spec: examples.ExampleSpec) -> None:
+    """Checks that the clients can be used where such examples are read.
+
+    Raises:
+      ClientDataError: If they were packed for another model, or hold an id that
+        this one does not have.
+    """
+    examples.check_spec(self.example_spec, example_spec)
+    checked = examples.ids_of(self.example_spec)
+    for path, ids in examples.ids_of(example_spec).items():
+      new = [limits for limits in ids if limits not in checked.get(path, ())]
+      for bucket in self._buckets if new else ():
+        self._check_ids(bucket, path, new)
+
+  def _check_ids(
+    self, bucket: buckets.Bucket, path: str, ids: Sequence[examples.IdRange]
+  ) -> None:
+    array = dict(examples.leaves(bucket.resident['examples']))[path]
+    count = bucket.resident['count']
+    is_real = np.arange(bucket.capacity) < count[:, np.newaxis]
+    client, place = np.nonzero(is_real)
+
+    def which(example: int) -> str:
+      name = self._client_ids[bucket.indices[client[example]]]
+      return f'example {place[example]} of client {name!r}'
+
+    examples.check_ids(array[is_real], ids, path, which)
 
   def cohort(
     self, client_ids: Sequence[str], seeds: np.ndarray
@@ -196,8 +251,9 @@ class Reader:
     read: From a client's id to its fields, arrays `[examples, ...]`. A
       function that can be pickled, if other processes shall read too.
     example_spec: What one example consists of.
-    capacities: Sizes to pad to. Give them: sizes that change from cohort to
-      cohort make a compiling runtime compile again.
+    capacities: Sizes to pad to. By default a cohort is padded to a power of
+      two, so that a compiling runtime meets few sizes; those of clients who
+      differ much cost less padding.
   """
 
   ids: Sequence[str]
@@ -214,6 +270,27 @@ class Reader:
   def __len__(self) -> int:
     return len(self.ids)
 
+  def __repr__(self) -> str:
+    return (
+      f'Reader of {len(self):,} clients, padded to '
+      f'{self.capacities or "powers of two"}\n{_indented(self.example_spec)}'
+    )
+
+  def check(self, example_spec: examples.ExampleSpec) -> None:
+    """Checks that clients are read for such examples.
+
+    Raises:
+      ClientDataError: If they are read for another model.
+    """
+    examples.check_spec(self.example_spec, example_spec)
+    checked = examples.ids_of(self.example_spec)
+    if checked and checked != examples.ids_of(example_spec):
+      raise examples.ClientDataError(
+        'The clients are read for a model with other ids: '
+        f'{self.example_spec!r} instead of {example_spec!r}. Make the reader '
+        'with the `example_spec` of the process or evaluation.'
+      )
+
   def cohort(
     self, client_ids: Sequence[str], seeds: np.ndarray
   ) -> cohorts.Cohort:
@@ -229,7 +306,10 @@ class Reader:
       self.example_spec,
       None,
     )
-    filled = buckets.fill(ids, flat, offsets, self.capacities)
+    capacities = self.capacities
+    if capacities is None:
+      capacities = [buckets.rounded(int(np.diff(offsets).max()))]
+    filled = buckets.fill(ids, flat, offsets, capacities)
     members = np.arange(len(client_ids))
     return cohorts.Cohort(client_ids, buckets.groups_of(filled, members, seeds))
 

@@ -66,6 +66,10 @@ class Rows(tf.experimental.ExtensionType):
     """The type of the table."""
     return self.values.dtype
 
+  def assign(self, value: Any, *_: Any, **__: Any) -> Any:
+    """Does nothing: Keras gives a table its first value, which it has."""
+    return value
+
   def look_up(self, ids: Any) -> tf.Tensor:
     """Looks up the rows of some ids."""
     ids = tf.convert_to_tensor(ids)

@@ -98,12 +98,8 @@ def _initializer_of(initial_value: Any) -> Any:
 def first_value(
   request: dict[str, Any], variable: tf.Variable
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-  """A pure function from a seed to the first value of a variable."""
-  initial_value = request.get('initial_value')
-  if not callable(initial_value):
-    # A given value, the same for everybody.
-    value = variable.numpy()
-    return lambda seed: tf.constant(value)
+  """A pure function from a seed to the first value that a variable draws."""
+  initial_value = request['initial_value']
   initializer = _initializer_of(initial_value)
   draws_it = hasattr(initializer, '_random_generator')
   own_seed = getattr(initializer, 'seed', None)

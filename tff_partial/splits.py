@@ -155,7 +155,11 @@ def fraction(share: float) -> Split:
 
 
 def halves() -> Split:
-  """The first half of the examples is the support set, the second the query."""
+  """The first half of the examples is the support set, the second the query.
+
+  They are halves in the order in which a client's examples were packed. With
+  `from_pandas(..., time=...)` that is the order of time.
+  """
   return fraction(0.5)
 
 

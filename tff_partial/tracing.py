@@ -1,9 +1,10 @@
 """Tracing functions that use Keras, and reading the graphs that come of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_partial.keras_variables import ModelError
@@ -38,13 +39,45 @@ def traced(fn: Callable[..., Any], *specs: Any) -> Any:
   Our functions need no conversion, which would take longer than the tracing.
   Keras by itself converts what users wrote, here as anywhere else.
   """
+
+  def hold_and_call(*args: Any) -> Any:
+    _hold_constants(tf.compat.v1.get_default_graph())
+    return fn(*args)
+
+  return unconverted(hold_and_call).get_concrete_function(*specs)
+
+
+def unconverted(fn: Callable[..., Any]) -> Any:
+  """A graph function without AutoGraph, in which Keras is as anywhere else."""
   outside = tf.__internal__.autograph.control_status_ctx()
 
-  def unconverted(*args: Any) -> Any:
-    with outside:  # Where Keras has not been told to convert nothing.
+  def call(*args: Any) -> Any:
+    # Where Keras has not been told to convert nothing. If it has, it spoils the
+    # operators that functional models are made of: they can no more be saved.
+    with outside:
       return fn(*args)
 
-  return tf.function(unconverted, autograph=False).get_concrete_function(*specs)
+  return tf.function(call, autograph=False)
+
+
+def _hold_constants(graph: Any) -> None:
+  """Makes a function's constants of the eager tensors that it reads.
+
+  It would otherwise ask for them as inputs, which TFF's computations have not.
+  """
+  capture = graph.capture
+  constants: dict[int, tuple[Any, tf.Tensor]] = {}
+
+  def hold(tensor: Any, name: str | None = None, shape: Any = None) -> Any:
+    is_value = isinstance(tensor, tf.__internal__.EagerTensor)
+    if not is_value or tensor.dtype in (tf.resource, tf.variant):
+      return capture(tensor, name=name, shape=shape)
+    if id(tensor) not in constants:
+      with graph.as_default(), tf.control_dependencies(None):
+        constants[id(tensor)] = tensor, tf.constant(tensor.numpy())
+    return constants[id(tensor)][1]
+
+  graph.capture = hold
 
 
 def without_assertions(
@@ -82,6 +115,36 @@ def without_assertions(
     )
 
   return run
+
+
+def value_of(
+  tensor: tf.Tensor, feeds: Mapping[str, Any] | None = None
+) -> np.ndarray:
+  """Computes a tensor of a graph.
+
+  Args:
+    tensor: The tensor.
+    feeds: Values of others by their names, such as those of placeholders.
+
+  Raises:
+    OpError: If it depends on a placeholder without a value.
+  """
+  with tf.compat.v1.Session(graph=tensor.graph) as session:
+    return np.asarray(session.run(tensor.name, feeds))
+
+
+def reason(error: Exception) -> str:
+  """What an error of TensorFlow or Keras says, in one line."""
+  # What AutoGraph adds comes before the message, other remarks after it.
+  lines = [line.strip() for line in str(error).split('\n') if line.strip()]
+  lines = lines or [type(error).__name__]
+  if lines[0].startswith('Exception encountered when calling layer'):
+    rest = itertools.takewhile(
+      lambda line: not line.startswith('Call arguments received'), lines[1:]
+    )
+    lines = list(rest) or lines
+  line = lines[-1 if lines[0].startswith('in user code') else 0]
+  return line if line.endswith('.') else f'{line}.'
 
 
 def placeholder(spec: tf.TensorSpec) -> tf.Tensor:

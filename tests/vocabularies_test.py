@@ -1,0 +1,74 @@
+"""Which id stands for which value."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tff_partial import vocabularies
+from tff_partial.vocabularies import Vocabulary
+
+
+def test_values_are_numbered_in_their_order():
+  films = Vocabulary(['Heat', 'Alien', 'Heat', 'Zorro'])
+  assert films.values == ('Alien', 'Heat', 'Zorro')
+  assert len(films) == 3
+  assert films.encode(['Zorro', 'Alien', 'Brazil']).tolist() == [2, 0, -1]
+  assert films.decode(np.array([1, 2])) == ['Heat', 'Zorro']
+
+
+def test_unseen_values_may_share_the_first_id():
+  films = Vocabulary(['Heat', 'Alien'], unseen=True)
+  assert len(films) == 3
+  assert films.encode(['Heat', 'Brazil', 'Alien']).tolist() == [2, 0, 1]
+  assert films.decode([0, 1, 2]) == [None, 'Alien', 'Heat']
+
+
+@pytest.mark.parametrize(
+  'values',
+  [[7, 3, 7], pd.Series([7, 3]), pd.Series([7, 3], dtype='Int64')],
+)
+def test_numbers_are_values_like_any_other(values):
+  assert Vocabulary(values).encode([3, 7]).tolist() == [0, 1]
+
+
+def test_equal_vocabularies_encode_alike():
+  films = Vocabulary(['b', 'a'])
+  assert films == Vocabulary(['a', 'b', 'a'])
+  assert hash(films) == hash(Vocabulary(['a', 'b']))
+  assert films != Vocabulary(['a', 'b'], unseen=True)
+  assert films != Vocabulary(['a'])
+  assert pickle.loads(pickle.dumps(films)) == films
+
+
+def test_a_vocabulary_says_what_is_in_it():
+  assert repr(Vocabulary('ab')) == "Vocabulary of 2 ids ('a', 'b')"
+  assert repr(Vocabulary(range(2000), unseen=True)) == (
+    'Vocabulary of 2,001 ids (0, 1, 2, ..., unseen=True)'
+  )
+
+
+@pytest.mark.parametrize(
+  'values', [[], ['a', None], [1.0, np.nan], [pd.NA, 'a'], [pd.NaT]]
+)
+def test_missing_values_are_no_values(values):
+  with pytest.raises(
+    vocabularies.VocabularyError, match='of which none is missing'
+  ):
+    Vocabulary(values)
+
+
+def test_values_of_several_types_are_refused():
+  with pytest.raises(
+    vocabularies.VocabularyError, match=r"of one type, found \['int', 'str'\]"
+  ):
+    Vocabulary([1, 'a'])
+
+
+@pytest.mark.parametrize('number', [-1, 2])
+def test_an_id_that_there_is_not_is_refused(number):
+  with pytest.raises(
+    vocabularies.VocabularyError, match=f'no id {number}; ids are 0 to 1'
+  ):
+    Vocabulary('ab').decode([number])
