@@ -196,8 +196,10 @@ def cohort(
   Keep one for a whole run: it holds what was compiled, and the resident arrays
   of client data.
 
-  XLA drops assertions: a loop that it compiles does not notice when a
-  `tf.debugging.Assert` fails at a client.
+  XLA drops the errors of kernels, and has other ideas of NaN and of random
+  floats. What holds an operation that the two do not agree about runs without
+  it; where they agree for most inputs, a compiled loop notices the others, and
+  is run again without XLA. So values and errors do not depend on `jit`.
 
   Args:
     jit: Whether XLA compiles the loop over clients. 'auto' measures each loop
