@@ -744,3 +744,80 @@ def test_the_lists_name_operations_that_exist():
     if operations.definition(tf.compat.v1.NodeDef(op=name)) is None
   ]
   assert not unknown
+
+
+def test_xla_is_left_alone_where_it_was_used_too_early(monkeypatch, log):
+  monkeypatch.setattr(agreement, 'are_nans_kept', lambda: False)
+  total = tff.federated_computation(
+    lambda clients: tff.federated_sum(clients), _at_clients(np.int32)
+  )
+  with cohort(jit=True) as context:
+    assert total([1, 2]) == 3
+  assert not any(context.choices.values())
+  assert any('loses NaN' in message for message in log)
+
+
+# Numbers at which functions end, jump or are not numbers.
+_EDGES = _floats(
+  *(_NAN, _INFINITE, -_INFINITE, 0.0, -0.0, 0.5, -0.5, 1.5, -2.5, 1.0, -1.0),
+  *(7.0, 100.0, -100.0, 1e30, -1e30, 1e-30),
+)
+
+
+def _of_floats(number: int) -> list[str]:
+  """The operations that agree, take so many floats and nothing else."""
+  found = []
+  for name in sorted(agreement._AGREE):
+    defined = operations.definition(tf.compat.v1.NodeDef(op=name))
+    types = [argument.type_attr for argument in defined.input_arg]
+    (attribute,) = [a for a in defined.attr if a.name == 'T'] or [None]
+    if (
+      types == ['T'] * number
+      and not any(argument.number_attr for argument in defined.input_arg)
+      and all(
+        a.HasField('default_value') or a.name == 'T' for a in defined.attr
+      )
+      and (
+        not attribute.HasField('allowed_values')
+        or 1 in attribute.allowed_values.list.type  # float32
+      )
+    ):
+      found.append(name)
+  return found
+
+
+def _computed(names: list[str], inputs: list[np.ndarray]) -> Any:
+  results = {}
+  for name in names:
+    arguments = operations.definition(tf.compat.v1.NodeDef(op=name)).input_arg
+    results[name] = getattr(tf.raw_ops, name)(
+      **{a.name: x for a, x in zip(arguments, inputs, strict=True)}
+    )
+  return results
+
+
+@pytest.mark.parametrize('number', [1, 2])
+def test_what_is_said_to_agree_does(number):
+  # Matrices and the like, which are other than these numbers.
+  others = ('BiasAddGrad', 'Conj', 'Diag', 'DiagPart', 'LogSoftmax')
+  others += ('BatchMatMul', 'BatchMatMulV2', 'BatchMatMulV3', 'BiasAdd')
+  others += ('MatMul', 'SoftmaxCrossEntropyWithLogits')
+  names = [name for name in _of_floats(number) if name not in others]
+  assert len(names) > 15
+  inputs = [grid.ravel() for grid in np.meshgrid(*[_EDGES] * number)]
+  compiled = tf.function(
+    lambda *inputs: _computed(names, list(inputs)), jit_compile=True
+  )
+  expected = _computed(names, [tf.constant(x) for x in inputs])
+  for name, found in compiled(*[tf.constant(x) for x in inputs]).items():
+    # A slope is a product of several numbers; in another order, it overflows.
+    is_huge = name.endswith('Grad') & np.any(
+      [(abs(x) > 1e20) & np.isfinite(x) for x in inputs], 0
+    )
+    np.testing.assert_allclose(
+      np.where(is_huge, 0, found),
+      np.where(is_huge, 0, expected[name]),
+      rtol=1e-4,
+      atol=1e-5,
+      err_msg=name,
+    )

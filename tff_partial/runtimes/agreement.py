@@ -26,13 +26,12 @@ NodeDef: TypeAlias = tf.compat.v1.NodeDef
 # Tells from an operation's inputs whether XLA may compute something else.
 Doubt: TypeAlias = Callable[..., tf.Tensor]
 
-# Without this, XLA on CPUs loses NaN in maxima and minima. It reads this when
-# it is first used.
-_NAN_IN_MAXIMA = '--xla_cpu_enable_fast_min_max'
-if _NAN_IN_MAXIMA not in os.environ.get('XLA_FLAGS', ''):
-  os.environ['XLA_FLAGS'] = (
-    f'{os.environ.get("XLA_FLAGS", "")} {_NAN_IN_MAXIMA}=false'.strip()
-  )
+# Without these, XLA loses NaN in maxima and minima. It reads them when it is
+# first used; who has set one has chosen.
+for _flag in ('xla_cpu_enable_fast_min_max', 'xla_gpu_enable_fast_min_max'):
+  _flags = os.environ.get('XLA_FLAGS', '')
+  if _flag not in _flags:
+    os.environ['XLA_FLAGS'] = f'{_flags} --{_flag}=false'.strip()
 
 _AGREE = frozenset(
   """
@@ -303,6 +302,7 @@ def input_dtypes(node: NodeDef) -> list[tf.DType]:
   return [tf.as_dtype(kind) for kind in found]
 
 
+@functools.cache
 def are_nans_kept() -> bool:
   """Whether XLA keeps NaN in maxima: not if it was used before it was told."""
   largest = tf.function(tf.reduce_max, jit_compile=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import functools
 from typing import Any, NamedTuple, TypeAlias
 
+from absl import logging
 import tensorflow as tf
 
 from tff_partial.runtimes import agreement
@@ -43,6 +44,7 @@ class CompiledLoop:
     self, loop: client_loop.ClientLoop, signature: loop_inputs.Signature
   ):
     self._loop, self._signature = loop, signature
+    self._is_doubted = False
     self._inputs = self._specs()
     self._columns = [columns.Column(spec) for spec in loop.output_specs]
     if self._is_ragged:
@@ -64,6 +66,13 @@ class CompiledLoop:
       is_doubtful, results = self.run(inputs, jit=True)
       if not is_doubtful.numpy():
         return results
+      if not self._is_doubted:
+        self._is_doubted = True
+        logging.warning(
+          'XLA computes something else for some clients (of NaN, an index out '
+          'of range, an integer divided by zero, or the like). Their loop runs '
+          'again without XLA, now and whenever that happens.'
+        )
     return self.run(inputs, jit=False)[1]
 
   def run(
@@ -101,7 +110,8 @@ class CompiledLoop:
 
     if not agreement.are_nans_kept():
       raise agreement.UnfitForXlaError(
-        'XLA was used before this package was imported, and loses NaN in maxima'
+        'XLA loses NaN in maxima: XLA_FLAGS say so, or XLA was used before '
+        'this package was imported'
       )
     with reductions.folded():
       traced = graphs.trace(self._run, self._inputs, jit=True)
