@@ -216,6 +216,11 @@ _DOUBTFUL: dict[str, tuple[Callable[..., Any], np.ndarray, np.ndarray]] = {
     _floats(0, 2),
     _floats(2, 0),
   ),
+  'permutation': (
+    tf.math.invert_permutation,
+    _integers(2, 0, 1),
+    _integers(2, 0, 2),
+  ),
   'erfinv': (tf.math.erfinv, _floats(-1, 0.5), _floats(1.5, 0.5)),
   'slope of relu': (_slope(tf.nn.relu), _floats(1, -1), _floats(1, _NAN)),
   'slope of elu': (_slope(tf.nn.elu), _floats(1, -1), _floats(1, _NAN)),

@@ -45,14 +45,13 @@ _AGREE = frozenset(
   DiagPart Digamma DivNoNan DynamicStitch Einsum Elu EnsureShape Equal Erf
   Erfc Exp ExpandDims Expm1 FFT Fill Floor FusedBatchNormGradV3
   FusedBatchNormV3 Greater GreaterEqual IRFFT Identity IdentityN If Imag Inv
-  Invert InvertPermutation IsFinite IsInf IsNan L2Loss LeakyRelu LeakyReluGrad
-  Less LessEqual Lgamma LinSpace Log Log1p LogSoftmax LogicalAnd LogicalNot
-  LogicalOr MatMul MatrixBandPart MatrixDiagPartV3 MatrixDiagV3
-  MatrixSetDiagV3 Max Maximum Min Minimum MirrorPad Mul MulNoNan Neg NoOp
-  NotEqual OneHot OnesLike Pack Pad PadV2 PartitionedCall Placeholder
-  PreventGradient Prod RFFT Range Rank Real RealDiv Reciprocal Relu Relu6
-  Reshape ReverseV2 Rint Roll Round Rsqrt Select SelectV2 Selu Shape ShapeN
-  Sigmoid SigmoidGrad Sign Sin Sinh Size Snapshot
+  Invert IsFinite IsInf IsNan L2Loss LeakyRelu LeakyReluGrad Less LessEqual
+  Lgamma LinSpace Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul
+  MatrixBandPart MatrixDiagPartV3 MatrixDiagV3 MatrixSetDiagV3 Max Maximum Min
+  Minimum MirrorPad Mul MulNoNan Neg NoOp NotEqual OneHot OnesLike Pack Pad
+  PadV2 PartitionedCall Placeholder PreventGradient Prod RFFT Range Rank Real
+  RealDiv Reciprocal Relu Relu6 Reshape ReverseV2 Rint Roll Round Rsqrt Select
+  SelectV2 Selu Shape ShapeN Sigmoid SigmoidGrad Sign Sin Sinh Size Snapshot
   SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign SoftsignGrad
   SpaceToDepth Split SplitV Sqrt Square SquaredDifference Squeeze
   StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile
@@ -163,6 +162,9 @@ _OF_ALL: Mapping[str, Doubt] = {
   'ScatterNd': lambda indices, updates, shape: _outside(
     indices, _rows(shape, indices)
   ),
+  'InvertPermutation': lambda x: _any(
+    tf.not_equal(tf.sort(x), tf.range(tf.size(x), dtype=x.dtype))
+  ),
   'Slice': _slice,
   'SparseSoftmaxCrossEntropyWithLogits': lambda x, labels: _outside(
     labels, tf.shape(x)[-1]
@@ -207,6 +209,8 @@ def doubt(
   """
   if node.op in _AGREE:
     return None
+  if node.op == 'InvertPermutation' and constant(node.input[0]) is not None:
+    return None  # Of every transposition.
   if node.op in _OF_ALL:
     return _OF_ALL[node.op]
   dtype = tf.as_dtype(_number_type(node))
@@ -240,6 +244,8 @@ def _number_type(node: NodeDef) -> int:
 def _cast(source: int, target: int) -> Doubt | None:
   """XLA takes the nearest integer, where kernels take what the CPU gives."""
   given, wanted = tf.as_dtype(source), tf.as_dtype(target)
+  if given.is_complex and wanted.is_integer:
+    raise UnfitForXlaError('XLA may take other integers of complex numbers')
   if not (given.is_floating and wanted.is_integer):
     return None
   low, high = float(wanted.min), float(wanted.max)
