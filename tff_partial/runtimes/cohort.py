@@ -16,6 +16,8 @@ the rest; all in this process, with no worker and no port. It takes any
   sharding        cuts a cohort into shards, by looking at the cohort alone
   compiled_loop   a loop over a shard as one program
   choices         whether XLA compiles it
+  operations      what draws at random, and what would outlive a call
+  agreement       where XLA computes what kernels do; doubts notices where not
   rounds          runs stages and shards, merges what they leave
 """
 
