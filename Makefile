@@ -91,6 +91,15 @@ test: $(installed) ## run the quick tests
 test-all: $(installed) ## run all tests, the slow ones too
 	$(python) -m pytest $(side_by_side) $(ARGS)
 
+# TFF's own tests do not come with TFF: TFF_SOURCE is a checkout of the version
+# that is installed.
+TFF_SOURCE ?=
+.PHONY: foreign
+foreign: $(installed) ## run TFF's own tests, of TFF_SOURCE=DIR, on our runtime
+	@[[ -n '$(TFF_SOURCE)' ]] || { \
+	  echo "make foreign needs TFF_SOURCE=DIR, a checkout of TFF's sources." >&2; exit 1; }
+	$(python) -m tests.foreign $(TFF_SOURCE) $(ARGS)
+
 # In the order of benchmarks/README.md.
 benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \
   aggregators scaling startup endurance stateful_round sparse_rows accounting \

@@ -56,7 +56,7 @@ def fill(store: client_store.ClientStore, client_ids: list[str]) -> None:
     for spec in specs
   ]
   convert = typed_values.converter(store.type)
-  states = columns.Columns(len(client_ids), leaves, convert)
+  states = columns.Columns.of(len(client_ids), leaves, convert)
   seconds = measuring.timed(lambda: store.write(client_ids, states))()
   seconds += measuring.timed(lambda: store.save(0))()
   size = store.path.stat().st_size if store.path else 0

@@ -725,6 +725,7 @@ def test_columns_are_a_sequence_of_values_of_their_own(plain):
   assert numbers == [4, 5] and numbers != [4] and numbers != 4
   assert pickle.loads(pickle.dumps(numbers)) == [4, 5]
   assert repr(numbers) == repr(list(numbers))
+  assert [3] + numbers + numbers == [3, 4, 5, 4, 5]
   assert tf.nest.map_structure(lambda a, b: a + b, numbers, numbers) == [8, 10]
 
 
@@ -842,8 +843,8 @@ def test_what_xla_refuses_for_some_shapes_it_compiles_for_others(monkeypatch):
       raise ValueError('two rows')
     return run(self, inputs, jit)
 
-  run = compiled_loop.CompiledLoop.__call__
-  monkeypatch.setattr(compiled_loop.CompiledLoop, '__call__', refuse)
+  run = compiled_loop.CompiledLoop.run
+  monkeypatch.setattr(compiled_loop.CompiledLoop, 'run', refuse)
   with cohort(jit=True) as context:
     for shape in (_rows(1), _rows(3)[1:2], _rows(3)[2:3]):
       _total_rows(shape)
@@ -1059,9 +1060,9 @@ def _careless(values):
   return tff.federated_sum(tff.federated_map(root, values))
 
 
-# Not with XLA, which drops assertions.
 @pytest.mark.parametrize(
-  ('jit', 'debug'), [(False, False), (False, True), ('auto', True)]
+  ('jit', 'debug'),
+  [(False, False), (True, False), ('auto', False), (False, True)],
 )
 def test_a_failing_client_is_named(jit, debug):
   values = _floats(_MANY)

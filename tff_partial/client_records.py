@@ -68,7 +68,7 @@ class Layout:
     leaves = [
       np.ascontiguousarray(records[name]) for name in records.dtype.names
     ]
-    return columns.Columns(len(records), leaves, self._convert)
+    return columns.Columns.of(len(records), leaves, self._convert)
 
   def records(self, states: Sequence[Any]) -> np.ndarray:
     """Values as a runtime returned them, as records."""
@@ -176,7 +176,7 @@ def first_states(
   if typed_values.leaf_names(kind):
     found = _first_leaves(initialize_client)(np.asarray(seeds, np.int32))
     leaves = [leaf.numpy() for leaf in found]
-  return columns.Columns(len(seeds), leaves, typed_values.converter(kind))
+  return columns.Columns.of(len(seeds), leaves, typed_values.converter(kind))
 
 
 @functools.lru_cache(maxsize=8)

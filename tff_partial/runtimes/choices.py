@@ -117,9 +117,9 @@ class Chooser:
       return False
     sample = make_sample()
     try:
-      compiled(sample, jit=True)  # XLA compiles when it is first called.
+      compiled.run(sample, jit=True)  # XLA compiles when it is first called.
     except (tf.errors.OpError, ValueError, TypeError) as error:
-      compiled(sample, jit=False)  # If this fails too, XLA is innocent.
+      compiled.run(sample, jit=False)  # If this fails too, XLA is innocent.
       if self._jit is True and self._strict:
         raise errors.XlaRefusedError(_reason(error)) from error
       logging.warning(
@@ -133,9 +133,9 @@ class Chooser:
     if wanted is True:
       self.choices.setdefault(name, True)
       return True
-    compiled(sample, jit=False)
-    with_xla = self._seconds(functools.partial(compiled, sample, jit=True))
-    without = self._seconds(functools.partial(compiled, sample, jit=False))
+    compiled.run(sample, jit=False)
+    with_xla = self._seconds(functools.partial(compiled.run, sample, jit=True))
+    without = self._seconds(functools.partial(compiled.run, sample, jit=False))
     self.choices[name] = without >= _SHARE * with_xla
     logging.info(
       'The loop %s runs %s XLA: a client takes %.2g s with it, %.2g s without.',
@@ -146,7 +146,9 @@ class Chooser:
     )
     return self.choices[name]
 
-  def _seconds(self, run: Callable[[], compiled_loop.Results]) -> float:
+  def _seconds(
+    self, run: Callable[[], tuple[tf.Tensor, compiled_loop.Results]]
+  ) -> float:
     """The least time that as many executions as there are threads take.
 
     All at once, since a plain kernel that has all cores to itself would look
@@ -157,9 +159,8 @@ class Chooser:
       for _ in range(_REPEATS):
         before = time.perf_counter()
         runs = [pool.submit(run) for _ in range(self._threads)]
-        for totals, _ in [one.result() for one in runs]:
-          for total in totals[:1]:
-            total.numpy()  # A device may answer before it is done.
+        for is_doubtful, _ in [one.result() for one in runs]:
+          is_doubtful.numpy()  # A device may answer before it is done.
         least = min(least, time.perf_counter() - before)
         if time.perf_counter() - start > _BUDGET:
           break

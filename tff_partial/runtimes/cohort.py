@@ -16,6 +16,8 @@ the rest; all in this process, with no worker and no port. It takes any
   sharding        cuts a cohort into shards, by looking at the cohort alone
   compiled_loop   a loop over a shard as one program
   choices         whether XLA compiles it
+  operations      what draws at random, and what would outlive a call
+  agreement       where XLA computes what kernels do; doubts notices where not
   rounds          runs stages and shards, merges what they leave
 """
 
@@ -196,8 +198,10 @@ def cohort(
   Keep one for a whole run: it holds what was compiled, and the resident arrays
   of client data.
 
-  XLA drops assertions: a loop that it compiles does not notice when a
-  `tf.debugging.Assert` fails at a client.
+  XLA drops the errors of kernels, and has other ideas of NaN and of random
+  floats. What holds an operation that the two do not agree about runs without
+  it; where they agree for most inputs, a compiled loop notices the others, and
+  is run again without XLA. So values and errors do not depend on `jit`.
 
   Args:
     jit: Whether XLA compiles the loop over clients. 'auto' measures each loop

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import functools
 import math
 import operator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -115,45 +115,66 @@ def gather(
   return listed
 
 
-class Columns(Sequence[Any]):
-  """What the clients of a cohort return: a sequence of one value for each.
+class Columns(list[Any]):
+  """What the clients of a cohort return: a list of one value for each.
 
   The values of all clients lie in one array a leaf; that of one client is made
-  when it is asked for, and shares no memory with the others.
+  when it is asked for, and shares no memory with the others. TFF's own contexts
+  want a list; the first change makes it an ordinary one.
   """
 
-  def __init__(
-    self,
+  # None in an ordinary list, which has none of the others either.
+  _leaves: Sequence[Any] | None = None
+  _size: int
+  _convert: Callable[[Iterator[Any]], Any]
+
+  @classmethod
+  def of(
+    cls,
     size: int,
     leaves: Sequence[Any],
     convert: Callable[[Iterator[Any]], Any],
-  ):
-    """Takes over the leaves, stacked by client.
+  ) -> Self:
+    """Takes over leaves, stacked by client.
 
     Args:
       size: The number of clients.
       leaves: What `gather` returned, leaf by leaf.
       convert: Puts leaves into the containers of a client's value.
     """
-    self._size, self._leaves, self._convert = size, leaves, convert
+    columns = cls()
+    columns._size, columns._leaves, columns._convert = size, leaves, convert
+    return columns
 
   @functools.cached_property
   def stacked(self) -> Any:
     """All values in one, with a leading dimension of clients in each array.
 
     A leaf whose type leaves the shape open is a list of arrays.
+
+    Raises:
+      AttributeError: If the list has been changed since.
     """
+    if self._leaves is None:
+      raise AttributeError('A list that was changed is stacked no longer.')
     return self._convert(iter(self._leaves))
 
   @property
   def is_dense(self) -> bool:
     """Whether every leaf of `stacked` is an array."""
-    return all(isinstance(leaf, np.ndarray) for leaf in self._leaves)
+    return self._leaves is not None and all(
+      isinstance(leaf, np.ndarray) for leaf in self._leaves
+    )
 
   def __len__(self) -> int:
-    return self._size
+    return super().__len__() if self._leaves is None else self._size
+
+  def __iter__(self) -> Iterator[Any]:
+    return map(self.__getitem__, range(len(self)))
 
   def __getitem__(self, position: Any) -> Any:
+    if self._leaves is None:
+      return super().__getitem__(position)
     if isinstance(position, slice):
       return [self[p] for p in range(*position.indices(len(self)))]
     position = range(len(self))[operator.index(position)]
@@ -164,10 +185,15 @@ class Columns(Sequence[Any]):
       return NotImplemented
     return list(self) == list(other)
 
-  def __repr__(self) -> str:
-    return repr(list(self))
+  def __ne__(self, other: object) -> bool:
+    if not isinstance(other, Sequence):
+      return NotImplemented
+    return not self == other
 
-  def __reduce__(self) -> tuple[Any, ...]:
+  def __radd__(self, other: list[Any]) -> list[Any]:
+    return other + list(self)
+
+  def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
     return list, (list(self),)
 
   # What `tf.nest` makes of columns is a list.
@@ -179,6 +205,54 @@ class Columns(Sequence[Any]):
     cls, metadata: None, components: tuple[Any, ...]
   ) -> list[Any]:
     return list(components)
+
+  def _fill(self) -> None:
+    """Becomes an ordinary list, which holds its values itself."""
+    if self._leaves is not None:
+      values = list(self)
+      self.__dict__.clear()
+      super().extend(values)
+
+
+def _reading(name: str) -> Callable[..., Any]:
+  """A method of lists that leaves them as they are."""
+  method = getattr(list, name)
+
+  @functools.wraps(method)
+  def read(self: Columns, *rest: Any) -> Any:
+    # A method of lists looks into the memory of another list, too.
+    return method(
+      list(self), *[list(o) if isinstance(o, Columns) else o for o in rest]
+    )
+
+  return read
+
+
+def _changing(name: str) -> Callable[..., Any]:
+  """A method of lists that changes them."""
+  method = getattr(list, name)
+
+  @functools.wraps(method)
+  def change(self: Columns, *rest: Any, **options: Any) -> Any:
+    self._fill()
+    return method(self, *rest, **options)
+
+  return change
+
+
+# What is not defined above would see the list's own memory, which is empty
+# before the first change.
+for _name in (
+  *('__add__', '__contains__', '__ge__', '__gt__', '__le__', '__lt__'),
+  *('__mul__', '__repr__', '__reversed__', '__rmul__', 'copy', 'count'),
+  'index',
+):
+  setattr(Columns, _name, _reading(_name))
+for _name in (
+  *('__delitem__', '__iadd__', '__imul__', '__setitem__', 'append', 'clear'),
+  *('extend', 'insert', 'pop', 'remove', 'reverse', 'sort'),
+):
+  setattr(Columns, _name, _changing(_name))
 
 
 def _copy(leaf: Any) -> Any:

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 import functools
 from typing import Any, NamedTuple, TypeAlias
 
+from absl import logging
 import tensorflow as tf
 
+from tff_partial.runtimes import agreement
 from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import columns
+from tff_partial.runtimes import doubts
 from tff_partial.runtimes import feeding
 from tff_partial.runtimes import graphs
 from tff_partial.runtimes import loop_inputs
@@ -34,10 +37,6 @@ class Results(NamedTuple):
   outputs: dict[Key, list[tf.Tensor | columns.Ragged]]
 
 
-class UnfitForXlaError(ValueError):
-  """XLA would compile the loop, but compute something else."""
-
-
 class CompiledLoop:
   """A `ClientLoop` for one signature; traced once, run with XLA or without."""
 
@@ -45,6 +44,7 @@ class CompiledLoop:
     self, loop: client_loop.ClientLoop, signature: loop_inputs.Signature
   ):
     self._loop, self._signature = loop, signature
+    self._is_doubted = False
     self._inputs = self._specs()
     self._columns = [columns.Column(spec) for spec in loop.output_specs]
     if self._is_ragged:
@@ -58,10 +58,35 @@ class CompiledLoop:
     self._traced = graphs.trace(self._run, self._inputs)
 
   def __call__(self, inputs: Sequence[tf.Tensor], jit: bool) -> Results:
-    """Runs the loop, with XLA or without; see `Inputs.flat`."""
-    results = iter((self._jitted if jit else self._plain)(*inputs))
+    """Runs the loop, with XLA or without; see `Inputs.flat`.
+
+    What XLA may compute otherwise than kernels do is computed without it.
+    """
+    if jit:
+      is_doubtful, results = self.run(inputs, jit=True)
+      if not is_doubtful.numpy():
+        return results
+      if not self._is_doubted:
+        self._is_doubted = True
+        logging.warning(
+          'XLA computes something else for some clients (of NaN, an index out '
+          'of range, an integer divided by zero, or the like). Their loop runs '
+          'again without XLA, now and whenever that happens.'
+        )
+    return self.run(inputs, jit=False)[1]
+
+  def run(
+    self, inputs: Sequence[tf.Tensor], jit: bool
+  ) -> tuple[tf.Tensor, Results]:
+    """Runs the loop, and says whether the results are in doubt."""
+    is_doubtful, *results_of_loop = (self._jitted if jit else self._plain)(
+      *inputs
+    )
+    results = iter(results_of_loop)
     totals = [next(results) for _ in self._loop.accumulator_specs]
-    return Results(totals, gathered(self._loop, self._columns, results))
+    return is_doubtful, Results(
+      totals, gathered(self._loop, self._columns, results)
+    )
 
   @property
   def _is_ragged(self) -> bool:
@@ -74,22 +99,22 @@ class CompiledLoop:
   @functools.cached_property
   def _jitted(self) -> Callable[..., list[tf.Tensor]]:
     if self._is_ragged:
-      raise UnfitForXlaError(
+      raise agreement.UnfitForXlaError(
         'a client returns a value whose shape is unknown before it has run'
       )
     if self._loop.is_random:
-      raise UnfitForXlaError(
+      raise agreement.UnfitForXlaError(
         'clients draw randomness without a seed, and XLA would draw the same '
         'in every run'
       )
 
-    def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-      if any(leaf.is_rewritten for leaf in self._loop.leaves):
-        return self._run(*flat)
-      return self._traced(*flat)
-
+    if not agreement.are_nans_kept():
+      raise agreement.UnfitForXlaError(
+        'XLA loses NaN in maxima: XLA_FLAGS say so, or XLA was used before '
+        'this package was imported'
+      )
     with reductions.folded():
-      traced = graphs.trace(run, self._inputs, jit=True)
+      traced = graphs.trace(self._run, self._inputs, jit=True)
     return graphs.quick(traced, self._inputs)
 
   def _specs(self) -> list[tf.TensorSpec]:
@@ -148,16 +173,19 @@ class CompiledLoop:
     stop, inputs = self._open(flat)
     count = len(inputs.totals)
 
-    def client(index: tf.Tensor, *state: Any) -> tuple[Any, ...]:
-      values = self._client(inputs, index)
-      totals = [
-        tf.ensure_shape(leaf, spec.shape)
-        for leaf, spec in zip(
-          loop.accumulate(state[:count], values),
-          loop.accumulator_specs,
-          strict=True,
-        )
-      ]
+    def client(
+      index: tf.Tensor, doubt: tf.Tensor, *state: Any
+    ) -> tuple[Any, ...]:
+      with doubts.noticed() as noticed:
+        values = self._client(inputs, index)
+        totals = [
+          tf.ensure_shape(leaf, spec.shape)
+          for leaf, spec in zip(
+            loop.accumulate(state[:count], values),
+            loop.accumulator_specs,
+            strict=True,
+          )
+        ]
       arrays = iter(state[count:])
       written = [
         array
@@ -166,7 +194,8 @@ class CompiledLoop:
         )
         for array in column.write(arrays, index, leaf)
       ]
-      return (index + 1, *totals, *written)
+      doubt = functools.reduce(tf.logical_or, noticed, doubt)
+      return (index + 1, doubt, *totals, *written)
 
     arrays = [
       array
@@ -176,19 +205,20 @@ class CompiledLoop:
     results = tf.while_loop(
       lambda index, *_: index < stop,
       client,
-      [tf.constant(0), *inputs.totals, *arrays],
+      [tf.constant(0), tf.constant(False), *inputs.totals, *arrays],
       shape_invariants=[
+        tf.TensorShape([]),
         tf.TensorShape([]),
         *[spec.shape for spec in loop.accumulator_specs],
         *[tf.TensorShape(None) for _ in arrays],
       ],
       parallel_iterations=1,
     )[1:]
-    written = iter(results[count:])
+    written = iter(results[1 + count :])
     stacked = [
       tensor for column in self._columns for tensor in column.stack(written)
     ]
-    return [*results[:count], *stacked]
+    return [*results[: 1 + count], *stacked]
 
 
 def gathered(

@@ -1,6 +1,6 @@
 """Sends what the cohort runtime cannot compile to the native runtime."""
 
-from concurrent import futures
+import threading
 from typing import Any
 
 from absl import logging
@@ -11,12 +11,16 @@ from tff_partial.runtimes import native
 
 
 class NativeFallback:
-  """A native runtime that starts with the first computation it is given."""
+  """A native runtime that starts with the first computation it is given.
+
+  It has no place on TFF's context stack: that belongs to a thread, and a
+  runtime may be dropped, and ended, in another one.
+  """
 
   def __init__(self) -> None:
     self._logged: set[tff.Computation] = set()
-    self._native: Any = None
-    self._thread: futures.ThreadPoolExecutor | None = None
+    self._lock = threading.Lock()
+    self._native: native.NativeRuntime | None = None
 
   def run(
     self,
@@ -25,29 +29,31 @@ class NativeFallback:
     error: errors.UnsupportedComputationError,
   ) -> Any:
     """Runs a computation natively, and says once per computation why."""
-    if computation not in self._logged:
-      self._logged.add(computation)
-      logging.warning(
-        'The native runtime, which is slower, runs the computation %s: it '
-        'holds %s, and %s.',
-        computation.type_signature.compact_representation(),
-        error.what,
-        error.why,
-      )
-    if self._thread is None:
-      self._native = native.native()
-      # TFF's context stack belongs to a thread. Entered in one of its own,
-      # the worker stays, and the stack of the caller is as it was.
-      self._thread = futures.ThreadPoolExecutor(
-        1, initializer=self._native.__enter__
-      )
-    return self._thread.submit(
-      self._native.invoke, computation, argument
-    ).result()
+    with self._lock:
+      if computation not in self._logged:
+        self._logged.add(computation)
+        logging.warning(
+          'The native runtime, which is slower, runs the computation %s: it '
+          'holds %s, and %s.',
+          computation.type_signature.compact_representation(),
+          error.what,
+          error.why,
+        )
+      if self._native is None:
+        self._native = native.NativeRuntime(compiler=_compiled)
+      runtime = self._native
+    return runtime.invoke(computation, argument)
 
   def close(self) -> None:
     """Ends the worker, if there is one; another `run` starts a new one."""
-    if self._thread is not None:
-      self._thread.submit(self._native.__exit__, None, None, None)
-      self._thread.shutdown()
-      self._thread = None
+    with self._lock:
+      if self._native is not None:
+        self._native.close()
+        self._native = None
+
+
+def _compiled(computation: tff.Computation) -> object:
+  """What the worker runs: secure sums in the clear, as in compiled rounds."""
+  return tff.backends.native.desugar_and_transform_to_native(
+    tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
+  )

@@ -176,10 +176,11 @@ _PASSES = {
   'federated_zip_at_clients',
   'federated_zip_at_server',
 }
-_SELECTS = {'federated_select', 'federated_secure_select'}
+# These make a sequence for each client.
+SELECTS = {'federated_select', 'federated_secure_select'}
 
 # Every intrinsic that there is a rule for.
-KNOWN = {*AGGREGATES, *_MAPS, *_EVALS, *_PASSES, *_SELECTS}
+KNOWN = {*AGGREGATES, *_MAPS, *_EVALS, *_PASSES, *SELECTS}
 
 
 def run(intrinsic: tff.framework.Intrinsic, argument: Any) -> Any:
@@ -189,7 +190,7 @@ def run(intrinsic: tff.framework.Intrinsic, argument: Any) -> Any:
     return function(value)
   if intrinsic.uri in _EVALS:
     return argument()
-  if intrinsic.uri in _SELECTS:
+  if intrinsic.uri in SELECTS:
     return _select(intrinsic, *argument)
   if intrinsic.uri in _PASSES:
     return argument

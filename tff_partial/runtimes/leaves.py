@@ -7,7 +7,7 @@ tables brings an initialiser, which runs before each call, as in TFF: nothing
 in a leaf outlives a call.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import itertools
 import re
 from typing import Any
@@ -16,10 +16,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import conditionals
+from tff_partial.runtimes import doubts
+from tff_partial.runtimes import operations
 from tff_partial.runtimes import reductions
 from tff_partial.runtimes import typed_values
 
 _serial = itertools.count()
+# What TensorFlow calls a variable that nobody is to find by a name.
+_ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 
 
 class Leaf:
@@ -30,14 +34,25 @@ class Leaf:
     op_types: The types of all operations in it.
     function_names: The Python functions that were traced into it.
     owns_resources: Whether it has variables or tables.
+    draws: An operation for which two calls on the same arguments may differ.
   """
 
   def __init__(self, block: tff.framework.CompiledComputation):
+    """Reads a graph.
+
+    Args:
+      block: The graph.
+
+    Raises:
+      UnsupportedComputationError: If something would outlive a call.
+    """
     self.type_signature = block.type_signature
     program = block.proto.tensorflow
     self._graph_def = tf.compat.v1.GraphDef()
     program.graph_def.Unpack(self._graph_def)
-    self.op_types = [node.op for node in _all_nodes(self._graph_def)]
+    self.op_types = [
+      node.op for nodes in operations.scopes(self._graph_def) for node in nodes
+    ]
     self.function_names = sorted(
       set(
         filter(
@@ -51,14 +66,16 @@ class Leaf:
     )
     self._initializer = program.initialize_op
     self.owns_resources = bool(self._initializer)
-    if self.owns_resources:
-      _separate_resources(self._graph_def)
     self._result = _tensor_names(program.result)
     self._inputs = (
       typed_values.leaves(_tensor_names(program.parameter))
       if program.HasField('parameter')
       else []
     )
+    operations.check_resources(self._graph_def, self._initializer, self._inputs)
+    if self.owns_resources:
+      _separate_resources(self._graph_def)
+    self.draws = operations.draws(self._graph_def)
     self._outputs = typed_values.leaves(self._result)
     parameter = self.type_signature.parameter
     self._is_open = parameter is not None and any(
@@ -71,7 +88,7 @@ class Leaf:
   @property
   def is_random(self) -> bool:
     """Whether two calls on the same arguments may differ."""
-    return any(_is_random(op) for op in self.op_types)
+    return self.draws is not None
 
   def __call__(self, *arguments: typed_values.Nested) -> typed_values.Nested:
     """Runs the graph."""
@@ -79,16 +96,13 @@ class Leaf:
       return typed_values.like(self._result, iter([]))
     flat = [leaf for value in arguments for leaf in typed_values.leaves(value)]
     results = list(self._function(flat)(*flat))
+    if len(results) > len(self._outputs):
+      doubts.notice(results.pop())
     for result, spec in zip(results, self._result_specs, strict=True):
       # Importing a graph loses static shapes, and XLA's loops need them.
       if result.dtype != tf.variant:
         result.set_shape(spec.shape)
     return typed_values.like(self._result, iter(results))
-
-  @property
-  def is_rewritten(self) -> bool:
-    """Whether XLA is given another form of it; known after a first call."""
-    return any(found.is_rewritten for found in self._functions.values())
 
   def _function(self, flat: Sequence[Any]) -> '_Imported':
     """The graph; where its type leaves dimensions open, those of `flat`."""
@@ -128,8 +142,7 @@ class Leaf:
 class _Imported:
   """A graph as a function over flat tensors.
 
-  Attributes:
-    is_rewritten: Whether XLA is given another form of it.
+  XLA is given another form of it, which may have a doubt as its last result.
   """
 
   def __init__(
@@ -140,23 +153,26 @@ class _Imported:
     initializer: str,
     folded: bool,
   ):
+    if folded:
+      graph_def, doubt = doubts.added(graph_def, outputs)
+      outputs = [*outputs, doubt] if doubt else outputs
     wrapped = tf.compat.v1.wrap_function(
       lambda: tf.graph_util.import_graph_def(graph_def, name=''), []
     )
-    found = reductions.find(wrapped.graph)
-    chosen = conditionals.as_choices(graph_def, wrapped.graph)
-    self.is_rewritten = bool(found) or chosen is not graph_def
     element = wrapped.graph.as_graph_element
     self._initialize = (
       wrapped.prune([], element(initializer)) if initializer else None
     )
     ends = [element(name) for name in [*inputs, *outputs]]
-    if folded and self.is_rewritten:
-      ends = []
-      wrapped = tf.compat.v1.wrap_function(
-        lambda: ends.extend(reductions.fold(chosen, found, inputs, outputs)),
-        [],
-      )
+    if folded:
+      found = reductions.find(wrapped.graph)
+      chosen = conditionals.as_choices(graph_def, wrapped.graph)
+      if found or chosen is not graph_def:
+        ends = []
+        wrapped = tf.compat.v1.wrap_function(
+          lambda: ends.extend(reductions.fold(chosen, found, inputs, outputs)),
+          [],
+        )
     self._function = wrapped.prune(ends[: len(inputs)], ends[len(inputs) :])
 
   def __call__(self, *flat: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -178,18 +194,14 @@ def _tensor_names(binding: Any) -> Any:
   return []
 
 
-def _all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
-  yield from graph_def.node
-  for function in graph_def.library.function:
-    yield from function.node_def
-
-
 def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
   """Keeps variables of equal names in different leaves apart."""
   prefix = f'cohort_leaf_{next(_serial)}'
-  for node in _all_nodes(graph_def):
+  for node in graph_def.node:
     if 'shared_name' in node.attr:
-      name = node.attr['shared_name'].s.decode() or node.name
+      name = node.attr['shared_name'].s.decode()
+      if name in ('', _ANONYMOUS):
+        name = node.name
       node.attr['shared_name'].s = f'{prefix}/{name}'.encode()
 
 
@@ -203,18 +215,3 @@ def _python_name(function: str) -> str | None:
   if found is None or _CONTROL_FLOW.search(found.group(1)):
     return None
   return found.group(1)
-
-
-def _is_random(op: str) -> bool:
-  return op == 'Timestamp' or op.startswith(
-    (
-      'Random',
-      'TruncatedNormal',
-      'ParameterizedTruncated',
-      'Multinomial',
-      'StatefulUniform',
-      'StatefulStandardNormal',
-      'StatefulRandom',
-      'StatefulTruncated',
-    )
-  )

@@ -33,7 +33,7 @@ client only when asked for it; TFF alone takes lists and tuples only.
 
 import asyncio
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import contextvars
 import functools
@@ -328,11 +328,23 @@ def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
 class _Runtime:
   """What both kinds of runtime share: a worker, and a place on TFF's stack."""
 
-  def __init__(self, parallel_calls: int):
+  def __init__(
+    self,
+    parallel_calls: int = -1,
+    compiler: Callable[[tff.Computation], object] = (
+      tff.backends.native.desugar_and_transform_to_native
+    ),
+  ):
+    """Starts nothing yet.
+
+    Args:
+      parallel_calls: See `native`.
+      compiler: Makes of a computation what the worker runs.
+    """
     self._worker = _Worker(parallel_calls)
     super().__init__(  # type: ignore[call-arg]  # Of the other base.
       executor_fn=self._worker,
-      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      compiler_fn=compiler,
       transform_args=tff.tensorflow.transform_args,
       transform_result=tff.tensorflow.transform_result,
     )
@@ -352,7 +364,11 @@ class _Runtime:
       self._places.pop().__exit__(*error)
     finally:
       if not self._places:
-        self._worker.close()
+        self.close()
+
+  def close(self) -> None:
+    """Ends the worker, also where no `with` does."""
+    self._worker.close()
 
   def set_default(self) -> None:
     """Runs here what this thread calls outside any `with`, from now on."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import functools
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import tensorflow_federated as tff
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import typed_values
 
-# Kinds of Python numbers that an array of each kind takes without loss.
-_WIDENED = {'f': 'fiu', 'c': 'cfiu', 'i': 'i', 'u': 'iu', 'O': 'SUO'}
+# Kinds of Python numbers that an array of each kind takes, if nothing is lost.
+_TAKEN = {'f': 'fiu', 'c': 'cfiu', 'i': 'iu', 'u': 'iu'}
+# Kinds of arrays that each kind takes, if it is as wide; so do TFF's runtimes.
+_WIDENED = {'f': 'f', 'c': 'c', 'i': 'iu', 'u': 'iu'}
 
 
 class Reader:
@@ -109,10 +112,12 @@ class Reader:
     )
 
   def _leaf(self, value: Any, where: tuple[str, ...]) -> Any:
-    if isinstance(value, tf.Tensor):
+    if isinstance(value, tf.Tensor | tf.Variable):
       value = value.numpy()
-    if isinstance(value, np.ndarray | np.generic):
-      array = value
+    is_array = isinstance(value, np.ndarray | np.generic)
+    # NumPy's own text drops zeros at its end, which are part of it.
+    if is_array and not isinstance(value, bytes | str):
+      array = self._widened(value)
     else:
       array = self._of_python(value, where)
     fits = array.dtype == self._dtype or (
@@ -127,6 +132,15 @@ class Reader:
       )
     return array
 
+  def _widened(self, array: Any) -> Any:
+    """An array of a narrower dtype, as one of this."""
+    if array.dtype == self._dtype:
+      return array
+    is_akin = array.dtype.kind in _WIDENED.get(self._dtype.kind, '')
+    if is_akin and np.can_cast(array.dtype, self._dtype):
+      return array.astype(self._dtype)
+    return array
+
   def _fits(self, shape: tuple[int, ...]) -> bool:
     if self._shape is None or shape == self._shape:
       return True
@@ -137,13 +151,17 @@ class Reader:
 
   def _of_python(self, value: Any, where: tuple[str, ...]) -> Any:
     """Python's own numbers have no width: they take that of the type."""
+    if self._spec.dtype == tf.string:
+      return self._of_text(value)
     try:
-      if isinstance(value, tf.Variable):
-        return value.numpy()
       array = np.asarray(value)
-      if array.dtype.kind in _WIDENED.get(self._dtype.kind, ''):
+      if not array.size:
         return array.astype(self._dtype)
-      return array
+      if array.dtype.kind not in _TAKEN.get(self._dtype.kind, ''):
+        return array
+      with np.errstate(over='ignore', invalid='ignore'):
+        taken = array.astype(self._dtype)
+        is_whole = _holds(taken, array)
     except (TypeError, ValueError) as error:
       raise errors.ArgumentError(
         '/'.join(where),
@@ -151,6 +169,29 @@ class Reader:
         f'a {type(value).__name__}',
         'pass a number, a string or an array',
       ) from error
+    if not is_whole:
+      raise errors.ArgumentError(
+        '/'.join(where),
+        str(self.type_spec),
+        reprlib.repr(value),
+        f'pass numbers that {self._dtype.name} can hold',
+      )
+    return taken
+
+  def _of_text(self, value: Any) -> Any:
+    """Strings as Python's own objects, which keep zeros at their end."""
+    array = np.array(value, object)
+    if all(isinstance(one, bytes | str) for one in array.flat):
+      return array
+    return np.asarray(value)
+
+
+def _holds(taken: np.ndarray, given: np.ndarray) -> bool:
+  """Whether whole numbers are the same, and finite ones finite."""
+  if given.dtype.kind in 'iu' and taken.dtype.kind != 'c':
+    same = (taken.astype(given.dtype) == given) & ((taken < 0) == (given < 0))
+    return bool(same.all())
+  return bool((np.isfinite(taken) == np.isfinite(given)).all())
 
 
 def _stacked(type_spec: tff.Type) -> tff.Type:

@@ -5,7 +5,9 @@ A `CompiledComputation` is made once per computation and called every round.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
+import contextlib
 import dataclasses
+import threading
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -64,6 +66,12 @@ class CompiledComputation:
     """
     self._program = straight_line.Program(computation)
     self._plan = plan.Plan(self._program)
+    # Two threads that call the same must not share its variables.
+    self._turn: contextlib.AbstractContextManager[Any] = (
+      contextlib.nullcontext()
+    )
+    if any(step.owns_resources for step in self._program.steps.values()):
+      self._turn = threading.Lock()
     parameter = computation.type_signature.parameter
     self._reader = readers.Reader(
       tff.StructType([]) if parameter is None else parameter
@@ -83,8 +91,17 @@ class CompiledComputation:
         share a program, but may differ in these.
       resources: What to run it with.
     """
+    with self._turn:
+      values = self._values(argument, resources)
+    nested = self._program.evaluate(self._program.result, values)
+    return convert(map(_to_numpy, typed_values.leaves(nested)))
+
+  def _values(
+    self, argument: Any, resources: Resources
+  ) -> dict[Key, typed_values.Nested]:
+    """All values at the server in the end, and those of clients returned."""
     values, clients = self._open(argument, resources.arrays)
-    shards = sharding.cut(clients)
+    shards = sharding.cut(clients, self._program.shows_order)
     outputs: Outputs = {}
     totals: Sequence[tf.Tensor] = []
     for wave, stage in enumerate(self._plan.stages):
@@ -98,8 +115,7 @@ class CompiledComputation:
         totals = wave_of_clients.run(shards)
     for key in self._plan.client_results:
       values[key] = self._of_clients(key, shards, outputs)
-    nested = self._program.evaluate(self._program.result, values)
-    return convert(map(_to_numpy, typed_values.leaves(nested)))
+    return values
 
   def _open(
     self, argument: Any, arrays: feeding.DeviceArrays

@@ -57,14 +57,25 @@ def cohort_size(arguments: Mapping[str, feeding.Clients]) -> int:
   return next(iter(sizes.values()), 0)
 
 
-def cut(arguments: Mapping[str, feeding.Clients]) -> list[Shard]:
-  """Cuts the cohort of some arguments, given by their names."""
+def cut(
+  arguments: Mapping[str, feeding.Clients], in_order: bool = False
+) -> list[Shard]:
+  """Cuts a cohort.
+
+  Args:
+    arguments: The CLIENTS arguments, by their names.
+    in_order: Whether the clients of a shard, and the shards, must follow one
+      another as in the cohort. Then a group begins wherever shapes change.
+  """
   size = cohort_size(arguments)
   clients = list(arguments.values())
   groups = collections.defaultdict(list)
   numbers = [argument.groups() for argument in clients]
+  runs, last = 0, None
   for position, group in enumerate(zip(*numbers, strict=True)):
-    groups[group].append(position)
+    runs += group != last
+    last = group
+    groups[runs if in_order else group].append(position)
   is_light = all(a.client_bytes() <= _FEW_BYTES for a in clients)
   shards = []
   for members in groups.values():

@@ -54,6 +54,11 @@ class Step:
     """Whether it draws randomness of its own."""
     return any(leaf.is_random for leaf in self.leaves)
 
+  @property
+  def owns_resources(self) -> bool:
+    """Whether it has variables or tables."""
+    return any(leaf.owns_resources for leaf in self.leaves)
+
   def __str__(self) -> str:
     called = self.block.compact_representation()
     called = called if len(called) < 120 else called[:117] + '...'

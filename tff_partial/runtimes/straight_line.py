@@ -14,9 +14,11 @@ over it) is computed once, with the server's steps.
 """
 
 from collections.abc import Sequence
+import functools
 import hashlib
 from typing import Any, TypeAlias
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import errors
@@ -56,7 +58,7 @@ class Program:
       UnsupportedComputationError: If it has parts that have no rule here.
     """
     self._type = computation.type_signature
-    _refuse_sequences(self._type)
+    _refuse_other_types(self._type)
     self._evaluator = evaluator.Evaluator()
     self._patterns: dict[Key, typed_values.Nested] = {}
     self._parameter: str | None = None
@@ -107,7 +109,7 @@ class Program:
     elif steps.is_at_clients(block.type_signature):
       kind = Kind.CLIENT
     reads = frozenset(self.keys_read(block))
-    self.steps[(name,)] = Step(
+    step = self.steps[(name,)] = Step(
       (name,),
       block,
       kind,
@@ -115,6 +117,11 @@ class Program:
       max([self.wave_of(key) for key in reads], default=0),
       self._evaluator.leaves_in(block),
     )
+    if _uri(block) in intrinsics.SELECTS and step.is_random:
+      raise errors.UnsupportedComputationError(
+        'a selection that draws at random',
+        'its values would be drawn again whenever they are read',
+      )
 
   def _fingerprint(self) -> str:
     digest = hashlib.sha256(self._type.compact_representation().encode())
@@ -137,6 +144,20 @@ class Program:
     if key in self.arguments:
       return self.arguments[key].is_at_clients
     return self.steps[key].kind is Kind.CLIENT
+
+  @functools.cached_property
+  def shows_order(self) -> bool:
+    """Whether an aggregate tells in which order clients were added.
+
+    Sums of numbers do, but in their last bits only. Strings, and rows that are
+    put one behind the other, do for everybody to see.
+    """
+    return any(
+      spec.dtype == tf.string or not spec.shape.is_fully_defined()
+      for step in self.steps.values()
+      if step.kind is Kind.AGGREGATE
+      for spec in typed_values.leaves(self.accumulator(step))
+    )
 
   def type_of(self, key: Key) -> tff.Type:
     """The type of a value."""
@@ -255,16 +276,21 @@ def _flatten(computation: tff.Computation) -> Block:
   return block
 
 
-def _refuse_sequences(type_spec: tff.FunctionType) -> None:
+def _refuse_other_types(type_spec: tff.FunctionType) -> None:
+  """Refuses arguments and results that are no dense tensors."""
+  whys = {
+    tff.SequenceType: ('a sequence', 'a sequence is not a dense tensor'),
+    tff.FunctionType: ('a function', 'a function cannot be fed to a graph'),
+  }
   for place in ('parameter', 'result'):
     part = getattr(type_spec, place)
-    if part is not None and tff.types.contains(
-      part, lambda inner: isinstance(inner, tff.SequenceType)
-    ):
-      raise errors.UnsupportedComputationError(
-        f'a sequence in the {place} ({part.compact_representation()})',
-        'a sequence is not a dense tensor',
-      )
+    for kind, (what, why) in whys.items():
+      if part is not None and tff.types.contains(
+        part, lambda inner, kind=kind: isinstance(inner, kind)
+      ):
+        raise errors.UnsupportedComputationError(
+          f'{what} in the {place} ({part.compact_representation()})', why
+        )
 
 
 def _uri(block: Block) -> str | None:

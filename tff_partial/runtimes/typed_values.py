@@ -137,7 +137,7 @@ def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
 def _columns(
   value: ClientValues, convert: Callable[[Iterator[Any]], Any]
 ) -> columns.Columns:
-  return columns.Columns(value.size, value.leaves, convert)
+  return columns.Columns.of(value.size, value.leaves, convert)
 
 
 def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:

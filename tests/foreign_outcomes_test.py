@@ -1,0 +1,82 @@
+"""How the outcomes of foreign tests are read and judged."""
+
+import pathlib
+
+import pytest
+
+from tests.foreign import outcomes
+
+_RESULTS = """<?xml version="1.0"?>
+<testsuites name="" tests="3" failures="1" errors="1">
+<testsuite name="SumTest" tests="3">
+  <testcase name="test_adds" status="run"/>
+  <testcase name="test_waits"><failure message="4 != 3"/></testcase>
+  <testcase name="test_ends"><error message="KeyError: 1"/></testcase>
+</testsuite>
+</testsuites>
+"""
+_ALLOWED = """# Known.
+
+jit=*/sum_test.py::SumTest.test_w*  It wants a worker.
+jit=true/mean_test.py::*  Not for us.
+jit=true/other_test.py::*  It was not run.
+"""
+
+
+def test_results_are_read():
+  assert outcomes.read_results(_RESULTS) == {
+    'SumTest.test_adds': None,
+    'SumTest.test_waits': '4 != 3',
+    'SumTest.test_ends': 'KeyError: 1',
+  }
+
+
+def test_only_known_failures_are_allowed():
+  results = {
+    'jit=true/sum_test.py': outcomes.read_results(_RESULTS),
+    'jit=true/mean_test.py': {'MeanTest.test_mean': None},
+  }
+  verdict = outcomes.judge(results, outcomes.read_allowed(_ALLOWED))
+  assert verdict.failed == {
+    'jit=true/sum_test.py::SumTest.test_ends': 'KeyError: 1'
+  }
+  assert verdict.allowed == {
+    'jit=true/sum_test.py::SumTest.test_waits': 'It wants a worker.'
+  }
+  assert [one.pattern for one in verdict.unused] == ['jit=true/mean_test.py::*']
+
+
+def test_an_allowance_needs_a_reason():
+  with pytest.raises(ValueError, match='Line 2 allows .*does not say why'):
+    outcomes.read_allowed('# Known.\njit=true/sum_test.py::*\n')
+
+
+def test_the_list_can_be_read():
+  path = pathlib.Path(outcomes.__file__).parent / 'allowed.txt'
+  for known in outcomes.read_allowed(path.read_text(encoding='utf-8')):
+    assert known.pattern.startswith('jit=') and '::' in known.pattern
+
+
+@pytest.mark.parametrize(
+  ('status', 'said', 'expected'),
+  [
+    (0, '', {}),
+    (
+      1,
+      'warning\nImportError: no\n\n',
+      {outcomes.WHOLE_FILE: 'ImportError: no'},
+    ),
+    (-9, '', {outcomes.WHOLE_FILE: 'it ended with status -9'}),
+    (None, '', {outcomes.WHOLE_FILE: 'it took too long'}),
+  ],
+)
+def test_a_file_that_writes_no_results_fails_as_a_whole(
+  status, said, expected, tmp_path
+):
+  assert outcomes.results_of(tmp_path / 'none.xml', status, said) == expected
+
+
+def test_a_file_that_writes_results_is_judged_by_them(tmp_path):
+  path = tmp_path / 'results.xml'
+  path.write_text(_RESULTS, encoding='utf-8')
+  assert len(outcomes.results_of(path, 1, '')) == 3

@@ -1,0 +1,194 @@
+"""What may outlive a call of a graph, and what two calls draw differently.
+
+TensorFlow's registry of operations knows which are stateful: they draw random
+numbers, keep something between calls, or act on a resource. What is stateful
+and not listed here is taken for random. A resource with a name is found again
+by the next call, so it must be one that the graph's initializer fills.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from tff_partial.runtimes import errors
+
+# Stateful operations that give the same for the same inputs, if the resources
+# that they act on are made or filled in the same call.
+_PURE = frozenset(
+  (
+    # Control flow, and what is said aside.
+    *('Case', 'If', 'StatefulPartitionedCall', 'While'),
+    *('Assert', 'CheckNumerics', 'CheckNumericsV2', 'Print', 'PrintV2'),
+    *('DeepCopy', 'DeviceIndex', 'GuaranteeConst', 'StatelessRandomGetAlg'),
+    # Variables, and generators whose state is one.
+    *('AssignAddVariableOp', 'AssignSubVariableOp', 'AssignVariableOp'),
+    *('DestroyResourceOp', 'DisableCopyOnRead', 'ReadVariableOp'),
+    *('RngReadAndSkip', 'RngSkip', 'VarHandleOp', 'VarIsInitializedOp'),
+    'VariableShape',
+    # Tables.
+    *('AnonymousHashTable', 'AnonymousMutableDenseHashTable'),
+    *('AnonymousMutableHashTable', 'AnonymousMutableHashTableOfTensors'),
+    *('HashTableV2', 'InitializeTableFromDataset', 'InitializeTableV2'),
+    *('LookupTableExportV2', 'LookupTableFindV2', 'LookupTableImportV2'),
+    *('LookupTableInsertV2', 'LookupTableRemoveV2', 'LookupTableSizeV2'),
+    *('MutableDenseHashTableV2', 'MutableHashTableOfTensorsV2'),
+    'MutableHashTableV2',
+    # Arrays and stacks, which every execution makes anew.
+    *('StackCloseV2', 'StackPopV2', 'StackPushV2', 'StackV2'),
+    *('TensorArrayCloseV3', 'TensorArrayConcatV3', 'TensorArrayGatherV3'),
+    *('TensorArrayGradV3', 'TensorArrayGradWithShape', 'TensorArrayReadV3'),
+    *('TensorArrayScatterV3', 'TensorArraySizeV3', 'TensorArraySplitV3'),
+    *('TensorArrayV3', 'TensorArrayWriteV3'),
+    # Datasets, and iterators without a name.
+    *('AnonymousIterator', 'AnonymousIteratorV2', 'AnonymousIteratorV3'),
+    *('AnonymousMemoryCache', 'AnonymousRandomSeedGenerator'),
+    *('AnonymousSeedGenerator', 'CacheDatasetV2', 'DatasetToSingleElement'),
+    *('DeleteIterator', 'DeleteMemoryCache', 'DeleteRandomSeedGenerator'),
+    *('DeleteSeedGenerator', 'DummyIterationCounter', 'DummyMemoryCache'),
+    *('DummySeedGenerator', 'ExperimentalGroupByReducerDataset'),
+    *('ExperimentalRandomDataset', 'GroupByReducerDataset', 'IteratorGetNext'),
+    *('IteratorGetNextAsOptional', 'IteratorGetNextSync', 'MakeIterator'),
+    *('RandomDataset', 'RandomDatasetV2', 'RangeDataset', 'ReduceDataset'),
+    *('ShuffleAndRepeatDatasetV2', 'ShuffleDatasetV2', 'ShuffleDatasetV3'),
+    *('SparseTensorSliceDataset', 'TensorDataset', 'TensorSliceDataset'),
+  )
+)
+# Whole families that act on variables.
+_PURE_FAMILY = re.compile(r'Resource(Apply|Gather|Scatter|Sparse|Strided)')
+
+# These draw at random unless one of the inputs called `seed` is not zero.
+_SEEDED = frozenset(
+  (
+    *('AnonymousRandomSeedGenerator', 'AnonymousSeedGenerator'),
+    *('ExperimentalRandomDataset', 'RandomDataset', 'RandomDatasetV2'),
+    *('ShuffleAndRepeatDataset', 'ShuffleAndRepeatDatasetV2'),
+    *('ShuffleDataset', 'ShuffleDatasetV3'),
+  )
+)
+
+# The first input of these is a resource, which they fill with all it holds.
+_FILLS = frozenset(
+  (
+    *('AssignVariableOp', 'InitializeTableFromDataset', 'InitializeTableV2'),
+    'LookupTableImportV2',
+  )
+)
+
+
+def definition(node: tf.compat.v1.NodeDef) -> Any:
+  """What the registry knows of a node's operation; None if it is a function."""
+  return op_def_registry.get(node.op)
+
+
+def scopes(
+  graph_def: tf.compat.v1.GraphDef,
+) -> Iterator[Sequence[tf.compat.v1.NodeDef]]:
+  """The nodes of a graph, then those of each of its functions."""
+  yield graph_def.node
+  for function in graph_def.library.function:
+    yield function.node_def
+
+
+def source(name: str) -> str:
+  """The node that an input of another node comes from."""
+  return name.lstrip('^').split(':')[0]
+
+
+def draws(graph_def: tf.compat.v1.GraphDef) -> str | None:
+  """An operation for which two calls on the same arguments may differ."""
+  for nodes in scopes(graph_def):
+    known = {node.name: node for node in nodes}
+    for node in nodes:
+      if _draws(node, known):
+        return node.op
+  return None
+
+
+def _draws(
+  node: tf.compat.v1.NodeDef, known: Mapping[str, tf.compat.v1.NodeDef]
+) -> bool:
+  if node.op in _SEEDED:
+    return not any(
+      _is_not_zero(known.get(source(name)))
+      for name, argument in zip(
+        node.input, definition(node).input_arg, strict=False
+      )
+      if argument.name in ('seed', 'seed2')
+    )
+  # Datasets that hand on whatever is ready first.
+  if 'deterministic' in node.attr:
+    if node.attr['deterministic'].s == b'false':
+      return True
+  elif 'sloppy' in node.attr and node.attr['sloppy'].b:
+    return True
+  defined = definition(node)
+  if defined is None or not defined.is_stateful:
+    return False
+  return node.op not in _PURE and not _PURE_FAMILY.match(node.op)
+
+
+def _is_not_zero(node: tf.compat.v1.NodeDef | None) -> bool:
+  if node is None or node.op != 'Const':
+    return False
+  return bool(tf.make_ndarray(node.attr['value'].tensor).any())
+
+
+def check_resources(
+  graph_def: tf.compat.v1.GraphDef, initializer: str, inputs: Iterable[str]
+) -> None:
+  """Refuses what would hand something from one call to the next.
+
+  Args:
+    graph_def: A graph.
+    initializer: The operation to run before each call, or an empty string.
+    inputs: The names of the tensors that go in.
+
+  Raises:
+    UnsupportedComputationError: If a named resource is not filled by the
+      initializer, or is filled with what comes out of an argument.
+  """
+  known = {node.name: node for node in graph_def.node}
+  initial = ancestors(known, [initializer] if initializer else [])
+  filled = {
+    source(known[name].input[0]) for name in initial if known[name].op in _FILLS
+  }
+  for nodes in scopes(graph_def):
+    for node in nodes:
+      if _is_named(node) and not (
+        nodes is graph_def.node and node.name in filled
+      ):
+        raise errors.UnsupportedComputationError(
+          f'a resource without an initial value ({node.op})',
+          'it would keep what one client leaves in it for the next',
+        )
+  if initial & {source(name) for name in inputs}:
+    raise errors.UnsupportedComputationError(
+      'a variable or a table that is made from an argument',
+      'it would have to be made anew for each client',
+    )
+
+
+def _is_named(node: tf.compat.v1.NodeDef) -> bool:
+  """Whether it makes, or finds, a resource by a name."""
+  defined = definition(node)
+  return defined is not None and any(
+    attribute.name == 'shared_name' for attribute in defined.attr
+  )
+
+
+def ancestors(
+  known: Mapping[str, tf.compat.v1.NodeDef], ends: Iterable[str]
+) -> set[str]:
+  """The nodes that some nodes need, by name, with themselves."""
+  found: set[str] = set()
+  waiting = [source(name) for name in ends]
+  while waiting:
+    name = waiting.pop()
+    if name in found or name not in known:
+      continue
+    found.add(name)
+    waiting.extend(source(one) for one in known[name].input)
+  return found
