@@ -54,8 +54,10 @@ class Exam:
         stored it.
 
     Raises:
+      ClientDataError: If the clients cannot be used in the evaluation.
       ExamError: If the exam is one of what clients remember, and they do not.
     """
+    cohorts.check(self.clients, self.evaluation.example_spec)
     if not self.remembering:
       return
     taken = self.evaluation.initialize_client.type_signature.result

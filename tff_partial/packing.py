@@ -45,7 +45,8 @@ def pack(
     clients: Client id to its fields: `x`, `y`, perhaps `weight` and others,
       arrays `[examples, ...]`.
     example_spec: What one example consists of: `process.example_spec`.
-    min_examples: Clients with fewer are left out and counted in the log; by
+    min_examples: Clients with fewer are left out and counted in the log; at 0
+      none is, and clients without examples send nothing; by
       default none is, and an empty client is an error.
     capacities: Sizes to pad to; few good ones by default.
 

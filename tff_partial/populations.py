@@ -55,9 +55,10 @@ def concatenate(
     if min_examples is None and not count:
       raise examples.EmptyClientError(
         f'Client {client!r} has no examples. Leave it out, or pass '
-        '`min_examples` to have small clients filtered and counted.'
+        '`min_examples` to have small clients filtered and counted (with 0 all '
+        'are kept: without examples they send nothing).'
       )
-    if count < max(min_examples or 0, 1):
+    if count < (1 if min_examples is None else min_examples):
       filtered += 1
       continue
     ids.append(client)

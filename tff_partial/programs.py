@@ -450,6 +450,7 @@ def train(
     UserError: With a message for the user; what was written before is kept.
   """
   _check_rounds(rounds, evaluate_every)
+  cohorts.check(clients, process.example_spec)
   if client_store is not None:
     _check_store(client_store, process, seed, output_dir)
   select, stop = select or Selection(), stop or StoppingRule()
