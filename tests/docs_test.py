@@ -40,6 +40,13 @@ def test_the_study_compares_methods_and_counts_epsilon():
   assert known['trained'].client_store is not None
 
 
+def test_the_page_on_privacy_plans_what_it_says():
+  known = _run('docs/privacy.md', {})
+  assert 7.9 < known['plan'].epsilon <= 8.0
+  assert 0.0 < known['ledger'].epsilon(50) < known['plan'].epsilon
+  assert known['aggregator'].mechanism == known['plan'].mechanism
+
+
 def _build_keras_model() -> tf.keras.Model:
   item = tf.keras.Input([], dtype=tf.int32)
   height = tf.keras.layers.Embedding(4, 1)(item)

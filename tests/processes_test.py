@@ -15,14 +15,17 @@ from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import clippings
 from tff_partial import evaluation
+from tff_partial import examples
 from tff_partial import groups
 from tff_partial import local_training
 from tff_partial import models
+from tff_partial import packing
 from tff_partial import phases
 from tff_partial import privacy
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
+from tff_partial import sampling
 from tff_partial import splits
 from tff_partial import tiers
 from tff_partial.phases import Phase
@@ -238,6 +241,31 @@ def test_a_client_may_weigh_what_a_function_says(process):
     planted.assert_close(after, before[name] - mean.numpy())
   found = planted.train_metrics(output)
   assert (found['num_clients'], found['num_not_finite']) == (2, 1)
+
+
+def test_a_client_without_examples_sends_nothing(process):
+  clients = _clients()
+  nobody = {name: values[:0] for name, values in clients['ann'].items()}
+  some = packing.pack(clients, process.example_spec)
+  with pytest.raises(examples.EmptyClientError, match='with 0 all are kept'):
+    packing.pack({**clients, 'dot': nobody}, process.example_spec)
+  more = packing.pack(
+    {'dot': nobody, **clients}, process.example_spec, min_examples=0
+  )
+  assert len(more) == 4
+  outputs = []
+  for population in (some, more):
+    ids = population.client_ids
+    cohort = population.cohort(ids, sampling.client_seeds(ids, 'seed'))
+    kept = planted.first_states(process, cohort)
+    outputs.append((kept, planted.run(process, cohort, None, kept)))
+  (_, without), (kept, output) = outputs
+  planted.assert_same(
+    planted.global_weights(process, output.state),
+    planted.global_weights(process, without.state),
+  )
+  assert planted.train_metrics(output) == planted.train_metrics(without)
+  planted.assert_same(dict(output.client_states[0]), dict(kept[0]))
 
 
 @pytest.mark.parametrize('shuffle', [False, True])

@@ -19,14 +19,17 @@ from tests import commands
 from tests import small_runs
 from tests.commands import repeatable_rows
 import tff_partial
+from tff_partial import algorithms
 from tff_partial import checkpoints
 from tff_partial import client_state
 from tff_partial import client_store
 from tff_partial import client_versions
+from tff_partial import clippings
 from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import exams
 from tff_partial import phases
+from tff_partial import privacy_plans
 from tff_partial import processes
 from tff_partial import programs
 from tff_partial import sampling
@@ -331,6 +334,51 @@ def test_a_deleted_client_does_not_come_back(world, tmp_path):
     list(before.read([stays]))
   )
   store.close()
+
+
+def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
+  tmp_path,
+):
+  plan = privacy_plans.plan(
+    clippings.FixedClip(0.5),
+    noise_multiplier=1.0,
+    delta=1e-3,
+    population=12,
+    clients_per_round=4,
+    rounds=small_runs.ROUNDS,
+  )
+  model = small_runs.build_model()
+  training = phases.Phase((tiers.GLOBAL, tiers.LOCAL))
+  private = small_runs.World(
+    algorithms.build_furl(
+      model,
+      training=training,
+      aggregator=plan.mean(),
+      client_weighting=processes.ClientWeighting.UNIFORM,
+    ),
+    algorithms.build_furl_eval(model),
+    remembering=True,
+  )
+  settings = {
+    'output_dir': tmp_path,
+    'privacy': privacy_plans.PrivacyLedger(plan),
+    'validation': None,
+  }
+  with pytest.raises(small_runs.Killed):
+    private.train(clients=small_runs.Spy(private.clients, 6), **settings)
+  # Round 3 was saved, 4 and 5 were published, and round 6 never ended.
+  with contextlib.closing(
+    client_versions.Versions(tmp_path / programs.CLIENTS_FOLDER)
+  ) as versions:
+    gone = next(c for c in private.clients.client_ids if versions.versions(c))
+    assert versions.delete(gone) and versions.deletions == 1
+    assert not versions.delete('nobody') and versions.deletions == 1
+  before = (tmp_path / 'metrics.csv').read_bytes()
+  with pytest.raises(
+    programs.ProgramError, match='after round 3 was saved, and rounds up to 5'
+  ):
+    private.train(**settings)
+  assert (tmp_path / 'metrics.csv').read_bytes() == before
 
 
 # ---- exams and the best round ------------------------------------------------

@@ -225,6 +225,11 @@ class ClientStore(ClientStates):
       self._versions, self._initialize_client, self.seed, round_number
     )
 
+  @property
+  def deletions(self) -> int:
+    """How many clients that had been saved were deleted so far."""
+    return self._versions.deletions
+
   def delete(self, client_id: str) -> bool:
     """Forgets a client: if it takes part again, it begins anew.
 

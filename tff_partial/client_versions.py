@@ -34,6 +34,8 @@ FILE = 'client_states.sqlite'
 
 # Another program may be reading or writing; seconds until we give up.
 _PATIENCE = 60.0
+# What is noted of deletions.
+_DELETIONS = 'deletions'
 # The checkpoints that are kept, and the one that is about to appear.
 _ROUNDS_KEPT = checkpoints.NUM_KEPT + 1
 
@@ -319,12 +321,18 @@ class Versions:
   def describe(self, **notes: str) -> None:
     """Notes something about the store."""
     with self._explained('written'), self._transaction():
-      self._connected.executemany(
-        'INSERT OR REPLACE INTO about VALUES (?, ?, ?)',
-        (
-          (name, value, _checksum(name, value)) for name, value in notes.items()
-        ),
-      )
+      self._describe(**notes)
+
+  def _describe(self, **notes: str) -> None:
+    self._connected.executemany(
+      'INSERT OR REPLACE INTO about VALUES (?, ?, ?)',
+      ((name, value, _checksum(name, value)) for name, value in notes.items()),
+    )
+
+  @property
+  def deletions(self) -> int:
+    """How many clients were deleted so far."""
+    return int(self.about(_DELETIONS) or 0)
 
   def rounds(self) -> list[int]:
     """The rounds whose states can be read, ascending."""
@@ -492,6 +500,9 @@ class Versions:
     """Deletes all versions of one client; returns how many there were."""
     with self._explained('written'), self._transaction():
       versions = self._versions(client_id)
+      if versions:
+        before = int(self._abouts().get(_DELETIONS, 0))
+        self._describe(**{_DELETIONS: str(before + 1)})
       self._run('DELETE FROM states WHERE client = ?', client_id)
       self._note(
         row._replace(

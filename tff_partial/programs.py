@@ -181,6 +181,7 @@ class _Run:
     """Saves what clients remember, and then everything else."""
     if self.store is not None:
       self.store.save(self.round, self.notes['best_round'])
+      self.notes['deletions'] = self.store.deletions
     if saved is not None:
       saved.save(self.progress(getattr(_runtime(), 'choices', {}), table))
 
@@ -494,6 +495,8 @@ def train(
     run.store = client_store or _store(process, seed, output_dir)
     if run.store is not None:
       run.store.go_back_to(run.round)
+      if privacy is not None and output_dir is not None:
+        _check_deletions(run, output_dir)
     if output_dir is not None:
       table = records.Records(
         output_dir,
@@ -684,6 +687,24 @@ def _private_row(
     for name, value in row.items()
     if diagnostics or not name.endswith(privacy_lib.NOT_PRIVATE)
   }
+
+
+def _check_deletions(run: _Run, where: str | os.PathLike[str]) -> None:
+  """Refuses to repeat private rounds in which a client was who is gone now.
+
+  They have the same noise, so that the difference of what was published before
+  and of what would be published now is exact.
+  """
+  published = records.last_round(where)
+  if published > run.round and (
+    run.store is not None and run.store.deletions != run.notes.get('deletions')
+  ):
+    raise ProgramError(
+      f'{where}: a client was deleted after round {run.round} was saved, and '
+      f'rounds up to {published} were published before. To repeat them without '
+      'the client would publish other sums with the same noise, whose '
+      'difference is exact. Begin a new run in another folder.'
+    )
 
 
 def _check_rounds_done(done: int, rounds: int, where: Any) -> None:

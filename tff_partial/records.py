@@ -222,6 +222,18 @@ def _first_difference(
   return None
 
 
+def last_round(folder: str | os.PathLike[str]) -> int:
+  """The last round that the table of a run has, or 0."""
+  path = pathlib.Path(folder) / METRICS_FILE
+  if not path.exists():
+    return 0
+  rows = _rows(path.read_text('utf-8', errors='replace'))
+  numbers = [row[0] for row in rows[1:] if row]
+  return max(
+    (int(n) for n in numbers if n.isdecimal() and len(n) < 9), default=0
+  )
+
+
 class Bar:
   """A progress bar with the running metric and the time that is left."""
 

@@ -17,6 +17,7 @@ from tff_partial import evaluation
 from tff_partial import models
 from tff_partial import splits
 from tff_partial.client_state import forget
+from tff_partial.phases import Epochs
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -32,10 +33,10 @@ def build_fed_recon(
   *,
   split: splits.Split | None = None,
   reconstruction_optimizer: Optimizer | None = None,
-  reconstruction_epochs: int = 1,
+  reconstruction_epochs: int | Epochs = 1,
   reconstruction_steps: int | None = None,
   update_optimizer: Optimizer | None = None,
-  update_epochs: int = 1,
+  update_epochs: int | Epochs = 1,
   update_steps: int | None = None,
   batch_size: int | None = 20,
   joint: bool = False,
@@ -93,7 +94,7 @@ def build_fed_recon_eval(
   *,
   split: splits.Split | None = None,
   reconstruction_optimizer: Optimizer | None = None,
-  reconstruction_epochs: int = 1,
+  reconstruction_epochs: int | Epochs = 1,
   reconstruction_steps: int | None = None,
   batch_size: int | None = 20,
   measure_batch_size: int = 100,
