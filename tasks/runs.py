@@ -406,9 +406,10 @@ def _is_result(value: Any) -> bool:
     ):
       for name in shown:
         float(metrics[name])
-    for name in ('num_not_finite', 'num_clients'):
-      int(value['train'][name])
-    float(value['train']['loss'])
+    if value['train']:  # A private run does not say.
+      for name in ('num_not_finite', 'num_clients'):
+        int(value['train'][name])
+      float(value['train']['loss'])
     best = value['best']['round']
     return (
       bool(tests)

@@ -12,6 +12,8 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import aggregators
 from tff_partial import client_state
+from tff_partial import examples
+from tff_partial import packing
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
@@ -213,8 +215,20 @@ def test_a_spoilt_client_counts_for_nothing(process, runtime):
 
 def test_an_id_that_the_table_lacks_is_an_error(process):
   outside = {'x': np.array([planted.NUM_ITEMS]), 'y': np.zeros([1], np.float32)}
-  with pytest.raises(Exception, match=r'29 is not in \[0, 29\)'):
-    _two_rounds(process, runtimes.cohort(jit=False), {'outside': outside})
+  clients = {'outside': outside}
+  with pytest.raises(examples.ClientDataError, match='0 is 29, but table'):
+    packing.pack(clients, process.example_spec)
+  # Whoever packs without knowing the tables is told when they are read.
+  plain = collections.OrderedDict(process.example_spec)
+  cohort = packing.pack(clients, plain).cohort(
+    ['outside'], np.zeros([1, 2], np.int32)
+  )
+  for jit in (False, True):
+    with (
+      runtimes.cohort(jit=jit),
+      pytest.raises(Exception, match=r'29 is not in \[0, 29\)'),
+    ):
+      planted.run(process, cohort)
 
 
 def test_a_table_with_a_regularizer_is_sent_as_a_whole():

@@ -3,6 +3,7 @@
 All draws follow from fixed seeds, so that a case that fails fails again.
 """
 
+import collections
 from collections.abc import Callable, Iterator
 import contextlib
 import gzip
@@ -447,7 +448,7 @@ def test_damaged_files(tmp_path, name, cases):
 
 # ---- data frames -------------------------------------------------------------
 
-_SPEC = examples.ExampleSpec(
+_SPEC = collections.OrderedDict(
   x=tf.TensorSpec([], tf.int32),
   y=tf.TensorSpec([1], tf.float32),
   weight=examples.WEIGHT_SPEC,

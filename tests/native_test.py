@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import gc
 import importlib
+import inspect
 import os
 import signal
 import subprocess
@@ -229,23 +230,30 @@ def _with_argument(argument: str) -> list[psutil.Process]:
   return found
 
 
+# Only what starts a worker, without the libraries that take seconds to import.
+_STARTING = f"""
+import contextlib, os, queue, signal, subprocess, sys, threading
+_LAUNCHER = {native_module._LAUNCHER!r}
+{inspect.getsource(native_module._spawn)}
+print(flush=True)
+_spawn(['/bin/sleep', sys.argv[1]])
+signal.pause()
+"""
+
+
 def test_a_kill_at_any_moment_of_the_start_leaves_no_worker():
-  # A fork of this process starts a worker of no use, and is killed meanwhile.
+  # A program starts a worker of no use, and is killed meanwhile.
   useless = f'{1_000 + os.getpid() / 1e7:.7f}'
   were_seen = 0
   for milliseconds in (0, 1, 2, 4, 8, 12, 16, 20, 25, 30, 40, 60, 100, 800):
-    child = os.fork()
-    if not child:
-      try:
-        native_module._spawn(['/bin/sleep', useless])
-        signal.pause()
-      finally:
-        os._exit(1)
-    time.sleep(milliseconds / 1e3)
-    were_seen += any(p.name() == 'sleep' for p in _with_argument(useless))
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    with subprocess.Popen(
+      [sys.executable, '-c', _STARTING, useless], stdout=subprocess.PIPE
+    ) as program:
+      program.stdout.readline()
+      time.sleep(milliseconds / 1e3)
+      were_seen += any(p.name() == 'sleep' for p in _with_argument(useless))
+      program.send_signal(signal.SIGKILL)
+    assert program.returncode == -signal.SIGKILL
   assert were_seen
   assert _becomes(lambda: not _with_argument(useless))
 

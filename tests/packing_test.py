@@ -127,7 +127,7 @@ def test_a_client_that_no_bucket_holds_is_refused():
 
 def test_small_clients_are_filtered_and_counted(caplog):
   clients = {**small_clients.clients(), 'nobody': small_clients.fields(0)}
-  with caplog.at_level(logging.INFO):
+  with caplog.at_level(logging.INFO, 'absl'):
     population = packing.pack(clients, small_clients.SPEC, min_examples=3)
   assert population.client_ids == ('ann', 'cid', 'eve')
   assert population.num_filtered == 3
@@ -138,7 +138,7 @@ def test_small_clients_are_filtered_and_counted(caplog):
 
 
 def test_nothing_is_logged_where_nobody_is_filtered(caplog):
-  with caplog.at_level(logging.INFO):
+  with caplog.at_level(logging.INFO, 'absl'):
     packing.pack(small_clients.clients(), small_clients.SPEC, min_examples=1)
   assert not caplog.text
 
@@ -231,7 +231,7 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
 
 
 def test_small_clients_of_a_frame_are_filtered_and_counted(caplog):
-  with caplog.at_level(logging.INFO):
+  with caplog.at_level(logging.INFO, 'absl'):
     population = _from_frame(_frame(), min_examples=3)
   assert population.client_ids == ('ann', 'cid', 'eve')
   assert population.num_filtered == 2
@@ -503,7 +503,7 @@ def test_examples_of_tff_may_need_another_form(caplog):
   def to_fields(example):
     return {'x': example['item'], 'y': example['y'], 'time': example['time']}
 
-  with caplog.at_level(logging.INFO):
+  with caplog.at_level(logging.INFO, 'absl'):
     population = packing.from_tff(
       _client_data(x='item'),
       small_clients.SPEC,
