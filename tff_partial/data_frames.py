@@ -130,9 +130,10 @@ class Table:
     if array.dtype.kind in 'OSU' and array.ndim == 1 and len(array):
       if isinstance(array[0], (str, bytes)) and spec.dtype != tf.string:
         raise examples.ClientDataError(
-          f'Column {column!r} holds strings such as {array[0]!r}, where '
-          f'{spec.dtype.name} is read. Number them with '
-          f'`encode=[{column!r}]`; if they are numbers, convert them with '
+          f'Column {column!r} holds strings such as '
+          f'{examples.shown(array[0])}, where {spec.dtype.name} is read. '
+          f'Number them with `encode=[{column!r}]`; if they are numbers, '
+          'convert them with '
           f'`pd.to_numeric(frame[{column!r}])`.'
         )
     return array
@@ -156,7 +157,13 @@ class Table:
       return np.asarray(series.to_numpy('M8[ns]'))
     if hasattr(series.dtype, 'numpy_dtype'):
       series = series.astype(series.dtype.numpy_dtype)
-    array = np.asarray(series.infer_objects().to_numpy())
+    try:
+      array = np.asarray(series.infer_objects().to_numpy())
+    except OverflowError as error:
+      raise examples.ClientDataError(
+        f'Column {column!r} holds numbers that are too large for any type of '
+        'numbers. Drop their rows, or repair them.'
+      ) from error
     if array.dtype == object and len(array) and np.ndim(array[0]):
       shapes = [np.shape(value) for value in array]
       others = [i for i, shape in enumerate(shapes) if shape != shapes[0]]
@@ -176,8 +183,9 @@ class Table:
     if unseen.size:
       raise examples.ClientDataError(
         f'Column {column!r}: {self.row(int(unseen[0]))} holds '
-        f'{series.iloc[unseen[0]]!r}, which is not in the vocabulary of '
-        f'{len(vocabulary):,} ids, like {unseen.size - 1:,} more. Drop these '
+        f'{examples.shown(series.iloc[unseen[0]])}, which is not in the '
+        f'vocabulary of {len(vocabulary):,} ids, like '
+        f'{unseen.size - 1:,} more. Drop these '
         'rows, or train with a vocabulary that has an id for unseen values: '
         f'`encode={{{column!r}: Vocabulary(values, unseen=True)}}`.'
       )
@@ -186,5 +194,5 @@ class Table:
 
 def _kind_of(array: np.ndarray) -> str:
   if len(array):
-    return f'{type(array[0]).__name__} such as {array[0]!r}'
+    return f'{type(array[0]).__name__} such as {examples.shown(array[0])}'
   return str(array.dtype)
