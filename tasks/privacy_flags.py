@@ -21,7 +21,7 @@ from tff_partial import processes
 
 FLAGS = flags.FLAGS
 
-CENTRAL, LOCAL = 'central', 'local'
+CENTRAL, LOCAL = privacy.CENTRAL, privacy.LOCAL
 GAUSSIAN, TREE = 'gaussian', 'tree'
 _SAMPLINGS = {
   'poisson': accounting.PoissonSampling.name,

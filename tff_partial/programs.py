@@ -326,12 +326,9 @@ def _settings(
     **_described(clients, sample),
   }
   if privacy is not None:
-    is_simulation = privacy.simulation or (
-      process.mechanism is not None and process.mechanism.is_simulation
-    )
-    settings['privacy'] = (
-      f'{privacy.plan.terms}, {"a" if is_simulation else "no"} simulation'
-    )
+    # A process whose noise can be drawn again needs such a ledger.
+    kind = 'a' if privacy.simulation else 'no'
+    settings['privacy'] = f'{privacy.plan.terms}, {kind} simulation'
   described: dict[str, str] = {}
   if validation is not None:
     described = {
