@@ -17,11 +17,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import on_native
 from tff_partial.runtimes import agreement
 from tff_partial.runtimes import cohort
 from tff_partial.runtimes import doubts
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import native
 from tff_partial.runtimes import operations
 
 
@@ -40,13 +40,7 @@ def _mapped(function: Callable[[Any], Any], type_spec: Any) -> tff.Computation:
 @pytest.fixture(scope='module')
 def natively():
   """Runs something on the native runtime."""
-  with native() as context:
-    install = tff.framework.get_context_stack().install
-
-    def run(function, *arguments):
-      with install(context):
-        return function(*arguments)
-
+  with on_native.running() as run:
     yield run
 
 

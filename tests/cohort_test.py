@@ -23,6 +23,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tests import on_native
 from tff_partial.cohorts import Cohort
 from tff_partial.cohorts import CohortGroup
 from tff_partial.runtimes import choices as choices_lib
@@ -31,7 +32,6 @@ from tff_partial.runtimes import columns
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import conditionals
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import native
 
 _FEW = 5  # One shard.
 _MANY = 100  # Several shards.
@@ -373,13 +373,7 @@ def _assert_alike(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
 @pytest.fixture(scope='module')
 def natively():
   """Runs something on the native runtime."""
-  with native() as context:
-    install = tff.framework.get_context_stack().install
-
-    def run(function, *arguments):
-      with install(context):
-        return function(*arguments)
-
+  with on_native.running() as run:
     yield run
 
 
