@@ -71,6 +71,7 @@ FLOORS = {
     '__init__',
     'algorithms.*',
     'analysis.*',
+    'callbacks',
     'checkpoints',
     'client_records',
     'client_store',

@@ -7,6 +7,7 @@ from tff_partial import _require_tff as _require_tff
 from tff_partial import aggregators as aggregators
 from tff_partial import algorithms as algorithms
 from tff_partial import assignments as assignments
+from tff_partial import callbacks as callbacks
 from tff_partial import client_state as client_state
 from tff_partial import groups as groups
 from tff_partial import layers as layers
