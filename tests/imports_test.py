@@ -35,6 +35,7 @@ FLOORS = {
     'lookups',
     'models',
     'packing',
+    'partitions',
     'phases',
     'populations',
     'random_bits',
