@@ -20,6 +20,7 @@ FLOORS = {
   'ground': (
     '_require_tff',
     'buckets',
+    'class_weights',
     'cohorts',
     'data_frames',
     'errors',
