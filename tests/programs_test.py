@@ -852,6 +852,35 @@ def test_checkpoints_need_no_evaluation(
   assert len(clients.cohorts) == repeated
 
 
+# ---- what is printed of a run ------------------------------------------------
+
+
+def test_a_process_and_a_result_fit_on_a_screen(world, whole):
+  result, folder = whole
+  first, second, *_ = repr(world.process).splitlines()
+  assert first == 'PartialProcess: clients send global and remember nothing'
+  assert (
+    second
+    == '  PartialModel with the loss MeanSquaredError and the metrics mae'
+  )
+  first, *lines = repr(result).splitlines()
+  assert first.startswith('TrainingResult after 7 rounds in ')
+  assert [line.split(':')[0].strip() for line in lines] == [
+    'train',
+    'validation',
+    f'best validation, round {result.best_round}',
+  ]
+  assert f'loss {result.train["loss"]:.4g}, mae' in lines[0]
+  assert repr(programs.load(world.process, folder)).startswith(
+    'Saved(round=7, best_round='
+  )
+  exam = repr(world.validation).splitlines()
+  assert exam[0] == 'Exam of clients that come with nothing'
+  assert exam[1:3] == ['  Evaluation', f'  {second}']
+  for shown in (repr(result), repr(world.process), repr(world.validation)):
+    assert len(shown) < 1000
+
+
 # ---- the bar -----------------------------------------------------------------
 
 
@@ -861,5 +890,9 @@ def test_the_bar_stays_out_of_the_output(world, capsys):
   assert shown.out == ''
   assert '7/7' in shown.err
   assert 'validation_loss=' in shown.err
+  # Where nothing moves for long.
+  first, *_ = shown.err.split('1/7')
+  assert 'tracing and compiling, once' in first
+  assert 'validation: tracing and compiling, once' in shown.err
   world.train()
   assert capsys.readouterr() == ('', '')

@@ -1,6 +1,7 @@
 """Partially local federated learning on TensorFlow Federated."""
 
 # isort: off
+from tff_partial import _quiet as _quiet
 from tff_partial import _require_tff as _require_tff
 # isort: on
 

@@ -90,6 +90,36 @@ class TrainingResult:
   best_client_store: client_store_lib.ClientStates | None
   privacy: dict[str, Any] | None
 
+  def __repr__(self) -> str:
+    """How the run went; weights and states are not printed."""
+    if self.diverged:
+      ended = ', diverged'
+    else:
+      ended = f', ended by {self.ended_by}' if self.ended_by else ''
+    lines = [
+      f'TrainingResult after {self.rounds} rounds in '
+      f'{self.seconds["total"]:.1f} s{ended}',
+      *_described_metrics('train', self.train),
+      *_described_metrics('validation', self.validation),
+      *_described_metrics(
+        f'best validation, round {self.best_round}', self.best_validation
+      ),
+      *_described_metrics('privacy', self.privacy),
+    ]
+    return '\n'.join(lines)
+
+
+def _described_metrics(
+  what: str, metrics: Mapping[str, Any] | None
+) -> list[str]:
+  """A line on some metrics, or none."""
+  values = [
+    f'{name} {value:.4g}' if isinstance(value, float) else f'{name} {value}'
+    for name, value in (metrics or {}).items()
+    if isinstance(value, (bool, float, int, str))
+  ]
+  return [f'  {what}: {", ".join(values)}'] if values else []
+
 
 class _Run:
   """The state of a run between rounds."""
@@ -266,6 +296,10 @@ def _store(
     seed=seed,
     folder=output_dir and os.path.join(output_dir, CLIENTS_FOLDER),
   )
+
+
+# What takes so long where nothing moves.
+_FIRST = 'tracing and compiling, once'
 
 
 def _check_positive(**numbers: int) -> None:
@@ -535,7 +569,10 @@ def train(
         run.save(saved, table)
     bar = records.Bar(rounds, run.round, show_progress)
     durations: list[float] = []
+    has_validated = False
     while not run.is_over(rounds, stop):
+      if not durations:
+        bar.say(_FIRST)
       begun = time.perf_counter()
       number = run.round + 1
       asked = sampler.cohort(number)
@@ -553,6 +590,9 @@ def train(
         run.notes['measured'] = _of_aggregator(row)
       is_validated = run.is_over(rounds, stop) or number % evaluate_every == 0
       if validation is not None:
+        if is_validated and not has_validated:
+          bar.say(f'validation: {_FIRST}')
+        has_validated |= is_validated
         row.update(
           _validate(run, validation, seed, select)
           if is_validated
@@ -625,9 +665,9 @@ class Saved:
   """
 
   round: int
-  last_weights: Any
+  last_weights: Any = dataclasses.field(repr=False)
   best_round: int | None
-  best_weights: Any
+  best_weights: Any = dataclasses.field(repr=False)
   client_store: client_store_lib.ClientStates | None
   best_client_store: client_store_lib.ClientStates | None
 

@@ -287,6 +287,11 @@ class Bar:
       )
       self._bar.update(1)
 
+  def say(self, text: str) -> None:
+    """Shows a text until the next step."""
+    if self._bar is not None:
+      self._bar.set_postfix_str(text)
+
   def close(self) -> None:
     """Leaves the bar as it is."""
     if self._bar is not None:
