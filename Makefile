@@ -25,6 +25,9 @@ PYTHON ?=
 # so a changed lock or a moved checkout asks for a new environment, and touching
 # a file does not. It is written last: an interrupted install leaves none.
 made := $(environment)/.made-$(shell (pwd; cat requirements.txt) | cksum | cut -d ' ' -f 1)
+# JupyterLab lies on top of it, and sees its packages without changing any.
+notebook := .venv-notebook
+notebook_made := $(notebook)/.made-$(shell (pwd; cat requirements.txt requirements-notebook.txt) | cksum | cut -d ' ' -f 1)
 # The mark of our own package being installed in it.
 installed := $(environment)/.installed-tff-partial
 
@@ -71,6 +74,23 @@ $(made):
 $(installed): $(made) pyproject.toml setup.py
 	@$(python) -m pip install --quiet --disable-pip-version-check \
 	  --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: notebook
+notebook: $(notebook_made) ## start JupyterLab, which lies in .venv-notebook
+	$(notebook)/bin/jupyter lab $(ARGS)
+
+$(notebook_made): $(installed)
+	@echo 'Making $(notebook): 300 MB, half a minute.'
+	@rm -rf $(notebook)
+	@$(python) -m venv --without-pip $(notebook)
+	@# Packages of .venv, our own too; those of the folder itself come first.
+	@$(python) -c 'import sysconfig; \
+	  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $(notebook)/lib/python3.11/site-packages/tff_partial_environment.pth
+	@$(python) -m pip --python $(notebook)/bin/python install --quiet \
+	  --disable-pip-version-check --no-deps --only-binary :all: \
+	  --require-hashes -r requirements-notebook.txt
 	@touch $@
 
 .PHONY: demo
@@ -131,16 +151,24 @@ clean: ## remove caches and build outputs, but not .venv
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(environment) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Re-makes a lock from its source, $(1).in, with more arguments for uv, $(2). The
+# header, which ends with the first empty line, stays as it is.
+define compile
+@mkdir -p build && cp $(1).txt build/lock.txt
+$(UV) pip compile $(1).in --override overrides.txt $(2) $(UV_ARGS) \
+  --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
+  --only-binary :all: --generate-hashes --no-emit-index-url --no-header \
+  --output-file build/lock.txt >/dev/null
+@sed '/^$$/q' $(1).txt > build/$(1).txt
+@cat build/lock.txt >> build/$(1).txt
+@mv build/$(1).txt $(1).txt
+endef
+
 .PHONY: lock
-lock: ## re-make requirements.txt with uv from requirements.in and overrides.txt
+lock: ## re-make the locks with uv from requirements*.in and overrides.txt
 	@command -v $(UV) >/dev/null || { \
 	  echo 'make lock needs uv (pip install uv), or UV=/path/to/uv.' >&2; exit 1; }
-	@mkdir -p build && cp requirements.txt build/lock.txt
-	$(UV) pip compile requirements.in --override overrides.txt $(UV_ARGS) \
-	  --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
-	  --only-binary :all: --generate-hashes --no-emit-index-url --no-header \
-	  --output-file build/lock.txt >/dev/null
-	@# The header, which ends with the first empty line, stays as it is.
-	@sed '/^$$/q' requirements.txt > build/requirements.txt
-	@cat build/lock.txt >> build/requirements.txt
-	@mv build/requirements.txt requirements.txt
+	$(call compile,requirements)
+	@# What is in the environment already is not locked twice.
+	$(call compile,requirements-notebook,--constraint requirements.txt \
+	  $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements.txt))

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import errno
+import inspect
 import os
 import pathlib
 import shutil
@@ -16,7 +17,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import typing_extensions
 
+from tff_partial import _require_tff
 from tff_partial import checkpoints
 from tff_partial import errors
 
@@ -389,3 +392,27 @@ def test_the_newest_checkpoint_is_found(tmp_path):
   for name in ('round_9', 'round_10', 'round_11_temp7', 'damaged_round_12'):
     (tmp_path / name).mkdir()
   assert checkpoints.newest_round(tmp_path) == 10
+
+
+class _LooksAsSince46(type):
+  """How protocols of typing-extensions look at objects since 4.6."""
+
+  def __instancecheck__(cls, instance):
+    inspect.getattr_static(instance, 'nobody_has_this')
+
+
+def test_a_typing_extensions_that_breaks_tensorflow_is_named(
+  tmp_path, loop, monkeypatch
+):
+  assert _require_tff.problem_of_checkpoints() is None
+  monkeypatch.setattr(
+    typing_extensions,
+    'runtime_checkable',
+    lambda protocol: _LooksAsSince46('Anything', (), {}),
+  )
+  # Before a run has begun, and not in forty frames after some rounds.
+  with pytest.raises(
+    checkpoints.CheckpointError, match="pip install 'typing-extensions<4.6'"
+  ):
+    checkpoints.Checkpoints(tmp_path / 'new', loop)
+  assert not list(tmp_path.iterdir())

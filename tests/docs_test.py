@@ -47,6 +47,17 @@ def test_the_page_on_privacy_plans_what_it_says():
   assert known['aggregator'].mechanism == known['plan'].mechanism
 
 
+def test_the_page_on_training_ends_early_and_stays_so():
+  known = _run('docs/training.md', {})
+  assert sum(map(len, known['partition'].values())) == len(known['y'])
+  trained, again = known['trained'], known['again']
+  assert trained.ended_by.startswith('EarlyStopping(patience=3')
+  assert trained.rounds < 500 and trained.rounds % 10 == 0
+  assert len(known['seen']) == trained.rounds  # And none when called again.
+  assert trained.best_validation['accuracy'] > 0.6
+  assert (again.rounds, again.ended_by) == (trained.rounds, trained.ended_by)
+
+
 def _build_keras_model() -> tf.keras.Model:
   item = tf.keras.Input([], dtype=tf.int32)
   height = tf.keras.layers.Embedding(4, 1)(item)

@@ -237,8 +237,12 @@ def parse_requirements(name: str) -> list[requirements.Requirement]:
   return [requirements.Requirement(line) for line in lines if line.strip()]
 
 
-def test_lock_has_a_version_and_hashes_of_everything():
-  text = (ROOT / 'requirements.txt').read_text('utf-8')
+LOCKS = ('requirements', 'requirements-notebook')
+
+
+@pytest.mark.parametrize('lock', LOCKS)
+def test_lock_has_a_version_and_hashes_of_everything(lock):
+  text = (ROOT / f'{lock}.txt').read_text('utf-8')
   entries = re.findall(r'^(?=[^#\s])(?:.*\\\n)*.*', text, re.MULTILINE)
   assert len(entries) > 50
   for entry in entries:
@@ -246,18 +250,38 @@ def test_lock_has_a_version_and_hashes_of_everything():
     assert '--hash=sha256:' in entry, entry
 
 
-def test_lock_names_no_address():
-  text = (ROOT / 'requirements.txt').read_text('utf-8')
+@pytest.mark.parametrize('lock', LOCKS)
+def test_lock_names_no_address(lock):
+  text = (ROOT / f'{lock}.txt').read_text('utf-8')
   assert '://' not in text
   assert not re.search(r'^\s*--(?!hash)', text, re.MULTILINE)
 
 
-def test_lock_follows_its_sources():
+def locked_versions(lock: str) -> dict[str, str]:
   locked = {}
-  for requirement in parse_requirements('requirements.txt'):
+  for requirement in parse_requirements(f'{lock}.txt'):
     (version,) = requirement.specifier
     locked[requirement.name] = version.version
-  for name in ('requirements.in', 'overrides.txt'):
+  return locked
+
+
+def test_notebooks_change_no_package_of_the_environment():
+  # These lie in another folder, and would come before those.
+  environment, notebook = map(locked_versions, LOCKS)
+  assert not set(environment) & set(notebook)
+  assert environment['typing-extensions'] < '4.6'  # See _require_tff.py.
+
+
+@pytest.mark.parametrize(
+  ('lock', 'sources'),
+  [
+    ('requirements', ('requirements.in', 'overrides.txt')),
+    ('requirements-notebook', ('requirements-notebook.in',)),
+  ],
+)
+def test_lock_follows_its_sources(lock, sources):
+  locked = locked_versions(lock)
+  for name in sources:
     for wanted in parse_requirements(name):
       assert wanted.name in locked, f'make lock: {wanted} is not in the lock.'
       assert locked[wanted.name] in wanted.specifier, (

@@ -1,9 +1,12 @@
 """Imports TensorFlow Federated, or says what to type where that fails.
 
+Says, too, where what was installed beside it breaks TensorFlow's checkpoints.
+
 The package's `__init__` imports this module before any other, so that whoever
 lacks TFF reads the advice below and not a traceback out of some module of ours.
 """
 
+import importlib.metadata
 import warnings
 
 _ADVICE = """\
@@ -40,6 +43,44 @@ def _explain(error: ImportError) -> str:
   return _ADVICE.format(problem=problem)
 
 
+def problem_of_checkpoints() -> str | None:
+  """Says why TensorFlow could not write checkpoints here, and the way out.
+
+  From 4.6 on, typing-extensions looks at objects in a way that the wrapped
+  dictionaries of TensorFlow 2.14 do not bear, whichever wrapt there is: what is
+  tried here is of the same kind.
+  """
+  try:
+    import typing_extensions
+    import wrapt
+  except ImportError:
+    return None
+
+  @typing_extensions.runtime_checkable
+  class Anything(typing_extensions.Protocol):
+    def nobody_has_this(self) -> None:
+      """Is looked for."""
+
+  class Ours:
+    pass
+
+  class Wrapped(Ours, wrapt.ObjectProxy):  # type: ignore[misc]
+    pass
+
+  try:
+    isinstance(Wrapped({}), Anything)
+  except TypeError:
+    version = importlib.metadata.version('typing-extensions')
+    return (
+      f'With the typing-extensions {version} that is installed here, '
+      'TensorFlow 2.14 cannot write checkpoints. Pin it, and whatever asks for '
+      'a newer one (ipython does from 8.23 on): '
+      "pip install 'typing-extensions<4.6' 'ipython<8.23'. In a clone, "
+      '`make notebook` starts a JupyterLab that goes with it.'
+    )
+  return None
+
+
 with warnings.catch_warnings():
   # TFF's dependencies still use pkg_resources, which its users cannot help.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
@@ -47,3 +88,6 @@ with warnings.catch_warnings():
     import tensorflow_federated  # noqa: F401
   except ImportError as error:
     raise ImportError(_explain(error), name=error.name) from error
+
+if _problem := problem_of_checkpoints():
+  warnings.warn(_problem, stacklevel=2)

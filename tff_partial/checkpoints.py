@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import _require_tff
 from tff_partial import errors
 
 _Result = TypeVar('_Result')
@@ -104,9 +105,11 @@ class Checkpoints:
         must exist; another process may be writing there.
 
     Raises:
-      CheckpointError: If the folder cannot be written, or if another process
-        is writing there.
+      CheckpointError: If the folder cannot be written, if another process is
+        writing there, or if TensorFlow cannot write checkpoints here.
     """
+    if problem := _require_tff.problem_of_checkpoints():
+      raise CheckpointError(problem)
     self._folder = pathlib.Path(folder)
     self._loop = loop
     self._writable = writable
