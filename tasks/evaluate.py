@@ -90,7 +90,7 @@ def main() -> int | None:
     weights = (
       saved.best_weights if FLAGS.weights == 'best' else saved.last_weights
     )
-    number = saved.best_round if FLAGS.weights == 'best' else saved.round
+    number = saved.best_round if FLAGS.weights == 'best' else saved.rounds
     if FLAGS.user is not None:
       if not isinstance(task, movielens.MovieLens):
         raise OptionError(

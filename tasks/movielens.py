@@ -33,6 +33,7 @@ from tff_partial import cohorts
 from tff_partial import evaluation
 from tff_partial import examples
 from tff_partial import models
+from tff_partial import personal_models
 from tff_partial import populations
 from tff_partial import sampling
 
@@ -363,18 +364,18 @@ def recommend(
       f'top_n: cannot name {number} of the {len(unrated)} items that user '
       f'{user_id} has not rated.'
     )
-  own = personal.personalise(
-    weights, personal.initialize_client(cohort[0]['seed']), cohort[0]
+  keras_model = personal_models.model_of(
+    personal,
+    weights,
+    personal.initialize_client(cohort[0]['seed']),
+    cohort[0],
   )
-  keras_model = task.model.to_keras(weights.non_trainable, own)
-  scores = np.asarray(keras_model(unrated.astype(np.int32)))
-  best = np.argsort(-scores, kind='stable')[:number]
   low, high = task.ratings.scale
   return [
     Recommendation(
-      int(unrated[i]),
-      task.ratings.item_titles[unrated[i]],
-      float(np.clip(scores[i], low, high)),
+      int(item),
+      task.ratings.item_titles[item],
+      float(np.clip(score, low, high)),
     )
-    for i in best
+    for item, score in personal_models.top_n(keras_model, unrated, number)
   ]

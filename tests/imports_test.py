@@ -78,6 +78,7 @@ FLOORS = {
     'cold_start',
     'exams',
     'independent_aggregation',
+    'personal_models',
     'programs',
     'records',
     'sampling',

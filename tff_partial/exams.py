@@ -17,6 +17,7 @@ from tff_partial import evaluation
 from tff_partial import keras_metrics
 from tff_partial import models
 from tff_partial import records
+from tff_partial import runtimes
 from tff_partial import sampling
 
 
@@ -75,6 +76,7 @@ class Exam:
       )
 
 
+@runtimes.ours()
 def evaluate(
   exam: Exam,
   weights: Any,
@@ -108,7 +110,7 @@ def evaluate(
   else:
     kept = client_records.first_states(exam.evaluation.initialize_client, seeds)
   measured = exam.evaluation.evaluate(
-    _weights_of(exam.evaluation.model, weights),
+    weights_of(exam.evaluation.model, weights),
     kept,
     exam.clients.cohort(ids, seeds),
   )
@@ -117,8 +119,16 @@ def evaluate(
   return result
 
 
-def _weights_of(model: models.PartialModel, weights: Any) -> Any:
-  """The weights that a model reads at the server, found by their names."""
+def weights_of(model: models.PartialModel, weights: Any) -> Any:
+  """The weights that a model reads at the server, found by their names.
+
+  Args:
+    model: The model, which need not be the one that was trained.
+    weights: Weights at the server, `ModelWeights`.
+
+  Raises:
+    ExamError: If some are missing.
+  """
   shared, frozen = client_work.weights_specs(model)
 
   def chosen(specs: Any, given: Any, what: str) -> Any:

@@ -174,6 +174,43 @@ def flat(work: Work) -> list[Phase]:
   ]
 
 
+def own(work: Work, rounds: int) -> list[Phase | Together | groups.Assign]:
+  """What of a client's work trains what stays with it, on all its examples.
+
+  Args:
+    work: A client's work in a round.
+    rounds: How many rounds were done.
+
+  Returns:
+    The phases that train LOCAL or PERSONAL, and no more than that, and how it
+    chooses its group; nothing if it has nothing of its own.
+  """
+  everything = splits.everything()
+
+  def of_ones_own(phase: Phase) -> Phase | None:
+    train = tuple(t for t in phase.train if t in (tiers.LOCAL, tiers.PERSONAL))
+    epochs = phase.epochs
+    if callable(epochs):
+      epochs = int(epochs(tf.constant(rounds)))
+    return (
+      train
+      and dataclasses.replace(
+        phase, train=train, on=everything, epochs=epochs, measured=False
+      )
+      or None
+    )
+
+  found: list[Phase | Together | groups.Assign] = []
+  for part in work:
+    if isinstance(part, groups.Assign):
+      found.append(part)
+      continue
+    parts = [p for p in map(of_ones_own, taking_turns(part)) if p is not None]
+    if parts:
+      found.append(parts[0] if len(parts) == 1 else Together(tuple(parts)))
+  return found
+
+
 def follow_rounds(work: Work) -> bool:
   """Whether a client's work depends on how many rounds were done."""
   return any(callable(phase.epochs) for phase in flat(work))

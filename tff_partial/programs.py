@@ -30,6 +30,7 @@ from tff_partial import privacy_plans
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import records
+from tff_partial import runtimes
 from tff_partial import sampling
 from tff_partial import selection
 
@@ -52,6 +53,7 @@ class TrainingResult:
   """What a run ends with.
 
   Attributes:
+    process: What was trained.
     state: The server's state after the last round.
     weights: The model's weights after the last round.
     best_weights: Those of the best round by the validation clients, or the last
@@ -86,6 +88,7 @@ class TrainingResult:
   client_store: client_store_lib.ClientStore | None
   best_client_store: client_store_lib.ClientStates | None
   privacy: dict[str, Any] | None
+  process: processes.PartialProcess = dataclasses.field(repr=False)
 
 
 class _Run:
@@ -390,6 +393,7 @@ def _check_settings(
   )
 
 
+@runtimes.ours()
 def train(
   process: processes.PartialProcess,
   clients: cohorts.ClientSource,
@@ -411,6 +415,9 @@ def train(
   show_progress: bool = False,
 ) -> TrainingResult:
   """Trains for some rounds, under the runtime that is current.
+
+  If none of ours is, a `runtimes.cohort()` is taken that this and other calls
+  share.
 
   Args:
     process: The algorithm.
@@ -563,6 +570,7 @@ def train(
       if privacy is None
       else privacy.report(run.round, **run.notes['measured'])
     ),
+    process=process,
   )
 
 
@@ -571,7 +579,8 @@ class Saved:
   """What the newest checkpoint of a run holds.
 
   Attributes:
-    round: Rounds done.
+    process: What was trained.
+    rounds: How many rounds were done.
     last_weights: The weights after that round, `ModelWeights`.
     best_round: The best round by the validation clients, or None.
     best_weights: Its weights, or the last ones.
@@ -581,14 +590,16 @@ class Saved:
       one.
   """
 
-  round: int
+  rounds: int
   last_weights: Any
   best_round: int | None
   best_weights: Any
   client_store: client_store_lib.ClientStates | None
   best_client_store: client_store_lib.ClientStates | None
+  process: processes.PartialProcess = dataclasses.field(repr=False)
 
 
+@runtimes.ours()
 def load(
   process: processes.PartialProcess, output_dir: str | os.PathLike[str]
 ) -> Saved:
@@ -633,6 +644,7 @@ def load(
     run.best,
     run.store and run.store.at(run.round),
     run.best_store,
+    process,
   )
 
 
