@@ -174,40 +174,40 @@ def flat(work: Work) -> list[Phase]:
   ]
 
 
+def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
+  """What of a phase trains what stays with the client, if anything does."""
+  train = tuple(t for t in phase.train if t in (tiers.LOCAL, tiers.PERSONAL))
+  if not train:
+    return None
+  epochs = phase.epochs
+  if callable(epochs):
+    epochs = int(epochs(tf.constant(rounds)))
+  return dataclasses.replace(
+    phase, train=train, on=on, epochs=epochs, measured=False
+  )
+
+
 def own(work: Work, rounds: int) -> list[Phase | Together | groups.Assign]:
   """What of a client's work trains what stays with it, on all its examples.
 
   Args:
     work: A client's work in a round.
-    rounds: How many rounds were done.
+    rounds: How many rounds were done, for epochs that follow them.
 
   Returns:
-    The phases that train LOCAL or PERSONAL, and no more than that, and how it
-    chooses its group; nothing if it has nothing of its own.
+    The phases that train LOCAL or PERSONAL, and no more than that, and how the
+    client chooses its group; nothing if it has nothing of its own.
   """
-  everything = splits.everything()
-
-  def of_ones_own(phase: Phase) -> Phase | None:
-    train = tuple(t for t in phase.train if t in (tiers.LOCAL, tiers.PERSONAL))
-    epochs = phase.epochs
-    if callable(epochs):
-      epochs = int(epochs(tf.constant(rounds)))
-    return (
-      train
-      and dataclasses.replace(
-        phase, train=train, on=everything, epochs=epochs, measured=False
-      )
-      or None
-    )
-
+  on = splits.everything()
   found: list[Phase | Together | groups.Assign] = []
   for part in work:
     if isinstance(part, groups.Assign):
       found.append(part)
       continue
-    parts = [p for p in map(of_ones_own, taking_turns(part)) if p is not None]
-    if parts:
-      found.append(parts[0] if len(parts) == 1 else Together(tuple(parts)))
+    turns = [_own_part(phase, on, rounds) for phase in taking_turns(part)]
+    kept = tuple(phase for phase in turns if phase is not None)
+    if kept:
+      found.append(kept[0] if len(kept) == 1 else Together(kept))
   return found
 
 
