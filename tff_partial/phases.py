@@ -96,12 +96,21 @@ class Phase:
     """Checks the settings."""
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
-    if tiers.PERSONAL in train:
-      object.__setattr__(self, 'reads', tiers.PERSONAL)
     if self.reads not in (tiers.GLOBAL, tiers.PERSONAL):
       raise PhaseError(
         f'reads={self.reads!r}: a model reads the {tiers.GLOBAL!r} weights, or '
         f"the client's own copy of them, {tiers.PERSONAL!r}."
+      )
+    if tiers.PERSONAL in train:
+      object.__setattr__(self, 'reads', tiers.PERSONAL)
+    if (
+      tiers.GLOBAL in train and self.reads == tiers.PERSONAL and not self.terms
+    ):
+      raise PhaseError(
+        f'train={train}, reads={self.reads!r}: the loss does not depend on the '
+        f"{tiers.GLOBAL!r} weights where the model reads the client's own copy "
+        'of them, so that they would stay as they are. Train them in a phase '
+        'of their own, or name terms that depend on them.'
       )
     for name, least in (('batch_size', 1), ('epochs', 1), ('repeats', 1)):
       value = getattr(self, name)
