@@ -72,6 +72,7 @@ FLOORS = {
     'algorithms.*',
     'analysis.*',
     'checkpoints',
+    'client_errors',
     'client_records',
     'client_store',
     'client_versions',

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_partial import client_errors
 from tff_partial import client_records
 from tff_partial import client_store as client_store_lib
 from tff_partial import client_work
@@ -109,11 +110,11 @@ def evaluate(
     kept = client_store.read(ids)
   else:
     kept = client_records.first_states(exam.evaluation.initialize_client, seeds)
-  measured = exam.evaluation.evaluate(
-    weights_of(exam.evaluation.model, weights),
-    kept,
-    exam.clients.cohort(ids, seeds),
-  )
+  cohort = exam.clients.cohort(ids, seeds)
+  with client_errors.naming('Evaluation', cohort):
+    measured = exam.evaluation.evaluate(
+      weights_of(exam.evaluation.model, weights), kept, cohort
+    )
   result = pooled(measured.metrics)
   result['per_client'] = evaluation.summarize(measured.per_client)
   return result

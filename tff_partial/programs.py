@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 
 from tff_partial import accounting
 from tff_partial import checkpoints
+from tff_partial import client_errors
 from tff_partial import client_store as client_store_lib
 from tff_partial import cohorts
 from tff_partial import errors
@@ -136,14 +137,14 @@ class _Run:
       return self.store
     return self.store.at(best)
 
-  def next(
-    self, ids: Sequence[str], clients: Sequence[Any]
-  ) -> Mapping[str, Any]:
+  def next(self, clients: cohorts.Cohort) -> Mapping[str, Any]:
     """Does a round with some clients; returns its metrics."""
+    ids = clients.client_ids
     kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
     if self.store is not None:
       kept = self.store.read(ids)
-    output = self.process.next(self.state, kept, clients)
+    with client_errors.naming(f'Round {self.round + 1}', clients):
+      output = self.process.next(self.state, kept, clients)
     if self.store is not None:
       self.store.write(ids, output.client_states)
     self.state = output.state
@@ -517,7 +518,7 @@ def train(
       number = run.round + 1
       asked = sampler.cohort(number)
       cohort = clients.cohort(asked, sampler.seeds(number, asked))
-      nested = run.next(cohort.client_ids, cohort)
+      nested = run.next(cohort)
       metrics = records.flatten(nested)
       durations.append(time.perf_counter() - begun)
       train_metrics = exams.pooled(nested['client_work']['train'])
