@@ -78,6 +78,10 @@ def _by_hand(result, clients, client: str, steps: int) -> np.ndarray:
   return slope * table + offset
 
 
+def _ditto(model):
+  return baselines.build_ditto(model, strength=0.0)
+
+
 def _predicted(keras_model: tf.keras.Model) -> np.ndarray:
   return keras_model.predict(np.arange(_ITEMS), verbose=0)[:, 0]
 
@@ -129,9 +133,10 @@ def test_a_saved_run_personalises_alike(model, clients, tmp_path):
     )
 
 
-def test_a_personal_copy_of_the_model_is_what_a_client_has(clients):
+@pytest.mark.parametrize('build', [_ditto, baselines.build_p_fed_me])
+def test_a_personal_copy_of_the_model_is_what_a_client_has(build, clients):
   model = tff_partial.from_keras(_build, loss='mse')
-  process = baselines.build_ditto(model, strength=0.0)
+  process = build(model)
   result = tff_partial.train(process, clients, rounds=1, clients_per_round=2)
   of_all = _predicted(model.to_keras(result.best_weights))
   for client in clients.client_ids:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_partial import client_records
 from tff_partial import client_store as client_store_lib
@@ -144,14 +145,24 @@ def _at_home(
       'would have the same model, `model.to_keras(result.best_weights)`. Pass '
       '`evaluation=`, for instance one of fine-tuning.'
     )
-  reads = tiers.GLOBAL
-  if any(tiers.PERSONAL in phase.train for phase in phases.flat(own)):
-    reads = tiers.PERSONAL
+  # A copy that is neither kept nor measured is a step on the way.
+  kept = work.initialize_client.type_signature.result
+  has_copy = tiers.PERSONAL in tff.structure.name_list(kept) or any(
+    phase.measured and phase.reads == tiers.PERSONAL
+    for phase in phases.flat(work.work)
+  )
   if took_part:
     own = [part for part in own if isinstance(part, groups.Assign)]
   return evaluation_lib.build_evaluation(
     process.model,
-    work=[*own, phases.Phase(train=(), reads=reads, measured=True)],
+    work=[
+      *own,
+      phases.Phase(
+        train=(),
+        reads=tiers.PERSONAL if has_copy else tiers.GLOBAL,
+        measured=True,
+      ),
+    ],
     memory=work.memory,
   )
 
