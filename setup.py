@@ -2,4 +2,19 @@
 
 import setuptools
 
-setuptools.setup()
+# `tasks` and `baselines` are too common names to be installed under.
+_PROGRAMS = 'tff_partial_programs'
+_INSIDE = ('baselines', 'tasks')
+
+setuptools.setup(
+  packages=[
+    *setuptools.find_packages(include=['tff_partial', 'tff_partial.*']),
+    _PROGRAMS,
+    *(f'{_PROGRAMS}.{name}' for name in _INSIDE),
+  ],
+  package_dir={f'{_PROGRAMS}.{name}': name for name in _INSIDE},
+  package_data={
+    'tff_partial': ['py.typed'],
+    f'{_PROGRAMS}.tasks': ['recipes/*.flags'],
+  },
+)

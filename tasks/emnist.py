@@ -15,7 +15,6 @@ import numpy as np
 
 from tasks import emnist_images
 from tasks import emnist_models
-from tasks import emnist_partitions
 from tasks.errors import OptionError
 from tasks.task import KnowsUsers
 from tasks.task import MeasuredByProtocol
@@ -26,6 +25,7 @@ from tasks.task import TRAIN
 from tasks.task import VALIDATION
 from tff_partial import examples
 from tff_partial import models
+from tff_partial import partitions
 from tff_partial import populations
 
 NAME = 'emnist'
@@ -38,6 +38,8 @@ EDITIONS = (MNIST, FEDERATED)
 # images, so these come out of the other three quarters.
 _OF_IMAGES = {TRAIN: 0.65, VALIDATION: 0.1, TEST: 0.25}
 _OF_USERS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
+# Images of each of its labels that a user has at least.
+_LEAST = 10
 # What is the user's, if nothing else is said: the last layer. Logistic
 # regression has no other layer, so there it is its biases, which know how
 # frequent each label is.
@@ -57,7 +59,7 @@ class Options:
     protocol: SEEN or UNSEEN.
     num_users: Users of LABELS.
     labels_per_user: Their labels.
-    size_deviation: How much their sizes differ; see `emnist_partitions`.
+    size_deviation: How much their sizes differ; see `partitions.by_label`.
     max_examples: Images of a user that are used, after a shuffle.
     model: LINEAR, DENSE or CNN of `emnist_models`.
     hidden: Units of DENSE's hidden layer.
@@ -122,16 +124,16 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
     """
     self.images = images
     self.protocol = options.protocol
-    self._holdings = emnist_partitions.limit(
+    self._holdings = partitions.limit(
       _hold(images, options, seed), options.max_examples
     )
     if options.protocol == SEEN:
-      parts = emnist_partitions.split_images(
+      parts = partitions.split_examples(
         self._holdings, tuple(_OF_IMAGES.values()), images.is_test
       )
     else:
-      parts = emnist_partitions.split_users(
-        self._holdings, tuple(_OF_USERS.values()), seed
+      parts = partitions.split_clients(
+        self._holdings, tuple(_OF_USERS.values()), seed=seed
       )
     self._parts = dict(zip(_OF_IMAGES, parts, strict=True))
     self._options = options
@@ -200,7 +202,7 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
     held = [self._parts[part]]
     if self.protocol == SEEN and part != TRAIN:
       held.insert(0, self._parts[TRAIN])
-    return emnist_partitions.pack(
+    return emnist_images.pack(
       self.images.pixels,
       held,
       lambda user, images: self.images.labels[images],
@@ -210,22 +212,23 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
 
 def _hold(
   images: emnist_images.Images, options: Options, seed: int
-) -> emnist_partitions.Holdings:
+) -> partitions.Partition:
   """Who holds which images."""
   if options.partition == LABELS:
-    return emnist_partitions.by_labels(
+    return partitions.by_label(
       images.labels,
       options.num_users,
       options.labels_per_user,
-      options.size_deviation,
-      seed,
+      size_deviation=options.size_deviation,
+      min_examples=_LEAST,
+      seed=seed,
     )
   if images.writers is None:
     raise OptionError(
       f'partition: nobody knows who wrote the images of {images.name!r}. Use '
       'the partition labels, or --data=real.'
     )
-  return emnist_partitions.by_writer(images.writers, seed)
+  return partitions.by_owner(images.writers, seed=seed)
 
 
 def load(

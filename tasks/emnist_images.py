@@ -6,7 +6,7 @@ file. All of them in whole numbers, a quarter of the size of floats: a model
 scales them when it looks at them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
 import pathlib
@@ -16,6 +16,10 @@ import numpy as np
 
 from tasks import idx_files
 from tasks.errors import DataError
+import tff_partial
+from tff_partial import examples
+from tff_partial import partitions
+from tff_partial import populations
 
 FOLDER = 'emnist'
 
@@ -210,3 +214,30 @@ def load_federated_emnist(
     writers=np.array(writers),
     is_test=np.array(is_test),
   )
+
+
+def pack(
+  pixels: np.ndarray,
+  holdings: Sequence[partitions.Partition],
+  label: Callable[[str, np.ndarray], np.ndarray],
+  example_spec: examples.ExampleSpec,
+) -> populations.Population:
+  """Makes clients of their images.
+
+  Args:
+    pixels: `[images, height, width]`.
+    holdings: The images of each client; if there are two, the second are
+      marked `is_query` for the split that measures them.
+    label: From a client and the numbers of images to labels.
+    example_spec: What one example consists of.
+  """
+  clients: dict[str, Mapping[str, np.ndarray]] = {}
+  for client in holdings[0]:
+    pieces = [held[client] for held in holdings]
+    images = np.concatenate(pieces)
+    clients[client] = {
+      'x': pixels[images],
+      'y': label(client, images),
+      'is_query': np.repeat(np.arange(len(pieces)), [len(p) for p in pieces]),
+    }
+  return tff_partial.pack(clients, example_spec, min_examples=1)

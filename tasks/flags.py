@@ -32,7 +32,15 @@ _OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
 
 # May differ from those of a run that is gone on with: they change no number.
 FREE_FLAGS = frozenset(
-  ('data_dir', 'download', 'output_dir', 'progress', 'rounds', 'tensorboard')
+  (
+    'checkpoint_every',
+    'data_dir',
+    'download',
+    'output_dir',
+    'progress',
+    'rounds',
+    'tensorboard',
+  )
 )
 
 
@@ -348,8 +356,35 @@ class RunFlags:
     flags.DEFINE_integer(
       'evaluate_every',
       50,
-      'Rounds between evaluations on validation clients and checkpoints.',
+      'Rounds between evaluations on validation clients.',
       lower_bound=1,
+    )
+    flags.DEFINE_integer(
+      'checkpoint_every',
+      None,
+      'Rounds between checkpoints; by default as --evaluate_every.',
+      lower_bound=1,
+    )
+    flags.DEFINE_integer(
+      'early_stopping_patience',
+      None,
+      'End the run when so many evaluations in a row were no better than the '
+      'best one before; by default it has all its rounds.',
+      lower_bound=1,
+    )
+    flags.DEFINE_float(
+      'early_stopping_min_delta',
+      0.0,
+      'By more than how much an evaluation must be better, for early stopping.',
+      lower_bound=0.0,
+    )
+    flags.register_multi_flags_validator(
+      ['early_stopping_min_delta', 'early_stopping_patience'],
+      lambda given: (
+        not given['early_stopping_min_delta']
+        or given['early_stopping_patience'] is not None
+      ),
+      'without --early_stopping_patience no run ends early. Give both or none.',
     )
     flags.DEFINE_enum(
       'runtime',

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from tasks import emnist_images
 from tasks import emnist_models
-from tasks import emnist_partitions
 from tasks import f1
 from tasks import preference_models
 from tasks import preferences
@@ -34,6 +33,7 @@ from tasks.task import VALIDATION
 from tff_partial import examples
 from tff_partial import models
 from tff_partial import populations
+from tff_partial import random_bits
 
 BALANCED, IMBALANCED = 'balanced', 'imbalanced'
 
@@ -148,7 +148,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
       repeat=options.repeat_images,
       seed=seed,
     )
-    chosen = emnist_partitions.generator(seed, 'validation').permutation(
+    chosen = random_bits.generator(seed, 'validation').permutation(
       sorted(self._parts[VALIDATION])
     )[: options.validation_users]
     self._parts[VALIDATION] = {
@@ -269,7 +269,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     if part != TRAIN:
       train = self._parts[TRAIN]
       held = [{user: train[user] for user in wanted}, wanted]
-    return emnist_partitions.pack(
+    return emnist_images.pack(
       self.images.pixels, held, self._labels, example_spec
     )
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tasks.emnist_partitions import generator
-from tasks.emnist_partitions import Holdings
 from tasks.errors import OptionError
+from tff_partial import random_bits
+from tff_partial.partitions import Partition
 
 
 def numbers_of_users(num_users: int, shares: Sequence[float]) -> list[int]:
@@ -36,7 +36,7 @@ def draw(
   part_of: np.ndarray | None = None,
   repeat: bool = True,
   seed: int = 0,
-) -> dict[str, Holdings]:
+) -> dict[str, Partition]:
   """Gives each user examples for every part, of which it likes one half.
 
   Args:
@@ -56,7 +56,7 @@ def draw(
   Raises:
     OptionError: If there are not enough examples.
   """
-  parts: dict[str, Holdings] = {part: {} for part in sizes}
+  parts: dict[str, Partition] = {part: {} for part in sizes}
   if part_of is not None:
     for part, size in sizes.items():
       there = np.flatnonzero(part_of == part)
@@ -75,7 +75,7 @@ def draw(
   rule = _drawn_anew if repeat else _drawn_once
   liked, others = rule(piles, users, half, seed)
   for user, _ in users:
-    order = generator(seed, 'order', user)
+    order = random_bits.generator(seed, 'order', user)
     begin = 0
     for part, size in sizes.items():
       mine = slice(begin, begin + size // 2)
@@ -91,7 +91,7 @@ def _drawn_anew(
   users: Sequence[tuple[str, int]],
   half: int,
   seed: int,
-) -> tuple[Holdings, Holdings]:
+) -> tuple[Partition, Partition]:
   """Each user draws from all examples, whatever the others have."""
   rest = [
     np.concatenate([*piles[:kind], *piles[kind + 1 :]])
@@ -105,7 +105,7 @@ def _drawn_anew(
         f'{len(rest[kind])} others, and whoever likes it needs {half} of both. '
         'Give more examples.'
       )
-    choose = generator(seed, 'preference', user).choice
+    choose = random_bits.generator(seed, 'preference', user).choice
     liked[user] = choose(piles[kind], half, replace=False)
     others[user] = choose(rest[kind], half, replace=False)
   return liked, others
@@ -116,7 +116,7 @@ def _drawn_once(
   users: Sequence[tuple[str, int]],
   half: int,
   seed: int,
-) -> tuple[Holdings, Holdings]:
+) -> tuple[Partition, Partition]:
   """Users share the examples out: first those they like, then the others.
 
   One user after the other draws its disliked examples from what is left, a kind
@@ -126,13 +126,13 @@ def _drawn_once(
   """
   waiting = np.bincount([kind for _, kind in users], minlength=len(piles))
   _refuse_too_many(np.array([len(pile) for pile in piles]), waiting, half)
-  once = generator(seed, 'once')
+  once = random_bits.generator(seed, 'once')
   stacks = [once.permutation(pile).tolist() for pile in piles]
   liked = {
     user: np.array([stacks[kind].pop() for _ in range(half)])
     for user, kind in users
   }
-  others: Holdings = {}
+  others: Partition = {}
   for place in once.permutation(len(users)):
     user, kind = users[place]
     left = np.array([len(stack) for stack in stacks])

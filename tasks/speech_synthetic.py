@@ -10,7 +10,7 @@ a few per cent, less than speakers do.
 import numpy as np
 
 from tasks import speech_recordings
-from tasks.emnist_partitions import generator
+from tff_partial import random_bits
 
 _RATE = 8_000
 # Means of the first three formants of men in Hertz (Peterson and Barney, 1952):
@@ -47,7 +47,7 @@ def invent(
     num_takes: Number of takes.
     seed: Chooses voices, words and what differs between takes.
   """
-  choose = generator(seed, 'speech')
+  choose = random_bits.generator(seed, 'speech')
   pitches = np.geomspace(*_PITCHES, num_speakers)
   tracts = choose.permutation(np.geomspace(*_TRACTS, num_speakers))
   words = [choose.choice(_VOWELS, 2, replace=False) for _ in range(num_words)]
@@ -62,7 +62,7 @@ def invent(
         _speak(
           pitches[speaker],
           words[word] / tracts[speaker],
-          generator(seed, 'take', speaker, word, take),
+          random_bits.generator(seed, 'take', speaker, word, take),
         ),
       )
       for speaker in range(num_speakers)

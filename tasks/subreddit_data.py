@@ -285,8 +285,7 @@ def hold_out(documents: Documents, share: float, seed: int) -> np.ndarray:
 
 def generator(seed: int, *words: int | str) -> np.random.Generator:
   """Returns a generator that belongs to a seed and what it is used for."""
-  words = ('documents', seed, *words)
-  return np.random.default_rng(random_bits.derive(*words).view(np.uint32))
+  return random_bits.generator('documents', seed, *words)
 
 
 def _records(

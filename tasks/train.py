@@ -13,6 +13,7 @@ from tasks import privacy_flags
 from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tff_partial import callbacks
 from tff_partial import programs
 
 FLAGS = flags.FLAGS
@@ -36,7 +37,11 @@ def main() -> int | None:
       f'{done["rounds"]} rounds. Ask for as many or more, or choose another '
       '--output_dir.'
     )
-  if done is not None and (done['diverged'] or done['rounds'] == FLAGS.rounds):
+  if done is not None and (
+    done['diverged']
+    or done['rounds'] == FLAGS.rounds
+    or done.get('ended_by')  # Runs of older versions do not have it.
+  ):
     print(f'{folder.path} holds this run already; delete it to run it anew.')
     print(table(done))
     if done['diverged']:
@@ -64,8 +69,10 @@ def main() -> int | None:
       dropout_rate=FLAGS.dropout_rate,
       validation=validation,
       evaluate_every=FLAGS.evaluate_every,
+      checkpoint_every=FLAGS.checkpoint_every,
       select=programs.Selection(task.selection_metric, task.higher_is_better),
       stop=programs.StoppingRule(factor=FLAGS.divergence_factor),
+      callbacks=_early_stopping(task),
       output_dir=str(folder.path),
       privacy=trainable.ledger,
       diagnostics=FLAGS.diagnostics,
@@ -94,6 +101,7 @@ def main() -> int | None:
         'jit': FLAGS.jit,
         'jit_choices': dict(getattr(context, 'choices', {})),
         'diverged': trained.diverged,
+        'ended_by': trained.ended_by,
         'data': {
           **task.counts,
           'clients': {part: len(p) for part, p in clients.items()},
@@ -124,10 +132,26 @@ def main() -> int | None:
     )
   folder.write_result(result)
   print(table(result))
+  if trained.ended_by:
+    print(f'Ended after round {trained.rounds} by {trained.ended_by}.')
   print(f'Written to {folder.path}.')
   if trained.diverged:
     raise_divergence(result)
   return None
+
+
+def _early_stopping(task: tasks_lib.Task) -> list[callbacks.Callback]:
+  """What ends the run early, by the metric that chooses the best round."""
+  if FLAGS.early_stopping_patience is None:
+    return []
+  return [
+    callbacks.EarlyStopping(
+      FLAGS.early_stopping_patience,
+      task.selection_metric,
+      task.higher_is_better,
+      FLAGS.early_stopping_min_delta,
+    )
+  ]
 
 
 def raise_divergence(result: dict[str, Any]) -> NoReturn:

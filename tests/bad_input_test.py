@@ -230,6 +230,8 @@ def test_no_client_has_enough_examples(tmp_path):
     (['--rounds=0'], ['rounds', '0', 'positive']),
     (['--batch_size=0'], ['batch_size', '0', 'positive']),
     (['--evaluate_every=0'], ['evaluate_every', 'positive']),
+    (['--early_stopping_patience=0'], ['early_stopping_patience', 'positive']),
+    (['--early_stopping_min_delta=0.1'], ['--early_stopping_patience', 'both']),
     (['--l2=-1'], ['l2', '-1', 'non-negative']),
     (['--l2=nan'], ['--l2=nan', 'finite']),
     (['--server_learning_rate=inf'], ['server_learning_rate', 'finite']),

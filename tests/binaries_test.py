@@ -194,6 +194,25 @@ def test_a_run_that_is_done_is_shown_again(trained):
   assert commands.files(trained.folder) == before
 
 
+def test_a_run_may_end_early(tmp_path):
+  # Nothing is ever so much better.
+  command = (
+    *('train', *commands.SMALL, f'--output_dir={tmp_path}'),
+    *('--early_stopping_patience=1', '--early_stopping_min_delta=100'),
+    '--checkpoint_every=100',
+  )
+  outcome = run_here(*command)
+  assert outcome.status == 0, outcome
+  assert 'Ended after round 4 by EarlyStopping(patience=1' in outcome.output
+  result = _result(tmp_path)
+  assert result['rounds'] == 4
+  assert result['best']['round'] == 4  # Better, if by less than 100.
+  assert "metric='rmse'" in result['ended_by']
+  assert [row['round'] for row in repeatable_rows(tmp_path)] == list('1234')
+  again = run_here(*command)
+  assert 'holds this run already' in again.output
+
+
 # ---- kills -------------------------------------------------------------------
 
 

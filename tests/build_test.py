@@ -34,6 +34,7 @@ def read_targets(text: str) -> list[Target]:
   return targets
 
 
+PACKAGES = ('baselines', 'tff_partial', 'tff_partial_programs')
 TARGETS = read_targets((ROOT / 'BUILD').read_text(encoding='utf-8'))
 
 
@@ -55,7 +56,7 @@ def existing(*patterns: str) -> set[str]:
 
 
 def test_every_module_is_in_one_target():
-  modules = existing(*(f'{p}/**/*.py' for p in ('tff_partial', 'baselines')))
+  modules = existing(*(f'{p}/**/*.py' for p in PACKAGES))
   modules |= existing('tasks/**/*.py')
   listed = listed_sources()
   missing = sorted(modules - set(listed))

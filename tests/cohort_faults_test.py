@@ -700,9 +700,13 @@ def _secure_total(clients):
   )
 
 
-def test_secure_sums_are_computed_after_falling_back(runtimes):
+def test_secure_sums_are_computed_after_falling_back(runtimes, log):
   with runtimes[False]:
     found = _secure_total([[1, 2], [3]])
+  # In a line, however long the type of the computation.
+  (message,) = [text for text in log if 'native runtime' in text]
+  assert 'which is slower, runs a computation: it holds' in message
+  assert len(message) < 300
   assert found == collections.OrderedDict(total=6)
   assert isinstance(found, collections.OrderedDict)
 

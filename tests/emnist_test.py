@@ -10,8 +10,6 @@ import baselines
 from tasks import emnist
 from tasks import emnist_images
 from tasks import emnist_models
-from tasks import emnist_partitions
-from tasks.errors import DataError
 from tasks.errors import OptionError
 import tff_partial
 from tff_partial import phases
@@ -43,102 +41,6 @@ def _client(task: emnist.Emnist, part: str, user: str, spec) -> dict:
   (client,) = clients.cohort([user], sampling.client_seeds([user], 0))
   count = int(client['count'])
   return {name: array[:count] for name, array in client['examples'].items()}
-
-
-# ---- users of a few labels ---------------------------------------------------
-
-
-def test_users_hold_two_labels_each():
-  held = emnist_partitions.by_labels(_LABELS)
-  assert len(held) == 20
-  labels = [set(_LABELS[images]) for images in held.values()]
-  assert labels == [{i % 10, (i + 1) % 10} for i in range(20)]
-
-
-def test_images_are_shared_out_without_rest():
-  held = emnist_partitions.by_labels(_LABELS)
-  images = np.concatenate(list(held.values()))
-  assert sorted(images) == list(range(3000))
-
-
-def test_sizes_differ_as_much_as_is_asked_for():
-  sizes = [
-    [len(x) for x in emnist_partitions.by_labels(_LABELS, **o).values()]
-    for o in ({}, {'size_deviation': 0.0}, {'size_deviation': 2.0})
-  ]
-  assert sizes[1] == [150] * 20
-  assert np.std(sizes[1]) < np.std(sizes[0]) < np.std(sizes[2])
-  assert min(sizes[2]) >= 20
-
-
-def test_the_seed_shares_out():
-  one, again, other = (
-    emnist_partitions.by_labels(_LABELS, seed=seed) for seed in (0, 0, 1)
-  )
-  np.testing.assert_equal(one, again)
-  assert [len(x) for x in one.values()] != [len(x) for x in other.values()]
-
-
-def test_one_label_may_be_asked_for():
-  held = emnist_partitions.by_labels(_LABELS, 3, 1)
-  assert _sets(held) == [set(range(300 * i, 300 * i + 300)) for i in range(3)]
-
-
-@pytest.mark.parametrize(
-  'options, expected',
-  [
-    ({'num_users': 0}, '0 users with 2 labels'),
-    ({'labels_per_user': 11}, '1 to 10 labels'),
-    ({'labels_per_user': 0}, 'with 0 labels'),
-    ({'size_deviation': -1.0}, 'size_deviation: -1.0'),
-    ({'num_users': 200}, '40 users would share 300 images of label 0'),
-  ],
-)
-def test_impossible_users_are_refused(options, expected):
-  with pytest.raises(OptionError, match=expected):
-    emnist_partitions.by_labels(_LABELS, **options)
-
-
-# ---- writers, and parts ------------------------------------------------------
-
-
-def test_writers_hold_what_they_wrote():
-  writers = np.array([7, 3, 7, 7, 3])
-  held = emnist_partitions.by_writer(writers)
-  assert list(held) == ['3', '7']
-  assert _sets(held) == [{1, 4}, {0, 2, 3}]
-
-
-def test_images_are_divided_by_shares():
-  held = {'a': np.arange(20), 'b': np.arange(20, 23)}
-  parts = emnist_partitions.split_images(held, (0.65, 0.1, 0.25))
-  assert [len(p['a']) for p in parts] == [13, 2, 5]
-  # 65 % of 3 is 1, and 75 % is 2.
-  assert [p['b'].tolist() for p in parts] == [[20], [21], [22]]
-  (first, *rest) = emnist_partitions.split_images(
-    {'c': np.array([5])}, (0.5, 0.25, 0.25)
-  )
-  assert first['c'].tolist() == [5]
-  assert not any(len(part['c']) for part in rest)
-
-
-def test_the_publishers_test_images_stay_so():
-  is_test = np.arange(10) >= 6
-  (train, validation, test) = emnist_partitions.split_images(
-    {'a': np.arange(10)}, (0.6, 0.3, 0.1), is_test
-  )
-  # Of the six others, two thirds and one third.
-  assert [len(train['a']), len(validation['a'])] == [4, 2]
-  assert test['a'].tolist() == [6, 7, 8, 9]
-
-
-def test_users_are_divided():
-  held = {str(i): np.array([i]) for i in range(20)}
-  parts = emnist_partitions.split_users(held, (0.8, 0.1, 0.1))
-  assert [len(part) for part in parts] == [16, 2, 2]
-  assert set().union(*parts) == set(held)
-  with pytest.raises(DataError, match='3 clients cannot be divided'):
-    emnist_partitions.split_users(dict.fromkeys('abc', held['1']), (0.9, 0.1))
 
 
 # ---- the task ----------------------------------------------------------------

@@ -18,8 +18,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A name that ends in `.*` places all modules of a folder, with its `__init__`.
 FLOORS = {
   'ground': (
+    '_quiet',
     '_require_tff',
     'buckets',
+    'class_weights',
     'cohorts',
     'data_frames',
     'errors',
@@ -35,6 +37,7 @@ FLOORS = {
     'lookups',
     'models',
     'packing',
+    'partitions',
     'phases',
     'populations',
     'random_bits',
@@ -71,6 +74,7 @@ FLOORS = {
     '__init__',
     'algorithms.*',
     'analysis.*',
+    'callbacks',
     'checkpoints',
     'client_errors',
     'client_records',

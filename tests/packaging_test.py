@@ -11,6 +11,8 @@ import zipfile
 from packaging import requirements
 import pytest
 
+import tff_partial_programs
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -42,7 +44,10 @@ def wheel(tmp_path_factory) -> pathlib.Path:
   for name in ('LICENSE', 'README.md', 'pyproject.toml', 'setup.py'):
     shutil.copy(ROOT / name, sources)
   # Each of these folders could pass for a package.
-  for name in ('baselines', 'tasks', 'tests', 'tff_partial'):
+  for name in (
+    *('baselines', 'benchmarks', 'tasks', 'tests'),
+    *('tff_partial', 'tff_partial_programs'),
+  ):
     if (ROOT / name).is_dir():
       shutil.copytree(
         ROOT / name,
@@ -72,14 +77,27 @@ def bare_python(wheel, tmp_path_factory) -> pathlib.Path:
   return python
 
 
-def test_wheel_holds_the_library_alone(wheel):
+def test_wheel_holds_the_library_and_its_programs(wheel):
   with zipfile.ZipFile(wheel) as archive:
     names = set(archive.namelist())
   modules = {name for name in names if not name.split('/')[0].endswith('-info')}
   expected = {
-    str(path.relative_to(ROOT)) for path in (ROOT / 'tff_partial').rglob('*.py')
+    str(path.relative_to(ROOT))
+    for folder in ('tff_partial', 'tff_partial_programs')
+    for path in (ROOT / folder).rglob('*.py')
   }
-  assert modules == expected
+  # These names are too common to be taken from anybody.
+  expected |= {
+    f'tff_partial_programs/{path.relative_to(ROOT)}'
+    for folder, pattern in (
+      ('tasks', '*.py'),
+      ('baselines', '*.py'),
+      ('tasks/recipes', '*.flags'),
+    )
+    for path in (ROOT / folder).glob(pattern)
+  }
+  # Tells type checkers that the library has types.
+  assert modules == {*expected, 'tff_partial/py.typed'}
   assert any(name.endswith('/licenses/LICENSE') for name in names)
 
 
@@ -146,6 +164,70 @@ warnings.warn('Something else.')
   assert done.returncode == 0
   assert 'pkg_resources' not in done.stderr.replace(fake, '')
   assert 'Something else.' in done.stderr
+
+
+# ---- the command -------------------------------------------------------------
+
+
+def _command(python: pathlib.Path, *arguments: str, **options):
+  return run(
+    python.parent / 'tff-partial', *arguments, env=outside(), **options
+  )
+
+
+@pytest.mark.parametrize('arguments', [(), ('--help',)])
+def test_the_command_names_the_programs(bare_python, tmp_path, arguments):
+  """Without TensorFlow, and so at once: there is none in this environment."""
+  done = _command(bare_python, *arguments, cwd=tmp_path)
+  assert (done.returncode, done.stderr) == (0, '')
+  named = re.findall(r'^  (\w+)  +[A-Z].*[.,;]?', done.stdout, re.MULTILINE)
+  assert tuple(named) == tff_partial_programs.PROGRAMS
+  (recipe,) = re.findall(r'--flagfile=(.*)', done.stdout)
+  assert pathlib.Path(recipe).read_text() == (
+    ROOT / 'tasks' / 'recipes' / 'demo.flags'
+  ).read_text('utf-8')
+
+
+def test_the_command_knows_all_programs():
+  with_main = {
+    path.stem
+    for path in (ROOT / 'tasks').glob('*.py')
+    if "__name__ == '__main__'" in path.read_text('utf-8')
+  }
+  assert set(tff_partial_programs.PROGRAMS) == with_main
+
+
+def test_a_misspelt_program_is_refused(bare_python, tmp_path):
+  done = _command(bare_python, 'trian', cwd=tmp_path)
+  assert done.returncode == 1
+  assert "no program 'trian'; did you mean 'train'?" in done.stderr
+
+
+def test_a_program_without_tff_says_what_to_type(bare_python, tmp_path):
+  done = _command(bare_python, 'train', cwd=tmp_path)
+  assert done.returncode == 1
+  assert 'which is not installed here' in done.stderr
+
+
+def test_the_command_runs_a_program_of_the_wheel(bare_python, tmp_path):
+  # With the packages of this environment, and without this project.
+  (tmp_path / 'tasks').mkdir()  # Somebody else's.
+  (tmp_path / 'tasks' / '__init__.py').touch()
+  environment = outside()
+  del environment['TF_CPP_MIN_LOG_LEVEL']  # As a user has it.
+  environment['PYTHONPATH'] = os.pathsep.join(
+    path for path in sys.path if path.endswith('site-packages')
+  )
+  done = run(
+    *(bare_python.parent / 'tff-partial', 'report'),
+    cwd=tmp_path,
+    env=environment,
+  )
+  assert done.stderr == 'error: --sweep_dir: name a folder of runs.\n'
+  assert (done.returncode, done.stdout) == (1, '')
+
+
+# ---- the lock ----------------------------------------------------------------
 
 
 def parse_requirements(name: str) -> list[requirements.Requirement]:

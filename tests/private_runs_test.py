@@ -214,6 +214,23 @@ def test_what_is_exact_is_said_on_request_alone(frank, tmp_path):
   assert 'share_clipped_not_private' in result.privacy
 
 
+def test_a_callback_of_a_private_run_sees_what_is_released(frank, tmp_path):
+  ledger = _ledger(simulation=True)
+  seen = []
+  settings: dict[str, Any] = {'rounds': 2, 'callbacks': [seen.append]}
+  _train(frank, privacy=ledger, output_dir=tmp_path, **settings)
+  (row, _) = repeatable_rows(tmp_path)
+  released = {name for name, value in row.items() if value} - {'round'}
+  assert set(seen[0].metrics) - {'seconds_round'} == released
+  # Nothing else is there, such as the state, which holds the noise's seed.
+  assert {name for name in dir(seen[0]) if not name.startswith('_')} == {
+    'metrics',
+    'round',
+    'validations',
+    'weights',
+  }
+
+
 def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
   _train(world, output_dir=tmp_path, rounds=1)
   saved = [tmp_path / 'checkpoints', *(tmp_path / 'checkpoints').rglob('*')]

@@ -17,6 +17,7 @@ from tests import small_runs
 from tests.commands import files
 from tests.commands import repeatable_rows
 import tff_partial
+from tff_partial import callbacks
 from tff_partial import checkpoints
 from tff_partial import cohorts
 from tff_partial import errors
@@ -673,6 +674,8 @@ def test_where_nothing_was_trained_nothing_is_loaded(plain, world, tmp_path):
   [
     ({'rounds': 0}, 'rounds must be positive, found 0'),
     ({'evaluate_every': 0}, 'evaluate_every must be positive, found 0'),
+    ({'checkpoint_every': 0}, 'checkpoint_every must be positive, found 0'),
+    ({'callbacks': [1]}, '1 is no callback'),
     ({'clients_per_round': 13}, 'asks 13 clients .* population has 12'),
     ({'oversample': 4.0}, 'asks 16 clients .* population has 12'),
     ({'dropout_rate': 1.5}, 'dropout_rate=1.5'),
@@ -692,6 +695,192 @@ def test_impossible_runs_are_refused_at_once(
   assert not list(tmp_path.iterdir())
 
 
+# ---- callbacks and early stopping --------------------------------------------
+
+
+def test_a_callback_sees_each_round(world, whole, tmp_path):
+  seen = []
+
+  def see(result: callbacks.RoundResult) -> None:
+    seen.append((result, small_runs.flat(result.weights)))
+
+  result = world.train(output_dir=tmp_path, callbacks=[see])
+  small_runs.assert_same(result, whole[0])  # To look changes nothing.
+  assert result.ended_by is None
+  assert [each.round for each, _ in seen] == [1, 2, 3, 4, 5, 6, 7]
+  assert seen[-1][1] == small_runs.flat(result.weights)
+  for (each, _), row in zip(seen, repeatable_rows(tmp_path), strict=True):
+    told = {name: str(value) for name, value in each.metrics.items()}
+    del told['seconds_round']
+    assert told == {k: v for k, v in row.items() if v and k != 'round'}
+  last = seen[-1][0]
+  assert list(last.validations) == [3, 6, 7]
+  for name in ('loss', 'mae', 'num_clients', 'num_not_finite'):
+    assert last.validations[7][name] == result.validation[name]
+    assert last.validations[7][name] == last.metrics[f'validation_{name}']
+
+
+def _ends_at(number: int) -> callbacks.Callback:
+  def enough(result: callbacks.RoundResult) -> bool:
+    return result.round == number
+
+  return enough
+
+
+@pytest.mark.parametrize('at', [3, 5])
+def test_a_callback_ends_a_run_as_its_last_round_would(world, tmp_path, at):
+  short = world.train(output_dir=tmp_path / 'short', rounds=at)
+  ended = world.train(output_dir=tmp_path / 'ended', callbacks=[_ends_at(at)])
+  small_runs.assert_same(ended, short)
+  assert (ended.ended_by, short.ended_by) == ('enough', None)
+  assert repeatable_rows(tmp_path / 'ended') == repeatable_rows(
+    tmp_path / 'short'
+  )
+
+
+def test_a_run_that_a_callback_ended_stays_so(world, tmp_path, caplog):
+  ended = world.train(output_dir=tmp_path, callbacks=[_ends_at(5)])
+  before = files(tmp_path)
+  clients = small_runs.Spy(world.clients)
+  for callback in (_ends_at(5), _ends_at(6)):
+    again = world.train(
+      output_dir=tmp_path, clients=clients, callbacks=[callback]
+    )
+    small_runs.assert_same(again, ended)
+    assert again.ended_by == 'enough'
+  assert not clients.cohorts
+  assert files(tmp_path) == before
+  assert 'was ended after round 5 by enough' in caplog.text
+
+
+def test_a_killed_run_calls_for_the_rounds_that_it_repeats(world, tmp_path):
+  rounds: list[int] = []
+
+  def note(result: callbacks.RoundResult) -> None:
+    rounds.append(result.round)
+
+  with pytest.raises(small_runs.Killed):
+    world.train(
+      output_dir=tmp_path,
+      clients=small_runs.Spy(world.clients, 6),
+      callbacks=[note],
+    )
+  world.train(output_dir=tmp_path, callbacks=[note])
+  assert rounds == [1, 2, 3, 4, 5, 4, 5, 6, 7]
+
+
+def test_what_a_callback_raises_reaches_the_caller(world, whole, tmp_path):
+  def fail(result: callbacks.RoundResult) -> None:
+    if result.round == 5:
+      raise ZeroDivisionError('mine')
+
+  with pytest.raises(ZeroDivisionError, match='mine'):
+    world.train(output_dir=tmp_path, callbacks=[fail])
+  small_runs.assert_same(world.train(output_dir=tmp_path), whole[0])
+
+
+# The rounds of these runs get better and better, so that "better" is turned.
+_STOPPING = callbacks.EarlyStopping(2, 'mae', higher_is_better=True)
+_LONG: dict[str, Any] = {'rounds': 30, 'callbacks': [_STOPPING]}
+
+
+@pytest.fixture(scope='module', name='stopped')
+def fixture_stopped(world, tmp_path_factory):
+  """A run that was ended early, and its folder."""
+  folder = tmp_path_factory.mktemp('stopped')
+  return world.train(output_dir=folder, **_LONG), folder
+
+
+def test_early_stopping_ends_where_the_table_says(stopped):
+  result, folder = stopped
+  measured = [
+    float(row['validation_mae'])
+    for row in repeatable_rows(folder)
+    if row['validation_mae']
+  ]
+  assert result.ended_by == repr(_STOPPING)
+  assert result.rounds == 3 * len(measured) < 30
+  best = measured.index(max(measured))
+  assert best == len(measured) - 3  # Two more were no better.
+
+
+@pytest.mark.parametrize('at', [2, 5, 8])
+def test_a_killed_run_ends_where_it_would_have(world, stopped, tmp_path, at):
+  result, folder = stopped
+  with pytest.raises(small_runs.Killed):
+    world.train(
+      output_dir=tmp_path, clients=small_runs.Spy(world.clients, at), **_LONG
+    )
+  again = world.train(output_dir=tmp_path, **_LONG)
+  small_runs.assert_same(again, result)
+  assert again.ended_by == result.ended_by
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+
+
+# ---- checkpoints apart from evaluations --------------------------------------
+
+
+def _saved(folder: Any) -> list[str]:
+  return sorted(path.name for path in (folder / 'checkpoints').iterdir())
+
+
+@pytest.mark.parametrize(
+  ('every', 'at', 'saved', 'repeated'),
+  [
+    (2, 6, ['round_2', 'round_4'], 3),
+    (5, 7, ['round_5'], 2),
+    (100, 7, [], 7),
+  ],
+)
+def test_checkpoints_need_no_evaluation(
+  world, whole, tmp_path, every, at, saved, repeated
+):
+  result, folder = whole
+  with pytest.raises(small_runs.Killed):
+    world.train(
+      output_dir=tmp_path,
+      clients=small_runs.Spy(world.clients, at),
+      checkpoint_every=every,
+    )
+  assert _saved(tmp_path) == saved
+  clients = small_runs.Spy(world.clients)
+  again = world.train(
+    output_dir=tmp_path, clients=clients, checkpoint_every=every
+  )
+  small_runs.assert_same(again, result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+  assert len(clients.cohorts) == repeated
+
+
+# ---- what is printed of a run ------------------------------------------------
+
+
+def test_a_process_and_a_result_fit_on_a_screen(world, whole):
+  result, folder = whole
+  first, second, *_ = repr(world.process).splitlines()
+  assert first == 'PartialProcess: clients send global and remember nothing'
+  assert (
+    second
+    == '  PartialModel with the loss MeanSquaredError and the metrics mae'
+  )
+  first, *lines = repr(result).splitlines()
+  assert first.startswith('TrainingResult after 7 rounds in ')
+  assert [line.split(':')[0].strip() for line in lines] == [
+    'train',
+    'validation',
+    f'best validation, round {result.best_round}',
+  ]
+  assert f'loss {result.train["loss"]:.4g}, mae' in lines[0]
+  assert repr(programs.load(world.process, folder)).startswith(
+    'Saved(round=7, best_round='
+  )
+  exam = repr(world.validation).splitlines()
+  assert exam[0] == 'Exam of clients that come with nothing'
+  assert exam[1:3] == ['  Evaluation', f'  {second}']
+  for shown in (repr(result), repr(world.process), repr(world.validation)):
+    assert len(shown) < 1000
+
+
 # ---- the bar -----------------------------------------------------------------
 
 
@@ -701,5 +890,9 @@ def test_the_bar_stays_out_of_the_output(world, capsys):
   assert shown.out == ''
   assert '7/7' in shown.err
   assert 'validation_loss=' in shown.err
+  # Where nothing moves for long.
+  first, *_ = shown.err.split('1/7')
+  assert 'tracing and compiling, once' in first
+  assert 'validation: tracing and compiling, once' in shown.err
   world.train()
   assert capsys.readouterr() == ('', '')

@@ -406,6 +406,26 @@ def test_the_best_round_has_its_clients(world, tmp_path):
   assert mixed['loss'] != result.best_validation['loss']
 
 
+def test_a_new_best_round_is_saved_with_its_clients(world, tmp_path):
+  """The store can lead to the best round alone if it was saved there."""
+  select = programs.Selection('loss', higher_is_better=True)
+  settings = {'rounds': 8, 'select': select, 'checkpoint_every': 100}
+  folder = tmp_path / 'killed'
+  with pytest.raises(small_runs.Killed):
+    world.train(
+      output_dir=folder, clients=small_runs.Spy(world.clients, 8), **settings
+    )
+  saved = sorted(path.name for path in (folder / 'checkpoints').iterdir())
+  assert saved == ['round_3']  # The best; round 6 was measured and not saved.
+  result = world.train(output_dir=folder, **settings)
+  assert result.best_round == 3
+  measured = programs.evaluate(
+    world.validation, result.best_weights, 0, result.best_client_store
+  )
+  assert measured == result.best_validation
+  small_runs.assert_same(result, world.train(**settings))
+
+
 def test_seen_users_know_more_than_new_ones(world):
   result = world.train(rounds=60, evaluate_every=60)
   exam = world.validation

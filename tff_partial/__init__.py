@@ -1,15 +1,18 @@
 """Partially local federated learning on TensorFlow Federated."""
 
 # isort: off
+from tff_partial import _quiet as _quiet
 from tff_partial import _require_tff as _require_tff
 # isort: on
 
 from tff_partial import aggregators as aggregators
 from tff_partial import algorithms as algorithms
 from tff_partial import assignments as assignments
+from tff_partial import callbacks as callbacks
 from tff_partial import client_state as client_state
 from tff_partial import groups as groups
 from tff_partial import layers as layers
+from tff_partial import partitions as partitions
 from tff_partial import runtimes as runtimes
 from tff_partial import splits as splits
 from tff_partial import terms as terms
@@ -29,6 +32,7 @@ from tff_partial.learning_process import (
   as_learning_process as as_learning_process,
 )
 from tff_partial.models import from_keras as from_keras
+from tff_partial.packing import from_arrays as from_arrays
 from tff_partial.packing import from_pandas as from_pandas
 from tff_partial.packing import from_tff as from_tff
 from tff_partial.packing import pack as pack

@@ -60,6 +60,11 @@ class Evaluation(NamedTuple):
   model: models.PartialModel
   example_spec: examples.ExampleSpec
 
+  def __repr__(self) -> str:
+    """The model that is measured."""
+    lines = (f'  {line}' for line in repr(self.model).splitlines())
+    return '\n'.join(['Evaluation', *lines])
+
 
 def build_evaluation(
   model: models.PartialModel,

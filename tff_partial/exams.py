@@ -42,6 +42,14 @@ class Exam:
   clients: cohorts.ClientSource
   remembering: bool = False
 
+  def __repr__(self) -> str:
+    """What is measured, and whom."""
+    comes = 'what they remember' if self.remembering else 'nothing'
+    parts = f'{self.evaluation!r}\n{self.clients!r}'.splitlines()
+    return '\n'.join(
+      [f'Exam of clients that come with {comes}', *(f'  {x}' for x in parts)]
+    )
+
   @property
   def metrics(self) -> list[str]:
     """The names of the pooled metrics."""

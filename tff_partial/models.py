@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tff_partial import class_weights
 from tff_partial import examples as examples_lib
 from tff_partial import keras_analysis
 from tff_partial import keras_functions
@@ -83,6 +84,7 @@ class PartialModel:
     *,
     num_groups: int,
     loss: LossFn | tf.keras.losses.Loss,
+    class_weight: Mapping[int, float] | None,
     metrics: keras_metrics.Metrics,
     labels: tf.TensorSpec,
     weights: tf.TensorSpec,
@@ -104,14 +106,26 @@ class PartialModel:
       )
     self.seed = seed
     self._loss = loss
+    self._class_weights = None
+    if class_weight is not None:
+      self._class_weights = class_weights.ClassWeights(
+        class_weight, labels, spec.outputs
+      )
     self._initial_values = dict(initial_values)
     self.only_looked_up, ids = self._check_by_tracing()
-    self.example_spec.ids = {**ids, **_classes(labels, spec.outputs, loss)}
+    weighted = self._class_weights.ids if self._class_weights else {}
+    self.example_spec.ids = {
+      **ids,
+      **weighted,
+      **_classes(labels, spec.outputs, loss),
+    }
 
   def __repr__(self) -> str:
     """A line for each variable under its tier, and one for each field."""
     loss = getattr(self._loss, '__name__', type(self._loss).__name__)
     lines = [f'PartialModel with the loss {loss}']
+    if self._class_weights is not None:
+      lines[0] += f', class weights {self._class_weights.values}'
     if self.metrics.names:
       lines[0] += f' and the metrics {", ".join(self.metrics.names)}'
     parts = {
@@ -248,6 +262,7 @@ class PartialModel:
       of: Another loss than the model's own.
     """
     of = of or self._loss
+    of_labels = labels
     if tf.is_tensor(predictions) and predictions.shape.rank == 1:
       # Keras's losses average over the last axis, which must not be the batch.
       labels, predictions = labels[:, None], predictions[:, None]
@@ -267,6 +282,8 @@ class PartialModel:
       real = real * tf.cast(mask, tf.float32)
     real = real * tf.ones_like(losses)
     weight = expand(weight, rank, 'The weight of examples')
+    if self._class_weights is not None:
+      weight *= self._class_weights.of(of_labels, rank)
     # Padding repeats a real example, so that its loss is finite where it is.
     total = tf.reduce_sum(losses * weight * real)
     num_elements = tf.reduce_sum(real)
@@ -641,6 +658,7 @@ def from_keras(
   local: Selectors = None,
   group: Selectors = None,
   num_groups: int = 0,
+  class_weight: Mapping[int, float] | None = None,
   metrics: keras_metrics.Metrics = (),
   inputs: Any = None,
   labels: tf.TensorSpec | None = None,
@@ -667,6 +685,9 @@ def from_keras(
     group: What belongs to sub-populations, named in the same ways: the server
       has a copy for each.
     num_groups: How many sub-populations there are.
+    class_weight: How much examples of each class count in the loss, besides
+      their own weights, as in Keras's `fit`: a weight for each class from 0 on.
+      Metrics do not know of it; losses that are measured do.
     metrics: What to report: a list of Keras metrics, their names, or functions
       of labels and predictions; or a callable that makes the list, which is
       called several times.
@@ -732,6 +753,7 @@ def from_keras(
     tier_of,
     num_groups=num_groups,
     loss=loss,
+    class_weight=class_weight,
     metrics=metrics,
     labels=labels or _assumed_labels(spec.outputs, loss),
     weights=weights,

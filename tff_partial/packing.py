@@ -1,10 +1,11 @@
-"""Populations made of dictionaries, of data frames, and of TFF's data sets."""
+"""Populations made of dictionaries, arrays, data frames, TFF's data sets."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tff_partial import data_frames
 from tff_partial import examples
@@ -55,6 +56,66 @@ def pack(
       that is not finite; the message names client, field and example.
   """
   return _of_clients(clients.items(), example_spec, min_examples, capacities)
+
+
+def from_arrays(
+  fields: Mapping[str, Any],
+  partition: Mapping[str, Any],
+  example_spec: examples.ExampleSpec,
+  *,
+  min_examples: int | None = None,
+  capacities: Sequence[int] | None = None,
+) -> Population:
+  """Makes clients of one data set and a partition of it.
+
+      spec = process.example_spec
+      partition = tff_partial.partitions.dirichlet(y, 100, alpha=0.3)
+      clients = tff_partial.from_arrays({'x': x, 'y': y}, partition, spec)
+
+  Args:
+    fields: `x`, `y`, perhaps `weight` and others: arrays `[examples, ...]` of
+      all clients together.
+    partition: Client id to the places of its examples, int `[examples]`; see
+      `partitions`.
+    example_spec: What one example consists of: `process.example_spec`.
+    min_examples: As for `pack`.
+    capacities: Sizes to pad to; few good ones by default.
+
+  Raises:
+    ClientDataError: For fields that `pack` would refuse, or places where there
+      is no example.
+  """
+  flat = examples.check_fields(fields, example_spec, 'The data set')
+  lengths = {len(array) for array in tf.nest.flatten(flat)}
+  if len(lengths) != 1:
+    raise examples.ClientDataError(
+      'The fields of the data set have different numbers of examples: '
+      f'{sorted(lengths)}.'
+    )
+  count = lengths.pop()
+
+  def of_client(client: str) -> Mapping[str, Any]:
+    places = np.asarray(partition[client])
+    if places.ndim != 1 or (len(places) and places.dtype.kind not in 'iu'):
+      raise examples.ClientDataError(
+        f'Client {client!r}: expected the places of its examples, an array of '
+        f'integers; found {places.dtype} of shape {places.shape}.'
+      )
+    places = places.astype(np.int64)
+    outside = places[(places < 0) | (places >= count)]
+    if len(outside):
+      raise examples.ClientDataError(
+        f'Client {client!r}: there is no example {outside[0]} in a data set of '
+        f'{count}, whose places are 0 to {count - 1}.'
+      )
+    return examples.map_fields(lambda array: array[places], flat)
+
+  return _of_clients(
+    ((client, of_client(client)) for client in partition),
+    example_spec,
+    min_examples,
+    capacities,
+  )
 
 
 def from_pandas(

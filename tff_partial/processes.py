@@ -155,6 +155,18 @@ class PartialProcess(tff.templates.IterativeProcess):
     """The type D of a client's data."""
     return self.next.type_signature.parameter[2].member
 
+  def __repr__(self) -> str:
+    """What leaves a client, what stays with it, and the model."""
+    kept = self.next.type_signature.parameter[1].member
+    lines = [
+      f'{type(self).__name__}: clients send {", ".join(self.sent) or "nothing"}'
+      f' and remember {"nothing" if self.is_stateless else kept}',
+      *(f'  {line}' for line in repr(self.model).splitlines()),
+    ]
+    if self.mechanism is not None:
+      lines.append(f'  private by {self.mechanism}')
+    return '\n'.join(lines)
+
   @property
   def is_stateless(self) -> bool:
     """Whether clients remember nothing."""

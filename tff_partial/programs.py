@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_partial import accounting
+from tff_partial import callbacks as callbacks_lib
 from tff_partial import checkpoints
 from tff_partial import client_errors
 from tff_partial import client_store as client_store_lib
@@ -67,6 +68,7 @@ class TrainingResult:
     rounds: How many rounds were run.
     diverged: Whether the run was stopped because its loss exploded, or ended so
       that it would have been.
+    ended_by: The callback that ended the run, by its name; None if none did.
     seconds: `total`, `per_round_median` and `first_round` of this call.
     client_store: What clients remember after the last round, or None if they
       remember nothing.
@@ -85,11 +87,42 @@ class TrainingResult:
   train: dict[str, Any]
   rounds: int
   diverged: bool
+  ended_by: str | None
   seconds: dict[str, float]
   client_store: client_store_lib.ClientStore | None
   best_client_store: client_store_lib.ClientStates | None
   privacy: dict[str, Any] | None
   process: processes.PartialProcess = dataclasses.field(repr=False)
+
+  def __repr__(self) -> str:
+    """How the run went; weights and states are not printed."""
+    if self.diverged:
+      ended = ', diverged'
+    else:
+      ended = f', ended by {self.ended_by}' if self.ended_by else ''
+    lines = [
+      f'TrainingResult after {self.rounds} rounds in '
+      f'{self.seconds["total"]:.1f} s{ended}',
+      *_described_metrics('train', self.train),
+      *_described_metrics('validation', self.validation),
+      *_described_metrics(
+        f'best validation, round {self.best_round}', self.best_validation
+      ),
+      *_described_metrics('privacy', self.privacy),
+    ]
+    return '\n'.join(lines)
+
+
+def _described_metrics(
+  what: str, metrics: Mapping[str, Any] | None
+) -> list[str]:
+  """A line on some metrics, or none."""
+  values = [
+    f'{name} {value:.4g}' if isinstance(value, float) else f'{name} {value}'
+    for name, value in (metrics or {}).items()
+    if isinstance(value, (bool, float, int, str))
+  ]
+  return [f'  {what}: {", ".join(values)}'] if values else []
 
 
 class _Run:
@@ -113,6 +146,9 @@ class _Run:
       'first_loss': None,
       'first_validation_loss': None,
       'exploded': 0,
+      'ended_by': None,
+      # Pairs of a round and its pooled metrics.
+      'validations': [],
       'train': {},
     }
     if privacy is not None:
@@ -150,6 +186,14 @@ class _Run:
     self.state = output.state
     self.round += 1
     return output.metrics
+
+  def is_over(self, rounds: int, stop: StoppingRule) -> bool:
+    """Says whether no round is left to do."""
+    return bool(
+      self.round >= rounds
+      or self.notes['exploded'] >= stop.rounds
+      or self.notes['ended_by']
+    )
 
   def has_diverged(self, stop: StoppingRule) -> bool:
     """Says whether the weights are of no use any more."""
@@ -194,7 +238,8 @@ class _Run:
     self.round = int(found.round)
     self.state = found.state
     self.best_weights = found.best_weights
-    self.notes = checkpoints.decode(found.notes)
+    # What runs of older versions did not note keeps its first value.
+    self.notes.update(checkpoints.decode(found.notes))
     choices = self.notes.pop('choices')
     recall = getattr(_runtime(), 'recall', None)
     if recall is not None:
@@ -257,13 +302,14 @@ def _store(
   )
 
 
-def _check_rounds(rounds: int, evaluate_every: int) -> None:
-  if rounds < 1:
-    raise ProgramError(f'rounds must be positive, found {rounds}.')
-  if evaluate_every < 1:
-    raise ProgramError(
-      f'evaluate_every must be positive, found {evaluate_every}.'
-    )
+# What takes so long where nothing moves.
+_FIRST = 'tracing and compiling, once'
+
+
+def _check_positive(**numbers: int) -> None:
+  for name, number in numbers.items():
+    if number < 1:
+      raise ProgramError(f'{name} must be positive, found {number}.')
 
 
 def _sampler(
@@ -406,8 +452,10 @@ def train(
   dropout_rate: float = 0.0,
   validation: Exam | None = None,
   evaluate_every: int = 50,
+  checkpoint_every: int | None = None,
   select: Selection | None = None,
   stop: StoppingRule | None = None,
+  callbacks: Sequence[callbacks_lib.Callback] = (),
   output_dir: str | os.PathLike[str] | None = None,
   client_store: client_store_lib.ClientStore | None = None,
   privacy: privacy_plans.PrivacyLedger | None = None,
@@ -430,9 +478,16 @@ def train(
     oversample: How many times as many clients are asked.
     dropout_rate: The probability that a client that was asked does not answer.
     validation: Is run every so many rounds and chooses the best round.
-    evaluate_every: Rounds between evaluations, and between checkpoints.
+    evaluate_every: Rounds between evaluations.
+    checkpoint_every: Rounds between checkpoints; `evaluate_every` by default.
+      If clients remember something, each new best round is saved, too.
     select: What makes a round the best; the lowest validation loss.
     stop: When a run counts as diverged.
+    callbacks: Are called in turn after each round, when its row is written,
+      with a `callbacks.RoundResult`. One that returns True ends the run: this
+      round is its last one, is validated and saved, and the run does not go on
+      when it is started again. After a kill a run repeats the rounds after its
+      last checkpoint, and calls for them again.
     output_dir: Where records and checkpoints are written; if it holds a
       checkpoint, the run goes on from there, with the same process, clients
       and settings, but for more rounds. Nothing is written if None.
@@ -455,7 +510,16 @@ def train(
   Raises:
     UserError: With a message for the user; what was written before is kept.
   """
-  _check_rounds(rounds, evaluate_every)
+  if checkpoint_every is None:
+    checkpoint_every = evaluate_every
+  _check_positive(
+    rounds=rounds,
+    evaluate_every=evaluate_every,
+    checkpoint_every=checkpoint_every,
+  )
+  callbacks_lib.check(
+    callbacks, None if validation is None else validation.metrics
+  )
   cohorts.check(clients, process.example_spec)
   if client_store is not None:
     _check_store(client_store, process, seed, output_dir)
@@ -493,7 +557,7 @@ def train(
       if found is not None:
         run.go_on_from(found)
         _check_settings(run.notes['settings'], settings, output_dir)
-        _check_rounds_done(run.round, rounds, output_dir)
+        _check_rounds_done(run, rounds, output_dir)
       run.notes['settings'] = settings
     if 'secret' in run.notes:
       sampler = dataclasses.replace(sampler, seed=run.notes['secret'])
@@ -513,7 +577,10 @@ def train(
         run.save(saved, table)
     bar = records.Bar(rounds, run.round, show_progress)
     durations: list[float] = []
-    while run.round < rounds and run.notes['exploded'] < stop.rounds:
+    has_validated = False
+    while not run.is_over(rounds, stop):
+      if not durations:
+        bar.say(_FIRST)
       begun = time.perf_counter()
       number = run.round + 1
       asked = sampler.cohort(number)
@@ -523,22 +590,37 @@ def train(
       durations.append(time.perf_counter() - begun)
       train_metrics = exams.pooled(nested['client_work']['train'])
       _count_explosions(run, train_metrics, stop, len(cohort))
-      is_last = number == rounds or run.notes['exploded'] >= stop.rounds
       if privacy is None:
         row = _row(metrics, train_metrics, durations[-1])
       else:
         row = _private_row(metrics, train_metrics, durations[-1], diagnostics)
         row.update(privacy.columns(number))
         run.notes['measured'] = _of_aggregator(row)
-      is_milestone = is_last or number % evaluate_every == 0
+      is_validated = run.is_over(rounds, stop) or number % evaluate_every == 0
       if validation is not None:
-        measured = (
-          _validate(run, validation, seed, select) if is_milestone else {}
+        if is_validated and not has_validated:
+          bar.say(f'validation: {_FIRST}')
+        has_validated |= is_validated
+        row.update(
+          _validate(run, validation, seed, select)
+          if is_validated
+          else dict.fromkeys(_validation_columns(validation), '')
         )
-        row.update(_validation_columns(validation, measured))
       if table is not None:
         table.release(row, number)
-      if is_milestone:
+      if callbacks:
+        _call(callbacks, run, row)
+        if run.notes['ended_by'] and validation and not is_validated:
+          columns = _validate(run, validation, seed, select)
+          row.update(columns)
+          if table is not None:
+            table.complete(columns)
+      is_new_best = run.store is not None and run.notes['best_round'] == number
+      if (
+        run.is_over(rounds, stop)
+        or number % checkpoint_every == 0
+        or is_new_best
+      ):
         run.save(saved, table)
       bar.step(_shown(run, select, row))
   finally:
@@ -559,6 +641,7 @@ def train(
     train=(run.notes['train'] if privacy is None or diagnostics else {}),
     rounds=run.round,
     diverged=run.has_diverged(stop),
+    ended_by=run.notes['ended_by'],
     seconds={
       'total': time.perf_counter() - started,
       'per_round_median': float(np.median(durations)) if durations else 0.0,
@@ -592,9 +675,9 @@ class Saved:
   """
 
   rounds: int
-  last_weights: Any
+  last_weights: Any = dataclasses.field(repr=False)
   best_round: int | None
-  best_weights: Any
+  best_weights: Any = dataclasses.field(repr=False)
   client_store: client_store_lib.ClientStates | None
   best_client_store: client_store_lib.ClientStates | None
   process: processes.PartialProcess = dataclasses.field(repr=False)
@@ -717,14 +800,23 @@ def _check_deletions(run: _Run, where: str | os.PathLike[str]) -> None:
     )
 
 
-def _check_rounds_done(done: int, rounds: int, where: Any) -> None:
+def _check_rounds_done(run: _Run, rounds: int, where: Any) -> None:
   """Refuses to hand out a longer run than is asked for."""
+  done, ended_by = run.round, run.notes['ended_by']
   if done > rounds:
     raise ProgramError(
       f'{where}: the run in this folder has done {done} rounds, and {rounds} '
       f'are asked for. Ask for {done} or more, or choose another folder.'
     )
-  if done == rounds:
+  if ended_by:
+    logging.warning(
+      '%s: the run was ended after round %d by %s; nothing is left to train. '
+      'To train on, begin a run in another folder.',
+      where,
+      done,
+      ended_by,
+    )
+  elif done == rounds:
     logging.warning(
       '%s: round %d of %d is done; nothing is left to train.',
       where,
@@ -745,26 +837,50 @@ def _of_aggregator(metrics: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
+def _call(
+  callbacks: Sequence[callbacks_lib.Callback],
+  run: _Run,
+  row: Mapping[str, Any],
+) -> None:
+  """Tells the callbacks of a round, and notes if one ended the run."""
+  run.notes['ended_by'] = callbacks_lib.call(
+    callbacks,
+    callbacks_lib.RoundResult(
+      run.round,
+      {name: value for name, value in row.items() if value != ''},
+      dict(run.notes['validations']),
+      lambda: run.process.get_model_weights(run.state),
+    ),
+  )
+
+
 def _validate(
   run: _Run, exam: Exam, seed: int, select: Selection
 ) -> dict[str, Any]:
-  """Measures the validation clients and keeps the best weights."""
+  """Measures the validation clients and keeps the best weights.
+
+  Returns:
+    The validation's columns of the round's row.
+  """
   weights = run.process.get_model_weights(run.state)
   measured = evaluate(exam, weights, seed, run.store)
   notes = run.notes
   notes['validation'] = measured
+  notes['validations'].append(
+    (run.round, {name: measured[name] for name in exam.metrics})
+  )
   _note_first_loss(run, 'first_validation_loss', measured)
   if select.is_better(measured, notes['best_validation']):
     notes.update(best_validation=measured, best_round=run.round)
     run.best_weights = weights
-  return measured
+  return {
+    column: measured[name] for column, name in _validation_columns(exam).items()
+  }
 
 
-def _validation_columns(
-  exam: Exam, measured: Mapping[str, Any]
-) -> dict[str, Any]:
-  """The validation's columns of a row, empty between evaluations."""
-  return {f'validation_{name}': measured.get(name, '') for name in exam.metrics}
+def _validation_columns(exam: Exam) -> dict[str, str]:
+  """The validation's columns of a row, with the metrics that fill them."""
+  return {f'validation_{name}': name for name in exam.metrics}
 
 
 def _shown(

@@ -74,6 +74,15 @@ def _text(word: int | str) -> str:
   return ascii(word) if isinstance(word, str) else str(operator.index(word))
 
 
+def generator(*words: int | str) -> np.random.Generator:
+  """Returns NumPy's generator of the seed that belongs to some words.
+
+  Args:
+    *words: As for `derive`: for example a seed, and what is drawn.
+  """
+  return np.random.default_rng(derive(*words).view(np.uint32))
+
+
 def bits(seed: tf.Tensor, shape: Sequence[int] | tf.Tensor) -> tf.Tensor:
   """Draws full-range unsigned integers, uint32 `shape`.
 

@@ -7,7 +7,8 @@ number: 5 ms, while a round may take 10 ms.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import csv
 import io
 import numbers
@@ -142,20 +143,47 @@ class Records:
     Raises:
       RecordError: If it cannot be written.
     """
-    try:
+    with self._writing(round_number):
       self._add_row({ROUND: round_number, **row})
-      if self._events is not None:
-        with self._events.as_default():
-          tf.summary.experimental.write_raw_pb(
-            _curves(row), tf.constant(round_number, tf.int64)
-          )
-        self._events.flush()
+      self._add_curves(row, round_number)
+
+  def complete(self, values: Mapping[str, Any]) -> None:
+    """Fills empty columns of the last row.
+
+    Args:
+      values: Column to a number; the row has these columns.
+
+    Raises:
+      RecordError: If it cannot be written.
+    """
+    columns, cells = self._rows[0], self._rows[-1]
+    round_number = int(cells[0])
+    for column, value in values.items():
+      cells[columns.index(column)] = str(value)
+    with self._writing(round_number):
+      _replace(self._path, self._rows)
+      self._add_curves(values, round_number)
+
+  @contextlib.contextmanager
+  def _writing(self, round_number: int) -> Iterator[None]:
+    """Says which round could not be recorded, and what to do."""
+    try:
+      yield
     except (OSError, tf.errors.OpError) as error:
       raise RecordError(
         f'Round {round_number} cannot be recorded in {self._folder}: '
         f'{checkpoints.first_line(error)} Make room and run the same command '
         'again to go on from the last checkpoint.'
       ) from error
+
+  def _add_curves(self, row: Mapping[str, Any], round_number: int) -> None:
+    if self._events is None:
+      return
+    with self._events.as_default():
+      tf.summary.experimental.write_raw_pb(
+        _curves(row), tf.constant(round_number, tf.int64)
+      )
+    self._events.flush()
 
   def _add_row(self, row: Mapping[str, Any]) -> None:
     columns = self._rows[0]
@@ -258,6 +286,11 @@ class Bar:
         {name: f'{value:.4f}' for name, value in shown.items()}, refresh=False
       )
       self._bar.update(1)
+
+  def say(self, text: str) -> None:
+    """Shows a text until the next step."""
+    if self._bar is not None:
+      self._bar.set_postfix_str(text)
 
   def close(self) -> None:
     """Leaves the bar as it is."""

@@ -19,7 +19,10 @@ class Selection:
   higher_is_better: bool = False
 
   def is_better(
-    self, measured: Mapping[str, Any], best: Mapping[str, Any] | None
+    self,
+    measured: Mapping[str, Any],
+    best: Mapping[str, Any] | None,
+    min_delta: float = 0.0,
   ) -> bool:
     """Says whether a validation beats the best one so far.
 
@@ -29,6 +32,7 @@ class Selection:
     Args:
       measured: Pooled metrics by name.
       best: Those of the best validation so far, or None.
+      min_delta: By more than how much a value must be better.
     """
     value = measured[self.metric]
     if not (math.isfinite(value) and measured['num_clients']):
@@ -39,7 +43,8 @@ class Selection:
     if lost != fewest:
       return lost < fewest
     least = best[self.metric]
-    return value > least if self.higher_is_better else value < least
+    gain = value - least if self.higher_is_better else least - value
+    return gain > min_delta
 
 
 @dataclasses.dataclass(frozen=True)

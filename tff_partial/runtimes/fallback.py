@@ -33,9 +33,8 @@ class NativeFallback:
       if computation not in self._logged:
         self._logged.add(computation)
         logging.warning(
-          'The native runtime, which is slower, runs the computation %s: it '
-          'holds %s, and %s.',
-          computation.type_signature.compact_representation(),
+          'The native runtime, which is slower, runs a computation: it holds '
+          '%s, and %s.',
           error.what,
           error.why,
         )

@@ -1,0 +1,127 @@
+"""Callbacks by themselves; programs_test.py has the runs that they end."""
+
+import math
+from typing import Any
+
+import pytest
+
+from tff_partial import callbacks
+
+
+def _result(losses: list[float], lost: dict[int, int] | None = None):
+  """The round of the last of some validations, ten rounds apart."""
+  validations = {
+    10 * place: {
+      'loss': loss,
+      'num_clients': 9,
+      'num_not_finite': (lost or {}).get(place, 0),
+    }
+    for place, loss in enumerate(losses, 1)
+  }
+  return callbacks.RoundResult(10 * len(losses), {}, validations, lambda: 'w')
+
+
+def _ends_at(stopping: callbacks.EarlyStopping, *losses: float) -> int | None:
+  """After which of some validations a run ends."""
+  for number in range(1, len(losses) + 1):
+    if stopping(_result(list(losses[:number]))):
+      return number
+  return None
+
+
+@pytest.mark.parametrize(
+  ('options', 'losses', 'expected'),
+  [
+    ({}, [3, 2, 1], None),
+    ({}, [1, 2, 3], 3),
+    ({}, [1, 1, 1], 3),  # To be as good is not to be better.
+    ({}, [3, 2, 4, 1, 2, 2], 6),  # A better one begins the count anew.
+    ({'patience': 1}, [1, 2], 2),
+    ({'patience': 1}, [1], None),
+    ({'higher_is_better': True}, [3, 2, 1], 3),
+    ({'higher_is_better': True}, [1, 2, 3], None),
+    # The best of those that counted is compared with: 0.8 is 0.2 below 1.
+    ({'min_delta': 0.15}, [1.0, 0.9, 0.8, 0.7], None),
+    ({'min_delta': 0.15}, [1.0, 0.9, 0.9, 0.1], 3),
+    ({}, [math.nan, math.nan], 2),
+    ({}, [math.nan, 1, math.nan, math.inf], 4),
+  ],
+)
+def test_where_early_stopping_ends_a_run(options, losses, expected):
+  stopping = callbacks.EarlyStopping(**{'patience': 2, **options})
+  assert _ends_at(stopping, *losses) == expected
+
+
+def test_to_lose_clients_is_no_improvement():
+  stopping = callbacks.EarlyStopping(patience=1)
+  assert stopping(_result([1.0, 0.5], lost={2: 4}))
+  assert not stopping(_result([1.0, 2.0], lost={1: 4}))
+
+
+def test_early_stopping_looks_at_evaluations_alone():
+  ended = _result([1.0, 2.0])
+  stopping = callbacks.EarlyStopping(patience=1)
+  assert stopping(ended)
+  ended.round += 1
+  assert not stopping(ended)
+
+
+def test_a_result_reads_weights_when_somebody_asks():
+  def nobody_asked() -> Any:
+    raise AssertionError('The weights were computed.')
+
+  result = callbacks.RoundResult(3, {'loss': 0.5}, {}, nobody_asked)
+  assert repr(result) == "RoundResult(round=3, metrics={'loss': 0.5})"
+  with pytest.raises(AssertionError, match='were computed'):
+    _ = result.weights
+  assert _result([1.0]).weights == 'w'
+
+
+def test_the_first_that_returns_true_ends_a_run():
+  def first(result):
+    return result.round == 10
+
+  def second(result):
+    return True
+
+  def chatty(result):
+    return 'a logger'  # What is returned by the way ends nothing.
+
+  result = _result([1.0])
+  assert callbacks.call([chatty], result) is None
+  assert callbacks.call([chatty, second, first], result) == 'second'
+  assert callbacks.call([first, second], result) == 'first'
+  stopping = callbacks.EarlyStopping(patience=1)
+  assert callbacks.call([stopping], _result([1.0, 2.0])) == repr(stopping)
+
+
+@pytest.mark.parametrize(
+  ('options', 'expected'),
+  [
+    ({'patience': 0}, 'patience must be positive, found 0'),
+    ({'patience': 1, 'min_delta': -0.1}, 'not negative, found -0.1'),
+    ({'patience': 1, 'min_delta': math.nan}, 'must be finite'),
+  ],
+)
+def test_impossible_early_stopping_is_refused(options, expected):
+  with pytest.raises(callbacks.CallbackError, match=expected):
+    callbacks.EarlyStopping(**options)
+
+
+@pytest.mark.parametrize(
+  ('given', 'metrics', 'expected'),
+  [
+    (print, ['loss'], r'expected a list .*`callbacks=\[callback\]`'),
+    ([callbacks.EarlyStopping], ['loss'], 'is no callback'),
+    ([3], ['loss'], '3 is no callback'),
+    ([callbacks.EarlyStopping(1)], None, 'needs validation clients'),
+    (
+      [callbacks.EarlyStopping(1, 'val_loss')],
+      ['loss', 'mae'],
+      r"no metric 'val_loss'. Choose one of \['loss', 'mae'\]",
+    ),
+  ],
+)
+def test_what_is_no_callback_is_refused(given, metrics, expected):
+  with pytest.raises(callbacks.CallbackError, match=expected):
+    callbacks.check(given, metrics)

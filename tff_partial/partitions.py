@@ -1,0 +1,343 @@
+"""Partitions: which client has which examples of one data set.
+
+Everything here is about places in arrays; the arrays stay where they are. A
+partition maps a client's id to the places of its examples, and
+`tff_partial.from_arrays` makes clients of it:
+
+    partition = tff_partial.partitions.dirichlet(y, 100, alpha=0.3, seed=0)
+    clients = tff_partial.from_arrays({'x': x, 'y': y}, partition, spec)
+
+Each example goes to exactly one client, and the same seed gives the same
+partition everywhere.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tff_partial import errors
+from tff_partial import random_bits
+
+# Client to the places of its examples, int `[examples of the client]`.
+Partition: TypeAlias = dict[str, np.ndarray]
+
+
+class PartitionError(errors.UserError, ValueError):
+  """Raised for examples that cannot be divided as asked."""
+
+
+def iid(num_examples: int, num_clients: int, *, seed: int = 0) -> Partition:
+  """Gives each client as many examples, drawn from all alike.
+
+  Args:
+    num_examples: How many examples there are.
+    num_clients: How many clients there are.
+    seed: Draws who gets which.
+
+  Raises:
+    PartitionError: If there are more clients than examples.
+  """
+  _check_clients(num_clients, num_examples)
+  drawn = random_bits.generator(seed, 'iid').permutation(num_examples)
+  return _named(np.array_split(drawn, num_clients))
+
+
+def dirichlet(
+  labels: Any,
+  num_clients: int,
+  alpha: float,
+  *,
+  min_examples: int = 1,
+  seed: int = 0,
+) -> Partition:
+  """Divides each label among all clients by shares from a Dirichlet.
+
+  Large `alpha` gives clients the same mixture of labels, small ones one or two
+  labels each (Yurochkin et al., ICML 2019). Clients differ in size, too.
+
+  Args:
+    labels: `[examples]`, integers or texts.
+    num_clients: How many clients there are.
+    alpha: The concentration, above 0.
+    min_examples: What the draw leaves with fewer gets more, one at a time, of
+      whoever has the most; 0 leaves clients without examples as they are.
+    seed: Draws shares and examples.
+
+  Raises:
+    PartitionError: If a number makes no sense, or there are too few examples.
+  """
+  labels = _checked_labels(labels)
+  if not 0.0 < alpha < float('inf'):
+    raise PartitionError(
+      f'alpha={alpha}: a Dirichlet distribution has a concentration above 0. '
+      'Try 0.1 for clients of few labels, 100 for clients that are alike.'
+    )
+  if min_examples < 0:
+    raise PartitionError(f'min_examples={min_examples}: give 0 or more.')
+  _check_clients(num_clients, len(labels), min_examples)
+  held: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+  for label in np.unique(labels):
+    draw = random_bits.generator(seed, 'dirichlet', label.item())
+    examples = draw.permutation(np.flatnonzero(labels == label))
+    shares = np.cumsum(draw.dirichlet(np.full(num_clients, alpha)))
+    ends = np.rint(len(examples) * shares[:-1]).astype(int)
+    for mine, piece in zip(held, np.split(examples, ends), strict=True):
+      mine.append(piece)
+  joined = _shuffled(held, seed)
+  _level(joined, min_examples)
+  return _named(joined)
+
+
+def _level(held: list[np.ndarray], least: int) -> None:
+  """Moves single examples from the largest clients to those with too few."""
+  for place, mine in enumerate(held):
+    while len(mine) < least:
+      most = max(range(len(held)), key=lambda other: len(held[other]))
+      mine = np.append(mine, held[most][-1])
+      held[place], held[most] = mine, held[most][:-1]
+
+
+def shards(
+  labels: Any, num_clients: int, shards_per_client: int = 2, *, seed: int = 0
+) -> Partition:
+  """Sorts examples by label, cuts them into shards, and deals these out.
+
+  So most clients have examples of few labels (McMahan et al., AISTATS 2017).
+
+  Args:
+    labels: `[examples]`, integers or texts.
+    num_clients: How many clients there are.
+    shards_per_client: How many shards each gets; shards differ in size by one
+      example at most.
+    seed: Draws which shards, and which examples of a label they hold.
+
+  Raises:
+    PartitionError: If there are more shards than examples.
+  """
+  labels = _checked_labels(labels)
+  if shards_per_client < 1:
+    raise PartitionError(
+      f'shards_per_client={shards_per_client}: give at least 1.'
+    )
+  _check_clients(num_clients, len(labels), shards_per_client)
+  draw = random_bits.generator(seed, 'shards')
+  order = draw.permutation(len(labels))
+  order = order[np.argsort(labels[order], kind='stable')]
+  pieces = np.array_split(order, num_clients * shards_per_client)
+  dealt = draw.permutation(len(pieces)).reshape([num_clients, -1])
+  return _named(
+    _shuffled([[pieces[shard] for shard in mine] for mine in dealt], seed)
+  )
+
+
+def by_label(
+  labels: Any,
+  num_clients: int,
+  labels_per_client: int = 2,
+  *,
+  size_deviation: float = 0.5,
+  min_examples: int = 1,
+  seed: int = 0,
+) -> Partition:
+  """Gives each client examples of a few labels only, and different sizes.
+
+  As in the experiments of pFedMe (Dinh et al., NeurIPS 2020), client i has the
+  labels i, i + 1, ... of all, around the clock, and its sizes are drawn from a
+  lognormal distribution. The examples of a label are shared out without rest
+  among those who hold it: as many to each as is the least, and all others in
+  proportion to their draws. pFedMe draws with a deviation of 2 of the logarithm
+  and then adds a constant; 0.5 without a constant comes to a like spread,
+  largest to smallest about three to one.
+
+  Args:
+    labels: `[examples]`, integers or texts.
+    num_clients: How many clients there are. With fewer than there are labels,
+      examples of labels that nobody holds are left out.
+    labels_per_client: How many labels each holds.
+    size_deviation: Of the logarithm of the shares; 0 gives equal ones.
+    min_examples: The least examples of each of its labels that a client gets.
+    seed: Draws shares and examples.
+
+  Raises:
+    PartitionError: If a number makes no sense, or there are too many clients.
+  """
+  labels = _checked_labels(labels)
+  known = np.unique(labels)
+  if num_clients < 1 or not 1 <= labels_per_client <= len(known):
+    raise PartitionError(
+      f'{num_clients} clients with {labels_per_client} labels each are not '
+      f'possible. Give at least 1 client, and 1 to {len(known)} labels.'
+    )
+  if size_deviation < 0:
+    raise PartitionError(
+      f'size_deviation={size_deviation} is no deviation. Give 0 or more.'
+    )
+  holders: dict[int, list[int]] = {label: [] for label in range(len(known))}
+  for client in range(num_clients):
+    for offset in range(labels_per_client):
+      holders[(client + offset) % len(known)].append(client)
+  held: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+  for place, clients in holders.items():
+    examples = np.flatnonzero(labels == known[place])
+    rest = len(examples) - min_examples * len(clients)
+    if clients and rest < 0:
+      raise PartitionError(
+        f'{len(clients)} clients would share {len(examples)} examples of label '
+        f'{known[place]}, and {min_examples} are the least for each. Give '
+        'fewer clients, or fewer labels to each.'
+      )
+    draw = random_bits.generator(seed, 'labels', known[place].item())
+    examples = draw.permutation(examples)
+    shares = np.cumsum(draw.lognormal(0.0, size_deviation, len(clients)))
+    ends = min_examples * np.arange(1, len(clients) + 1) + np.rint(
+      rest * shares / shares[-1:]
+    ).astype(int)
+    for client, mine in zip(
+      clients, np.split(examples, ends[:-1]), strict=False
+    ):
+      held[client].append(mine)
+  return _named(_shuffled(held, seed))
+
+
+def by_owner(owners: Any, *, seed: int = 0) -> Partition:
+  """Gives each owner, such as a writer or a speaker, what is its own.
+
+  Args:
+    owners: `[examples]`, integers or texts: whose each example is. As texts
+      they are the clients' ids.
+    seed: Draws the order of each client's examples.
+  """
+  owners = _checked_labels(owners, 'owners')
+  order = np.argsort(owners, kind='stable')
+  names, starts = np.unique(owners[order], return_index=True)
+  return {
+    str(name): random_bits.generator(seed, 'writer', str(name)).permutation(
+      mine
+    )
+    for name, mine in zip(names, np.split(order, starts[1:]), strict=True)
+  }
+
+
+def limit(partition: Partition, most: int | None) -> Partition:
+  """Keeps the first examples of each client; all if `most` is None."""
+  return {client: places[:most] for client, places in partition.items()}
+
+
+def split_examples(
+  partition: Partition,
+  fractions: Sequence[float],
+  is_test: np.ndarray | None = None,
+) -> list[Partition]:
+  """Divides the examples of each client into parts, in their order.
+
+  Of n examples a part ends at n times the summed fractions up to it, rounded
+  down, but the first part has at least one.
+
+  Args:
+    partition: What to divide.
+    fractions: A share for each part; together 1.
+    is_test: bool `[all examples]`: if given, these are the last part, and the
+      others divide the rest by their shares.
+
+  Returns:
+    For each part the examples of every client.
+  """
+  shares = np.asarray(fractions, float)
+  if is_test is not None:
+    shares = shares[:-1] / shares[:-1].sum()
+  ends = np.cumsum(shares)[:-1]
+  parts: list[Partition] = [{} for _ in fractions]
+  for client, places in partition.items():
+    kept = places if is_test is None else places[~is_test[places]]
+    # The small number keeps a product such as 0.7 * 10 from falling below 7.
+    until = np.maximum(np.floor(len(kept) * ends + 1e-9), 1).astype(int)
+    pieces = np.split(kept, until)
+    if is_test is not None:
+      pieces.append(places[is_test[places]])
+    for part, piece in zip(parts, pieces, strict=True):
+      part[client] = piece
+  return parts
+
+
+def split_clients(
+  partition: Partition, fractions: Sequence[float], *, seed: int = 0
+) -> list[Partition]:
+  """Divides clients at random: each part has all examples of its clients.
+
+  Args:
+    partition: What to divide.
+    fractions: A share of the clients for each part; together 1.
+    seed: Chooses the division.
+
+  Raises:
+    PartitionError: If a part would have no client.
+  """
+  clients = random_bits.generator(seed, 'split').permutation(sorted(partition))
+  ends = np.rint(np.cumsum(fractions)[:-1] * len(clients)).astype(int)
+  parts = [
+    {str(client): partition[str(client)] for client in sorted(piece)}
+    for piece in np.split(clients, ends)
+  ]
+  if not all(parts):
+    raise PartitionError(
+      f'{len(clients)} clients cannot be divided into the shares '
+      f'{tuple(fractions)}: one part would have none. Use more clients, or '
+      'measure those who took part.'
+    )
+  return parts
+
+
+def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
+  """Labels as an array of one axis.
+
+  Raises:
+    PartitionError: If they are something else.
+  """
+  array = np.asarray(labels)
+  if array.ndim != 1:
+    raise PartitionError(
+      f'{what}: expected one for each example, found an array of shape '
+      f'{array.shape}. One-hot labels become numbers by `argmax(axis=-1)`.'
+    )
+  if array.dtype == object and all(isinstance(text, str) for text in array):
+    array = array.astype(str)
+  if not len(array) or array.dtype.kind not in 'biuU':
+    raise PartitionError(
+      f'{what}: expected integers or texts, found '
+      f'{len(array)} values of type {array.dtype}.'
+    )
+  return array
+
+
+def _check_clients(num_clients: int, num_examples: int, least: int = 1) -> None:
+  """Refuses more clients than there are examples for.
+
+  Raises:
+    PartitionError: If there are too many, or none.
+  """
+  if num_clients < 1:
+    raise PartitionError(f'num_clients={num_clients}: give at least 1.')
+  if num_clients * least > num_examples:
+    raise PartitionError(
+      f'{num_clients} clients with at least {least} examples each need '
+      f'{num_clients * least:,}, and there are {num_examples:,}. Give fewer '
+      'clients.'
+    )
+
+
+def _shuffled(
+  held: Iterable[Sequence[np.ndarray]], seed: int
+) -> list[np.ndarray]:
+  """Joins what each client holds, in an order of its own."""
+  return [
+    random_bits.generator(seed, 'user', client).permutation(
+      np.concatenate(pieces)
+    )
+    for client, pieces in enumerate(held)
+  ]
+
+
+def _named(held: Sequence[np.ndarray]) -> Partition:
+  """Numbers the clients."""
+  return {f'{client:04d}': mine for client, mine in enumerate(held)}
