@@ -29,12 +29,10 @@ from tasks.task import TRAIN
 from tasks.task import UNSEEN
 from tasks.task import VALIDATION
 import tff_partial
-from tff_partial import cohorts
-from tff_partial import evaluation
 from tff_partial import examples
 from tff_partial import models
+from tff_partial import personal_models
 from tff_partial import populations
-from tff_partial import sampling
 
 NAME = 'movielens'
 
@@ -238,10 +236,18 @@ class MovieLens(MeasuredByProtocol):
     squares = (frame['rating'] - predicted)[is_measured] ** 2
     return {'support_mean': {self.protocol: float(squares.mean() ** 0.5)}}
 
-  def user(
+  def all_of(
     self, user_id: str, example_spec: examples.ExampleSpec
-  ) -> tuple[pd.DataFrame, cohorts.Cohort]:
-    """Returns one user's ratings, as a frame and as a cohort of one.
+  ) -> populations.Population:
+    """Packs one user with all its ratings.
+
+    Raises:
+      OptionError: If there is no such user.
+    """
+    return self._pack(self.rated_by(user_id), example_spec, 1)
+
+  def rated_by(self, user_id: str) -> pd.DataFrame:
+    """Returns one user's ratings.
 
     Raises:
       OptionError: If there is no such user.
@@ -253,9 +259,7 @@ class MovieLens(MeasuredByProtocol):
         f'user: there is no user {user_id!r} in {self.ratings.name}. Users are '
         f'numbered from {frame["user_id"].min()} to {frame["user_id"].max()}.'
       )
-    population = self._pack(mine, example_spec, 1)
-    seeds = sampling.client_seeds([user_id], 'recommend')
-    return mine, population.cohort([user_id], seeds)
+    return mine
 
   def _pack(
     self,
@@ -338,43 +342,32 @@ class Recommendation:
 
 
 def recommend(
-  task: MovieLens,
-  personal: evaluation.Evaluation,
-  weights: Any,
-  user_id: str,
-  number: int,
+  task: MovieLens, keras_model: tf.keras.Model, user_id: str, number: int
 ) -> list[Recommendation]:
-  """Rebuilds a user's weights from all its ratings and ranks the other items.
+  """Ranks the items that a user has not rated.
 
   Args:
     task: The task.
-    personal: An evaluation whose support set is everything.
-    weights: The trained weights, `ModelWeights`.
+    keras_model: The user's own model.
     user_id: The user.
     number: How many items to return, the best first.
 
   Raises:
     OptionError: If there is no such user, or fewer items to choose from.
   """
-  rated, cohort = task.user(user_id, personal.example_spec)
+  rated = task.rated_by(user_id)
   unrated = np.setdiff1d(np.arange(task.ratings.num_items), rated['item_id'])
   if not 1 <= number <= len(unrated):
     raise OptionError(
       f'top_n: cannot name {number} of the {len(unrated)} items that user '
       f'{user_id} has not rated.'
     )
-  own = personal.personalise(
-    weights, personal.initialize_client(cohort[0]['seed']), cohort[0]
-  )
-  keras_model = task.model.to_keras(weights.non_trainable, own)
-  scores = np.asarray(keras_model(unrated.astype(np.int32)))
-  best = np.argsort(-scores, kind='stable')[:number]
   low, high = task.ratings.scale
   return [
     Recommendation(
-      int(unrated[i]),
-      task.ratings.item_titles[unrated[i]],
-      float(np.clip(scores[i], low, high)),
+      int(item),
+      task.ratings.item_titles[item],
+      float(np.clip(score, low, high)),
     )
-    for i in best
+    for item, score in personal_models.top_n(keras_model, unrated, number)
   ]

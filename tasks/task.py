@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import tensorflow_federated as tff
 
+from tasks.errors import OptionError
 from tff_partial import examples
 from tff_partial import models
 from tff_partial import populations
@@ -165,3 +166,42 @@ class Task(Protocol):
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
     """Packs the clients of one part of the data."""
+
+
+@runtime_checkable
+class KnowsAllOf(Protocol):
+  """A task that divides what a user has done among several parts."""
+
+  def all_of(
+    self, user_id: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs one user with all its examples, whatever part they are in.
+
+    Raises:
+      OptionError: If there is no such user.
+    """
+
+
+def one_user(
+  task: Task, user_id: str, example_spec: examples.ExampleSpec
+) -> populations.Population:
+  """Finds the clients among which a user is.
+
+  Args:
+    task: The task.
+    user_id: The user.
+    example_spec: What is read of an example.
+
+  Raises:
+    OptionError: If there is no such user.
+  """
+  if isinstance(task, KnowsAllOf):
+    return task.all_of(user_id, example_spec)
+  for part in (TRAIN, VALIDATION, TEST):
+    clients = task.clients(part, example_spec)
+    if user_id in clients.client_ids:
+      return clients
+  raise OptionError(
+    f'--user={user_id}: there is no user {user_id!r} in any part of the data; '
+    f'users are called like {clients.client_ids[0]!r}.'
+  )

@@ -309,6 +309,35 @@ def test_evaluate_recommends(trained):
   assert all('Film' in line for line in lines)
 
 
+def test_evaluate_saves_the_model_of_one_user(trained, tmp_path):
+  file = tmp_path / '42.keras'
+  outcome = run_here(
+    'evaluate',
+    f'--output_dir={trained.folder}',
+    '--user=42',
+    f'--save_model={file}',
+  )
+  assert outcome.status == 0, outcome
+  assert f'the model of user 42, of round 6: {file}' in outcome.output
+  keras_model = tf.keras.models.load_model(file)
+  predicted = keras_model.predict(np.arange(3), verbose=0)
+  assert predicted.shape[0] == 3 and np.isfinite(predicted).all()
+  assert len(set(predicted.ravel().tolist())) == 3
+
+
+@pytest.mark.parametrize(
+  'arguments, expected',
+  [
+    (['--user=42', '--save_model=42.h5'], '42.h5: name a file that ends in'),
+    (['--user=none', '--save_model=a.keras'], "no user 'none'"),
+    (['--user=42', '--save_model=/nowhere/a.keras'], '/nowhere/a.keras: '),
+  ],
+)
+def test_evaluate_says_why_no_model_is_saved(trained, arguments, expected):
+  outcome = run_here('evaluate', f'--output_dir={trained.folder}', *arguments)
+  commands.is_for_users(outcome, expected)
+
+
 # ---- other settings ----------------------------------------------------------
 
 

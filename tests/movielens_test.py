@@ -13,6 +13,7 @@ from tasks.errors import OptionError
 import tff_partial
 from tff_partial import client_work
 from tff_partial import evaluation
+from tff_partial import personal_models
 from tff_partial import phases
 from tff_partial import sampling
 from tff_partial import splits
@@ -250,9 +251,17 @@ def fixture_personal(unseen):
 
 
 def _recommend(task, personal: evaluation.Evaluation, user: str, number: int):
-  weights = _first_weights(task)
   with tff_partial.runtimes.cohort(jit=False):
-    return movielens.recommend(task, personal, weights, user, number)
+    keras_model = _own_model(task, personal, user)
+  return movielens.recommend(task, keras_model, user, number)
+
+
+def _own_model(task, personal: evaluation.Evaluation, user: str):
+  """The user's model as `personal` makes it, and as `evaluate` asks for it."""
+  clients = task.all_of(user, personal.example_spec)
+  (value,) = clients.cohort([user], np.zeros([1, 2], np.int32))
+  first = personal.initialize_client(value['seed'])
+  return personal_models.model_of(personal, _first_weights(task), first, value)
 
 
 def test_recommendations_are_the_best_of_what_is_unrated(unseen, personal):
@@ -276,11 +285,13 @@ def test_recommendations_are_the_best_of_what_is_unrated(unseen, personal):
 
 def test_recommendations_follow_from_all_of_the_users_ratings(unseen, personal):
   weights = _first_weights(unseen)
-  rated, cohort = unseen.user('17', personal.example_spec)
-  assert len(rated) == int(cohort[0]['count'])
+  rated = unseen.rated_by('17')
+  clients = unseen.all_of('17', personal.example_spec)
+  (value,) = clients.cohort(['17'], np.zeros([1, 2], np.int32))
+  assert len(rated) == int(value['count'])
   with tff_partial.runtimes.cohort(jit=False):
     local = personal.personalise(
-      weights, personal.initialize_client(cohort[0]['seed']), cohort[0]
+      weights, personal.initialize_client(value['seed']), value
     )
   found = _recommend(unseen, personal, '17', 3)
   unrated = np.setdiff1d(np.arange(200), rated['item_id']).astype(np.int32)

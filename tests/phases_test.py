@@ -1001,6 +1001,18 @@ def test_weights_that_are_no_numbers_are_noticed():
     ({'repeats': 0}, 'repeats must be positive, found 0'),
     ({'max_steps': -1}, 'max_steps is negative: -1'),
     ({'reads': tiers.LOCAL}, "reads='local': a model reads the 'global' weig"),
+    (
+      {'train': (tiers.PERSONAL,), 'reads': 'mixture'},
+      "reads='mixture': a model reads the 'global' weights",
+    ),
+    (
+      {'train': (tiers.GLOBAL, tiers.PERSONAL)},
+      "the loss does not depend on the 'global' weights where the model reads",
+    ),
+    (
+      {'reads': tiers.PERSONAL},
+      "reads='personal': the loss does not depend on the 'global' weights",
+    ),
     ({'with_loss': False}, 'trains on nothing: with_loss=False, and it has no'),
     (
       {'optimizer': {tiers.LOCAL: sgd(0.1)}},

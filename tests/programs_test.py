@@ -634,7 +634,7 @@ class _Only:
 def test_a_trained_run_can_be_loaded(world, whole):
   result, folder = whole
   saved = programs.load(world.process, folder)
-  assert saved.round == result.rounds
+  assert saved.rounds == result.rounds
   assert saved.best_round == result.best_round
   assert small_runs.flat(saved.last_weights) == small_runs.flat(result.weights)
   assert small_runs.flat(saved.best_weights) == small_runs.flat(
@@ -649,7 +649,7 @@ def test_loading_does_not_disturb_a_run_under_way(world, tmp_path):
       cohort = super().cohort(client_ids, seeds)
       if len(self.cohorts) == 7:
         (tmp_path / 'checkpoints' / 'round_7_temp1').mkdir()
-        assert programs.load(world.process, tmp_path).round == 6
+        assert programs.load(world.process, tmp_path).rounds == 6
         assert (tmp_path / 'checkpoints' / 'round_7_temp1').exists()
       return cohort
 

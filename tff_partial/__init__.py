@@ -36,6 +36,8 @@ from tff_partial.packing import from_arrays as from_arrays
 from tff_partial.packing import from_pandas as from_pandas
 from tff_partial.packing import from_tff as from_tff
 from tff_partial.packing import pack as pack
+from tff_partial.personal_models import personalise as personalise
+from tff_partial.personal_models import top_n as top_n
 from tff_partial.phases import Phase as Phase
 from tff_partial.phases import sgd as sgd
 from tff_partial.phases import Together as Together

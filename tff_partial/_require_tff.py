@@ -64,7 +64,7 @@ def problem_of_checkpoints() -> str | None:
   class Ours:
     pass
 
-  class Wrapped(Ours, wrapt.ObjectProxy):  # type: ignore[misc]
+  class Wrapped(Ours, wrapt.ObjectProxy):
     pass
 
   try:

@@ -35,12 +35,14 @@ class IdRange(NamedTuple):
     elements: Which elements of an example are ids, by their place when it is
       flat; all by default.
     ignored: A further value that a field may hold.
+    is_local: Whether each client has a table of so many rows.
   """
 
   size: int
   what: str
   elements: tuple[int, ...] | None = None
   ignored: int | None = None
+  is_local: bool = False
 
   def first_outside(self, array: np.ndarray) -> tuple[int, Any] | None:
     """Finds the first example with another value, and that value.

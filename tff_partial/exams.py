@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_partial import client_errors
 from tff_partial import client_records
 from tff_partial import client_store as client_store_lib
 from tff_partial import client_work
@@ -17,6 +18,7 @@ from tff_partial import evaluation
 from tff_partial import keras_metrics
 from tff_partial import models
 from tff_partial import records
+from tff_partial import runtimes
 from tff_partial import sampling
 
 
@@ -83,6 +85,7 @@ class Exam:
       )
 
 
+@runtimes.ours()
 def evaluate(
   exam: Exam,
   weights: Any,
@@ -115,18 +118,26 @@ def evaluate(
     kept = client_store.read(ids)
   else:
     kept = client_records.first_states(exam.evaluation.initialize_client, seeds)
-  measured = exam.evaluation.evaluate(
-    _weights_of(exam.evaluation.model, weights),
-    kept,
-    exam.clients.cohort(ids, seeds),
-  )
+  cohort = exam.clients.cohort(ids, seeds)
+  with client_errors.naming('Evaluation', cohort):
+    measured = exam.evaluation.evaluate(
+      weights_of(exam.evaluation.model, weights), kept, cohort
+    )
   result = pooled(measured.metrics)
   result['per_client'] = evaluation.summarize(measured.per_client)
   return result
 
 
-def _weights_of(model: models.PartialModel, weights: Any) -> Any:
-  """The weights that a model reads at the server, found by their names."""
+def weights_of(model: models.PartialModel, weights: Any) -> Any:
+  """The weights that a model reads at the server, found by their names.
+
+  Args:
+    model: The model, which need not be the one that was trained.
+    weights: Weights at the server, `ModelWeights`.
+
+  Raises:
+    ExamError: If some are missing.
+  """
   shared, frozen = client_work.weights_specs(model)
 
   def chosen(specs: Any, given: Any, what: str) -> Any:

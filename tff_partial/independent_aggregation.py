@@ -17,6 +17,7 @@ from tff_partial import examples as examples_lib
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import records
+from tff_partial import runtimes
 from tff_partial import sampling
 from tff_partial import tiers
 from tff_partial.runtimes import straight_line
@@ -148,6 +149,7 @@ class _Rounds:
     ]
 
 
+@runtimes.ours()
 def check_independent_aggregation(
   process: processes.PartialProcess,
   clients: cohorts.ClientSource,

@@ -356,7 +356,8 @@ class PartialModel:
     )
     tables = collections.ChainMap(frozen, *weights.values())
     inputs = dict(examples_lib.leaves(batch['x'], 'x'))
-    return only_looked_up, table_ids.find(tables, inputs)
+    local = self.specs(tiers_lib.LOCAL)
+    return only_looked_up, table_ids.find(tables, inputs, local)
 
   def _called_on_tensors(
     self,
@@ -377,25 +378,40 @@ class PartialModel:
         '`self.add_weight`, and do no more in `call` than read them.'
       ) from error
 
-  def to_keras(self, *weights: Mapping[str, Any]) -> tf.keras.Model:
+  def to_keras(self, *weights: Any) -> tf.keras.Model:
     """Makes a Keras model from named weights, for example a client's own.
 
     Args:
-      *weights: Mappings from variable name to value, such as the global
-        weights of a process and a client's local ones; frozen weights that are
-        missing keep their values.
+      *weights: The server's weights, `ModelWeights`, and mappings from variable
+        name to value, such as a client's local weights; later ones win. Frozen
+        weights that are missing keep their values.
 
     Raises:
-      ModelError: If a variable has no value or the wrong shape.
+      ModelError: If a variable has no value or the wrong shape, or a value
+        belongs to no variable.
     """
     values: dict[str, Any] = {}
-    for named in weights:
-      values.update(named)
+    for given in weights:
+      for named in _named_weights(given):
+        values.update(named)
+    names = [v.name for v in self.variables]
+    unknown = [name for name in values if name not in names]
+    if unknown:
+      raise ModelError(f'The model has no variables {unknown}, but {names}.')
     for name, tensor in self.frozen_weights().items():
       values.setdefault(name, tensor)
-    missing = [v.name for v in self.variables if v.name not in values]
+    missing = [name for name in names if name not in values]
     if missing:
-      raise ModelError(f'There are no values for the variables {missing}.')
+      own = [n for n in missing if self.tier_of[n] == tiers_lib.LOCAL]
+      remedy = ''
+      if own:
+        remedy = (
+          f' Clients have {own}: `tff_partial.personalise` makes the model of '
+          'one.'
+        )
+      raise ModelError(
+        f'There are no values for the variables {missing}.{remedy}'
+      )
     made: list[tf.Variable] = []
 
     def record(next_creator: Callable[..., Any], **request: Any) -> Any:
@@ -421,6 +437,18 @@ class PartialModel:
         )
       variable.assign(value)
     return keras_model
+
+
+def _named_weights(given: Any) -> list[Mapping[str, Any]]:
+  """What was given to `to_keras`, as mappings from variable name to value."""
+  if hasattr(given, 'trainable') and hasattr(given, 'non_trainable'):
+    return [*given.trainable.values(), given.non_trainable]
+  if not isinstance(given, Mapping):
+    raise ModelError(
+      'Expected weights, `ModelWeights` or a mapping from variable name to '
+      f'value, found a {type(given).__name__}. A result has `best_weights`.'
+    )
+  return [given]
 
 
 def _described(

@@ -96,12 +96,21 @@ class Phase:
     """Checks the settings."""
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
-    if tiers.PERSONAL in train:
-      object.__setattr__(self, 'reads', tiers.PERSONAL)
     if self.reads not in (tiers.GLOBAL, tiers.PERSONAL):
       raise PhaseError(
         f'reads={self.reads!r}: a model reads the {tiers.GLOBAL!r} weights, or '
         f"the client's own copy of them, {tiers.PERSONAL!r}."
+      )
+    if tiers.PERSONAL in train:
+      object.__setattr__(self, 'reads', tiers.PERSONAL)
+    if (
+      tiers.GLOBAL in train and self.reads == tiers.PERSONAL and not self.terms
+    ):
+      raise PhaseError(
+        f'train={train}, reads={self.reads!r}: the loss does not depend on the '
+        f"{tiers.GLOBAL!r} weights where the model reads the client's own copy "
+        'of them, so that they would stay as they are. Train them in a phase '
+        'of their own, or name terms that depend on them.'
       )
     for name, least in (('batch_size', 1), ('epochs', 1), ('repeats', 1)):
       value = getattr(self, name)
@@ -172,6 +181,43 @@ def flat(work: Work) -> list[Phase]:
     if not isinstance(part, groups.Assign)
     for phase in taking_turns(part)
   ]
+
+
+def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
+  """What of a phase trains what stays with the client, if anything does."""
+  train = tuple(t for t in phase.train if t in (tiers.LOCAL, tiers.PERSONAL))
+  if not train:
+    return None
+  epochs = phase.epochs
+  if callable(epochs):
+    epochs = int(epochs(tf.constant(rounds)))
+  return dataclasses.replace(
+    phase, train=train, on=on, epochs=epochs, measured=False
+  )
+
+
+def own(work: Work, rounds: int) -> list[Phase | Together | groups.Assign]:
+  """What of a client's work trains what stays with it, on all its examples.
+
+  Args:
+    work: A client's work in a round.
+    rounds: How many rounds were done, for epochs that follow them.
+
+  Returns:
+    The phases that train LOCAL or PERSONAL, and no more than that, and how the
+    client chooses its group; nothing if it has nothing of its own.
+  """
+  on = splits.everything()
+  found: list[Phase | Together | groups.Assign] = []
+  for part in work:
+    if isinstance(part, groups.Assign):
+      found.append(part)
+      continue
+    turns = [_own_part(phase, on, rounds) for phase in taking_turns(part)]
+    kept = tuple(phase for phase in turns if phase is not None)
+    if kept:
+      found.append(kept[0] if len(kept) == 1 else Together(kept))
+  return found
 
 
 def follow_rounds(work: Work) -> bool:

@@ -153,6 +153,7 @@ class Population:
     self.vocabularies = dict(vocabularies or {})
     self._client_ids = tuple(client_ids)
     self._fingerprint: str | None = None
+    self._warned: set[str] = set()
     self._index = {client: i for i, client in enumerate(self._client_ids)}
     self._counts = np.diff(offsets)
     self._buckets = buckets.fill(
@@ -199,13 +200,40 @@ class Population:
       new = [limits for limits in ids if limits not in checked.get(path, ())]
       for bucket in self._buckets if new else ():
         self._check_ids(bucket, path, new)
+      self._warn_of_tables(path, [limits for limits in ids if limits.is_local])
+
+  def _field(
+    self, bucket: buckets.Bucket, path: str
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """A field `[clients, capacity, ...]`, and which of it are real examples."""
+    array = dict(examples.leaves(bucket.resident['examples']))[path]
+    count = bucket.resident['count']
+    return array, np.arange(bucket.capacity) < count[:, np.newaxis]
+
+  def _warn_of_tables(self, path: str, ids: Sequence[examples.IdRange]) -> None:
+    """Warns, once, of a table at each client of which it reads one row."""
+    if path in self._warned or not any(limits.size > 1 for limits in ids):
+      return
+    self._warned.add(path)
+    for bucket in self._buckets:
+      array, is_real = self._field(bucket, path)
+      if (array != array[:, :1])[is_real].any():
+        return
+    if self._counts.max() < 2 or len(self) < 2:
+      return
+    logging.warning(
+      'Each client holds a %s, since it is local, but reads one row of it in '
+      'all its examples (%r). If these are ids of clients, leave them out and '
+      'give each client a vector of its own: '
+      '`tff_partial.layers.PrivateVector(units, name=...)`.',
+      ids[0].what.replace(' has ', ' of ', 1),
+      path,
+    )
 
   def _check_ids(
     self, bucket: buckets.Bucket, path: str, ids: Sequence[examples.IdRange]
   ) -> None:
-    array = dict(examples.leaves(bucket.resident['examples']))[path]
-    count = bucket.resident['count']
-    is_real = np.arange(bucket.capacity) < count[:, np.newaxis]
+    array, is_real = self._field(bucket, path)
     client, place = np.nonzero(is_real)
 
     def which(example: int) -> str:

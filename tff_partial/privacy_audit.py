@@ -29,6 +29,7 @@ from tff_partial import cohorts
 from tff_partial import privacy
 from tff_partial import processes
 from tff_partial import random_bits
+from tff_partial import runtimes
 
 # Larger than any clip.
 _LOUD = 1e6
@@ -41,6 +42,7 @@ _FEWEST_GUESSES = 8
 _LARGEST_EPSILON = 100.0
 
 
+@runtimes.ours()
 def canary_scores(
   process: tff.templates.AggregationProcess,
   *,

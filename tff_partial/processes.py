@@ -85,6 +85,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     example_spec: What an example of a client consists of; pack data with it.
     sent: The tiers whose updates leave a client.
     mechanism: What makes these updates private, or None.
+    work: What a client does in a round; None if it is not known.
   """
 
   def __init__(
@@ -99,6 +100,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     example_spec: examples.ExampleSpec,
     sent: Sequence[str],
     mechanism: privacy.Mechanism | None = None,
+    work: client_work.ClientWork | None = None,
   ):
     """Checks the types and keeps the computations.
 
@@ -114,6 +116,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       example_spec: What an example consists of.
       sent: The tiers whose updates leave a client.
       mechanism: What makes these updates private, or None.
+      work: What a client does in a round.
 
     Raises:
       ClientStateTypeError: If the client states that come out are not what
@@ -145,6 +148,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.example_spec = example_spec
     self.sent = tuple(sent)
     self.mechanism = mechanism
+    self.work = work
 
   @property
   def client_type(self) -> tff.Type:
@@ -722,4 +726,5 @@ def compose(
     example_spec=does.example_spec,
     sent=sent,
     mechanism=_mechanism(aggregator, before_sending),
+    work=does,
   )

@@ -21,6 +21,7 @@ import tensorflow_federated as tff
 from tff_partial import accounting
 from tff_partial import callbacks as callbacks_lib
 from tff_partial import checkpoints
+from tff_partial import client_errors
 from tff_partial import client_store as client_store_lib
 from tff_partial import cohorts
 from tff_partial import errors
@@ -31,6 +32,7 @@ from tff_partial import privacy_plans
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import records
+from tff_partial import runtimes
 from tff_partial import sampling
 from tff_partial import selection
 
@@ -53,6 +55,7 @@ class TrainingResult:
   """What a run ends with.
 
   Attributes:
+    process: What was trained.
     state: The server's state after the last round.
     weights: The model's weights after the last round.
     best_weights: Those of the best round by the validation clients, or the last
@@ -89,6 +92,7 @@ class TrainingResult:
   client_store: client_store_lib.ClientStore | None
   best_client_store: client_store_lib.ClientStates | None
   privacy: dict[str, Any] | None
+  process: processes.PartialProcess = dataclasses.field(repr=False)
 
   def __repr__(self) -> str:
     """How the run went; weights and states are not printed."""
@@ -169,14 +173,14 @@ class _Run:
       return self.store
     return self.store.at(best)
 
-  def next(
-    self, ids: Sequence[str], clients: Sequence[Any]
-  ) -> Mapping[str, Any]:
+  def next(self, clients: cohorts.Cohort) -> Mapping[str, Any]:
     """Does a round with some clients; returns its metrics."""
+    ids = clients.client_ids
     kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
     if self.store is not None:
       kept = self.store.read(ids)
-    output = self.process.next(self.state, kept, clients)
+    with client_errors.naming(f'Round {self.round + 1}', clients):
+      output = self.process.next(self.state, kept, clients)
     if self.store is not None:
       self.store.write(ids, output.client_states)
     self.state = output.state
@@ -436,6 +440,7 @@ def _check_settings(
   )
 
 
+@runtimes.ours()
 def train(
   process: processes.PartialProcess,
   clients: cohorts.ClientSource,
@@ -459,6 +464,9 @@ def train(
   show_progress: bool = False,
 ) -> TrainingResult:
   """Trains for some rounds, under the runtime that is current.
+
+  If none of ours is, a `runtimes.cohort()` is taken that this and other calls
+  share.
 
   Args:
     process: The algorithm.
@@ -577,7 +585,7 @@ def train(
       number = run.round + 1
       asked = sampler.cohort(number)
       cohort = clients.cohort(asked, sampler.seeds(number, asked))
-      nested = run.next(cohort.client_ids, cohort)
+      nested = run.next(cohort)
       metrics = records.flatten(nested)
       durations.append(time.perf_counter() - begun)
       train_metrics = exams.pooled(nested['client_work']['train'])
@@ -646,6 +654,7 @@ def train(
       if privacy is None
       else privacy.report(run.round, **run.notes['measured'])
     ),
+    process=process,
   )
 
 
@@ -654,7 +663,8 @@ class Saved:
   """What the newest checkpoint of a run holds.
 
   Attributes:
-    round: Rounds done.
+    process: What was trained.
+    rounds: How many rounds were done.
     last_weights: The weights after that round, `ModelWeights`.
     best_round: The best round by the validation clients, or None.
     best_weights: Its weights, or the last ones.
@@ -664,14 +674,16 @@ class Saved:
       one.
   """
 
-  round: int
+  rounds: int
   last_weights: Any = dataclasses.field(repr=False)
   best_round: int | None
   best_weights: Any = dataclasses.field(repr=False)
   client_store: client_store_lib.ClientStates | None
   best_client_store: client_store_lib.ClientStates | None
+  process: processes.PartialProcess = dataclasses.field(repr=False)
 
 
+@runtimes.ours()
 def load(
   process: processes.PartialProcess, output_dir: str | os.PathLike[str]
 ) -> Saved:
@@ -716,6 +728,7 @@ def load(
     run.best,
     run.store and run.store.at(run.round),
     run.best_store,
+    process,
   )
 
 

@@ -4,7 +4,7 @@ Read off a traced model: from each lookup back to the input whose values are the
 ids. Ids that are computed, such as hashes, are none of an example's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -28,13 +28,16 @@ _PICK = ('GatherV2', 'Slice', 'Split', 'SplitV', 'StridedSlice', 'Unpack')
 
 
 def find(
-  tables: Mapping[str, tf.Tensor], inputs: Mapping[str, tf.Tensor]
+  tables: Mapping[str, tf.Tensor],
+  inputs: Mapping[str, tf.Tensor],
+  local: Collection[str] = (),
 ) -> examples.Ids:
   """Finds the fields that hold ids of tables.
 
   Args:
     tables: Variable name to its tensor in a graph.
     inputs: Path of a field to its placeholder in the graph, `[batch, ...]`.
+    local: The names of those tables of which each client has one.
 
   Returns:
     Path of a field to the ranges in which its ids must lie.
@@ -52,7 +55,9 @@ def find(
         continue
       layer = name.removesuffix('/embeddings')
       described = f'table {layer!r} has {table.shape[0]} rows'
-      limits = examples.IdRange(table.shape[0], described, elements)
+      limits = examples.IdRange(
+        table.shape[0], described, elements, is_local=name in local
+      )
       if limits not in found.setdefault(path, []):
         found[path].append(limits)
   return {path: tuple(ranges) for path, ranges in found.items()}

@@ -7,8 +7,7 @@ import tensorflow_federated as tff
 from tff_partial.runtimes.cohort import cohort
 from tff_partial.runtimes.cohort import cores_for_clients
 from tff_partial.runtimes.native import native
-from tff_partial.runtimes.native import replace_stock_default
+from tff_partial.runtimes.ours import ours
 
-replace_stock_default()
 # A default complains if it is still there when Python takes itself apart.
 atexit.register(tff.test.set_no_default_context)

@@ -56,7 +56,7 @@ class ClientComputationError(CohortRuntimeError):
   def __init__(
     self, client: int, cohort_size: int, step: str, shapes: str, reason: str
   ):
-    self.client, self.step = client, step
+    self.client, self.step, self.reason = client, step, reason
     super().__init__(
       f'Client {client} of {cohort_size} (its place in the cohort, counted '
       f'from 0) failed in {step}, given {shapes}: {reason}'

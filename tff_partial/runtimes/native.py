@@ -433,13 +433,19 @@ def native(
   return NativeRuntime(parallel_calls)
 
 
-def replace_stock_default() -> None:
+def replace_stock_default() -> NativeRuntime | None:
   """Makes a native runtime the default in the place of TFF's own.
 
   TFF sets its own when it is imported: the same compiler and executors around a
   worker that outlives whoever is killed. A default of another kind stays, such
   as an asynchronous one.
+
+  Returns:
+    The new default, if there is one.
   """
   current = tff.framework.get_context_stack().current
-  if type(current) is tff.framework.SyncExecutionContext:
-    native().set_default()
+  if type(current) is not tff.framework.SyncExecutionContext:
+    return None
+  runtime = NativeRuntime()
+  runtime.set_default()
+  return runtime
