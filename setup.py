@@ -15,6 +15,7 @@ setuptools.setup(
   package_dir={f'{_PROGRAMS}.{name}': name for name in _INSIDE},
   package_data={
     'tff_partial': ['py.typed'],
+    _PROGRAMS: ['help/*.txt'],
     f'{_PROGRAMS}.tasks': ['recipes/*.flags'],
   },
 )

@@ -1,7 +1,7 @@
 """A run as the binaries see it: flags, folder, runtime, task and algorithm."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import errno
 import functools
@@ -13,6 +13,7 @@ import pathlib
 import resource
 import signal
 import sys
+import types
 from typing import Any
 import weakref
 
@@ -24,7 +25,9 @@ import tensorflow_federated as tff
 
 from tasks import algorithms
 from tasks import emnist_flags
+from tasks import fed_embed_flags
 from tasks import flags as flag_groups
+from tasks import help_texts
 from tasks import preference_flags
 from tasks import privacy_flags
 from tasks import subreddit_flags
@@ -41,6 +44,7 @@ from tff_partial import runtimes
 from tff_partial.analysis import run_folders
 from tff_partial.runtimes import errors as runtime_errors
 from tff_partial.runtimes.native import NativeRuntimeError
+import tff_partial_programs
 
 FLAGS = flags.FLAGS
 FLAGS_FILE = run_folders.FLAGS_FILE
@@ -56,25 +60,33 @@ class RunFlags:
   Attributes:
     tasks: Name of each task to its flags.
     names: The names of all flags.
+    groups: The same names by what they are for.
   """
 
   def __init__(self) -> None:
     """Defines the flags of the run, of every task and of every algorithm."""
-    before = set(FLAGS)
-    self.tasks: dict[str, Any] = {
-      'emnist': emnist_flags.EmnistFlags(),
-      'movielens': flag_groups.MovieLensFlags(),
-      **preference_flags.preference_tasks(),
-      **subreddit_flags.document_tasks(),
-    }
-    flags.DEFINE_enum('task', 'movielens', sorted(self.tasks), 'What to learn.')
-    flags.DEFINE_enum(
-      'algorithm', 'fed_recon', algorithms.names(), 'How to learn it.'
-    )
-    flag_groups.RunFlags()
-    flag_groups.DataFlags()
-    self._training = TrainingFlags()
-    self.names = sorted(set(FLAGS) - before)
+    self.groups: dict[str, list[str]] = {}
+    with self._grouped('Task emnist'):
+      self.tasks: dict[str, Any] = {'emnist': emnist_flags.EmnistFlags()}
+    with self._grouped('Task movielens'):
+      self.tasks['movielens'] = flag_groups.MovieLensFlags()
+    with self._grouped('Tasks mnist_preference and speech_preference'):
+      self.tasks.update(preference_flags.preference_tasks())
+    with self._grouped('Tasks subreddit and sticker'):
+      self.tasks.update(subreddit_flags.document_tasks())
+    with self._grouped('The run'):
+      flags.DEFINE_enum(
+        'task', 'movielens', sorted(self.tasks), 'What to learn.'
+      )
+      flags.DEFINE_enum(
+        'algorithm', 'fed_recon', algorithms.names(), 'How to learn it.'
+      )
+      flag_groups.RunFlags()
+    with self._grouped('Data'):
+      flag_groups.DataFlags()
+    with self._grouped('Training'):
+      self._training = TrainingFlags()
+    self.names = sorted(name for part in self.groups.values() for name in part)
     for name in self.names:
       is_float = FLAGS[name].flag_type() == 'float'
       if is_float and name not in privacy_flags.MAY_BE_INFINITE:
@@ -89,6 +101,26 @@ class RunFlags:
           lambda value: value is None or abs(value) < _LARGEST_INTEGER,
           f'must be below {_LARGEST_INTEGER}.',
         )
+
+  @contextlib.contextmanager
+  def _grouped(self, title: str) -> Iterator[None]:
+    """Notes the flags that are defined meanwhile under a title."""
+    before = set(FLAGS)
+    yield
+    for name in sorted(set(FLAGS) - before):
+      module = FLAGS.find_module_defining_flag(name)
+      self.groups.setdefault(_TITLES.get(module, title), []).append(name)
+
+  def help_groups(self, program: str) -> dict[str, list[str]]:
+    """Returns the flags that the help of a program names under titles.
+
+    All of them are shown once, for `train`.
+    """
+    if program == 'train':
+      first = {title: self.groups[title] for title in ('The run', 'Data')}
+      return {**first, **self.groups}
+    title = 'All flags of train, see tff-partial train --help, such as'
+    return {title: ['output_dir']}
 
   def task(self) -> tasks_lib.Task:
     """Loads the task's data, once it is said what TensorFlow's threads are for.
@@ -121,6 +153,13 @@ class RunFlags:
   def values(self) -> dict[str, Any]:
     """The values of all flags of a run."""
     return {name: FLAGS[name].value for name in self.names}
+
+
+# Flags of these modules are for something of their own.
+_TITLES = {
+  fed_embed_flags.__name__: 'Algorithms fed_embed_*',
+  privacy_flags.__name__: 'Privacy',
+}
 
 
 @functools.cache
@@ -186,6 +225,9 @@ def run_main(
     return guarded(main)
 
   def start() -> int | None:
+    if tff_partial_programs.asks_for_help(sys.argv[1:]):
+      sys.stdout.write(help_of(sys.modules[main.__module__]))
+      return None
     app.run(parsed, complete(sys.argv))
     return None
 
@@ -194,6 +236,21 @@ def run_main(
     sys.exit(guarded(start))
   finally:
     signal.signal(signal.SIGTERM, before)
+
+
+def help_of(module: types.ModuleType) -> str:
+  """What `--help` says of a program.
+
+  Args:
+    module: The program; if it has the flags of a run, `_RUN` are those.
+  """
+  groups = getattr(module, '_RUN', None)
+  return help_texts.of_program(
+    module,
+    {}
+    if groups is None
+    else groups.help_groups(pathlib.Path(str(module.__file__)).stem),
+  )
 
 
 class _Terminated(SystemExit):

@@ -1,4 +1,4 @@
-"""Trains a grid of runs one after another; run it again to go on.
+r"""Trains a grid of runs one after another; run it again to go on.
 
   python -m tasks.sweep --sweep_dir=OUT --grid=seed=0,1,2 \
       --grid=reconstruction_steps=0,1,5 -- \

@@ -18,8 +18,6 @@ from tff_partial import programs
 
 FLAGS = flags.FLAGS
 _RUN = runs.run_flags()
-for _name in _RUN.names:
-  flags.declare_key_flag(_name)  # For --help.
 
 
 def main() -> int | None:

@@ -19,8 +19,10 @@ import tensorflow as tf
 
 from tasks import runs
 from tests import commands
+from tests import help_texts
 from tests.commands import repeatable_rows
 from tests.commands import run_here
+import tff_partial_programs
 
 _RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))
 
@@ -376,14 +378,26 @@ def test_recipes_are_for_flags_that_exist(path):
   assert text.startswith('# ')
 
 
-@pytest.mark.parametrize('name', ['train', 'evaluate'])
-def test_help_is_help(name):
+@pytest.mark.parametrize(
+  'name', ['audit', 'clients', 'evaluate', 'new_users', 'train', 'users']
+)
+def test_help_is_what_was_noted_of_it(name):
   outcome = run_here(name, '--help')
-  assert (outcome.status, outcome.errors) == (1, '')
-  shown = {
-    flag.name for flag in flags.FLAGS.get_key_flags_for_module(f'tasks.{name}')
-  }
-  assert {'output_dir', 'rounds', 'num_factors', 'batch_size'} < shown
+  assert (outcome.status, outcome.errors) == (0, '')
+  assert outcome.output == tff_partial_programs.help_text(name), (
+    'Note it again: python -m tests.help_texts'
+  )
+  if name == 'train':
+    for flag in runs.run_flags().names:
+      assert f'  --{flag}' in outcome.output
+
+
+# These have flags of the same name, so that each needs a process of its own.
+@pytest.mark.parametrize('name', ['report', 'sweep'])
+def test_help_without_a_run_is_what_was_noted_of_it(name):
+  assert help_texts.live(name) == tff_partial_programs.help_text(name), (
+    'Note it again: python -m tests.help_texts'
+  )
 
 
 # ---- whole programs ----------------------------------------------------------

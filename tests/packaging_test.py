@@ -96,6 +96,10 @@ def test_wheel_holds_the_library_and_its_programs(wheel):
     )
     for path in (ROOT / folder).glob(pattern)
   }
+  expected |= {
+    f'tff_partial_programs/help/{program}.txt'
+    for program in tff_partial_programs.PROGRAMS
+  }
   # Tells type checkers that the library has types.
   assert modules == {*expected, 'tff_partial/py.typed'}
   assert any(name.endswith('/licenses/LICENSE') for name in names)
@@ -186,6 +190,27 @@ def test_the_command_names_the_programs(bare_python, tmp_path, arguments):
   assert pathlib.Path(recipe).read_text() == (
     ROOT / 'tasks' / 'recipes' / 'demo.flags'
   ).read_text('utf-8')
+
+
+@pytest.mark.parametrize('program', tff_partial_programs.PROGRAMS)
+def test_help_of_a_program_needs_no_tensorflow(bare_python, tmp_path, program):
+  done = _command(bare_python, program, '--help', cwd=tmp_path)
+  assert (done.returncode, done.stderr) == (0, '')
+  assert done.stdout == tff_partial_programs.help_text(program)
+  in_a_clone = run(
+    *(bare_python, '-m', f'tasks.{program}', '--rounds=3', '--help'),
+    cwd=ROOT,
+    env=outside(),
+  )
+  assert in_a_clone.stdout == done.stdout
+  assert (in_a_clone.returncode, in_a_clone.stderr) == (0, '')
+
+
+def test_help_is_for_those_who_ask():
+  asks = tff_partial_programs.asks_for_help
+  assert asks(['--rounds=3', '--help']) and asks(['-h'])
+  assert not asks([]) and not asks(['--helpfull'])
+  assert not asks(['--sweep_dir=x', '--', '--help'])  # That is for others.
 
 
 def test_the_command_knows_all_programs():

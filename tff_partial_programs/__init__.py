@@ -25,7 +25,7 @@ PROGRAMS = (
   'report',
   'audit',
 )
-_HELP = ('-h', '-help', '--help', 'help')
+_HELP = ('-h', '-help', '--help', '-?')
 
 
 def root() -> pathlib.Path:
@@ -39,6 +39,44 @@ def description(program: str) -> str:
   source = (root() / 'tasks' / f'{program}.py').read_text(encoding='utf-8')
   docstring = ast.get_docstring(ast.parse(source)) or ''
   return docstring.splitlines()[0]
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+  """Whether a program is to say what it does, and nothing else."""
+  arguments = list(arguments)
+  # What follows is for other programs.
+  end = arguments.index('--') if '--' in arguments else len(arguments)
+  return any(argument in _HELP for argument in arguments[:end])
+
+
+def help_text(program: str) -> str:
+  """What `--help` says of a program, as `python -m tests.help_texts` noted it.
+
+  So nobody waits until TensorFlow is imported.
+  """
+  folder = pathlib.Path(__file__).resolve().parent / 'help'
+  return (folder / f'{program}.txt').read_text(encoding='utf-8')
+
+
+def answer_help(command: Sequence[str]) -> None:
+  """Ends a process `python -m tasks.PROGRAM --help` with its answer.
+
+  Args:
+    command: The command line of the interpreter.
+
+  Raises:
+    SystemExit: If there is such an answer.
+  """
+  command = list(command)
+  if '-m' not in command[:-1]:
+    return
+  place = command.index('-m') + 1
+  package, _, program = command[place].partition('.')
+  if package != 'tasks' or program not in PROGRAMS:
+    return
+  if asks_for_help(command[place + 1 :]):
+    sys.stdout.write(help_text(program))
+    raise SystemExit(0)
 
 
 def usage() -> str:
@@ -70,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     The exit status, if no program was run.
   """
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  if not arguments or arguments[0] in _HELP:
+  if not arguments or arguments[0] in (*_HELP, 'help'):
     sys.stdout.write(usage())
     return 0
   name, *rest = arguments
@@ -82,6 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
       f'Choose one of {", ".join(PROGRAMS)}.\n'
     )
     return 1
+  if asks_for_help(rest):
+    sys.stdout.write(help_text(name))
+    return 0
   folder = str(root())
   sys.path.insert(0, folder)
   # A sweep starts programs in processes of their own.
