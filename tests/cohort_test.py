@@ -854,6 +854,68 @@ def _total_rows(clients):
   return tff.federated_sum(tff.federated_map(total, clients))
 
 
+@tff.federated_computation(_at_clients((np.float32, [1, 6, 6, 1])))
+def _total_convolved(clients):
+  @tff.tensorflow.computation
+  def convolve(image):
+    kernel = tf.ones([3, 3, 1, 1])
+    with tf.GradientTape() as tape:
+      tape.watch(kernel)
+      loss = tf.reduce_sum(tf.nn.conv2d(image, kernel, 1, 'VALID') ** 2)
+    return tape.gradient(loss, kernel)
+
+  return tff.federated_sum(tff.federated_map(convolve, clients))
+
+
+@pytest.mark.parametrize(
+  ('computation', 'values', 'seconds', 'is_tried'),
+  [
+    pytest.param(
+      _total_convolved,
+      [np.ones([1, 6, 6, 1], np.float32)] * 2,
+      1.0,
+      False,
+      id='long convolutions',
+    ),
+    pytest.param(
+      _total_convolved,
+      [np.ones([1, 6, 6, 1], np.float32)] * 2,
+      1e-3,
+      True,
+      id='short convolutions',
+    ),
+    pytest.param(_total_rows, _rows(3)[1:], 1.0, True, id='no convolutions'),
+  ],
+)
+def test_xla_is_not_tried_for_long_convolutions_on_a_cpu(
+  computation, values, seconds, is_tried, monkeypatch
+):
+  tried = []
+
+  def run(self, inputs, jit):
+    tried.append(jit)
+    return really_run(self, inputs, jit)
+
+  really_run = compiled_loop.CompiledLoop.run
+  monkeypatch.setattr(compiled_loop.CompiledLoop, 'run', run)
+  monkeypatch.setattr(
+    choices_lib.Chooser, '_seconds', lambda self, run: seconds
+  )
+  monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: [])
+  with cohort(jit='auto', threads=1) as context:
+    measured = computation(values)
+  assert (True in tried) == is_tried
+  assert list(context.choices.values()) == [is_tried]
+  with cohort(jit=is_tried):
+    np.testing.assert_array_equal(measured, computation(values))
+  tried.clear()
+  # Who was told that XLA compiles it does as told.
+  told = dict.fromkeys(context.choices, True)
+  with cohort(jit='auto', threads=1, choices=told):
+    computation(values)
+  assert tried[0] is True
+
+
 def test_a_process_that_is_built_again_has_the_same_choices():
   names = []
   for _ in range(2):

@@ -205,8 +205,8 @@ def cohort(
 
   Args:
     jit: Whether XLA compiles the loop over clients. 'auto' measures each loop
-      once, with and without, on the first clients that it meets, and keeps the
-      faster for all.
+      once, with and without, on the first client that it meets, and keeps the
+      faster for all. On a CPU, long convolutions are not tried with XLA.
     threads: How many shards of a cohort run side by side; by default one per
       core, or one if there is a GPU. Results do not depend on it. See
       `cores_for_clients`, too.
