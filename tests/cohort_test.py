@@ -1013,13 +1013,19 @@ def test_large_reductions_are_what_they_were(size):
 # ---- what is refused ---------------------------------------------------------
 
 
-@tff.federated_computation(_at_clients(tff.SequenceType(np.float32)))
+@tff.federated_computation(
+  _at_clients(tff.SequenceType(tff.TensorType(np.float32, [None])))
+)
 def _sequences(clients):
   @tff.tensorflow.computation
   def total(sequence):
-    return sequence.reduce(0.0, lambda old, new: old + new)
+    return sequence.reduce(0.0, lambda old, new: old + tf.reduce_sum(new))
 
   return tff.federated_sum(tff.federated_map(total, clients))
+
+
+# Batches of one, two and three.
+_UNEVEN = tf.data.Dataset.range(1, 4).map(lambda size: tf.ones([size]))
 
 
 @contextlib.contextmanager
@@ -1036,22 +1042,37 @@ def _log():
     logger.removeHandler(handler)
 
 
-def test_sequences_go_to_the_native_runtime_with_one_line():
+def test_uneven_sequences_go_to_the_native_runtime_with_one_line():
+  even = tf.data.Dataset.range(4, output_type=tf.float32).batch(3)
   with _log() as messages, cohort():
-    assert _sequences([[1.0, 2.0], [3.0]]) == 6.0
-    assert _sequences([[1.0]]) == 1.0
+    assert _sequences([even, even]) == 12.0
+    assert not messages
+    for _ in range(2):
+      assert _sequences([even, _UNEVEN]) == 12.0
     assert _weighted([2.0], [3.0]) == (2.0, 3.0)
   told = [message for message in messages if 'native runtime' in message]
   assert len(told) == 1
-  assert 'sequence in the parameter ({float32*}@CLIENTS)' in told[0]
+  assert 'elements differ in shape (argument/client 1)' in told[0]
 
 
-def test_sequences_are_refused_when_strict():
+def test_uneven_sequences_are_refused_when_strict():
   with cohort(strict=True):
     with pytest.raises(
-      errors.UnsupportedComputationError, match='a sequence in the parameter'
+      errors.UnsupportedComputationError, match=r'differ in shape.*client 0'
     ):
-      _sequences([[1.0]])
+      _sequences([_UNEVEN])
+
+
+def test_sequences_as_results_are_refused_when_strict():
+  @tff.tensorflow.computation(np.int64)
+  def count_to(stop):
+    return tf.data.Dataset.range(stop)
+
+  with cohort(strict=True):
+    with pytest.raises(
+      errors.UnsupportedComputationError, match='a sequence in the result'
+    ):
+      count_to(3)
 
 
 def test_what_xla_refuses_runs_without_it_unless_strict():

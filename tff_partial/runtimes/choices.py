@@ -127,6 +127,9 @@ class Chooser:
       wanted = self.choices.get(name, 'auto')
     if wanted is False:
       return False
+    if wanted == 'auto' and loop.reads_sequences:
+      self.choices[name] = False  # XLA does not know them.
+      return False
     sample = make_sample()
     if wanted == 'auto' and _convolves_on_cpu(loop):
       compiled.run(sample, jit=False)  # The first call takes longer.
@@ -147,11 +150,11 @@ class Chooser:
     except (tf.errors.OpError, ValueError, TypeError) as error:
       compiled.run(sample, jit=False)  # If this fails too, XLA is innocent.
       if self._jit is True and self._strict:
-        raise errors.XlaRefusedError(_reason(error)) from error
+        raise errors.XlaRefusedError(errors.telling_line(error)) from error
       logging.warning(
         'XLA refuses the loop %s, which runs without it: %s',
         name,
-        _reason(error),
+        errors.telling_line(error),
       )
       # It may have taken the loop for other shapes.
       self.choices.setdefault(name, False)
@@ -198,11 +201,3 @@ def _convolves_on_cpu(loop: client_loop.ClientLoop) -> bool:
   return not tf.config.list_physical_devices('GPU') and any(
     _CONVOLUTION.search(op) for leaf in loop.leaves for op in leaf.op_types
   )
-
-
-def _reason(error: Exception) -> str:
-  """The line of TensorFlow's message that says what the matter is."""
-  lines = [line.strip() for line in str(error).split('\n') if line.strip()]
-  idle = ('Graph execution error', 'Detected at node', 'File ', 'Traceback')
-  telling = [line for line in lines if not line.startswith((*idle, '<stack'))]
-  return (telling or lines or [type(error).__name__])[0][:300]
