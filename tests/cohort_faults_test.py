@@ -690,24 +690,34 @@ def test_strings_of_mixed_shapes_are_added_in_the_order_of_the_cohort(
 # ---- falling back ------------------------------------------------------------
 
 
-@tff.federated_computation(_at_clients(tff.SequenceType(np.int32)))
+@tff.federated_computation(
+  _at_clients(tff.SequenceType(tff.TensorType(np.int32, [None])))
+)
 def _secure_total(clients):
   add = tff.tensorflow.computation(
-    lambda numbers: numbers.reduce(0, lambda old, new: old + new)
+    lambda numbers: numbers.reduce(0, lambda old, new: old + tf.size(new))
   )
   return collections.OrderedDict(
     total=tff.federated_secure_sum_bitwidth(tff.federated_map(add, clients), 8)
   )
 
 
+def _uneven_batches(number: int) -> list[tf.data.Dataset]:
+  """For each client batches of one, two and three, which are not dense."""
+  batches = tf.data.Dataset.range(1, 4).map(
+    lambda size: tf.zeros([size], tf.int32)
+  )
+  return [batches] * number
+
+
 def test_secure_sums_are_computed_after_falling_back(runtimes, log):
   with runtimes[False]:
-    found = _secure_total([[1, 2], [3]])
+    found = _secure_total(_uneven_batches(2))
   # In a line, however long the type of the computation.
   (message,) = [text for text in log if 'native runtime' in text]
   assert 'which is slower, runs a computation: it holds' in message
   assert len(message) < 300
-  assert found == collections.OrderedDict(total=6)
+  assert found == collections.OrderedDict(total=12)
   assert isinstance(found, collections.OrderedDict)
 
 
@@ -717,7 +727,7 @@ def test_a_dropped_runtime_leaves_the_context_stack_alone():
   for _ in range(2):
     context = cohort(jit=False)
     with stack.install(context):
-      assert _secure_total([[1]]) == {'total': 1}
+      assert _secure_total(_uneven_batches(1)) == {'total': 6}
     collector = threading.Thread(target=gc.collect)
     del context
     collector.start()

@@ -854,6 +854,68 @@ def _total_rows(clients):
   return tff.federated_sum(tff.federated_map(total, clients))
 
 
+@tff.federated_computation(_at_clients((np.float32, [1, 6, 6, 1])))
+def _total_convolved(clients):
+  @tff.tensorflow.computation
+  def convolve(image):
+    kernel = tf.ones([3, 3, 1, 1])
+    with tf.GradientTape() as tape:
+      tape.watch(kernel)
+      loss = tf.reduce_sum(tf.nn.conv2d(image, kernel, 1, 'VALID') ** 2)
+    return tape.gradient(loss, kernel)
+
+  return tff.federated_sum(tff.federated_map(convolve, clients))
+
+
+@pytest.mark.parametrize(
+  ('computation', 'values', 'seconds', 'is_tried'),
+  [
+    pytest.param(
+      _total_convolved,
+      [np.ones([1, 6, 6, 1], np.float32)] * 2,
+      1.0,
+      False,
+      id='long convolutions',
+    ),
+    pytest.param(
+      _total_convolved,
+      [np.ones([1, 6, 6, 1], np.float32)] * 2,
+      1e-3,
+      True,
+      id='short convolutions',
+    ),
+    pytest.param(_total_rows, _rows(3)[1:], 1.0, True, id='no convolutions'),
+  ],
+)
+def test_xla_is_not_tried_for_long_convolutions_on_a_cpu(
+  computation, values, seconds, is_tried, monkeypatch
+):
+  tried = []
+
+  def run(self, inputs, jit):
+    tried.append(jit)
+    return really_run(self, inputs, jit)
+
+  really_run = compiled_loop.CompiledLoop.run
+  monkeypatch.setattr(compiled_loop.CompiledLoop, 'run', run)
+  monkeypatch.setattr(
+    choices_lib.Chooser, '_seconds', lambda self, run: seconds
+  )
+  monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: [])
+  with cohort(jit='auto', threads=1) as context:
+    measured = computation(values)
+  assert (True in tried) == is_tried
+  assert list(context.choices.values()) == [is_tried]
+  with cohort(jit=is_tried):
+    np.testing.assert_array_equal(measured, computation(values))
+  tried.clear()
+  # Who was told that XLA compiles it does as told.
+  told = dict.fromkeys(context.choices, True)
+  with cohort(jit='auto', threads=1, choices=told):
+    computation(values)
+  assert tried[0] is True
+
+
 def test_a_process_that_is_built_again_has_the_same_choices():
   names = []
   for _ in range(2):
@@ -951,13 +1013,19 @@ def test_large_reductions_are_what_they_were(size):
 # ---- what is refused ---------------------------------------------------------
 
 
-@tff.federated_computation(_at_clients(tff.SequenceType(np.float32)))
+@tff.federated_computation(
+  _at_clients(tff.SequenceType(tff.TensorType(np.float32, [None])))
+)
 def _sequences(clients):
   @tff.tensorflow.computation
   def total(sequence):
-    return sequence.reduce(0.0, lambda old, new: old + new)
+    return sequence.reduce(0.0, lambda old, new: old + tf.reduce_sum(new))
 
   return tff.federated_sum(tff.federated_map(total, clients))
+
+
+# Batches of one, two and three.
+_UNEVEN = tf.data.Dataset.range(1, 4).map(lambda size: tf.ones([size]))
 
 
 @contextlib.contextmanager
@@ -974,22 +1042,37 @@ def _log():
     logger.removeHandler(handler)
 
 
-def test_sequences_go_to_the_native_runtime_with_one_line():
+def test_uneven_sequences_go_to_the_native_runtime_with_one_line():
+  even = tf.data.Dataset.range(4, output_type=tf.float32).batch(3)
   with _log() as messages, cohort():
-    assert _sequences([[1.0, 2.0], [3.0]]) == 6.0
-    assert _sequences([[1.0]]) == 1.0
+    assert _sequences([even, even]) == 12.0
+    assert not messages
+    for _ in range(2):
+      assert _sequences([even, _UNEVEN]) == 12.0
     assert _weighted([2.0], [3.0]) == (2.0, 3.0)
   told = [message for message in messages if 'native runtime' in message]
   assert len(told) == 1
-  assert 'sequence in the parameter ({float32*}@CLIENTS)' in told[0]
+  assert 'elements differ in shape (argument/client 1)' in told[0]
 
 
-def test_sequences_are_refused_when_strict():
+def test_uneven_sequences_are_refused_when_strict():
   with cohort(strict=True):
     with pytest.raises(
-      errors.UnsupportedComputationError, match='a sequence in the parameter'
+      errors.UnsupportedComputationError, match=r'differ in shape.*client 0'
     ):
-      _sequences([[1.0]])
+      _sequences([_UNEVEN])
+
+
+def test_sequences_as_results_are_refused_when_strict():
+  @tff.tensorflow.computation(np.int64)
+  def count_to(stop):
+    return tf.data.Dataset.range(stop)
+
+  with cohort(strict=True):
+    with pytest.raises(
+      errors.UnsupportedComputationError, match='a sequence in the result'
+    ):
+      count_to(3)
 
 
 def test_what_xla_refuses_runs_without_it_unless_strict():

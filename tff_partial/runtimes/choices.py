@@ -2,8 +2,14 @@
 
 XLA makes some clients many times faster (embeddings, recurrent steps) and
 others many times slower (convolutions on a CPU). The two differ in the last
-bits, so the measured executions are thrown away: a run that measured equals,
-bit for bit, a run that was told the same choice from the start.
+bits, so the measured executions, each of one client, are thrown away: a run
+that measured equals, bit for bit, a run that was told the same choice from the
+start.
+
+On a CPU, XLA wins for convolutions only where they are so small that starting
+a kernel takes longer than what it computes. A client that convolves, and takes
+long without XLA, is not tried with it, since that may take as long as many
+rounds.
 
 There is one choice for each loop of a computation, measured on the first
 shapes that it meets; for others the same is done. So what a checkpoint knows of
@@ -14,6 +20,7 @@ bits whether or not the run was interrupted before it.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import functools
+import re
 import threading
 import time
 from typing import Literal, TypeAlias
@@ -36,6 +43,10 @@ _BUDGET = 0.5
 # XLA is kept unless TensorFlow's own kernels take less than this share of its
 # time: so where it hardly matters, the choice is the same every time.
 _SHARE = 0.8
+# Seconds that a client that convolves may take without XLA to be tried with it,
+# on a CPU; there XLA may take thirty times as long.
+_LONG = 0.01
+_CONVOLUTION = re.compile(r'Conv\dD', re.IGNORECASE)
 
 
 class Chooser:
@@ -91,7 +102,7 @@ class Chooser:
       with self._lock:
         if key not in self._runs:
           compiled = compiled_loop.CompiledLoop(loop, signature)
-          jit = self._choose(name, compiled, sample)
+          jit = self._choose(name, loop, compiled, sample)
           self._runs[key] = functools.partial(compiled, jit=jit)
           logging.info(
             'Program %d of this context: a loop over up to %d clients of %s, '
@@ -106,6 +117,7 @@ class Chooser:
   def _choose(
     self,
     name: str,
+    loop: client_loop.ClientLoop,
     compiled: compiled_loop.CompiledLoop,
     make_sample: Callable[[], Sequence[tf.Tensor]],
   ) -> bool:
@@ -115,17 +127,34 @@ class Chooser:
       wanted = self.choices.get(name, 'auto')
     if wanted is False:
       return False
+    if wanted == 'auto' and loop.reads_sequences:
+      self.choices[name] = False  # XLA does not know them.
+      return False
     sample = make_sample()
+    if wanted == 'auto' and _convolves_on_cpu(loop):
+      compiled.run(sample, jit=False)  # The first call takes longer.
+      seconds = self._seconds(
+        functools.partial(compiled.run, sample, jit=False)
+      )
+      if seconds > _LONG:
+        self.choices[name] = False
+        logging.info(
+          'The loop %s runs without XLA, which was not tried: its clients '
+          'convolve, and one takes %.2g s.',
+          name,
+          seconds,
+        )
+        return False
     try:
       compiled.run(sample, jit=True)  # XLA compiles when it is first called.
     except (tf.errors.OpError, ValueError, TypeError) as error:
       compiled.run(sample, jit=False)  # If this fails too, XLA is innocent.
       if self._jit is True and self._strict:
-        raise errors.XlaRefusedError(_reason(error)) from error
+        raise errors.XlaRefusedError(errors.telling_line(error)) from error
       logging.warning(
         'XLA refuses the loop %s, which runs without it: %s',
         name,
-        _reason(error),
+        errors.telling_line(error),
       )
       # It may have taken the loop for other shapes.
       self.choices.setdefault(name, False)
@@ -167,9 +196,8 @@ class Chooser:
     return least
 
 
-def _reason(error: Exception) -> str:
-  """The line of TensorFlow's message that says what the matter is."""
-  lines = [line.strip() for line in str(error).split('\n') if line.strip()]
-  idle = ('Graph execution error', 'Detected at node', 'File ', 'Traceback')
-  telling = [line for line in lines if not line.startswith((*idle, '<stack'))]
-  return (telling or lines or [type(error).__name__])[0][:300]
+def _convolves_on_cpu(loop: client_loop.ClientLoop) -> bool:
+  """Whether clients convolve, and no GPU does it for them."""
+  return not tf.config.list_physical_devices('GPU') and any(
+    _CONVOLUTION.search(op) for leaf in loop.leaves for op in leaf.op_types
+  )

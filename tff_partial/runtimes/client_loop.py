@@ -11,10 +11,12 @@ import itertools
 from typing import Any, TypeAlias
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_partial.runtimes import feeding
 from tff_partial.runtimes import graphs
 from tff_partial.runtimes import leaves
+from tff_partial.runtimes import sequences
 from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
@@ -56,6 +58,13 @@ class ClientLoop:
     self.program = program
     self.aggregates, self.outputs = list(aggregates), list(outputs)
     self.arguments = [a for a in program.arguments.values() if a.is_at_clients]
+    self._layouts = [
+      [
+        sequences.Layout(leaf) if isinstance(leaf, tff.SequenceType) else None
+        for leaf in typed_values.leaves(program.pattern(argument.key))
+      ]
+      for argument in self.arguments
+    ]
     reads: set[Key] = set()
     waiting = [*self.outputs, *[k for s in self.aggregates for k in s.reads]]
     while waiting:
@@ -97,6 +106,15 @@ class ClientLoop:
     """Whether clients have variables, which two threads must not share."""
     return any(leaf.owns_resources for leaf in self.leaves)
 
+  @functools.cached_property
+  def reads_sequences(self) -> bool:
+    """Whether something that clients are handed is a sequence."""
+    read = [argument.key for argument in self.arguments]
+    return any(
+      typed_values.has_sequences(self.program.type_of(key))
+      for key in [*read, *self.shared]
+    )
+
   @property
   def is_random(self) -> bool:
     """Whether clients draw randomness of their own."""
@@ -112,12 +130,21 @@ class ClientLoop:
     # Under XLA, a strided slice at a computed place copies the whole array;
     # `tf.gather` does not.
     values = {}
-    for argument, feed in zip(self.arguments, feeds, strict=True):
+    for argument, layouts, feed in zip(
+      self.arguments, self._layouts, feeds, strict=True
+    ):
       row = tf.gather(feed.rows, index)
-      flat = [
-        tf.gather(tensor, row if is_resident else index)
-        for tensor, is_resident in zip(feed.tensors, feed.resident, strict=True)
-      ]
+      fed = iter(zip(feed.tensors, feed.kinds, strict=True))
+      flat = []
+      for layout in layouts:
+        rows = []
+        if layout is not None:
+          rows = [next(fed)[0] for _ in range(layout.num_components)]
+        tensor, kind = next(fed)
+        leaf = tf.gather(
+          tensor, row if kind is feeding.Kind.RESIDENT else index
+        )
+        flat.append(leaf if layout is None else layout.dataset(rows, leaf))
       values[argument.key] = typed_values.like(
         self.program.pattern(argument.key), iter(flat)
       )

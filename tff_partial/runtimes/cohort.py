@@ -8,10 +8,12 @@ A federated computation is a straight-line program. This runtime runs its
 server part, then one loop over the cohort in which every client's values are
 computed and added to the accumulators of all aggregates that are ready, then
 the rest; all in this process, with no worker and no port. It takes any
-`tff.Computation` over dense tensors and knows nothing about what it computes.
+`tff.Computation` over tensors and sequences of them, and knows nothing about
+what it computes.
 
   straight_line   reads a computation as steps, in waves
   plan            sorts them into server stages and loops over clients
+  sequences       reads data sets as arrays, and hands them to clients
   feeding         what a loop is fed; resident arrays stay on the device
   sharding        cuts a cohort into shards, by looking at the cohort alone
   compiled_loop   a loop over a shard as one program
@@ -105,7 +107,12 @@ class _Runtime:
       if self._strict:
         raise compiled.with_traceback(None)
       return self._fallback.run(computation, argument, compiled)
-    return compiled(argument, convert, self._resources)
+    try:
+      return compiled(argument, convert, self._resources)
+    except errors.UnsupportedComputationError as error:
+      if self._strict:  # A sequence that cannot be read as arrays.
+        raise
+      return self._fallback.run(computation, argument, error)
 
   def _compile(
     self, computation: tff.Computation
@@ -205,14 +212,15 @@ def cohort(
 
   Args:
     jit: Whether XLA compiles the loop over clients. 'auto' measures each loop
-      once, with and without, on the first clients that it meets, and keeps the
-      faster for all.
+      once, with and without, on the first client that it meets, and keeps the
+      faster for all. On a CPU, long convolutions are not tried with XLA.
     threads: How many shards of a cohort run side by side; by default one per
       core, or one if there is a GPU. Results do not depend on it. See
       `cores_for_clients`, too.
     strict: Whether to raise an error for what cannot be compiled, such as
-      `tf.data` sequences, instead of calling the native runtime; and, with
-      `jit=True`, for what XLA refuses.
+      functions as arguments, or for what cannot be read as dense arrays, such
+      as a data set whose elements differ in shape, instead of calling the
+      native runtime; and, with `jit=True`, for what XLA refuses.
     debug: Whether to run clients one by one outside the compiled program and
       stop at the first float that is not finite.
     choices: What an earlier runtime's `choices` said, so that a run that is

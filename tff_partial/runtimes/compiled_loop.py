@@ -107,7 +107,10 @@ class CompiledLoop:
         'clients draw randomness without a seed, and XLA would draw the same '
         'in every run'
       )
-
+    if self._loop.reads_sequences:
+      raise agreement.UnfitForXlaError(
+        'clients read sequences, which XLA does not know'
+      )
     if not agreement.are_nans_kept():
       raise agreement.UnfitForXlaError(
         'XLA loses NaN in maxima: XLA_FLAGS say so, or XLA was used before '
@@ -145,8 +148,8 @@ class CompiledLoop:
         for key in loop.kept
       },
       [
-        feeding.Feed([next(left) for _ in tensors], resident, next(left))
-        for tensors, resident in self._signature.feeds
+        feeding.Feed([next(left) for _ in tensors], kinds, next(left))
+        for tensors, kinds in self._signature.feeds
       ],
       list(left),
     )

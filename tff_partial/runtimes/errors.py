@@ -17,6 +17,16 @@ class ArgumentError(CohortRuntimeError, TypeError):
     super().__init__(f'{where}: expected {expected}, found {found}; {advice}.')
 
 
+class SequenceError(CohortRuntimeError):
+  """A sequence failed while it was read."""
+
+  def __init__(self, where: str, error: Exception):
+    super().__init__(
+      f'{where}: expected a data set that can be read, found that it fails: '
+      f'{telling_line(error)}; iterate over it to see where.'
+    )
+
+
 class CohortSizeError(CohortRuntimeError, ValueError):
   """Two CLIENTS arguments disagree about the number of clients."""
 
@@ -76,3 +86,11 @@ class NonFiniteValueError(CohortRuntimeError, ValueError):
       f'in the cohort, counted from 0), given {shapes}; look at that '
       "client's data, or lower the learning rate."
     )
+
+
+def telling_line(error: Exception) -> str:
+  """The line of TensorFlow's message that says what the matter is."""
+  lines = [line.strip() for line in str(error).split('\n') if line.strip()]
+  idle = ('Graph execution error', 'Detected at node', 'File ', 'Traceback')
+  telling = [line for line in lines if not line.startswith((*idle, '<stack'))]
+  return (telling or lines or [type(error).__name__])[0][:300]

@@ -9,6 +9,7 @@ import abc
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
+import enum
 from typing import Any
 import weakref
 
@@ -19,10 +20,19 @@ import tensorflow_federated as tff
 from tff_partial.runtimes import columns
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import readers
+from tff_partial.runtimes import sequences
 from tff_partial.runtimes import typed_values
 
 # Above, the size of a population is rounded up by an eighth at most.
 _FEW_ROWS = 1 << 10
+
+
+class Kind(enum.Enum):
+  """What the leading dimension of a tensor goes through."""
+
+  CLIENTS = 'the clients'
+  RESIDENT = 'the rows of a population'
+  LAID = 'the rows of sequences, end to end'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +40,13 @@ class Feed:
   """Some clients' share of one argument, leaf by leaf.
 
   Attributes:
-    tensors: One per leaf, with a leading dimension: the population's rows
-      where the leaf is resident, else the clients.
-    resident: Which leaves are resident.
-    rows: int32, the rows of the clients.
+    tensors: One per leaf, or for a sequence those of `sequences.laid`.
+    kinds: What the leading dimension of each tensor goes through.
+    rows: int32, the rows of the clients in a population.
   """
 
   tensors: Sequence[Any]
-  resident: tuple[bool, ...]
+  kinds: tuple[Kind, ...]
   rows: Any
 
 
@@ -106,7 +115,8 @@ class _Stacked(Clients):
 
   def feed(self, positions: np.ndarray, size: int) -> Feed:
     tensors = [_pad(leaf[positions], size) for leaf in self._leaves]
-    return Feed(tensors, (False,) * len(tensors), np.zeros([size], np.int32))
+    kinds = (Kind.CLIENTS,) * len(tensors)
+    return Feed(tensors, kinds, np.zeros([size], np.int32))
 
 
 class _Listed(Clients):
@@ -139,10 +149,17 @@ class _Listed(Clients):
 
   def feed(self, positions: np.ndarray, size: int) -> Feed:
     clients = [self._clients[position] for position in positions]
-    tensors = [
-      _pad(np.stack(leaves), size) for leaves in zip(*clients, strict=True)
-    ]
-    return Feed(tensors, (False,) * len(tensors), np.zeros([size], np.int32))
+    tensors: list[Any] = []
+    kinds: list[Kind] = []
+    for leaves in zip(*clients, strict=True):
+      if isinstance(leaves[0], sequences.Elements):
+        laid = sequences.laid(leaves, size)
+        tensors.extend(laid)
+        kinds.extend([Kind.LAID] * (len(laid) - 1))
+      else:
+        tensors.append(_pad(np.stack(leaves), size))
+      kinds.append(Kind.CLIENTS)
+    return Feed(tensors, tuple(kinds), np.zeros([size], np.int32))
 
 
 class _Resident(Clients):
@@ -209,7 +226,10 @@ class _Resident(Clients):
         leaf if is_resident else _pad(leaf[places], size)
         for leaf, is_resident in leaves
       ],
-      tuple(is_resident for _, is_resident in leaves),
+      tuple(
+        Kind.RESIDENT if is_resident else Kind.CLIENTS
+        for _, is_resident in leaves
+      ),
       _pad(self._rows[number][places], size),
     )
 
@@ -256,10 +276,18 @@ def open_argument(
     ArgumentError: If the value is not of the type.
   """
   if hasattr(value, 'groups'):
+    if reader.has_sequences:
+      raise errors.ArgumentError(
+        where,
+        'a list with a `tf.data.Dataset` for each client',
+        f'a {type(value).__name__}',
+        'let the computation take dense tensors instead of sequences',
+      )
     if reader.is_empty:
       return _Stacked(len(value), [], where)
     return _Resident(value, reader, where, arrays)
-  if isinstance(value, columns.Columns) and value.is_dense:
+  is_dense = isinstance(value, columns.Columns) and value.is_dense
+  if is_dense and not reader.has_sequences:
     nested = reader.stacked(value.stacked, where)
     return _Stacked(len(value), typed_values.leaves(nested), where)
   if isinstance(value, str | bytes | Mapping) or not isinstance(

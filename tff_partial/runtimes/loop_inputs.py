@@ -47,12 +47,13 @@ class Signature:
   """What a loop is compiled for.
 
   Attributes:
-    feeds: For each argument, its leaves' dtypes and shapes, and which leaves
-      are resident.
+    feeds: For each argument, its tensors' dtypes and shapes, and their kinds.
     bucket: The leading dimension of whatever is fed client by client.
   """
 
-  feeds: tuple[tuple[tuple[tuple[str, Any], ...], tuple[bool, ...]], ...]
+  feeds: tuple[
+    tuple[tuple[tuple[str, Any], ...], tuple[feeding.Kind, ...]], ...
+  ]
   bucket: int
 
   def __str__(self) -> str:
@@ -69,10 +70,21 @@ def signature_of(feeds: Sequence[feeding.Feed], bucket: int) -> Signature:
   signed = []
   for feed in feeds:
     tensors = tuple(
-      (tf.as_dtype(tensor.dtype).name, tuple(tensor.shape))
-      if tensor.dtype != object
-      else ('string', tuple(tensor.shape))
-      for tensor in feed.tensors
+      (_dtype_name(tensor), _shape(tensor, kind))
+      for tensor, kind in zip(feed.tensors, feed.kinds, strict=True)
     )
-    signed.append((tensors, feed.resident))
+    signed.append((tensors, feed.kinds))
   return Signature(tuple(signed), bucket)
+
+
+def _dtype_name(tensor: Any) -> str:
+  if tensor.dtype == object:
+    return 'string'
+  return tf.as_dtype(tensor.dtype).name
+
+
+def _shape(tensor: Any, kind: feeding.Kind) -> tuple[int | None, ...]:
+  """The shape; how much lies end to end differs from round to round."""
+  if kind is feeding.Kind.LAID:
+    return (None, *tensor.shape[1:])
+  return tuple(tensor.shape)

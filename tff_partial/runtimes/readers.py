@@ -1,4 +1,7 @@
-"""Python values of a TFF type, read as nested lists of arrays."""
+"""Python values of a TFF type, read as nested lists of arrays.
+
+A sequence is a leaf, too: `sequences.Elements`.
+"""
 
 from collections.abc import Mapping
 import functools
@@ -10,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import sequences
 from tff_partial.runtimes import typed_values
 
 # Kinds of Python numbers that an array of each kind takes, if nothing is lost.
@@ -36,7 +40,11 @@ class Reader:
     self.type_spec = type_spec
     self.elements: list[tuple[str, Reader]] = []
     self._is_structure = isinstance(type_spec, tff.StructType)
-    if self._is_structure:
+    self._sequence: tuple[sequences.Layout, Reader] | None = None
+    if isinstance(type_spec, tff.SequenceType):
+      layout = sequences.Layout(type_spec)
+      self._sequence = layout, Reader(type_spec.element)
+    elif self._is_structure:
       self._names = [name for name, _ in typed_values.fields(type_spec)]
       self.elements = [
         (name or str(index), Reader(element))
@@ -51,10 +59,15 @@ class Reader:
   @property
   def is_static(self) -> bool:
     """Whether the type leaves no dimension open."""
-    return all(
+    return not self.has_sequences and all(
       spec.shape.is_fully_defined()
       for spec in typed_values.tensor_specs(self.type_spec)
     )
+
+  @functools.cached_property
+  def has_sequences(self) -> bool:
+    """Whether a leaf of the type is a sequence."""
+    return typed_values.has_sequences(self.type_spec)
 
   @functools.cached_property
   def is_empty(self) -> bool:
@@ -75,7 +88,12 @@ class Reader:
 
     Raises:
       ArgumentError: If the value is not of the type.
+      UnsupportedComputationError: If it holds a sequence that is, but cannot
+        be read as arrays.
     """
+    if self._sequence is not None:
+      layout, element = self._sequence
+      return layout.read(value, where, element)
     if not self._is_structure:
       return self._leaf(value, where)
     return [

@@ -22,6 +22,7 @@ from tff_partial.runtimes import feeding
 from tff_partial.runtimes import loop_inputs
 from tff_partial.runtimes import plan
 from tff_partial.runtimes import readers
+from tff_partial.runtimes import sequences
 from tff_partial.runtimes import sharding
 from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
@@ -134,7 +135,7 @@ class CompiledComputation:
       else:
         nested = reader(value, part.name)
         values[part.key] = typed_values.like(
-          nested, map(tf.convert_to_tensor, typed_values.leaves(nested))
+          nested, map(_to_tensor, typed_values.leaves(nested))
         )
     return values, clients
 
@@ -208,6 +209,12 @@ class _Wave:
         self.name, loop, signature, lambda: inputs.flat(loop, 1)
       )
       return compiled(inputs.flat(loop, len(shard)))
+
+
+def _to_tensor(leaf: Any) -> tf.Tensor:
+  if isinstance(leaf, sequences.Elements):
+    return leaf.dataset()
+  return tf.convert_to_tensor(leaf)
 
 
 def _to_numpy(leaf: Any) -> Any:

@@ -277,20 +277,26 @@ def _flatten(computation: tff.Computation) -> Block:
 
 
 def _refuse_other_types(type_spec: tff.FunctionType) -> None:
-  """Refuses arguments and results that are no dense tensors."""
-  whys = {
-    tff.SequenceType: ('a sequence', 'a sequence is not a dense tensor'),
-    tff.FunctionType: ('a function', 'a function cannot be fed to a graph'),
-  }
-  for place in ('parameter', 'result'):
+  """Refuses arguments and results that cannot be fed and fetched."""
+  function = 'a function cannot be fed to a graph'
+  refused = [
+    (tff.FunctionType, 'a function', 'parameter', function),
+    (tff.FunctionType, 'a function', 'result', function),
+    (
+      tff.SequenceType,
+      'a sequence',
+      'result',
+      'a sequence is not a dense tensor',
+    ),
+  ]
+  for kind, what, place, why in refused:
     part = getattr(type_spec, place)
-    for kind, (what, why) in whys.items():
-      if part is not None and tff.types.contains(
-        part, lambda inner, kind=kind: isinstance(inner, kind)
-      ):
-        raise errors.UnsupportedComputationError(
-          f'{what} in the {place} ({part.compact_representation()})', why
-        )
+    if part is not None and tff.types.contains(
+      part, lambda inner, kind=kind: isinstance(inner, kind)
+    ):
+      raise errors.UnsupportedComputationError(
+        f'{what} in the {place} ({part.compact_representation()})', why
+      )
 
 
 def _uri(block: Block) -> str | None:

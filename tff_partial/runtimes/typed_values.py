@@ -94,7 +94,7 @@ def num_bytes(type_spec: tff.Type) -> int | None:
   """The size of a value, or None if the type leaves that open."""
   total = 0
   for spec in tensor_specs(type_spec):
-    if not spec.shape.is_fully_defined():
+    if spec.dtype == tf.variant or not spec.shape.is_fully_defined():
       return None
     total += spec.shape.num_elements() * spec.dtype.size
   return total
@@ -160,6 +160,13 @@ def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:
   return container
 
 
+def has_sequences(type_spec: tff.Type) -> bool:
+  """Whether a leaf of the type is a sequence."""
+  return tff.types.contains(
+    type_spec, lambda inner: isinstance(inner, tff.SequenceType)
+  )
+
+
 def to_element(value: Nested, type_spec: tff.Type) -> Any:
   """A nested value as TFF's datasets hold it: in dicts, or in tuples."""
   if not isinstance(type_spec, tff.StructType):
@@ -169,6 +176,11 @@ def to_element(value: Nested, type_spec: tff.Type) -> Any:
     for element, (_, element_type) in zip(value, fields(type_spec), strict=True)
   ]
   names = [name for name, _ in fields(type_spec)]
-  if names and None not in names:
+  # `tf.data` sorts the fields of a mapping, not those of a class.
+  container = type_spec.python_container
+  is_class = hasattr(container, '_fields') or hasattr(
+    container, '__attrs_attrs__'
+  )
+  if names and None not in names and not is_class:
     return collections.OrderedDict(zip(names, elements, strict=True))
   return tuple(elements)
