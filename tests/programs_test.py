@@ -872,7 +872,7 @@ def test_a_process_and_a_result_fit_on_a_screen(world, whole):
   ]
   assert f'loss {result.train["loss"]:.4g}, mae' in lines[0]
   assert repr(programs.load(world.process, folder)).startswith(
-    'Saved(round=7, best_round='
+    'Saved(rounds=7, best_round='
   )
   exam = repr(world.validation).splitlines()
   assert exam[0] == 'Exam of clients that come with nothing'

@@ -610,7 +610,8 @@ def train(
         table.release(row, number)
       if callbacks:
         _call(callbacks, run, row)
-        if run.notes['ended_by'] and validation and not is_validated:
+        is_early = run.notes['ended_by'] and not is_validated
+        if is_early and validation is not None:
           columns = _validate(run, validation, seed, select)
           row.update(columns)
           if table is not None:
