@@ -10,7 +10,6 @@ elements as they like, and nothing is padded.
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
-import functools
 import itertools
 from typing import Any, Self
 
@@ -93,6 +92,7 @@ class Layout:
         'its elements have no tensor, or one of any number of dimensions',
       )
     self._places: tuple[Any, list[int]] | None = None
+    self._reading: dict[Any, Callable[..., Sequence[tf.Tensor]]] = {}
     self._is_static = all(spec.shape.is_fully_defined() for spec in self._specs)
     self._is_batched = all(
       spec.shape.rank and spec.shape[0] is None for spec in self._specs
@@ -171,7 +171,9 @@ class Layout:
         f'a sequence without an end ({"/".join(where)})', 'it cannot be read'
       )
     specs = tuple(self._specs[places.index(p)] for p in range(len(places)))
-    read = _reading(specs, self._is_static)
+    if specs not in self._reading:
+      self._reading[specs] = _reading(specs, self._is_static)
+    read = self._reading[specs]
     try:
       parts = [part.numpy() for part in read(dataset)]
     except tf.errors.OpError as error:
@@ -274,8 +276,9 @@ class _Column:
     return self.values.reshape(number, *inner[is_batched:])
 
 
-@functools.cache
-def _reading(specs: Sequence[tf.TensorSpec], is_static: bool) -> Any:
+def _reading(
+  specs: Sequence[tf.TensorSpec], is_static: bool
+) -> Callable[[tf.data.Dataset], Sequence[tf.Tensor]]:
   """What reads a data set into the values and shapes of `_Column`s.
 
   Args:
