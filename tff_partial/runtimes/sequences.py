@@ -84,9 +84,8 @@ class Layout:
     """
     self._element_type = type_spec.element
     self._specs = typed_values.tensor_specs(type_spec.element)
-    self._ranks = [spec.shape.rank for spec in self._specs]
     self.num_components = len(self._specs)
-    if not self._specs or None in self._ranks:
+    if not self._specs or any(s.shape.rank is None for s in self._specs):
       raise errors.UnsupportedComputationError(
         f'a sequence of {type_spec.element}',
         'its elements have no tensor, or one of any number of dimensions',
@@ -355,10 +354,11 @@ def laid(sequences: Sequence[Elements], size: int) -> list[np.ndarray]:
 
 
 def _dataset(rows: Sequence[Any], batch_size: Any) -> tf.Tensor:
-  dataset = tf.data.Dataset.from_tensor_slices(tuple(rows))
-  if batch_size is not None:
-    dataset = dataset.batch(batch_size)
-  return tf.data.experimental.to_variant(dataset.with_options(_QUIET))
+  with tf.device('/device:cpu:0'):  # There are no data sets elsewhere.
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(rows))
+    if batch_size is not None:
+      dataset = dataset.batch(batch_size)
+    return tf.data.experimental.to_variant(dataset.with_options(_QUIET))
 
 
 def _in_order(nested: Any) -> list[int]:
