@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial.runtimes import data_loops
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import graphs
-from tff_partial.runtimes import reduced_datasets
 from tff_partial.runtimes import typed_values
 
 # Elements of one shape are read so many at once.
@@ -316,7 +316,7 @@ def _reading(
     if is_static:
       dataset = dataset.batch(_READ_AT_ONCE)
     arrays = [array for spec in specs for array in start(spec)]
-    _, *arrays = reduced_datasets.reduced(
+    _, *arrays = data_loops.reduced(
       tf.data.experimental.to_variant(dataset.with_options(_QUIET)),
       [spec.dtype for spec in specs],
       add,
