@@ -31,6 +31,8 @@ def test_the_study_compares_methods_and_counts_epsilon():
   assert known['tested']['rmse'] < 0.6 * deviation
   assert known['plan'].epsilon <= 16.0
   assert known['trained'].client_store is not None
+  assert known['state'].client_work['round'] == 10
+  assert 0.0 < known['measured']['rmse'] < 2.0 * deviation
 
 
 def test_the_page_on_privacy_plans_what_it_says():

@@ -254,6 +254,32 @@ def test_other_lengths_are_not_compiled_again():
     assert total([]) == 0
 
 
+@pytest.mark.parametrize('debug', [False, True])
+def test_errors_name_the_client_that_fails_with_its_sequence(debug):
+  @tff.tensorflow.computation
+  def check(limit, dataset):
+    def add(old, new):
+      tf.debugging.assert_less(new, limit, 'too large')
+      return old + tf.reduce_sum(new)
+
+    return dataset.reduce(np.int64(0), add)
+
+  @tff.federated_computation(
+    tff.FederatedType(np.int64, tff.SERVER), _at_clients(_BATCHES)
+  )
+  def check_all(limit, clients):
+    limits = tff.federated_broadcast(limit)
+    return tff.federated_sum(tff.federated_map(check, (limits, clients)))
+
+  clients = [_count(size, 4) for size in (5, 7, 6)]
+  with cohort(jit=False, strict=True, debug=debug):
+    assert check_all(7, clients) == 10 + 21 + 15
+    with pytest.raises(
+      errors.ClientComputationError, match='(?s)Client 1 of 3.*too large'
+    ):
+      check_all(6, clients)
+
+
 @tff.tensorflow.computation(_BATCHES)
 def _add_up(dataset):
   return dataset.reduce(np.int64(0), lambda old, new: old + tf.reduce_sum(new))

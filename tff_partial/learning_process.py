@@ -160,16 +160,17 @@ def _pack(
     lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype),
     specs,
   )
-  packed = (
-    batches.map(
-      lambda batch: collections.OrderedDict(
-        (name, _ordered_like(spec, batch[name])) for name, spec in specs.items()
-      )
+
+  def read(batch: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:
+    return collections.OrderedDict(
+      (name, _ordered_like(spec, batch[name])) for name, spec in specs.items()
     )
-    # In one go: to append batch to batch would copy all of them each time.
-    .rebatch(_ALL)
-    .reduce(none, lambda _, joined: joined)
-  )
+
+  if set(batches.element_spec) != set(specs):
+    # What is not read may be no batch. To begin to map takes long.
+    batches = batches.map(read)
+  # In one go: to append batch to batch would copy all of them each time.
+  packed = batches.rebatch(_ALL).reduce(none, lambda _, joined: read(joined))
   if 'weight' not in packed:
     count = tf.shape(tf.nest.flatten(packed['y'])[0])[:1]
     spec = example_spec['weight']

@@ -14,6 +14,7 @@ what it computes.
   straight_line   reads a computation as steps, in waves
   plan            sorts them into server stages and loops over clients
   sequences       reads data sets as arrays, and hands them to clients
+  data_loops      has clients loop over them, which starts sooner
   feeding         what a loop is fed; resident arrays stay on the device
   sharding        cuts a cohort into shards, by looking at the cohort alone
   compiled_loop   a loop over a shard as one program

@@ -16,9 +16,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import conditionals
+from tff_partial.runtimes import data_loops
 from tff_partial.runtimes import doubts
 from tff_partial.runtimes import operations
-from tff_partial.runtimes import reduced_datasets
 from tff_partial.runtimes import reductions
 from tff_partial.runtimes import typed_values
 
@@ -65,7 +65,7 @@ class Leaf:
         )
       )
     )
-    reduced_datasets.as_loops(self._graph_def)
+    data_loops.as_loops(self._graph_def)
     self._initializer = program.initialize_op
     self.owns_resources = bool(self._initializer)
     self._result = _tensor_names(program.result)

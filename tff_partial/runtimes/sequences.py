@@ -10,7 +10,6 @@ elements as they like, and nothing is padded.
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
-import functools
 import itertools
 from typing import Any, Self
 
@@ -18,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial.runtimes import data_loops
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import graphs
-from tff_partial.runtimes import reduced_datasets
 from tff_partial.runtimes import typed_values
 
 # Elements of one shape are read so many at once.
@@ -85,14 +84,14 @@ class Layout:
     """
     self._element_type = type_spec.element
     self._specs = typed_values.tensor_specs(type_spec.element)
-    self._ranks = [spec.shape.rank for spec in self._specs]
     self.num_components = len(self._specs)
-    if not self._specs or None in self._ranks:
+    if not self._specs or any(s.shape.rank is None for s in self._specs):
       raise errors.UnsupportedComputationError(
         f'a sequence of {type_spec.element}',
         'its elements have no tensor, or one of any number of dimensions',
       )
     self._places: tuple[Any, list[int]] | None = None
+    self._reading: dict[Any, Callable[..., Sequence[tf.Tensor]]] = {}
     self._is_static = all(spec.shape.is_fully_defined() for spec in self._specs)
     self._is_batched = all(
       spec.shape.rank and spec.shape[0] is None for spec in self._specs
@@ -171,7 +170,9 @@ class Layout:
         f'a sequence without an end ({"/".join(where)})', 'it cannot be read'
       )
     specs = tuple(self._specs[places.index(p)] for p in range(len(places)))
-    read = _reading(specs, self._is_static)
+    if specs not in self._reading:
+      self._reading[specs] = _reading(specs, self._is_static)
+    read = self._reading[specs]
     try:
       parts = [part.numpy() for part in read(dataset)]
     except tf.errors.OpError as error:
@@ -274,8 +275,9 @@ class _Column:
     return self.values.reshape(number, *inner[is_batched:])
 
 
-@functools.cache
-def _reading(specs: Sequence[tf.TensorSpec], is_static: bool) -> Any:
+def _reading(
+  specs: Sequence[tf.TensorSpec], is_static: bool
+) -> Callable[[tf.data.Dataset], Sequence[tf.Tensor]]:
   """What reads a data set into the values and shapes of `_Column`s.
 
   Args:
@@ -314,7 +316,7 @@ def _reading(specs: Sequence[tf.TensorSpec], is_static: bool) -> Any:
     if is_static:
       dataset = dataset.batch(_READ_AT_ONCE)
     arrays = [array for spec in specs for array in start(spec)]
-    _, *arrays = reduced_datasets.reduced(
+    _, *arrays = data_loops.reduced(
       tf.data.experimental.to_variant(dataset.with_options(_QUIET)),
       [spec.dtype for spec in specs],
       add,
@@ -352,10 +354,11 @@ def laid(sequences: Sequence[Elements], size: int) -> list[np.ndarray]:
 
 
 def _dataset(rows: Sequence[Any], batch_size: Any) -> tf.Tensor:
-  dataset = tf.data.Dataset.from_tensor_slices(tuple(rows))
-  if batch_size is not None:
-    dataset = dataset.batch(batch_size)
-  return tf.data.experimental.to_variant(dataset.with_options(_QUIET))
+  with tf.device('/device:cpu:0'):  # There are no data sets elsewhere.
+    dataset = tf.data.Dataset.from_tensor_slices(tuple(rows))
+    if batch_size is not None:
+      dataset = dataset.batch(batch_size)
+    return tf.data.experimental.to_variant(dataset.with_options(_QUIET))
 
 
 def _in_order(nested: Any) -> list[int]:
