@@ -5,9 +5,7 @@ from collections.abc import Mapping
 import re
 from typing import Any
 
-import tensorflow_federated as tff
-
-Optimizer = tff.learning.optimizers.Optimizer
+from tff_partial.phases import Optimizer
 
 
 def by_name(apart: Mapping[str, Optimizer], rest: Optimizer) -> Optimizer:
