@@ -8,6 +8,7 @@ from absl import flags
 
 import baselines
 from baselines import centralized
+from baselines import p_fed_km
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.fed_embed_flags import FedEmbedFlags
@@ -122,7 +123,7 @@ def _fed_embed(
       how = how._replace(rematch=None)
     return algorithms.build_fed_embed(
       model,
-      parts=PARTS,
+      parts=training.fed_embed.parts,
       assignment=how,
       training=training.together(),
       **training.joining(),
@@ -133,7 +134,7 @@ def _fed_embed(
   ) -> Evaluation:
     return algorithms.build_fed_embed_eval(
       model,
-      parts=PARTS,
+      parts=training.fed_embed.parts,
       assignment=assignment(training.fed_embed),
       **measuring,
     )
@@ -141,24 +142,27 @@ def _fed_embed(
   return Algorithm(build, measure, user=user, own=TrainingFlags.own)
 
 
-def _p_fed_km(
-  model: models.PartialModel, training: TrainingFlags
-) -> processes.PartialProcess:
-  return baselines.build_p_fed_km(
-    model,
-    parts=PARTS,
-    training=training.shared(),
-    rate=training.fed_embed.map_rate,
-    **training.joining(),
-  )
+def _p_fed_km(gradients: str, user: str) -> Algorithm:
+  def build(
+    model: models.PartialModel, training: TrainingFlags
+  ) -> processes.PartialProcess:
+    return baselines.build_p_fed_km(
+      model,
+      parts=PARTS,
+      gradients=gradients,
+      training=training.shared(),
+      **training.fed_embed.centers,
+      **training.joining(),
+    )
 
+  def measure(
+    model: models.PartialModel, training: TrainingFlags, measuring: Measuring
+  ) -> Evaluation:
+    return baselines.build_p_fed_km_eval(
+      model, parts=PARTS, gradients=gradients, split=measuring.get('split')
+    )
 
-def _p_fed_km_eval(
-  model: models.PartialModel, training: TrainingFlags, measuring: Measuring
-) -> Evaluation:
-  return baselines.build_p_fed_km_eval(
-    model, parts=PARTS, split=measuring.get('split')
-  )
+  return Algorithm(build, measure, user=user)
 
 
 def _measured_by(build: Callable[..., Evaluation]) -> Measure:
@@ -285,7 +289,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     own=TrainingFlags.own_by_turns,
     always_personalises=True,
   ),
-  'p_fed_km': Algorithm(_p_fed_km, _p_fed_km_eval, user=tasks_lib.CLUSTERS),
+  'p_fed_km': _p_fed_km(p_fed_km.MODEL, tasks_lib.CLUSTERS),
+  'p_fed_km_head': _p_fed_km(p_fed_km.HEAD, tasks_lib.HEAD_CLUSTERS),
   'local_only': Algorithm(
     lambda model, training: baselines.build_local_only(
       model, training=training.own()

@@ -73,6 +73,20 @@ class PreferenceFlags:
       "Whether FedEmbed's model learns from its type head; Figure 4 leaves it "
       'out.',
     )
+    flags.DEFINE_float(
+      'preference_embedding_spread',
+      paper.embedding_spread,
+      "Where the uniform distribution ends that FedEmbed's first embeddings "
+      'and prototypes are drawn from; it begins at 0.',
+    )
+    flags.DEFINE_float(
+      'preference_prototypical_share',
+      paper.prototypical_share,
+      "Which share of each sub-population's users are prototypical; one at "
+      'least.',
+      lower_bound=0.0,
+      upper_bound=1.0,
+    )
 
   def get(self) -> dict[str, Any]:
     """Returns the options of both tasks."""
@@ -85,6 +99,8 @@ class PreferenceFlags:
       'local': FLAGS.preference_local,
       'activation': FLAGS.preference_activation,
       'type_head': FLAGS.preference_type_head,
+      'embedding_spread': FLAGS.preference_embedding_spread,
+      'prototypical_share': FLAGS.preference_prototypical_share,
     }
 
 

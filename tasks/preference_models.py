@@ -1,11 +1,12 @@
 """FedEmbed's model of what a user likes, from its appendix B.1.
 
 Personal embeddings, the encoder that all users share, and the whole with a
-single head or with all heads. Labels are integers `[batch, 3]`: liked or not,
-what is shown, and the user's sub-population.
+single head or with all heads. Labels are integers `[batch, 4]`: liked or not,
+what is shown, the user's sub-population, and whether it is a prototypical user.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,14 +16,15 @@ from tasks.emnist_models import HEAD
 from tasks.emnist_models import scaled_input
 from tasks.errors import OptionError
 from tasks.task import CLUSTERS
+from tasks.task import HEAD_CLUSTERS
 from tasks.task import OWN_HEAD
 from tff_partial import assignments
 from tff_partial import layers as layers_lib
 from tff_partial import models
 
 # Columns of an example's label.
-IS_LIKED, KIND, SUB_POPULATION = range(3)
-LABEL_SPEC = tf.TensorSpec([3], tf.int32)
+IS_LIKED, KIND, SUB_POPULATION, IS_PROTOTYPICAL = range(4)
+LABEL_SPEC = tf.TensorSpec([4], tf.int32)
 
 PERSONAL = 'personal_embedding'
 GLOBAL_HEAD, TYPE_HEAD, PROTOTYPES = 'global_head', 'type_head', 'prototypes'
@@ -33,8 +35,8 @@ DISTANCES, DRAWS = 'distances', 'draws'
 NUM_FEATURES = 64
 
 
-def _first_embedding() -> tf.keras.initializers.Initializer:
-  return tf.keras.initializers.RandomUniform(0.0, 1.0)
+def _first_embedding(spread: float) -> tf.keras.initializers.Initializer:
+  return tf.keras.initializers.RandomUniform(0.0, spread)
 
 
 # As in PyTorch, whose layers the appendix prints.
@@ -125,6 +127,7 @@ def build_fed_embed(
   num_groups: int,
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
+  spread: float = 1.0,
 ) -> tf.keras.Model:
   """Builds FedEmbed's model with all heads (Figure 2), of one client.
 
@@ -138,6 +141,7 @@ def build_fed_embed(
     num_groups: Number of types, and of sub-populations.
     activation: What `build_encoder` takes.
     encoder: Builds the encoder, from the arguments of `build_encoder`.
+    spread: What `build_personal_embedding` takes.
 
   Returns:
     A model from images to a mapping of LIKED, LIKED_GLOBALLY and TYPE to
@@ -147,7 +151,7 @@ def build_fed_embed(
     OptionError: If the embedding does not fit onto the image's diagonal.
   """
   images, values = scaled_input(shape, ink)
-  personal = build_personal_embedding(embedding_size)(images)
+  personal = build_personal_embedding(embedding_size, spread)(images)
   values = append_to_image(values, personal)
   features = encoder(shape, values.shape[-1], activation)(values)
   dense = tf.keras.layers.Dense
@@ -155,7 +159,7 @@ def build_fed_embed(
     [features, personal]
   )
   distances, draws = layers_lib.Prototypes(
-    num_groups, initializer=_first_embedding(), name=PROTOTYPES
+    num_groups, initializer=_first_embedding(spread), name=PROTOTYPES
   )(personal)
   outputs = {
     LIKED: dense(2, name=HEAD)(joined),
@@ -174,7 +178,46 @@ def build_clustered(
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
-  """Builds PFedKM's model: the encoder, a head of the cluster, and gradients.
+  """Builds PFedKM's model: the encoder, a head of the cluster and one for all.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+    num_groups: Number of clusters.
+    activation: What `build_encoder` takes.
+    encoder: Builds the encoder, from the arguments of `build_encoder`.
+
+  Returns:
+    A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits. Its
+    centers are as long as the encoder and the head for all together.
+  """
+  images, values = scaled_input(shape, ink)
+  encode = encoder(shape, values.shape[-1], activation)
+  features = encode(values)
+  number_of_weights = encode.count_params() + 2 * (features.shape[-1] + 1)
+  features = layers_lib.Centers(
+    num_groups,
+    number_of_weights,
+    # So near zero that the direction of a gradient decides at first.
+    initializer=tf.keras.initializers.RandomUniform(-1e-4, 1e-4),
+    name=PROTOTYPES,
+  )(features)
+  dense = tf.keras.layers.Dense
+  outputs = {
+    LIKED: dense(2, name=HEAD)(features),
+    LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(features),
+  }
+  return tf.keras.Model(images, outputs, name='clustered')
+
+
+def build_head_clustered(
+  shape: tuple[int, int],
+  ink: int,
+  num_groups: int,
+  activation: str | None = None,
+  encoder: Callable[..., tf.keras.Model] = build_encoder,
+) -> tf.keras.Model:
+  """Builds our PFedKM's model, which clusters the gradients of a linear head.
 
   Args:
     shape: Height and width of an image.
@@ -214,20 +257,24 @@ def build_clustered(
     DISTANCES: distances,
     DRAWS: draws,
   }
-  return tf.keras.Model(images, outputs, name='clustered')
+  return tf.keras.Model(images, outputs, name='head_clustered')
 
 
-def build_personal_embedding(size: int) -> layers_lib.PrivateVector:
+def build_personal_embedding(
+  size: int, spread: float = 1.0
+) -> layers_lib.PrivateVector:
   """Builds the layer of one user's vector, the same for all of its examples.
 
   FedEmbed's section 3.2 draws the first values from a uniform distribution
-  without saying which; ours lies between 0 and 1, PyTorch's default.
+  without saying which; ours begins at 0 and ends at 1, PyTorch's default, or
+  where `spread` says.
 
   Args:
     size: Length of the vector.
+    spread: Where the distribution ends.
   """
   return layers_lib.PrivateVector(
-    size, initializer=_first_embedding(), name=PERSONAL
+    size, initializer=_first_embedding(spread), name=PERSONAL
   )
 
 
@@ -271,14 +318,30 @@ def logits_of(predictions: Any) -> tf.Tensor:
 
 
 def preference_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-  """Cross-entropy of liked or not, the first of labels `[batch, 3]`."""
+  """Cross-entropy of liked or not, the first of labels `[batch, 4]`."""
   return _cross_entropy(labels[:, IS_LIKED], logits_of(predictions))
 
 
 def fed_embed_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
   """`L_C` of the sub-population's head and `L_M` of the type head, one each."""
-  return preference_loss(labels, predictions) + _cross_entropy(
-    labels[:, KIND], predictions[TYPE]
+  return preference_loss(labels, predictions) + _type_loss(labels, predictions)
+
+
+def _type_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  return _cross_entropy(labels[:, KIND], predictions[TYPE])
+
+
+def _global_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  return _cross_entropy(labels[:, IS_LIKED], predictions[LIKED_GLOBALLY])
+
+
+def _shared_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  return _global_loss(labels, predictions) + _type_loss(labels, predictions)
+
+
+def _clustered_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  return preference_loss(labels, predictions) + _global_loss(
+    labels, predictions
   )
 
 
@@ -294,16 +357,21 @@ def build_partial(
   Args:
     build: Makes the Keras model with all heads, or with clusters.
     user: HEADS, where the server has a head for each sub-population; OWN_HEAD,
-      where each user has one; or CLUSTERS.
+      where each user has one; CLUSTERS or HEAD_CLUSTERS.
     num_groups: Number of sub-populations.
     type_head: Whether FedEmbed's model learns from its type head.
     **options: What else `from_keras` takes.
   """
   heads: dict[str, Any] = {'local': [PERSONAL, HEAD]}
   if user != OWN_HEAD:
-    heads = {'local': PERSONAL, 'group': HEAD, 'num_groups': num_groups}
-  learns_types = type_head and user != CLUSTERS
-  loss = fed_embed_loss if learns_types else preference_loss
+    heads = {'group': HEAD, 'num_groups': num_groups}
+    if user != CLUSTERS:
+      heads['local'] = PERSONAL
+  loss = fed_embed_loss if type_head else preference_loss
+  if user == CLUSTERS:
+    loss = _clustered_loss
+  elif user == HEAD_CLUSTERS:
+    loss = preference_loss
   return models.from_keras(
     build, loss=loss, labels=LABEL_SPEC, **heads, **options
   )
@@ -312,13 +380,18 @@ def build_partial(
 PARTS = assignments.Parts(
   embedding=f'{PERSONAL}/own',
   global_head=f'{GLOBAL_HEAD}/.*',
-  global_loss=lambda labels, predictions: _cross_entropy(
-    labels[:, IS_LIKED], predictions[LIKED_GLOBALLY]
-  ),
+  global_loss=_global_loss,
+  shared_loss=_shared_loss,
   prototypes=f'{PROTOTYPES}/vectors',
   nearness=lambda predictions: (predictions[DISTANCES], predictions[DRAWS]),
   sub_population=lambda labels: labels[:, SUB_POPULATION],
+  liked_type=lambda labels: tf.where(
+    labels[:, IS_LIKED] > 0, labels[:, KIND], -1
+  ),
+  is_prototypical=lambda labels: labels[:, IS_PROTOTYPICAL] > 0,
 )
+# Those of a model that does not learn from its type head.
+PARTS_WITHOUT_TYPES = dataclasses.replace(PARTS, shared_loss=None)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -331,7 +404,7 @@ class PreferenceAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch of labels `[batch, 3]`, of which the first is predicted."""
+    """Adds a batch of labels `[batch, 4]`, of which the first is predicted."""
     return super().update_state(
       y_true[:, IS_LIKED], logits_of(y_pred), sample_weight
     )

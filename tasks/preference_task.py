@@ -22,6 +22,7 @@ from tasks import preference_models
 from tasks import preferences
 from tasks.errors import OptionError
 from tasks.task import CLUSTERS
+from tasks.task import HEAD_CLUSTERS
 from tasks.task import HEADS
 from tasks.task import KnowsUsers
 from tasks.task import MeasuredByProtocol
@@ -60,6 +61,10 @@ class Options:
     activation: Between the layers of the encoder, such as 'relu'; '' for none,
       as the paper prints it.
     type_head: Whether FedEmbed's model learns from its type head (Figure 4).
+    embedding_spread: Where the uniform distribution ends that first embeddings
+      and prototypes of FedEmbed's model are drawn from; it begins at 0.
+    prototypical_share: The share of each sub-population's users, the first, who
+      are prototypical: they know it. At least one.
   """
 
   shares: str = BALANCED
@@ -70,6 +75,8 @@ class Options:
   local: str = ''
   activation: str = ''
   type_head: bool = True
+  embedding_spread: float = 1.0
+  prototypical_share: float = 0.1
 
   def __post_init__(self) -> None:
     """Checks the numbers."""
@@ -81,6 +88,12 @@ class Options:
       raise OptionError(
         f'validation_users: {self.validation_users}, embedding_size: '
         f'{self.embedding_size}: give at least 1 and 0.'
+      )
+    if self.embedding_spread <= 0 or not 0 <= self.prototypical_share <= 1:
+      raise OptionError(
+        f'embedding_spread: {self.embedding_spread}, prototypical_share: '
+        f'{self.prototypical_share}: give a positive number, and one from 0 to '
+        '1.'
       )
 
 
@@ -140,9 +153,13 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
         f'num_users: {num_users} users cannot like all {self.num_groups} '
         f'kinds. Give at least {self.num_groups}.'
       )
+    users_of = preferences.numbers_of_users(num_users, self.shares)
+    self._prototypical_users = [
+      max(round(options.prototypical_share * number), 1) for number in users_of
+    ]
     self._parts = preferences.draw(
       images.labels,
-      preferences.numbers_of_users(num_users, self.shares),
+      users_of,
       SIZES,
       part_of=part_of,
       repeat=options.repeat_images,
@@ -163,8 +180,8 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
 
     Args:
       user: OWN for personal embeddings or heads, see `Options`; NOBODY; or
-        HEADS or OWN_HEAD for FedEmbed's model with all heads; or CLUSTERS for
-        PFedKM's.
+        HEADS or OWN_HEAD for FedEmbed's model with all heads; or CLUSTERS or
+        HEAD_CLUSTERS for PFedKM's.
 
     Raises:
       OptionError: If it is another form.
@@ -173,26 +190,23 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     shape, ink = self.images.shape, self.images.ink
     activation = options.activation or None
     metrics = functools.partial(build_metrics, self.shares)
-    if user in (HEADS, OWN_HEAD, CLUSTERS):
+    if user in (HEADS, OWN_HEAD, CLUSTERS, HEAD_CLUSTERS):
+      common = (self.num_groups, activation, self._build_encoder)
+      clustered = {
+        CLUSTERS: preference_models.build_clustered,
+        HEAD_CLUSTERS: preference_models.build_head_clustered,
+      }
       return preference_models.build_partial(
-        functools.partial(
+        functools.partial(clustered[user], shape, ink, *common)
+        if user in clustered
+        else functools.partial(
           preference_models.build_fed_embed,
           shape,
           ink,
           # The longest that fits onto the diagonal.
           options.embedding_size or min(shape),
-          self.num_groups,
-          activation,
-          self._build_encoder,
-        )
-        if user != CLUSTERS
-        else functools.partial(
-          preference_models.build_clustered,
-          shape,
-          ink,
-          self.num_groups,
-          activation,
-          self._build_encoder,
+          *common,
+          options.embedding_spread,
         ),
         user,
         self.num_groups,
@@ -274,11 +288,19 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     )
 
   def _labels(self, user: str, images: np.ndarray) -> np.ndarray:
-    """What a user thinks of images: int32 `[images, 3]`."""
+    """What a user thinks of images: int32 `[images, 4]`."""
     kinds = self.images.labels[images]
     liked = preferences.kind_liked_by(user)
+    number = self._prototypical_users[liked]
+    is_prototypical = preferences.number_of(user) < number
     return np.stack(
-      [kinds == liked, kinds, np.full_like(kinds, liked)], axis=-1
+      [
+        kinds == liked,
+        kinds,
+        np.full_like(kinds, liked),
+        np.full_like(kinds, is_prototypical),
+      ],
+      axis=-1,
     ).astype(np.int32)
 
 

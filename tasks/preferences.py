@@ -183,3 +183,8 @@ def _refuse_too_many(
 def kind_liked_by(user: str) -> int:
   """The kind that a user likes, from its id."""
   return int(user.partition('-')[0])
+
+
+def number_of(user: str) -> int:
+  """Its number among those who like the same, from its id."""
+  return int(user.partition('-')[2])

@@ -21,9 +21,10 @@ OWN, TABLE, NOBODY = 'own', 'table', 'nobody'
 # FedEmbed's forms: the user's embedding, and with it heads of sub-populations
 # at the server or a head at the user.
 HEADS, OWN_HEAD = 'heads', 'own_head'
-# PFedKM's form: heads of clusters, and the gradients by which users join them.
-CLUSTERS = 'clusters'
-USER_FORMS = (OWN, TABLE, NOBODY, HEADS, OWN_HEAD, CLUSTERS)
+# PFedKM's forms: heads of clusters, and the centers of the gradients by which
+# users join them: those of the whole model, or of a linear head.
+CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
+USER_FORMS = (OWN, TABLE, NOBODY, HEADS, OWN_HEAD, CLUSTERS, HEAD_CLUSTERS)
 
 
 @dataclasses.dataclass(frozen=True)

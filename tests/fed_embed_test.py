@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 import baselines
+from baselines import p_fed_km
 from tests import planted
 from tff_partial import aggregators
 from tff_partial import algorithms
@@ -32,8 +34,9 @@ from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
 K = 3
-# Columns of labels: what the user thinks, the type, the sub-population.
-_LABELS = tf.TensorSpec([3], tf.float32)
+# Columns of labels: what the user thinks, the type, the sub-population, and
+# whether the user is prototypical.
+_LABELS = tf.TensorSpec([4], tf.float32)
 
 
 def _build(num_groups: int = K) -> tf.keras.Model:
@@ -77,6 +80,10 @@ PARTS = assignments.Parts(
   prototypes='prototypes/vectors',
   nearness=lambda outputs: (outputs['distances'], outputs['draws']),
   sub_population=lambda labels: tf.cast(labels[:, 2], tf.int32),
+  liked_type=lambda labels: tf.where(
+    labels[:, 0] > 0, tf.cast(labels[:, 1], tf.int32), -1
+  ),
+  is_prototypical=lambda labels: labels[:, 3] > 0,
 )
 
 
@@ -97,12 +104,12 @@ def _model(**options: Any) -> models.PartialModel:
   )
 
 
-def _client(group: int, *wanted: float) -> planted.Fields:
-  """Examples x = 1, 2, ... of type 1."""
+def _client(
+  group: int, *wanted: float, kind: int = 1, is_prototypical: bool = False
+) -> planted.Fields:
+  """Examples x = 1, 2, ... of one type."""
+  labels = np.array([[y, kind, group, is_prototypical] for y in wanted])
   count = len(wanted)
-  labels = np.stack(
-    [np.array(wanted), np.ones(count), np.full(count, group)], -1
-  )
   return {
     'x': np.arange(1, count + 1, dtype=np.float32)[:, None],
     'y': labels.astype(np.float32),
@@ -139,7 +146,7 @@ def fixture_of_type() -> processes.PartialProcess:
 def fixture_triplet() -> processes.PartialProcess:
   """Nothing but one step of the triplet loss."""
   return _process(
-    assignments.by_prototype(PARTS, steps=1),
+    assignments.by_prototype(PARTS, steps=1, server_rate=5.0),
     training=dataclasses.replace(_TRAINING, optimizer=sgd(0.0)),
   )
 
@@ -236,47 +243,59 @@ def _outputs(distances: list[float], draws: list[float]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-  ('draws', 'expected'),
+  ('likes', 'draws', 'expected'),
   [
     # Of the others, that with the larger draw: 4 - 1 + 0.5, or 4 - 9 + 0.5.
-    ([9.0, 2.0, 1.0], 3.5),
-    ([9.0, 1.0, 2.0], 0.0),
+    (True, [9.0, 2.0, 1.0], 3.5),
+    (True, [9.0, 1.0, 2.0], 0.0),
+    # What a user does not like says nothing.
+    (False, [9.0, 2.0, 1.0], 0.0),
   ],
 )
-def test_the_triplet_loss(draws, expected):
+def test_the_triplet_loss(likes, draws, expected):
   loss = assignments.triplet_loss(PARTS, 0.5)
-  found = loss(tf.constant([[0.0, 0.0, 0.0]]), _outputs([4.0, 1.0, 9.0], draws))
+  # Type 0, of a user of sub-population 2.
+  labels = tf.constant([[float(likes), 0.0, 2.0, 0.0]])
+  found = loss(labels, _outputs([4.0, 1.0, 9.0], draws))
   np.testing.assert_allclose(found, [expected])
 
 
 def test_embeddings_go_to_what_their_user_likes(triplet):
-  # e = 1 likes 0. Against 2 the gradient of e^2 - (e - 2)^2 in e is 4, in the
-  # own prototype -2 and in the other -2; steps are a tenth of that. Against 5
-  # the hinge is closed: 1 - 16 + 1 < 0.
-  against_two = (0.6, 0.2, 2.2, 5.0)
-  against_five = (1.0, 0.0, 2.0, 5.0)
+  # e = 1 likes 0. Against 2 the gradient of e^2 - (e - 2)^2 is 4, and steps are
+  # a tenth of that. Against 5 the hinge is closed: 1 - 16 + 1 < 0.
+  against_two, against_five = 0.6, 1.0
   found = set()
   for seed in range(8):
-    cohort = planted.cohort_of(triplet, {'one': _client(0, 0.5)}, seed)
+    # Which sub-population it is of, the client does not look up.
+    likes_zero = _client(seed % 3, 0.5, kind=0)
+    cohort = planted.cohort_of(triplet, {'one': likes_zero}, seed)
     output = planted.run(triplet, cohort)
     (kept,) = output.client_states
-    weights = planted.global_weights(triplet, output.state)
-    numbers = np.append(
-      kept['held']['embedding/own'], weights['prototypes/vectors']
-    )
-    found.add(tuple(np.round(numbers.astype(float), 5).tolist()))
+    found.add(round(float(kept['held']['embedding/own'][0]), 5))
     assert kept['group'] == 0
+    # Nobody but prototypical clients moves prototypes.
+    np.testing.assert_array_equal(
+      planted.global_weights(triplet, output.state)['prototypes/vectors'],
+      [[0.0], [2.0], [5.0]],
+    )
   # The other one is drawn.
   assert found == {against_two, against_five}
 
 
-def test_prototypes_may_stand_still():
-  process = _process(
-    assignments.by_prototype(PARTS, margin=100.0, move_prototypes=False)
-  )
-  weights, _ = _after(process, {'one': _client(0, 0.5)})
-  np.testing.assert_array_equal(
-    weights['prototypes/vectors'], [[0.0], [2.0], [5.0]]
+def test_prototypes_are_the_embeddings_of_prototypical_clients(triplet):
+  # Both like what is of type 0, but the first knows better where it belongs.
+  clients = {
+    'known': _client(2, 0.5, kind=0, is_prototypical=True),
+    'other': _client(2, 0.5, kind=0),
+  }
+  weights, (known, other) = _after(triplet, clients)
+  assert (known['group'], other['group']) == (2, 0)
+  # It draws its embedding to no prototype, but the prototype to its embedding:
+  # a tenth of the way from 5 to 1, of which the server takes the mean over two
+  # clients five times.
+  assert known['held']['embedding/own'] == 1.0
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'], [[0.0], [2.0], [5.0 - 0.1 * 4.0 / 2 * 5]]
   )
 
 
@@ -362,6 +381,45 @@ def test_a_node_goes_to_the_client_that_is_nearest_to_it():
     np.testing.assert_allclose(weights[name], mean[name], rtol=1e-6)
 
 
+def test_clients_form_their_embedding_before_they_join():
+  # The global head is wrong by 0.5 - 3, times its 0.5, times v = 0.5: a step of
+  # rate 2 takes e from 1, which is as near to 0 as to 2, to 2.25.
+  forming = Phase(optimizer=sgd(2.0), batch_size=None)
+  no_training = dataclasses.replace(_TRAINING, optimizer=sgd(0.0))
+  groups_of = {}
+  for name, how in (('as it is', None), ('formed', forming)):
+    process = _process(
+      assignments.by_map(PARTS, forming=how, rate=0.5, radius=0.0),
+      training=no_training,
+    )
+    weights, (kept,) = _after(process, {'one': _client(2, 3.0)})
+    groups_of[name] = int(kept['group'])
+  assert groups_of == {'as it is': 0, 'formed': 1}
+  assert kept['held']['embedding/own'] == pytest.approx(2.25)
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'], [[0.0], [2.125], [5.0]]
+  )
+
+
+def test_the_servers_optimizer_may_leave_nodes_alone():
+  how = assignments.by_map(PARTS, rate=0.5, server_rate=2.0, radius=0.0)
+  process = _process(
+    how,
+    server_optimizer=tff.learning.optimizers.build_adam(0.125),
+    training=dataclasses.replace(
+      _TRAINING, optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.0)}
+    ),
+  )
+  weights, _ = _after(process, {'one': _client(2, 3.0)})
+  # All the way from 0 to e = 1, where Adam's first step is its rate.
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'], [[1.0], [2.0], [5.0]]
+  )
+  np.testing.assert_allclose(
+    weights['head/kernel'][:, 0, 0], [0.625, 0.5, 0.5], rtol=1e-5
+  )
+
+
 @pytest.mark.parametrize(
   ('moves', 'expected'),
   [
@@ -440,7 +498,7 @@ def _build_clustered() -> tf.keras.Model:
   )
 
 
-def test_pfedkm_joins_users_of_like_gradients():
+def test_pfedkm_of_heads_joins_users_of_like_gradients():
   model = _model(
     build=_build_clustered,
     num_groups=2,
@@ -449,6 +507,7 @@ def test_pfedkm_joins_users_of_like_gradients():
   process = baselines.build_p_fed_km(
     model,
     parts=PARTS,
+    gradients=p_fed_km.HEAD,
     training=_TRAINING,
     rate=0.5,
     client_weighting=processes.ClientWeighting.UNIFORM,
@@ -468,6 +527,84 @@ def test_pfedkm_joins_users_of_like_gradients():
   # Nobody remembers a gradient.
   assert not kept[0]['held']
   measuring = baselines.build_p_fed_km_eval(
+    model, parts=PARTS, gradients=p_fed_km.HEAD, split=splits.same()
+  )
+  cohort = planted.cohort_of(measuring, {'up': _client(0, 3.0)}, 1)
+  trained = process.get_model_weights(process.initialize())
+  trained.trainable[tiers.GROUP]['head/kernel'] = np.array(
+    [[[0.0]], [[2.0]]], np.float32
+  )
+  found = measuring.evaluate(
+    trained, planted.first_states(measuring, cohort), cohort
+  )
+  assert found.metrics['loss'] == pytest.approx(0.5 * (2.0 - 3.0) ** 2)
+
+
+def _build_clustered_by_model(size: int = 2) -> tf.keras.Model:
+  """`head * w x` and `a * w x`, of which w and a are everybody's."""
+  inputs = tf.keras.Input([1], name='x')
+  number = functools.partial(tf.keras.layers.Dense, 1, use_bias=False)
+  features = layers.Centers(
+    2,
+    size,
+    initializer=tf.keras.initializers.Constant([[-1.0] * size, [1.0] * size]),
+    name='prototypes',
+  )(number(kernel_initializer='ones', name='encoder')(inputs))
+  half = tf.keras.initializers.Constant(0.5)
+  return tf.keras.Model(
+    inputs,
+    {
+      'head': number(kernel_initializer='zeros', name='head')(features),
+      'global': number(kernel_initializer=half, name='global_head')(features),
+    },
+  )
+
+
+def _clustered_by_model(**options: Any) -> models.PartialModel:
+  return _model(
+    **{
+      'build': _build_clustered_by_model,
+      'local': None,
+      'num_groups': 2,
+      'loss': lambda labels, outputs: _half_square(
+        labels[:, 0], outputs['head']
+      ),
+      **options,
+    }
+  )
+
+
+def test_pfedkm_joins_users_of_like_gradients_of_the_whole_model():
+  model = _clustered_by_model()
+  process = baselines.build_p_fed_km(
+    model,
+    parts=PARTS,
+    training=_TRAINING,
+    rate=0.5,
+    server_rate=2.0,
+    server_optimizer=sgd(10.0),
+    client_weighting=processes.ClientWeighting.UNIFORM,
+  )
+  # At w = 1 and a = 0.5, half of (y - a w)^2 descends by (y - 0.5) (a, w): by
+  # 2.5 (0.5, 1) and by -2.5 (0.5, 1).
+  clients = {'up': _client(0, 3.0), 'down': _client(0, -2.0)}
+  weights, kept = _after(process, clients)
+  assert [each['group'] for each in kept] == [1, 0]
+  # Each center goes half of the way, half of the cohort takes it, and the
+  # server doubles the mean of both.
+  half = np.array([1.25 - 1.0, 2.5 - 1.0]) / 2
+  np.testing.assert_allclose(
+    weights['prototypes/vectors'], [-1.0 - half, 1.0 + half]
+  )
+  # Nothing else has moved by the gradient: its clients train their head alone,
+  # by a tenth of y w, and the encoder learns nothing from a head that is zero.
+  assert weights['encoder/kernel'] == 1.0
+  assert weights['global_head/kernel'] == 0.5
+  np.testing.assert_allclose(
+    weights['head/kernel'][:, 0, 0], [-0.2 / 2 * 10, 0.3 / 2 * 10], rtol=1e-6
+  )
+  assert not kept[0]['held']
+  measuring = baselines.build_p_fed_km_eval(
     model, parts=PARTS, split=splits.same()
   )
   cohort = planted.cohort_of(measuring, {'up': _client(0, 3.0)}, 1)
@@ -481,6 +618,21 @@ def test_pfedkm_joins_users_of_like_gradients():
   assert found.metrics['loss'] == pytest.approx(0.5 * (2.0 - 3.0) ** 2)
 
 
+def test_centers_of_another_length_are_refused():
+  model = _clustered_by_model(
+    build=functools.partial(_build_clustered_by_model, 3)
+  )
+  with pytest.raises(groups.GroupError, match='of 3 numbers.* has 2'):
+    baselines.build_p_fed_km(model, parts=PARTS)
+
+
+def test_gradients_of_something_else_are_refused():
+  with pytest.raises(groups.GroupError, match="gradients='body' is none of"):
+    baselines.build_p_fed_km_eval(
+      _clustered_by_model(), parts=PARTS, gradients='body'
+    )
+
+
 # ---- what is measured --------------------------------------------------------
 
 
@@ -488,13 +640,14 @@ def _measured(
   process: processes.PartialProcess,
   measuring: evaluation.Evaluation,
   group: int,
+  kind: int = 1,
 ) -> float:
   """The loss of a client whose sub-population's head is 0.5 and others 0."""
   weights = process.get_model_weights(process.initialize())
   heads = np.zeros([K, 1, 1], np.float32)
   heads[group] = 0.5
   weights.trainable[tiers.GROUP]['head/kernel'] = heads
-  clients = {'one': _client(2, 3.0, 3.0)}
+  clients = {'one': _client(2, 3.0, 3.0, kind=kind)}
   cohort = planted.cohort_of(measuring, clients, 1)
   found = measuring.evaluate(
     weights, planted.first_states(measuring, cohort), cohort
@@ -524,7 +677,7 @@ def test_clients_find_their_prototype_before_they_are_measured(triplet):
     split=splits.halves(),
   )
   # It has never taken part, and e = 1 lies next to others.
-  assert _measured(triplet, measuring, 2) < 0.5 * 3.0**2
+  assert _measured(triplet, measuring, 2, kind=2) < 0.5 * 3.0**2
   personal = planted.first_states(
     measuring, planted.cohort_of(measuring, {'one': _client(2, 1.0)}, 1)
   )
@@ -606,6 +759,12 @@ def test_groups_without_weights_of_their_own_are_refused():
       {'sub_population': None},
       'to know their sub-pop',
     ),
+    (assignments.by_prototype, {'liked_type': None}, 'to know what they like'),
+    (
+      assignments.by_prototype,
+      {'is_prototypical': None},
+      r'Parts\(is_prototypical=',
+    ),
     (
       assignments.by_prototype,
       {'prototypes': ''},
@@ -629,3 +788,11 @@ def test_the_layer_is_restored_from_its_configuration():
   np.testing.assert_array_equal(draws, np.zeros([1, 4]))
   _, draws = again(tf.constant([[3.0, 4.0]]), training=True)
   assert len(set(draws.numpy().ravel())) == 4
+
+
+def test_centers_are_restored_from_their_configuration():
+  layer = layers.Centers(4, 3, initializer='ones', name='centers')
+  again = layers.Centers.from_config(layer.get_config())
+  np.testing.assert_array_equal(again(tf.constant([[3.0]])), [[3.0]])
+  assert again.name == 'centers'
+  np.testing.assert_array_equal(again.vectors, np.ones([4, 3]))

@@ -43,6 +43,7 @@ FLOORS = {
     'random_bits',
     'rows',
     'seeded_draws',
+    'server_optimizers',
     'split_personalization',
     'splits',
     'table_ids',

@@ -262,7 +262,7 @@ def test_the_head_sees_features_and_embedding():
 
 
 def test_only_liking_is_learned():
-  labels = tf.constant([[1, 7, 3], [0, 3, 3]])
+  labels = tf.constant([[1, 7, 3, 0], [0, 3, 3, 0]])
   logits = tf.constant([[0.0, 0.0], [0.0, 0.0]])
   loss = preference_models.preference_loss(labels, logits)
   np.testing.assert_allclose(loss, np.log([2.0, 2.0]), rtol=1e-6)
@@ -297,7 +297,8 @@ def test_users_come_with_what_they_think(task):
     )
     client[part] = value['examples']
     assert int(value['count']) == {'train': 20, 'test': 30}[part]
-  liked, digit, group = client['test']['y'].T
+  liked, digit, group, is_prototypical = client['test']['y'].T
+  assert not is_prototypical.any()  # There is one of five, the first.
   np.testing.assert_array_equal(liked, digit == 3)
   assert (group == 3).all()
   np.testing.assert_array_equal(client['test']['is_query'], [0] * 20 + [1] * 10)
@@ -336,8 +337,56 @@ def test_what_is_the_users(task):
   assert not list(task.model_with('nobody').trainable('local'))
 
 
+@pytest.mark.parametrize(
+  ('share', 'expected'),
+  [(0.0, ['0']), (0.4, ['0', '1']), (1.0, ['0', '1', '2', '3', '4'])],
+)
+def test_the_first_users_of_a_digit_are_prototypical(share, expected):
+  task = _load(num_users=50, prototypical_share=share)
+  spec = task.model_with('heads').example_spec
+  users = [f'{digit}-000{number}' for digit in (0, 7) for number in range(5)]
+  seeds = sampling.client_seeds(users, 0)
+  found = [
+    user
+    for user, client in zip(
+      users, task.clients('train', spec).cohort(users, seeds), strict=True
+    )
+    if client['examples']['y'][:, preference_models.IS_PROTOTYPICAL].all()
+  ]
+  assert found == [f'{digit}-000{n}' for digit in (0, 7) for n in expected]
+
+
+def test_what_is_not_liked_is_of_no_type_for_the_triplet_loss():
+  labels = tf.constant([[1, 7, 3, 0], [0, 3, 3, 0]])
+  found = preference_models.PARTS.liked_type(labels)
+  np.testing.assert_array_equal(found, [7, -1])
+
+
+def test_first_embeddings_may_be_nearer_to_each_other():
+  model = preference_models.build_fed_embed((8, 8), 16, 8, 10, spread=0.25)
+  for name in ('personal_embedding', 'prototypes'):
+    (vectors,) = model.get_layer(name).get_weights()
+    assert 0 <= vectors.min() < vectors.max() <= 0.25
+
+
+def test_pfedkm_clusters_the_gradient_of_the_whole_model():
+  task = _load(num_users=10)
+  model = task.model_with('clusters')
+  sizes = {v.name: np.prod(v.shape) for v in model.trainable('global')}
+  centers = sizes.pop('prototypes/vectors')
+  assert set(sizes) > {'convolution_1/kernel', 'global_head/bias'}
+  assert centers == 10 * sum(sizes.values())
+  assert [v.name for v in model.trainable('group')] == [
+    'head/kernel',
+    'head/bias',
+  ]
+  # The other clusters that of 64 features and one, for two labels.
+  (own,) = task.model_with('head_clusters').trainable('local')
+  assert tuple(own.shape) == (130,)
+
+
 def test_the_type_head_can_be_left_out_of_the_loss():
-  labels = tf.constant([[1, 3, 3], [0, 5, 3]])
+  labels = tf.constant([[1, 3, 3, 0], [0, 5, 3, 0]])
   logits = tf.constant([[0.2, -0.1], [1.0, 0.5]])
   types = tf.random.stateless_normal([2, 10], seed=[0, 0])
   predictions = {'liked': logits, 'type': types}
@@ -386,6 +435,8 @@ def test_it_trains_and_is_measured_by_f1(task):
     ({'num_users': 9}, 'num_users: 9 users'),
     ({'validation_users': 0}, 'validation_users: 0'),
     ({'embedding_size': -1}, 'embedding_size: -1'),
+    ({'embedding_spread': 0.0}, 'embedding_spread: 0.0'),
+    ({'prototypical_share': 1.5}, 'prototypical_share: 1.5'),
   ],
 )
 def test_impossible_options_are_refused(options, expected):

@@ -141,7 +141,8 @@ def test_users_come_with_what_they_think(task, model):
   clients = task.clients('test', spec)
   (value,) = clients.cohort(['6-0001'], sampling.client_seeds(['6-0001'], 0))
   assert int(value['count']) == 30
-  liked, voice, group = value['examples']['y'].T
+  liked, voice, group, is_prototypical = value['examples']['y'].T
+  assert len(set(is_prototypical)) == 1  # A user is or is not.
   np.testing.assert_array_equal(liked, voice == 6)
   assert (group == 6).all()
   assert (liked[:20].sum(), liked[20:].sum()) == (10, 5)

@@ -31,7 +31,12 @@ def fixture_runs(tmp_path_factory) -> dict[str, commands.Outcome]:
     'federated': _DOCUMENTS,
     'server': (*_DOCUMENTS, *table),
     'alone': (*_DOCUMENTS, *table, '--user_form=nobody'),
-    'prototype': (*_DIGITS, '--algorithm=fed_embed_prototype'),
+    'prototype': (
+      *_DIGITS,
+      '--algorithm=fed_embed_prototype',
+      '--triplet_steps=40',
+      '--triplet_learning_rate=0.2',
+    ),
     'embeddings': (*_DIGITS, '--algorithm=fed_sim'),
     'personal': (*_DIGITS, '--algorithm=fed_embed_personal'),
     'heads': (*_DIGITS, '--algorithm=fed_rep', '--preference_embedding_size=0'),
@@ -76,7 +81,8 @@ def test_those_who_took_part_are_shown(runs, name):
   likes = [user.split('-')[0] for user in frame['user']]
   assert frame['attribute'].tolist() == likes
   assert frame['group'].nunique() > 1
-  # Whoever chooses by a prototype knows what it likes; k-means must find out.
+  # Whoever goes on until its prototype is the nearest joins those who like the
+  # same; k-means must find out.
   assert (frame['group'] == frame['attribute']).all() == (name == 'prototype')
   assert 'groups: purity' in runs[name].output
   if name == 'prototype':

@@ -3,13 +3,23 @@
 The ways of FedEmbed's section 3.3: they know it, they join the nearest of the
 known prototypes, or the nearest node of a self-organizing map.
 
-Deviations: Eq. 1 has the usual hinge. Prototypes learn from the same triplet
-loss as the embeddings: the paper says only that they are updated along with the
-global model.
+What a client knows when it joins a prototype are its own examples: whether it
+likes each, and of what type each is. The positive prototype is that of a liked
+example's type ("identify from D_u", Algorithm 1, line 9). Its true
+sub-population, as FedEmbed-Type is told, only a prototypical client knows.
+
+Deviations: Eq. 1 has the usual hinge. The prototypes are the embeddings of the
+prototypical clients of section 3.3.2, which train theirs like anybody: whenever
+one takes part, the prototype of its sub-population goes a share of the way to
+its embedding. The paper says only that prototypes are updated along with the
+global model. Clients may form their embedding, through the heads that all
+share, before they join; in the paper they join by it as it was left the last
+time, which needs clients that take part often.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
+import types
 from typing import Any, NamedTuple, TypedDict
 
 import tensorflow as tf
@@ -19,6 +29,8 @@ from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import models
 from tff_partial import phases
+from tff_partial import processes
+from tff_partial import server_optimizers
 from tff_partial import splits
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -39,19 +51,28 @@ class Parts:
     global_head: Regular expression over whole names of the variables of the
       global head.
     global_loss: Its loss: labels and outputs of a batch to one an example.
+    shared_loss: The loss of all heads that clients share whatever their
+      sub-population, by which an embedding is formed; `global_loss` if None.
     prototypes: Name of the vectors of a `layers.Prototypes`, a GLOBAL variable
       `[K, size]`; '' if the model has none.
     nearness: A model's outputs to the two outputs of that layer.
     sub_population: Labels of a batch to the number of the client's true
-      sub-population, from 0, which it knows.
+      sub-population, from 0: for clients that know it.
+    liked_type: Labels of a batch to the number of the sub-population that likes
+      examples such as these; -1 where the client does not like it.
+    is_prototypical: Labels of a batch to whether its client is a prototypical
+      one, which knows its sub-population.
   """
 
   embedding: str
   global_head: str
   global_loss: models.LossFn
+  shared_loss: models.LossFn | None = None
   prototypes: str = ''
   nearness: Callable[[Any], tuple[tf.Tensor, tf.Tensor]] | None = None
   sub_population: Callable[[Any], tf.Tensor] | None = None
+  liked_type: Callable[[Any], tf.Tensor] | None = None
+  is_prototypical: Callable[[Any], tf.Tensor] | None = None
 
 
 class Assignment(NamedTuple):
@@ -63,12 +84,15 @@ class Assignment(NamedTuple):
     after: Phases that come after all training.
     rematch: How clients would choose their head after the round, if heads are
       to follow them.
+    server_optimizers: Regular expression over whole names of variables to what
+      moves these at the server, in place of the optimizer of all others.
   """
 
   assign: groups.Assign | None
   before: tuple[Phase, ...] = ()
   after: tuple[Phase, ...] = ()
   rematch: groups.Assign | None = None
+  server_optimizers: Mapping[str, Optimizer] = types.MappingProxyType({})
 
 
 # Each client has a head of its own, a LOCAL one: FedEmbed-Personal.
@@ -87,40 +111,80 @@ def by_prototype(
   margin: float = 1.0,
   steps: int = 10,
   optimizer: Optimizer | None = None,
-  move_prototypes: bool = True,
+  forming: Phase | None = None,
+  rate: float = 0.1,
+  server_rate: float | None = None,
 ) -> Assignment:
   """Clients join the nearest prototype: FedEmbed-Prototype, section 3.3.2.
 
-  First they draw their embedding to the prototype of what they like and away
+  First they draw their embedding to the prototypes of what they like and away
   from one other, which is drawn for each example (Eq. 1; Algorithm 1, lines 9
-  and 10).
+  and 10). Prototypical clients do not: they are of their sub-population, and
+  draw its prototype to their embedding.
 
   Args:
     parts: The parts of the model.
     margin: alpha of Eq. 1, in squared distance.
-    steps: Steps on all of a client's examples.
+    steps: Steps on all of a client's examples. With none, a client joins the
+      prototype that is nearest to the embedding as it has formed it, so that
+      nobody but prototypical clients looks at what it likes.
     optimizer: Takes them; SGD with rate 0.1.
-    move_prototypes: Whether the client's copies of the prototypes move as well;
-      how they moved is sent.
+    forming: How clients form their embedding before, by `Parts.shared_loss`;
+      not at all by default.
+    rate: Which share of the way from a prototype to its embedding a
+      prototypical client sends.
+    server_rate: Plain gradient descent with this rate moves the prototypes by
+      the joined moves; None leaves them to the server's optimizer.
   """
-  train = (GLOBAL, LOCAL) if move_prototypes else (LOCAL,)
-  only = '|'.join([*([parts.prototypes] * move_prototypes), parts.embedding])
+  nearness, sub_population = _nearness(parts), _known(parts)
+  is_prototypical = _told(
+    parts.is_prototypical, 'is_prototypical', 'whether they are prototypical'
+  )
+  triplet = triplet_loss(parts, margin)
+
+  def of_others(labels: Any, outputs: Any) -> tf.Tensor:
+    return tf.where(is_prototypical(labels), 0.0, triplet(labels, outputs))
+
+  def to_own(labels: Any, outputs: Any) -> tf.Tensor:
+    distances, _ = nearness(outputs)
+    own = tf.one_hot(sub_population(labels), distances.shape[-1])
+    own *= tf.cast(is_prototypical(labels), own.dtype)[:, tf.newaxis]
+    return 0.5 * tf.reduce_sum(own * distances, -1)
+
+  def choose(situation: groups.Situation) -> tf.Tensor:
+    labels = situation.examples['y']
+    return tf.where(
+      is_prototypical(labels)[0],
+      tf.cast(sub_population(labels)[0], tf.int32),
+      nearest.choose(situation),
+    )
+
+  nearest = groups.nearest(parts.embedding, parts.prototypes)
   pull = Phase(
-    train=train,
-    only=only,
-    loss=triplet_loss(parts, margin),
+    train=(LOCAL,),
+    only=parts.embedding,
+    loss=of_others,
     optimizer=optimizer or sgd(0.1),
     batch_size=None,
     epochs=max(steps, 1),
     max_steps=steps,
   )
   return Assignment(
-    groups.nearest(parts.embedding, parts.prototypes), before=(pull,)
+    groups.Assign(choose),
+    before=(*_formed(parts, forming), pull),
+    after=(_moving(parts, to_own, rate),),
+    server_optimizers=moved_by(parts, server_rate),
   )
 
 
 def by_map(
-  parts: Parts, *, rate: float = 0.1, radius: float = 1.0, rows: int = 1
+  parts: Parts,
+  *,
+  forming: Phase | None = None,
+  rate: float = 0.1,
+  server_rate: float | None = None,
+  radius: float = 1.0,
+  rows: int = 1,
 ) -> Assignment:
   """Clients join the nearest node of a self-organizing map: FedEmbed-SOM.
 
@@ -134,7 +198,13 @@ def by_map(
 
   Args:
     parts: The parts of the model; its prototypes are the nodes.
+    forming: How clients form their embedding before, by `Parts.shared_loss`;
+      not at all by default.
     rate: Which share of the way a node goes.
+    server_rate: Plain gradient descent with this rate moves the nodes by the
+      joined moves, where 1 is their mean over all clients of the cohort, of
+      whom few may have moved a node. None leaves them to the server's
+      optimizer; an adaptive one takes them elsewhere than to their clients.
     radius: Standard deviation of the neighbourhood, in nodes. At infinity each
       client moves all nodes alike; at 0 only the nearest.
     rows: Rows of the lattice; of `K / rows` nodes each.
@@ -143,36 +213,76 @@ def by_map(
   return Assignment(
     nearest,
     rematch=nearest,
-    after=(
-      Phase(
-        train=(GLOBAL,),
-        only=parts.prototypes,
-        loss=map_loss(parts, radius, rows),
-        optimizer=sgd(rate),
-        batch_size=None,
-      ),
-    ),
+    before=_formed(parts, forming),
+    after=(_moving(parts, map_loss(parts, radius, rows), rate),),
+    server_optimizers=moved_by(parts, server_rate),
+  )
+
+
+def moved_by(parts: Parts, rate: float | None) -> dict[str, Optimizer]:
+  """What moves the prototypes at the server, for `Assignment`.
+
+  Args:
+    parts: The parts of the model.
+    rate: The rate of plain gradient descent, or None.
+  """
+  return {} if rate is None else {parts.prototypes: sgd(rate)}
+
+
+def formed(parts: Parts, how: Phase) -> Phase:
+  """The phase in which clients form their embedding by the shared heads.
+
+  Args:
+    parts: The parts of the model.
+    how: Its optimizer, batches and epochs.
+  """
+  return dataclasses.replace(
+    how,
+    train=(LOCAL,),
+    only=parts.embedding,
+    loss=parts.shared_loss or parts.global_loss,
+    measured=False,
+  )
+
+
+def _formed(parts: Parts, how: Phase | None) -> tuple[Phase, ...]:
+  return (formed(parts, how),) if how else ()
+
+
+def _moving(parts: Parts, loss: models.LossFn, rate: float) -> Phase:
+  """The phase in which clients say how they would move the prototypes."""
+  return Phase(
+    train=(GLOBAL,),
+    only=parts.prototypes,
+    loss=loss,
+    optimizer=sgd(rate),
+    batch_size=None,
   )
 
 
 def triplet_loss(parts: Parts, margin: float) -> models.LossFn:
   """Eq. 1: `max(0, |e_u - e_p|^2 - |e_u - e_n|^2 + margin)`.
 
+  The prototype p is that of the type of an example that the client likes, and n
+  is drawn from all others. Examples that it does not like say nothing.
+
   Args:
     parts: The parts of the model.
     margin: alpha.
   """
-  nearness, sub_population = _nearness(parts), _known(parts)
+  nearness = _nearness(parts)
+  liked_type = _told(parts.liked_type, 'liked_type', 'what they like')
 
   def loss(labels: Any, outputs: Any) -> tf.Tensor:
     distances, draws = nearness(outputs)
     number = distances.shape[-1]
-    own = tf.one_hot(sub_population(labels), number)
+    liked = liked_type(labels)
+    own = tf.one_hot(liked, number)
     other = tf.one_hot(
       tf.argmax(tf.where(own > 0, draws.dtype.min, draws), -1), number
     )
     gap = tf.reduce_sum((own - other) * distances, -1)
-    return tf.nn.relu(gap + margin)
+    return tf.where(liked < 0, 0.0, tf.nn.relu(gap + margin))
 
   return loss
 
@@ -218,12 +328,16 @@ def _nearness(parts: Parts) -> Any:
 
 
 def _known(parts: Parts) -> Any:
-  if not parts.sub_population:
+  return _told(parts.sub_population, 'sub_population', 'their sub-population')
+
+
+def _told(read: Any, name: str, what: str) -> Any:
+  if not read:
     raise groups.GroupError(
-      'Clients are to know their sub-population. Say in `Parts` how it is read '
+      f'Clients are to know {what}. Say in `Parts({name}=...)` how it is read '
       'from their labels.'
     )
-  return parts.sub_population
+  return read
 
 
 class Measuring(TypedDict, total=False):
@@ -254,6 +368,20 @@ def work(
     *training,
     *placed(assignment.after),
   ]
+
+
+def joining(
+  assignment: Assignment, how: processes.Joining
+) -> processes.Joining:
+  """How the server joins updates, prototypes by their own optimizer.
+
+  Args:
+    assignment: How clients come to their sub-population.
+    how: How it joins all others.
+  """
+  rest = how.get('server_optimizer') or sgd(1.0)
+  chosen = server_optimizers.by_name(assignment.server_optimizers, rest)
+  return {**how, 'server_optimizer': chosen}
 
 
 def build_evaluation(

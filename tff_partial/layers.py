@@ -140,3 +140,54 @@ class Prototypes(tf.keras.layers.Layer):
       'num_groups': self.num_groups,
       'initializer': tf.keras.initializers.serialize(self.initializer),
     }
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class Centers(tf.keras.layers.Layer):
+  """Vectors that all clients share, one for each group; no output reads them.
+
+  They are the centers of PFedKM's gradients. Maps its input to itself.
+  """
+
+  def __init__(
+    self,
+    num_groups: int,
+    size: int,
+    *,
+    initializer: Any = 'uniform',
+    **kwargs: Any,
+  ):
+    """Makes the layer.
+
+    Args:
+      num_groups: How many there are.
+      size: Length of each.
+      initializer: Keras initializer of the vectors.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.num_groups = num_groups
+    self.size = size
+    self.initializer = tf.keras.initializers.get(initializer)
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    """Makes the weights."""
+    self.vectors = self.add_weight(
+      name='vectors',
+      shape=[self.num_groups, self.size],
+      initializer=self.initializer,
+    )
+    super().build(input_shape)
+
+  def call(self, inputs: tf.Tensor) -> tf.Tensor:
+    """Returns the inputs."""
+    return tf.identity(inputs)
+
+  def get_config(self) -> dict[str, Any]:
+    """Returns what makes the same layer again."""
+    return {
+      **super().get_config(),
+      'num_groups': self.num_groups,
+      'size': self.size,
+      'initializer': tf.keras.initializers.serialize(self.initializer),
+    }

@@ -87,7 +87,7 @@ def build_fed_embed(
     memory=remember_group(keep_local),
     work=assignments.work(assignment, [Together((heads, global_head))]),
     rematch=assignment.rematch,
-    **joining,
+    **assignments.joining(assignment, joining),
   )
 
 
@@ -103,7 +103,7 @@ def build_fed_embed_eval(
 
   They find it from their support set and the embedding that they remember.
   With `personalise`, for clients that never took part, they train the embedding
-  first, through the global head.
+  first, through the heads that all share.
 
   Args:
     model: The model.
@@ -117,13 +117,7 @@ def build_fed_embed_eval(
       together.
   """
   if personalise:
-    new = dataclasses.replace(
-      personalise,
-      train=(LOCAL,),
-      only=parts.embedding,
-      loss=parts.global_loss,
-      measured=False,
-    )
+    new = assignments.formed(parts, personalise)
     assignment = assignment._replace(before=(new, *assignment.before))
   return assignments.build_evaluation(
     model, remember_group(keep_local), assignment, **measuring

@@ -1,0 +1,74 @@
+"""Server optimizers that treat some variables apart."""
+
+import collections
+from collections.abc import Mapping
+import re
+from typing import Any
+
+from tff_partial.phases import Optimizer
+
+
+def by_name(apart: Mapping[str, Optimizer], rest: Optimizer) -> Optimizer:
+  """Moves some variables by optimizers of their own.
+
+  Args:
+    apart: Regular expression over whole names of variables to what moves these;
+      of several that match the first counts.
+    rest: What moves all others. A schedule of the learning rate is to be around
+      this one, not around both.
+  """
+  return _ByName(apart, rest) if apart else rest
+
+
+class _ByName(Optimizer):
+  """Optimizers side by side, of weights by tier and name."""
+
+  def __init__(self, apart: Mapping[str, Optimizer], rest: Optimizer):
+    self._rules = [*apart.items(), ('.*', rest)]
+
+  def _divided(self, weights: Any) -> list[dict[str, Any]]:
+    """For each optimizer the weights that it moves, by tier and name."""
+    parts: list[dict[str, Any]] = [{} for _ in self._rules]
+    for tier, named in weights.items():
+      for name, value in named.items():
+        first = next(
+          place
+          for place, (rule, _) in enumerate(self._rules)
+          if re.fullmatch(rule, name)
+        )
+        parts[first][f'{tier}/{name}'] = value
+    return parts
+
+  def initialize(self, specs: Any) -> Any:
+    """The first states of all."""
+    return [
+      optimizer.initialize(part)
+      for (_, optimizer), part in zip(
+        self._rules, self._divided(specs), strict=True
+      )
+    ]
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """Each takes a step on its part."""
+    states: list[Any] = []
+    moved: dict[str, Any] = {}
+    for (_, optimizer), before, part, slopes in zip(
+      self._rules,
+      state,
+      self._divided(weights),
+      self._divided(gradients),
+      strict=True,
+    ):
+      after, values = optimizer.next(before, part, slopes)
+      states.append(after)
+      moved.update(values)
+    whole = collections.OrderedDict(
+      (
+        tier,
+        collections.OrderedDict(
+          (name, moved[f'{tier}/{name}']) for name in named
+        ),
+      )
+      for tier, named in weights.items()
+    )
+    return states, whole
