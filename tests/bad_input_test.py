@@ -416,7 +416,7 @@ def test_a_second_program_leaves_the_first_one_alone(tmp_path):
       second = run_here('train', *arguments, *more)
       is_for_users(second, str(folder), 'another process is training')
     assert first.process.poll() is None
-    outcome = first.finish()
+    outcome = first.finish(seconds=1800)
     assert outcome.status == 0, outcome
   alone = run_here(
     'train', *arguments[:-1], f'--output_dir={tmp_path / "alone"}'
