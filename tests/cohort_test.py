@@ -8,6 +8,7 @@ and then the bits are equal, too, unless XLA is used.
 import asyncio
 import collections
 from collections.abc import Callable
+import concurrent.futures
 import contextlib
 import json
 import logging
@@ -1188,11 +1189,19 @@ def test_it_can_be_installed_like_any_context():
     assert stack.current is context
     assert _weighted([2.0], [3.0]) == (2.0, 3.0)
   assert stack.current is outside
-  tff.framework.set_default_context(context)
-  try:
-    assert _weighted([2.0], [3.0]) == (2.0, 3.0)
-  finally:
-    tff.framework.set_default_context(outside)
+
+
+def test_it_can_be_the_default():
+  context = cohort(jit=False)
+
+  def as_default():
+    tff.framework.set_default_context(context)
+    assert tff.framework.get_context_stack().current is context
+    return _weighted([2.0], [3.0])
+
+  # A thread has a default of its own, and nothing installed above it.
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    assert thread.submit(as_default).result() == (2.0, 3.0)
 
 
 def test_it_can_be_awaited():

@@ -1,7 +1,11 @@
 """What holds for all tests: a quiet TensorFlow, and names that stay."""
 
+from collections.abc import Iterator
 import os
 import signal
+import sys
+
+import pytest
 
 # Read when TensorFlow is first imported, hence before any test module is. Also
 # inherited by the programs that tests start.
@@ -25,3 +29,17 @@ def pytest_make_parametrize_id(
   """
   del config
   return argname if isinstance(val, bytes) else None
+
+
+def _current_runtime() -> object:
+  """None where no test has needed TFF yet."""
+  tff = sys.modules.get('tensorflow_federated')
+  return tff and tff.framework.get_context_stack().current
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _runtime_stays() -> Iterator[None]:
+  """Fails the module that leaves another runtime to the modules after it."""
+  before = _current_runtime()
+  yield
+  assert before in (None, _current_runtime())
