@@ -1,5 +1,7 @@
 """Other papers' methods, to compare with, one module a paper."""
 
+from baselines.apfl import build_apfl
+from baselines.apfl import build_apfl_eval
 from baselines.centralized import build_centralized
 from baselines.ditto import build_ditto
 from baselines.ditto import build_ditto_eval
@@ -13,6 +15,8 @@ from baselines.fed_opt import build_fed_adam
 from baselines.fed_opt import build_fed_yogi
 from baselines.fed_per import build_fed_per
 from baselines.fed_per import build_fed_per_eval
+from baselines.fed_proto import build_fed_proto
+from baselines.fed_proto import build_fed_proto_eval
 from baselines.fed_prox import build_fed_prox
 from baselines.fed_rep import build_fed_rep
 from baselines.fed_rep import build_fed_rep_eval
@@ -28,3 +32,4 @@ from baselines.p_fed_km import build_p_fed_km
 from baselines.p_fed_km import build_p_fed_km_eval
 from baselines.p_fed_me import build_p_fed_me
 from baselines.p_fed_me import build_p_fed_me_eval
+from baselines.scaffold import build_scaffold

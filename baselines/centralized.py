@@ -18,8 +18,8 @@ from tff_partial import examples
 from tff_partial import models
 from tff_partial import packing
 from tff_partial import populations
+from tff_partial.composition import compose
 from tff_partial.phases import Phase
-from tff_partial.processes import compose
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 

@@ -11,9 +11,9 @@ from typing import Unpack
 from tff_partial import evaluation
 from tff_partial import models
 from tff_partial.client_state import keep_personal
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
 from tff_partial.phases import Phase
-from tff_partial.processes import compose
-from tff_partial.processes import Joining
 from tff_partial.processes import PartialProcess
 from tff_partial.terms import proximal
 from tff_partial.tiers import GLOBAL

@@ -11,9 +11,9 @@ from typing import Unpack
 import tensorflow_federated as tff
 
 from tff_partial import models
+from tff_partial.composition import Averaging
+from tff_partial.composition import compose
 from tff_partial.phases import Phase
-from tff_partial.processes import Averaging
-from tff_partial.processes import compose
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 

@@ -17,118 +17,98 @@ So centers are weights at the server like others, clients send how they would
 move them, and nobody need see a single client's gradient.
 """
 
-from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import tensorflow as tf
 
 from tff_partial import assignments
 from tff_partial import client_state
+from tff_partial import contexts
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import models
-from tff_partial import tiers
+from tff_partial import server_optimizers
+from tff_partial import splits
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.contexts import ClientContext
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.processes import compose
-from tff_partial.processes import Joining
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL
-from tff_partial.tiers import PERSONAL
 
 # What is clustered: the gradient of the whole model, or of a linear head alone.
 MODEL, HEAD = 'model', 'head'
+# Under which name a client holds its negative gradient.
+_STEP = 'step'
 
-# Nobody remembers a gradient, but which cluster it led to can be looked at.
-_MEMORY = client_state.remember_group(client_state.forget)
-
-
-def _of_head(
-  parts: assignments.Parts, rate: float, server_rate: float | None
-) -> assignments.Assignment:
-  gradient = Phase(
-    train=(LOCAL,),
-    only=parts.embedding,
-    loss=parts.global_loss,
-    optimizer=sgd(1.0),
-    batch_size=None,
-  )
-  nearest = assignments.by_map(
-    parts, rate=rate, server_rate=server_rate, radius=0.0
-  )
-  # Clusters move little by little, and keep their heads.
-  return nearest._replace(before=(gradient,), rematch=None)
+# Nobody remembers more than which cluster its gradient led to, to be looked at.
+# The linear head is never trained.
+_MEMORY = {
+  MODEL: client_state.remember_group(client_state.forget),
+  HEAD: client_state.remember_group(client_state.begin_alike),
+}
+_TIER = {MODEL: GLOBAL, HEAD: LOCAL}
 
 
-def _of_model(
-  parts: assignments.Parts, rate: float, server_rate: float | None
-) -> assignments.Assignment:
-  centers = parts.prototypes
-  gradient = Phase(
-    # A copy of what was received, which is a gradient away from it after a step
-    # of rate 1.
-    train=(PERSONAL,),
-    only=f'(?!{centers}$).*',
-    loss=parts.global_loss,
-    optimizer=sgd(1.0),
-    batch_size=None,
-  )
+class Clusters(NamedTuple):
+  """How clients come to the cluster whose head they use.
 
-  def distances(
-    own: tiers.NamedTensors,
-    received: tiers.NamedTensors,
-    vectors: tf.Tensor,
-  ) -> tf.Tensor:
-    """Squared distances `[K]` of the negative gradient to the centers."""
-    steps = [
-      tf.reshape(own[name] - received[name], [-1])
-      for name in received
-      if name != centers
-    ]
-    step = tf.stop_gradient(tf.concat(steps, 0))
-    if step.shape[0] != vectors.shape[-1]:
+  Attributes:
+    before: What a client computes, and how it chooses, before it trains.
+    after: The phase in which it says how it would move the centers.
+  """
+
+  before: tuple[contexts.Compute, groups.Assign]
+  after: Phase
+
+
+def _clusters(
+  parts: assignments.Parts, gradients: str, rate: float
+) -> Clusters:
+  if gradients not in _TIER:
+    raise groups.GroupError(
+      f'gradients={gradients!r} is none of {list(_TIER)}.'
+    )
+
+  def step(client: ClientContext) -> tf.Tensor:
+    """The negative gradient of what clients share, as a vector."""
+    found = client.gradients(_TIER[gradients], loss=parts.global_loss)
+    step = -tf.concat(
+      [
+        tf.reshape(tensor, [-1])
+        for name, tensor in found.items()
+        if name != parts.prototypes
+      ],
+      0,
+    )
+    size = client.weight(GLOBAL, parts.prototypes).shape[-1]
+    if step.shape[0] != size:
       raise groups.GroupError(
-        f'{centers!r} holds centers of {vectors.shape[-1]} numbers, but the '
-        f'gradient of the other {GLOBAL} variables has {step.shape[0]}.'
+        f'{parts.prototypes!r} holds centers of {size} numbers, but the '
+        f'gradient of the other {_TIER[gradients]} variables has '
+        f'{step.shape[0]}.'
       )
-    return groups.squared_distances(step, vectors)
+    return step
 
-  def choose(situation: groups.Situation) -> tf.Tensor:
-    shared = situation.weights[GLOBAL]
-    own = situation.weights[PERSONAL]
-    return tf.argmin(
-      distances(own, shared, shared[centers]), output_type=tf.int32
+  def distances(client: ClientContext) -> tf.Tensor:
+    return groups.squared_distances(
+      client.computed[_STEP], client.weight(GLOBAL, parts.prototypes)
     )
 
-  def to_nearest(
-    weights: Mapping[str, tiers.NamedTensors],
-    received: Mapping[str, tiers.NamedTensors],
-  ) -> tf.Tensor:
-    found = distances(
-      weights[PERSONAL], received[GLOBAL], weights[GLOBAL][centers]
-    )
-    return 0.5 * tf.reduce_min(found)
+  def nearest(client: ClientContext) -> tf.Tensor:
+    return tf.argmin(distances(client), output_type=tf.int32)
 
-  move = Phase(
-    train=(GLOBAL,),
-    only=centers,
-    terms=(to_nearest,),
-    with_loss=False,
-    optimizer=sgd(rate),
-    batch_size=None,
+  def to_nearest(client: ClientContext) -> tf.Tensor:
+    return 0.5 * tf.reduce_min(distances(client))
+
+  return Clusters(
+    (contexts.Compute(_STEP, step), groups.Assign(nearest)),
+    assignments.moving(parts, to_nearest, rate),
   )
-  return assignments.Assignment(
-    groups.Assign(choose),
-    before=(gradient,),
-    after=(move,),
-    server_optimizers=assignments.moved_by(parts, server_rate),
-  )
-
-
-_CLUSTERS = {MODEL: _of_model, HEAD: _of_head}
 
 
 def build_p_fed_km(
@@ -146,11 +126,10 @@ def build_p_fed_km(
   Args:
     model: The model, whose `group` is the head of a cluster. With MODEL it has
       another head that all clients share, and its loss trains both. With HEAD
-      its local variable is the negative gradient of a linear head, as one step
-      of rate 1 from zero finds it.
-    parts: `prototypes` are the centers, `global_loss` the loss whose gradient
-      is clustered: of the shared head, or of the linear head whose weights
-      `embedding` is.
+      its local variable is a linear head that is zero for everybody and never
+      trained.
+    parts: `prototypes` are the centers, `global_loss` the loss of the shared or
+      of the linear head, whose gradient is clustered.
     gradients: MODEL or HEAD: of what.
     training: How clients train the encoder and the head of their cluster.
     rate: Which share of the way to its gradient a client would move the center.
@@ -162,22 +141,24 @@ def build_p_fed_km(
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  clusters = _clusters(gradients)(parts, rate, server_rate)
+  clusters = _clusters(parts, gradients, rate)
+  apart = assignments.moved_by(parts, server_rate)
+  rest = joining.get('server_optimizer') or sgd(1.0)
+  joining['server_optimizer'] = server_optimizers.by_name(apart, rest)
   return compose(
     model,
-    memory=_MEMORY,
-    work=assignments.work(
-      clusters,
-      [
-        dataclasses.replace(
-          training,
-          train=(GLOBAL, GROUP),
-          only=f'(?!{parts.prototypes}$).*',
-          measured=True,
-        )
-      ],
-    ),
-    **assignments.joining(clusters, joining),
+    memory=_MEMORY[gradients],
+    work=[
+      *clusters.before,
+      dataclasses.replace(
+        training,
+        train=(GLOBAL, GROUP),
+        only=f'(?!{parts.prototypes}$).*',
+        measured=True,
+      ),
+      clusters.after,
+    ],
+    **joining,
   )
 
 
@@ -186,7 +167,8 @@ def build_p_fed_km_eval(
   *,
   parts: assignments.Parts,
   gradients: str = MODEL,
-  **measuring: Unpack[assignments.Measuring],
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
   """Clients are measured with the head of the cluster of their gradients.
 
@@ -194,19 +176,22 @@ def build_p_fed_km_eval(
     model: The model.
     parts: Its parts.
     gradients: MODEL or HEAD, as in training.
-    **measuring: As for `assignments.build_evaluation`.
+    split: Support set, of which the gradient is, and query set; the two halves
+      by default.
+    measure_batch_size: Examples measured at a time; changes no result.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
   """
-  clusters = _clusters(gradients)(parts, 0.0, None)
-  return assignments.build_evaluation(model, _MEMORY, clusters, **measuring)
-
-
-def _clusters(gradients: str) -> Callable[..., assignments.Assignment]:
-  if gradients not in _CLUSTERS:
-    raise groups.GroupError(
-      f'gradients={gradients!r} is none of {list(_CLUSTERS)}.'
-    )
-  return _CLUSTERS[gradients]
+  support, query = split or splits.halves()
+  compute, choose = _clusters(parts, gradients, 0.0).before
+  return evaluation.build_evaluation(
+    model,
+    memory=_MEMORY[gradients],
+    work=[
+      compute._replace(on=support),
+      choose,
+      Phase(train=(), on=query, batch_size=measure_batch_size, measured=True),
+    ],
+  )

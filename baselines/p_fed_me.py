@@ -16,11 +16,11 @@ from typing import Unpack
 from tff_partial import evaluation
 from tff_partial import models
 from tff_partial import splits
+from tff_partial.composition import Averaging
+from tff_partial.composition import compose
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.phases import Together
-from tff_partial.processes import Averaging
-from tff_partial.processes import compose
 from tff_partial.processes import PartialProcess
 from tff_partial.terms import moreau
 from tff_partial.tiers import GLOBAL

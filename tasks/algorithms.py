@@ -120,7 +120,7 @@ def _fed_embed(
     how = assignment(training.fed_embed)
     if training.ledger is not None:
       # Heads follow their clients by counts that are exact.
-      how = how._replace(rematch=None)
+      how = how._replace(reassign=None)
     return algorithms.build_fed_embed(
       model,
       parts=training.fed_embed.parts,

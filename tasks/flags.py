@@ -16,8 +16,9 @@ from tasks import movielens
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tff_partial import aggregators
+from tff_partial import composition
+from tff_partial import messages
 from tff_partial import phases
-from tff_partial import processes
 from tff_partial import splits
 
 FLAGS = flags.FLAGS
@@ -179,7 +180,7 @@ class AggregatorFlags:
       'the run is private).',
     )
 
-  def get(self) -> processes.AggregationFactory:
+  def get(self) -> composition.AggregationFactory:
     """Returns the aggregation factory."""
     if FLAGS.aggregator == 'robust':
       if FLAGS.clip_norm:
@@ -194,11 +195,11 @@ class AggregatorFlags:
       )
     return aggregators.MeanFactory()
 
-  def weighting(self) -> processes.ClientWeighting:
+  def weighting(self) -> messages.ClientWeighting:
     """Returns what a client counts by."""
     if FLAGS.client_weighting == 'uniform':
-      return processes.ClientWeighting.UNIFORM
-    return processes.ClientWeighting.NUM_EXAMPLES
+      return messages.ClientWeighting.UNIFORM
+    return messages.ClientWeighting.NUM_EXAMPLES
 
 
 class MovieLensFlags:

@@ -30,7 +30,6 @@ PERSONAL = 'personal_embedding'
 GLOBAL_HEAD, TYPE_HEAD, PROTOTYPES = 'global_head', 'type_head', 'prototypes'
 # Outputs of the model with all heads.
 LIKED, LIKED_GLOBALLY, TYPE = 'liked', 'liked_globally', 'type'
-DISTANCES, DRAWS = 'distances', 'draws'
 # What the encoder makes of an image.
 NUM_FEATURES = 64
 
@@ -145,7 +144,7 @@ def build_fed_embed(
 
   Returns:
     A model from images to a mapping of LIKED, LIKED_GLOBALLY and TYPE to
-    logits, and of DISTANCES and DRAWS to those of `layers.Prototypes`.
+    logits.
 
   Raises:
     OptionError: If the embedding does not fit onto the image's diagonal.
@@ -158,15 +157,16 @@ def build_fed_embed(
   joined = tf.keras.layers.Concatenate(name='with_embedding')(
     [features, personal]
   )
-  distances, draws = layers_lib.Prototypes(
-    num_groups, initializer=_first_embedding(spread), name=PROTOTYPES
-  )(personal)
+  joined = layers_lib.Centers(
+    num_groups,
+    embedding_size,
+    initializer=_first_embedding(spread),
+    name=PROTOTYPES,
+  )(joined)
   outputs = {
     LIKED: dense(2, name=HEAD)(joined),
     LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(joined),
     TYPE: dense(num_groups, name=TYPE_HEAD)(joined),
-    DISTANCES: distances,
-    DRAWS: draws,
   }
   return tf.keras.Model(images, outputs, name='fed_embed')
 
@@ -227,8 +227,7 @@ def build_head_clustered(
     encoder: Builds the encoder, from the arguments of `build_encoder`.
 
   Returns:
-    A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits, and
-    of DISTANCES and DRAWS to those of `layers.Prototypes`.
+    A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits.
   """
   images, values = scaled_input(shape, ink)
   features = encoder(shape, values.shape[-1], activation)(values)
@@ -242,20 +241,19 @@ def build_head_clustered(
     2 * size, initializer='zeros', name=PERSONAL
   )(images)
   matrices = layers.Reshape([size, 2], name='weights')(weights)
-  distances, draws = layers_lib.Prototypes(
+  features = layers_lib.Centers(
     num_groups,
+    2 * size,
     # As far apart as gradients of features whose size is about 1.
     initializer=tf.keras.initializers.RandomUniform(-0.2, 0.2),
     name=PROTOTYPES,
-  )(weights)
+  )(features)
   outputs = {
     LIKED: layers.Dense(2, name=HEAD)(features),
     LIKED_GLOBALLY: layers.Lambda(
       lambda pair: tf.linalg.matvec(pair[1], pair[0], transpose_a=True),
       name=GLOBAL_HEAD,
     )([with_one, matrices]),
-    DISTANCES: distances,
-    DRAWS: draws,
   }
   return tf.keras.Model(images, outputs, name='head_clustered')
 
@@ -383,7 +381,6 @@ PARTS = assignments.Parts(
   global_loss=_global_loss,
   shared_loss=_shared_loss,
   prototypes=f'{PROTOTYPES}/vectors',
-  nearness=lambda predictions: (predictions[DISTANCES], predictions[DRAWS]),
   sub_population=lambda labels: labels[:, SUB_POPULATION],
   liked_type=lambda labels: tf.where(
     labels[:, IS_LIKED] > 0, labels[:, KIND], -1

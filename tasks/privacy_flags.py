@@ -14,10 +14,11 @@ from tasks.errors import OptionError
 from tff_partial import accounting
 from tff_partial import aggregators
 from tff_partial import clippings
+from tff_partial import composition
+from tff_partial import messages
 from tff_partial import privacy
 from tff_partial import privacy_audit
 from tff_partial import privacy_plans
-from tff_partial import processes
 
 FLAGS = flags.FLAGS
 
@@ -302,7 +303,7 @@ class PrivacyFlags:
     self,
     ledger: privacy_plans.PrivacyLedger,
     canaries: privacy_audit.Canaries | None,
-  ) -> processes.Averaging:
+  ) -> composition.Averaging:
     """How the updates of a private run are joined.
 
     Args:
@@ -310,7 +311,7 @@ class PrivacyFlags:
       canaries: Clients that hide among the others, or None.
     """
     aggregator: aggregators.Factory = aggregators.MeanFactory()
-    before_sending: processes.BeforeSending | None = None
+    before_sending: messages.BeforeSending | None = None
     if FLAGS.dp == CENTRAL:
       aggregator = ledger.plan.mean(
         noise_seed=FLAGS.noise_seed, diagnostics=FLAGS.diagnostics
@@ -322,7 +323,7 @@ class PrivacyFlags:
       before_sending = canaries.before_sending(before_sending)
     return {
       'aggregator': aggregator,
-      'client_weighting': processes.ClientWeighting.UNIFORM,
+      'client_weighting': messages.ClientWeighting.UNIFORM,
       'before_sending': before_sending,
     }
 

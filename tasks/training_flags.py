@@ -16,12 +16,12 @@ import tensorflow_federated as tff
 from tasks import flags as flag_groups
 from tasks.fed_embed_flags import FedEmbedFlags
 from tasks.privacy_flags import PrivacyFlags
-from tff_partial import client_state
+from tff_partial import composition
 from tff_partial import phases
 from tff_partial import privacy_audit
 from tff_partial import privacy_plans
-from tff_partial import processes
 from tff_partial import splits
+from tff_partial import statistics
 from tff_partial import tiers
 
 FLAGS = flags.FLAGS
@@ -203,7 +203,7 @@ class TrainingFlags:
     audited.canaries = canaries
     return audited
 
-  def averaging(self) -> processes.Averaging:
+  def averaging(self) -> composition.Averaging:
     """How updates are joined."""
     if self.ledger is not None:
       return self.privacy.averaging(self.ledger, self.canaries)
@@ -212,7 +212,7 @@ class TrainingFlags:
       'client_weighting': self._aggregator.weighting(),
     }
 
-  def joining(self) -> processes.Joining:
+  def joining(self) -> composition.Joining:
     """How updates are joined, and what the server does with them."""
     optimizer = self._server.get()
     if FLAGS.server_decay_rounds:
@@ -237,10 +237,10 @@ class TrainingFlags:
     return float(FLAGS.update_learning_rate)
 
   @property
-  def private_rule(self) -> client_state.PrivateRule | None:
+  def private_rule(self) -> statistics.Statistic | None:
     """What decides what clients remember, beside their training."""
     if FLAGS.private_rule == 'scaled':
-      return client_state.scaled_by_share
+      return statistics.SCALED_BY_SHARE
     return None
 
   @property

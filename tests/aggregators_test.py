@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import aggregators
 from tff_partial import client_state
+from tff_partial import composition
 from tff_partial import examples
 from tff_partial import packing
 from tff_partial import processes
@@ -100,7 +101,7 @@ def fixture_model():
 
 
 def _compose(model: Any, aggregator: Any) -> processes.PartialProcess:
-  return processes.compose(
+  return composition.compose(
     model,
     work=[
       Phase(

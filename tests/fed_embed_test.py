@@ -8,6 +8,7 @@ half a squared error. Embeddings are `[1]`, prototypes `[3, 1]`.
 import collections
 import dataclasses
 import functools
+import types
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,12 @@ from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import assignments
 from tff_partial import client_state
+from tff_partial import composition
+from tff_partial import contexts
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import layers
+from tff_partial import messages
 from tff_partial import models
 from tff_partial import processes
 from tff_partial import runtimes
@@ -50,19 +54,18 @@ def _build(num_groups: int = K) -> tf.keras.Model:
     kernel_initializer=tf.keras.initializers.Constant(0.5),
   )
   features = number(name='encoder')(joined)
-  distances, draws = layers.Prototypes(
+  features = layers.Centers(
     num_groups,
+    1,
     initializer=tf.keras.initializers.Constant([[0.0], [2.0], [5.0]]),
     name='prototypes',
-  )(own)
+  )(features)
   return tf.keras.Model(
     inputs,
     {
       'head': number(name='head')(features),
       'global': number(name='global_head')(features),
       'type': number(name='type_head')(features),
-      'distances': distances,
-      'draws': draws,
     },
   )
 
@@ -78,7 +81,6 @@ PARTS = assignments.Parts(
     labels[:, 0], outputs['global']
   ),
   prototypes='prototypes/vectors',
-  nearness=lambda outputs: (outputs['distances'], outputs['draws']),
   sub_population=lambda labels: tf.cast(labels[:, 2], tf.int32),
   liked_type=lambda labels: tf.where(
     labels[:, 0] > 0, tf.cast(labels[:, 1], tf.int32), -1
@@ -126,7 +128,7 @@ def _process(
     _model(),
     parts=PARTS,
     assignment=assignment,
-    client_weighting=processes.ClientWeighting.UNIFORM,
+    client_weighting=messages.ClientWeighting.UNIFORM,
     **{'training': _TRAINING, **options},
   )
 
@@ -212,7 +214,7 @@ def test_one_group_is_no_groups():
   everybody = groups.by_attribute(lambda held: tf.zeros_like(held['y'][:, 0]))
   clients = {'one': _client(0, 3.0, 1.0), 'two': _client(0, 0.5)}
   found, expected = (
-    processes.compose(
+    composition.compose(
       model,
       memory=client_state.keep_local,
       work=[
@@ -238,26 +240,41 @@ def test_one_group_is_no_groups():
 # ---- section 3.3.2: prototypes -----------------------------------------------
 
 
-def _outputs(distances: list[float], draws: list[float]) -> dict[str, Any]:
-  return {'distances': tf.constant([distances]), 'draws': tf.constant([draws])}
+def _knowing(
+  embedding: float, nodes: tf.Tensor, labels: Any = None, seed: int = 0
+) -> contexts.ClientContext:
+  """What a client knows at a batch, of the groups of `_model`."""
+  weights = collections.OrderedDict(
+    [
+      (tiers.GLOBAL, {PARTS.prototypes: nodes}),
+      (tiers.LOCAL, {PARTS.embedding: tf.constant([embedding])}),
+    ]
+  )
+  count = 0 if labels is None else len(labels)
+  return contexts.ClientContext(
+    types.SimpleNamespace(num_groups=K),  # type: ignore[arg-type]
+    weights,
+    weights,
+    {},
+    {},
+    tf.constant(count),
+    tf.constant([seed, 0]),
+    batch=contexts.Batch(
+      None, labels, tf.ones([count]), tf.fill([count], True), None
+    ),
+  )
 
 
-@pytest.mark.parametrize(
-  ('likes', 'draws', 'expected'),
-  [
-    # Of the others, that with the larger draw: 4 - 1 + 0.5, or 4 - 9 + 0.5.
-    (True, [9.0, 2.0, 1.0], 3.5),
-    (True, [9.0, 1.0, 2.0], 0.0),
-    # What a user does not like says nothing.
-    (False, [9.0, 2.0, 1.0], 0.0),
-  ],
-)
-def test_the_triplet_loss(likes, draws, expected):
+def test_the_triplet_loss():
   loss = assignments.triplet_loss(PARTS, 0.5)
-  # Type 0, of a user of sub-population 2.
-  labels = tf.constant([[float(likes), 0.0, 2.0, 0.0]])
-  found = loss(labels, _outputs([4.0, 1.0, 9.0], draws))
-  np.testing.assert_allclose(found, [expected])
+  # Type 0, of a user of sub-population 2; what it does not like says nothing.
+  labels = tf.constant([[1.0, 0.0, 2.0, 0.0], [0.0, 0.0, 2.0, 0.0]])
+  nodes = tf.constant([[0.0], [1.0], [5.0]])
+  found = {
+    tuple(loss(_knowing(2.0, nodes, labels, seed)).numpy()) for seed in range(9)
+  }
+  # The other one is drawn: 4 - 1 + 0.5, or 4 - 9 + 0.5.
+  assert found == {(3.5, 0.0), (0.0, 0.0)}
 
 
 def test_embeddings_go_to_what_their_user_likes(triplet):
@@ -303,14 +320,9 @@ def test_prototypes_are_the_embeddings_of_prototypical_clients(triplet):
   ('embedding', 'expected'), [(0.9, 0), (1.1, 1), (3.4, 1), (9.0, 2), (1.0, 0)]
 )
 def test_the_nearest_center_is_chosen(embedding, expected):
-  weights = collections.OrderedDict(
-    [
-      (tiers.GLOBAL, {'centers': tf.constant([[0.0], [2.0], [5.0]])}),
-      (tiers.LOCAL, {'own': tf.constant([embedding])}),
-    ]
-  )
-  situation = groups.Situation(weights, {}, tf.constant(0))
-  assert groups.nearest('own', 'centers').choose(situation) == expected
+  nearest = groups.nearest(PARTS.embedding, PARTS.prototypes)
+  known = _knowing(embedding, tf.constant([[0.0], [2.0], [5.0]]))
+  assert nearest.choose(known) == expected
 
 
 # ---- section 3.3.1: the self-organizing map ----------------------------------
@@ -330,10 +342,7 @@ def test_nodes_go_by_kohonens_rule(radius, rows, nearness):
   nodes = tf.constant([[0.0], [2.0], [5.0]])
   with tf.GradientTape() as tape:
     tape.watch(nodes)
-    distances = groups.squared_distances(tf.constant([[1.4]]), nodes)
-    loss = assignments.map_loss(PARTS, radius, rows)(
-      None, {'distances': distances, 'draws': distances}
-    )
+    loss = assignments.map_loss(PARTS, radius, rows)(_knowing(1.4, nodes))
   step = -tape.gradient(loss, nodes)
   np.testing.assert_allclose(
     step[:, 0], np.array(nearness) * [1.4, -0.6, -3.6], rtol=1e-6
@@ -479,11 +488,12 @@ def _build_clustered() -> tf.keras.Model:
   )(inputs)
   gradient = layers.PrivateVector(1, initializer='zeros', name='embedding')
   own = gradient(inputs)
-  distances, draws = layers.Prototypes(
+  features = layers.Centers(
     2,
+    1,
     initializer=tf.keras.initializers.Constant([[-1.0], [1.0]]),
     name='prototypes',
-  )(own)
+  )(features)
   head = tf.keras.layers.Dense(
     1, use_bias=False, kernel_initializer='zeros', name='head'
   )
@@ -492,8 +502,6 @@ def _build_clustered() -> tf.keras.Model:
     {
       'head': head(features),
       'global': features * own,
-      'distances': distances,
-      'draws': draws,
     },
   )
 
@@ -510,7 +518,7 @@ def test_pfedkm_of_heads_joins_users_of_like_gradients():
     gradients=p_fed_km.HEAD,
     training=_TRAINING,
     rate=0.5,
-    client_weighting=processes.ClientWeighting.UNIFORM,
+    client_weighting=messages.ClientWeighting.UNIFORM,
   )
   # The gradient of half of (y - g x)^2 in g is -y x at g = 0.
   clients = {'up': _client(0, 3.0), 'down': _client(0, -2.0)}
@@ -583,7 +591,7 @@ def test_pfedkm_joins_users_of_like_gradients_of_the_whole_model():
     rate=0.5,
     server_rate=2.0,
     server_optimizer=sgd(10.0),
-    client_weighting=processes.ClientWeighting.UNIFORM,
+    client_weighting=messages.ClientWeighting.UNIFORM,
   )
   # At w = 1 and a = 0.5, half of (y - a w)^2 descends by (y - 0.5) (a, w): by
   # 2.5 (0.5, 1) and by -2.5 (0.5, 1).
@@ -716,7 +724,7 @@ def test_runtimes_agree(triplet):
 
 
 def _compose(model: models.PartialModel, *work: Any) -> Any:
-  return processes.compose(
+  return composition.compose(
     model, work=list(work), memory=client_state.keep_local
   )
 
@@ -733,14 +741,14 @@ _ALL = Phase((tiers.GLOBAL, tiers.GROUP, tiers.LOCAL), measured=True)
     ((_ALL, _OWN), 'before the client has chosen its group'),
     (
       (groups.nearest('embedding', PARTS.prototypes), _ALL),
-      r"by the local variable 'embedding', but the model has "
+      r"to read the local variable 'embedding', but the model has "
       r"\['embedding/own'\] there",
     ),
   ],
   ids=['never', 'twice', 'too late', 'unknown'],
 )
 def test_choices_that_do_not_fit_are_refused(work, message):
-  with pytest.raises(groups.GroupError, match=message):
+  with pytest.raises((groups.GroupError, contexts.ContextError), match=message):
     _compose(_model(), *work)
 
 
@@ -770,24 +778,13 @@ def test_groups_without_weights_of_their_own_are_refused():
       {'prototypes': ''},
       'which variable of the model',
     ),
-    (assignments.by_map, {'nearness': None}, 'which variable of the model'),
+    (assignments.by_map, {'prototypes': ''}, 'which variable of the model'),
   ],
 )
 def test_parts_that_are_missing_are_named(build, lacks, message):
   parts = PARTS.__class__(**{**vars(PARTS), **lacks})
   with pytest.raises(groups.GroupError, match=message):
     build(parts)
-
-
-def test_the_layer_is_restored_from_its_configuration():
-  layer = layers.Prototypes(4, initializer='zeros', name='nodes')
-  again = layers.Prototypes.from_config(layer.get_config())
-  distances, draws = again(tf.constant([[3.0, 4.0]]))
-  assert again.name == 'nodes'
-  np.testing.assert_array_equal(distances, [[25.0] * 4])
-  np.testing.assert_array_equal(draws, np.zeros([1, 4]))
-  _, draws = again(tf.constant([[3.0, 4.0]]), training=True)
-  assert len(set(draws.numpy().ravel())) == 4
 
 
 def test_centers_are_restored_from_their_configuration():

@@ -12,13 +12,13 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import algorithms
-from tff_partial import client_state
 from tff_partial import independent_aggregation
 from tff_partial import models
 from tff_partial import packing
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import split_personalization
+from tff_partial import statistics
 from tff_partial import tiers
 
 
@@ -35,7 +35,7 @@ def _model() -> models.PartialModel:
 
 @functools.cache
 def _furl(
-  rule: client_state.PrivateRule | None = None,
+  rule: statistics.Statistic | None = None,
 ) -> processes.PartialProcess:
   return algorithms.build_furl(_model(), private_rule=rule)
 
@@ -51,7 +51,7 @@ def _check(
 
 
 @pytest.mark.parametrize(
-  'rule', [None, client_state.scaled_by_share], ids=['Eq. 7', 'Eq. 6']
+  'rule', [None, statistics.SCALED_BY_SHARE], ids=['Eq. 7', 'Eq. 6']
 )
 def test_furl_keeps_the_constraint(rule):
   report = _check(_furl(rule))
@@ -63,12 +63,11 @@ def test_who_remembers_nothing_keeps_the_constraint():
   assert _check(algorithms.build_fed_recon(_model())).holds
 
 
-def _gossip(
-  name: str, summary: Callable[[Any], Any]
-) -> client_state.PrivateRule:
+def _gossip(name: str, summary: Callable[[Any], Any]) -> statistics.Statistic:
   """A bad rule: clients go to where the others are."""
-  return client_state.PrivateRule(
-    summarize=lambda worked, weight: summary(worked.weights[tiers.LOCAL][name]),
+  return statistics.Statistic(
+    'gossip',
+    summarize=lambda client: summary(client.weights[tiers.LOCAL][name]),
     settle=lambda before, after, own, total: tf.nest.map_structure(
       lambda w: w + 0.5 * tf.reduce_mean(total), after
     ),

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import cohorts
+from tff_partial import composition
 from tff_partial import evaluation
 from tff_partial import learning_process
 from tff_partial import models
@@ -325,7 +326,7 @@ def test_fingerprints_stay_what_they_are():
 
 
 def test_refuses_clients_that_remember(model):
-  process = processes.compose(
+  process = composition.compose(
     model,
     memory=keep_local,
     work=[phases.Phase(train=(GLOBAL, LOCAL), measured=True)],

@@ -3,6 +3,7 @@
 import collections
 import functools
 import itertools
+import types
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import client_work
+from tff_partial import contexts
 from tff_partial import keras_metrics
 from tff_partial import local_training
 from tff_partial import models
@@ -44,17 +46,18 @@ class Client:
     jit: bool = False,
   ):
     self.model = model
-    self._has_copy = any(
-      phase.reads == tiers.PERSONAL for phase in phases.flat(work)
-    )
+    self._has_copy = phases.holds_a_copy(work)
     self._spec = client_work.example_spec_of(model, work)
 
     def run(weights, examples, count, seed):
       frozen = model.frozen_weights()
-      done = local_training.run(
-        work, model, weights, frozen, examples, count, seed
+      context = contexts.ClientContext(
+        model, weights, weights, frozen, examples, count, seed
       )
-      return done._asdict()
+      done = local_training.run(work, context)
+      known = {**done._asdict(), 'weights': done.weights, 'group': done.group}
+      del known['context']
+      return known
 
     example_specs = tf.nest.map_structure(
       lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self._spec
@@ -93,7 +96,7 @@ class Client:
     capacity: int | None = None,
     seed: np.ndarray = _SEED,
     weights: tiers.Weights | None = None,
-  ) -> local_training.Worked:
+  ) -> Any:
     count = len(fields['y'])
     fields = {'weight': np.ones([count], np.float32), **fields}
     examples = collections.OrderedDict(
@@ -112,11 +115,11 @@ class Client:
       tf.constant(count),
       tf.constant(seed),
     )
-    return local_training.Worked(
+    return types.SimpleNamespace(
       **tf.nest.map_structure(lambda t: t.numpy(), done)
     )
 
-  def measure(self, done: local_training.Worked) -> dict[str, float]:
+  def measure(self, done: Any) -> dict[str, float]:
     """The metrics of what was done."""
     states = client_work.unfinalized_metrics(done)
     finalizers = client_work.metric_finalizers(self.model)
@@ -177,7 +180,7 @@ def test_padding_changes_no_bit(jit):
     expected = client(fields)
     for capacity in (33,) if jit else (count + 1, 16, 33):
       found = client(fields, capacity)
-      planted.assert_same(found._asdict(), expected._asdict())
+      planted.assert_same(vars(found), vars(expected))
     assert expected.num_examples == num_query
     moved = expected.weights[tiers.GLOBAL]['items/embeddings']
     before = client.first_weights()[tiers.GLOBAL]['items/embeddings']
@@ -212,7 +215,7 @@ def test_what_padding_consists_of_does_not_matter():
     tf.constant(_SEED),
   )
   planted.assert_same(
-    tf.nest.map_structure(lambda t: t.numpy(), found), expected._asdict()
+    tf.nest.map_structure(lambda t: t.numpy(), found), vars(expected)
   )
 
 
@@ -598,9 +601,7 @@ def test_a_copy_of_the_global_weights_is_trained_in_their_place(local):
   )
   # As global weights of the same values would be.
   instead = Phase((tiers.GLOBAL, *local), batch_size=4, measured=True)
-  expected = Client(model, instead)(
-    fields, weights=tiers.read_by_model(first, tiers.PERSONAL)
-  )
+  expected = Client(model, instead)(fields, weights=tiers.personal_copy(first))
   for tier, other in (
     (tiers.PERSONAL, tiers.GLOBAL),
     (tiers.LOCAL, tiers.LOCAL),
@@ -615,9 +616,9 @@ def test_a_phase_reads_the_copy_if_it_says_so():
   plain = Client(model, Phase((), measured=True))
   idle = Phase((tiers.PERSONAL,), max_steps=0)
   losses = []
-  for reads in (tiers.GLOBAL, tiers.PERSONAL):
+  for reads in (tiers.as_they_are, tiers.personal_copy):
     client = Client(model, idle, Phase((), reads=reads, measured=True))
-    weights = tiers.read_by_model(client.first_weights(), reads)
+    weights = reads(client.first_weights())
     losses.append(client(fields).loss)
     assert losses[-1] == plain(fields, weights=weights).loss
   assert losses[0] != losses[1]
@@ -633,17 +634,29 @@ def test_a_variable_without_a_gradient_stays_as_it_is():
 
   def build():
     return tf.keras.Sequential(
-      [tf.keras.Input([1]), Unused(), layers.Dense(1, name='user')]
+      [
+        tf.keras.Input([1]),
+        Unused(name='unused'),
+        layers.Dense(1, name='body'),
+        layers.Dense(1, name='user'),
+      ]
     )
 
   model = planted.factorization(build, metrics=list)
   fields = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
   for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
     done = Client(model, Phase(_BOTH, optimizer=optimizer))(fields)
-    (spare,) = done.weights[tiers.GLOBAL].values()
+    spare = done.weights[tiers.GLOBAL]['unused/spare']
     np.testing.assert_array_equal(spare, [1, 1])
     assert done.is_finite
     assert done.weights[tiers.LOCAL]['user/bias'] > 0
+  only = Phase((tiers.GLOBAL, tiers.LOCAL), only='unused/.*|user/.*')
+  with pytest.raises(
+    phases.PhaseError,
+    match=r"trains 'global', but what it minimizes depends on none of "
+    r"\['unused/spare'\], so that they would stay as they are",
+  ):
+    Client(model, only)(fields)
 
 
 def test_weights_of_two_types_are_trained_together():
@@ -777,9 +790,10 @@ def test_without_the_loss_a_phase_trains_on_its_terms_alone():
 
 
 def test_terms_compare_with_the_weights_as_the_round_began():
-  def toward_start(weights, before):
+  def toward_start(client):
     difference = (
-      weights[tiers.LOCAL]['user/kernel'] - before[tiers.LOCAL]['user/kernel']
+      client.weights[tiers.LOCAL]['user/kernel']
+      - client.received[tiers.LOCAL]['user/kernel']
     )
     return 50.0 * tf.reduce_sum(difference**2)
 
@@ -1000,18 +1014,17 @@ def test_weights_that_are_no_numbers_are_noticed():
     ),
     ({'repeats': 0}, 'repeats must be positive, found 0'),
     ({'max_steps': -1}, 'max_steps is negative: -1'),
-    ({'reads': tiers.LOCAL}, "reads='local': a model reads the 'global' weig"),
     (
       {'train': (tiers.PERSONAL,), 'reads': 'mixture'},
-      "reads='mixture': a model reads the 'global' weights",
+      "reads='mixture': which weights the model reads is a function of those",
     ),
     (
       {'train': (tiers.GLOBAL, tiers.PERSONAL)},
       "the loss does not depend on the 'global' weights where the model reads",
     ),
     (
-      {'reads': tiers.PERSONAL},
-      "reads='personal': the loss does not depend on the 'global' weights",
+      {'reads': tiers.personal_copy},
+      "the loss does not depend on the 'global' weights where the model reads",
     ),
     ({'with_loss': False}, 'trains on nothing: with_loss=False, and it has no'),
     (

@@ -13,11 +13,11 @@ from tests import small_runs
 from tff_partial import accounting
 from tff_partial import algorithms
 from tff_partial import clippings
+from tff_partial import messages
 from tff_partial import models
 from tff_partial import privacy
 from tff_partial import privacy_audit
 from tff_partial import privacy_plans
-from tff_partial import processes
 from tff_partial import programs
 from tff_partial import runtimes
 
@@ -159,7 +159,7 @@ def _attacked(
     models.from_keras(
       _build_table, local='user', loss=tf.keras.losses.MeanSquaredError()
     ),
-    client_weighting=processes.ClientWeighting.UNIFORM,
+    client_weighting=messages.ClientWeighting.UNIFORM,
     aggregator=_HIDDEN.watched(averaging['aggregator']),
     before_sending=_HIDDEN.before_sending(before),
   )

@@ -15,10 +15,10 @@ import tff_partial
 from tff_partial import accounting
 from tff_partial import aggregators
 from tff_partial import clippings
+from tff_partial import messages
 from tff_partial import phases
 from tff_partial import privacy
 from tff_partial import privacy_plans
-from tff_partial import processes
 from tff_partial import programs
 from tff_partial import sampling
 
@@ -50,7 +50,7 @@ def _world(**averaging: Any) -> small_runs.World:
     tff_partial.algorithms.build_fed_recon(
       model,
       update_optimizer=phases.sgd(0.5),
-      client_weighting=processes.ClientWeighting.UNIFORM,
+      client_weighting=messages.ClientWeighting.UNIFORM,
       **reconstruction,
       **averaging,
     ),
@@ -426,7 +426,7 @@ def test_each_client_adds_noise_of_its_own_before_it_sends():
   process = tff_partial.algorithms.build_fed_recon(
     model,
     update_optimizer=phases.sgd(0.0),
-    client_weighting=processes.ClientWeighting.UNIFORM,
+    client_weighting=messages.ClientWeighting.UNIFORM,
     before_sending=privacy.LocalNoise(clip, noise, 7),
   )
   clients = small_runs.pack(process.example_spec, 'train', 50)

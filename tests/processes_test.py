@@ -11,13 +11,17 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import aggregators
+from tff_partial import assignments
 from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import clippings
+from tff_partial import composition
+from tff_partial import contexts
 from tff_partial import evaluation
 from tff_partial import examples
 from tff_partial import groups
 from tff_partial import local_training
+from tff_partial import messages
 from tff_partial import models
 from tff_partial import packing
 from tff_partial import phases
@@ -27,6 +31,7 @@ from tff_partial import random_bits
 from tff_partial import runtimes
 from tff_partial import sampling
 from tff_partial import splits
+from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.phases import Phase
 
@@ -35,14 +40,14 @@ _BOTH = (tiers.GLOBAL, tiers.LOCAL)
 _PRIVATE = privacy.private_mean(
   clippings.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
 )
-_SCALED = client_state.keep_local._replace(rule=client_state.scaled_by_share)
+_SCALED = (statistics.SCALED_BY_SHARE,)
 
 
 def _compose(
   model: models.PartialModel, **options: Any
 ) -> processes.PartialProcess:
   """Clients keep their local weights, and train all together."""
-  return processes.compose(
+  return composition.compose(
     **{
       'model': model,
       'work': [Phase(_BOTH, on=splits.by_time().query, measured=True)],
@@ -177,23 +182,34 @@ def test_first_client_states_follow_from_the_clients_seed(process):
 # ---- a round -----------------------------------------------------------------
 
 
-def _done_by(process, before, cohort, kept) -> list[local_training.Worked]:
+def _knowing(model, before, remembered, value) -> contexts.ClientContext:
+  """What a client knows as it begins."""
+  weights = tf.nest.map_structure(
+    tf.constant,
+    tiers.join(
+      {tiers.GLOBAL: collections.OrderedDict(before)}, {tiers.LOCAL: remembered}
+    ),
+  )
+  return contexts.ClientContext(
+    model,
+    weights,
+    weights,
+    model.frozen_weights(),
+    tf.nest.map_structure(tf.constant, value['examples']),
+    tf.constant(value['count']),
+    tf.constant(value['seed']),
+    remembered,
+  )
+
+
+def _done_by(
+  process, before, cohort, kept
+) -> list[local_training.ClientResult]:
   """What each client's work comes to, outside of any runtime."""
   return [
     local_training.run(
       [Phase(_BOTH, on=splits.by_time().query, measured=True)],
-      process.model,
-      tf.nest.map_structure(
-        tf.constant,
-        tiers.join(
-          {tiers.GLOBAL: collections.OrderedDict(before)},
-          {tiers.LOCAL: remembered},
-        ),
-      ),
-      process.model.frozen_weights(),
-      tf.nest.map_structure(tf.constant, value['examples']),
-      tf.constant(value['count']),
-      tf.constant(value['seed']),
+      _knowing(process.model, before, remembered, value),
     )
     for value, remembered in zip(cohort, kept, strict=True)
   ]
@@ -305,7 +321,7 @@ def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
   noised = _compose(
     process.model,
     before_sending=Noise(1.0, 1.0),
-    client_weighting=processes.ClientWeighting.UNIFORM,
+    client_weighting=messages.ClientWeighting.UNIFORM,
   )
   assert noised.mechanism == privacy.LocalNoise(1.0, 1.0).mechanism
   cohort = planted.cohort_of(noised, _clients(), 'seed')[2:]
@@ -372,9 +388,9 @@ def _weights_of(model: models.PartialModel, seed: int) -> tiers.Weights:
   )
 
 
-def _worked(weights: tiers.Weights) -> local_training.Worked:
-  parts = dict.fromkeys(local_training.Worked._fields)
-  return local_training.Worked(**{**parts, 'weights': weights})
+def _holding(weights: tiers.Weights) -> contexts.ClientContext:
+  parts = dict.fromkeys(contexts.ClientContext._fields)
+  return contexts.ClientContext(**{**parts, 'weights': weights})
 
 
 def test_clients_that_begin_alike_hold_the_same_in_every_round(process):
@@ -406,7 +422,7 @@ def test_a_personal_copy_begins_as_what_is_received_first(process):
   # What a client has after its phases is what it holds in its next round,
   # whatever it receives then.
   trained = tf.nest.map_structure(lambda t: t + 1.0, held)
-  kept = memory.keep(_worked(tiers.join(received[0], trained)))
+  kept = memory.keep(_holding(tiers.join(received[0], trained)))
   planted.assert_same(
     memory.recall(model, kept, received[1], seed + 1), trained
   )
@@ -466,23 +482,27 @@ def _without_global() -> models.PartialModel:
     ),
     ({'work': []}, 'No phase of the round is measured'),
     (
-      {'aggregator': _PRIVATE, 'memory': _SCALED},
-      'private_rule: clients would send the sum that its `summarize` makes',
+      {'aggregator': _PRIVATE, 'statistics': _SCALED},
+      "The statistic 'weight': clients would send it exactly, .* Leave it out, "
+      'join it WITH_UPDATE',
     ),
     (
-      {'aggregator': _PRIVATE, 'rematch': groups.Assign(lambda _: 0)},
-      'rematch: clients would send how many would move .* Leave rematch out',
+      {
+        'aggregator': _PRIVATE,
+        'statistics': [assignments.following(groups.Assign(lambda _: 0))],
+      },
+      "The statistic 'moves': clients would send it exactly",
     ),
     (
       {
         'aggregator': aggregators.by_name({'body.*': _PRIVATE}),
-        'memory': _SCALED,
+        'statistics': _SCALED,
       },
-      'private_rule: .* beside the updates that the private aggregator noises',
+      "'weight': .* beside the updates that the private aggregator noises",
     ),
     (
-      {'before_sending': privacy.LocalNoise(1.0, 1.0), 'memory': _SCALED},
-      'private_rule: .* beside the updates that clients noise',
+      {'before_sending': privacy.LocalNoise(1.0, 1.0), 'statistics': _SCALED},
+      "'weight': .* beside the updates that clients noise",
     ),
     (
       {'before_sending': privacy.LocalNoise(1.0, 1.0)},
@@ -503,10 +523,10 @@ def test_parts_that_do_not_fit_are_refused(process, options, message):
 @pytest.mark.parametrize(
   'keep',
   [
-    lambda worked: collections.OrderedDict(count=worked.num_examples),
-    lambda worked: collections.OrderedDict(
+    lambda client: collections.OrderedDict(count=client.count),
+    lambda client: collections.OrderedDict(
       (name, tf.cast(tensor, tf.float64))
-      for name, tensor in worked.weights[tiers.LOCAL].items()
+      for name, tensor in client.weights[tiers.LOCAL].items()
     ),
   ],
   ids=['structure', 'type'],

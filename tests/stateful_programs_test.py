@@ -25,12 +25,13 @@ from tff_partial import client_state
 from tff_partial import client_store
 from tff_partial import client_versions
 from tff_partial import clippings
+from tff_partial import composition
 from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import exams
+from tff_partial import messages
 from tff_partial import phases
 from tff_partial import privacy_plans
-from tff_partial import processes
 from tff_partial import programs
 from tff_partial import sampling
 from tff_partial import tiers
@@ -42,7 +43,7 @@ def make_world() -> small_runs.World:
   """User vectors that are remembered, and measured as they are."""
   model = small_runs.build_model()
   return small_runs.World(
-    processes.compose(
+    composition.compose(
       model,
       work=[phases.Phase(_BOTH, optimizer=phases.sgd(0.3), measured=True)],
       memory=client_state.keep_local,
@@ -354,7 +355,7 @@ def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
       model,
       training=training,
       aggregator=plan.mean(),
-      client_weighting=processes.ClientWeighting.UNIFORM,
+      client_weighting=messages.ClientWeighting.UNIFORM,
     ),
     algorithms.build_furl_eval(model),
     remembering=True,
@@ -528,7 +529,7 @@ def test_a_store_of_another_run_is_refused(world, tmp_path):
   ]:
     with pytest.raises(programs.ProgramError, match=expected):
       world.train(client_store=given, output_dir=folder)
-  forgetful = processes.compose(
+  forgetful = composition.compose(
     world.process.model,
     work=[phases.Phase(_BOTH, measured=True)],
     memory=client_state.forget,

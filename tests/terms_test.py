@@ -1,6 +1,7 @@
 """Extra loss terms: their values and slopes, and what is refused."""
 
 import collections
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from tff_partial import terms
 from tff_partial import tiers
+from tff_partial.contexts import ClientContext
 
 
 def _weights(**values: list[float]) -> tiers.Weights:
@@ -17,6 +19,13 @@ def _weights(**values: list[float]) -> tiers.Weights:
     (tier, collections.OrderedDict([(names[tier], tf.constant(value))]))
     for tier, value in values.items()
   )
+
+
+def _context(now: tiers.Weights, received: tiers.Weights) -> ClientContext:
+  """What a client knows that has no examples."""
+  model: Any = None
+  zero = tf.constant(0)
+  return ClientContext(model, now, received, {}, {}, zero, tf.zeros([2]))
 
 
 _NOW = {'global': [1.0, 2.0], 'local': [3.0], 'personal': [4.0, 6.0]}
@@ -45,7 +54,7 @@ def test_values_and_slopes(term, value, slopes):
   now, received = _weights(**_NOW), _weights(**_RECEIVED)
   with tf.GradientTape() as tape:
     tape.watch(now)
-    found = term(now, received)
+    found = term(_context(now, received))
   np.testing.assert_allclose(found, value, rtol=1e-6)
   gradients = tape.gradient(
     found, now, unconnected_gradients=tf.UnconnectedGradients.ZERO
@@ -62,7 +71,7 @@ def test_values_and_slopes(term, value, slopes):
 )
 def test_a_tier_that_a_model_lacks_costs_nothing(term):
   weights = _weights(**{'global': [1.0, 2.0]})
-  assert term(weights, weights) == 0.0
+  assert term(_context(weights, weights)) == 0.0
 
 
 def test_weights_of_several_types_are_summed():
@@ -72,7 +81,7 @@ def test_weights_of_several_types_are_summed():
       'wide': tf.constant([2.0], tf.float64),
     }
   }
-  found = terms.l2(2.0, tiers.GLOBAL)(weights, weights)
+  found = terms.l2(2.0, tiers.GLOBAL)(_context(weights, weights))
   np.testing.assert_allclose(found, 5.0, rtol=1e-6)
 
 
@@ -93,3 +102,17 @@ def test_strengths_that_make_no_sense_are_refused(build, strength):
 def test_tiers_that_are_none_are_refused(build):
   with pytest.raises(tiers.UnknownTierError, match="'mine' is not a tier"):
     build(1.0, 'mine')
+
+
+def test_linear_terms_add_their_slopes():
+  now = _weights(**_NOW)
+  term = terms.linear(
+    lambda client: {'w': client.received[tiers.GLOBAL]['w'] - 1.0}
+  )
+  with tf.GradientTape() as tape:
+    tape.watch(now)
+    found = term(_context(now, _weights(**_RECEIVED)))
+  # (-1, 3) times (1, 2).
+  assert found == 5.0
+  slopes = tape.gradient(found, now)[tiers.GLOBAL]['w']
+  np.testing.assert_array_equal(slopes, [-1.0, 3.0])

@@ -19,6 +19,7 @@ from tff_partial import terms as terms
 from tff_partial import tiers as tiers
 from tff_partial.client_store import ClientStore as ClientStore
 from tff_partial.cold_start import measure_by_support as measure_by_support
+from tff_partial.composition import compose as compose
 from tff_partial.independent_aggregation import (
   check_independent_aggregation as check_independent_aggregation,
 )
@@ -42,7 +43,6 @@ from tff_partial.phases import Phase as Phase
 from tff_partial.phases import sgd as sgd
 from tff_partial.phases import Together as Together
 from tff_partial.populations import Reader as Reader
-from tff_partial.processes import compose as compose
 from tff_partial.programs import evaluate as evaluate
 from tff_partial.programs import Exam as Exam
 from tff_partial.programs import load as load

@@ -17,6 +17,7 @@ share, before they join; in the paper they join by it as it was left the last
 time, which needs clients that take part often.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import types
@@ -25,17 +26,23 @@ from typing import Any, NamedTuple, TypedDict
 import tensorflow as tf
 
 from tff_partial import client_state
+from tff_partial import composition
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import models
 from tff_partial import phases
-from tff_partial import processes
+from tff_partial import random_bits
 from tff_partial import server_optimizers
 from tff_partial import splits
+from tff_partial.contexts import Batch
+from tff_partial.contexts import ClientContext
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.statistics import Server
+from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL
 
 
@@ -53,9 +60,8 @@ class Parts:
     global_loss: Its loss: labels and outputs of a batch to one an example.
     shared_loss: The loss of all heads that clients share whatever their
       sub-population, by which an embedding is formed; `global_loss` if None.
-    prototypes: Name of the vectors of a `layers.Prototypes`, a GLOBAL variable
+    prototypes: Name of the vectors of a `layers.Centers`, a GLOBAL variable
       `[K, size]`; '' if the model has none.
-    nearness: A model's outputs to the two outputs of that layer.
     sub_population: Labels of a batch to the number of the client's true
       sub-population, from 0: for clients that know it.
     liked_type: Labels of a batch to the number of the sub-population that likes
@@ -69,7 +75,6 @@ class Parts:
   global_loss: models.LossFn
   shared_loss: models.LossFn | None = None
   prototypes: str = ''
-  nearness: Callable[[Any], tuple[tf.Tensor, tf.Tensor]] | None = None
   sub_population: Callable[[Any], tf.Tensor] | None = None
   liked_type: Callable[[Any], tf.Tensor] | None = None
   is_prototypical: Callable[[Any], tf.Tensor] | None = None
@@ -82,7 +87,7 @@ class Assignment(NamedTuple):
     assign: Chooses the head; None if each client has a head of its own.
     before: Phases that come before.
     after: Phases that come after all training.
-    rematch: How clients would choose their head after the round, if heads are
+    reassign: How clients would choose their head after the round, if heads are
       to follow them.
     server_optimizers: Regular expression over whole names of variables to what
       moves these at the server, in place of the optimizer of all others.
@@ -91,7 +96,7 @@ class Assignment(NamedTuple):
   assign: groups.Assign | None
   before: tuple[Phase, ...] = ()
   after: tuple[Phase, ...] = ()
-  rematch: groups.Assign | None = None
+  reassign: groups.Assign | None = None
   server_optimizers: Mapping[str, Optimizer] = types.MappingProxyType({})
 
 
@@ -136,34 +141,37 @@ def by_prototype(
     server_rate: Plain gradient descent with this rate moves the prototypes by
       the joined moves; None leaves them to the server's optimizer.
   """
-  nearness, sub_population = _nearness(parts), _known(parts)
+  distances, sub_population = _distances(parts), _known(parts)
   is_prototypical = _told(
     parts.is_prototypical, 'is_prototypical', 'whether they are prototypical'
   )
   triplet = triplet_loss(parts, margin)
 
-  def of_others(labels: Any, outputs: Any) -> tf.Tensor:
-    return tf.where(is_prototypical(labels), 0.0, triplet(labels, outputs))
+  def of_others(client: ClientContext) -> tf.Tensor:
+    batch = _batch(client)
+    return batch.mean(tf.where(is_prototypical(batch.y), 0.0, triplet(client)))
 
-  def to_own(labels: Any, outputs: Any) -> tf.Tensor:
-    distances, _ = nearness(outputs)
-    own = tf.one_hot(sub_population(labels), distances.shape[-1])
-    own *= tf.cast(is_prototypical(labels), own.dtype)[:, tf.newaxis]
-    return 0.5 * tf.reduce_sum(own * distances, -1)
+  def to_own(client: ClientContext) -> tf.Tensor:
+    batch = _batch(client)
+    number = client.model.num_groups
+    own = tf.one_hot(sub_population(batch.y), number)
+    own *= tf.cast(is_prototypical(batch.y), own.dtype)[:, tf.newaxis]
+    return 0.5 * batch.mean(tf.reduce_sum(own * distances(client), -1))
 
-  def choose(situation: groups.Situation) -> tf.Tensor:
-    labels = situation.examples['y']
+  def choose(client: ClientContext) -> tf.Tensor:
+    labels = client.examples['y']
     return tf.where(
       is_prototypical(labels)[0],
       tf.cast(sub_population(labels)[0], tf.int32),
-      nearest.choose(situation),
+      nearest.choose(client),
     )
 
   nearest = groups.nearest(parts.embedding, parts.prototypes)
   pull = Phase(
     train=(LOCAL,),
     only=parts.embedding,
-    loss=of_others,
+    terms=(of_others,),
+    with_loss=False,
     optimizer=optimizer or sgd(0.1),
     batch_size=None,
     epochs=max(steps, 1),
@@ -172,7 +180,7 @@ def by_prototype(
   return Assignment(
     groups.Assign(choose),
     before=(*_formed(parts, forming), pull),
-    after=(_moving(parts, to_own, rate),),
+    after=(moving(parts, to_own, rate),),
     server_optimizers=moved_by(parts, server_rate),
   )
 
@@ -212,9 +220,9 @@ def by_map(
   nearest = groups.nearest(parts.embedding, parts.prototypes)
   return Assignment(
     nearest,
-    rematch=nearest,
+    reassign=nearest,
     before=_formed(parts, forming),
-    after=(_moving(parts, map_loss(parts, radius, rows), rate),),
+    after=(moving(parts, map_loss(parts, radius, rows), rate),),
     server_optimizers=moved_by(parts, server_rate),
   )
 
@@ -249,19 +257,28 @@ def _formed(parts: Parts, how: Phase | None) -> tuple[Phase, ...]:
   return (formed(parts, how),) if how else ()
 
 
-def _moving(parts: Parts, loss: models.LossFn, rate: float) -> Phase:
-  """The phase in which clients say how they would move the prototypes."""
+def moving(parts: Parts, term: phases.Term, rate: float) -> Phase:
+  """The phase in which clients say how they would move the prototypes.
+
+  Args:
+    parts: The parts of the model.
+    term: What they minimize.
+    rate: Rate of their one step.
+  """
   return Phase(
     train=(GLOBAL,),
     only=parts.prototypes,
-    loss=loss,
+    terms=(term,),
+    with_loss=False,
     optimizer=sgd(rate),
     batch_size=None,
   )
 
 
-def triplet_loss(parts: Parts, margin: float) -> models.LossFn:
-  """Eq. 1: `max(0, |e_u - e_p|^2 - |e_u - e_n|^2 + margin)`.
+def triplet_loss(
+  parts: Parts, margin: float
+) -> Callable[[ClientContext], tf.Tensor]:
+  """Eq. 1: `max(0, |e_u - e_p|^2 - |e_u - e_n|^2 + margin)`, `[batch]`.
 
   The prototype p is that of the type of an example that the client likes, and n
   is drawn from all others. Examples that it does not like say nothing.
@@ -270,24 +287,22 @@ def triplet_loss(parts: Parts, margin: float) -> models.LossFn:
     parts: The parts of the model.
     margin: alpha.
   """
-  nearness = _nearness(parts)
+  distances = _distances(parts)
   liked_type = _told(parts.liked_type, 'liked_type', 'what they like')
 
-  def loss(labels: Any, outputs: Any) -> tf.Tensor:
-    distances, draws = nearness(outputs)
-    number = distances.shape[-1]
-    liked = liked_type(labels)
+  def loss(client: ClientContext) -> tf.Tensor:
+    liked = liked_type(_batch(client).y)
+    number = client.model.num_groups
+    draws = random_bits.uniform(client.seed, [tf.shape(liked)[0], number])
     own = tf.one_hot(liked, number)
-    other = tf.one_hot(
-      tf.argmax(tf.where(own > 0, draws.dtype.min, draws), -1), number
-    )
-    gap = tf.reduce_sum((own - other) * distances, -1)
+    other = tf.one_hot(tf.argmax(tf.where(own > 0, -1.0, draws), -1), number)
+    gap = tf.reduce_sum((own - other) * distances(client), -1)
     return tf.where(liked < 0, 0.0, tf.nn.relu(gap + margin))
 
   return loss
 
 
-def map_loss(parts: Parts, radius: float, rows: int = 1) -> models.LossFn:
+def map_loss(parts: Parts, radius: float, rows: int = 1) -> phases.Term:
   """Half the squared distances to all nodes, by how near they are to the best.
 
   Its gradient in a node is Kohonen's step back, `neighbourhood * (node - e)`.
@@ -297,11 +312,10 @@ def map_loss(parts: Parts, radius: float, rows: int = 1) -> models.LossFn:
     radius: Standard deviation of the neighbourhood, in nodes.
     rows: Rows of the lattice.
   """
-  nearness = _nearness(parts)
+  distances_of = _distances(parts)
 
-  def loss(labels: Any, outputs: Any) -> tf.Tensor:
-    del labels
-    distances, _ = nearness(outputs)
+  def loss(client: ClientContext) -> tf.Tensor:
+    distances = distances_of(client)
     number = distances.shape[-1]
     best = tf.argmin(distances, -1, output_type=tf.int32)
     if not radius:
@@ -310,21 +324,61 @@ def map_loss(parts: Parts, radius: float, rows: int = 1) -> models.LossFn:
       place = tf.range(number)
       columns = -(-number // rows)
       lattice = tf.stack([place // columns, place % columns], -1)
-      steps = tf.gather(lattice, best)[:, tf.newaxis] - lattice
+      steps = tf.gather(lattice, best) - lattice
       squares = tf.cast(tf.reduce_sum(tf.square(steps), -1), tf.float32)
       weights = tf.exp(-squares / (2.0 * radius**2))
-    return 0.5 * tf.reduce_sum(weights * distances, -1)
+    return 0.5 * tf.reduce_sum(weights * distances)
 
   return loss
 
 
-def _nearness(parts: Parts) -> Any:
-  if not (parts.prototypes and parts.nearness):
-    raise groups.GroupError(
-      'Clients are to be assigned by prototypes. Say in `Parts` which variable '
-      'of the model holds them, and which of its outputs how near they are.'
+def following(reassign: groups.Assign) -> Statistic:
+  """Has the weights of groups follow their clients, section 3.3.1.
+
+  Clients say from which group to which they would move by the updated weights,
+  and each group takes the weights of that from which most of its clients come;
+  not what the server's optimizer remembers of them.
+
+  Args:
+    reassign: How clients would choose their groups.
+  """
+
+  def moves(client: ClientContext) -> tf.Tensor:
+    row, column = (
+      tf.one_hot(group, client.model.num_groups, dtype=tf.int32)
+      for group in (client.group, reassign.choose(client))
     )
-  return parts.nearness
+    return tf.tensordot(row, column, axes=0)
+
+  def follow(server: Server, moves: tf.Tensor) -> Server:
+    weights = collections.OrderedDict(server.weights)
+    weights[GROUP] = groups.followed(weights[GROUP], moves)
+    return server._replace(weights=weights)
+
+  return Statistic('moves', moves, update=follow, after_update=True)
+
+
+def _distances(parts: Parts) -> Callable[[ClientContext], tf.Tensor]:
+  """Squared distances `[K]` of a client's embedding to all prototypes."""
+  if not parts.prototypes:
+    raise groups.GroupError(
+      'Clients are to be assigned by prototypes. Say in '
+      '`Parts(prototypes=...)` which variable of the model holds them.'
+    )
+
+  def distances(client: ClientContext) -> tf.Tensor:
+    return groups.squared_distances(
+      client.weight(LOCAL, parts.embedding),
+      client.weight(GLOBAL, parts.prototypes),
+    )
+
+  return distances
+
+
+def _batch(client: ClientContext) -> Batch:
+  if client.batch is None:
+    raise groups.GroupError('A loss was used where there is no batch.')
+  return client.batch
 
 
 def _known(parts: Parts) -> Any:
@@ -371,8 +425,8 @@ def work(
 
 
 def joining(
-  assignment: Assignment, how: processes.Joining
-) -> processes.Joining:
+  assignment: Assignment, how: composition.Joining
+) -> composition.Joining:
   """How the server joins updates, prototypes by their own optimizer.
 
   Args:

@@ -10,28 +10,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_partial import local_training
 from tff_partial import models
 from tff_partial import random_bits
 from tff_partial import tiers
-
-
-class PrivateRule(NamedTuple):
-  """How what clients remember depends on the cohort: FURL, Eq. 3.
-
-  It makes a client's new state from its old one, from the one that its training
-  came to, and from summaries of the clients' data that the server adds up. The
-  summaries are sent, so they must tell nothing private.
-
-  Attributes:
-    summarize: (what the phases made, the client's weight) -> a structure of
-      tensors.
-    settle: (remembered before, remembered after training, own summary, sum of
-      all summaries) -> remembered.
-  """
-
-  summarize: Callable[[local_training.Worked, tf.Tensor], Any]
-  settle: Callable[[Any, Any, Any, Any], Any]
+from tff_partial.contexts import ClientContext
 
 
 class Memory(NamedTuple):
@@ -42,8 +24,7 @@ class Memory(NamedTuple):
     recall: (model, remembered, received weights by tier, seed) -> the weights
       that the client holds as a round begins, by tier: LOCAL, and PERSONAL if
       it has a copy of its own.
-    keep: (what the phases made) -> what it remembers after the round.
-    rule: What else decides what it remembers, or None.
+    keep: (what a client knows after its work) -> what it remembers then.
     leaves_local: Whether local weights may stay as they begin, untrained.
   """
 
@@ -51,8 +32,7 @@ class Memory(NamedTuple):
   recall: Callable[
     [models.PartialModel, Any, tiers.Weights, tf.Tensor], tiers.Weights
   ]
-  keep: Callable[[local_training.Worked], Any]
-  rule: PrivateRule | None = None
+  keep: Callable[[ClientContext], Any]
   leaves_local: bool = False
 
 
@@ -71,7 +51,7 @@ def _local(
 forget = Memory(
   first=lambda model, seed: collections.OrderedDict(),
   recall=lambda model, remembered, received, seed: _local(model, seed),
-  keep=lambda worked: collections.OrderedDict(),
+  keep=lambda client: collections.OrderedDict(),
 )
 
 
@@ -92,7 +72,7 @@ keep_local = Memory(
   recall=lambda model, remembered, received, seed: collections.OrderedDict(
     [(tiers.LOCAL, remembered)] if tiers.LOCAL in model.tiers else []
   ),
-  keep=lambda worked: worked.weights.get(
+  keep=lambda client: client.weights.get(
     tiers.LOCAL, collections.OrderedDict()
   ),
 )
@@ -117,8 +97,8 @@ def remember_group(memory: Memory) -> Memory:
     recall=lambda model, remembered, received, seed: memory.recall(
       model, remembered['held'], received, seed
     ),
-    keep=lambda worked: collections.OrderedDict(
-      {'held': memory.keep(worked), GROUP: worked.group}
+    keep=lambda client: collections.OrderedDict(
+      {'held': memory.keep(client), GROUP: client.group}
     ),
   )
 
@@ -148,11 +128,11 @@ def _recall_personal(
   return held
 
 
-def _keep_personal(worked: local_training.Worked) -> Any:
+def _keep_personal(client: ClientContext) -> Any:
   kept = collections.OrderedDict(took_part=tf.constant(True))
   for tier in (tiers.LOCAL, tiers.PERSONAL):
-    if tier in worked.weights:
-      kept[tier] = worked.weights[tier]
+    if tier in client.weights:
+      kept[tier] = client.weights[tier]
   return kept
 
 
@@ -161,17 +141,39 @@ def _keep_personal(worked: local_training.Worked) -> Any:
 keep_personal = Memory(_first_personal, _recall_personal, _keep_personal)
 
 
-def _share_of_step(before: Any, after: Any, own: Any, total: Any) -> Any:
-  share = tf.math.divide_no_nan(own, total)
-  return tf.nest.map_structure(
-    lambda old, new: old + tf.cast(share, old.dtype) * (new - old),
-    before,
-    after,
+def keep_numbers(memory: Memory, **first: float) -> Memory:
+  """A client remembers also numbers that are no variables of the model.
+
+  Its phases find them in the tier OTHER.
+
+  Args:
+    memory: What else it remembers.
+    **first: Each number's name and first value.
+  """
+  return Memory(
+    first=lambda model, seed: collections.OrderedDict(
+      {
+        **memory.first(model, seed),
+        tiers.OTHER: collections.OrderedDict(
+          (name, tf.constant(value)) for name, value in first.items()
+        ),
+      }
+    ),
+    recall=lambda model, remembered, received, seed: collections.OrderedDict(
+      memory.recall(
+        model,
+        collections.OrderedDict(
+          (name, value)
+          for name, value in remembered.items()
+          if name != tiers.OTHER
+        ),
+        received,
+        seed,
+      ),
+      **{tiers.OTHER: remembered[tiers.OTHER]},
+    ),
+    keep=lambda client: collections.OrderedDict(
+      memory.keep(client), **{tiers.OTHER: client.weights[tiers.OTHER]}
+    ),
+    leaves_local=memory.leaves_local,
   )
-
-
-# Eq. 6 of FURL: a client keeps only that share of its own step which is its
-# share of the cohort's examples, as plain FedAvg over all users' rows does.
-scaled_by_share = PrivateRule(
-  summarize=lambda worked, weight: weight, settle=_share_of_step
-)

@@ -4,12 +4,15 @@ Training and evaluation run the same work; only what becomes of it differs.
 """
 
 import collections
+from collections.abc import Mapping
+import types
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import client_state
+from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import examples
 from tff_partial import local_training
@@ -88,7 +91,9 @@ def example_spec_of(
 ) -> examples.ExampleSpec:
   """What an example consists of, for a model and the phases that read it."""
   spec = examples.ExampleSpec(model.example_spec, model.example_spec.ids)
-  spec.update(splits.example_fields(*(phase.on for phase in phases.flat(work))))
+  parts = [phase.on for phase in phases.flat(work)]
+  parts += [part.on for part in work if isinstance(part, contexts.Compute)]
+  spec.update(splits.example_fields(*parts))
   return spec
 
 
@@ -106,13 +111,13 @@ def metric_finalizers(
   return finalizers
 
 
-def unfinalized_metrics(worked: local_training.Worked) -> Any:
+def unfinalized_metrics(result: local_training.ClientResult) -> Any:
   """A client's metric states; zeros but for a count if it is not finite."""
-  is_finite = worked.is_finite
-  counts = worked.num_examples > 0
-  states = collections.OrderedDict(loss=worked.loss)
-  states.update(worked.metrics)
-  states['num_examples'] = [worked.num_examples]
+  is_finite = result.is_finite
+  counts = result.num_examples > 0
+  states = collections.OrderedDict(loss=result.loss)
+  states.update(result.metrics)
+  states['num_examples'] = [result.num_examples]
   states['num_clients'] = [tf.cast(counts, tf.int32)]
   states = collections.OrderedDict(
     (name, [tf.where(is_finite, t, tf.zeros_like(t)) for t in tensors])
@@ -190,12 +195,6 @@ class ClientWork:
       type_of(client_specs),
     )
 
-  @property
-  def _reads_personal(self) -> bool:
-    return any(
-      phase.reads == tiers.PERSONAL for phase in phases.flat(self.work)
-    )
-
   def recalled(self, shared: Any, kept: Any, client: Any) -> tiers.Weights:
     """The weights with which a client begins, by tier.
 
@@ -214,14 +213,46 @@ class ClientWork:
     """Whether it depends on how many rounds were done."""
     return phases.follow_rounds(self.work)
 
+  def begin(
+    self,
+    shared: Any,
+    frozen: Any,
+    kept: Any,
+    client: Any,
+    server: Any = None,
+  ) -> contexts.ClientContext:
+    """What a client knows as it begins.
+
+    Args:
+      shared: The weights received, by tier.
+      frozen: Weights that are never trained.
+      kept: What the client remembers.
+      client: Its data.
+      server: What the server sends beside weights, if anything.
+    """
+    weights = self.recalled(shared, kept, client)
+    if phases.holds_a_copy(self.work) and tiers.PERSONAL not in weights:
+      weights[tiers.PERSONAL] = collections.OrderedDict(shared[tiers.GLOBAL])
+    return contexts.ClientContext(
+      self.model,
+      weights,
+      weights,
+      frozen,
+      client['examples'],
+      client['count'],
+      client['seed'],
+      kept,
+      server,
+    )
+
   def run(
     self,
     shared: Any,
     frozen: Any,
     kept: Any,
     client: Any,
-    round_number: tf.Tensor | None = None,
-  ) -> Any:
+    sent: Mapping[str, Any] = types.MappingProxyType({}),
+  ) -> local_training.ClientResult:
     """A client recalls its weights and goes through its phases.
 
     Args:
@@ -229,23 +260,13 @@ class ClientWork:
       frozen: Weights that are never trained.
       kept: What the client remembers.
       client: Its data.
-      round_number: int32 scalar: how many rounds were done, if the work follows
-        them.
+      sent: What the server sends beside weights: `round`, how many rounds were
+        done, if the work follows them, and `server`, its state, if it has one.
 
     Returns:
-      What it then has, `local_training.Worked`.
+      What it then has.
     """
-    weights = self.recalled(shared, kept, client)
-    if self._reads_personal and tiers.PERSONAL not in weights:
-      weights[tiers.PERSONAL] = collections.OrderedDict(shared[tiers.GLOBAL])
+    context = self.begin(shared, frozen, kept, client, sent.get('server'))
     return local_training.run(
-      self.work,
-      self.model,
-      weights,
-      frozen,
-      client['examples'],
-      client['count'],
-      client['seed'],
-      self._tables,
-      round_number,
+      self.work, context, self._tables, sent.get('round')
     )

@@ -100,10 +100,10 @@ def build_evaluation(
 
   def run_and_keep(*args: Any) -> Any:
     weights = does.run(*args).weights
-    reads = tiers.PERSONAL if tiers.PERSONAL in weights else tiers.GLOBAL
+    *_, measured = [p for p in phases.flat(does.work) if p.measured]
     return collections.OrderedDict(
       (name, tensor)
-      for named in tiers.read_by_model(weights, reads).values()
+      for named in measured.read(weights).values()
       for name, tensor in named.items()
     )
 
@@ -156,6 +156,7 @@ def build_query_evaluation(
   *,
   memory: client_state.Memory = client_state.forget,
   train: tuple[str, ...] = (),
+  reads: tiers.Reads | None = None,
   terms: tuple[phases.Term, ...] = (),
   personalise: phases.Phase | None = None,
   split: splits.Split | None = None,
@@ -166,8 +167,9 @@ def build_query_evaluation(
   Args:
     model: The model to measure.
     memory: What clients remember as the evaluation begins; nothing by default.
-    train: What is a client's own, which `personalise` trains. If PERSONAL is,
-      its copy of the global weights is measured.
+    train: What is a client's own, which `personalise` trains.
+    reads: Which weights the model reads. If PERSONAL is trained, the client's
+      copy of the global ones by default.
     terms: Losses to add when personalising.
     personalise: How clients personalise; not at all by default.
     split: Support and query set. The two halves by default if clients
@@ -178,11 +180,13 @@ def build_query_evaluation(
     CompositionError, PhaseError: If the arguments do not fit together.
   """
   support, query = split or (splits.halves() if personalise else splits.same())
+  if reads is None and tiers.PERSONAL in train:
+    reads = tiers.personal_copy
   measure = phases.Phase(
     train=(),
     on=query,
     batch_size=measure_batch_size,
-    reads=tiers.PERSONAL if tiers.PERSONAL in train else tiers.GLOBAL,
+    reads=reads,
     measured=True,
   )
   work = [measure]
@@ -191,6 +195,7 @@ def build_query_evaluation(
       personalise,
       train=train,
       on=support,
+      reads=reads,
       terms=(*personalise.terms, *terms),
       measured=False,
     )

@@ -13,34 +13,21 @@ import tensorflow as tf
 
 from tff_partial import errors
 from tff_partial import tiers
+from tff_partial.contexts import ClientContext
 
 
 class GroupError(errors.UserError, TypeError):
   """Raised when groups are missing, or do not fit a model or its work."""
 
 
-class Situation(NamedTuple):
-  """What a client knows when it chooses its group.
-
-  Attributes:
-    weights: Tier to named tensors, as they stand; of GROUP all copies.
-    examples: The client's examples, `[capacity, ...]`.
-    count: int32 scalar, how many of them are real.
-  """
-
-  weights: tiers.Weights
-  examples: Mapping[str, Any]
-  count: tf.Tensor
-
-
 class Assign(NamedTuple):
   """The place in a client's work at which it chooses its group.
 
   Attributes:
-    choose: (the client's situation) -> int32 scalar, from 0 to K - 1.
+    choose: (what the client knows) -> int32 scalar, from 0 to K - 1.
   """
 
-  choose: Callable[[Situation], tf.Tensor]
+  choose: Callable[[ClientContext], tf.Tensor]
 
 
 def by_attribute(
@@ -53,8 +40,8 @@ def by_attribute(
       of which the first counts: a client is of one group with all it has.
   """
 
-  def choose(situation: Situation) -> tf.Tensor:
-    return tf.cast(read(situation.examples)[0], tf.int32)
+  def choose(client: ClientContext) -> tf.Tensor:
+    return tf.cast(read(client.examples)[0], tf.int32)
 
   return Assign(choose)
 
@@ -71,10 +58,10 @@ def nearest(embedding: str, centers: str) -> Assign:
     centers: Name of the GLOBAL variable, `[K, size]`.
   """
 
-  def choose(situation: Situation) -> tf.Tensor:
+  def choose(client: ClientContext) -> tf.Tensor:
     distances = squared_distances(
-      _weight(situation, tiers.LOCAL, embedding),
-      _weight(situation, tiers.GLOBAL, centers),
+      client.weight(tiers.LOCAL, embedding),
+      client.weight(tiers.GLOBAL, centers),
     )
     return tf.argmin(distances, output_type=tf.int32)
 
@@ -86,16 +73,6 @@ def squared_distances(point: tf.Tensor, centers: tf.Tensor) -> tf.Tensor:
   return tf.reduce_sum(
     tf.math.squared_difference(point[..., tf.newaxis, :], centers), -1
   )
-
-
-def _weight(situation: Situation, tier: str, name: str) -> tf.Tensor:
-  named: Mapping[str, tf.Tensor] = situation.weights.get(tier, {})
-  if name not in named:
-    raise GroupError(
-      f'Groups are chosen by the {tier} variable {name!r}, but the model has '
-      f'{list(named)} there.'
-    )
-  return named[name]
 
 
 def copy_of(stacked: tiers.NamedTensors, group: tf.Tensor) -> Any:

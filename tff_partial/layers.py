@@ -4,8 +4,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_partial import groups
-
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class PrivateVector(tf.keras.layers.Layer):
@@ -92,61 +90,12 @@ class PrivateVector(tf.keras.layers.Layer):
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class Prototypes(tf.keras.layers.Layer):
-  """Vectors that all clients share, one for each group, and how near they are.
-
-  They are the prototypes of FedEmbed's section 3.3.2 or the nodes of its
-  self-organizing map (3.3.1). Maps the client's own vectors `[batch, size]` to
-  two tensors `[batch, groups]`: the squared Euclidean distance to each
-  prototype, and numbers from a normal distribution, by the largest of which a
-  loss can choose a group at random. Out of training these are zero.
-  """
-
-  def __init__(
-    self, num_groups: int, *, initializer: Any = 'uniform', **kwargs: Any
-  ):
-    """Makes the layer.
-
-    Args:
-      num_groups: How many there are.
-      initializer: Keras initializer of the vectors.
-      **kwargs: What every layer takes, such as its name.
-    """
-    super().__init__(**kwargs)
-    self.num_groups = num_groups
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.noise = tf.keras.layers.GaussianNoise(1.0)
-
-  def build(self, input_shape: tf.TensorShape) -> None:
-    """Makes the weights."""
-    self.vectors = self.add_weight(
-      name='vectors',
-      shape=[self.num_groups, input_shape[-1]],
-      initializer=self.initializer,
-    )
-    super().build(input_shape)
-
-  def call(
-    self, vector: tf.Tensor, training: bool | None = None
-  ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns distances and draws."""
-    distances = groups.squared_distances(vector, self.vectors)
-    return distances, self.noise(tf.zeros_like(distances), training=training)
-
-  def get_config(self) -> dict[str, Any]:
-    """Returns what makes the same layer again."""
-    return {
-      **super().get_config(),
-      'num_groups': self.num_groups,
-      'initializer': tf.keras.initializers.serialize(self.initializer),
-    }
-
-
-@tf.keras.saving.register_keras_serializable(package='tff_partial')
 class Centers(tf.keras.layers.Layer):
   """Vectors that all clients share, one for each group; no output reads them.
 
-  They are the centers of PFedKM's gradients. Maps its input to itself.
+  They are FedEmbed's prototypes (section 3.3.2), the nodes of its
+  self-organizing map (3.3.1), or the centers of PFedKM's gradients. Maps its
+  input to itself.
   """
 
   def __init__(

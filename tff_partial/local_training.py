@@ -9,35 +9,48 @@ import tensorflow as tf
 from tff_partial import groups
 from tff_partial import keras_metrics
 from tff_partial import lookups
-from tff_partial import models
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import rows
 from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.contexts import Batch
+from tff_partial.contexts import ClientContext
+from tff_partial.contexts import Compute
 
 
-class Worked(NamedTuple):
+class ClientResult(NamedTuple):
   """What a client has after its phases.
 
   Attributes:
-    weights: Tier to named tensors; of GROUP the copy of the client's group.
-    group: int32, the client's group; 0 if the model has none.
+    context: What it knows: weights, of GROUP the copy of the client's group,
+      and what it computed.
     metrics: States of the metrics over all measured batches.
     loss: Sum of the losses and number of them, over all measured batches.
     num_examples: int32, examples that the measured phases chose.
+    num_steps: Tier to how many optimizer steps it was trained by, int32.
     is_finite: Whether every loss and every new weight was a finite number.
     changes: Name of each GLOBAL table of which only some rows were trained, to
       these rows and what they were before less what they are now.
   """
 
-  weights: tiers.Weights
-  group: tf.Tensor
+  context: ClientContext
   metrics: keras_metrics.MetricState
   loss: list[tf.Tensor]
   num_examples: tf.Tensor
+  num_steps: Mapping[str, tf.Tensor]
   is_finite: tf.Tensor
-  changes: collections.OrderedDict[str, rows.Change]
+  changes: Mapping[str, rows.Change]
+
+  @property
+  def weights(self) -> tiers.Weights:
+    """Tier to named tensors."""
+    return self.context.weights
+
+  @property
+  def group(self) -> tf.Tensor:
+    """int32, the client's group; 0 if the model has none."""
+    return self.context.group
 
 
 class _Batches:
@@ -153,9 +166,9 @@ class _Stand(NamedTuple):
   Attributes:
     optimizers: For each phase, the optimizer's state of each tier.
     trained: Tier to the weights that any of the phases trains.
-    metrics: See `Worked`.
-    loss: See `Worked`.
-    is_finite: See `Worked`.
+    metrics: See `ClientResult`.
+    loss: See `ClientResult`.
+    is_finite: See `ClientResult`.
   """
 
   optimizers: list[collections.OrderedDict[str, Any]]
@@ -195,22 +208,39 @@ def _trained_by(
   return chosen
 
 
+def _connected(gradients: Any, trained: tiers.Weights) -> Any:
+  """Gradients by tier, zeros for variables on which nothing depends.
+
+  Raises:
+    PhaseError: If the phase would not move a tier that it trains at all.
+  """
+  for tier, named in gradients.items():
+    if all(gradient is None for gradient in named.values()):
+      raise phases.PhaseError(
+        f'A phase trains {tier!r}, but what it minimizes depends on none of '
+        f'{list(named)}, so that they would stay as they are. Let the model '
+        'read them in that phase, name terms that depend on them, or do not '
+        'train them.'
+      )
+  return collections.OrderedDict(
+    (
+      tier,
+      collections.OrderedDict(
+        (name, tf.zeros_like(trained[tier][name]) if slope is None else slope)
+        for name, slope in named.items()
+      ),
+    )
+    for tier, named in gradients.items()
+  )
+
+
 class _Client:
   """What does not change while a client works at phases in turn."""
 
-  def __init__(
-    self,
-    model: models.PartialModel,
-    tables: lookups.Tables,
-    weights: tiers.Weights,
-    received: tiers.Weights,
-    frozen: tiers.NamedTensors,
-  ):
-    self.model = model
+  def __init__(self, tables: lookups.Tables, context: ClientContext):
+    self.model = context.model
     self.tables = tables
-    self.weights = weights
-    self.received = received
-    self.frozen = frozen
+    self.context = context
 
   def step(
     self,
@@ -227,15 +257,13 @@ class _Client:
     metrics, loss = stand.metrics, stand.loss
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(mine)
-      weights = _replaced(self.weights, stand.trained)
-      objective = tf.constant(0.0)
+      weights = _replaced(self.context.weights, stand.trained)
+      objective, predictions = tf.constant(0.0), None
       if phase.with_loss or measured:
         with rows.reading():
           predictions, regularization = self.model.predict(
-            self.tables.stand_in(
-              tiers.read_by_model(weights, phase.reads), batch['places']
-            ),
-            self.frozen,
+            self.tables.stand_in(phase.read(weights), batch['places']),
+            self.context.frozen,
             batch['x'],
             training=bool(mine),
             seed=seed,
@@ -250,16 +278,22 @@ class _Client:
         )
       if phase.with_loss:
         objective = value.objective
-      for term in phase.terms:
-        objective += term(weights, self.received)
+      if phase.terms:
+        context = self.context._replace(
+          weights=weights,
+          seed=random_bits.fold_in(seed, 'terms'),
+          batch=Batch(
+            batch['x'], batch['y'], batch['weight'], is_real, predictions
+          ),
+        )
+        for term in phase.terms:
+          objective += term(context)
     is_finite = tf.logical_and(stand.is_finite, tf.math.is_finite(objective))
     optimizers, trained = list(stand.optimizers), stand.trained
     if mine:
       states = collections.OrderedDict(optimizers[place])
       sums = []
-      gradients = tape.gradient(
-        objective, mine, unconnected_gradients=tf.UnconnectedGradients.ZERO
-      )
+      gradients = _connected(tape.gradient(objective, mine), mine)
       moved: tiers.Weights = collections.OrderedDict()
       for tier, named in mine.items():
         states[tier], moved[tier], changed = _descend(
@@ -313,32 +347,44 @@ class _Client:
 
 
 def _assigned(
-  assign: groups.Assign,
-  before: Worked,
-  copies: tiers.NamedTensors,
-  examples: Mapping[str, Any],
-  count: tf.Tensor,
-) -> Worked:
-  """Lets a client choose its group, after what was done `before`."""
+  assign: groups.Assign, context: ClientContext, copies: tiers.NamedTensors
+) -> ClientContext:
+  """Lets a client choose its group, out of all copies."""
 
   def with_group(held: Any) -> tiers.Weights:
-    return collections.OrderedDict(before.weights, **{tiers.GROUP: held})
+    return collections.OrderedDict(context.weights, **{tiers.GROUP: held})
 
-  group = assign.choose(groups.Situation(with_group(copies), examples, count))
-  return before._replace(
-    weights=with_group(groups.copy_of(copies, group)), group=group
+  group = assign.choose(context._replace(weights=with_group(copies)))
+  own = groups.copy_of(copies, group)
+  received = collections.OrderedDict(context.received, **{tiers.GROUP: own})
+  return context._replace(
+    weights=with_group(own), received=received, group=group
   )
+
+
+def _counted(
+  num_steps: Mapping[str, tf.Tensor],
+  turns: Sequence[phases.Phase],
+  batches: tf.Tensor,
+) -> dict[str, tf.Tensor]:
+  """How many steps each tier was trained by, some batches later."""
+  counted = dict(num_steps)
+  for phase in turns:
+    for tier in phase.train:
+      counted[tier] = counted.get(tier, 0) + batches * phase.repeats
+  return counted
 
 
 def _take_turns(
   turns: Sequence[phases.Phase],
-  client: _Client,
-  before: Worked,
+  tables: lookups.Tables,
+  before: ClientResult,
   batches: _Batches,
   count: tf.Tensor,
   seed: tf.Tensor,
-) -> Worked:
+) -> ClientResult:
   """Runs phases that take turns on each batch, after what was done `before`."""
+  client = _Client(tables, before.context)
   trained = _trained_by(turns, before.weights)
   optimizers = [
     collections.OrderedDict(
@@ -386,45 +432,38 @@ def _take_turns(
   num_examples = before.num_examples
   if any(phase.measured for phase in turns):
     num_examples += count
-  return Worked(
-    _replaced(before.weights, stand.trained),
-    before.group,
-    stand.metrics,
-    stand.loss,
-    num_examples,
-    stand.is_finite,
-    before.changes,
+  return before._replace(
+    context=before.context._replace(
+      weights=_replaced(before.weights, stand.trained)
+    ),
+    metrics=stand.metrics,
+    loss=stand.loss,
+    num_examples=num_examples,
+    num_steps=_counted(before.num_steps, turns, batches.number),
+    is_finite=stand.is_finite,
   )
 
 
 def run(
   work: phases.Work,
-  model: models.PartialModel,
-  weights: tiers.Weights,
-  frozen: tiers.NamedTensors,
-  examples: Mapping[str, Any],
-  count: tf.Tensor,
-  seed: tf.Tensor,
+  context: ClientContext,
   tables: lookups.Tables | None = None,
   round_number: tf.Tensor | None = None,
-) -> Worked:
+) -> ClientResult:
   """Runs phases one after another on one client's examples.
 
   Args:
     work: What to do.
-    model: The model.
-    weights: Tier to its trainable weights as the round begins; of GROUP all
-      copies.
-    frozen: Weights that are never trained.
-    examples: The client's examples, `[capacity, ...]`.
-    count: int32 scalar, how many of them are real.
-    seed: int32 `[2]`; everything that is drawn follows from it.
+    context: What the client knows as the round begins: `weights` are all that
+      it holds, of GROUP all copies. Everything that is drawn follows from its
+      `seed`.
     tables: Those that are trained by rows; none by default.
     round_number: int32 scalar: how many rounds were done, for work that
       depends on it.
   """
-  tables = tables or lookups.Tables(model, ())
-  chosen_rows = tables.choose(frozen, examples['x'], count)
+  tables = tables or lookups.Tables(context.model, ())
+  seed, examples = context.seed, context.examples
+  chosen_rows = tables.choose(context.frozen, examples['x'], context.count)
 
   def with_tables(
     weights: tiers.Weights, value_of: Callable[[str, rows.Chosen], tf.Tensor]
@@ -434,32 +473,39 @@ def run(
     )
     return _replaced(weights, collections.OrderedDict({tiers.GLOBAL: values}))
 
+  weights = context.weights
   held = weights.get(tiers.GLOBAL, collections.OrderedDict())
   weights = with_tables(weights, lambda name, chosen: chosen.of(held[name]))
   copies = weights.get(tiers.GROUP, collections.OrderedDict())
-  group = tf.constant(0)
   if copies:
     # Until the client chooses, for phases that read no group's weights.
-    weights[tiers.GROUP] = groups.copy_of(copies, group)
-  examples = {
+    weights[tiers.GROUP] = groups.copy_of(copies, tf.constant(0))
+  read = {
     **examples,
     'places': {name: chosen.places for name, chosen in chosen_rows.items()},
   }
-  done = Worked(
-    weights,
-    group,
-    model.metrics.initial_state(),
+  done = ClientResult(
+    context._replace(weights=weights, received=weights, group=tf.constant(0)),
+    context.model.metrics.initial_state(),
     [tf.constant(0.0), tf.constant(0.0)],
     tf.constant(0),
+    dict.fromkeys(weights, tf.constant(0)),
     tf.constant(True),
-    collections.OrderedDict(),
+    {},
   )
   # The same for all phases, so that drawn parts of the data stay disjoint.
   part_seed = random_bits.fold_in(seed, 'part')
   for number, part in enumerate(work):
+    own_seed = random_bits.fold_in(seed, f'phase {number}')
     if isinstance(part, groups.Assign):
-      done = _assigned(part, done, copies, examples, count)
-      weights[tiers.GROUP] = done.weights[tiers.GROUP]
+      known = _assigned(part, done.context._replace(seed=own_seed), copies)
+      done = done._replace(context=known)
+      continue
+    if isinstance(part, Compute):
+      known = done.context._replace(seed=own_seed)
+      found = part.function(known.on(part.on, part_seed))
+      computed = {**known.computed, part.name: found}
+      done = done._replace(context=known._replace(computed=computed))
       continue
     turns = [
       phase
@@ -469,22 +515,25 @@ def run(
     ]
     if not turns:
       continue
-    own_seed = random_bits.fold_in(seed, f'phase {number}')
-    chosen = turns[0].on.choose(examples, count, part_seed)
+    chosen = turns[0].on.choose(examples, context.count, part_seed)
     batches = _Batches(
       turns[0],
-      examples,
+      read,
       chosen,
       random_bits.fold_in(own_seed, 'shuffle'),
       round_number,
     )
-    client = _Client(model, tables, done.weights, weights, frozen)
-    done = _take_turns(turns, client, done, batches, chosen.count, own_seed)
+    done = _take_turns(turns, tables, done, batches, chosen.count, own_seed)
   after = done.weights.get(tiers.GLOBAL, held)
   return done._replace(
-    # Nobody computes a whole table who does not read it.
-    weights=with_tables(
-      done.weights, lambda name, chosen: chosen.within(held[name], after[name])
+    context=done.context._replace(
+      # Nobody computes a whole table who does not read it.
+      weights=with_tables(
+        done.weights,
+        lambda name, chosen: chosen.within(held[name], after[name]),
+      ),
+      received=with_tables(done.context.received, lambda name, _: held[name]),
+      seed=seed,
     ),
     changes=collections.OrderedDict(
       (name, rows.Change(chosen.ids, weights[tiers.GLOBAL][name] - after[name]))

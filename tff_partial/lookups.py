@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_partial import contexts
 from tff_partial import models
 from tff_partial import phases
 from tff_partial import random_bits
@@ -28,7 +29,8 @@ class Tables:
   A table is trained as a whole if the model also uses it otherwise, as a
   regularizer does; if another optimizer than plain gradient descent, or a term,
   might move rows that no example looks up; if its ids do not follow from each
-  example alone; or if clients have copies of their own.
+  example alone; or if clients have copies of their own, or compute something
+  beside.
   """
 
   def __init__(self, model: models.PartialModel, work: phases.Work):
@@ -103,8 +105,9 @@ def _moves_by_rows(name: str, work: phases.Work) -> bool:
   return (
     bool(training)
     and not any(
-      phase.terms or phase.reads == tiers.PERSONAL for phase in active
+      phase.terms or phase.read is not tiers.as_they_are for phase in active
     )
+    and not any(isinstance(part, contexts.Compute) for part in work)
     and all(
       phases.is_plain_descent(phase.optimizer_of(tiers.GLOBAL))
       for phase in training

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tff_partial import client_records
 from tff_partial import client_store as client_store_lib
 from tff_partial import cohorts
+from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import examples
@@ -147,19 +148,23 @@ def _at_home(
     )
   # A copy that is neither kept nor measured is a step on the way.
   kept = work.initialize_client.type_signature.result
-  has_copy = tiers.PERSONAL in tff.structure.name_list(kept) or any(
-    phase.measured and phase.reads == tiers.PERSONAL
-    for phase in phases.flat(work.work)
-  )
+  keeps_copy = tiers.PERSONAL in tff.structure.name_list(kept)
+  reads: tiers.Reads = tiers.as_they_are
+  for phase in phases.flat(work.work):
+    if phase.measured or (keeps_copy and tiers.PERSONAL in phase.train):
+      if phase.read is not tiers.as_they_are:
+        reads = phase.read
   if took_part:
-    own = [part for part in own if isinstance(part, groups.Assign)]
+    own = [
+      part for part in own if isinstance(part, groups.Assign | contexts.Compute)
+    ]
   return evaluation_lib.build_evaluation(
     process.model,
     work=[
       *own,
       phases.Phase(
         train=(),
-        reads=tiers.PERSONAL if has_copy else tiers.GLOBAL,
+        reads=reads,
         measured=True,
       ),
     ],

@@ -8,11 +8,12 @@ In between, clients of a model with groups choose theirs (see `groups.py`).
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import re
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import groups
 from tff_partial import models
@@ -20,9 +21,8 @@ from tff_partial import splits
 from tff_partial import tiers
 
 Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
-# An extra loss term: (weights by tier, weights by tier as the round began)
-# -> scalar. See `terms.py`.
-Term = Callable[[Any, Any], tf.Tensor]
+# An extra loss term: (what the client knows) -> scalar. See `terms.py`.
+Term = Callable[[contexts.ClientContext], tf.Tensor]
 # From how many rounds were done to how many epochs the next one has.
 Epochs: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
@@ -69,8 +69,9 @@ class Phase:
     terms: Losses to add to the model's own.
     loss: Another loss than the model's own, of the same labels and predictions.
     with_loss: Whether the loss is trained on, and not terms alone.
-    reads: GLOBAL, or PERSONAL if the model reads the client's own copy of the
-      global weights. A phase that trains PERSONAL reads it, too.
+    reads: Which weights the model reads, a function of those that the client
+      holds, such as `tiers.personal_copy`. By default that is for phases that
+      train PERSONAL, and `tiers.as_they_are` for others.
     measured: Whether the phase's predictions count in the metrics and its
       examples weigh the client. Predictions are those before each batch.
   """
@@ -89,28 +90,29 @@ class Phase:
   terms: tuple[Term, ...] = ()
   loss: models.LossFn | None = None
   with_loss: bool = True
-  reads: str = tiers.GLOBAL
+  reads: tiers.Reads | None = None
   measured: bool = False
 
   def __post_init__(self) -> None:
     """Checks the settings."""
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
-    if self.reads not in (tiers.GLOBAL, tiers.PERSONAL):
+    if not (self.reads is None or callable(self.reads)):
       raise PhaseError(
-        f'reads={self.reads!r}: a model reads the {tiers.GLOBAL!r} weights, or '
-        f"the client's own copy of them, {tiers.PERSONAL!r}."
+        f'reads={self.reads!r}: which weights the model reads is a function of '
+        'those that the client holds, such as `tiers.as_they_are` or '
+        '`tiers.personal_copy`.'
       )
-    if tiers.PERSONAL in train:
-      object.__setattr__(self, 'reads', tiers.PERSONAL)
     if (
-      tiers.GLOBAL in train and self.reads == tiers.PERSONAL and not self.terms
+      tiers.GLOBAL in train
+      and self.read is tiers.personal_copy
+      and not self.terms
     ):
       raise PhaseError(
-        f'train={train}, reads={self.reads!r}: the loss does not depend on the '
-        f"{tiers.GLOBAL!r} weights where the model reads the client's own copy "
-        'of them, so that they would stay as they are. Train them in a phase '
-        'of their own, or name terms that depend on them.'
+        f'train={train}: the loss does not depend on the {tiers.GLOBAL!r} '
+        "weights where the model reads the client's own copy of them, so that "
+        'they would stay as they are. Train them in a phase of their own, or '
+        'name terms that depend on them.'
       )
     for name, least in (('batch_size', 1), ('epochs', 1), ('repeats', 1)):
       value = getattr(self, name)
@@ -141,6 +143,14 @@ class Phase:
         f'`build_sgdm(0.1)`; found {type(optimizer).__name__}.'
       )
 
+  @property
+  def read(self) -> tiers.Reads:
+    """From what the client holds to the weights that the model reads."""
+    if self.reads is not None:
+      return self.reads
+    is_own = tiers.PERSONAL in self.train
+    return tiers.personal_copy if is_own else tiers.as_they_are
+
   def optimizer_of(self, tier: str) -> Optimizer:
     """Returns what trains a tier."""
     if isinstance(self.optimizer, Mapping):
@@ -163,7 +173,8 @@ class Together(NamedTuple):
   phases: tuple[Phase, ...]
 
 
-Work: TypeAlias = Sequence[Phase | Together | groups.Assign]
+Part: TypeAlias = Phase | Together | groups.Assign | contexts.Compute
+Work: TypeAlias = Sequence[Part]
 
 _SCHEDULE = ('on', 'batch_size', 'epochs', 'max_steps', 'shuffle')
 
@@ -178,14 +189,14 @@ def flat(work: Work) -> list[Phase]:
   return [
     phase
     for part in work
-    if not isinstance(part, groups.Assign)
+    if isinstance(part, Phase | Together)
     for phase in taking_turns(part)
   ]
 
 
 def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
   """What of a phase trains what stays with the client, if anything does."""
-  train = tuple(t for t in phase.train if t in (tiers.LOCAL, tiers.PERSONAL))
+  train = tuple(t for t in phase.train if t in tiers.CLIENTS)
   if not train:
     return None
   epochs = phase.epochs
@@ -196,7 +207,7 @@ def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
   )
 
 
-def own(work: Work, rounds: int) -> list[Phase | Together | groups.Assign]:
+def own(work: Work, rounds: int) -> list[Part]:
   """What of a client's work trains what stays with it, on all its examples.
 
   Args:
@@ -204,20 +215,32 @@ def own(work: Work, rounds: int) -> list[Phase | Together | groups.Assign]:
     rounds: How many rounds were done, for epochs that follow them.
 
   Returns:
-    The phases that train LOCAL or PERSONAL, and no more than that, and how the
-    client chooses its group; nothing if it has nothing of its own.
+    The phases that train what is the client's own, and no more than that, and
+    how it chooses its group and what it computes for that; nothing if it has
+    nothing of its own.
   """
   on = splits.everything()
-  found: list[Phase | Together | groups.Assign] = []
+  found: list[Part] = []
+  chooses = any(isinstance(part, groups.Assign) for part in work)
   for part in work:
-    if isinstance(part, groups.Assign):
-      found.append(part)
+    if not isinstance(part, Phase | Together):
+      if isinstance(part, contexts.Compute):
+        part = part._replace(on=on)
+      found += [part] if chooses else []
       continue
     turns = [_own_part(phase, on, rounds) for phase in taking_turns(part)]
     kept = tuple(phase for phase in turns if phase is not None)
     if kept:
       found.append(kept[0] if len(kept) == 1 else Together(kept))
   return found
+
+
+def holds_a_copy(work: Work) -> bool:
+  """Whether clients need a copy of their own of the GLOBAL weights."""
+  return any(
+    tiers.PERSONAL in phase.train or phase.read is not tiers.as_they_are
+    for phase in flat(work)
+  )
 
 
 def follow_rounds(work: Work) -> bool:
@@ -236,7 +259,7 @@ def check(work: Work, model: models.PartialModel) -> None:
   """
   _check_groups(work, model)
   for part in work:
-    if isinstance(part, groups.Assign):
+    if not isinstance(part, Phase | Together):
       continue
     first, *others = taking_turns(part)
     for other in others:
@@ -250,6 +273,8 @@ def check(work: Work, model: models.PartialModel) -> None:
     names = [
       v.name for tier in phase.train for v in model.trainable(_model_tier(tier))
     ]
+    if tiers.OTHER in phase.train:
+      continue  # Its names are the algorithm's.
     if phase.only is not None and not any(map(phase.trains, names)):
       raise PhaseError(
         f'only={phase.only!r} names none of the variables that the phase could '

@@ -26,8 +26,8 @@ import tensorflow_federated as tff
 from tff_partial import aggregators
 from tff_partial import clippings
 from tff_partial import cohorts
+from tff_partial import messages
 from tff_partial import privacy
-from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
 
@@ -198,7 +198,7 @@ class Canaries:
     """The seeds with which they send, by which they are known there."""
     with tf.init_scope():
       to_sending = tf.function(
-        lambda seeds: tf.map_fn(processes.sending_seed, seeds)
+        lambda seeds: tf.map_fn(messages.sending_seed, seeds)
       )
       return to_sending(tf.constant(self.seeds)).numpy()
 
@@ -211,8 +211,8 @@ class Canaries:
     return _WithCanaries(clients, self)
 
   def before_sending(
-    self, then: processes.BeforeSending | None = None
-  ) -> processes.BeforeSending:
+    self, then: messages.BeforeSending | None = None
+  ) -> messages.BeforeSending:
     """What clients do before they send, where canaries are among them.
 
     Args:
@@ -301,7 +301,7 @@ class _Sending:
   """Has canaries send their element; see `Canaries.before_sending`."""
 
   canaries: Canaries
-  then: processes.BeforeSending | None
+  then: messages.BeforeSending | None
 
   @property
   def mechanism(self) -> privacy.Mechanism | None:

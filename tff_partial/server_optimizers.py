@@ -1,9 +1,11 @@
-"""Server optimizers that treat some variables apart."""
+"""Optimizers around others: some variables apart, or kept within bounds."""
 
 import collections
 from collections.abc import Mapping
 import re
 from typing import Any
+
+import tensorflow as tf
 
 from tff_partial.phases import Optimizer
 
@@ -72,3 +74,32 @@ class _ByName(Optimizer):
       for tier, named in weights.items()
     )
     return states, whole
+
+
+def within(optimizer: Optimizer, low: float, high: float) -> Optimizer:
+  """Moves weights as another optimizer does, but not out of an interval.
+
+  Args:
+    optimizer: Moves them.
+    low: Where the interval begins.
+    high: Where it ends.
+  """
+  return _Within(optimizer, low, high)
+
+
+class _Within(Optimizer):
+  """Projects what another optimizer comes to onto an interval."""
+
+  def __init__(self, optimizer: Optimizer, low: float, high: float):
+    self._optimizer, self._low, self._high = optimizer, low, high
+
+  def initialize(self, specs: Any) -> Any:
+    """The first state of the other."""
+    return self._optimizer.initialize(specs)
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """Takes a step of the other, and projects."""
+    state, moved = self._optimizer.next(state, weights, gradients)
+    return state, tf.nest.map_structure(
+      lambda tensor: tf.clip_by_value(tensor, self._low, self._high), moved
+    )

@@ -1,13 +1,17 @@
 """Extra loss terms: what a phase minimizes beside, or instead of, the loss.
 
-A term is `(weights by tier, weights by tier as the round began) -> scalar`.
+A term is `(what the client knows) -> scalar`: weights as they stand and as the
+round began, the batch, what the server sends beside weights.
 """
+
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tff_partial import errors
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.contexts import ClientContext
 
 
 class TermError(errors.UserError, ValueError):
@@ -55,10 +59,12 @@ def proximal(strength: float, tier: str = tiers.GLOBAL) -> phases.Term:
   (tier,) = tiers.check_tiers(tier, 'proximal')
   center = tiers.GLOBAL if tier == tiers.PERSONAL else tier
 
-  def term(weights: tiers.Weights, received: tiers.Weights) -> tf.Tensor:
-    if tier not in weights:
+  def term(client: ClientContext) -> tf.Tensor:
+    if tier not in client.weights:
       return tf.constant(0.0)
-    return strength * _half_square(weights[tier], received[center])
+    return strength * _half_square(
+      client.weights[tier], client.received[center]
+    )
 
   return term
 
@@ -79,10 +85,9 @@ def moreau(strength: float) -> phases.Term:
   """
   _check_strength(strength, 'moreau')
 
-  def term(weights: tiers.Weights, received: tiers.Weights) -> tf.Tensor:
-    del received
+  def term(client: ClientContext) -> tf.Tensor:
     return strength * _half_square(
-      weights[tiers.PERSONAL], weights[tiers.GLOBAL]
+      client.weights[tiers.PERSONAL], client.weights[tiers.GLOBAL]
     )
 
   return term
@@ -102,10 +107,38 @@ def l2(strength: float, tier: str) -> phases.Term:
   _check_strength(strength, 'l2')
   (tier,) = tiers.check_tiers(tier, 'l2')
 
-  def term(weights: tiers.Weights, received: tiers.Weights) -> tf.Tensor:
-    del received
-    if tier not in weights:
+  def term(client: ClientContext) -> tf.Tensor:
+    if tier not in client.weights:
       return tf.constant(0.0)
-    return strength * _half_square(weights[tier])
+    return strength * _half_square(client.weights[tier])
+
+  return term
+
+
+def linear(
+  slopes: Callable[[ClientContext], tiers.NamedTensors],
+  tier: str = tiers.GLOBAL,
+) -> phases.Term:
+  """Adds the same slopes to the gradient in each step, `<slopes, w>`.
+
+  Args:
+    slopes: (what the client knows) -> a slope for each variable of the tier, by
+      name.
+    tier: The tier.
+
+  Raises:
+    UnknownTierError: If there is no such tier.
+  """
+  (tier,) = tiers.check_tiers(tier, 'linear')
+
+  def term(client: ClientContext) -> tf.Tensor:
+    added = slopes(client)
+    return tf.add_n(
+      [tf.constant(0.0)]
+      + [
+        tf.reduce_sum(tf.cast(added[name] * tensor, tf.float32))
+        for name, tensor in client.weights.get(tier, {}).items()
+      ]
+    )
 
   return term

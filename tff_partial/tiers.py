@@ -2,7 +2,7 @@
 
 A model's variables belong to GLOBAL, GROUP or LOCAL. A client may hold a copy
 of its own of the GLOBAL ones besides, which is the tier PERSONAL, under the
-same names.
+same names, and numbers that are no variables of the model, the tier OTHER.
 
 Weights are a mapping from tier to a mapping from variable name to tensor. The
 two laws of this module: `join(*split(weights, tiers)) == weights` for any
@@ -10,7 +10,7 @@ choice of tiers, and `delta(weights, weights)` is zero.
 """
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -21,8 +21,10 @@ GLOBAL = 'global'  # One copy, at the server.
 GROUP = 'group'  # K copies, at the server; a client reads one of them.
 LOCAL = 'local'  # One copy per client, which never leaves it.
 PERSONAL = 'personal'  # A client's own copy of GLOBAL, which never leaves it.
+OTHER = 'other'  # A client's numbers beside the model, which never leave it.
 
-TIERS = (GLOBAL, GROUP, LOCAL, PERSONAL)
+TIERS = (GLOBAL, GROUP, LOCAL, PERSONAL, OTHER)
+CLIENTS = (LOCAL, PERSONAL, OTHER)  # What never leaves a client.
 
 # Variable name to tensor, within one tier.
 NamedTensors = collections.OrderedDict[str, tf.Tensor]
@@ -31,7 +33,7 @@ Weights = collections.OrderedDict[str, NamedTensors]
 
 
 class UnknownTierError(errors.UserError, ValueError):
-  """Raised for a tier that is none of GLOBAL, GROUP, LOCAL and PERSONAL."""
+  """Raised for a tier that is none of `TIERS`."""
 
 
 def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
@@ -89,17 +91,49 @@ def delta(before: NamedTensors, after: NamedTensors) -> NamedTensors:
   )
 
 
-def read_by_model(
-  weights: Mapping[str, NamedTensors], reads: str = GLOBAL
-) -> Weights:
-  """Returns the weights that a model reads, in the tiers of its variables.
+# From the weights that a client holds to those that the model reads, in the
+# tiers of the model's variables.
+Reads = Callable[[Weights], Weights]
+
+
+def as_they_are(weights: Weights) -> Weights:
+  """The model reads what the server sent and what is the client's own."""
+  return collections.OrderedDict(
+    (tier, named)
+    for tier, named in weights.items()
+    if tier not in (PERSONAL, OTHER)
+  )
+
+
+def personal_copy(weights: Weights) -> Weights:
+  """The model reads the client's own copy of the GLOBAL weights."""
+  return collections.OrderedDict(
+    as_they_are(weights), **{GLOBAL: weights[PERSONAL]}
+  )
+
+
+def mixed(share: Callable[[Weights], tf.Tensor]) -> Reads:
+  """The model reads a mixture of the client's own copy and the GLOBAL weights.
 
   Args:
-    weights: Tier to its named tensors.
-    reads: GLOBAL, or PERSONAL to read the client's own copy in its place.
+    share: (the weights that a client holds) -> the share of its own copy in the
+      mixture, a scalar from 0 to 1.
   """
-  return collections.OrderedDict(
-    (tier, weights[reads] if tier == GLOBAL else named)
-    for tier, named in weights.items()
-    if tier != PERSONAL
-  )
+
+  def mixture(weights: Weights) -> Weights:
+    own = share(weights)
+    return collections.OrderedDict(
+      as_they_are(weights),
+      **{
+        GLOBAL: collections.OrderedDict(
+          (
+            name,
+            tf.cast(own, tensor.dtype) * weights[PERSONAL][name]
+            + tf.cast(1.0 - own, tensor.dtype) * tensor,
+          )
+          for name, tensor in weights[GLOBAL].items()
+        )
+      },
+    )
+
+  return mixture

@@ -33,10 +33,10 @@ from tff_partial.assignments import Assignment
 from tff_partial.assignments import Parts
 from tff_partial.client_state import keep_local
 from tff_partial.client_state import remember_group
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
 from tff_partial.phases import Phase
 from tff_partial.phases import Together
-from tff_partial.processes import compose
-from tff_partial.processes import Joining
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
@@ -86,7 +86,9 @@ def build_fed_embed(
     model,
     memory=remember_group(keep_local),
     work=assignments.work(assignment, [Together((heads, global_head))]),
-    rematch=assignment.rematch,
+    statistics=[assignments.following(assignment.reassign)]
+    if assignment.reassign
+    else [],
     **assignments.joining(assignment, joining),
   )
 

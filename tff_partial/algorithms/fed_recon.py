@@ -17,12 +17,12 @@ from tff_partial import evaluation
 from tff_partial import models
 from tff_partial import splits
 from tff_partial.client_state import forget
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
 from tff_partial.phases import Epochs
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.processes import compose
-from tff_partial.processes import Joining
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL

@@ -14,14 +14,14 @@ counts for nothing and keeps what it had.
 import dataclasses
 from typing import Unpack
 
-from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import models
 from tff_partial.client_state import keep_local
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
 from tff_partial.phases import Phase
-from tff_partial.processes import compose
-from tff_partial.processes import Joining
 from tff_partial.processes import PartialProcess
+from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
@@ -30,7 +30,7 @@ def build_furl(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
-  private_rule: client_state.PrivateRule | None = None,
+  private_rule: Statistic | None = None,
   **joining: Unpack[Joining],
 ) -> PartialProcess:
   """Clients train federated and private parameters jointly; these stay.
@@ -44,7 +44,7 @@ def build_furl(
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
     private_rule: The rule `a_p` of Eq. 3. By default a client keeps what its
-      training came to (Eq. 7); `client_state.scaled_by_share` is Eq. 6.
+      training came to (Eq. 7); `statistics.SCALED_BY_SHARE` is Eq. 6.
     **joining: How the server joins updates (Eq. 2), as for `compose`.
 
   Raises:
@@ -52,7 +52,8 @@ def build_furl(
   """
   return compose(
     model,
-    memory=keep_local._replace(rule=private_rule),
+    memory=keep_local,
+    statistics=[private_rule] if private_rule else [],
     work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
     **joining,
   )

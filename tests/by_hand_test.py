@@ -1,0 +1,372 @@
+"""Baselines with a state at the server or a mixed model, beside NumPy loops.
+
+The model is `w x` for two inputs, the loss the squared error, and clients take
+their examples in their order, so that a reader can follow each loop.
+"""
+
+import collections
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import baselines
+from baselines import apfl
+from baselines import fed_proto
+from baselines import scaffold
+from tests import planted
+from tff_partial import models
+from tff_partial import personal_models
+from tff_partial import processes
+from tff_partial import runtimes
+from tff_partial import splits
+from tff_partial import tiers
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+_SIZES = {'ann': 5, 'bob': 3, 'cid': 4, 'dan': 2}
+_BATCH, _EPOCHS, _RATE = 2, 2, 0.1
+_TRAINING = Phase(optimizer=sgd(_RATE), batch_size=_BATCH, epochs=_EPOCHS)
+# Two take part in each round, and some of them again.
+_ROUNDS = (['ann', 'bob'], ['cid', 'ann'], ['bob', 'dan'], ['ann', 'cid'])
+_NAME = 'predict/kernel'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime() -> Iterator[None]:
+  with runtimes.cohort(jit=False):
+    yield
+
+
+def _build() -> tf.keras.Model:
+  inputs = tf.keras.Input([2])
+  predict = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='ones', name='predict'
+  )
+  return tf.keras.Model(inputs, predict(inputs))
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model() -> models.PartialModel:
+  return models.from_keras(_build, loss='mse')
+
+
+@pytest.fixture(scope='module', name='clients')
+def fixture_clients() -> dict[str, planted.Fields]:
+  random = np.random.default_rng(1)
+  return {
+    name: {
+      'x': random.normal(size=[size, 2]).astype(np.float32),
+      'y': random.normal(size=[size, 1]).astype(np.float32),
+    }
+    for name, size in _SIZES.items()
+  }
+
+
+def _gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  """Of the mean squared error."""
+  return 2 * x.T @ (x @ w - y) / len(y)
+
+
+def _batches(fields: planted.Fields) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  x, y = (fields[name].astype(np.float64) for name in ('x', 'y'))
+  for _ in range(_EPOCHS):
+    for begin in range(0, len(y), _BATCH):
+      yield x[begin : begin + _BATCH], y[begin : begin + _BATCH]
+
+
+def _trained(
+  process: processes.PartialProcess,
+  clients: dict[str, planted.Fields],
+  rounds: Any = _ROUNDS,
+) -> tuple[Any, dict[str, Any]]:
+  """The server's state after some rounds, and what each client remembers."""
+  state, remembered = process.initialize(), {}
+  for number, names in enumerate(rounds):
+    cohort = planted.cohort_of(
+      process, {name: clients[name] for name in names}, number
+    )
+    first = planted.first_states(process, cohort)
+    kept = [
+      remembered.get(name, new) for name, new in zip(names, first, strict=True)
+    ]
+    output = planted.run(process, cohort, state, kept)
+    state = output.state
+    remembered.update(zip(names, output.client_states, strict=True))
+  return state, remembered
+
+
+def _global(state: Any) -> Any:
+  return state.global_model_weights.trainable[tiers.GLOBAL][_NAME]
+
+
+# ---- SCAFFOLD ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize('option', [1, 2])
+def test_scaffold(option, model, clients):
+  process = baselines.build_scaffold(
+    model,
+    num_clients=len(clients),
+    learning_rate=_RATE,
+    option=option,
+    training=_TRAINING,
+    server_optimizer=sgd(0.8),
+  )
+  state, remembered = _trained(process, clients)
+  w, c = np.ones([2, 1]), np.zeros([2, 1])
+  own = {name: np.zeros([2, 1]) for name in clients}
+  for names in _ROUNDS:
+    moves, changes = [], []
+    for name in names:
+      local, steps = w, 0
+      for x, y in _batches(clients[name]):
+        local = local - _RATE * (_gradient(local, x, y) - own[name] + c)
+        steps += 1
+      new = own[name] - c + (w - local) / (steps * _RATE)
+      if option == 1:
+        new = _gradient(w, clients[name]['x'], clients[name]['y'])
+      moves.append(local - w)
+      changes.append(new - own[name])
+      own[name] = new
+    w = w + 0.8 * np.mean(moves, 0)
+    c = c + len(names) / len(clients) * np.mean(changes, 0)
+  np.testing.assert_allclose(_global(state), w, atol=1e-6)
+  np.testing.assert_allclose(state.client_work['server'][_NAME], c, atol=1e-6)
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(kept[_NAME], own[name], atol=1e-6)
+
+
+def test_a_client_without_examples_keeps_its_control_variate(model, clients):
+  # One example leaves none for the second half.
+  training = dataclasses.replace(_TRAINING, on=splits.halves().query)
+  process = baselines.build_scaffold(model, num_clients=2, training=training)
+  single = {name: values[:1] for name, values in clients['ann'].items()}
+  state, remembered = _trained(
+    process, {'ann': clients['ann'], 'eve': single}, [['ann', 'eve']] * 2
+  )
+  np.testing.assert_array_equal(remembered['eve'][_NAME], [[0.0], [0.0]])
+  own = remembered['ann'][_NAME]
+  assert np.abs(own).min() > 0
+  planted.assert_close(state.client_work['server'][_NAME], own / 2)
+
+
+def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
+  process = baselines.build_scaffold(model, num_clients=4, training=_TRAINING)
+  state, _ = _trained(process, clients, _ROUNDS[:1])
+  weights = process.get_model_weights(state)
+  changed = process.set_model_weights(state, weights)
+  planted.assert_same(
+    dict(changed.client_work['server']), dict(state.client_work['server'])
+  )
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'option': 3}, 'option=3: the paper has the options 1 and 2'),
+    ({'num_clients': 0}, 'num_clients=0, .*: both must be positive'),
+    ({'learning_rate': 0.0}, 'learning_rate=0.0: both must be positive'),
+  ],
+)
+def test_what_scaffold_cannot_do_is_refused(options, message, model):
+  with pytest.raises(scaffold.ScaffoldError, match=message):
+    baselines.build_scaffold(model, **{'num_clients': 4, **options})
+
+
+# ---- APFL --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('mixture_rate', [0.0, 0.3], ids=['fixed', 'adaptive'])
+def test_apfl(mixture_rate, model, clients):
+  process = baselines.build_apfl(
+    model,
+    mixture=0.4,
+    mixture_learning_rate=mixture_rate,
+    training=_TRAINING,
+  )
+  state, remembered = _trained(process, clients)
+  w = np.ones([2, 1])
+  own: dict[str, tuple[np.ndarray, float]] = {}
+  for names in _ROUNDS:
+    updates = []
+    for name in names:
+      local = w
+      v, alpha = own.get(name, (w, 0.4))
+      for x, y in _batches(clients[name]):
+        slope = _gradient(alpha * v + (1 - alpha) * local, x, y)
+        new_alpha = alpha - mixture_rate * float(np.sum((v - local) * slope))
+        v = v - _RATE * alpha * slope
+        local = local - _RATE * _gradient(local, x, y)
+        alpha = min(max(new_alpha, 0.0), 1.0)
+      own[name] = v, alpha
+      updates.append((len(clients[name]['y']), local - w))
+    w = w + sum(n * u for n, u in updates) / sum(n for n, _ in updates)
+  np.testing.assert_allclose(_global(state), w, atol=1e-6)
+  for name, kept in remembered.items():
+    v, alpha = own[name]
+    np.testing.assert_allclose(kept[tiers.PERSONAL][_NAME], v, atol=1e-6)
+    if mixture_rate:
+      assert alpha != 0.4
+      assert kept[tiers.OTHER]['alpha'] == pytest.approx(alpha, abs=1e-6)
+  # A client is measured with its mixture, and that is its own Keras model.
+  measuring = baselines.build_apfl_eval(
+    model, mixture=0.4, mixture_learning_rate=mixture_rate
+  )
+  cohort = planted.cohort_of(measuring, {'ann': clients['ann']}, 0)
+  weights = process.get_model_weights(state)
+  v, alpha = own['ann']
+  mixed = alpha * v + (1 - alpha) * w
+  errors = clients['ann']['x'] @ mixed - clients['ann']['y']
+  found = measuring.evaluate(weights, [remembered['ann']], cohort)
+  assert found.metrics['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+  keras_model = personal_models.model_of(
+    measuring, weights, remembered['ann'], cohort[0]
+  )
+  np.testing.assert_allclose(
+    keras_model.get_layer('predict').kernel, mixed, atol=1e-6
+  )
+
+
+@pytest.mark.parametrize('mixture', [-0.1, 1.1, float('nan')])
+def test_mixtures_that_are_none_are_refused(mixture, model):
+  with pytest.raises(apfl.MixtureError, match='lies between 0 and 1'):
+    baselines.build_apfl(model, mixture=mixture)
+
+
+# ---- FedProto ----------------------------------------------------------------
+
+
+def _two_layers() -> tf.keras.Model:
+  """Features `w x`, of which the sum of both is the prediction."""
+  inputs = tf.keras.Input([2])
+  features = tf.keras.layers.Dense(
+    2, use_bias=False, kernel_initializer='identity', name='features'
+  )(inputs)
+  total = tf.keras.layers.Lambda(
+    lambda t: tf.reduce_sum(t, -1, keepdims=True), name='total'
+  )(features)
+  return tf.keras.Model(inputs, {'features': features, 'total': total})
+
+
+@pytest.fixture(scope='module', name='with_features')
+def fixture_with_features() -> models.PartialModel:
+  return models.from_keras(
+    _two_layers,
+    loss=lambda labels, outputs: tf.square(labels - outputs['total'])[:, 0],
+    labels=tf.TensorSpec([1], tf.float32),
+  )
+
+
+def _proto(model: models.PartialModel, **options: Any) -> Any:
+  return baselines.build_fed_proto(
+    model,
+    **{
+      'num_classes': 3,
+      'features': lambda outputs: outputs['features'],
+      'classes': _classes,
+      'strength': 0.5,
+      'training': _TRAINING,
+      **options,
+    },
+  )
+
+
+def _classes(labels: tf.Tensor) -> tf.Tensor:
+  """Labels below and above zero; nobody has the third class."""
+  return tf.cast(labels[:, 0] > 0, tf.int32)
+
+
+def _proto_step(
+  w: np.ndarray, x: np.ndarray, y: np.ndarray, known: dict[int, np.ndarray]
+) -> np.ndarray:
+  """A step on the squared error and half of what holds features."""
+  features = x @ w
+  slopes = 2 * (features.sum(1, keepdims=True) - y) / len(y) * np.ones([1, 2])
+  for row, label in enumerate(y[:, 0] > 0):
+    if label in known:
+      # Mean over two features, and over the batch.
+      slopes[row] += 0.5 * (features[row] - known[label]) / len(y)
+  return w - _RATE * x.T @ slopes
+
+
+def test_fed_proto(with_features, clients):
+  process = _proto(with_features)
+  assert not process.sent
+  state, remembered = _trained(process, clients)
+  known: dict[int, np.ndarray] = {}
+  own: dict[str, np.ndarray] = {}
+  for names in _ROUNDS:
+    features = collections.defaultdict(list)
+    for name in names:
+      w = own.get(name, np.eye(2))
+      for x, y in _batches(clients[name]):
+        w = _proto_step(w, x, y, known)
+      own[name] = w
+      for x, y in zip(clients[name]['x'], clients[name]['y'], strict=True):
+        features[int(y[0] > 0)].append(x @ w)
+    known |= {of: np.mean(found, 0) for of, found in features.items()}
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(
+      kept[tiers.PERSONAL]['features/kernel'], own[name], atol=1e-6
+    )
+  server = state.client_work['server']
+  np.testing.assert_array_equal(server['is_known'], [True, True, False])
+  np.testing.assert_allclose(
+    server['prototypes'], [known[0], known[1], [0.0, 0.0]], atol=1e-6
+  )
+
+
+def test_without_its_strength_fed_proto_trains_locally(with_features, clients):
+  alone = baselines.build_local_only(with_features, training=_TRAINING)
+  _, expected = _trained(alone, clients)
+  _, found = _trained(_proto(with_features, strength=0.0), clients)
+  for name, kept in expected.items():
+    planted.assert_close(
+      dict(found[name][tiers.PERSONAL]), dict(kept[tiers.PERSONAL])
+    )
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'strength': -1.0}, 'the strength must be a finite number of 0 or more'),
+    ({'num_classes': 0}, 'num_classes=0: .* there must be a class'),
+    (
+      {'features': lambda outputs: outputs['features'][:, 0]},
+      r'features: those of one example are \(\), not a vector',
+    ),
+  ],
+)
+def test_what_fed_proto_cannot_do_is_refused(options, message, with_features):
+  with pytest.raises(fed_proto.PrototypeError, match=message):
+    _proto(with_features, **options)
+
+
+# ---- every runtime -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  'build',
+  [
+    lambda model: baselines.build_scaffold(
+      model, num_clients=4, option=1, training=_TRAINING
+    ),
+    lambda model: baselines.build_apfl(
+      model, mixture_learning_rate=0.3, training=_TRAINING
+    ),
+  ],
+  ids=['scaffold', 'apfl'],
+)
+def test_every_runtime_comes_to_the_same(
+  build: Callable[..., Any], model, clients
+):
+  process = build(model)
+  state, remembered = _trained(process, clients, _ROUNDS[:2])
+  with runtimes.native():
+    other, others = _trained(process, clients, _ROUNDS[:2])
+  planted.assert_close(_global(other), _global(state))
+  tf.nest.map_structure(planted.assert_close, others, remembered)

@@ -1,0 +1,533 @@
+"""Composes an algorithm's parts into a `PartialProcess`.
+
+`compose` reads as a round goes: what the server sends, what a client does with
+it and sends back (`messages.py`), how the server joins that and steps by it
+(`server_update.py`), and what clients keep.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import aggregators
+from tff_partial import client_state
+from tff_partial import client_work
+from tff_partial import messages
+from tff_partial import models
+from tff_partial import phases
+from tff_partial import privacy
+from tff_partial import server_update
+from tff_partial import tiers
+from tff_partial.client_work import CompositionError
+from tff_partial.messages import BeforeSending
+from tff_partial.messages import ClientWeightFn
+from tff_partial.messages import ClientWeighting
+from tff_partial.processes import PartialProcess
+from tff_partial.processes import PartialProcessOutput
+from tff_partial.statistics import Join
+from tff_partial.statistics import Statistic
+
+AggregationFactory: TypeAlias = aggregators.Factory
+# A model -> the server's state beside its weights, a structure of tensors.
+ServerState: TypeAlias = Callable[[models.PartialModel], Any]
+
+
+class Averaging(TypedDict, total=False):
+  """What builders of algorithms hand on to `compose`, where it is described."""
+
+  aggregator: AggregationFactory | None
+  client_weighting: ClientWeighting | ClientWeightFn
+  before_sending: BeforeSending | None
+
+
+class Joining(Averaging, total=False):
+  """The same, of algorithms whose server may have any optimizer."""
+
+  server_optimizer: phases.Optimizer | None
+
+
+def compose(
+  model: models.PartialModel,
+  *,
+  work: phases.Work,
+  memory: client_state.Memory = client_state.forget,
+  aggregator: AggregationFactory | None = None,
+  server_optimizer: phases.Optimizer | None = None,
+  client_weighting: ClientWeighting
+  | ClientWeightFn = ClientWeighting.NUM_EXAMPLES,
+  before_sending: BeforeSending | None = None,
+  statistics: Sequence[Statistic] = (),
+  server_state: ServerState | None = None,
+) -> PartialProcess:
+  """Makes a process in which each client does its work and the server joins it.
+
+  A client whose losses or weights are not all finite counts for nothing: its
+  update and its weight are zero and its measurements are left out, but for
+  `num_not_finite`; it keeps what it remembered before. A client without
+  measured examples has the weight zero. If no phase trains a tier at the
+  server, no update is sent.
+
+  Args:
+    model: The model to train.
+    work: The phases of a client's round.
+    memory: What a client remembers; nothing by default.
+    aggregator: How updates are joined, any factory of `tff.aggregators`; the
+      mean, weighted as said below. With those of `aggregators.py`, such as this
+      one, clients send only the rows of a table that they trained.
+    server_optimizer: Takes the joined update for a gradient; SGD with rate 1.
+    client_weighting: Whether a client counts by its measured examples or once;
+      or a function from what its phases came to, to its weight. A client whose
+      weight is negative or no number counts as one that is not finite.
+    before_sending: What a client does with its update before it sends it, such
+      as `privacy.LocalNoise`. It then sends whole tables.
+    statistics: What clients send beside their update.
+    server_state: Makes what the server holds beside weights, for statistics to
+      update. It is sent to clients, who find it in `ClientContext.server`.
+
+  Raises:
+    CompositionError, PhaseError, GroupError: If the parts do not fit together,
+      among them a private aggregator and something that would be sent without
+      its noise.
+  """
+  aggregator = aggregator or aggregators.MeanFactory()
+  server_optimizer = server_optimizer or phases.sgd(1.0)
+  _check_joining(aggregator, server_optimizer)
+  _check_statistics(statistics, before_sending)
+  _check_privacy(aggregator, before_sending, client_weighting, statistics)
+  client = client_work.ClientWork(model, memory, work, 'round')
+  sent_tiers = [
+    tier
+    for tier in client.specs[0]
+    if any(tier in phase.train for phase in phases.flat(client.work))
+  ]
+  _check_tiers(client, statistics)
+  round_ = _Round(
+    client,
+    messages.Sending(
+      sent_tiers,
+      client_weighting,
+      before_sending is None
+      and isinstance(aggregator, aggregators.RowAggregationFactory),
+      before_sending,
+      statistics,
+    ),
+    aggregator,
+    server_optimizer,
+    server_state,
+  )
+  return PartialProcess(
+    round_.initialize,
+    round_.next,
+    initialize_client=client.initialize_client,
+    get_model_weights=round_.get_model_weights,
+    set_model_weights=round_.set_model_weights,
+    model=model,
+    example_spec=client.example_spec,
+    sent=sent_tiers,
+    mechanism=_mechanism(aggregator, before_sending),
+    work=client,
+  )
+
+
+class _Round:
+  """The computations of a process.
+
+  Attributes:
+    initialize: `( -> S@SERVER)`.
+    next: `(S@SERVER, C@CLIENTS, D@CLIENTS) -> PartialProcessOutput`.
+    get_model_weights: `(S -> ModelWeights)`.
+    set_model_weights: `(S, ModelWeights -> S)`.
+  """
+
+  def __init__(
+    self,
+    client: client_work.ClientWork,
+    sending: messages.Sending,
+    aggregator: AggregationFactory,
+    server_optimizer: phases.Optimizer,
+    server_state: ServerState | None,
+  ):
+    self._client = client
+    self._server_type, self._kept_type, self._client_type = client.types
+    self._first_round = _first_round(client.model, server_state)
+    self._work_state = self._first_round.type_signature.result
+    self._first_weights = client_work.initial_weights(client.model)
+    self._sent = self._specs_of_sent(server_state is not None)
+    self._work = sending.messages(client, self._sent)
+    message = self._work.type_signature.result
+    with_update = [s for s in sending.statistics if s.join is Join.WITH_UPDATE]
+    beside = [s for s in sending.statistics if s.join is not Join.WITH_UPDATE]
+    late = {
+      s.name: messages.after_update(s, client, self._sent)
+      for s in beside
+      if s.after_update
+    }
+    types = {
+      s.name: (
+        late[s.name].type_signature.result
+        if s.name in late
+        else message.statistics[s.name]
+      )
+      for s in beside
+    }
+    self._late = late
+    self._updates = server_update.JoinUpdates(
+      aggregator, server_optimizer, self._server_type, message, with_update
+    )
+    self._beside = server_update.JoinStatistics(beside, types)
+    joined = {s.name: message.update[s.name] for s in with_update}
+    joined.update(self._beside.types)
+    self._statistics = sending.statistics
+    self._steps = {
+      s.name: server_update.updating(
+        s.name,
+        s.update,
+        self._server_type,
+        self._server_state_type,
+        joined[s.name],
+      )
+      for s in sending.statistics
+      if s.update is not None
+    }
+    self._settling = {
+      s.name: messages.settling(
+        s.settle,
+        self._kept_type,
+        types.get(s.name, joined[s.name]),
+        joined[s.name],
+      )
+      for s in sending.statistics
+      if s.settle is not None
+    }
+    self._measure = tff.learning.metrics.sum_then_finalize(
+      client_work.metric_finalizers(client.model), message.metrics
+    )
+    self._trace()
+
+  @property
+  def _server_state_type(self) -> tff.Type | None:
+    names = tff.structure.name_list(self._work_state)
+    return self._work_state['server'] if 'server' in names else None
+
+  def _specs_of_sent(self, has_state: bool) -> Any:
+    """Specs of what the server sends beside weights."""
+    specs: dict[str, Any] = collections.OrderedDict()
+    if self._client.follows_rounds:
+      specs['round'] = tf.TensorSpec([], tf.int32)
+    if has_state:
+      specs['server'] = tff.types.type_to_tf_tensor_specs(
+        self._server_state_type
+      )
+    return specs
+
+  def _trace(self) -> None:
+    """Makes the federated computations."""
+    state_of = tff.learning.templates.LearningAlgorithmState
+
+    @tff.federated_computation
+    def initialize() -> Any:
+      aggregator, finalizer = self._updates.initialize()
+      if self._beside.has_states:
+        aggregator = tff.federated_zip(
+          collections.OrderedDict(
+            update=aggregator, statistics=self._beside.initialize()
+          )
+        )
+      return tff.federated_zip(
+        state_of(
+          tff.federated_eval(self._first_weights, tff.SERVER),
+          tff.federated_value((), tff.SERVER),
+          tff.federated_eval(self._first_round, tff.SERVER),
+          aggregator,
+          finalizer,
+        )
+      )
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(self._kept_type, tff.CLIENTS),
+      tff.FederatedType(self._client_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, client_states: Any, clients: Any) -> Any:
+      return self._run(state, client_states, clients)
+
+    state_type = initialize.type_signature.result.member
+
+    @tff.tensorflow.computation(state_type)
+    def get_model_weights(state: Any) -> Any:
+      return state.global_model_weights
+
+    @tff.tensorflow.computation(state_type, self._server_type)
+    def set_model_weights(state: Any, weights: Any) -> Any:
+      return state_of(
+        weights,
+        state.distributor,
+        state.client_work,
+        state.aggregator,
+        state.finalizer,
+      )
+
+    self.initialize = initialize
+    self.next = next_fn
+    self.get_model_weights = get_model_weights
+    self.set_model_weights = set_model_weights
+
+  def _run(self, state: Any, client_states: Any, clients: Any) -> Any:
+    """One round, within a federated computation."""
+    weights, sent = self._broadcast(
+      state.global_model_weights, state.client_work
+    )
+    beside = [tff.federated_zip(sent)] if sent else []
+    message = tff.federated_map(
+      self._work, (weights, client_states, clients, *beside)
+    )
+    joining = state.aggregator
+    if self._beside.has_states:
+      joining = joining['update']
+    updates = self._updates.next(
+      (joining, state.finalizer), state.global_model_weights, message
+    )
+    work_state = tff.federated_map(
+      _count_round(self._work_state), state.client_work
+    )
+    held = updates.weights, work_state
+    kept, states = message.kept, collections.OrderedDict()
+    for statistic in self._statistics:
+      name = statistic.name
+      if name in updates.statistics:
+        own, joined = message.update[name], updates.statistics[name]
+      else:
+        own = (
+          self._after_update(name, held, message, clients)
+          if name in self._late
+          else message.statistics[name]
+        )
+        before = (
+          state.aggregator['statistics'] if self._beside.has_states else {}
+        )
+        after, joined = self._beside.next(before, name, own)
+        if after is not None:
+          states[name] = after
+      if name in self._steps:
+        held = self._step(name, held, joined)
+      if name in self._settling:
+        kept = tff.federated_map(
+          self._settling[name],
+          (client_states, kept, own, tff.federated_broadcast(joined)),
+        )
+    aggregator = updates.aggregator
+    if self._beside.has_states:
+      aggregator = tff.federated_zip(
+        collections.OrderedDict(update=aggregator, statistics=states)
+      )
+    new_state = tff.federated_zip(
+      tff.learning.templates.LearningAlgorithmState(
+        held[0], state.distributor, held[1], aggregator, updates.finalizer
+      )
+    )
+    metrics = tff.federated_zip(
+      collections.OrderedDict(
+        client_work=collections.OrderedDict(
+          train=self._measure(message.metrics)
+        ),
+        **updates.measurements,
+      )
+    )
+    return PartialProcessOutput(new_state, kept, metrics)
+
+  def _broadcast(self, weights: Any, work_state: Any) -> tuple[Any, Any]:
+    """The weights at clients, and what is sent beside, by name."""
+    sent = {
+      name: tff.federated_broadcast(
+        tff.federated_map(_chosen(self._work_state, name), work_state)
+      )
+      for name in self._sent
+    }
+    return tff.federated_broadcast(weights), collections.OrderedDict(sent)
+
+  def _after_update(
+    self, name: str, held: Any, message: Any, clients: Any
+  ) -> Any:
+    """What clients compute by the updated weights."""
+    weights, beside = self._broadcast(*held)
+    beside['group'], beside['weight'] = message.group, message.weight
+    return tff.federated_map(
+      self._late[name],
+      (weights, message.kept, clients, tff.federated_zip(beside)),
+    )
+
+  def _step(self, name: str, held: Any, joined: Any) -> tuple[Any, Any]:
+    """The weights and the work's state after a statistic's update."""
+    weights, work_state = held
+    has_state = self._server_state_type is not None
+    split = _split(self._work_state)
+    rest, server = tff.federated_map(split, work_state)
+    weights, server = tff.federated_map(
+      self._steps[name], (weights, server, joined)
+    )
+    if has_state:
+      put = _together(self._work_state)
+      work_state = tff.federated_map(put, (rest, server))
+    return weights, work_state
+
+
+def _first_round(
+  model: models.PartialModel, server_state: ServerState | None
+) -> tff.Computation:
+  """Makes `( -> (rounds done[, server state]))`."""
+
+  @tff.tensorflow.computation
+  def first_round() -> Any:
+    held = collections.OrderedDict(round=tf.constant(0))
+    if server_state is not None:
+      held['server'] = tf.nest.map_structure(
+        tf.convert_to_tensor, server_state(model)
+      )
+    return held
+
+  return first_round
+
+
+def _count_round(work_state: tff.Type) -> tff.Computation:
+  @tff.tensorflow.computation(work_state)
+  def count_round(held: Any) -> Any:
+    held['round'] += 1
+    return held
+
+  return count_round
+
+
+def _chosen(work_state: tff.Type, name: str) -> tff.Computation:
+  @tff.tensorflow.computation(work_state)
+  def choose(held: Any) -> Any:
+    return held[name]
+
+  return choose
+
+
+def _split(work_state: tff.Type) -> tff.Computation:
+  """Makes `(work state -> (round, server state))`."""
+
+  @tff.tensorflow.computation(work_state)
+  def split(held: Any) -> Any:
+    return held['round'], held.get('server', ())
+
+  return split
+
+
+def _together(work_state: tff.Type) -> tff.Computation:
+  """Makes `(round, server state) -> work state`."""
+
+  @tff.tensorflow.computation(work_state['round'], work_state['server'])
+  def put_together(number: Any, server: Any) -> Any:
+    return collections.OrderedDict(round=number, server=server)
+
+  return put_together
+
+
+def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
+  if not isinstance(
+    aggregator,
+    (
+      tff.aggregators.WeightedAggregationFactory,
+      tff.aggregators.UnweightedAggregationFactory,
+    ),
+  ):
+    raise CompositionError(
+      'The aggregator must be a factory such as `tff.aggregators.MeanFactory()`'
+      f', found {type(aggregator).__name__}.'
+    )
+  if not isinstance(server_optimizer, phases.Optimizer):
+    raise CompositionError(
+      'The server optimizer must be one of `tff.learning.optimizers`, found '
+      f'{type(server_optimizer).__name__}.'
+    )
+
+
+def _check_statistics(
+  statistics: Sequence[Statistic], before_sending: BeforeSending | None
+) -> None:
+  names = [statistic.name for statistic in statistics]
+  taken = set(tiers.TIERS)
+  for statistic in statistics:
+    if statistic.name in taken:
+      raise CompositionError(
+        f'statistics: the name {statistic.name!r} is taken, of {names} and the '
+        f'tiers {list(tiers.TIERS)}.'
+      )
+    taken.add(statistic.name)
+    if statistic.join is not Join.WITH_UPDATE:
+      continue
+    if statistic.after_update:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} is computed after the update, and '
+        'cannot be joined with it.'
+      )
+    if statistic.settle is not None and before_sending is not None:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} settles what clients remember by '
+        'what they send themselves, which `before_sending` changes.'
+      )
+
+
+def _check_privacy(
+  aggregator: AggregationFactory,
+  before_sending: BeforeSending | None,
+  client_weighting: ClientWeighting | ClientWeightFn,
+  statistics: Sequence[Statistic],
+) -> None:
+  """Refuses what clients would send beside what gets noise."""
+  parts = getattr(aggregator, 'parts', [aggregator])
+  central = [getattr(part, 'mechanism', None) for part in parts]
+  local = getattr(before_sending, 'mechanism', None)
+  if not any(m and m.noise_multiplier for m in [*central, local]):
+    return
+  noised = 'clients noise' if local else 'the private aggregator noises'
+  unpaid = (
+    f'exactly, beside the updates that {noised}, and nobody would account for '
+    'it.'
+  )
+  for statistic in statistics:
+    if statistic.join is not Join.WITH_UPDATE:
+      raise CompositionError(
+        f'The statistic {statistic.name!r}: clients would send it {unpaid} '
+        'Leave it out, join it WITH_UPDATE, or do without noise.'
+      )
+  # A private aggregator takes no weights.
+  if local and client_weighting is not ClientWeighting.UNIFORM:
+    raise CompositionError(
+      f'client_weighting: clients would send how much they weigh, {unpaid} '
+      'Pass ClientWeighting.UNIFORM, or do without noise.'
+    )
+
+
+def _mechanism(
+  aggregator: AggregationFactory, before_sending: BeforeSending | None
+) -> privacy.Mechanism | None:
+  """What makes the updates private, if one mechanism does so for all of them.
+
+  What a server does with sums that have noise already, changes nothing.
+  """
+  for part in (aggregator, before_sending):
+    found: privacy.Mechanism | None = getattr(part, 'mechanism', None)
+    if found is not None:
+      return found
+  return None
+
+
+def _check_tiers(
+  client: client_work.ClientWork, statistics: Sequence[Statistic]
+) -> None:
+  if tiers.GLOBAL not in client.model.tiers and not statistics:
+    raise CompositionError('The model has no global variable to train.')
+  is_trained = any(tiers.LOCAL in p.train for p in phases.flat(client.work))
+  if not (is_trained or client.memory.leaves_local):
+    names = list(client.model.specs(tiers.LOCAL))
+    if names:
+      raise CompositionError(
+        f'The model has local variables, {names}, which no phase trains. Build '
+        'it without `local`, or take an algorithm that trains them.'
+      )
