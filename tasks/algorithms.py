@@ -9,6 +9,7 @@ from absl import flags
 import baselines
 from baselines import centralized
 from baselines import p_fed_km
+from tasks import emnist_models
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.fed_embed_flags import FedEmbedFlags
@@ -44,6 +45,7 @@ class Algorithm:
     always_personalises: Whether also those do who took part in training;
       otherwise these come with what they remember.
     is_central: Whether everybody's examples are given to a single client.
+    counts_clients: Whether it needs to know how many clients there are.
   """
 
   build: Build
@@ -52,6 +54,7 @@ class Algorithm:
   own: Callable[[TrainingFlags], phases.Phase] | None = None
   always_personalises: bool = False
   is_central: bool = False
+  counts_clients: bool = False
 
 
 def _fed_recon(
@@ -95,6 +98,50 @@ def _furl(
     training=training.together(),
     private_rule=training.private_rule,
     **training.joining(),
+  )
+
+
+def _scaffold(
+  model: models.PartialModel, training: TrainingFlags
+) -> processes.PartialProcess:
+  joining = training.joining()
+  if FLAGS.client_weighting is None:
+    # Clients count alike, unless somebody says otherwise.
+    joining.pop('client_weighting')
+  return baselines.build_scaffold(
+    model,
+    num_clients=training.num_clients,
+    learning_rate=training.update_learning_rate,
+    option=training.scaffold_option,
+    training=training.shared(),
+    **joining,
+  )
+
+
+def _apfl(
+  model: models.PartialModel, training: TrainingFlags
+) -> processes.PartialProcess:
+  return baselines.build_apfl(
+    model,
+    training=training.shared(),
+    personal=dataclasses.replace(
+      training.shared(), optimizer=training.reconstruction.get()
+    ),
+    **training.mixture,
+    **training.joining(),
+  )
+
+
+def _fed_proto(
+  model: models.PartialModel, training: TrainingFlags
+) -> processes.PartialProcess:
+  logits = model.prediction_spec[emnist_models.LOGITS]
+  return baselines.build_fed_proto(
+    model,
+    num_classes=logits.shape[-1],
+    features=lambda outputs: outputs[tasks_lib.FEATURES],
+    training=training.shared(),
+    **dict[str, Any](training.strength),
   )
 
 
@@ -289,6 +336,20 @@ ALGORITHMS: dict[str, Algorithm] = {
     own=TrainingFlags.own_by_turns,
     always_personalises=True,
   ),
+  'scaffold': Algorithm(_scaffold, _FOR_ALL, counts_clients=True),
+  'apfl': Algorithm(
+    _apfl,
+    lambda model, training, measuring: baselines.build_apfl_eval(
+      model, **training.mixture, **measuring
+    ),
+    own=_own,
+  ),
+  'fed_proto': Algorithm(
+    _fed_proto,
+    _measured_by(baselines.build_fed_proto_eval),
+    user=tasks_lib.FEATURES,
+    own=_own,
+  ),
   'p_fed_km': _p_fed_km(p_fed_km.MODEL, tasks_lib.CLUSTERS),
   'p_fed_km_head': _p_fed_km(p_fed_km.HEAD, tasks_lib.HEAD_CLUSTERS),
   'local_only': Algorithm(
@@ -368,6 +429,7 @@ class Trainable:
       training.privacy.check_algorithm(
         FLAGS.algorithm, is_central=algorithm.is_central
       )
+    if training.privacy.is_on or algorithm.counts_clients:
       population = len(task.clients(tasks_lib.TRAIN, model.example_spec))
       training = training.planned_for(population)
     self._training = training
@@ -387,10 +449,15 @@ class Trainable:
     return 1 if self._algorithm.is_central else int(FLAGS.clients_per_round)
 
   def remembers(self, examinees: tasks_lib.Examinees) -> bool:
-    """Says whether clients come with what they remember from training."""
-    return examinees.seen and not (
-      self.process.is_stateless or self._algorithm.always_personalises
-    )
+    """Says whether clients come with what they remember from training.
+
+    They do not where the evaluation has no use for it.
+    """
+    if not examinees.seen or self._algorithm.always_personalises:
+      return False
+    kept = self.process.initialize_client.type_signature
+    taken = self.evaluation(examinees).initialize_client.type_signature
+    return not self.process.is_stateless and bool(kept.is_equivalent_to(taken))
 
   def evaluation(self, examinees: tasks_lib.Examinees) -> Evaluation:
     """Builds, once, the evaluation of some clients.

@@ -16,6 +16,7 @@ import numpy as np
 from tasks import emnist_images
 from tasks import emnist_models
 from tasks.errors import OptionError
+from tasks.task import FEATURES
 from tasks.task import KnowsUsers
 from tasks.task import MeasuredByProtocol
 from tasks.task import PROTOCOLS
@@ -143,21 +144,24 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
     """Builds the model, with a part that is the user's or without.
 
     Args:
-      user: OWN or NOBODY.
+      user: OWN, NOBODY or FEATURES.
 
     Raises:
       OptionError: If it is another form.
     """
     options, images = self._options, self.images
+    build = functools.partial(
+      emnist_models.build_classifier,
+      options.model,
+      images.shape,
+      images.num_classes,
+      images.ink,
+      options.hidden,
+    )
+    if user == FEATURES:
+      return emnist_models.build_with_prototypes(build, seed=self._seed)
     return emnist_models.build_partial(
-      functools.partial(
-        emnist_models.build_classifier,
-        options.model,
-        images.shape,
-        images.num_classes,
-        images.ink,
-        options.hidden,
-      ),
+      build,
       user,
       options.local or _OWN[options.model],
       loss=emnist_models.classification_loss(),

@@ -6,11 +6,13 @@ is the last one, and what comes before it represents the image.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import tensorflow as tf
 
 from tasks.errors import OptionError
+from tasks.task import FEATURES
 from tasks.task import NOBODY
 from tasks.task import OWN
 from tff_partial import models
@@ -19,6 +21,8 @@ LINEAR, DENSE, CNN = 'linear', 'dense', 'cnn'
 MODELS = (LINEAR, DENSE, CNN)
 
 HEAD = 'head'
+# Outputs of a model that also tells its features.
+LOGITS = 'logits'
 
 
 def build_classifier(
@@ -90,6 +94,56 @@ def build_partial(
   return models.from_keras(
     build, local=local if user == OWN else None, **options
   )
+
+
+def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
+  """Builds a model that also tells what its last layer reads.
+
+  Args:
+    build: Builds a model from images to logits.
+
+  Returns:
+    A model from images to a mapping of LOGITS and FEATURES.
+  """
+  classifier = build()
+  outputs = {
+    LOGITS: classifier.output,
+    FEATURES: classifier.get_layer(HEAD).input,
+  }
+  return tf.keras.Model(classifier.input, outputs, name=classifier.name)
+
+
+def build_with_prototypes(
+  build: Callable[[], tf.keras.Model], **options: Any
+) -> models.PartialModel:
+  """Builds FedProto's model, of which nothing is local.
+
+  Args:
+    build: Builds a model from images to logits.
+    **options: What else `from_keras` takes.
+  """
+  loss = classification_loss()
+  return models.from_keras(
+    functools.partial(build_with_features, build),
+    loss=lambda labels, outputs: loss.call(labels, outputs[LOGITS]),
+    labels=tf.TensorSpec([], tf.int32),
+    metrics=lambda: [LogitsAccuracy('accuracy')],
+    **options,
+  )
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class LogitsAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
+  """Share of examples whose class was predicted, by LOGITS."""
+
+  def update_state(
+    self,
+    y_true: tf.Tensor,
+    y_pred: Any,
+    sample_weight: tf.Tensor | None = None,
+  ) -> Any:
+    """Adds a batch of labels `[batch]`."""
+    return super().update_state(y_true, y_pred[LOGITS], sample_weight)
 
 
 def classification_loss() -> tf.keras.losses.Loss:

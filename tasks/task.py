@@ -24,7 +24,18 @@ HEADS, OWN_HEAD = 'heads', 'own_head'
 # PFedKM's forms: heads of clusters, and the centers of the gradients by which
 # users join them: those of the whole model, or of a linear head.
 CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
-USER_FORMS = (OWN, TABLE, NOBODY, HEADS, OWN_HEAD, CLUSTERS, HEAD_CLUSTERS)
+# FedProto's form: nowhere, but the model has its features for an output, too.
+FEATURES = 'features'
+USER_FORMS = (
+  OWN,
+  TABLE,
+  NOBODY,
+  HEADS,
+  OWN_HEAD,
+  CLUSTERS,
+  HEAD_CLUSTERS,
+  FEATURES,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,10 +35,12 @@ class TrainingFlags:
     update: The optimizer of global weights.
     fed_embed: How clients of FedEmbed come to their sub-population.
     privacy: Whether and how the run is private.
+    num_clients: How many may take part; 0 where nobody asked.
     ledger: Counts what it costs; None if it is not private.
     canaries: Clients that hide among the others, to audit the run; or None.
   """
 
+  num_clients: int = 0
   ledger: privacy_plans.PrivacyLedger | None = None
   canaries: privacy_audit.Canaries | None = None
 
@@ -111,11 +113,33 @@ class TrainingFlags:
     flags.DEFINE_float(
       'strength',
       None,
-      "mu of FedProx, lambda of Ditto and pFedMe; by default the algorithm's.",
+      'mu of FedProx, lambda of Ditto, pFedMe and FedProto; by default the '
+      "algorithm's.",
       lower_bound=0.0,
     )
     flags.DEFINE_integer(
       'repeats', 5, 'Steps of pFedMe on each batch, K.', lower_bound=1
+    )
+    flags.DEFINE_enum(
+      'scaffold_option',
+      '2',
+      ['1', '2'],
+      'How clients of SCAFFOLD renew their control variate: by the gradient of '
+      'all their examples (option I), or by how far their training led them '
+      '(option II).',
+    )
+    flags.DEFINE_float(
+      'mixture',
+      0.5,
+      "alpha of APFL: the share of a client's own model in what it uses.",
+      lower_bound=0.0,
+      upper_bound=1.0,
+    )
+    flags.DEFINE_float(
+      'mixture_learning_rate',
+      0.0,
+      'Rate at which clients of APFL learn alpha; 0 for a fixed one.',
+      lower_bound=0.0,
     )
     flags.DEFINE_enum(
       'private_rule',
@@ -182,7 +206,7 @@ class TrainingFlags:
     """The same for a run on so many clients, with a ledger if it is private.
 
     Args:
-      population: How many clients take part in training.
+      population: How many clients there are that may take part in training.
 
     Raises:
       UserError: If no such run can be as private as the flags say.
@@ -190,7 +214,9 @@ class TrainingFlags:
     planned = copy.copy(self)
     if self.canaries is not None:
       population += self.canaries.number
-    planned.ledger = self.privacy.ledger(population)
+    planned.num_clients = population
+    if self.privacy.is_on:
+      planned.ledger = self.privacy.ledger(population)
     return planned
 
   def with_canaries(self, canaries: privacy_audit.Canaries | None) -> Self:
@@ -235,6 +261,19 @@ class TrainingFlags:
   def update_learning_rate(self) -> float:
     """The rate of the update, for algorithms that prescribe its optimizer."""
     return float(FLAGS.update_learning_rate)
+
+  @property
+  def scaffold_option(self) -> int:
+    """How clients of SCAFFOLD renew their control variate."""
+    return int(FLAGS.scaffold_option)
+
+  @property
+  def mixture(self) -> dict[str, float]:
+    """What APFL mixes, as arguments."""
+    return {
+      'mixture': FLAGS.mixture,
+      'mixture_learning_rate': FLAGS.mixture_learning_rate,
+    }
 
   @property
   def private_rule(self) -> statistics.Statistic | None:

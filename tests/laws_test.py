@@ -187,6 +187,31 @@ ROWS = [
     personal=True,
   ),
   Row(
+    'scaffold',
+    {'num_clients': 12, 'training': _TRAINING, 'server_optimizer': sgd(1.0)},
+    _GLOBAL,
+  ),
+  Row(
+    'apfl',
+    {'mixture': 0.8, 'mixture_learning_rate': 0.01, 'training': _TRAINING},
+    baselines.build_apfl_eval,
+    {'mixture': 0.8, 'mixture_learning_rate': 0.01},
+    personal=True,
+  ),
+  Row(
+    'fed_proto',
+    {
+      'num_classes': 2,
+      'features': lambda ratings: ratings[:, tf.newaxis],
+      'classes': lambda ratings: tf.cast(ratings > 0, tf.int32),
+      'strength': 0.01,
+      'training': _TRAINING,
+    },
+    baselines.build_fed_proto_eval,
+    local=True,
+    personal=True,
+  ),
+  Row(
     'local_only',
     {'training': _TRAINING},
     baselines.build_local_only_eval,
@@ -518,9 +543,13 @@ def test_tastes_are_learned_where_there_is_a_model_for_each(
       kept = None if process.is_stateless else output.client_states
       assert planted.train_metrics(output)['num_not_finite'] == 0
     cohort = planted.cohort_of(measuring, clients, 'measured')
+    same = process.initialize_client.type_signature.is_equivalent_to(
+      measuring.initialize_client.type_signature
+    )
     measured = measuring.evaluate(
       process.get_model_weights(state),
-      kept or planted.first_states(measuring, cohort),
+      # What SCAFFOLD's clients remember, no model reads.
+      kept if kept and same else planted.first_states(measuring, cohort),
       cohort,
     )
   loss = measured.metrics['loss']

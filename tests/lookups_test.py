@@ -3,13 +3,14 @@
 import collections
 from collections.abc import Callable
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import planted
+from tff_partial import contexts
 from tff_partial import lookups
 from tff_partial import models
 from tff_partial import phases
@@ -233,6 +234,17 @@ def _examples(
   )
 
 
+class Done(NamedTuple):
+  """What a client has, with the rows it changed in the tables' order."""
+
+  weights: Any
+  metrics: Any
+  loss: Any
+  num_examples: Any
+  is_finite: Any
+  changes: Any
+
+
 class Trained:
   """Runs phases on one client, with tables by rows or as a whole."""
 
@@ -243,17 +255,19 @@ class Trained:
     tables = lookups.Tables(model, work) if by_rows else None
 
     def train(weights: Any, examples: Any, count: Any, seed: Any) -> Any:
-      done = run(
-        work,
-        model,
-        weights,
-        model.frozen_weights(),
-        examples,
-        count,
-        seed,
-        tables,
+      frozen = model.frozen_weights()
+      known = contexts.ClientContext(
+        model, weights, weights, frozen, examples, count, seed
       )
-      return done._replace(changes=list(done.changes.values()))
+      done = run(work, known, tables)
+      return Done(
+        done.weights,
+        done.metrics,
+        done.loss,
+        done.num_examples,
+        done.is_finite,
+        list(done.changes.values()),
+      )
 
     self.traced = tracing.traced(
       train,

@@ -4,6 +4,7 @@ Losses that a phase adds (`terms.py`), choices of a group (`groups.py`) and
 whatever else a client computes (`Compute`) are functions of a `ClientContext`.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 import types
 from typing import Any, NamedTuple
@@ -155,12 +156,15 @@ class ClientContext(NamedTuple):
         regularization,
         loss,
       )
-    found: tiers.NamedTensors = tape.gradient(
+    found = tape.gradient(
       value.objective,
       held,
       unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
-    return found
+    # That of a table has its rows alone.
+    return collections.OrderedDict(
+      (name, tf.convert_to_tensor(slope)) for name, slope in found.items()
+    )
 
   def on(self, part: splits.Part, seed: tf.Tensor) -> 'ClientContext':
     """The same of a client that has a part of its examples alone.
