@@ -2,9 +2,9 @@
 
 import setuptools
 
-# `tasks` and `baselines` are too common names to be installed under.
+# `tasks` is too common a name to be installed under.
 _PROGRAMS = 'tff_partial_programs'
-_INSIDE = ('baselines', 'tasks')
+_INSIDE = ('tasks',)
 
 setuptools.setup(
   packages=[

@@ -19,8 +19,8 @@ from absl import flags
 from benchmarks import measuring
 from benchmarks import recipe
 from tasks import runs
-from tff_partial import clippings
-from tff_partial import privacy_plans
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy_plans
 
 _RECIPE = 'movielens_fed_recon_dp'
 COUNTING, RUN = 'counting privacy', 'the whole run'

@@ -456,7 +456,7 @@ class Run:
       seed: The run's seed.
       store: A `ClientStore`; None if clients remember nothing.
     """
-    from tff_partial import sampling
+    from tff_partial.training import sampling
 
     self._process, self._clients, self._store = process, clients, store
     self._context = context
@@ -470,7 +470,7 @@ class Run:
 
   def step(self) -> None:
     """Does a round, from choosing the cohort to weights and metrics."""
-    from tff_partial import records
+    from tff_partial.training import records
 
     number = self.round + 1
     ids = self.sampler.cohort(number)

@@ -29,8 +29,8 @@ from benchmarks import measuring
 from benchmarks import recipe
 from tasks import movielens_models
 import tff_partial
-from tff_partial import records
 from tff_partial import runtimes
+from tff_partial.training import records
 
 STOCK, NATIVE, COHORT = 'stock', 'ours, native', 'ours, cohort'
 

@@ -38,7 +38,7 @@ def read_client(client: str) -> dict[str, np.ndarray]:
 def make_source(options: Any, example_spec: Any) -> Any:
   """Makes the clients: a reader, or resident arrays."""
   import tff_partial
-  from tff_partial import populations
+  from tff_partial.data import populations
 
   ids = [str(client) for client in range(options.population)]
   if options.source == 'reader':

@@ -22,8 +22,8 @@ from benchmarks import measuring
 from benchmarks import recipe
 from tasks import movielens_models
 import tff_partial
-from tff_partial import populations
 from tff_partial import runtimes
+from tff_partial.data import populations
 
 EXAMPLES = 60
 # A cohort of either size is cut into as many shards, the most there are.

@@ -17,11 +17,11 @@ from benchmarks import measuring
 from benchmarks import recipe
 import tff_partial
 from tff_partial import client_state
-from tff_partial import client_store
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.runtimes import columns
 from tff_partial.runtimes import typed_values
+from tff_partial.training import client_store
 
 FORGOTTEN = 'forgotten'
 IN_MEMORY = 'remembered, in memory'

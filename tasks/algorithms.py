@@ -6,9 +6,6 @@ from typing import Any
 
 from absl import flags
 
-import baselines
-from baselines import centralized
-from baselines import p_fed_km
 from tasks import emnist_models
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
@@ -17,14 +14,17 @@ from tasks.preference_models import PARTS
 from tasks.training_flags import TrainingFlags
 from tff_partial import algorithms
 from tff_partial import assignments
-from tff_partial import models
+from tff_partial import baselines
 from tff_partial import phases
-from tff_partial import populations
 from tff_partial import processes
-from tff_partial import programs
-from tff_partial import splits
+from tff_partial.baselines import centralized
+from tff_partial.baselines import p_fed_km
+from tff_partial.data import populations
+from tff_partial.data import splits
 from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
+from tff_partial.model import models
+from tff_partial.training import programs
 
 FLAGS = flags.FLAGS
 

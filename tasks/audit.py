@@ -3,7 +3,7 @@
 `python -m tasks.audit --flagfile=RECIPE --output_dir=OUT` trains the recipe
 once with `--canaries` more clients, of whom each is there or not by a coin of
 its own, and guesses from what the run releases which ones were there (see
-`tff_partial/privacy_audit.py`). What the guesses prove is a lower bound of
+`tff_partial/dp/privacy_audit.py`). What the guesses prove is a lower bound of
 epsilon. The program ends with status 1 if it is above what the run claims; if
 it is not, nothing is proved. OUT/audit.json says what was found; the trained
 weights are thrown away, as canaries pull them about.
@@ -15,8 +15,8 @@ from absl import flags
 
 from tasks import runs
 from tasks.errors import OptionError
-from tff_partial import privacy_audit
-from tff_partial import programs
+from tff_partial.dp import privacy_audit
+from tff_partial.training import programs
 
 FLAGS = flags.FLAGS
 _RUN = runs.run_flags()

@@ -20,10 +20,10 @@ import numpy as np
 
 from tasks import runs
 from tasks.errors import OptionError
-from tff_partial import checkpoints
-from tff_partial import client_store
-from tff_partial import client_versions
-from tff_partial import programs
+from tff_partial.training import checkpoints
+from tff_partial.training import client_store
+from tff_partial.training import client_versions
+from tff_partial.training import programs
 
 FLAGS = flags.FLAGS
 runs.run_flags()

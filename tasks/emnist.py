@@ -24,10 +24,10 @@ from tasks.task import SEEN
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import partitions
-from tff_partial import populations
+from tff_partial.data import examples
+from tff_partial.data import partitions
+from tff_partial.data import populations
+from tff_partial.model import models
 
 NAME = 'emnist'
 LABELS, WRITERS = 'labels', 'writers'

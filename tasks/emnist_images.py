@@ -17,9 +17,9 @@ import numpy as np
 from tasks import idx_files
 from tasks.errors import DataError
 import tff_partial
-from tff_partial import examples
-from tff_partial import partitions
-from tff_partial import populations
+from tff_partial.data import examples
+from tff_partial.data import partitions
+from tff_partial.data import populations
 
 FOLDER = 'emnist'
 

@@ -15,7 +15,7 @@ from tasks.errors import OptionError
 from tasks.task import FEATURES
 from tasks.task import NOBODY
 from tasks.task import OWN
-from tff_partial import models
+from tff_partial.model import models
 
 LINEAR, DENSE, CNN = 'linear', 'dense', 'cnn'
 MODELS = (LINEAR, DENSE, CNN)

@@ -18,8 +18,8 @@ from tasks import movielens
 from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
-from tff_partial import personal_models
-from tff_partial import programs
+from tff_partial.training import personal_models
+from tff_partial.training import programs
 
 FLAGS = flags.FLAGS
 _RUN = runs.run_flags()

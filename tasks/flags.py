@@ -19,7 +19,7 @@ from tff_partial import aggregators
 from tff_partial import composition
 from tff_partial import messages
 from tff_partial import phases
-from tff_partial import splits
+from tff_partial.data import splits
 
 FLAGS = flags.FLAGS
 

@@ -29,10 +29,10 @@ from tasks.task import TRAIN
 from tasks.task import UNSEEN
 from tasks.task import VALIDATION
 import tff_partial
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import personal_models
-from tff_partial import populations
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.model import models
+from tff_partial.training import personal_models
 
 NAME = 'movielens'
 

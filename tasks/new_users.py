@@ -20,11 +20,11 @@ from tasks import evaluate
 from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
-from tff_partial import cold_start
 from tff_partial import evaluation
-from tff_partial import programs
-from tff_partial import splits
 from tff_partial.analysis import support_curves
+from tff_partial.data import splits
+from tff_partial.training import cold_start
+from tff_partial.training import programs
 
 FLAGS = flags.FLAGS
 _RUN = runs.run_flags()

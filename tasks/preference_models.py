@@ -20,7 +20,7 @@ from tasks.task import HEAD_CLUSTERS
 from tasks.task import OWN_HEAD
 from tff_partial import assignments
 from tff_partial import layers as layers_lib
-from tff_partial import models
+from tff_partial.model import models
 
 # Columns of an example's label.
 IS_LIKED, KIND, SUB_POPULATION, IS_PROTOTYPICAL = range(4)

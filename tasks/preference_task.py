@@ -31,10 +31,10 @@ from tasks.task import SEEN
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import populations
 from tff_partial import random_bits
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.model import models
 
 BALANCED, IMBALANCED = 'balanced', 'imbalanced'
 

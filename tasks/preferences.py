@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.errors import OptionError
 from tff_partial import random_bits
-from tff_partial.partitions import Partition
+from tff_partial.data.partitions import Partition
 
 
 def numbers_of_users(num_users: int, shares: Sequence[float]) -> list[int]:

@@ -11,14 +11,14 @@ from typing import Any
 from absl import flags
 
 from tasks.errors import OptionError
-from tff_partial import accounting
 from tff_partial import aggregators
-from tff_partial import clippings
 from tff_partial import composition
 from tff_partial import messages
-from tff_partial import privacy
-from tff_partial import privacy_audit
-from tff_partial import privacy_plans
+from tff_partial.dp import accounting
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy
+from tff_partial.dp import privacy_audit
+from tff_partial.dp import privacy_plans
 
 FLAGS = flags.FLAGS
 

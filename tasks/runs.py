@@ -34,16 +34,16 @@ from tasks import subreddit_flags
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.training_flags import TrainingFlags
-from tff_partial import checkpoints
 from tff_partial import errors
-from tff_partial import privacy_audit
 from tff_partial import processes
-from tff_partial import programs
-from tff_partial import records
 from tff_partial import runtimes
 from tff_partial.analysis import run_folders
+from tff_partial.dp import privacy_audit
 from tff_partial.runtimes import errors as runtime_errors
 from tff_partial.runtimes.native import NativeRuntimeError
+from tff_partial.training import checkpoints
+from tff_partial.training import programs
+from tff_partial.training import records
 import tff_partial_programs
 
 FLAGS = flags.FLAGS

@@ -32,10 +32,10 @@ from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
 import tff_partial
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import populations
-from tff_partial import splits
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.tiers import GLOBAL
 
 NAME, STICKER = 'subreddit', 'sticker'

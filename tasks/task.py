@@ -7,10 +7,10 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tasks.errors import OptionError
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import populations
-from tff_partial import splits
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.data import splits
+from tff_partial.model import models
 
 # Parts of the data that every task has.
 TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'

@@ -13,8 +13,8 @@ from tasks import privacy_flags
 from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
-from tff_partial import callbacks
-from tff_partial import programs
+from tff_partial.training import callbacks
+from tff_partial.training import programs
 
 FLAGS = flags.FLAGS
 _RUN = runs.run_flags()

@@ -18,11 +18,11 @@ from tasks.fed_embed_flags import FedEmbedFlags
 from tasks.privacy_flags import PrivacyFlags
 from tff_partial import composition
 from tff_partial import phases
-from tff_partial import privacy_audit
-from tff_partial import privacy_plans
-from tff_partial import splits
 from tff_partial import statistics
 from tff_partial import tiers
+from tff_partial.data import splits
+from tff_partial.dp import privacy_audit
+from tff_partial.dp import privacy_plans
 
 FLAGS = flags.FLAGS
 

@@ -29,9 +29,9 @@ from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tff_partial import client_state
-from tff_partial import programs
 from tff_partial.analysis import confusion
 from tff_partial.analysis import embeddings
+from tff_partial.training import programs
 
 FLAGS = flags.FLAGS
 _RUN = runs.run_flags()

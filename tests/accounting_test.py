@@ -11,10 +11,10 @@ from scipy import optimize
 from scipy import stats
 import tensorflow_privacy as tfp
 
-from tff_partial import accounting
-from tff_partial import clippings
 from tff_partial import errors
-from tff_partial import privacy_plans
+from tff_partial.dp import accounting
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy_plans
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
 

@@ -13,11 +13,11 @@ from tests import planted
 from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import composition
-from tff_partial import examples
-from tff_partial import packing
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.data import examples
+from tff_partial.data import packing
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 

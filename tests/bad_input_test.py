@@ -22,7 +22,7 @@ from tests.commands import is_for_users
 from tests.commands import run_here
 import tff_partial
 from tff_partial import errors
-from tff_partial import programs
+from tff_partial.training import programs
 
 
 @pytest.fixture(autouse=True, name='no_child_is_left')

@@ -11,20 +11,20 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import baselines
 from tests import planted
 from tff_partial import algorithms
+from tff_partial import baselines
 from tff_partial import client_state
 from tff_partial import evaluation
-from tff_partial import models
-from tff_partial import packing
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
-from tff_partial import splits
 from tff_partial import terms
 from tff_partial import tiers
+from tff_partial.data import packing
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 

@@ -48,7 +48,7 @@ def read_targets(text: str) -> list[Target]:
   return targets
 
 
-PACKAGES = ('baselines', 'tff_partial', 'tff_partial_programs')
+PACKAGES = ('tff_partial', 'tff_partial_programs')
 TARGETS = read_targets((ROOT / 'BUILD').read_text(encoding='utf-8'))
 
 

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import baselines
-from baselines import apfl
-from baselines import fed_proto
-from baselines import scaffold
 from tests import planted
-from tff_partial import models
-from tff_partial import personal_models
+from tff_partial import baselines
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.baselines import apfl
+from tff_partial.baselines import fed_proto
+from tff_partial.baselines import scaffold
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.training import personal_models
 
 _SIZES = {'ann': 5, 'bob': 3, 'cid': 4, 'dan': 2}
 _BATCH, _EPOCHS, _RATE = 2, 2, 0.1

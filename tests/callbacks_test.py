@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tff_partial import callbacks
+from tff_partial.training import callbacks
 
 
 def _result(losses: list[float], lost: dict[int, int] | None = None):

@@ -20,8 +20,8 @@ import tensorflow_federated as tff
 import typing_extensions
 
 from tff_partial import _require_tff
-from tff_partial import checkpoints
 from tff_partial import errors
+from tff_partial.training import checkpoints
 
 _STATE = tff.learning.templates.LearningAlgorithmState
 

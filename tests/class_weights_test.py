@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tff_partial
-from tff_partial import class_weights
-from tff_partial import examples
-from tff_partial.keras_variables import ModelError
+from tff_partial.data import examples
+from tff_partial.model import class_weights
+from tff_partial.model.keras_variables import ModelError
 
 _WEIGHTS = {0: 1.0, 1: 5.0, 2: 0.5}
 _CLASSES = np.array([2, 0, 1, 1], np.int32)
@@ -26,7 +26,7 @@ def _build() -> tf.keras.Model:
   )
 
 
-def _model(loss: Any, **options: Any) -> tff_partial.models.PartialModel:
+def _model(loss: Any, **options: Any) -> tff_partial.PartialModel:
   options = {'class_weight': _WEIGHTS, **options}
   return tff_partial.from_keras(_build, loss=loss, **options)
 

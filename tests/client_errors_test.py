@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tff_partial
-from tff_partial import client_errors
+from tff_partial.training import client_errors
 
 
 def _at_most_five(values: tf.Tensor) -> tf.Tensor:

@@ -23,12 +23,12 @@ import tensorflow_federated as tff
 
 from tests import commands
 import tff_partial
-from tff_partial import client_records
-from tff_partial import client_store
-from tff_partial import client_versions
 from tff_partial import errors
 from tff_partial import random_bits
-from tff_partial import sampling
+from tff_partial.training import client_records
+from tff_partial.training import client_store
+from tff_partial.training import client_versions
+from tff_partial.training import sampling
 
 ClientStore = client_store.ClientStore
 ClientStoreError = client_store.ClientStoreError

@@ -25,8 +25,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import on_native
-from tff_partial.cohorts import Cohort
-from tff_partial.cohorts import CohortGroup
+from tff_partial.data.cohorts import Cohort
+from tff_partial.data.cohorts import CohortGroup
 from tff_partial.runtimes import choices as choices_lib
 from tff_partial.runtimes import cohort
 from tff_partial.runtimes import columns

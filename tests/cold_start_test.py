@@ -9,13 +9,13 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import algorithms
-from tff_partial import cold_start
-from tff_partial import packing
 from tff_partial import runtimes
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.data import packing
+from tff_partial.data import splits
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.training import cold_start
 
 _SIZES = (0, 5)
 _RATE = 0.05

@@ -12,8 +12,8 @@ from scipy import stats
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tff_partial import dp_queries
-from tff_partial import dp_trees
+from tff_partial.dp import dp_queries
+from tff_partial.dp import dp_trees
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
 

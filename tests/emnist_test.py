@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import baselines
 from tasks import emnist
 from tasks import emnist_images
 from tasks import emnist_models
 from tasks.errors import OptionError
 import tff_partial
+from tff_partial import baselines
 from tff_partial import phases
-from tff_partial import sampling
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')

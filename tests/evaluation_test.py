@@ -14,8 +14,8 @@ from tff_partial import client_work
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import runtimes
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.data import splits
 from tff_partial.phases import Phase
 
 _COUNTS = {'ann': 8, 'bob': 11, 'cid': 1, 'dot': 2, 'eve': 30}

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests import small_clients
-from tff_partial import examples
-from tff_partial import packing
+from tff_partial.data import examples
+from tff_partial.data import packing
 
 
 def test_the_value_of_a_client_has_this_type():

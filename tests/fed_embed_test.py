@@ -16,12 +16,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import baselines
-from baselines import p_fed_km
 from tests import planted
 from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import assignments
+from tff_partial import baselines
 from tff_partial import client_state
 from tff_partial import composition
 from tff_partial import contexts
@@ -29,11 +28,12 @@ from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import layers
 from tff_partial import messages
-from tff_partial import models
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.baselines import p_fed_km
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 

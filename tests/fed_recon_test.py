@@ -14,12 +14,12 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import algorithms
 from tff_partial import client_work
-from tff_partial import models
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.phases import sgd
 
 layers = tf.keras.layers

@@ -14,14 +14,14 @@ from tests import planted
 from tff_partial import algorithms
 from tff_partial import composition
 from tff_partial import layers
-from tff_partial import models
-from tff_partial import packing
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import splits
 from tff_partial import statistics
 from tff_partial import tiers
+from tff_partial.data import packing
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 

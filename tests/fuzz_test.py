@@ -30,14 +30,14 @@ from tasks import subreddit_data
 from tasks import train
 from tasks.errors import OptionError
 from tests import commands
-from tff_partial import checkpoints
-from tff_partial import client_versions
 from tff_partial import errors
-from tff_partial import examples
-from tff_partial import packing
-from tff_partial import records
 from tff_partial.analysis import curves
 from tff_partial.analysis import run_folders
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.training import checkpoints
+from tff_partial.training import client_versions
+from tff_partial.training import records
 
 # What nobody expects in the middle of a file.
 _STRANGE = (

@@ -12,14 +12,14 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import algorithms
-from tff_partial import independent_aggregation
-from tff_partial import models
-from tff_partial import packing
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import split_personalization
 from tff_partial import statistics
 from tff_partial import tiers
+from tff_partial.checks import independent_aggregation
+from tff_partial.checks import split_personalization
+from tff_partial.data import packing
+from tff_partial.model import models
 
 
 @pytest.fixture(scope='module', autouse=True)

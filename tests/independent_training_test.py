@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_partial import independent_training
-from tff_partial import split_personalization
+from tff_partial.checks import independent_training
+from tff_partial.checks import split_personalization
 
 layers = tf.keras.layers
 _NUM_USERS = 5

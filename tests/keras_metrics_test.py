@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_partial import keras_metrics
-from tff_partial import tracing
+from tff_partial.model import keras_metrics
+from tff_partial.model import tracing
 
 metrics = tf.keras.metrics
 _GENERATOR = np.random.default_rng(0)

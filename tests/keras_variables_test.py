@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tff_partial import keras_variables
+from tff_partial.model import keras_variables
 
 layers = tf.keras.layers
 

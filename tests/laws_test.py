@@ -10,17 +10,17 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import baselines
 from tests import planted
 from tff_partial import algorithms
+from tff_partial import baselines
 from tff_partial import client_work
 from tff_partial import evaluation
 from tff_partial import groups
-from tff_partial import models
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 

@@ -11,10 +11,10 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import algorithms
 from tff_partial import layers
-from tff_partial import models
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 

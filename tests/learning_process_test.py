@@ -13,22 +13,22 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import cohorts
 from tff_partial import composition
 from tff_partial import evaluation
 from tff_partial import learning_process
-from tff_partial import models
-from tff_partial import packing
 from tff_partial import phases
 from tff_partial import processes
-from tff_partial import splits
 from tff_partial.algorithms import fed_recon
 from tff_partial.client_state import keep_local
+from tff_partial.data import cohorts
+from tff_partial.data import packing
+from tff_partial.data import splits
 from tff_partial.learning_process import as_evaluation_process
 from tff_partial.learning_process import as_learning_process
 from tff_partial.learning_process import client_seed
 from tff_partial.learning_process import ClientsRememberError
 from tff_partial.learning_process import ElementSpecError
+from tff_partial.model import models
 from tff_partial.runtimes.native import native
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL

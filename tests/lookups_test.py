@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from tests import planted
 from tff_partial import contexts
-from tff_partial import lookups
-from tff_partial import models
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import terms
 from tff_partial import tiers
-from tff_partial import tracing
 from tff_partial.local_training import run
+from tff_partial.model import models
+from tff_partial.model import tracing
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.sparse import lookups
 
 layers = tf.keras.layers
 optimizers = phases.tff.learning.optimizers

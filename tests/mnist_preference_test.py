@@ -15,7 +15,7 @@ from tasks import preference_task
 from tasks import preferences
 from tasks.errors import OptionError
 import tff_partial
-from tff_partial import sampling
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _SIZES = {'train': 20, 'validation': 10, 'test': 10}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_partial import keras_functions
-from tff_partial import lookups
-from tff_partial import models
 from tff_partial import phases
 from tff_partial import tiers
-from tff_partial import tracing
+from tff_partial.model import keras_functions
+from tff_partial.model import models
+from tff_partial.model import tracing
+from tff_partial.sparse import lookups
 
 layers = tf.keras.layers
 _SEED = np.array([5, 6], np.int32)

@@ -9,8 +9,8 @@ import tensorflow as tf
 from tasks import movielens_models
 from tasks.errors import OptionError
 from tasks.errors import TaskError
-from tff_partial import models
 from tff_partial import tiers
+from tff_partial.model import models
 
 _ITEMS = np.array([2, 0, 2, 4], np.int32)
 

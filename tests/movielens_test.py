@@ -13,10 +13,10 @@ from tasks.errors import OptionError
 import tff_partial
 from tff_partial import client_work
 from tff_partial import evaluation
-from tff_partial import personal_models
 from tff_partial import phases
-from tff_partial import sampling
-from tff_partial import splits
+from tff_partial.data import splits
+from tff_partial.training import personal_models
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')

@@ -45,7 +45,7 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     shutil.copy(ROOT / name, sources)
   # Each of these folders could pass for a package.
   for name in (
-    *('baselines', 'benchmarks', 'tasks', 'tests'),
+    *('benchmarks', 'tasks', 'tests'),
     *('tff_partial', 'tff_partial_programs'),
   ):
     if (ROOT / name).is_dir():
@@ -91,7 +91,6 @@ def test_wheel_holds_the_library_and_its_programs(wheel):
     f'tff_partial_programs/{path.relative_to(ROOT)}'
     for folder, pattern in (
       ('tasks', '*.py'),
-      ('baselines', '*.py'),
       ('tasks/recipes', '*.flags'),
     )
     for path in (ROOT / folder).glob(pattern)

@@ -13,11 +13,11 @@ import tensorflow_federated as tff
 
 from tests import small_clients
 import tff_partial
-from tff_partial import buckets
-from tff_partial import examples
-from tff_partial import packing
-from tff_partial import populations
-from tff_partial import vocabularies
+from tff_partial.data import buckets
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.data import populations
+from tff_partial.data import vocabularies
 
 
 def test_clients_are_padded_to_the_largest():

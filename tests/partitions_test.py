@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tff_partial
-from tff_partial import examples
-from tff_partial import partitions
+from tff_partial.data import examples
+from tff_partial.data import partitions
 
 _LABELS = np.repeat(np.arange(10), 300)
 

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import baselines
 import tff_partial
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import personal_models
+from tff_partial import baselines
 from tff_partial import tiers
-from tff_partial.personal_models import PersonalModelError
+from tff_partial.data import examples
+from tff_partial.model import models
+from tff_partial.training import personal_models
+from tff_partial.training.personal_models import PersonalModelError
 
 _ITEMS = 6
 _RATE = 0.1
@@ -306,7 +306,7 @@ def test_one_that_cannot_run_cohorts_does_not(make, recon, clients):
 # ---- tables that are larger than a client needs ------------------------------
 
 
-def _with_table(rows: int) -> tff_partial.models.PartialModel:
+def _with_table(rows: int) -> tff_partial.PartialModel:
   def build() -> tf.keras.Model:
     user = tf.keras.Input([], dtype=tf.int32, name='user')
     item = tf.keras.Input([], dtype=tf.int32, name='item')

@@ -14,14 +14,14 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import client_work
 from tff_partial import contexts
-from tff_partial import keras_metrics
 from tff_partial import local_training
-from tff_partial import models
 from tff_partial import phases
-from tff_partial import splits
 from tff_partial import terms
 from tff_partial import tiers
-from tff_partial import tracing
+from tff_partial.data import splits
+from tff_partial.model import keras_metrics
+from tff_partial.model import models
+from tff_partial.model import tracing
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 

@@ -10,14 +10,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import assignments
-from tff_partial import cohorts
 from tff_partial import groups
 from tff_partial import layers
-from tff_partial import models
-from tff_partial import packing
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import tiers
+from tff_partial.data import cohorts
+from tff_partial.data import packing
+from tff_partial.model import models
 
 NUM_ITEMS = 29
 NUM_FACTORS = 4

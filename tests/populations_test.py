@@ -12,11 +12,11 @@ import tensorflow_federated as tff
 
 from tests import small_clients
 from tests import small_runs
-from tff_partial import cohorts
-from tff_partial import examples
-from tff_partial import packing
-from tff_partial import populations
 from tff_partial import runtimes
+from tff_partial.data import cohorts
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.data import populations
 
 
 def test_a_cohort_is_a_sequence_of_slices_of_its_source():

@@ -10,16 +10,16 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import small_runs
-from tff_partial import accounting
 from tff_partial import algorithms
-from tff_partial import clippings
 from tff_partial import messages
-from tff_partial import models
-from tff_partial import privacy
-from tff_partial import privacy_audit
-from tff_partial import privacy_plans
-from tff_partial import programs
 from tff_partial import runtimes
+from tff_partial.dp import accounting
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy
+from tff_partial.dp import privacy_audit
+from tff_partial.dp import privacy_plans
+from tff_partial.model import models
+from tff_partial.training import programs
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
 

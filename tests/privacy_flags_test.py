@@ -12,7 +12,7 @@ from tasks import runs
 from tests import commands
 from tests.commands import repeatable_rows
 from tests.commands import run_here
-from tff_partial import dp_queries
+from tff_partial.dp import dp_queries
 
 _PRIVATE = ('--target_epsilon=8', '--delta=1e-3')
 _NOISE = ('--noise_multiplier=0.4', '--delta=1e-3', '--noise_seed=5')

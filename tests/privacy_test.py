@@ -10,14 +10,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import planted
-from tff_partial import checkpoints
-from tff_partial import clippings
 from tff_partial import errors
-from tff_partial import privacy
-from tff_partial import privacy_plans
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import fed_recon
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy
+from tff_partial.dp import privacy_plans
+from tff_partial.training import checkpoints
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
 

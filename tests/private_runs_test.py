@@ -12,15 +12,15 @@ import tensorflow_federated as tff
 from tests import small_runs
 from tests.commands import repeatable_rows
 import tff_partial
-from tff_partial import accounting
 from tff_partial import aggregators
-from tff_partial import clippings
 from tff_partial import messages
 from tff_partial import phases
-from tff_partial import privacy
-from tff_partial import privacy_plans
-from tff_partial import programs
-from tff_partial import sampling
+from tff_partial.dp import accounting
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy
+from tff_partial.dp import privacy_plans
+from tff_partial.training import programs
+from tff_partial.training import sampling
 
 _CLIENTS = 12
 _SETTINGS: dict[str, Any] = {'clients_per_round': 2}

@@ -14,26 +14,26 @@ from tff_partial import aggregators
 from tff_partial import assignments
 from tff_partial import client_state
 from tff_partial import client_work
-from tff_partial import clippings
 from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import evaluation
-from tff_partial import examples
 from tff_partial import groups
 from tff_partial import local_training
 from tff_partial import messages
-from tff_partial import models
-from tff_partial import packing
 from tff_partial import phases
-from tff_partial import privacy
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
-from tff_partial import sampling
-from tff_partial import splits
 from tff_partial import statistics
 from tff_partial import tiers
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.data import splits
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy
+from tff_partial.model import models
 from tff_partial.phases import Phase
+from tff_partial.training import sampling
 
 layers = tf.keras.layers
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)

@@ -17,14 +17,14 @@ from tests import small_runs
 from tests.commands import files
 from tests.commands import repeatable_rows
 import tff_partial
-from tff_partial import callbacks
-from tff_partial import checkpoints
-from tff_partial import cohorts
 from tff_partial import errors
 from tff_partial import phases
-from tff_partial import programs
-from tff_partial import records
-from tff_partial import sampling
+from tff_partial.data import cohorts
+from tff_partial.training import callbacks
+from tff_partial.training import checkpoints
+from tff_partial.training import programs
+from tff_partial.training import records
+from tff_partial.training import sampling
 
 _RECONSTRUCTION: dict[str, Any] = {
   'reconstruction_steps': 2,

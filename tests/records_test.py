@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tff_partial import errors
-from tff_partial import records
+from tff_partial.training import records
 
 
 @pytest.fixture(name='opened')
@@ -237,7 +237,7 @@ def test_new_columns_come_behind_the_others(opened, tmp_path):
 def test_a_kill_loses_no_row(tmp_path):
   code = f"""
 import os, signal
-from tff_partial import records
+from tff_partial.training import records
 table = records.Records({str(tmp_path)!r}, saved=None, tensorboard=True)
 for number in (1, 2, 3):
   table.release({{'loss': number / 3}}, number)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_partial import rows
+from tff_partial.sparse import rows
 
 _IDS = tf.TensorSpec([None], tf.int32)
 

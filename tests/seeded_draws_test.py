@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_partial import keras_analysis
-from tff_partial import keras_functions
 from tff_partial import random_bits
+from tff_partial.model import keras_analysis
+from tff_partial.model import keras_functions
 
 layers = tf.keras.layers
 _SEED = np.array([1, 2], np.int32)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_partial import examples
+from tff_partial.data import examples
 
 # One rating: an item, how it was rated, and when.
 SPEC = collections.OrderedDict(

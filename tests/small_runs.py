@@ -7,14 +7,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_partial
-from tff_partial import cohorts
 from tff_partial import evaluation
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import packing
-from tff_partial import populations
 from tff_partial import processes
-from tff_partial import programs
+from tff_partial.data import cohorts
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.data import populations
+from tff_partial.model import models
+from tff_partial.training import programs
 
 ITEMS = 7
 ROUNDS = 7

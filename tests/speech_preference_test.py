@@ -12,7 +12,7 @@ from tasks import speech_models
 from tasks import speech_preference
 from tasks.errors import OptionError
 import tff_partial
-from tff_partial import sampling
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tff_partial import errors
-from tff_partial import splits
+from tff_partial.data import splits
 
 _SEED = np.array([3, 4], np.int32)
 _CAPACITIES = (23, 24, 40)

@@ -20,21 +20,21 @@ from tests import small_runs
 from tests.commands import repeatable_rows
 import tff_partial
 from tff_partial import algorithms
-from tff_partial import checkpoints
 from tff_partial import client_state
-from tff_partial import client_store
-from tff_partial import client_versions
-from tff_partial import clippings
 from tff_partial import composition
 from tff_partial import errors
 from tff_partial import evaluation
-from tff_partial import exams
 from tff_partial import messages
 from tff_partial import phases
-from tff_partial import privacy_plans
-from tff_partial import programs
-from tff_partial import sampling
 from tff_partial import tiers
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy_plans
+from tff_partial.training import checkpoints
+from tff_partial.training import client_store
+from tff_partial.training import client_versions
+from tff_partial.training import exams
+from tff_partial.training import programs
+from tff_partial.training import sampling
 
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
 

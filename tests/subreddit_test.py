@@ -22,8 +22,8 @@ from tasks.task import OWN
 from tasks.task import TABLE
 import tff_partial
 from tff_partial import runtimes
-from tff_partial import sampling
 from tff_partial import tiers
+from tff_partial.training import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _SIZES = subreddit_models.Sizes(

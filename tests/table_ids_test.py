@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
-from tff_partial import cohorts
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import packing
-from tff_partial import populations
+from tff_partial.data import cohorts
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.data import populations
+from tff_partial.model import models
 
 layers = tf.keras.layers
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_partial import keras_variables
 from tff_partial import random_bits
-from tff_partial import tracing
+from tff_partial.model import keras_variables
+from tff_partial.model import tracing
 
 _SEED = np.array([1, 2], np.int32)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tff_partial import vocabularies
-from tff_partial.vocabularies import Vocabulary
+from tff_partial.data import vocabularies
+from tff_partial.data.vocabularies import Vocabulary
 
 
 def test_values_are_numbered_in_their_order():

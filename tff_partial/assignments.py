@@ -29,13 +29,13 @@ from tff_partial import client_state
 from tff_partial import composition
 from tff_partial import evaluation
 from tff_partial import groups
-from tff_partial import models
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import server_optimizers
-from tff_partial import splits
 from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd

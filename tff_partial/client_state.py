@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_partial import models
 from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.contexts import ClientContext
+from tff_partial.model import models
 
 
 class Memory(NamedTuple):

@@ -14,15 +14,15 @@ import tensorflow_federated as tff
 from tff_partial import client_state
 from tff_partial import contexts
 from tff_partial import errors
-from tff_partial import examples
 from tff_partial import local_training
-from tff_partial import lookups
-from tff_partial import models
 from tff_partial import phases
 from tff_partial import random_bits
-from tff_partial import splits
 from tff_partial import tiers
-from tff_partial import tracing
+from tff_partial.data import examples
+from tff_partial.data import splits
+from tff_partial.model import models
+from tff_partial.model import tracing
+from tff_partial.sparse import lookups
 
 ModelWeights: TypeAlias = tff.learning.models.ModelWeights
 

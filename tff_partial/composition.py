@@ -16,15 +16,15 @@ from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import client_work
 from tff_partial import messages
-from tff_partial import models
 from tff_partial import phases
-from tff_partial import privacy
 from tff_partial import server_update
 from tff_partial import tiers
 from tff_partial.client_work import CompositionError
+from tff_partial.dp import privacy
 from tff_partial.messages import BeforeSending
 from tff_partial.messages import ClientWeightFn
 from tff_partial.messages import ClientWeighting
+from tff_partial.model import models
 from tff_partial.processes import PartialProcess
 from tff_partial.processes import PartialProcessOutput
 from tff_partial.statistics import Join

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_partial import errors
-from tff_partial import models
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.data import splits
+from tff_partial.model import models
 
 
 class ContextError(errors.UserError, ValueError):

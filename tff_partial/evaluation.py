@@ -14,13 +14,13 @@ import tensorflow_federated as tff
 
 from tff_partial import client_state
 from tff_partial import client_work
-from tff_partial import examples
-from tff_partial import keras_metrics
-from tff_partial import models
 from tff_partial import phases
-from tff_partial import splits
 from tff_partial import tiers
-from tff_partial import tracing
+from tff_partial.data import examples
+from tff_partial.data import splits
+from tff_partial.model import keras_metrics
+from tff_partial.model import models
+from tff_partial.model import tracing
 
 QUANTILES = {'p10': 0.1, 'p50': 0.5, 'p90': 0.9}
 

@@ -29,9 +29,9 @@ import tensorflow_federated as tff
 
 from tff_partial import client_work
 from tff_partial import evaluation as evaluation_lib
-from tff_partial import examples
 from tff_partial import processes
 from tff_partial import random_bits
+from tff_partial.data import examples
 
 templates = tff.learning.templates
 

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_partial import groups
-from tff_partial import keras_metrics
-from tff_partial import lookups
 from tff_partial import phases
 from tff_partial import random_bits
-from tff_partial import rows
-from tff_partial import splits
 from tff_partial import tiers
 from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
+from tff_partial.data import splits
+from tff_partial.model import keras_metrics
+from tff_partial.sparse import lookups
+from tff_partial.sparse import rows
 
 
 class ClientResult(NamedTuple):

@@ -13,8 +13,8 @@ from tff_partial import local_training
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import tiers
-from tff_partial import tracing
 from tff_partial.contexts import Outcome
+from tff_partial.model import tracing
 from tff_partial.statistics import Join
 from tff_partial.statistics import Settle
 from tff_partial.statistics import Statistic

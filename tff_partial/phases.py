@@ -16,9 +16,9 @@ import tensorflow_federated as tff
 from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import groups
-from tff_partial import models
-from tff_partial import splits
 from tff_partial import tiers
+from tff_partial.data import splits
+from tff_partial.model import models
 
 Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
 # An extra loss term: (what the client knows) -> scalar. See `terms.py`.

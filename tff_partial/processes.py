@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import tensorflow_federated as tff
 
 from tff_partial import client_work
-from tff_partial import examples
-from tff_partial import models
-from tff_partial import privacy
+from tff_partial.data import examples
+from tff_partial.dp import privacy
+from tff_partial.model import models
 
 
 class ClientStateTypeError(client_work.CompositionError):

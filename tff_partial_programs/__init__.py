@@ -1,9 +1,8 @@
 """The command `tff-partial`: names the programs of `tasks`, and runs one.
 
 A package of its own, because whoever asks for help should not wait until
-TensorFlow is imported. In the wheel `tasks` and `baselines` lie inside of this
-folder, so that they take no such common names from anybody; in a clone they are
-its neighbours.
+TensorFlow is imported. In the wheel `tasks` lies inside of this folder, so
+that it takes no such common name from anybody; in a clone it is its neighbour.
 """
 
 import ast
@@ -29,7 +28,7 @@ _HELP = ('-h', '-help', '--help', '-?')
 
 
 def root() -> pathlib.Path:
-  """The folder that `tasks` and `baselines` are imported from."""
+  """The folder that `tasks` is imported from."""
   here = pathlib.Path(__file__).resolve().parent
   return here if (here / 'tasks').is_dir() else here.parent
 

@@ -28,13 +28,13 @@ from typing import Unpack
 
 from tff_partial import assignments
 from tff_partial import evaluation
-from tff_partial import models
 from tff_partial.assignments import Assignment
 from tff_partial.assignments import Parts
 from tff_partial.client_state import keep_local
 from tff_partial.client_state import remember_group
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
+from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import Together
 from tff_partial.processes import PartialProcess

@@ -14,11 +14,11 @@ that it took. Otherwise the two give the same weights.
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import models
-from tff_partial import splits
 from tff_partial.client_state import forget
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
+from tff_partial.data import splits
+from tff_partial.model import models
 from tff_partial.phases import Epochs
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase

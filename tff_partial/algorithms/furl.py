@@ -15,10 +15,10 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import models
 from tff_partial.client_state import keep_local
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
+from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.statistics import Statistic

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from tff_partial import records
 from tff_partial.analysis.errors import AnalysisError
+from tff_partial.training import records
 
 FLAGS_FILE = 'flags.txt'
 RESULT_FILE = 'result.json'

@@ -1,0 +1,144 @@
+"""APFL (Deng et al., 2020), Algorithm 1: personal models are mixtures.
+
+A client remembers a model of its own, v, beside the global one, w, and uses the
+mixture alpha v + (1 - alpha) w. On each batch it takes a step on v along the
+gradient of the mixture's loss, and one on w along that of w's own; the server
+averages the w. An adaptive alpha (Eq. 10) is a number that each client learns
+along with v, by the same gradient, and remembers.
+
+Deviations: v begins as the first w that the client receives. An adaptive alpha
+takes a step on each batch, and stays between 0 and 1.
+"""
+
+import dataclasses
+from typing import Unpack
+
+import tensorflow as tf
+
+from tff_partial import client_state
+from tff_partial import errors
+from tff_partial import evaluation
+from tff_partial import server_optimizers
+from tff_partial import tiers
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.phases import Together
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import OTHER
+from tff_partial.tiers import PERSONAL
+
+_ALPHA = 'alpha'
+
+
+class MixtureError(errors.UserError, ValueError):
+  """Raised for a mixture that is none."""
+
+
+def build_apfl(
+  model: models.PartialModel,
+  *,
+  mixture: float = 0.5,
+  mixture_learning_rate: float = 0.0,
+  training: Phase = Phase(),
+  personal: Phase | None = None,
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train the global model, and their share of a mixture with it.
+
+  Metrics of training are those of the mixture before each batch.
+
+  Args:
+    model: The model, without local variables.
+    mixture: alpha of the paper, the personal model's share, from 0 to 1; with
+      which it begins where it is learned.
+    mixture_learning_rate: Rate of plain gradient descent on alpha; 0 for a
+      fixed one.
+    training: How w is trained: optimizer, batches, epochs.
+    personal: How v is trained, on the same batches; as w by default.
+    **joining: How the server joins updates of w, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError, MixtureError: If the arguments do not fit
+      together.
+  """
+  adaptive = mixture_learning_rate > 0.0
+  personal = personal or training
+  optimizer = {
+    PERSONAL: personal.optimizer_of(PERSONAL),
+    OTHER: server_optimizers.within(sgd(mixture_learning_rate), 0.0, 1.0),
+  }
+  return compose(
+    model,
+    memory=_memory(mixture, adaptive),
+    work=[
+      Together(
+        (
+          dataclasses.replace(
+            personal,
+            train=(PERSONAL, OTHER) if adaptive else (PERSONAL,),
+            optimizer=optimizer,
+            reads=_reads(mixture, adaptive),
+            measured=True,
+          ),
+          dataclasses.replace(
+            training, train=(GLOBAL,), reads=tiers.as_they_are, measured=False
+          ),
+        )
+      )
+    ],
+    **joining,
+  )
+
+
+def build_apfl_eval(
+  model: models.PartialModel,
+  *,
+  mixture: float = 0.5,
+  mixture_learning_rate: float = 0.0,
+  **measuring: Unpack[evaluation.Measuring],
+) -> evaluation.Evaluation:
+  """Clients are measured with the mixture of w and the v that they remember.
+
+  With `personalise`, they train v before, through the mixture as it stands, as
+  new clients need it.
+
+  Args:
+    model: The model.
+    mixture: As in training.
+    mixture_learning_rate: As in training.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  adaptive = mixture_learning_rate > 0.0
+  return evaluation.build_query_evaluation(
+    model,
+    memory=_memory(mixture, adaptive),
+    train=(PERSONAL,),
+    reads=_reads(mixture, adaptive),
+    **measuring,
+  )
+
+
+def _memory(mixture: float, adaptive: bool) -> client_state.Memory:
+  if not 0.0 <= mixture <= 1.0:
+    raise MixtureError(
+      f'mixture={mixture}: the share of the personal model lies between 0 and '
+      '1.'
+    )
+  if not adaptive:
+    return client_state.keep_personal
+  return client_state.keep_numbers(
+    client_state.keep_personal, **{_ALPHA: mixture}
+  )
+
+
+def _reads(mixture: float, adaptive: bool) -> tiers.Reads:
+  """The mixture, which the model reads."""
+
+  def share(weights: tiers.Weights) -> tf.Tensor:
+    return weights[OTHER][_ALPHA] if adaptive else tf.constant(mixture)
+
+  return tiers.mixed(share)

@@ -1,0 +1,101 @@
+"""Centralized training: one client holds everybody's examples.
+
+A round is that client's pass over all of them in a new order, or a given number
+of steps. Deviation: an optimizer with a state, such as Adam, begins anew in
+every round, as clients' optimizers do; plain gradient descent has no state.
+Measured like FedAvg, on the clients apart.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+import operator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tff_partial.composition import compose
+from tff_partial.data import cohorts
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.data import populations
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+
+# Makes a client's fields, `[examples, ...]`, tell whose they are: (fields,
+# number of the client) -> fields.
+ToFields: TypeAlias = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
+
+# The id of the only client of a pool.
+EVERYBODY = 'everybody'
+
+
+def _fields(
+  source: cohorts.ClientSource, to_fields: ToFields | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+  """Each client's id and its examples without padding."""
+  for number, client in enumerate(source.client_ids):
+    (value,) = source.cohort([client], np.zeros([1, 2], np.int32))
+    fields = examples.map_fields(
+      operator.itemgetter(slice(value['count'])), value['examples']
+    )
+    yield client, to_fields(fields, number) if to_fields else fields
+
+
+def number_clients(
+  source: cohorts.ClientSource,
+  to_fields: ToFields,
+  example_spec: examples.ExampleSpec,
+) -> populations.Population:
+  """Tells a model with a table of all users whose examples it reads.
+
+  Args:
+    source: The clients.
+    to_fields: (a client's fields, its number) -> fields that the model reads,
+      for example with the number as one more input.
+    example_spec: `process.example_spec` of the model with the table.
+
+  Raises:
+    ClientDataError: If what `to_fields` makes does not fit.
+  """
+  return packing.pack(dict(_fields(source, to_fields)), example_spec)
+
+
+def pool(
+  source: cohorts.ClientSource,
+  example_spec: examples.ExampleSpec | None = None,
+  to_fields: ToFields | None = None,
+) -> populations.Population:
+  """Gives the examples of all clients to one, `EVERYBODY`.
+
+  Args:
+    source: The clients.
+    example_spec: `process.example_spec`; that of the clients by default.
+    to_fields: As for `number_clients`, if the model has a table of all users.
+
+  Raises:
+    ClientDataError: If what `to_fields` makes does not fit.
+  """
+  parts = [fields for _, fields in _fields(source, to_fields)]
+  pooled = examples.map_fields(lambda *arrays: np.concatenate(arrays), *parts)
+  return packing.pack({EVERYBODY: pooled}, example_spec or source.example_spec)
+
+
+def build_centralized(
+  model: models.PartialModel, *, training: Phase = Phase(shuffle=True)
+) -> PartialProcess:
+  """One client trains on a pool of all examples; to be run on it alone.
+
+  Args:
+    model: The model, without local variables; users may have rows of a table.
+    training: A round: `epochs` passes, or `max_steps` steps on random batches
+      of a pass.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
+  )

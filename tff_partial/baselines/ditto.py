@@ -1,0 +1,84 @@
+"""Ditto (Li et al., ICML 2021), Algorithm 1 with FedAvg for the global model.
+
+A client remembers a personal model of its own, v, beside the global one, w. It
+trains both in the rounds in which it takes part. Deviation: v begins as the
+first w that the client receives.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.client_state import keep_personal
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.terms import proximal
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import PERSONAL
+
+
+def build_ditto(
+  model: models.PartialModel,
+  *,
+  strength: float = 1.0,
+  training: Phase = Phase(),
+  personal: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train the global model, and a personal one held near to it.
+
+  Metrics of training are those of the global model.
+
+  Args:
+    model: The model, without local variables.
+    strength: lambda of the paper, which holds v near the w that was received;
+      0 for local training alone.
+    training: How w is trained.
+    personal: How v is trained.
+    **joining: How the server joins updates of w, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError, TermError: If the arguments do not fit
+      together.
+  """
+  return compose(
+    model,
+    memory=keep_personal,
+    work=[
+      dataclasses.replace(training, train=(GLOBAL,), measured=True),
+      dataclasses.replace(
+        personal,
+        train=(PERSONAL,),
+        terms=(*personal.terms, proximal(strength, PERSONAL)),
+      ),
+    ],
+    **joining,
+  )
+
+
+def build_ditto_eval(
+  model: models.PartialModel,
+  *,
+  strength: float = 1.0,
+  **measuring: Unpack[evaluation.Measuring],
+) -> evaluation.Evaluation:
+  """Clients are measured with the personal models that they remember.
+
+  With `personalise`, these are trained before, held near the global model, as
+  new clients need it.
+
+  Args:
+    model: The model.
+    strength: As in training.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(
+    model,
+    memory=keep_personal,
+    train=(PERSONAL,),
+    terms=(proximal(strength, PERSONAL),),
+    **measuring,
+  )

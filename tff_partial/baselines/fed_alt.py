@@ -1,0 +1,66 @@
+"""FedAlt (Pillutla et al., ICML 2022), with LocalAlt as the local update.
+
+The paper's v are the local variables, its u the global ones. Deviations: each
+client draws its first v itself, where the paper begins with those of a model
+that was trained before; clients count by their examples unless
+`client_weighting` says otherwise.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.client_state import keep_local
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+
+def build_fed_alt(
+  model: models.PartialModel,
+  *,
+  personal: Phase = Phase(),
+  shared: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train personal parameters first, and shared ones after them.
+
+  Args:
+    model: The model; without local variables, this is FedAvg.
+    personal: How v is trained while u is fixed: tau_v steps with gamma_v.
+    shared: How u is trained while v is fixed: tau_u steps with gamma_u.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    memory=keep_local,
+    work=[
+      dataclasses.replace(personal, train=(LOCAL,)),
+      dataclasses.replace(shared, train=(GLOBAL,), measured=True),
+    ],
+    **joining,
+  )
+
+
+def build_fed_alt_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the personal parameters that they remember.
+
+  With `personalise`, these are tuned before while the shared ones stay fixed,
+  as in the final step of the paper's experiments; new clients need it.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(
+    model, memory=keep_local, train=(LOCAL,), **measuring
+  )

@@ -1,0 +1,59 @@
+"""FedAvg (McMahan et al., AISTATS 2017), Algorithm 1.
+
+Nothing is local: a model with local variables is refused, since nobody would
+train them. If each user has a row of a table at the server (footnote 4 of the
+FedRecon paper), that is FedAvg on a model which reads the user's number; see
+`centralized.number_clients`.
+
+Deviation: clients go through their examples in their order unless `training`
+shuffles; the paper cuts them into batches at random.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+
+
+def build_fed_avg(
+  model: models.PartialModel,
+  *,
+  training: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train the global weights, whose mean the server takes.
+
+  Args:
+    model: The model, without local variables.
+    training: How a client trains: optimizer, batches, epochs.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
+    **joining,
+  )
+
+
+def build_fed_avg_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the global weights as they are.
+
+  This is the evaluation of every method that trains one model for all, for seen
+  and for new clients: FedAvg, FedSGD, FedProx, FedAdam, FedYogi, centralized.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(model, **measuring)

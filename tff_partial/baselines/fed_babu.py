@@ -1,0 +1,71 @@
+"""FedBABU (Oh et al., ICLR 2022), Algorithm 1.
+
+The model's local variables are the head, its global ones the body. All clients
+have the same head, drawn once, which stays as it is while the body is trained.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.client_state import begin_alike
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.data import splits
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+
+def build_fed_babu(
+  model: models.PartialModel,
+  *,
+  training: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train the body under a head that is fixed and the same for all.
+
+  Args:
+    model: The model; without local variables, this is FedAvg.
+    training: How a client trains: optimizer, batches, epochs.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    memory=begin_alike,
+    work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
+    **joining,
+  )
+
+
+def build_fed_babu_eval(
+  model: models.PartialModel,
+  *,
+  personalise: Phase = Phase(),
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
+) -> evaluation.Evaluation:
+  """Clients tune body and head, and are measured with them.
+
+  It needs nothing from a client's past, so it measures new clients, too.
+
+  Args:
+    model: The model.
+    personalise: How clients tune. The paper compares the full model, the body
+      and the head: choose by names of variables, `only=...`.
+    split: As for `evaluation.build_query_evaluation`.
+    measure_batch_size: Likewise.
+  """
+  return evaluation.build_query_evaluation(
+    model,
+    memory=begin_alike,
+    train=(GLOBAL, LOCAL),
+    personalise=personalise,
+    split=split,
+    measure_batch_size=measure_batch_size,
+  )

@@ -1,0 +1,59 @@
+"""FedPer (Arivazhagan et al., 2019), Algorithms 1 and 2.
+
+The model's local variables are the personalization layers, its global ones the
+base layers. Each client draws its first personalization layers itself.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.client_state import keep_local
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+
+def build_fed_per(
+  model: models.PartialModel,
+  *,
+  training: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train all layers together, and keep the personalization layers.
+
+  Args:
+    model: The model; without local variables, this is FedAvg.
+    training: How a client trains: optimizer, batches, epochs.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    memory=keep_local,
+    work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
+    **joining,
+  )
+
+
+def build_fed_per_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the personalization layers that they remember.
+
+  The paper has no new clients. With `personalise`, they train personalization
+  layers of their own before.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(
+    model, memory=keep_local, train=(LOCAL,), **measuring
+  )

@@ -1,0 +1,164 @@
+"""FedProto (Tan et al., AAAI 2022), Algorithm 1: only prototypes are shared.
+
+Each client trains a model of its own. It sends, for each class, the mean of its
+features of that class, the prototype (Eq. 3), and how many examples it has of
+it; the server averages prototypes of a class by these numbers (Eq. 6). The loss
+holds the features of each example near the prototype of its class (Eqs. 7 and
+8). No weights and no gradients are sent.
+
+Deviations: all clients' models have one shape and begin alike. As in the
+authors' code, the second loss compares the features of single examples and not
+their mean, by the mean of squares over all features. Eq. 6 is read as a mean
+weighted by numbers of examples, without its factor 1 / |N_j|. Classes of which
+no client of a cohort has examples keep their prototype, and hold nothing before
+they have one.
+"""
+
+import collections
+from collections.abc import Callable
+import dataclasses
+from typing import Any, Unpack
+
+import tensorflow as tf
+
+from tff_partial import client_state
+from tff_partial import errors
+from tff_partial import evaluation
+from tff_partial import tiers
+from tff_partial.composition import compose
+from tff_partial.contexts import ClientContext
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.statistics import Server
+from tff_partial.statistics import Statistic
+from tff_partial.tiers import LOCAL
+from tff_partial.tiers import PERSONAL
+
+
+class PrototypeError(errors.UserError, ValueError):
+  """Raised for prototypes that cannot be."""
+
+
+def build_fed_proto(
+  model: models.PartialModel,
+  *,
+  num_classes: int,
+  features: Callable[[Any], tf.Tensor],
+  classes: Callable[[Any], tf.Tensor] = lambda labels: labels,
+  strength: float = 1.0,
+  training: Phase = Phase(),
+) -> PartialProcess:
+  """Clients train models of their own, held together by class prototypes.
+
+  Args:
+    model: The model.
+    num_classes: How many classes there are.
+    features: A batch of the model's outputs to float features `[batch, size]`.
+    classes: A batch of labels to integers `[batch]` from 0 on.
+    strength: lambda of Eq. 8; 0 for local training alone.
+    training: How a client trains: optimizer, batches, epochs.
+
+  Raises:
+    CompositionError, PhaseError, PrototypeError: If the arguments do not fit
+      together.
+  """
+  if not 0.0 <= strength < float('inf') or num_classes < 1:
+    raise PrototypeError(
+      f'strength={strength}, num_classes={num_classes}: the strength must be a '
+      'finite number of 0 or more, and there must be a class.'
+    )
+  size = _num_features(model, features)
+
+  def held_near(client: ClientContext) -> tf.Tensor:
+    if client.batch is None:
+      raise PrototypeError('The loss was used where there is no batch.')
+    of = tf.cast(classes(client.batch.y), tf.int32)
+    distances = tf.reduce_mean(
+      tf.math.squared_difference(
+        features(client.batch.predictions),
+        tf.gather(client.server['prototypes'], of),
+      ),
+      -1,
+    )
+    is_known = tf.gather(client.server['is_known'], of)
+    return strength * client.batch.mean(tf.where(is_known, distances, 0.0))
+
+  def prototypes(client: ClientContext) -> Any:
+    found = features(client.predict(tiers.personal_copy))
+    members = tf.one_hot(
+      tf.where(
+        client.is_real, tf.cast(classes(client.examples['y']), tf.int32), -1
+      ),
+      num_classes,
+    )
+    return collections.OrderedDict(
+      sums=tf.matmul(members, found, transpose_a=True),
+      counts=tf.reduce_sum(members, 0),
+    )
+
+  def averaged(server: Server, joined: Any) -> Server:
+    counts = joined['counts'][:, tf.newaxis]
+    return server._replace(
+      state=collections.OrderedDict(
+        prototypes=tf.where(
+          counts > 0,
+          tf.math.divide_no_nan(joined['sums'], counts),
+          server.state['prototypes'],
+        ),
+        is_known=tf.logical_or(server.state['is_known'], joined['counts'] > 0),
+      )
+    )
+
+  return compose(
+    model,
+    memory=client_state.keep_personal,
+    work=[
+      dataclasses.replace(
+        training,
+        train=(PERSONAL, LOCAL),
+        terms=(*training.terms, held_near),
+        measured=True,
+      )
+    ],
+    statistics=[Statistic('prototypes', prototypes, update=averaged)],
+    server_state=lambda model: collections.OrderedDict(
+      prototypes=tf.zeros([num_classes, size]),
+      is_known=tf.fill([num_classes], False),
+    ),
+  )
+
+
+def build_fed_proto_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the models that they remember.
+
+  With `personalise`, these are trained before by the model's loss alone, as new
+  clients need it.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(
+    model,
+    memory=client_state.keep_personal,
+    train=(PERSONAL, LOCAL),
+    **measuring,
+  )
+
+
+def _num_features(
+  model: models.PartialModel, features: Callable[[Any], tf.Tensor]
+) -> int:
+  """The length of an example's features."""
+  outputs = tf.nest.map_structure(
+    lambda spec: tf.zeros([1, *spec.shape], spec.dtype), model.prediction_spec
+  )
+  found = features(outputs)
+  if found.shape.rank != 2 or found.shape[-1] is None:
+    raise PrototypeError(
+      f'features: those of one example are {found.shape[1:]}, not a vector.'
+    )
+  return int(found.shape[-1])

@@ -1,0 +1,52 @@
+"""FedProx (Li et al., MLSys 2020), Algorithm 2.
+
+Made from `terms.proximal`: the term of TFF 0.87's own FedProx has the opposite
+sign and drives clients away from the weights that they received.
+
+Deviation: all clients do the work that `training` says; the paper's stragglers,
+who do less, are not simulated. Measured like FedAvg.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.terms import proximal
+from tff_partial.tiers import GLOBAL
+
+
+def build_fed_prox(
+  model: models.PartialModel,
+  *,
+  strength: float = 0.1,
+  training: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train the global weights, held near those that they received.
+
+  Args:
+    model: The model, without local variables.
+    strength: mu of the paper; 0 for FedAvg.
+    training: How a client trains: optimizer, batches, epochs.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError, TermError: If the arguments do not fit
+      together.
+  """
+  return compose(
+    model,
+    work=[
+      dataclasses.replace(
+        training,
+        train=(GLOBAL,),
+        terms=(*training.terms, proximal(strength)),
+        measured=True,
+      )
+    ],
+    **joining,
+  )

@@ -1,0 +1,66 @@
+"""FedRep (Collins et al., ICML 2021), Algorithm 1.
+
+The model's local variables are the head, its global ones the representation.
+It is FedAlt with many steps on the head. Deviations: each client draws its
+first head itself; clients count by their examples unless `client_weighting`
+says otherwise.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.client_state import keep_local
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+
+def build_fed_rep(
+  model: models.PartialModel,
+  *,
+  head: Phase = Phase(epochs=10),
+  representation: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients fit their heads to the representation, then take steps on that.
+
+  Args:
+    model: The model; without local variables, this is FedAvg.
+    head: How the head is trained while the representation is fixed.
+    representation: How the representation is trained while the head is fixed.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    memory=keep_local,
+    work=[
+      dataclasses.replace(head, train=(LOCAL,)),
+      dataclasses.replace(representation, train=(GLOBAL,), measured=True),
+    ],
+    **joining,
+  )
+
+
+def build_fed_rep_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the heads that they remember.
+
+  With `personalise`, the head is trained before while the representation stays
+  fixed, as the paper does it for new clients.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(
+    model, memory=keep_local, train=(LOCAL,), **measuring
+  )

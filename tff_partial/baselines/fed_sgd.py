@@ -1,0 +1,50 @@
+"""FedSGD (McMahan et al., AISTATS 2017), section 2: FedAvg with E=1, B=inf.
+
+A client's examples are one batch, padding included, so more padding may change
+the last bits, other than with every other method. Measured like FedAvg.
+"""
+
+from typing import Unpack
+
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.data import splits
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+
+
+def build_fed_sgd(
+  model: models.PartialModel,
+  *,
+  learning_rate: float = 0.1,
+  on: splits.Part = splits.everything(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients send one gradient of all their examples.
+
+  Args:
+    model: The model, without local variables.
+    learning_rate: eta of the paper. For another optimizer at the server, give
+      1 here and the `server_optimizer`, which then takes the mean gradient.
+    on: The examples of which the gradient is taken.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    work=[
+      Phase(
+        train=(GLOBAL,),
+        on=on,
+        optimizer=sgd(learning_rate),
+        batch_size=None,
+        measured=True,
+      )
+    ],
+    **joining,
+  )

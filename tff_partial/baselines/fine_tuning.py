@@ -1,0 +1,47 @@
+"""Local fine-tuning of a model that was trained for all.
+
+Wang et al., 2019, "Federated evaluation of on-device personalization", and Yu
+et al., 2020, "Salvaging federated learning by local adaptation": a client goes
+on training the received model on its own examples. How the model was trained
+does not matter: by FedAvg, as a rule.
+"""
+
+from tff_partial import client_state
+from tff_partial import evaluation
+from tff_partial.data import splits
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+
+def build_fine_tuning_eval(
+  model: models.PartialModel,
+  *,
+  personalise: Phase = Phase(),
+  memory: client_state.Memory = client_state.forget,
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
+) -> evaluation.Evaluation:
+  """Clients tune the model, or a part of it, and are measured with it.
+
+  Args:
+    model: The model.
+    personalise: How clients tune. For a part of the model name its variables,
+      such as `only='head/.*'`.
+    memory: What clients remember from training, if the model has local
+      variables, which are tuned, too.
+    split: As for `evaluation.build_query_evaluation`.
+    measure_batch_size: Likewise.
+
+  Raises:
+    PhaseError: If `only` names no variable.
+  """
+  return evaluation.build_query_evaluation(
+    model,
+    memory=memory,
+    train=(GLOBAL, LOCAL),
+    personalise=personalise,
+    split=split,
+    measure_batch_size=measure_batch_size,
+  )

@@ -1,0 +1,64 @@
+"""LG-FedAvg (Liang et al., 2020), Algorithm 1.
+
+The model's local variables are the lower layers, which represent a client's own
+data; its global ones are the layers above them. So it is FedPer upside down.
+Deviations: no other losses on the representation than the model's own, which
+may be any; for new clients see `build_lg_fed_avg_eval`.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.client_state import keep_local
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+
+def build_lg_fed_avg(
+  model: models.PartialModel,
+  *,
+  training: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train all layers together, and keep their local representations.
+
+  Args:
+    model: The model; without local variables, this is FedAvg. The paper begins
+      with a model that FedAvg trained before: give `initial_weights` to
+      `from_keras`.
+    training: How a client trains: optimizer, batches, epochs.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    memory=keep_local,
+    work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
+    **joining,
+  )
+
+
+def build_lg_fed_avg_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the local representations that they remember.
+
+  For a new client the paper averages the predictions of all clients' models,
+  which would move representations from client to client. Instead, with
+  `personalise`, it trains a representation of its own before.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(
+    model, memory=keep_local, train=(LOCAL,), **measuring
+  )

@@ -1,0 +1,54 @@
+"""Local training alone: what each client reaches without all others.
+
+The baseline of every paper on personalization. All clients begin with the same
+global weights.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.client_state import keep_personal
+from tff_partial.composition import compose
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import LOCAL
+from tff_partial.tiers import PERSONAL
+
+
+def build_local_only(
+  model: models.PartialModel, *, training: Phase = Phase()
+) -> PartialProcess:
+  """Clients train a model of their own, which they keep; nothing is sent.
+
+  Args:
+    model: The model, with or without local variables.
+    training: How a client trains: optimizer, batches, epochs.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    memory=keep_personal,
+    work=[
+      dataclasses.replace(training, train=(PERSONAL, LOCAL), measured=True)
+    ],
+  )
+
+
+def build_local_only_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the models that they remember.
+
+  With `personalise`, these are trained before, as new clients need it.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(
+    model, memory=keep_personal, train=(PERSONAL, LOCAL), **measuring
+  )

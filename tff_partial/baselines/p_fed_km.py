@@ -1,0 +1,197 @@
+"""PFedKM as FedEmbed's Table 1 has it: k-means over the users' gradients.
+
+After Tang et al. (2021): the heads of a shared encoder belong to clusters of
+clients, and k-means over the clients' gradients finds the clusters. A client
+computes the gradient of the whole model, at the weights that all clients of the
+round received, joins the nearest center, and trains the encoder and the head of
+that cluster. So that the gradient is of the same model for everybody, the
+encoder has one more head, which all clients share.
+
+`gradients=HEAD` is ours and not the paper's: it clusters the gradient of a
+linear head alone that begins at zero for everybody, a few numbers that say
+little but what the client likes.
+
+Deviations: k-means goes one step a round, from the centers of the round before
+and over the cohort alone, instead of from the beginning over all users at once.
+So centers are weights at the server like others, clients send how they would
+move them, and nobody need see a single client's gradient.
+"""
+
+import dataclasses
+from typing import NamedTuple, Unpack
+
+import tensorflow as tf
+
+from tff_partial import assignments
+from tff_partial import client_state
+from tff_partial import contexts
+from tff_partial import evaluation
+from tff_partial import groups
+from tff_partial import server_optimizers
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.contexts import ClientContext
+from tff_partial.data import splits
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import GROUP
+from tff_partial.tiers import LOCAL
+
+# What is clustered: the gradient of the whole model, or of a linear head alone.
+MODEL, HEAD = 'model', 'head'
+# Under which name a client holds its negative gradient.
+_STEP = 'step'
+
+# Nobody remembers more than which cluster its gradient led to, to be looked at.
+# The linear head is never trained.
+_MEMORY = {
+  MODEL: client_state.remember_group(client_state.forget),
+  HEAD: client_state.remember_group(client_state.begin_alike),
+}
+_TIER = {MODEL: GLOBAL, HEAD: LOCAL}
+
+
+class Clusters(NamedTuple):
+  """How clients come to the cluster whose head they use.
+
+  Attributes:
+    before: What a client computes, and how it chooses, before it trains.
+    after: The phase in which it says how it would move the centers.
+  """
+
+  before: tuple[contexts.Compute, groups.Assign]
+  after: Phase
+
+
+def _clusters(
+  parts: assignments.Parts, gradients: str, rate: float
+) -> Clusters:
+  if gradients not in _TIER:
+    raise groups.GroupError(
+      f'gradients={gradients!r} is none of {list(_TIER)}.'
+    )
+
+  def step(client: ClientContext) -> tf.Tensor:
+    """The negative gradient of what clients share, as a vector."""
+    found = client.gradients(_TIER[gradients], loss=parts.global_loss)
+    step = -tf.concat(
+      [
+        tf.reshape(tensor, [-1])
+        for name, tensor in found.items()
+        if name != parts.prototypes
+      ],
+      0,
+    )
+    size = client.weight(GLOBAL, parts.prototypes).shape[-1]
+    if step.shape[0] != size:
+      raise groups.GroupError(
+        f'{parts.prototypes!r} holds centers of {size} numbers, but the '
+        f'gradient of the other {_TIER[gradients]} variables has '
+        f'{step.shape[0]}.'
+      )
+    return step
+
+  def distances(client: ClientContext) -> tf.Tensor:
+    return groups.squared_distances(
+      client.computed[_STEP], client.weight(GLOBAL, parts.prototypes)
+    )
+
+  def nearest(client: ClientContext) -> tf.Tensor:
+    return tf.argmin(distances(client), output_type=tf.int32)
+
+  def to_nearest(client: ClientContext) -> tf.Tensor:
+    return 0.5 * tf.reduce_min(distances(client))
+
+  return Clusters(
+    (contexts.Compute(_STEP, step), groups.Assign(nearest)),
+    assignments.moving(parts, to_nearest, rate),
+  )
+
+
+def build_p_fed_km(
+  model: models.PartialModel,
+  *,
+  parts: assignments.Parts,
+  gradients: str = MODEL,
+  training: Phase = Phase(),
+  rate: float = 1.0,
+  server_rate: float | None = None,
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients join the cluster of those with like gradients, and train its head.
+
+  Args:
+    model: The model, whose `group` is the head of a cluster. With MODEL it has
+      another head that all clients share, and its loss trains both. With HEAD
+      its local variable is a linear head that is zero for everybody and never
+      trained.
+    parts: `prototypes` are the centers, `global_loss` the loss of the shared or
+      of the linear head, whose gradient is clustered.
+    gradients: MODEL or HEAD: of what.
+    training: How clients train the encoder and the head of their cluster.
+    rate: Which share of the way to its gradient a client would move the center.
+    server_rate: Plain gradient descent with this rate moves the centers by the
+      joined moves; None leaves them to the server's optimizer.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError, GroupError: If the arguments do not fit
+      together.
+  """
+  clusters = _clusters(parts, gradients, rate)
+  apart = assignments.moved_by(parts, server_rate)
+  rest = joining.get('server_optimizer') or sgd(1.0)
+  joining['server_optimizer'] = server_optimizers.by_name(apart, rest)
+  return compose(
+    model,
+    memory=_MEMORY[gradients],
+    work=[
+      *clusters.before,
+      dataclasses.replace(
+        training,
+        train=(GLOBAL, GROUP),
+        only=f'(?!{parts.prototypes}$).*',
+        measured=True,
+      ),
+      clusters.after,
+    ],
+    **joining,
+  )
+
+
+def build_p_fed_km_eval(
+  model: models.PartialModel,
+  *,
+  parts: assignments.Parts,
+  gradients: str = MODEL,
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
+) -> evaluation.Evaluation:
+  """Clients are measured with the head of the cluster of their gradients.
+
+  Args:
+    model: The model.
+    parts: Its parts.
+    gradients: MODEL or HEAD, as in training.
+    split: Support set, of which the gradient is, and query set; the two halves
+      by default.
+    measure_batch_size: Examples measured at a time; changes no result.
+
+  Raises:
+    CompositionError, PhaseError, GroupError: If the arguments do not fit
+      together.
+  """
+  support, query = split or splits.halves()
+  compute, choose = _clusters(parts, gradients, 0.0).before
+  return evaluation.build_evaluation(
+    model,
+    memory=_MEMORY[gradients],
+    work=[
+      compute._replace(on=support),
+      choose,
+      Phase(train=(), on=query, batch_size=measure_batch_size, measured=True),
+    ],
+  )

@@ -1,0 +1,109 @@
+"""pFedMe (Dinh et al., NeurIPS 2020), Algorithm 1.
+
+On each of R batches a client looks for the minimum theta of the loss plus
+lambda / 2 * ||theta - w||^2 in K steps, and then moves its copy of w along the
+gradient of the Moreau envelope, eta * lambda * (w - theta). The server moves by
+the share beta from w to the mean of the clients' copies.
+
+Deviations: the K steps go on from the theta of the batch before and not until a
+given accuracy, as in the authors' code; only sampled clients train; clients
+count by their examples unless `client_weighting` says otherwise.
+"""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.composition import Averaging
+from tff_partial.composition import compose
+from tff_partial.data import splits
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.phases import Together
+from tff_partial.processes import PartialProcess
+from tff_partial.terms import moreau
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import PERSONAL
+
+
+def build_p_fed_me(
+  model: models.PartialModel,
+  *,
+  strength: float = 15.0,
+  personal: Phase = Phase(optimizer=sgd(0.05), repeats=5, max_steps=20),
+  learning_rate: float = 0.005,
+  mixing: float = 1.0,
+  **averaging: Unpack[Averaging],
+) -> PartialProcess:
+  """Clients solve for a personal model on each batch, and pull w to it.
+
+  Metrics of training are those of the personal model before each batch.
+
+  Args:
+    model: The model, without local variables.
+    strength: lambda of the paper.
+    personal: How theta is trained: `repeats` is K, and `max_steps` with
+      `epochs` gives R. The loss gains the curvature lambda, so the learning
+      rate has to stay below 2 / lambda even where the loss is flat.
+    learning_rate: eta of the paper; eta * lambda is the share by which w moves
+      to theta on each batch, at most 1.
+    mixing: beta of the paper.
+    **averaging: How the copies of w are averaged, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError, TermError: If the arguments do not fit
+      together.
+  """
+  terms = (*personal.terms, moreau(strength))
+  return compose(
+    model,
+    work=[
+      Together(
+        (
+          dataclasses.replace(
+            personal, train=(PERSONAL,), terms=terms, measured=True
+          ),
+          dataclasses.replace(
+            personal,
+            train=(GLOBAL,),
+            optimizer=sgd(learning_rate),
+            repeats=1,
+            terms=(moreau(strength),),
+            with_loss=False,
+          ),
+        )
+      )
+    ],
+    server_optimizer=sgd(mixing),
+    **averaging,
+  )
+
+
+def build_p_fed_me_eval(
+  model: models.PartialModel,
+  *,
+  strength: float = 15.0,
+  personalise: Phase = Phase(optimizer=sgd(0.05), repeats=5),
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
+) -> evaluation.Evaluation:
+  """Clients solve for theta at the w that they receive, and use that.
+
+  It needs nothing from a client's past, so it measures new clients, too.
+
+  Args:
+    model: The model.
+    strength: As in training.
+    personalise: How theta is trained; w stays where it is.
+    split: As for `evaluation.build_query_evaluation`.
+    measure_batch_size: Likewise.
+  """
+  return evaluation.build_query_evaluation(
+    model,
+    train=(PERSONAL,),
+    terms=(moreau(strength),),
+    personalise=personalise,
+    split=split,
+    measure_batch_size=measure_batch_size,
+  )

@@ -1,0 +1,160 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1.
+
+The server holds a control variate c, each client one of its own, c_i, that it
+remembers. In each local step a client adds c - c_i to its gradient, so that it
+drifts less to what is best for itself. After K steps of rate eta from x to y it
+takes for its new c_i the gradient of all its examples at x (option I), or
+c_i - c + (x - y) / (K eta) (option II). The server adds up by how much the c_i
+of the cohort have changed, and moves c by that sum over the number of all
+clients. All control variates begin at zero.
+
+Deviations: a client without examples, or whose update is not finite, keeps its
+c_i. Batches are those of `training`.
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, Unpack
+
+import tensorflow as tf
+
+from tff_partial import client_state
+from tff_partial import errors
+from tff_partial import statistics
+from tff_partial import tiers
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.contexts import ClientContext
+from tff_partial.contexts import Compute
+from tff_partial.messages import ClientWeighting
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.processes import PartialProcess
+from tff_partial.terms import linear
+from tff_partial.tiers import GLOBAL
+
+# Under which name the server, clients and statistics have control variates.
+_CONTROL = 'control'
+
+
+class ScaffoldError(errors.UserError, ValueError):
+  """Raised for settings of SCAFFOLD that make no sense."""
+
+
+def build_scaffold(
+  model: models.PartialModel,
+  *,
+  num_clients: int,
+  learning_rate: float = 0.1,
+  option: int = 2,
+  training: Phase = Phase(),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train with a correction of their drift, which they remember.
+
+  Args:
+    model: The model, without local variables.
+    num_clients: N of the paper, how many clients there are in all.
+    learning_rate: eta_l of the paper, the rate of the clients' SGD.
+    option: 1 or 2: how clients renew their control variate. The first passes
+      once more through all their examples.
+    training: How a client trains: batches and epochs.
+    **joining: How the server joins updates, as for `compose`. As in the paper,
+      clients count alike by default; eta_g is the rate of `server_optimizer`.
+
+  Raises:
+    CompositionError, PhaseError, ScaffoldError: If the arguments do not fit
+      together.
+  """
+  if option not in (1, 2):
+    raise ScaffoldError(f'option={option}: the paper has the options 1 and 2.')
+  if num_clients < 1 or learning_rate <= 0.0:
+    raise ScaffoldError(
+      f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
+      'positive.'
+    )
+
+  def renewed(client: ClientContext) -> tiers.NamedTensors:
+    """The client's new control variate."""
+    if client.outcome is None:
+      raise ScaffoldError('A control variate is renewed after the work.')
+    steps = client.outcome.num_steps[GLOBAL]
+    if option == 1:
+      found = client.computed[_CONTROL]
+    else:
+      moved = tiers.delta(client.received[GLOBAL], client.weights[GLOBAL])
+      way = learning_rate * tf.cast(steps, tf.float32)
+      found = _each(
+        lambda own, shared, moved: (
+          own - shared + tf.math.divide_no_nan(moved, tf.cast(way, moved.dtype))
+        ),
+        client.remembered,
+        client.server,
+        moved,
+      )
+    return _each(
+      lambda new, old: tf.where(steps > 0, new, old), found, client.remembered
+    )
+
+  controls = statistics.Statistic(
+    _CONTROL,
+    summarize=lambda client: tiers.delta(renewed(client), client.remembered),
+    update=lambda server, total: server._replace(
+      state=_each(
+        lambda shared, change: (
+          shared + change / tf.cast(num_clients, change.dtype)
+        ),
+        server.state,
+        total,
+      )
+    ),
+  )
+  correction = linear(
+    lambda client: tiers.delta(client.server, client.remembered)
+  )
+  work: list[Any] = [
+    dataclasses.replace(
+      training,
+      train=(GLOBAL,),
+      optimizer=sgd(learning_rate),
+      terms=(*training.terms, correction),
+      measured=True,
+    )
+  ]
+  if option == 1:
+    # Before the client moves, at the x that it received.
+    work.insert(0, Compute(_CONTROL, lambda client: client.gradients()))
+  return compose(
+    model,
+    work=work,
+    memory=client_state.Memory(
+      first=lambda model, seed: _zeros(model),
+      recall=lambda model, remembered, received, seed: (
+        collections.OrderedDict()
+      ),
+      keep=renewed,
+    ),
+    statistics=[controls],
+    server_state=_zeros,
+    **{'client_weighting': ClientWeighting.UNIFORM, **joining},
+  )
+
+
+def _zeros(model: models.PartialModel) -> tiers.NamedTensors:
+  """Control variates as they begin, one for each GLOBAL variable."""
+  return collections.OrderedDict(
+    (name, tf.zeros(spec.shape, spec.dtype))
+    for name, spec in model.specs(GLOBAL).items()
+  )
+
+
+def _each(
+  function: Any, *structures: Mapping[str, tf.Tensor]
+) -> tiers.NamedTensors:
+  """Applies a function to the tensors of the same name."""
+  first, *_ = structures
+  return collections.OrderedDict(
+    (name, function(*(named[name] for named in structures))) for name in first
+  )

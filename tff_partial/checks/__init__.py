@@ -1,0 +1,1 @@
+"""Whether an algorithm keeps what the papers promise."""

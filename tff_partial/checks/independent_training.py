@@ -1,0 +1,190 @@
+"""Independent local training: Eq. 1 of FURL, checked on a centralized model.
+
+See `split_personalization.py` for what the equations say.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import math
+import re
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial.checks.split_personalization import CheckError
+from tff_partial.checks.split_personalization import Report
+from tff_partial.checks.split_personalization import Violation
+from tff_partial.data import examples as examples_lib
+from tff_partial.model import keras_analysis
+from tff_partial.model import seeded_draws
+
+
+def _name(variable: tf.Variable) -> str:
+  return variable.name.split(':')[0]
+
+
+def _draw_weights(model: tf.keras.Model, private: str, seed: Any) -> None:
+  """Gives a model weights at which no penalty is flat by chance."""
+  for place, variable in enumerate(model.trainable_variables):
+    rows = math.prod(variable.shape[:-1])
+    is_private = re.fullmatch(private, _name(variable)) is not None
+    drawn = random_bits.normal(
+      random_bits.fold_in(seed, place),
+      variable.shape,
+      stddev=1.0 if is_private else rows**-0.5,
+      dtype=variable.dtype,
+    )
+    variable.assign(drawn)
+
+
+class _Table:
+  """A private variable of all users, and what its gradients come to.
+
+  Attributes:
+    variable: The variable, one row a user.
+    is_read: Whether any loss depends on it.
+    worst: For each part of the loss the largest gradient on a row of another
+      user, and who these two were.
+  """
+
+  def __init__(self, variable: tf.Variable):
+    self.variable = variable
+    self.is_read = False
+    self.worst: dict[str, tuple[float, int, int]] = {}
+
+  def look_at(self, part: str, gradient: Any, user: int) -> None:
+    """Notes the gradient of one part of a user's loss."""
+    sizes = np.abs(tf.convert_to_tensor(gradient).numpy())
+    self.is_read |= bool(np.any(sizes != 0))
+    sizes = sizes.reshape([len(sizes), -1]).max(axis=1, initial=0)
+    sizes[user] = 0
+    other = int(np.argmax(sizes))  # The first that is no number, if there is.
+    size = float(sizes[other])
+    if size != 0 and not size <= self.worst.get(part, (0.0,))[0]:
+      self.worst[part] = (size, user, other)
+
+  def violations(self) -> Iterator[Violation]:
+    """What breaks Eq. 1."""
+    for part, (size, user, other) in self.worst.items():
+      yield Violation(
+        1,
+        _name(self.variable),
+        size,
+        f'has a row of user {other} that {part} of user {user} depends on',
+      )
+
+
+def _tables(model: tf.keras.Model, private: str, users: Any) -> list[_Table]:
+  """The private variables of a model, which must have a row for each user."""
+  chosen = [
+    variable
+    for variable in model.trainable_variables
+    if re.fullmatch(private, _name(variable))
+  ]
+  if not chosen:
+    raise CheckError(
+      f'private={private!r} names none of the trainable variables '
+      f'{[_name(v) for v in model.trainable_variables]}.'
+    )
+  for variable in chosen:
+    rows = variable.shape[0] if variable.shape.rank else 0
+    if users.min() < 0 or users.max() >= rows:
+      raise CheckError(
+        f'Variable {_name(variable)!r} of shape {tuple(variable.shape)} has no '
+        f'row for each of the users {users.min()} to {users.max()}.'
+      )
+  return [_Table(variable) for variable in chosen]
+
+
+def _users(inputs: Any, user: str | None) -> np.ndarray:
+  """Whose each example is."""
+  if user is None:
+    return inputs
+  if not (isinstance(inputs, Mapping) and user in inputs):
+    known = list(inputs) if isinstance(inputs, Mapping) else 'one without name'
+    raise CheckError(f'There is no input {user!r}; the inputs are {known}.')
+  return inputs[user]
+
+
+def _gradients(
+  model: tf.keras.Model,
+  loss: Callable[[Any, Any], tf.Tensor],
+  inputs: Any,
+  labels: Any,
+  tables: Sequence[_Table],
+) -> Iterator[tuple[str, Sequence[Any]]]:
+  """For each part of a loss its gradients on the tables."""
+  with tf.GradientTape(persistent=True) as tape:
+    parts = {'the loss': loss(labels, model(inputs, training=True))}
+    if model.losses:
+      parts['a loss that a layer adds'] = tf.add_n(model.losses)
+  for part, value in parts.items():
+    yield (
+      part,
+      tape.gradient(
+        value,
+        [table.variable for table in tables],
+        unconnected_gradients=tf.UnconnectedGradients.ZERO,
+      ),
+    )
+
+
+def check_independent_training(
+  build: Callable[[], tf.keras.Model],
+  examples: Mapping[str, Any],
+  *,
+  loss: Callable[[Any, Any], tf.Tensor],
+  private: str,
+  user: str | None = None,
+  draws: int = 2,
+  seed: int = 0,
+) -> Report:
+  """Checks Eq. 1 on a centralized model with the parameters of all users.
+
+  The gradient of each user's loss, with all that layers add to it, must be zero
+  on every row of another user. Layers such as dropout are in training.
+
+  Args:
+    build: Makes the Keras model.
+    examples: `x` and `y`, arrays `[examples, ...]`, of some of the users.
+    loss: A Keras loss, or a function of labels and predictions.
+    private: A regular expression over whole names of variables: tables with a
+      row for each user.
+    user: Which of the model's inputs is the user's row; None if it has only
+      this one.
+    draws: How many times weights are drawn.
+    seed: Everything that is drawn follows from it.
+
+  Raises:
+    CheckError: If there is no such variable, if it has not a row for each user,
+      or if no user's loss depends on it.
+  """
+  fields = examples_lib.map_fields(np.asarray, (examples['x'], examples['y']))
+  users = _users(fields[0], user)
+  model = build()
+  if not model.built:
+    model(fields[0])
+  tables = _tables(model, private, users)
+  for draw in range(draws):
+    own_seed = random_bits.fold_in(random_bits.derive(seed, 'check'), draw)
+    _draw_weights(model, private, own_seed)
+    for place, layer in enumerate(keras_analysis.layers_of(model)):
+      if hasattr(layer, '_random_generator'):
+        layer._random_generator = seeded_draws.SeededDraws(
+          random_bits.fold_in(own_seed, place)
+        )
+    for one in np.unique(users):
+      take = functools.partial(np.compress, users == one, axis=0)
+      inputs, labels = examples_lib.map_fields(take, fields)
+      for part, gradients in _gradients(model, loss, inputs, labels, tables):
+        for table, gradient in zip(tables, gradients, strict=True):
+          table.look_at(part, gradient, int(one))
+  unread = [_name(table.variable) for table in tables if not table.is_read]
+  if unread:
+    raise CheckError(
+      f'No loss depends on the private variables {unread}, so that there is '
+      'nothing to check. Is this the personalized model?'
+    )
+  return Report((1,), tuple(v for table in tables for v in table.violations()))

@@ -1,0 +1,1 @@
+"""Clients' examples: their form, packing, parts, and where they come from."""

@@ -1,0 +1,138 @@
+"""Padding clients to one of a few capacities, so that few shapes occur."""
+
+import collections
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.data import cohorts
+from tff_partial.data import examples
+
+_MAX_BUCKETS = 3
+_BUCKET_RATIO = 4
+_WASTED_BYTES = 2**28  # Padding up to this size is not worth a bucket.
+
+
+class Bucket(NamedTuple):
+  """Clients padded to one capacity.
+
+  Attributes:
+    resident: Nested arrays `[clients of the bucket, ...]`.
+    indices: int64 `[clients of the bucket]`, ascending: which clients they are.
+  """
+
+  resident: Any
+  indices: np.ndarray
+
+  @property
+  def capacity(self) -> int:
+    """How many examples a client is padded to."""
+    return len(tf.nest.flatten(self.resident['examples'])[0][0])
+
+
+def rounded(count: int) -> int:
+  """A capacity that holds so many examples, out of few: a power of two."""
+  return 1 << max(count - 1, 0).bit_length()
+
+
+def _default_capacities(counts: np.ndarray, example_bytes: int) -> list[int]:
+  """One capacity, and smaller ones where they save much memory.
+
+  Padding costs memory alone, while each capacity is one more shape for a
+  compiling runtime to compile.
+  """
+  capacities = [max(int(counts.max()), 1)]
+  while len(capacities) < _MAX_BUCKETS:
+    inside = counts <= capacities[-1]
+    wasted = (capacities[-1] - counts[inside]).sum() * example_bytes
+    smaller = -(-capacities[-1] // _BUCKET_RATIO)
+    if wasted <= _WASTED_BYTES or not (counts <= smaller).any():
+      break
+    capacities.append(smaller)
+  return sorted(capacities)
+
+
+def fill(
+  client_ids: Sequence[str],
+  flat: Any,
+  offsets: np.ndarray,
+  capacities: Sequence[int] | None,
+) -> list[Bucket]:
+  """Cuts concatenated examples into clients and pads each to its capacity.
+
+  Args:
+    client_ids: Ids, `[clients]`.
+    flat: Nested arrays `[all examples, ...]`.
+    offsets: `[clients + 1]`: client i has examples offsets[i] to offsets[i+1].
+    capacities: Sizes to pad to; few good ones if None.
+
+  Raises:
+    ClientDataError: If a client has more examples than the largest capacity.
+  """
+  counts = np.diff(offsets)
+  example_bytes = sum(
+    array.nbytes // max(len(array), 1) for array in tf.nest.flatten(flat)
+  )
+  capacities = sorted(capacities or _default_capacities(counts, example_bytes))
+  if counts.max() > capacities[-1]:
+    raise examples.ClientDataError(
+      f'Client {client_ids[int(counts.argmax())]!r} has {counts.max()} '
+      f'examples but the largest bucket holds {capacities[-1]}. Add a larger '
+      'one to `capacities`, or cut the client.'
+    )
+  which = np.searchsorted(capacities, counts)
+  buckets = []
+  for number, capacity in enumerate(capacities):
+    indices = np.flatnonzero(which == number)
+    if not indices.size:
+      continue
+    held = counts[indices]
+    rows = np.repeat(np.arange(indices.size), held)
+    columns = np.arange(held.sum()) - np.repeat(np.cumsum(held) - held, held)
+    sources = np.repeat(offsets[:-1][indices], held) + columns
+
+    def pad(
+      array: np.ndarray,
+      shape: tuple[int, int] = (indices.size, capacity),
+      where: tuple[np.ndarray, np.ndarray] = (rows, columns),
+      sources: np.ndarray = sources,
+    ) -> np.ndarray:
+      empty = b'' if array.dtype == object else 0
+      padded = np.full((*shape, *array.shape[1:]), empty, array.dtype)
+      padded[where] = array[sources]
+      return padded
+
+    resident = collections.OrderedDict(
+      examples=examples.map_fields(pad, flat), count=held.astype(np.int32)
+    )
+    buckets.append(Bucket(resident, indices))
+  return buckets
+
+
+def groups_of(
+  buckets: Sequence[Bucket], members: np.ndarray, seeds: np.ndarray
+) -> list[cohorts.CohortGroup]:
+  """Finds the rows of a cohort's members in the buckets.
+
+  Args:
+    buckets: All of the buckets.
+    members: int64 `[members]`: which clients they are, in the cohort's order.
+    seeds: int32 `[members, 2]`.
+  """
+  groups = []
+  for bucket in buckets:
+    inside = np.isin(members, bucket.indices)
+    positions = np.flatnonzero(inside).astype(np.int32)
+    if positions.size:
+      rows = np.searchsorted(bucket.indices, members[positions])
+      groups.append(
+        cohorts.CohortGroup(
+          bucket.resident,
+          rows.astype(np.int32),
+          positions,
+          collections.OrderedDict(seed=np.asarray(seeds, np.int32)[positions]),
+        )
+      )
+  return groups

@@ -1,0 +1,128 @@
+"""The clients of one round, and who hands them out.
+
+A `Cohort` is a sequence of client values that also tells a runtime which rows
+of which arrays it consists of, so that nothing needs copying client by client.
+"""
+
+import collections
+from collections.abc import Sequence
+import operator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from tff_partial.data import examples
+
+
+class CohortGroup(NamedTuple):
+  """Members of a cohort whose examples share one capacity.
+
+  Attributes:
+    resident: Nested arrays `[rows of the bucket, ...]`; the same object round
+      after round, so that a runtime can keep its copy on a device.
+    rows: int32 `[members]`, the members' rows in `resident`.
+    positions: int32 `[members]`, the members' places in the cohort.
+    given: Nested arrays `[members, ...]` which are new in every round.
+  """
+
+  resident: Any
+  rows: np.ndarray
+  positions: np.ndarray
+  given: Any
+
+
+class Cohort(Sequence[Any]):
+  """The clients of one round: a sequence of their values, made when asked for.
+
+  Attributes:
+    client_ids: Ids of the members in order.
+    groups: The members by capacity.
+  """
+
+  def __init__(self, client_ids: Sequence[str], groups: Sequence[CohortGroup]):
+    self.client_ids = tuple(client_ids)
+    self.groups = tuple(groups)
+    self._places = {
+      int(position): (group, index)
+      for group in self.groups
+      for index, position in enumerate(group.positions)
+    }
+
+  def __len__(self) -> int:
+    return len(self.client_ids)
+
+  def __getitem__(self, position: Any) -> Any:
+    if isinstance(position, slice):
+      return [self[p] for p in range(*position.indices(len(self)))]
+    position = operator.index(position)
+    if position < 0:
+      position += len(self)
+    if not 0 <= position < len(self):
+      raise IndexError(f'The cohort has {len(self)} clients.')
+    group, index = self._places[position]
+    row = group.rows[index]
+    return collections.OrderedDict(
+      **examples.map_fields(lambda array: array[row], group.resident),
+      **examples.map_fields(lambda array: array[index], group.given),
+    )
+
+
+class ClientSource(Protocol):
+  """Whoever can hand out cohorts: a `Population` or a `Reader`."""
+
+  @property
+  def example_spec(self) -> examples.ExampleSpec:
+    """What one example consists of."""
+
+  @property
+  def client_ids(self) -> tuple[str, ...]:
+    """Ids of all clients, in a fixed order."""
+
+  def cohort(self, client_ids: Sequence[str], seeds: np.ndarray) -> Cohort:
+    """Returns the values of some clients.
+
+    Args:
+      client_ids: Ids, in the order in which the cohort shall have them.
+      seeds: int32 `[clients, 2]`.
+
+    Returns:
+      A cohort of these clients, or of those among them that are there.
+
+    Raises:
+      ClientDataError: If a client is unknown or its data cannot be used.
+    """
+
+  def fingerprint(self, sample: int | None = None) -> str:
+    """Says in some letters what the clients' examples are.
+
+    Whoever has other examples has another one, so that a run notices when it is
+    to go on with other data.
+
+    Args:
+      sample: Of a source that has to load them, only so many clients are
+        looked at, evenly over all; None for all.
+    """
+
+
+def check(clients: Any, example_spec: examples.ExampleSpec) -> None:
+  """Checks that what was given as clients can be used, before any round.
+
+  Args:
+    clients: What was given; a source of clients, if all is well.
+    example_spec: What the process or evaluation reads of an example.
+
+  Raises:
+    ClientDataError: If it is no source of clients, or was made for another
+      model.
+  """
+  if not hasattr(clients, 'cohort') or not hasattr(clients, 'client_ids'):
+    raise examples.ClientDataError(
+      f'Expected packed clients, found a {type(clients).__name__}. Pack them: '
+      '`tff_partial.pack({client: {"x": ..., "y": ...}}, process.example_spec)`'
+      ', or `tff_partial.from_pandas(frame, process.example_spec, '
+      'client_id=..., inputs=..., labels=...)`.'
+    )
+  if hasattr(clients, 'check'):  # Knows more than what examples consist of.
+    clients.check(example_spec)
+  else:
+    examples.check_spec(clients.example_spec, example_spec)

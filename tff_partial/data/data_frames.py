@@ -1,0 +1,198 @@
+"""Columns of pandas data frames as arrays of examples' fields."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.data import examples
+from tff_partial.data.vocabularies import Vocabulary
+
+_DATES = 'mM'
+_NUMBERS = 'biuf'
+
+
+class Table:
+  """A data frame of which every row is an example of a client."""
+
+  def __init__(self, frame: Any, client_id: str, columns: Iterable[str]):
+    """Checks the columns.
+
+    Args:
+      frame: A pandas data frame.
+      client_id: The column that says whose example it is.
+      columns: Which others are read.
+
+    Raises:
+      ClientDataError: If it is no data frame, a column is not there, is there
+        twice, or lacks values.
+    """
+    if not (hasattr(frame, 'columns') and hasattr(frame, 'iloc')):
+      raise examples.ClientDataError(
+        f'Expected a pandas data frame, found a {type(frame).__name__}.'
+      )
+    self._frame = frame
+    self._client_id = client_id
+    wanted = list(dict.fromkeys([client_id, *columns]))
+    found = list(frame.columns)
+    missing = [column for column in wanted if column not in found]
+    if missing:
+      raise examples.ClientDataError(
+        f'The data frame has no columns {missing}; it has {found}.'
+      )
+    for column in wanted:
+      if found.count(column) > 1:
+        raise examples.ClientDataError(
+          f'The data frame has {found.count(column)} columns {column!r}. '
+          'Rename all but one.'
+        )
+      self._check_missing(column)
+
+  def row(self, place: int) -> str:
+    """What messages call a row: its label, and whose it is."""
+    client = self._frame[self._client_id].iloc[place]
+    return f'row {self._frame.index[place]!r} (client {str(client)!r})'
+
+  def clients(self) -> tuple[np.ndarray, list[str]]:
+    """Returns for each row the number of its client, and the clients' ids."""
+    try:
+      codes, ids = self._frame[self._client_id].factorize(sort=True)
+      names = [str(client) for client in np.asarray(ids)]
+    except (TypeError, ValueError) as error:
+      raise examples.ClientDataError(
+        f'Column {self._client_id!r} holds values that can be no names of '
+        'clients, such as lists or integers of thousands of digits. Give texts '
+        'or numbers.'
+      ) from error
+    if len(set(names)) < len(names):
+      raise examples.ClientDataError(
+        f'Column {self._client_id!r} holds ids that read alike, such as 1 and '
+        "'1'. Convert them to one type."
+      )
+    return codes, names
+
+  def vocabularies(
+    self, encode: str | Iterable[str] | Mapping[str, Vocabulary]
+  ) -> dict[str, Vocabulary]:
+    """Column to the vocabulary that encodes it, which is made if need be."""
+    if isinstance(encode, Mapping):
+      for column, given in encode.items():
+        if not isinstance(given, Vocabulary):
+          raise examples.ClientDataError(
+            f'encode={{{column!r}: ...}}: expected a Vocabulary, found a '
+            f'{type(given).__name__}. Make one: `Vocabulary(values)`.'
+          )
+      return dict(encode)
+    columns = [encode] if isinstance(encode, str) else encode
+    return {
+      column: Vocabulary(self._frame[column])
+      for column in columns
+      if len(self._frame)
+    }
+
+  def times(self, column: str) -> np.ndarray:
+    """Numbers by which rows can be sorted."""
+    array = self._plain(column)
+    if array.dtype.kind not in _NUMBERS + _DATES:
+      raise examples.ClientDataError(
+        f'Column {column!r} holds {_kind_of(array)}, whose order need not be '
+        'that of time. Convert it, for instance with '
+        f'`pd.to_datetime(frame[{column!r}])`.'
+      )
+    return array
+
+  def values(
+    self, column: str, spec: tf.TensorSpec | None, vocabulary: Vocabulary | None
+  ) -> np.ndarray:
+    """The values of a column, of a type that the field can take.
+
+    Args:
+      column: The column.
+      spec: What the field holds, as far as is known.
+      vocabulary: What encodes the column, if anything does.
+
+    Raises:
+      ClientDataError: If the column holds something else.
+    """
+    if vocabulary is not None:
+      return self._encoded(column, vocabulary)
+    array = self._plain(column)
+    if spec is None:
+      return array
+    if array.dtype.kind in _DATES:
+      if not spec.dtype.is_integer:
+        raise examples.ClientDataError(
+          f'Column {column!r} holds dates or times, where {spec.dtype.name} is '
+          'read. Turn them into numbers, such as the days since a date.'
+        )
+      return array.astype(f'{array.dtype.kind}8[ns]').astype(np.int64)
+    if array.dtype.kind in 'OSU' and array.ndim == 1 and len(array):
+      if isinstance(array[0], (str, bytes)) and spec.dtype != tf.string:
+        raise examples.ClientDataError(
+          f'Column {column!r} holds strings such as '
+          f'{examples.shown(array[0])}, where {spec.dtype.name} is read. '
+          f'Number them with `encode=[{column!r}]`; if they are numbers, '
+          'convert them with '
+          f'`pd.to_numeric(frame[{column!r}])`.'
+        )
+    return array
+
+  def _check_missing(self, column: str) -> None:
+    missing = np.flatnonzero(self._frame[column].isna())
+    if missing.size:
+      raise examples.ClientDataError(
+        f'Column {column!r} lacks {missing.size:,} of {len(self._frame):,} '
+        f'values, the first in row {self._frame.index[missing[0]]!r}. Drop '
+        f'these rows, `frame.dropna(subset=[{column!r}])`, or fill them.'
+      )
+
+  def _plain(self, column: str) -> np.ndarray:
+    """A column as an array of NumPy's own types."""
+    series = self._frame[column]
+    if hasattr(series, 'cat'):
+      series = series.astype(series.cat.categories.dtype)
+    if getattr(series.dtype, 'kind', None) == 'M':
+      # What has a time zone is compared in UTC.
+      return np.asarray(series.to_numpy('M8[ns]'))
+    if hasattr(series.dtype, 'numpy_dtype'):
+      series = series.astype(series.dtype.numpy_dtype)
+    try:
+      array = np.asarray(series.infer_objects().to_numpy())
+    except OverflowError as error:
+      raise examples.ClientDataError(
+        f'Column {column!r} holds numbers that are too large for any type of '
+        'numbers. Drop their rows, or repair them.'
+      ) from error
+    if array.dtype == object and len(array) and np.ndim(array[0]):
+      shapes = [np.shape(value) for value in array]
+      others = [i for i, shape in enumerate(shapes) if shape != shapes[0]]
+      if others:
+        raise examples.ClientDataError(
+          f'Column {column!r}: {self.row(others[0])} holds an array of shape '
+          f'{shapes[others[0]]}, other rows one of {shapes[0]}. Pad or cut '
+          'them to one shape.'
+        )
+      array = np.stack(list(array))
+    return array
+
+  def _encoded(self, column: str, vocabulary: Vocabulary) -> np.ndarray:
+    series = self._frame[column]
+    ids = vocabulary.encode(series)
+    unseen = np.flatnonzero(ids < 0)
+    if unseen.size:
+      raise examples.ClientDataError(
+        f'Column {column!r}: {self.row(int(unseen[0]))} holds '
+        f'{examples.shown(series.iloc[unseen[0]])}, which is not in the '
+        f'vocabulary of {len(vocabulary):,} ids, like '
+        f'{unseen.size - 1:,} more. Drop these '
+        'rows, or train with a vocabulary that has an id for unseen values: '
+        f'`encode={{{column!r}: Vocabulary(values, unseen=True)}}`.'
+      )
+    return ids
+
+
+def _kind_of(array: np.ndarray) -> str:
+  if len(array):
+    return f'{type(array[0]).__name__} such as {examples.shown(array[0])}'
+  return str(array.dtype)

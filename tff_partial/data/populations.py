@@ -1,0 +1,362 @@
+"""Sources of clients: resident in memory, or loaded for a round.
+
+The arrays of a `Population` are resident and are only indexed; a `Reader` loads
+one cohort at a time.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import hashlib
+from typing import Any
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.data import buckets
+from tff_partial.data import cohorts
+from tff_partial.data import examples
+from tff_partial.data import vocabularies as vocabularies_lib
+
+
+def concatenate(
+  clients: Iterable[tuple[str, Mapping[str, Any]]],
+  example_spec: examples.ExampleSpec,
+  min_examples: int | None,
+) -> tuple[list[str], Any, np.ndarray, int]:
+  """Checks clients one by one and concatenates those with enough examples.
+
+  Args:
+    clients: Ids, and fields `[examples, ...]`.
+    example_spec: What one example consists of.
+    min_examples: Clients with fewer are left out; at 0 none is, and clients
+      without examples send nothing. If None, these are refused.
+
+  Returns:
+    The ids of the clients, nested arrays of all their examples, the offset
+    where each one's examples begin, with the end, and how many were left out.
+
+  Raises:
+    ClientDataError: For a client that cannot be used.
+  """
+  ids: list[str] = []
+  kept: list[Any] = []
+  counts: list[int] = []
+  filtered = 0
+  for client, fields in clients:
+    arrays = examples.check_fields(fields, example_spec, f'Client {client!r}')
+    lengths = {len(array) for array in tf.nest.flatten(arrays)}
+    if len(lengths) != 1:
+      raise examples.ClientDataError(
+        f'Client {client!r}: fields have different numbers of examples: '
+        f'{sorted(lengths)}.'
+      )
+    count = lengths.pop()
+    if min_examples is None and not count:
+      raise examples.EmptyClientError(
+        f'Client {client!r} has no examples. Leave it out, or pass '
+        '`min_examples` to have small clients filtered and counted (with 0 all '
+        'are kept: without examples they send nothing).'
+      )
+    if count < (1 if min_examples is None else min_examples):
+      filtered += 1
+      continue
+    ids.append(client)
+    kept.append(arrays)
+    counts.append(count)
+  report_filtered(filtered, len(ids), min_examples)
+  flat = examples.map_fields(lambda *arrays: np.concatenate(arrays), *kept)
+  return ids, flat, np.concatenate([[0], np.cumsum(counts)]), filtered
+
+
+def _indented(example_spec: Mapping[str, Any]) -> str:
+  """The description of examples, below that of what holds them."""
+  spec = examples.ExampleSpec(example_spec, examples.ids_of(example_spec))
+  return '\n'.join(f'  {line}' for line in repr(spec).splitlines())
+
+
+def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
+  """Logs how many clients were left out.
+
+  Raises:
+    NoEligibleClientError: If none is left.
+  """
+  if filtered:
+    logging.info(
+      'Left out %d of %d clients, which have fewer than %s examples.',
+      filtered,
+      filtered + kept,
+      min_examples,
+    )
+  if not kept:
+    raise examples.NoEligibleClientError(
+      f'None of {filtered} clients has the {min_examples or 1} examples that '
+      'it takes. Lower `min_examples` or give more data.'
+    )
+
+
+def _add_to(digest: Any, fields: Any, path: str = '') -> None:
+  """Adds nested arrays to a digest, with their names, types and shapes."""
+  if isinstance(fields, Mapping):
+    for name, part in fields.items():
+      _add_to(digest, part, f'{path}/{name}')
+  elif isinstance(fields, tuple):
+    for place, part in enumerate(fields):
+      _add_to(digest, part, f'{path}/{place}')
+  else:
+    digest.update(f'{path} {fields.dtype.str} {fields.shape}'.encode())
+    if fields.dtype != object:
+      digest.update(np.ascontiguousarray(fields))
+      return
+    for text in fields.ravel():
+      raw = text.encode() if isinstance(text, str) else text
+      digest.update(len(raw).to_bytes(8, 'little') + raw)
+
+
+class Population:
+  """Clients whose examples stay in memory, padded and grouped by capacity.
+
+  `pack`, `from_pandas` and `from_tff` make them (see `packing.py`).
+
+  Attributes:
+    example_spec: What one example consists of.
+    num_filtered: Clients left out because they had too few examples.
+    vocabularies: Column of a data frame to the vocabulary by which its values
+      were encoded.
+  """
+
+  def __init__(
+    self,
+    client_ids: Sequence[str],
+    example_spec: examples.ExampleSpec,
+    flat: Any,
+    offsets: np.ndarray,
+    *,
+    capacities: Sequence[int] | None = None,
+    num_filtered: int = 0,
+    vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
+  ):
+    """Takes over checked, concatenated examples.
+
+    Args:
+      client_ids: Distinct ids, `[clients]`.
+      example_spec: What one example consists of.
+      flat: Arrays `[all examples, ...]` in the structure of `example_spec`.
+      offsets: `[clients + 1]`: client i has examples offsets[i] to
+        offsets[i+1].
+      capacities: Sizes to pad to; few good ones if None.
+      num_filtered: Clients left out before.
+      vocabularies: Column to the vocabulary by which it was encoded.
+    """
+    self.example_spec = example_spec
+    self.num_filtered = num_filtered
+    self.vocabularies = dict(vocabularies or {})
+    self._client_ids = tuple(client_ids)
+    self._fingerprint: str | None = None
+    self._warned: set[str] = set()
+    self._index = {client: i for i, client in enumerate(self._client_ids)}
+    self._counts = np.diff(offsets)
+    self._buckets = buckets.fill(
+      self._client_ids, flat, np.asarray(offsets), capacities
+    )
+
+  @property
+  def client_ids(self) -> tuple[str, ...]:
+    """Ids of all clients, in a fixed order."""
+    return self._client_ids
+
+  @property
+  def num_examples(self) -> int:
+    """The number of real examples of all clients together."""
+    return int(self._counts.sum())
+
+  def __len__(self) -> int:
+    return len(self._client_ids)
+
+  def __repr__(self) -> str:
+    counts = self._counts
+    lines = [
+      f'Population of {len(self):,} clients with {self.num_examples:,} '
+      f'examples ({counts.min():,} to {counts.max():,} a client, median '
+      f'{np.median(counts):,.0f}), padded to '
+      f'{[bucket.capacity for bucket in self._buckets]}',
+      _indented(self.example_spec),
+    ]
+    if self.num_filtered:
+      lines.append(f'  {self.num_filtered:,} left out for too few examples')
+    lines += [f'  {c!r}: {v!r}' for c, v in self.vocabularies.items()]
+    return '\n'.join(lines)
+
+  def check(self, example_spec: examples.ExampleSpec) -> None:
+    """Checks that the clients can be used where such examples are read.
+
+    Raises:
+      ClientDataError: If they were packed for another model, or hold an id that
+        this one does not have.
+    """
+    examples.check_spec(self.example_spec, example_spec)
+    checked = examples.ids_of(self.example_spec)
+    for path, ids in examples.ids_of(example_spec).items():
+      new = [limits for limits in ids if limits not in checked.get(path, ())]
+      for bucket in self._buckets if new else ():
+        self._check_ids(bucket, path, new)
+      self._warn_of_tables(path, [limits for limits in ids if limits.is_local])
+
+  def _field(
+    self, bucket: buckets.Bucket, path: str
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """A field `[clients, capacity, ...]`, and which of it are real examples."""
+    array = dict(examples.leaves(bucket.resident['examples']))[path]
+    count = bucket.resident['count']
+    return array, np.arange(bucket.capacity) < count[:, np.newaxis]
+
+  def _warn_of_tables(self, path: str, ids: Sequence[examples.IdRange]) -> None:
+    """Warns, once, of a table at each client of which it reads one row."""
+    if path in self._warned or not any(limits.size > 1 for limits in ids):
+      return
+    self._warned.add(path)
+    for bucket in self._buckets:
+      array, is_real = self._field(bucket, path)
+      if (array != array[:, :1])[is_real].any():
+        return
+    if self._counts.max() < 2 or len(self) < 2:
+      return
+    logging.warning(
+      'Each client holds a %s, since it is local, but reads one row of it in '
+      'all its examples (%r). If these are ids of clients, leave them out and '
+      'give each client a vector of its own: '
+      '`tff_partial.layers.PrivateVector(units, name=...)`.',
+      ids[0].what.replace(' has ', ' of ', 1),
+      path,
+    )
+
+  def _check_ids(
+    self, bucket: buckets.Bucket, path: str, ids: Sequence[examples.IdRange]
+  ) -> None:
+    array, is_real = self._field(bucket, path)
+    client, place = np.nonzero(is_real)
+
+    def which(example: int) -> str:
+      name = self._client_ids[bucket.indices[client[example]]]
+      return f'example {place[example]} of client {name!r}'
+
+    examples.check_ids(array[is_real], ids, path, which)
+
+  def cohort(
+    self, client_ids: Sequence[str], seeds: np.ndarray
+  ) -> cohorts.Cohort:
+    """Indexes the values of some clients; see `ClientSource`.
+
+    Raises:
+      ClientDataError: If an id is unknown.
+    """
+    try:
+      members = np.array([self._index[c] for c in client_ids], np.int64)
+    except KeyError as error:
+      raise examples.ClientDataError(
+        f'There is no client {error.args[0]!r} among the {len(self)} clients.'
+      ) from None
+    return cohorts.Cohort(
+      client_ids, buckets.groups_of(self._buckets, members, seeds)
+    )
+
+  def fingerprint(self, sample: int | None = None) -> str:
+    """Says what all examples are; see `ClientSource`."""
+    del sample  # They are at hand.
+    if self._fingerprint is None:
+      digest = hashlib.blake2b(digest_size=16)
+      for bucket in self._buckets:
+        _add_to(digest, (bucket.indices, bucket.resident))
+      self._fingerprint = digest.hexdigest()
+    return self._fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+  """Clients that are loaded only for the rounds in which they take part.
+
+  Attributes:
+    ids: Ids of all clients.
+    read: From a client's id to its fields, arrays `[examples, ...]`. A
+      function that can be pickled, if other processes shall read too.
+    example_spec: What one example consists of.
+    capacities: Sizes to pad to. By default a cohort is padded to a power of
+      two, so that a compiling runtime meets few sizes; those of clients who
+      differ much cost less padding.
+  """
+
+  ids: Sequence[str]
+  read: Callable[[str], Mapping[str, Any]]
+  example_spec: examples.ExampleSpec
+  capacities: Sequence[int] | None = None
+  version: str | None = None
+
+  @property
+  def client_ids(self) -> tuple[str, ...]:
+    """Ids of all clients, in a fixed order."""
+    return tuple(self.ids)
+
+  def __len__(self) -> int:
+    return len(self.ids)
+
+  def __repr__(self) -> str:
+    return (
+      f'Reader of {len(self):,} clients, padded to '
+      f'{self.capacities or "powers of two"}\n{_indented(self.example_spec)}'
+    )
+
+  def check(self, example_spec: examples.ExampleSpec) -> None:
+    """Checks that clients are read for such examples.
+
+    Raises:
+      ClientDataError: If they are read for another model.
+    """
+    examples.check_spec(self.example_spec, example_spec)
+    checked = examples.ids_of(self.example_spec)
+    if checked and checked != examples.ids_of(example_spec):
+      raise examples.ClientDataError(
+        'The clients are read for a model with other ids: '
+        f'{self.example_spec!r} instead of {example_spec!r}. Make the reader '
+        'with the `example_spec` of the process or evaluation.'
+      )
+
+  def cohort(
+    self, client_ids: Sequence[str], seeds: np.ndarray
+  ) -> cohorts.Cohort:
+    """Loads the values of some clients; see `ClientSource`.
+
+    Raises:
+      ClientDataError: If a client's examples cannot be used.
+    """
+    if not client_ids:
+      return cohorts.Cohort((), ())
+    ids, flat, offsets, _ = concatenate(
+      ((client, self.read(client)) for client in client_ids),
+      self.example_spec,
+      None,
+    )
+    capacities = self.capacities
+    if capacities is None:
+      capacities = [buckets.rounded(int(np.diff(offsets).max()))]
+    filled = buckets.fill(ids, flat, offsets, capacities)
+    members = np.arange(len(client_ids))
+    return cohorts.Cohort(client_ids, buckets.groups_of(filled, members, seeds))
+
+  def fingerprint(self, sample: int | None = None) -> str:
+    """Says what the clients' examples are; see `ClientSource`.
+
+    Raises:
+      ClientDataError: If a client's examples cannot be used.
+    """
+    if self.version is not None:
+      return self.version
+    digest = hashlib.blake2b(digest_size=16)
+    number = len(self.ids) if sample is None else min(sample, len(self.ids))
+    for place in range(number):
+      client = self.ids[place * len(self.ids) // number]
+      fields = self.read(client)
+      _add_to(
+        digest,
+        examples.check_fields(fields, self.example_spec, f'Client {client!r}'),
+      )
+    return digest.hexdigest()

@@ -1,0 +1,224 @@
+"""How what clients send is clipped and noised: once, by quantile, or in trees.
+
+Several parts of an update, such as tiers, may be clipped each for itself. Then
+a total noise multiplier is shared out among them.
+"""
+
+import abc
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any, TypeAlias
+
+from tff_partial import errors
+from tff_partial.dp import dp_queries
+from tff_partial.dp import dp_trees
+
+
+class PrivacyError(errors.UserError, ValueError):
+  """Raised when a private aggregation is asked for what it cannot do."""
+
+
+def check_positive(value: float, name: str, also_zero: bool = False) -> None:
+  """Raises an error if a number is not positive and finite."""
+  if not (math.isfinite(value) and (value > 0 or (also_zero and value == 0))):
+    raise PrivacyError(
+      f'`{name}` must be a finite number above {"or " if also_zero else ""}'
+      f'zero, found {value}.'
+    )
+
+
+class Clipping(abc.ABC):
+  """How a part of what clients send is clipped and noised."""
+
+  @abc.abstractmethod
+  def query(
+    self,
+    noise_multiplier: float,
+    make_seed: dp_queries.MakeSeed,
+    specs: Any,
+    clients_per_round: float,
+  ) -> dp_queries.PrivateSumQuery:
+    """Makes the query.
+
+    Args:
+      noise_multiplier: What the part costs altogether, as if it were one
+        Gaussian mechanism; below the largest.
+      make_seed: Makes the seed of the noise.
+      specs: Of what a client sends.
+      clients_per_round: As expected.
+    """
+
+  def largest_noise_multiplier(self, clients_per_round: float) -> float:
+    """The noise multiplier that cannot be reached; infinity by default."""
+    del clients_per_round
+    return math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedClip(Clipping):
+  """The same clip in every round.
+
+  Attributes:
+    clip: The largest L2 norm of what a client sends.
+  """
+
+  clip: float
+
+  def __post_init__(self) -> None:
+    check_positive(self.clip, 'clip')
+
+  def query(
+    self,
+    noise_multiplier: float,
+    make_seed: dp_queries.MakeSeed,
+    specs: Any,
+    clients_per_round: float,
+  ) -> dp_queries.PrivateSumQuery:
+    """Makes the Gaussian mechanism."""
+    return dp_queries.GaussianSumQuery(self.clip, noise_multiplier, make_seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip(Clipping):
+  """A clip that follows a quantile of the clients' norms (Andrew et al. 2021).
+
+  The noised count of clipped clients is paid for: the sum gets more noise, so
+  that both together cost the noise multiplier that was asked for.
+
+  Attributes:
+    initial: The first clip.
+    quantile: Share of clients that shall not be clipped.
+    learning_rate: The clip changes by `exp(learning_rate)` a round at most.
+    count_stddev: Standard deviation of the count's noise, in clients; a
+      twentieth of the clients that are expected in a round by default.
+  """
+
+  initial: float = 0.1
+  quantile: float = 0.5
+  learning_rate: float = 0.2
+  count_stddev: float | None = None
+
+  def __post_init__(self) -> None:
+    check_positive(self.initial, 'initial')
+    check_positive(self.learning_rate, 'learning_rate', also_zero=True)
+    if self.count_stddev is not None:
+      check_positive(self.count_stddev, 'count_stddev')
+    if not 0.0 <= self.quantile <= 1.0:
+      raise PrivacyError(
+        f'`quantile` must be between 0 and 1, found {self.quantile}.'
+      )
+
+  def largest_noise_multiplier(self, clients_per_round: float) -> float:
+    """That of the count alone, which may move by a half."""
+    return 2.0 * (self.count_stddev or 0.05 * clients_per_round)
+
+  def query(
+    self,
+    noise_multiplier: float,
+    make_seed: dp_queries.MakeSeed,
+    specs: Any,
+    clients_per_round: float,
+  ) -> dp_queries.PrivateSumQuery:
+    """Makes the Gaussian mechanism with a noised count."""
+    largest = self.largest_noise_multiplier(clients_per_round)
+    value_multiplier = 0.0
+    count_stddev = self.count_stddev or 0.0
+    if noise_multiplier:
+      count_stddev = largest / 2.0
+      value_multiplier = (noise_multiplier**-2 - largest**-2) ** -0.5
+    return dp_queries.AdaptiveClipSumQuery(
+      self.initial,
+      value_multiplier,
+      make_seed,
+      quantile=self.quantile,
+      learning_rate=self.learning_rate,
+      count_stddev=count_stddev,
+      expected_clients=clients_per_round,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeNoise(Clipping):
+  """A fixed clip, and noise by tree aggregation (DP-FTRL, Kairouz et al. 2021).
+
+  The noise multiplier is that of a node of the tree. Nobody needs to be sampled
+  at random, but every client may take part in one round of a tree only; see
+  `accounting.OncePerTree`.
+
+  Attributes:
+    clip: The largest L2 norm of what a client sends.
+    rounds_per_tree: After so many rounds a new tree begins.
+  """
+
+  clip: float
+  rounds_per_tree: int
+
+  def __post_init__(self) -> None:
+    check_positive(self.clip, 'clip')
+    check_positive(self.rounds_per_tree, 'rounds_per_tree')
+
+  def query(
+    self,
+    noise_multiplier: float,
+    make_seed: dp_queries.MakeSeed,
+    specs: Any,
+    clients_per_round: float,
+  ) -> dp_queries.PrivateSumQuery:
+    """Makes the tree."""
+    return dp_trees.TreeResidualSumQuery(
+      self.clip,
+      noise_multiplier,
+      make_seed,
+      specs=specs,
+      rounds_per_tree=self.rounds_per_tree,
+    )
+
+
+Clippings: TypeAlias = Clipping | Mapping[str, Clipping]
+
+
+def shares_of(
+  clipping: Mapping[str, Clipping], shares: Mapping[str, float] | None
+) -> dict[str, float]:
+  """Each part's share of the privacy that is spent, of sum 1.
+
+  Several Gaussian mechanisms cost as much as one whose noise multiplier is
+  `(sum_i z_i**-2)**-0.5`. So a part with the share `s` of a total noise
+  multiplier `z` gets `z / sqrt(s)`.
+
+  Args:
+    clipping: By part.
+    shares: Positive numbers in proportion; equal ones if None.
+  """
+  given = shares or dict.fromkeys(clipping, 1.0)
+  if set(given) != set(clipping):
+    raise PrivacyError(
+      f'`shares` are given for {sorted(given)}, the clipping for '
+      f'{sorted(clipping)}.'
+    )
+  for part, share in given.items():
+    check_positive(share, f'shares[{part!r}]')
+  total = sum(given.values())
+  return {part: given[part] / total for part in clipping}
+
+
+def largest_noise_multiplier(
+  clipping: Clippings,
+  clients_per_round: float,
+  shares: Mapping[str, float] | None = None,
+) -> float:
+  """The noise multiplier of all parts together that cannot be reached.
+
+  Args:
+    clipping: As in `private_mean`.
+    clients_per_round: As there.
+    shares: As there.
+  """
+  if isinstance(clipping, Clipping):
+    return clipping.largest_noise_multiplier(clients_per_round)
+  return min(
+    clipping[part].largest_noise_multiplier(clients_per_round)
+    * math.sqrt(share)
+    for part, share in shares_of(clipping, shares).items()
+  )

@@ -1,0 +1,165 @@
+"""Tree aggregation (DP-FTRL) whose noise can be drawn again.
+
+The sums and what is paid for them are as in `dp_queries`, the tree is
+tensorflow-privacy's. Kairouz et al. 2021, "Practical and Private (Deep)
+Learning without Sampling or Shuffling"; Honaker 2015 for the estimate.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+from tff_partial import random_bits
+from tff_partial.dp import dp_queries
+
+
+class _NodeState(NamedTuple):
+  """Which node of a tree is next: the seed, int32 `[2]`, and its number."""
+
+  seed: tf.Tensor
+  node: tf.Tensor
+
+
+class _TreeNoise(tfp.tree_aggregation.ValueGenerator):
+  """Noise for the nodes of a tree, float32, in clips."""
+
+  def __init__(
+    self, specs: Any, noise_multiplier: float, seed: dp_queries.MakeSeed
+  ):
+    self._specs, self._make_seed = specs, seed
+    self._noise_multiplier = noise_multiplier
+
+  def initialize(self) -> _NodeState:
+    return _NodeState(self._make_seed(), tf.constant(0))
+
+  def next(self, state: _NodeState) -> tuple[Any, _NodeState]:
+    seed = random_bits.fold_in(state.seed, state.node)
+    noise = tf.nest.map_structure(
+      lambda leaf: tf.cast(self._noise_multiplier * leaf, tf.float32),
+      dp_queries.structure_of_noise(seed, self._specs),
+    )
+    return noise, state._replace(node=state.node + 1)
+
+
+class TreeState(NamedTuple):
+  """The state of `TreeResidualSumQuery`.
+
+  Attributes:
+    tree: Of `tfp.tree_aggregation.EfficientTreeAggregator`, with the seed.
+    previous: Noise of the cumulative sum so far.
+    round: How many sums the tree has seen.
+    clip: The largest L2 norm of a record.
+  """
+
+  tree: Any
+  previous: Any
+  round: tf.Tensor
+  clip: tf.Tensor
+
+
+class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
+  """Tree aggregation (DP-FTRL): `tfp.TreeResidualSumQuery` with seeds.
+
+  The noise of the sum of all rounds so far grows with the logarithm of their
+  number; a round's noise is what its cumulative sum has more than the last.
+  """
+
+  def __init__(
+    self,
+    clip: float,
+    noise_multiplier: float,
+    seed: dp_queries.MakeSeed,
+    *,
+    specs: Any,
+    rounds_per_tree: int,
+  ):
+    """Keeps the parameters.
+
+    Args:
+      clip: The largest L2 norm of a record.
+      noise_multiplier: Standard deviation of a node's noise in clips.
+      seed: Makes the seed of all noise.
+      specs: Of a record.
+      rounds_per_tree: After so many rounds a new tree begins.
+    """
+    super().__init__(clip, noise_multiplier, seed)
+    self._specs, self._rounds = specs, rounds_per_tree
+    self._tree = tfp.tree_aggregation.EfficientTreeAggregator(
+      _TreeNoise(specs, noise_multiplier, seed)
+    )
+
+  def _zeros(self) -> Any:
+    return tf.nest.map_structure(lambda s: tf.zeros(s.shape), self._specs)
+
+  def initial_global_state(self) -> TreeState:
+    """Makes the seed and the first node."""
+    return TreeState(
+      self._tree.init_state(),
+      self._zeros(),
+      tf.constant(0),
+      tf.constant(self._clip, tf.float32),
+    )
+
+  def get_noised_result(
+    self, sample_state: Any, global_state: TreeState
+  ) -> tuple[Any, TreeState, dp_accounting.DpEvent]:
+    """Adds the growth of the tree's noise; begins a new tree in time."""
+    noise, tree = self._tree.get_cumsum_and_update(global_state.tree)
+    in_clips = tf.nest.map_structure(
+      lambda total, new, old: dp_queries.on_grid(
+        total + tf.cast(new, tf.double) - tf.cast(old, tf.double),
+        self.noise_multiplier,
+      ),
+      dp_queries.from_units(sample_state),
+      noise,
+      global_state.previous,
+    )
+    round_number = global_state.round + 1
+    tree, noise, round_number = tf.cond(
+      tf.equal(round_number, self._rounds),
+      lambda: (self._tree.reset_state(tree), self._zeros(), tf.constant(0)),
+      lambda: (tree, noise, round_number),
+    )
+    after = TreeState(tree, noise, round_number, global_state.clip)
+    # Which depends on the tree's other rounds; see `accounting.OncePerTree`.
+    event = dp_accounting.UnsupportedDpEvent()
+    return dp_queries.in_sizes_of(in_clips, global_state.clip), after, event
+
+  def _stddev(self, state: TreeState) -> tf.Tensor:
+    factors = tf.constant(residual_stddevs(self._rounds), tf.float32)
+    number = state.round + 1
+    # The lowest bit that is set says which level of the tree is completed.
+    lowest = tf.bitwise.bitwise_and(number, -number)
+    level = tf.reduce_sum(
+      tf.cast(tf.greater(lowest, 2 ** np.arange(31, dtype=np.int32)), tf.int32)
+    )
+    return super()._stddev(state) * factors[level]
+
+
+def residual_stddevs(rounds: int) -> list[float]:
+  """Standard deviations of a round's noise in those of a node, by level.
+
+  A round completes a level of the tree: round `t`, counted from 1, completes
+  the level of the lowest bit that is set in `t`. In Honaker's estimate a node
+  of level `k` weighs `1 / (2 - 2**-k)` and is half the sum of both below it,
+  plus its own noise. So its noise has the variance `2 - 2**-k`, and contains
+  that of the left nodes under it, which the cumulative sum before had, too.
+
+  Args:
+    rounds: Of a tree.
+  """
+  variances = [2.0 - 2.0**-level for level in range(rounds.bit_length())]
+  stddevs = []
+  for level, variance in enumerate(variances):
+    fresh, changed = variance, 0.0
+    for left in range(level):
+      part = 2.0 ** (left - level)
+      fresh -= part**2 * variances[left]
+      change = part / variance - 1.0 / variances[left]
+      changed += change**2 * variances[left]
+    stddevs.append(math.sqrt(fresh / variance**2 + changed))
+  return stddevs

@@ -1,0 +1,654 @@
+"""Aggregators that give user-level differential privacy, and local noise.
+
+Central privacy: `private_mean` and `private_sum` clip what each client sends
+and add noise once, at the server, to the sum; the server is trusted with what
+clients send. Local privacy: `LocalNoise` is for a client's own work, before it
+sends; the server need not be trusted, and far more noise is needed.
+docs/privacy.md says what each protects. How much noise an epsilon takes,
+`privacy_plans` knows. Either carries its `Mechanism`, which a process keeps, so
+that no run is counted as something that it does not do.
+
+Every client counts once. An aggregator that weighs clients by their examples
+would let one of them move the sum by more than the clip, so these are
+unweighted; TFF drops the weights of a process that uses them.
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import math
+import secrets
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+from tff_partial import aggregators
+from tff_partial import errors
+from tff_partial import fingerprints
+from tff_partial import random_bits
+from tff_partial.dp import clippings
+from tff_partial.dp import dp_queries
+from tff_partial.sparse import rows
+
+# The name of the only part of what is clipped jointly.
+_WHOLE = 'all.parts'
+# How names end of what is measured exactly.
+NOT_PRIVATE = '_not_private'
+
+
+class PrivateTypeError(errors.UserError, TypeError):
+  """Raised when values cannot be clipped and noised."""
+
+
+# Who adds noise: the server, once to the sum, or each client before it sends.
+CENTRAL, LOCAL = 'central', 'local'
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+  """What makes the updates of a process private.
+
+  Attributes:
+    where: CENTRAL or LOCAL.
+    clipping: How what a client sends is clipped, jointly or by part.
+    noise_multiplier: Standard deviation of the noise in clips, all parts
+      together.
+    clients_per_round: For how many clients in a round it was made; None for
+      local noise, which does not depend on others.
+    shares: Each part's share of what is spent; None for equal ones.
+    is_simulation: Whether the noise follows from a seed that somebody chose,
+      and who knows it sees through the noise.
+  """
+
+  where: str
+  clipping: clippings.Clippings
+  noise_multiplier: float
+  clients_per_round: float | None
+  shares: Mapping[str, float] | None
+  is_simulation: bool
+
+
+def _seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
+  """Makes what makes the seed of a part's noise.
+
+  Args:
+    noise_seed: Where seeds come from in a simulation. Otherwise they come from
+      the operating system, and the time is mixed in: no two runs may have the
+      same noise, though one process initializes both.
+    part: Name of the part.
+  """
+  is_secret = noise_seed is None
+  source = secrets.randbits(128) if noise_seed is None else noise_seed
+  first = random_bits.derive(source, 'privacy noise', part)
+
+  def make_seed() -> tf.Tensor:
+    name = fingerprints.SECRET if is_secret else 'noise_seed'
+    seed = tf.constant(first, name=name)
+    if is_secret:
+      for word in tf.unstack(tf.bitcast(tf.timestamp(), tf.int32)):
+        seed = random_bits.fold_in(seed, word)
+    return seed
+
+  return make_seed
+
+
+class _NestedSumQuery(tfp.NestedQuery, tfp.SumAggregationDPQuery):
+  """Several queries that all sum."""
+
+
+class _Parts:
+  """The queries of what clients send: one of the whole, or one of each part."""
+
+  def __init__(self, queries: Mapping[str, dp_queries.PrivateSumQuery]):
+    self.queries = queries
+
+  def split(self, structure: Any) -> Any:
+    """The parts of a structure, by name."""
+    return {_WHOLE: structure} if _WHOLE in self.queries else structure
+
+  def join(self, parts: Mapping[str, Any]) -> Any:
+    """A structure of parts."""
+    return parts.get(_WHOLE, parts)
+
+  @property
+  def query(self) -> tfp.SumAggregationDPQuery:
+    """The query of the whole structure."""
+    if _WHOLE in self.queries:
+      return self.queries[_WHOLE]
+    return _NestedSumQuery(collections.OrderedDict(self.queries))
+
+  def are_clipped(self, params: Any, value: Any) -> Any:
+    """Whether a client's parts are clipped, which is not private."""
+    params, value = self.split(params), self.split(value)
+    clipped = collections.OrderedDict(
+      (part, tf.cast(query.is_clipped(params[part], value[part]), tf.int32))
+      for part, query in self.queries.items()
+    )
+    return clipped, tf.constant(1)
+
+  def measure(self, divisor: float, before: Any, after: Any, total: Any) -> Any:
+    """Measures a round by what is private already."""
+    before, after = self.split(before), self.split(after)
+    total = self.split(total)
+    measured = collections.OrderedDict(
+      (part, query.measure(before[part], after[part], total[part]))
+      for part, query in self.queries.items()
+    )
+    for one in measured.values():
+      one['noise_stddev'] /= divisor
+    return self.join(measured)
+
+
+def _with_distinct_rows(sent: Any, specs: Any) -> Any:
+  """Adds up the rows that a client sends of the same id; zeros for the others.
+
+  Only then is the norm of what it has sent the norm of what it adds to tables.
+
+  Args:
+    sent: `value`, of some tables rows, and `ids` of these rows, in the order of
+      the tables.
+    specs: Of the whole value, in which tables are whole.
+  """
+  left = iter(tf.nest.flatten(sent['ids']))
+
+  def distinct(part: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    if part.shape.is_fully_defined():
+      return part
+    ids = next(left)
+    first = rows.first_of_equals(ids, spec.shape[0])
+    return tf.math.unsorted_segment_sum(part, first, tf.size(ids))
+
+  return tf.nest.map_structure(distinct, sent['value'], specs)
+
+
+class _RowsQuery(tfp.SumAggregationDPQuery):
+  """A query of whole tables to which clients add rows: (value, ids).
+
+  Rows of zeros more or less change no norm, so a client clips what it has.
+  """
+
+  def __init__(self, query: tfp.SumAggregationDPQuery, specs: Any):
+    self._query, self._specs = query, specs
+
+  def initial_global_state(self) -> Any:
+    return self._query.initial_global_state()
+
+  def derive_sample_params(self, global_state: Any) -> Any:
+    return self._query.derive_sample_params(global_state)
+
+  def get_noised_result(self, sample_state: Any, global_state: Any) -> Any:
+    return self._query.get_noised_result(sample_state, global_state)
+
+  def initial_sample_state(self, template: Any = None) -> Any:
+    return self._query.initial_sample_state(self._specs)
+
+  def preprocess_record(self, params: Any, record: Any) -> Any:
+    return collections.OrderedDict(
+      value=self._query.preprocess_record(
+        params, _with_distinct_rows(record, self._specs)
+      ),
+      ids=record['ids'],
+    )
+
+
+class _RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Sums what `_RowsQuery` makes of clients' rows to whole tables."""
+
+  def __init__(self, query: _RowsQuery):
+    self._query = query
+
+  def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+    @tff.tensorflow.computation
+    def zero() -> Any:
+      return self._query.initial_sample_state()
+
+    total_type = zero.type_signature.result
+
+    @tff.tensorflow.computation(total_type, value_type)
+    def accumulate(total: Any, sent: Any) -> Any:
+      # Both are in the same order, and `ids` in that of the tables with rows.
+      ids = iter(tf.nest.flatten(sent['ids']))
+      return tf.nest.map_structure(
+        lambda table, part: (
+          table + part
+          if part.shape.is_fully_defined()
+          else rows.Change(next(ids), part).added_to(table)
+        ),
+        total,
+        sent['value'],
+      )
+
+    @tff.tensorflow.computation(total_type, total_type)
+    def merge(one: Any, other: Any) -> Any:
+      return tf.nest.map_structure(tf.add, one, other)
+
+    @tff.tensorflow.computation(total_type)
+    def report(total: Any) -> Any:
+      return total
+
+    @tff.federated_computation
+    def initialize() -> Any:
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any) -> Any:
+      return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_aggregate(value, zero(), accumulate, merge, report),
+        tff.federated_value((), tff.SERVER),
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateFactory(
+  aggregators.RowAggregationFactory,
+  tff.aggregators.UnweightedAggregationFactory,
+):
+  """Sums what clients send, clipped and with noise; see `private_mean`.
+
+  Attributes:
+    noise_multiplier: As in `private_mean`.
+    clients_per_round: As there.
+    clipping: As there.
+    shares: As there.
+    noise_seed: As there.
+    diagnostics: As there.
+    divisor: What the noised sum is divided by.
+  """
+
+  noise_multiplier: float
+  clients_per_round: float
+  clipping: clippings.Clippings
+  shares: Mapping[str, float] | None
+  noise_seed: int | None
+  diagnostics: bool
+  divisor: float
+
+  def __post_init__(self) -> None:
+    clippings.check_positive(
+      self.noise_multiplier, 'noise_multiplier', also_zero=True
+    )
+    clippings.check_positive(self.clients_per_round, 'clients_per_round')
+    if isinstance(self.clipping, Mapping):
+      clippings.shares_of(self.clipping, self.shares)
+      trees = {
+        how.rounds_per_tree if isinstance(how, clippings.TreeNoise) else None
+        for how in self.clipping.values()
+      }
+      if len(trees) > 1:
+        raise clippings.PrivacyError(
+          'Either all parts have TreeNoise, with trees of the same number of '
+          f'rounds, or none has, found {dict(self.clipping)}.'
+        )
+    elif not isinstance(self.clipping, clippings.Clipping):
+      raise clippings.PrivacyError(
+        '`clipping` must be FixedClip, AdaptiveClip or TreeNoise, or one of '
+        f'them by part, found {self.clipping!r}.'
+      )
+    elif self.shares is not None:
+      raise clippings.PrivacyError('`shares` need a clipping by part.')
+    largest = self.largest_noise_multiplier
+    if self.noise_multiplier >= largest:
+      raise clippings.PrivacyError(
+        f'A noise multiplier of {self.noise_multiplier:.4g} is out of reach: '
+        'the counts of clipped clients leave room for less than '
+        f'{largest:.4g}. Give AdaptiveClip a larger `count_stddev`, have more '
+        'clients in a round, or use FixedClip.'
+      )
+
+  @property
+  def largest_noise_multiplier(self) -> float:
+    """What `noise_multiplier` must stay below; for `accounting.calibrate`."""
+    return clippings.largest_noise_multiplier(
+      self.clipping, self.clients_per_round, self.shares
+    )
+
+  @property
+  def mechanism(self) -> Mechanism:
+    """What it does to updates, for whoever counts what that costs."""
+    return Mechanism(
+      CENTRAL,
+      self.clipping,
+      self.noise_multiplier,
+      self.clients_per_round,
+      self.shares,
+      self.noise_seed is not None,
+    )
+
+  def _parts(self, specs: Any) -> _Parts:
+    """Makes the queries; each time with other secrets."""
+    if isinstance(self.clipping, clippings.Clipping):
+      clipping, shares = {_WHOLE: self.clipping}, {_WHOLE: 1.0}
+      specs = {_WHOLE: specs}
+    else:
+      clipping = dict(self.clipping)
+      shares = clippings.shares_of(clipping, self.shares)
+    return _Parts(
+      {
+        part: clipping[part].query(
+          self.noise_multiplier / math.sqrt(shares[part]),
+          _seed_maker(self.noise_seed, part),
+          spec,
+          self.clients_per_round,
+        )
+        for part, spec in specs.items()
+      }
+    )
+
+  def _specs(self, value_type: tff.Type) -> Any:
+    """Specs of a value that can be clipped."""
+    try:
+      specs = tff.types.type_to_tf_tensor_specs(value_type)
+    except (TypeError, ValueError) as error:
+      raise PrivateTypeError(
+        f'Only tensors can be clipped, found {value_type}.'
+      ) from error
+    for spec in tf.nest.flatten(specs):
+      if not spec.dtype.is_floating or not spec.shape.is_fully_defined():
+        raise PrivateTypeError(
+          'Only floating-point numbers of known shape can be clipped, found '
+          f'{spec.dtype.name}{spec.shape} in {value_type}.'
+        )
+    if isinstance(self.clipping, Mapping):
+      found = sorted(specs) if isinstance(specs, Mapping) else [str(value_type)]
+      if found != sorted(self.clipping):
+        raise PrivateTypeError(
+          f'The clipping is given for {sorted(self.clipping)}, but clients '
+          f'send {found}.'
+        )
+    return specs
+
+  def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+    """Makes the process for values of a type.
+
+    Args:
+      value_type: Of what a client sends: floating-point tensors; a structure
+        with the parts' names on top if the clipping is given by part.
+
+    Raises:
+      PrivateTypeError: If such values cannot be clipped.
+    """
+    return self._process(value_type, None)
+
+  def create_by_rows(
+    self,
+    value_type: tff.Type,
+    weight_type: tff.Type,
+    ids_type: tff.Type,
+    result_type: tff.Type,
+  ) -> tff.templates.AggregationProcess:
+    """Makes the process for rows of some tables; all rows get noise.
+
+    Args:
+      value_type: As in `RowAggregationFactory`.
+      weight_type: As there; each client counts once.
+      ids_type: As there.
+      result_type: As there.
+
+    Raises:
+      PrivateTypeError: If such values cannot be clipped.
+    """
+    pair_type = tff.to_type(
+      collections.OrderedDict(value=value_type, ids=ids_type)
+    )
+    process = self._process(pair_type, result_type)
+    weight_type = tff.to_type(
+      collections.OrderedDict(weight=weight_type, ids=ids_type)
+    )
+
+    @tff.tensorflow.computation(value_type, weight_type)
+    def pair(value: Any, weight: Any) -> Any:
+      return collections.OrderedDict(value=value, ids=weight['ids'])
+
+    @tff.federated_computation(
+      process.initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any, weight: Any) -> Any:
+      return process.next(state, tff.federated_map(pair, (value, weight)))
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+  def _process(
+    self, value_type: Any, table_type: tff.Type | None
+  ) -> tff.templates.AggregationProcess:
+    """Makes the process for whole values, or for pairs of rows and ids.
+
+    Args:
+      value_type: Of what a client sends.
+      table_type: What rows are added up to; None for whole values.
+    """
+    specs = self._specs(value_type if table_type is None else table_type)
+    parts = self._parts(specs)
+    query, total = parts.query, None
+    if table_type is not None:
+      query = _RowsQuery(query, specs)
+      total = _RowSumFactory(query)
+    process = tff.aggregators.DifferentiallyPrivateFactory(query, total).create(
+      value_type
+    )
+    state_type = process.initialize.type_signature.result.member
+    query_type = state_type.query_state
+    sum_type = process.next.type_signature.result.result.member
+
+    @tff.tensorflow.computation(query_type)
+    def params_of(state: Any) -> Any:
+      return query.derive_sample_params(state)
+
+    @tff.tensorflow.computation(params_of.type_signature.result, value_type)
+    def are_clipped(params: Any, value: Any) -> Any:
+      if table_type is not None:
+        value = _with_distinct_rows(value, specs)
+      return parts.are_clipped(params, value)
+
+    counts_type = are_clipped.type_signature.result
+
+    @tff.tensorflow.computation(query_type, query_type, sum_type)
+    def measure(before: Any, after: Any, total: Any) -> Any:
+      return parts.measure(self.divisor, before, after, total)
+
+    measured_type = measure.type_signature.result
+
+    @tff.tensorflow.computation(measured_type, counts_type)
+    def with_diagnostics(measured: Any, counts: Any) -> Any:
+      clipped, clients = counts
+      by_part = parts.split(measured)
+      for part, number in clipped.items():
+        by_part[part][f'share_clipped{NOT_PRIVATE}'] = tf.cast(
+          tf.math.divide_no_nan(
+            tf.cast(number, tf.double), tf.cast(clients, tf.double)
+          ),
+          tf.float32,
+        )
+      return parts.join(by_part)
+
+    @tff.tensorflow.computation(sum_type)
+    def divide(total: Any) -> Any:
+      return tf.nest.map_structure(
+        lambda leaf, spec: tf.cast(leaf / self.divisor, spec.dtype),
+        total,
+        specs,
+      )
+
+    @tff.federated_computation(
+      process.initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, values: Any) -> Any:
+      output = process.next(state, values)
+      measured = tff.federated_map(
+        measure, (state.query_state, output.state.query_state, output.result)
+      )
+      if self.diagnostics:
+        params = tff.federated_broadcast(
+          tff.federated_map(params_of, state.query_state)
+        )
+        counts = tff.federated_sum(
+          tff.federated_map(are_clipped, (params, values))
+        )
+        measured = tff.federated_map(with_diagnostics, (measured, counts))
+      return tff.templates.MeasuredProcessOutput(
+        output.state, tff.federated_map(divide, output.result), measured
+      )
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+
+def private_sum(
+  clipping: clippings.Clippings,
+  *,
+  noise_multiplier: float,
+  clients_per_round: float,
+  shares: Mapping[str, float] | None = None,
+  noise_seed: int | None = None,
+  diagnostics: bool = False,
+) -> PrivateFactory:
+  """Sums what clients send with central differential privacy.
+
+  Args:
+    clipping: How the whole of what a client sends is clipped jointly, or how
+      each part is: by the name of a tier.
+    noise_multiplier: Standard deviation of the noise in clips. If several
+      things are noised, parts or counts, it is what all of them cost together:
+      each gets more. Zero for no noise.
+    clients_per_round: As many are expected; how many come is a secret.
+    shares: Each part's share of what is spent; equal ones by default.
+    noise_seed: Makes a simulation whose noise can be drawn again. By default
+      each process has a secret seed from the operating system.
+    diagnostics: Whether exact measurements are made, which are not private;
+      their names end in `not_private`.
+
+  Raises:
+    PrivacyError: If an argument is impossible.
+  """
+  return PrivateFactory(
+    noise_multiplier,
+    clients_per_round,
+    clipping,
+    shares,
+    noise_seed,
+    diagnostics,
+    divisor=1.0,
+  )
+
+
+def private_mean(
+  clipping: clippings.Clippings,
+  *,
+  noise_multiplier: float,
+  clients_per_round: float,
+  shares: Mapping[str, float] | None = None,
+  noise_seed: int | None = None,
+  diagnostics: bool = False,
+) -> PrivateFactory:
+  """Averages what clients send with central differential privacy.
+
+  The sum is divided by the number of clients that is expected, not by that of
+  those who came, which is a secret where clients are sampled independently.
+
+  Args:
+    clipping: As in `private_sum`.
+    noise_multiplier: As there: of the sum, before it is divided.
+    clients_per_round: As there.
+    shares: As there.
+    noise_seed: As there.
+    diagnostics: As there.
+
+  Raises:
+    PrivacyError: If an argument is impossible.
+  """
+  total = private_sum(
+    clipping,
+    noise_multiplier=noise_multiplier,
+    clients_per_round=clients_per_round,
+    shares=shares,
+    noise_seed=noise_seed,
+    diagnostics=diagnostics,
+  )
+  return dataclasses.replace(total, divisor=float(clients_per_round))
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalNoise:
+  """Has clients clip and noise what they send; `compose(before_sending=)`.
+
+  Attributes:
+    clip: The largest L2 norm of an update.
+    noise_multiplier: Standard deviation of the noise in clips.
+    noise_seed: Draws the noise of a simulation again. If None, the noise
+      follows from the client's seed alone, which must be secret, as
+      `programs.train` makes it.
+  """
+
+  clip: float
+  noise_multiplier: float
+  noise_seed: int | None = None
+
+  def __post_init__(self) -> None:
+    clippings.check_positive(self.clip, 'clip')
+    clippings.check_positive(
+      self.noise_multiplier, 'noise_multiplier', also_zero=True
+    )
+
+  @property
+  def mechanism(self) -> Mechanism:
+    """What it does to updates, for whoever counts what that costs."""
+    return Mechanism(
+      LOCAL,
+      clippings.FixedClip(self.clip),
+      self.noise_multiplier,
+      None,
+      None,
+      self.noise_seed is not None,
+    )
+
+  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
+    """Clips and noises an update; see `local_noise`."""
+    if self.noise_seed is not None:
+      seed = random_bits.fold_in(seed, f'noise {self.noise_seed}')
+    return local_noise(update, self.clip, self.noise_multiplier, seed)
+
+
+def local_noise(
+  update: Any, clip: float, noise_multiplier: float, seed: tf.Tensor
+) -> Any:
+  """Clips and noises what one client is about to send: local privacy.
+
+  This is what FedEmbed's Algorithm 1 does in line 22, and HPFL's Fednoise with
+  Laplace noise. The server needs not be trusted, but the noise of n clients
+  adds up to sqrt(n) times this; `accounting.local_epsilon` says what it is
+  worth. In a simulation whoever has the clients' seeds, such as the program
+  that draws them, sees through it.
+
+  Args:
+    update: Floating-point tensors.
+    clip: The largest L2 norm of an update.
+    noise_multiplier: Standard deviation of the noise in clips.
+    seed: The client's own for this round, integer `[2]`. Who knows it sees
+      through the noise.
+
+  Returns:
+    The noised update, with the types of the update.
+
+  Raises:
+    PrivacyError: If an argument is impossible.
+  """
+  clippings.check_positive(clip, 'clip')
+  clippings.check_positive(noise_multiplier, 'noise_multiplier', also_zero=True)
+  query = dp_queries.GaussianSumQuery(
+    clip, noise_multiplier, lambda: tf.cast(seed, tf.int32)
+  )
+  state = query.initial_global_state()
+  units = query.preprocess_record(query.derive_sample_params(state), update)
+  noised, _, _ = query.get_noised_result(units, state)
+  return tf.nest.map_structure(
+    lambda leaf, like: tf.cast(leaf, like.dtype), noised, update
+  )

@@ -1,0 +1,388 @@
+"""What a run promises, and what it has spent so far."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import dp_accounting
+import numpy as np
+
+from tff_partial.dp import accounting
+from tff_partial.dp import clippings
+from tff_partial.dp import privacy
+
+# At as many rounds the ledger counts privacy loss distributions, as coarsely as
+# for epsilons so many times the plan's.
+_COUNTED_ROUNDS, _COARSENESS = 5, 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan:
+  """What a run promises, for as long as it does what the plan says.
+
+  Attributes:
+    epsilon: Of the whole run.
+    delta: At which epsilon is meant.
+    noise_multiplier: Of each round, all parts together.
+    rounds: How many there will be.
+    sampling: How clients come into a round.
+    population: How many clients there are.
+    clients_per_round: As many are expected.
+    clipping: How what clients send is clipped.
+    shares: Each part's share of what is spent, or None.
+    once: Noise multipliers of what is released once.
+  """
+
+  epsilon: float
+  delta: float
+  noise_multiplier: float
+  rounds: int
+  sampling: accounting.Sampling
+  population: int
+  clients_per_round: int
+  clipping: clippings.Clippings
+  shares: Mapping[str, float] | None
+  once: tuple[float, ...]
+
+  def mean(
+    self, *, noise_seed: int | None = None, diagnostics: bool = False
+  ) -> privacy.PrivateFactory:
+    """The aggregator that does what the plan says.
+
+    Args:
+      noise_seed: As in `privacy.private_sum`.
+      diagnostics: As there.
+    """
+    return privacy.private_mean(
+      self.clipping,
+      noise_multiplier=self.noise_multiplier,
+      clients_per_round=self.clients_per_round,
+      shares=self.shares,
+      noise_seed=noise_seed,
+      diagnostics=diagnostics,
+    )
+
+  def local_noise(self, *, noise_seed: int | None = None) -> privacy.LocalNoise:
+    """What clients do before they send, if the plan is one of local noise.
+
+    Args:
+      noise_seed: As in `privacy.LocalNoise`.
+
+    Raises:
+      AccountingError: If the plan is one of central noise.
+    """
+    if not isinstance(self.sampling, accounting.EveryUpdate):
+      raise accounting.AccountingError(
+        'Local noise takes a plan with '
+        f'sampling={accounting.EveryUpdate.name!r}, found '
+        f'{self.sampling.name!r}.'
+      )
+    clip = self.clipping.clip  # type: ignore[union-attr]  # See sampling_of.
+    return privacy.LocalNoise(clip, self.noise_multiplier, noise_seed)
+
+  @property
+  def mechanism(self) -> privacy.Mechanism:
+    """What a process must do to be counted by this plan."""
+    is_local = isinstance(self.sampling, accounting.EveryUpdate)
+    return privacy.Mechanism(
+      privacy.LOCAL if is_local else privacy.CENTRAL,
+      self.clipping,
+      self.noise_multiplier,
+      None if is_local else self.clients_per_round,
+      None if is_local else self.shares,
+      is_simulation=False,
+    )
+
+  @property
+  def terms(self) -> str:
+    """What must not change while a run lasts, so all but its length."""
+    return repr(dataclasses.replace(self, epsilon=0.0, rounds=0))
+
+
+def sampling_of(
+  name: str,
+  clipping: clippings.Clippings,
+  population: int,
+  clients_per_round: int,
+) -> accounting.Sampling:
+  """The sampling with a name.
+
+  Args:
+    name: Of one of the samplings in `accounting`, as in `SAMPLINGS`.
+    clipping: How what clients send is clipped; trees know their rounds.
+    population: How many clients there are.
+    clients_per_round: How many are in a round, or are expected to be.
+
+  Raises:
+    AccountingError: If the sampling does not fit the rest.
+  """
+  accounting.check(
+    0 < clients_per_round <= population,
+    f'Clients in a round must be between 1 and {population}',
+    clients_per_round,
+  )
+  if isinstance(clipping, Mapping):
+    kinds = list(clipping.values())
+  else:
+    kinds = [clipping]
+  trees = [how for how in kinds if isinstance(how, clippings.TreeNoise)]
+  if bool(trees) != (name == accounting.OncePerTree.name):
+    raise accounting.AccountingError(
+      f'Sampling {accounting.OncePerTree.name!r} and TreeNoise need one '
+      f'another, found {name!r} and {clipping}.'
+    )
+  if trees:
+    rounds = trees[0].rounds_per_tree
+    if rounds * clients_per_round > population:
+      raise accounting.AccountingError(
+        f'{population} clients cannot fill {rounds} rounds of '
+        f'{clients_per_round} without taking part twice in a tree. Give '
+        f'TreeNoise {population // clients_per_round} rounds at most.'
+      )
+    return accounting.OncePerTree(rounds)
+  if name == accounting.PoissonSampling.name:
+    return accounting.PoissonSampling(clients_per_round / population)
+  if name == accounting.FixedSizeSampling.name:
+    return accounting.FixedSizeSampling(population, clients_per_round)
+  if name == accounting.EveryRound.name:
+    return accounting.EveryRound()
+  if name == accounting.EveryUpdate.name:
+    if not isinstance(clipping, clippings.FixedClip):
+      raise accounting.AccountingError(
+        f'Sampling {name!r} is for local noise, which needs a FixedClip, as no '
+        f'client knows the others, found {clipping}.'
+      )
+    return accounting.EveryUpdate()
+  raise accounting.AccountingError(
+    f'Sampling must be one of {SAMPLINGS}, found {name!r}.'
+  )
+
+
+SAMPLINGS = (
+  accounting.PoissonSampling.name,
+  accounting.FixedSizeSampling.name,
+  accounting.EveryRound.name,
+  accounting.EveryUpdate.name,
+  accounting.OncePerTree.name,
+)
+
+
+def plan(
+  clipping: clippings.Clippings,
+  *,
+  delta: float,
+  population: int,
+  clients_per_round: int,
+  rounds: int,
+  target_epsilon: float | None = None,
+  noise_multiplier: float | None = None,
+  sampling: str = accounting.PoissonSampling.name,
+  shares: Mapping[str, float] | None = None,
+  once: Sequence[float] = (),
+) -> PrivacyPlan:
+  """Plans a run: the noise for an epsilon, or the epsilon of a noise.
+
+  Args:
+    clipping: As in `privacy.private_sum`.
+    delta: At which epsilon is meant; below one in the population.
+    population: How many users there are. It is public.
+    clients_per_round: How many are in a round, or are expected to be.
+    rounds: How many rounds there will be.
+    target_epsilon: What the run may cost, or None.
+    noise_multiplier: What is given instead of a target, or None. Zero for a
+      run that costs everything: its epsilon is infinite.
+    sampling: One of `SAMPLINGS`: what is really done.
+    shares: As in `privacy.private_sum`.
+    once: Noise multipliers of what is released once of all users, such as a
+      mean that was computed before training.
+
+  Raises:
+    AccountingError, PrivacyError: If an argument is impossible.
+    ImpossibleTargetError: If no noise is enough.
+  """
+  accounting.check_delta(delta)
+  kind = sampling_of(sampling, clipping, population, clients_per_round)
+  if delta * population >= 1.0:
+    raise accounting.AccountingError(
+      f'`delta` must be below one in the population, {1.0 / population:.3g}: '
+      f'publishing one user of {population} would be allowed at {delta:.3g}.'
+    )
+  accounting.check(rounds > 0, 'A number of rounds must be positive', rounds)
+  if target_epsilon is not None and noise_multiplier is None:
+    noise_multiplier = accounting.calibrate(
+      target_epsilon,
+      kind,
+      rounds,
+      delta,
+      once,
+      clippings.largest_noise_multiplier(clipping, clients_per_round, shares),
+    )
+  elif target_epsilon is not None or noise_multiplier is None:
+    raise accounting.AccountingError(
+      'Give either `target_epsilon` or `noise_multiplier`, found '
+      f'{target_epsilon} and {noise_multiplier}.'
+    )
+  accounting.check(
+    noise_multiplier >= 0.0,
+    'A noise multiplier must not be negative',
+    noise_multiplier,
+  )
+  planned = PrivacyPlan(
+    accounting.epsilon(
+      noise_multiplier,
+      kind,
+      rounds,
+      delta,
+      once,
+      size=target_epsilon,
+    ),
+    delta,
+    noise_multiplier,
+    rounds,
+    kind,
+    population,
+    clients_per_round,
+    clipping,
+    shares,
+    tuple(once),
+  )
+  planned.mean()  # Which refuses what it cannot do.
+  return planned
+
+
+class PrivacyLedger:
+  """How much of a plan is spent, round by round, at next to no cost.
+
+  Renyi divergences add up, so they are counted once for a round. Where privacy
+  loss distributions are less, these are counted at five rounds only, and hold
+  for the rounds before, too. Both are upper bounds; the last is the plan's.
+  """
+
+  def __init__(self, plan: PrivacyPlan, *, simulation: bool = False):
+    """Keeps the plan; counts nothing yet.
+
+    Args:
+      plan: Of the run.
+      simulation: Whether somebody knows a seed of the noise or of the sampling,
+        or the population is not that of the plan; epsilon is then what the run
+        would cost if that were not so.
+    """
+    self.plan = plan
+    self.simulation = simulation
+
+  def check(self, mechanism: privacy.Mechanism | None) -> None:
+    """Refuses to count a process that does not do what the plan says.
+
+    Args:
+      mechanism: What the process carries, `PartialProcess.mechanism`.
+
+    Raises:
+      AccountingError: If it is none, another one, or one whose noise somebody
+        can draw again although this is not said to be a simulation.
+    """
+    planned = self.plan.mechanism
+    if mechanism is None:
+      raise accounting.AccountingError(
+        'The ledger would count noise that the process does not add: its '
+        'updates are joined without it, or by an aggregator that does not say '
+        'what it does. Build the process with aggregator=plan.mean() (for '
+        'local noise, with before_sending=plan.local_noise()), or train '
+        'without a ledger.'
+      )
+    for field in dataclasses.fields(privacy.Mechanism):
+      found, expected = (
+        getattr(one, field.name) for one in (mechanism, planned)
+      )
+      if field.name != 'is_simulation' and found != expected:
+        raise accounting.AccountingError(
+          'The ledger would count other noise than the process adds: its plan '
+          f'has {field.name}={expected}, the process has {found}. Build the '
+          'process with what this plan makes.'
+        )
+    if mechanism.is_simulation and not self.simulation:
+      raise accounting.AccountingError(
+        'The noise of this process follows from `noise_seed`: whoever knows it '
+        'sees through the noise. Make the ledger with simulation=True, or '
+        'leave the seed out.'
+      )
+
+  def _counted(self, rounds: int) -> float:
+    plan = self.plan
+    if rounds == plan.rounds:
+      return plan.epsilon
+    return accounting.epsilon(
+      plan.noise_multiplier,
+      plan.sampling,
+      rounds,
+      plan.delta,
+      plan.once,
+      size=_COARSENESS * plan.epsilon,
+    )
+
+  @functools.cached_property
+  def _renyi(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Orders, the divergence of what is released once, and that of a round."""
+    plan, divergences = self.plan, []
+    for rounds in (0, 1):
+      accountant = plan.sampling.renyi_accountant()
+      happened = accounting.event(
+        plan.noise_multiplier, plan.sampling, rounds, plan.once
+      )
+      divergences.append(accountant.compose(happened).rdp)
+    return accountant.orders, divergences[0], divergences[1] - divergences[0]
+
+  def epsilon(self, rounds: int) -> float:
+    """What is spent after so many rounds.
+
+    Args:
+      rounds: Of the run so far; it may be longer than was planned.
+    """
+    plan = self.plan
+    is_tree = isinstance(plan.sampling, accounting.OncePerTree)
+    if is_tree or not (rounds and plan.noise_multiplier):
+      return self._counted(rounds)
+    orders, once, each = self._renyi
+    bound, _ = dp_accounting.rdp.compute_epsilon(
+      orders, once + rounds * each, plan.delta
+    )
+    if isinstance(plan.sampling, accounting.LossDistributionSampling):
+      step = -(-plan.rounds // _COUNTED_ROUNDS)
+      later = -(-rounds // step) * step
+      if rounds <= plan.rounds:
+        later = min(later, plan.rounds)
+      bound = min(bound, self._counted(later))
+    return float(bound)
+
+  def columns(self, rounds: int) -> dict[str, float]:
+    """What the table of metrics says of a run's privacy after a round.
+
+    Args:
+      rounds: Of the run so far.
+    """
+    return {
+      'privacy/epsilon': self.epsilon(rounds),
+      'privacy/delta': self.plan.delta,
+      'privacy/noise_multiplier': self.plan.noise_multiplier,
+    }
+
+  def report(self, rounds: int, **measured: Any) -> dict[str, Any]:
+    """What `result.json` says of a run's privacy.
+
+    Args:
+      rounds: Of the run so far.
+      **measured: What else is to be said, such as the clip.
+    """
+    plan = self.plan
+    return {
+      'epsilon': self.epsilon(rounds),
+      'delta': plan.delta,
+      'noise_multiplier': plan.noise_multiplier,
+      'sampling': plan.sampling.name,
+      'neighbours': plan.sampling.neighbours,
+      'rounds': rounds,
+      'population': plan.population,
+      'clients_per_round': plan.clients_per_round,
+      'simulation': self.simulation,
+      **measured,
+    }

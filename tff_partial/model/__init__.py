@@ -1,0 +1,1 @@
+"""The Keras side: a model in parts, as pure functions."""

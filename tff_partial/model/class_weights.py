@@ -1,0 +1,102 @@
+"""Class weights: how much an example counts in the loss, by its label."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.data import examples
+from tff_partial.model import keras_metrics
+from tff_partial.model.keras_variables import ModelError
+
+
+class ClassWeights:
+  """A weight for each class, as Keras's `fit(class_weight=)` takes them.
+
+  Attributes:
+    values: The weights, by class.
+    are_one_hot: Whether labels are one-hot vectors, not numbers of classes.
+  """
+
+  def __init__(
+    self, given: Mapping[int, float], labels: tf.TensorSpec, outputs: Any
+  ):
+    """Checks weights against what the model predicts.
+
+    Args:
+      given: Class to weight, for all classes from 0 on.
+      labels: Spec of one example's label.
+      outputs: Spec of one example's prediction: a number for each class, or one
+        number for two classes.
+
+    Raises:
+      ModelError: If the model has other classes, labels name none, or a weight
+        is negative or not finite.
+    """
+    if not isinstance(given, Mapping):
+      raise ModelError(
+        f'class_weight={given!r}: expected a mapping from class to weight, '
+        'such as {0: 1.0, 1: 5.0}.'
+      )
+    if not isinstance(outputs, tf.TensorSpec):
+      raise ModelError(
+        'class_weight: the model has several outputs, so that nobody can say '
+        'whose classes are meant. Give examples weights instead, in the field '
+        '`weight`.'
+      )
+    shape = outputs.shape.as_list()
+    has_axis = bool(shape) and shape[-1] != 1
+    count = shape[-1] if has_axis else 2
+    if sorted(given) != list(range(count)):
+      raise ModelError(
+        f'class_weight has the classes {sorted(given)}, but the model predicts '
+        f'{count}: give a weight for each of 0 to {count - 1}.'
+      )
+    self.values = [float(given[label]) for label in range(count)]
+    for label, value in enumerate(self.values):
+      if not (math.isfinite(value) and value >= 0.0):
+        raise ModelError(
+          f'class_weight: class {label} has the weight {value}. Give finite '
+          'numbers that are not negative.'
+        )
+    # The label of one example, without an axis of classes or of one number.
+    inner = shape[:-1] if shape and (has_axis or shape[-1] == 1) else shape
+    label_shape = labels.shape.as_list()
+    self.are_one_hot = has_axis and label_shape == shape
+    if not self.are_one_hot and label_shape not in (inner, [*inner, 1]):
+      raise ModelError(
+        f'class_weight: a label has the shape {label_shape}, from which no '
+        f'class follows where a prediction has {shape}. Give examples weights '
+        'instead, in the field `weight`.'
+      )
+    self._drops_axis = label_shape == [*inner, 1]
+
+  @property
+  def ids(self) -> examples.Ids:
+    """Which labels there are, where they are numbers of classes."""
+    if self.are_one_hot:
+      return {}
+    count = len(self.values)
+    return {'y': (examples.IdRange(count, f'there are {count} class weights'),)}
+
+  def of(self, labels: tf.Tensor, rank: int) -> tf.Tensor:
+    """The weights of some examples by their labels.
+
+    Args:
+      labels: `[batch, ...]`.
+      rank: Of the losses to multiply.
+
+    Returns:
+      float32, of this rank.
+    """
+    if self.are_one_hot:
+      classes = tf.argmax(labels, axis=-1)
+    else:
+      classes = tf.cast(
+        labels[..., 0] if self._drops_axis else labels, tf.int32
+      )
+      # A class that the loss ignores has no weight, and needs none.
+      classes = tf.clip_by_value(classes, 0, len(self.values) - 1)
+    weights = tf.gather(tf.constant(self.values, tf.float32), classes)
+    return keras_metrics.expand(weights, rank, 'The class weight')

@@ -1,0 +1,387 @@
+"""What a Keras model consists of, and why some models cannot be used.
+
+A model is built and called once, in a graph that nobody runs.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.model import keras_variables
+from tff_partial.model import seeded_draws
+from tff_partial.model import tracing
+from tff_partial.model.keras_variables import ModelError
+
+# How operations begin that change a variable, and that read a lookup table.
+_ASSIGNMENTS = (
+  'AssignVariableOp',
+  'AssignAddVariableOp',
+  'AssignSubVariableOp',
+  'ResourceScatter',
+  'ResourceApply',
+)
+_LOOKUPS = ('LookupTableFind',)
+
+
+class VariableSpec(NamedTuple):
+  """One variable of a Keras model.
+
+  Attributes:
+    name: Its name in the model, `layer/variable`, unique.
+    owners: For each layer that uses it, the names of the layers around that
+      layer from the outside in, and its own.
+    shape: Its static shape.
+    dtype: Its type.
+    trainable: Whether training may change it.
+    position: Its index among `model.variables`.
+    request: Its index among the variables that building the model asks for.
+    initialize: From a seed, int32 `[2]`, to a first value.
+    value: The first value that building the model gives it, or None if it draws
+      one.
+    is_assigned: Whether it gets this value after it was made, as by `weights=`.
+  """
+
+  name: str
+  owners: tuple[tuple[str, ...], ...]
+  shape: tuple[int, ...]
+  dtype: tf.DType
+  trainable: bool
+  position: int
+  request: int
+  initialize: Callable[[tf.Tensor], tf.Tensor]
+  value: np.ndarray | None = None
+  is_assigned: bool = False
+
+  @property
+  def layers(self) -> tuple[str, ...]:
+    """Names of all layers that hold the variable, directly or not."""
+    return tuple(dict.fromkeys(name for chain in self.owners for name in chain))
+
+
+class KerasSpec(NamedTuple):
+  """What `analyse` finds out about a Keras model.
+
+  Attributes:
+    variables: All variables of the model, in order of creation.
+    layers: Names of all layers.
+    inputs: Structure of `tf.TensorSpec` of one example's input.
+    outputs: Structure of `tf.TensorSpec` of one example's prediction.
+  """
+
+  variables: tuple[VariableSpec, ...]
+  layers: tuple[str, ...]
+  inputs: Any
+  outputs: Any
+
+
+def layers_of(
+  layer: tf.keras.layers.Layer,
+) -> list[tf.keras.layers.Layer]:
+  """All layers inside a model or another layer.
+
+  `submodules` would do, if it did not fail for recurrent layers with dropout.
+  """
+  return list(layer._flatten_layers(include_self=False))
+
+
+def _owners(
+  variable: tf.Variable, layers: Sequence[tf.keras.layers.Layer]
+) -> tuple[tuple[str, ...], ...]:
+  """Each layer that uses the variable itself, after the layers around it."""
+  holders = [
+    layer for layer in layers if any(v is variable for v in layer.variables)
+  ]
+  inside = {
+    id(layer): {id(other) for other in layers_of(layer)} for layer in holders
+  }
+  chains = []
+  for layer in holders:
+    if not any(id(other) in inside[id(layer)] for other in holders):
+      around = [h for h in holders if id(layer) in inside[id(h)]]
+      around.sort(key=lambda h: -len(inside[id(h)]))
+      chains.append(tuple(h.name for h in (*around, layer)))
+  return tuple(chains)
+
+
+def _declared_inputs(model: tf.keras.Model) -> Any:
+  """The specs of one example that a built functional model declares."""
+  inputs = getattr(model, 'inputs', None)
+  if not inputs:
+    return None
+  named = None
+  if isinstance(model.input, dict):
+    named = model.input
+  elif len(inputs) > 1:
+    named = dict(zip(model.input_names, inputs, strict=True))
+  if named is None:
+    return tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype)
+  return collections.OrderedDict(
+    (name, tf.TensorSpec(tensor.shape[1:], tensor.dtype))
+    for name, tensor in named.items()
+  )
+
+
+def _responsible(name: str, layers: Sequence[tf.keras.layers.Layer]) -> str:
+  """Words for the layer in whose scope an operation or variable stands."""
+  # The innermost layer comes last.
+  for part in reversed(name.split(':')[0].split('/')):
+    for layer in layers:
+      if layer.name == part:
+        return f'Layer {layer.name!r} ({type(layer).__name__})'
+  return f'The operation {name!r}'
+
+
+def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
+  """Builds a Keras model once and finds its variables, inputs and outputs.
+
+  Args:
+    build: Makes the model, always with the same variables in the same order.
+    inputs: Structure of `tf.TensorSpec` of one example, or None if the model
+      declares its inputs.
+
+  Raises:
+    ModelError: If the model cannot be a pure function: it updates state in
+      training, draws from hidden generators, or was changed after building.
+  """
+  requests: list[tuple[dict[str, Any], tf.Variable]] = []
+  # Values by the number of the request: given at first, or before any call.
+  given: dict[int, np.ndarray] = {}
+  assigned = set()
+
+  def record(next_creator: Callable[..., Any], **request: Any) -> Any:
+    number = len(requests)
+    initial_value = request.get('initial_value')
+    if tf.is_tensor(initial_value) and not hasattr(initial_value, 'numpy'):
+      # A variable outlives the graph in which its value was computed.
+      request['initial_value'] = tracing.value_of(initial_value)
+    variable = next_creator(**request)
+    requests.append((request, variable))
+    if not callable(initial_value):
+      with tf.init_scope():
+        given[number] = variable.numpy()
+    assign = variable.assign
+
+    def note(value: Any, *args: Any, **options: Any) -> Any:
+      if not tf.is_tensor(value) or hasattr(value, 'numpy'):
+        given[number] = np.asarray(value, variable.dtype.as_numpy_dtype)
+        assigned.add(number)
+      return assign(value, *args, **options)
+
+    variable.assign = note  # By `weights=`, among others.
+    return variable
+
+  with tf.__internal__.FuncGraph('analyse').as_default() as graph:
+    with keras_variables.answering_variables(record):
+      with _explaining():
+        model = build()
+      if not isinstance(model, tf.keras.Model):
+        raise ModelError(
+          'The callable given to `from_keras` must return a `tf.keras.Model`, '
+          f'it returned {type(model).__name__}.'
+        )
+      if inputs is None:
+        inputs = _declared_inputs(model)
+      if inputs is None:
+        raise ModelError(
+          f'Model {model.name!r} does not say what its inputs are. Pass '
+          '`inputs=tf.TensorSpec(shape of one example, dtype)` to '
+          '`from_keras`, or begin the model with `tf.keras.Input`.'
+        )
+      layers = layers_of(model)
+      _refuse_operations(
+        graph,
+        _ASSIGNMENTS,
+        layers,
+        'changes a variable while the model is built. Give trained values with '
+        '`initial_weights` instead of loading them in the builder.',
+      )
+      inputs = _without_lists(inputs)
+      _refuse_open_shapes(inputs)
+      for layer in layers:
+        _refuse_kind(layer)
+      with _explaining():
+        outputs = model(
+          tf.nest.map_structure(tracing.placeholder, inputs), training=True
+        )
+  layers = layers_of(model)
+  _refuse_operations(
+    graph,
+    _ASSIGNMENTS,
+    layers,
+    'changes its variables while it trains, which a federated client cannot '
+    'share. Use a layer without such state: '
+    '`tf.keras.layers.GroupNormalization` or `LayerNormalization` instead of '
+    'batch normalization.',
+  )
+  _refuse_operations(
+    graph,
+    _LOOKUPS,
+    layers,
+    'looks its inputs up in a table, which a pure function cannot hold. Map '
+    'strings to integers before you pack the examples, for instance with '
+    '`tff_partial.Vocabulary` or `from_pandas(..., encode=[...])`, or use '
+    '`tf.keras.layers.Hashing`, which needs no table.',
+  )
+  for layer in layers:
+    _refuse_layer(layer)
+  for request, variable in requests:
+    if request.get('constraint') is not None:
+      raise ModelError(
+        f'Variable {variable.name.split(":")[0]!r} has a constraint, which '
+        'nobody would apply: updates of it are averaged and noised. Use a '
+        'regularizer, or constrain the weights where the layer reads them.'
+      )
+  trainable = {id(v) for v in model.trainable_variables}
+  positions = {id(v): i for i, v in enumerate(model.variables)}
+  names: collections.Counter[str] = collections.Counter()
+  made = {id(variable) for _, variable in requests}
+  variables = []
+  for number, (request, variable) in enumerate(requests):
+    if id(variable) not in positions:
+      continue
+    name = variable.name.split(':')[0]
+    names[name] += 1
+    if names[name] > 1:
+      name = f'{name}_{names[name] - 1}'
+    if not variable.shape.is_fully_defined():
+      raise ModelError(
+        f'Variable {name!r} has no fixed shape ({variable.shape}).'
+      )
+    variables.append(
+      VariableSpec(
+        name,
+        _owners(variable, layers),
+        tuple(variable.shape.as_list()),
+        variable.dtype.base_dtype,
+        id(variable) in trainable,
+        positions[id(variable)],
+        number,
+        _first_value(request, variable, given.get(number)),
+        given.get(number),
+        number in assigned,
+      )
+    )
+  unmade = [v.name for v in model.variables if id(v) not in made]
+  if unmade:
+    raise ModelError(
+      f'The variables {unmade} exist before the model is built. Create every '
+      'layer inside the callable that is given to `from_keras`.'
+    )
+  return KerasSpec(
+    tuple(variables),
+    tuple(dict.fromkeys(layer.name for layer in layers)),
+    inputs,
+    tf.nest.map_structure(
+      lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
+    ),
+  )
+
+
+def _first_value(
+  request: dict[str, Any], variable: tf.Variable, value: np.ndarray | None
+) -> Callable[[tf.Tensor], tf.Tensor]:
+  """From a seed to a variable's first value: a given one is everybody's."""
+  if value is None:
+    return seeded_draws.first_value(request, variable)
+  return lambda seed: tf.constant(value)
+
+
+@contextlib.contextmanager
+def _explaining() -> Iterator[None]:
+  """Says what to do where Keras would only say what went wrong."""
+  try:
+    yield
+  except RuntimeError as error:
+    if '.adapt' not in str(error):
+      raise
+    raise ModelError(_adapted('A layer')) from error
+  except tf.errors.OperatorNotAllowedInGraphError as error:
+    raise ModelError(
+      f'The model cannot be traced: {tracing.reason(error)} Decide with '
+      '`tf.where` or `tf.cond`.'
+    ) from error
+
+
+def _adapted(what: str) -> str:
+  """What to do about normalization that learns from data by itself."""
+  return (
+    f'{what} waits for `adapt`, which cannot be called while a model is built '
+    'and changes variables that are not trained. Adapt a layer before, and '
+    'give its numbers to the one that the callable makes: '
+    '`tf.keras.layers.Normalization(mean=adapted.mean, '
+    'variance=adapted.variance)`.'
+  )
+
+
+def _without_lists(structure: Any) -> Any:
+  """A structure in which tuples take the place of lists."""
+  if isinstance(structure, Mapping):
+    return collections.OrderedDict(
+      (name, _without_lists(value)) for name, value in structure.items()
+    )
+  if isinstance(structure, (list, tuple)):
+    return tuple(map(_without_lists, structure))
+  return structure
+
+
+def _refuse_open_shapes(inputs: Any) -> None:
+  for spec in tf.nest.flatten(inputs):
+    if not tf.TensorShape(spec.shape).is_fully_defined():
+      raise ModelError(
+        f'An input has the shape {list(spec.shape)}, but examples are packed '
+        'in arrays of one shape. Say how long they are, for instance '
+        '`tf.keras.Input([50])`, and pad them, for instance with '
+        '`tf.keras.utils.pad_sequences`.'
+      )
+
+
+def _refuse_kind(layer: tf.keras.layers.Layer) -> None:
+  """Refuses layers that fail in ways that would say nothing."""
+  if isinstance(layer, tf.keras.layers.SpectralNormalization):
+    raise ModelError(
+      f'Layer {layer.name!r} (SpectralNormalization) changes its weights while '
+      'it trains, which a federated client cannot share. Regularize the '
+      'weights instead, for instance with '
+      "`kernel_regularizer='orthogonal_regularizer'`."
+    )
+  if isinstance(layer, tf.keras.layers.Normalization):
+    if layer.input_mean is None:
+      raise ModelError(_adapted(f'Layer {layer.name!r}'))
+
+
+def _refuse_layer(layer: tf.keras.layers.Layer) -> None:
+  if getattr(layer, 'activity_regularizer', None) is not None:
+    raise ModelError(
+      f'Layer {layer.name!r} has an activity regularizer, whose value would '
+      'depend on padded examples. Regularize its weights instead.'
+    )
+  generator = getattr(layer, '_random_generator', None)
+  if getattr(generator, '_generator', None) is not None:
+    raise ModelError(
+      f'Layer {layer.name!r} ({type(layer).__name__}) keeps a random '
+      'generator, whose state a pure function cannot change. Use layers such '
+      'as dropout or noise, and augment examples before you pack them.'
+    )
+  if layer.weights and layer.compute_dtype != layer.variable_dtype:
+    raise ModelError(
+      f'Layer {layer.name!r} has weights of {layer.variable_dtype} and '
+      f'computes in {layer.compute_dtype}. Mixed precision needs variables, '
+      'which a pure function has not. Build the model with the dtype policy '
+      'float32.'
+    )
+
+
+def _refuse_operations(
+  graph: Any,
+  kinds: tuple[str, ...],
+  layers: Sequence[tf.keras.layers.Layer],
+  complaint: str,
+) -> None:
+  """Complains of the first layer with an operation of one of these kinds."""
+  for name, kind in tracing.operations(graph):
+    if kind.startswith(kinds):
+      raise ModelError(f'{_responsible(name, layers)} {complaint}')

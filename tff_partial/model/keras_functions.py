@@ -1,0 +1,157 @@
+"""Keras models as pure functions: their variables become arguments.
+
+A model is built afresh while a function is traced (see `keras_variables.py`).
+Trace under eager execution, where Keras is the Keras that everybody knows; a
+TFF computation then calls the traced function. What layers draw follows from a
+seed (see `seeded_draws.py`).
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial.model import keras_analysis
+from tff_partial.model import keras_variables
+from tff_partial.model import seeded_draws
+from tff_partial.model import tracing
+from tff_partial.model.keras_analysis import VariableSpec
+from tff_partial.model.keras_variables import ModelError
+
+_SAME_MODEL = (
+  'The callable given to `from_keras` must build the same model every time.'
+)
+
+
+def mask_of(predictions: Any) -> tf.Tensor | None:
+  """Which predictions count, if a layer of the model says so, else None."""
+  return getattr(predictions, '_keras_mask', None)
+
+
+def rebuild(
+  build: Callable[[], tf.keras.Model],
+  variables: Sequence[VariableSpec],
+  tensors: dict[str, tf.Tensor],
+  inputs: Any,
+  *,
+  training: bool,
+  seed: tf.Tensor,
+) -> tuple[Any, list[tf.Tensor]]:
+  """Builds the model on tensors and returns predictions and layers' losses.
+
+  Args:
+    build: Makes the model.
+    variables: What `keras_analysis.analyse` found.
+    tensors: Variable name to value.
+    inputs: A batch of inputs.
+    training: Whether layers such as dropout behave as in training.
+    seed: int32 `[2]`; what such layers draw follows from it.
+
+  Raises:
+    ModelError: If the model asks for other variables than at its analysis.
+  """
+  if tf.executing_eagerly():
+    rebuild_on = functools.partial(rebuild, build, variables, training=training)
+    return _in_graph(rebuild_on, tensors, inputs, seed)
+  wanted = {variable.request: variable for variable in variables}
+  requests = itertools.count()
+
+  def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
+    del next_creator  # No variable is made.
+    variable = wanted.pop(next(requests), None)
+    if variable is None:
+      return keras_variables.stand_in(request)
+    shape = request.get('shape')
+    if shape is not None and tuple(tf.TensorShape(shape)) != variable.shape:
+      raise ModelError(
+        f'The model asks for a variable {request.get("name")!r} of shape '
+        f'{shape} where it had {variable.name!r} of shape {variable.shape} '
+        f'before. {_SAME_MODEL}'
+      )
+    tensor = tensors[variable.name]
+    if variable.value is not None:
+      if not variable.is_assigned:
+        given = request.get('initial_value')
+        _check_value(variable.name, variable.value, given)
+      if isinstance(tensor, tf.Tensor):
+        _like_a_variable(tensor)
+    return tensor
+
+  with keras_variables.answering_variables(answer):
+    model = build()
+    for place, layer in enumerate(keras_analysis.layers_of(model)):
+      if hasattr(layer, '_random_generator'):
+        layer._random_generator = seeded_draws.SeededDraws(
+          random_bits.fold_in(seed, place)
+        )
+    outputs = model(inputs, training=training)
+  if wanted:
+    raise ModelError(
+      'The model no longer asks for the variables '
+      f'{[variable.name for variable in wanted.values()]}. {_SAME_MODEL}'
+    )
+  unknown = [
+    v.name
+    for v in model.variables
+    if isinstance(v, keras_variables.StateTensor)
+  ]
+  if unknown:
+    raise ModelError(
+      f'The model asks for the variables {unknown}, which it had not before. '
+      f'{_SAME_MODEL}'
+    )
+  return outputs, list(model.losses)
+
+
+def _check_value(name: str, value: np.ndarray, given: Any) -> None:
+  """Refuses values that are drawn anew whenever the model is built."""
+  if not isinstance(given, (np.ndarray, tf.__internal__.EagerTensor)):
+    return
+  same = np.asarray(given).astype(value.dtype)
+  if not np.array_equal(same, value, equal_nan=value.dtype.kind == 'f'):
+    raise ModelError(
+      f'Variable {name!r} begins with another value each time that '
+      'the model is built. Make it with `self.add_weight(..., '
+      "initializer='random_normal')`, whose draws follow from a seed."
+    )
+
+
+def _like_a_variable(tensor: tf.Tensor) -> None:
+  """Lets a tensor be read as a variable that a user made.
+
+  Values that are assigned while the model is built, as by `weights=`, are those
+  that the tensor has had at first.
+  """
+  tensor.assign = lambda value, *_, **__: value
+  tensor.value = tensor.read_value = lambda *_: tensor
+
+
+def _in_graph(
+  rebuild_on: Callable[..., tuple[Any, list[tf.Tensor]]],
+  tensors: dict[str, tf.Tensor],
+  inputs: Any,
+  seed: tf.Tensor,
+) -> tuple[Any, list[tf.Tensor]]:
+  """Rebuilds a model on tensors that Keras cannot build on.
+
+  Keras wants the names that tensors have in a graph. It takes the time of a
+  tracing each time: eager execution is for looking at things.
+  """
+
+  def run(tensors: dict[str, tf.Tensor], inputs: Any, seed: tf.Tensor) -> Any:
+    outputs, losses = rebuild_on(tensors, inputs, seed=seed)
+    return outputs, losses, tf.nest.map_structure(mask_of, outputs)
+
+  outputs, losses, masks = tracing.unconverted(run)(
+    dict(tensors), inputs, tf.convert_to_tensor(seed)
+  )
+  for output, mask in zip(
+    tf.nest.flatten(outputs), tf.nest.flatten(masks), strict=True
+  ):
+    if mask is not None:
+      output._keras_mask = mask
+  return outputs, losses

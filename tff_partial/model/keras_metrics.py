@@ -1,0 +1,287 @@
+"""Keras metrics as pure functions: their variables become arguments.
+
+A metric's state is a list of tensors, which begin with zeros and are summed
+over clients.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+import functools
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.model import keras_functions
+from tff_partial.model import keras_variables
+from tff_partial.model import tracing
+from tff_partial.model.keras_variables import ModelError
+
+# What Keras's `compile` takes for metrics, or what makes them.
+Metrics: TypeAlias = (
+  Callable[[], Sequence[tf.keras.metrics.Metric]]
+  | Sequence[str | tf.keras.metrics.Metric | Callable[[Any, Any], tf.Tensor]]
+  | str
+  | tf.keras.metrics.Metric
+)
+# One list of tensors a metric.
+MetricState = collections.OrderedDict[str, list[tf.Tensor]]
+
+# Measured of every client beside the model's metrics.
+LOSS = 'loss'
+COUNTS = ('num_examples', 'num_clients', 'num_not_finite')
+
+
+def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
+  """The method without the graph function that Keras may wrap around it."""
+  while hasattr(method, '__original_wrapped__'):
+    method = method.__original_wrapped__
+  return method
+
+
+def _is_class(given: Any) -> bool:
+  return isinstance(given, type) and issubclass(given, tf.keras.metrics.Metric)
+
+
+def _copy(metric: tf.keras.metrics.Metric) -> tf.keras.metrics.Metric:
+  """The same metric once more, since a metric keeps what it has measured."""
+  try:
+    return type(metric).from_config(metric.get_config())
+  except Exception as error:
+    raise ModelError(
+      f'Metric {metric.name!r} ({type(metric).__name__}) cannot be copied from '
+      f'its configuration: {tracing.reason(error)} Pass a callable that makes '
+      'the metrics: `metrics=lambda: [...]`.'
+    ) from error
+
+
+def expand(tensor: tf.Tensor, rank: int, what: str) -> tf.Tensor:
+  """Gives a tensor the rank of others, of which it has the first axes.
+
+  Raises:
+    ModelError: If it has more axes; `what` names the tensor.
+  """
+  missing = rank - tensor.shape.rank
+  if missing < 0:
+    raise ModelError(
+      f'{what} has {tensor.shape.rank} axes, batch included, where the losses '
+      f'have {rank}. A loss function returns one loss per example, or one for '
+      'each of its steps if these are weighted or masked.'
+    )
+  ones = tf.ones([missing], tf.int32)
+  return tf.reshape(tensor, tf.concat([tf.shape(tensor), ones], 0))
+
+
+class PureMetrics:
+  """Keras metrics whose variables are arguments, sample weights included.
+
+  The released `tff.learning.metrics.create_functional_metric_fns` drops sample
+  weights, without which padding would be measured.
+  """
+
+  def __init__(
+    self,
+    metrics: Metrics,
+    labels: Any,
+    predictions: Any,
+    weight: tf.TensorSpec,
+  ):
+    """Looks at the metrics once.
+
+    Args:
+      metrics: Makes the metrics, anew with every call; or the metrics, by
+        Keras's names, as functions or as metrics of which copies are made.
+      labels: Specs of one example's label.
+      predictions: Specs of one example's prediction.
+      weight: Spec of one example's weight.
+
+    Raises:
+      ModelError: If names repeat, or if a state could not be summed.
+    """
+    self._specs = (labels, predictions, weight)
+    self._given = metrics
+    # In a graph of its own Keras counts metrics without a name from the start,
+    # so that they have the same names in every program.
+    with tf.__internal__.FuncGraph('metrics').as_default():
+      built = self.build()
+    self.names = tuple(metric.name for metric in built)
+    repeated = [n for n, k in collections.Counter(self.names).items() if k > 1]
+    if repeated or {LOSS, *COUNTS} & set(self.names):
+      raise ModelError(
+        f'Metrics need distinct names other than {[LOSS, *COUNTS]}, found '
+        f'{list(self.names)}. Pass `name=` to the metrics.'
+      )
+    self._initial = collections.OrderedDict(
+      (metric.name, self._first_state(metric)) for metric in built
+    )
+
+  def build(self) -> list[tf.keras.metrics.Metric]:
+    """Makes the metrics."""
+    given = self._given
+    if isinstance(given, (str, tf.keras.metrics.Metric)) or _is_class(given):
+      given = [given]
+    elif callable(given):
+      given = given()
+    if not isinstance(given, (list, tuple)):
+      raise ModelError(
+        'Pass `metrics` as a list of Keras metrics, or as a callable that '
+        f'returns one; found a {type(given).__name__}.'
+      )
+    return [self._metric(metric) for metric in given]
+
+  def _metric(self, given: Any) -> tf.keras.metrics.Metric:
+    """A metric that nobody else uses, as Keras's `compile` would make it."""
+    if isinstance(given, str):
+      return self._named(given)
+    if _is_class(given):
+      return given()
+    if isinstance(given, tf.keras.metrics.Metric):
+      return given if callable(self._given) else _copy(given)
+    if callable(given):
+      name = getattr(given, '__name__', type(given).__name__)
+      return tf.keras.metrics.MeanMetricWrapper(given, name=name)
+    raise ModelError(
+      f'{given!r} is no metric. Pass Keras metrics, their names, or functions '
+      'of labels and predictions.'
+    )
+
+  def _named(self, name: str) -> tf.keras.metrics.Metric:
+    """The metric of one of Keras's names; `accuracy` is that of the labels."""
+    kinds = {'accuracy': 'accuracy', 'acc': 'accuracy'}
+    kinds |= {'crossentropy': 'crossentropy', 'ce': 'crossentropy'}
+    identifier = name
+    if name in kinds:
+      identifier = f'{self._kind_of_labels()}_{kinds[name]}'
+    try:
+      found = tf.keras.metrics.get(identifier)
+    except ValueError:
+      found = None
+    if not callable(found):
+      raise ModelError(
+        f"Keras has no metric {name!r}. Pass one of its names, such as 'mae' "
+        "or 'accuracy', a Keras metric, or a function of labels and "
+        'predictions.'
+      )
+    if isinstance(found, tf.keras.metrics.Metric):
+      return found
+    return tf.keras.metrics.MeanMetricWrapper(found, name=name)
+
+  def _kind_of_labels(self) -> str:
+    """Which of the accuracies Keras would take for these labels."""
+    labels, predictions, _ = self._specs
+    if not isinstance(predictions, tf.TensorSpec) or not isinstance(
+      labels, tf.TensorSpec
+    ):
+      raise ModelError(
+        'The model has several outputs or labels, so that it is not clear '
+        'which accuracy is meant. Pass metrics in a callable.'
+      )
+    if not predictions.shape.rank or predictions.shape[-1] == 1:
+      return 'binary'
+    is_number = labels.shape.rank < predictions.shape.rank
+    if is_number or labels.shape[-1] == 1:
+      return 'sparse_categorical'
+    return 'categorical'
+
+  def _first_state(self, metric: tf.keras.metrics.Metric) -> list[np.ndarray]:
+    """A metric's state before any example, which padding does not change."""
+    with tf.init_scope():
+      self._measure_padding(metric)
+      state = [variable.numpy() for variable in metric.variables]
+    # Zeros are no example, so that what is measured of them may be no number.
+    if any(np.nan_to_num(value).any() for value in state):
+      raise ModelError(
+        f'The state of metric {metric.name!r} does not begin with zeros or is '
+        'changed by an example of weight 0, so that it would count padding and '
+        'could not be summed over clients. Honour `sample_weight`, and sum.'
+      )
+    return [np.zeros_like(value) for value in state]
+
+  def _measure_padding(self, metric: tf.keras.metrics.Metric) -> None:
+    """Measures an example without weight; some metrics wait for shapes."""
+    labels, predictions, weight = tf.nest.map_structure(
+      lambda spec: tf.zeros([1, *spec.shape], spec.dtype), self._specs
+    )
+    self._measure(metric, labels, predictions, weight)
+
+  @staticmethod
+  def _measure(
+    metric: tf.keras.metrics.Metric,
+    labels: Any,
+    predictions: Any,
+    weight: tf.Tensor,
+  ) -> None:
+    """Updates a metric's variables."""
+    is_of_losses = isinstance(metric, tf.keras.metrics.MeanMetricWrapper)
+    is_number = tf.is_tensor(predictions) and predictions.shape.rank == 1
+    if is_of_losses and is_number:
+      # They average over the last axis, which must not be the batch.
+      labels, predictions = labels[:, None], predictions[:, None]
+    _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
+
+  def initial_state(self) -> MetricState:
+    """Returns the metrics' states before any example."""
+    return collections.OrderedDict(
+      (name, [tf.constant(value) for value in values])
+      for name, values in self._initial.items()
+    )
+
+  def update(
+    self, state: MetricState, labels: Any, predictions: Any, weight: tf.Tensor
+  ) -> MetricState:
+    """Returns the states after a batch; `weight` is 0 for padding."""
+    mask = keras_functions.mask_of(predictions)
+    if mask is not None:
+      weight = expand(weight, mask.shape.rank, 'The weight of examples')
+      weight *= tf.cast(mask, weight.dtype)
+    result = collections.OrderedDict()
+    for position, name in enumerate(self.names):
+      metric, variables = self._metric_on(position, state[name])
+      self._measure(metric, labels, predictions, weight)
+      try:
+        result[name] = [tf.identity(v.value()) for v in variables]
+      except ValueError as error:
+        raise ModelError(
+          f'Metric {name!r} assigns its state inside a condition or a loop, '
+          'where a pure function cannot. Compute the value there, and assign '
+          'it afterwards.'
+        ) from error
+    return result
+
+  def finalizers(self) -> collections.OrderedDict[str, Any]:
+    """Metric name to the function from its state to its value."""
+    found = collections.OrderedDict()
+    for position, name in enumerate(self.names):
+      specs = [
+        tf.TensorSpec(value.shape, value.dtype) for value in self._initial[name]
+      ]
+      with tf.init_scope():
+        result = tracing.traced(
+          functools.partial(self._result, position), specs
+        )
+      found[name] = tf.function(
+        lambda state, result=result: result(list(state)), autograph=False
+      )
+    return found
+
+  def _metric_on(
+    self, position: int, state: Sequence[tf.Tensor]
+  ) -> tuple[tf.keras.metrics.Metric, list[keras_variables.StateTensor]]:
+    """Builds one metric on tensors, which stand in its variables' order."""
+
+    def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
+      del next_creator  # A tensor takes the variable's place.
+      return keras_variables.stand_in(request)
+
+    with keras_variables.answering_variables(answer):
+      metric = self.build()[position]
+      if len(metric.variables) < len(state):
+        self._measure_padding(metric)
+    variables = list(metric.variables)
+    for variable, tensor in zip(variables, state, strict=True):
+      variable.assign(tensor)
+    return metric, variables
+
+  def _result(self, position: int, state: Sequence[tf.Tensor]) -> tf.Tensor:
+    metric, _ = self._metric_on(position, state)
+    return _undecorated(metric.result)()

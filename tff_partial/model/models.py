@@ -1,0 +1,762 @@
+"""Partially local models: pure functions over named weights in three tiers.
+
+`from_keras` takes any Keras model and the rule that says which of its variables
+are local. The result has no variables: weights go in, predictions come out.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import math
+import re
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial import tiers as tiers_lib
+from tff_partial.data import examples as examples_lib
+from tff_partial.model import class_weights
+from tff_partial.model import keras_analysis
+from tff_partial.model import keras_functions
+from tff_partial.model import keras_metrics
+from tff_partial.model import keras_variables
+from tff_partial.model import table_ids
+from tff_partial.model import tracing
+from tff_partial.model.keras_variables import ModelError
+
+# Says which variables belong to a tier: a layer, a layer's name, a regular
+# expression over the names of layers or variables, a predicate over
+# `VariableSpec`, or several of them.
+Selector: TypeAlias = (
+  str
+  | re.Pattern[str]
+  | tf.keras.layers.Layer
+  | Callable[[keras_analysis.VariableSpec], bool]
+)
+Selectors: TypeAlias = Selector | Sequence[Selector] | None
+
+LossFn = Callable[[Any, Any], tf.Tensor]
+
+
+class SelectorError(ModelError):
+  """Raised when the variables of a tier are named wrongly."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LossValue:
+  """The loss of a batch.
+
+  Attributes:
+    objective: What training minimizes; scalar.
+    total: Sum of the examples' weighted losses; scalar.
+    num_elements: How many losses were summed, padding not counted; scalar.
+  """
+
+  objective: tf.Tensor
+  total: tf.Tensor
+  num_elements: tf.Tensor
+
+
+class PartialModel:
+  """A model of which a part is shared and a part stays with each client.
+
+  Attributes:
+    build: Makes the Keras model.
+    variables: All its variables, in order of creation.
+    tier_of: Variable name to tier.
+    num_groups: How many copies of the variables of GROUP the server has.
+    example_spec: What the model reads of an example: x, y and weight.
+    prediction_spec: Specs of one example's prediction.
+    metrics: Keras metrics as pure functions.
+    only_looked_up: Names of the trainable tables of which the model looks rows
+      up, and does nothing else with them.
+    seed: Draws the first values of the global weights.
+  """
+
+  def __init__(
+    self,
+    build: Callable[[], tf.keras.Model],
+    spec: keras_analysis.KerasSpec,
+    tier_of: Mapping[str, str],
+    *,
+    num_groups: int,
+    loss: LossFn | tf.keras.losses.Loss,
+    class_weight: Mapping[int, float] | None,
+    metrics: keras_metrics.Metrics,
+    labels: tf.TensorSpec,
+    weights: tf.TensorSpec,
+    initial_values: Mapping[str, np.ndarray],
+    seed: int,
+  ):
+    """See `from_keras`."""
+    self.build = build
+    self.variables = spec.variables
+    self.tier_of = dict(tier_of)
+    self.num_groups = num_groups
+    self.prediction_spec = spec.outputs
+    self.example_spec = examples_lib.ExampleSpec(
+      [('x', spec.inputs), ('y', labels), ('weight', weights)]
+    )
+    with self._explaining():
+      self.metrics = keras_metrics.PureMetrics(
+        metrics, labels, spec.outputs, weights
+      )
+    self.seed = seed
+    self._loss = loss
+    self._class_weights = None
+    if class_weight is not None:
+      self._class_weights = class_weights.ClassWeights(
+        class_weight, labels, spec.outputs
+      )
+    self._initial_values = dict(initial_values)
+    self.only_looked_up, ids = self._check_by_tracing()
+    weighted = self._class_weights.ids if self._class_weights else {}
+    self.example_spec.ids = {
+      **ids,
+      **weighted,
+      **_classes(labels, spec.outputs, loss),
+    }
+
+  def __repr__(self) -> str:
+    """A line for each variable under its tier, and one for each field."""
+    loss = getattr(self._loss, '__name__', type(self._loss).__name__)
+    lines = [f'PartialModel with the loss {loss}']
+    if self._class_weights is not None:
+      lines[0] += f', class weights {self._class_weights.values}'
+    if self.metrics.names:
+      lines[0] += f' and the metrics {", ".join(self.metrics.names)}'
+    parts = {
+      tier: (f' ({self.num_groups} copies)' if tier == tiers_lib.GROUP else '')
+      for tier in self.tiers
+    }
+    frozen = [v for v in self.variables if not v.trainable]
+    for tier, note in parts.items():
+      lines += _described(f'{tier}{note}', self.trainable(tier))
+    if frozen:
+      lines += _described('never trained', frozen)
+    lines += [f'  {line}' for line in repr(self.example_spec).split('\n')]
+    return '\n'.join(lines)
+
+  @property
+  def tiers(self) -> tuple[str, ...]:
+    """The tiers that hold trainable variables."""
+    held = {self.tier_of[v.name] for v in self.variables if v.trainable}
+    return tuple(tier for tier in tiers_lib.TIERS if tier in held)
+
+  def trainable(self, tier: str) -> tuple[keras_analysis.VariableSpec, ...]:
+    """The trainable variables of a tier."""
+    return tuple(
+      v for v in self.variables if v.trainable and self.tier_of[v.name] == tier
+    )
+
+  def specs(self, tier: str) -> collections.OrderedDict[str, tf.TensorSpec]:
+    """Specs of the trainable weights of a tier, by name."""
+    return collections.OrderedDict(
+      (v.name, tf.TensorSpec(v.shape, v.dtype)) for v in self.trainable(tier)
+    )
+
+  def initial_weights(self, tier: str, seed: Any) -> tiers_lib.NamedTensors:
+    """Draws the first values of a tier's trainable weights.
+
+    Args:
+      tier: The tier.
+      seed: int32 `[2]`; each variable's draw depends on it and on the
+        variable's place in the model alone.
+    """
+    return self._first_values(self.trainable(tier), seed)
+
+  def specs_at_server(
+    self, tier: str
+  ) -> collections.OrderedDict[str, tf.TensorSpec]:
+    """Specs of a tier's trainable weights at the server.
+
+    Those of GROUP are `[num_groups, ...]`.
+    """
+    copies = [self.num_groups] if tier == tiers_lib.GROUP else []
+    return collections.OrderedDict(
+      (name, tf.TensorSpec([*copies, *spec.shape], spec.dtype))
+      for name, spec in self.specs(tier).items()
+    )
+
+  def initial_weights_at_server(
+    self, tier: str, seed: Any
+  ) -> tiers_lib.NamedTensors:
+    """Draws the first values of a tier at the server, each copy by itself."""
+    if tier != tiers_lib.GROUP:
+      return self.initial_weights(tier, seed)
+    copies = [
+      self.initial_weights(tier, random_bits.fold_in(seed, f'group {group}'))
+      for group in range(self.num_groups)
+    ]
+    return tf.nest.map_structure(lambda *rows: tf.stack(rows), *copies)
+
+  def frozen_weights(self) -> tiers_lib.NamedTensors:
+    """Returns the values of all variables that are never trained."""
+    frozen = [v for v in self.variables if not v.trainable]
+    return self._first_values(frozen, random_bits.derive(self.seed, 'frozen'))
+
+  def _first_values(
+    self, variables: Iterable[keras_analysis.VariableSpec], seed: Any
+  ) -> tiers_lib.NamedTensors:
+    place = {v.name: i for i, v in enumerate(self.variables)}
+    return collections.OrderedDict(
+      (
+        v.name,
+        tf.constant(self._initial_values[v.name])
+        if v.name in self._initial_values
+        else v.initialize(random_bits.fold_in(seed, place[v.name])),
+      )
+      for v in variables
+    )
+
+  def predict(
+    self,
+    weights: Mapping[str, tiers_lib.NamedTensors],
+    frozen: Mapping[str, tf.Tensor],
+    inputs: Any,
+    *,
+    training: bool,
+    seed: Any,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Computes predictions and the layers' regularization losses.
+
+    Args:
+      weights: Tier to its trainable weights.
+      frozen: Weights that are never trained.
+      inputs: A batch of inputs, `[batch, ...]`.
+      training: Whether layers such as dropout behave as in training.
+      seed: int32 `[2]`; what such layers draw follows from it.
+    """
+    tensors = dict(frozen)
+    for named in weights.values():
+      tensors.update(named)
+    return keras_functions.rebuild(
+      self.build,
+      self.variables,
+      tensors,
+      inputs,
+      training=training,
+      seed=seed,
+    )
+
+  def loss(
+    self,
+    labels: Any,
+    predictions: Any,
+    weight: tf.Tensor,
+    is_real: tf.Tensor,
+    regularization: Sequence[tf.Tensor] = (),
+    of: LossFn | tf.keras.losses.Loss | None = None,
+  ) -> LossValue:
+    """Computes the loss as Keras would on the real examples alone.
+
+    Args:
+      labels: `[batch, ...]`.
+      predictions: `[batch, ...]`.
+      weight: float32 `[batch, ...]`, the examples' weights.
+      is_real: bool `[batch]`; false for padding.
+      regularization: Terms to add to the objective.
+      of: Another loss than the model's own.
+    """
+    of = of or self._loss
+    of_labels = labels
+    if tf.is_tensor(predictions) and predictions.shape.rank == 1:
+      # Keras's losses average over the last axis, which must not be the batch.
+      labels, predictions = labels[:, None], predictions[:, None]
+    call = getattr(of, 'call', of)
+    losses = tf.cast(call(labels, predictions), tf.float32)
+    if losses.shape.rank == 0:
+      raise ModelError(
+        'The loss function must return one loss per example, it returned a '
+        'scalar. Leave the averaging to the training.'
+      )
+    rank = losses.shape.rank
+    expand = keras_metrics.expand
+    real = tf.cast(expand(is_real, rank, 'The padding'), tf.float32)
+    mask = keras_functions.mask_of(predictions)
+    if mask is not None:
+      mask = expand(mask, rank, 'The mask of predictions')
+      real = real * tf.cast(mask, tf.float32)
+    real = real * tf.ones_like(losses)
+    weight = expand(weight, rank, 'The weight of examples')
+    if self._class_weights is not None:
+      weight *= self._class_weights.of(of_labels, rank)
+    # Padding repeats a real example, so that its loss is finite where it is.
+    total = tf.reduce_sum(losses * weight * real)
+    num_elements = tf.reduce_sum(real)
+    reduction = getattr(of, 'reduction', None)
+    if reduction == tf.keras.losses.Reduction.SUM:
+      objective = total
+    else:
+      objective = total / tf.maximum(num_elements, 1.0)
+    for term in regularization:
+      objective += tf.cast(tf.reduce_sum(term), tf.float32)
+    return LossValue(objective, total, num_elements)
+
+  @contextlib.contextmanager
+  def _explaining(self) -> Iterator[None]:
+    """Says what a loss or a metric was given that cannot use it."""
+    try:
+      yield
+    except ModelError:
+      raise
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+      raise ModelError(
+        'The loss or a metric cannot be computed from labels '
+        f'{self.example_spec["y"]} and predictions {self.prediction_spec}: '
+        f'{tracing.reason(error)} Pass the spec of one label with '
+        '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
+      ) from error
+
+  def _check_by_tracing(self) -> tuple[tuple[str, ...], examples_lib.Ids]:
+    """Traces the model once, so that what cannot work fails now.
+
+    Returns:
+      The variables of which the model does nothing but look rows up, and which
+      inputs are ids of rows.
+    """
+    with tf.__internal__.FuncGraph('check').as_default() as graph:
+      batch = examples_lib.map_fields(tracing.placeholder, self.example_spec)
+      seed = tf.compat.v1.placeholder(tf.int32, [2])
+      weights = {t: self.initial_weights(t, seed) for t in self.tiers}
+      frozen = self.frozen_weights()
+      predictions, regularization = self._called_on_tensors(
+        weights, frozen, batch['x'], seed
+      )
+      is_real = tf.compat.v1.placeholder(tf.bool, [None])
+      with self._explaining():
+        self.loss(batch['y'], predictions, batch['weight'], is_real)
+        self.metrics.update(
+          self.metrics.initial_state(),
+          batch['y'],
+          predictions,
+          batch['weight'],
+        )
+      if tracing.depends_on(regularization, tf.nest.flatten(batch['x'])):
+        raise ModelError(
+          'A loss that a layer adds with `add_loss` depends on its inputs, '
+          'and so on padded examples. Add losses of weights only, or compute '
+          'the term in the loss function.'
+        )
+    tracing.refuse_hidden_draws(graph)
+    if any(outside.dtype == tf.resource for outside, _ in graph.captures):
+      raise ModelError(
+        'The model reads a variable or a table that is none of its own. Make '
+        'it inside the callable given to `from_keras`, as an attribute of the '
+        'layer that reads it, or read a constant.'
+      )
+    only_looked_up = tuple(
+      name
+      for named in weights.values()
+      for name, tensor in named.items()
+      if {operation.type for operation in tensor.consumers()} == {'GatherV2'}
+    )
+    tables = collections.ChainMap(frozen, *weights.values())
+    inputs = dict(examples_lib.leaves(batch['x'], 'x'))
+    local = self.specs(tiers_lib.LOCAL)
+    return only_looked_up, table_ids.find(tables, inputs, local)
+
+  def _called_on_tensors(
+    self,
+    weights: Mapping[str, tiers_lib.NamedTensors],
+    frozen: Mapping[str, tf.Tensor],
+    inputs: Any,
+    seed: tf.Tensor,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Predicts for the first time without the variables that Keras made."""
+    try:
+      return self.predict(weights, frozen, inputs, training=True, seed=seed)
+    except ModelError:
+      raise
+    except Exception as error:
+      raise ModelError(
+        'The model can be called with its variables, but not with tensors in '
+        f'their place: {tracing.reason(error)} Make weights with '
+        '`self.add_weight`, and do no more in `call` than read them.'
+      ) from error
+
+  def to_keras(self, *weights: Any) -> tf.keras.Model:
+    """Makes a Keras model from named weights, for example a client's own.
+
+    Args:
+      *weights: The server's weights, `ModelWeights`, and mappings from variable
+        name to value, such as a client's local weights; later ones win. Frozen
+        weights that are missing keep their values.
+
+    Raises:
+      ModelError: If a variable has no value or the wrong shape, or a value
+        belongs to no variable.
+    """
+    values: dict[str, Any] = {}
+    for given in weights:
+      for named in _named_weights(given):
+        values.update(named)
+    names = [v.name for v in self.variables]
+    unknown = [name for name in values if name not in names]
+    if unknown:
+      raise ModelError(f'The model has no variables {unknown}, but {names}.')
+    for name, tensor in self.frozen_weights().items():
+      values.setdefault(name, tensor)
+    missing = [name for name in names if name not in values]
+    if missing:
+      own = [n for n in missing if self.tier_of[n] == tiers_lib.LOCAL]
+      remedy = ''
+      if own:
+        remedy = (
+          f' Clients have {own}: `tff_partial.personalise` makes the model of '
+          'one.'
+        )
+      raise ModelError(
+        f'There are no values for the variables {missing}.{remedy}'
+      )
+    made: list[tf.Variable] = []
+
+    def record(next_creator: Callable[..., Any], **request: Any) -> Any:
+      made.append(next_creator(**request))
+      return made[-1]
+
+    with keras_variables.answering_variables(record):
+      keras_model = self.build()
+      if not keras_model.built:
+        zeros = tf.nest.map_structure(
+          lambda spec: tf.zeros([1, *spec.shape], spec.dtype),
+          self.example_spec['x'],
+        )
+        keras_model(zeros)
+    held = {id(v) for v in keras_model.variables}
+    mine = [v for v in made if id(v) in held]
+    for spec, variable in zip(self.variables, mine, strict=True):
+      value = np.asarray(values[spec.name])
+      if value.shape != spec.shape:
+        raise ModelError(
+          f'Variable {spec.name!r} has shape {spec.shape}, the value given for '
+          f'it {value.shape}.'
+        )
+      variable.assign(value)
+    return keras_model
+
+
+def _named_weights(given: Any) -> list[Mapping[str, Any]]:
+  """What was given to `to_keras`, as mappings from variable name to value."""
+  if hasattr(given, 'trainable') and hasattr(given, 'non_trainable'):
+    return [*given.trainable.values(), given.non_trainable]
+  if not isinstance(given, Mapping):
+    raise ModelError(
+      'Expected weights, `ModelWeights` or a mapping from variable name to '
+      f'value, found a {type(given).__name__}. A result has `best_weights`.'
+    )
+  return [given]
+
+
+def _described(
+  what: str, variables: Sequence[keras_analysis.VariableSpec]
+) -> list[str]:
+  """Lines on some variables: how many numbers they are, and their shapes."""
+  total = sum(math.prod(v.shape) for v in variables)
+  return [
+    f'  {what}: {total:,} parameters',
+    *(f'    {v.name}: {v.dtype.name} {list(v.shape)}' for v in variables),
+  ]
+
+
+def _names_variable(
+  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
+) -> bool:
+  """Whether a selector means a variable by itself, not by its layers."""
+  if isinstance(selector, tf.keras.layers.Layer):
+    return False
+  if callable(selector):
+    return bool(selector(variable))
+  if isinstance(selector, str) and selector in layers:
+    return False
+  if isinstance(selector, (str, re.Pattern)):
+    return re.fullmatch(selector, variable.name) is not None
+  return False
+
+
+def _names_owner(
+  selector: Selector, owner: Sequence[str], layers: set[str]
+) -> bool:
+  """Whether a selector means a layer or one of those around it."""
+  if isinstance(selector, tf.keras.layers.Layer):
+    return selector.name in owner
+  if isinstance(selector, str) and selector in layers:
+    return selector in owner
+  if isinstance(selector, (str, re.Pattern)):
+    return any(re.fullmatch(selector, name) for name in owner)
+  return False
+
+
+def _selects(
+  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
+) -> bool:
+  """Whether a selector means a variable, by itself or by one of its layers."""
+  return _names_variable(selector, variable, layers) or any(
+    _names_owner(selector, owner, layers) for owner in variable.owners
+  )
+
+
+def _refuse_shared(
+  variable: keras_analysis.VariableSpec,
+  selectors: Sequence[Selector],
+  layers: set[str],
+  tier: str,
+) -> None:
+  """Raises an error if only some of a selected variable's layers are named."""
+  if any(_names_variable(s, variable, layers) for s in selectors):
+    return
+  others = [
+    owner[-1]
+    for owner in variable.owners
+    if not any(_names_owner(s, owner, layers) for s in selectors)
+  ]
+  if others:
+    raise SelectorError(
+      f'{tier}={selectors}: variable {variable.name!r} is also used by '
+      f'{others}. A variable belongs to one tier: select all of its layers, '
+      'or give each a variable of its own.'
+    )
+
+
+def _as_list(selectors: Selectors) -> list[Selector]:
+  if selectors is None:
+    return []
+  if isinstance(selectors, (list, tuple)):
+    return list(selectors)
+  return [selectors]
+
+
+def _assign_tiers(
+  spec: keras_analysis.KerasSpec, selectors: Mapping[str, Selectors]
+) -> dict[str, str]:
+  """Decides the tier of every variable; GLOBAL where no selector speaks."""
+  layers = set(spec.layers)
+  chosen: dict[str, str] = {}
+  for tier, given in selectors.items():
+    selectors_of_tier = _as_list(given)
+    for selector in selectors_of_tier:
+      if isinstance(selector, type):
+        raise SelectorError(
+          f'{tier}={selector.__name__} is a class. Name the layers, or pass a '
+          'predicate over variables.'
+        )
+      try:
+        matched = [v for v in spec.variables if _selects(selector, v, layers)]
+      except re.error as error:
+        raise SelectorError(
+          f'{tier}={selector!r} is not a regular expression: {error}.'
+        ) from None
+      if not matched:
+        raise SelectorError(
+          f'{tier}={selector!r} matches no variable. The model has the layers '
+          f'{list(spec.layers)} with the variables '
+          f'{[v.name for v in spec.variables]}.'
+        )
+      if not any(v.trainable for v in matched):
+        raise SelectorError(
+          f'{tier}={selector!r} matches only variables that are not trainable: '
+          f'{[v.name for v in matched]}. Make them trainable, or leave them to '
+          'the server.'
+        )
+      for variable in matched:
+        _refuse_shared(variable, selectors_of_tier, layers, tier)
+        if chosen.setdefault(variable.name, tier) != tier:
+          raise SelectorError(
+            f'Variable {variable.name!r} is selected for two tiers: '
+            f'{chosen[variable.name]} and {tier}.'
+          )
+  tier_of = {
+    v.name: chosen.get(v.name, tiers_lib.GLOBAL) for v in spec.variables
+  }
+  trainable = [v.name for v in spec.variables if v.trainable]
+  if not trainable:
+    raise SelectorError('The model has no trainable variable.')
+  if all(tier_of[name] == tiers_lib.LOCAL for name in trainable):
+    raise SelectorError(
+      f'local={selectors[tiers_lib.LOCAL]!r} matches every trainable variable, '
+      'so that nothing would be learned together. Name fewer layers.'
+    )
+  return tier_of
+
+
+def _assumed_labels(
+  outputs: Any, loss: LossFn | tf.keras.losses.Loss
+) -> tf.TensorSpec:
+  """The spec of a label that goes with the predictions and the loss."""
+  if not isinstance(outputs, tf.TensorSpec):
+    raise ModelError(
+      'The model has several outputs. Pass the spec of one label with '
+      '`labels=tf.TensorSpec(...)`, and a loss function over the outputs.'
+    )
+  name = type(loss).__name__ + getattr(loss, '__name__', '')
+  if 'sparse' in name.lower():
+    return tf.TensorSpec(outputs.shape[:-1], tf.int32)
+  return tf.TensorSpec(outputs.shape, outputs.dtype)
+
+
+def _as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
+  """The loss that is meant by what Keras's `compile` takes for one."""
+  if isinstance(loss, str):
+    try:
+      loss = tf.keras.losses.get(loss)
+    except ValueError:
+      raise ModelError(
+        f'Keras has no loss {loss!r}. Pass one of its names, such as '
+        "'mse' or 'sparse_categorical_crossentropy', a Keras loss, or a "
+        'function of labels and predictions.'
+      ) from None
+  if isinstance(loss, type):
+    raise ModelError(
+      f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
+    )
+  if not callable(loss):
+    raise ModelError(
+      f'loss={loss!r} is no loss. Pass a Keras loss or its name, or a function '
+      'of labels and predictions that returns one loss per example.'
+    )
+  return loss
+
+
+def _classes(
+  labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
+) -> examples_lib.Ids:
+  """Which labels there are, if the loss and the predictions say so."""
+  if type(loss) is tf.keras.losses.SparseCategoricalCrossentropy:
+    ignored = loss._fn_kwargs.get('ignore_class')
+  elif loss is tf.keras.losses.sparse_categorical_crossentropy:
+    ignored = None
+  else:
+    return {}
+  if not isinstance(outputs, tf.TensorSpec) or not outputs.shape.rank:
+    return {}
+  classes = outputs.shape[-1]
+  described = f'the model predicts {classes} classes'
+  return {'y': (examples_lib.IdRange(classes, described, ignored=ignored),)}
+
+
+def check(model: Any) -> None:
+  """Checks that a model is one that `from_keras` made.
+
+  Raises:
+    ModelError: If it is something else.
+  """
+  if not isinstance(model, PartialModel):
+    raise ModelError(
+      f'Expected a model of `tff_partial.from_keras`, found a '
+      f'{type(model).__name__}. Wrap what builds it: '
+      '`model = tff_partial.from_keras(build, loss=..., local=...)`.'
+    )
+
+
+def from_keras(
+  build: Callable[[], tf.keras.Model],
+  *,
+  loss: str | LossFn | tf.keras.losses.Loss,
+  local: Selectors = None,
+  group: Selectors = None,
+  num_groups: int = 0,
+  class_weight: Mapping[int, float] | None = None,
+  metrics: keras_metrics.Metrics = (),
+  inputs: Any = None,
+  labels: tf.TensorSpec | None = None,
+  weights: tf.TensorSpec = examples_lib.WEIGHT_SPEC,
+  initial_weights: tf.keras.Model | None = None,
+  seed: int = 0,
+) -> PartialModel:
+  """Takes a Keras model apart into weights of three tiers and pure functions.
+
+  Losses that layers add for their weights count in every phase. Layers that
+  draw, such as dropout, draw from the client's seed.
+
+  Args:
+    build: Makes the model: functional, sequential or subclassed. It is called
+      several times and must build the same variables in the same order, all of
+      them inside the call.
+    loss: A Keras loss or its name, or a function of labels and predictions that
+      returns one loss per example. A Keras loss with the reduction SUM is
+      summed over a batch; every other loss is averaged over the batch's
+      examples.
+    local: What never leaves the client: a layer, a layer's name, a regular
+      expression over names of layers and variables, a predicate over
+      `VariableSpec`, or a list of them. Nothing is local by default.
+    group: What belongs to sub-populations, named in the same ways: the server
+      has a copy for each.
+    num_groups: How many sub-populations there are.
+    class_weight: How much examples of each class count in the loss, besides
+      their own weights, as in Keras's `fit`: a weight for each class from 0 on.
+      Metrics do not know of it; losses that are measured do.
+    metrics: What to report: a list of Keras metrics, their names, or functions
+      of labels and predictions; or a callable that makes the list, which is
+      called several times.
+    inputs: Structure of `tf.TensorSpec` of one example's input, for models
+      that do not declare it.
+    labels: Spec of one example's label. Assumed to be like a prediction, or an
+      integer without the last axis if the loss is a sparse one.
+    weights: Spec of one example's weight; a scalar, or `[time]` for sequences
+      whose steps count differently.
+    initial_weights: A trained Keras model of the same kind; its values replace
+      the first values of all variables.
+    seed: Draws the first values of the global weights.
+
+  Returns:
+    The model.
+
+  Raises:
+    ModelError: If the model cannot be used: batch normalization and other
+      layers that update state in training, hidden random draws, losses of
+      padded inputs.
+    SelectorError: If `local` or `group` match nothing, everything, the same
+      variable twice or a variable that another layer shares.
+  """
+  if isinstance(build, tf.keras.Model):
+    raise ModelError(
+      'Pass a callable that makes the Keras model, not the model: '
+      '`from_keras(lambda: tf.keras.Sequential(...), ...)`. If it is trained '
+      'already, pass it as `initial_weights` besides; a functional or '
+      'sequential one can be made again by '
+      '`lambda: tf.keras.models.clone_model(model)`.'
+    )
+  if not callable(build):
+    raise ModelError(
+      'Pass a callable that makes the Keras model, not the model: '
+      f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
+    )
+  spec = keras_analysis.analyse(build, inputs)
+  tier_of = _assign_tiers(
+    spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local}
+  )
+  if (num_groups > 0) != (tiers_lib.GROUP in tier_of.values()):
+    raise SelectorError(
+      f'group={group!r}, num_groups={num_groups}: sub-populations need both '
+      'variables of their own and a number, at least 1.'
+    )
+  loss = _as_loss(loss)
+  values: dict[str, np.ndarray] = {}
+  if initial_weights is not None:
+    given = initial_weights.variables
+    wanted = sorted(spec.variables, key=lambda v: v.position)
+    if [tuple(v.shape) for v in given] != [v.shape for v in wanted]:
+      raise ModelError(
+        '`initial_weights` has variables of other shapes than the model: '
+        f'{[(v.name, tuple(v.shape)) for v in given]} instead of '
+        f'{[(v.name, v.shape) for v in wanted]}.'
+      )
+    values = {
+      v.name: tensor.numpy() for v, tensor in zip(wanted, given, strict=True)
+    }
+  return PartialModel(
+    build,
+    spec,
+    tier_of,
+    num_groups=num_groups,
+    loss=loss,
+    class_weight=class_weight,
+    metrics=metrics,
+    labels=labels or _assumed_labels(spec.outputs, loss),
+    weights=weights,
+    initial_values=values,
+    seed=seed,
+  )

@@ -1,0 +1,112 @@
+"""Which inputs a model takes for the ids of a table's rows.
+
+Read off a traced model: from each lookup back to the input whose values are the
+ids. Ids that are computed, such as hashes, are none of an example's.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.data import examples
+from tff_partial.model import tracing
+
+# Operations that hand values on, all of them and some of them.
+_HAND_ON = (
+  'CheckNumerics',
+  'ExpandDims',
+  'Identity',
+  'PreventGradient',
+  'Reshape',
+  'Squeeze',
+  'StopGradient',
+)
+# Types in which ids stay what they are.
+_TYPES = (tf.int32, tf.int64, tf.float32, tf.float64)
+_PICK = ('GatherV2', 'Slice', 'Split', 'SplitV', 'StridedSlice', 'Unpack')
+
+
+def find(
+  tables: Mapping[str, tf.Tensor],
+  inputs: Mapping[str, tf.Tensor],
+  local: Collection[str] = (),
+) -> examples.Ids:
+  """Finds the fields that hold ids of tables.
+
+  Args:
+    tables: Variable name to its tensor in a graph.
+    inputs: Path of a field to its placeholder in the graph, `[batch, ...]`.
+    local: The names of those tables of which each client has one.
+
+  Returns:
+    Path of a field to the ranges in which its ids must lie.
+  """
+  path_of = {tensor.op.name: path for path, tensor in inputs.items()}
+  found: dict[str, list[examples.IdRange]] = {}
+  for name, table in tables.items():
+    for ids in _looked_up(table):
+      source, picks = _source(ids)
+      path = path_of.get(source.op.name)
+      if path is None:
+        continue
+      elements = _elements(source, ids) if picks else None
+      if elements == ():
+        continue
+      layer = name.removesuffix('/embeddings')
+      described = f'table {layer!r} has {table.shape[0]} rows'
+      limits = examples.IdRange(
+        table.shape[0], described, elements, is_local=name in local
+      )
+      if limits not in found.setdefault(path, []):
+        found[path].append(limits)
+  return {path: tuple(ranges) for path, ranges in found.items()}
+
+
+def _looked_up(table: tf.Tensor) -> Iterator[tf.Tensor]:
+  """The ids of each lookup of rows of a table."""
+  for operation in table.consumers():
+    if operation.type == 'Identity':
+      yield from _looked_up(operation.outputs[0])
+    elif operation.type == 'GatherV2':
+      read, ids, axis = operation.inputs
+      is_by_row = (
+        read.name == table.name
+        and tf.get_static_value(axis) == 0
+        and operation.get_attr('batch_dims') == 0
+      )
+      if is_by_row:
+        yield ids
+
+
+def _source(tensor: tf.Tensor) -> tuple[tf.Tensor, bool]:
+  """Where a tensor's values come from, and whether others are left behind."""
+  picks = False
+  while tensor.op.type in (*_HAND_ON, *_PICK) or (
+    tensor.op.type == 'Cast' and tensor.dtype in _TYPES
+  ):
+    picks = picks or tensor.op.type in _PICK
+    tensor = tensor.op.inputs[1 if tensor.op.type == 'Split' else 0]
+  return tensor, picks
+
+
+def _elements(source: tf.Tensor, picked: tf.Tensor) -> tuple[int, ...] | None:
+  """Which elements of an example are picked, by their place.
+
+  None stands for all of them, no element for what cannot be told.
+
+  Args:
+    source: A placeholder of examples.
+    picked: What comes of it.
+  """
+  shape = [1, *source.shape[1:]]
+  places = np.arange(np.prod(shape)).reshape(shape)
+  example = places.astype(source.dtype.as_numpy_dtype)
+  if (example != places).any():
+    return ()
+  try:
+    found = tracing.value_of(picked, {source.name: example})
+  except tf.errors.OpError:
+    return ()  # Something else decides which.
+  elements = tuple(np.unique(found).astype(int).tolist())
+  return None if len(elements) == places.size else elements

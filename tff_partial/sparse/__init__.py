@@ -1,0 +1,1 @@
+"""Tables of which a client needs some rows alone."""

@@ -1,0 +1,222 @@
+"""Which tables a client's work needs no more of than the rows it looks up."""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import contexts
+from tff_partial import phases
+from tff_partial import random_bits
+from tff_partial import tiers
+from tff_partial.model import models
+from tff_partial.model import tracing
+from tff_partial.sparse import rows
+
+# From frozen weights and inputs to the ids of lookups.
+Find = Callable[[Any, Any], rows.Lookups]
+
+# How many examples a model is tried with.
+_TRIED = 8
+
+
+class Tables:
+  """The tables that a client can train by rows; all are GLOBAL.
+
+  A table is trained as a whole if the model also uses it otherwise, as a
+  regularizer does; if another optimizer than plain gradient descent, or a term,
+  might move rows that no example looks up; if its ids do not follow from each
+  example alone; or if clients have copies of their own, or compute something
+  beside.
+  """
+
+  def __init__(self, model: models.PartialModel, work: phases.Work):
+    """Finds the tables.
+
+    Args:
+      model: The model.
+      work: What clients do.
+    """
+    self._specs = {
+      name: spec
+      for name, spec in model.specs(tiers.GLOBAL).items()
+      if name in model.only_looked_up and _moves_by_rows(name, work)
+    }
+    self._find = _finder(model, self._specs) if self._specs else None
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The tables' variables."""
+    return tuple(self._specs) if self._find else ()
+
+  def choose(
+    self, frozen: tiers.NamedTensors, inputs: Any, count: tf.Tensor
+  ) -> dict[str, rows.Chosen]:
+    """Chooses the rows of each table that a client's examples look up.
+
+    Args:
+      frozen: Weights that are never trained.
+      inputs: What the model reads of all examples.
+      count: int32 scalar: how many of them are real.
+    """
+    if self._find is None:
+      return {}
+    return {
+      name: rows.choose(ids, count, self._specs[name].shape[0])
+      for name, ids in self._find(frozen, inputs).items()
+    }
+
+  def stand_in(
+    self,
+    weights: tiers.Weights,
+    places: Mapping[str, Sequence[tf.Tensor]],
+  ) -> tiers.Weights:
+    """Returns what a model reads, with `Rows` in place of the tables.
+
+    Args:
+      weights: Weights by tier; of tables, the chosen rows.
+      places: For each table, where a batch finds its rows at each lookup.
+    """
+    return _with(
+      weights,
+      {
+        name: rows.Rows(
+          name,
+          self._specs[name].shape[0],
+          weights[tiers.GLOBAL][name],
+          tuple(found),
+        )
+        for name, found in places.items()
+      },
+    )
+
+
+def _moves_by_rows(name: str, work: phases.Work) -> bool:
+  """Whether work moves only those rows of a table that examples look up."""
+  active = [phase for phase in phases.flat(work) if phase.max_steps != 0]
+  training = [
+    phase
+    for phase in active
+    if tiers.GLOBAL in phase.train and phase.trains(name)
+  ]
+  return (
+    bool(training)
+    and not any(
+      phase.terms or phase.read is not tiers.as_they_are for phase in active
+    )
+    and not any(isinstance(part, contexts.Compute) for part in work)
+    and all(
+      phases.is_plain_descent(phase.optimizer_of(tiers.GLOBAL))
+      for phase in training
+    )
+  )
+
+
+def _with(
+  weights: tiers.Weights, tables: Mapping[str, rows.Rows]
+) -> tiers.Weights:
+  """Weights by tier, with something else in place of the tables."""
+  weights = collections.OrderedDict(weights)
+  if tables:
+    weights[tiers.GLOBAL] = collections.OrderedDict(
+      weights[tiers.GLOBAL], **tables
+    )
+  return weights
+
+
+def _finder(
+  model: models.PartialModel, tables: Mapping[str, tf.TensorSpec]
+) -> Find | None:
+  """Makes what finds the ids of lookups, if they follow from each example.
+
+  Args:
+    model: The model.
+    tables: Specs of the tables, by name.
+  """
+
+  def look_up(
+    frozen: Any, inputs: Any, weights: Any, seed: Any, values: Any
+  ) -> Any:
+    stand_ins = {
+      name: rows.Rows(name, spec.shape[0], values[name], ())
+      for name, spec in tables.items()
+    }
+    found = []
+    for training in (True, False):
+      with rows.reading() as ids:
+        model.predict(
+          _with(weights, stand_ins),
+          frozen,
+          inputs,
+          training=training,
+          seed=seed,
+        )
+      found.append(ids)
+    return found
+
+  frozen = model.frozen_weights()
+  specs = [
+    tf.nest.map_structure(tf.TensorSpec.from_tensor, frozen),
+    tf.nest.map_structure(
+      lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype),
+      model.example_spec['x'],
+    ),
+    collections.OrderedDict((tier, model.specs(tier)) for tier in model.tiers),
+    random_bits.SEED_SPEC,
+    {
+      name: tf.TensorSpec([1, *spec.shape[1:]], spec.dtype)
+      for name, spec in tables.items()
+    },
+  ]
+  num_known = len(tf.nest.flatten(specs[:2]))
+  try:
+    traced = tracing.traced(look_up, *specs)
+    if tracing.depends_on(traced.outputs, traced.inputs[num_known:]):
+      return None
+    find = tracing.without_assertions(traced, num_known)
+
+    def find_both(frozen: Any, inputs: Any) -> Any:
+      """In training, and in measuring."""
+      found = find(*tf.nest.flatten([frozen, inputs]))
+      return tf.nest.pack_sequence_as(traced.structured_outputs, found)
+
+    tried = tracing.traced(find_both, *specs[:2])
+    if not _follows_from_examples(functools.partial(tried, frozen), specs[1]):
+      return None
+  except (AttributeError, TypeError, ValueError, tf.errors.OpError):
+    return None  # A table is not only looked up, or not for every example.
+  return lambda frozen, inputs: find_both(frozen, inputs)[0]
+
+
+def _follows_from_examples(
+  find: Callable[[Any], Any], inputs_spec: Any
+) -> bool:
+  """Tries whether ids are the same whatever else is in the batch."""
+  draw = np.random.default_rng(0)
+
+  def drawn(spec: tf.TensorSpec) -> tf.Tensor:
+    # Zeros and ones are ids in any table.
+    shape = [_TRIED, *(2 if n is None else n for n in spec.shape[1:])]
+    numbers = tf.constant(draw.integers(0, 2, shape))
+    if spec.dtype == tf.string:
+      return tf.strings.as_string(numbers)
+    return tf.cast(numbers, spec.dtype)
+
+  def alone(place: int) -> Any:
+    own = slice(place, place + 1)
+    return find(tf.nest.map_structure(lambda t: t[own], inputs))[0]
+
+  inputs = tf.nest.map_structure(drawn, inputs_spec)
+  training, measuring = find(inputs)
+  one_by_one = tf.nest.map_structure(
+    lambda *parts: tf.concat(parts, 0), *map(alone, range(_TRIED))
+  )
+  try:
+    for other in (measuring, one_by_one):
+      tf.nest.map_structure(np.testing.assert_array_equal, training, other)
+  except AssertionError:
+    return False
+  return all(ids.shape[0] == _TRIED for ids in tf.nest.flatten(training))

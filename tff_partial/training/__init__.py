@@ -1,0 +1,1 @@
+"""Runs in Python: the loop, evaluation, checkpoints, what clients keep."""

@@ -1,0 +1,173 @@
+"""Callbacks: what a caller does after each round, and what ends a run early.
+
+A callback is a function of a `RoundResult`. It ends the run by returning True:
+
+    def log(result):
+      print(result.round, result.metrics['loss'])
+
+    tff_partial.train(
+      ...,
+      callbacks=[log, tff_partial.callbacks.EarlyStopping(patience=3)],
+    )
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tff_partial import errors
+from tff_partial.training import selection
+
+
+class CallbackError(errors.UserError, ValueError):
+  """Raised for a callback that cannot be used in a run."""
+
+
+class RoundResult:
+  """What a callback sees of a run after a round.
+
+  Attributes:
+    round: The number of the round, from 1.
+    metrics: The round's row of `metrics.csv`, column to number: what training
+      measured, and `validation_*` after an evaluation. Of a private run it has
+      nothing exact of the cohort, unless the run records `diagnostics`.
+    validations: The pooled metrics of all validations so far, by round. They
+      are kept in the checkpoints, so what follows from them alone is the same
+      after a kill.
+  """
+
+  def __init__(
+    self,
+    number: int,
+    metrics: Mapping[str, Any],
+    validations: Mapping[int, Mapping[str, Any]],
+    get_weights: Callable[[], Any],
+  ):
+    """Takes what is said of the round.
+
+    Args:
+      number: The round.
+      metrics: Its row.
+      validations: Round to its pooled metrics.
+      get_weights: Computes the weights, if somebody asks for them.
+    """
+    self.round = number
+    self.metrics = metrics
+    self.validations = validations
+    self._get_weights = get_weights
+
+  @property
+  def weights(self) -> Any:
+    """The model's weights after the round, `ModelWeights`; read when needed."""
+    return self._get_weights()
+
+  def __repr__(self) -> str:
+    return f'RoundResult(round={self.round}, metrics={dict(self.metrics)})'
+
+
+Callback: TypeAlias = Callable[[RoundResult], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+  """Ends a run whose validation has not improved for some evaluations.
+
+  Nothing is remembered between calls: whether to stop follows from the
+  validations, so that a run which is killed and goes on ends where it would
+  have ended.
+
+  Attributes:
+    patience: So many evaluations in a row without improvement end the run.
+    metric: A pooled metric of the validation clients.
+    higher_is_better: Whether a larger value is better.
+    min_delta: A value must be better by more than this to count.
+  """
+
+  patience: int
+  metric: str = 'loss'
+  higher_is_better: bool = False
+  min_delta: float = 0.0
+
+  def __post_init__(self) -> None:
+    if self.patience < 1:
+      raise CallbackError(
+        f'EarlyStopping: patience must be positive, found {self.patience}.'
+      )
+    if not 0.0 <= self.min_delta < float('inf'):
+      raise CallbackError(
+        'EarlyStopping: min_delta must be finite and not negative, found '
+        f'{self.min_delta}.'
+      )
+
+  def __call__(self, result: RoundResult) -> bool:
+    """Says whether to end the run after this round."""
+    if result.round not in result.validations:
+      return False
+    better = selection.Selection(self.metric, self.higher_is_better)
+    best: Mapping[str, Any] | None = None
+    waited = 0
+    for measured in result.validations.values():
+      if better.is_better(measured, best, self.min_delta):
+        best, waited = measured, 0
+      else:
+        waited += 1
+    return waited >= self.patience
+
+
+def check(
+  callbacks: Sequence[Callback], validation_metrics: Sequence[str] | None
+) -> None:
+  """Checks that callbacks can be called, and have what they ask for.
+
+  Args:
+    callbacks: The callbacks of a run.
+    validation_metrics: What its validation measures; None if it has none.
+
+  Raises:
+    CallbackError: If a callback cannot be used.
+  """
+  if not isinstance(callbacks, (list, tuple)):
+    raise CallbackError(
+      f'callbacks={callbacks!r}: expected a list of callbacks, found a '
+      f'{type(callbacks).__name__}. Put it into brackets: '
+      '`callbacks=[callback]`.'
+    )
+  for callback in callbacks:
+    if isinstance(callback, type) or not callable(callback):
+      raise CallbackError(
+        f'callbacks: {callback!r} is no callback. Pass functions of a '
+        '`RoundResult`, or instances such as `EarlyStopping(patience=3)`.'
+      )
+    if not isinstance(callback, EarlyStopping):
+      continue
+    if validation_metrics is None:
+      raise CallbackError(
+        f'{callback} needs validation clients. Pass '
+        '`validation=Exam(evaluation, clients)`.'
+      )
+    if callback.metric not in validation_metrics:
+      raise CallbackError(
+        f'{callback}: the validation has no metric {callback.metric!r}. Choose '
+        f'one of {list(validation_metrics)}.'
+      )
+
+
+def call(callbacks: Sequence[Callback], result: RoundResult) -> str | None:
+  """Calls all callbacks after a round.
+
+  Args:
+    callbacks: The callbacks of a run.
+    result: What they are told.
+
+  Returns:
+    The name of the first that ended the run by returning True, or None.
+  """
+  ended_by = None
+  for callback in callbacks:
+    ends = callback(result)
+    # What a function happens to return, such as a logger, ends nothing.
+    if isinstance(ends, (bool, np.bool_)) and ends and ended_by is None:
+      ended_by = getattr(callback, '__name__', None) or repr(callback)
+  return ended_by

@@ -1,0 +1,60 @@
+"""Failures of a client's computation, said in the user's own terms."""
+
+from collections.abc import Iterator
+import contextlib
+import re
+
+from tff_partial import errors
+from tff_partial.data import cohorts
+from tff_partial.runtimes import errors as runtime_errors
+
+# Lines of TensorFlow's messages that say nothing to who wrote a Keras model.
+_NOISE = re.compile(
+  r'Graph execution error:|Detected at node|<stack traces|\[\[|\d+ root error'
+)
+# From a place in a compiled round to the layers of the model.
+_NODE = re.compile(r'\{\{node ([^}]*)\}\}')
+_LOOPS = re.compile(r'while(_\d+)?')
+
+
+class ClientError(errors.UserError, RuntimeError):
+  """Raised when what a client computes cannot be computed."""
+
+
+@contextlib.contextmanager
+def naming(doing: str, cohort: cohorts.Cohort) -> Iterator[None]:
+  """Names the client whose computation fails, by its id.
+
+  Args:
+    doing: What clients do, for the message; `round 7`, for example.
+    cohort: The clients.
+
+  Raises:
+    ClientError: If the runtime says at which of them something failed.
+  """
+  try:
+    yield
+  except runtime_errors.ClientComputationError as error:
+    client = cohort.client_ids[error.client]
+    raise ClientError(
+      f'{doing}: what client {client!r} computes fails{_where(error.reason)}: '
+      f'{_plain(error.reason)} Look at its examples, or at what the model, the '
+      'loss and the metrics do with them.'
+    ) from error
+
+
+def _plain(reason: str) -> str:
+  """What TensorFlow says of a failure, without its own places."""
+  lines = (line.strip() for line in reason.splitlines())
+  said = [line for line in lines if line and not _NOISE.match(line)]
+  text = ' '.join(said) or reason
+  return text if text.endswith('.') else f'{text}.'
+
+
+def _where(reason: str) -> str:
+  """In which part of the model it is, if TensorFlow says so."""
+  found = _NODE.search(reason)
+  if found is None:
+    return ''
+  names = [n for n in found[1].split('/') if not _LOOPS.fullmatch(n)]
+  return f' in {"/".join(names[:3])}' if names else ''

@@ -1,0 +1,344 @@
+"""What clients remember between rounds: in memory, or in a file.
+
+Both are one class. Where populations do not fit into memory, the states are in
+a file (see `client_versions.py`), and memory holds those of the clients that
+took part since the last save. A program reads and writes whole cohorts, in
+which a leaf of all clients is one array; nothing is stacked client by client.
+
+  store = ClientStore(process.initialize_client, seed=0, folder='out/clients')
+  states = store.read(client_ids)
+  output = process.next(server_state, states, clients)
+  store.write(client_ids, output.client_states)
+  store.save(round_number)
+
+A client that never took part has the first value that follows from the seed and
+its id, whoever else is drawn. It is made when asked for, and is not stored.
+
+To delete a client is to overwrite all versions of what it remembered. That
+cannot undo what global weights have learned from its updates, nor reach copies
+of the file, exports, or what a disk keeps of files that were removed.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_partial.training import checkpoints
+from tff_partial.training import client_records
+from tff_partial.training import client_versions
+from tff_partial.training import sampling
+
+ClientStoreError = client_records.ClientStoreError
+
+
+class ClientStates:
+  """What clients remember after some round, to be read.
+
+  Attributes:
+    seed: The run's seed, from which first values follow.
+    round: The round, or None for the last one.
+  """
+
+  def __init__(
+    self,
+    versions: client_versions.Versions,
+    initialize_client: tff.Computation,
+    seed: int,
+    round_number: int | None = None,
+  ):
+    """Reads a file that is open; `ClientStore` opens one."""
+    self._versions = versions
+    self._initialize_client = initialize_client
+    self._layout = client_records.Layout(self.type)
+    self.seed, self.round = seed, round_number
+
+  @property
+  def type(self) -> tff.Type:
+    """The type C of what a client remembers."""
+    return self._initialize_client.type_signature.result
+
+  def read(self, client_ids: Sequence[str]) -> Sequence[Any]:
+    """What some clients remember, or begin with.
+
+    Args:
+      client_ids: Distinct ids, in the order of the cohort.
+
+    Returns:
+      One value for each client, for `process.next`.
+
+    Raises:
+      ClientStoreError: If it cannot be read.
+    """
+    return self._layout.columns(self._records(client_ids))
+
+  def client(
+    self, client_id: str
+  ) -> collections.OrderedDict[str, np.ndarray] | None:
+    """What one client remembers, leaf by leaf; None if it never took part."""
+    return look_up(self._versions, client_id, self.round)
+
+  def _records(self, client_ids: Sequence[str]) -> np.ndarray:
+    """One record for each client."""
+    records = np.empty([len(client_ids)], self._layout.record_type)
+    states = self._versions.read(client_ids, self.round)
+    known = [place for place, state in enumerate(states) if state is not None]
+    new = [place for place, state in enumerate(states) if state is None]
+    if known:
+      stored = b''.join(state for state in states if state is not None)
+      records[known] = np.frombuffer(stored, records.dtype)
+    if new:
+      ids = [client_ids[place] for place in new]
+      seeds = sampling.client_seeds(ids, self.seed, 'first state')
+      records[new] = self._layout.records(
+        client_records.first_states(self._initialize_client, seeds)
+      )
+    return records
+
+
+class ClientStore(ClientStates):
+  """What clients remember, to be read and written round by round."""
+
+  def __init__(
+    self,
+    initialize_client: tff.Computation,
+    *,
+    seed: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    writable: bool = True,
+  ):
+    """Opens a store, or makes one.
+
+    Args:
+      initialize_client: `process.initialize_client`: what a client remembers
+        that never took part.
+      seed: The run's seed, from which first values follow; by default that of
+        the store, or 0 for a new one.
+      folder: Where the file is, or shall be; None keeps all in memory.
+      writable: False to read only; another process may be writing.
+
+    Raises:
+      ClientStoreError: If there is no store to read, it cannot be used, another
+        process is writing to it, or it is that of another type or seed.
+    """
+    kind = initialize_client.type_signature.result
+    layout = client_records.Layout(kind)
+    if not layout.record_type.names:
+      raise ClientStoreError(
+        f'Clients that remember nothing ({kind}) need no client store.'
+      )
+    versions = client_versions.Versions(folder, writable=writable)
+    try:
+      seed = _checked(versions, layout.text, seed)
+    except BaseException:
+      versions.close()
+      raise
+    super().__init__(versions, initialize_client, seed)
+    self._fresh = client_records.Table(layout)
+
+  @property
+  def path(self) -> pathlib.Path | None:
+    """The file, or None if all is in memory."""
+    return self._versions.path
+
+  @property
+  def rounds(self) -> list[int]:
+    """The rounds that `at` can lead to, ascending."""
+    return self._versions.rounds()
+
+  def client(
+    self, client_id: str
+  ) -> collections.OrderedDict[str, np.ndarray] | None:
+    """What one client remembers, leaf by leaf; None if it never took part."""
+    (row,) = self._fresh.rows([client_id])
+    if row < 0:
+      return super().client(client_id)
+    return client_records.by_leaf(self._fresh.records[row])
+
+  def _records(self, client_ids: Sequence[str]) -> np.ndarray:
+    rows = self._fresh.rows(client_ids)
+    records = np.empty([len(client_ids)], self._layout.record_type)
+    records[rows >= 0] = self._fresh.records[rows[rows >= 0]]
+    others = np.flatnonzero(rows < 0)
+    records[others] = super()._records([client_ids[place] for place in others])
+    return records
+
+  def write(self, client_ids: Sequence[str], states: Sequence[Any]) -> None:
+    """Takes what clients remember after a round; `save` makes it last.
+
+    Args:
+      client_ids: Distinct ids of those that took part.
+      states: A value for each, as `process.next` returned them.
+    """
+    if len(states) != len(client_ids):
+      raise ClientStoreError(
+        f'There are {len(states)} states for {len(client_ids)} clients.'
+      )
+    if client_ids:
+      self._fresh.write(client_ids, self._layout.records(states))
+
+  def save(self, round_number: int, best: int | None = None) -> None:
+    """Saves what was written, before the server's checkpoint of the round.
+
+    Args:
+      round_number: The round after which clients remember this.
+      best: The best round so far, to which `at` shall lead; or None.
+
+    Raises:
+      ClientStoreError: If it cannot be saved. What was saved before is kept.
+    """
+    self._versions.save(round_number, best, self._fresh.states())
+    self._fresh = client_records.Table(self._layout)
+
+  def go_back_to(self, round_number: int) -> None:
+    """Forgets what clients learned after the round from which a run goes on.
+
+    Args:
+      round_number: That round; 0 for a run that begins.
+
+    Raises:
+      ClientStoreError: If that round was not saved here.
+    """
+    self._versions.go_back_to(round_number)
+    self._fresh = client_records.Table(self._layout)
+
+  def at(self, round_number: int) -> ClientStates:
+    """What clients remembered after a round that was saved.
+
+    Args:
+      round_number: One of the last rounds that were saved, or the best one.
+
+    Raises:
+      ClientStoreError: If its states are gone, or never were.
+    """
+    if round_number not in self.rounds:
+      raise ClientStoreError(
+        f'{self.path or "The client store"} does not hold the states of round '
+        f'{round_number}, but those of the rounds {self.rounds}.'
+      )
+    return ClientStates(
+      self._versions, self._initialize_client, self.seed, round_number
+    )
+
+  @property
+  def deletions(self) -> int:
+    """How many clients that had been saved were deleted so far."""
+    return self._versions.deletions
+
+  def delete(self, client_id: str) -> bool:
+    """Forgets a client: if it takes part again, it begins anew.
+
+    All versions are overwritten at once, so that none comes back when a run is
+    resumed. The module's docstring says what that cannot undo.
+
+    Args:
+      client_id: Whom to forget.
+
+    Returns:
+      Whether there was anything to forget.
+
+    Raises:
+      ClientStoreError: If the file cannot be changed.
+    """
+    were_saved = self._versions.delete(client_id) > 0
+    return self._fresh.delete(client_id) or were_saved
+
+  def release(self) -> None:
+    """Lets other processes write to the file; here it can still be read."""
+    self._versions.release()
+
+  def close(self) -> None:
+    """Closes the file; what was not saved is lost."""
+    self._versions.close()
+
+
+def _checked(
+  versions: client_versions.Versions, layout: str, seed: int | None
+) -> int:
+  """Compares a store with what it is opened for; returns its seed."""
+  known, drawn = versions.about('layout'), versions.about('seed')
+  # A run may have been killed before it had described its store.
+  if known is None and drawn is None and not versions.rounds():
+    versions.describe(layout=layout, seed=str(seed or 0))
+    return seed or 0
+  if known is None or drawn is None:
+    raise ClientStoreError(
+      f'{versions.path}: this client store lacks its '
+      f'{"layout" if known is None else "seed"}, so it is damaged. Bring it '
+      'back from a copy, or delete the whole output folder to begin anew.'
+    )
+  if known != layout:
+    raise ClientStoreError(
+      f'{versions.path}: this client store is that of another model or '
+      f'algorithm. Its clients remember {client_records.described(known)}; '
+      f'here they remember {client_records.described(layout)}. Give the flags '
+      'of the run that made it, or choose another output folder.'
+    )
+  if seed is not None and seed != int(drawn):
+    raise ClientStoreError(
+      f'{versions.path}: the run that made this client store has the seed '
+      f'{drawn}, here it is {seed}. Give the same seed, or choose another '
+      'output folder.'
+    )
+  return int(drawn)
+
+
+def look_up(
+  versions: client_versions.Versions,
+  client_id: str,
+  round_number: int | None = None,
+) -> collections.OrderedDict[str, np.ndarray] | None:
+  """What one client remembers, for whoever has the file and no process.
+
+  Args:
+    versions: The file.
+    client_id: The client.
+    round_number: After which round; the last one if None.
+
+  Returns:
+    Its leaves by name, or None if it never took part or was deleted.
+
+  Raises:
+    ClientStoreError: If the file cannot be read.
+  """
+  (state,) = versions.read([client_id], round_number)
+  layout = versions.about('layout')
+  if state is None or layout is None:
+    return None
+  (record,) = np.frombuffer(state, client_records.record_type(layout))
+  return client_records.by_leaf(record)
+
+
+def export(
+  state: Mapping[str, np.ndarray], path: str | os.PathLike[str]
+) -> None:
+  """Writes what one client remembers to a file.
+
+  Args:
+    state: Its leaves by name, as `client` or `look_up` return them.
+    path: A file that ends in `.json`, or in `.npz` for `numpy.load`.
+
+  Raises:
+    ClientStoreError: If the ending is another, or the file cannot be written.
+  """
+  path = pathlib.Path(path)
+  try:
+    if path.suffix == '.npz':
+      np.savez(path, **state)
+    elif path.suffix == '.json':
+      nested = {name: leaf.tolist() for name, leaf in state.items()}
+      path.write_text(json.dumps(nested, indent=2) + '\n')
+    else:
+      raise ClientStoreError(
+        f'{path}: a state is exported to a file that ends in .json or .npz.'
+      )
+  except OSError as error:
+    raise ClientStoreError(
+      f'{path} cannot be written: {checkpoints.first_line(error)} Choose '
+      'another file or make room.'
+    ) from error

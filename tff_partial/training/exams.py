@@ -1,0 +1,170 @@
+"""Exams: all clients of a population personalise the model and are measured."""
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_partial import client_work
+from tff_partial import errors
+from tff_partial import evaluation
+from tff_partial import runtimes
+from tff_partial.data import cohorts
+from tff_partial.model import keras_metrics
+from tff_partial.model import models
+from tff_partial.training import client_errors
+from tff_partial.training import client_records
+from tff_partial.training import client_store as client_store_lib
+from tff_partial.training import records
+from tff_partial.training import sampling
+
+
+class ExamError(errors.UserError, ValueError):
+  """Raised for an exam whose clients cannot remember what it wants."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exam:
+  """An evaluation and all the clients that take part in it.
+
+  Attributes:
+    evaluation: What the clients do.
+    clients: Who they are; all of them are measured, not a sample.
+    remembering: Whether clients come with what they remember from training, as
+      users that were seen; who never took part begins as it would there.
+      Otherwise all begin anew, as users that were never seen.
+  """
+
+  evaluation: evaluation.Evaluation
+  clients: cohorts.ClientSource
+  remembering: bool = False
+
+  def __repr__(self) -> str:
+    """What is measured, and whom."""
+    comes = 'what they remember' if self.remembering else 'nothing'
+    parts = f'{self.evaluation!r}\n{self.clients!r}'.splitlines()
+    return '\n'.join(
+      [f'Exam of clients that come with {comes}', *(f'  {x}' for x in parts)]
+    )
+
+  @property
+  def metrics(self) -> list[str]:
+    """The names of the pooled metrics."""
+    result = self.evaluation.evaluate.type_signature.result
+    return tff.structure.name_list(result.metrics.member)
+
+  def check(self, remembered: tff.Type | None) -> None:
+    """Checks that clients remember what the evaluation takes.
+
+    Args:
+      remembered: The type of what they remember from training; None if nobody
+        stored it.
+
+    Raises:
+      ClientDataError: If the clients cannot be used in the evaluation.
+      ExamError: If the exam is one of what clients remember, and they do not.
+    """
+    cohorts.check(self.clients, self.evaluation.example_spec)
+    if not self.remembering:
+      return
+    taken = self.evaluation.initialize_client.type_signature.result
+    if remembered is None:
+      raise ExamError(
+        'The clients of this exam come with what they remember from training, '
+        'but there is no client store to read it from. Pass one, or let '
+        '`remembering` be False.'
+      )
+    if not taken.is_equivalent_to(remembered):
+      raise ExamError(
+        'The clients of this exam come with what they remember from training, '
+        f'{remembered}, but its evaluation takes {taken}. Build the evaluation '
+        'with the memory of the process, or let `remembering` be False.'
+      )
+
+
+@runtimes.ours()
+def evaluate(
+  exam: Exam,
+  weights: Any,
+  seed: int = 0,
+  client_store: client_store_lib.ClientStates | None = None,
+) -> dict[str, Any]:
+  """All clients of an exam personalise the model and are measured.
+
+  Nothing that they learn meanwhile is kept.
+
+  Args:
+    exam: The evaluation and its clients.
+    weights: The model's weights at the server, `ModelWeights`. If another model
+      was trained, such as one with a row for each user, those of the same names
+      are taken.
+    seed: The run's seed; a client's draws follow from it and its id.
+    client_store: What clients remember, for an exam that is `remembering`.
+
+  Returns:
+    Pooled metrics by name, and under `per_client` their distribution.
+
+  Raises:
+    ExamError: If the exam is `remembering`, and the store is none of its type.
+  """
+  exam.check(client_store and client_store.type)
+  ids = exam.clients.client_ids
+  seeds = sampling.client_seeds(ids, seed, 'evaluation')
+  kept: Sequence[Any]
+  if client_store is not None and exam.remembering:
+    kept = client_store.read(ids)
+  else:
+    kept = client_records.first_states(exam.evaluation.initialize_client, seeds)
+  cohort = exam.clients.cohort(ids, seeds)
+  with client_errors.naming('Evaluation', cohort):
+    measured = exam.evaluation.evaluate(
+      weights_of(exam.evaluation.model, weights), kept, cohort
+    )
+  result = pooled(measured.metrics)
+  result['per_client'] = evaluation.summarize(measured.per_client)
+  return result
+
+
+def weights_of(model: models.PartialModel, weights: Any) -> Any:
+  """The weights that a model reads at the server, found by their names.
+
+  Args:
+    model: The model, which need not be the one that was trained.
+    weights: Weights at the server, `ModelWeights`.
+
+  Raises:
+    ExamError: If some are missing.
+  """
+  shared, frozen = client_work.weights_specs(model)
+
+  def chosen(specs: Any, given: Any, what: str) -> Any:
+    missing = [name for name in specs if name not in given]
+    if missing:
+      raise ExamError(
+        f'The model that is measured has {what} weights {missing}, the one '
+        f'that was trained has {list(given)}. Give layers that both have the '
+        'same names.'
+      )
+    return collections.OrderedDict((name, given[name]) for name in specs)
+
+  return client_work.ModelWeights(
+    collections.OrderedDict(
+      (tier, chosen(specs, weights.trainable.get(tier, {}), tier))
+      for tier, specs in shared.items()
+    ),
+    chosen(frozen, weights.non_trainable, 'frozen'),
+  )
+
+
+def pooled(metrics: Any) -> dict[str, Any]:
+  """Pooled metrics by name; not numbers where no client was measured."""
+  flat = records.flatten(metrics)
+  return {
+    name: value
+    if flat['num_clients'] or name in keras_metrics.COUNTS
+    else math.nan
+    for name, value in flat.items()
+  }

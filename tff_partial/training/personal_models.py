@@ -1,0 +1,269 @@
+"""One client's own model after training, and what it would choose with it."""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+import functools
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import contexts
+from tff_partial import errors
+from tff_partial import evaluation as evaluation_lib
+from tff_partial import groups
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial import runtimes
+from tff_partial import tiers
+from tff_partial.data import cohorts
+from tff_partial.data import examples
+from tff_partial.data import vocabularies
+from tff_partial.training import client_records
+from tff_partial.training import client_store as client_store_lib
+from tff_partial.training import exams
+from tff_partial.training import sampling
+
+
+class PersonalModelError(errors.UserError, ValueError):
+  """Raised where a client has no model of its own, or nothing to choose."""
+
+
+class Trained(Protocol):
+  """What `train` returns, and `load`."""
+
+  @property
+  def process(self) -> processes.PartialProcess:
+    """What was trained."""
+
+  @property
+  def rounds(self) -> int:
+    """How many rounds were done."""
+
+  @property
+  def best_weights(self) -> Any:
+    """The weights of the best round, `ModelWeights`."""
+
+  @property
+  def best_client_store(self) -> client_store_lib.ClientStates | None:
+    """What clients remembered after it, or None if that is nothing."""
+
+
+@runtimes.ours()
+def personalise(
+  trained: Trained,
+  clients: cohorts.ClientSource,
+  client_id: str,
+  *,
+  evaluation: evaluation_lib.Evaluation | None = None,
+  seed: int = 0,
+) -> tf.keras.Model:
+  """Makes a client's own model, as it would be after the best round.
+
+  A client that took part in training has the weights that it remembers. Others,
+  and all of an algorithm in which clients forget, train what is their own as in
+  a round, but on all their examples, while the shared weights stay:
+
+      result = tff_partial.train(process, clients, ...)
+      keras_model = tff_partial.personalise(result, clients, 'ann')
+      keras_model.predict(items)
+
+  Args:
+    trained: What `train` returned, or `load`.
+    clients: A source that has the client.
+    client_id: Which client.
+    evaluation: How the client personalises instead: as in this evaluation
+      before it measures.
+    seed: What the client draws follows from it and its id, as in `evaluate`.
+
+  Raises:
+    ClientDataError: If there is no such client, or its examples are others than
+      those of the process.
+    PersonalModelError: If the process trains nothing that is a client's own,
+      and no evaluation says what is.
+  """
+  cohorts.check(clients, (evaluation or trained.process).example_spec)
+  seeds = sampling.client_seeds([client_id], seed, 'evaluation')
+  cohort = clients.cohort([client_id], seeds)
+  if not len(cohort):
+    raise examples.ClientDataError(f'There are no examples of {client_id!r}.')
+  store = trained.best_client_store
+  took_part = store is not None and store.client(client_id) is not None
+  if evaluation is None:
+    evaluation = _at_home(trained.process, trained.rounds, took_part)
+  kept: Sequence[Any] = client_records.first_states(
+    evaluation.initialize_client, seeds
+  )
+  if store is not None and store.type.is_equivalent_to(
+    evaluation.initialize_client.type_signature.result
+  ):
+    kept = store.read([client_id])
+  return model_of(evaluation, trained.best_weights, kept[0], cohort[0])
+
+
+def model_of(
+  evaluation: evaluation_lib.Evaluation,
+  weights: Any,
+  kept: Any,
+  client: Mapping[str, Any],
+) -> tf.keras.Model:
+  """A client personalises as in an evaluation, and its model is returned.
+
+  Args:
+    evaluation: How it does.
+    weights: The shared weights, `ModelWeights`.
+    kept: What it remembers.
+    client: Its value: examples, count and seed. Fields that the evaluation does
+      not read are left out.
+  """
+  value = collections.OrderedDict(client)
+  value['examples'] = collections.OrderedDict(
+    (name, client['examples'][name]) for name in evaluation.example_spec
+  )
+  weights = exams.weights_of(evaluation.model, weights)
+  own = evaluation.personalise(weights, kept, value)
+  return evaluation.model.to_keras(weights.non_trainable, own)
+
+
+@functools.lru_cache(maxsize=8)
+def _at_home(
+  process: processes.PartialProcess, rounds: int, took_part: bool
+) -> evaluation_lib.Evaluation:
+  """What of a process's work makes a client's own model, as an evaluation.
+
+  Args:
+    process: The process.
+    rounds: How many rounds were done, for epochs that follow them.
+    took_part: Whether the client remembers weights; then it only chooses its
+      group.
+  """
+  work = process.work
+  own = phases.own(work.work, rounds) if work is not None else []
+  if not own or work is None:
+    raise PersonalModelError(
+      "The process trains nothing that is a client's own, so that all clients "
+      'would have the same model, `model.to_keras(result.best_weights)`. Pass '
+      '`evaluation=`, for instance one of fine-tuning.'
+    )
+  # A copy that is neither kept nor measured is a step on the way.
+  kept = work.initialize_client.type_signature.result
+  keeps_copy = tiers.PERSONAL in tff.structure.name_list(kept)
+  reads: tiers.Reads = tiers.as_they_are
+  for phase in phases.flat(work.work):
+    if phase.measured or (keeps_copy and tiers.PERSONAL in phase.train):
+      if phase.read is not tiers.as_they_are:
+        reads = phase.read
+  if took_part:
+    own = [
+      part for part in own if isinstance(part, groups.Assign | contexts.Compute)
+    ]
+  return evaluation_lib.build_evaluation(
+    process.model,
+    work=[
+      *own,
+      phases.Phase(
+        train=(),
+        reads=reads,
+        measured=True,
+      ),
+    ],
+    memory=work.memory,
+  )
+
+
+class Choice(NamedTuple):
+  """What a model expects of one candidate.
+
+  Attributes:
+    candidate: The candidate.
+    score: The model's prediction for it.
+  """
+
+  candidate: Any
+  score: float
+
+
+def top_n(
+  keras_model: tf.keras.Model,
+  candidates: vocabularies.Vocabulary | np.ndarray | Iterable[Any],
+  n: int,
+  *,
+  exclude: Iterable[Any] = (),
+  context: Mapping[str, Any] | None = None,
+) -> list[Choice]:
+  """A model scores candidates, and the best ones are returned, best first.
+
+      items = clients.vocabularies['item']
+      tff_partial.top_n(keras_model, items, 10, exclude=['Heat', 'Alien'])
+
+  Args:
+    keras_model: A model with one number for a prediction, such as a client's.
+    candidates: A vocabulary, whose values are ranked, or inputs
+      `[candidates, ...]`.
+    n: How many to return.
+    exclude: Candidates that are not wanted, such as those that the client has
+      had.
+    context: Of a model with several inputs, those that are the same for all
+      candidates, by name; the candidates are the only other one.
+
+  Raises:
+    PersonalModelError: If there are fewer than `n` candidates, or predictions
+      are not one finite number each.
+  """
+  if isinstance(candidates, vocabularies.Vocabulary):
+    # Id 0 of all unseen values is no value that could be returned.
+    ids = np.arange(int(candidates.unseen), len(candidates))
+    names: Any = candidates.values
+  else:
+    ids = names = np.asarray(
+      candidates if hasattr(candidates, '__len__') else list(candidates)
+    )
+  unwanted = np.zeros(len(ids), bool)
+  out = list(exclude)
+  if out and ids.ndim != 1:
+    raise PersonalModelError(
+      f'exclude: candidates are arrays {list(ids.shape[1:])} each, which are '
+      'not looked for. Leave unwanted ones out.'
+    )
+  if out:
+    known = set(out)
+    unwanted = np.array([name in known for name in names], bool)
+  left = np.flatnonzero(~unwanted)
+  if not 1 <= n <= len(left):
+    raise PersonalModelError(
+      f'top_n: cannot name {n} of the {len(left)} candidates that are left.'
+    )
+  inputs = _inputs(keras_model, ids[left], context or {})
+  scores = np.asarray(keras_model.predict(inputs, verbose=0))
+  if scores.size != len(left) or not np.isfinite(scores).all():
+    raise PersonalModelError(
+      f'top_n: the model predicts {list(scores.shape)} for {len(left)} '
+      'candidates, of which each takes one finite number. Rank what its score '
+      'is by a model with that alone for an output.'
+    )
+  scores = scores.reshape([-1])
+  best = np.argsort(-scores, kind='stable')[:n]
+  return [Choice(names[left[place]], float(scores[place])) for place in best]
+
+
+def _inputs(
+  keras_model: tf.keras.Model,
+  candidates: np.ndarray,
+  context: Mapping[str, Any],
+) -> Any:
+  """What the model reads for some candidates."""
+  if not context:
+    return candidates
+  names = list(keras_model.input_names)
+  free = [name for name in names if name not in context]
+  if len(free) != 1 or set(context) - set(names):
+    raise PersonalModelError(
+      f'context={list(context)}: the model has the inputs {names}, of which '
+      'all but that of the candidates are to be given.'
+    )
+  repeated = {
+    name: np.repeat(np.asarray(value)[np.newaxis], len(candidates), axis=0)
+    for name, value in context.items()
+  }
+  return {free[0]: candidates, **repeated}

@@ -1,0 +1,298 @@
+"""What a run writes down for people: a table, TensorBoard events, a bar.
+
+A row is on its way to the disk when `release` returns, so that nothing needs
+closing and a kill loses nothing. TFF's release managers promise as much, but
+they read the table's header anew for each row and call TensorFlow for each
+number: 5 ms, while a round may take 10 ms.
+"""
+
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import csv
+import io
+import numbers
+import os
+import pathlib
+from typing import Any
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import errors
+from tff_partial.training import checkpoints
+
+METRICS_FILE = 'metrics.csv'
+ROUND = 'round'
+# What TensorBoard shows as a curve.
+_CURVE = tf.compat.v1.SummaryMetadata(
+  plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name='scalars')
+)
+
+
+class RecordError(errors.UserError, RuntimeError):
+  """Raised when the records of a run cannot be written."""
+
+
+def flatten(metrics: Any) -> collections.OrderedDict[str, Any]:
+  """Turns nested metrics into one level, `outer/inner`, scalars only."""
+  flat: collections.OrderedDict[str, Any] = collections.OrderedDict()
+
+  def visit(value: Any, path: tuple[str, ...]) -> None:
+    if isinstance(value, Mapping):
+      for name, part in value.items():
+        visit(part, (*path, str(name)))
+    elif np.ndim(value) == 0 and isinstance(
+      np.asarray(value).item(), numbers.Number
+    ):
+      flat['/'.join(path)] = np.asarray(value).item()
+
+  visit(metrics, ())
+  return flat
+
+
+class Records:
+  """Writes a row per round to `metrics.csv` and to TensorBoard.
+
+  The checkpoints of a run hold the table, too. So a table that was cut, edited
+  or lost while nothing ran is noticed and written anew.
+  """
+
+  def __init__(
+    self,
+    folder: str | os.PathLike[str],
+    *,
+    saved: str | None,
+    tensorboard: bool,
+  ):
+    """Opens the records; rounds after those that were saved are forgotten.
+
+    Args:
+      folder: The run's folder.
+      saved: The table's text when the checkpoint was written from which the run
+        goes on; None for a new run.
+      tensorboard: Whether to write TensorBoard events.
+
+    Raises:
+      RecordError: If the folder cannot be written, or `metrics.csv` is not
+        the table of a run.
+    """
+    self._folder = pathlib.Path(folder)
+    self._path = self._folder / METRICS_FILE
+    self._events: tf.summary.SummaryWriter | None = None
+    self._rows = _rows(saved or '') or [[ROUND]]
+    try:
+      self._folder.mkdir(parents=True, exist_ok=True)
+      self._path.with_suffix('.tmp').unlink(missing_ok=True)
+      self._look_at_file()
+      _replace(self._path, self._rows)
+      if tensorboard:
+        self._events = tf.summary.create_file_writer(
+          str(self._folder / 'tensorboard')
+        )
+    except (OSError, tf.errors.OpError) as error:
+      raise RecordError(
+        f'Cannot write to {self._folder}: {checkpoints.first_line(error)} '
+        'Choose another folder or make room.'
+      ) from error
+
+  @property
+  def text(self) -> str:
+    """The table so far."""
+    return _text(self._rows)
+
+  def _look_at_file(self) -> None:
+    """Compares the file with what was saved; keeps a copy if it differs."""
+    found: list[list[str]] = []
+    if self._path.exists():
+      # A kill may have cut the last line off.
+      text = self._path.read_text('utf-8', errors='replace')
+      try:
+        found = _rows(text[: text.rfind('\n') + 1])
+      except csv.Error:
+        found = [[]]
+    if found and found[0][:1] != [ROUND]:
+      raise RecordError(
+        f'{self._path}, line 1: there is no first column {ROUND!r}, so it is '
+        'not the table of a run. Move it away or choose another output folder.'
+      )
+    line = _first_difference(self._rows, found)
+    if line is None:
+      return
+    kept = ''
+    if found:
+      copy = self._path.with_name(f'changed_{METRICS_FILE}')
+      os.replace(self._path, copy)
+      kept = f' What was found is kept as {copy.name}.'
+    logging.warning(
+      '%s was changed since the run was saved, from line %d on. It is written '
+      'anew from the checkpoint.%s',
+      self._path,
+      line,
+      kept,
+    )
+
+  def release(self, row: Mapping[str, Any], round_number: int) -> None:
+    """Adds the row of a round.
+
+    Args:
+      row: Column to a number, or to an empty text where there is none.
+      round_number: The round.
+
+    Raises:
+      RecordError: If it cannot be written.
+    """
+    with self._writing(round_number):
+      self._add_row({ROUND: round_number, **row})
+      self._add_curves(row, round_number)
+
+  def complete(self, values: Mapping[str, Any]) -> None:
+    """Fills empty columns of the last row.
+
+    Args:
+      values: Column to a number; the row has these columns.
+
+    Raises:
+      RecordError: If it cannot be written.
+    """
+    columns, cells = self._rows[0], self._rows[-1]
+    round_number = int(cells[0])
+    for column, value in values.items():
+      cells[columns.index(column)] = str(value)
+    with self._writing(round_number):
+      _replace(self._path, self._rows)
+      self._add_curves(values, round_number)
+
+  @contextlib.contextmanager
+  def _writing(self, round_number: int) -> Iterator[None]:
+    """Says which round could not be recorded, and what to do."""
+    try:
+      yield
+    except (OSError, tf.errors.OpError) as error:
+      raise RecordError(
+        f'Round {round_number} cannot be recorded in {self._folder}: '
+        f'{checkpoints.first_line(error)} Make room and run the same command '
+        'again to go on from the last checkpoint.'
+      ) from error
+
+  def _add_curves(self, row: Mapping[str, Any], round_number: int) -> None:
+    if self._events is None:
+      return
+    with self._events.as_default():
+      tf.summary.experimental.write_raw_pb(
+        _curves(row), tf.constant(round_number, tf.int64)
+      )
+    self._events.flush()
+
+  def _add_row(self, row: Mapping[str, Any]) -> None:
+    columns = self._rows[0]
+    new = sorted(row.keys() - set(columns))
+    if new:
+      columns.extend(new)
+      for cells in self._rows[1:]:
+        cells.extend([''] * len(new))
+      _replace(self._path, self._rows)
+    cells = [str(row.get(column, '')) for column in columns]
+    self._rows.append(cells)
+    with self._path.open('a', newline='') as file:
+      csv.writer(file).writerow(cells)
+
+
+def _curves(row: Mapping[str, Any]) -> bytes:
+  """The numbers of a row as TensorBoard wants them."""
+  summary = tf.compat.v1.Summary()
+  for name, number in row.items():
+    if not isinstance(number, str):
+      value = summary.value.add(tag=name, metadata=_CURVE)
+      value.tensor.dtype = tf.float32.as_datatype_enum
+      value.tensor.tensor_shape.SetInParent()
+      value.tensor.float_val.append(number)
+  return summary.SerializeToString()
+
+
+def _rows(text: str) -> list[list[str]]:
+  """The cells of a table, header included."""
+  return list(csv.reader(io.StringIO(text, newline='')))
+
+
+def _text(rows: Iterable[Sequence[str]]) -> str:
+  """The text of a table."""
+  text = io.StringIO(newline='')
+  csv.writer(text).writerows(rows)
+  return text.getvalue()
+
+
+def _replace(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
+  """Writes a table anew; a kill leaves the old one or the new one."""
+  temporary = path.with_suffix('.tmp')
+  with temporary.open('w', newline='') as file:
+    file.write(_text(rows))
+  os.replace(temporary, path)
+
+
+def _first_difference(
+  saved: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
+) -> int | None:
+  """The first line of a table that is not as it was saved, or None.
+
+  Later rounds may have been added, and columns that were empty before.
+  """
+  header = found[0] if found else []
+  for number, cells in enumerate(saved[1:], 2):
+    other = found[number - 1] if number <= len(found) else []
+    filled = [
+      {name: cell for name, cell in zip(names, row, strict=False) if cell}
+      for names, row in ((saved[0], cells), (header, other))
+    ]
+    if filled[0] != filled[1] or len(other) != len(header):
+      return number
+  return None
+
+
+def last_round(folder: str | os.PathLike[str]) -> int:
+  """The last round that the table of a run has, or 0."""
+  path = pathlib.Path(folder) / METRICS_FILE
+  if not path.exists():
+    return 0
+  rows = _rows(path.read_text('utf-8', errors='replace'))
+  numbers = [row[0] for row in rows[1:] if row]
+  return max(
+    (int(n) for n in numbers if n.isdecimal() and len(n) < 9), default=0
+  )
+
+
+class Bar:
+  """A progress bar with the running metric and the time that is left."""
+
+  def __init__(self, rounds: int, done: int, shown: bool):
+    """Shows the bar, unless `shown` is false.
+
+    Args:
+      rounds: Rounds of the whole run.
+      done: Rounds that are done already.
+      shown: Whether there is anybody to look at it.
+    """
+    self._bar: Any = None
+    if shown:
+      import tqdm
+
+      self._bar = tqdm.tqdm(total=rounds, initial=done, unit='round')
+
+  def step(self, shown: Mapping[str, float]) -> None:
+    """Moves on by one round and shows some metrics."""
+    if self._bar is not None:
+      self._bar.set_postfix(
+        {name: f'{value:.4f}' for name, value in shown.items()}, refresh=False
+      )
+      self._bar.update(1)
+
+  def say(self, text: str) -> None:
+    """Shows a text until the next step."""
+    if self._bar is not None:
+      self._bar.set_postfix_str(text)
+
+  def close(self) -> None:
+    """Leaves the bar as it is."""
+    if self._bar is not None:
+      self._bar.close()
