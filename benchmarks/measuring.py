@@ -470,7 +470,7 @@ class Run:
 
   def step(self) -> None:
     """Does a round, from choosing the cohort to weights and metrics."""
-    from tff_partial.training import records
+    from tff_partial.training import metrics_log
 
     number = self.round + 1
     ids = self.sampler.cohort(number)
@@ -485,7 +485,7 @@ class Run:
     if self._store is not None:
       self._store.write(ids, output.client_states)
     self.state, self.round = output.state, number
-    self.metrics = records.flatten(output.metrics)
+    self.metrics = metrics_log.flatten(output.metrics)
 
   def weights(self) -> Any:
     """The model's weights at the server."""

@@ -30,7 +30,7 @@ from benchmarks import recipe
 from tasks import movielens_models
 import tff_partial
 from tff_partial import runtimes
-from tff_partial.training import records
+from tff_partial.training import metrics_log
 
 STOCK, NATIVE, COHORT = 'stock', 'ours, native', 'ours, cohort'
 
@@ -83,7 +83,7 @@ class StockRun:
         self.state, [self._datasets[client] for client in ids]
       )
     self.state, self.round = output.state, number
-    records.flatten(output.metrics)
+    metrics_log.flatten(output.metrics)
 
   def weights(self) -> Any:
     """The item vectors."""

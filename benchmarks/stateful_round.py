@@ -19,7 +19,7 @@ import tff_partial
 from tff_partial import client_state
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.runtimes import columns
+from tff_partial.runtimes import client_batch
 from tff_partial.runtimes import typed_values
 from tff_partial.training import client_store
 
@@ -56,7 +56,7 @@ def fill(store: client_store.ClientStore, client_ids: list[str]) -> None:
     for spec in specs
   ]
   convert = typed_values.converter(store.type)
-  states = columns.Columns.of(len(client_ids), leaves, convert)
+  states = client_batch.Columns.of(len(client_ids), leaves, convert)
   seconds = measuring.timed(lambda: store.write(client_ids, states))()
   seconds += measuring.timed(lambda: store.save(0))()
   size = store.path.stat().st_size if store.path else 0

@@ -22,8 +22,8 @@ from tasks import runs
 from tasks.errors import OptionError
 from tff_partial.training import checkpoints
 from tff_partial.training import client_store
-from tff_partial.training import client_versions
 from tff_partial.training import programs
+from tff_partial.training import sqlite_backend
 
 FLAGS = flags.FLAGS
 runs.run_flags()
@@ -51,7 +51,7 @@ def main() -> int | None:
   folder = pathlib.Path(FLAGS.output_dir)
   stored = folder / programs.CLIENTS_FOLDER
   with contextlib.closing(
-    client_versions.Versions(stored, writable=False)
+    sqlite_backend.Versions(stored, writable=False)
   ) as versions:
     held = versions.versions(FLAGS.client)
     if not held:
@@ -73,7 +73,7 @@ def main() -> int | None:
         client_store.export(state, FLAGS.file)
         print(f'Written to {FLAGS.file}, as of round {number}.')
       return None
-  with contextlib.closing(client_versions.Versions(stored)) as versions:
+  with contextlib.closing(sqlite_backend.Versions(stored)) as versions:
     number = versions.delete(FLAGS.client)
   print(
     f'Deleted {number} versions of what client {FLAGS.client} remembered. It '

@@ -42,8 +42,8 @@ from tff_partial.dp import privacy_audit
 from tff_partial.runtimes import errors as runtime_errors
 from tff_partial.runtimes.native import NativeRuntimeError
 from tff_partial.training import checkpoints
+from tff_partial.training import metrics_log
 from tff_partial.training import programs
-from tff_partial.training import records
 import tff_partial_programs
 
 FLAGS = flags.FLAGS
@@ -381,7 +381,7 @@ class Folder:
 
   def _has_begun(self) -> bool:
     """Whether there is anything that other flags could spoil."""
-    table = self.path / records.METRICS_FILE
+    table = self.path / metrics_log.METRICS_FILE
     saved = self.path / programs.CHECKPOINTS_FOLDER
     return (
       (self.path / RESULT_FILE).exists()

@@ -31,7 +31,7 @@ _RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))
 _MEDDLE = """
 import os, runpy, signal, sys
 import psutil, tensorflow as tf
-from tff_partial.training import records
+from tff_partial.training import metrics_log
 
 def die():
   os.kill(os.getpid(), signal.SIGKILL)

@@ -25,10 +25,10 @@ from tests import commands
 import tff_partial
 from tff_partial import errors
 from tff_partial import random_bits
-from tff_partial.training import client_records
 from tff_partial.training import client_store
-from tff_partial.training import client_versions
 from tff_partial.training import sampling
+from tff_partial.training import sqlite_backend
+from tff_partial.training import state_codec
 
 ClientStore = client_store.ClientStore
 ClientStoreError = client_store.ClientStoreError
@@ -158,7 +158,7 @@ def test_first_values_are_the_same_under_every_runtime():
     tff_partial.runtimes.native(),
   ):
     with runtime:
-      first = client_records.first_states(initialize_client, seeds)
+      first = state_codec.first_states(initialize_client, seeds)
       found.append(as_bytes(first))
   assert found[0] == found[1]
   assert len(found[0]) == 9
@@ -168,7 +168,7 @@ def test_clients_that_remember_nothing_have_a_length():
   nothing = tff.tensorflow.computation(
     lambda seed: collections.OrderedDict(), SEED_TYPE
   )
-  first = client_records.first_states(nothing, np.zeros([4, 2], np.int32))
+  first = state_codec.first_states(nothing, np.zeros([4, 2], np.int32))
   assert list(first) == [collections.OrderedDict()] * 4
   with pytest.raises(ClientStoreError, match='need no client store'):
     ClientStore(nothing)
@@ -252,7 +252,7 @@ def test_a_state_of_another_shape_is_refused(store):
 def test_what_cannot_lie_in_a_record_is_refused(spec):
   kind = tff.types.tensorflow_to_type(collections.OrderedDict(word=spec))
   with pytest.raises(ClientStoreError, match='leaf word .* pad them'):
-    client_records.Layout(kind)
+    state_codec.Layout(kind)
 
 
 # ---- rounds ------------------------------------------------------------------
@@ -373,13 +373,13 @@ def test_a_save_that_is_cut_short_never_was(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, copy)
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(client_versions.Versions, '_prune', die)
+  monkeypatch.setattr(sqlite_backend.Versions, '_prune', die)
   store.write(names(*range(3000)), small(2.0, 3000))
   size = store.path.stat().st_size
   with pytest.raises(KeyboardInterrupt):
     store.save(2)
   # The copy is what a killed process leaves: half of it, and a journal.
-  assert (copy / client_versions.FILE).stat().st_size > size
+  assert (copy / sqlite_backend.FILE).stat().st_size > size
   assert [path.suffix for path in copy.glob('*-journal')]
   for left in (copy, folder):
     if left == folder:
@@ -737,7 +737,7 @@ def test_a_flipped_bit_changes_no_figure_in_silence(folder, tmp_path, flips):
 
 
 def test_a_locked_file_is_named(path, monkeypatch):
-  monkeypatch.setattr(client_versions, '_PATIENCE', 0.05)
+  monkeypatch.setattr(sqlite_backend, '_PATIENCE', 0.05)
   store = ClientStore(initialize_small, folder=path.parent)
   other = sqlite3.connect(path)
   other.execute('BEGIN EXCLUSIVE')

@@ -27,12 +27,12 @@ import tensorflow_federated as tff
 from tests import on_native
 from tff_partial.data.cohorts import Cohort
 from tff_partial.data.cohorts import CohortGroup
-from tff_partial.runtimes import choices as choices_lib
+from tff_partial.runtimes import client_batch
 from tff_partial.runtimes import cohort
-from tff_partial.runtimes import columns
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import conditionals
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import jit_autotuning as choices_lib
 
 _FEW = 5  # One shard.
 _MANY = 100  # Several shards.
@@ -338,7 +338,7 @@ class _Leaf(NamedTuple):
 
 def _leaves(value: Any, path: str = '') -> list[_Leaf]:
   """Every container and every leaf of a result, with its Python type."""
-  if isinstance(value, columns.Columns):
+  if isinstance(value, client_batch.Columns):
     value = list(value)  # Natively, a list.
   named = isinstance(value, tff.structure.Struct | dict) or hasattr(
     type(value), '__attrs_attrs__'

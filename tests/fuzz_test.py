@@ -36,8 +36,8 @@ from tff_partial.analysis import run_folders
 from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.training import checkpoints
-from tff_partial.training import client_versions
-from tff_partial.training import records
+from tff_partial.training import metrics_log
+from tff_partial.training import sqlite_backend
 
 # What nobody expects in the middle of a file.
 _STRANGE = (
@@ -254,18 +254,18 @@ _CLIENTS = [f'client {number}' for number in range(30)]
 
 
 def _write_store(folder: pathlib.Path) -> list[pathlib.Path]:
-  versions = client_versions.Versions(folder)
+  versions = sqlite_backend.Versions(folder)
   versions.describe(layout='[]', seed='3')
   for number in (2, 4, 6):
     some = _CLIENTS[number : 5 * number]
     versions.save(number, 2, [(c, bytes([number] * 70)) for c in some])
   versions.close()
-  return [folder / client_versions.FILE]
+  return [folder / sqlite_backend.FILE]
 
 
 def _read_store(folder: pathlib.Path) -> None:
   with contextlib.closing(
-    client_versions.Versions(folder, writable=False)
+    sqlite_backend.Versions(folder, writable=False)
   ) as versions:
     assert (versions.about('layout'), versions.about('seed')) == ('[]', '3')
     assert versions.rounds() == [2, 4, 6]
@@ -311,13 +311,13 @@ def _read_checkpoints(folder: pathlib.Path) -> None:
 
 
 def _write_metrics(folder: pathlib.Path) -> list[pathlib.Path]:
-  table = records.Records(folder, saved=None, tensorboard=False)
+  table = metrics_log.Records(folder, saved=None, tensorboard=False)
   for number in range(1, 7):
     if number == 5:
       (folder / 'saved').write_text(table.text, newline='')
     validation = {'validation_rmse': 1 / number} if number % 2 == 0 else {}
     table.release({'loss': 2 / number, **validation}, number)
-  return [folder / records.METRICS_FILE]
+  return [folder / metrics_log.METRICS_FILE]
 
 
 def _read_metrics(folder: pathlib.Path) -> None:
@@ -327,9 +327,9 @@ def _read_metrics(folder: pathlib.Path) -> None:
   except errors.UserError as error:
     refused = error
   saved = (folder / 'saved').read_bytes().decode()
-  table = records.Records(folder, saved=saved, tensorboard=False)
+  table = metrics_log.Records(folder, saved=saved, tensorboard=False)
   assert table.text == saved
-  assert (folder / records.METRICS_FILE).read_bytes().decode() == saved
+  assert (folder / metrics_log.METRICS_FILE).read_bytes().decode() == saved
   if refused:
     raise refused
 

@@ -22,8 +22,8 @@ from tff_partial import phases
 from tff_partial.data import cohorts
 from tff_partial.training import callbacks
 from tff_partial.training import checkpoints
+from tff_partial.training import metrics_log
 from tff_partial.training import programs
-from tff_partial.training import records
 from tff_partial.training import sampling
 
 _RECONSTRUCTION: dict[str, Any] = {
@@ -158,8 +158,8 @@ _MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
   'in the first save': (tf.saved_model, 'save', 1, False),
   'in the last save': (tf.saved_model, 'save', 3, False),
   'before an old one is removed': (tf.io.gfile, 'rename', 3, False),
-  'before a row': (records.Records, 'release', 4, True),
-  'between row and save': (records.Records, 'release', 6, False),
+  'before a row': (metrics_log.Records, 'release', 4, True),
+  'between row and save': (metrics_log.Records, 'release', 6, False),
   'after the last save': (checkpoints.Checkpoints, 'save', 3, False),
 }
 

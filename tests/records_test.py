@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tff_partial import errors
-from tff_partial.training import records
+from tff_partial.training import metrics_log
 
 
 @pytest.fixture(name='opened')
@@ -25,7 +25,7 @@ def fixture_opened(tmp_path):
   """Opens the records of the run in `tmp_path`, as a checkpoint has them."""
 
   def open_records(saved=None, tensorboard=False):
-    return records.Records(tmp_path, saved=saved, tensorboard=tensorboard)
+    return metrics_log.Records(tmp_path, saved=saved, tensorboard=tensorboard)
 
   return open_records
 
@@ -35,7 +35,7 @@ def _table(folder: pathlib.Path) -> list[dict[str, str]]:
     return list(csv.DictReader(file))
 
 
-def _release(to: records.Records, *rounds: int) -> list[str]:
+def _release(to: metrics_log.Records, *rounds: int) -> list[str]:
   """Adds rows; returns what a checkpoint would hold before and after each."""
   texts = [to.text]
   for number in rounds:
@@ -48,7 +48,7 @@ def _release(to: records.Records, *rounds: int) -> list[str]:
 
 
 def test_nested_metrics_become_one_level():
-  flat = records.flatten(
+  flat = metrics_log.flatten(
     collections.OrderedDict(
       outer=collections.OrderedDict(
         b=np.float32(0.5), a=tf.constant(3), list=[1.0, 2.0], text='no'
@@ -209,7 +209,7 @@ def test_another_file_is_not_overwritten(opened, tmp_path, text):
   path = tmp_path / 'metrics.csv'
   path.write_text(text)
   before = path.read_bytes()
-  with pytest.raises(records.RecordError, match='line 1') as caught:
+  with pytest.raises(metrics_log.RecordError, match='line 1') as caught:
     opened()
   assert str(path) in str(caught.value)
   assert isinstance(caught.value, errors.UserError)
@@ -218,7 +218,7 @@ def test_another_file_is_not_overwritten(opened, tmp_path, text):
 
 def test_a_table_that_cannot_be_written_is_named(opened, tmp_path):
   (tmp_path / 'metrics.csv').mkdir()
-  with pytest.raises(records.RecordError, match='Is a directory') as caught:
+  with pytest.raises(metrics_log.RecordError, match='Is a directory') as caught:
     opened()
   assert str(tmp_path / 'metrics.csv') in str(caught.value)
 
@@ -237,7 +237,7 @@ def test_new_columns_come_behind_the_others(opened, tmp_path):
 def test_a_kill_loses_no_row(tmp_path):
   code = f"""
 import os, signal
-from tff_partial.training import records
+from tff_partial.training import metrics_log
 table = records.Records({str(tmp_path)!r}, saved=None, tensorboard=True)
 for number in (1, 2, 3):
   table.release({{'loss': number / 3}}, number)
@@ -257,7 +257,7 @@ def test_a_full_disk_is_said(opened, tmp_path, monkeypatch):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   monkeypatch.setattr(pathlib.Path, 'open', fail)
-  with pytest.raises(records.RecordError, match='No space left') as caught:
+  with pytest.raises(metrics_log.RecordError, match='No space left') as caught:
     _release(table, 2)
   message = str(caught.value)
   for part in ('Round 2', str(tmp_path), 'same command again'):
@@ -294,7 +294,7 @@ def test_there_may_be_none_of_it(opened, tmp_path):
 
 
 def test_the_bar_shows_metrics_and_time_on_the_error_output(capsys):
-  bar = records.Bar(10, 4, True)
+  bar = metrics_log.Bar(10, 4, True)
   bar.step({'loss': 1.23456, 'validation_rmse': float('nan')})
   bar.close()
   shown = capsys.readouterr()
@@ -305,7 +305,7 @@ def test_the_bar_shows_metrics_and_time_on_the_error_output(capsys):
 
 
 def test_no_bar_says_nothing(capsys):
-  bar = records.Bar(10, 0, False)
+  bar = metrics_log.Bar(10, 0, False)
   bar.step({'loss': 1.0})
   bar.close()
   assert capsys.readouterr() == ('', '')

@@ -31,10 +31,10 @@ from tff_partial.dp import clippings
 from tff_partial.dp import privacy_plans
 from tff_partial.training import checkpoints
 from tff_partial.training import client_store
-from tff_partial.training import client_versions
-from tff_partial.training import exams
+from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
 from tff_partial.training import sampling
+from tff_partial.training import sqlite_backend
 
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
 
@@ -182,7 +182,7 @@ def test_what_a_run_leaves(whole):
     'metrics.csv',
   ]
   assert [p.name for p in (folder / 'clients').iterdir()] == [
-    client_versions.FILE
+    sqlite_backend.FILE
   ]
   assert result.client_store.rounds == [3, 6, 7]
 
@@ -196,16 +196,16 @@ def test_more_rounds_go_on(world, whole, tmp_path):
 
 # The store saves before the server does, three times.
 _MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
-  'before the first save': (client_versions.Versions, 'save', 1, True),
-  'in the first transaction': (client_versions.Versions, '_prune', 1, True),
-  'between clients and server': (client_versions.Versions, 'save', 1, False),
-  'in the second transaction': (client_versions.Versions, '_prune', 2, True),
-  'later between the two': (client_versions.Versions, 'save', 2, False),
+  'before the first save': (sqlite_backend.Versions, 'save', 1, True),
+  'in the first transaction': (sqlite_backend.Versions, '_prune', 1, True),
+  'between clients and server': (sqlite_backend.Versions, 'save', 1, False),
+  'in the second transaction': (sqlite_backend.Versions, '_prune', 2, True),
+  'later between the two': (sqlite_backend.Versions, 'save', 2, False),
   'in the server': (tf.saved_model, 'save', 2, False),
   'after both': (checkpoints.Checkpoints, 'save', 2, False),
   'in the middle of a round': (client_store.ClientStore, 'write', 5, True),
   'between two rounds': (client_store.ClientStore, 'write', 5, False),
-  'at the end': (client_versions.Versions, 'save', 3, False),
+  'at the end': (sqlite_backend.Versions, 'save', 3, False),
 }
 
 
@@ -312,7 +312,7 @@ def test_a_deleted_client_does_not_come_back(world, tmp_path):
   )
   before = programs.load(world.process, tmp_path).client_store
   with contextlib.closing(
-    client_versions.Versions(tmp_path / programs.CLIENTS_FOLDER)
+    sqlite_backend.Versions(tmp_path / programs.CLIENTS_FOLDER)
   ) as versions:
     assert versions.delete(gone)
   asked: list[Any] = []
@@ -369,7 +369,7 @@ def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
     private.train(clients=small_runs.Spy(private.clients, 6), **settings)
   # Round 3 was saved, 4 and 5 were published, and round 6 never ended.
   with contextlib.closing(
-    client_versions.Versions(tmp_path / programs.CLIENTS_FOLDER)
+    sqlite_backend.Versions(tmp_path / programs.CLIENTS_FOLDER)
   ) as versions:
     gone = next(c for c in private.clients.client_ids if versions.versions(c))
     assert versions.delete(gone) and versions.deletions == 1
@@ -467,14 +467,16 @@ def test_an_exam_may_be_of_those_who_forget(world, forgetful):
 
 def test_what_an_exam_cannot_have_is_refused(world, forgetful, whole, tmp_path):
   weights = whole[0].weights
-  with pytest.raises(exams.ExamError, match='no client store to read'):
+  with pytest.raises(
+    evaluation_sets.ExamError, match='no client store to read'
+  ):
     programs.evaluate(world.validation, weights)
   exam = programs.Exam(forgetful, world.clients, remembering=True)
   for work in (
     lambda: programs.evaluate(exam, weights, 0, whole[0].client_store),
     lambda: world.train(validation=exam, output_dir=tmp_path),
   ):
-    with pytest.raises(exams.ExamError, match='evaluation takes <>'):
+    with pytest.raises(evaluation_sets.ExamError, match='evaluation takes <>'):
       work()
   assert not list(tmp_path.iterdir())
 
@@ -565,4 +567,4 @@ def test_a_run_whose_clients_were_lost_is_refused(world, whole, tmp_path):
 def test_a_store_is_free_when_the_run_is_over(world, whole):
   with pytest.raises(client_store.ClientStoreError, match='its run is over'):
     whole[0].client_store.delete('train 1')
-  client_versions.Versions(whole[1] / 'clients').close()
+  sqlite_backend.Versions(whole[1] / 'clients').close()

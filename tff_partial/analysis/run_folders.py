@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from tff_partial.analysis.errors import AnalysisError
-from tff_partial.training import records
+from tff_partial.training import metrics_log
 
 FLAGS_FILE = 'flags.txt'
 RESULT_FILE = 'result.json'
@@ -74,7 +74,7 @@ class Run:
     Raises:
       AnalysisError: If there is none, or it is not one.
     """
-    path = self.folder / records.METRICS_FILE
+    path = self.folder / metrics_log.METRICS_FILE
     if not path.exists():
       raise AnalysisError(
         f'{path}: there is no table of rounds. Give a folder that a run wrote '
@@ -85,7 +85,7 @@ class Run:
     text = text[: text.rfind('\n') + 1]
     try:
       frame = pd.read_csv(io.StringIO(text))
-      return frame.set_index(records.ROUND)
+      return frame.set_index(metrics_log.ROUND)
     except (KeyError, ValueError) as error:
       raise AnalysisError(
         f'{path}: not a table with a row a round ({error}). Move it away, or '
@@ -124,7 +124,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
       )
     places = {
       path.parent
-      for file in (FLAGS_FILE, RESULT_FILE, records.METRICS_FILE)
+      for file in (FLAGS_FILE, RESULT_FILE, metrics_log.METRICS_FILE)
       for path in root.rglob(file)
     }
     if not places:

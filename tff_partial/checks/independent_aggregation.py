@@ -20,11 +20,11 @@ from tff_partial.checks.split_personalization import Report
 from tff_partial.checks.split_personalization import Violation
 from tff_partial.data import cohorts
 from tff_partial.data import examples as examples_lib
-from tff_partial.runtimes import straight_line
+from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import typed_values
-from tff_partial.training import client_records
-from tff_partial.training import records
+from tff_partial.training import metrics_log
 from tff_partial.training import sampling
+from tff_partial.training import state_codec
 
 # How far remembered numbers are moved, in standard deviations.
 _FAR = 0.1
@@ -53,11 +53,11 @@ def _changes(one: Leaves, other: Leaves) -> dict[str, float]:
 
 def _sent(process: processes.PartialProcess) -> Iterator[Violation]:
   """The client's own variables that a type at the server names."""
-  program = straight_line.Program(process.next)
+  program = flat_program.Program(process.next)
   at_server = [
     step.type_spec
     for step in program.steps.values()
-    if step.kind is not straight_line.Kind.CLIENT
+    if step.kind is not flat_program.Kind.CLIENT
   ]
   at_server += [
     argument.type_spec
@@ -90,14 +90,14 @@ class _Rounds:
     seeds = sampling.client_seeds(ids, seed, 'check')
     self.values = list(clients.cohort(ids, seeds))
     self._state = process.initialize()
-    self.kept = client_records.first_states(process.initialize_client, seeds)
+    self.kept = state_codec.first_states(process.initialize_client, seeds)
     # After a round, clients remember what only those do who took part.
     output = self._output(self.kept, self.values)
     self._state, self.kept = output.state, output.client_states
 
   def _output(self, kept: Any, values: Any) -> processes.PartialProcessOutput:
     output = self._process.next(self._state, kept, values)
-    metrics = records.flatten(output.metrics)
+    metrics = metrics_log.flatten(output.metrics)
     if metrics['client_work/train/num_not_finite']:
       raise CheckError(
         'The losses or weights of a client are not finite, so that it counts '

@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes import feeding
+from tff_partial.runtimes import client_inputs
+from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import graphs
 from tff_partial.runtimes import leaves
 from tff_partial.runtimes import sequences
-from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key: TypeAlias = straight_line.Key
-Values: TypeAlias = straight_line.Values
+Key: TypeAlias = flat_program.Key
+Values: TypeAlias = flat_program.Values
 
 
 class ClientLoop:
@@ -42,8 +42,8 @@ class ClientLoop:
 
   def __init__(
     self,
-    program: straight_line.Program,
-    aggregates: Iterable[straight_line.Step],
+    program: flat_program.Program,
+    aggregates: Iterable[flat_program.Step],
     outputs: Iterable[Key],
     kept: frozenset[Key],
   ):
@@ -122,7 +122,7 @@ class ClientLoop:
 
   def client_inputs(
     self,
-    feeds: Sequence[feeding.Feed],
+    feeds: Sequence[client_inputs.Feed],
     kept: Mapping[Key, Sequence[tf.Tensor]],
     index: tf.Tensor,
   ) -> dict[Key, Any]:
@@ -142,7 +142,7 @@ class ClientLoop:
           rows = [next(fed)[0] for _ in range(layout.num_components)]
         tensor, kind = next(fed)
         leaf = tf.gather(
-          tensor, row if kind is feeding.Kind.RESIDENT else index
+          tensor, row if kind is client_inputs.Kind.RESIDENT else index
         )
         flat.append(leaf if layout is None else layout.dataset(rows, leaf))
       values[argument.key] = typed_values.like(

@@ -35,10 +35,10 @@ import weakref
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes import choices as choices_lib
+from tff_partial.runtimes import client_inputs
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import fallback
-from tff_partial.runtimes import feeding
+from tff_partial.runtimes import jit_autotuning as choices_lib
 from tff_partial.runtimes import rounds
 from tff_partial.runtimes import typed_values
 
@@ -66,7 +66,7 @@ class _Runtime:
     self._strict = strict
     self._chooser = choices_lib.Chooser(jit, choices, strict, threads)
     self._resources = rounds.Resources(
-      feeding.DeviceArrays(),
+      client_inputs.DeviceArrays(),
       self._chooser,
       futures.ThreadPoolExecutor(threads) if threads > 1 else None,
       debug,

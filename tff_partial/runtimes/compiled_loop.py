@@ -12,17 +12,17 @@ from absl import logging
 import tensorflow as tf
 
 from tff_partial.runtimes import agreement
+from tff_partial.runtimes import client_batch
+from tff_partial.runtimes import client_inputs
 from tff_partial.runtimes import client_loop
-from tff_partial.runtimes import columns
 from tff_partial.runtimes import doubts
-from tff_partial.runtimes import feeding
+from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import graphs
 from tff_partial.runtimes import loop_inputs
 from tff_partial.runtimes import reductions
-from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key: TypeAlias = straight_line.Key
+Key: TypeAlias = flat_program.Key
 
 
 class Results(NamedTuple):
@@ -34,7 +34,7 @@ class Results(NamedTuple):
   """
 
   totals: list[tf.Tensor]
-  outputs: dict[Key, list[tf.Tensor | columns.Ragged]]
+  outputs: dict[Key, list[tf.Tensor | client_batch.Ragged]]
 
 
 class CompiledLoop:
@@ -46,13 +46,13 @@ class CompiledLoop:
     self._loop, self._signature = loop, signature
     self._is_doubted = False
     self._inputs = self._specs()
-    self._columns = [columns.Column(spec) for spec in loop.output_specs]
+    self._columns = [client_batch.Column(spec) for spec in loop.output_specs]
     if self._is_ragged:
       # Dimensions that the type leaves open may still follow from the shapes
       # of what this group of clients is fed.
       shapes = graphs.trace(self._returned, self._inputs).output_shapes
       self._columns = [
-        columns.Column(tf.TensorSpec(shape, spec.dtype))
+        client_batch.Column(tf.TensorSpec(shape, spec.dtype))
         for shape, spec in zip(shapes, loop.output_specs, strict=True)
       ]
     self._traced = graphs.trace(self._run, self._inputs)
@@ -148,7 +148,7 @@ class CompiledLoop:
         for key in loop.kept
       },
       [
-        feeding.Feed([next(left) for _ in tensors], kinds, next(left))
+        client_inputs.Feed([next(left) for _ in tensors], kinds, next(left))
         for tensors, kinds in self._signature.feeds
       ],
       list(left),
@@ -226,9 +226,9 @@ class CompiledLoop:
 
 def gathered(
   loop: client_loop.ClientLoop,
-  gatherers: Sequence[columns.Column],
+  gatherers: Sequence[client_batch.Column],
   tensors: Iterator[tf.Tensor],
-) -> dict[Key, list[tf.Tensor | columns.Ragged]]:
+) -> dict[Key, list[tf.Tensor | client_batch.Ragged]]:
   """The clients' outputs, leaf by leaf, out of what columns stacked."""
   leaves = iter([column.read(tensors) for column in gatherers])
   return {

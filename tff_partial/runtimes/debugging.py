@@ -13,16 +13,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.runtimes import client_batch
 from tff_partial.runtimes import client_loop
-from tff_partial.runtimes import columns
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import loop_inputs
 from tff_partial.runtimes import sharding
-from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Values: TypeAlias = straight_line.Values
+Values: TypeAlias = flat_program.Values
 
 
 class OneByOne:
@@ -50,7 +50,7 @@ class OneByOne:
   def run(self) -> compiled_loop.Results:
     """Does what the compiled loop does, and checks every float."""
     loop, totals = self._loop, list(self._inputs.totals)
-    gatherers = [columns.Column(spec) for spec in loop.output_specs]
+    gatherers = [client_batch.Column(spec) for spec in loop.output_specs]
     returned: list[list[tf.Tensor]] = [[] for _ in gatherers]
     for index in range(len(self._shard)):
       client = _Client(loop, self._shard, index, checked=True)
@@ -108,7 +108,7 @@ class _Client:
     return new
 
   @contextlib.contextmanager
-  def _naming(self, step: straight_line.Step, values: Values) -> Iterator[None]:
+  def _naming(self, step: flat_program.Step, values: Values) -> Iterator[None]:
     try:
       yield
     except (tf.errors.OpError, ValueError, TypeError) as error:
@@ -122,7 +122,7 @@ class _Client:
       ) from error
 
   def _check(
-    self, step: straight_line.Step, values: Values, result: typed_values.Nested
+    self, step: flat_program.Step, values: Values, result: typed_values.Nested
   ) -> None:
     if not self._checked:
       return
@@ -142,14 +142,14 @@ class _Client:
         )
 
 
-def _describe(step: straight_line.Step) -> str:
+def _describe(step: flat_program.Step) -> str:
   """The step, and the Python functions in its graphs."""
   names = {name for leaf in step.leaves for name in leaf.function_names}
   called = f' (which calls {", ".join(sorted(names))})' if names else ''
   return f'{step}{called}'
 
 
-def _shapes(step: straight_line.Step, values: Values) -> str:
+def _shapes(step: flat_program.Step, values: Values) -> str:
   """Dtypes and shapes of what a step reads."""
   found = []
   for key in sorted(step.reads, key=str):

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_partial.runtimes import client_inputs
 from tff_partial.runtimes import client_loop
-from tff_partial.runtimes import feeding
-from tff_partial.runtimes import straight_line
+from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import typed_values
 
 
@@ -23,9 +23,9 @@ class Inputs:
     totals: The leaves of the first accumulators, as tensors.
   """
 
-  values: straight_line.Values
-  kept: Mapping[straight_line.Key, Sequence[Any]]
-  feeds: Sequence[feeding.Feed]
+  values: flat_program.Values
+  kept: Mapping[flat_program.Key, Sequence[Any]]
+  feeds: Sequence[client_inputs.Feed]
   totals: Sequence[tf.Tensor]
 
   def flat(
@@ -52,7 +52,7 @@ class Signature:
   """
 
   feeds: tuple[
-    tuple[tuple[tuple[str, Any], ...], tuple[feeding.Kind, ...]], ...
+    tuple[tuple[tuple[str, Any], ...], tuple[client_inputs.Kind, ...]], ...
   ]
   bucket: int
 
@@ -65,7 +65,7 @@ class Signature:
     )
 
 
-def signature_of(feeds: Sequence[feeding.Feed], bucket: int) -> Signature:
+def signature_of(feeds: Sequence[client_inputs.Feed], bucket: int) -> Signature:
   """The signature under which a loop takes some feeds."""
   signed = []
   for feed in feeds:
@@ -83,8 +83,8 @@ def _dtype_name(tensor: Any) -> str:
   return tf.as_dtype(tensor.dtype).name
 
 
-def _shape(tensor: Any, kind: feeding.Kind) -> tuple[int | None, ...]:
+def _shape(tensor: Any, kind: client_inputs.Kind) -> tuple[int | None, ...]:
   """The shape; how much lies end to end differs from round to round."""
-  if kind is feeding.Kind.LAID:
+  if kind is client_inputs.Kind.LAID:
     return (None, *tensor.shape[1:])
   return tuple(tensor.shape)

@@ -13,21 +13,21 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes import choices
+from tff_partial.runtimes import client_batch
+from tff_partial.runtimes import client_inputs
 from tff_partial.runtimes import client_loop
-from tff_partial.runtimes import columns
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import debugging
-from tff_partial.runtimes import feeding
+from tff_partial.runtimes import flat_program
+from tff_partial.runtimes import jit_autotuning
 from tff_partial.runtimes import loop_inputs
-from tff_partial.runtimes import plan
 from tff_partial.runtimes import readers
+from tff_partial.runtimes import schedule
 from tff_partial.runtimes import sequences
 from tff_partial.runtimes import sharding
-from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key: TypeAlias = straight_line.Key
+Key: TypeAlias = flat_program.Key
 # Each call of TensorFlow takes time, and each accumulator that waits for the
 # others takes memory.
 _MERGED_AT_ONCE = 4
@@ -47,8 +47,8 @@ class Resources:
     debug: Whether clients run one by one, checked step by step.
   """
 
-  arrays: feeding.DeviceArrays
-  chooser: choices.Chooser
+  arrays: client_inputs.DeviceArrays
+  chooser: jit_autotuning.Chooser
   pool: futures.Executor | None
   debug: bool
 
@@ -65,8 +65,8 @@ class CompiledComputation:
     Raises:
       UnsupportedComputationError: If it has parts that cannot be compiled.
     """
-    self._program = straight_line.Program(computation)
-    self._plan = plan.Plan(self._program)
+    self._program = flat_program.Program(computation)
+    self._plan = schedule.Plan(self._program)
     # Two threads that call the same must not share its variables.
     self._turn: contextlib.AbstractContextManager[Any] = (
       contextlib.nullcontext()
@@ -119,8 +119,8 @@ class CompiledComputation:
     return values
 
   def _open(
-    self, argument: Any, arrays: feeding.DeviceArrays
-  ) -> tuple[dict[Key, typed_values.Nested], dict[str, feeding.Clients]]:
+    self, argument: Any, arrays: client_inputs.DeviceArrays
+  ) -> tuple[dict[Key, typed_values.Nested], dict[str, client_inputs.Clients]]:
     """Values at the server, and arguments with a value for each client."""
     values, clients = {}, {}
     for part in self._program.arguments.values():
@@ -129,7 +129,7 @@ class CompiledComputation:
         value = reader.open(value, 'the arguments')[index]
         reader = reader.elements[index][1]
       if part.is_at_clients:
-        clients[part.name] = feeding.open_argument(
+        clients[part.name] = client_inputs.open_argument(
           value, reader, part.name, arrays
         )
       else:
@@ -150,7 +150,7 @@ class CompiledComputation:
     return typed_values.ClientValues(
       size,
       [
-        columns.gather(
+        client_batch.gather(
           spec, [leaves[place].numpy() for leaves in parts], positions, size
         )
         for place, spec in enumerate(specs)
@@ -173,7 +173,7 @@ class _Wave:
 
   name: str
   loop: client_loop.ClientLoop
-  values: straight_line.Values
+  values: flat_program.Values
   outputs: Outputs
   zeros: Sequence[tf.Tensor]
   resources: Resources

@@ -6,12 +6,12 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import graphs
-from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key: TypeAlias = straight_line.Key
-Values: TypeAlias = straight_line.Values
+Key: TypeAlias = flat_program.Key
+Values: TypeAlias = flat_program.Values
 
 
 class ServerStage:
@@ -19,10 +19,10 @@ class ServerStage:
 
   def __init__(
     self,
-    program: straight_line.Program,
-    reports: Iterable[straight_line.Step],
-    steps: Iterable[straight_line.Step],
-    zeros: Iterable[straight_line.Step],
+    program: flat_program.Program,
+    reports: Iterable[flat_program.Step],
+    steps: Iterable[flat_program.Step],
+    zeros: Iterable[flat_program.Step],
     outputs: Iterable[Key],
   ):
     """Finds out what the stage needs.

@@ -11,8 +11,8 @@ import dataclasses
 
 import numpy as np
 
+from tff_partial.runtimes import client_inputs
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import feeding
 
 # A shard of fewer clients costs more to start and to merge than it gains. All
 # shards of fewer than 256 clients have at most 32, hence share a program.
@@ -39,17 +39,17 @@ class Shard:
   positions: np.ndarray
   bucket: int
   cohort_size: int
-  arguments: Sequence[feeding.Clients]
+  arguments: Sequence[client_inputs.Clients]
 
   def __len__(self) -> int:
     return len(self.positions)
 
-  def feeds(self) -> list[feeding.Feed]:
+  def feeds(self) -> list[client_inputs.Feed]:
     """The shard's share of each argument, made when its turn comes."""
     return [a.feed(self.positions, self.bucket) for a in self.arguments]
 
 
-def cohort_size(arguments: Mapping[str, feeding.Clients]) -> int:
+def cohort_size(arguments: Mapping[str, client_inputs.Clients]) -> int:
   """The number of clients, which all arguments must agree about."""
   sizes = {name: len(argument) for name, argument in arguments.items()}
   if len(set(sizes.values())) > 1:
@@ -58,7 +58,7 @@ def cohort_size(arguments: Mapping[str, feeding.Clients]) -> int:
 
 
 def cut(
-  arguments: Mapping[str, feeding.Clients], in_order: bool = False
+  arguments: Mapping[str, client_inputs.Clients], in_order: bool = False
 ) -> list[Shard]:
   """Cuts a cohort.
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes import columns
+from tff_partial.runtimes import client_batch
 
 # A tensor, an array, or a list of nested values.
 Nested: TypeAlias = Any
@@ -105,7 +105,7 @@ class ClientValues(NamedTuple):
 
   Attributes:
     size: The number of clients.
-    leaves: What `columns.gather` returned, leaf by leaf.
+    leaves: What `client_batch.gather` returned, leaf by leaf.
   """
 
   size: int
@@ -136,8 +136,8 @@ def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
 
 def _columns(
   value: ClientValues, convert: Callable[[Iterator[Any]], Any]
-) -> columns.Columns:
-  return columns.Columns.of(value.size, value.leaves, convert)
+) -> client_batch.Columns:
+  return client_batch.Columns.of(value.size, value.leaves, convert)
 
 
 def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:

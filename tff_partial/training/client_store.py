@@ -1,7 +1,7 @@
 """What clients remember between rounds: in memory, or in a file.
 
 Both are one class. Where populations do not fit into memory, the states are in
-a file (see `client_versions.py`), and memory holds those of the clients that
+a file (see `sqlite_backend.py`), and memory holds those of the clients that
 took part since the last save. A program reads and writes whole cohorts, in
 which a leaf of all clients is one array; nothing is stacked client by client.
 
@@ -30,11 +30,11 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_partial.training import checkpoints
-from tff_partial.training import client_records
-from tff_partial.training import client_versions
 from tff_partial.training import sampling
+from tff_partial.training import sqlite_backend
+from tff_partial.training import state_codec
 
-ClientStoreError = client_records.ClientStoreError
+ClientStoreError = state_codec.ClientStoreError
 
 
 class ClientStates:
@@ -47,7 +47,7 @@ class ClientStates:
 
   def __init__(
     self,
-    versions: client_versions.Versions,
+    versions: sqlite_backend.Versions,
     initialize_client: tff.Computation,
     seed: int,
     round_number: int | None = None,
@@ -55,7 +55,7 @@ class ClientStates:
     """Reads a file that is open; `ClientStore` opens one."""
     self._versions = versions
     self._initialize_client = initialize_client
-    self._layout = client_records.Layout(self.type)
+    self._layout = state_codec.Layout(self.type)
     self.seed, self.round = seed, round_number
 
   @property
@@ -96,7 +96,7 @@ class ClientStates:
       ids = [client_ids[place] for place in new]
       seeds = sampling.client_seeds(ids, self.seed, 'first state')
       records[new] = self._layout.records(
-        client_records.first_states(self._initialize_client, seeds)
+        state_codec.first_states(self._initialize_client, seeds)
       )
     return records
 
@@ -127,19 +127,19 @@ class ClientStore(ClientStates):
         process is writing to it, or it is that of another type or seed.
     """
     kind = initialize_client.type_signature.result
-    layout = client_records.Layout(kind)
+    layout = state_codec.Layout(kind)
     if not layout.record_type.names:
       raise ClientStoreError(
         f'Clients that remember nothing ({kind}) need no client store.'
       )
-    versions = client_versions.Versions(folder, writable=writable)
+    versions = sqlite_backend.Versions(folder, writable=writable)
     try:
       seed = _checked(versions, layout.text, seed)
     except BaseException:
       versions.close()
       raise
     super().__init__(versions, initialize_client, seed)
-    self._fresh = client_records.Table(layout)
+    self._fresh = state_codec.Table(layout)
 
   @property
   def path(self) -> pathlib.Path | None:
@@ -158,7 +158,7 @@ class ClientStore(ClientStates):
     (row,) = self._fresh.rows([client_id])
     if row < 0:
       return super().client(client_id)
-    return client_records.by_leaf(self._fresh.records[row])
+    return state_codec.by_leaf(self._fresh.records[row])
 
   def _records(self, client_ids: Sequence[str]) -> np.ndarray:
     rows = self._fresh.rows(client_ids)
@@ -193,7 +193,7 @@ class ClientStore(ClientStates):
       ClientStoreError: If it cannot be saved. What was saved before is kept.
     """
     self._versions.save(round_number, best, self._fresh.states())
-    self._fresh = client_records.Table(self._layout)
+    self._fresh = state_codec.Table(self._layout)
 
   def go_back_to(self, round_number: int) -> None:
     """Forgets what clients learned after the round from which a run goes on.
@@ -205,7 +205,7 @@ class ClientStore(ClientStates):
       ClientStoreError: If that round was not saved here.
     """
     self._versions.go_back_to(round_number)
-    self._fresh = client_records.Table(self._layout)
+    self._fresh = state_codec.Table(self._layout)
 
   def at(self, round_number: int) -> ClientStates:
     """What clients remembered after a round that was saved.
@@ -258,7 +258,7 @@ class ClientStore(ClientStates):
 
 
 def _checked(
-  versions: client_versions.Versions, layout: str, seed: int | None
+  versions: sqlite_backend.Versions, layout: str, seed: int | None
 ) -> int:
   """Compares a store with what it is opened for; returns its seed."""
   known, drawn = versions.about('layout'), versions.about('seed')
@@ -275,8 +275,8 @@ def _checked(
   if known != layout:
     raise ClientStoreError(
       f'{versions.path}: this client store is that of another model or '
-      f'algorithm. Its clients remember {client_records.described(known)}; '
-      f'here they remember {client_records.described(layout)}. Give the flags '
+      f'algorithm. Its clients remember {state_codec.described(known)}; '
+      f'here they remember {state_codec.described(layout)}. Give the flags '
       'of the run that made it, or choose another output folder.'
     )
   if seed is not None and seed != int(drawn):
@@ -289,7 +289,7 @@ def _checked(
 
 
 def look_up(
-  versions: client_versions.Versions,
+  versions: sqlite_backend.Versions,
   client_id: str,
   round_number: int | None = None,
 ) -> collections.OrderedDict[str, np.ndarray] | None:
@@ -310,8 +310,8 @@ def look_up(
   layout = versions.about('layout')
   if state is None or layout is None:
     return None
-  (record,) = np.frombuffer(state, client_records.record_type(layout))
-  return client_records.by_leaf(record)
+  (record,) = np.frombuffer(state, state_codec.record_type(layout))
+  return state_codec.by_leaf(record)
 
 
 def export(

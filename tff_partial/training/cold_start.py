@@ -6,7 +6,7 @@ from typing import Any
 from tff_partial import evaluation
 from tff_partial.data import cohorts
 from tff_partial.data import splits
-from tff_partial.training import exams
+from tff_partial.training import evaluation_sets
 
 
 def measure_by_support(
@@ -37,7 +37,7 @@ def measure_by_support(
     seed: The run's seed; a client's draws follow from it and its id.
 
   Returns:
-    Size to what `exams.evaluate` returns: pooled metrics by name, and under
+    Size to what `evaluation_sets.evaluate` returns: pooled metrics by name, and under
     `per_client` their distribution.
 
   Raises:
@@ -46,6 +46,8 @@ def measure_by_support(
   start = max(sizes, default=0) if query_from is None else query_from
   cut = {size: splits.first(size, start) for size in sizes}
   return {
-    size: exams.evaluate(exams.Exam(build(split), clients), weights, seed)
+    size: evaluation_sets.evaluate(
+      evaluation_sets.Exam(build(split), clients), weights, seed
+    )
     for size, split in cut.items()
   }

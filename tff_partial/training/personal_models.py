@@ -20,10 +20,10 @@ from tff_partial import tiers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import vocabularies
-from tff_partial.training import client_records
 from tff_partial.training import client_store as client_store_lib
-from tff_partial.training import exams
+from tff_partial.training import evaluation_sets
 from tff_partial.training import sampling
+from tff_partial.training import state_codec
 
 
 class PersonalModelError(errors.UserError, ValueError):
@@ -92,7 +92,7 @@ def personalise(
   took_part = store is not None and store.client(client_id) is not None
   if evaluation is None:
     evaluation = _at_home(trained.process, trained.rounds, took_part)
-  kept: Sequence[Any] = client_records.first_states(
+  kept: Sequence[Any] = state_codec.first_states(
     evaluation.initialize_client, seeds
   )
   if store is not None and store.type.is_equivalent_to(
@@ -121,7 +121,7 @@ def model_of(
   value['examples'] = collections.OrderedDict(
     (name, client['examples'][name]) for name in evaluation.example_spec
   )
-  weights = exams.weights_of(evaluation.model, weights)
+  weights = evaluation_sets.weights_of(evaluation.model, weights)
   own = evaluation.personalise(weights, kept, value)
   return evaluation.model.to_keras(weights.non_trainable, own)
 

@@ -31,8 +31,8 @@ from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import client_errors
 from tff_partial.training import client_store as client_store_lib
-from tff_partial.training import exams
-from tff_partial.training import records
+from tff_partial.training import evaluation_sets
+from tff_partial.training import metrics_log
 from tff_partial.training import sampling
 from tff_partial.training import selection
 
@@ -40,8 +40,8 @@ CHECKPOINTS_FOLDER = 'checkpoints'
 CLIENTS_FOLDER = 'clients'
 
 # Names used by whoever trains.
-Exam: TypeAlias = exams.Exam
-evaluate = exams.evaluate
+Exam: TypeAlias = evaluation_sets.Exam
+evaluate = evaluation_sets.evaluate
 Selection: TypeAlias = selection.Selection
 StoppingRule: TypeAlias = selection.StoppingRule
 
@@ -210,7 +210,7 @@ class _Run:
   def progress(
     self,
     choices: Mapping[str, bool] | None = None,
-    table: records.Records | None = None,
+    table: metrics_log.Records | None = None,
   ) -> checkpoints.Progress:
     """Everything a checkpoint must hold."""
     return checkpoints.Progress(
@@ -224,7 +224,7 @@ class _Run:
   def save(
     self,
     saved: checkpoints.Checkpoints | None,
-    table: records.Records | None,
+    table: metrics_log.Records | None,
   ) -> None:
     """Saves what clients remember, and then everything else."""
     if self.store is not None:
@@ -567,7 +567,7 @@ def train(
       if privacy is not None and output_dir is not None:
         _check_deletions(run, output_dir)
     if output_dir is not None:
-      table = records.Records(
+      table = metrics_log.Records(
         output_dir,
         saved=None if found is None else checkpoints.decompress(found.table),
         tensorboard=tensorboard,
@@ -575,7 +575,7 @@ def train(
       if privacy is not None and found is None:
         # What is released from here on must be released alike after a kill.
         run.save(saved, table)
-    bar = records.Bar(rounds, run.round, show_progress)
+    bar = metrics_log.Bar(rounds, run.round, show_progress)
     durations: list[float] = []
     has_validated = False
     while not run.is_over(rounds, stop):
@@ -586,9 +586,9 @@ def train(
       asked = sampler.cohort(number)
       cohort = clients.cohort(asked, sampler.seeds(number, asked))
       nested = run.next(cohort)
-      metrics = records.flatten(nested)
+      metrics = metrics_log.flatten(nested)
       durations.append(time.perf_counter() - begun)
-      train_metrics = exams.pooled(nested['client_work']['train'])
+      train_metrics = evaluation_sets.pooled(nested['client_work']['train'])
       _count_explosions(run, train_metrics, stop, len(cohort))
       if privacy is None:
         row = _row(metrics, train_metrics, durations[-1])
@@ -789,7 +789,7 @@ def _check_deletions(run: _Run, where: str | os.PathLike[str]) -> None:
   They have the same noise, so that the difference of what was published before
   and of what would be published now is exact.
   """
-  published = records.last_round(where)
+  published = metrics_log.last_round(where)
   if published > run.round and (
     run.store is not None and run.store.deletions != run.notes.get('deletions')
   ):

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import server_stage
-from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
-Key = straight_line.Key
-Kind = straight_line.Kind
+Key = flat_program.Key
+Kind = flat_program.Kind
 
 # A client value of at most this many bytes is kept for a later loop rather
 # than computed again.
@@ -25,7 +25,7 @@ class Plan:
     client_results: The client values that the program returns.
   """
 
-  def __init__(self, program: straight_line.Program):
+  def __init__(self, program: flat_program.Program):
     """Sorts the program's steps.
 
     Args:
@@ -51,7 +51,7 @@ class Plan:
       self._stage(wave, results) for wave in range(len(self.loops) + 1)
     ]
 
-  def _aggregates(self, wave: int) -> list[straight_line.Step]:
+  def _aggregates(self, wave: int) -> list[flat_program.Step]:
     return [
       step
       for step in self._steps
@@ -125,8 +125,8 @@ class Plan:
 
 
 def _needed(
-  program: straight_line.Program, results: Iterable[Key]
-) -> list[straight_line.Step]:
+  program: flat_program.Program, results: Iterable[Key]
+) -> list[flat_program.Step]:
   """The steps that the result depends on, in order."""
   needed, waiting = set(), list(results)
   while waiting:

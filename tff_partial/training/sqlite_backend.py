@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import zlib
 
 from tff_partial.training import checkpoints
-from tff_partial.training import client_records
+from tff_partial.training import state_codec
 
-ClientStoreError = client_records.ClientStoreError
+ClientStoreError = state_codec.ClientStoreError
 
 FILE = 'client_states.sqlite'
 

@@ -24,18 +24,18 @@ import tensorflow_federated as tff
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import evaluator
 from tff_partial.runtimes import intrinsics
-from tff_partial.runtimes import steps
+from tff_partial.runtimes import ops
 from tff_partial.runtimes import typed_values
 
 framework = tff.framework
 Block = intrinsics.Block
 
 # Names used by whoever reads a program.
-Key: TypeAlias = steps.Key
-Values: TypeAlias = steps.Values
-Kind = steps.Kind
-Step = steps.Step
-Argument = steps.Argument
+Key: TypeAlias = ops.Key
+Values: TypeAlias = ops.Values
+Kind = ops.Kind
+Step = ops.Step
+Argument = ops.Argument
 
 
 class Program:
@@ -106,7 +106,7 @@ class Program:
     kind = Kind.SERVER
     if _uri(block) in intrinsics.AGGREGATES:
       kind = Kind.AGGREGATE
-    elif steps.is_at_clients(block.type_signature):
+    elif ops.is_at_clients(block.type_signature):
       kind = Kind.CLIENT
     reads = frozenset(self.keys_read(block))
     step = self.steps[(name,)] = Step(

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes import columns
+from tff_partial.runtimes import client_batch
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import readers
 from tff_partial.runtimes import sequences
@@ -286,7 +286,7 @@ def open_argument(
     if reader.is_empty:
       return _Stacked(len(value), [], where)
     return _Resident(value, reader, where, arrays)
-  is_dense = isinstance(value, columns.Columns) and value.is_dense
+  is_dense = isinstance(value, client_batch.Columns) and value.is_dense
   if is_dense and not reader.has_sequences:
     nested = reader.stacked(value.stacked, where)
     return _Stacked(len(value), typed_values.leaves(nested), where)

@@ -16,10 +16,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import errors
-from tff_partial.runtimes import columns
+from tff_partial.runtimes import client_batch
+from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import graphs
 from tff_partial.runtimes import readers
-from tff_partial.runtimes import straight_line
 from tff_partial.runtimes import typed_values
 
 
@@ -62,17 +62,17 @@ class Layout:
     self._reader = readers.Reader(kind)
     self._convert = typed_values.converter(kind)
 
-  def columns(self, records: np.ndarray) -> columns.Columns:
+  def columns(self, records: np.ndarray) -> client_batch.Columns:
     """Records as a sequence of values that runtimes read leaf by leaf."""
     # A field lies apart in memory, and TensorFlow wants an array.
     leaves = [
       np.ascontiguousarray(records[name]) for name in records.dtype.names
     ]
-    return columns.Columns.of(len(records), leaves, self._convert)
+    return client_batch.Columns.of(len(records), leaves, self._convert)
 
   def records(self, states: Sequence[Any]) -> np.ndarray:
     """Values as a runtime returned them, as records."""
-    if isinstance(states, columns.Columns) and states.is_dense:
+    if isinstance(states, client_batch.Columns) and states.is_dense:
       nested = self._reader.stacked(states.stacked, 'client states')
       leaves = typed_values.leaves(nested)
     else:
@@ -158,7 +158,7 @@ class Table:
 
 def first_states(
   initialize_client: tff.Computation, seeds: np.ndarray
-) -> columns.Columns:
+) -> client_batch.Columns:
   """What clients remember that never took part.
 
   They are made here, whatever runtime is current, so that they are the same to
@@ -176,7 +176,9 @@ def first_states(
   if typed_values.leaf_names(kind):
     found = _first_leaves(initialize_client)(np.asarray(seeds, np.int32))
     leaves = [leaf.numpy() for leaf in found]
-  return columns.Columns.of(len(seeds), leaves, typed_values.converter(kind))
+  return client_batch.Columns.of(
+    len(seeds), leaves, typed_values.converter(kind)
+  )
 
 
 @functools.lru_cache(maxsize=8)
@@ -184,7 +186,7 @@ def _first_leaves(
   initialize_client: tff.Computation,
 ) -> Callable[..., Sequence[tf.Tensor]]:
   """From seeds to stacked leaves; one call for all clients."""
-  program = straight_line.Program(initialize_client)
+  program = flat_program.Program(initialize_client)
   specs = typed_values.tensor_specs(initialize_client.type_signature.result)
 
   def first(seed: tf.Tensor) -> list[tf.Tensor]:

@@ -16,10 +16,10 @@ from tff_partial.data import cohorts
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
 from tff_partial.training import client_errors
-from tff_partial.training import client_records
 from tff_partial.training import client_store as client_store_lib
-from tff_partial.training import records
+from tff_partial.training import metrics_log
 from tff_partial.training import sampling
+from tff_partial.training import state_codec
 
 
 class ExamError(errors.UserError, ValueError):
@@ -117,7 +117,7 @@ def evaluate(
   if client_store is not None and exam.remembering:
     kept = client_store.read(ids)
   else:
-    kept = client_records.first_states(exam.evaluation.initialize_client, seeds)
+    kept = state_codec.first_states(exam.evaluation.initialize_client, seeds)
   cohort = exam.clients.cohort(ids, seeds)
   with client_errors.naming('Evaluation', cohort):
     measured = exam.evaluation.evaluate(
@@ -161,7 +161,7 @@ def weights_of(model: models.PartialModel, weights: Any) -> Any:
 
 def pooled(metrics: Any) -> dict[str, Any]:
   """Pooled metrics by name; not numbers where no client was measured."""
-  flat = records.flatten(metrics)
+  flat = metrics_log.flatten(metrics)
   return {
     name: value
     if flat['num_clients'] or name in keras_metrics.COUNTS
