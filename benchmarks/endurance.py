@@ -36,7 +36,7 @@ def main() -> None:
 
   measuring.begin(f'MovieLens, memory over {options.rounds} rounds')
   paper = recipe.load(f'--clients_per_round={options.clients_per_round}')
-  exam = paper.trainable.exam(paper.task.validation)
+  evaluation_set = paper.trainable.evaluation_set(paper.task.validation)
   with (
     runtimes.native()
     if options.runtime == 'native'
@@ -53,7 +53,7 @@ def main() -> None:
     while run.round < options.rounds:
       run.step()
       if run.round % options.every == 0:
-        tff_partial.evaluate(exam, run.weights())
+        tff_partial.evaluate(evaluation_set, run.weights())
       if run.round % options.every == 0 or run.round in (
         options.from_round,
         options.rounds,
@@ -71,7 +71,7 @@ def main() -> None:
   )
   resident = sum(
     array.nbytes
-    for population in (paper.clients, exam.clients)
+    for population in (paper.clients, evaluation_set.clients)
     for array in _resident(population)
   )
   measuring.say(

@@ -55,7 +55,7 @@ def our_run(options: Any, context: Any) -> measuring.Run:
   )
   process = tff_partial.compose(
     model,
-    memory=client_state.forget,
+    client_state=client_state.stateless,
     work=[
       tff_partial.Phase(
         optimizer=tff_partial.sgd(LEARNING_RATE),

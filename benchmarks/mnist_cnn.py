@@ -117,7 +117,7 @@ def our_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
   )
   process = tff_partial.compose(
     model,
-    memory=client_state.forget,
+    client_state=client_state.stateless,
     work=[
       tff_partial.Phase(
         optimizer=tff_partial.sgd(LEARNING_RATE),

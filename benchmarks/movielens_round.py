@@ -242,12 +242,13 @@ def _with_items(weights: Any, items: Any) -> Any:
 
 
 def _say_test(paper: recipe.Recipe, name: str, weights: Any) -> None:
-  (examinees,) = paper.task.tests.values()
-  exam = paper.trainable.exam(examinees)
-  measured = tff_partial.evaluate(exam, weights)
+  (evaluation_clients,) = paper.task.tests.values()
+  evaluation_set = paper.trainable.evaluation_set(evaluation_clients)
+  measured = tff_partial.evaluate(evaluation_set, weights)
   measuring.say(
     f'  {name:12}  rmse {measured["rmse"]:.4f}  '
-    f'accuracy {measured["accuracy"]:.4f}  ({len(exam.clients)} users)'
+    f'accuracy {measured["accuracy"]:.4f}  '
+    f'({len(evaluation_set.clients)} users)'
   )
 
 

@@ -28,7 +28,7 @@ IN_MEMORY = 'remembered, in memory'
 IN_FILE = 'remembered, in a file'
 
 
-def build(paper: recipe.Recipe, memory: client_state.Memory) -> Any:
+def build(paper: recipe.Recipe, memory: client_state.ClientState) -> Any:
   """Builds joint training of items and user vectors.
 
   Args:
@@ -44,7 +44,7 @@ def build(paper: recipe.Recipe, memory: client_state.Memory) -> Any:
     max_steps=settings['update_steps'],
     measured=True,
   )
-  return tff_partial.compose(paper.task.model, work=[work], memory=memory)
+  return tff_partial.compose(paper.task.model, work=[work], client_state=memory)
 
 
 def fill(store: client_store.ClientStore, client_ids: list[str]) -> None:
@@ -104,7 +104,7 @@ def main() -> None:
   paper = recipe.load(f'--clients_per_round={number}')
   users = list(paper.clients.client_ids)
   others = [f'invented {i}' for i in range(options.population - len(users))]
-  keeping = build(paper, client_state.keep_local)
+  keeping = build(paper, client_state.persist_local)
   with (
     tempfile.TemporaryDirectory() as folder,
     runtimes.cohort(jit=paper.jit) as context,
@@ -117,7 +117,7 @@ def main() -> None:
     }
     runs = {
       FORGOTTEN: measuring.Run(
-        build(paper, client_state.forget), paper.clients, number, context
+        build(paper, client_state.stateless), paper.clients, number, context
       )
     }
     for name, store in stores.items():

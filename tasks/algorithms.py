@@ -141,7 +141,7 @@ def _fed_proto(
     num_classes=logits.shape[-1],
     features=lambda outputs: outputs[tasks_lib.FEATURES],
     training=training.shared(),
-    **dict[str, Any](training.strength),
+    **dict[str, Any](training.penalty),
   )
 
 
@@ -153,7 +153,7 @@ def _p_fed_me(
     personal=training.own_by_turns(),
     learning_rate=training.update_learning_rate,
     mixing=training.server_learning_rate,
-    **training.strength,
+    **training.penalty,
     **training.averaging(),
   )
 
@@ -219,21 +219,21 @@ def _measured_by(build: Callable[..., Evaluation]) -> Measure:
 def _held_by(build: Callable[..., Evaluation]) -> Measure:
   """An evaluation whose personal models are held near the global one."""
   return lambda model, training, measuring: build(
-    model, **training.strength, **measuring
+    model, **training.penalty, **measuring
   )
 
 
 def _trained_by(
   build: Callable[..., processes.PartialProcess],
   *,
-  has_strength: bool = False,
+  has_penalty: bool = False,
   **phase_of: Callable[[TrainingFlags], phases.Phase],
 ) -> Build:
   """A process from a builder whose arguments are phases and how to join.
 
   Args:
     build: The builder.
-    has_strength: Whether it takes the strength of a penalty.
+    has_penalty: Whether it takes the size of a penalty.
     **phase_of: Name of each phase that it takes, and what reads its flags.
   """
 
@@ -243,7 +243,7 @@ def _trained_by(
     return build(
       model,
       **{name: read(training) for name, read in phase_of.items()},
-      **(training.strength if has_strength else {}),
+      **(training.penalty if has_penalty else {}),
       **training.joining(),
     )
 
@@ -323,7 +323,7 @@ ALGORITHMS: dict[str, Algorithm] = {
   'ditto': Algorithm(
     _trained_by(
       baselines.build_ditto,
-      has_strength=True,
+      has_penalty=True,
       training=_shared,
       personal=_own,
     ),
@@ -377,7 +377,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     _FOR_ALL,
   ),
   'fed_prox': Algorithm(
-    _trained_by(baselines.build_fed_prox, has_strength=True, training=_shared),
+    _trained_by(baselines.build_fed_prox, has_penalty=True, training=_shared),
     _FOR_ALL,
   ),
   'fed_adam': Algorithm(
@@ -448,45 +448,45 @@ class Trainable:
     """How many clients' updates a round joins; who holds all is alone."""
     return 1 if self._algorithm.is_central else int(FLAGS.clients_per_round)
 
-  def remembers(self, examinees: tasks_lib.Examinees) -> bool:
+  def remembers(self, whom: tasks_lib.EvaluationClients) -> bool:
     """Says whether clients come with what they remember from training.
 
     They do not where the evaluation has no use for it.
     """
-    if not examinees.seen or self._algorithm.always_personalises:
+    if not whom.seen or self._algorithm.always_personalises:
       return False
     kept = self.process.initialize_client.type_signature
-    taken = self.evaluation(examinees).initialize_client.type_signature
+    taken = self.evaluation(whom).initialize_client.type_signature
     return not self.process.is_stateless and bool(kept.is_equivalent_to(taken))
 
-  def evaluation(self, examinees: tasks_lib.Examinees) -> Evaluation:
+  def evaluation(self, whom: tasks_lib.EvaluationClients) -> Evaluation:
     """Builds, once, the evaluation of some clients.
 
     New users have no row in a table of all users: they rebuild weights of their
     own, as in Table 1 of the FedRecon paper.
 
     Args:
-      examinees: Whom to measure.
+      whom: Whom to measure.
     """
     algorithm, user = self._algorithm, self._user
-    if user == tasks_lib.TABLE and not examinees.seen:
+    if user == tasks_lib.TABLE and not whom.seen:
       algorithm, user = ALGORITHMS['fed_recon'], tasks_lib.OWN
     is_at_home = (
-      examinees.seen
+      whom.seen
       and not algorithm.always_personalises
       and not FLAGS.personalise_seen
     )
     measuring: Measuring = {}
-    if examinees.split is not None:
-      measuring['split'] = examinees.split
-    elif examinees.seen and algorithm.own is not None and not is_at_home:
+    if whom.split is not None:
+      measuring['split'] = whom.split
+    elif whom.seen and algorithm.own is not None and not is_at_home:
       measuring['split'] = splits.by_mark()  # Their past, and what is measured.
     if algorithm.own is not None and not is_at_home:
       measuring['personalise'] = self._training.personalising(
         algorithm.own(self._training)
       )
       measuring.setdefault('split', self._training.split())
-    parts = examinees.split or ()
+    parts = whom.split or ()
     key = (tuple(part.name for part in parts), is_at_home)
     if key not in self._evaluations:
       model = self._task.model_with(user)
@@ -495,17 +495,19 @@ class Trainable:
       )
     return self._evaluations[key]
 
-  def exam(self, examinees: tasks_lib.Examinees) -> programs.Exam:
+  def evaluation_set(
+    self, whom: tasks_lib.EvaluationClients
+  ) -> programs.EvaluationSet:
     """Has some of the task's clients measured.
 
     Args:
-      examinees: Whom to measure.
+      whom: Whom to measure.
     """
-    evaluation = self.evaluation(examinees)
-    return programs.Exam(
+    evaluation = self.evaluation(whom)
+    return programs.EvaluationSet(
       evaluation,
-      self._task.clients(examinees.part, evaluation.example_spec),
-      remembering=self.remembers(examinees),
+      self._task.clients(whom.part, evaluation.example_spec),
+      remembering=self.remembers(whom),
     )
 
   def personal(self) -> Evaluation:
@@ -519,5 +521,5 @@ class Trainable:
         f'--algorithm={FLAGS.algorithm}: its clients have nothing of their '
         'own, so that all of them would be told the same.'
       )
-    everything = tasks_lib.Examinees('', False, splits.same())
+    everything = tasks_lib.EvaluationClients('', False, splits.same())
     return self.evaluation(everything)

@@ -68,7 +68,7 @@ def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   return [arguments[0], f'--flagfile={folder.flags_file}', *arguments[1:]]
 
 
-def _examinees(task: tasks_lib.Task) -> tasks_lib.Examinees:
+def _examinees(task: tasks_lib.Task) -> tasks_lib.EvaluationClients:
   """Finds who is to be measured.
 
   Raises:
@@ -76,7 +76,7 @@ def _examinees(task: tasks_lib.Task) -> tasks_lib.Examinees:
   """
   first, *_ = task.tests.values()
   known = {
-    tasks_lib.TRAIN: tasks_lib.Examinees(tasks_lib.TRAIN, True),
+    tasks_lib.TRAIN: tasks_lib.EvaluationClients(tasks_lib.TRAIN, True),
     tasks_lib.VALIDATION: task.validation,
     tasks_lib.TEST: first,
     **task.tests,
@@ -160,7 +160,7 @@ def main() -> int | None:
       _serve_user(task, trainable, saved, number)
       return None
     measured: dict[str, Any] = programs.evaluate(
-      trainable.exam(_examinees(task)),
+      trainable.evaluation_set(_examinees(task)),
       saved.best_weights,
       FLAGS.seed,
       saved.best_client_store,

@@ -335,8 +335,8 @@ def _uniform(scale: float) -> tf.keras.initializers.Initializer:
   return tf.keras.initializers.RandomUniform(-scale, scale)
 
 
-def _penalty(strength: float) -> tf.keras.regularizers.Regularizer | None:
-  return tf.keras.regularizers.L2(strength) if strength else None
+def _penalty(penalty: float) -> tf.keras.regularizers.Regularizer | None:
+  return tf.keras.regularizers.L2(penalty) if penalty else None
 
 
 def _weight_config(layer: UserEmbedding | UserBias) -> dict[str, Any]:

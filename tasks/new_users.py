@@ -68,7 +68,7 @@ def _evaluation(
   trainable: algorithms.Trainable, part: str, split: splits.Split
 ) -> evaluation.Evaluation:
   """The algorithm's own, with another support set."""
-  return trainable.evaluation(tasks_lib.Examinees(part, False, split))
+  return trainable.evaluation(tasks_lib.EvaluationClients(part, False, split))
 
 
 def main() -> None:

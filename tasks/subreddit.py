@@ -25,7 +25,7 @@ from tasks import subreddit_synthetic
 from tasks import text_encoding
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.task import Examinees
+from tasks.task import EvaluationClients
 from tasks.task import KnowsUsers
 from tasks.task import OWN
 from tasks.task import TEST
@@ -199,25 +199,25 @@ class DocumentTask(KnowsUsers):
     return self._models[user]
 
   @property
-  def validation(self) -> Examinees:
+  def validation(self) -> EvaluationClients:
     """Who chooses the best round."""
-    return Examinees(VALIDATION, True)
+    return EvaluationClients(VALIDATION, True)
 
   @property
-  def tests(self) -> dict[str, Examinees]:
+  def tests(self) -> dict[str, EvaluationClients]:
     """Whom a result is about: all authors, the mixed ones, and new ones."""
     options = self._options
     split = splits.first(options.num_support, options.num_reserved)
-    examinees = {
-      SEEN: Examinees(TEST, True),
-      subreddit_parts.MIXED: Examinees(subreddit_parts.MIXED, True),
-      subreddit_parts.NEW: Examinees(subreddit_parts.NEW, False, split),
-      subreddit_parts.NEW_MIXED: Examinees(
+    found = {
+      SEEN: EvaluationClients(TEST, True),
+      subreddit_parts.MIXED: EvaluationClients(subreddit_parts.MIXED, True),
+      subreddit_parts.NEW: EvaluationClients(subreddit_parts.NEW, False, split),
+      subreddit_parts.NEW_MIXED: EvaluationClients(
         subreddit_parts.NEW_MIXED, False, split
       ),
     }
     return {
-      name: who for name, who in examinees.items() if len(self.parts[who.part])
+      name: who for name, who in found.items() if len(self.parts[who.part])
     }
 
   @property

@@ -39,7 +39,7 @@ def accuracies(
     Predictor to part to accuracy; parts without documents are left out.
   """
   sizes = np.bincount(documents.label[known], minlength=len(documents.labels))
-  share = sizes / (sizes.sum() + 1.0)  # Together below 1: they only break ties.
+  share = sizes / (sizes.sum() + 1.0)  # Below 1 in all: for ties.
   counts = subreddit_data.label_counts(documents, own)
   predicted = {
     LARGEST_CLASS: np.full(len(documents), sizes.argmax()),

@@ -39,7 +39,7 @@ USER_FORMS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Examinees:
+class EvaluationClients:
   """Clients to measure.
 
   Attributes:
@@ -73,19 +73,19 @@ class MeasuredByProtocol:
   protocol: str
 
   @property
-  def validation(self) -> Examinees:
+  def validation(self) -> EvaluationClients:
     """Who chooses the best round."""
     return self._examinees(VALIDATION)
 
   @property
-  def tests(self) -> dict[str, Examinees]:
+  def tests(self) -> dict[str, EvaluationClients]:
     """Whom a result is about."""
     return {self.protocol: self._examinees(TEST)}
 
-  def _examinees(self, part: str) -> Examinees:
+  def _examinees(self, part: str) -> EvaluationClients:
     if self.protocol == SEEN:
-      return Examinees(part, True, splits.by_mark('is_query'))
-    return Examinees(part, False)
+      return EvaluationClients(part, True, splits.by_mark('is_query'))
+    return EvaluationClients(part, False)
 
 
 class KnowsUsers:
@@ -157,11 +157,11 @@ class Task(Protocol):
     """How much of everything there is, for the result."""
 
   @property
-  def validation(self) -> Examinees:
+  def validation(self) -> EvaluationClients:
     """Who chooses the best round."""
 
   @property
-  def tests(self) -> dict[str, Examinees]:
+  def tests(self) -> dict[str, EvaluationClients]:
     """Whom a result is about, by the names that it gives them."""
 
   def model_with(self, user: str) -> models.PartialModel:

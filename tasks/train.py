@@ -49,9 +49,9 @@ def main() -> int | None:
   with runs.runtime() as context:
     trainable = _RUN.trainable(task)
     clients: dict[str, Any] = {tasks_lib.TRAIN: trainable.clients()}
-    validation = trainable.exam(task.validation)
+    validation = trainable.evaluation_set(task.validation)
     tests = {
-      name: trainable.exam(examinees) for name, examinees in task.tests.items()
+      name: trainable.evaluation_set(whom) for name, whom in task.tests.items()
     }
     clients[tasks_lib.VALIDATION] = validation.clients
     clients.update(

@@ -111,7 +111,7 @@ class TrainingFlags:
       'shuffle', False, 'Take examples in a new order in each pass.'
     )
     flags.DEFINE_float(
-      'strength',
+      'penalty',
       None,
       'mu of FedProx, lambda of Ditto, pFedMe and FedProto; by default the '
       "algorithm's.",
@@ -283,9 +283,9 @@ class TrainingFlags:
     return None
 
   @property
-  def strength(self) -> dict[str, float]:
-    """The strength of a penalty, as an argument, if it is given."""
-    return {} if FLAGS.strength is None else {'strength': FLAGS.strength}
+  def penalty(self) -> dict[str, float]:
+    """The size of a penalty, as an argument, if it is given."""
+    return {} if FLAGS.penalty is None else {'penalty': FLAGS.penalty}
 
   @property
   def joint(self) -> bool:

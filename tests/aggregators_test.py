@@ -112,7 +112,7 @@ def _compose(model: Any, aggregator: Any) -> processes.PartialProcess:
         measured=True,
       )
     ],
-    memory=client_state.keep_local,
+    client_state=client_state.persist_local,
     aggregator=aggregator,
   )
 

@@ -141,12 +141,12 @@ def fixture_plain() -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize(
   ('build', 'options'),
   [
-    (baselines.build_fed_prox, {'strength': 0.0, 'training': _TRAINING}),
+    (baselines.build_fed_prox, {'penalty': 0.0, 'training': _TRAINING}),
     (baselines.build_fed_per, {'training': _TRAINING}),
     (baselines.build_fed_sim, {'training': _TRAINING}),
     (baselines.build_fed_babu, {'training': _TRAINING}),
     (baselines.build_centralized, {'training': _TRAINING}),
-    (baselines.build_ditto, {'strength': 2.0, 'training': _TRAINING}),
+    (baselines.build_ditto, {'penalty': 2.0, 'training': _TRAINING}),
   ],
 )
 def test_without_local_weights_it_is_fed_avg_bit_for_bit(
@@ -221,7 +221,7 @@ def test_fed_sgd_is_fed_avg_with_a_batch_of_everything(fed_avg):
 def test_local_training_is_what_ditto_does_where_nothing_holds_it():
   personal = Phase(batch_size=4, epochs=2)
   alone = _run(baselines.build_local_only(_model(), training=personal))
-  ditto = _run(baselines.build_ditto(_model(), strength=0.0, personal=personal))
+  ditto = _run(baselines.build_ditto(_model(), penalty=0.0, personal=personal))
   # Both begin as what all clients receive in the first round, and never meet
   # the global weights again.
   planted.assert_same(alone.kept, ditto.kept)
@@ -333,12 +333,12 @@ _STRENGTHS = (1.0, 6.0)
 
 def test_fed_prox_steps_shorter_the_more_it_is_held():
   # The loss (w - 1)**2 + mu / 2 * w**2 is least at 2 / (2 + mu).
-  for strength in _STRENGTHS:
+  for penalty in _STRENGTHS:
     process = baselines.build_fed_prox(
-      _number(), strength=strength, training=_CONVERGE
+      _number(), penalty=penalty, training=_CONVERGE
     )
     (w,) = _run(process, 1, _labelled(1.0)).weights.values()
-    np.testing.assert_allclose(w, [[2 / (2 + strength)]], rtol=1e-4)
+    np.testing.assert_allclose(w, [[2 / (2 + penalty)]], rtol=1e-4)
 
 
 def test_ditto_stays_nearer_to_the_global_weights_the_more_it_is_held():
@@ -346,25 +346,25 @@ def test_ditto_stays_nearer_to_the_global_weights_the_more_it_is_held():
   # trained to the end is least at (2 + lambda * w) / (2 + lambda), where w is
   # what the client received: 0 in the first round and 0.5 in the second.
   training = Phase(optimizer=sgd(0.25), max_steps=1)
-  for strength in _STRENGTHS:
+  for penalty in _STRENGTHS:
     process = baselines.build_ditto(
-      _number(), strength=strength, training=training, personal=_CONVERGE
+      _number(), penalty=penalty, training=training, personal=_CONVERGE
     )
     for rounds, received in ((1, 0.0), (2, 0.5)):
       run = _run(process, rounds, _labelled(1.0))
       (v,) = run.kept[0][tiers.PERSONAL].values()
-      least = (2 + strength * received) / (2 + strength)
+      least = (2 + penalty * received) / (2 + penalty)
       np.testing.assert_allclose(v, [[least]], rtol=1e-4)
     (w,) = run.weights.values()
     np.testing.assert_allclose(w, [[0.75]], rtol=1e-6)
 
 
 def test_p_fed_me_does_what_algorithm_1_says():
-  strength, inner, eta, mixing = 2.0, 0.1, 0.05, 0.5
+  penalty, inner, eta, mixing = 2.0, 0.1, 0.05, 0.5
   personal = Phase(optimizer=sgd(inner), batch_size=1, epochs=2, repeats=3)
   process = baselines.build_p_fed_me(
     _number(),
-    strength=strength,
+    penalty=penalty,
     personal=personal,
     learning_rate=eta,
     mixing=mixing,
@@ -375,8 +375,8 @@ def test_p_fed_me_does_what_algorithm_1_says():
     theta = w = server
     for label in (1.0, 4.0, 1.0, 4.0):
       for _ in range(3):
-        theta -= inner * (2 * (theta - label) + strength * (theta - w))
-      w -= eta * strength * (w - theta)
+        theta -= inner * (2 * (theta - label) + penalty * (theta - w))
+      w -= eta * penalty * (w - theta)
     server = (1 - mixing) * server + mixing * w
   (found,) = run.weights.values()
   np.testing.assert_allclose(found, [[server]], rtol=1e-5)
@@ -384,29 +384,29 @@ def test_p_fed_me_does_what_algorithm_1_says():
 
 def test_p_fed_me_uses_the_minimum_of_the_moreau_envelope():
   process = baselines.build_p_fed_me(_number())
-  for strength in _STRENGTHS:
+  for penalty in _STRENGTHS:
     measuring = baselines.build_p_fed_me_eval(
       _number(),
-      strength=strength,
+      penalty=penalty,
       personalise=Phase(optimizer=sgd(0.05), repeats=300),
     )
     clients = _labelled(1.0, 9.0)  # The second is for measuring.
     (own,) = _personal_weights(measuring, _run(process, 0), clients=clients)
     (theta,) = own.values()
-    np.testing.assert_allclose(theta, [[2 / (2 + strength)]], rtol=1e-4)
+    np.testing.assert_allclose(theta, [[2 / (2 + penalty)]], rtol=1e-4)
 
 
 def test_p_fed_me_with_one_step_may_be_fed_avg(plain):
   # One step of rate 1 / lambda takes theta to w less the slope over lambda, and
   # then eta = 1 / lambda takes w to theta.
   process = baselines.build_p_fed_me(
-    _model(), strength=10.0, personal=_PLAIN, learning_rate=0.1
+    _model(), penalty=10.0, personal=_PLAIN, learning_rate=0.1
   )
   planted.assert_close(_run(process, 3).weights, plain[3])
 
 
 def test_p_fed_me_does_not_move_where_nothing_ties_it():
-  process = baselines.build_p_fed_me(_model(), strength=0.0)
+  process = baselines.build_p_fed_me(_model(), penalty=0.0)
   planted.assert_same(_run(process).weights, _run(process, 0).weights)
 
 
@@ -496,7 +496,7 @@ def test_fine_tuning_moves_the_part_that_is_named(fed_avg, fed_per):
   tuned = baselines.build_fine_tuning_eval(
     _model('head'),
     personalise=Phase(only='body/kernel'),
-    memory=client_state.keep_local,
+    client_state=client_state.persist_local,
   )
   for own, kept in zip(
     _personal_weights(tuned, fed_per, fed_per.kept), fed_per.kept, strict=True
@@ -578,8 +578,8 @@ def test_examples_tell_whose_they_are():
   ],
 )
 def test_terms_that_drive_away_are_refused(build):
-  with pytest.raises(terms.TermError, match=r'-0.1\): the strength must be'):
-    build(_number(), strength=-0.1)
+  with pytest.raises(terms.TermError, match=r'-0.1\): the penalty must be'):
+    build(_number(), penalty=-0.1)
 
 
 def test_an_optimizer_for_one_of_two_parts_is_refused():

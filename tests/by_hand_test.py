@@ -268,7 +268,7 @@ def _proto(model: models.PartialModel, **options: Any) -> Any:
       'num_classes': 3,
       'features': lambda outputs: outputs['features'],
       'classes': _classes,
-      'strength': 0.5,
+      'penalty': 0.5,
       'training': _TRAINING,
       **options,
     },
@@ -320,10 +320,10 @@ def test_fed_proto(with_features, clients):
   )
 
 
-def test_without_its_strength_fed_proto_trains_locally(with_features, clients):
+def test_without_its_penalty_fed_proto_trains_locally(with_features, clients):
   alone = baselines.build_local_only(with_features, training=_TRAINING)
   _, expected = _trained(alone, clients)
-  _, found = _trained(_proto(with_features, strength=0.0), clients)
+  _, found = _trained(_proto(with_features, penalty=0.0), clients)
   for name, kept in expected.items():
     planted.assert_close(
       dict(found[name][tiers.PERSONAL]), dict(kept[tiers.PERSONAL])
@@ -333,7 +333,7 @@ def test_without_its_strength_fed_proto_trains_locally(with_features, clients):
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'strength': -1.0}, 'the strength must be a finite number of 0 or more'),
+    ({'penalty': -1.0}, 'the penalty must be a finite number of 0 or more'),
     ({'num_classes': 0}, 'num_classes=0: .* there must be a class'),
     (
       {'features': lambda outputs: outputs['features'][:, 0]},

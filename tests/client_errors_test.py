@@ -48,6 +48,8 @@ def test_the_client_and_the_layer_are_named(world, jit):
     with pytest.raises(
       client_errors.ClientError, match=f'Evaluation.*{expected}'
     ) as caught:
-      tff_partial.evaluate(tff_partial.Exam(evaluation, clients), weights)
+      tff_partial.evaluate(
+        tff_partial.EvaluationSet(evaluation, clients), weights
+      )
   assert '\n' not in str(caught.value)
   assert 'node' not in str(caught.value)

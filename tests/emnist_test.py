@@ -53,10 +53,10 @@ def fixture_task():
 
 def test_users_are_measured_on_further_images(task):
   model = task.model_with('nobody')
-  examinees = task.tests['seen']
-  assert (examinees.part, examinees.seen) == ('test', True)
+  evaluation_clients = task.tests['seen']
+  assert (evaluation_clients.part, evaluation_clients.seen) == ('test', True)
   assert task.validation.part == 'validation'
-  support, _ = examinees.split
+  support, _ = evaluation_clients.split
   spec = {**model.example_spec, **support.fields}
   for user in ('0000', '0007'):
     trained = _client(task, 'train', user, model.example_spec)
@@ -118,11 +118,11 @@ def test_other_layers_may_be_the_users():
 
 def test_heads_of_their_own_learn(task):
   """Better than to name every user's most frequent label."""
-  model, examinees = task.model_with('own'), task.tests['seen']
+  model, evaluation_clients = task.model_with('own'), task.tests['seen']
   process = baselines.build_fed_rep(model)
   head = phases.Phase(train=('local',), epochs=5)
   evaluation = baselines.build_fed_rep_eval(
-    model, split=examinees.split, personalise=head
+    model, split=evaluation_clients.split, personalise=head
   )
   with tff_partial.runtimes.cohort(jit=False):
     trained = tff_partial.train(
@@ -132,7 +132,7 @@ def test_heads_of_their_own_learn(task):
       clients_per_round=5,
     )
     clients = task.clients('test', evaluation.example_spec)
-    exam = tff_partial.Exam(evaluation, clients)
+    exam = tff_partial.EvaluationSet(evaluation, clients)
     measured = tff_partial.evaluate(exam, trained.weights)
   assert measured['num_clients'] == 20
   assert measured['num_examples'] == task.counts['test']['images']

@@ -201,7 +201,7 @@ def test_the_evaluation_of_tff_is_ours_too(evaluation, weights):
 def test_what_clients_remember_can_be_evaluated(weights):
   mine = evaluation.build_evaluation(
     planted.factorization(planted.constant_user(_START)),
-    memory=client_state.keep_local,
+    client_state=client_state.persist_local,
     work=[Phase((), measured=True)],
   )
   clients = planted.rate({'ann': 6, 'bob': 9})
@@ -256,7 +256,9 @@ def test_an_evaluation_that_measures_nothing_is_refused():
     client_work.CompositionError, match='No phase of the evaluation is measured'
   ):
     evaluation.build_evaluation(
-      planted.factorization(), memory=client_state.forget, work=[Phase()]
+      planted.factorization(),
+      client_state=client_state.stateless,
+      work=[Phase()],
     )
 
 
@@ -264,6 +266,6 @@ def test_a_model_with_groups_is_refused():
   with pytest.raises(groups.GroupError, match='has no groups'):
     evaluation.build_evaluation(
       planted.factorization(group='items', num_groups=2),
-      memory=client_state.forget,
+      client_state=client_state.stateless,
       work=[Phase((), measured=True)],
     )

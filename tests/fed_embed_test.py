@@ -216,7 +216,7 @@ def test_one_group_is_no_groups():
   found, expected = (
     composition.compose(
       model,
-      memory=client_state.keep_local,
+      client_state=client_state.persist_local,
       work=[
         *assign,
         Phase(
@@ -725,7 +725,7 @@ def test_runtimes_agree(triplet):
 
 def _compose(model: models.PartialModel, *work: Any) -> Any:
   return composition.compose(
-    model, work=list(work), memory=client_state.keep_local
+    model, work=list(work), client_state=client_state.persist_local
   )
 
 

@@ -162,25 +162,25 @@ ROWS = [
   ),
   Row('fed_avg', {'training': _TRAINING}, _GLOBAL),
   Row('fed_sgd', {'learning_rate': 0.5}, _GLOBAL, exact=False),
-  Row('fed_prox', {'strength': 0.01, 'training': _TRAINING}, _GLOBAL),
+  Row('fed_prox', {'penalty': 0.01, 'training': _TRAINING}, _GLOBAL),
   Row('fed_adam', {'learning_rate': 0.02, 'training': _TRAINING}, _GLOBAL),
   Row(
     'ditto',
-    {'strength': 0.01, 'training': _TRAINING, 'personal': _TRAINING},
+    {'penalty': 0.01, 'training': _TRAINING, 'personal': _TRAINING},
     baselines.build_ditto_eval,
-    {'strength': 0.01},
+    {'penalty': 0.01},
     personal=True,
   ),
   Row(
     'p_fed_me',
     {
-      'strength': 0.1,
+      'penalty': 0.1,
       'personal': Phase(optimizer=sgd(0.1), epochs=5, repeats=5, shuffle=True),
       'learning_rate': 2.0,
     },
     baselines.build_p_fed_me_eval,
     {
-      'strength': 0.1,
+      'penalty': 0.1,
       'personalise': Phase(optimizer=sgd(0.1), epochs=5, repeats=5),
       'split': splits.same(),
     },
@@ -204,7 +204,7 @@ ROWS = [
       'num_classes': 2,
       'features': lambda ratings: ratings[:, tf.newaxis],
       'classes': lambda ratings: tf.cast(ratings > 0, tf.int32),
-      'strength': 0.01,
+      'penalty': 0.01,
       'training': _TRAINING,
     },
     baselines.build_fed_proto_eval,
@@ -385,7 +385,7 @@ def test_copies_of_the_global_weights_stay_home(process):
   outputs = []
   for value in (0.1, 0.2):
     for each in kept:
-      each['took_part'] = True
+      each['initialized'] = True
       for name, spec in process.model.specs(tiers.GLOBAL).items():
         each[tiers.PERSONAL][name] = np.full(spec.shape, value, 'f')
     outputs.append(planted.run(process, cohort, client_states=kept))

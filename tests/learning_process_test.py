@@ -19,7 +19,7 @@ from tff_partial import learning_process
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial.algorithms import fed_recon
-from tff_partial.client_state import keep_local
+from tff_partial.client_state import persist_local
 from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.data import splits
@@ -328,7 +328,7 @@ def test_fingerprints_stay_what_they_are():
 def test_refuses_clients_that_remember(model):
   process = composition.compose(
     model,
-    memory=keep_local,
+    client_state=persist_local,
     work=[phases.Phase(train=(GLOBAL, LOCAL), measured=True)],
     aggregator=tff.aggregators.MeanFactory(),
     server_optimizer=phases.sgd(1.0),
@@ -336,7 +336,9 @@ def test_refuses_clients_that_remember(model):
   with pytest.raises(ClientsRememberError, match=r'float32\[3,1\]'):
     as_learning_process(process)
   measuring = evaluation.build_evaluation(
-    model, memory=keep_local, work=[phases.Phase(train=(), measured=True)]
+    model,
+    client_state=persist_local,
+    work=[phases.Phase(train=(), measured=True)],
   )
   with pytest.raises(ClientsRememberError, match='this evaluation'):
     as_evaluation_process(measuring)

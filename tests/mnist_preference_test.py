@@ -419,7 +419,7 @@ def test_it_trains_and_is_measured_by_f1(task):
     )
     clients = task.clients('validation', evaluation.example_spec)
     measured = tff_partial.evaluate(
-      tff_partial.Exam(evaluation, clients), trained.weights
+      tff_partial.EvaluationSet(evaluation, clients), trained.weights
     )
   assert measured['num_clients'] == 20
   assert measured['num_examples'] == 200

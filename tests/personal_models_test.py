@@ -79,7 +79,7 @@ def _by_hand(result, clients, client: str, steps: int) -> np.ndarray:
 
 
 def _ditto(model):
-  return baselines.build_ditto(model, strength=0.0)
+  return baselines.build_ditto(model, penalty=0.0)
 
 
 def _predicted(keras_model: tf.keras.Model) -> np.ndarray:

@@ -42,7 +42,7 @@ class Client:
   def __init__(
     self,
     model: models.PartialModel,
-    *work: Phase | phases.Together,
+    *work: Phase | phases.Interleaved,
     jit: bool = False,
   ):
     self.model = model
@@ -561,7 +561,7 @@ def test_each_tier_may_have_an_optimizer_of_its_own():
 def test_phases_take_turns_on_each_batch():
   local = Phase((tiers.LOCAL,), batch_size=4, epochs=2, repeats=2)
   shared = Phase((tiers.GLOBAL,), batch_size=4, epochs=2)
-  client = Client(planted.factorization(), phases.Together((local, shared)))
+  client = Client(planted.factorization(), phases.Interleaved((local, shared)))
   fields = _rated(11)
   weights = client.first_weights()
   table = weights[tiers.GLOBAL]['items/embeddings'].numpy().astype(np.float64)
@@ -583,7 +583,7 @@ def test_phases_take_turns_on_each_batch():
 
 def test_phases_that_take_turns_keep_their_optimizers():
   still = Phase((tiers.GLOBAL,), optimizer=sgd(0.0), batch_size=1)
-  work = phases.Together((still, _one_by_one(), still))
+  work = phases.Interleaved((still, _one_by_one(), still))
   np.testing.assert_array_equal(_steps_of(work, 4), [1, 2, 3, 4])
 
 
@@ -1067,7 +1067,7 @@ def test_tiers_that_are_none_are_refused(train):
 )
 def test_phases_with_other_batches_cannot_take_turns(options):
   (name,) = options
-  work = phases.Together((Phase(), Phase((tiers.LOCAL,), **options)))
+  work = phases.Interleaved((Phase(), Phase((tiers.LOCAL,), **options)))
   with pytest.raises(
     phases.PhaseError, match=f'take turns on each batch differ in {name}: '
   ):

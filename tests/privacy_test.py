@@ -247,7 +247,7 @@ def test_parts_share_what_is_spent():
     for part in ('shared', 'group')
   ]
   np.testing.assert_allclose(noises, [np.sqrt(4.0 / 3.0), 2.0], rtol=1e-6)
-  # Together they are one mechanism with the noise multiplier 1.
+  # Interleaved they are one mechanism with the noise multiplier 1.
   np.testing.assert_allclose(sum(noise**-2 for noise in noises), 1.0, rtol=1e-6)
   kernel, heads = mean['shared']['layer/kernel'], mean['group']['heads']
   for noise, part in ((kernel, 'shared'), (heads, 'group')):

@@ -51,7 +51,7 @@ def _compose(
     **{
       'model': model,
       'work': [Phase(_BOTH, on=splits.by_time().query, measured=True)],
-      'memory': client_state.keep_local,
+      'client_state': client_state.persist_local,
       'aggregator': tff.aggregators.MeanFactory(no_nan_division=True),
       'server_optimizer': phases.sgd(1.0),
       **options,
@@ -308,7 +308,7 @@ def test_epochs_may_follow_the_rounds(process, shuffle):
     evaluation.build_evaluation(
       process.model,
       work=[Phase(epochs=lambda done: done, measured=True)],
-      memory=client_state.keep_local,
+      client_state=client_state.persist_local,
     )
 
 
@@ -394,14 +394,14 @@ def _holding(weights: tiers.Weights) -> contexts.ClientContext:
 
 
 def test_clients_that_begin_alike_hold_the_same_in_every_round(process):
-  recall = functools.partial(client_state.begin_alike.recall, process.model)
+  recall = functools.partial(client_state.frozen_init.recall, process.model)
   one, other = (
     recall(collections.OrderedDict(), {}, tf.constant([seed, 0]))
     for seed in (1, 2)
   )
   planted.assert_same(one, other)
   assert list(one) == [tiers.LOCAL]
-  drawn = client_state.forget.recall(
+  drawn = client_state.stateless.recall(
     process.model, collections.OrderedDict(), {}, tf.constant([1, 0])
   )
   name = 'user/kernel'
@@ -409,7 +409,7 @@ def test_clients_that_begin_alike_hold_the_same_in_every_round(process):
 
 
 def test_a_personal_copy_begins_as_what_is_received_first(process):
-  memory, model = client_state.keep_personal, process.model
+  memory, model = client_state.persist_personal, process.model
   seed = tf.constant([3, 4])
   kept = memory.first(model, seed)
   received = [_weights_of(model, number) for number in range(2)]
@@ -440,7 +440,9 @@ def test_local_weights_that_nobody_trains_are_refused(process):
   ):
     _compose(process.model, work=work)
   # But where they are meant to stay.
-  fixed = _compose(process.model, work=work, memory=client_state.begin_alike)
+  fixed = _compose(
+    process.model, work=work, client_state=client_state.frozen_init
+  )
   assert fixed.is_stateless
 
 
@@ -531,14 +533,14 @@ def test_parts_that_do_not_fit_are_refused(process, options, message):
   ],
   ids=['structure', 'type'],
 )
-def test_a_memory_that_changes_its_type_is_refused(process, keep):
-  memory = client_state.keep_local._replace(keep=keep)
+def test_a_client_state_that_changes_its_type_is_refused(process, keep):
+  memory = client_state.persist_local._replace(keep=keep)
   with pytest.raises(
     processes.ClientStateTypeError,
-    match='A round takes client states .*and returns .* What a memory keeps '
-    'must look like what it makes first',
+    match='A round takes client states .*and returns .* What a client '
+    'state keeps must look like what it makes first',
   ):
-    _compose(process.model, memory=memory)
+    _compose(process.model, client_state=memory)
 
 
 def _process_of(process: processes.PartialProcess, **parts: Any) -> Any:

@@ -310,7 +310,7 @@ def _slower(world: small_runs.World) -> small_runs.World:
     (lambda world: {'validation': None}, 'validation evaluation was'),
     (
       lambda world: {
-        'validation': programs.Exam(
+        'validation': programs.EvaluationSet(
           world.validation.evaluation,
           small_runs.pack(
             world.validation.evaluation.example_spec, 'validation', 4
@@ -567,7 +567,7 @@ def test_losses_of_the_validation_are_compared_with_each_other(plain):
   """Others' examples may be far worse than those that clients train on."""
   exam = plain.validation
   far = small_runs.pack(exam.evaluation.example_spec, 'validation', 5, 10.0)
-  result = plain.train(validation=programs.Exam(exam.evaluation, far))
+  result = plain.train(validation=programs.EvaluationSet(exam.evaluation, far))
   assert result.validation['loss'] > 30 * result.train['loss']
   assert not result.diverged
 
@@ -601,7 +601,8 @@ def test_all_clients_of_an_exam_are_measured(world, whole):
   assert measured['num_clients'] == 5
   alone = [
     programs.evaluate(
-      programs.Exam(exam.evaluation, _Only(exam.clients, client)), weights
+      programs.EvaluationSet(exam.evaluation, _Only(exam.clients, client)),
+      weights,
     )
     for client in exam.clients.client_ids
   ]
@@ -875,7 +876,7 @@ def test_a_process_and_a_result_fit_on_a_screen(world, whole):
     'Saved(rounds=7, best_round='
   )
   exam = repr(world.validation).splitlines()
-  assert exam[0] == 'Exam of clients that come with nothing'
+  assert exam[0] == 'EvaluationSet of clients that come with nothing'
   assert exam[1:3] == ['  Evaluation', f'  {second}']
   for shown in (repr(result), repr(world.process), repr(world.validation)):
     assert len(shown) < 1000

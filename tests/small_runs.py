@@ -61,7 +61,7 @@ class World:
   Attributes:
     process: The process.
     clients: Who takes part.
-    validation: An exam, of other clients or of what these remember.
+    validation: An evaluation set, of other clients or of what these remember.
   """
 
   def __init__(
@@ -72,10 +72,12 @@ class World:
   ):
     self.process = process
     self.clients = pack(process.example_spec, 'train', 12)
-    examinees = self.clients
+    evaluation_clients = self.clients
     if not remembering:
-      examinees = pack(measure.example_spec, 'validation', 5)
-    self.validation = programs.Exam(measure, examinees, remembering)
+      evaluation_clients = pack(measure.example_spec, 'validation', 5)
+    self.validation = programs.EvaluationSet(
+      measure, evaluation_clients, remembering
+    )
 
   def train(self, **settings: Any) -> programs.TrainingResult:
     """Trains with the usual settings, or with other ones."""

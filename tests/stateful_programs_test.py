@@ -46,13 +46,13 @@ def make_world() -> small_runs.World:
     composition.compose(
       model,
       work=[phases.Phase(_BOTH, optimizer=phases.sgd(0.3), measured=True)],
-      memory=client_state.keep_local,
+      client_state=client_state.persist_local,
       aggregator=tff.learning.robust_aggregator(),
       server_optimizer=tff.learning.optimizers.build_adam(0.1),
     ),
     evaluation.build_evaluation(
       model,
-      memory=client_state.keep_local,
+      client_state=client_state.persist_local,
       work=[phases.Phase(train=(), measured=True)],
     ),
     remembering=True,
@@ -431,7 +431,7 @@ def test_seen_users_know_more_than_new_ones(world):
   result = world.train(rounds=60, evaluate_every=60)
   exam = world.validation
   seen = programs.evaluate(exam, result.weights, 0, result.client_store)
-  begin_anew = programs.Exam(exam.evaluation, exam.clients)
+  begin_anew = programs.EvaluationSet(exam.evaluation, exam.clients)
   new = programs.evaluate(begin_anew, result.weights, 0, result.client_store)
   assert new == programs.evaluate(begin_anew, result.weights)
   assert seen['num_examples'] == new['num_examples']
@@ -444,9 +444,11 @@ def test_an_exam_does_not_change_what_is_remembered(world, whole):
   before = small_runs.flat(list(result.client_store.read(ids)))
   training = phases.Phase((tiers.LOCAL,), measured=True)
   evaluate = evaluation.build_evaluation(
-    world.process.model, memory=client_state.keep_local, work=[training]
+    world.process.model,
+    client_state=client_state.persist_local,
+    work=[training],
   )
-  exam = programs.Exam(evaluate, world.clients, remembering=True)
+  exam = programs.EvaluationSet(evaluate, world.clients, remembering=True)
   programs.evaluate(exam, result.weights, 0, result.client_store)
   assert small_runs.flat(list(result.client_store.read(ids))) == before
 
@@ -460,7 +462,7 @@ def fixture_forgetful(world):
 
 
 def test_an_exam_may_be_of_those_who_forget(world, forgetful):
-  exam = programs.Exam(forgetful, world.clients)
+  exam = programs.EvaluationSet(forgetful, world.clients)
   result = world.train(validation=exam, rounds=3)
   assert result.best_round == 3
 
@@ -468,15 +470,17 @@ def test_an_exam_may_be_of_those_who_forget(world, forgetful):
 def test_what_an_exam_cannot_have_is_refused(world, forgetful, whole, tmp_path):
   weights = whole[0].weights
   with pytest.raises(
-    evaluation_sets.ExamError, match='no client store to read'
+    evaluation_sets.EvaluationSetError, match='no client store to read'
   ):
     programs.evaluate(world.validation, weights)
-  exam = programs.Exam(forgetful, world.clients, remembering=True)
+  exam = programs.EvaluationSet(forgetful, world.clients, remembering=True)
   for work in (
     lambda: programs.evaluate(exam, weights, 0, whole[0].client_store),
     lambda: world.train(validation=exam, output_dir=tmp_path),
   ):
-    with pytest.raises(evaluation_sets.ExamError, match='evaluation takes <>'):
+    with pytest.raises(
+      evaluation_sets.EvaluationSetError, match='evaluation takes <>'
+    ):
       work()
   assert not list(tmp_path.iterdir())
 
@@ -534,7 +538,7 @@ def test_a_store_of_another_run_is_refused(world, tmp_path):
   forgetful = composition.compose(
     world.process.model,
     work=[phases.Phase(_BOTH, measured=True)],
-    memory=client_state.forget,
+    client_state=client_state.stateless,
     aggregator=tff.aggregators.MeanFactory(),
     server_optimizer=phases.sgd(1.0),
   )

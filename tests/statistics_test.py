@@ -221,7 +221,7 @@ def test_after_the_update_clients_read_the_new_weights(model):
 
 
 def test_clients_settle_what_they_keep_by_what_all_sent(model):
-  memory = client_state.Memory(
+  memory = client_state.ClientState(
     first=lambda model, seed: tf.zeros([]),
     recall=lambda model, kept, received, seed: collections.OrderedDict(),
     keep=lambda client: tf.cast(client.count, tf.float32),
@@ -231,7 +231,7 @@ def test_clients_settle_what_they_keep_by_what_all_sent(model):
     lambda client: tf.cast(client.count, tf.float32),
     settle=lambda before, after, own, joined: before + after + own / joined,
   )
-  process = _compose(model, memory=memory, statistics=[statistic])
+  process = _compose(model, client_state=memory, statistics=[statistic])
   _, kept = _round(process)
   np.testing.assert_allclose(list(kept), [4 + 4 / 6, 2 + 2 / 6], rtol=1e-6)
   _, kept = _round(process, kept=kept)

@@ -235,7 +235,7 @@ def _train(
       rounds=rounds,
       clients_per_round=10,
     )
-    exam = tff_partial.Exam(
+    exam = tff_partial.EvaluationSet(
       algorithms.build_furl_eval(model),
       task.clients(part, process.example_spec),
     )

@@ -85,17 +85,17 @@ def test_weights_of_several_types_are_summed():
   np.testing.assert_allclose(found, 5.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize('strength', [-1.0, float('inf'), float('nan')])
+@pytest.mark.parametrize('penalty', [-1.0, float('inf'), float('nan')])
 @pytest.mark.parametrize(
   'build',
   [terms.proximal, terms.moreau, lambda s: terms.l2(s, tiers.LOCAL)],
   ids=['proximal', 'moreau', 'l2'],
 )
-def test_strengths_that_make_no_sense_are_refused(build, strength):
+def test_penalties_that_make_no_sense_are_refused(build, penalty):
   with pytest.raises(
-    terms.TermError, match='the strength must be a finite number of 0 or more'
+    terms.TermError, match='the penalty must be a finite number of 0 or more'
   ):
-    build(strength)
+    build(penalty)
 
 
 @pytest.mark.parametrize('build', [terms.proximal, terms.l2])

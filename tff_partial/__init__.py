@@ -37,9 +37,9 @@ from tff_partial.learning_process import (
 )
 from tff_partial.model.models import from_keras as from_keras
 from tff_partial.model.models import PartialModel as PartialModel
+from tff_partial.phases import Interleaved as Interleaved
 from tff_partial.phases import Phase as Phase
 from tff_partial.phases import sgd as sgd
-from tff_partial.phases import Together as Together
 from tff_partial.training import callbacks as callbacks
 from tff_partial.training.client_store import ClientStore as ClientStore
 from tff_partial.training.cold_start import (
@@ -48,7 +48,7 @@ from tff_partial.training.cold_start import (
 from tff_partial.training.personal_models import personalise as personalise
 from tff_partial.training.personal_models import top_n as top_n
 from tff_partial.training.programs import evaluate as evaluate
-from tff_partial.training.programs import Exam as Exam
+from tff_partial.training.programs import EvaluationSet as EvaluationSet
 from tff_partial.training.programs import load as load
 from tff_partial.training.programs import train as train
 from tff_partial.training.programs import TrainingResult as TrainingResult

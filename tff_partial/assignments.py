@@ -440,7 +440,7 @@ def joining(
 
 def build_evaluation(
   model: models.PartialModel,
-  memory: client_state.Memory,
+  client_state: client_state.ClientState,
   assignment: Assignment,
   *,
   split: splits.Split | None = None,
@@ -450,7 +450,7 @@ def build_evaluation(
 
   Args:
     model: The model.
-    memory: What clients remember.
+    client_state: What clients remember.
     assignment: How they come to their sub-population.
     split: Support and query set; the two halves by default.
     measure_batch_size: Examples measured at a time; changes no result.
@@ -461,5 +461,5 @@ def build_evaluation(
   )
   before = work(assignment._replace(after=()), [], support)
   return evaluation.build_evaluation(
-    model, memory=memory, work=[*before, measure]
+    model, client_state=client_state, work=[*before, measure]
   )

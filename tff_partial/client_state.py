@@ -16,7 +16,7 @@ from tff_partial.contexts import ClientContext
 from tff_partial.model import models
 
 
-class Memory(NamedTuple):
+class ClientState(NamedTuple):
   """A rule for what a client remembers.
 
   Attributes:
@@ -25,7 +25,7 @@ class Memory(NamedTuple):
       that the client holds as a round begins, by tier: LOCAL, and PERSONAL if
       it has a copy of its own.
     keep: (what a client knows after its work) -> what it remembers then.
-    leaves_local: Whether local weights may stay as they begin, untrained.
+    is_frozen: Whether local weights may stay as they begin, untrained.
   """
 
   first: Callable[[models.PartialModel, tf.Tensor], Any]
@@ -33,7 +33,7 @@ class Memory(NamedTuple):
     [models.PartialModel, Any, tiers.Weights, tf.Tensor], tiers.Weights
   ]
   keep: Callable[[ClientContext], Any]
-  leaves_local: bool = False
+  is_frozen: bool = False
 
 
 def _local(
@@ -48,7 +48,7 @@ def _local(
 
 
 # Nothing is remembered: local weights begin anew, as in FedRecon.
-forget = Memory(
+stateless = ClientState(
   first=lambda model, seed: collections.OrderedDict(),
   recall=lambda model, remembered, received, seed: _local(model, seed),
   keep=lambda client: collections.OrderedDict(),
@@ -64,10 +64,10 @@ def _same_for_all(
 
 # Nothing is remembered, and all clients begin with the same local weights in
 # every round, as with the fixed head of FedBABU.
-begin_alike = forget._replace(recall=_same_for_all, leaves_local=True)
+frozen_init = stateless._replace(recall=_same_for_all, is_frozen=True)
 
 # Local weights are remembered, as in FURL.
-keep_local = Memory(
+persist_local = ClientState(
   first=lambda model, seed: model.initial_weights(tiers.LOCAL, seed),
   recall=lambda model, remembered, received, seed: collections.OrderedDict(
     [(tiers.LOCAL, remembered)] if tiers.LOCAL in model.tiers else []
@@ -82,29 +82,29 @@ keep_local = Memory(
 GROUP = 'group'
 
 
-def remember_group(memory: Memory) -> Memory:
+def remember_group(client_state: ClientState) -> ClientState:
   """A client remembers also which group it chose; -1 if it never took part.
 
   No computation reads it: it is there to be looked at (Figure 3 of FedEmbed).
 
   Args:
-    memory: What else it remembers.
+    client_state: What else it remembers.
   """
-  return memory._replace(
+  return client_state._replace(
     first=lambda model, seed: collections.OrderedDict(
-      {'held': memory.first(model, seed), GROUP: tf.constant(-1)}
+      {'held': client_state.first(model, seed), GROUP: tf.constant(-1)}
     ),
-    recall=lambda model, remembered, received, seed: memory.recall(
+    recall=lambda model, remembered, received, seed: client_state.recall(
       model, remembered['held'], received, seed
     ),
     keep=lambda client: collections.OrderedDict(
-      {'held': memory.keep(client), GROUP: client.group}
+      {'held': client_state.keep(client), GROUP: client.group}
     ),
   )
 
 
 def _first_personal(model: models.PartialModel, seed: tf.Tensor) -> Any:
-  kept = collections.OrderedDict(took_part=tf.constant(False))
+  kept = collections.OrderedDict(initialized=tf.constant(False))
   kept.update(_local(model, seed))
   kept[tiers.PERSONAL] = collections.OrderedDict(
     (name, tf.zeros(spec.shape, spec.dtype))
@@ -120,16 +120,16 @@ def _recall_personal(
   seed: tf.Tensor,
 ) -> tiers.Weights:
   held = collections.OrderedDict(remembered)
-  took_part = held.pop('took_part')
+  initialized = held.pop('initialized')
   held[tiers.PERSONAL] = collections.OrderedDict(
-    (name, tf.where(took_part, own, received[tiers.GLOBAL][name]))
+    (name, tf.where(initialized, own, received[tiers.GLOBAL][name]))
     for name, own in held[tiers.PERSONAL].items()
   )
   return held
 
 
 def _keep_personal(client: ClientContext) -> Any:
-  kept = collections.OrderedDict(took_part=tf.constant(True))
+  kept = collections.OrderedDict(initialized=tf.constant(True))
   for tier in (tiers.LOCAL, tiers.PERSONAL):
     if tier in client.weights:
       kept[tier] = client.weights[tier]
@@ -138,29 +138,31 @@ def _keep_personal(client: ClientContext) -> Any:
 
 # A client remembers a copy of its own of the whole model, as in Ditto. It
 # begins as the global weights that the client first receives.
-keep_personal = Memory(_first_personal, _recall_personal, _keep_personal)
+persist_personal = ClientState(
+  _first_personal, _recall_personal, _keep_personal
+)
 
 
-def keep_numbers(memory: Memory, **first: float) -> Memory:
+def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
   """A client remembers also numbers that are no variables of the model.
 
   Its phases find them in the tier OTHER.
 
   Args:
-    memory: What else it remembers.
+    client_state: What else it remembers.
     **first: Each number's name and first value.
   """
-  return Memory(
+  return ClientState(
     first=lambda model, seed: collections.OrderedDict(
       {
-        **memory.first(model, seed),
+        **client_state.first(model, seed),
         tiers.OTHER: collections.OrderedDict(
           (name, tf.constant(value)) for name, value in first.items()
         ),
       }
     ),
     recall=lambda model, remembered, received, seed: collections.OrderedDict(
-      memory.recall(
+      client_state.recall(
         model,
         collections.OrderedDict(
           (name, value)
@@ -173,7 +175,7 @@ def keep_numbers(memory: Memory, **first: float) -> Memory:
       **{tiers.OTHER: remembered[tiers.OTHER]},
     ),
     keep=lambda client: collections.OrderedDict(
-      memory.keep(client), **{tiers.OTHER: client.weights[tiers.OTHER]}
+      client_state.keep(client), **{tiers.OTHER: client.weights[tiers.OTHER]}
     ),
-    leaves_local=memory.leaves_local,
+    is_frozen=client_state.is_frozen,
   )

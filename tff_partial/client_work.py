@@ -132,7 +132,7 @@ class ClientWork:
 
   Attributes:
     model: The model.
-    memory: What a client remembers.
+    client_state: What a client remembers.
     work: The phases of a round.
     example_spec: What an example of a client consists of.
     initialize_client: `(int32[2] -> C)`: what a client remembers that never
@@ -145,15 +145,15 @@ class ClientWork:
   def __init__(
     self,
     model: models.PartialModel,
-    memory: client_state.Memory,
+    client_state: client_state.ClientState,
     work: phases.Work,
     what: str,
   ):
-    """Checks the parts and traces the memory.
+    """Checks the parts and traces the client_state.
 
     Args:
       model: The model.
-      memory: What a client remembers.
+      client_state: What a client remembers.
       work: The phases of a round.
       what: What the work is for; for error messages.
 
@@ -164,7 +164,7 @@ class ClientWork:
     """
     models.check(model)
     self.model = model
-    self.memory = memory
+    self.client_state = client_state
     self.work = list(work)
     phases.check(self.work, model)
     if not any(phase.measured for phase in phases.flat(self.work)):
@@ -175,7 +175,7 @@ class ClientWork:
     self.example_spec = example_spec_of(model, self.work)
     self._tables = lookups.Tables(model, self.work)
     first = tracing.traced(
-      lambda seed: memory.first(model, seed), random_bits.SEED_SPEC
+      lambda seed: client_state.first(model, seed), random_bits.SEED_SPEC
     )
 
     @tff.tensorflow.computation(type_of(random_bits.SEED_SPEC))
@@ -203,7 +203,7 @@ class ClientWork:
       kept: What the client remembers.
       client: Its data.
     """
-    held = self.memory.recall(
+    held = self.client_state.recall(
       self.model, kept, shared, random_bits.fold_in(client['seed'], 'local')
     )
     return tiers.join(shared, held)

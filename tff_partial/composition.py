@@ -53,7 +53,7 @@ def compose(
   model: models.PartialModel,
   *,
   work: phases.Work,
-  memory: client_state.Memory = client_state.forget,
+  client_state: client_state.ClientState = client_state.stateless,
   aggregator: AggregationFactory | None = None,
   server_optimizer: phases.Optimizer | None = None,
   client_weighting: ClientWeighting
@@ -73,7 +73,7 @@ def compose(
   Args:
     model: The model to train.
     work: The phases of a client's round.
-    memory: What a client remembers; nothing by default.
+    client_state: What a client remembers; nothing by default.
     aggregator: How updates are joined, any factory of `tff.aggregators`; the
       mean, weighted as said below. With those of `aggregators.py`, such as this
       one, clients send only the rows of a table that they trained.
@@ -97,7 +97,7 @@ def compose(
   _check_joining(aggregator, server_optimizer)
   _check_statistics(statistics, before_sending)
   _check_privacy(aggregator, before_sending, client_weighting, statistics)
-  client = client_work.ClientWork(model, memory, work, 'round')
+  client = client_work.ClientWork(model, client_state, work, 'round')
   sent_tiers = [
     tier
     for tier in client.specs[0]
@@ -524,7 +524,7 @@ def _check_tiers(
   if tiers.GLOBAL not in client.model.tiers and not statistics:
     raise CompositionError('The model has no global variable to train.')
   is_trained = any(tiers.LOCAL in p.train for p in phases.flat(client.work))
-  if not (is_trained or client.memory.leaves_local):
+  if not (is_trained or client.client_state.is_frozen):
     names = list(client.model.specs(tiers.LOCAL))
     if names:
       raise CompositionError(

@@ -70,19 +70,20 @@ def build_evaluation(
   model: models.PartialModel,
   *,
   work: phases.Work,
-  memory: client_state.Memory = client_state.forget,
+  client_state: client_state.ClientState = client_state.stateless,
 ) -> Evaluation:
   """Each client runs phases, of which at least one measures; nothing is kept.
 
   Args:
     model: The model to measure.
     work: Phases that personalise and measure.
-    memory: What clients remember as the evaluation begins; nothing by default.
+    client_state: What clients remember as the evaluation begins; nothing by
+      default.
 
   Raises:
     CompositionError: If no phase measures, or if the model has groups.
   """
-  does = client_work.ClientWork(model, memory, work, 'evaluation')
+  does = client_work.ClientWork(model, client_state, work, 'evaluation')
   if does.follows_rounds:
     raise client_work.CompositionError(
       'A phase of the evaluation has epochs that follow the rounds, but an '
@@ -154,7 +155,7 @@ class Measuring(TypedDict, total=False):
 def build_query_evaluation(
   model: models.PartialModel,
   *,
-  memory: client_state.Memory = client_state.forget,
+  client_state: client_state.ClientState = client_state.stateless,
   train: tuple[str, ...] = (),
   reads: tiers.Reads | None = None,
   terms: tuple[phases.Term, ...] = (),
@@ -166,7 +167,8 @@ def build_query_evaluation(
 
   Args:
     model: The model to measure.
-    memory: What clients remember as the evaluation begins; nothing by default.
+    client_state: What clients remember as the evaluation begins; nothing by
+      default.
     train: What is a client's own, which `personalise` trains.
     reads: Which weights the model reads. If PERSONAL is trained, the client's
       copy of the global ones by default.
@@ -200,7 +202,7 @@ def build_query_evaluation(
       measured=False,
     )
     work = [before, measure]
-  return build_evaluation(model, memory=memory, work=work)
+  return build_evaluation(model, client_state=client_state, work=work)
 
 
 def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:

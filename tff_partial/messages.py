@@ -124,7 +124,7 @@ class Sending(NamedTuple):
       update,
       ids,
       weight,
-      _unless_spoilt(result.is_finite, kept, work.memory.keep(known)),
+      _unless_spoilt(result.is_finite, kept, work.client_state.keep(known)),
       beside,
       result.group,
       client_work.unfinalized_metrics(result),
@@ -250,8 +250,8 @@ def _unless_spoilt(is_finite: tf.Tensor, kept: Any, new: Any) -> Any:
     )
   except (TypeError, ValueError) as error:
     raise processes.ClientStateTypeError(
-      f'A round takes client states {kept} and returns {new}. What a memory '
-      'keeps must look like what it makes first.'
+      f'A round takes client states {kept} and returns {new}. What a client '
+      'state keeps must look like what it makes first.'
     ) from error
 
 

@@ -1,8 +1,8 @@
 """Phases: the steps in which a client trains some tiers on some examples.
 
 An algorithm's work at a client is a list of phases, run in turn. A phase that
-trains nothing only measures. Phases of a `Together` take turns on each batch.
-In between, clients of a model with groups choose theirs (see `groups.py`).
+trains nothing only measures. Phases of an `Interleaved` take turns on each
+batch. In between, clients of a model with groups choose theirs (`groups.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -162,7 +162,7 @@ class Phase:
     return self.only is None or re.fullmatch(self.only, name) is not None
 
 
-class Together(NamedTuple):
+class Interleaved(NamedTuple):
   """Phases that take turns on each batch, instead of one after another.
 
   Attributes:
@@ -173,15 +173,15 @@ class Together(NamedTuple):
   phases: tuple[Phase, ...]
 
 
-Part: TypeAlias = Phase | Together | groups.Assign | contexts.Compute
+Part: TypeAlias = Phase | Interleaved | groups.Assign | contexts.Compute
 Work: TypeAlias = Sequence[Part]
 
 _SCHEDULE = ('on', 'batch_size', 'epochs', 'max_steps', 'shuffle')
 
 
-def taking_turns(part: Phase | Together) -> tuple[Phase, ...]:
+def taking_turns(part: Phase | Interleaved) -> tuple[Phase, ...]:
   """The phases that take turns on each batch."""
-  return part.phases if isinstance(part, Together) else (part,)
+  return part.phases if isinstance(part, Interleaved) else (part,)
 
 
 def flat(work: Work) -> list[Phase]:
@@ -189,7 +189,7 @@ def flat(work: Work) -> list[Phase]:
   return [
     phase
     for part in work
-    if isinstance(part, Phase | Together)
+    if isinstance(part, Phase | Interleaved)
     for phase in taking_turns(part)
   ]
 
@@ -223,7 +223,7 @@ def own(work: Work, rounds: int) -> list[Part]:
   found: list[Part] = []
   chooses = any(isinstance(part, groups.Assign) for part in work)
   for part in work:
-    if not isinstance(part, Phase | Together):
+    if not isinstance(part, Phase | Interleaved):
       if isinstance(part, contexts.Compute):
         part = part._replace(on=on)
       found += [part] if chooses else []
@@ -231,7 +231,7 @@ def own(work: Work, rounds: int) -> list[Part]:
     turns = [_own_part(phase, on, rounds) for phase in taking_turns(part)]
     kept = tuple(phase for phase in turns if phase is not None)
     if kept:
-      found.append(kept[0] if len(kept) == 1 else Together(kept))
+      found.append(kept[0] if len(kept) == 1 else Interleaved(kept))
   return found
 
 
@@ -259,7 +259,7 @@ def check(work: Work, model: models.PartialModel) -> None:
   """
   _check_groups(work, model)
   for part in work:
-    if not isinstance(part, Phase | Together):
+    if not isinstance(part, Phase | Interleaved):
       continue
     first, *others = taking_turns(part)
     for other in others:

@@ -18,10 +18,10 @@ class TermError(errors.UserError, ValueError):
   """Raised for a term that makes no sense."""
 
 
-def _check_strength(strength: float, what: str) -> None:
-  if not 0.0 <= strength < float('inf'):
+def _check_penalty(penalty: float, what: str) -> None:
+  if not 0.0 <= penalty < float('inf'):
     raise TermError(
-      f'{what}({strength}): the strength must be a finite number of 0 or more.'
+      f'{what}({penalty}): the penalty must be a finite number of 0 or more.'
     )
 
 
@@ -40,77 +40,75 @@ def _half_square(
   )
 
 
-def proximal(strength: float, tier: str = tiers.GLOBAL) -> phases.Term:
+def proximal(penalty: float, tier: str = tiers.GLOBAL) -> phases.Term:
   """Holds weights near the ones that the client received.
 
-  `strength / 2 * ||w - w_received||^2`: FedProx (Li et al., 2020, Eq. 2) for
+  `penalty / 2 * ||w - w_received||^2`: FedProx (Li et al., 2020, Eq. 2) for
   the GLOBAL tier, Ditto (Li et al., 2021, Eq. 2) for PERSONAL, which is held
   near the GLOBAL weights as the round began.
 
   Args:
-    strength: mu of FedProx, lambda of Ditto.
+    penalty: mu of FedProx, lambda of Ditto.
     tier: The tier that is held.
 
   Raises:
-    TermError: If the strength is negative or not finite.
+    TermError: If the penalty is negative or not finite.
     UnknownTierError: If there is no such tier.
   """
-  _check_strength(strength, 'proximal')
+  _check_penalty(penalty, 'proximal')
   (tier,) = tiers.check_tiers(tier, 'proximal')
   center = tiers.GLOBAL if tier == tiers.PERSONAL else tier
 
   def term(client: ClientContext) -> tf.Tensor:
     if tier not in client.weights:
       return tf.constant(0.0)
-    return strength * _half_square(
-      client.weights[tier], client.received[center]
-    )
+    return penalty * _half_square(client.weights[tier], client.received[center])
 
   return term
 
 
-def moreau(strength: float) -> phases.Term:
+def moreau(penalty: float) -> phases.Term:
   """Ties a client's own copy of the global weights to where these stand now.
 
-  `strength / 2 * ||theta - w||^2`, the term of the Moreau envelope in pFedMe
+  `penalty / 2 * ||theta - w||^2`, the term of the Moreau envelope in pFedMe
   (Dinh et al., 2020, Eq. 3). A phase that trains PERSONAL on it and on the loss
   finds theta; one that trains GLOBAL on it alone moves w along the envelope's
-  gradient, `strength * (w - theta)`.
+  gradient, `penalty * (w - theta)`.
 
   Args:
-    strength: lambda of the paper.
+    penalty: lambda of the paper.
 
   Raises:
-    TermError: If the strength is negative or not finite.
+    TermError: If the penalty is negative or not finite.
   """
-  _check_strength(strength, 'moreau')
+  _check_penalty(penalty, 'moreau')
 
   def term(client: ClientContext) -> tf.Tensor:
-    return strength * _half_square(
+    return penalty * _half_square(
       client.weights[tiers.PERSONAL], client.weights[tiers.GLOBAL]
     )
 
   return term
 
 
-def l2(strength: float, tier: str) -> phases.Term:
-  """Pulls the weights of a tier to zero, `strength / 2 * ||w||^2`.
+def l2(penalty: float, tier: str) -> phases.Term:
+  """Pulls the weights of a tier to zero, `penalty / 2 * ||w||^2`.
 
   Args:
-    strength: At least 0.
+    penalty: At least 0.
     tier: The tier.
 
   Raises:
-    TermError: If the strength is negative or not finite.
+    TermError: If the penalty is negative or not finite.
     UnknownTierError: If there is no such tier.
   """
-  _check_strength(strength, 'l2')
+  _check_penalty(penalty, 'l2')
   (tier,) = tiers.check_tiers(tier, 'l2')
 
   def term(client: ClientContext) -> tf.Tensor:
     if tier not in client.weights:
       return tf.constant(0.0)
-    return strength * _half_square(client.weights[tier])
+    return penalty * _half_square(client.weights[tier])
 
   return term
 

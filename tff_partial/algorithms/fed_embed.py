@@ -30,13 +30,13 @@ from tff_partial import assignments
 from tff_partial import evaluation
 from tff_partial.assignments import Assignment
 from tff_partial.assignments import Parts
-from tff_partial.client_state import keep_local
+from tff_partial.client_state import persist_local
 from tff_partial.client_state import remember_group
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.model import models
+from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
-from tff_partial.phases import Together
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
@@ -84,8 +84,8 @@ def build_fed_embed(
   )
   return compose(
     model,
-    memory=remember_group(keep_local),
-    work=assignments.work(assignment, [Together((heads, global_head))]),
+    client_state=remember_group(persist_local),
+    work=assignments.work(assignment, [Interleaved((heads, global_head))]),
     statistics=[assignments.following(assignment.reassign)]
     if assignment.reassign
     else [],
@@ -122,5 +122,5 @@ def build_fed_embed_eval(
     new = assignments.formed(parts, personalise)
     assignment = assignment._replace(before=(new, *assignment.before))
   return assignments.build_evaluation(
-    model, remember_group(keep_local), assignment, **measuring
+    model, remember_group(persist_local), assignment, **measuring
   )

@@ -14,7 +14,7 @@ that it took. Otherwise the two give the same weights.
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import forget
+from tff_partial.client_state import stateless
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.data import splits
@@ -65,7 +65,7 @@ def build_fed_recon(
   support, query = split or splits.halves()
   return compose(
     model,
-    memory=forget,
+    client_state=stateless,
     work=[
       Phase(
         train=(LOCAL,),
@@ -115,7 +115,7 @@ def build_fed_recon_eval(
   """
   return evaluation.build_query_evaluation(
     model,
-    memory=forget,
+    client_state=stateless,
     train=(LOCAL,),
     personalise=Phase(
       optimizer=reconstruction_optimizer or sgd(0.1),

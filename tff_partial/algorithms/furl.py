@@ -15,7 +15,7 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import keep_local
+from tff_partial.client_state import persist_local
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.model import models
@@ -52,7 +52,7 @@ def build_furl(
   """
   return compose(
     model,
-    memory=keep_local,
+    client_state=persist_local,
     statistics=[private_rule] if private_rule else [],
     work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
     **joining,
@@ -76,5 +76,5 @@ def build_furl_eval(
     PhaseError: If the arguments do not fit together.
   """
   return evaluation.build_query_evaluation(
-    model, memory=keep_local, train=(LOCAL,), **measuring
+    model, client_state=persist_local, train=(LOCAL,), **measuring
   )

@@ -201,17 +201,17 @@ def draw_over(
 def _metrics(run: run_folders.Run, of: str) -> dict[str, float]:
   """All numbers of a result: of the test by their names, others by path."""
   result: Mapping[str, Any] = run.result or {}
-  exams = (
+  evaluation_sets = (
     result['test'] if of == LAST else (result.get('best') or {}).get('test')
   )
-  if not exams:
+  if not evaluation_sets:
     raise AnalysisError(
       f'{run.folder}: no best round was chosen. Report the last one.'
     )
-  # Several exams, such as of seen and of unseen users, need names.
+  # Several evaluation sets, such as of seen and of unseen users, need names.
   found = {
-    f'{exam} {name}' if len(exams) > 1 else name: number
-    for exam, measured in exams.items()
+    f'{evaluation_set} {name}' if len(evaluation_sets) > 1 else name: number
+    for evaluation_set, measured in evaluation_sets.items()
     for name, number in _numbers(measured)
     if '/' not in name
   }

@@ -23,9 +23,9 @@ from tff_partial import tiers
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.model import models
+from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.phases import Together
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import OTHER
@@ -73,9 +73,9 @@ def build_apfl(
   }
   return compose(
     model,
-    memory=_memory(mixture, adaptive),
+    client_state=_memory(mixture, adaptive),
     work=[
-      Together(
+      Interleaved(
         (
           dataclasses.replace(
             personal,
@@ -115,23 +115,23 @@ def build_apfl_eval(
   adaptive = mixture_learning_rate > 0.0
   return evaluation.build_query_evaluation(
     model,
-    memory=_memory(mixture, adaptive),
+    client_state=_memory(mixture, adaptive),
     train=(PERSONAL,),
     reads=_reads(mixture, adaptive),
     **measuring,
   )
 
 
-def _memory(mixture: float, adaptive: bool) -> client_state.Memory:
+def _memory(mixture: float, adaptive: bool) -> client_state.ClientState:
   if not 0.0 <= mixture <= 1.0:
     raise MixtureError(
       f'mixture={mixture}: the share of the personal model lies between 0 and '
       '1.'
     )
   if not adaptive:
-    return client_state.keep_personal
-  return client_state.keep_numbers(
-    client_state.keep_personal, **{_ALPHA: mixture}
+    return client_state.persist_personal
+  return client_state.persist_numbers(
+    client_state.persist_personal, **{_ALPHA: mixture}
   )
 
 

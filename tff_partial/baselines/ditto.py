@@ -9,7 +9,7 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import keep_personal
+from tff_partial.client_state import persist_personal
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.model import models
@@ -23,7 +23,7 @@ from tff_partial.tiers import PERSONAL
 def build_ditto(
   model: models.PartialModel,
   *,
-  strength: float = 1.0,
+  penalty: float = 1.0,
   training: Phase = Phase(),
   personal: Phase = Phase(),
   **joining: Unpack[Joining],
@@ -34,7 +34,7 @@ def build_ditto(
 
   Args:
     model: The model, without local variables.
-    strength: lambda of the paper, which holds v near the w that was received;
+    penalty: lambda of the paper, which holds v near the w that was received;
       0 for local training alone.
     training: How w is trained.
     personal: How v is trained.
@@ -46,13 +46,13 @@ def build_ditto(
   """
   return compose(
     model,
-    memory=keep_personal,
+    client_state=persist_personal,
     work=[
       dataclasses.replace(training, train=(GLOBAL,), measured=True),
       dataclasses.replace(
         personal,
         train=(PERSONAL,),
-        terms=(*personal.terms, proximal(strength, PERSONAL)),
+        terms=(*personal.terms, proximal(penalty, PERSONAL)),
       ),
     ],
     **joining,
@@ -62,7 +62,7 @@ def build_ditto(
 def build_ditto_eval(
   model: models.PartialModel,
   *,
-  strength: float = 1.0,
+  penalty: float = 1.0,
   **measuring: Unpack[evaluation.Measuring],
 ) -> evaluation.Evaluation:
   """Clients are measured with the personal models that they remember.
@@ -72,13 +72,13 @@ def build_ditto_eval(
 
   Args:
     model: The model.
-    strength: As in training.
+    penalty: As in training.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
   return evaluation.build_query_evaluation(
     model,
-    memory=keep_personal,
+    client_state=persist_personal,
     train=(PERSONAL,),
-    terms=(proximal(strength, PERSONAL),),
+    terms=(proximal(penalty, PERSONAL),),
     **measuring,
   )

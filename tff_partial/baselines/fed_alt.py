@@ -10,7 +10,7 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import keep_local
+from tff_partial.client_state import persist_local
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.model import models
@@ -40,7 +40,7 @@ def build_fed_alt(
   """
   return compose(
     model,
-    memory=keep_local,
+    client_state=persist_local,
     work=[
       dataclasses.replace(personal, train=(LOCAL,)),
       dataclasses.replace(shared, train=(GLOBAL,), measured=True),
@@ -62,5 +62,5 @@ def build_fed_alt_eval(
     **measuring: As for `evaluation.build_query_evaluation`.
   """
   return evaluation.build_query_evaluation(
-    model, memory=keep_local, train=(LOCAL,), **measuring
+    model, client_state=persist_local, train=(LOCAL,), **measuring
   )

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import begin_alike
+from tff_partial.client_state import frozen_init
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.data import splits
@@ -37,7 +37,7 @@ def build_fed_babu(
   """
   return compose(
     model,
-    memory=begin_alike,
+    client_state=frozen_init,
     work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
     **joining,
   )
@@ -63,7 +63,7 @@ def build_fed_babu_eval(
   """
   return evaluation.build_query_evaluation(
     model,
-    memory=begin_alike,
+    client_state=frozen_init,
     train=(GLOBAL, LOCAL),
     personalise=personalise,
     split=split,

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import keep_local
+from tff_partial.client_state import persist_local
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.model import models
@@ -36,7 +36,7 @@ def build_fed_per(
   """
   return compose(
     model,
-    memory=keep_local,
+    client_state=persist_local,
     work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
     **joining,
   )
@@ -55,5 +55,5 @@ def build_fed_per_eval(
     **measuring: As for `evaluation.build_query_evaluation`.
   """
   return evaluation.build_query_evaluation(
-    model, memory=keep_local, train=(LOCAL,), **measuring
+    model, client_state=persist_local, train=(LOCAL,), **measuring
   )

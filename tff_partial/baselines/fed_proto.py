@@ -46,7 +46,7 @@ def build_fed_proto(
   num_classes: int,
   features: Callable[[Any], tf.Tensor],
   classes: Callable[[Any], tf.Tensor] = lambda labels: labels,
-  strength: float = 1.0,
+  penalty: float = 1.0,
   training: Phase = Phase(),
 ) -> PartialProcess:
   """Clients train models of their own, held together by class prototypes.
@@ -56,16 +56,16 @@ def build_fed_proto(
     num_classes: How many classes there are.
     features: A batch of the model's outputs to float features `[batch, size]`.
     classes: A batch of labels to integers `[batch]` from 0 on.
-    strength: lambda of Eq. 8; 0 for local training alone.
+    penalty: lambda of Eq. 8; 0 for local training alone.
     training: How a client trains: optimizer, batches, epochs.
 
   Raises:
     CompositionError, PhaseError, PrototypeError: If the arguments do not fit
       together.
   """
-  if not 0.0 <= strength < float('inf') or num_classes < 1:
+  if not 0.0 <= penalty < float('inf') or num_classes < 1:
     raise PrototypeError(
-      f'strength={strength}, num_classes={num_classes}: the strength must be a '
+      f'penalty={penalty}, num_classes={num_classes}: the penalty must be a '
       'finite number of 0 or more, and there must be a class.'
     )
   size = _num_features(model, features)
@@ -82,7 +82,7 @@ def build_fed_proto(
       -1,
     )
     is_known = tf.gather(client.server['is_known'], of)
-    return strength * client.batch.mean(tf.where(is_known, distances, 0.0))
+    return penalty * client.batch.mean(tf.where(is_known, distances, 0.0))
 
   def prototypes(client: ClientContext) -> Any:
     found = features(client.predict(tiers.personal_copy))
@@ -112,7 +112,7 @@ def build_fed_proto(
 
   return compose(
     model,
-    memory=client_state.keep_personal,
+    client_state=client_state.persist_personal,
     work=[
       dataclasses.replace(
         training,
@@ -143,7 +143,7 @@ def build_fed_proto_eval(
   """
   return evaluation.build_query_evaluation(
     model,
-    memory=client_state.keep_personal,
+    client_state=client_state.persist_personal,
     train=(PERSONAL, LOCAL),
     **measuring,
   )

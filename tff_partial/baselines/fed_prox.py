@@ -22,7 +22,7 @@ from tff_partial.tiers import GLOBAL
 def build_fed_prox(
   model: models.PartialModel,
   *,
-  strength: float = 0.1,
+  penalty: float = 0.1,
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
@@ -30,7 +30,7 @@ def build_fed_prox(
 
   Args:
     model: The model, without local variables.
-    strength: mu of the paper; 0 for FedAvg.
+    penalty: mu of the paper; 0 for FedAvg.
     training: How a client trains: optimizer, batches, epochs.
     **joining: How the server joins updates, as for `compose`.
 
@@ -44,7 +44,7 @@ def build_fed_prox(
       dataclasses.replace(
         training,
         train=(GLOBAL,),
-        terms=(*training.terms, proximal(strength)),
+        terms=(*training.terms, proximal(penalty)),
         measured=True,
       )
     ],

@@ -19,7 +19,7 @@ def build_fine_tuning_eval(
   model: models.PartialModel,
   *,
   personalise: Phase = Phase(),
-  memory: client_state.Memory = client_state.forget,
+  client_state: client_state.ClientState = client_state.stateless,
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
@@ -29,7 +29,7 @@ def build_fine_tuning_eval(
     model: The model.
     personalise: How clients tune. For a part of the model name its variables,
       such as `only='head/.*'`.
-    memory: What clients remember from training, if the model has local
+    client_state: What clients remember from training, if the model has local
       variables, which are tuned, too.
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Likewise.
@@ -39,7 +39,7 @@ def build_fine_tuning_eval(
   """
   return evaluation.build_query_evaluation(
     model,
-    memory=memory,
+    client_state=client_state,
     train=(GLOBAL, LOCAL),
     personalise=personalise,
     split=split,

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import keep_personal
+from tff_partial.client_state import persist_personal
 from tff_partial.composition import compose
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -31,7 +31,7 @@ def build_local_only(
   """
   return compose(
     model,
-    memory=keep_personal,
+    client_state=persist_personal,
     work=[
       dataclasses.replace(training, train=(PERSONAL, LOCAL), measured=True)
     ],
@@ -50,5 +50,5 @@ def build_local_only_eval(
     **measuring: As for `evaluation.build_query_evaluation`.
   """
   return evaluation.build_query_evaluation(
-    model, memory=keep_personal, train=(PERSONAL, LOCAL), **measuring
+    model, client_state=persist_personal, train=(PERSONAL, LOCAL), **measuring
   )

@@ -47,9 +47,9 @@ _STEP = 'step'
 
 # Nobody remembers more than which cluster its gradient led to, to be looked at.
 # The linear head is never trained.
-_MEMORY = {
-  MODEL: client_state.remember_group(client_state.forget),
-  HEAD: client_state.remember_group(client_state.begin_alike),
+_CLIENT_STATE = {
+  MODEL: client_state.remember_group(client_state.stateless),
+  HEAD: client_state.remember_group(client_state.frozen_init),
 }
 _TIER = {MODEL: GLOBAL, HEAD: LOCAL}
 
@@ -147,7 +147,7 @@ def build_p_fed_km(
   joining['server_optimizer'] = server_optimizers.by_name(apart, rest)
   return compose(
     model,
-    memory=_MEMORY[gradients],
+    client_state=_CLIENT_STATE[gradients],
     work=[
       *clusters.before,
       dataclasses.replace(
@@ -188,7 +188,7 @@ def build_p_fed_km_eval(
   compute, choose = _clusters(parts, gradients, 0.0).before
   return evaluation.build_evaluation(
     model,
-    memory=_MEMORY[gradients],
+    client_state=_CLIENT_STATE[gradients],
     work=[
       compute._replace(on=support),
       choose,

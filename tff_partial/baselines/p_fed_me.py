@@ -18,9 +18,9 @@ from tff_partial.composition import Averaging
 from tff_partial.composition import compose
 from tff_partial.data import splits
 from tff_partial.model import models
+from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.phases import Together
 from tff_partial.processes import PartialProcess
 from tff_partial.terms import moreau
 from tff_partial.tiers import GLOBAL
@@ -30,7 +30,7 @@ from tff_partial.tiers import PERSONAL
 def build_p_fed_me(
   model: models.PartialModel,
   *,
-  strength: float = 15.0,
+  penalty: float = 15.0,
   personal: Phase = Phase(optimizer=sgd(0.05), repeats=5, max_steps=20),
   learning_rate: float = 0.005,
   mixing: float = 1.0,
@@ -42,7 +42,7 @@ def build_p_fed_me(
 
   Args:
     model: The model, without local variables.
-    strength: lambda of the paper.
+    penalty: lambda of the paper.
     personal: How theta is trained: `repeats` is K, and `max_steps` with
       `epochs` gives R. The loss gains the curvature lambda, so the learning
       rate has to stay below 2 / lambda even where the loss is flat.
@@ -55,11 +55,11 @@ def build_p_fed_me(
     CompositionError, PhaseError, TermError: If the arguments do not fit
       together.
   """
-  terms = (*personal.terms, moreau(strength))
+  terms = (*personal.terms, moreau(penalty))
   return compose(
     model,
     work=[
-      Together(
+      Interleaved(
         (
           dataclasses.replace(
             personal, train=(PERSONAL,), terms=terms, measured=True
@@ -69,7 +69,7 @@ def build_p_fed_me(
             train=(GLOBAL,),
             optimizer=sgd(learning_rate),
             repeats=1,
-            terms=(moreau(strength),),
+            terms=(moreau(penalty),),
             with_loss=False,
           ),
         )
@@ -83,7 +83,7 @@ def build_p_fed_me(
 def build_p_fed_me_eval(
   model: models.PartialModel,
   *,
-  strength: float = 15.0,
+  penalty: float = 15.0,
   personalise: Phase = Phase(optimizer=sgd(0.05), repeats=5),
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
@@ -94,7 +94,7 @@ def build_p_fed_me_eval(
 
   Args:
     model: The model.
-    strength: As in training.
+    penalty: As in training.
     personalise: How theta is trained; w stays where it is.
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Likewise.
@@ -102,7 +102,7 @@ def build_p_fed_me_eval(
   return evaluation.build_query_evaluation(
     model,
     train=(PERSONAL,),
-    terms=(moreau(strength),),
+    terms=(moreau(penalty),),
     personalise=personalise,
     split=split,
     measure_batch_size=measure_batch_size,

@@ -129,7 +129,7 @@ def build_scaffold(
   return compose(
     model,
     work=work,
-    memory=client_state.Memory(
+    client_state=client_state.ClientState(
       first=lambda model, seed: _zeros(model),
       recall=lambda model, remembered, received, seed: (
         collections.OrderedDict()

@@ -145,7 +145,7 @@ def check(
     if validation_metrics is None:
       raise CallbackError(
         f'{callback} needs validation clients. Pass '
-        '`validation=Exam(evaluation, clients)`.'
+        '`validation=EvaluationSet(evaluation, clients)`.'
       )
     if callback.metric not in validation_metrics:
       raise CallbackError(

@@ -37,8 +37,8 @@ def measure_by_support(
     seed: The run's seed; a client's draws follow from it and its id.
 
   Returns:
-    Size to what `evaluation_sets.evaluate` returns: pooled metrics by name, and under
-    `per_client` their distribution.
+    Size to what `evaluation_sets.evaluate` returns: pooled metrics by name, and
+    under `per_client` their distribution.
 
   Raises:
     SplitError: If a size is negative, or `query_from` lies below one.
@@ -47,7 +47,7 @@ def measure_by_support(
   cut = {size: splits.first(size, start) for size in sizes}
   return {
     size: evaluation_sets.evaluate(
-      evaluation_sets.Exam(build(split), clients), weights, seed
+      evaluation_sets.EvaluationSet(build(split), clients), weights, seed
     )
     for size, split in cut.items()
   }

@@ -1,4 +1,4 @@
-"""Exams: all clients of a population personalise the model and are measured."""
+"""Evaluation sets: all clients of a population personalise and are measured."""
 
 import collections
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ from tff_partial.training import sampling
 from tff_partial.training import state_codec
 
 
-class ExamError(errors.UserError, ValueError):
-  """Raised for an exam whose clients cannot remember what it wants."""
+class EvaluationSetError(errors.UserError, ValueError):
+  """Raised for clients that cannot remember what their evaluation wants."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Exam:
+class EvaluationSet:
   """An evaluation and all the clients that take part in it.
 
   Attributes:
@@ -47,7 +47,10 @@ class Exam:
     comes = 'what they remember' if self.remembering else 'nothing'
     parts = f'{self.evaluation!r}\n{self.clients!r}'.splitlines()
     return '\n'.join(
-      [f'Exam of clients that come with {comes}', *(f'  {x}' for x in parts)]
+      [
+        f'EvaluationSet of clients that come with {comes}',
+        *(f'  {x}' for x in parts),
+      ]
     )
 
   @property
@@ -65,63 +68,67 @@ class Exam:
 
     Raises:
       ClientDataError: If the clients cannot be used in the evaluation.
-      ExamError: If the exam is one of what clients remember, and they do not.
+      EvaluationSetError: If clients are to remember what they do not.
     """
     cohorts.check(self.clients, self.evaluation.example_spec)
     if not self.remembering:
       return
     taken = self.evaluation.initialize_client.type_signature.result
     if remembered is None:
-      raise ExamError(
-        'The clients of this exam come with what they remember from training, '
-        'but there is no client store to read it from. Pass one, or let '
-        '`remembering` be False.'
+      raise EvaluationSetError(
+        'The clients of this evaluation set come with what they remember from '
+        'training, but there is no client store to read it from. Pass one, '
+        'or let `remembering` be False.'
       )
     if not taken.is_equivalent_to(remembered):
-      raise ExamError(
-        'The clients of this exam come with what they remember from training, '
-        f'{remembered}, but its evaluation takes {taken}. Build the evaluation '
-        'with the memory of the process, or let `remembering` be False.'
+      raise EvaluationSetError(
+        'The clients of this evaluation set come with what they remember from '
+        f'training, {remembered}, but its evaluation takes {taken}. Build the '
+        'evaluation with the client state of the process, or let '
+        '`remembering` be False.'
       )
 
 
 @runtimes.ours()
 def evaluate(
-  exam: Exam,
+  evaluation_set: EvaluationSet,
   weights: Any,
   seed: int = 0,
   client_store: client_store_lib.ClientStates | None = None,
 ) -> dict[str, Any]:
-  """All clients of an exam personalise the model and are measured.
+  """All clients of an evaluation set personalise the model and are measured.
 
   Nothing that they learn meanwhile is kept.
 
   Args:
-    exam: The evaluation and its clients.
+    evaluation_set: The evaluation and its clients.
     weights: The model's weights at the server, `ModelWeights`. If another model
       was trained, such as one with a row for each user, those of the same names
       are taken.
     seed: The run's seed; a client's draws follow from it and its id.
-    client_store: What clients remember, for an exam that is `remembering`.
+    client_store: What clients remember, for a set that is `remembering`.
 
   Returns:
     Pooled metrics by name, and under `per_client` their distribution.
 
   Raises:
-    ExamError: If the exam is `remembering`, and the store is none of its type.
+    EvaluationSetError: If the set is `remembering`, and the store is none of
+      its type.
   """
-  exam.check(client_store and client_store.type)
-  ids = exam.clients.client_ids
+  evaluation_set.check(client_store and client_store.type)
+  ids = evaluation_set.clients.client_ids
   seeds = sampling.client_seeds(ids, seed, 'evaluation')
   kept: Sequence[Any]
-  if client_store is not None and exam.remembering:
+  if client_store is not None and evaluation_set.remembering:
     kept = client_store.read(ids)
   else:
-    kept = state_codec.first_states(exam.evaluation.initialize_client, seeds)
-  cohort = exam.clients.cohort(ids, seeds)
+    kept = state_codec.first_states(
+      evaluation_set.evaluation.initialize_client, seeds
+    )
+  cohort = evaluation_set.clients.cohort(ids, seeds)
   with client_errors.naming('Evaluation', cohort):
-    measured = exam.evaluation.evaluate(
-      weights_of(exam.evaluation.model, weights), kept, cohort
+    measured = evaluation_set.evaluation.evaluate(
+      weights_of(evaluation_set.evaluation.model, weights), kept, cohort
     )
   result = pooled(measured.metrics)
   result['per_client'] = evaluation.summarize(measured.per_client)
@@ -136,14 +143,14 @@ def weights_of(model: models.PartialModel, weights: Any) -> Any:
     weights: Weights at the server, `ModelWeights`.
 
   Raises:
-    ExamError: If some are missing.
+    EvaluationSetError: If some are missing.
   """
   shared, frozen = client_work.weights_specs(model)
 
   def chosen(specs: Any, given: Any, what: str) -> Any:
     missing = [name for name in specs if name not in given]
     if missing:
-      raise ExamError(
+      raise EvaluationSetError(
         f'The model that is measured has {what} weights {missing}, the one '
         f'that was trained has {list(given)}. Give layers that both have the '
         'same names.'

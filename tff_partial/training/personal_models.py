@@ -168,7 +168,7 @@ def _at_home(
         measured=True,
       ),
     ],
-    memory=work.memory,
+    client_state=work.client_state,
   )
 
 

@@ -40,7 +40,7 @@ CHECKPOINTS_FOLDER = 'checkpoints'
 CLIENTS_FOLDER = 'clients'
 
 # Names used by whoever trains.
-Exam: TypeAlias = evaluation_sets.Exam
+EvaluationSet: TypeAlias = evaluation_sets.EvaluationSet
 evaluate = evaluation_sets.evaluate
 Selection: TypeAlias = selection.Selection
 StoppingRule: TypeAlias = selection.StoppingRule
@@ -352,7 +352,7 @@ _SETTINGS = {
 def _settings(
   process: processes.PartialProcess,
   clients: cohorts.ClientSource,
-  validation: Exam | None,
+  validation: EvaluationSet | None,
   sampler: sampling.CohortSampler,
   evaluate_every: int,
   select: Selection,
@@ -450,7 +450,7 @@ def train(
   seed: int = 0,
   oversample: float = 1.0,
   dropout_rate: float = 0.0,
-  validation: Exam | None = None,
+  validation: EvaluationSet | None = None,
   evaluate_every: int = 50,
   checkpoint_every: int | None = None,
   select: Selection | None = None,
@@ -856,7 +856,7 @@ def _call(
 
 
 def _validate(
-  run: _Run, exam: Exam, seed: int, select: Selection
+  run: _Run, evaluation_set: EvaluationSet, seed: int, select: Selection
 ) -> dict[str, Any]:
   """Measures the validation clients and keeps the best weights.
 
@@ -864,24 +864,25 @@ def _validate(
     The validation's columns of the round's row.
   """
   weights = run.process.get_model_weights(run.state)
-  measured = evaluate(exam, weights, seed, run.store)
+  measured = evaluate(evaluation_set, weights, seed, run.store)
   notes = run.notes
   notes['validation'] = measured
   notes['validations'].append(
-    (run.round, {name: measured[name] for name in exam.metrics})
+    (run.round, {name: measured[name] for name in evaluation_set.metrics})
   )
   _note_first_loss(run, 'first_validation_loss', measured)
   if select.is_better(measured, notes['best_validation']):
     notes.update(best_validation=measured, best_round=run.round)
     run.best_weights = weights
   return {
-    column: measured[name] for column, name in _validation_columns(exam).items()
+    column: measured[name]
+    for column, name in _validation_columns(evaluation_set).items()
   }
 
 
-def _validation_columns(exam: Exam) -> dict[str, str]:
+def _validation_columns(evaluation_set: EvaluationSet) -> dict[str, str]:
   """The validation's columns of a row, with the metrics that fill them."""
-  return {f'validation_{name}': name for name in exam.metrics}
+  return {f'validation_{name}': name for name in evaluation_set.metrics}
 
 
 def _shown(
