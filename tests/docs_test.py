@@ -53,6 +53,13 @@ def test_the_page_on_training_ends_early_and_stays_so():
   assert (again.rounds, again.ended_by) == (trained.rounds, trained.ended_by)
 
 
+def test_the_page_on_new_algorithms_writes_one_that_is_right():
+  # It asserts, as a reader's first test would.
+  known = _run('docs/new_algorithm.md', {})
+  assert np.abs(known['x']).max() < 10.0
+  assert np.abs(known['c']).min() > 1e-3
+
+
 def test_the_quickstart_of_the_readme_runs_as_it_stands():
   known = _run('README.md', {})
   result, frame = known['result'], known['frame']

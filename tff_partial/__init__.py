@@ -9,9 +9,11 @@ from tff_partial import aggregators as aggregators
 from tff_partial import algorithms as algorithms
 from tff_partial import assignments as assignments
 from tff_partial import client_state as client_state
+from tff_partial import contexts as contexts
 from tff_partial import groups as groups
 from tff_partial import layers as layers
 from tff_partial import runtimes as runtimes
+from tff_partial import statistics as statistics
 from tff_partial import terms as terms
 from tff_partial import tiers as tiers
 from tff_partial.checks.independent_aggregation import (
@@ -35,6 +37,7 @@ from tff_partial.learning_process import (
 from tff_partial.learning_process import (
   as_learning_process as as_learning_process,
 )
+from tff_partial.messages import ClientWeighting as ClientWeighting
 from tff_partial.model.models import from_keras as from_keras
 from tff_partial.model.models import PartialModel as PartialModel
 from tff_partial.phases import Interleaved as Interleaved
