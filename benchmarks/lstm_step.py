@@ -48,7 +48,7 @@ def text(options: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def our_run(options: Any, context: Any) -> measuring.Run:
-  """Federated averaging with one client, as a sentence of ours."""
+  """Federated averaging with one client, as a composition of ours."""
   model = tff_partial.from_keras(
     lambda: build_network(options),
     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),

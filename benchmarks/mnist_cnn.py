@@ -102,7 +102,7 @@ def cohorts(population: int, clients_per_round: int) -> Iterator[list[int]]:
 
 
 def our_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
-  """Federated averaging as a sentence of ours, in the cohort runtime."""
+  """Federated averaging as a composition of ours, in the cohort runtime."""
   import tensorflow as tf
   import tensorflow_federated as tff
 

@@ -1,7 +1,7 @@
 """A Keras model of one's own, of which the last layer stays with each client.
 
-Digits are drawn so that each client has few of them; FedPer trains a body for
-all and a head for each, and is compared with FedAvg's one model for all.
+Each client has few of ten classes. FedPer trains a body for all and a head for
+each; FedAvg one model for all.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from tff_partial import splits
 random = np.random.default_rng(0)
 prototypes = random.normal(size=[10, 16]).astype(np.float32)
 y = random.integers(0, 10, 4_000).astype(np.int32)
-x = prototypes[y] + random.normal(size=[4_000, 16]).astype(np.float32)
+x = prototypes[y] + random.normal(size=[4_000, 16]).astype('f')
 partition = tff_partial.partitions.shards(y, 50, 2)
 
 
@@ -38,13 +38,12 @@ def accuracy(build, measure, **parts) -> float:
     metrics=['accuracy'],
     **parts,
   )
-  half, other = splits.halves()
+  half = splits.halves().support
   training = Phase(optimizer=sgd(0.1), batch_size=10, epochs=2, on=half)
   process = build(model, training=training)
-  evaluation = measure(model, split=splits.Split(half, other))
-  clients = tff_partial.from_arrays(
-    {'x': x, 'y': y}, partition, process.example_spec
-  )
+  evaluation = measure(model, split=splits.halves())
+  spec = process.example_spec
+  clients = tff_partial.from_arrays({'x': x, 'y': y}, partition, spec)
   trained = tff_partial.train(process, clients, rounds=40, clients_per_round=10)
   tested = tff_partial.EvaluationSet(
     evaluation, clients, remembering=not process.is_stateless

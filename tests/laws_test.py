@@ -258,8 +258,8 @@ def fixture_measuring(row, model_of) -> evaluation.Evaluation:
   return row.measure(model_of[row.form], **row.measuring)
 
 
-# The sentence of another row under another name, as baselines_test.py and
-# fed_embed_test.py prove, or no sentence at all.
+# The composition of another row under another name, as baselines_test.py and
+# fed_embed_test.py prove, or none at all.
 EXEMPT = {
   'build_centralized': 'FedAvg of one client',
   'build_fed_alt': 'FedRep',

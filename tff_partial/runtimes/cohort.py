@@ -11,14 +11,14 @@ the rest; all in this process, with no worker and no port. It takes any
 `tff.Computation` over tensors and sequences of them, and knows nothing about
 what it computes.
 
-  straight_line   reads a computation as steps, in waves
-  plan            sorts them into server stages and loops over clients
+  flat_program    reads a computation as operations, in stages
+  schedule        sorts them into server stages and loops over clients
   sequences       reads data sets as arrays, and hands them to clients
   data_loops      has clients loop over them, which starts sooner
-  feeding         what a loop is fed; resident arrays stay on the device
+  client_inputs   what a loop is fed; resident arrays stay on the device
   sharding        cuts a cohort into shards, by looking at the cohort alone
   compiled_loop   a loop over a shard as one program
-  choices         whether XLA compiles it
+  jit_autotuning  whether XLA compiles it
   operations      what draws at random, and what would outlive a call
   agreement       where XLA computes what kernels do; doubts notices where not
   rounds          runs stages and shards, merges what they leave
