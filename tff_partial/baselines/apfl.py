@@ -108,8 +108,9 @@ def build_apfl_eval(
 
   Args:
     model: The model.
-    mixture: As in training.
-    mixture_learning_rate: As in training.
+    mixture: alpha of the paper, as in training.
+    mixture_learning_rate: Whether alpha is what each client has learned: if it
+      is not 0, as in training.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
   adaptive = mixture_learning_rate > 0.0

@@ -72,7 +72,7 @@ def build_ditto_eval(
 
   Args:
     model: The model.
-    penalty: As in training.
+    penalty: lambda of the paper, as in training.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
   return evaluation.build_query_evaluation(

@@ -59,7 +59,7 @@ def build_fed_babu_eval(
     personalise: How clients tune. The paper compares the full model, the body
       and the head: choose by names of variables, `only=...`.
     split: As for `evaluation.build_query_evaluation`.
-    measure_batch_size: Likewise.
+    measure_batch_size: Examples measured at a time; changes no result.
   """
   return evaluation.build_query_evaluation(
     model,

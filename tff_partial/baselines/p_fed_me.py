@@ -94,10 +94,10 @@ def build_p_fed_me_eval(
 
   Args:
     model: The model.
-    penalty: As in training.
+    penalty: lambda of the paper, as in training.
     personalise: How theta is trained; w stays where it is.
     split: As for `evaluation.build_query_evaluation`.
-    measure_batch_size: Likewise.
+    measure_batch_size: Examples measured at a time; changes no result.
   """
   return evaluation.build_query_evaluation(
     model,

@@ -68,7 +68,7 @@ class Sampling(abc.ABC):
   Attributes:
     name: For reports.
     neighbours: Which two datasets must look alike, for reports.
-    relation: The same for dp-accounting.
+    relation: These neighbours, as dp-accounting names them.
     distance: How many clips one user moves a sum by.
     renyi_orders: Which Renyi divergences are counted; None for all that
       dp-accounting counts.
@@ -335,11 +335,11 @@ def epsilon(
   """The epsilon of a whole run; infinity without noise.
 
   Args:
-    noise_multiplier: As in `event`.
-    sampling: As there.
-    rounds: As there.
+    noise_multiplier: Standard deviation of the noise of a round in clips.
+    sampling: How clients come into a round.
+    rounds: How many rounds there are.
     delta: At which epsilon is wanted.
-    once: As there.
+    once: Noise multipliers of what is released once of all users besides.
     size: Counts once, in the steps for epsilons up to this size, which saves
       time. If None, counts in coarse steps first and then, if epsilon is small,
       in finer ones.
@@ -386,10 +386,11 @@ def calibrate(
 
   Args:
     target_epsilon: For the whole run.
-    sampling: As in `event`.
-    rounds: As there.
+    sampling: How clients come into a round.
+    rounds: How many rounds there are.
     delta: At which epsilon is meant.
-    once: As there: it is paid for first.
+    once: Noise multipliers of what is released once of all users besides; it
+      is paid for first.
     largest_noise_multiplier: What must not be reached; see `privacy`.
 
   Raises:

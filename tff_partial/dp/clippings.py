@@ -211,9 +211,9 @@ def largest_noise_multiplier(
   """The noise multiplier of all parts together that cannot be reached.
 
   Args:
-    clipping: As in `private_mean`.
-    clients_per_round: As there.
-    shares: As there.
+    clipping: How what a client sends is clipped: jointly, or by part.
+    clients_per_round: How many clients are expected.
+    shares: Each part's share of what is spent; equal ones by default.
   """
   if isinstance(clipping, Clipping):
     return clipping.largest_noise_multiplier(clients_per_round)

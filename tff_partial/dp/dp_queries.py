@@ -246,8 +246,8 @@ class AdaptiveState(NamedTuple):
   """The state of `AdaptiveClipSumQuery`.
 
   Attributes:
-    seed: As in `GaussianState`.
-    round: As there.
+    seed: Of all noise, int32 `[2]`. It never changes.
+    round: How many sums were noised, int32. No two have the same noise.
     clip: The next round's, float32.
     share_clipped: Of the clients of the last round, by the noised count.
   """

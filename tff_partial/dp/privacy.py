@@ -254,12 +254,13 @@ class PrivateFactory(
   """Sums what clients send, clipped and with noise; see `private_mean`.
 
   Attributes:
-    noise_multiplier: As in `private_mean`.
-    clients_per_round: As there.
-    clipping: As there.
-    shares: As there.
-    noise_seed: As there.
-    diagnostics: As there.
+    noise_multiplier: Standard deviation of the noise in clips, all parts
+      together.
+    clients_per_round: How many clients are expected.
+    clipping: How what a client sends is clipped: jointly, or by part.
+    shares: Each part's share of what is spent; None for equal ones.
+    noise_seed: Draws the noise of a simulation again; None for a secret.
+    diagnostics: Whether exact measurements are made, which are not private.
     divisor: What the noised sum is divided by.
   """
 
@@ -387,10 +388,11 @@ class PrivateFactory(
     """Makes the process for rows of some tables; all rows get noise.
 
     Args:
-      value_type: As in `RowAggregationFactory`.
-      weight_type: As there; each client counts once.
-      ids_type: As there.
-      result_type: As there.
+      value_type: What clients send: by tier, named tensors; of some tables
+        only some rows.
+      weight_type: How much it counts; each client counts once.
+      ids_type: For each of these tables, by tier and name, which rows they are.
+      result_type: What the sum looks like, in which tables are whole.
 
     Raises:
       PrivateTypeError: If such values cannot be clipped.
@@ -555,12 +557,16 @@ def private_mean(
   those who came, which is a secret where clients are sampled independently.
 
   Args:
-    clipping: As in `private_sum`.
-    noise_multiplier: As there: of the sum, before it is divided.
-    clients_per_round: As there.
-    shares: As there.
-    noise_seed: As there.
-    diagnostics: As there.
+    clipping: How the whole of what a client sends is clipped jointly, or how
+      each part is: by the name of a tier.
+    noise_multiplier: Standard deviation of the noise in clips: of the sum,
+      before it is divided; of all parts and counts together.
+    clients_per_round: As many are expected; how many come is a secret.
+    shares: Each part's share of what is spent; equal ones by default.
+    noise_seed: Makes a simulation whose noise can be drawn again. By default
+      each process has a secret seed from the operating system.
+    diagnostics: Whether exact measurements are made, which are not private;
+      their names end in `not_private`.
 
   Raises:
     PrivacyError: If an argument is impossible.

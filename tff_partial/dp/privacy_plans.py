@@ -51,8 +51,9 @@ class PrivacyPlan:
     """The aggregator that does what the plan says.
 
     Args:
-      noise_seed: As in `privacy.private_sum`.
-      diagnostics: As there.
+      noise_seed: Makes a simulation whose noise can be drawn again. By default
+        each process has a secret seed from the operating system.
+      diagnostics: Whether exact measurements are made, which are not private.
     """
     return privacy.private_mean(
       self.clipping,
@@ -67,7 +68,8 @@ class PrivacyPlan:
     """What clients do before they send, if the plan is one of local noise.
 
     Args:
-      noise_seed: As in `privacy.LocalNoise`.
+      noise_seed: Draws the noise of a simulation again. By default it follows
+        from the clients' seeds alone, which must be secret.
 
     Raises:
       AccountingError: If the plan is one of central noise.
@@ -184,7 +186,8 @@ def plan(
   """Plans a run: the noise for an epsilon, or the epsilon of a noise.
 
   Args:
-    clipping: As in `privacy.private_sum`.
+    clipping: How the whole of what a client sends is clipped jointly, or how
+      each part is: by the name of a tier.
     delta: At which epsilon is meant; below one in the population.
     population: How many users there are. It is public.
     clients_per_round: How many are in a round, or are expected to be.
@@ -193,7 +196,7 @@ def plan(
     noise_multiplier: What is given instead of a target, or None. Zero for a
       run that costs everything: its epsilon is infinite.
     sampling: One of `SAMPLINGS`: what is really done.
-    shares: As in `privacy.private_sum`.
+    shares: Each part's share of what is spent; equal ones by default.
     once: Noise multipliers of what is released once of all users, such as a
       mean that was computed before training.
 
