@@ -43,6 +43,7 @@ FLOORS = {
     'dp.*',
     'evaluation',
     'fingerprints',
+    'joint_training',
     'learning_process',
     'messages',
     'processes',

@@ -11,19 +11,15 @@ their order unless `training` shuffles. A client whose update is not finite
 counts for nothing and keeps what it had.
 """
 
-import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import persist_local
-from tff_partial.composition import compose
+from tff_partial import joint_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.statistics import Statistic
-from tff_partial.tiers import GLOBAL
-from tff_partial.tiers import LOCAL
 
 
 def build_furl(
@@ -50,11 +46,10 @@ def build_furl(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  return compose(
+  return joint_training.build(
     model,
-    client_state=persist_local,
+    training=training,
     statistics=[private_rule] if private_rule else [],
-    work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
     **joining,
   )
 
@@ -75,6 +70,4 @@ def build_furl_eval(
   Raises:
     PhaseError: If the arguments do not fit together.
   """
-  return evaluation.build_query_evaluation(
-    model, client_state=persist_local, train=(LOCAL,), **measuring
-  )
+  return joint_training.build_evaluation(model, **measuring)

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
+from tff_partial import joint_training
 from tff_partial.client_state import persist_local
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
@@ -61,6 +62,4 @@ def build_fed_alt_eval(
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
-  return evaluation.build_query_evaluation(
-    model, client_state=persist_local, train=(LOCAL,), **measuring
-  )
+  return joint_training.build_evaluation(model, **measuring)

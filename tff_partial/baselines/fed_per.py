@@ -4,18 +4,14 @@ The model's local variables are the personalization layers, its global ones the
 base layers. Each client draws its first personalization layers itself.
 """
 
-import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial.client_state import persist_local
-from tff_partial.composition import compose
+from tff_partial import joint_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
-from tff_partial.tiers import GLOBAL
-from tff_partial.tiers import LOCAL
 
 
 def build_fed_per(
@@ -34,12 +30,7 @@ def build_fed_per(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  return compose(
-    model,
-    client_state=persist_local,
-    work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
-    **joining,
-  )
+  return joint_training.build(model, training=training, **joining)
 
 
 def build_fed_per_eval(
@@ -54,6 +45,4 @@ def build_fed_per_eval(
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
-  return evaluation.build_query_evaluation(
-    model, client_state=persist_local, train=(LOCAL,), **measuring
-  )
+  return joint_training.build_evaluation(model, **measuring)

@@ -1,0 +1,67 @@
+"""Local and global variables trained together, of which the local ones stay.
+
+The body of FURL, FedPer, FedSim and LG-FedAvg, which differ in what they call
+the two, in which part of a model is local, and in what they say of new clients.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.client_state import persist_local
+from tff_partial.composition import compose
+from tff_partial.composition import Joining
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.statistics import Statistic
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+
+def build(
+  model: models.PartialModel,
+  *,
+  training: Phase = Phase(),
+  statistics: Sequence[Statistic] = (),
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train all variables together, and keep the local ones.
+
+  Args:
+    model: The model; without local variables, this is FedAvg.
+    training: How a client trains: optimizer, or one for each tier, batches,
+      epochs.
+    statistics: What clients send beside, as for `compose`.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    client_state=persist_local,
+    work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
+    statistics=statistics,
+    **joining,
+  )
+
+
+def build_evaluation(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the local variables that they remember.
+
+  With `personalise`, they train them before, while the global ones stay fixed.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+
+  Raises:
+    PhaseError: If the arguments do not fit together.
+  """
+  return evaluation.build_query_evaluation(
+    model, client_state=persist_local, train=(LOCAL,), **measuring
+  )
