@@ -55,25 +55,25 @@ tf.saved_model.save = meddle
 """
 
 _DIE_IN_A_ROUND = """
-release = records.Records.release
+release = metrics_log.Records.release
 def meddle(self, row, number):
   if number == {number}:
-    with open(self._folder / records.METRICS_FILE, 'a') as table:
+    with open(self._folder / metrics_log.METRICS_FILE, 'a') as table:
       table.write('{number},0.12')
     die()
   release(self, row, number)
-records.Records.release = meddle
+metrics_log.Records.release = meddle
 """
 
 _SAY_MEMORY = """
-release = records.Records.release
+release = metrics_log.Records.release
 def meddle(self, row, number):
   release(self, row, number)
   if number % 5 == 0:
     us = psutil.Process()
     tree = [us, *us.children(recursive=True)]
     print('memory', number, sum(p.memory_info().rss for p in tree))
-records.Records.release = meddle
+metrics_log.Records.release = meddle
 """
 
 

@@ -238,7 +238,7 @@ def test_a_kill_loses_no_row(tmp_path):
   code = f"""
 import os, signal
 from tff_partial.training import metrics_log
-table = records.Records({str(tmp_path)!r}, saved=None, tensorboard=True)
+table = metrics_log.Records({str(tmp_path)!r}, saved=None, tensorboard=True)
 for number in (1, 2, 3):
   table.release({{'loss': number / 3}}, number)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -260,7 +260,7 @@ def _program(
 def test_sigkill_leaves_server_and_clients_in_step(world, whole, tmp_path):
   # In a transaction; and after it, before the server's checkpoint.
   kills = {
-    'clients': ('client_versions.Versions', '_prune', 2),
+    'clients': ('sqlite_backend.Versions', '_prune', 2),
     'server': ('checkpoints.Checkpoints', 'save', 2),
   }
   with contextlib.ExitStack() as stack:
