@@ -32,7 +32,7 @@ from tff_partial import groups
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import server_optimizers
-from tff_partial.contexts import Batch
+from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.model import models
@@ -148,11 +148,11 @@ def by_prototype(
   triplet = triplet_loss(parts, margin)
 
   def of_others(client: ClientContext) -> tf.Tensor:
-    batch = _batch(client)
+    batch = batch_of(client)
     return batch.mean(tf.where(is_prototypical(batch.y), 0.0, triplet(client)))
 
   def to_own(client: ClientContext) -> tf.Tensor:
-    batch = _batch(client)
+    batch = batch_of(client)
     number = client.model.num_groups
     own = tf.one_hot(sub_population(batch.y), number)
     own *= tf.cast(is_prototypical(batch.y), own.dtype)[:, tf.newaxis]
@@ -291,7 +291,7 @@ def triplet_loss(
   liked_type = _told(parts.liked_type, 'liked_type', 'what they like')
 
   def loss(client: ClientContext) -> tf.Tensor:
-    liked = liked_type(_batch(client).y)
+    liked = liked_type(batch_of(client).y)
     number = client.model.num_groups
     draws = random_bits.uniform(client.seed, [tf.shape(liked)[0], number])
     own = tf.one_hot(liked, number)
@@ -375,12 +375,6 @@ def _distances(parts: Parts) -> Callable[[ClientContext], tf.Tensor]:
   return distances
 
 
-def _batch(client: ClientContext) -> Batch:
-  if client.batch is None:
-    raise groups.GroupError('A loss was used where there is no batch.')
-  return client.batch
-
-
 def _known(parts: Parts) -> Any:
   return _told(parts.sub_population, 'sub_population', 'their sub-population')
 
@@ -425,16 +419,16 @@ def work(
 
 
 def joining(
-  assignment: Assignment, how: composition.Joining
+  apart: Mapping[str, Optimizer], how: composition.Joining
 ) -> composition.Joining:
   """How the server joins updates, prototypes by their own optimizer.
 
   Args:
-    assignment: How clients come to their sub-population.
+    apart: Regular expression over whole names of variables to what moves these.
     how: How it joins all others.
   """
   rest = how.get('server_optimizer') or sgd(1.0)
-  chosen = server_optimizers.by_name(assignment.server_optimizers, rest)
+  chosen = server_optimizers.by_name(apart, rest)
   return {**how, 'server_optimizer': chosen}
 
 

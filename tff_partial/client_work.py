@@ -195,19 +195,6 @@ class ClientWork:
       type_of(client_specs),
     )
 
-  def recalled(self, shared: Any, kept: Any, client: Any) -> tiers.Weights:
-    """The weights with which a client begins, by tier.
-
-    Args:
-      shared: The weights received, by tier.
-      kept: What the client remembers.
-      client: Its data.
-    """
-    held = self.client_state.recall(
-      self.model, kept, shared, random_bits.fold_in(client['seed'], 'local')
-    )
-    return tiers.join(shared, held)
-
   @property
   def follows_rounds(self) -> bool:
     """Whether it depends on how many rounds were done."""
@@ -230,7 +217,10 @@ class ClientWork:
       client: Its data.
       server: What the server sends beside weights, if anything.
     """
-    weights = self.recalled(shared, kept, client)
+    held = self.client_state.recall(
+      self.model, kept, shared, random_bits.fold_in(client['seed'], 'local')
+    )
+    weights = tiers.join(shared, held)
     if phases.holds_a_copy(self.work) and tiers.PERSONAL not in weights:
       weights[tiers.PERSONAL] = collections.OrderedDict(shared[tiers.GLOBAL])
     return contexts.ClientContext(

@@ -103,7 +103,7 @@ def compose(
     for tier in client.specs[0]
     if any(tier in phase.train for phase in phases.flat(client.work))
   ]
-  _check_tiers(client, statistics)
+  _check_tiers(client)
   round_ = _Round(
     client,
     messages.Sending(
@@ -183,11 +183,7 @@ class _Round:
     self._statistics = sending.statistics
     self._steps = {
       s.name: server_update.updating(
-        s.name,
-        s.update,
-        self._server_type,
-        self._server_state_type,
-        joined[s.name],
+        s.name, s.update, self._server_type, self._work_state, joined[s.name]
       )
       for s in sending.statistics
       if s.update is not None
@@ -207,11 +203,6 @@ class _Round:
     )
     self._trace()
 
-  @property
-  def _server_state_type(self) -> tff.Type | None:
-    names = tff.structure.name_list(self._work_state)
-    return self._work_state['server'] if 'server' in names else None
-
   def _specs_of_sent(self, has_state: bool) -> Any:
     """Specs of what the server sends beside weights."""
     specs: dict[str, Any] = collections.OrderedDict()
@@ -219,7 +210,7 @@ class _Round:
       specs['round'] = tf.TensorSpec([], tf.int32)
     if has_state:
       specs['server'] = tff.types.type_to_tf_tensor_specs(
-        self._server_state_type
+        self._work_state['server']
       )
     return specs
 
@@ -312,7 +303,7 @@ class _Round:
         if after is not None:
           states[name] = after
       if name in self._steps:
-        held = self._step(name, held, joined)
+        held = tuple(tff.federated_map(self._steps[name], (*held, joined)))
       if name in self._settling:
         kept = tff.federated_map(
           self._settling[name],
@@ -359,20 +350,6 @@ class _Round:
       (weights, message.kept, clients, tff.federated_zip(beside)),
     )
 
-  def _step(self, name: str, held: Any, joined: Any) -> tuple[Any, Any]:
-    """The weights and the work's state after a statistic's update."""
-    weights, work_state = held
-    has_state = self._server_state_type is not None
-    split = _split(self._work_state)
-    rest, server = tff.federated_map(split, work_state)
-    weights, server = tff.federated_map(
-      self._steps[name], (weights, server, joined)
-    )
-    if has_state:
-      put = _together(self._work_state)
-      work_state = tff.federated_map(put, (rest, server))
-    return weights, work_state
-
 
 def _first_round(
   model: models.PartialModel, server_state: ServerState | None
@@ -406,26 +383,6 @@ def _chosen(work_state: tff.Type, name: str) -> tff.Computation:
     return held[name]
 
   return choose
-
-
-def _split(work_state: tff.Type) -> tff.Computation:
-  """Makes `(work state -> (round, server state))`."""
-
-  @tff.tensorflow.computation(work_state)
-  def split(held: Any) -> Any:
-    return held['round'], held.get('server', ())
-
-  return split
-
-
-def _together(work_state: tff.Type) -> tff.Computation:
-  """Makes `(round, server state) -> work state`."""
-
-  @tff.tensorflow.computation(work_state['round'], work_state['server'])
-  def put_together(number: Any, server: Any) -> Any:
-    return collections.OrderedDict(round=number, server=server)
-
-  return put_together
 
 
 def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
@@ -518,10 +475,8 @@ def _mechanism(
   return None
 
 
-def _check_tiers(
-  client: client_work.ClientWork, statistics: Sequence[Statistic]
-) -> None:
-  if tiers.GLOBAL not in client.model.tiers and not statistics:
+def _check_tiers(client: client_work.ClientWork) -> None:
+  if tiers.GLOBAL not in client.model.tiers:
     raise CompositionError('The model has no global variable to train.')
   is_trained = any(tiers.LOCAL in p.train for p in phases.flat(client.work))
   if not (is_trained or client.client_state.is_frozen):

@@ -198,6 +198,34 @@ class ClientContext(NamedTuple):
     )
 
 
+def batch_of(client: ClientContext) -> Batch:
+  """The examples of the step.
+
+  Raises:
+    ContextError: If the client takes none, outside of a phase's terms.
+  """
+  if client.batch is None:
+    raise ContextError(
+      'There is no batch at this place of the work: only terms of phases know '
+      'one.'
+    )
+  return client.batch
+
+
+def outcome_of(client: ClientContext) -> Outcome:
+  """What the client's work came to.
+
+  Raises:
+    ContextError: If the work goes on.
+  """
+  if client.outcome is None:
+    raise ContextError(
+      "There is no outcome before a client's work is done: only statistics and "
+      'what is kept know it.'
+    )
+  return client.outcome
+
+
 class Compute(NamedTuple):
   """A place in a client's work at which it computes something and holds it.
 

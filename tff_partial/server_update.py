@@ -203,27 +203,35 @@ def updating(
   name: str,
   update: Callable[[Server, Any], Server],
   server_type: tff.Type,
-  state_type: tff.Type | None,
+  work_type: tff.Type,
   joined_type: tff.Type,
 ) -> tff.Computation:
-  """Makes `(ModelWeights, server state, joined -> (ModelWeights, state))`.
+  """Makes `(ModelWeights, work state, joined -> (ModelWeights, work state))`.
+
+  Args:
+    name: The statistic's.
+    update: How it moves what the server holds.
+    server_type: Of the weights.
+    work_type: Of the work's state, with the server state as `server`, if there
+      is one.
+    joined_type: Of the joined statistic.
 
   Raises:
     CompositionError: If the update would change the type of what the server
       holds.
   """
-  none = tff.StructType([]) if state_type is None else state_type
 
-  @tff.tensorflow.computation(server_type, none, joined_type)
-  def step(weights: Any, state: Any, joined: Any) -> Any:
-    held = None if state_type is None else state
-    moved = update(Server(weights.trainable, held), joined)
+  @tff.tensorflow.computation(server_type, work_type, joined_type)
+  def step(weights: Any, held: Any, joined: Any) -> Any:
+    moved = update(Server(weights.trainable, held.get('server')), joined)
+    if 'server' in held:
+      held['server'] = moved.state
     return (
       client_work.ModelWeights(moved.weights, weights.non_trainable),
-      state if state_type is None else moved.state,
+      held,
     )
 
-  expected = tff.StructType([server_type, none])
+  expected = tff.StructType([server_type, work_type])
   if not expected.is_assignable_from(step.type_signature.result):
     raise client_work.CompositionError(
       f'The statistic {name!r} makes {step.type_signature.result} of '

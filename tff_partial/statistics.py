@@ -20,6 +20,7 @@ import tensorflow as tf
 from tff_partial import aggregators
 from tff_partial import tiers
 from tff_partial.contexts import ClientContext
+from tff_partial.contexts import outcome_of
 
 
 class Join(enum.Enum):
@@ -90,6 +91,6 @@ def _share_of_step(before: Any, after: Any, own: Any, total: Any) -> Any:
 # share of the cohort's examples, as plain FedAvg over all users' rows does.
 SCALED_BY_SHARE = Statistic(
   'weight',
-  summarize=lambda client: client.outcome.weight,  # type: ignore[union-attr]
+  summarize=lambda client: outcome_of(client).weight,
   settle=_share_of_step,
 )

@@ -89,7 +89,7 @@ def build_fed_embed(
     statistics=[assignments.following(assignment.reassign)]
     if assignment.reassign
     else [],
-    **assignments.joining(assignment, joining),
+    **assignments.joining(assignment.server_optimizers, joining),
   )
 
 

@@ -14,7 +14,7 @@ counts for nothing and keeps what it had.
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import joint_training
+from tff_partial import partial_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -46,7 +46,7 @@ def build_furl(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  return joint_training.build(
+  return partial_training.build_simultaneous(
     model,
     training=training,
     statistics=[private_rule] if private_rule else [],
@@ -70,4 +70,4 @@ def build_furl_eval(
   Raises:
     PhaseError: If the arguments do not fit together.
   """
-  return joint_training.build_evaluation(model, **measuring)
+  return partial_training.build_evaluation(model, **measuring)

@@ -7,7 +7,7 @@ base layers. Each client draws its first personalization layers itself.
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import joint_training
+from tff_partial import partial_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -30,7 +30,9 @@ def build_fed_per(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  return joint_training.build(model, training=training, **joining)
+  return partial_training.build_simultaneous(
+    model, training=training, **joining
+  )
 
 
 def build_fed_per_eval(
@@ -45,4 +47,4 @@ def build_fed_per_eval(
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
-  return joint_training.build_evaluation(model, **measuring)
+  return partial_training.build_evaluation(model, **measuring)

@@ -26,6 +26,7 @@ from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.composition import compose
+from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -71,18 +72,17 @@ def build_fed_proto(
   size = _num_features(model, features)
 
   def held_near(client: ClientContext) -> tf.Tensor:
-    if client.batch is None:
-      raise PrototypeError('The loss was used where there is no batch.')
-    of = tf.cast(classes(client.batch.y), tf.int32)
+    batch = batch_of(client)
+    of = tf.cast(classes(batch.y), tf.int32)
     distances = tf.reduce_mean(
       tf.math.squared_difference(
-        features(client.batch.predictions),
+        features(batch.predictions),
         tf.gather(client.server['prototypes'], of),
       ),
       -1,
     )
     is_known = tf.gather(client.server['is_known'], of)
-    return penalty * client.batch.mean(tf.where(is_known, distances, 0.0))
+    return penalty * batch.mean(tf.where(is_known, distances, 0.0))
 
   def prototypes(client: ClientContext) -> Any:
     found = features(client.predict(tiers.personal_copy))

@@ -6,19 +6,14 @@ first head itself; clients count by their examples unless `client_weighting`
 says otherwise.
 """
 
-import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import joint_training
-from tff_partial.client_state import persist_local
-from tff_partial.composition import compose
+from tff_partial import partial_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
-from tff_partial.tiers import GLOBAL
-from tff_partial.tiers import LOCAL
 
 
 def build_fed_rep(
@@ -39,14 +34,8 @@ def build_fed_rep(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  return compose(
-    model,
-    client_state=persist_local,
-    work=[
-      dataclasses.replace(head, train=(LOCAL,)),
-      dataclasses.replace(representation, train=(GLOBAL,), measured=True),
-    ],
-    **joining,
+  return partial_training.build_alternating(
+    model, personal=head, shared=representation, **joining
   )
 
 
@@ -62,4 +51,4 @@ def build_fed_rep_eval(
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
-  return joint_training.build_evaluation(model, **measuring)
+  return partial_training.build_evaluation(model, **measuring)

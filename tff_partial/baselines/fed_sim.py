@@ -9,7 +9,7 @@ that was trained before; clients count by their examples unless
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import joint_training
+from tff_partial import partial_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -33,7 +33,9 @@ def build_fed_sim(
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
-  return joint_training.build(model, training=training, **joining)
+  return partial_training.build_simultaneous(
+    model, training=training, **joining
+  )
 
 
 def build_fed_sim_eval(
@@ -48,4 +50,4 @@ def build_fed_sim_eval(
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
-  return joint_training.build_evaluation(model, **measuring)
+  return partial_training.build_evaluation(model, **measuring)

@@ -27,14 +27,12 @@ from tff_partial import client_state
 from tff_partial import contexts
 from tff_partial import evaluation
 from tff_partial import groups
-from tff_partial import server_optimizers
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
-from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
@@ -143,8 +141,6 @@ def build_p_fed_km(
   """
   clusters = _clusters(parts, gradients, rate)
   apart = assignments.moved_by(parts, server_rate)
-  rest = joining.get('server_optimizer') or sgd(1.0)
-  joining['server_optimizer'] = server_optimizers.by_name(apart, rest)
   return compose(
     model,
     client_state=_CLIENT_STATE[gradients],
@@ -158,7 +154,7 @@ def build_p_fed_km(
       ),
       clusters.after,
     ],
-    **joining,
+    **assignments.joining(apart, joining),
   )
 
 

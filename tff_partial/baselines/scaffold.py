@@ -27,6 +27,7 @@ from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
+from tff_partial.contexts import outcome_of
 from tff_partial.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -78,9 +79,7 @@ def build_scaffold(
 
   def renewed(client: ClientContext) -> tiers.NamedTensors:
     """The client's new control variate."""
-    if client.outcome is None:
-      raise ScaffoldError('A control variate is renewed after the work.')
-    steps = client.outcome.num_steps[GLOBAL]
+    steps = outcome_of(client).num_steps[GLOBAL]
     if option == 1:
       found = client.computed[_CONTROL]
     else:

@@ -1,7 +1,8 @@
-"""Local and global variables trained together, of which the local ones stay.
+"""Local variables that are trained and kept, global ones that are sent.
 
-The body of FURL, FedPer, FedSim and LG-FedAvg, which differ in what they call
-the two, in which part of a model is local, and in what they say of new clients.
+Trained simultaneously, as in FURL, FedPer, FedSim and LG-FedAvg, or in turn, as
+in FedAlt and FedRep. The papers differ in what they call the two, in which
+part of a model is local, and in what they say of new clients.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 
 
-def build(
+def build_simultaneous(
   model: models.PartialModel,
   *,
   training: Phase = Phase(),
@@ -44,6 +45,35 @@ def build(
     client_state=persist_local,
     work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
     statistics=statistics,
+    **joining,
+  )
+
+
+def build_alternating(
+  model: models.PartialModel,
+  *,
+  personal: Phase,
+  shared: Phase,
+  **joining: Unpack[Joining],
+) -> PartialProcess:
+  """Clients train the local variables first, and the global ones after them.
+
+  Args:
+    model: The model; without local variables, this is FedAvg.
+    personal: How the local variables are trained while the others are fixed.
+    shared: How the global variables are trained while the others are fixed.
+    **joining: How the server joins updates, as for `compose`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+  """
+  return compose(
+    model,
+    client_state=persist_local,
+    work=[
+      dataclasses.replace(personal, train=(LOCAL,)),
+      dataclasses.replace(shared, train=(GLOBAL,), measured=True),
+    ],
     **joining,
   )
 
