@@ -4,7 +4,7 @@ import setuptools
 
 # `tasks` is too common a name to be installed under.
 _PROGRAMS = 'tff_partial_programs'
-_INSIDE = ('tasks',)
+_INSIDE = setuptools.find_packages(include=['tasks', 'tasks.*'])
 
 setuptools.setup(
   packages=[
@@ -12,7 +12,9 @@ setuptools.setup(
     _PROGRAMS,
     *(f'{_PROGRAMS}.{name}' for name in _INSIDE),
   ],
-  package_dir={f'{_PROGRAMS}.{name}': name for name in _INSIDE},
+  package_dir={
+    f'{_PROGRAMS}.{name}': name.replace('.', '/') for name in _INSIDE
+  },
   package_data={
     'tff_partial': ['py.typed'],
     _PROGRAMS: ['help/*.txt'],

@@ -14,11 +14,9 @@ import tempfile
 import time
 from typing import Any
 
-from absl import flags
-
 from benchmarks import measuring
 from benchmarks import recipe
-from tasks import runs
+from tasks.experiment import folder as folders
 from tff_partial.dp import clippings
 from tff_partial.dp import privacy_plans
 
@@ -28,7 +26,7 @@ COUNTING, RUN = 'counting privacy', 'the whole run'
 
 def count(folder: pathlib.Path) -> float:
   """Counts what the run in a folder counted, and returns the seconds."""
-  spent = json.loads((folder / runs.RESULT_FILE).read_text())['privacy']
+  spent = json.loads((folder / folders.RESULT_FILE).read_text())['privacy']
   started = time.perf_counter()
   plan = privacy_plans.plan(
     clippings.AdaptiveClip(),
@@ -49,13 +47,13 @@ def compare(options: Any, root: pathlib.Path) -> None:
   """Runs and counts again and again, in turn."""
   measuring.begin('Accounting: its share of a private run of MovieLens')
   folders: list[pathlib.Path] = []
-  # Says so, and changes the flag, if ratings have to be invented.
-  recipe.load_task(name=_RECIPE)
+  # Says so, and changes the choice, if ratings have to be invented.
+  config, _ = recipe.load_task(name=_RECIPE)
   arguments = [
     f'--flagfile={recipe.flags_file(_RECIPE)}',
-    f'--data={flags.FLAGS.data}',
+    f'--data={config.data.data}',
   ]
-  if flags.FLAGS.data == 'synthetic':
+  if config.data.is_synthetic:
     # The same share of the users, who are a tenth of the real ones.
     arguments.append('--clients_per_round=100')
 

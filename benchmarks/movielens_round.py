@@ -27,7 +27,7 @@ import tensorflow_federated as tff
 
 from benchmarks import measuring
 from benchmarks import recipe
-from tasks import movielens_models
+from tasks.movielens import models as movielens_models
 import tff_partial
 from tff_partial import runtimes
 from tff_partial.training import metrics_log

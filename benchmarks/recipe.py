@@ -10,17 +10,17 @@ import pathlib
 import sys
 from typing import Any
 
-from absl import flags
 import numpy as np
 
 from benchmarks import measuring
 from tasks import errors
-from tasks import runs
+from tasks.experiment import flags
+from tasks.experiment import running
+from tasks.experiment.config import Config
+from tasks.experiment.trainable import Trainable
 import tff_partial
 
 MOVIELENS = 'movielens_fed_recon'
-
-_RUN_FLAGS = runs.RunFlags()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,21 +55,18 @@ def flags_file(name: str = MOVIELENS) -> pathlib.Path:
   return measuring.ROOT / 'tasks' / 'recipes' / f'{name}.flags'
 
 
-def read(*arguments: str, name: str = MOVIELENS) -> Mapping[str, Any]:
-  """Reads the settings of the recipe.
+def read(*arguments: str, name: str = MOVIELENS) -> Config:
+  """Reads the recipe.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
     name: The recipe's.
   """
-  flags.FLAGS.unparse_flags()
-  flags.FLAGS(['benchmark', f'--flagfile={flags_file(name)}', *arguments])
-  runs.quiet_libraries()
-  return _RUN_FLAGS.values()
+  return flags.parse([f'--flagfile={flags_file(name)}', *arguments])
 
 
-def load_task(*arguments: str, name: str = MOVIELENS) -> Any:
-  """Loads the recipe's task.
+def load_task(*arguments: str, name: str = MOVIELENS) -> tuple[Config, Any]:
+  """Reads the recipe and loads its task.
 
   Invented data stand in for the real ones where $TFF_PARTIAL_DATA_DIR does not
   name a folder that holds them.
@@ -78,13 +75,13 @@ def load_task(*arguments: str, name: str = MOVIELENS) -> Any:
     *arguments: Further flags of `python -m tasks.train`.
     name: The recipe's.
   """
-  read(*arguments, name=name)
+  config = read(*arguments, name=name)
   try:
-    return _RUN_FLAGS.task()
+    return config, running.load(config)
   except errors.DataError as error:
     sys.stderr.write(f'Data are invented, for want of real ones: {error}\n')
-    read(*arguments, '--data=synthetic', name=name)
-    return _RUN_FLAGS.task()
+    config = config.with_flags({'data': 'synthetic'})
+    return config, running.load(config)
 
 
 def load(*arguments: str, name: str = MOVIELENS) -> Recipe:
@@ -94,10 +91,10 @@ def load(*arguments: str, name: str = MOVIELENS) -> Recipe:
     *arguments: Further flags of `python -m tasks.train`.
     name: The recipe's.
   """
-  task = load_task(*arguments, name=name)
-  trainable = _RUN_FLAGS.trainable(task)
+  config, task = load_task(*arguments, name=name)
+  trainable = Trainable(config, task)
   clients = task.clients('train', trainable.process.example_spec)
-  return Recipe(task, trainable, _RUN_FLAGS.values(), clients)
+  return Recipe(task, trainable, config.flags(), clients)
 
 
 def build(model: Any, settings: Mapping[str, Any], **changes: Any) -> Any:

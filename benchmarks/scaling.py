@@ -72,11 +72,11 @@ def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
   import tensorflow as tf
 
   from benchmarks import recipe
-  from tasks import movielens_models
+  from tasks.movielens import models as movielens_models
   import tff_partial
   from tff_partial import runtimes
 
-  settings = recipe.read()
+  settings = recipe.read().flags()
   model = tff_partial.from_keras(
     functools.partial(
       movielens_models.build_matrix_factorization,

@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 
 from benchmarks import measuring
 from benchmarks import recipe
-from tasks import movielens_models
+from tasks.movielens import models as movielens_models
 import tff_partial
 from tff_partial import runtimes
 from tff_partial.data import populations
@@ -59,7 +59,7 @@ def main() -> None:
   options = parser.parse_args()
 
   measuring.begin('Clients that read rows of tables, by rows of the table')
-  settings = recipe.read(f'--num_factors={options.num_factors}')
+  settings = recipe.read(f'--num_factors={options.num_factors}').flags()
   sizes = [10**power for power in range(4, 9) if 10**power <= options.largest]
   kinds: dict[str, tuple[int, dict[str, Any]]] = {
     f'{size:,} rows': (size, {}) for size in sizes

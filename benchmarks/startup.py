@@ -33,9 +33,9 @@ def start(options: Any) -> dict[str, float]:
 
   seconds[IMPORT] = stage()
   arguments = f'--clients_per_round={options.clients_per_round}'
-  task = recipe.load_task(arguments)
+  config, task = recipe.load_task(arguments)
   seconds[DATA] = stage()
-  process = recipe.build(task.model, recipe.read(arguments))
+  process = recipe.build(task.model, config.flags())
   seconds[BUILDING] = stage()
   clients = task.clients('train', process.example_spec)
   seconds[DATA] += stage()

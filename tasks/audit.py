@@ -9,49 +9,55 @@ it is not, nothing is proved. OUT/audit.json says what was found; the trained
 weights are thrown away, as canaries pull them about.
 """
 
+import dataclasses
 import json
 
-from absl import flags
-
-from tasks import runs
 from tasks.errors import OptionError
+from tasks.experiment.config import Config
+from tasks.experiment.folder import finite
+from tasks.experiment.folder import Folder
+from tasks.experiment.folder import write_whole
+from tasks.experiment.loop import Output
+from tasks.experiment.program import Program
+from tasks.experiment.running import executing
+from tasks.experiment.running import load
+from tasks.experiment.trainable import Trainable
+from tasks.options import option
+from tasks.options import Options
 from tff_partial.dp import privacy_audit
 from tff_partial.training import programs
 
-FLAGS = flags.FLAGS
-_RUN = runs.run_flags()
 _FILE = 'audit.json'
 
-flags.DEFINE_integer(
-  'canaries',
-  500,
-  'How many clients are there or not, to be guessed. The more, the sharper.',
-  lower_bound=8,
-)
-flags.DEFINE_float(
-  'confidence',
-  0.95,
-  'That the bound is right.',
-  lower_bound=0.5,
-  upper_bound=1.0 - 1e-9,
-)
+
+@dataclasses.dataclass(frozen=True)
+class Audit(Options):
+  """How sharp the attack is."""
+
+  canaries: int = option(
+    500,
+    'How many clients are there or not, to be guessed. The more, the sharper.',
+    at_least=8,
+  )
+  confidence: float = option(
+    0.95, 'That the bound is right.', at_least=0.5, at_most=1.0 - 1e-9
+  )
 
 
 class RefutedError(programs.ProgramError):
   """Raised when a run cannot be as private as it claims."""
 
 
-def main() -> int | None:
+def main(config: Config, output: Output, audit: Audit) -> None:
   """Trains with canaries, guesses them, and says what that proves."""
-  runs.quiet_libraries()
-  if not FLAGS.output_dir:
+  if not output.output_dir:
     raise OptionError('--output_dir: name a folder for what is found.')
-  folder = runs.Folder(FLAGS.output_dir)
+  folder = Folder(output.output_dir)
   folder.path.mkdir(parents=True, exist_ok=True)
-  task = _RUN.task()
-  canaries = privacy_audit.Canaries(FLAGS.canaries, FLAGS.seed)
-  with runs.runtime():
-    trainable = _RUN.trainable(task, canaries)
+  task = load(config)
+  canaries = privacy_audit.Canaries(audit.canaries, config.seed)
+  with executing(config.runtime):
+    trainable = Trainable(config, task, canaries)
     if trainable.ledger is None:
       raise OptionError(
         'The run claims no epsilon that an attack could refute. Give '
@@ -60,37 +66,36 @@ def main() -> int | None:
     trained = programs.train(
       trainable.process,
       canaries.among(trainable.clients()),
-      rounds=FLAGS.rounds,
+      rounds=config.loop.rounds,
       clients_per_round=trainable.clients_per_round,
-      seed=FLAGS.seed,
-      dropout_rate=FLAGS.dropout_rate,
+      seed=config.seed,
+      dropout_rate=config.loop.dropout_rate,
       privacy=trainable.ledger,
-      show_progress=runs.shows_progress(),
+      show_progress=output.shows_progress,
     )
+  delta = config.privacy.delta
   claimed = float((trained.privacy or {})['epsilon'])
   proof = privacy_audit.prove(
     canaries.scores(trained.state),
     canaries.present,
-    FLAGS.delta,
-    FLAGS.confidence,
+    delta,
+    audit.confidence,
   )
   found = {
     'claimed_epsilon': claimed,
     'proved_epsilon': proof.epsilon,
-    'delta': FLAGS.delta,
-    'confidence': FLAGS.confidence,
+    'delta': delta,
+    'confidence': audit.confidence,
     'canaries': canaries.number,
     'guesses': proof.guesses,
     'right': proof.right,
     'rounds': trained.rounds,
   }
-  runs.write_whole(
-    folder.path / _FILE, json.dumps(runs.finite(found), indent=2) + '\n'
-  )
+  write_whole(folder.path / _FILE, json.dumps(finite(found), indent=2) + '\n')
   guessed = (
     f'{proof.right} of {proof.guesses} guesses about {canaries.number} '
     f'canaries are right, so that epsilon is at least {proof.epsilon:.4g} at '
-    f'delta {FLAGS.delta:.3g} (confidence {FLAGS.confidence:g}).'
+    f'delta {delta:.3g} (confidence {audit.confidence:g}).'
   )
   if proof.epsilon > claimed:
     raise RefutedError(
@@ -98,8 +103,9 @@ def main() -> int | None:
       'publish what this run releases.'
     )
   print(f'The claimed epsilon of {claimed:.4g} is not refuted: {guessed}')
-  return None
 
+
+PROGRAM = Program(main, (Config(), Output(), Audit()))
 
 if __name__ == '__main__':
-  runs.run_main(main)
+  PROGRAM.run()

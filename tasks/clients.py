@@ -13,79 +13,85 @@ have learned from it stays learned, and copies of the folder stay what they are.
 
 from collections.abc import Mapping
 import contextlib
+import dataclasses
 import pathlib
 
-from absl import flags
 import numpy as np
 
-from tasks import runs
 from tasks.errors import OptionError
+from tasks.experiment.program import Program
+from tasks.options import option
+from tasks.options import Options
 from tff_partial.training import checkpoints
 from tff_partial.training import client_store
 from tff_partial.training import programs
 from tff_partial.training import sqlite_backend
 
-FLAGS = flags.FLAGS
-runs.run_flags()
-flags.declare_key_flag('output_dir')
-flags.DEFINE_string('client', None, 'Whose state.')
-flags.DEFINE_enum(
-  'do', 'show', ['show', 'export', 'delete'], 'What to do with it.'
-)
-flags.DEFINE_string('file', None, 'Where to export it: a .json or .npz file.')
-
 _SHOWN = 8  # Numbers of each leaf.
 
 
-def main() -> int | None:
+@dataclasses.dataclass(frozen=True)
+class Request(Options):
+  """What to do with whose state."""
+
+  output_dir: str | None = option(
+    None, 'Folder for everything that the run writes.'
+  )
+  client: str | None = option(None, 'Whose state.')
+  do: str = option(
+    'show', 'What to do with it.', choices=('show', 'export', 'delete')
+  )
+  file: str | None = option(None, 'Where to export it: a .json or .npz file.')
+
+
+def main(request: Request) -> None:
   """Does what is asked with the state of one client."""
-  runs.quiet_libraries()
-  for name in ('output_dir', 'client'):
-    if not FLAGS[name].value:
-      raise OptionError(f'--{name}: name the run and the client.')
-  if (FLAGS.do == 'export') != bool(FLAGS.file):
+  if not request.output_dir:
+    raise OptionError('--output_dir: name the run and the client.')
+  if not request.client:
+    raise OptionError('--client: name the run and the client.')
+  if (request.do == 'export') != bool(request.file):
     raise OptionError(
-      f'--do={FLAGS.do} --file={FLAGS.file or ""}: an export has a file, and '
-      'nothing else does.'
+      f'--do={request.do} --file={request.file or ""}: an export has a file, '
+      'and nothing else does.'
     )
-  folder = pathlib.Path(FLAGS.output_dir)
+  folder = pathlib.Path(request.output_dir)
   stored = folder / programs.CLIENTS_FOLDER
   with contextlib.closing(
     sqlite_backend.Versions(stored, writable=False)
   ) as versions:
-    held = versions.versions(FLAGS.client)
+    held = versions.versions(request.client)
     if not held:
       raise OptionError(
-        f'--client={FLAGS.client}: {versions.path} holds nothing of this '
+        f'--client={request.client}: {versions.path} holds nothing of this '
         'client. It never took part, was deleted, or has another name.'
       )
-    if FLAGS.do != 'delete':
+    if request.do != 'delete':
       number = checkpoints.newest_round(folder / programs.CHECKPOINTS_FOLDER)
-      state = client_store.look_up(versions, FLAGS.client, number)
+      state = client_store.look_up(versions, request.client, number)
       if state is None:
         raise OptionError(
-          f'--client={FLAGS.client}: it remembers nothing at the checkpoint of '
-          f'round {number}, since it took part later. Let the run go on.'
+          f'--client={request.client}: it remembers nothing at the checkpoint '
+          f'of round {number}, since it took part later. Let the run go on.'
         )
-      if FLAGS.do == 'show':
-        print(_table(state, number))
+      if request.file is None:
+        print(_table(request.client, state, number))
       else:
-        client_store.export(state, FLAGS.file)
-        print(f'Written to {FLAGS.file}, as of round {number}.')
-      return None
+        client_store.export(state, request.file)
+        print(f'Written to {request.file}, as of round {number}.')
+      return
   with contextlib.closing(sqlite_backend.Versions(stored)) as versions:
-    number = versions.delete(FLAGS.client)
+    number = versions.delete(request.client)
   print(
-    f'Deleted {number} versions of what client {FLAGS.client} remembered. It '
+    f'Deleted {number} versions of what client {request.client} remembered. It '
     'begins anew if it takes part again. What the global weights have learned '
     'from it stays learned; copies and exports stay where they are.'
   )
-  return None
 
 
-def _table(state: Mapping[str, np.ndarray], number: int) -> str:
+def _table(client: str, state: Mapping[str, np.ndarray], number: int) -> str:
   """A line for each leaf."""
-  lines = [f'Client {FLAGS.client} remembers, as of round {number}:']
+  lines = [f'Client {client} remembers, as of round {number}:']
   for name, leaf in state.items():
     numbers = [f'{value:.6g}' for value in leaf.flat[:_SHOWN]]
     more = ['...'] if leaf.size > _SHOWN else []
@@ -95,5 +101,7 @@ def _table(state: Mapping[str, np.ndarray], number: int) -> str:
   return '\n'.join(lines)
 
 
+PROGRAM = Program(main, (Request(),))
+
 if __name__ == '__main__':
-  runs.run_main(main)
+  PROGRAM.run()

@@ -6,69 +6,51 @@
 flags of the run are read from OUT/flags.txt; flags given here win.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import json
 from typing import Any
 
-from absl import flags
-
-from tasks import algorithms
-from tasks import movielens
-from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment.config import Config
+from tasks.experiment.folder import finite
+from tasks.experiment.folder import Folder
+from tasks.experiment.folder import with_flags_of_the_run
+from tasks.experiment.loop import Output
+from tasks.experiment.program import Program
+from tasks.experiment.running import executing
+from tasks.experiment.running import load
+from tasks.experiment.trainable import Trainable
+from tasks.options import option
+from tasks.options import Options
 from tff_partial.training import personal_models
 from tff_partial.training import programs
 
-FLAGS = flags.FLAGS
-_RUN = runs.run_flags()
 
-flags.DEFINE_enum(
-  'weights', 'best', ['best', 'last'], 'Of which round the weights are.'
-)
-flags.DEFINE_string(
-  'part',
-  tasks_lib.TEST,
-  'Whom to measure: train, validation, test, or a name under `test` in '
-  'result.json.',
-)
-flags.DEFINE_string('user', None, 'Make the own model of this user instead.')
-flags.DEFINE_integer(
-  'top_n', 10, 'How many items to recommend to the user.', lower_bound=1
-)
-flags.DEFINE_string(
-  'save_model',
-  None,
-  "Save the user's model to this file, which ends in .keras, instead of "
-  'recommending items.',
-)
+@dataclasses.dataclass(frozen=True)
+class Choices(Options):
+  """Whom to measure or to serve, and with which weights."""
 
-
-def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
-  """Puts the flags of a trained run before those of the command line.
-
-  Args:
-    arguments: The command line, the program's name first.
-
-  Raises:
-    OptionError: If no run is named or found.
-  """
-  if any(a.lstrip('-').startswith('help') for a in arguments[1:]):
-    return list(arguments)
-  given = runs.flag_from(arguments, 'output_dir')
-  if given is None:
-    raise OptionError('--output_dir: name the folder of a trained run.')
-  folder = runs.Folder(given)
-  if not folder.flags_file.exists():
-    raise OptionError(
-      f'--output_dir={given}: there is no run here, since there is no '
-      f'{runs.FLAGS_FILE}. Train one with `python -m tasks.train`.'
-    )
-  return [arguments[0], f'--flagfile={folder.flags_file}', *arguments[1:]]
+  weights: str = option(
+    'best', 'Of which round the weights are.', choices=('best', 'last')
+  )
+  part: str = option(
+    tasks_lib.TEST,
+    'Whom to measure: train, validation, test, or a name under `test` in '
+    'result.json.',
+  )
+  user: str | None = option(None, 'Make the own model of this user instead.')
+  top_n: int = option(
+    10, 'How many items to recommend to the user.', at_least=1
+  )
+  save_model: str | None = option(
+    None,
+    "Save the user's model to this file, which ends in .keras, instead of "
+    'recommending items.',
+  )
 
 
-def _examinees(task: tasks_lib.Task) -> tasks_lib.EvaluationClients:
+def _whom(task: tasks_lib.Task, part: str) -> tasks_lib.EvaluationClients:
   """Finds who is to be measured.
 
   Raises:
@@ -81,18 +63,20 @@ def _examinees(task: tasks_lib.Task) -> tasks_lib.EvaluationClients:
     tasks_lib.TEST: first,
     **task.tests,
   }
-  if FLAGS.part not in known:
+  if part not in known:
     raise OptionError(
-      f'--part={FLAGS.part}: there is no such part, but {", ".join(known)}.'
+      f'--part={part}: there is no such part, but {", ".join(known)}.'
     )
-  return known[FLAGS.part]
+  return known[part]
 
 
 def _serve_user(
   task: tasks_lib.Task,
-  trainable: algorithms.Trainable,
+  trainable: Trainable,
   saved: programs.Saved,
   number: int | None,
+  chosen: Choices,
+  seed: int,
 ) -> None:
   """Makes a user's own model, and saves it or ranks items by it.
 
@@ -101,14 +85,16 @@ def _serve_user(
     trainable: The algorithm.
     saved: The weights to begin with.
     number: Of which round they are.
+    chosen: Which user, and what to do.
+    seed: The run's seed.
 
   Raises:
     OptionError: If there is no such user, or nothing that can be done for it.
   """
-  file = FLAGS.save_model
-  if file is None and not isinstance(task, movielens.MovieLens):
+  user, file = str(chosen.user), chosen.save_model
+  if file is None and not isinstance(task, tasks_lib.Recommends):
     raise OptionError(
-      f'--user={FLAGS.user}: the task {task.name} recommends nothing. Save the '
+      f'--user={user}: the task {task.name} recommends nothing. Save the '
       "user's model with --save_model=FILE.keras, or use --task=movielens."
     )
   if file is not None and not file.endswith('.keras'):
@@ -119,10 +105,10 @@ def _serve_user(
   personal = trainable.personal()
   keras_model = personal_models.personalise(
     saved,
-    tasks_lib.one_user(task, FLAGS.user, personal.example_spec),
-    FLAGS.user,
+    tasks_lib.one_user(task, user, personal.example_spec),
+    user,
     evaluation=personal,
-    seed=FLAGS.seed,
+    seed=seed,
   )
   if file is not None:
     try:
@@ -131,44 +117,44 @@ def _serve_user(
       raise OptionError(
         f'--save_model={file}: {error.strerror or error}.'
       ) from None
-    print(f'Saved the model of user {FLAGS.user}, of round {number}: {file}')
-  elif isinstance(task, movielens.MovieLens):
-    found = movielens.recommend(task, keras_model, FLAGS.user, FLAGS.top_n)
-    print(f'For user {FLAGS.user}, by the weights of round {number}:')
+    print(f'Saved the model of user {user}, of round {number}: {file}')
+  elif isinstance(task, tasks_lib.Recommends):
+    found = task.recommend(keras_model, user, chosen.top_n)
+    print(f'For user {user}, by the weights of round {number}:')
     for place, item in enumerate(found, 1):
-      print(f'{place:4}. {item.rating:.2f}  {item.title}')
+      print(f'{place:4}. {item.score:.2f}  {item.title}')
 
 
-def main() -> int | None:
+def main(config: Config, output: Output, chosen: Choices) -> None:
   """Loads the weights of a run and measures clients, or serves one user."""
-  runs.quiet_libraries()
-  folder = runs.Folder(FLAGS.output_dir)
+  folder = Folder(str(output.output_dir))
   done = folder.read_result() or {}
-  task = _RUN.task()
-  with runs.runtime(done.get('jit_choices')):
-    trainable = _RUN.trainable(task)
+  task = load(config)
+  with executing(config.runtime, done.get('jit_choices')):
+    trainable = Trainable(config, task)
     saved = programs.load(trainable.process, folder.path)
     number = saved.best_round
-    if FLAGS.weights == 'last':
+    if chosen.weights == 'last':
       number = saved.rounds
       saved = dataclasses.replace(
         saved,
         best_weights=saved.last_weights,
         best_client_store=saved.client_store,
       )
-    if FLAGS.user is not None:
-      _serve_user(task, trainable, saved, number)
-      return None
+    if chosen.user is not None:
+      _serve_user(task, trainable, saved, number, chosen, config.seed)
+      return
     measured: dict[str, Any] = programs.evaluate(
-      trainable.evaluation_set(_examinees(task)),
+      trainable.evaluation_set(_whom(task, chosen.part)),
       saved.best_weights,
-      FLAGS.seed,
+      config.seed,
       saved.best_client_store,
     )
-  measured = {'round': number, 'part': FLAGS.part, **runs.finite(measured)}
+  measured = {'round': number, 'part': chosen.part, **finite(measured)}
   print(json.dumps(measured, indent=2))
-  return None
 
+
+PROGRAM = Program(main, (Config(), Output(), Choices()), with_flags_of_the_run)
 
 if __name__ == '__main__':
-  runs.run_main(main, with_flags_of_the_run)
+  PROGRAM.run()

@@ -8,77 +8,85 @@ the best round; beside it stands what predictors reach that know the same
 examples' labels and no more, if the task has such.
 """
 
+import dataclasses
 import functools
 import pathlib
 import re
 
-from absl import flags
 import pandas as pd
 
-from tasks import algorithms
-from tasks import evaluate
-from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment.config import Config
+from tasks.experiment.folder import Folder
+from tasks.experiment.folder import with_flags_of_the_run
+from tasks.experiment.loop import Output
+from tasks.experiment.program import Program
+from tasks.experiment.running import executing
+from tasks.experiment.running import load
+from tasks.experiment.trainable import Trainable
+from tasks.options import option
+from tasks.options import Options
 from tff_partial import evaluation
 from tff_partial.analysis import support_curves
 from tff_partial.data import splits
 from tff_partial.training import cold_start
 from tff_partial.training import programs
 
-FLAGS = flags.FLAGS
-_RUN = runs.run_flags()
 _FILE, _PICTURE = 'new_users.csv', 'new_users.png'
 _WHO, _SUPPORT = 'who', 'support'
 _SIZE = re.compile('[0-9]{1,9}')
 
-flags.DEFINE_list(
-  'support', ['0', '1', '2', '5', '10'], 'Numbers of examples of a new user.'
-)
-flags.DEFINE_integer(
-  'after',
-  None,
-  'Measure what comes after so many examples; by default the largest number of '
-  '--support. Users who have no more are left out.',
-  lower_bound=0,
-)
+
+@dataclasses.dataclass(frozen=True)
+class Support(Options):
+  """How many examples new users give."""
+
+  support: tuple[str, ...] = option(
+    ('0', '1', '2', '5', '10'), 'Numbers of examples of a new user.'
+  )
+  after: int | None = option(
+    None,
+    'Measure what comes after so many examples; by default the largest number '
+    'of --support. Users who have no more are left out.',
+    at_least=0,
+  )
 
 
-def _sizes() -> list[int]:
+def _sizes(asked: Support) -> list[int]:
   """The numbers of `--support`, ascending.
 
   Raises:
     OptionError: If one is no number from 0, or is larger than `--after`.
   """
-  if not FLAGS.support or not all(map(_SIZE.fullmatch, FLAGS.support)):
+  if not asked.support or not all(map(_SIZE.fullmatch, asked.support)):
     raise OptionError(
-      f'--support={",".join(FLAGS.support):.80}: expected numbers from 0, such '
+      f'--support={",".join(asked.support):.80}: expected numbers from 0, such '
       'as 0,1,10.'
     )
-  sizes = sorted({int(text) for text in FLAGS.support})
-  if FLAGS.after is not None and sizes[-1] > FLAGS.after:
+  sizes = sorted({int(text) for text in asked.support})
+  if asked.after is not None and sizes[-1] > asked.after:
     raise OptionError(
-      f'--after={FLAGS.after}: --support has {sizes[-1]} examples, which would '
+      f'--after={asked.after}: --support has {sizes[-1]} examples, which would '
       'be both learned from and measured.'
     )
   return sizes
 
 
 def _evaluation(
-  trainable: algorithms.Trainable, part: str, split: splits.Split
+  trainable: Trainable, part: str, split: splits.Split
 ) -> evaluation.Evaluation:
   """The algorithm's own, with another support set."""
   return trainable.evaluation(tasks_lib.EvaluationClients(part, False, split))
 
 
-def main() -> None:
+def main(config: Config, output: Output, asked: Support) -> None:
   """Writes the table and the picture."""
-  runs.quiet_libraries()
-  sizes = _sizes()
-  after = sizes[-1] if FLAGS.after is None else FLAGS.after
-  folder = runs.Folder(FLAGS.output_dir)
+  sizes = _sizes(asked)
+  after = sizes[-1] if asked.after is None else asked.after
+  folder = Folder(str(output.output_dir))
   done = folder.read_result() or {}
-  task = _RUN.task()
+  task = load(config)
   new = {name: who for name, who in task.tests.items() if not who.seen}
   if not new:
     raise OptionError(
@@ -87,8 +95,8 @@ def main() -> None:
       '(--held_out_share).'
     )
   rows = []
-  with runs.runtime(done.get('jit_choices')):
-    trainable = _RUN.trainable(task)
+  with executing(config.runtime, done.get('jit_choices')):
+    trainable = Trainable(config, task)
     saved = programs.load(trainable.process, folder.path)
     for name, who in new.items():
       build = functools.partial(_evaluation, trainable, who.part)
@@ -99,7 +107,7 @@ def main() -> None:
         task.clients(who.part, spec),
         sizes,
         query_from=after,
-        seed=FLAGS.seed,
+        seed=config.seed,
       )
       for size, metrics in measured.items():
         pooled = {k: v for k, v in metrics.items() if k != 'per_client'}
@@ -127,5 +135,7 @@ def main() -> None:
   print(f'Written to {folder.path}: {_FILE}, {_PICTURE}.')
 
 
+PROGRAM = Program(main, (Config(), Output(), Support()), with_flags_of_the_run)
+
 if __name__ == '__main__':
-  runs.run_main(main, evaluate.with_flags_of_the_run)
+  PROGRAM.run()

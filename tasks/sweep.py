@@ -13,25 +13,33 @@ that was stopped goes on. A run that fails does not stop the others. At the end,
 """
 
 from collections.abc import Iterator, Sequence
+import dataclasses
 import itertools
 import pathlib
 import subprocess
 import sys
 
-from absl import flags
-
-from tasks import runs
 from tasks.errors import OptionError
+from tasks.experiment.folder import Folder
+from tasks.experiment.program import Program
+from tasks.options import option
+from tasks.options import Options
 
-FLAGS = flags.FLAGS
 
-flags.DEFINE_string('sweep_dir', None, 'Folder for the folders of the runs.')
-flags.DEFINE_list(
-  'recipes', [], 'Names of flagfiles in tasks/recipes, to run each of them.'
-)
-flags.DEFINE_multi_string(
-  'grid', [], 'flag=value,value,...: a flag of tasks.train to vary.'
-)
+@dataclasses.dataclass(frozen=True)
+class Sweep(Options):
+  """Which runs there are."""
+
+  sweep_dir: str | None = option(None, 'Folder for the folders of the runs.')
+  recipes: tuple[str, ...] = option(
+    (), 'Names of flagfiles in tasks/recipes, to run each of them.'
+  )
+  grid: tuple[str, ...] = option(
+    (),
+    'flag=value,value,...: a flag of tasks.train to vary.',
+    is_repeated=True,
+  )
+
 
 RECIPES = pathlib.Path(__file__).parent / 'recipes'
 
@@ -105,18 +113,17 @@ def _run(binary: str, *arguments: str) -> int:
   return subprocess.run(command, check=False).returncode
 
 
-def main() -> int | None:
+def main(sweep: Sweep) -> None:
   """Runs what is not done yet."""
-  runs.quiet_libraries()
-  if not FLAGS.sweep_dir:
+  if not sweep.sweep_dir:
     raise OptionError('--sweep_dir: name a folder for the runs.')
-  root = pathlib.Path(FLAGS.sweep_dir)
+  root = pathlib.Path(sweep.sweep_dir)
   failed = []
-  recipes = {name: recipe_file(name) for name in FLAGS.recipes}
+  recipes = {name: recipe_file(name) for name in sweep.recipes}
   todo = [
     (recipe, setting)
     for recipe in recipes or [None]
-    for setting in settings(FLAGS.grid)
+    for setting in settings(sweep.grid)
   ]
   for number, (recipe, setting) in enumerate(todo, 1):
     folder = root / folder_name(recipe, setting)
@@ -125,7 +132,7 @@ def main() -> int | None:
     arguments += _passed_on
     arguments += [f'--{name}={value}' for name, value in setting.items()]
     status = _run('tasks.train', *arguments, f'--output_dir={folder}')
-    result = runs.Folder(str(folder)).read_result()
+    result = Folder(str(folder)).read_result()
     if status and not (result and result['diverged']):
       failed.append(str(folder))
   if len(failed) < len(todo):
@@ -135,8 +142,9 @@ def main() -> int | None:
       f'{len(failed)} of {len(todo)} runs failed, their messages are above: '
       f'{", ".join(failed)}.'
     )
-  return None
 
+
+PROGRAM = Program(main, (Sweep(),), take_rest)
 
 if __name__ == '__main__':
-  runs.run_main(main, take_rest)
+  PROGRAM.run()

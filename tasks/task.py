@@ -1,12 +1,17 @@
 """What the binaries ask of a task, whatever it is about."""
 
+import abc
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+import os
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow_federated as tff
 
 from tasks.errors import OptionError
+from tasks.options import option
+from tasks.options import Options
+from tff_partial import assignments
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.data import splits
@@ -26,6 +31,8 @@ HEADS, OWN_HEAD = 'heads', 'own_head'
 CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
 # FedProto's form: nowhere, but the model has its features for an output, too.
 FEATURES = 'features'
+# The outputs of that model are these and its logits.
+LOGITS = 'logits'
 USER_FORMS = (
   OWN,
   TABLE,
@@ -178,6 +185,106 @@ class Task(Protocol):
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
     """Packs the clients of one part of the data."""
+
+
+REAL, SYNTHETIC = 'real', 'synthetic'
+
+
+@dataclasses.dataclass(frozen=True)
+class Data(Options):
+  """Where data come from."""
+
+  title: ClassVar[str] = 'Data'
+
+  data: str = option(
+    REAL,
+    'Real data of the task, or invented data of the same form.',
+    choices=(REAL, SYNTHETIC),
+  )
+  data_dir: str | None = option(
+    os.environ.get('TFF_PARTIAL_DATA_DIR'),
+    'Folder with a folder for each task. Default: $TFF_PARTIAL_DATA_DIR.',
+    may_change=True,
+  )
+  download: bool = option(
+    False,
+    'Fetch the data from their official address into --data_dir if they are '
+    'not there.',
+    may_change=True,
+  )
+
+  @property
+  def is_synthetic(self) -> bool:
+    """Whether the data are invented, or come with a library."""
+    return self.data == SYNTHETIC
+
+
+class TaskOptions(Options, abc.ABC):
+  """What can be chosen about a task, and how it is made.
+
+  Attributes:
+    name: What `--task` calls it.
+  """
+
+  name: ClassVar[str]
+
+  @abc.abstractmethod
+  def load(self, data: Data, seed: int) -> 'Task':
+    """Loads the data and makes the task.
+
+    Args:
+      data: Where they come from.
+      seed: The run's seed.
+
+    Raises:
+      DataError: If the data are missing or damaged; says where and what to do.
+      OptionError: If they cannot be divided as the options ask.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Recommendation:
+  """An item that a user is expected to like.
+
+  Attributes:
+    item_id: The item's number.
+    title: What it is called.
+    score: How much, as the task measures it.
+  """
+
+  item_id: int
+  title: str
+  score: float
+
+
+@runtime_checkable
+class Recommends(Protocol):
+  """A task with items that users may not know yet."""
+
+  def recommend(
+    self, keras_model: Any, user_id: str, number: int
+  ) -> list[Recommendation]:
+    """Ranks the items that a user has not seen, the best first.
+
+    Args:
+      keras_model: The user's own model.
+      user_id: The user.
+      number: How many items to return.
+
+    Raises:
+      OptionError: If there is no such user, or fewer items to choose from.
+    """
+
+
+@runtime_checkable
+class HasParts(Protocol):
+  """A task whose model has the parts of FedEmbed's.
+
+  Attributes:
+    parts: How they are called.
+  """
+
+  parts: assignments.Parts
 
 
 @runtime_checkable

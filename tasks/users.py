@@ -17,30 +17,42 @@ With `--beside=OTHER`, a run that was drawn already, both stand in the pictures.
 """
 
 from collections.abc import Mapping
+import dataclasses
 import pathlib
 import re
 
-from absl import flags
 import numpy as np
 import pandas as pd
 
-from tasks import evaluate
-from tasks import runs
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment.config import Config
+from tasks.experiment.folder import with_flags_of_the_run
+from tasks.experiment.loop import Output
+from tasks.experiment.program import Program
+from tasks.experiment.running import executing
+from tasks.experiment.running import load
+from tasks.experiment.trainable import Trainable
+from tasks.options import option
+from tasks.options import Options
 from tff_partial import client_state
 from tff_partial.analysis import confusion
 from tff_partial.analysis import embeddings
 from tff_partial.training import programs
 
-FLAGS = flags.FLAGS
-_RUN = runs.run_flags()
 _FILE, _MAP, _GROUPS = 'users.csv', 'user_map.png', 'user_groups.png'
 _USER, _VALUE, _GROUP = 'user', 'attribute', 'group'
 
-flags.DEFINE_multi_string(
-  'beside', [], 'Folder of a run that is drawn, too; may be given repeatedly.'
-)
+
+@dataclasses.dataclass(frozen=True)
+class Picture(Options):
+  """What stands in the pictures."""
+
+  beside: tuple[str, ...] = option(
+    (),
+    'Folder of a run that is drawn, too; may be given repeatedly.',
+    is_repeated=True,
+  )
 
 
 def described(
@@ -82,8 +94,8 @@ def described(
     vectors = task.vectors_at_server(saved.best_weights)
   if not vectors:
     raise OptionError(
-      f'--output_dir={FLAGS.output_dir}: the model of this run does not know '
-      'its users. Choose a run in which they have something of their own.'
+      'The model of this run does not know its users. Choose a run in which '
+      'they have something of their own.'
     )
   frame = pd.DataFrame(list(vectors.values()))
   values = [attributes[user] for user in vectors]
@@ -104,25 +116,24 @@ def _read(folder: pathlib.Path) -> pd.DataFrame:
   return pd.read_csv(path, dtype={_USER: str, _VALUE: str, _GROUP: str})
 
 
-def main() -> None:
+def main(config: Config, output: Output, picture: Picture) -> None:
   """Writes the table and the pictures."""
-  runs.quiet_libraries()
-  folder = pathlib.Path(FLAGS.output_dir)
-  task = _RUN.task()
+  folder = pathlib.Path(str(output.output_dir))
+  task = load(config)
   if not isinstance(task, tasks_lib.KnowsUsers):
     raise OptionError(
-      f'--output_dir={FLAGS.output_dir}: of its users the task {task.name} '
+      f'--output_dir={folder}: of its users the task {task.name} '
       'knows nothing to colour them by. Choose a run of another task.'
     )
-  with runs.runtime():
-    trainable = _RUN.trainable(task)
+  with executing(config.runtime):
+    trainable = Trainable(config, task)
     saved = programs.load(trainable.process, folder)
     num_groups = trainable.process.model.num_groups
-    frame = described(task, saved, num_groups, FLAGS.seed)
+    frame = described(task, saved, num_groups, config.seed)
     frame.to_csv(folder / _FILE, index=False)
   frames = {
     path.name: _read(path)
-    for path in (folder, *map(pathlib.Path, FLAGS.beside))
+    for path in (folder, *map(pathlib.Path, picture.beside))
   }
   scores = embeddings.draw(
     {
@@ -134,7 +145,7 @@ def main() -> None:
     },
     folder / _MAP,
     attribute=task.attribute,
-    seed=FLAGS.seed,
+    seed=config.seed,
   )
   matrices = {
     name: confusion.confusion(
@@ -154,5 +165,7 @@ def main() -> None:
   print(f'Written to {folder}: {_FILE}, {_MAP}, {_GROUPS}.')
 
 
+PROGRAM = Program(main, (Config(), Output(), Picture()), with_flags_of_the_run)
+
 if __name__ == '__main__':
-  runs.run_main(main, evaluate.with_flags_of_the_run)
+  PROGRAM.run()

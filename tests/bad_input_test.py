@@ -9,14 +9,15 @@ import resource
 import shutil
 from typing import Any
 
-from absl import flags
 import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
 
-from tasks import privacy_flags
-from tasks import runs
+from tasks.experiment import flags as run_flags
+from tasks.experiment.config import Config
+from tasks.experiment.folder import Folder
+from tasks.experiment.loop import Output
 from tests import commands
 from tests.commands import is_for_users
 from tests.commands import run_here
@@ -274,9 +275,8 @@ _LONG = '9' * 5_000  # More digits than Python reads.
 def test_a_number_of_5000_digits_is_no_value_of_any_flag(tmp_path):
   numeric = [
     name
-    for name in runs.run_flags().names
-    if flags.FLAGS[name].flag_type() in ('int', 'float')
-    and name not in privacy_flags.MAY_BE_INFINITE
+    for name, choice in run_flags.define(Config()).items()
+    if choice.kind in (int, float) and not choice.option.may_be_infinite
   ]
   assert len(numeric) > 50
   for name in numeric:
@@ -385,10 +385,8 @@ def test_other_flags_than_those_of_the_run(copy):
 
 def test_a_folder_in_which_another_process_trains(tmp_path):
   # As a process that is still reading its data: there is nothing but flags.
-  first = runs.Folder(str(tmp_path))
-  first.claim(
-    {name: flags.FLAGS[name].default for name in runs.run_flags().names}
-  )
+  first = Folder(str(tmp_path))
+  first.claim({**Config().flags(), **Output().flags()}, set())
   before = commands.files(tmp_path)
   assert list(before) == ['flags.txt']
   for seed in (0, 1):

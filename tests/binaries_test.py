@@ -11,15 +11,14 @@ import sys
 import time
 from typing import Any
 
-from absl import flags
-from absl.testing import flagsaver
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import runs
+from tasks.experiment import flags as run_flags
+from tasks.experiment import from_recipe
+from tasks.experiment.config import Config
 from tests import commands
-from tests import help_texts
 from tests.commands import repeatable_rows
 from tests.commands import run_here
 import tff_partial_programs
@@ -367,20 +366,16 @@ def test_a_run_that_diverges_says_so(tmp_path):
 
 @pytest.mark.parametrize('path', _RECIPES, ids=lambda path: path.stem)
 def test_recipes_are_for_flags_that_exist(path):
-  runs.run_flags()
-  with flagsaver.flagsaver():
-    flags.FLAGS(['train', f'--flagfile={path}'])
-    assert path.stem.startswith(f'{flags.FLAGS.task}_') or path.stem == 'demo'
-    for task, algorithm in (('movielens', 'fed_recon'),):
-      if path.stem.startswith(f'{task}_{algorithm}'):
-        assert flags.FLAGS.algorithm == algorithm
+  config = from_recipe(path)
+  assert path.stem.startswith(f'{config.task.name}_') or path.stem == 'demo'
+  for task, algorithm in (('movielens', 'fed_recon'),):
+    if path.stem.startswith(f'{task}_{algorithm}'):
+      assert config.algorithm == algorithm
   text = path.read_text()
   assert text.startswith('# ')
 
 
-@pytest.mark.parametrize(
-  'name', ['audit', 'clients', 'evaluate', 'new_users', 'train', 'users']
-)
+@pytest.mark.parametrize('name', tff_partial_programs.PROGRAMS)
 def test_help_is_what_was_noted_of_it(name):
   outcome = run_here(name, '--help')
   assert (outcome.status, outcome.errors) == (0, '')
@@ -388,16 +383,8 @@ def test_help_is_what_was_noted_of_it(name):
     'Note it again: python -m tests.help_texts'
   )
   if name == 'train':
-    for flag in runs.run_flags().names:
+    for flag in run_flags.define(Config()):
       assert f'  --{flag}' in outcome.output
-
-
-# These have flags of the same name, so that each needs a process of its own.
-@pytest.mark.parametrize('name', ['report', 'sweep'])
-def test_help_without_a_run_is_what_was_noted_of_it(name):
-  assert help_texts.live(name) == tff_partial_programs.help_text(name), (
-    'Note it again: python -m tests.help_texts'
-  )
 
 
 # ---- whole programs ----------------------------------------------------------

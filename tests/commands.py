@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 import uuid
 
 from absl import app
@@ -26,7 +26,8 @@ from tasks import audit
 from tasks import clients
 from tasks import evaluate
 from tasks import new_users
-from tasks import runs
+from tasks import report
+from tasks import sweep
 from tasks import train
 from tasks import users
 
@@ -76,18 +77,19 @@ def run_here(name: str, *arguments: str) -> Outcome:
   """Runs a binary in this process; an exception that it lets pass is raised.
 
   Args:
-    name: 'train', 'audit', 'evaluate', 'clients', 'users' or 'new_users'.
+    name: Of the binary.
     *arguments: The command line.
   """
-  of_a_run = evaluate.with_flags_of_the_run
-  program: tuple[Any, ...] = {
-    'audit': (audit.main,),
-    'clients': (clients.main,),
-    'evaluate': (evaluate.main, of_a_run),
-    'new_users': (new_users.main, of_a_run),
-    'train': (train.main,),
-    'users': (users.main, of_a_run),
-  }[name]
+  programs = {
+    'audit': audit,
+    'clients': clients,
+    'evaluate': evaluate,
+    'new_users': new_users,
+    'report': report,
+    'sweep': sweep,
+    'train': train,
+    'users': users,
+  }
   output, errors = io.StringIO(), io.StringIO()
   before, verbosity = sys.argv, logging.get_verbosity()
   sys.argv = [f'tasks/{name}.py', *arguments]
@@ -100,7 +102,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(errors),
       ):
-        runs.run_main(*program)
+        programs[name].PROGRAM.run()
     except SystemExit as end:
       status = int(end.code or 0)
     finally:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import emnist
-from tasks import emnist_images
-from tasks import emnist_models
+from tasks.emnist import images as emnist_images
+from tasks.emnist import models as emnist_models
+from tasks.emnist import task as emnist
 from tasks.errors import OptionError
+from tasks.task import Data
 import tff_partial
 from tff_partial import baselines
 from tff_partial import phases
@@ -21,14 +22,7 @@ _LABELS = np.repeat(np.arange(10), 300)
 
 
 def _load(data: str = 'synthetic', seed: int = 0, **options) -> emnist.Emnist:
-  return emnist.load(
-    data=data,
-    data_dir=_REAL,
-    edition='mnist',
-    download=False,
-    seed=seed,
-    options=emnist.Options(**options),
-  )
+  return emnist.Options(**options).load(Data(data=data, data_dir=_REAL), seed)
 
 
 def _sets(holdings) -> list[set[int]]:
@@ -144,9 +138,10 @@ def test_heads_of_their_own_learn(task):
 @pytest.mark.parametrize(
   'options, expected',
   [
-    ({'partition': 'alphabet'}, "partition: 'alphabet' is none of labels"),
-    ({'protocol': 'blind'}, "protocol: 'blind'"),
-    ({'model': 'forest'}, "model: 'forest'"),
+    ({'partition': 'alphabet'}, '--emnist_partition=alphabet: .* of labels'),
+    ({'protocol': 'blind'}, '--emnist_protocol=blind'),
+    ({'model': 'forest'}, '--emnist_model=forest'),
+    ({'edition': 'letters'}, '--emnist_edition=letters'),
     ({'max_examples': 2}, 'max_examples: 2'),
   ],
 )
@@ -168,20 +163,13 @@ def test_federated_emnist_is_fetched_on_demand_only(monkeypatch):
     return emnist_images.load_digits()
 
   monkeypatch.setattr(emnist_images, 'load_federated_emnist', load)
-  arguments = {
-    'data': 'real',
-    'data_dir': 'somewhere',
-    'seed': 0,
-    'options': emnist.Options(),
-  }
+  options = emnist.Options(edition='federated_emnist')
   with pytest.raises(OptionError, match='--download'):
-    emnist.load(edition='federated_emnist', download=False, **arguments)
+    options.load(Data(data_dir='somewhere'), 0)
   assert not asked
-  task = emnist.load(edition='federated_emnist', download=True, **arguments)
+  task = options.load(Data(data_dir='somewhere', download=True), 0)
   assert asked == ['somewhere']
   assert task.counts['users'] == 20
-  with pytest.raises(OptionError, match="edition: 'letters'"):
-    emnist.load(edition='letters', download=False, **arguments)
 
 
 @pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')

@@ -15,20 +15,22 @@ from typing import Any, NamedTuple
 import wave
 import zlib
 
-from absl import flags
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
 
-from tasks import idx_files
-from tasks import movielens_data
-from tasks import movielens_files
-from tasks import runs
-from tasks import speech_recordings
-from tasks import subreddit_data
-from tasks import train
 from tasks.errors import OptionError
+from tasks.experiment import flags as run_flags
+from tasks.experiment import running
+from tasks.experiment.config import Config
+from tasks.experiment.folder import Folder
+from tasks.experiment.loop import Output
+from tasks.files import idx_files
+from tasks.movielens import data as movielens_data
+from tasks.movielens import files as movielens_files
+from tasks.preference import speech_recordings
+from tasks.subreddit import data as subreddit_data
 from tests import commands
 from tff_partial import errors
 from tff_partial.analysis import curves
@@ -372,7 +374,7 @@ def _write_run(folder: pathlib.Path) -> list[pathlib.Path]:
   (folder / run_folders.RESULT_FILE).unlink(missing_ok=True)
   (folder / run_folders.FLAGS_FILE).unlink(missing_ok=True)
   _train(folder)
-  runs.Folder(str(folder)).write_result(_RESULT)
+  Folder(str(folder)).write_result(_RESULT)
   assert 'holds this run already' in _train(folder).output
   return [folder / run_folders.FLAGS_FILE, folder / run_folders.RESULT_FILE]
 
@@ -407,14 +409,15 @@ _READERS = {
 def fixture_no_training(monkeypatch):
   """Ends `tasks.train` where it would begin to work."""
 
-  def stop(group: Any, *_: Any) -> None:
-    training = group._training
-    for read in (training.shared, training.own, training.joining):
-      read()
-    training.split()
+  def stop(config: Config, *_: Any) -> None:
+    local = config.local
+    for build in (local.of_both, local.of_personal, local.build_split):
+      build()
+    config.server.averaging()
+    config.server.build_optimizer()
     raise _StoppedError('stopped before training')
 
-  monkeypatch.setattr(runs.RunFlags, 'trainable', stop)
+  monkeypatch.setattr(running, 'Trainable', stop)
 
 
 @pytest.mark.parametrize('cases', [3, pytest.param(40, marks=pytest.mark.slow)])
@@ -564,17 +567,13 @@ _VALUES = (
 @pytest.mark.usefixtures('no_training')
 def test_strange_flags(tmp_path, cases):
   draw = np.random.default_rng(4)
-  names = [
-    name for name in train._RUN.names if name not in ('output_dir', 'task')
-  ]
+  choices = {**run_flags.define(Config()), **run_flags.define(Output())}
+  names = sorted(choices.keys() - {'output_dir', 'task'})
   seen = set()
   for case in range(cases):
     arguments = []
     for name in draw.choice(names, draw.integers(1, 3), replace=False):
-      kind = flags.FLAGS[name]
-      values = list(_VALUES)
-      if isinstance(kind, flags.EnumFlag):
-        values = [*kind.parser.enum_values] * 3 + values
+      values = [*(choices[name].option.choices or ())] * 3 + list(_VALUES)
       arguments.append(f'--{name}={values[draw.integers(len(values))]}')
     task = str(draw.choice(['movielens', 'movielens', 'sticker', 'emnist']))
     try:
@@ -595,4 +594,4 @@ def test_a_wrong_message_would_be_noticed():
   with pytest.raises(AssertionError):
     commands.is_for_users(commands.Outcome(1, '', 'Traceback (most recent'))
   with pytest.raises(OptionError):
-    runs.Folder('/proc/1').claim({})
+    Folder('/proc/1').claim({}, set())

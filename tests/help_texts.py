@@ -14,8 +14,8 @@ import tff_partial_programs
 FOLDER = commands.ROOT / 'tff_partial_programs' / 'help'
 _LIVE = """
 import importlib, sys
-from tasks import runs
-sys.stdout.write(runs.help_of(importlib.import_module(f'tasks.{sys.argv[1]}')))
+program = importlib.import_module(f'tasks.{sys.argv[1]}').PROGRAM
+sys.stdout.write(program.help())
 """
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from tasks import emnist_images
-from tasks import idx_files
+from tasks.emnist import images as emnist_images
 from tasks.errors import DataError
+from tasks.files import idx_files
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _ITEMS = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)

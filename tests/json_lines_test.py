@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tasks import json_lines
 from tasks.errors import DataError
+from tasks.files import json_lines
 
 _FIELDS = (
   json_lines.Field(('who',), json_lines.text),

@@ -8,12 +8,12 @@ import pytest
 from sklearn import metrics
 import tensorflow as tf
 
-from tasks import f1
-from tasks import mnist_preference
-from tasks import preference_models
-from tasks import preference_task
-from tasks import preferences
 from tasks.errors import OptionError
+from tasks.preference import f1
+from tasks.preference import mnist as mnist_preference
+from tasks.preference import models as preference_models
+from tasks.preference import preferences
+from tasks.task import Data
 import tff_partial
 from tff_partial.training import sampling
 
@@ -23,12 +23,8 @@ _KINDS = np.repeat(np.arange(10), 100)
 
 
 def _load(data: str = 'synthetic', seed: int = 0, **options):
-  return mnist_preference.load(
-    data=data,
-    data_dir=_REAL,
-    seed=seed,
-    options=preference_task.Options(**options),
-  )
+  chosen = mnist_preference.MnistOptions(**options)
+  return chosen.load(Data(data=data, data_dir=_REAL), seed)
 
 
 # ---- who likes what ----------------------------------------------------------
@@ -280,7 +276,7 @@ def fixture_task():
 
 
 def test_the_paper_is_the_default():
-  options = preference_task.Options()
+  options = mnist_preference.MnistOptions()
   assert (options.shares, options.repeat_images) == ('balanced', True)
 
 
@@ -431,12 +427,12 @@ def test_it_trains_and_is_measured_by_f1(task):
 @pytest.mark.parametrize(
   'options, expected',
   [
-    ({'shares': 'equal'}, "shares: 'equal' is none of balanced, imbalanced"),
+    ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
     ({'num_users': 9}, 'num_users: 9 users'),
-    ({'validation_users': 0}, 'validation_users: 0'),
-    ({'embedding_size': -1}, 'embedding_size: -1'),
+    ({'validation_users': 0}, 'validation_users=0'),
+    ({'embedding_size': -1}, 'embedding_size=-1'),
     ({'embedding_spread': 0.0}, 'embedding_spread: 0.0'),
-    ({'prototypical_share': 1.5}, 'prototypical_share: 1.5'),
+    ({'prototypical_share': 1.5}, 'prototypical_share=1.5'),
   ],
 )
 def test_impossible_options_are_refused(options, expected):

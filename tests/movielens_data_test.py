@@ -18,11 +18,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks import downloads
-from tasks import movielens_data
-from tasks import movielens_files
 from tasks.errors import DataError
 from tasks.errors import TaskError
+from tasks.files import downloads
+from tasks.movielens import data as movielens_data
+from tasks.movielens import files as movielens_files
 
 # Items 5, 17 and 90 by users 2 and 30; user 30 rates two items in one second.
 _ROWS = (

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import movielens_models
 from tasks.errors import OptionError
 from tasks.errors import TaskError
+from tasks.movielens import models as movielens_models
 from tff_partial import tiers
 from tff_partial.model import models
 

@@ -6,10 +6,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from tasks import movielens
-from tasks import movielens_data
 from tasks.errors import DataError
 from tasks.errors import OptionError
+from tasks.movielens import data as movielens_data
+from tasks.movielens import task as movielens
+from tasks.task import Data
 import tff_partial
 from tff_partial import client_work
 from tff_partial import evaluation
@@ -24,14 +25,7 @@ _PARTS = ('train', 'validation', 'test')
 
 def _make(seed: int = 0, **options) -> movielens.MovieLens:
   options = {'num_factors': 3, **options}
-  return movielens.load(
-    data='synthetic',
-    data_dir=None,
-    data_set='',
-    download=False,
-    seed=seed,
-    options=movielens.Options(**options),
-  )
+  return movielens.Options(**options).load(Data(data='synthetic'), seed)
 
 
 @pytest.fixture(scope='module', name='unseen')
@@ -253,7 +247,7 @@ def fixture_personal(unseen):
 def _recommend(task, personal: evaluation.Evaluation, user: str, number: int):
   with tff_partial.runtimes.cohort(jit=False):
     keras_model = _own_model(task, personal, user)
-  return movielens.recommend(task, keras_model, user, number)
+  return task.recommend(keras_model, user, number)
 
 
 def _own_model(task, personal: evaluation.Evaluation, user: str):
@@ -271,7 +265,7 @@ def test_recommendations_are_the_best_of_what_is_unrated(unseen, personal):
   items = [item.item_id for item in found]
   assert len(set(items)) == 10
   assert not rated & set(items)
-  ratings = [item.rating for item in found]
+  ratings = [item.score for item in found]
   assert ratings == sorted(ratings, reverse=True)
   assert all(1.0 <= rating <= 5.0 for rating in ratings)
   assert [item.title for item in found] == [
@@ -322,7 +316,10 @@ def test_more_items_than_there_are_is_refused(unseen, personal, number):
 @pytest.mark.parametrize(
   'options, expected',
   [
-    ({'protocol': 'random'}, "'random' is none of unseen, seen"),
+    ({'protocol': 'random'}, '--protocol=random: choose one of unseen, seen'),
+    ({'num_factors': 2.5}, '--num_factors=2.5: give a whole number'),
+    ({'l2': float('nan')}, '--l2=nan: give a finite number'),
+    ({'l2': -1}, '--l2=-1: give at least 0'),
     ({'max_examples': 1}, 'max_examples: 1'),
   ],
 )
@@ -334,14 +331,7 @@ def test_impossible_options_are_refused(options, expected):
 @pytest.mark.parametrize('data_dir', [None, ''])
 def test_a_folder_must_be_named(data_dir):
   with pytest.raises(DataError, match='no data folder is named') as caught:
-    movielens.load(
-      data='real',
-      data_dir=data_dir,
-      data_set='',
-      download=False,
-      seed=0,
-      options=movielens.Options(),
-    )
+    movielens.Options().load(Data(data_dir=data_dir), 0)
   for way in ('--data_dir', 'TFF_PARTIAL_DATA_DIR', '--data=synthetic'):
     assert way in str(caught.value)
 
@@ -360,13 +350,8 @@ def test_downloads_go_to_the_tasks_own_folder(
 
   monkeypatch.setattr(movielens_data, 'download', download)
   with pytest.raises(DataError, match='no net'):
-    movielens.load(
-      data='real',
-      data_dir=str(tmp_path),
-      data_set=data_set,
-      download=True,
-      seed=0,
-      options=movielens.Options(),
+    movielens.Options(data_set=data_set).load(
+      Data(data_dir=str(tmp_path), download=True), 0
     )
   assert asked == [(tmp_path / 'movielens', fetched)]
 
@@ -374,14 +359,10 @@ def test_downloads_go_to_the_tasks_own_folder(
 @pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')
 @pytest.mark.parametrize('protocol', ['unseen', 'seen'])
 def test_the_papers_numbers_of_users(protocol):
-  task = movielens.load(
-    data='real',
-    data_dir=_REAL,
-    data_set='ml-1m',
-    download=False,
-    seed=0,
-    options=movielens.Options(protocol=protocol, num_factors=2),
+  options = movielens.Options(
+    data_set='ml-1m', protocol=protocol, num_factors=2
   )
+  task = options.load(Data(data_dir=_REAL), 0)
   counts = task.counts
   assert counts['name'] == 'ml-1m'
   assert (counts['ratings'], counts['users'], counts['items']) == (

@@ -90,7 +90,7 @@ def test_wheel_holds_the_library_and_its_programs(wheel):
   expected |= {
     f'tff_partial_programs/{path.relative_to(ROOT)}'
     for folder, pattern in (
-      ('tasks', '*.py'),
+      ('tasks', '**/*.py'),
       ('tasks/recipes', '*.flags'),
     )
     for path in (ROOT / folder).glob(pattern)

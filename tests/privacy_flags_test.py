@@ -3,12 +3,11 @@
 import json
 import pathlib
 
-from absl import flags as absl_flags
-from absl.testing import flagsaver
 import pytest
 import tensorflow as tf
 
-from tasks import runs
+from tasks.experiment.config import TASKS
+from tasks.task import Data
 from tests import commands
 from tests.commands import repeatable_rows
 from tests.commands import run_here
@@ -88,11 +87,11 @@ def test_what_is_exact_is_written_on_request_and_labelled(tmp_path):
 
 def test_every_task_says_what_it_learned_before_training():
   # Public, or paid for, or absent: a vocabulary of training texts is neither.
-  tasks, said = runs.run_flags().tasks, {}
-  for name in tasks:
-    with flagsaver.flagsaver():
-      absl_flags.FLAGS(['train', f'--task={name}', '--data=synthetic'])
-      said[name] = tasks[name].get().learned_from_training
+  data = Data(data='synthetic')
+  said = {
+    name: task().load(data, seed=0).learned_from_training
+    for name, task in TASKS.items()
+  }
   assert said == {
     'emnist': (),
     'mnist_preference': (),

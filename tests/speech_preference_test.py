@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import preference_models
-from tasks import preferences
-from tasks import speech_models
-from tasks import speech_preference
 from tasks.errors import OptionError
+from tasks.preference import models as preference_models
+from tasks.preference import preferences
+from tasks.preference import speech as speech_preference
+from tasks.preference import speech_models
+from tasks.task import Data
 import tff_partial
 from tff_partial.training import sampling
 
@@ -18,12 +19,8 @@ _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 
 
 def _load(data: str = 'synthetic', seed: int = 0, **options):
-  return speech_preference.load(
-    data=data,
-    data_dir=_REAL,
-    seed=seed,
-    options=speech_preference.SpeechOptions(**options),
-  )
+  chosen = speech_preference.SpeechOptions(**options)
+  return chosen.load(Data(data=data, data_dir=_REAL), seed)
 
 
 @pytest.fixture(scope='module', name='task')
@@ -180,7 +177,7 @@ def test_it_trains(task, model):
 @pytest.mark.parametrize(
   'options, expected',
   [
-    ({'num_voices': 2}, 'num_voices: .* 2 voices .* at least 3'),
+    ({'num_voices': 2}, '--speech_voices=2: give at least 3'),
     ({'num_voices': 52}, '6 speakers make 6 to 51 voices, not 52'),
     ({'num_users': 19}, 'num_users: 19 users cannot like all 20'),
     ({'shares': 'equal'}, "shares: 'equal' is none of balanced, imbalanced"),

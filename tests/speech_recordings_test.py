@@ -10,13 +10,13 @@ import pytest
 from sklearn import discriminant_analysis
 import tensorflow as tf
 
-from tasks import speech_recordings
-from tasks import speech_spectrograms
-from tasks import speech_synthetic
-from tasks import speech_voices
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.speech_recordings import Recording
+from tasks.preference import speech_recordings
+from tasks.preference import speech_spectrograms
+from tasks.preference import speech_synthetic
+from tasks.preference import speech_voices
+from tasks.preference.speech_recordings import Recording
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _RATE = 8_000

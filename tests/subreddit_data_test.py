@@ -11,13 +11,13 @@ from sklearn import feature_extraction
 from sklearn import linear_model
 from sklearn import pipeline
 
-from tasks import subreddit_data
-from tasks import subreddit_parts
-from tasks import subreddit_predictors
-from tasks import subreddit_synthetic
-from tasks import text_encoding
 from tasks.errors import DataError
 from tasks.errors import OptionError
+from tasks.files import text_encoding
+from tasks.subreddit import data as subreddit_data
+from tasks.subreddit import parts as subreddit_parts
+from tasks.subreddit import predictors as subreddit_predictors
+from tasks.subreddit import synthetic as subreddit_synthetic
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks import subreddit_models
 from tasks.errors import OptionError
+from tasks.subreddit import models as subreddit_models
 from tasks.task import NOBODY
 from tasks.task import OWN
 from tasks.task import TABLE

@@ -4,20 +4,19 @@ import dataclasses
 import json
 import os
 
-from absl import flags
-from absl.testing import flagsaver
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tasks import runs
-from tasks import subreddit
-from tasks import subreddit_data
-from tasks import subreddit_models
-from tasks import subreddit_synthetic
 from tasks.errors import DataError
 from tasks.errors import OptionError
+from tasks.experiment.flags import parse
+from tasks.subreddit import data as subreddit_data
+from tasks.subreddit import models as subreddit_models
+from tasks.subreddit import synthetic as subreddit_synthetic
+from tasks.subreddit import task as subreddit
+from tasks.task import Data
 from tasks.task import OWN
 from tasks.task import TABLE
 import tff_partial
@@ -41,8 +40,8 @@ _SIZES = subreddit_models.Sizes(
 _AUTHOR = 'author0001'
 
 
-def _options(**options) -> subreddit.Options:
-  return subreddit.Options(
+def _options(kind=subreddit.SubredditOptions, **options) -> subreddit.Options:
+  return kind(
     **{'max_chars': 48, 'num_support': 2, 'num_reserved': 5, **options},
     sizes=_SIZES,
   )
@@ -263,35 +262,32 @@ def test_the_area_grows_with_training(sticker):
 
 
 @pytest.mark.parametrize(
-  ('load', 'record'),
+  ('kind', 'record'),
   [
     (
-      subreddit.load,
+      subreddit.SubredditOptions,
       {'author': 'a', 'subreddit': 's', 'body': 'b', 'created_utc': 1},
     ),
     (
-      subreddit.load_sticker,
+      subreddit.StickerOptions,
       {'user': 'a', 'text': 'b', 'label': 1, 'time': 1},
     ),
   ],
 )
-def test_loads_files_and_inventions(tmp_path, load, record):
-  invented = load(data='synthetic', data_dir=None, seed=0, options=_options())
+def test_loads_files_and_inventions(tmp_path, kind, record):
+  invented = _options(kind).load(Data(data='synthetic'), 0)
   assert invented.counts['authors'] == 60
-  arguments = {'data': 'real', 'seed': 0}
   with pytest.raises(DataError, match='--data_dir'):
-    load(**arguments, data_dir=None, options=_options())
+    _options(kind).load(Data(data_dir=None), 0)
   folder = tmp_path / invented.name
   folder.mkdir()
   text = f'{json.dumps(record)}\n' * 20
   (folder / 'some.jsonl').write_text(text)
-  options = _options(min_documents=20, max_documents=20)
-  task = load(**arguments, data_dir=str(tmp_path), options=options)
+  data = Data(data_dir=str(tmp_path))
+  task = _options(kind, min_documents=20, max_documents=20).load(data, 0)
   assert task.counts['train'] == {'documents': 16, 'authors': 1}
   with pytest.raises(DataError, match='at least 21 documents'):
-    load(
-      **arguments, data_dir=str(tmp_path), options=_options(min_documents=21)
-    )
+    _options(kind, min_documents=21).load(data, 0)
 
 
 @pytest.mark.parametrize(
@@ -307,37 +303,36 @@ def test_loads_files_and_inventions(tmp_path, load, record):
 )
 def test_options_that_make_no_sense_are_refused(name, options):
   with pytest.raises(OptionError, match=name):
-    subreddit.Options(**options)
+    subreddit.SubredditOptions(**options)
 
 
 def test_flags_say_what_the_options_say():
-  tasks = runs.run_flags().tasks
-  with flagsaver.flagsaver():
-    flags.FLAGS(['test'])
-    options = tasks['subreddit'].documents.get(32)
-    assert options == subreddit.Options()
-    with flagsaver.flagsaver(
-      ngram_lengths='3,4',
-      mlp_units='',
-      user_embedding=9,
-      max_documents=0,
-      control_points=5,
-    ):
-      options = tasks['sticker'].documents.get(4)
-    assert options.sizes.ngram_lengths == (3, 4)
-    assert options.sizes.mlp_units == ()
-    assert options.sizes.user_embedding == 9
-    assert options.sizes.control_points == 5
-    assert options.max_documents is None
-    with flagsaver.flagsaver(mlp_units='a'):
-      with pytest.raises(OptionError, match='--mlp_units=a'):
-        tasks['sticker'].documents.get(4)
+  assert parse(['--task=subreddit']).task == subreddit.SubredditOptions()
+  assert parse(['--task=sticker']).task == subreddit.StickerOptions()
+  assert subreddit.StickerOptions().sizes.user_embedding == 4
+  options = parse(
+    [
+      '--task=sticker',
+      '--ngram_lengths=3,4',
+      '--mlp_units=',
+      '--user_embedding=9',
+      '--max_documents=0',
+      '--control_points=5',
+    ]
+  ).task
+  assert options.sizes.ngram_lengths == (3, 4)
+  assert options.sizes.mlp_units == ()
+  assert options.sizes.user_embedding == 9
+  assert options.sizes.control_points == 5
+  assert options.max_documents is None
+  with pytest.raises(OptionError, match='--mlp_units=a'):
+    parse(['--mlp_units=a'])
 
 
 @pytest.mark.skipif(not _REAL, reason='needs the real comments')
 def test_real_comments_take_little_memory():
-  options = subreddit.Options(min_documents=50, max_documents=None)
-  task = subreddit.load(data='real', data_dir=_REAL, seed=0, options=options)
+  options = subreddit.SubredditOptions(min_documents=50, max_documents=None)
+  task = options.load(Data(data_dir=_REAL), 0)
   clients = task.clients('train', task.model_with(OWN).example_spec)
   assert len(clients) == 1395
   resident = {

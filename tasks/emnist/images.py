@@ -1,0 +1,178 @@
+"""Handwritten digits and letters: where they come from.
+
+MNIST in its original idx files, with the writers of QMNIST; TFF's federated
+EMNIST; and the 1,797 small digits that come with scikit-learn, which need no
+file.
+"""
+
+from collections.abc import Callable
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tasks.errors import DataError
+from tasks.files import idx_files
+from tasks.images import Images
+
+FOLDER = 'emnist'
+
+_SIDE = 28
+_MNIST_PARTS = {'train': ('train', 60_000), 'test': ('t10k', 10_000)}
+# QMNIST rebuilt MNIST from its source and knows who wrote what: these columns.
+_LABEL, _WRITER = 0, 2
+_QMNIST_COLUMNS = 8
+
+REMEDY_NO_DATA = (
+  'Fetch the four original files of MNIST (train-images-idx3-ubyte.gz and so '
+  f'on) by hand and put them into the folder {FOLDER!r} below --data_dir or '
+  '$TFF_PARTIAL_DATA_DIR, or use --data=synthetic, the small digits of '
+  'scikit-learn, which need no files.'
+)
+_REMEDY_WRITERS = (
+  'Fetch qmnist-train-labels-idx2-int.gz and qmnist-test-labels-idx2-int.gz '
+  'of the QMNIST project and put them beside the files of MNIST.'
+)
+
+
+def load_digits() -> Images:
+  """The digits of scikit-learn, 8 x 8 pixels from 0 to 16."""
+  from sklearn import datasets
+
+  loaded = datasets.load_digits()
+  return Images(
+    'digits',
+    loaded.images.astype(np.uint8),
+    loaded.target.astype(np.int32),
+    num_classes=10,
+    ink=16,
+  )
+
+
+def load_mnist(
+  data_dir: str | os.PathLike[str] | None,
+  *,
+  test: bool = False,
+  writers: bool = False,
+) -> Images:
+  """Reads MNIST from its original files, packed by gzip or not.
+
+  Args:
+    data_dir: Holds the folder `emnist` with the files, or is it.
+    test: Whether to append the 10,000 test images to the 60,000 training ones.
+    writers: Whether to read the writers of QMNIST, too, whose rows go with
+      those of MNIST one by one.
+
+  Raises:
+    DataError: If a file is missing or damaged, or the files do not belong
+      together.
+  """
+  if not data_dir:
+    raise DataError(f'MNIST: no data folder is named. {REMEDY_NO_DATA}')
+  folder = pathlib.Path(os.path.expanduser(data_dir))
+  if (folder / FOLDER).is_dir():
+    folder = folder / FOLDER
+  parts = ['train', 'test'] if test else ['train']
+  pixels, labels, written_by = zip(
+    *(_read_part(folder, part, writers) for part in parts), strict=True
+  )
+  return Images(
+    'mnist',
+    np.concatenate(pixels),
+    np.concatenate(labels),
+    num_classes=10,
+    ink=255,
+    writers=np.concatenate(written_by) if writers else None,
+  )
+
+
+def _read_part(
+  folder: pathlib.Path, part: str, writers: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+  """Pixels, labels and perhaps writers of MNIST's training or test images."""
+  prefix, number = _MNIST_PARTS[part]
+  pixels = idx_files.read(
+    folder,
+    f'{prefix}-images-idx3-ubyte',
+    [number, _SIDE, _SIDE],
+    np.uint8,
+    REMEDY_NO_DATA,
+  )
+  labels = idx_files.read(
+    folder, f'{prefix}-labels-idx1-ubyte', [number], np.uint8, REMEDY_NO_DATA
+  ).astype(np.int32)
+  if labels.max() > 9:
+    raise DataError(
+      f'{folder / prefix}-labels-idx1-ubyte: label {labels.max()} of image '
+      f'{labels.argmax()} is no digit. {REMEDY_NO_DATA}'
+    )
+  if not writers:
+    return pixels, labels, None
+  name = f'qmnist-{part}-labels-idx2-int'
+  table = idx_files.read(
+    folder, name, [None, _QMNIST_COLUMNS], np.int32, _REMEDY_WRITERS
+  )[:number]
+  if not np.array_equal(table[:, _LABEL], labels):
+    raise DataError(
+      f'{folder / name}: its labels are not those of MNIST, so that its rows '
+      f'belong to other images. {_REMEDY_WRITERS}'
+    )
+  return pixels, labels, table[:, _WRITER]
+
+
+def load_federated_emnist(
+  data_dir: str | os.PathLike[str] | None,
+  *,
+  only_digits: bool = True,
+  load_data: Callable[..., Any] | None = None,
+) -> Images:
+  """Fetches TFF's federated EMNIST, or takes it from where it was kept before.
+
+  Args:
+    data_dir: Keeps what is fetched, in its folder `emnist`.
+    only_digits: Whether to leave out letters: 10 classes instead of 62.
+    load_data: Loads training and test clients;
+      `tff.simulation.datasets.emnist.load_data` by default.
+
+  Returns:
+    The examples of all writers, with the test examples that TFF keeps of each,
+    and ink high as in MNIST: TFF's paper is 1.
+
+  Raises:
+    DataError: If it cannot be fetched.
+  """
+  if load_data is None:
+    import tensorflow_federated as tff
+
+    load_data = tff.simulation.datasets.emnist.load_data
+  folder = None
+  if data_dir:
+    folder = os.path.join(os.path.expanduser(data_dir), FOLDER)
+  try:
+    parts = load_data(only_digits=only_digits, cache_dir=folder)
+  except Exception as error:
+    # Whatever its loader raises: of the net, the disk, or a broken archive.
+    raise DataError(
+      f'Federated EMNIST: TFF cannot fetch or open it ({error}). Check the '
+      f'connection and the folder {folder or "of the Keras cache"}, or use '
+      '--data=synthetic, which needs no files.'
+    ) from error
+  pixels, labels, writers, is_test = [], [], [], []
+  for number, part in enumerate(parts):
+    for client in part.client_ids:
+      dataset = part.create_tf_dataset_for_client(client)
+      for batch in dataset.batch(1024).as_numpy_iterator():
+        pixels.append(np.rint(255 * (1 - batch['pixels'])).astype(np.uint8))
+        labels.append(batch['label'].astype(np.int32).reshape(-1))
+        writers += [client] * len(labels[-1])
+        is_test += [number > 0] * len(labels[-1])
+  return Images(
+    'federated_emnist',
+    np.concatenate(pixels),
+    np.concatenate(labels),
+    10 if only_digits else 62,
+    ink=255,
+    writers=np.array(writers),
+    is_test=np.array(is_test),
+  )

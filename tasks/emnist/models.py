@@ -1,0 +1,130 @@
+"""Models of single characters: linear, dense, convolutional.
+
+All of them take images as they are stored, uint8 `[batch, height, width]`, and
+scale ink to 1 themselves. Layers have the names that `local=` may want: `head`
+is the last one, and what comes before it represents the image.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.images import HEAD
+from tasks.images import scaled_input
+from tasks.task import FEATURES
+from tasks.task import LOGITS
+from tff_partial.model import models
+
+LINEAR, DENSE, CNN = 'linear', 'dense', 'cnn'
+MODELS = (LINEAR, DENSE, CNN)
+
+
+def build_classifier(
+  kind: str,
+  shape: tuple[int, int],
+  num_classes: int,
+  ink: int,
+  hidden: int = 100,
+) -> tf.keras.Model:
+  """Builds a model from images to logits, `[batch, num_classes]`.
+
+  Args:
+    kind: LINEAR is multinomial logistic regression; DENSE has one hidden layer
+      of rectified units (both as in pFedMe's experiments); CNN two
+      convolutions of 32 and 64 filters, a pool of 2 x 2 and a dense layer of
+      128.
+    shape: Height and width of an image.
+    num_classes: Number of characters.
+    ink: The value of full ink.
+    hidden: Units of DENSE's hidden layer, named `hidden`.
+
+  Raises:
+    OptionError: If the kind is unknown or the layer has no units.
+  """
+  layers = tf.keras.layers
+  if hidden < 1:
+    raise OptionError(f'hidden: a layer of {hidden} units. Give 1 or more.')
+  flat: list[tf.keras.layers.Layer] = [layers.Flatten(name='flatten')]
+  bodies: dict[str, Callable[[], list[tf.keras.layers.Layer]]] = {
+    LINEAR: lambda: flat,
+    DENSE: lambda: [
+      *flat,
+      layers.Dense(hidden, activation='relu', name='hidden'),
+    ],
+    CNN: lambda: [
+      layers.Conv2D(32, 3, activation='relu', name='convolution_1'),
+      layers.Conv2D(64, 3, activation='relu', name='convolution_2'),
+      layers.MaxPool2D(2, name='pool'),
+      *flat,
+      layers.Dense(128, activation='relu', name='hidden'),
+    ],
+  }
+  if kind not in bodies:
+    raise OptionError(f'model: {kind!r} is none of {", ".join(MODELS)}.')
+  images, values = scaled_input(shape, ink)
+  for layer in [*bodies[kind](), layers.Dense(num_classes, name=HEAD)]:
+    values = layer(values)
+  return tf.keras.Model(images, values, name=kind)
+
+
+def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
+  """Builds a model that also tells what its last layer reads.
+
+  Args:
+    build: Builds a model from images to logits.
+
+  Returns:
+    A model from images to a mapping of LOGITS and FEATURES.
+  """
+  classifier = build()
+  outputs = {
+    LOGITS: classifier.output,
+    FEATURES: classifier.get_layer(HEAD).input,
+  }
+  return tf.keras.Model(classifier.input, outputs, name=classifier.name)
+
+
+def build_with_prototypes(
+  build: Callable[[], tf.keras.Model], **options: Any
+) -> models.PartialModel:
+  """Builds FedProto's model, of which nothing is local.
+
+  Args:
+    build: Builds a model from images to logits.
+    **options: What else `from_keras` takes.
+  """
+  loss = classification_loss()
+  return models.from_keras(
+    functools.partial(build_with_features, build),
+    loss=lambda labels, outputs: loss.call(labels, outputs[LOGITS]),
+    labels=tf.TensorSpec([], tf.int32),
+    metrics=lambda: [LogitsAccuracy('accuracy')],
+    **options,
+  )
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class LogitsAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
+  """Share of examples whose class was predicted, by LOGITS."""
+
+  def update_state(
+    self,
+    y_true: tf.Tensor,
+    y_pred: Any,
+    sample_weight: tf.Tensor | None = None,
+  ) -> Any:
+    """Adds a batch of labels `[batch]`."""
+    return super().update_state(y_true, y_pred[LOGITS], sample_weight)
+
+
+def classification_loss() -> tf.keras.losses.Loss:
+  """Cross-entropy of logits, for integer labels."""
+  return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def build_classification_metrics() -> list[tf.keras.metrics.Metric]:
+  """Builds the metric `accuracy`."""
+  return [tf.keras.metrics.SparseCategoricalAccuracy('accuracy')]

@@ -1,0 +1,188 @@
+"""An experiment as one value: all that decides its numbers.
+
+from tasks.experiment import Config, run
+from tasks.movielens.task import Options
+
+config = Config(task=Options(protocol='seen'), algorithm='furl')
+result = run(config.with_flags({'rounds': 10, 'data': 'synthetic'}))
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+from typing import Any, ClassVar, Self
+
+from tasks import task as tasks_lib
+from tasks.emnist import task as emnist
+from tasks.errors import OptionError
+from tasks.experiment import algorithms
+from tasks.experiment import privacy as privacy_lib
+from tasks.experiment.hyperparameters import Hyperparameters
+from tasks.experiment.loop import Loop
+from tasks.experiment.privacy import Privacy
+from tasks.experiment.training import LocalTraining
+from tasks.experiment.training import Server
+from tasks.movielens import task as movielens
+from tasks.options import Choice
+from tasks.options import Leak
+from tasks.options import Option
+from tasks.options import option
+from tasks.options import Options
+from tasks.preference import mnist
+from tasks.preference import speech
+from tasks.subreddit import task as subreddit
+
+TASK = 'task'
+
+# What can be learned: a new task is one class here.
+_TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
+  emnist.Options,
+  movielens.Options,
+  mnist.MnistOptions,
+  speech.SpeechOptions,
+  subreddit.SubredditOptions,
+  subreddit.StickerOptions,
+)
+TASKS = {task.name: task for task in _TASKS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime(Options):
+  """What executes the rounds."""
+
+  title: ClassVar[str] = 'The run'
+
+  runtime: str = option(
+    'cohort',
+    "Whether a round is one compiled program or runs in TFF's own worker.",
+    choices=('cohort', 'native'),
+  )
+  jit: str = option(
+    'auto',
+    'Whether the cohort runtime compiles with XLA; auto measures both.',
+    choices=('auto', 'true', 'false'),
+  )
+
+  def __post_init__(self) -> None:
+    """Refuses what the native runtime cannot do."""
+    super().__post_init__()
+    if self.runtime == 'native' and self.jit == 'true':
+      raise OptionError(
+        '--jit=true: the native runtime does not compile rounds. Leave the '
+        'flag out, or use --runtime=cohort.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Options):
+  """An experiment.
+
+  Attributes:
+    task: What to learn.
+    algorithm: How to learn it, a name of `algorithms.ALGORITHMS`.
+    user_form: Where the model has what belongs to one user.
+    seed: Everything that is drawn follows from it.
+    data: Where the data come from.
+    loop: Rounds, cohorts, and the end.
+    local: How clients train.
+    server: How the server joins what they send.
+    hyperparameters: What single algorithms have beside.
+    privacy: Whether and how the run is private.
+    runtime: What executes the rounds.
+  """
+
+  title: ClassVar[str] = 'The run'
+
+  task: tasks_lib.TaskOptions = movielens.Options()
+  algorithm: str = option(
+    'fed_recon', 'How to learn it.', choices=algorithms.names()
+  )
+  user_form: str | None = option(
+    None,
+    "Where the model has what belongs to one user: the user's own, a row of a "
+    'table at the server, or nowhere. By default as the algorithm needs it.',
+    choices=tasks_lib.USER_FORMS,
+  )
+  seed: int = option(0, 'Everything that is drawn follows from it.')
+  data: tasks_lib.Data = tasks_lib.Data()
+  loop: Loop = Loop()
+  local: LocalTraining = LocalTraining()
+  server: Server = Server()
+  hyperparameters: Hyperparameters = Hyperparameters()
+  privacy: Privacy = Privacy()
+  runtime: Runtime = Runtime()
+
+  def __post_init__(self) -> None:
+    """Refuses what is not private in a private run.
+
+    Raises:
+      OptionError: With the flag, and what to do.
+    """
+    super().__post_init__()
+    if not self.privacy.is_on:
+      return
+    privacy_lib.refuse(self.leaks())
+    reason = self.how.why_not_private
+    if reason is not None:
+      raise OptionError(f'--algorithm={self.algorithm}: {reason}')
+
+  def leaks(self) -> Iterator[Leak]:
+    """Yields what a private run may not choose."""
+    yield from self.server.leaks()
+    yield from self.how.leaks(self.hyperparameters)
+    yield from self.task.leaks()
+
+  @property
+  def how(self) -> algorithms.Algorithm:
+    """The algorithm."""
+    return algorithms.ALGORITHMS[self.algorithm]
+
+  def own_choices(self) -> Iterator[Choice]:
+    """The choices of the class, without those of options in its fields."""
+    yield Choice(
+      path=(TASK,),
+      flag=TASK,
+      title=self.title,
+      text='What to learn.',
+      value=self.task.name,
+      kind=str,
+      may_be_none=False,
+      option=Option('', choices=tuple(sorted(TASKS))),
+    )
+    yield from super().own_choices()
+
+  def with_flags(self, values: Mapping[str, Any]) -> Self:
+    """Returns the same but for some choices.
+
+    Args:
+      values: Their values by the names of their flags. Another `task` comes
+        with its own defaults.
+
+    Raises:
+      OptionError: If there is no such flag, or the value is impossible.
+    """
+    others = dict(values)
+    name = others.pop(TASK, self.task.name)
+    if name == self.task.name:
+      return super().with_flags(others)
+    if name not in TASKS:
+      raise OptionError(f'--task={name}: choose one of {", ".join(TASKS)}.')
+    changed = dataclasses.replace(self, task=TASKS[name]())
+    return changed.with_flags(others)
+
+  def may_change(self) -> set[str]:
+    """The flags that a run may go on with other values of."""
+    # More rounds would need more noise, from the first one on.
+    return super().may_change() - ({'rounds'} if self.privacy.is_on else set())
+
+  def to_json(self) -> dict[str, Any]:
+    """What is chosen, as `result.json` says it."""
+    said: dict[str, Any] = {}
+    for choice in self.choices():
+      *rooms, field = choice.path
+      if choice.flag == TASK:
+        rooms, field = [TASK], 'name'
+      inner = said
+      for room in rooms:
+        inner = inner.setdefault(room, {})
+      inner[field] = choice.value
+    return said

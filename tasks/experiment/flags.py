@@ -1,0 +1,193 @@
+"""Flags of the command line, derived from classes of options.
+
+Nobody else reads absl's flags.
+"""
+
+from collections.abc import Iterator, Sequence
+import os
+import pathlib
+from typing import Any, TypeVar
+
+from absl import flags
+
+from tasks.errors import OptionError
+from tasks.experiment import config as config_lib
+from tasks.experiment.config import Config
+from tasks.experiment.loop import Output
+from tasks.options import Choice
+from tasks.options import Options
+
+_Options = TypeVar('_Options', bound=Options)
+
+
+def _all_choices(options: Options) -> Iterator[Choice]:
+  """All choices there are, also of the tasks that are not chosen."""
+  yield from options.choices()
+  if isinstance(options, Config):
+    for task in config_lib.TASKS.values():
+      yield from task().choices()
+
+
+def define(
+  options: Options, flag_values: flags.FlagValues = flags.FLAGS
+) -> dict[str, Choice]:
+  """Defines the flags of options, with these as defaults.
+
+  Args:
+    options: Whose fields become flags.
+    flag_values: Where to define them. What is there already stays.
+
+  Returns:
+    What each flag chooses, by its name.
+  """
+  found: dict[str, Choice] = {}
+  for choice in _all_choices(options):
+    found.setdefault(choice.flag, choice)
+    if choice.flag not in flag_values:
+      _define(choice, flag_values)
+  return found
+
+
+def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
+  """Defines one flag. Limits are not absl's to check, but the options'."""
+  said = choice.option
+  default = None if said.differs_by_task else choice.on_command_line
+  if said.choices is not None:
+    flags.DEFINE_enum(
+      choice.flag, default, said.choices, choice.text, flag_values=flag_values
+    )
+    return
+  makers: dict[Any, Any] = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    tuple[str, ...]: flags.DEFINE_multi_string
+    if said.is_repeated
+    else flags.DEFINE_list,
+  }
+  make = makers.get(choice.kind, flags.DEFINE_string)
+  make(choice.flag, default, choice.text, flag_values=flag_values)
+
+
+def read(
+  options: _Options, flag_values: flags.FlagValues = flags.FLAGS
+) -> _Options:
+  """Returns options as the flags choose them.
+
+  Args:
+    options: The defaults.
+    flag_values: Where the flags are defined and parsed.
+
+  Raises:
+    OptionError: If a flag has an impossible value, also of a task that is not
+      chosen.
+  """
+  chosen: Any = options
+  if isinstance(options, Config):
+    for task in config_lib.TASKS.values():
+      task().with_flags(_values(task(), flag_values))
+    named = {config_lib.TASK: flag_values[config_lib.TASK].value}
+    chosen = options.with_flags(named)
+  return chosen.with_flags(_values(chosen, flag_values))
+
+
+def _values(options: Options, flag_values: flags.FlagValues) -> dict[str, Any]:
+  """The values of flags, as options take them."""
+  found = {}
+  for choice in options.choices():
+    value = flag_values[choice.flag].value
+    if value is None and choice.option.differs_by_task:
+      continue
+    if value is not None and value == choice.option.for_none:
+      value = None
+    if choice.kind == tuple[int, ...]:
+      value = _whole_numbers(choice.flag, value)
+    elif choice.kind == tuple[str, ...]:
+      value = tuple(value)
+    found[choice.flag] = value
+  return found
+
+
+def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+  try:
+    return tuple(int(number) for number in text.split(',') if text)
+  except ValueError:
+    raise OptionError(
+      f'--{flag}={text}: give whole numbers with commas between them, or '
+      'nothing.'
+    ) from None
+
+
+def is_given(name: str) -> bool:
+  """Whether the command line of this process has a flag.
+
+  Args:
+    name: The flag.
+  """
+  return bool(flags.FLAGS[name].present)
+
+
+def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
+  """Reads an experiment from a flagfile.
+
+  Args:
+    recipe: The file; or the name of one in `tasks/recipes`, such as 'demo'.
+    **changes: Other values by the names of flags.
+
+  Raises:
+    OptionError: If there is no such recipe or flag, or a value is impossible.
+  """
+  return parse(recipe_flags(recipe)).with_flags(changes)
+
+
+def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
+  """Reads the flags of a recipe.
+
+  Args:
+    recipe: The file; or the name of one in `tasks/recipes`.
+
+  Raises:
+    OptionError: If there is no such recipe.
+  """
+  path = pathlib.Path(recipe)
+  if not path.suffix:
+    path = _ROOT / 'tasks' / 'recipes' / f'{recipe}.flags'
+  return list(_lines(path))
+
+
+# The folder of the package `tasks`, from where recipes name each other.
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_INCLUDES = '--flagfile='
+
+
+def _lines(path: pathlib.Path) -> Iterator[str]:
+  """The flags of a file, with those of files that it names."""
+  if not path.is_file():
+    raise OptionError(f'{path}: there is no such recipe.')
+  for line in path.read_text(encoding='utf-8').splitlines():
+    line = line.strip()
+    if line.startswith(_INCLUDES):
+      yield from _lines(_ROOT / line.removeprefix(_INCLUDES))
+    elif line.startswith('-'):
+      yield line
+
+
+def parse(arguments: Sequence[str]) -> Config:
+  """Reads an experiment from a command line.
+
+  Args:
+    arguments: Flags of `tasks.train`, such as `--rounds=10`.
+
+  Raises:
+    OptionError: If there is no such flag, or its value is impossible.
+  """
+  flag_values = flags.FlagValues()
+  define(Config(), flag_values)
+  define(Output(), flag_values)
+  try:
+    _, *rest = flag_values(['', *arguments])
+  except flags.Error as error:
+    raise OptionError(str(error)) from None
+  if rest:
+    raise OptionError(f'unknown arguments {rest}; flags begin with --.')
+  return read(Config(), flag_values)

@@ -1,0 +1,198 @@
+"""What can be chosen about single algorithms."""
+
+import dataclasses
+from typing import ClassVar, TypedDict
+
+from tasks.options import option
+from tasks.options import Options
+from tff_partial import assignments
+from tff_partial import phases
+from tff_partial import statistics
+
+KEEP, SCALED = 'keep', 'scaled'
+
+
+class Penalty(TypedDict, total=False):
+  """The size of a penalty, if it is chosen."""
+
+  penalty: float
+
+
+class Mixture(TypedDict):
+  """What APFL mixes."""
+
+  mixture: float
+  mixture_learning_rate: float
+
+
+class Centers(TypedDict):
+  """How prototypes, nodes and centers move."""
+
+  rate: float
+  server_rate: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class FedEmbed(Options):
+  """How clients come to their sub-population, section 3.3 of FedEmbed."""
+
+  title: ClassVar[str] = 'Algorithms fed_embed_*'
+
+  triplet_steps: int = option(
+    10,
+    'Steps of the triplet loss with which clients draw their embedding to a '
+    'prototype, each round; 0 to join the one that is nearest without.',
+    at_least=0,
+  )
+  triplet_learning_rate: float = option(0.1, 'Rate of these steps.', at_least=0)
+  triplet_margin: float = option(1.0, 'alpha of Eq. 1.')
+  forming_steps: int = option(
+    0,
+    'Steps on all of its examples with which a client forms its embedding, '
+    'through the heads that all share, before it joins a prototype or a node '
+    'of the map.',
+    at_least=0,
+  )
+  forming_learning_rate: float = option(1.0, 'Rate of these steps.', at_least=0)
+  map_rate: float = option(
+    0.1,
+    'Which share of the way clients would move nodes of the self-organizing '
+    'map, prototypical users their prototype, and centers of PFedKM.',
+    at_least=0,
+  )
+  map_server_rate: float | None = option(
+    None,
+    'By how many times the mean of these moves over all clients of a cohort '
+    'the server moves them; of one node, most clients move nothing. By default '
+    "the server's optimizer moves them, as all else.",
+    at_least=0,
+  )
+  map_radius: float = option(
+    1.0,
+    "Standard deviation of a map's neighbourhood, in nodes; 0 moves the "
+    'nearest node only.',
+    at_least=0,
+  )
+  map_rows: int = option(2, 'Rows of the lattice of a map.', at_least=1)
+
+  @property
+  def centers(self) -> Centers:
+    """How prototypes, nodes and centers move."""
+    return {'rate': self.map_rate, 'server_rate': self.map_server_rate}
+
+  def _forming(self) -> phases.Phase | None:
+    """How clients form their embedding before they join, if they do."""
+    if not self.forming_steps:
+      return None
+    return phases.Phase(
+      optimizer=phases.sgd(self.forming_learning_rate),
+      batch_size=None,
+      epochs=self.forming_steps,
+    )
+
+  def by_type(self, parts: assignments.Parts) -> assignments.Assignment:
+    """Clients know their sub-population.
+
+    Args:
+      parts: The parts of the model.
+    """
+    return assignments.by_type(parts)
+
+  def by_prototype(self, parts: assignments.Parts) -> assignments.Assignment:
+    """Clients join the nearest prototype.
+
+    Args:
+      parts: The parts of the model.
+    """
+    return assignments.by_prototype(
+      parts,
+      margin=self.triplet_margin,
+      steps=self.triplet_steps,
+      optimizer=phases.sgd(self.triplet_learning_rate),
+      forming=self._forming(),
+      **self.centers,
+    )
+
+  def by_map(self, parts: assignments.Parts) -> assignments.Assignment:
+    """Clients join the nearest node of a self-organizing map.
+
+    Args:
+      parts: The parts of the model.
+    """
+    return assignments.by_map(
+      parts,
+      forming=self._forming(),
+      radius=self.map_radius,
+      rows=self.map_rows,
+      **self.centers,
+    )
+
+  def personal(self, parts: assignments.Parts) -> assignments.Assignment:
+    """Each client has a head of its own.
+
+    Args:
+      parts: The parts of the model.
+    """
+    del parts
+    return assignments.OWN_HEAD
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameters(Options):
+  """What one algorithm or a few have beside local training."""
+
+  title: ClassVar[str] = 'Training'
+
+  fed_embed: FedEmbed = FedEmbed()
+  joint: bool = option(
+    False, 'Train local weights in the update phase of FedRecon, too.'
+  )
+  penalty: float | None = option(
+    None,
+    'mu of FedProx, lambda of Ditto, pFedMe and FedProto; by default the '
+    "algorithm's.",
+    at_least=0,
+  )
+  scaffold_option: str = option(
+    '2',
+    'How clients of SCAFFOLD renew their control variate: by the gradient of '
+    'all their examples (option I), or by how far their training led them '
+    '(option II).',
+    choices=('1', '2'),
+  )
+  mixture: float = option(
+    0.5,
+    "alpha of APFL: the share of a client's own model in what it uses.",
+    at_least=0,
+    at_most=1,
+  )
+  mixture_learning_rate: float = option(
+    0.0,
+    'Rate at which clients of APFL learn alpha; 0 for a fixed one.',
+    at_least=0,
+  )
+  private_rule: str = option(
+    KEEP,
+    'What clients of FURL remember: what training came to (Eq. 7), or that '
+    "share of their step which is their share of the cohort's examples "
+    '(Eq. 6).',
+    choices=(KEEP, SCALED),
+  )
+
+  @property
+  def penalty_argument(self) -> Penalty:
+    """The size of a penalty, as an argument, if it is chosen."""
+    return {} if self.penalty is None else {'penalty': self.penalty}
+
+  @property
+  def mixture_arguments(self) -> Mixture:
+    """What APFL mixes, as arguments."""
+    return {
+      'mixture': self.mixture,
+      'mixture_learning_rate': self.mixture_learning_rate,
+    }
+
+  @property
+  def private_statistic(self) -> statistics.Statistic | None:
+    """What decides what clients of FURL remember, beside their training."""
+    return statistics.SCALED_BY_SHARE if self.private_rule == SCALED else None

@@ -1,0 +1,344 @@
+"""Runs an experiment: trains, measures the test clients, writes the result."""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import dataclasses
+import pathlib
+import resource
+import time
+from typing import Any
+
+import psutil
+import tensorflow_federated as tff
+
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.experiment import privacy as privacy_lib
+from tasks.experiment.config import Config
+from tasks.experiment.config import Runtime
+from tasks.experiment.folder import finite
+from tasks.experiment.folder import Folder
+from tasks.experiment.folder import RESULT_FILE
+from tasks.experiment.loop import Output
+from tasks.experiment.trainable import Trainable
+from tff_partial import processes
+from tff_partial import runtimes
+from tff_partial.training import programs
+
+_JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+  """What came of an experiment.
+
+  Attributes:
+    report: All that is measured, as `result.json` holds it; docs/results.md
+      and `str` of this object show the most of it.
+    trained: The weights and what clients remember, of the best round and of
+      the last; None if the folder held the whole run already.
+  """
+
+  report: Mapping[str, Any]
+  trained: programs.TrainingResult | None = None
+
+  def __str__(self) -> str:
+    return table(self.report)
+
+  def check(self) -> None:
+    """Refuses a run that diverged, with advice.
+
+    Raises:
+      ProgramError: If it did.
+    """
+    if self.report['diverged']:
+      raise programs.ProgramError(_advice(self.report))
+
+
+def load(config: Config) -> tasks_lib.Task:
+  """Loads the data of an experiment and makes its task.
+
+  Whoever trains with everybody's examples is alone, and uses all cores; this
+  says to TensorFlow what its threads are for, before it has any.
+
+  Args:
+    config: The experiment.
+
+  Raises:
+    DataError: If the data are missing or damaged.
+  """
+  if config.runtime.runtime == 'cohort' and not config.how.is_central:
+    runtimes.cores_for_clients()
+  return config.task.load(config.data, config.seed)
+
+
+@contextlib.contextmanager
+def executing(
+  runtime: Runtime, choices: Mapping[str, bool] | None = None
+) -> Iterator[Any]:
+  """Within the context, computations run as an experiment says.
+
+  Args:
+    runtime: What executes them.
+    choices: What `--jit=auto` chose in an earlier process, to choose it again.
+  """
+  context: Any = (
+    runtimes.native()
+    if runtime.runtime == 'native'
+    else runtimes.cohort(jit=_JIT[runtime.jit], choices=choices)
+  )
+  with context:
+    yield context
+
+
+def run(config: Config, output: Output = Output()) -> Result:
+  """Trains, measures the test clients, and says what came of it.
+
+  Args:
+    config: The experiment.
+    output: Where to write. A folder with the same experiment is gone on with
+      where it was killed; with None nothing is written.
+
+  Raises:
+    UserError: If the data, the options or the folder do not go together.
+  """
+  started = time.perf_counter()
+  folder = None
+  if output.output_dir is not None:
+    folder = Folder(output.output_dir)
+    done = _claim(folder, config, output)
+    if done is not None:
+      return Result(done)
+  task = load(config)
+  with executing(config.runtime) as context:
+    trainable = Trainable(config, task)
+    clients = trainable.clients()
+    validation = trainable.evaluation_set(task.validation)
+    tests = {
+      name: trainable.evaluation_set(whom) for name, whom in task.tests.items()
+    }
+    trained = _train(config, output, trainable, clients, validation)
+    measured = _measured(trained, tests, config.seed)
+  packed: dict[str, Any] = {
+    tasks_lib.TRAIN: clients,
+    tasks_lib.VALIDATION: validation.clients,
+    **{task.tests[name].part: test.clients for name, test in tests.items()},
+  }
+  report = {
+    **_description(config, trainable, trained),
+    'jit_choices': dict(getattr(context, 'choices', {})),
+    'data': {
+      **task.counts,
+      'clients': {part: len(p) for part, p in packed.items()},
+      'clients_filtered': {part: p.num_filtered for part, p in packed.items()},
+    },
+    **measured,
+    'privacy': trained.privacy
+    and privacy_lib.labelled(
+      trained.privacy, config.privacy, task.learned_from_training
+    ),
+    'seconds': {**trained.seconds, 'total': time.perf_counter() - started},
+    'peak_rss_mb': peak_memory_mb(),
+  }
+  report = finite(report)
+  if folder is not None:
+    folder.write_result(report)
+  return Result(report, trained)
+
+
+def _claim(
+  folder: Folder, config: Config, output: Output
+) -> dict[str, Any] | None:
+  """Takes a folder; returns the result if the whole run is in it."""
+  folder.claim(
+    {**config.flags(), **output.flags()},
+    config.may_change() | output.may_change(),
+  )
+  done = folder.read_result()
+  if done is None:
+    return None
+  if done['rounds'] > config.loop.rounds:
+    raise OptionError(
+      f'--rounds={config.loop.rounds}: {folder.path} holds a run of '
+      f'{done["rounds"]} rounds. Ask for as many or more, or choose another '
+      '--output_dir.'
+    )
+  is_whole = (
+    done['diverged']
+    or done['rounds'] == config.loop.rounds
+    or done.get('ended_by')  # Runs of older versions do not have it.
+  )
+  return done if is_whole else None
+
+
+def _train(
+  config: Config,
+  output: Output,
+  trainable: Trainable,
+  clients: Any,
+  validation: programs.EvaluationSet,
+) -> programs.TrainingResult:
+  """The rounds of an experiment."""
+  select = trainable.selection
+  return programs.train(
+    trainable.process,
+    clients,
+    rounds=config.loop.rounds,
+    clients_per_round=trainable.clients_per_round,
+    seed=config.seed,
+    oversample=config.loop.oversample,
+    dropout_rate=config.loop.dropout_rate,
+    validation=validation,
+    evaluate_every=config.loop.evaluate_every,
+    checkpoint_every=output.checkpoint_every,
+    select=select,
+    stop=config.loop.stopping_rule(),
+    callbacks=config.loop.callbacks(select),
+    output_dir=output.output_dir,
+    privacy=trainable.ledger,
+    diagnostics=config.privacy.diagnostics,
+    tensorboard=output.tensorboard,
+    show_progress=output.shows_progress,
+  )
+
+
+def _measured(
+  trained: programs.TrainingResult,
+  tests: Mapping[str, programs.EvaluationSet],
+  seed: int,
+) -> dict[str, Any]:
+  """What clients are measured by the last weights and the best ones."""
+
+  def tested(weights: Any, remembered: Any) -> dict[str, Any]:
+    return {
+      name: programs.evaluate(test, weights, seed, remembered)
+      for name, test in tests.items()
+    }
+
+  last = tested(trained.weights, trained.client_store)
+  best = last
+  if trained.best_round != trained.rounds:
+    best = tested(trained.best_weights, trained.best_client_store)
+  return {
+    'train': trained.train,
+    'validation': {
+      **(trained.validation or {}),
+      'best_round': trained.best_round,
+    },
+    'test': last,
+    'best': {
+      'round': trained.best_round,
+      'validation': trained.best_validation,
+      'test': best,
+    },
+  }
+
+
+def _description(
+  config: Config, trainable: Trainable, trained: programs.TrainingResult
+) -> dict[str, Any]:
+  """What was run, and how it ended."""
+  return {
+    'config': config.to_json(),
+    'task': config.task.name,
+    'algorithm': config.algorithm,
+    'seed': config.seed,
+    'rounds': trained.rounds,
+    'clients_per_round': trainable.clients_per_round,
+    'runtime': config.runtime.runtime,
+    'jit': config.runtime.jit,
+    'diverged': trained.diverged,
+    'ended_by': trained.ended_by,
+    'communication': communication(trainable.process),
+  }
+
+
+def _advice(report: Mapping[str, Any]) -> str:
+  """What to do about a run that diverged."""
+  train, validation = report['train'], report['validation']
+  in_training = ''
+  if train:  # A private run does not say.
+    lost = train['num_not_finite']
+    in_training = (
+      f'the training loss was {float(train["loss"]):.4g}, {lost} of '
+      f'{lost + train["num_clients"]} clients had no finite loss, and '
+    )
+  return (
+    f'The run diverged: at round {report["rounds"]} {in_training}the '
+    f'validation loss was {float(validation["loss"]):.4g}. Try --clip_norm=1, '
+    'a smaller learning rate, or another --seed, in another --output_dir; the '
+    f'best round so far is in {RESULT_FILE}.'
+  )
+
+
+def table(report: Mapping[str, Any]) -> str:
+  """The pooled metrics of a result as a small table, and what they cost.
+
+  Args:
+    report: What `result.json` holds.
+  """
+  best = report['best']
+  rows = [(f'validation, round {report["rounds"]}', report['validation'])]
+  for name, last in report['test'].items():
+    rows += [
+      (f'test ({name}), round {report["rounds"]}', last),
+      (
+        f'test ({name}), best round {best["round"] or "-"}',
+        best['test'][name],
+      ),
+    ]
+  names = [
+    name
+    for name in rows[1][1]
+    if name != 'per_client' and not name.startswith('num_')
+  ]
+  width = max(len(label) for label, _ in rows)
+  lines = [' ' * width + ''.join(f'{name:>12}' for name in names)]
+  for label, metrics in rows:
+    # JSON has no infinity, so such a number is a text.
+    values = [float(metrics[name]) for name in names]
+    lines.append(
+      f'{label:<{width}}'
+      + ''.join(f'{v:>12.4{"f" if abs(v) < 1e6 else "g"}}' for v in values)
+    )
+  if report['privacy']:
+    lines.append(privacy_lib.describe(report['privacy']))
+  return '\n'.join(lines)
+
+
+def communication(process: processes.PartialProcess) -> dict[str, int]:
+  """Bytes that a client loads and sends in a round at most, uncompressed.
+
+  A client whose examples look up few rows of a table may send these alone;
+  tables are counted whole.
+
+  Args:
+    process: The process; what is not sent is not counted.
+  """
+  weights_type = process.get_model_weights.type_signature.result
+  return {
+    'download_bytes': _num_bytes(weights_type),
+    'upload_bytes': sum(
+      _num_bytes(weights_type.trainable[tier]) for tier in process.sent
+    ),
+  }
+
+
+def _num_bytes(type_spec: tff.Type) -> int:
+  if isinstance(type_spec, tff.TensorType):
+    items = 1
+    for dimension in type_spec.shape or ():
+      items *= dimension
+    return int(items * type_spec.dtype.type().itemsize)
+  return sum(_num_bytes(part) for part in type_spec)
+
+
+def peak_memory_mb() -> float:
+  """The most memory that this process and its living children have held."""
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  for child in psutil.Process().children(recursive=True):
+    with contextlib.suppress(OSError, psutil.Error, StopIteration):
+      status = pathlib.Path(f'/proc/{child.pid}/status').read_text()
+      line = next(x for x in status.splitlines() if x.startswith('VmHWM'))
+      peak += int(line.split()[1]) / 1024
+  return round(peak, 1)

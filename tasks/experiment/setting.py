@@ -1,0 +1,66 @@
+"""What an algorithm may ask of the run that it is built for."""
+
+import dataclasses
+
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.experiment.hyperparameters import Hyperparameters
+from tasks.experiment.privacy import Privacy
+from tasks.experiment.training import LocalTraining
+from tasks.experiment.training import Server
+from tff_partial import assignments
+from tff_partial import composition
+from tff_partial.dp import privacy_audit
+from tff_partial.dp import privacy_plans
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What is chosen for a run, and what follows from its clients.
+
+  Attributes:
+    task: The task.
+    local: How clients train.
+    server: How the server joins updates.
+    hyperparameters: What single algorithms have beside.
+    privacy: Whether and how the run is private.
+    num_clients: How many may take part in training; 0 if nobody asked.
+    ledger: Counts what the run costs; None if it is not private.
+    canaries: Clients that hide among the others, to audit the run; or None.
+  """
+
+  task: tasks_lib.Task
+  local: LocalTraining
+  server: Server
+  hyperparameters: Hyperparameters
+  privacy: Privacy
+  num_clients: int = 0
+  ledger: privacy_plans.PrivacyLedger | None = None
+  canaries: privacy_audit.Canaries | None = None
+
+  @property
+  def parts(self) -> assignments.Parts:
+    """The parts of FedEmbed's model.
+
+    Raises:
+      OptionError: If the task has no such model.
+    """
+    if not isinstance(self.task, tasks_lib.HasParts):
+      raise OptionError(
+        f'--task={self.task.name}: its model has no heads of sub-populations. '
+        'Choose a task of preference, or another algorithm.'
+      )
+    return self.task.parts
+
+  def averaging(self) -> composition.Averaging:
+    """How updates are joined."""
+    if self.ledger is not None:
+      return self.privacy.averaging(self.ledger, self.canaries)
+    return self.server.averaging()
+
+  def joining(self) -> composition.Joining:
+    """How updates are joined, and what the server does with them."""
+    return {
+      **self.averaging(),
+      'server_optimizer': self.server.build_optimizer(),
+    }

@@ -1,0 +1,160 @@
+"""An algorithm on a task's model, as an experiment says."""
+
+from typing import Any
+
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.experiment import algorithms
+from tasks.experiment.config import Config
+from tasks.experiment.setting import Setting
+from tff_partial.baselines import centralized
+from tff_partial.data import populations
+from tff_partial.data import splits
+from tff_partial.dp import privacy_audit
+from tff_partial.evaluation import Evaluation
+from tff_partial.evaluation import Measuring
+from tff_partial.training import programs
+
+
+class Trainable:
+  """An algorithm on a task's model.
+
+  Attributes:
+    process: Trains it.
+    ledger: Counts what it costs to train; None if the run is not private.
+  """
+
+  def __init__(
+    self,
+    config: Config,
+    task: tasks_lib.Task,
+    canaries: privacy_audit.Canaries | None = None,
+  ):
+    """Builds the process.
+
+    Args:
+      config: The experiment.
+      task: Its task, loaded.
+      canaries: Clients that are to hide among those of the task, or None.
+
+    Raises:
+      UserError: If no such run can be as private as it is asked to be.
+    """
+    self._config = config
+    self._algorithm = config.how
+    self._task = task
+    self._user = config.user_form or self._algorithm.user
+    model = task.model_with(self._user)
+    population, ledger = 0, None
+    if config.privacy.is_on or self._algorithm.counts_clients:
+      population = len(task.clients(tasks_lib.TRAIN, model.example_spec))
+      population += 0 if canaries is None else canaries.number
+      ledger = config.privacy.ledger(population, config.loop)
+    self._setting = Setting(
+      task=task,
+      local=config.local,
+      server=config.server,
+      hyperparameters=config.hyperparameters,
+      privacy=config.privacy,
+      num_clients=population,
+      ledger=ledger,
+      canaries=canaries,
+    )
+    self.ledger = ledger
+    self._evaluations: dict[Any, Evaluation] = {}
+    self.process = self._algorithm.build(model, self._setting)
+
+  def clients(self) -> populations.Population:
+    """Packs those who take part in training."""
+    spec = self.process.example_spec
+    clients = self._task.clients(tasks_lib.TRAIN, spec)
+    return centralized.pool(clients) if self._algorithm.is_central else clients
+
+  @property
+  def selection(self) -> programs.Selection:
+    """The metric that chooses the best round."""
+    return programs.Selection(
+      self._task.selection_metric, self._task.higher_is_better
+    )
+
+  @property
+  def clients_per_round(self) -> int:
+    """How many clients' updates a round joins; who holds all is alone."""
+    if self._algorithm.is_central:
+      return 1
+    return self._config.loop.clients_per_round
+
+  def remembers(self, whom: tasks_lib.EvaluationClients) -> bool:
+    """Says whether clients come with what they remember from training.
+
+    They do not where the evaluation has no use for it.
+    """
+    if not whom.seen or self._algorithm.always_personalises:
+      return False
+    kept = self.process.initialize_client.type_signature
+    taken = self.evaluation(whom).initialize_client.type_signature
+    return not self.process.is_stateless and bool(kept.is_equivalent_to(taken))
+
+  def evaluation(self, whom: tasks_lib.EvaluationClients) -> Evaluation:
+    """Builds, once, the evaluation of some clients.
+
+    New users have no row in a table of all users: they rebuild weights of their
+    own, as in Table 1 of the FedRecon paper.
+
+    Args:
+      whom: Whom to measure.
+    """
+    algorithm, user = self._algorithm, self._user
+    if user == tasks_lib.TABLE and not whom.seen:
+      algorithm, user = algorithms.ALGORITHMS['fed_recon'], tasks_lib.OWN
+    is_at_home = (
+      whom.seen
+      and not algorithm.always_personalises
+      and not self._config.local.personalise_seen
+    )
+    measuring: Measuring = {}
+    if whom.split is not None:
+      measuring['split'] = whom.split
+    elif whom.seen and algorithm.personal is not None and not is_at_home:
+      measuring['split'] = splits.by_mark()  # Their past, and what is measured.
+    if algorithm.personal is not None and not is_at_home:
+      local = self._config.local
+      measuring['personalise'] = local.when_measured(algorithm.personal(local))
+      measuring.setdefault('split', local.build_split())
+    parts = whom.split or ()
+    key = (tuple(part.name for part in parts), is_at_home)
+    if key not in self._evaluations:
+      model = self._task.model_with(user)
+      self._evaluations[key] = algorithm.measure(
+        model, self._setting, measuring
+      )
+    return self._evaluations[key]
+
+  def evaluation_set(
+    self, whom: tasks_lib.EvaluationClients
+  ) -> programs.EvaluationSet:
+    """Has some of the task's clients measured.
+
+    Args:
+      whom: Whom to measure.
+    """
+    evaluation = self.evaluation(whom)
+    return programs.EvaluationSet(
+      evaluation,
+      self._task.clients(whom.part, evaluation.example_spec),
+      remembering=self.remembers(whom),
+    )
+
+  def personal(self) -> Evaluation:
+    """Builds what personalises on all of a client's examples.
+
+    Raises:
+      OptionError: If the algorithm's clients have nothing of their own.
+    """
+    if self._algorithm.personal is None:
+      raise OptionError(
+        f'--algorithm={self._config.algorithm}: its clients have nothing of '
+        'their own, so that all of them would be told the same.'
+      )
+    everything = tasks_lib.EvaluationClients('', False, splits.same())
+    return self.evaluation(everything)

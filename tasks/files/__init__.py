@@ -1,0 +1,1 @@
+"""Files of data: fetching them, and formats that no library reads safely."""

@@ -1,0 +1,120 @@
+"""Labelled images: how clients hold them, and the ends of models of them.
+
+All of them are in whole numbers, a quarter of the size of floats: a model
+scales them when it looks at them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.task import NOBODY
+from tasks.task import OWN
+import tff_partial
+from tff_partial.data import examples
+from tff_partial.data import partitions
+from tff_partial.data import populations
+from tff_partial.model import models
+
+# The last layer of a model, and what comes before it represents the image.
+HEAD = 'head'
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+  """Pictures of single characters.
+
+  Attributes:
+    name: Where they come from.
+    pixels: uint8 `[images, height, width]`; 0 is paper.
+    labels: int32 `[images]`: which character, from 0 to `num_classes` - 1.
+    num_classes: How many characters there are.
+    ink: The value of full ink.
+    writers: `[images]`: who wrote it, or None if nobody knows.
+    is_test: bool `[images]`: which of them the publisher keeps for tests, or
+      None if that is left to others.
+  """
+
+  name: str
+  pixels: np.ndarray
+  labels: np.ndarray
+  num_classes: int
+  ink: int
+  writers: np.ndarray | None = None
+  is_test: np.ndarray | None = None
+
+  @property
+  def shape(self) -> tuple[int, int]:
+    """Height and width in pixels."""
+    height, width = self.pixels.shape[1:]
+    return height, width
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+
+def pack(
+  pixels: np.ndarray,
+  holdings: Sequence[partitions.Partition],
+  label: Callable[[str, np.ndarray], np.ndarray],
+  example_spec: examples.ExampleSpec,
+) -> populations.Population:
+  """Makes clients of their images.
+
+  Args:
+    pixels: `[images, height, width]`.
+    holdings: The images of each client; if there are two, the second are
+      marked `is_query` for the split that measures them.
+    label: From a client and the numbers of images to labels.
+    example_spec: What one example consists of.
+  """
+  clients: dict[str, Mapping[str, np.ndarray]] = {}
+  for client in holdings[0]:
+    pieces = [held[client] for held in holdings]
+    images = np.concatenate(pieces)
+    clients[client] = {
+      'x': pixels[images],
+      'y': label(client, images),
+      'is_query': np.repeat(np.arange(len(pieces)), [len(p) for p in pieces]),
+    }
+  return tff_partial.pack(clients, example_spec, min_examples=1)
+
+
+def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:
+  """Returns a model's input, and the same from 0 to 1 with a channel.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+  """
+  layers = tf.keras.layers
+  images = tf.keras.Input(shape, dtype=tf.uint8, name='image')
+  values = layers.Rescaling(1.0 / ink, name='scaled')(images)
+  return images, layers.Reshape([*shape, 1], name='with_channel')(values)
+
+
+def build_partial(
+  build: Callable[[], tf.keras.Model], user: str, local: str, **options: Any
+) -> models.PartialModel:
+  """Takes a model apart in a form that a task is asked for.
+
+  Args:
+    build: Makes the Keras model.
+    user: OWN, where `local` is the user's, or NOBODY.
+    local: A regular expression over names of layers and variables.
+    **options: What else `from_keras` takes.
+
+  Raises:
+    OptionError: If it is another form.
+  """
+  if user not in (OWN, NOBODY):
+    raise OptionError(
+      f'user_form: the model has no form {user!r}. Give {OWN} or {NOBODY}.'
+    )
+  return models.from_keras(
+    build, local=local if user == OWN else None, **options
+  )

@@ -1,0 +1,1 @@
+"""MovieLens: ratings of films, as in the FedRecon paper."""

@@ -1,0 +1,517 @@
+"""MovieLens ratings: where they come from and how they are divided.
+
+Ratings are read from the original files of MovieLens 1M, MovieLens 100K or the
+newer data sets (`load`), fetched from the official address (`download`), or
+invented with the same schema (`synthetic`). Users are clients. The protocols
+are those of the FedRecon paper, section 5.1: by users, to evaluate on people
+never seen in training (`split_users`), and by time within each user's ratings
+(`split_by_time`).
+
+MovieLens is GroupLens's and comes under its own terms, in the README of each
+data set; among them, that it is not to be passed on.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import os
+import pathlib
+
+import numpy as np
+import pandas as pd
+
+from tasks.errors import DataError
+from tasks.files import downloads
+from tasks.movielens import files as movielens_files
+
+OFFICIAL_ADDRESS = 'https://files.grouplens.org/datasets/movielens/'
+
+# What the random draws are for; keeps the streams of one seed apart.
+_SPLIT_USERS, _SHUFFLE_USER, _SYNTHETIC = range(3)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ratings:
+  """Ratings of items by users.
+
+  Attributes:
+    name: The data set, such as 'ml-1m'.
+    frame: One row a rating, with the columns user_id (int64, as in the files),
+      item_id (int32, from 0 to `num_items` - 1), rating (float32) and
+      timestamp (int64, seconds since 1970). Sorted by user, then time; ratings
+      of one user and second keep the order of the file.
+    item_titles: The title of each item, by its item_id.
+    original_item_ids: int64 `[num_items]`, ascending: the id of each item in
+      the files. Only items that someone rates have an item_id.
+    users: What is known about the users in `frame`, one row each by ascending
+      user_id: the columns user_id, gender, age, occupation and zip. None if
+      the data set tells nothing.
+    scale: The lowest and the highest possible rating.
+    noise_floor: For invented ratings, the root mean square error of a predictor
+      that knows every planted taste: none is better but by chance. Else None.
+  """
+
+  name: str
+  frame: pd.DataFrame
+  item_titles: tuple[str, ...]
+  original_item_ids: np.ndarray
+  users: pd.DataFrame | None
+  scale: tuple[float, float]
+  noise_floor: float | None = None
+
+  @property
+  def num_items(self) -> int:
+    """Number of items that at least one user rates."""
+    return len(self.item_titles)
+
+  @property
+  def num_users(self) -> int:
+    """Number of users with at least one rating."""
+    return int(self.frame['user_id'].nunique())
+
+
+def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
+  """Reads a MovieLens data set from its original files.
+
+  Args:
+    folder: Holds the files, or the data set's folder (`ml-1m`), or the folder
+      `movielens` that holds it.
+    name: Which data set it must be, a key of `movielens_files.DATA_SETS`; ''
+      takes the first there is, MovieLens 1M before 100K before the others.
+
+  Returns:
+    The ratings, with items renumbered by ascending original id.
+
+  Raises:
+    DataError: If nothing is found, or a file is damaged in any way; names the
+      file and the line.
+  """
+  place, layout = movielens_files.locate(folder, name)
+  table = movielens_files.read_ratings(place, layout)
+  titles = movielens_files.read_titles(place, layout)
+  users = movielens_files.read_users(place, layout)
+  rated = table['item_id'].drop_duplicates().to_numpy()
+  _check_described(rated, titles, 'item', layout.items, place)
+  if users is not None:
+    raters = table['user_id'].drop_duplicates().to_numpy()
+    _check_described(raters, users['user_id'], 'user', layout.users, place)
+  lowest, highest, _ = layout.scale
+  return _assemble(
+    layout.name or name or place.resolve().name,
+    table,
+    titles,
+    users,
+    (lowest, highest),
+  )
+
+
+def download(
+  folder: str | os.PathLike[str],
+  name: str = 'ml-1m',
+  address: str = OFFICIAL_ADDRESS,
+  timeout: float = 60.0,
+) -> pathlib.Path:
+  """Fetches a data set from its official address, unless it is there already.
+
+  The archive is compared with the MD5 checksum that the publisher keeps beside
+  it, and the data set's folder appears whole or not at all.
+
+  Args:
+    folder: Receives the data set's folder; is made if it does not exist.
+    name: A key of `movielens_files.DATA_SETS`.
+    address: Web address of the folder of archives, with a slash at the end.
+    timeout: Seconds without any answer after which the attempt ends.
+
+  Returns:
+    The folder that holds the files.
+
+  Raises:
+    DataError: If the name is unknown, the address cannot be reached, what
+      arrives is not what it should be, or it cannot be stored.
+  """
+  if name not in movielens_files.DATA_SETS:
+    raise DataError(
+      f'{name!r} is not a MovieLens data set that can be fetched. Choose one '
+      f'of {", ".join(movielens_files.DATA_SETS)}.'
+    )
+  if not os.fspath(folder):
+    raise DataError(
+      'No folder was named to put the data into. Name one with --data_dir or '
+      '$TFF_PARTIAL_DATA_DIR.'
+    )
+  try:
+    return movielens_files.locate(folder, name)[0]
+  except DataError:
+    pass  # It is not there yet, which is what a download is for.
+  archive = f'{address}{name}.zip'
+  return downloads.fetch_zip(archive, f'{archive}.md5', folder, name, timeout)
+
+
+def describe(ratings: Ratings | pd.DataFrame) -> dict[str, int]:
+  """Counts ratings, users and items, under these names.
+
+  Args:
+    ratings: All ratings, or the frame of a part of them; then the items are
+      those that occur in the part.
+  """
+  frame = _frame(ratings)
+  return {
+    'ratings': len(frame),
+    'users': int(frame['user_id'].nunique()),
+    'items': int(frame['item_id'].nunique()),
+  }
+
+
+def split_users(
+  ratings: Ratings | pd.DataFrame,
+  fractions: Sequence[float] = (0.8, 0.1, 0.1),
+  seed: int = 0,
+) -> tuple[pd.DataFrame, ...]:
+  """Divides users at random: each part has all ratings of its users.
+
+  The first parts end at the rounded multiples of their summed fractions, so
+  that 6,040 users become 4,832, 604 and 604 (FedRecon, section 5.1).
+
+  Args:
+    ratings: What to divide.
+    fractions: A share of the users for each part; together 1.
+    seed: Chooses the division; the order of the rows plays no part in it.
+
+  Returns:
+    A frame for each part, its rows in the order they had.
+
+  Raises:
+    DataError: If the fractions are not shares that make up 1, or a part that
+      should have users would have none.
+  """
+  frame = _frame(ratings)
+  ends = _ends(fractions)
+  user_ids = np.unique(frame['user_id'].to_numpy())
+  shuffled = _generator(seed, _SPLIT_USERS).permutation(user_ids)
+  bounds = [0, *np.rint(ends * len(user_ids)).astype(int)]
+  parts = []
+  for fraction, begin, end in zip(
+    fractions, bounds[:-1], bounds[1:], strict=True
+  ):
+    if fraction > 0 and begin == end:
+      raise DataError(
+        f'{len(user_ids)} users cannot be divided into the shares '
+        f'{tuple(fractions)}: the share {fraction} would have no user. Use '
+        'more users or a larger share.'
+      )
+    mine = np.isin(frame['user_id'].to_numpy(), shuffled[begin:end])
+    parts.append(frame[mine].reset_index(drop=True))
+  return tuple(parts)
+
+
+def split_by_time(
+  ratings: Ratings | pd.DataFrame,
+  fractions: Sequence[float] = (0.8, 0.1, 0.1),
+) -> tuple[pd.DataFrame, ...]:
+  """Divides each user's ratings by time: the first part has the oldest ones.
+
+  Of a user's n ratings, a part ends at n times the summed fractions up to it,
+  rounded down: 20 ratings become 16, 2 and 2, and 7 become 5, 1 and 1. The
+  first part has at least one rating of every user; other parts may have none.
+
+  Args:
+    ratings: What to divide. Ratings of the same second keep their order, which
+      in `Ratings.frame` is that of the file.
+    fractions: A share of each user's ratings for each part; together 1.
+
+  Returns:
+    A frame for each part, sorted by user, then time.
+
+  Raises:
+    DataError: If the fractions are not shares that make up 1, or the first one
+      is zero.
+  """
+  frame = _frame(ratings)
+  ends = _ends(fractions)
+  if ends[0] <= 0:
+    raise DataError(
+      f'The shares {tuple(fractions)} leave no ratings to train on. Make the '
+      'first one larger than 0.'
+    )
+  user_ids = frame['user_id'].to_numpy()
+  order = np.lexsort((frame['timestamp'].to_numpy(), user_ids))
+  frame = frame.iloc[order]
+  starts, counts = _runs(user_ids[order])
+  position = np.arange(len(frame)) - np.repeat(starts, counts)
+  parts = []
+  begin = np.zeros_like(counts)
+  for end in ends:
+    # The small number keeps a product such as 0.7 * 10 from falling below 7.
+    until = np.maximum(np.floor(counts * end + 1e-9).astype(int), 1)
+    mine = (position >= np.repeat(begin, counts)) & (
+      position < np.repeat(until, counts)
+    )
+    parts.append(frame[mine].reset_index(drop=True))
+    begin = until
+  return tuple(parts)
+
+
+def limit_per_user(
+  ratings: Ratings | pd.DataFrame,
+  max_examples: int | None = 300,
+  seed: int = 0,
+) -> pd.DataFrame:
+  """Shuffles each user's ratings and keeps the first of them.
+
+  A user's ratings are drawn from a generator of their own, so that they do not
+  depend on which other users there are (FedRecon's experiments keep 300).
+
+  Args:
+    ratings: What to shuffle.
+    max_examples: Number of ratings to keep of each user, or None for all.
+    seed: Chooses the order.
+
+  Returns:
+    The kept rows, by ascending user, in shuffled order within a user.
+
+  Raises:
+    DataError: If `max_examples` is below one.
+  """
+  if max_examples is not None and max_examples < 1:
+    raise DataError(
+      f'At most {max_examples} ratings per user would leave nothing. Keep at '
+      'least 1.'
+    )
+  frame = _frame(ratings)
+  user_ids = frame['user_id'].to_numpy()
+  order = np.argsort(user_ids, kind='stable')
+  starts, counts = _runs(user_ids[order])
+  chosen = [np.zeros(0, dtype=np.int64)]
+  for user_id, start, count in zip(
+    user_ids[order][starts], starts, counts, strict=True
+  ):
+    shuffled = _generator(seed, _SHUFFLE_USER, int(user_id)).permutation(count)
+    chosen.append(start + shuffled[:max_examples])
+  return frame.iloc[order[np.concatenate(chosen)]].reset_index(drop=True)
+
+
+def synthetic(
+  num_users: int = 600,
+  num_items: int = 200,
+  seed: int = 0,
+  *,
+  num_factors: int = 3,
+  taste_scale: float = 0.8,
+  noise_scale: float = 0.25,
+  mean: float = 3.5,
+) -> Ratings:
+  """Invents ratings by planted tastes, with the schema of MovieLens 1M.
+
+  A rating is mean + item bias + user bias + taste + noise, rounded to a whole
+  number from 1 to 5, where taste is the scalar product of a vector of the user
+  and a vector of the item. Popular items are rated more often; users rate from
+  20 items up, half of them more than 50. What is told about a user, gender to
+  zip, has nothing to do with the ratings.
+
+  Args:
+    num_users: Number of users.
+    num_items: Number of items on offer. One that nobody happens to rate is left
+      out, as it is in MovieLens; with the default sizes none is.
+    seed: Chooses everything.
+    num_factors: Length of the planted vectors.
+    taste_scale: Standard deviation of the taste, in stars.
+    noise_scale: Scale of the logistic noise; its standard deviation, in stars,
+      is 1.81 times as large.
+    mean: Where ratings centre.
+
+  Returns:
+    The ratings, with their `noise_floor`.
+
+  Raises:
+    DataError: If a number is not positive or a scale is negative.
+  """
+  for what, number in (
+    ('users', num_users),
+    ('items', num_items),
+    ('factors', num_factors),
+  ):
+    if number < 1:
+      raise DataError(
+        f'Invented ratings of {number} {what} are not possible. Ask for at '
+        f'least 1 of the {what}.'
+      )
+  if taste_scale < 0 or noise_scale < 0:
+    raise DataError(
+      f'The scales of taste ({taste_scale}) and noise ({noise_scale}) cannot '
+      'be negative. Choose 0 or more.'
+    )
+  generator = _generator(seed, _SYNTHETIC)
+  users, items = _who_rates_what(generator, num_users, num_items)
+  order = generator.permutation(len(users))
+  users, items = users[order], items[order]
+
+  item_bias = generator.normal(0.0, 0.35, num_items)
+  user_bias = generator.normal(0.0, 0.3, num_users)
+  user_tastes = generator.normal(size=(num_users, num_factors))
+  item_traits = generator.normal(size=(num_items, num_factors))
+  taste = (user_tastes[users] * item_traits[items]).sum(axis=1)
+  taste *= taste_scale / np.sqrt(num_factors)
+  planted = mean + item_bias[items] + user_bias[users] + taste
+  noise = generator.logistic(0.0, noise_scale, len(planted))
+
+  first_days = generator.integers(0, 365 * 86_400, num_users)
+  gaps = 1 + generator.exponential(3_600.0, len(users)).astype(np.int64)
+  table = pd.DataFrame(
+    {
+      'user_id': users + 1,
+      'item_id': items + 1,
+      'rating': np.clip(np.rint(planted + noise), 1.0, 5.0),
+      # From the year 2000 on, each rating later than the user's last one.
+      'timestamp': 946_684_800
+      + first_days[users]
+      + pd.Series(gaps).groupby(users).cumsum().to_numpy(),
+    }
+  )
+  return _assemble(
+    'synthetic',
+    table,
+    {item + 1: f'Film {item + 1:04d}' for item in range(num_items)},
+    _invent_users(generator, num_users),
+    (1.0, 5.0),
+    _noise_floor(planted, noise_scale),
+  )
+
+
+def _assemble(
+  name: str,
+  table: pd.DataFrame,
+  titles: dict[int, str],
+  users: pd.DataFrame | None,
+  scale: tuple[float, float],
+  noise_floor: float | None = None,
+) -> Ratings:
+  """Renumbers items, sorts rows and drops users and items without ratings."""
+  user_ids = table['user_id'].to_numpy()
+  timestamps = table['timestamp'].to_numpy()
+  item_ids, item_codes = np.unique(
+    table['item_id'].to_numpy(), return_inverse=True
+  )
+  # `lexsort` is stable, so equal times keep the order of the file.
+  order = np.lexsort((timestamps, user_ids))
+  frame = pd.DataFrame(
+    {
+      'user_id': user_ids[order].astype(np.int64),
+      'item_id': item_codes[order].astype(np.int32),
+      'rating': table['rating'].to_numpy()[order].astype(np.float32),
+      'timestamp': timestamps[order].astype(np.int64),
+    }
+  )
+  if users is not None:
+    users = users[users['user_id'].isin(user_ids)].reset_index(drop=True)
+  return Ratings(
+    name=name,
+    frame=frame,
+    item_titles=tuple(titles[item_id] for item_id in item_ids.tolist()),
+    original_item_ids=item_ids.astype(np.int64),
+    users=users,
+    scale=scale,
+    noise_floor=noise_floor,
+  )
+
+
+def _check_described(
+  rated: np.ndarray,
+  described: Iterable[int],
+  what: str,
+  file: str,
+  place: pathlib.Path,
+) -> None:
+  """Refuses ratings by users or of items that their own file does not know."""
+  missing = np.setdiff1d(rated, list(described))
+  if missing.size:
+    raise DataError(
+      f'{place / file}: there is no line for {what} {missing[0]}, which has '
+      f'ratings; {missing.size} of {rated.size} {what}s are missing. The files '
+      'do not belong together or one is cut off: fetch the data again with '
+      '--download into another folder.'
+    )
+
+
+def _frame(ratings: Ratings | pd.DataFrame) -> pd.DataFrame:
+  return ratings.frame if isinstance(ratings, Ratings) else ratings
+
+
+def _ends(fractions: Sequence[float]) -> np.ndarray:
+  """Returns the summed fractions, after checking that they are shares of 1."""
+  shares = np.asarray(fractions, dtype=np.float64)
+  if not (shares.ndim == 1 and shares.size and (shares >= 0).all()) or (
+    abs(shares.sum() - 1.0) > 1e-6
+  ):
+    raise DataError(
+      f'The shares {tuple(fractions)} do not divide anything: none may be '
+      'negative and together they must be 1.'
+    )
+  ends = np.cumsum(shares)
+  # Whatever is lost in summing, the last part ends where the data end.
+  ends[-1] = 1.0
+  return ends
+
+
+def _runs(sorted_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns where each id begins in a sorted array and how often it occurs."""
+  _, starts, counts = np.unique(
+    sorted_ids, return_index=True, return_counts=True
+  )
+  return starts, counts
+
+
+def _generator(seed: int, *words: int) -> np.random.Generator:
+  """Returns a generator that belongs to a seed and what it is used for."""
+  # Seeds are taken modulo 2**64, as negative ones are not allowed here.
+  return np.random.Generator(
+    np.random.PCG64(np.random.SeedSequence([seed % 2**64, *words]))
+  )
+
+
+def _who_rates_what(
+  generator: np.random.Generator, num_users: int, num_items: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Draws pairs of user and item without repetition, popular items first."""
+  counts = np.rint(50.0 * np.exp(generator.normal(0.0, 0.6, num_users)))
+  counts = np.clip(counts, min(20, num_items), num_items).astype(int)
+  popularity = np.arange(1, num_items + 1) ** -0.7
+  popularity = generator.permutation(popularity)
+  # The largest of log(weight) + Gumbel noise are a weighted draw without
+  # replacement.
+  keys = np.log(popularity) + generator.gumbel(size=(num_users, num_items))
+  ranked = np.argsort(-keys, axis=1)
+  chosen = np.arange(num_items) < counts[:, np.newaxis]
+  return np.nonzero(chosen)[0], ranked[chosen]
+
+
+def _invent_users(
+  generator: np.random.Generator, num_users: int
+) -> pd.DataFrame:
+  ages = np.asarray([1, 18, 25, 35, 45, 50, 56])
+  occupations = generator.integers(0, 21, num_users)
+  zips = generator.integers(0, 100_000, num_users)
+  return pd.DataFrame(
+    {
+      'user_id': np.arange(1, num_users + 1),
+      'gender': generator.choice(['F', 'M'], num_users),
+      'age': generator.choice(ages, num_users),
+      'occupation': [str(occupation) for occupation in occupations],
+      'zip': [f'{code:05d}' for code in zips],
+    }
+  )
+
+
+def _noise_floor(planted: np.ndarray, noise_scale: float) -> float:
+  """Returns the root mean variance of ratings whose planted part is known."""
+  if noise_scale == 0.0:
+    return 0.0
+  # A rating exceeds k stars if planted part plus noise exceeds k + 1/2.
+  edges = np.arange(1.5, 5.0)
+  above = 1.0 / (1.0 + np.exp((edges - planted[:, np.newaxis]) / noise_scale))
+  at_least = np.concatenate([np.ones_like(above[:, :1]), above], axis=1)
+  exactly = at_least - np.concatenate(
+    [above, np.zeros_like(above[:, :1])], axis=1
+  )
+  stars = np.arange(1.0, 6.0)
+  expected = exactly @ stars
+  variance = exactly @ stars**2 - expected**2
+  return float(np.sqrt(variance.mean()))

@@ -1,0 +1,369 @@
+"""The MovieLens task: rating prediction by matrix factorization.
+
+Two protocols of section 5.1.1 of the FedRecon paper. `unseen`: users are
+divided, and the test users never took part in training. `seen`: every user's
+ratings are divided by time, and users are measured on their later ratings.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import functools
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.movielens import data as movielens_data
+from tasks.movielens import files as movielens_files
+from tasks.movielens import models as movielens_models
+from tasks.options import Leak
+from tasks.options import option
+from tasks.task import Data
+from tasks.task import MeasuredByProtocol
+from tasks.task import OWN
+from tasks.task import PROTOCOLS
+from tasks.task import Recommendation
+from tasks.task import TABLE
+from tasks.task import TaskOptions
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import UNSEEN
+from tasks.task import VALIDATION
+import tff_partial
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.model import models
+from tff_partial.training import personal_models
+
+NAME = 'movielens'
+
+# Of the parts of the data.
+_FRACTIONS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
+
+# The edition to download if none is named.
+_DOWNLOADED = 'ml-1m'
+
+# Fields that splits may ask for, and the columns that hold them.
+_FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(TaskOptions):
+  """What can be chosen about the task; the defaults are the paper's."""
+
+  name: ClassVar[str] = NAME
+  title: ClassVar[str] = 'Task movielens'
+
+  data_set: str = option(
+    '',
+    'Edition of MovieLens, such as ml-1m or ml-100k; by default the one found '
+    'in --data_dir, and ml-1m to download.',
+  )
+  protocol: str = option(
+    UNSEEN,
+    'Measure users that never took part, or later ratings of those who did.',
+    choices=PROTOCOLS,
+  )
+  max_examples: int | None = option(
+    300, 'Ratings used of each user; 0 for all.', at_least=1, for_none=0
+  )
+  min_examples: int = option(
+    1, 'Users with fewer ratings are left out.', at_least=1
+  )
+  num_factors: int = option(50, 'Length of item and user vectors.', at_least=1)
+  biases: bool = option(False, 'Give items and users biases.')
+  centred: bool = option(False, 'Predict around the mean training rating.')
+  public_mean: float | None = option(
+    None, 'Predict around this number, which is known without the data.'
+  )
+  l2: float = option(0.0, 'L2 regularization of user weights.', at_least=0)
+  item_l2: float = option(
+    0.0,
+    'L2 regularization of item weights; dense, so it takes time.',
+    at_least=0,
+  )
+  clip_predictions: bool = option(
+    False, 'Clip predictions to the rating scale when measuring.'
+  )
+  initial_scale: float = option(
+    0.05, 'Vectors start uniform between plus and minus this.', at_least=0
+  )
+
+  def __post_init__(self) -> None:
+    """Checks what no model checks."""
+    super().__post_init__()
+    if self.max_examples is not None and self.max_examples < 2:
+      raise OptionError(
+        f'max_examples: {self.max_examples} ratings a user cannot be split. '
+        'Give at least 2.'
+      )
+    if self.centred and self.public_mean is not None:
+      raise OptionError(
+        f'public_mean: {self.public_mean} is added in place of the mean that '
+        'centred adds. Leave one of the two out.'
+      )
+
+  def leaks(self) -> Iterator[Leak]:
+    """Yields what a private run may not choose."""
+    if self.centred:
+      yield Leak(
+        'centred',
+        self.centred,
+        'the mean of all training ratings is computed before training',
+        'Leave it out, or name a public number with --public_mean.',
+      )
+
+  def load(self, data: Data, seed: int) -> 'MovieLens':
+    """Loads the ratings and makes the task.
+
+    Args:
+      data: Where they come from: the folder holds `movielens/<data_set>`, or
+        is it. Invented ratings have the same form.
+      seed: The run's seed.
+
+    Raises:
+      DataError: If the data are missing or damaged; says where and what to do.
+    """
+    if data.is_synthetic:
+      return MovieLens(movielens_data.synthetic(), self, seed)
+    if not data.data_dir:
+      raise DataError(
+        f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'
+      )
+    if data.download:
+      movielens_data.download(
+        os.path.join(data.data_dir, NAME), self.data_set or _DOWNLOADED
+      )
+    ratings = movielens_data.load(data.data_dir, self.data_set)
+    return MovieLens(ratings, self, seed)
+
+
+class MovieLens(MeasuredByProtocol):
+  """Users as clients, their ratings as examples.
+
+  Attributes:
+    ratings: All ratings with titles and the scale.
+    protocol: UNSEEN or SEEN: under which name the test result is reported.
+    selection_metric: The metric that chooses the best round.
+    higher_is_better: Whether a larger value of it is better.
+  """
+
+  name = NAME
+  selection_metric = 'rmse'
+  higher_is_better = False
+  learned_from_training: tuple[str, ...] = ('list of items', 'scale of ratings')
+
+  def __init__(
+    self, ratings: movielens_data.Ratings, options: Options, seed: int
+  ):
+    """Divides the ratings and builds the model.
+
+    Args:
+      ratings: All ratings.
+      options: What can be chosen.
+      seed: The run's seed: users are divided and shuffled by it, and the item
+        vectors start from it.
+    """
+    self.ratings = ratings
+    self.protocol = options.protocol
+    self._options = options
+    shuffle = functools.partial(
+      movielens_data.limit_per_user,
+      max_examples=options.max_examples,
+      seed=seed,
+    )
+    if options.protocol == UNSEEN:
+      parts = movielens_data.split_users(
+        ratings, tuple(_FRACTIONS.values()), seed=seed
+      )
+      frames = [shuffle(part) for part in parts]
+    else:
+      past, *later = movielens_data.split_by_time(
+        ratings, tuple(_FRACTIONS.values())
+      )
+      past = shuffle(past)
+      frames = [past, *(_past_and_later(past, part) for part in later)]
+    self._frames: dict[str, pd.DataFrame] = dict(
+      zip(_FRACTIONS, frames, strict=True)
+    )
+    self._seed = seed
+    self._models: dict[str, models.PartialModel] = {}
+    # Users are numbered as rows of a table.
+    self._users = pd.Index(np.unique(ratings.frame['user_id']))
+
+  @property
+  def model(self) -> models.PartialModel:
+    """The partially local model: the user's weights are local."""
+    return self.model_with(OWN)
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds the model with the user's weights at the user, in a table, or not.
+
+    Args:
+      user: OWN, TABLE, or NOBODY for weights that all users share.
+
+    Raises:
+      OptionError: If the options do not go with that form.
+    """
+    if user not in self._models:
+      self._models[user] = self._build_model(user)
+    return self._models[user]
+
+  def _build_model(self, user: str) -> models.PartialModel:
+    options = self._options
+    mean = options.public_mean or 0.0
+    if options.centred:
+      mean = float(self._frames[TRAIN]['rating'].mean())
+    return tff_partial.from_keras(
+      functools.partial(
+        movielens_models.build_matrix_factorization,
+        self.ratings.num_items,
+        options.num_factors,
+        biases=options.biases,
+        mean=mean,
+        l2=options.l2,
+        item_l2=options.item_l2,
+        initial_scale=options.initial_scale,
+        num_users=len(self._users) if user == TABLE else None,
+      ),
+      local=movielens_models.LOCAL_LAYERS if user == OWN else None,
+      loss=tf.keras.losses.MeanSquaredError(),
+      metrics=functools.partial(
+        movielens_models.build_metrics,
+        self.ratings.scale if options.clip_predictions else None,
+      ),
+      seed=self._seed,
+    )
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, for the result."""
+    return {
+      'name': self.ratings.name,
+      **movielens_data.describe(self.ratings),
+      **{
+        part: movielens_data.describe(frame)
+        for part, frame in self._frames.items()
+      },
+    }
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs the users of one part: TRAIN, VALIDATION or TEST."""
+    return self._pack(
+      self._frames[part], example_spec, self._options.min_examples
+    )
+
+  def from_labels_alone(
+    self, num_support: int, num_reserved: int
+  ) -> dict[str, dict[str, float]]:
+    """Measures who predicts, for all of a new user's items, its mean rating.
+
+    Args:
+      num_support: How many ratings of each test user are known. If none is, the
+        mean of the training ratings stands for the user's.
+      num_reserved: Users are measured on what comes after so many.
+
+    Returns:
+      `support_mean` to the name of the test to the root mean squared error.
+    """
+    frame = self._frames[TEST]
+    users = frame.groupby('user_id')['rating']
+    place = users.cumcount()
+    known = frame[place < num_support].groupby('user_id')['rating'].mean()
+    predicted = frame['user_id'].map(known)
+    predicted = predicted.fillna(self._frames[TRAIN]['rating'].mean())
+    is_measured = (place >= num_reserved) & (
+      users.transform('size') >= self._options.min_examples
+    )
+    squares = (frame['rating'] - predicted)[is_measured] ** 2
+    return {'support_mean': {self.protocol: float(squares.mean() ** 0.5)}}
+
+  def all_of(
+    self, user_id: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs one user with all its ratings.
+
+    Raises:
+      OptionError: If there is no such user.
+    """
+    return self._pack(self.rated_by(user_id), example_spec, 1)
+
+  def rated_by(self, user_id: str) -> pd.DataFrame:
+    """Returns one user's ratings.
+
+    Raises:
+      OptionError: If there is no such user.
+    """
+    frame = self.ratings.frame
+    mine = frame[frame['user_id'].astype(str) == user_id]
+    if mine.empty:
+      raise OptionError(
+        f'user: there is no user {user_id!r} in {self.ratings.name}. Users are '
+        f'numbered from {frame["user_id"].min()} to {frame["user_id"].max()}.'
+      )
+    return mine
+
+  def recommend(
+    self, keras_model: tf.keras.Model, user_id: str, number: int
+  ) -> list[Recommendation]:
+    """Ranks the items that a user has not rated, the best first.
+
+    Args:
+      keras_model: The user's own model.
+      user_id: The user.
+      number: How many items to return.
+
+    Raises:
+      OptionError: If there is no such user, or fewer items to choose from.
+    """
+    rated = self.rated_by(user_id)
+    unrated = np.setdiff1d(np.arange(self.ratings.num_items), rated['item_id'])
+    if not 1 <= number <= len(unrated):
+      raise OptionError(
+        f'top_n: cannot name {number} of the {len(unrated)} items that user '
+        f'{user_id} has not rated.'
+      )
+    low, high = self.ratings.scale
+    return [
+      Recommendation(
+        int(item),
+        self.ratings.item_titles[item],
+        float(np.clip(score, low, high)),
+      )
+      for item, score in personal_models.top_n(keras_model, unrated, number)
+    ]
+
+  def _pack(
+    self,
+    frame: pd.DataFrame,
+    example_spec: examples.ExampleSpec,
+    min_examples: int,
+  ) -> populations.Population:
+    inputs: Any = 'item_id'
+    if isinstance(example_spec['x'], Mapping):
+      inputs = {movielens_models.ITEM: 'item_id', movielens_models.USER: 'row'}
+      frame = frame.assign(row=self._users.get_indexer(frame['user_id']))
+    return tff_partial.from_pandas(
+      frame,
+      example_spec,
+      client_id='user_id',
+      inputs=inputs,
+      labels='rating',
+      fields={
+        field: column
+        for field, column in _FIELDS.items()
+        if field in example_spec and column in frame.columns
+      },
+      min_examples=min_examples,
+    )
+
+
+def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
+  """A user's training ratings, marked 0, before the later ones, marked 1."""
+  return pd.concat([past.assign(is_query=0), later.assign(is_query=1)])

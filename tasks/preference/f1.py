@@ -1,0 +1,176 @@
+"""F1 of users who like and dislike, averaged over sub-populations.
+
+FedEmbed prints one number that it calls F1. Its 0.33 for a constant predictor,
+with no deviation, fits one reading alone: macro over the two labels within a
+sub-population, then averaged over sub-populations. On users who like half of
+what they see, a predictor that always says no has an F1 of 2/3 for no and of 0
+for yes: 1/3.
+
+All functions take counts of shape `[..., 4]`: of the examples that are liked,
+how many were predicted so (true positives) and how many not (false negatives),
+and of the others how many were predicted to be liked (false positives) and how
+many not (true negatives), in the order tp, fp, fn, tn.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.preference.models import IS_LIKED
+from tasks.preference.models import logits_of
+from tasks.preference.models import SUB_POPULATION
+
+COUNTS = ('tp', 'fp', 'fn', 'tn')
+
+
+def macro(counts: Any) -> tf.Tensor:
+  """The mean F1 of the two labels, `[...]`; 0 where nothing was counted."""
+  tp, fp, fn, tn = tf.unstack(tf.cast(counts, tf.float32), 4, axis=-1)
+  wrong = fp + fn
+  yes = tf.math.divide_no_nan(2 * tp, 2 * tp + wrong)
+  no = tf.math.divide_no_nan(2 * tn, 2 * tn + wrong)
+  return (yes + no) / 2
+
+
+def sum_by_group(counts: Any, groups: Any, num_groups: int) -> tf.Tensor:
+  """Adds the counts of clients up by their sub-populations.
+
+  Args:
+    counts: `[clients, 4]`.
+    groups: Integers `[clients]`, from 0.
+    num_groups: How many sub-populations there are.
+
+  Returns:
+    Counts `[num_groups, 4]`.
+  """
+  return tf.math.unsorted_segment_sum(
+    tf.cast(counts, tf.float32), groups, num_groups
+  )
+
+
+def average(counts: Any) -> tf.Tensor:
+  """FedEmbed's F1: macro in each sub-population, then their mean.
+
+  Args:
+    counts: `[groups, 4]`. Sub-populations without examples are left out;
+      without any example the result is no number.
+  """
+  return _mean(macro(counts), tf.cast(_sizes(counts) > 0, tf.float32))
+
+
+def weighted(counts: Any) -> tf.Tensor:
+  """The same, each sub-population by its number of examples.
+
+  Args:
+    counts: `[groups, 4]`.
+  """
+  return _mean(macro(counts), _sizes(counts))
+
+
+def _mean(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+  return tf.reduce_sum(values * weights) / tf.reduce_sum(weights)
+
+
+def _sizes(counts: Any) -> tf.Tensor:
+  return tf.reduce_sum(tf.cast(counts, tf.float32), axis=-1)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class PreferenceF1(tf.keras.metrics.Metric):
+  """F1 over some sub-populations; its state is the counts, `[groups, 4]`.
+
+  Labels are those of `preference_models`, predictions logits `[batch, 2]`,
+  or several outputs with these among them.
+  Where no user of the sub-populations was measured, the result is no number.
+  """
+
+  def __init__(
+    self,
+    groups: Sequence[int],
+    is_weighted: bool = False,
+    name: str = 'f1',
+    **kwargs: Any,
+  ):
+    """Makes the metric.
+
+    Args:
+      groups: The sub-populations; users of others are not measured.
+      is_weighted: Whether sub-populations count by their numbers of examples.
+      name: The metric's name.
+      **kwargs: What every metric takes.
+    """
+    super().__init__(name=name, **kwargs)
+    self.groups = list(groups)
+    self.is_weighted = is_weighted
+    self.counts = self.add_weight(
+      name='counts', shape=[len(self.groups), len(COUNTS)], initializer='zeros'
+    )
+
+  def update_state(
+    self,
+    y_true: tf.Tensor,
+    y_pred: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+  ) -> Any:
+    """Adds a batch."""
+    is_liked = tf.cast(y_true[:, IS_LIKED], tf.bool)
+    logits = logits_of(y_pred)
+    says_so = logits[:, 1] > logits[:, 0]
+    cells = tf.stack(
+      [
+        is_liked & says_so,
+        ~is_liked & says_so,
+        is_liked & ~says_so,
+        ~is_liked & ~says_so,
+      ],
+      axis=-1,
+    )
+    cells = tf.cast(cells, self.counts.dtype)
+    if sample_weight is not None:
+      cells *= tf.cast(sample_weight, cells.dtype)[:, tf.newaxis]
+    is_of = tf.equal(
+      y_true[:, SUB_POPULATION, tf.newaxis],
+      tf.constant([self.groups], y_true.dtype),
+    )
+    return self.counts.assign_add(
+      tf.matmul(tf.cast(is_of, cells.dtype), cells, transpose_a=True)
+    )
+
+  def result(self) -> tf.Tensor:
+    return weighted(self.counts) if self.is_weighted else average(self.counts)
+
+  def get_config(self) -> dict[str, Any]:
+    return {
+      **super().get_config(),
+      'groups': self.groups,
+      'is_weighted': self.is_weighted,
+    }
+
+
+def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
+  """Builds `f1`, `f1_weighted`, and the F1 of sub-populations.
+
+  Those are `f1_0`, `f1_1`, ... of each alone, and where some are more common
+  than others also `f1_share_0.25`, ... of those that are equally common
+  (FedEmbed's Table 4).
+
+  Args:
+    shares: The share of each sub-population among the users.
+  """
+  groups = range(len(shares))
+  equally_common = {
+    share: [g for g in groups if shares[g] == share]
+    for share in sorted(set(shares), reverse=True)
+  }
+  if len(equally_common) == 1:
+    equally_common = {}
+  return [
+    PreferenceF1(groups),
+    PreferenceF1(groups, is_weighted=True, name='f1_weighted'),
+    *(PreferenceF1([g], name=f'f1_{g}') for g in groups),
+    *(
+      PreferenceF1(members, name=f'f1_share_{share:g}')
+      for share, members in equally_common.items()
+    ),
+  ]

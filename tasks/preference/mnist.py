@@ -1,0 +1,88 @@
+"""The MNIST preference task of FedEmbed, section 4.2.
+
+A user likes one digit and dislikes all others, so that the same image is liked
+by some users and disliked by others.
+
+900 users of a digit with 15 liked images each need 13,500, and MNIST has some
+6,000 of a digit, so images repeat from user to user, also between what one
+trains with and another is tested on; within a user they never do. Without
+`repeat_images` every image is used at most once in all, which suits fewer
+users: then no test image was trained on by anybody.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from tasks.emnist import images as emnist_images
+from tasks.images import Images
+from tasks.preference import models as preference_models
+from tasks.preference.task import BALANCED
+from tasks.preference.task import IMBALANCED
+from tasks.preference.task import Options
+from tasks.preference.task import PreferenceTask
+from tasks.task import Data
+
+NAME = 'mnist_preference'
+
+# The share of the users that like each digit.
+SHARES = {
+  BALANCED: (0.1,) * 10,
+  IMBALANCED: (0.25, 0.15, *(0.1,) * 4, *(0.05,) * 4),
+}
+
+# The paper's 900 a digit, and as many as suit 1,797 small images.
+_PAPER_USERS, _FEW_USERS = 9_000, 300
+
+
+@dataclasses.dataclass(frozen=True)
+class MnistOptions(Options):
+  """What can be chosen about the task; the defaults are the paper's."""
+
+  name: ClassVar[str] = NAME
+
+  def load(self, data: Data, seed: int) -> 'MnistPreference':
+    """Loads the images and makes the task.
+
+    Args:
+      data: Where they come from: the folder holds `emnist`, or is it, of which
+        the 60,000 training images are used. Synthetic are the small digits of
+        scikit-learn, which need no files.
+      seed: The run's seed.
+
+    Raises:
+      DataError: If the data are missing or damaged; says where and what to do.
+      OptionError: If there are too few images for the users.
+    """
+    if data.is_synthetic:
+      images = emnist_images.load_digits()
+    else:
+      images = emnist_images.load_mnist(data.data_dir)
+    return MnistPreference(images, self, seed)
+
+
+class MnistPreference(PreferenceTask):
+  """Users as clients, who like one digit each."""
+
+  name = NAME
+
+  def __init__(self, images: Images, options: Options, seed: int):
+    """Draws the users' images.
+
+    Args:
+      images: All images.
+      options: What can be chosen.
+      seed: The run's seed: images are drawn by it, and the weights start from
+        it.
+
+    Raises:
+      OptionError: If there are too few images or users.
+    """
+    is_mnist = len(images) >= _PAPER_USERS
+    super().__init__(
+      images,
+      SHARES[options.shares],
+      _PAPER_USERS if is_mnist else _FEW_USERS,
+      options,
+      seed,
+      build_encoder=preference_models.build_encoder,
+    )

@@ -1,0 +1,423 @@
+"""FedEmbed's model of what a user likes, from its appendix B.1.
+
+Personal embeddings, the encoder that all users share, and the whole with a
+single head or with all heads. Labels are integers `[batch, 4]`: liked or not,
+what is shown, the user's sub-population, and whether it is a prototypical user.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.images import HEAD
+from tasks.images import scaled_input
+from tasks.task import CLUSTERS
+from tasks.task import HEAD_CLUSTERS
+from tasks.task import OWN_HEAD
+from tff_partial import assignments
+from tff_partial import layers as layers_lib
+from tff_partial.model import models
+
+# Columns of an example's label.
+IS_LIKED, KIND, SUB_POPULATION, IS_PROTOTYPICAL = range(4)
+LABEL_SPEC = tf.TensorSpec([4], tf.int32)
+
+PERSONAL = 'personal_embedding'
+GLOBAL_HEAD, TYPE_HEAD, PROTOTYPES = 'global_head', 'type_head', 'prototypes'
+# Outputs of the model with all heads.
+LIKED, LIKED_GLOBALLY, TYPE = 'liked', 'liked_globally', 'type'
+# What the encoder makes of an image.
+NUM_FEATURES = 64
+
+
+def _first_embedding(spread: float) -> tf.keras.initializers.Initializer:
+  return tf.keras.initializers.RandomUniform(0.0, spread)
+
+
+# As in PyTorch, whose layers the appendix prints.
+_LAYER_NORM_EPSILON = 1e-5
+
+
+def build_encoder(
+  shape: tuple[int, int], channels: int, activation: str | None = None
+) -> tf.keras.Model:
+  """Builds the encoder of appendix B.1, from images to 64 features.
+
+  Three convolutions, each followed by a normalization over its whole output:
+  16 and 32 filters of 3 x 3 at every second pixel, and 64 of the size that is
+  then left (7 x 7 of images of 28 x 28). With two channels it has as many
+  parameters as PyTorch's, 114,896.
+
+  Args:
+    shape: Height and width of an image.
+    channels: Channels of its input: two with a personal embedding, else one.
+    activation: Follows the first two normalizations, such as 'relu'. The paper
+      prints none.
+
+  Returns:
+    A model from floats `[batch, height, width, channels]` to `[batch, 64]`.
+  """
+  layers = tf.keras.layers
+  inputs = tf.keras.Input([*shape, channels])
+  values = inputs
+  for number, filters in enumerate((16, 32), 1):
+    # PyTorch pads all sides by one, where `same` would pad two of the four.
+    values = layers.ZeroPadding2D(1, name=f'padding_{number}')(values)
+    values = layers.Conv2D(filters, 3, 2, name=f'convolution_{number}')(values)
+    values = normalize(number)(values)
+    if activation:
+      values = layers.Activation(activation, name=f'activation_{number}')(
+        values
+      )
+  whole = values.shape[1:3]
+  values = layers.Conv2D(NUM_FEATURES, whole, name='convolution_3')(values)
+  values = normalize(3)(values)
+  values = layers.Flatten(name='features')(values)
+  return tf.keras.Model(inputs, values, name='encoder')
+
+
+def build_preference(
+  shape: tuple[int, int],
+  ink: int,
+  embedding_size: int = 0,
+  activation: str | None = None,
+  encoder: Callable[..., tf.keras.Model] = build_encoder,
+) -> tf.keras.Model:
+  """Builds FedEmbed's model with a single head, from images to two logits.
+
+  Without an embedding it is the baseline Global, and with `head` local FedRep.
+  With one it is Global+: the user's vector is the diagonal of a second channel
+  of the image, and is appended to the features. For other methods, put
+  `build_personal_embedding`, `append_to_image` and `build_encoder` together.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+    embedding_size: Length of the personal embedding, 0 for none; no longer than
+      the image is high and wide.
+    activation: What `build_encoder` takes.
+    encoder: Builds the encoder, from the arguments of `build_encoder`.
+
+  Raises:
+    OptionError: If the embedding does not fit onto the image's diagonal.
+  """
+  images, values = scaled_input(shape, ink)
+  personal = None
+  if embedding_size:
+    personal = build_personal_embedding(embedding_size)(images)
+    values = append_to_image(values, personal)
+  features = encoder(shape, values.shape[-1], activation)(values)
+  if personal is not None:
+    features = tf.keras.layers.Concatenate(name='with_embedding')(
+      [features, personal]
+    )
+  logits = tf.keras.layers.Dense(2, name=HEAD)(features)
+  return tf.keras.Model(images, logits, name='preference')
+
+
+def build_fed_embed(
+  shape: tuple[int, int],
+  ink: int,
+  embedding_size: int,
+  num_groups: int,
+  activation: str | None = None,
+  encoder: Callable[..., tf.keras.Model] = build_encoder,
+  spread: float = 1.0,
+) -> tf.keras.Model:
+  """Builds FedEmbed's model with all heads (Figure 2), of one client.
+
+  All heads read the features and the embedding. The head of the client's
+  sub-population is named `head`; the server has one for each.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+    embedding_size: Length of the personal embedding.
+    num_groups: Number of types, and of sub-populations.
+    activation: What `build_encoder` takes.
+    encoder: Builds the encoder, from the arguments of `build_encoder`.
+    spread: What `build_personal_embedding` takes.
+
+  Returns:
+    A model from images to a mapping of LIKED, LIKED_GLOBALLY and TYPE to
+    logits.
+
+  Raises:
+    OptionError: If the embedding does not fit onto the image's diagonal.
+  """
+  images, values = scaled_input(shape, ink)
+  personal = build_personal_embedding(embedding_size, spread)(images)
+  values = append_to_image(values, personal)
+  features = encoder(shape, values.shape[-1], activation)(values)
+  dense = tf.keras.layers.Dense
+  joined = tf.keras.layers.Concatenate(name='with_embedding')(
+    [features, personal]
+  )
+  joined = layers_lib.Centers(
+    num_groups,
+    embedding_size,
+    initializer=_first_embedding(spread),
+    name=PROTOTYPES,
+  )(joined)
+  outputs = {
+    LIKED: dense(2, name=HEAD)(joined),
+    LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(joined),
+    TYPE: dense(num_groups, name=TYPE_HEAD)(joined),
+  }
+  return tf.keras.Model(images, outputs, name='fed_embed')
+
+
+def build_clustered(
+  shape: tuple[int, int],
+  ink: int,
+  num_groups: int,
+  activation: str | None = None,
+  encoder: Callable[..., tf.keras.Model] = build_encoder,
+) -> tf.keras.Model:
+  """Builds PFedKM's model: the encoder, a head of the cluster and one for all.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+    num_groups: Number of clusters.
+    activation: What `build_encoder` takes.
+    encoder: Builds the encoder, from the arguments of `build_encoder`.
+
+  Returns:
+    A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits. Its
+    centers are as long as the encoder and the head for all together.
+  """
+  images, values = scaled_input(shape, ink)
+  encode = encoder(shape, values.shape[-1], activation)
+  features = encode(values)
+  number_of_weights = encode.count_params() + 2 * (features.shape[-1] + 1)
+  features = layers_lib.Centers(
+    num_groups,
+    number_of_weights,
+    # So near zero that the direction of a gradient decides at first.
+    initializer=tf.keras.initializers.RandomUniform(-1e-4, 1e-4),
+    name=PROTOTYPES,
+  )(features)
+  dense = tf.keras.layers.Dense
+  outputs = {
+    LIKED: dense(2, name=HEAD)(features),
+    LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(features),
+  }
+  return tf.keras.Model(images, outputs, name='clustered')
+
+
+def build_head_clustered(
+  shape: tuple[int, int],
+  ink: int,
+  num_groups: int,
+  activation: str | None = None,
+  encoder: Callable[..., tf.keras.Model] = build_encoder,
+) -> tf.keras.Model:
+  """Builds our PFedKM's model, which clusters the gradients of a linear head.
+
+  Args:
+    shape: Height and width of an image.
+    ink: The value of full ink.
+    num_groups: Number of clusters.
+    activation: What `build_encoder` takes.
+    encoder: Builds the encoder, from the arguments of `build_encoder`.
+
+  Returns:
+    A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits.
+  """
+  images, values = scaled_input(shape, ink)
+  features = encoder(shape, values.shape[-1], activation)(values)
+  layers = tf.keras.layers
+  with_one = layers.Lambda(
+    lambda values: tf.pad(values, [[0, 0], [0, 1]], constant_values=1.0),
+    name='with_one',
+  )(features)
+  size = with_one.shape[-1]
+  weights = layers_lib.PrivateVector(
+    2 * size, initializer='zeros', name=PERSONAL
+  )(images)
+  matrices = layers.Reshape([size, 2], name='weights')(weights)
+  features = layers_lib.Centers(
+    num_groups,
+    2 * size,
+    # As far apart as gradients of features whose size is about 1.
+    initializer=tf.keras.initializers.RandomUniform(-0.2, 0.2),
+    name=PROTOTYPES,
+  )(features)
+  outputs = {
+    LIKED: layers.Dense(2, name=HEAD)(features),
+    LIKED_GLOBALLY: layers.Lambda(
+      lambda pair: tf.linalg.matvec(pair[1], pair[0], transpose_a=True),
+      name=GLOBAL_HEAD,
+    )([with_one, matrices]),
+  }
+  return tf.keras.Model(images, outputs, name='head_clustered')
+
+
+def build_personal_embedding(
+  size: int, spread: float = 1.0
+) -> layers_lib.PrivateVector:
+  """Builds the layer of one user's vector, the same for all of its examples.
+
+  FedEmbed's section 3.2 draws the first values from a uniform distribution
+  without saying which; ours begins at 0 and ends at 1, PyTorch's default, or
+  where `spread` says.
+
+  Args:
+    size: Length of the vector.
+    spread: Where the distribution ends.
+  """
+  return layers_lib.PrivateVector(
+    size, initializer=_first_embedding(spread), name=PERSONAL
+  )
+
+
+def append_to_image(image: tf.Tensor, personal: tf.Tensor) -> tf.Tensor:
+  """Appends a personal embedding to an image, as FedEmbed's section 4 does.
+
+  Args:
+    image: Floats `[batch, height, width, channels]`.
+    personal: `[batch, size]`, no longer than the image is high and wide; it
+      becomes the first part of the diagonal of one more channel.
+
+  Raises:
+    OptionError: If it does not fit.
+  """
+  height, width = image.shape[1:3]
+  size = personal.shape[-1]
+  if size > min(height, width):
+    raise OptionError(
+      f'embedding_size: {size} numbers do not fit onto the diagonal of an '
+      f'image of {height} x {width}. Give at most {min(height, width)}.'
+    )
+  diagonal = tf.keras.layers.Lambda(
+    functools.partial(_diagonal, shape=(height, width)), name='diagonal'
+  )(personal)
+  return tf.keras.layers.Concatenate(name='with_diagonal')([image, diagonal])
+
+
+def _diagonal(personal: tf.Tensor, shape: tuple[int, int]) -> tf.Tensor:
+  size = personal.shape[-1]
+  square = tf.linalg.diag(personal)
+  padded = tf.pad(square, [[0, 0], [0, shape[0] - size], [0, shape[1] - size]])
+  return padded[..., tf.newaxis]
+
+
+_cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+
+
+def logits_of(predictions: Any) -> tf.Tensor:
+  """What a model says of liked or not: its only output, or one of several."""
+  return predictions[LIKED] if isinstance(predictions, dict) else predictions
+
+
+def preference_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+  """Cross-entropy of liked or not, the first of labels `[batch, 4]`."""
+  return _cross_entropy(labels[:, IS_LIKED], logits_of(predictions))
+
+
+def fed_embed_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  """`L_C` of the sub-population's head and `L_M` of the type head, one each."""
+  return preference_loss(labels, predictions) + _type_loss(labels, predictions)
+
+
+def _type_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  return _cross_entropy(labels[:, KIND], predictions[TYPE])
+
+
+def _global_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  return _cross_entropy(labels[:, IS_LIKED], predictions[LIKED_GLOBALLY])
+
+
+def _shared_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  return _global_loss(labels, predictions) + _type_loss(labels, predictions)
+
+
+def _clustered_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
+  return preference_loss(labels, predictions) + _global_loss(
+    labels, predictions
+  )
+
+
+def build_partial(
+  build: Callable[[], tf.keras.Model],
+  user: str,
+  num_groups: int,
+  type_head: bool = True,
+  **options: Any,
+) -> models.PartialModel:
+  """Takes FedEmbed's or PFedKM's model apart.
+
+  Args:
+    build: Makes the Keras model with all heads, or with clusters.
+    user: HEADS, where the server has a head for each sub-population; OWN_HEAD,
+      where each user has one; CLUSTERS or HEAD_CLUSTERS.
+    num_groups: Number of sub-populations.
+    type_head: Whether FedEmbed's model learns from its type head.
+    **options: What else `from_keras` takes.
+  """
+  heads: dict[str, Any] = {'local': [PERSONAL, HEAD]}
+  if user != OWN_HEAD:
+    heads = {'group': HEAD, 'num_groups': num_groups}
+    if user != CLUSTERS:
+      heads['local'] = PERSONAL
+  loss = fed_embed_loss if type_head else preference_loss
+  if user == CLUSTERS:
+    loss = _clustered_loss
+  elif user == HEAD_CLUSTERS:
+    loss = preference_loss
+  return models.from_keras(
+    build, loss=loss, labels=LABEL_SPEC, **heads, **options
+  )
+
+
+PARTS = assignments.Parts(
+  embedding=f'{PERSONAL}/own',
+  global_head=f'{GLOBAL_HEAD}/.*',
+  global_loss=_global_loss,
+  shared_loss=_shared_loss,
+  prototypes=f'{PROTOTYPES}/vectors',
+  sub_population=lambda labels: labels[:, SUB_POPULATION],
+  liked_type=lambda labels: tf.where(
+    labels[:, IS_LIKED] > 0, labels[:, KIND], -1
+  ),
+  is_prototypical=lambda labels: labels[:, IS_PROTOTYPICAL] > 0,
+)
+# Those of a model that does not learn from its type head.
+PARTS_WITHOUT_TYPES = dataclasses.replace(PARTS, shared_loss=None)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class PreferenceAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
+  """Share of examples whose being liked or not was predicted."""
+
+  def update_state(
+    self,
+    y_true: tf.Tensor,
+    y_pred: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+  ) -> Any:
+    """Adds a batch of labels `[batch, 4]`, of which the first is predicted."""
+    return super().update_state(
+      y_true[:, IS_LIKED], logits_of(y_pred), sample_weight
+    )
+
+
+def normalize(
+  number: int, axes: Sequence[int] = (1, 2, 3)
+) -> tf.keras.layers.Layer:
+  """Builds the normalization of an example over these axes, as PyTorch's.
+
+  Args:
+    number: Which one it is, for its name.
+    axes: All axes of its input but the batch's.
+  """
+  return tf.keras.layers.LayerNormalization(
+    axis=list(axes),
+    epsilon=_LAYER_NORM_EPSILON,
+    name=f'normalization_{number}',
+  )

@@ -1,0 +1,326 @@
+"""Recordings of words by known speakers, from a folder of wav files.
+
+Two layouts are read. The Free Spoken Digit Dataset's, as it comes: all files in
+one folder, named `WORD_SPEAKER_TAKE.wav`, such as `7_jackson_32.wav`. And a
+folder for each speaker, named after it, with files `WORD_TAKE.wav` or
+`WORD.wav`; files of two speakers with the same word say the same, which is what
+voices between them are made of.
+
+Each speaker's recordings are divided once and for all. In the order of takes,
+and of words within a take, the first tenth is for tests, as the Free Spoken
+Digit Dataset asks for (takes 0 to 4 of 50), the next tenth for choosing the
+best round, and the rest for training.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+import pathlib
+import re
+import struct
+from typing import Any
+
+import numpy as np
+
+from tasks.errors import DataError
+from tasks.preference.task import SIZES
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+
+# Steps down to the files, where they exist.
+FOLDERS = ('speech', 'fsdd', 'recordings')
+
+_REMEDY = (
+  'Fetch the Free Spoken Digit Dataset by hand and put it into the folder '
+  "'speech/fsdd' below --data_dir or $TFF_PARTIAL_DATA_DIR, or give a folder "
+  'that has one of wav files for each speaker, or use --data=synthetic, which '
+  'needs no files.'
+)
+_REMEDY_FORMAT = (
+  'Convert it to uncompressed PCM of 8 or 16 bits, or take it out of the '
+  'folder.'
+)
+
+_FSDD_NAME = re.compile(r'(?P<word>.+)_(?P<speaker>[^_]+)_(?P<take>\d+)')
+_SPEAKERS_NAME = re.compile(r'(?P<word>.+?)(_(?P<take>\d+))?')
+
+# Of whom it likes, a user needs so many different recordings in each part.
+LEAST = {part: size // 2 for part, size in SIZES.items()}
+_LEAST_RATE = 4_000
+
+# The kind of a wav file's samples, channels, samples a second, bytes a second,
+# bytes of all channels' samples, bits of one.
+_FORMAT = struct.Struct('<HHIIHH')
+_PCM = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recording:
+  """Somebody says something.
+
+  Attributes:
+    speaker: Who.
+    word: What.
+    take: Tells recordings of the same word by the same speaker apart.
+    samples: float32 `[samples]`, between -1 and 1.
+  """
+
+  speaker: str
+  word: str
+  take: int
+  samples: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+  """Recordings of all speakers.
+
+  Attributes:
+    name: Where they come from.
+    rate: Samples per second.
+    recordings: All of them, by speaker, then take, then word.
+  """
+
+  name: str
+  rate: int
+  recordings: tuple[Recording, ...]
+
+  @property
+  def speakers(self) -> list[str]:
+    """All speakers, in order."""
+    return sorted({recording.speaker for recording in self.recordings})
+
+
+def divide(corpus: Corpus) -> dict[tuple[str, str], list[Recording]]:
+  """Divides the recordings of each speaker into parts.
+
+  Args:
+    corpus: All recordings.
+
+  Returns:
+    Speaker and part to recordings, in their order.
+
+  Raises:
+    DataError: If there is one speaker alone, or one with too few recordings.
+  """
+  speakers = corpus.speakers
+  if len(speakers) < 2:
+    raise DataError(
+      f'{corpus.name}: all recordings are of {speakers[0]!r}. Nobody can '
+      'prefer one voice of one; add another speaker.'
+    )
+  divided = {}
+  for speaker in speakers:
+    mine = [r for r in corpus.recordings if r.speaker == speaker]
+    if len(mine) < sum(LEAST.values()):
+      raise DataError(
+        f'{corpus.name}: speaker {speaker!r} has {len(mine)} recordings, and '
+        f'{sum(LEAST.values())} are the least: {LEAST[TRAIN]} to train with, '
+        f'{LEAST[VALIDATION]} to choose the best round, {LEAST[TEST]} to '
+        'test. Record more, or take the speaker out.'
+      )
+    tenth = len(mine) // 10
+    until_test = max(tenth, LEAST[TEST])
+    until_validation = until_test + max(tenth, LEAST[VALIDATION])
+    divided[speaker, TEST] = mine[:until_test]
+    divided[speaker, VALIDATION] = mine[until_test:until_validation]
+    divided[speaker, TRAIN] = mine[until_validation:]
+  return divided
+
+
+def load(data_dir: str | os.PathLike[str] | None) -> Corpus:
+  """Reads all recordings below a folder, see the module.
+
+  Args:
+    data_dir: Holds `speech/fsdd/recordings`, or is a folder on the way there,
+      or holds or is a folder of folders of speakers.
+
+  Raises:
+    DataError: If there are no wav files, or one is misnamed, damaged, of
+      another format, or of another sampling rate; names it.
+  """
+  if not data_dir:
+    raise DataError(f'Speech: no data folder is named. {_REMEDY}')
+  folder = pathlib.Path(os.path.expanduser(data_dir))
+  for name in FOLDERS:
+    if (folder / name).is_dir():
+      folder = folder / name
+  if not folder.is_dir():
+    raise DataError(f'{folder}: there is no such folder. {_REMEDY}')
+  described = _describe_all(folder)
+  first, rate = described[0]['path'], 0
+  recordings = []
+  for fields in described:
+    path = fields['path']
+    samples, found = read_wav(path)
+    if found < _LEAST_RATE:
+      raise DataError(
+        f'{path}: {found} samples a second tell no voices apart; {_LEAST_RATE} '
+        'are the least.'
+      )
+    rate = rate or found
+    if found != rate:
+      raise DataError(
+        f'{path}: {found} samples a second, but {first} has {rate}. Convert '
+        'all files to one sampling rate.'
+      )
+    recordings.append(
+      Recording(
+        fields['speaker'], fields['word'], int(fields['take'] or 0), samples
+      )
+    )
+  name = folder.parent.name if folder.name == FOLDERS[-1] else folder.name
+  return build_corpus(name, rate, recordings)
+
+
+def build_corpus(
+  name: str, rate: int, recordings: Sequence[Recording]
+) -> Corpus:
+  """Puts recordings in order.
+
+  Args:
+    name: Where they come from.
+    rate: Samples per second.
+    recordings: In any order.
+  """
+  return Corpus(
+    name,
+    rate,
+    tuple(sorted(recordings, key=lambda r: (r.speaker, r.take, r.word))),
+  )
+
+
+def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
+  """Reads a file; of several channels it takes the mean.
+
+  Args:
+    path: A wav file, PCM of 8 or 16 bits.
+
+  Returns:
+    float32 `[samples]` between -1 and 1, and how many of them make a second.
+
+  Raises:
+    DataError: If it is none, cut short, or at odds with itself; names the byte.
+  """
+  try:
+    data = path.read_bytes()
+  except OSError as error:
+    raise DataError(
+      f'{path}: cannot be read ({error.strerror or error}). Change its '
+      'permissions, or take it out of the folder.'
+    ) from error
+  chunks = _chunks(data, path)
+  begin, size = chunks.get(b'fmt ', (0, 0))
+  if size < _FORMAT.size:
+    raise _no_wav(path, begin, 'there is no whole chunk of the format')
+  kind, channels, rate, per_second, frame, bits = _FORMAT.unpack_from(
+    data, begin
+  )
+  if kind != _PCM or bits not in (8, 16):
+    raise DataError(
+      f'{path}, byte {begin}: the format is {kind:#06x}, and samples have '
+      f'{bits} bits. {_REMEDY_FORMAT}'
+    )
+  # One number alone may be damaged, and then sound becomes noise.
+  if not channels or (frame, per_second) != (
+    channels * bits // 8,
+    rate * frame,
+  ):
+    raise _no_wav(
+      path,
+      begin,
+      f'{channels} channels of {bits} bits and {rate} samples a second do not '
+      f'make {frame} bytes a sample and {per_second} a second',
+    )
+  if b'data' not in chunks:
+    raise _no_wav(path, len(data), 'there is no chunk of sound')
+  begin, size = chunks[b'data']
+  found = len(data) - begin
+  if not size or size > found or size % frame:
+    raise DataError(
+      f'{path}, byte {begin}: expected {size} bytes of sound, {frame} a '
+      f'sample, found {min(size, found)}. Fetch it again, or take it out of '
+      'the folder.'
+    )
+  if bits == 8:  # Without a sign; 128 is silence.
+    whole = np.frombuffer(data, np.uint8, size, begin).astype(np.float32)
+    samples = (whole - 128) / 128
+  else:
+    whole = np.frombuffer(data, '<i2', size // 2, begin).astype(np.float32)
+    samples = whole / 32768
+  return samples.reshape(-1, channels).mean(axis=1), rate
+
+
+def _chunks(data: bytes, path: pathlib.Path) -> dict[bytes, tuple[int, int]]:
+  """Where the first chunk of each name begins, and its size as it says."""
+  if data[:4] != b'RIFF' or data[8:12] != b'WAVE':
+    raise _no_wav(path, 0, 'it does not begin as a RIFF file of WAVE')
+  (size,) = struct.unpack_from('<I', data, 4)
+  if size + 8 != len(data):
+    raise _no_wav(
+      path, 4, f'it should have {size + 8} bytes and has {len(data)}'
+    )
+  chunks: dict[bytes, tuple[int, int]] = {}
+  place = 12
+  while b'data' not in chunks and place + 8 <= len(data):
+    name = data[place : place + 4]
+    (size,) = struct.unpack_from('<I', data, place + 4)
+    begin, place = place + 8, place + 8 + size + size % 2
+    if name != b'data' and begin + size > len(data):
+      raise _no_wav(
+        path,
+        begin - 8,
+        f'the chunk {name!r} has {size} bytes, and the file ends after '
+        f'{len(data) - begin}',
+      )
+    chunks.setdefault(name, (begin, size))
+  return chunks
+
+
+def _no_wav(path: pathlib.Path, place: int, problem: str) -> DataError:
+  return DataError(
+    f'{path}, byte {place}: no wav file that can be read, for {problem}. '
+    f'{_REMEDY_FORMAT}'
+  )
+
+
+def _describe_all(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """The files of a folder in either layout, and what their names say."""
+  described = [
+    _describe(path, _FSDD_NAME, 'WORD_SPEAKER_TAKE.wav')
+    for path in _wav_files(folder)
+  ] or [
+    {**_describe(path, _SPEAKERS_NAME, 'WORD.wav'), 'speaker': own.name}
+    for own in sorted(folder.iterdir())
+    if own.is_dir()
+    for path in _wav_files(own)
+  ]
+  if not described:
+    raise DataError(
+      f'{folder}: there are no wav files, neither in it nor in folders of '
+      f'speakers. {_REMEDY}'
+    )
+  return described
+
+
+def _wav_files(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The wav files of a folder, in order, but for hidden ones."""
+  return sorted(
+    path
+    for path in folder.iterdir()
+    if path.suffix.lower() == '.wav' and not path.name.startswith('.')
+  )
+
+
+def _describe(
+  path: pathlib.Path, pattern: re.Pattern[str], form: str
+) -> dict[str, Any]:
+  """What a file's name says: word, speaker and take."""
+  match = pattern.fullmatch(path.stem)
+  if match is None:
+    raise DataError(
+      f'{path}: expected a name of the form {form}. Rename the file, or put '
+      'files into one folder for each speaker.'
+    )
+  return {'path': path, **match.groupdict()}

@@ -1,0 +1,340 @@
+"""What tasks have in common whose users like one kind of examples.
+
+As in section 4 of FedEmbed: each user has 20 images to train with and 10 to be
+tested on, half of them liked. The kind that a user likes is its true
+sub-population, which a method may be told (FedEmbed-Type) or must find out. Ten
+further images of a user choose the best round; the paper has none. What is not
+an image by itself, such as sound, is made one.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tasks import images as images_lib
+from tasks.errors import OptionError
+from tasks.options import option
+from tasks.preference import f1
+from tasks.preference import models as preference_models
+from tasks.preference import preferences
+from tasks.task import CLUSTERS
+from tasks.task import HEAD_CLUSTERS
+from tasks.task import HEADS
+from tasks.task import KnowsUsers
+from tasks.task import MeasuredByProtocol
+from tasks.task import OWN_HEAD
+from tasks.task import SEEN
+from tasks.task import TaskOptions
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+from tff_partial import random_bits
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.model import models
+
+BALANCED, IMBALANCED = 'balanced', 'imbalanced'
+
+# Examples of a user in each part; half of them are liked.
+SIZES = {TRAIN: 20, VALIDATION: 10, TEST: 10}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(TaskOptions):
+  """What can be chosen about such a task; the defaults are the paper's."""
+
+  title: ClassVar[str] = 'Tasks mnist_preference and speech_preference'
+
+  shares: str = option(
+    BALANCED,
+    'How common each preference is among users.',
+    choices=(BALANCED, IMBALANCED),
+  )
+  num_users: int | None = option(
+    None,
+    "All users; 0 for the paper's 9,000 of digits and 900 of voices, and for "
+    '300 and 200 of the synthetic data.',
+    flag='preference_users',
+    at_least=1,
+    for_none=0,
+  )
+  repeat_images: bool = option(
+    True,
+    'Whether users may share images or utterances; else fewer users have some '
+    'that nobody shares.',
+  )
+  validation_users: int = option(
+    1_000, 'Users who choose the best round.', at_least=1
+  )
+  embedding_size: int = option(
+    0,
+    'Length of the personal embedding, at most the width of an image and the '
+    'height of a spectrogram; 0 for none, but for as much with FedEmbed.',
+    at_least=0,
+  )
+  local: str = option(
+    '',
+    "What is the user's where a part of the model is, as a regular expression "
+    'over names of layers and variables; by default the personal embedding, or '
+    'the last layer where there is none.',
+  )
+  activation: str = option(
+    '',
+    'Between the layers of the encoder; the paper prints none.',
+    choices=('', 'relu', 'elu', 'gelu', 'tanh'),
+  )
+  type_head: bool = option(
+    True,
+    "Whether FedEmbed's model learns from its type head; Figure 4 leaves it "
+    'out.',
+  )
+  embedding_spread: float = option(
+    1.0,
+    "Where the uniform distribution ends that FedEmbed's first embeddings and "
+    'prototypes are drawn from; it begins at 0.',
+  )
+  prototypical_share: float = option(
+    0.1,
+    "Which share of each sub-population's users are prototypical; one at "
+    'least.',
+    at_least=0,
+    at_most=1,
+  )
+
+  def flag_prefix(self) -> str:
+    """Begins the names of the flags."""
+    return 'preference_'
+
+  def __post_init__(self) -> None:
+    """Checks the spread."""
+    super().__post_init__()
+    if self.embedding_spread <= 0:
+      raise OptionError(
+        f'embedding_spread: {self.embedding_spread} is no width. Give a '
+        'positive number.'
+      )
+
+
+class PreferenceTask(MeasuredByProtocol, KnowsUsers):
+  """Users as clients, who like one kind of images each.
+
+  Attributes:
+    images: All images; their labels are the kinds.
+    shares: The share of the users that like each kind.
+    num_groups: How many sub-populations there are, one for each kind.
+    parts: The parts of the model that has them.
+    selection_metric: The metric that chooses the best round.
+    higher_is_better: Whether a larger value of it is better.
+  """
+
+  name: str
+  selection_metric = 'f1'
+  higher_is_better = True
+  learned_from_training: tuple[str, ...] = ()
+  protocol = SEEN
+  attribute = 'what the user likes'
+  own_weights = preference_models.PERSONAL
+
+  def __init__(
+    self,
+    images: images_lib.Images,
+    shares: Sequence[float],
+    num_users: int,
+    options: Options,
+    seed: int,
+    *,
+    part_of: np.ndarray | None = None,
+    build_encoder: Callable[..., tf.keras.Model],
+  ):
+    """Draws the users' images.
+
+    Args:
+      images: All images.
+      shares: The share of the users that like each kind.
+      num_users: All users, if the options do not say.
+      options: What can be chosen.
+      seed: The run's seed: images are drawn by it, and the weights start from
+        it.
+      part_of: `[images]`: the part of the data that each image is for. Without,
+        any may be in any part.
+      build_encoder: Makes of an image's shape, channels and an activation what
+        turns images into features, as `preference_models.build_encoder` does.
+
+    Raises:
+      OptionError: If there are too few images or users.
+    """
+    self.images = images
+    self.shares = tuple(shares)
+    self.num_groups = len(self.shares)
+    num_users = options.num_users or num_users
+    if num_users < self.num_groups:
+      raise OptionError(
+        f'num_users: {num_users} users cannot like all {self.num_groups} '
+        f'kinds. Give at least {self.num_groups}.'
+      )
+    users_of = preferences.numbers_of_users(num_users, self.shares)
+    self._prototypical_users = [
+      max(round(options.prototypical_share * number), 1) for number in users_of
+    ]
+    self._parts = preferences.draw(
+      images.labels,
+      users_of,
+      SIZES,
+      part_of=part_of,
+      repeat=options.repeat_images,
+      seed=seed,
+    )
+    chosen = random_bits.generator(seed, 'validation').permutation(
+      sorted(self._parts[VALIDATION])
+    )[: options.validation_users]
+    self._parts[VALIDATION] = {
+      user: self._parts[VALIDATION][user] for user in sorted(chosen.tolist())
+    }
+    self._options = options
+    self.parts = (
+      preference_models.PARTS
+      if options.type_head
+      else preference_models.PARTS_WITHOUT_TYPES
+    )
+    self._seed = seed
+    self._build_encoder = build_encoder
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds FedEmbed's model, with a single head or with all heads.
+
+    Args:
+      user: OWN for personal embeddings or heads, see `Options`; NOBODY; or
+        HEADS or OWN_HEAD for FedEmbed's model with all heads; or CLUSTERS or
+        HEAD_CLUSTERS for PFedKM's.
+
+    Raises:
+      OptionError: If it is another form.
+    """
+    options = self._options
+    shape, ink = self.images.shape, self.images.ink
+    activation = options.activation or None
+    metrics = functools.partial(build_metrics, self.shares)
+    if user in (HEADS, OWN_HEAD, CLUSTERS, HEAD_CLUSTERS):
+      common = (self.num_groups, activation, self._build_encoder)
+      clustered = {
+        CLUSTERS: preference_models.build_clustered,
+        HEAD_CLUSTERS: preference_models.build_head_clustered,
+      }
+      return preference_models.build_partial(
+        functools.partial(clustered[user], shape, ink, *common)
+        if user in clustered
+        else functools.partial(
+          preference_models.build_fed_embed,
+          shape,
+          ink,
+          # The longest that fits onto the diagonal.
+          options.embedding_size or min(shape),
+          *common,
+          options.embedding_spread,
+        ),
+        user,
+        self.num_groups,
+        type_head=options.type_head,
+        metrics=metrics,
+        seed=self._seed,
+      )
+    own = (
+      preference_models.PERSONAL if options.embedding_size else images_lib.HEAD
+    )
+    return images_lib.build_partial(
+      functools.partial(
+        preference_models.build_preference,
+        shape,
+        ink,
+        options.embedding_size,
+        activation,
+        self._build_encoder,
+      ),
+      user,
+      options.local or own,
+      loss=preference_models.preference_loss,
+      metrics=metrics,
+      labels=preference_models.LABEL_SPEC,
+      seed=self._seed,
+    )
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, for the result."""
+    held = {
+      part: np.concatenate(list(clients.values()))
+      for part, clients in self._parts.items()
+    }
+    is_trained = np.isin(held[TEST], held[TRAIN])
+    users = np.bincount(
+      [preferences.kind_liked_by(user) for user in self._parts[TRAIN]]
+    )
+    return {
+      'name': self.images.name,
+      'images': len(self.images),
+      'users': len(self._parts[TRAIN]),
+      'users_of_sub_populations': users.tolist(),
+      'test_images_trained_on_by_somebody': float(is_trained.mean()),
+      **{
+        part: {
+          'users': len(clients),
+          'images': len(held[part]),
+          'distinct_images': len(np.unique(held[part])),
+        }
+        for part, clients in self._parts.items()
+      },
+    }
+
+  @property
+  def attributes(self) -> dict[str, str]:
+    """Each user's true sub-population: the kind that it likes."""
+    return {
+      user: str(preferences.kind_liked_by(user)) for user in self._parts[TRAIN]
+    }
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs the users of one part: TRAIN, VALIDATION or TEST.
+
+    The images to be measured come after those of the training part and are
+    marked, so that whoever personalises has these.
+    """
+    wanted = self._parts[part]
+    held = [wanted]
+    if part != TRAIN:
+      train = self._parts[TRAIN]
+      held = [{user: train[user] for user in wanted}, wanted]
+    return images_lib.pack(self.images.pixels, held, self._labels, example_spec)
+
+  def _labels(self, user: str, images: np.ndarray) -> np.ndarray:
+    """What a user thinks of images: int32 `[images, 4]`."""
+    kinds = self.images.labels[images]
+    liked = preferences.kind_liked_by(user)
+    number = self._prototypical_users[liked]
+    is_prototypical = preferences.number_of(user) < number
+    return np.stack(
+      [
+        kinds == liked,
+        kinds,
+        np.full_like(kinds, liked),
+        np.full_like(kinds, is_prototypical),
+      ],
+      axis=-1,
+    ).astype(np.int32)
+
+
+def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
+  """Builds `accuracy`, and `f1` as a whole and of each sub-population.
+
+  Args:
+    shares: The share of each sub-population among the users.
+  """
+  return [
+    preference_models.PreferenceAccuracy('accuracy'),
+    *f1.build_metrics(shares),
+  ]

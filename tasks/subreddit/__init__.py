@@ -1,0 +1,1 @@
+"""Comments and messages by many authors, as in the FURL paper."""

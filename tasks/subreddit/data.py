@@ -1,0 +1,406 @@
+"""Documents by many authors: where they come from and how they are divided.
+
+Two data sets of section 4.1 of the FURL paper. `load_comments` reads comments
+of Reddit as its dumps have them; the class is the subreddit. `load_messages`
+reads a user's own messages with a label of 0 or 1, as the paper's Sticker data,
+which were never published: whether a suggestion was clicked on. Authors are
+clients, and each author's documents are divided (`divide_orders`).
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+from absl import logging
+import numpy as np
+
+from tasks.errors import DataError
+from tasks.files import json_lines
+from tff_partial import random_bits
+
+REMEDY_NO_DATA = (
+  'Put files of JSON lines there, one {record} a line, name another folder '
+  'with --data_dir or $TFF_PARTIAL_DATA_DIR, or use invented data with '
+  '--data=synthetic, which needs no files.'
+)
+
+# What Reddit's dumps hold in place of an author or a text that is gone.
+_GONE = frozenset(('[deleted]', '[removed]'))
+
+_COMMENT = (
+  json_lines.Field(('author',), json_lines.identifier),
+  json_lines.Field(('subreddit',), json_lines.identifier),
+  json_lines.Field(('created_utc', 'time'), json_lines.seconds),
+  json_lines.Field(('body',), json_lines.text),
+)
+_MESSAGE = (
+  json_lines.Field(('user',), json_lines.identifier),
+  json_lines.Field(('label',), json_lines.binary),
+  json_lines.Field(('time',), json_lines.seconds),
+  json_lines.Field(('text',), json_lines.text),
+)
+
+# An author, a label, a time and a text.
+_Record = tuple[str, Any, int, str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Documents:
+  """Short texts, each with an author, a time and a label.
+
+  The arrays have one row a document, `[documents]`. Rows are sorted by author,
+  then time; documents of one author and second keep the order of the files.
+
+  Attributes:
+    name: The data set.
+    authors: The authors' names, sorted.
+    labels: The classes' names, the commonest first; for a label of 0 or 1 the
+      names '0' and '1'.
+    author: int32, the place in `authors`.
+    label: int32, the place in `labels`.
+    time: int64, seconds since 1970.
+    texts: The texts, cut.
+    left_out: How many documents were left out, by reason.
+  """
+
+  name: str
+  authors: tuple[str, ...]
+  labels: tuple[str, ...]
+  author: np.ndarray
+  label: np.ndarray
+  time: np.ndarray
+  texts: np.ndarray
+  left_out: dict[str, int]
+
+  def __len__(self) -> int:
+    return len(self.author)
+
+  @property
+  def has_several_labels(self) -> np.ndarray:
+    """Which authors have documents of more than one class, `[authors]`."""
+    return (label_counts(self, np.ones(len(self), bool)) > 0).sum(axis=1) > 1
+
+  def describe(self) -> dict[str, Any]:
+    """Counts documents, authors and classes, and what was left out."""
+    return {
+      'documents': len(self),
+      'authors': len(self.authors),
+      'mixed_authors': int(self.has_several_labels.sum()),
+      'labels': len(self.labels),
+      'left_out': dict(self.left_out),
+    }
+
+
+def load_comments(
+  folder: str | os.PathLike[str],
+  *,
+  num_subreddits: int = 256,
+  min_comments: int = 150,
+  max_comments: int | None = 500,
+  max_chars: int = 280,
+) -> Documents:
+  """Reads Reddit's comments from files of JSON lines, in two passes.
+
+  A dump may be large: the first pass counts, the second one keeps what is
+  used. Comments whose author or text is gone, and empty ones, are left out
+  first. Of the others those in the subreddits with the most comments are kept,
+  and of these those of authors with neither too few nor too many.
+
+  Args:
+    folder: Holds files `*.jsonl`, `*.ndjson` or `RC_*`, perhaps compressed
+      (`.gz`, `.bz2`, `.xz`, `.zst`), or a folder `subreddit` that does. A line
+      has the fields author, subreddit, body, and created_utc or time.
+    num_subreddits: How many subreddits to keep; of equally large ones the
+      first by name.
+    min_comments: Authors with fewer are left out.
+    max_comments: Authors with more are left out; None for no limit.
+    max_chars: Texts are cut to this length.
+
+  Raises:
+    DataError: If there are no files, one is damaged, or nothing is left.
+  """
+  remedy = REMEDY_NO_DATA.format(record='comment')
+  files = json_lines.find(folder, 'subreddit', ('RC_*',), remedy)
+  return _gather(
+    'subreddit',
+    lambda: _records(files, _COMMENT),
+    num_labels=num_subreddits,
+    min_documents=min_comments,
+    max_documents=max_comments,
+    max_chars=max_chars,
+  )
+
+
+def load_messages(
+  folder: str | os.PathLike[str],
+  *,
+  min_messages: int = 1,
+  max_messages: int | None = None,
+  max_chars: int = 280,
+) -> Documents:
+  """Reads messages that each have a label of 0 or 1 from files of JSON lines.
+
+  Args:
+    folder: Holds files `*.jsonl` or `*.ndjson`, perhaps compressed, or a folder
+      `sticker` that does. A line has the fields user, text, label and time.
+    min_messages: Users with fewer are left out.
+    max_messages: Users with more are left out; None for no limit.
+    max_chars: Texts are cut to this length.
+
+  Raises:
+    DataError: If there are no files, one is damaged, or nothing is left.
+  """
+  remedy = REMEDY_NO_DATA.format(record='message')
+  files = json_lines.find(folder, 'sticker', (), remedy)
+  return _gather(
+    'sticker',
+    lambda: _records(files, _MESSAGE),
+    labels=(0, 1),
+    min_documents=min_messages,
+    max_documents=max_messages,
+    max_chars=max_chars,
+  )
+
+
+def from_records(
+  name: str, records: Sequence[_Record], labels: Sequence[Any] | None = None
+) -> Documents:
+  """Makes documents of records in memory, of which none is left out."""
+  return _gather(name, lambda: iter(records), labels=labels)
+
+
+def label_counts(documents: Documents, rows: np.ndarray) -> np.ndarray:
+  """Counts each author's documents by class.
+
+  Args:
+    documents: All documents.
+    rows: Which of them count: their places, or bool `[documents]`.
+
+  Returns:
+    int64 `[authors, labels]`.
+  """
+  shape = (len(documents.authors), len(documents.labels))
+  cells = documents.author[rows] * shape[1] + documents.label[rows]
+  return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def places_in_history(documents: Documents, known: np.ndarray) -> np.ndarray:
+  """Says when documents were written, by the author's documents that are known.
+
+  Args:
+    documents: All documents.
+    known: Places of those that are known.
+
+  Returns:
+    float32 `[documents]`: 0 for an author's first known document and what came
+    before it, 1 for its last one and what came after it, and between them by
+    their number.
+  """
+  known = np.sort(known)
+  rows = np.arange(len(documents))
+  author = documents.author[known]
+  first = np.searchsorted(author, documents.author)
+  last = np.searchsorted(author, documents.author, side='right') - 1
+  number = np.searchsorted(known, rows) - np.where(np.isin(rows, known), 0, 0.5)
+  place = (number - first) / np.maximum(last - first, 1)
+  return np.clip(place, 0.0, 1.0).astype(np.float32)
+
+
+def author_orders(
+  documents: Documents, *, by_time: bool, seed: int
+) -> Iterator[np.ndarray]:
+  """Yields the places of each author's documents, in time or a drawn order."""
+  bounds = np.searchsorted(
+    documents.author, np.arange(len(documents.authors) + 1)
+  )
+  for author, start, end in zip(
+    documents.authors, bounds[:-1], bounds[1:], strict=True
+  ):
+    order = np.arange(start, end)
+    if not by_time:
+      order = generator(seed, 'split', author).permutation(order)
+    yield order
+
+
+def divide_orders(
+  orders: Sequence[np.ndarray], fractions: Sequence[float]
+) -> list[np.ndarray]:
+  """Divides every author's documents.
+
+  Of an author's n documents, a part ends at n times the summed fractions up to
+  it, rounded down: 76 documents become 60, 8 and 8. The first part has at least
+  one document of every author; other parts may have none.
+
+  Args:
+    orders: The places of each author's documents, in the order to cut.
+    fractions: A share of each author's documents for each part; together 1.
+
+  Returns:
+    For each part the places of its documents.
+
+  Raises:
+    DataError: If the fractions are not shares that make up 1.
+  """
+  if min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6 or not fractions[0]:
+    raise DataError(
+      f'The shares {tuple(fractions)} do not divide documents: none may be '
+      'negative, the first one must be larger than 0, and together they must '
+      'be 1.'
+    )
+  ends = np.cumsum(fractions)
+  parts: list[list[np.ndarray]] = [[] for _ in fractions]
+  for order in orders:
+    # The small number keeps a product such as 0.7 * 10 from falling below 7.
+    cuts = np.maximum(np.floor(len(order) * ends[:-1] + 1e-6).astype(int), 1)
+    for part, piece in zip(parts, np.split(order, cuts), strict=True):
+      part.append(piece)
+  return [np.concatenate(part) for part in parts]
+
+
+def hold_out(documents: Documents, share: float, seed: int) -> np.ndarray:
+  """Draws the authors who take no part in training, bool `[authors]`.
+
+  Args:
+    documents: All documents.
+    share: How many of the authors, rounded to the nearest whole number.
+    seed: Chooses them.
+
+  Raises:
+    DataError: If the share leaves nobody to train with, or is no share.
+  """
+  number = len(documents.authors)
+  count = round(share * number) if 0 <= share < 1 else number
+  if count >= number:
+    raise DataError(
+      f'A share of {share} of {number} authors cannot be held out: at least '
+      'one must be left to train with.'
+    )
+  held = np.zeros(number, bool)
+  held[generator(seed, 'hold out').permutation(number)[:count]] = True
+  return held
+
+
+def generator(seed: int, *words: int | str) -> np.random.Generator:
+  """Returns a generator that belongs to a seed and what it is used for."""
+  return random_bits.generator('documents', seed, *words)
+
+
+def _records(
+  files: Sequence[pathlib.Path], fields: Sequence[json_lines.Field]
+) -> Iterator[_Record]:
+  for path in files:
+    yield from json_lines.read(path, fields)
+
+
+def _why_left_out(author: str, text: str) -> str | None:
+  """Says why a document is no use, if it is none."""
+  if author in _GONE:
+    return 'author_deleted'
+  if text in _GONE:
+    return 'text_deleted'
+  if not text or text.isspace():
+    return 'text_empty'
+  return None
+
+
+def _gather(
+  name: str,
+  read: Callable[[], Iterator[_Record]],
+  *,
+  labels: Sequence[Any] | None = None,
+  num_labels: int | None = None,
+  min_documents: int = 1,
+  max_documents: int | None = None,
+  max_chars: int | None = None,
+) -> Documents:
+  """Counts the records, then keeps those that are used.
+
+  Args:
+    name: Name of the data set.
+    read: Starts to read; called twice.
+    labels: The classes in order; None for those that occur, by size.
+    num_labels: How many classes to keep, at most.
+    min_documents: Authors with fewer documents of these classes are left out.
+    max_documents: Authors with more are left out.
+    max_chars: Texts are cut to this length.
+  """
+  counts: collections.Counter[tuple[str, Any]] = collections.Counter()
+  left_out: collections.Counter[str] = collections.Counter()
+  for author, label, _, text in read():
+    reason = _why_left_out(author, text)
+    if reason is None:
+      counts[author, label] += 1
+    else:
+      left_out[reason] += 1
+  kept_labels, authors = _choose(
+    counts, labels, num_labels, min_documents, max_documents, left_out
+  )
+  if not authors:
+    raise DataError(
+      f'{name}: no author has at least {min_documents} documents'
+      + (f' and at most {max_documents}' if max_documents else '')
+      + f' that can be used. Left out were {dict(left_out)}. Allow authors '
+      'with other numbers of documents, or give more data.'
+    )
+  for reason, number in left_out.items():
+    logging.info('%s: %d documents left out: %s.', name, number, reason)
+
+  label_codes = {label: code for code, label in enumerate(kept_labels)}
+  author_codes = {author: code for code, author in enumerate(authors)}
+  rows: list[tuple[int, int, int]] = []
+  texts: list[str] = []
+  for author, label, time, text in read():
+    if (
+      author in author_codes
+      and label in label_codes
+      and _why_left_out(author, text) is None
+    ):
+      rows.append((author_codes[author], label_codes[label], time))
+      texts.append(text[:max_chars])
+  whose, classes, times = np.array(rows, np.int64).T
+  order = np.lexsort((times, whose))  # It is stable.
+  return Documents(
+    name=name,
+    authors=authors,
+    labels=tuple(str(label) for label in kept_labels),
+    author=whose[order].astype(np.int32),
+    label=classes[order].astype(np.int32),
+    time=times[order],
+    texts=np.array(texts, object)[order],
+    left_out=dict(left_out),
+  )
+
+
+def _choose(
+  counts: collections.Counter[tuple[str, Any]],
+  labels: Sequence[Any] | None,
+  num_labels: int | None,
+  min_documents: int,
+  max_documents: int | None,
+  left_out: collections.Counter[str],
+) -> tuple[Sequence[Any], tuple[str, ...]]:
+  """Chooses classes and authors by their numbers of documents."""
+  by_label: collections.Counter[Any] = collections.Counter()
+  for (_, label), count in counts.items():
+    by_label[label] += count
+  if labels is None:
+    labels = sorted(by_label, key=lambda label: (-by_label[label], label))
+    labels = labels[:num_labels]
+  by_author: collections.Counter[str] = collections.Counter()
+  for (author, label), count in counts.items():
+    if label in labels:
+      by_author[author] += count
+    else:
+      left_out['label_not_kept'] += count
+  authors = []
+  for author, count in sorted(by_author.items()):
+    if count < min_documents:
+      left_out['author_too_small'] += count
+    elif max_documents is not None and count > max_documents:
+      left_out['author_too_large'] += count
+    else:
+      authors.append(author)
+  return labels, tuple(authors)

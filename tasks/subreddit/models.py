@@ -1,0 +1,460 @@
+"""The document model of the FURL paper's Figure 1, in three forms.
+
+A text is read by an embedding of its characters and a bidirectional LSTM; a
+user's vector is put beside what it says, and an MLP makes the prediction. The
+user's vector is the client's own (`OWN`), a row of a table of all users
+(`TABLE`), or left out (`NOBODY`).
+
+Where this deviates from the paper, which prints no sizes: what the LSTM says at
+all places of the text is joined by its maximum and its mean, which learn faster
+than its last value alone. Five options are off at first. Characters can be
+embedded with those before them (hashed n-grams), and the LSTM can read the
+maximum of several places as one, which makes texts shorter. The mean of what is
+embedded can stand beside what the LSTM says, as in a linear classifier of
+n-grams. A share of the documents can be trained on as if nobody knew who wrote
+them: where the author tells nearly all, texts are hardly read otherwise. And a
+user's vector can drift: to the one that stays is added what lies between the
+control points of the user's history (as biases do in Koren, Collaborative
+Filtering with Temporal Dynamics, KDD 2009).
+"""
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.options import option
+from tasks.options import Options
+from tasks.task import NOBODY
+from tasks.task import OWN
+from tasks.task import TABLE
+from tasks.task import USER_FORMS
+from tff_partial import layers as our_layers
+
+# What belongs to one user, for `from_keras`; with a learned default what is
+# added to it, and without one everything.
+LOCAL_WEIGHTS = 'user_embedding/own'
+# Those of all users, in a table at the server.
+TABLE_WEIGHTS = 'user_embedding/embeddings'
+
+# The names of the inputs, of which a model has the first alone or several.
+TEXT, USER, WHEN = 'text', 'user', 'when'
+
+# A prime above the number of characters, and one that keeps int32 from
+# overflowing when it is multiplied by the former.
+_HASH_FACTOR, _HASH_MODULUS = 257, 8_388_593
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes(Options):
+  """The sizes of the model."""
+
+  char_embedding: int = option(
+    16, 'Length of the vector of a character.', at_least=1
+  )
+  ngram_lengths: tuple[int, ...] = option(
+    (),
+    'Characters are also embedded together with those before them, as n-grams '
+    'of these lengths, such as 3,4.',
+  )
+  ngram_buckets: int = option(
+    8192, 'Rows of the table of n-grams of each length.', at_least=2
+  )
+  places_per_step: int = option(
+    1,
+    'How many characters, by their maximum, are one step of the LSTM.',
+    at_least=1,
+  )
+  lstm_units: int = option(
+    32, 'Units of the LSTM in each direction.', at_least=1
+  )
+  mlp_units: tuple[int, ...] = option(
+    (64,), 'Units of the hidden layers of the MLP, such as 64,32.'
+  )
+  user_embedding: int = option(
+    32,
+    "Length of a user's vector; by default the paper's, 32, and 4 for the task "
+    'sticker.',
+    at_least=1,
+    differs_by_task=True,
+  )
+  learned_default: bool = option(
+    False, 'Users begin with a vector that all learn together.'
+  )
+  control_points: int = option(
+    0,
+    "Vectors that are added to a user's, each around its time in the user's "
+    'history, so that users may change: 0, or 2 and more.',
+    at_least=0,
+  )
+  place_dropout: float = option(
+    0.0,
+    'Share of the places of a text that are dropped in training.',
+    at_least=0,
+  )
+  dropout: float = option(
+    0.0,
+    'Share of what is said of a text that is dropped in training.',
+    at_least=0,
+  )
+  mean_of_places: bool = option(
+    False,
+    'The mean of all that is embedded is among what is said of a text.',
+  )
+  unknown_users: float = option(
+    0.0,
+    "Share of the documents that are trained on without the user's vector.",
+    at_least=0,
+  )
+
+  def __post_init__(self) -> None:
+    """Checks that a model can have these sizes."""
+    super().__post_init__()
+    for units in self.mlp_units:
+      _check_positive('mlp_units', units)
+    for length in self.ngram_lengths:
+      _check_positive('ngram_lengths', length)
+    if self.control_points == 1:
+      raise OptionError(
+        f'control_points: {self.control_points} cannot say how a user changes '
+        'between a beginning and an end. Give 0, or at least 2.'
+      )
+    for name in ('place_dropout', 'dropout', 'unknown_users'):
+      share = getattr(self, name)
+      if not 0 <= share < 1:
+        raise OptionError(
+          f'{name}: {share} is no share below 1. Give 0 or more, and less than '
+          '1.'
+        )
+
+
+def build_document_model(
+  vocabulary_size: int,
+  max_chars: int,
+  num_outputs: int | None,
+  sizes: Sizes,
+  *,
+  user: str = NOBODY,
+  num_users: int | None = None,
+) -> tf.keras.Model:
+  """Builds a model from texts to logits.
+
+  Args:
+    vocabulary_size: How many characters there are; 0 pads.
+    max_chars: Length of a text. The input is `[batch, max_chars]` of the type
+      `text_type(vocabulary_size)`.
+    num_outputs: Number of classes, for logits `[batch, classes]`; None for one
+      logit, `[batch]`.
+    sizes: The sizes of the layers.
+    user: One of `USER_FORMS`: whose vector goes in. With `TABLE` the input is a
+      mapping of `TEXT` and `USER`, int32 `[batch]`; with control points it
+      holds `WHEN`, too, float32 `[batch]`, from 0 for the beginning of the
+      user's known history to 1 for its end.
+    num_users: Number of users, for `TABLE`.
+
+  Raises:
+    OptionError: If a size is not positive, or the text is no whole number of
+      steps.
+  """
+  _check_positive('vocabulary_size', vocabulary_size)
+  _check_positive('max_chars', max_chars)
+  if user == TABLE:
+    _check_positive('num_users', num_users or 0)
+  if max_chars % sizes.places_per_step:
+    raise OptionError(
+      f'places_per_step: texts of {max_chars} characters are no whole number '
+      f'of steps of {sizes.places_per_step}. Choose a divisor.'
+    )
+  if user not in USER_FORMS:
+    raise OptionError(f'user: {user!r} is none of {", ".join(USER_FORMS)}.')
+  layers = tf.keras.layers
+  text = layers.Input([max_chars], dtype=text_type(vocabulary_size), name=TEXT)
+  inputs = {TEXT: text}
+  said = _read(text, vocabulary_size, sizes)
+  if sizes.dropout:
+    said = layers.Dropout(sizes.dropout, name='text_dropout')(said)
+  if user != NOBODY:
+    num_vectors = 1 + sizes.control_points
+    if user == OWN:
+      vector = our_layers.PrivateVector(
+        num_vectors * sizes.user_embedding,
+        learned_default=sizes.learned_default,
+        name='user_embedding',
+      )(said)
+    else:
+      inputs[USER] = layers.Input([], dtype=tf.int32, name=USER)
+      vector = layers.Embedding(
+        num_users, num_vectors * sizes.user_embedding, name='user_embedding'
+      )(inputs[USER])
+    if sizes.control_points:
+      inputs[WHEN] = layers.Input([], name=WHEN)
+      vector = Drift(num_vectors, name='drift')([vector, inputs[WHEN]])
+    if sizes.unknown_users:
+      vector = SometimesUnknown(sizes.unknown_users, name='unknown_users')(
+        vector
+      )
+    said = layers.Concatenate(name='text_and_user')([said, vector])
+  for number, units in enumerate(sizes.mlp_units):
+    said = layers.Dense(units, 'relu', name=f'mlp_{number}')(said)
+  logits = layers.Dense(num_outputs or 1, name='logits')(said)
+  if num_outputs is None:
+    logits = layers.Reshape((), name='without_axis')(logits)
+  return tf.keras.Model(
+    inputs if len(inputs) > 1 else text, logits, name='document_model'
+  )
+
+
+def text_type(vocabulary_size: int) -> tf.DType:
+  """The smallest type that numbers the characters."""
+  return tf.uint8 if vocabulary_size <= 256 else tf.int32
+
+
+def _read(text: Any, vocabulary_size: int, sizes: Sizes) -> Any:
+  """What the characters and the LSTM make of a text."""
+  layers = tf.keras.layers
+  places = [
+    layers.Embedding(
+      vocabulary_size, sizes.char_embedding, name='char_embedding'
+    )(text)
+  ]
+  for length in sizes.ngram_lengths:
+    ngrams = NGrams(length, sizes.ngram_buckets, name=f'ngrams_{length}')(text)
+    places.append(
+      layers.Embedding(
+        sizes.ngram_buckets,
+        sizes.char_embedding,
+        name=f'ngram_embedding_{length}',
+      )(ngrams)
+    )
+  said = (
+    layers.Concatenate(name='embeddings')(places)
+    if len(places) > 1
+    else places[0]
+  )
+  if sizes.place_dropout:
+    said = layers.Dropout(
+      sizes.place_dropout,
+      noise_shape=(None, text.shape[1], 1),
+      name='place_dropout',
+    )(said)
+  steps = said
+  if sizes.places_per_step > 1:
+    steps = layers.MaxPooling1D(sizes.places_per_step, name='steps')(said)
+  heard = layers.Concatenate(name='both_directions')(
+    [
+      FusedLSTM(sizes.lstm_units, name='lstm_forward')(steps),
+      FusedLSTM(sizes.lstm_units, go_backwards=True, name='lstm_backward')(
+        steps
+      ),
+    ]
+  )
+  representation = [
+    layers.GlobalMaxPooling1D(name='maximum')(heard),
+    layers.GlobalAveragePooling1D(name='mean')(heard),
+  ]
+  if sizes.mean_of_places:
+    representation.append(MeanOfPlaces(name='mean_of_places')([said, text]))
+  return layers.Concatenate(name='text_representation')(representation)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class FusedLSTM(tf.keras.layers.Layer):
+  """An LSTM whose whole loop over time is one operation of TensorFlow.
+
+  Maps `[batch, time, features]` to `[batch, time, units]`. It computes what the
+  Keras layer of this name computes, but in one kernel forward and one backward:
+  with the small batches of clients, whose time goes into starting operations,
+  it is several times as fast. XLA does not know the operation. The gates lie in
+  the order input, cell, forget, output; in Keras the forget gate is second. A
+  bias of one is added to it, with which Keras begins.
+
+  TensorFlow's newer `BlockLSTMV2` has Keras's order, but TensorFlow 2.14 takes
+  the older operation's gradient for its own, which is then wrong.
+  """
+
+  def __init__(self, units: int, go_backwards: bool = False, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      units: Length of the output.
+      go_backwards: Whether the text is read from its end. What comes out stays
+        in the order of the text.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.units = units
+    self.go_backwards = go_backwards
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    self.kernel = self.add_weight(
+      name='kernel',
+      shape=[input_shape[-1], 4 * self.units],
+      initializer='glorot_uniform',
+    )
+    self.recurrent_kernel = self.add_weight(
+      name='recurrent_kernel',
+      shape=[self.units, 4 * self.units],
+      initializer='orthogonal',
+    )
+    self.bias = self.add_weight(
+      name='bias', shape=[4 * self.units], initializer='zeros'
+    )
+    super().build(input_shape)
+
+  def call(self, inputs: tf.Tensor) -> tf.Tensor:
+    by_time = tf.transpose(inputs, [1, 0, 2])
+    if self.go_backwards:
+      by_time = tf.reverse(by_time, [0])
+    first = tf.zeros([tf.shape(by_time)[1], self.units])
+    no_peephole = tf.zeros([self.units])
+    hidden = tf.raw_ops.BlockLSTM(
+      seq_len_max=tf.shape(by_time, out_type=tf.int64)[0],
+      x=by_time,
+      cs_prev=first,
+      h_prev=first,
+      w=tf.concat([self.kernel, self.recurrent_kernel], 0),
+      wci=no_peephole,
+      wcf=no_peephole,
+      wco=no_peephole,
+      b=self.bias,
+      forget_bias=1.0,
+      cell_clip=-1.0,  # Nothing is clipped.
+      use_peephole=False,
+    ).h
+    if self.go_backwards:
+      hidden = tf.reverse(hidden, [0])
+    hidden = tf.ensure_shape(
+      tf.transpose(hidden, [1, 0, 2]), [None, inputs.shape[1], self.units]
+    )
+    return hidden
+
+  def get_config(self) -> dict[str, Any]:
+    return {
+      **super().get_config(),
+      'units': self.units,
+      'go_backwards': self.go_backwards,
+    }
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class MeanOfPlaces(tf.keras.layers.Layer):
+  """The mean of the vectors of a text's characters, without those that pad it.
+
+  Maps `[batch, time, size]` and the characters, integers `[batch, time]`, to
+  `[batch, size]`; a text without characters to zeros.
+  """
+
+  def call(self, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    vectors, text = inputs
+    is_text = tf.cast(tf.not_equal(text, 0), vectors.dtype)[..., tf.newaxis]
+    total = tf.reduce_sum(vectors * is_text, axis=1)
+    return total / tf.maximum(tf.reduce_sum(is_text, axis=1), 1.0)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class Drift(tf.keras.layers.Layer):
+  """What a user is like at a time: a vector that stays, and one that changes.
+
+  Maps vectors `[batch, vectors * size]` and times `[batch]`, from 0 to 1, to
+  `[batch, size]`: the sum of the first vector and of what lies, at that time,
+  on straight lines between the others, which are evenly spaced control points.
+  """
+
+  def __init__(self, num_vectors: int, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      num_vectors: The vector that stays and the control points, at least two.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.num_vectors = num_vectors
+
+  def call(self, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    vectors, when = inputs
+    size = vectors.shape[-1] // self.num_vectors
+    vectors = tf.reshape(vectors, [-1, self.num_vectors, size])
+    last = self.num_vectors - 2
+    points = tf.range(last + 1, dtype=vectors.dtype)
+    distance = tf.abs(when[:, tf.newaxis] * last - points)
+    shares = tf.maximum(1.0 - distance, 0.0)[..., tf.newaxis]
+    return vectors[:, 0] + tf.reduce_sum(vectors[:, 1:] * shares, axis=1)
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'num_vectors': self.num_vectors}
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class SometimesUnknown(tf.keras.layers.Layer):
+  """Users' vectors, of which some are zero in training.
+
+  Maps `[batch, size]` to the same. Unlike dropout it leaves those that stay as
+  they are, since what follows must do without the others.
+  """
+
+  def __init__(self, share: float, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      share: How many of the vectors are zero, of one.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.share = share
+    self.drop = tf.keras.layers.Dropout(share, noise_shape=(None, 1))
+
+  def call(self, vectors: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+    stays = self.drop(tf.ones_like(vectors), training=training)
+    return vectors * tf.minimum(stays, 1.0)
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'share': self.share}
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class NGrams(tf.keras.layers.Layer):
+  """Numbers each character together with those before it, by hashing.
+
+  Maps integers `[batch, time]` to int32 of the same shape, below `buckets`.
+  Padding stays 0, and nothing else becomes 0.
+  """
+
+  def __init__(self, length: int, buckets: int, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      length: How many characters are numbered together.
+      buckets: How many numbers there are.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.length = length
+    self.buckets = buckets
+
+  def call(self, text: tf.Tensor) -> tf.Tensor:
+    text = tf.cast(text, tf.int32)
+    time = text.shape[1]
+    before = tf.pad(text, [[0, 0], [self.length - 1, 0]])
+    number = tf.zeros_like(text)
+    for place in range(self.length):
+      number = number * _HASH_FACTOR + before[:, place : place + time]
+      number %= _HASH_MODULUS
+    return tf.where(
+      tf.equal(text, 0), 0, 1 + number % tf.constant(self.buckets - 1)
+    )
+
+  def get_config(self) -> dict[str, Any]:
+    return {
+      **super().get_config(),
+      'length': self.length,
+      'buckets': self.buckets,
+    }
+
+
+def _check_positive(name: str, size: int) -> None:
+  if size < 1:
+    raise OptionError(
+      f'{name}: a model with {size} of them is not possible. Give a whole '
+      'number of at least 1.'
+    )

@@ -1,0 +1,100 @@
+"""Which documents train, choose the round, test, or belong to newcomers."""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from tasks.errors import OptionError
+from tasks.subreddit import data as subreddit_data
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+
+# The test documents of those who write in more than one class, on whom an
+# author's majority is not the whole answer.
+MIXED = 'mixed'
+# The documents of authors held out, and of those who write in several classes.
+NEW, NEW_MIXED = 'new', 'new_mixed'
+
+_FRACTIONS = (0.8, 0.1, 0.1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parts:
+  """The places of documents, by part.
+
+  Attributes:
+    documents: All documents.
+    rows: Name of a part to the places of its documents; those of one author lie
+      together, in the author's order.
+  """
+
+  documents: subreddit_data.Documents
+  rows: dict[str, np.ndarray]
+
+  def __getitem__(self, part: str) -> np.ndarray:
+    if part not in self.rows:
+      raise OptionError(f'part: {part!r} is none of {", ".join(self.rows)}.')
+    return self.rows[part]
+
+  def by_author(self, rows: np.ndarray) -> list[np.ndarray]:
+    """Cuts places of documents into those of each author."""
+    author = self.documents.author[rows]
+    pieces = np.split(rows, np.flatnonzero(np.diff(author)) + 1)
+    return [own for own in pieces if len(own)]
+
+  def describe(self) -> dict[str, dict[str, int]]:
+    """Counts documents and authors of each part."""
+    return {
+      part: {
+        'documents': len(rows),
+        'authors': len(np.unique(self.documents.author[rows])),
+      }
+      for part, rows in self.rows.items()
+    }
+
+  def first(self, part: str, number: int) -> np.ndarray:
+    """The places of the first documents of each author in a part."""
+    return _together([own[:number] for own in self.by_author(self[part])])
+
+  def after(self, part: str, number: int) -> np.ndarray:
+    """The places of what comes after the first documents of each author."""
+    return _together([own[number:] for own in self.by_author(self[part])])
+
+
+def divide(
+  documents: subreddit_data.Documents,
+  *,
+  by_time: bool = False,
+  held_out_share: float = 0.0,
+  seed: int = 0,
+) -> Parts:
+  """Divides each author's documents 80/10/10, and holds some authors out.
+
+  Args:
+    documents: All documents.
+    by_time: Whether an author's order is that of time. Otherwise it is random.
+    held_out_share: Share of the authors who take no part in training.
+    seed: Chooses the order and who is held out.
+  """
+  is_new = subreddit_data.hold_out(documents, held_out_share, seed)
+  orders = list(
+    subreddit_data.author_orders(documents, by_time=by_time, seed=seed)
+  )
+  divided = subreddit_data.divide_orders(
+    [order for order, new in zip(orders, is_new, strict=True) if not new],
+    _FRACTIONS,
+  )
+  rows = dict(zip((TRAIN, VALIDATION, TEST), divided, strict=True))
+  rows[NEW] = _together(
+    [order for order, new in zip(orders, is_new, strict=True) if new]
+  )
+  is_mixed = documents.has_several_labels
+  for mixed, part in ((MIXED, TEST), (NEW_MIXED, NEW)):
+    rows[mixed] = rows[part][is_mixed[documents.author[rows[part]]]]
+  return Parts(documents, rows)
+
+
+def _together(places: Sequence[np.ndarray]) -> np.ndarray:
+  return np.concatenate([np.zeros(0, np.int64), *places])
