@@ -310,7 +310,7 @@ def test_curves_are_drawn_and_lost_runs_with_them(tmp_path):
   ]
 
 
-def test_a_run_that_exploded_does_not_flatten_the_others(tmp_path, monkeypatch):
+def test_a_run_that_diverged_does_not_flatten_the_others(tmp_path, monkeypatch):
   seen = []
   monkeypatch.setattr(
     figures, 'label_ends', lambda axes, ends: seen.append(axes.get_ylim())

@@ -20,6 +20,7 @@ from tff_partial.dp import clippings
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.training import programs
+from tff_partial.training import run_state
 from tff_partial.training import sampling
 
 _CLIENTS = 12
@@ -333,7 +334,7 @@ def test_a_private_run_goes_on_with_the_same_secrets(world, tmp_path):
 
 def test_secrets_are_in_checkpoints_only(world, tmp_path, monkeypatch):
   secret = 123456789012345678901234567890123456789
-  monkeypatch.setattr(programs.secrets, 'randbits', lambda bits: secret)
+  monkeypatch.setattr(run_state.secrets, 'randbits', lambda bits: secret)
   result = _train(world, output_dir=tmp_path, rounds=2)
   assert str(secret) not in json.dumps(result.privacy)
   holding = {

@@ -495,9 +495,9 @@ def test_what_is_better(new, best, expected):
     (1.1, 0, -1.0, True),
   ],
 )
-def test_what_is_an_explosion(loss, lost, first, expected):
+def test_when_a_round_has_diverged(loss, lost, first, expected):
   train = {'loss': loss, 'num_not_finite': lost}
-  assert programs.StoppingRule().has_exploded(train, first, 10) == expected
+  assert programs.StoppingRule().has_diverged(train, first, 10) == expected
 
 
 class _Changing(small_runs.Spy):
@@ -516,7 +516,7 @@ class _Changing(small_runs.Spy):
 
 # Ratings of this size leave losses finite for a while, or not at all.
 @pytest.mark.parametrize('scale, patience', [(10.0, 2), (1e30, 5)])
-def test_a_run_that_explodes_is_stopped(plain, tmp_path, scale, patience):
+def test_a_run_that_diverges_is_stopped(plain, tmp_path, scale, patience):
   spec = plain.process.example_spec
   other = small_runs.pack(spec, 'train', 12, scale)
   clients = _Changing(plain.clients, other, 7)
@@ -554,7 +554,7 @@ def test_a_run_that_never_had_a_finite_loss_is_stopped(plain, tmp_path):
   assert small_runs.flat(result.weights) == small_runs.flat(weights)
 
 
-def test_a_run_that_ends_exploded_has_diverged(plain):
+def test_a_run_that_ends_above_its_first_loss_has_diverged(plain):
   other = small_runs.pack(plain.process.example_spec, 'train', 12, 10.0)
   clients = _Changing(plain.clients, other, 5)
   result = plain.train(clients=clients)
@@ -583,9 +583,9 @@ def test_where_nobody_can_be_measured_there_is_no_metric(plain):
 
 
 def test_a_bad_round_alone_is_forgiven(world, monkeypatch):
-  exploded = iter([True] * 4 + [False] + [True] * 4 + [False] * 20)
+  diverged = iter([True] * 4 + [False] + [True] * 4 + [False] * 20)
   monkeypatch.setattr(
-    programs.StoppingRule, 'has_exploded', lambda *_: next(exploded)
+    programs.StoppingRule, 'has_diverged', lambda *_: next(diverged)
   )
   result = world.train(rounds=12)
   assert result.rounds == 12

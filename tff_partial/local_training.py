@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_partial import client_batches
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial import random_bits
@@ -13,7 +14,6 @@ from tff_partial import tiers
 from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
-from tff_partial.data import splits
 from tff_partial.model import keras_metrics
 from tff_partial.sparse import lookups
 from tff_partial.sparse import rows
@@ -51,79 +51,6 @@ class ClientResult(NamedTuple):
   def group(self) -> tf.Tensor:
     """int32, the client's group; 0 if the model has none."""
     return self.context.group
-
-
-class _Batches:
-  """The batches that a phase goes through at a client."""
-
-  def __init__(
-    self,
-    phase: phases.Phase,
-    examples: Mapping[str, Any],
-    chosen: splits.Chosen,
-    seed: tf.Tensor,
-    round_number: tf.Tensor | None,
-  ):
-    self._examples = examples
-    self._count = chosen.count
-    self._capacity = tf.shape(examples['weight'])[0]
-    self._shuffle, self._seed = phase.shuffle, seed
-    self._order, self._orders = chosen.order, None
-    epochs = phase.epochs
-    if callable(epochs):
-      epochs = tf.cast(epochs(round_number), tf.int32)
-    elif phase.shuffle:
-      self._orders = tf.concat([*map(self._order_of, range(epochs))], 0)
-    self._size = self._capacity
-    if phase.batch_size is not None:
-      self._size = tf.constant(phase.batch_size)
-    self._static_size = phase.batch_size
-    self._per_epoch = -(-chosen.count // tf.maximum(self._size, 1))
-    self.number = self._per_epoch * epochs
-    if phase.max_steps is not None:
-      self.number = tf.minimum(self.number, phase.max_steps)
-
-  def _order_of(self, epoch: int | tf.Tensor) -> tf.Tensor:
-    """The order of the chosen examples in an epoch, `[capacity]`."""
-    if not self._shuffle:
-      return self._order
-    bits = random_bits.bits(
-      random_bits.fold_in(self._seed, epoch), tf.shape(self._order)
-    )
-    is_chosen = tf.range(tf.size(self._order)) < self._count
-    last = tf.constant(tf.int64.max)
-    key = tf.where(is_chosen, tf.cast(bits, tf.int64), last)
-    return tf.gather(self._order, tf.argsort(key, stable=True))
-
-  def at(
-    self, step: tf.Tensor
-  ) -> tuple[collections.OrderedDict[str, Any], tf.Tensor]:
-    """The examples of one step and which of them are real.
-
-    What is missing to a full batch repeats the first chosen example: a value
-    that the model can take, whatever it computes.
-    """
-    epoch, place = step // self._per_epoch, step % self._per_epoch
-    within = tf.range(
-      self._capacity if self._static_size is None else self._static_size
-    )
-    offsets = place * self._size + within
-    is_real = offsets < self._count
-    places = tf.where(is_real, offsets, 0)
-    if self._orders is None:
-      chosen = tf.gather(self._order_of(epoch), places)
-    else:
-      chosen = tf.gather(self._orders, epoch * self._capacity + places)
-    batch = collections.OrderedDict(
-      (
-        name,
-        tf.nest.map_structure(
-          lambda t: tf.gather(t, chosen), self._examples[name]
-        ),
-      )
-      for name in ('x', 'y', 'weight', 'places')
-    )
-    return batch, is_real
 
 
 def _descend(
@@ -379,7 +306,7 @@ def _take_turns(
   turns: Sequence[phases.Phase],
   tables: lookups.Tables,
   before: ClientResult,
-  batches: _Batches,
+  batches: client_batches.Batches,
   count: tf.Tensor,
   seed: tf.Tensor,
 ) -> ClientResult:
@@ -444,6 +371,59 @@ def _take_turns(
   )
 
 
+class _Tables:
+  """The GLOBAL tables of which a client trains some rows only.
+
+  Attributes:
+    tables: Those that are trained by rows.
+    rows: Name of each to the rows that the client's examples look up.
+    held: All GLOBAL weights as they came, with whole tables.
+  """
+
+  def __init__(self, tables: lookups.Tables, context: ClientContext):
+    self.tables = tables
+    self.rows = tables.choose(
+      context.frozen, context.examples['x'], context.count
+    )
+    self.held = context.weights.get(tiers.GLOBAL, collections.OrderedDict())
+
+  def _with(
+    self,
+    weights: tiers.Weights,
+    value_of: Callable[[str, rows.Chosen], tf.Tensor],
+  ) -> tiers.Weights:
+    values = collections.OrderedDict(
+      (name, value_of(name, chosen)) for name, chosen in self.rows.items()
+    )
+    return _replaced(weights, collections.OrderedDict({tiers.GLOBAL: values}))
+
+  def rows_of(self, weights: tiers.Weights) -> tiers.Weights:
+    """Weights with the rows in the place of tables."""
+    return self._with(weights, lambda name, rows: rows.of(self.held[name]))
+
+  def whole(self, result: ClientResult, before: tiers.Weights) -> ClientResult:
+    """What a client has, with whole tables, and how their rows changed."""
+    after = result.weights.get(tiers.GLOBAL, self.held)
+    context = result.context
+    return result._replace(
+      context=context._replace(
+        # Nobody computes a whole table who does not read it.
+        weights=self._with(
+          result.weights,
+          lambda name, rows: rows.within(self.held[name], after[name]),
+        ),
+        received=self._with(context.received, lambda name, _: self.held[name]),
+      ),
+      changes=collections.OrderedDict(
+        (
+          name,
+          rows.Change(chosen.ids, before[tiers.GLOBAL][name] - after[name]),
+        )
+        for name, chosen in self.rows.items()
+      ),
+    )
+
+
 def run(
   work: phases.Work,
   context: ClientContext,
@@ -461,29 +441,13 @@ def run(
     round_number: int32 scalar: how many rounds were done, for work that
       depends on it.
   """
-  tables = tables or lookups.Tables(context.model, ())
-  seed, examples = context.seed, context.examples
-  chosen_rows = tables.choose(context.frozen, examples['x'], context.count)
-
-  def with_tables(
-    weights: tiers.Weights, value_of: Callable[[str, rows.Chosen], tf.Tensor]
-  ) -> tiers.Weights:
-    values = collections.OrderedDict(
-      (name, value_of(name, chosen)) for name, chosen in chosen_rows.items()
-    )
-    return _replaced(weights, collections.OrderedDict({tiers.GLOBAL: values}))
-
-  weights = context.weights
-  held = weights.get(tiers.GLOBAL, collections.OrderedDict())
-  weights = with_tables(weights, lambda name, chosen: chosen.of(held[name]))
+  mine = _Tables(tables or lookups.Tables(context.model, ()), context)
+  seed = context.seed
+  weights = mine.rows_of(context.weights)
   copies = weights.get(tiers.GROUP, collections.OrderedDict())
   if copies:
     # Until the client chooses, for phases that read no group's weights.
     weights[tiers.GROUP] = groups.copy_of(copies, tf.constant(0))
-  read = {
-    **examples,
-    'places': {name: chosen.places for name, chosen in chosen_rows.items()},
-  }
   done = ClientResult(
     context._replace(weights=weights, received=weights, group=tf.constant(0)),
     context.model.metrics.initial_state(),
@@ -497,46 +461,44 @@ def run(
   part_seed = random_bits.fold_in(seed, 'part')
   for number, part in enumerate(work):
     own_seed = random_bits.fold_in(seed, f'phase {number}')
+    known = done.context._replace(seed=own_seed)
     if isinstance(part, groups.Assign):
-      known = _assigned(part, done.context._replace(seed=own_seed), copies)
-      done = done._replace(context=known)
-      continue
-    if isinstance(part, Compute):
-      known = done.context._replace(seed=own_seed)
+      done = done._replace(context=_assigned(part, known, copies))
+    elif isinstance(part, Compute):
       found = part.function(known.on(part.on, part_seed))
       computed = {**known.computed, part.name: found}
       done = done._replace(context=known._replace(computed=computed))
-      continue
-    turns = [
-      phase
-      for phase in phases.taking_turns(part)
-      if phase.max_steps != 0
-      and (phase.measured or _trained_by([phase], weights))
-    ]
-    if not turns:
-      continue
-    chosen = turns[0].on.choose(examples, context.count, part_seed)
-    batches = _Batches(
-      turns[0],
-      read,
-      chosen,
-      random_bits.fold_in(own_seed, 'shuffle'),
-      round_number,
-    )
-    done = _take_turns(turns, tables, done, batches, chosen.count, own_seed)
-  after = done.weights.get(tiers.GLOBAL, held)
-  return done._replace(
-    context=done.context._replace(
-      # Nobody computes a whole table who does not read it.
-      weights=with_tables(
-        done.weights,
-        lambda name, chosen: chosen.within(held[name], after[name]),
-      ),
-      received=with_tables(done.context.received, lambda name, _: held[name]),
-      seed=seed,
-    ),
-    changes=collections.OrderedDict(
-      (name, rows.Change(chosen.ids, weights[tiers.GLOBAL][name] - after[name]))
-      for name, chosen in chosen_rows.items()
-    ),
+    else:
+      done = _train(part, done, mine, own_seed, part_seed, round_number)
+  done = mine.whole(done, weights)
+  return done._replace(context=done.context._replace(seed=seed))
+
+
+def _train(
+  part: phases.Phase | phases.Interleaved,
+  done: ClientResult,
+  mine: _Tables,
+  own_seed: tf.Tensor,
+  part_seed: tf.Tensor,
+  round_number: tf.Tensor | None,
+) -> ClientResult:
+  """Trains by a phase, or by several in turn, if there is anything to do."""
+  turns = [
+    phase
+    for phase in phases.taking_turns(part)
+    if phase.max_steps != 0
+    and (phase.measured or _trained_by([phase], done.weights))
+  ]
+  if not turns:
+    return done
+  context = done.context
+  chosen = turns[0].on.choose(context.examples, context.count, part_seed)
+  places = {name: chosen.places for name, chosen in mine.rows.items()}
+  batches = client_batches.Batches(
+    turns[0],
+    {**context.examples, 'places': places},
+    chosen,
+    random_bits.fold_in(own_seed, 'shuffle'),
+    round_number,
   )
+  return _take_turns(turns, mine.tables, done, batches, chosen.count, own_seed)

@@ -7,6 +7,7 @@ that user, all others to everyone. For comparison it can also have a table of
 all users at the server (footnote 4 of the paper).
 """
 
+from collections.abc import Mapping
 import math
 from typing import Any
 
@@ -69,35 +70,12 @@ def build_matrix_factorization(
     OptionError: If a size is not positive, or a number is negative or not
       finite, or if a table of users would be regularized as a whole.
   """
-  sizes = {'num_items': num_items, 'num_factors': num_factors}
-  if num_users is not None:
-    sizes['num_users'] = num_users
-  for option, size in sizes.items():
-    if size < 1:
-      raise OptionError(
-        f'{option}: a model with {size} of them is not possible. Give a whole '
-        'number of at least 1.'
-      )
-  for option, number in (
-    ('l2', l2),
-    ('item_l2', item_l2),
-    ('initial_scale', initial_scale),
-  ):
-    if not (math.isfinite(number) and number >= 0):
-      raise OptionError(
-        f'{option}: {number} is not possible. Give a number of 0 or more.'
-      )
-  if not math.isfinite(mean):
-    raise OptionError(
-      f'mean: {mean} cannot be added to ratings. Give a finite number, such as '
-      'the mean rating.'
-    )
-
-  if l2 and num_users is not None:
-    raise OptionError(
-      f'l2={l2}: a table of all users would be regularized as a whole in each '
-      "step of each user. Leave l2 at 0, or let users' vectors be their own."
-    )
+  _check_sizes(
+    {'num_items': num_items, 'num_factors': num_factors},
+    num_users,
+    {'l2': l2, 'item_l2': item_l2, 'initial_scale': initial_scale},
+    mean,
+  )
   layers = tf.keras.layers
   item_ids = layers.Input(shape=(), dtype=tf.int32, name=ITEM)
   inputs: Any = item_ids
@@ -140,6 +118,39 @@ def build_matrix_factorization(
   if mean:
     ratings = layers.Rescaling(1.0, offset=mean, name='with_mean')(ratings)
   return tf.keras.Model(inputs, ratings, name='matrix_factorization')
+
+
+def _check_sizes(
+  sizes: Mapping[str, int],
+  num_users: int | None,
+  numbers: Mapping[str, float],
+  mean: float,
+) -> None:
+  """Refuses what no model can have."""
+  if num_users is not None:
+    sizes = {**sizes, 'num_users': num_users}
+  for option, size in sizes.items():
+    if size < 1:
+      raise OptionError(
+        f'{option}: a model with {size} of them is not possible. Give a whole '
+        'number of at least 1.'
+      )
+  for option, number in numbers.items():
+    if not (math.isfinite(number) and number >= 0):
+      raise OptionError(
+        f'{option}: {number} is not possible. Give a number of 0 or more.'
+      )
+  if not math.isfinite(mean):
+    raise OptionError(
+      f'mean: {mean} cannot be added to ratings. Give a finite number, such as '
+      'the mean rating.'
+    )
+  l2 = numbers['l2']
+  if l2 and num_users is not None:
+    raise OptionError(
+      f'l2={l2}: a table of all users would be regularized as a whole in each '
+      "step of each user. Leave l2 at 0, or let users' vectors be their own."
+    )
 
 
 def _biases(

@@ -135,6 +135,99 @@ def _responsible(name: str, layers: Sequence[tf.keras.layers.Layer]) -> str:
   return f'The operation {name!r}'
 
 
+class _Requests:
+  """The variables that building a model asks for, in order.
+
+  Attributes:
+    made: What was asked for, with the variable that came of it.
+    given: Values by the number of the request: given at first, or before any
+      call.
+    assigned: The numbers of those that were given after they were made.
+  """
+
+  def __init__(self) -> None:
+    self.made: list[tuple[dict[str, Any], tf.Variable]] = []
+    self.given: dict[int, np.ndarray] = {}
+    self.assigned: set[int] = set()
+
+  def answer(self, next_creator: Callable[..., Any], **request: Any) -> Any:
+    """Makes a variable, and notes what it is given."""
+    number = len(self.made)
+    initial_value = request.get('initial_value')
+    if tf.is_tensor(initial_value) and not hasattr(initial_value, 'numpy'):
+      # A variable outlives the graph in which its value was computed.
+      request['initial_value'] = tracing.value_of(initial_value)
+    variable = next_creator(**request)
+    self.made.append((request, variable))
+    if not callable(initial_value):
+      with tf.init_scope():
+        self.given[number] = variable.numpy()
+    assign = variable.assign
+
+    def note(value: Any, *args: Any, **options: Any) -> Any:
+      if not tf.is_tensor(value) or hasattr(value, 'numpy'):
+        self.given[number] = np.asarray(value, variable.dtype.as_numpy_dtype)
+        self.assigned.add(number)
+      return assign(value, *args, **options)
+
+    variable.assign = note  # By `weights=`, among others.
+    return variable
+
+  def variables(
+    self, model: tf.keras.Model, layers: Sequence[tf.keras.layers.Layer]
+  ) -> tuple[VariableSpec, ...]:
+    """The variables of a model.
+
+    Raises:
+      ModelError: If one has a constraint or an open shape, or was not asked
+        for.
+    """
+    trainable = {id(v) for v in model.trainable_variables}
+    positions = {id(v): i for i, v in enumerate(model.variables)}
+    names: collections.Counter[str] = collections.Counter()
+    found = []
+    for number, (request, variable) in enumerate(self.made):
+      name = variable.name.split(':')[0]
+      if request.get('constraint') is not None:
+        raise ModelError(
+          f'Variable {name!r} has a constraint, which nobody would apply: '
+          'updates of it are averaged and noised. Use a regularizer, or '
+          'constrain the weights where the layer reads them.'
+        )
+      if id(variable) not in positions:
+        continue
+      names[name] += 1
+      if names[name] > 1:
+        name = f'{name}_{names[name] - 1}'
+      if not variable.shape.is_fully_defined():
+        raise ModelError(
+          f'Variable {name!r} has no fixed shape ({variable.shape}).'
+        )
+      value = self.given.get(number)
+      found.append(
+        VariableSpec(
+          name,
+          _owners(variable, layers),
+          tuple(variable.shape.as_list()),
+          variable.dtype.base_dtype,
+          id(variable) in trainable,
+          positions[id(variable)],
+          number,
+          _first_value(request, variable, value),
+          value,
+          number in self.assigned,
+        )
+      )
+    made = {id(variable) for _, variable in self.made}
+    unmade = [v.name for v in model.variables if id(v) not in made]
+    if unmade:
+      raise ModelError(
+        f'The variables {unmade} exist before the model is built. Create every '
+        'layer inside the callable that is given to `from_keras`.'
+      )
+    return tuple(found)
+
+
 def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
   """Builds a Keras model once and finds its variables, inputs and outputs.
 
@@ -147,50 +240,12 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
     ModelError: If the model cannot be a pure function: it updates state in
       training, draws from hidden generators, or was changed after building.
   """
-  requests: list[tuple[dict[str, Any], tf.Variable]] = []
-  # Values by the number of the request: given at first, or before any call.
-  given: dict[int, np.ndarray] = {}
-  assigned = set()
-
-  def record(next_creator: Callable[..., Any], **request: Any) -> Any:
-    number = len(requests)
-    initial_value = request.get('initial_value')
-    if tf.is_tensor(initial_value) and not hasattr(initial_value, 'numpy'):
-      # A variable outlives the graph in which its value was computed.
-      request['initial_value'] = tracing.value_of(initial_value)
-    variable = next_creator(**request)
-    requests.append((request, variable))
-    if not callable(initial_value):
-      with tf.init_scope():
-        given[number] = variable.numpy()
-    assign = variable.assign
-
-    def note(value: Any, *args: Any, **options: Any) -> Any:
-      if not tf.is_tensor(value) or hasattr(value, 'numpy'):
-        given[number] = np.asarray(value, variable.dtype.as_numpy_dtype)
-        assigned.add(number)
-      return assign(value, *args, **options)
-
-    variable.assign = note  # By `weights=`, among others.
-    return variable
-
+  requests = _Requests()
   with tf.__internal__.FuncGraph('analyse').as_default() as graph:
-    with keras_variables.answering_variables(record):
+    with keras_variables.answering_variables(requests.answer):
       with _explaining():
         model = build()
-      if not isinstance(model, tf.keras.Model):
-        raise ModelError(
-          'The callable given to `from_keras` must return a `tf.keras.Model`, '
-          f'it returned {type(model).__name__}.'
-        )
-      if inputs is None:
-        inputs = _declared_inputs(model)
-      if inputs is None:
-        raise ModelError(
-          f'Model {model.name!r} does not say what its inputs are. Pass '
-          '`inputs=tf.TensorSpec(shape of one example, dtype)` to '
-          '`from_keras`, or begin the model with `tf.keras.Input`.'
-        )
+      inputs = _inputs_of(model, inputs)
       layers = layers_of(model)
       _refuse_operations(
         graph,
@@ -208,77 +263,33 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
           tf.nest.map_structure(tracing.placeholder, inputs), training=True
         )
   layers = layers_of(model)
-  _refuse_operations(
-    graph,
-    _ASSIGNMENTS,
-    layers,
-    'changes its variables while it trains, which a federated client cannot '
-    'share. Use a layer without such state: '
-    '`tf.keras.layers.GroupNormalization` or `LayerNormalization` instead of '
-    'batch normalization.',
-  )
-  _refuse_operations(
-    graph,
-    _LOOKUPS,
-    layers,
-    'looks its inputs up in a table, which a pure function cannot hold. Map '
-    'strings to integers before you pack the examples, for instance with '
-    '`tff_partial.Vocabulary` or `from_pandas(..., encode=[...])`, or use '
-    '`tf.keras.layers.Hashing`, which needs no table.',
-  )
-  for layer in layers:
-    _refuse_layer(layer)
-  for request, variable in requests:
-    if request.get('constraint') is not None:
-      raise ModelError(
-        f'Variable {variable.name.split(":")[0]!r} has a constraint, which '
-        'nobody would apply: updates of it are averaged and noised. Use a '
-        'regularizer, or constrain the weights where the layer reads them.'
-      )
-  trainable = {id(v) for v in model.trainable_variables}
-  positions = {id(v): i for i, v in enumerate(model.variables)}
-  names: collections.Counter[str] = collections.Counter()
-  made = {id(variable) for _, variable in requests}
-  variables = []
-  for number, (request, variable) in enumerate(requests):
-    if id(variable) not in positions:
-      continue
-    name = variable.name.split(':')[0]
-    names[name] += 1
-    if names[name] > 1:
-      name = f'{name}_{names[name] - 1}'
-    if not variable.shape.is_fully_defined():
-      raise ModelError(
-        f'Variable {name!r} has no fixed shape ({variable.shape}).'
-      )
-    variables.append(
-      VariableSpec(
-        name,
-        _owners(variable, layers),
-        tuple(variable.shape.as_list()),
-        variable.dtype.base_dtype,
-        id(variable) in trainable,
-        positions[id(variable)],
-        number,
-        _first_value(request, variable, given.get(number)),
-        given.get(number),
-        number in assigned,
-      )
-    )
-  unmade = [v.name for v in model.variables if id(v) not in made]
-  if unmade:
-    raise ModelError(
-      f'The variables {unmade} exist before the model is built. Create every '
-      'layer inside the callable that is given to `from_keras`.'
-    )
+  _refuse_impure(graph, layers)
   return KerasSpec(
-    tuple(variables),
+    requests.variables(model, layers),
     tuple(dict.fromkeys(layer.name for layer in layers)),
     inputs,
     tf.nest.map_structure(
       lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
     ),
   )
+
+
+def _inputs_of(model: tf.keras.Model, inputs: Any) -> Any:
+  """The inputs that are said, or that the model declares."""
+  if not isinstance(model, tf.keras.Model):
+    raise ModelError(
+      'The callable given to `from_keras` must return a `tf.keras.Model`, '
+      f'it returned {type(model).__name__}.'
+    )
+  if inputs is None:
+    inputs = _declared_inputs(model)
+  if inputs is None:
+    raise ModelError(
+      f'Model {model.name!r} does not say what its inputs are. Pass '
+      '`inputs=tf.TensorSpec(shape of one example, dtype)` to '
+      '`from_keras`, or begin the model with `tf.keras.Input`.'
+    )
+  return inputs
 
 
 def _first_value(
@@ -351,6 +362,30 @@ def _refuse_kind(layer: tf.keras.layers.Layer) -> None:
   if isinstance(layer, tf.keras.layers.Normalization):
     if layer.input_mean is None:
       raise ModelError(_adapted(f'Layer {layer.name!r}'))
+
+
+def _refuse_impure(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
+  """Refuses a model that was called and did more than compute."""
+  _refuse_operations(
+    graph,
+    _ASSIGNMENTS,
+    layers,
+    'changes its variables while it trains, which a federated client cannot '
+    'share. Use a layer without such state: '
+    '`tf.keras.layers.GroupNormalization` or `LayerNormalization` instead of '
+    'batch normalization.',
+  )
+  _refuse_operations(
+    graph,
+    _LOOKUPS,
+    layers,
+    'looks its inputs up in a table, which a pure function cannot hold. Map '
+    'strings to integers before you pack the examples, for instance with '
+    '`tff_partial.Vocabulary` or `from_pandas(..., encode=[...])`, or use '
+    '`tf.keras.layers.Hashing`, which needs no table.',
+  )
+  for layer in layers:
+    _refuse_layer(layer)
 
 
 def _refuse_layer(layer: tf.keras.layers.Layer) -> None:

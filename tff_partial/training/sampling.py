@@ -13,11 +13,15 @@ of a hundred takes 0.02 s. NumPy draws them without looking at the others.
 from collections.abc import Sequence
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
 from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.dp import accounting
+from tff_partial.dp import privacy_plans
+from tff_partial.training.errors import ProgramError
 
 
 class SamplingError(errors.UserError, ValueError):
@@ -143,3 +147,43 @@ class CohortSampler:
 def client_seeds(client_ids: Sequence[str], *words: int | str) -> np.ndarray:
   """Derives a seed for each client from some words and its id."""
   return random_bits.derive_each(words, client_ids)
+
+
+def planned(
+  client_ids: Sequence[str],
+  clients_per_round: int,
+  seed: int,
+  oversample: float,
+  dropout_rate: float,
+  privacy: privacy_plans.PrivacyLedger | None,
+) -> CohortSampler:
+  """Draws cohorts; as they were planned, if there is a plan.
+
+  Args:
+    client_ids: Who may be drawn.
+    clients_per_round: How many clients' updates a round joins.
+    seed: Everything that is drawn follows from it.
+    oversample: How many times as many clients are asked.
+    dropout_rate: The probability that a client does not answer.
+    privacy: Counts what the run costs, with its plan; or None.
+
+  Raises:
+    ProgramError: If something else was planned.
+  """
+  planned: dict[str, Any] = {}
+  if privacy is not None:
+    plan = privacy.plan
+    if plan.clients_per_round != clients_per_round or (
+      plan.population != len(client_ids) and not privacy.simulation
+    ):
+      raise ProgramError(
+        f'The privacy was planned for {plan.clients_per_round} of '
+        f'{plan.population} clients, but the run has {clients_per_round} of '
+        f'{len(client_ids)}. Plan what is done.'
+      )
+    planned['poisson'] = isinstance(plan.sampling, accounting.PoissonSampling)
+    if isinstance(plan.sampling, accounting.OncePerTree):
+      planned['rounds_per_tree'] = plan.sampling.rounds_per_tree
+  return CohortSampler(
+    client_ids, clients_per_round, seed, oversample, dropout_rate, **planned
+  )

@@ -57,23 +57,23 @@ class StoppingRule:
   trained on, the two differ by far from the start.
 
   Attributes:
-    factor: A loss above this many times the first one is an explosion.
+    factor: A loss above this many times the first one means divergence.
     share_not_finite: More clients than this share without finite losses and
-      weights are one, too.
-    rounds: So many exploded rounds in a row stop the run.
+      weights mean it, too.
+    rounds: So many diverged rounds in a row stop the run.
   """
 
   factor: float = 3.0
   share_not_finite: float = 0.5
   rounds: int = 5
 
-  def has_exploded(
+  def has_diverged(
     self,
     measured: Mapping[str, Any],
     first_loss: float | None,
     num_clients: int,
   ) -> bool:
-    """Says whether a round has exploded.
+    """Says whether a round has diverged.
 
     Args:
       measured: Metrics of a round's training, or of a validation.

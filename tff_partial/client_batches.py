@@ -1,0 +1,100 @@
+"""The batches of a client: which examples a step of a phase reads."""
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial import phases
+from tff_partial import random_bits
+from tff_partial.data import splits
+
+
+class Batches:
+  """The batches that a phase goes through at a client.
+
+  Attributes:
+    number: int32, how many there are.
+  """
+
+  def __init__(
+    self,
+    phase: phases.Phase,
+    examples: Mapping[str, Any],
+    chosen: splits.Chosen,
+    seed: tf.Tensor,
+    round_number: tf.Tensor | None,
+  ):
+    """Says which examples there are, and in which order they come.
+
+    Args:
+      phase: The phase.
+      examples: The client's examples.
+      chosen: Which of them the phase chose.
+      seed: int32 `[2]`: the orders follow from it.
+      round_number: int32, how many rounds were done, or None.
+    """
+    self._examples = examples
+    self._count = chosen.count
+    self._capacity = tf.shape(examples['weight'])[0]
+    self._shuffle, self._seed = phase.shuffle, seed
+    self._order, self._orders = chosen.order, None
+    epochs = phase.epochs
+    if callable(epochs):
+      epochs = tf.cast(epochs(round_number), tf.int32)
+    elif phase.shuffle:
+      self._orders = tf.concat([*map(self._order_of, range(epochs))], 0)
+    self._size = self._capacity
+    if phase.batch_size is not None:
+      self._size = tf.constant(phase.batch_size)
+    self._static_size = phase.batch_size
+    self._per_epoch = -(-chosen.count // tf.maximum(self._size, 1))
+    self.number = self._per_epoch * epochs
+    if phase.max_steps is not None:
+      self.number = tf.minimum(self.number, phase.max_steps)
+
+  def _order_of(self, epoch: int | tf.Tensor) -> tf.Tensor:
+    """The order of the chosen examples in an epoch, `[capacity]`."""
+    if not self._shuffle:
+      return self._order
+    bits = random_bits.bits(
+      random_bits.fold_in(self._seed, epoch), tf.shape(self._order)
+    )
+    is_chosen = tf.range(tf.size(self._order)) < self._count
+    last = tf.constant(tf.int64.max)
+    key = tf.where(is_chosen, tf.cast(bits, tf.int64), last)
+    return tf.gather(self._order, tf.argsort(key, stable=True))
+
+  def at(
+    self, step: tf.Tensor
+  ) -> tuple[collections.OrderedDict[str, Any], tf.Tensor]:
+    """The examples of one step and which of them are real.
+
+    What is missing to a full batch repeats the first chosen example: a value
+    that the model can take, whatever it computes.
+
+    Args:
+      step: int32, the number of the step.
+    """
+    epoch, place = step // self._per_epoch, step % self._per_epoch
+    within = tf.range(
+      self._capacity if self._static_size is None else self._static_size
+    )
+    offsets = place * self._size + within
+    is_real = offsets < self._count
+    places = tf.where(is_real, offsets, 0)
+    if self._orders is None:
+      chosen = tf.gather(self._order_of(epoch), places)
+    else:
+      chosen = tf.gather(self._orders, epoch * self._capacity + places)
+    batch = collections.OrderedDict(
+      (
+        name,
+        tf.nest.map_structure(
+          lambda t: tf.gather(t, chosen), self._examples[name]
+        ),
+      )
+      for name in ('x', 'y', 'weight', 'places')
+    )
+    return batch, is_real

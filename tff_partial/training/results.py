@@ -1,0 +1,108 @@
+"""What a run ends with, and what it leaves in its folder."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from tff_partial import processes
+from tff_partial.training import client_store as client_store_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+  """What a run ends with.
+
+  Attributes:
+    process: What was trained.
+    state: The server's state after the last round.
+    weights: The model's weights after the last round.
+    best_weights: Those of the best round by the validation clients, or the last
+      ones if there is none.
+    best_round: That round, or None.
+    validation: The validation metrics at the last evaluation, or None.
+    best_validation: Those of the best round, or None.
+    train: The last round's training metrics; none of a private run without
+      diagnostics.
+    rounds: How many rounds were run.
+    diverged: Whether the run was stopped because its loss diverged, or ended so
+      that it would have been.
+    ended_by: The callback that ended the run, by its name; None if none did.
+    seconds: `total`, `per_round_median` and `first_round` of this call.
+    client_store: What clients remember after the last round, or None if they
+      remember nothing.
+    best_client_store: What they remembered after the best round, or the last
+      one if there is none.
+    privacy: What the rounds cost, as `PrivacyLedger.report` says, with the last
+      round's measurements of the aggregator; None without a ledger.
+  """
+
+  state: Any
+  weights: Any
+  best_weights: Any
+  best_round: int | None
+  validation: dict[str, Any] | None
+  best_validation: dict[str, Any] | None
+  train: dict[str, Any]
+  rounds: int
+  diverged: bool
+  ended_by: str | None
+  seconds: dict[str, float]
+  client_store: client_store_lib.ClientStore | None
+  best_client_store: client_store_lib.ClientStates | None
+  privacy: dict[str, Any] | None
+  process: processes.PartialProcess = dataclasses.field(repr=False)
+
+  def __repr__(self) -> str:
+    """How the run went; weights and states are not printed."""
+    if self.diverged:
+      ended = ', diverged'
+    else:
+      ended = f', ended by {self.ended_by}' if self.ended_by else ''
+    lines = [
+      f'TrainingResult after {self.rounds} rounds in '
+      f'{self.seconds["total"]:.1f} s{ended}',
+      *_described_metrics('train', self.train),
+      *_described_metrics('validation', self.validation),
+      *_described_metrics(
+        f'best validation, round {self.best_round}', self.best_validation
+      ),
+      *_described_metrics('privacy', self.privacy),
+    ]
+    return '\n'.join(lines)
+
+
+def _described_metrics(
+  what: str, metrics: Mapping[str, Any] | None
+) -> list[str]:
+  """A line on some metrics, or none."""
+  values = [
+    f'{name} {value:.4g}' if isinstance(value, float) else f'{name} {value}'
+    for name, value in (metrics or {}).items()
+    if isinstance(value, (bool, float, int, str))
+  ]
+  return [f'  {what}: {", ".join(values)}'] if values else []
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """What the newest checkpoint of a run holds.
+
+  Attributes:
+    process: What was trained.
+    rounds: How many rounds were done.
+    last_weights: The weights after that round, `ModelWeights`.
+    best_round: The best round by the validation clients, or None.
+    best_weights: Its weights, or the last ones.
+    client_store: What clients remember after the last round; None if that is
+      nothing, or is not in the folder.
+    best_client_store: What they remembered after the best round, or the last
+      one.
+  """
+
+  rounds: int
+  last_weights: Any = dataclasses.field(repr=False)
+  best_round: int | None
+  best_weights: Any = dataclasses.field(repr=False)
+  client_store: client_store_lib.ClientStates | None
+  best_client_store: client_store_lib.ClientStates | None
+  process: processes.PartialProcess = dataclasses.field(repr=False)

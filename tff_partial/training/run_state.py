@@ -1,0 +1,282 @@
+"""The state of a run between two rounds."""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import secrets
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_partial import processes
+from tff_partial.data import cohorts
+from tff_partial.dp import privacy_plans
+from tff_partial.training import checkpoints
+from tff_partial.training import client_errors
+from tff_partial.training import client_store as client_store_lib
+from tff_partial.training import evaluation_sets
+from tff_partial.training import metrics_log
+from tff_partial.training import selection
+
+
+@dataclasses.dataclass
+class Notes:
+  """What is known of a run beside its weights; a checkpoint holds it as JSON.
+
+  Attributes:
+    best_round: The best round by the validation clients, or None.
+    best_validation: Their metrics in that round.
+    validation: Those of the last evaluation.
+    validations: All rounds with their pooled metrics.
+    first_loss: The first finite training loss.
+    first_validation_loss: The first finite validation loss.
+    diverging_rounds: How many rounds in a row have diverged.
+    ended_by: The callback that ended the run.
+    train: The last round's training metrics.
+    measured: What the aggregator of a private run measured last.
+    secret: Draws the cohorts of a private run, and what clients draw. Who knows
+      it knows who took part. It is nowhere but here and in the checkpoints.
+    settings: By what the run is this one.
+    deletions: How many clients were deleted from the store.
+  """
+
+  best_round: int | None = None
+  best_validation: dict[str, Any] | None = None
+  validation: dict[str, Any] | None = None
+  validations: list[tuple[int, dict[str, Any]]] = dataclasses.field(
+    default_factory=list
+  )
+  first_loss: float | None = None
+  first_validation_loss: float | None = None
+  diverging_rounds: int = 0
+  ended_by: str | None = None
+  train: dict[str, Any] = dataclasses.field(default_factory=dict)
+  measured: dict[str, float] = dataclasses.field(default_factory=dict)
+  secret: int | None = None
+  settings: dict[str, str] = dataclasses.field(default_factory=dict)
+  deletions: int | None = None
+
+
+# What the runtime chose; a checkpoint holds it beside the notes.
+_CHOICES = 'choices'
+
+
+class Run:
+  """A run between two rounds.
+
+  Attributes:
+    process: What is trained.
+    privacy: Counts what it costs, or None.
+    store: What clients remember, or None.
+    state: The server's state.
+    best_weights: Those of the best round, once there is one.
+    round: How many rounds are done.
+    notes: What else is known.
+  """
+
+  def __init__(
+    self,
+    process: processes.PartialProcess,
+    privacy: privacy_plans.PrivacyLedger | None = None,
+  ):
+    """Begins a run.
+
+    Args:
+      process: What is trained.
+      privacy: Counts what it costs, or None.
+    """
+    self.process = process
+    self.privacy = privacy
+    self.store: client_store_lib.ClientStore | None = None
+    self.state = process.initialize()
+    self.best_weights = process.get_model_weights(self.state)
+    self.round = 0
+    self.notes = Notes()
+    if privacy is not None and not privacy.simulation:
+      self.notes.secret = secrets.randbits(128)
+
+  @property
+  def weights(self) -> Any:
+    """The weights after the last round."""
+    return self.process.get_model_weights(self.state)
+
+  @property
+  def best(self) -> Any:
+    """The best weights; the last ones if no round was measured as best."""
+    return self.weights if self.notes.best_round is None else self.best_weights
+
+  @property
+  def best_store(self) -> client_store_lib.ClientStates | None:
+    """What clients remembered when the weights were the best."""
+    best = self.notes.best_round
+    if self.store is None or best is None:
+      return self.store
+    return self.store.at(best)
+
+  def next(self, clients: cohorts.Cohort) -> Mapping[str, Any]:
+    """Does a round with some clients; returns its metrics.
+
+    Args:
+      clients: The cohort.
+    """
+    ids = clients.client_ids
+    kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
+    if self.store is not None:
+      kept = self.store.read(ids)
+    with client_errors.naming(f'Round {self.round + 1}', clients):
+      output = self.process.next(self.state, kept, clients)
+    if self.store is not None:
+      self.store.write(ids, output.client_states)
+    self.state = output.state
+    self.round += 1
+    return output.metrics
+
+  def note_training(
+    self,
+    metrics: Mapping[str, Any],
+    size: int,
+    stop: selection.StoppingRule,
+  ) -> None:
+    """Notes the round's loss, and whether one more round has diverged.
+
+    Args:
+      metrics: The training metrics, pooled.
+      size: How many clients took part.
+      stop: When a round has diverged.
+    """
+    notes = self.notes
+    notes.train = dict(metrics)
+    if not size:
+      return
+    notes.first_loss = _first(notes.first_loss, metrics)
+    diverged = stop.has_diverged(metrics, notes.first_loss, size)
+    notes.diverging_rounds = notes.diverging_rounds + 1 if diverged else 0
+
+  def validate(
+    self,
+    evaluation_set: evaluation_sets.EvaluationSet,
+    seed: int,
+    select: selection.Selection,
+  ) -> dict[str, Any]:
+    """Measures the validation clients, and keeps the best weights.
+
+    Args:
+      evaluation_set: Who is measured.
+      seed: The run's seed.
+      select: What makes a round the best.
+    """
+    weights, notes = self.weights, self.notes
+    measured = evaluation_sets.evaluate(
+      evaluation_set, weights, seed, self.store
+    )
+    notes.validation = measured
+    notes.validations.append(
+      (self.round, {name: measured[name] for name in evaluation_set.metrics})
+    )
+    notes.first_validation_loss = _first(notes.first_validation_loss, measured)
+    if select.is_better(measured, notes.best_validation):
+      notes.best_validation, notes.best_round = measured, self.round
+      self.best_weights = weights
+    return measured
+
+  def is_over(self, rounds: int, stop: selection.StoppingRule) -> bool:
+    """Says whether no round is left to do.
+
+    Args:
+      rounds: How many there are.
+      stop: When a run counts as diverged.
+    """
+    return bool(
+      self.round >= rounds
+      or self.notes.diverging_rounds >= stop.rounds
+      or self.notes.ended_by
+    )
+
+  def has_diverged(self, stop: selection.StoppingRule) -> bool:
+    """Says whether the weights are of no use any more.
+
+    Args:
+      stop: When a run counts as diverged.
+    """
+    if self.notes.diverging_rounds >= stop.rounds:
+      return True
+    measured = self.notes.validation
+    if measured is None:
+      return False
+    size = measured['num_clients'] + measured['num_not_finite']
+    return stop.has_diverged(measured, self.notes.first_validation_loss, size)
+
+  def progress(
+    self, table: metrics_log.Records | None = None
+  ) -> checkpoints.Progress:
+    """Everything a checkpoint must hold.
+
+    Args:
+      table: The rows that were written, or None.
+    """
+    choices = dict(getattr(_runtime(), 'choices', {}))
+    return checkpoints.Progress(
+      self.round,
+      self.state,
+      self.best_weights,
+      checkpoints.encode({**vars(self.notes), _CHOICES: choices}),
+      checkpoints.compress(table.text if table is not None else ''),
+    )
+
+  def save(
+    self,
+    saved: checkpoints.Checkpoints | None,
+    table: metrics_log.Records | None,
+  ) -> None:
+    """Saves what clients remember, and then everything else.
+
+    Args:
+      saved: Where to, or None.
+      table: The rows that were written, or None.
+    """
+    if self.store is not None:
+      self.store.save(self.round, self.notes.best_round)
+      self.notes.deletions = self.store.deletions
+    if saved is not None:
+      saved.save(self.progress(table))
+
+  def go_on_from(self, found: checkpoints.Progress) -> None:
+    """Takes over a checkpoint, and has the runtime choose as it did then.
+
+    Args:
+      found: The checkpoint.
+    """
+    self.round = int(found.round)
+    self.state = found.state
+    self.best_weights = found.best_weights
+    noted = checkpoints.decode(found.notes)
+    choices = noted.pop(_CHOICES)
+    # What runs of older versions did not note keeps its first value.
+    known = {name: noted[name] for name in vars(self.notes) if name in noted}
+    self.notes = dataclasses.replace(self.notes, **known)
+    recall = getattr(_runtime(), 'recall', None)
+    if recall is not None:
+      recall(choices)
+
+
+def remembered(process: processes.PartialProcess) -> tff.Type | None:
+  """The type of what clients remember, or None if that is nothing.
+
+  Args:
+    process: The process.
+  """
+  if process.is_stateless:
+    return None
+  return process.initialize_client.type_signature.result
+
+
+def _runtime() -> Any:
+  """The runtime that will run the computations."""
+  return tff.framework.get_context_stack().current
+
+
+def _first(noted: float | None, measured: Mapping[str, Any]) -> float | None:
+  """A loss to compare later ones with: the first finite one."""
+  is_measured = measured['num_clients'] and math.isfinite(measured['loss'])
+  return measured['loss'] if noted is None and is_measured else noted

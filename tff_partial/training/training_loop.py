@@ -1,0 +1,190 @@
+"""The rounds of a run: train, measure, record, save."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+
+from tff_partial.data import cohorts
+from tff_partial.training import callbacks as callbacks_lib
+from tff_partial.training import checkpoints
+from tff_partial.training import evaluation_sets
+from tff_partial.training import metrics_log
+from tff_partial.training import results
+from tff_partial.training import round_columns
+from tff_partial.training import run_state
+from tff_partial.training import sampling
+from tff_partial.training import selection
+
+# What takes so long where nothing moves.
+_FIRST = 'tracing and compiling, once'
+
+
+@dataclasses.dataclass
+class TrainingLoop:
+  """A run with all that its rounds need.
+
+  Attributes:
+    run: What changes from round to round.
+    clients: The clients to train with.
+    sampler: Draws the cohorts.
+    rounds: How many rounds the whole run has.
+    seed: The run's seed.
+    validation: Who is measured every so many rounds, or None.
+    evaluate_every: Rounds between evaluations.
+    checkpoint_every: Rounds between checkpoints.
+    select: What makes a round the best.
+    stop: When a run counts as diverged.
+    callbacks: Are called after each round.
+    diagnostics: Whether a private run records what is exact, too.
+    saved: Where checkpoints go; None if nothing is written.
+    table: Where rows go; None if nothing is written.
+    bar: Shows the progress.
+    durations: Seconds of each round of this call.
+    has_validated: Whether this call has measured the validation clients.
+  """
+
+  run: run_state.Run
+  clients: cohorts.ClientSource
+  sampler: sampling.CohortSampler
+  rounds: int
+  seed: int
+  validation: evaluation_sets.EvaluationSet | None
+  evaluate_every: int
+  checkpoint_every: int
+  select: selection.Selection
+  stop: selection.StoppingRule
+  callbacks: Sequence[callbacks_lib.Callback]
+  diagnostics: bool
+  saved: checkpoints.Checkpoints | None = None
+  table: metrics_log.Records | None = None
+  bar: metrics_log.Bar | None = None
+  durations: list[float] = dataclasses.field(default_factory=list)
+  has_validated: bool = False
+
+  @property
+  def is_over(self) -> bool:
+    """Whether no round is left to do."""
+    return self.run.is_over(self.rounds, self.stop)
+
+  def next(self) -> None:
+    """Does a round, measures and records it, and saves where it is due."""
+    run = self.run
+    row = self._train()
+    is_due = self.is_over or run.round % self.evaluate_every == 0
+    row.update(self._validation(is_due))
+    if self.table is not None:
+      self.table.release(row, run.round)
+    if self.callbacks:
+      self._call(row)
+      if run.notes.ended_by and not is_due and self.validation is not None:
+        columns = self._validation(True)
+        row.update(columns)
+        if self.table is not None:
+          self.table.complete(columns)
+    is_new_best = run.store is not None and run.notes.best_round == run.round
+    is_time = run.round % self.checkpoint_every == 0
+    if self.is_over or is_time or is_new_best:
+      run.save(self.saved, self.table)
+    if self.bar is not None:
+      self.bar.step(self._shown(row))
+
+  def _train(self) -> dict[str, Any]:
+    """Trains with the round's cohort; returns the round's columns."""
+    run, privacy = self.run, self.run.privacy
+    if not self.durations:
+      self._say(_FIRST)
+    begun = time.perf_counter()
+    number = run.round + 1
+    asked = self.sampler.cohort(number)
+    cohort = self.clients.cohort(asked, self.sampler.seeds(number, asked))
+    nested = run.next(cohort)
+    metrics = metrics_log.flatten(nested)
+    seconds = time.perf_counter() - begun
+    self.durations.append(seconds)
+    train = evaluation_sets.pooled(nested['client_work']['train'])
+    run.note_training(train, len(cohort), self.stop)
+    if privacy is None:
+      return round_columns.of_round(metrics, train, seconds)
+    row = round_columns.of_private_round(
+      metrics, train, seconds, self.diagnostics
+    )
+    row.update(privacy.columns(number))
+    run.notes.measured = round_columns.of_aggregator(row)
+    return row
+
+  def _validation(self, is_due: bool) -> dict[str, Any]:
+    """The validation's columns; they are empty where it is not due."""
+    if self.validation is None:
+      return {}
+    columns = round_columns.of_validation(self.validation)
+    if not is_due:
+      return dict.fromkeys(columns, '')
+    if not self.has_validated:
+      self._say(f'validation: {_FIRST}')
+    self.has_validated = True
+    measured = self.run.validate(self.validation, self.seed, self.select)
+    return {column: measured[name] for column, name in columns.items()}
+
+  def _call(self, row: Mapping[str, Any]) -> None:
+    """Tells the callbacks of a round, and notes if one ended the run."""
+    run = self.run
+    run.notes.ended_by = callbacks_lib.call(
+      self.callbacks,
+      callbacks_lib.RoundResult(
+        run.round,
+        {name: value for name, value in row.items() if value != ''},
+        dict(run.notes.validations),
+        lambda: run.weights,
+      ),
+    )
+
+  def _say(self, what: str) -> None:
+    if self.bar is not None:
+      self.bar.say(what)
+
+  def _shown(self, row: Mapping[str, Any]) -> dict[str, float]:
+    """What the progress bar shows: of a private run what it costs."""
+    shown = {
+      name: row[column]
+      for name, column in (('loss', 'loss'), ('epsilon', 'privacy/epsilon'))
+      if column in row
+    }
+    if self.run.notes.validation is not None:
+      name = self.select.metric
+      shown[f'validation_{name}'] = self.run.notes.validation[name]
+    return shown
+
+  def result(self, seconds: float) -> results.TrainingResult:
+    """What the run ended with.
+
+    Args:
+      seconds: How long this call took.
+    """
+    run, notes, privacy = self.run, self.run.notes, self.run.privacy
+    times = self.durations
+    return results.TrainingResult(
+      state=run.state,
+      weights=run.weights,
+      best_weights=run.best,
+      best_round=notes.best_round,
+      validation=notes.validation,
+      best_validation=notes.best_validation,
+      train=notes.train if privacy is None or self.diagnostics else {},
+      rounds=run.round,
+      diverged=run.has_diverged(self.stop),
+      ended_by=notes.ended_by,
+      seconds={
+        'total': seconds,
+        'per_round_median': float(np.median(times)) if times else 0.0,
+        'first_round': times[0] if times else 0.0,
+      },
+      client_store=run.store,
+      best_client_store=run.best_store,
+      privacy=(
+        None if privacy is None else privacy.report(run.round, **notes.measured)
+      ),
+      process=run.process,
+    )
