@@ -24,6 +24,7 @@ from tasks.experiment.running import load
 from tasks.experiment.trainable import Trainable
 from tasks.options import option
 from tasks.options import Options
+from tff_partial.dp import audit_bounds
 from tff_partial.dp import privacy_audit
 from tff_partial.training import programs
 
@@ -75,7 +76,7 @@ def main(config: Config, output: Output, audit: Audit) -> None:
     )
   delta = config.privacy.delta
   claimed = float((trained.privacy or {})['epsilon'])
-  proof = privacy_audit.prove(
+  proof = audit_bounds.prove(
     canaries.scores(trained.state),
     canaries.present,
     delta,

@@ -53,6 +53,14 @@ def test_the_page_on_training_ends_early_and_stays_so():
   assert (again.rounds, again.ended_by) == (trained.rounds, trained.ended_by)
 
 
+def test_the_page_on_experiments_runs_some():
+  known = _run('docs/experiments.md', {})
+  assert known['result'].trained.rounds == 6
+  assert known['result'].report['config']['loop']['clients_per_round'] == 10
+  losses = [run.report['train']['loss'] for run in known['found'].values()]
+  assert len(losses) == len(set(losses)) == 2
+
+
 def test_the_page_on_new_algorithms_writes_one_that_is_right():
   # It asserts, as a reader's first test would.
   known = _run('docs/new_algorithm.md', {})

@@ -30,6 +30,7 @@ from tff_partial import layers
 from tff_partial import messages
 from tff_partial import processes
 from tff_partial import runtimes
+from tff_partial import smallest
 from tff_partial import tiers
 from tff_partial.baselines import p_fed_km
 from tff_partial.data import splits
@@ -366,7 +367,7 @@ def test_clients_join_the_nearest_node_and_draw_it():
 def test_a_node_goes_to_the_client_that_is_nearest_to_it():
   process = _process(
     assignments.by_map(PARTS, rate=0.5, radius=np.inf),
-    aggregator=aggregators.by_name({PARTS.prototypes: aggregators.smallest()}),
+    aggregator=aggregators.by_name({PARTS.prototypes: smallest.smallest()}),
   )
   clients = {
     'one': _client(2, 0.5),

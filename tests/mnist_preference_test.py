@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tasks.errors import OptionError
 from tasks.preference import f1
+from tasks.preference import losses
 from tasks.preference import mnist as mnist_preference
 from tasks.preference import models as preference_models
 from tasks.preference import preferences
@@ -260,9 +261,9 @@ def test_the_head_sees_features_and_embedding():
 def test_only_liking_is_learned():
   labels = tf.constant([[1, 7, 3, 0], [0, 3, 3, 0]])
   logits = tf.constant([[0.0, 0.0], [0.0, 0.0]])
-  loss = preference_models.preference_loss(labels, logits)
+  loss = losses.preference_loss(labels, logits)
   np.testing.assert_allclose(loss, np.log([2.0, 2.0]), rtol=1e-6)
-  metric = preference_models.PreferenceAccuracy('accuracy')
+  metric = losses.PreferenceAccuracy('accuracy')
   metric.update_state(labels, tf.constant([[0.0, 1.0], [0.0, 1.0]]))
   assert float(metric.result()) == 0.5
 
@@ -347,7 +348,7 @@ def test_the_first_users_of_a_digit_are_prototypical(share, expected):
     for user, client in zip(
       users, task.clients('train', spec).cohort(users, seeds), strict=True
     )
-    if client['examples']['y'][:, preference_models.IS_PROTOTYPICAL].all()
+    if client['examples']['y'][:, losses.IS_PROTOTYPICAL].all()
   ]
   assert found == [f'{digit}-000{n}' for digit in (0, 7) for n in expected]
 

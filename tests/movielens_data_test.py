@@ -23,6 +23,7 @@ from tasks.errors import TaskError
 from tasks.files import downloads
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_files
+from tasks.movielens import synthetic
 
 # Items 5, 17 and 90 by users 2 and 30; user 30 rates two items in one second.
 _ROWS = (
@@ -148,7 +149,7 @@ def test_every_layout_is_read(tmp_path, name):
 
 @pytest.mark.parametrize('name', _WRITERS)
 def test_what_is_written_is_what_is_read(tmp_path, name):
-  invented = movielens_data.synthetic(61, 23, seed=5)
+  invented = synthetic.synthetic(61, 23, seed=5)
   ids = invented.original_item_ids
   rows = [
     (user, ids[item], int(rating), second)
@@ -501,7 +502,7 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
 
 @functools.cache
 def _invented() -> movielens_data.Ratings:
-  return movielens_data.synthetic(101, 53, seed=3)
+  return synthetic.synthetic(101, 53, seed=3)
 
 
 def _together(parts) -> pd.DataFrame:
@@ -591,7 +592,7 @@ def test_shares_that_are_none_are_refused(fractions):
 
 
 def test_parts_without_anything_are_refused():
-  few = movielens_data.synthetic(4, 30)
+  few = synthetic.synthetic(4, 30)
   with pytest.raises(DataError) as error:
     movielens_data.split_users(few)
   assert '4 users cannot be divided' in _message(error)
@@ -647,7 +648,7 @@ def test_counts():
 
 
 def test_invented_ratings_have_the_schema():
-  ratings = movielens_data.synthetic(61, 23, seed=5)
+  ratings = synthetic.synthetic(61, 23, seed=5)
   frame = ratings.frame
   assert list(frame.dtypes.astype(str)) == [
     'int64',
@@ -664,13 +665,13 @@ def test_invented_ratings_have_the_schema():
   assert ratings.item_titles[0] == 'Film 0001'
   assert ratings.users['user_id'].tolist() == list(range(1, 62))
 
-  again = movielens_data.synthetic(61, 23, seed=5)
+  again = synthetic.synthetic(61, 23, seed=5)
   pd.testing.assert_frame_equal(frame, again.frame)
-  assert not frame.equals(movielens_data.synthetic(61, 23, seed=6).frame)
+  assert not frame.equals(synthetic.synthetic(61, 23, seed=6).frame)
 
 
 def test_few_invented_items_are_all_rated():
-  ratings = movielens_data.synthetic(3, 7)
+  ratings = synthetic.synthetic(3, 7)
   assert movielens_data.describe(ratings) == {
     'ratings': 21,
     'users': 3,
@@ -679,7 +680,7 @@ def test_few_invented_items_are_all_rated():
 
 
 def test_some_invented_items_are_more_popular():
-  counts = movielens_data.synthetic().frame['item_id'].value_counts()
+  counts = synthetic.synthetic().frame['item_id'].value_counts()
   assert len(counts) == 200
   assert counts.max() > 4 * counts.min()
 
@@ -725,7 +726,7 @@ def _alternating_least_squares(
 
 
 def test_planted_tastes_can_be_learned():
-  ratings = movielens_data.synthetic()
+  ratings = synthetic.synthetic()
   train, _, test = movielens_data.split_by_time(ratings)
   item_means = train.groupby('item_id')['rating'].mean()
   by_item = _root_mean_square(
@@ -741,17 +742,17 @@ def test_planted_tastes_can_be_learned():
 
 def test_the_noise_floor_is_that_of_who_knows_the_tastes():
   # Without any planted differences the best prediction is the mean.
-  ratings = movielens_data.synthetic(
+  ratings = synthetic.synthetic(
     400, 100, taste_scale=0.0, noise_scale=0.4, seed=1
   )
   generator = np.random.default_rng(0)
   planted = np.repeat([2.2, 3.4, 4.9], 200_000)
   drawn = np.clip(np.rint(planted + generator.logistic(0, 0.4, 600_000)), 1, 5)
   variance = np.mean([part.var() for part in np.split(drawn, 3)])
-  floor = movielens_data._noise_floor(planted[::200_000], 0.4)
+  floor = synthetic._noise_floor(planted[::200_000], 0.4)
   assert floor == pytest.approx(np.sqrt(variance), abs=2e-3)
   assert 0.5 < ratings.noise_floor < ratings.frame['rating'].std()
-  assert movielens_data.synthetic(20, 20, noise_scale=0.0).noise_floor == 0.0
+  assert synthetic.synthetic(20, 20, noise_scale=0.0).noise_floor == 0.0
 
 
 @pytest.mark.parametrize(
@@ -766,7 +767,7 @@ def test_the_noise_floor_is_that_of_who_knows_the_tastes():
 )
 def test_impossible_inventions_are_refused(options):
   with pytest.raises(DataError) as error:
-    movielens_data.synthetic(**options)
+    synthetic.synthetic(**options)
   _message(error)
 
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes.native import native
-from tff_partial.runtimes.native import NativeRuntimeError
+from tff_partial.runtimes.worker import NativeRuntimeError
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The function of this name hides it.
@@ -65,7 +65,7 @@ _PROGRAM = """
 import atexit, os, signal, sys
 import numpy as np, psutil, tensorflow as tf, tensorflow_federated as tff
 from tff_partial.runtimes.native import native
-from tff_partial.runtimes.native import NativeRuntimeError
+from tff_partial.runtimes.worker import NativeRuntimeError
 
 @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
 def total(values):

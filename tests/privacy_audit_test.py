@@ -14,6 +14,7 @@ from tff_partial import algorithms
 from tff_partial import messages
 from tff_partial import runtimes
 from tff_partial.dp import accounting
+from tff_partial.dp import audit_bounds
 from tff_partial.dp import clippings
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_audit
@@ -50,7 +51,7 @@ def _proved(noise_multiplier, clipping=None, **options):
   scores = privacy_audit.canary_scores(
     _process(noise_multiplier, clipping), seed=0, **options
   )
-  return privacy_audit.epsilon_lower_bound(*scores, _DELTA, _SURELY)
+  return audit_bounds.epsilon_lower_bound(*scores, _DELTA, _SURELY)
 
 
 def test_without_noise_canaries_are_seen():
@@ -99,13 +100,13 @@ def test_a_bound_by_hand():
   # All of 100 guesses right: each rate is wrong by 0.025 ** (1 / 100) at most.
   ones, zeros = np.ones(200), np.zeros(200)
   worst = 0.025 ** (1.0 / 100.0)
-  bound = privacy_audit.epsilon_lower_bound(ones, zeros, 0.01)
+  bound = audit_bounds.epsilon_lower_bound(ones, zeros, 0.01)
   np.testing.assert_allclose(bound, np.log((worst - 0.01) / (1.0 - worst)))
 
 
 def test_an_attack_that_sees_nothing_proves_nothing():
   same = np.zeros(1000)
-  assert privacy_audit.epsilon_lower_bound(same, same, _DELTA) == 0.0
+  assert audit_bounds.epsilon_lower_bound(same, same, _DELTA) == 0.0
 
 
 def test_a_bound_holds_as_often_as_it_says():
@@ -115,7 +116,7 @@ def test_a_bound_holds_as_often_as_it_says():
   wrong = 0
   for _ in range(60):
     inside, outside = random.normal(size=[2, 1000])
-    bound = privacy_audit.epsilon_lower_bound(inside + 1.0, outside, 0.1, 0.9)
+    bound = audit_bounds.epsilon_lower_bound(inside + 1.0, outside, 0.1, 0.9)
     wrong += bound > claimed
   # At most one in ten is wrong, but for the chance of this test.
   assert stats.binom.sf(wrong - 1, 60, 0.1) > 1e-6
@@ -152,7 +153,7 @@ def _attacked(
   averaging: dict[str, Any],
   ledger: privacy_plans.PrivacyLedger | None,
   **settings: Any,
-) -> tuple[privacy_audit.Proof, np.ndarray]:
+) -> tuple[audit_bounds.Proof, np.ndarray]:
   """Trains with canaries; returns what that proves, and their scores."""
   before = averaging.pop('before_sending', None)
   process = algorithms.build_furl(
@@ -173,7 +174,7 @@ def _attacked(
     **settings,
   )
   scores = _HIDDEN.scores(trained.state)
-  return privacy_audit.prove(scores, _HIDDEN.present, _DELTA, _SURELY), scores
+  return audit_bounds.prove(scores, _HIDDEN.present, _DELTA, _SURELY), scores
 
 
 @pytest.mark.parametrize('kind', ['central', 'adaptive', 'local'])
@@ -203,7 +204,7 @@ def test_a_run_with_less_noise_than_it_claims_is_found_out():
       {'aggregator': cheating.mean()}, privacy_plans.PrivacyLedger(claimed)
     )
   _, scores = _attacked({'aggregator': cheating.mean()}, None)
-  proof = privacy_audit.prove(scores, _HIDDEN.present, _DELTA, 0.99)
+  proof = audit_bounds.prove(scores, _HIDDEN.present, _DELTA, 0.99)
   assert proof.epsilon > claimed.epsilon > 0.5
   # Canaries come when they are drawn, if they are there at all.
   rounds = np.round(scores / (0.5 / _COHORT))
@@ -258,7 +259,7 @@ def test_a_proof_by_one_run_by_hand():
   # Pure privacy: all of r guesses are right with q ** r at most, so that q is
   # at least the r-th root of the risk. Of 16 and 8 guesses each has a half.
   present = np.arange(16) < 8
-  proof = privacy_audit.prove(present.astype(float), present, delta=0.0)
+  proof = audit_bounds.prove(present.astype(float), present, delta=0.0)
   root = 0.025 ** (1.0 / 16.0)
   np.testing.assert_allclose(
     proof.epsilon, np.log(root / (1.0 - root)), atol=1e-5
@@ -267,7 +268,7 @@ def test_a_proof_by_one_run_by_hand():
   # Delta adds the likeliest way to be pushed over the edge: for 16 of 16 that
   # is max_i P[16 - i <= W < 16] / i, times 2 * 16 * delta.
   delta = 1e-4
-  proof = privacy_audit.prove(present.astype(float), present, delta=delta)
+  proof = audit_bounds.prove(present.astype(float), present, delta=delta)
   rate = 1.0 / (1.0 + np.exp(-proof.epsilon))
   below = [
     sum(stats.binom.pmf(16 - k, 16, rate) for k in range(1, i + 1)) / i
@@ -275,7 +276,7 @@ def test_a_proof_by_one_run_by_hand():
   ]
   chance = rate**16 + 2 * 16 * delta * max(below)
   np.testing.assert_allclose(chance, 0.025, rtol=1e-4)
-  nothing = privacy_audit.prove(np.zeros(16), present[::-1], delta=0.0)
+  nothing = audit_bounds.prove(np.zeros(16), present[::-1], delta=0.0)
   assert nothing.epsilon == 0.0
 
 
@@ -287,6 +288,6 @@ def test_one_run_is_wrong_as_seldom_as_it_says():
     present = random.integers(0, 2, 400).astype(bool)
     told = np.where(random.uniform(size=400) < rate, present, ~present)
     scores = told + random.uniform(size=400) / 2
-    proof = privacy_audit.prove(scores, present, delta=0.0, confidence=0.9)
+    proof = audit_bounds.prove(scores, present, delta=0.0, confidence=0.9)
     wrong += proof.epsilon > claimed
   assert stats.binom.sf(wrong - 1, 60, 0.1) > 1e-6

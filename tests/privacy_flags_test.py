@@ -183,7 +183,7 @@ def test_other_private_runs(tmp_path, flags, sampling):
     (('--target_epsilon=0.001',), 'the nearest possible is'),
     (('--noise_multiplier=1',), '--target_epsilon=8.0 and --noise_multiplier'),
     (('--target_epsilon=-1',), 'finite number above zero'),
-    (('--target_epsilon=nan',), 'finite number above zero'),
+    (('--target_epsilon=nan',), '--target_epsilon=nan: give a finite number'),
     (('--delta=0.01',), 'below one in the population'),
     (('--clients_per_round=481',), 'between 1 and 480'),
     (('--clip=0',), 'clip'),

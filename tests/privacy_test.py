@@ -15,6 +15,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import fed_recon
 from tff_partial.dp import clippings
+from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.training import checkpoints
@@ -367,7 +368,7 @@ def test_local_noise_is_of_each_client():
   update = collections.OrderedDict(
     a=tf.zeros([_SIZE]), b=tf.constant([3e38], tf.float32)
   )
-  noise = tf.function(privacy.local_noise)
+  noise = tf.function(local_noise.local_noise)
   one = noise(update, 2.0, 1.5, tf.constant([1, 2]))
   again = noise(update, 2.0, 1.5, tf.constant([1, 2]))
   other = noise(update, 2.0, 1.5, tf.constant([1, 3]))
@@ -377,13 +378,13 @@ def test_local_noise_is_of_each_client():
   assert abs(np.corrcoef(one['a'], other['a'])[0, 1]) < 7.0 / np.sqrt(_SIZE)
   # The huge number was clipped to 2 before.
   assert abs(one['b'] - 2.0) < 7.0 * 3.0
-  clipped = privacy.local_noise(update, 2.0, 0.0, tf.constant([1, 2]))
+  clipped = local_noise.local_noise(update, 2.0, 0.0, tf.constant([1, 2]))
   np.testing.assert_allclose(clipped['b'], [2.0], rtol=2e-6)
 
 
 def test_local_noise_hides_what_is_not_finite():
   update = {'a': tf.constant([np.nan, 1.0], tf.float64)}
-  sent = privacy.local_noise(update, 2.0, 1.0, tf.constant([1, 2]))
+  sent = local_noise.local_noise(update, 2.0, 1.0, tf.constant([1, 2]))
   assert sent['a'].dtype == tf.float64 and np.all(np.isfinite(sent['a']))
 
 
@@ -456,8 +457,11 @@ def test_an_algorithm_is_private_by_its_aggregator():
       lambda: _mean(clippings.AdaptiveClip(count_stddev=0.5)),
       'out of reach.*less than 1',
     ),
-    (lambda: privacy.local_noise(0.0, 0.0, 1.0, None), '`clip`'),
-    (lambda: privacy.local_noise(0.0, 1.0, -1.0, None), '`noise_multiplier`'),
+    (lambda: local_noise.local_noise(0.0, 0.0, 1.0, None), '`clip`'),
+    (
+      lambda: local_noise.local_noise(0.0, 1.0, -1.0, None),
+      '`noise_multiplier`',
+    ),
   ],
 )
 def test_impossible_arguments_are_named(call, match):

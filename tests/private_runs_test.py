@@ -17,6 +17,7 @@ from tff_partial import messages
 from tff_partial import phases
 from tff_partial.dp import accounting
 from tff_partial.dp import clippings
+from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.training import programs
@@ -274,7 +275,7 @@ def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
     ),
     ({'aggregator': _plan().mean(noise_seed=3)}, 'simulation=True'),
     (
-      {'before_sending': privacy.LocalNoise(0.1, 1.0)},
+      {'before_sending': local_noise.LocalNoise(0.1, 1.0)},
       'where=central, the process has local',
     ),
   ],
@@ -428,7 +429,7 @@ def test_each_client_adds_noise_of_its_own_before_it_sends():
     model,
     update_optimizer=phases.sgd(0.0),
     client_weighting=messages.ClientWeighting.UNIFORM,
-    before_sending=privacy.LocalNoise(clip, noise, 7),
+    before_sending=local_noise.LocalNoise(clip, noise, 7),
   )
   clients = small_runs.pack(process.example_spec, 'train', 50)
   moves = []

@@ -30,6 +30,7 @@ from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.data import splits
 from tff_partial.dp import clippings
+from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -314,7 +315,7 @@ def test_epochs_may_follow_the_rounds(process, shuffle):
 
 def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
   # One without examples is alone in the cohort: what it sends still counts.
-  class Noise(privacy.LocalNoise):
+  class Noise(local_noise.LocalNoise):
     def __call__(self, update: Any, seed: tf.Tensor) -> Any:
       return tf.nest.map_structure(tf.ones_like, update)
 
@@ -323,7 +324,7 @@ def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
     before_sending=Noise(1.0, 1.0),
     client_weighting=messages.ClientWeighting.UNIFORM,
   )
-  assert noised.mechanism == privacy.LocalNoise(1.0, 1.0).mechanism
+  assert noised.mechanism == local_noise.LocalNoise(1.0, 1.0).mechanism
   cohort = planted.cohort_of(noised, _clients(), 'seed')[2:]
   state = noised.initialize()
   kept = planted.first_states(noised, cohort)
@@ -503,11 +504,14 @@ def _without_global() -> models.PartialModel:
       "'weight': .* beside the updates that the private aggregator noises",
     ),
     (
-      {'before_sending': privacy.LocalNoise(1.0, 1.0), 'statistics': _SCALED},
+      {
+        'before_sending': local_noise.LocalNoise(1.0, 1.0),
+        'statistics': _SCALED,
+      },
       "'weight': .* beside the updates that clients noise",
     ),
     (
-      {'before_sending': privacy.LocalNoise(1.0, 1.0)},
+      {'before_sending': local_noise.LocalNoise(1.0, 1.0)},
       'client_weighting: clients would send how much they weigh, exactly, .*'
       'Pass ClientWeighting.UNIFORM',
     ),

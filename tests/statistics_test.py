@@ -19,6 +19,7 @@ from tff_partial import tiers
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.dp import clippings
+from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.messages import ClientWeighting
 from tff_partial.model import models
@@ -174,7 +175,7 @@ def test_by_part_it_is_a_part_of_its_own(model):
 def test_local_noise_is_for_what_is_sent_with_the_update(model):
   process = _compose(
     model,
-    before_sending=privacy.LocalNoise(1.0, 0.0),
+    before_sending=local_noise.LocalNoise(1.0, 0.0),
     statistics=[_STATISTIC._replace(join=Join.WITH_UPDATE)],
     client_weighting=ClientWeighting.UNIFORM,
   )
@@ -286,7 +287,7 @@ _UPDATES_NOTHING = Statistic('labels', _mean_label)
             settle=lambda before, after, own, joined: after,
           )
         ],
-        'before_sending': privacy.LocalNoise(1.0, 0.0),
+        'before_sending': local_noise.LocalNoise(1.0, 0.0),
       },
       'by what they send themselves, which `before_sending` changes',
     ),

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tasks.errors import OptionError
+from tasks.subreddit import layers
 from tasks.subreddit import models as subreddit_models
 from tasks.task import NOBODY
 from tasks.task import OWN
@@ -55,7 +56,7 @@ def test_the_fused_lstm_computes_what_keras_computes(go_backwards):
   keras.build(inputs.shape)
   values = [generator.normal(size=w.shape) * 0.5 for w in keras.get_weights()]
   keras.set_weights(values)
-  ours = subreddit_models.FusedLSTM(4, go_backwards)
+  ours = layers.FusedLSTM(4, go_backwards)
   ours.build(inputs.shape)
   # Keras has input, forget, cell, output, and no bias that is always there.
   ordered = [
@@ -91,7 +92,7 @@ def test_the_fused_lstm_computes_what_keras_computes(go_backwards):
 
 
 def test_ngrams_tell_characters_by_those_before_them():
-  layer = subreddit_models.NGrams(3, 1000)
+  layer = layers.NGrams(3, 1000)
   numbers = layer(tf.constant([[5, 6, 7, 5, 6, 7, 0], [9, 6, 7, 0, 0, 0, 0]]))
   first, second = numbers.numpy().tolist()
   assert first[2] == first[5]  # 5 6 7 again.
@@ -102,7 +103,7 @@ def test_ngrams_tell_characters_by_those_before_them():
 
 
 def test_ngrams_of_long_vocabularies_do_not_overflow():
-  layer = subreddit_models.NGrams(5, 50)
+  layer = layers.NGrams(5, 50)
   numbers = layer(tf.fill([2, 8], 1_100_000)).numpy()
   assert numbers.min() >= 1 and numbers.max() < 50
 
@@ -110,12 +111,12 @@ def test_ngrams_of_long_vocabularies_do_not_overflow():
 def test_the_mean_of_places_leaves_out_padding():
   vectors = tf.constant([[[1.0, 8.0], [3.0, 0.0], [9.0, 9.0]]] * 2)
   text = tf.constant([[7, 4, 0], [0, 0, 0]], tf.uint8)
-  mean = subreddit_models.MeanOfPlaces()((vectors, text))
+  mean = layers.MeanOfPlaces()((vectors, text))
   assert mean.numpy().tolist() == [[2.0, 4.0], [0.0, 0.0]]
 
 
 def test_users_are_unknown_in_training_alone():
-  layer = subreddit_models.SometimesUnknown(0.25)
+  layer = layers.SometimesUnknown(0.25)
   vectors = tf.random.stateless_uniform([400, 3], [1, 2], minval=1.0)
   np.testing.assert_array_equal(layer(vectors), vectors)
   left = layer(vectors, training=True).numpy()
@@ -123,17 +124,17 @@ def test_users_are_unknown_in_training_alone():
   assert 60 < is_unknown.sum() < 140
   # The others are as they were, not enlarged as dropout would.
   np.testing.assert_array_equal(left[~is_unknown], vectors[~is_unknown])
-  again = subreddit_models.SometimesUnknown.from_config(layer.get_config())
+  again = layers.SometimesUnknown.from_config(layer.get_config())
   assert again.share == 0.25
 
 
 def test_a_vector_drifts_between_control_points():
-  layer = subreddit_models.Drift(4)
+  layer = layers.Drift(4)
   vectors = tf.constant([[5.0, 5.0, 0.0, 10.0, 2.0, 20.0, 8.0, 0.0]] * 5)
   times = tf.constant([0.0, 0.25, 0.5, 0.6, 1.0])
   expected = [[5, 15], [6, 20], [7, 25], [8.2, 21], [13, 5]]
   np.testing.assert_allclose(layer((vectors, times)), expected, rtol=1e-6)
-  again = subreddit_models.Drift.from_config(layer.get_config())
+  again = layers.Drift.from_config(layer.get_config())
   assert again.num_vectors == 4
 
 

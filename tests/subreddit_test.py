@@ -13,6 +13,7 @@ from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.experiment.flags import parse
 from tasks.subreddit import data as subreddit_data
+from tasks.subreddit import documents
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import synthetic as subreddit_synthetic
 from tasks.subreddit import task as subreddit
@@ -40,7 +41,7 @@ _SIZES = subreddit_models.Sizes(
 _AUTHOR = 'author0001'
 
 
-def _options(kind=subreddit.SubredditOptions, **options) -> subreddit.Options:
+def _options(kind=subreddit.SubredditOptions, **options) -> documents.Options:
   return kind(
     **{'max_chars': 48, 'num_support': 2, 'num_reserved': 5, **options},
     sizes=_SIZES,

@@ -18,9 +18,11 @@ from tff_partial import client_work
 from tff_partial import messages
 from tff_partial import phases
 from tff_partial import server_update
-from tff_partial import tiers
-from tff_partial.client_work import CompositionError
-from tff_partial.dp import privacy
+from tff_partial.composition_checks import check_joining
+from tff_partial.composition_checks import check_privacy
+from tff_partial.composition_checks import check_statistics
+from tff_partial.composition_checks import check_tiers
+from tff_partial.composition_checks import mechanism
 from tff_partial.messages import BeforeSending
 from tff_partial.messages import ClientWeightFn
 from tff_partial.messages import ClientWeighting
@@ -82,7 +84,7 @@ def compose(
       or a function from what its phases came to, to its weight. A client whose
       weight is negative or no number counts as one that is not finite.
     before_sending: What a client does with its update before it sends it, such
-      as `privacy.LocalNoise`. It then sends whole tables.
+      as `local_noise.LocalNoise`. It then sends whole tables.
     statistics: What clients send beside their update.
     server_state: Makes what the server holds beside weights, for statistics to
       update. It is sent to clients, who find it in `ClientContext.server`.
@@ -94,16 +96,16 @@ def compose(
   """
   aggregator = aggregator or aggregators.MeanFactory()
   server_optimizer = server_optimizer or phases.sgd(1.0)
-  _check_joining(aggregator, server_optimizer)
-  _check_statistics(statistics, before_sending)
-  _check_privacy(aggregator, before_sending, client_weighting, statistics)
+  check_joining(aggregator, server_optimizer)
+  check_statistics(statistics, before_sending)
+  check_privacy(aggregator, before_sending, client_weighting, statistics)
   client = client_work.ClientWork(model, client_state, work, 'round')
   sent_tiers = [
     tier
     for tier in client.specs[0]
     if any(tier in phase.train for phase in phases.flat(client.work))
   ]
-  _check_tiers(client)
+  check_tiers(client)
   round_ = _Round(
     client,
     messages.Sending(
@@ -127,7 +129,7 @@ def compose(
     model=model,
     example_spec=client.example_spec,
     sent=sent_tiers,
-    mechanism=_mechanism(aggregator, before_sending),
+    mechanism=mechanism(aggregator, before_sending),
     work=client,
   )
 
@@ -383,106 +385,3 @@ def _chosen(work_state: tff.Type, name: str) -> tff.Computation:
     return held[name]
 
   return choose
-
-
-def _check_joining(aggregator: Any, server_optimizer: Any) -> None:
-  if not isinstance(
-    aggregator,
-    (
-      tff.aggregators.WeightedAggregationFactory,
-      tff.aggregators.UnweightedAggregationFactory,
-    ),
-  ):
-    raise CompositionError(
-      'The aggregator must be a factory such as `tff.aggregators.MeanFactory()`'
-      f', found {type(aggregator).__name__}.'
-    )
-  if not isinstance(server_optimizer, phases.Optimizer):
-    raise CompositionError(
-      'The server optimizer must be one of `tff.learning.optimizers`, found '
-      f'{type(server_optimizer).__name__}.'
-    )
-
-
-def _check_statistics(
-  statistics: Sequence[Statistic], before_sending: BeforeSending | None
-) -> None:
-  names = [statistic.name for statistic in statistics]
-  taken = set(tiers.TIERS)
-  for statistic in statistics:
-    if statistic.name in taken:
-      raise CompositionError(
-        f'statistics: the name {statistic.name!r} is taken, of {names} and the '
-        f'tiers {list(tiers.TIERS)}.'
-      )
-    taken.add(statistic.name)
-    if statistic.join is not Join.WITH_UPDATE:
-      continue
-    if statistic.after_update:
-      raise CompositionError(
-        f'The statistic {statistic.name!r} is computed after the update, and '
-        'cannot be joined with it.'
-      )
-    if statistic.settle is not None and before_sending is not None:
-      raise CompositionError(
-        f'The statistic {statistic.name!r} settles what clients remember by '
-        'what they send themselves, which `before_sending` changes.'
-      )
-
-
-def _check_privacy(
-  aggregator: AggregationFactory,
-  before_sending: BeforeSending | None,
-  client_weighting: ClientWeighting | ClientWeightFn,
-  statistics: Sequence[Statistic],
-) -> None:
-  """Refuses what clients would send beside what gets noise."""
-  parts = getattr(aggregator, 'parts', [aggregator])
-  central = [getattr(part, 'mechanism', None) for part in parts]
-  local = getattr(before_sending, 'mechanism', None)
-  if not any(m and m.noise_multiplier for m in [*central, local]):
-    return
-  noised = 'clients noise' if local else 'the private aggregator noises'
-  unpaid = (
-    f'exactly, beside the updates that {noised}, and nobody would account for '
-    'it.'
-  )
-  for statistic in statistics:
-    if statistic.join is not Join.WITH_UPDATE:
-      raise CompositionError(
-        f'The statistic {statistic.name!r}: clients would send it {unpaid} '
-        'Leave it out, join it WITH_UPDATE, or do without noise.'
-      )
-  # A private aggregator takes no weights.
-  if local and client_weighting is not ClientWeighting.UNIFORM:
-    raise CompositionError(
-      f'client_weighting: clients would send how much they weigh, {unpaid} '
-      'Pass ClientWeighting.UNIFORM, or do without noise.'
-    )
-
-
-def _mechanism(
-  aggregator: AggregationFactory, before_sending: BeforeSending | None
-) -> privacy.Mechanism | None:
-  """What makes the updates private, if one mechanism does so for all of them.
-
-  What a server does with sums that have noise already, changes nothing.
-  """
-  for part in (aggregator, before_sending):
-    found: privacy.Mechanism | None = getattr(part, 'mechanism', None)
-    if found is not None:
-      return found
-  return None
-
-
-def _check_tiers(client: client_work.ClientWork) -> None:
-  if tiers.GLOBAL not in client.model.tiers:
-    raise CompositionError('The model has no global variable to train.')
-  is_trained = any(tiers.LOCAL in p.train for p in phases.flat(client.work))
-  if not (is_trained or client.client_state.is_frozen):
-    names = list(client.model.specs(tiers.LOCAL))
-    if names:
-      raise CompositionError(
-        f'The model has local variables, {names}, which no phase trains. Build '
-        'it without `local`, or take an algorithm that trains them.'
-      )

@@ -1,7 +1,7 @@
 """Local training: a client goes through its phases, batch by batch."""
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -14,6 +14,10 @@ from tff_partial import tiers
 from tff_partial.contexts import Batch
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
+from tff_partial.descent import connected
+from tff_partial.descent import descend
+from tff_partial.descent import replaced
+from tff_partial.descent import trained_by
 from tff_partial.model import keras_metrics
 from tff_partial.sparse import lookups
 from tff_partial.sparse import rows
@@ -53,40 +57,6 @@ class ClientResult(NamedTuple):
     return self.context.group
 
 
-def _descend(
-  optimizer: phases.Optimizer,
-  state: Any,
-  weights: tiers.NamedTensors,
-  gradients: Mapping[str, Any],
-) -> tuple[Any, tiers.NamedTensors, list[tf.Tensor]]:
-  """One optimizer step; also returns sums over all that it changed."""
-  by_rows = phases.is_plain_descent(optimizer)
-  sparse = {
-    name: gradient
-    for name, gradient in gradients.items()
-    if by_rows and isinstance(gradient, tf.IndexedSlices)
-  }
-  dense = [name for name in weights if name not in sparse]
-  result = collections.OrderedDict(weights)
-  sums = []
-  if dense:
-    state, moved = optimizer.next(
-      state,
-      collections.OrderedDict((name, weights[name]) for name in dense),
-      collections.OrderedDict((name, gradients[name]) for name in dense),
-    )
-    result.update(moved)
-    sums += [tf.reduce_sum(tensor) for tensor in moved.values()]
-  for name, gradient in sparse.items():
-    _, change = optimizer.next(
-      state, tf.zeros_like(gradient.values), gradient.values
-    )
-    where = gradient.indices[:, None]
-    result[name] = tf.tensor_scatter_nd_add(weights[name], where, change)
-    sums.append(tf.reduce_sum(tf.gather(result[name], gradient.indices)))
-  return state, result, sums
-
-
 class _Stand(NamedTuple):
   """Where a client's training in phases that take turns stands, between steps.
 
@@ -103,62 +73,6 @@ class _Stand(NamedTuple):
   metrics: keras_metrics.MetricState
   loss: list[tf.Tensor]
   is_finite: tf.Tensor
-
-
-def _replaced(weights: tiers.Weights, trained: tiers.Weights) -> tiers.Weights:
-  """Weights of all tiers, with newer values of some."""
-  return collections.OrderedDict(
-    (
-      tier,
-      collections.OrderedDict(
-        (name, trained[tier].get(name, tensor) if tier in trained else tensor)
-        for name, tensor in named.items()
-      ),
-    )
-    for tier, named in weights.items()
-  )
-
-
-def _trained_by(
-  group: Iterable[phases.Phase], weights: tiers.Weights
-) -> tiers.Weights:
-  """The weights that phases train, by tier."""
-  chosen: tiers.Weights = collections.OrderedDict()
-  for tier, named in weights.items():
-    names = [
-      name
-      for name in named
-      if any(tier in phase.train and phase.trains(name) for phase in group)
-    ]
-    if names:
-      chosen[tier] = collections.OrderedDict((n, named[n]) for n in names)
-  return chosen
-
-
-def _connected(gradients: Any, trained: tiers.Weights) -> Any:
-  """Gradients by tier, zeros for variables on which nothing depends.
-
-  Raises:
-    PhaseError: If the phase would not move a tier that it trains at all.
-  """
-  for tier, named in gradients.items():
-    if all(gradient is None for gradient in named.values()):
-      raise phases.PhaseError(
-        f'A phase trains {tier!r}, but what it minimizes depends on none of '
-        f'{list(named)}, so that they would stay as they are. Let the model '
-        'read them in that phase, name terms that depend on them, or do not '
-        'train them.'
-      )
-  return collections.OrderedDict(
-    (
-      tier,
-      collections.OrderedDict(
-        (name, tf.zeros_like(trained[tier][name]) if slope is None else slope)
-        for name, slope in named.items()
-      ),
-    )
-    for tier, named in gradients.items()
-  )
 
 
 class _Client:
@@ -180,11 +94,11 @@ class _Client:
     measured: bool,
   ) -> _Stand:
     """Takes one step of a phase, and measures it before."""
-    mine = _trained_by([phase], stand.trained)
+    mine = trained_by([phase], stand.trained)
     metrics, loss = stand.metrics, stand.loss
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(mine)
-      weights = _replaced(self.context.weights, stand.trained)
+      weights = replaced(self.context.weights, stand.trained)
       objective, predictions = tf.constant(0.0), None
       if phase.with_loss or measured:
         with rows.reading():
@@ -220,15 +134,15 @@ class _Client:
     if mine:
       states = collections.OrderedDict(optimizers[place])
       sums = []
-      gradients = _connected(tape.gradient(objective, mine), mine)
+      gradients = connected(tape.gradient(objective, mine), mine)
       moved: tiers.Weights = collections.OrderedDict()
       for tier, named in mine.items():
-        states[tier], moved[tier], changed = _descend(
+        states[tier], moved[tier], changed = descend(
           phase.optimizer_of(tier), states[tier], named, gradients[tier]
         )
         sums += changed
       optimizers[place] = states
-      trained = _replaced(trained, moved)
+      trained = replaced(trained, moved)
       # The sum of some numbers is finite only if all of them are.
       moved_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
       is_finite = tf.logical_and(is_finite, moved_finite)
@@ -312,7 +226,7 @@ def _take_turns(
 ) -> ClientResult:
   """Runs phases that take turns on each batch, after what was done `before`."""
   client = _Client(tables, before.context)
-  trained = _trained_by(turns, before.weights)
+  trained = trained_by(turns, before.weights)
   optimizers = [
     collections.OrderedDict(
       (
@@ -324,7 +238,7 @@ def _take_turns(
           ),
         ),
       )
-      for tier, named in _trained_by([phase], before.weights).items()
+      for tier, named in trained_by([phase], before.weights).items()
     )
     for phase in turns
   ]
@@ -361,7 +275,7 @@ def _take_turns(
     num_examples += count
   return before._replace(
     context=before.context._replace(
-      weights=_replaced(before.weights, stand.trained)
+      weights=replaced(before.weights, stand.trained)
     ),
     metrics=stand.metrics,
     loss=stand.loss,
@@ -395,7 +309,7 @@ class _Tables:
     values = collections.OrderedDict(
       (name, value_of(name, chosen)) for name, chosen in self.rows.items()
     )
-    return _replaced(weights, collections.OrderedDict({tiers.GLOBAL: values}))
+    return replaced(weights, collections.OrderedDict({tiers.GLOBAL: values}))
 
   def rows_of(self, weights: tiers.Weights) -> tiers.Weights:
     """Weights with the rows in the place of tables."""
@@ -487,7 +401,7 @@ def _train(
     phase
     for phase in phases.taking_turns(part)
     if phase.max_steps != 0
-    and (phase.measured or _trained_by([phase], done.weights))
+    and (phase.measured or trained_by([phase], done.weights))
   ]
   if not turns:
     return done

@@ -172,7 +172,8 @@ class Config(Options):
   def may_change(self) -> set[str]:
     """The flags that a run may go on with other values of."""
     # More rounds would need more noise, from the first one on.
-    return super().may_change() - ({'rounds'} if self.privacy.is_on else set())
+    is_planned = self.privacy.target_epsilon is not None
+    return super().may_change() - ({'rounds'} if is_planned else set())
 
   def to_json(self) -> dict[str, Any]:
     """What is chosen, as `result.json` says it."""

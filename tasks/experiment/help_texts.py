@@ -31,11 +31,12 @@ def _lines(choice: Choice) -> list[str]:
   text, value = choice.text, choice.on_command_line
   if choice.option.choices is not None:
     text = f'{text} One of {", ".join(choice.option.choices)}.'
-  default = '' if value is None else f' ({value})'
+  default = f' ({value})'
   if isinstance(value, bool):
     default = f' ({str(value).lower()})'
   # What comes from the environment or the task is said in the text.
-  if 'Default:' in choice.text or choice.option.differs_by_task:
+  is_said = 'Default:' in choice.text or choice.option.differs_by_task
+  if is_said or value in (None, '', ()):
     default = ''
   return textwrap.wrap(
     f'--{choice.flag}{default}: {text}',

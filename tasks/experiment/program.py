@@ -17,6 +17,7 @@ from typing import Any
 from absl import app
 from absl import logging
 
+from tasks.experiment import config as config_lib
 from tasks.experiment import flags
 from tasks.experiment import help_texts
 from tasks.experiment.config import Config
@@ -24,7 +25,7 @@ from tasks.options import Choice
 from tasks.options import Options
 from tff_partial import errors
 from tff_partial.runtimes import errors as runtime_errors
-from tff_partial.runtimes.native import NativeRuntimeError
+from tff_partial.runtimes.worker import NativeRuntimeError
 import tff_partial_programs
 
 
@@ -81,6 +82,8 @@ class Program:
     # As `__main__`, a module does not know its name.
     name = pathlib.Path(str(module.__file__)).stem
     groups: dict[str, list[Choice]] = {'': [], 'The run': [], 'Data': []}
+    for task in config_lib.TASKS.values():
+      groups[task.title] = []
     for options in self.options:
       for choice in flags.define(options).values():
         groups.setdefault(choice.title, []).append(choice)

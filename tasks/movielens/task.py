@@ -20,6 +20,7 @@ from tasks.errors import OptionError
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_files
 from tasks.movielens import models as movielens_models
+from tasks.movielens import synthetic
 from tasks.options import Leak
 from tasks.options import option
 from tasks.task import Data
@@ -129,7 +130,7 @@ class Options(TaskOptions):
       DataError: If the data are missing or damaged; says where and what to do.
     """
     if data.is_synthetic:
-      return MovieLens(movielens_data.synthetic(), self, seed)
+      return MovieLens(synthetic.synthetic(), self, seed)
     if not data.data_dir:
       raise DataError(
         f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'

@@ -17,9 +17,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.preference.models import IS_LIKED
-from tasks.preference.models import logits_of
-from tasks.preference.models import SUB_POPULATION
+from tasks.preference.losses import IS_LIKED
+from tasks.preference.losses import logits_of
+from tasks.preference.losses import SUB_POPULATION
 
 COUNTS = ('tp', 'fp', 'fn', 'tn')
 

@@ -15,6 +15,18 @@ import tensorflow as tf
 from tasks.errors import OptionError
 from tasks.images import HEAD
 from tasks.images import scaled_input
+from tasks.preference.losses import clustered_loss
+from tasks.preference.losses import fed_embed_loss
+from tasks.preference.losses import global_loss
+from tasks.preference.losses import IS_LIKED
+from tasks.preference.losses import IS_PROTOTYPICAL
+from tasks.preference.losses import KIND
+from tasks.preference.losses import LIKED
+from tasks.preference.losses import LIKED_GLOBALLY
+from tasks.preference.losses import preference_loss
+from tasks.preference.losses import shared_loss
+from tasks.preference.losses import SUB_POPULATION
+from tasks.preference.losses import TYPE
 from tasks.task import CLUSTERS
 from tasks.task import HEAD_CLUSTERS
 from tasks.task import OWN_HEAD
@@ -22,14 +34,10 @@ from tff_partial import assignments
 from tff_partial import layers as layers_lib
 from tff_partial.model import models
 
-# Columns of an example's label.
-IS_LIKED, KIND, SUB_POPULATION, IS_PROTOTYPICAL = range(4)
 LABEL_SPEC = tf.TensorSpec([4], tf.int32)
 
 PERSONAL = 'personal_embedding'
 GLOBAL_HEAD, TYPE_HEAD, PROTOTYPES = 'global_head', 'type_head', 'prototypes'
-# Outputs of the model with all heads.
-LIKED, LIKED_GLOBALLY, TYPE = 'liked', 'liked_globally', 'type'
 # What the encoder makes of an image.
 NUM_FEATURES = 64
 
@@ -307,42 +315,6 @@ def _diagonal(personal: tf.Tensor, shape: tuple[int, int]) -> tf.Tensor:
   return padded[..., tf.newaxis]
 
 
-_cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
-
-
-def logits_of(predictions: Any) -> tf.Tensor:
-  """What a model says of liked or not: its only output, or one of several."""
-  return predictions[LIKED] if isinstance(predictions, dict) else predictions
-
-
-def preference_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-  """Cross-entropy of liked or not, the first of labels `[batch, 4]`."""
-  return _cross_entropy(labels[:, IS_LIKED], logits_of(predictions))
-
-
-def fed_embed_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
-  """`L_C` of the sub-population's head and `L_M` of the type head, one each."""
-  return preference_loss(labels, predictions) + _type_loss(labels, predictions)
-
-
-def _type_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
-  return _cross_entropy(labels[:, KIND], predictions[TYPE])
-
-
-def _global_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
-  return _cross_entropy(labels[:, IS_LIKED], predictions[LIKED_GLOBALLY])
-
-
-def _shared_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
-  return _global_loss(labels, predictions) + _type_loss(labels, predictions)
-
-
-def _clustered_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
-  return preference_loss(labels, predictions) + _global_loss(
-    labels, predictions
-  )
-
-
 def build_partial(
   build: Callable[[], tf.keras.Model],
   user: str,
@@ -367,7 +339,7 @@ def build_partial(
       heads['local'] = PERSONAL
   loss = fed_embed_loss if type_head else preference_loss
   if user == CLUSTERS:
-    loss = _clustered_loss
+    loss = clustered_loss
   elif user == HEAD_CLUSTERS:
     loss = preference_loss
   return models.from_keras(
@@ -378,8 +350,8 @@ def build_partial(
 PARTS = assignments.Parts(
   embedding=f'{PERSONAL}/own',
   global_head=f'{GLOBAL_HEAD}/.*',
-  global_loss=_global_loss,
-  shared_loss=_shared_loss,
+  global_loss=global_loss,
+  shared_loss=shared_loss,
   prototypes=f'{PROTOTYPES}/vectors',
   sub_population=lambda labels: labels[:, SUB_POPULATION],
   liked_type=lambda labels: tf.where(
@@ -389,22 +361,6 @@ PARTS = assignments.Parts(
 )
 # Those of a model that does not learn from its type head.
 PARTS_WITHOUT_TYPES = dataclasses.replace(PARTS, shared_loss=None)
-
-
-@tf.keras.saving.register_keras_serializable(package='tff_partial')
-class PreferenceAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
-  """Share of examples whose being liked or not was predicted."""
-
-  def update_state(
-    self,
-    y_true: tf.Tensor,
-    y_pred: tf.Tensor,
-    sample_weight: tf.Tensor | None = None,
-  ) -> Any:
-    """Adds a batch of labels `[batch, 4]`, of which the first is predicted."""
-    return super().update_state(
-      y_true[:, IS_LIKED], logits_of(y_pred), sample_weight
-    )
 
 
 def normalize(

@@ -19,6 +19,7 @@ from tasks import images as images_lib
 from tasks.errors import OptionError
 from tasks.options import option
 from tasks.preference import f1
+from tasks.preference import losses
 from tasks.preference import models as preference_models
 from tasks.preference import preferences
 from tasks.task import CLUSTERS
@@ -256,7 +257,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
       ),
       user,
       options.local or own,
-      loss=preference_models.preference_loss,
+      loss=losses.preference_loss,
       metrics=metrics,
       labels=preference_models.LABEL_SPEC,
       seed=self._seed,
@@ -335,6 +336,6 @@ def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
     shares: The share of each sub-population among the users.
   """
   return [
-    preference_models.PreferenceAccuracy('accuracy'),
+    losses.PreferenceAccuracy('accuracy'),
     *f1.build_metrics(shares),
   ]

@@ -17,7 +17,6 @@ import collections
 from collections.abc import Mapping
 import dataclasses
 import math
-import secrets
 from typing import Any
 
 import tensorflow as tf
@@ -26,11 +25,13 @@ import tensorflow_privacy as tfp
 
 from tff_partial import aggregators
 from tff_partial import errors
-from tff_partial import fingerprints
-from tff_partial import random_bits
 from tff_partial.dp import clippings
 from tff_partial.dp import dp_queries
-from tff_partial.sparse import rows
+from tff_partial.dp.private_rows import NestedSumQuery
+from tff_partial.dp.private_rows import RowsQuery
+from tff_partial.dp.private_rows import RowSumFactory
+from tff_partial.dp.private_rows import seed_maker
+from tff_partial.dp.private_rows import with_distinct_rows
 
 # The name of the only part of what is clipped jointly.
 _WHOLE = 'all.parts'
@@ -70,34 +71,6 @@ class Mechanism:
   is_simulation: bool
 
 
-def _seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
-  """Makes what makes the seed of a part's noise.
-
-  Args:
-    noise_seed: Where seeds come from in a simulation. Otherwise they come from
-      the operating system, and the time is mixed in: no two runs may have the
-      same noise, though one process initializes both.
-    part: Name of the part.
-  """
-  is_secret = noise_seed is None
-  source = secrets.randbits(128) if noise_seed is None else noise_seed
-  first = random_bits.derive(source, 'privacy noise', part)
-
-  def make_seed() -> tf.Tensor:
-    name = fingerprints.SECRET if is_secret else 'noise_seed'
-    seed = tf.constant(first, name=name)
-    if is_secret:
-      for word in tf.unstack(tf.bitcast(tf.timestamp(), tf.int32)):
-        seed = random_bits.fold_in(seed, word)
-    return seed
-
-  return make_seed
-
-
-class _NestedSumQuery(tfp.NestedQuery, tfp.SumAggregationDPQuery):
-  """Several queries that all sum."""
-
-
 class _Parts:
   """The queries of what clients send: one of the whole, or one of each part."""
 
@@ -117,7 +90,7 @@ class _Parts:
     """The query of the whole structure."""
     if _WHOLE in self.queries:
       return self.queries[_WHOLE]
-    return _NestedSumQuery(collections.OrderedDict(self.queries))
+    return NestedSumQuery(collections.OrderedDict(self.queries))
 
   def are_clipped(self, params: Any, value: Any) -> Any:
     """Whether a client's parts are clipped, which is not private."""
@@ -139,111 +112,6 @@ class _Parts:
     for one in measured.values():
       one['noise_stddev'] /= divisor
     return self.join(measured)
-
-
-def _with_distinct_rows(sent: Any, specs: Any) -> Any:
-  """Adds up the rows that a client sends of the same id; zeros for the others.
-
-  Only then is the norm of what it has sent the norm of what it adds to tables.
-
-  Args:
-    sent: `value`, of some tables rows, and `ids` of these rows, in the order of
-      the tables.
-    specs: Of the whole value, in which tables are whole.
-  """
-  left = iter(tf.nest.flatten(sent['ids']))
-
-  def distinct(part: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    if part.shape.is_fully_defined():
-      return part
-    ids = next(left)
-    first = rows.first_of_equals(ids, spec.shape[0])
-    return tf.math.unsorted_segment_sum(part, first, tf.size(ids))
-
-  return tf.nest.map_structure(distinct, sent['value'], specs)
-
-
-class _RowsQuery(tfp.SumAggregationDPQuery):
-  """A query of whole tables to which clients add rows: (value, ids).
-
-  Rows of zeros more or less change no norm, so a client clips what it has.
-  """
-
-  def __init__(self, query: tfp.SumAggregationDPQuery, specs: Any):
-    self._query, self._specs = query, specs
-
-  def initial_global_state(self) -> Any:
-    return self._query.initial_global_state()
-
-  def derive_sample_params(self, global_state: Any) -> Any:
-    return self._query.derive_sample_params(global_state)
-
-  def get_noised_result(self, sample_state: Any, global_state: Any) -> Any:
-    return self._query.get_noised_result(sample_state, global_state)
-
-  def initial_sample_state(self, template: Any = None) -> Any:
-    return self._query.initial_sample_state(self._specs)
-
-  def preprocess_record(self, params: Any, record: Any) -> Any:
-    return collections.OrderedDict(
-      value=self._query.preprocess_record(
-        params, _with_distinct_rows(record, self._specs)
-      ),
-      ids=record['ids'],
-    )
-
-
-class _RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Sums what `_RowsQuery` makes of clients' rows to whole tables."""
-
-  def __init__(self, query: _RowsQuery):
-    self._query = query
-
-  def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    @tff.tensorflow.computation
-    def zero() -> Any:
-      return self._query.initial_sample_state()
-
-    total_type = zero.type_signature.result
-
-    @tff.tensorflow.computation(total_type, value_type)
-    def accumulate(total: Any, sent: Any) -> Any:
-      # Both are in the same order, and `ids` in that of the tables with rows.
-      ids = iter(tf.nest.flatten(sent['ids']))
-      return tf.nest.map_structure(
-        lambda table, part: (
-          table + part
-          if part.shape.is_fully_defined()
-          else rows.Change(next(ids), part).added_to(table)
-        ),
-        total,
-        sent['value'],
-      )
-
-    @tff.tensorflow.computation(total_type, total_type)
-    def merge(one: Any, other: Any) -> Any:
-      return tf.nest.map_structure(tf.add, one, other)
-
-    @tff.tensorflow.computation(total_type)
-    def report(total: Any) -> Any:
-      return total
-
-    @tff.federated_computation
-    def initialize() -> Any:
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-      initialize.type_signature.result,
-      tff.FederatedType(value_type, tff.CLIENTS),
-    )
-    def next_fn(state: Any, value: Any) -> Any:
-      return tff.templates.MeasuredProcessOutput(
-        state,
-        tff.federated_aggregate(value, zero(), accumulate, merge, report),
-        tff.federated_value((), tff.SERVER),
-      )
-
-    return tff.templates.AggregationProcess(initialize, next_fn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +203,7 @@ class PrivateFactory(
       {
         part: clipping[part].query(
           self.noise_multiplier / math.sqrt(shares[part]),
-          _seed_maker(self.noise_seed, part),
+          seed_maker(self.noise_seed, part),
           spec,
           self.clients_per_round,
         )
@@ -432,8 +300,8 @@ class PrivateFactory(
     parts = self._parts(specs)
     query, total = parts.query, None
     if table_type is not None:
-      query = _RowsQuery(query, specs)
-      total = _RowSumFactory(query)
+      query = RowsQuery(query, specs)
+      total = RowSumFactory(query)
     process = tff.aggregators.DifferentiallyPrivateFactory(query, total).create(
       value_type
     )
@@ -448,7 +316,7 @@ class PrivateFactory(
     @tff.tensorflow.computation(params_of.type_signature.result, value_type)
     def are_clipped(params: Any, value: Any) -> Any:
       if table_type is not None:
-        value = _with_distinct_rows(value, specs)
+        value = with_distinct_rows(value, specs)
       return parts.are_clipped(params, value)
 
     counts_type = are_clipped.type_signature.result
@@ -580,81 +448,3 @@ def private_mean(
     diagnostics=diagnostics,
   )
   return dataclasses.replace(total, divisor=float(clients_per_round))
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalNoise:
-  """Has clients clip and noise what they send; `compose(before_sending=)`.
-
-  Attributes:
-    clip: The largest L2 norm of an update.
-    noise_multiplier: Standard deviation of the noise in clips.
-    noise_seed: Draws the noise of a simulation again. If None, the noise
-      follows from the client's seed alone, which must be secret, as
-      `programs.train` makes it.
-  """
-
-  clip: float
-  noise_multiplier: float
-  noise_seed: int | None = None
-
-  def __post_init__(self) -> None:
-    clippings.check_positive(self.clip, 'clip')
-    clippings.check_positive(
-      self.noise_multiplier, 'noise_multiplier', also_zero=True
-    )
-
-  @property
-  def mechanism(self) -> Mechanism:
-    """What it does to updates, for whoever counts what that costs."""
-    return Mechanism(
-      LOCAL,
-      clippings.FixedClip(self.clip),
-      self.noise_multiplier,
-      None,
-      None,
-      self.noise_seed is not None,
-    )
-
-  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
-    """Clips and noises an update; see `local_noise`."""
-    if self.noise_seed is not None:
-      seed = random_bits.fold_in(seed, f'noise {self.noise_seed}')
-    return local_noise(update, self.clip, self.noise_multiplier, seed)
-
-
-def local_noise(
-  update: Any, clip: float, noise_multiplier: float, seed: tf.Tensor
-) -> Any:
-  """Clips and noises what one client is about to send: local privacy.
-
-  This is what FedEmbed's Algorithm 1 does in line 22, and HPFL's Fednoise with
-  Laplace noise. The server needs not be trusted, but the noise of n clients
-  adds up to sqrt(n) times this; `accounting.local_epsilon` says what it is
-  worth. In a simulation whoever has the clients' seeds, such as the program
-  that draws them, sees through it.
-
-  Args:
-    update: Floating-point tensors.
-    clip: The largest L2 norm of an update.
-    noise_multiplier: Standard deviation of the noise in clips.
-    seed: The client's own for this round, integer `[2]`. Who knows it sees
-      through the noise.
-
-  Returns:
-    The noised update, with the types of the update.
-
-  Raises:
-    PrivacyError: If an argument is impossible.
-  """
-  clippings.check_positive(clip, 'clip')
-  clippings.check_positive(noise_multiplier, 'noise_multiplier', also_zero=True)
-  query = dp_queries.GaussianSumQuery(
-    clip, noise_multiplier, lambda: tf.cast(seed, tf.int32)
-  )
-  state = query.initial_global_state()
-  units = query.preprocess_record(query.derive_sample_params(state), update)
-  noised, _, _ = query.get_noised_result(units, state)
-  return tf.nest.map_structure(
-    lambda leaf, like: tf.cast(leaf, like.dtype), noised, update
-  )

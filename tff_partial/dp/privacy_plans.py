@@ -10,6 +10,7 @@ import numpy as np
 
 from tff_partial.dp import accounting
 from tff_partial.dp import clippings
+from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 
 # At as many rounds the ledger counts privacy loss distributions, as coarsely as
@@ -64,7 +65,9 @@ class PrivacyPlan:
       diagnostics=diagnostics,
     )
 
-  def local_noise(self, *, noise_seed: int | None = None) -> privacy.LocalNoise:
+  def local_noise(
+    self, *, noise_seed: int | None = None
+  ) -> local_noise.LocalNoise:
     """What clients do before they send, if the plan is one of local noise.
 
     Args:
@@ -81,7 +84,7 @@ class PrivacyPlan:
         f'{self.sampling.name!r}.'
       )
     clip = self.clipping.clip  # type: ignore[union-attr]  # See sampling_of.
-    return privacy.LocalNoise(clip, self.noise_multiplier, noise_seed)
+    return local_noise.LocalNoise(clip, self.noise_multiplier, noise_seed)
 
   @property
   def mechanism(self) -> privacy.Mechanism:

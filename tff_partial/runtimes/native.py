@@ -32,267 +32,18 @@ client only when asked for it; TFF alone takes lists and tuples only.
 """
 
 import asyncio
-import collections
 from collections.abc import Callable, Sequence
 import contextlib
-import contextvars
-import functools
-import os
-import queue
-import subprocess
-import sys
-import threading
-import time
 from typing import Any, Self
 import weakref
 
-from absl import logging
-import grpc
-import portpicker
 import tensorflow_federated as tff
 
-# Run by a bare interpreter that then becomes the worker: to run code between
-# fork and exec of this process is unsafe, since TensorFlow and gRPC have
-# threads in it. If the parent died before it was listened for, nothing starts,
-# nor where the kernel does not listen.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)):
-  sys.exit('No worker is started, since it would outlive its program: prctl '
-           'failed with ' + os.strerror(ctypes.get_errno()))
-if os.getppid() == int(sys.argv[1]):
-  os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-_BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
-
-_CHANNEL_OPTIONS = (
-  ('grpc.max_send_message_length', 2_000_000_000),
-  ('grpc.max_receive_message_length', 2_000_000_000),
-  # The worker listens some tenths of a second after it was started.
-  ('grpc.initial_reconnect_backoff_ms', 100),
-  ('grpc.min_reconnect_backoff_ms', 100),
-  ('grpc.max_reconnect_backoff_ms', 500),
-  # A proxy named in the environment must not stand before our own child.
-  ('grpc.enable_http_proxy', 0),
-)
-
-_SECONDS_TO_START = 120
-_SIZES_KEPT = 4  # For instance: no clients, a cohort, two evaluations.
-_ATTEMPTS = 3
-
-# The errors of the invocation under way that TFF answers by trying again. It
-# does so for ever, also when the computation itself is what ends the worker.
-_failures: contextvars.ContextVar[list] = contextvars.ContextVar('failures')
-
-
-class NativeRuntimeError(RuntimeError):
-  """The native runtime cannot run a computation."""
-
-
-def _is_one_per_client(type_spec: tff.Type) -> bool:
-  return (
-    isinstance(type_spec, tff.FederatedType)
-    and type_spec.placement is tff.CLIENTS
-    and not type_spec.all_equal
-  )
-
-
-def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
-  """Starts a child that the kernel kills when this process ends."""
-  command = [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())]
-  started: queue.SimpleQueue = queue.SimpleQueue()
-
-  def keep() -> None:
-    try:
-      process = subprocess.Popen(
-        command + arguments,
-        stdin=subprocess.DEVNULL,
-        # Its messages go to the error output; ours may be somebody's input.
-        stdout=subprocess.DEVNULL,
-        # Out of reach of the signals that a terminal sends to our group.
-        start_new_session=True,
-        # Its threads take turns with memory: each round is computed by others,
-        # and what one leaves free in an arena of its own, no other finds.
-        env={'MALLOC_ARENA_MAX': '2', **os.environ},
-      )
-    except Exception as error:  # pylint: disable=broad-exception-caught
-      started.put(error)
-      return
-    started.put(process)
-    # The death signal is sent when the *thread* that forked ends, so it lasts
-    # as long as the child does. Reaping the child is left to its `Popen`.
-    with contextlib.suppress(ChildProcessError):
-      os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-  threading.Thread(target=keep, name='native worker', daemon=True).start()
-  outcome = started.get()
-  if isinstance(outcome, Exception):
-    raise outcome
-  return outcome
-
-
-class _Stub(tff.framework.RemoteExecutorGrpcStub):
-  """The line to the worker, which forgets everything when it dies."""
-
-  def dispose(self, request: object) -> None:
-    """Tells the worker to forget a value."""
-    with contextlib.suppress(grpc.RpcError, tff.framework.RetryableError):
-      super().dispose(request)
-
-
-class _Executor(tff.framework.RemoteExecutor):
-  """The part of the worker that serves one size of cohort."""
-
-  def __init__(
-    self, stub: _Stub, cardinalities: tff.framework.CardinalitiesType
-  ):
-    # Values are freed one by one: TFF's batches of twenty keep the last
-    # arguments and results in memory, and among them are whole cohorts.
-    super().__init__(stub, dispose_batch_size=1)
-    self._no_clients = cardinalities[tff.CLIENTS] == 0
-    self.set_cardinalities(cardinalities)
-
-  def __del__(self) -> None:
-    self.close()  # Nobody uses it: the worker may forget it too.
-
-  async def create_call(self, comp: Any, arg: Any = None) -> Any:
-    """Calls `comp` in the worker; its result stays there until computed."""
-    result = await super().create_call(comp, arg)
-    if self._no_clients and tff.types.contains(
-      result.type_signature, _is_one_per_client
-    ):
-      # TFF cannot read a list of no clients' values from its worker, so these
-      # are written here and all else is fetched around them.
-      result.compute = functools.partial(self._fetch, result)
-    return result
-
-  async def _fetch(self, value: Any) -> object:
-    type_spec = value.type_signature
-    if _is_one_per_client(type_spec):
-      return []
-    if not isinstance(type_spec, tff.StructType):
-      return await value.compute()
-    return tff.structure.Struct(
-      [
-        (name, await self._fetch(await self.create_selection(value, index)))
-        for index, (name, _) in enumerate(
-          tff.structure.iter_elements(type_spec)
-        )
-      ]
-    )
-
-
-class _Worker(tff.framework.ExecutorFactory):
-  """The child process and the executors inside it, one a cohort size."""
-
-  def __init__(self, parallel_calls: int):
-    self._arguments = [
-      _BINARY,
-      f'--max_concurrent_computation_calls={parallel_calls}',
-    ]
-    self._owner = os.getpid()
-    self._lock = threading.RLock()
-    self._process: subprocess.Popen[bytes] | None = None
-    self._stub: _Stub | None = None
-    self._executors: collections.OrderedDict = collections.OrderedDict()
-    # Also those that are kept no longer, but still in use.
-    self._alive: weakref.WeakSet[_Executor] = weakref.WeakSet()
-    self.open = True
-
-  @property
-  def is_ours(self) -> bool:
-    """False in a fork of the process that made this object."""
-    return self._owner == os.getpid()
-
-  def create_executor(
-    self, cardinalities: tff.framework.CardinalitiesType
-  ) -> tff.framework.RemoteExecutor:
-    """The executor for these numbers of clients, kept or made."""
-    failures = _failures.get([])
-    if len(failures) >= _ATTEMPTS:
-      raise NativeRuntimeError(
-        f'The native worker failed {len(failures)} times in running one '
-        'computation. Its own messages are on the error output; if there is '
-        'none, the system may have killed it for want of memory: use fewer '
-        'clients at a time, or set `parallel_calls`.'
-      ) from failures[-1]
-    cardinalities = {tff.CLIENTS: 0, **cardinalities}
-    key = frozenset(cardinalities.items())
-    with self._lock:
-      stub = self._ensure_started()
-      executor = self._executors.pop(key, None)
-      if executor is None:
-        executor = _Executor(stub, cardinalities)
-        self._alive.add(executor)
-      self._executors[key] = executor
-      if len(self._executors) > _SIZES_KEPT:
-        self._executors.popitem(last=False)
-      return executor
-
-  def clean_up_executor(
-    self, cardinalities: tff.framework.CardinalitiesType
-  ) -> None:
-    """Drops an executor; TFF calls this while it handles an error."""
-    _failures.get([]).append(sys.exc_info()[1])
-    with self._lock:
-      self._executors.pop(
-        frozenset({tff.CLIENTS: 0, **cardinalities}.items()), None
-      )
-
-  def _ensure_started(self) -> _Stub:
-    """Starts the child, also after an earlier one died."""
-    if not self.open:
-      raise NativeRuntimeError(
-        'This native runtime was used after its `with` had ended.'
-      )
-    if self._process is not None and self._stub is not None:
-      status = self._process.poll()
-      if status is None:
-        return self._stub
-      logging.warning('The native worker ended with status %d.', status)
-    self.end()  # Also one whose start was interrupted.
-    port = portpicker.pick_unused_port()
-    process = self._process = _spawn([*self._arguments, f'--port={port}'])
-    # Not closed by hand, but with its last user: gRPC watches it in a thread
-    # that complains of closing.
-    channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
-    stub = _Stub(channel)
-    patience = time.monotonic() + _SECONDS_TO_START
-    while not stub.is_ready:
-      # Whoever closes this runtime from another thread waits for our lock.
-      late = not self.open or time.monotonic() > patience
-      if late or process.poll() is not None:
-        self.end()
-        raise tff.framework.RetryableError('The native worker did not start.')
-      time.sleep(0.02)
-    self._stub = stub
-    return stub
-
-  def end(self) -> None:
-    """Ends the child, if it has not ended; the next call starts another."""
-    process = self._process
-    if process is None or not self.is_ours:
-      return
-    process.kill()  # Before the lock, whose holder may wait for the child.
-    with self._lock:
-      if self._process is None:
-        return
-      self._process.kill()
-      self._process.wait()
-      # Only now, when they cannot wait for the child any more: without this,
-      # values that die later would send word to a child that is not there.
-      for executor in tuple(self._alive):
-        executor.close()
-      self._executors.clear()
-      self._stub = self._process = None
-
-  def close(self) -> None:
-    """Ends the child and lets none start, a computation under way included."""
-    self.open = False
-    self.end()
+from tff_partial.runtimes.worker import ATTEMPTS
+from tff_partial.runtimes.worker import is_one_per_client
+from tff_partial.runtimes.worker import NativeRuntimeError
+from tff_partial.runtimes.worker import noted_failures
+from tff_partial.runtimes.worker import Worker
 
 
 def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
@@ -301,7 +52,7 @@ def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
     is_other_sequence = isinstance(value, Sequence) and not isinstance(
       value, (list, tuple, str, bytes)
     )
-    if is_other_sequence and _is_one_per_client(type_spec):
+    if is_other_sequence and is_one_per_client(type_spec):
       return list(value)
     return value
   if not isinstance(type_spec, tff.StructType):
@@ -341,7 +92,7 @@ class _Runtime:
       parallel_calls: See `native`.
       compiler: Makes of a computation what the worker runs.
     """
-    self._worker = _Worker(parallel_calls)
+    self._worker = Worker(parallel_calls)
     super().__init__(  # type: ignore[call-arg]  # Of the other base.
       executor_fn=self._worker,
       compiler_fn=compiler,
@@ -382,7 +133,7 @@ class _Runtime:
         'A native runtime cannot be used in a fork of the process that made '
         'it: make one in the new process.'
       )
-    _failures.set([])
+    noted_failures.set([])
     return _with_lists(argument, computation.type_signature.parameter)
 
 
@@ -396,7 +147,7 @@ class NativeRuntime(_Runtime, tff.framework.SyncExecutionContext):
       return super().invoke(comp, arg)
     except (KeyboardInterrupt, SystemExit) as interrupt:
       # The computation is in another thread, which would go on and try again.
-      _failures.get().extend([interrupt] * _ATTEMPTS)
+      noted_failures.get().extend([interrupt] * ATTEMPTS)
       self._worker.end()
       raise
 

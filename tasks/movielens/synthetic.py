@@ -1,0 +1,147 @@
+"""Invented ratings of the form of the real ones."""
+
+import numpy as np
+import pandas as pd
+
+from tasks.errors import DataError
+from tasks.movielens.data import assemble
+from tasks.movielens.data import generator as seeded_generator
+from tasks.movielens.data import Ratings
+from tasks.movielens.data import SYNTHETIC
+
+
+def synthetic(
+  num_users: int = 600,
+  num_items: int = 200,
+  seed: int = 0,
+  *,
+  num_factors: int = 3,
+  taste_scale: float = 0.8,
+  noise_scale: float = 0.25,
+  mean: float = 3.5,
+) -> Ratings:
+  """Invents ratings by planted tastes, with the schema of MovieLens 1M.
+
+  A rating is mean + item bias + user bias + taste + noise, rounded to a whole
+  number from 1 to 5, where taste is the scalar product of a vector of the user
+  and a vector of the item. Popular items are rated more often; users rate from
+  20 items up, half of them more than 50. What is told about a user, gender to
+  zip, has nothing to do with the ratings.
+
+  Args:
+    num_users: Number of users.
+    num_items: Number of items on offer. One that nobody happens to rate is left
+      out, as it is in MovieLens; with the default sizes none is.
+    seed: Chooses everything.
+    num_factors: Length of the planted vectors.
+    taste_scale: Standard deviation of the taste, in stars.
+    noise_scale: Scale of the logistic noise; its standard deviation, in stars,
+      is 1.81 times as large.
+    mean: Where ratings centre.
+
+  Returns:
+    The ratings, with their `noise_floor`.
+
+  Raises:
+    DataError: If a number is not positive or a scale is negative.
+  """
+  for what, number in (
+    ('users', num_users),
+    ('items', num_items),
+    ('factors', num_factors),
+  ):
+    if number < 1:
+      raise DataError(
+        f'Invented ratings of {number} {what} are not possible. Ask for at '
+        f'least 1 of the {what}.'
+      )
+  if taste_scale < 0 or noise_scale < 0:
+    raise DataError(
+      f'The scales of taste ({taste_scale}) and noise ({noise_scale}) cannot '
+      'be negative. Choose 0 or more.'
+    )
+  generator = seeded_generator(seed, SYNTHETIC)
+  users, items = _who_rates_what(generator, num_users, num_items)
+  order = generator.permutation(len(users))
+  users, items = users[order], items[order]
+
+  item_bias = generator.normal(0.0, 0.35, num_items)
+  user_bias = generator.normal(0.0, 0.3, num_users)
+  user_tastes = generator.normal(size=(num_users, num_factors))
+  item_traits = generator.normal(size=(num_items, num_factors))
+  taste = (user_tastes[users] * item_traits[items]).sum(axis=1)
+  taste *= taste_scale / np.sqrt(num_factors)
+  planted = mean + item_bias[items] + user_bias[users] + taste
+  noise = generator.logistic(0.0, noise_scale, len(planted))
+
+  first_days = generator.integers(0, 365 * 86_400, num_users)
+  gaps = 1 + generator.exponential(3_600.0, len(users)).astype(np.int64)
+  table = pd.DataFrame(
+    {
+      'user_id': users + 1,
+      'item_id': items + 1,
+      'rating': np.clip(np.rint(planted + noise), 1.0, 5.0),
+      # From the year 2000 on, each rating later than the user's last one.
+      'timestamp': 946_684_800
+      + first_days[users]
+      + pd.Series(gaps).groupby(users).cumsum().to_numpy(),
+    }
+  )
+  return assemble(
+    'synthetic',
+    table,
+    {item + 1: f'Film {item + 1:04d}' for item in range(num_items)},
+    _invent_users(generator, num_users),
+    (1.0, 5.0),
+    _noise_floor(planted, noise_scale),
+  )
+
+
+def _who_rates_what(
+  generator: np.random.Generator, num_users: int, num_items: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Draws pairs of user and item without repetition, popular items first."""
+  counts = np.rint(50.0 * np.exp(generator.normal(0.0, 0.6, num_users)))
+  counts = np.clip(counts, min(20, num_items), num_items).astype(int)
+  popularity = np.arange(1, num_items + 1) ** -0.7
+  popularity = generator.permutation(popularity)
+  # The largest of log(weight) + Gumbel noise are a weighted draw without
+  # replacement.
+  keys = np.log(popularity) + generator.gumbel(size=(num_users, num_items))
+  ranked = np.argsort(-keys, axis=1)
+  chosen = np.arange(num_items) < counts[:, np.newaxis]
+  return np.nonzero(chosen)[0], ranked[chosen]
+
+
+def _invent_users(
+  generator: np.random.Generator, num_users: int
+) -> pd.DataFrame:
+  ages = np.asarray([1, 18, 25, 35, 45, 50, 56])
+  occupations = generator.integers(0, 21, num_users)
+  zips = generator.integers(0, 100_000, num_users)
+  return pd.DataFrame(
+    {
+      'user_id': np.arange(1, num_users + 1),
+      'gender': generator.choice(['F', 'M'], num_users),
+      'age': generator.choice(ages, num_users),
+      'occupation': [str(occupation) for occupation in occupations],
+      'zip': [f'{code:05d}' for code in zips],
+    }
+  )
+
+
+def _noise_floor(planted: np.ndarray, noise_scale: float) -> float:
+  """Returns the root mean variance of ratings whose planted part is known."""
+  if noise_scale == 0.0:
+    return 0.0
+  # A rating exceeds k stars if planted part plus noise exceeds k + 1/2.
+  edges = np.arange(1.5, 5.0)
+  above = 1.0 / (1.0 + np.exp((edges - planted[:, np.newaxis]) / noise_scale))
+  at_least = np.concatenate([np.ones_like(above[:, :1]), above], axis=1)
+  exactly = at_least - np.concatenate(
+    [above, np.zeros_like(above[:, :1])], axis=1
+  )
+  stars = np.arange(1.0, 6.0)
+  expected = exactly @ stars
+  variance = exactly @ stars**2 - expected**2
+  return float(np.sqrt(variance.mean()))

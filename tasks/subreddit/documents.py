@@ -1,0 +1,334 @@
+"""What the tasks of documents by many authors have in common."""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.files import text_encoding
+from tasks.options import option
+from tasks.subreddit import data as subreddit_data
+from tasks.subreddit import models as subreddit_models
+from tasks.subreddit import parts as subreddit_parts
+from tasks.task import EvaluationClients
+from tasks.task import KnowsUsers
+from tasks.task import OWN
+from tasks.task import TaskOptions
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+import tff_partial
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.data import splits
+from tff_partial.model import models
+from tff_partial.tiers import GLOBAL
+
+# Of documents to be measured, for `splits.by_mark`.
+_MARK = 'is_query'
+
+
+# Under which name the result of all test documents is reported.
+SEEN = 'seen'
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(TaskOptions):
+  """What can be chosen about a task; the filters of authors are the paper's."""
+
+  title: ClassVar[str] = 'Tasks subreddit and sticker'
+
+  num_subreddits: int = option(
+    256, 'How many subreddits are classes, the largest ones.', at_least=1
+  )
+  min_documents: int = option(
+    150, 'Authors with fewer documents are left out.', at_least=1
+  )
+  max_documents: int | None = option(
+    500,
+    'Authors with more documents are left out; 0 for no limit.',
+    at_least=1,
+    for_none=0,
+  )
+  max_chars: int = option(280, 'Documents are cut to this length.', at_least=1)
+  vocabulary_size: int = option(
+    128,
+    'Characters that are told apart, with padding and unknown ones.',
+    at_least=3,
+  )
+  documents_by_time: bool = option(
+    False, 'Measure authors on their latest documents, not on random ones.'
+  )
+  held_out_share: float = option(
+    0.0,
+    'Share of the authors who take no part in training.',
+    at_least=0,
+    at_most=1,
+  )
+  num_support: int = option(
+    10, 'Documents that an author held out learns from.', at_least=0
+  )
+  num_reserved: int = option(
+    40,
+    'An author held out is measured on what comes after so many documents.',
+    at_least=0,
+  )
+  sizes: subreddit_models.Sizes = subreddit_models.Sizes()
+
+  def __post_init__(self) -> None:
+    """Checks the numbers against each other."""
+    super().__post_init__()
+    if self.num_reserved < self.num_support:
+      raise OptionError(
+        f'num_reserved: new authors learn from {self.num_support} documents, '
+        f'so that only those after these can be measured. Reserve at least '
+        f'{self.num_support}.'
+      )
+    if self.max_documents is not None and (
+      self.max_documents < self.min_documents
+    ):
+      raise OptionError(
+        f'max_documents: nobody has at most {self.max_documents} documents and '
+        f'at least {self.min_documents}. Raise it, or lower min_documents.'
+      )
+
+
+class Head(NamedTuple):
+  """What the labels ask of a model.
+
+  Attributes:
+    num_outputs: Number of classes, or None for one logit.
+    label_spec: Spec of one label.
+    loss: From labels and logits.
+    metrics: Makes the metrics to report.
+    without_text: Measures predictors that read no text.
+  """
+
+  num_outputs: int | None
+  label_spec: tf.TensorSpec
+  loss: tf.keras.losses.Loss
+  metrics: Callable[[], Sequence[tf.keras.metrics.Metric]]
+  without_text: Callable[..., dict[str, dict[str, float]]]
+
+
+class DocumentTask(KnowsUsers):
+  """Authors as clients, their documents as examples.
+
+  Attributes:
+    documents: All documents.
+    parts: Which of them train, and so on.
+    vocabulary: The characters, learned from the training documents.
+  """
+
+  name: str
+  selection_metric: str
+  higher_is_better = True
+  learned_from_training: tuple[str, ...] = ('vocabulary',)
+  own_weights = subreddit_models.LOCAL_WEIGHTS
+
+  def __init__(
+    self, documents: subreddit_data.Documents, options: Options, seed: int
+  ):
+    """Divides and encodes the documents.
+
+    Args:
+      documents: All documents.
+      options: What can be chosen.
+      seed: The run's seed: documents and authors are divided by it, and the
+        models start from it.
+    """
+    self.documents = documents
+    self.parts = subreddit_parts.divide(
+      documents,
+      by_time=options.documents_by_time,
+      held_out_share=options.held_out_share,
+      seed=seed,
+    )
+    train = self.parts[TRAIN]
+    self.vocabulary = text_encoding.learn_vocabulary(
+      documents.texts[train].tolist(), options.vocabulary_size
+    )
+    self._texts = self.vocabulary.encode(
+      documents.texts.tolist(), options.max_chars
+    )
+    self._options = options
+    self._seed = seed
+    self._models: dict[str, models.PartialModel] = {}
+
+  @property
+  def model(self) -> models.PartialModel:
+    """The partially local model: the user's vector stays with the user."""
+    return self.model_with(OWN)
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds the model, with the user's vector at the user, in a table, or not.
+
+    Args:
+      user: OWN, TABLE, or NOBODY for a model that does not know who writes.
+    """
+    if user not in self._models:
+      self._models[user] = tff_partial.from_keras(
+        functools.partial(
+          subreddit_models.build_document_model,
+          self._options.vocabulary_size,
+          self._options.max_chars,
+          self._head.num_outputs,
+          self._options.sizes,
+          user=user,
+          num_users=len(self.documents.authors),
+        ),
+        local=subreddit_models.LOCAL_WEIGHTS if user == OWN else None,
+        loss=self._head.loss,
+        metrics=self._head.metrics,
+        labels=self._head.label_spec,
+        seed=self._seed,
+      )
+    return self._models[user]
+
+  @property
+  def validation(self) -> EvaluationClients:
+    """Who chooses the best round."""
+    return EvaluationClients(VALIDATION, True)
+
+  @property
+  def tests(self) -> dict[str, EvaluationClients]:
+    """Whom a result is about: all authors, the mixed ones, and new ones."""
+    options = self._options
+    split = splits.first(options.num_support, options.num_reserved)
+    found = {
+      SEEN: EvaluationClients(TEST, True),
+      subreddit_parts.MIXED: EvaluationClients(subreddit_parts.MIXED, True),
+      subreddit_parts.NEW: EvaluationClients(subreddit_parts.NEW, False, split),
+      subreddit_parts.NEW_MIXED: EvaluationClients(
+        subreddit_parts.NEW_MIXED, False, split
+      ),
+    }
+    return {
+      name: who for name, who in found.items() if len(self.parts[who.part])
+    }
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, and what predictors without text do."""
+    return {
+      'name': self.documents.name,
+      **self.documents.describe(),
+      **self.parts.describe(),
+      'characters': len(self.vocabulary.characters),
+      'without_text': self.from_labels_alone(
+        self._options.num_support, self._options.num_reserved
+      ),
+    }
+
+  def from_labels_alone(
+    self, num_support: int, num_reserved: int
+  ) -> dict[str, dict[str, float]]:
+    """Measures predictors that read no text, see `subreddit_predictors`.
+
+    Args:
+      num_support: How many documents of each author held out are known.
+      num_reserved: Such authors are measured on what comes after so many.
+
+    Returns:
+      Predictor to the name of a test to the selection metric.
+    """
+    measured = {
+      name: self.parts.after(who.part, 0 if who.seen else num_reserved)
+      for name, who in self.tests.items()
+    }
+    known = self.parts[TRAIN]
+    support = self.parts.first(subreddit_parts.NEW, num_support)
+    return self._head.without_text(
+      self.documents, known, np.concatenate([known, support]), measured
+    )
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs the authors of one part, who are known by their names.
+
+    Args:
+      part: One of those of `subreddit_parts`.
+      example_spec: What an example consists of. Its inputs are those of one of
+        the task's models. It may ask for the field `time`, and for the mark
+        `is_query`: then authors come with their training documents, too.
+
+    Raises:
+      OptionError: If there is no such part.
+      DataError: If the part has no documents.
+    """
+    authors = self.parts.by_author(self.parts[part])
+    past: dict[int, np.ndarray] = {}
+    if _MARK in example_spec:
+      past = {
+        int(self.documents.author[own[0]]): own
+        for own in self.parts.by_author(self.parts[TRAIN])
+      }
+    if not authors:
+      raise DataError(
+        f'{self.name}: the part {part!r} has no documents. Give more data, or '
+        'hold out more authors for the parts of new ones.'
+      )
+    clients = {}
+    for own in authors:
+      author = int(self.documents.author[own[0]])
+      before = past.get(author, own[:0])
+      clients[self.documents.authors[author]] = self._fields(
+        np.concatenate([before, own]), len(before), example_spec
+      )
+    return tff_partial.pack(clients, example_spec)
+
+  def vectors_at_server(
+    self, weights: tff.learning.models.ModelWeights
+  ) -> dict[str, np.ndarray]:
+    """The rows of the table of all users, if the model has one."""
+    table = weights.trainable[GLOBAL].get(subreddit_models.TABLE_WEIGHTS)
+    if table is None:
+      return {}
+    rows = {author: row for row, author in enumerate(self.documents.authors)}
+    return {author: table[rows[author]] for author in self.attributes}
+
+  def _fields(
+    self,
+    rows: np.ndarray,
+    num_past: int,
+    example_spec: examples.ExampleSpec,
+  ) -> dict[str, Any]:
+    """The fields of some documents, as far as they are wanted.
+
+    Args:
+      rows: The places of the documents.
+      num_past: How many of them, the first, are there to personalise on.
+      example_spec: What is wanted.
+    """
+    x: Any = self._texts[rows]
+    if isinstance(example_spec['x'], Mapping):
+      x = {subreddit_models.TEXT: x}
+      if subreddit_models.USER in example_spec['x']:
+        x[subreddit_models.USER] = self.documents.author[rows]
+      if subreddit_models.WHEN in example_spec['x']:
+        x[subreddit_models.WHEN] = self._when[rows]
+    fields = {'x': x, 'y': self.documents.label[rows]}
+    if 'time' in example_spec:
+      fields['time'] = self.documents.time[rows]
+    if _MARK in example_spec:
+      is_query = np.arange(len(rows)) >= num_past
+      fields[_MARK] = is_query.astype(np.int32)
+    return fields
+
+  @functools.cached_property
+  def _when(self) -> np.ndarray:
+    """Places in the authors' histories, of which new ones' reserve is known."""
+    reserved = self.parts.first(subreddit_parts.NEW, self._options.num_reserved)
+    known = np.concatenate([self.parts[TRAIN], reserved])
+    return subreddit_data.places_in_history(self.documents, known)
+
+  @property
+  def _head(self) -> Head:
+    raise NotImplementedError

@@ -1,0 +1,138 @@
+"""What cannot be composed, refused when it is asked for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_partial import aggregators
+from tff_partial import client_work
+from tff_partial import phases
+from tff_partial import tiers
+from tff_partial.client_work import CompositionError
+from tff_partial.dp import privacy
+from tff_partial.messages import BeforeSending
+from tff_partial.messages import ClientWeightFn
+from tff_partial.messages import ClientWeighting
+from tff_partial.statistics import Join
+from tff_partial.statistics import Statistic
+
+
+def check_joining(aggregator: Any, server_optimizer: Any) -> None:
+  """Refuses what neither joins updates nor steps.
+
+  Args:
+    aggregator: Joins updates.
+    server_optimizer: Steps.
+  """
+  if not isinstance(
+    aggregator,
+    (
+      tff.aggregators.WeightedAggregationFactory,
+      tff.aggregators.UnweightedAggregationFactory,
+    ),
+  ):
+    raise CompositionError(
+      'The aggregator must be a factory such as `tff.aggregators.MeanFactory()`'
+      f', found {type(aggregator).__name__}.'
+    )
+  if not isinstance(server_optimizer, phases.Optimizer):
+    raise CompositionError(
+      'The server optimizer must be one of `tff.learning.optimizers`, found '
+      f'{type(server_optimizer).__name__}.'
+    )
+
+
+def check_statistics(
+  statistics: Sequence[Statistic], before_sending: BeforeSending | None
+) -> None:
+  """Refuses statistics that have one name, or that nobody would noise.
+
+  Args:
+    statistics: What clients send beside their update.
+    before_sending: What they do with the update before, or None.
+  """
+  names = [statistic.name for statistic in statistics]
+  taken = set(tiers.TIERS)
+  for statistic in statistics:
+    if statistic.name in taken:
+      raise CompositionError(
+        f'statistics: the name {statistic.name!r} is taken, of {names} and the '
+        f'tiers {list(tiers.TIERS)}.'
+      )
+    taken.add(statistic.name)
+    if statistic.join is not Join.WITH_UPDATE:
+      continue
+    if statistic.after_update:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} is computed after the update, and '
+        'cannot be joined with it.'
+      )
+    if statistic.settle is not None and before_sending is not None:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} settles what clients remember by '
+        'what they send themselves, which `before_sending` changes.'
+      )
+
+
+def check_privacy(
+  aggregator: aggregators.Factory,
+  before_sending: BeforeSending | None,
+  client_weighting: ClientWeighting | ClientWeightFn,
+  statistics: Sequence[Statistic],
+) -> None:
+  """Refuses what clients would send beside what gets noise."""
+  parts = getattr(aggregator, 'parts', [aggregator])
+  central = [getattr(part, 'mechanism', None) for part in parts]
+  local = getattr(before_sending, 'mechanism', None)
+  if not any(m and m.noise_multiplier for m in [*central, local]):
+    return
+  noised = 'clients noise' if local else 'the private aggregator noises'
+  unpaid = (
+    f'exactly, beside the updates that {noised}, and nobody would account for '
+    'it.'
+  )
+  for statistic in statistics:
+    if statistic.join is not Join.WITH_UPDATE:
+      raise CompositionError(
+        f'The statistic {statistic.name!r}: clients would send it {unpaid} '
+        'Leave it out, join it WITH_UPDATE, or do without noise.'
+      )
+  # A private aggregator takes no weights.
+  if local and client_weighting is not ClientWeighting.UNIFORM:
+    raise CompositionError(
+      f'client_weighting: clients would send how much they weigh, {unpaid} '
+      'Pass ClientWeighting.UNIFORM, or do without noise.'
+    )
+
+
+def mechanism(
+  aggregator: aggregators.Factory, before_sending: BeforeSending | None
+) -> privacy.Mechanism | None:
+  """What makes the updates private, if one mechanism does so for all of them.
+
+  What a server does with sums that have noise already, changes nothing.
+  """
+  for part in (aggregator, before_sending):
+    found: privacy.Mechanism | None = getattr(part, 'mechanism', None)
+    if found is not None:
+      return found
+  return None
+
+
+def check_tiers(client: client_work.ClientWork) -> None:
+  """Refuses a model of which the server would have nothing.
+
+  Args:
+    client: What clients do.
+  """
+  if tiers.GLOBAL not in client.model.tiers:
+    raise CompositionError('The model has no global variable to train.')
+  is_trained = any(tiers.LOCAL in p.train for p in phases.flat(client.work))
+  if not (is_trained or client.client_state.is_frozen):
+    names = list(client.model.specs(tiers.LOCAL))
+    if names:
+      raise CompositionError(
+        f'The model has local variables, {names}, which no phase trains. Build '
+        'it without `local`, or take an algorithm that trains them.'
+      )

@@ -1,0 +1,154 @@
+"""Private sums of rows: each row counts once, however often it is sent."""
+
+import collections
+import secrets
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+from tff_partial import fingerprints
+from tff_partial import random_bits
+from tff_partial.dp import dp_queries
+from tff_partial.sparse import rows
+
+
+def seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
+  """Makes what makes the seed of a part's noise.
+
+  Args:
+    noise_seed: Where seeds come from in a simulation. Otherwise they come from
+      the operating system, and the time is mixed in: no two runs may have the
+      same noise, though one process initializes both.
+    part: Name of the part.
+  """
+  is_secret = noise_seed is None
+  source = secrets.randbits(128) if noise_seed is None else noise_seed
+  first = random_bits.derive(source, 'privacy noise', part)
+
+  def make_seed() -> tf.Tensor:
+    name = fingerprints.SECRET if is_secret else 'noise_seed'
+    seed = tf.constant(first, name=name)
+    if is_secret:
+      for word in tf.unstack(tf.bitcast(tf.timestamp(), tf.int32)):
+        seed = random_bits.fold_in(seed, word)
+    return seed
+
+  return make_seed
+
+
+class NestedSumQuery(tfp.NestedQuery, tfp.SumAggregationDPQuery):
+  """Several queries that all sum."""
+
+
+def with_distinct_rows(sent: Any, specs: Any) -> Any:
+  """Adds up the rows that a client sends of the same id; zeros for the others.
+
+  Only then is the norm of what it has sent the norm of what it adds to tables.
+
+  Args:
+    sent: `value`, of some tables rows, and `ids` of these rows, in the order of
+      the tables.
+    specs: Of the whole value, in which tables are whole.
+  """
+  left = iter(tf.nest.flatten(sent['ids']))
+
+  def distinct(part: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    if part.shape.is_fully_defined():
+      return part
+    ids = next(left)
+    first = rows.first_of_equals(ids, spec.shape[0])
+    return tf.math.unsorted_segment_sum(part, first, tf.size(ids))
+
+  return tf.nest.map_structure(distinct, sent['value'], specs)
+
+
+class RowsQuery(tfp.SumAggregationDPQuery):
+  """A query of whole tables to which clients add rows: (value, ids).
+
+  Rows of zeros more or less change no norm, so a client clips what it has.
+  """
+
+  def __init__(self, query: tfp.SumAggregationDPQuery, specs: Any):
+    self._query, self._specs = query, specs
+
+  def initial_global_state(self) -> Any:
+    """Returns the state of the query of tables."""
+    return self._query.initial_global_state()
+
+  def derive_sample_params(self, global_state: Any) -> Any:
+    """Returns the parameters of a round."""
+    return self._query.derive_sample_params(global_state)
+
+  def get_noised_result(self, sample_state: Any, global_state: Any) -> Any:
+    """Adds the noise to the sum."""
+    return self._query.get_noised_result(sample_state, global_state)
+
+  def initial_sample_state(self, template: Any = None) -> Any:
+    """Returns a sum of nothing: whole tables."""
+    return self._query.initial_sample_state(self._specs)
+
+  def preprocess_record(self, params: Any, record: Any) -> Any:
+    """Clips the rows of one client, each of them once."""
+    return collections.OrderedDict(
+      value=self._query.preprocess_record(
+        params, with_distinct_rows(record, self._specs)
+      ),
+      ids=record['ids'],
+    )
+
+
+class RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Sums what `RowsQuery` makes of clients' rows to whole tables."""
+
+  def __init__(self, query: RowsQuery):
+    self._query = query
+
+  def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+    """Returns the process that sums values of a type."""
+
+    @tff.tensorflow.computation
+    def zero() -> Any:
+      return self._query.initial_sample_state()
+
+    total_type = zero.type_signature.result
+
+    @tff.tensorflow.computation(total_type, value_type)
+    def accumulate(total: Any, sent: Any) -> Any:
+      # Both are in the same order, and `ids` in that of the tables with rows.
+      ids = iter(tf.nest.flatten(sent['ids']))
+      return tf.nest.map_structure(
+        lambda table, part: (
+          table + part
+          if part.shape.is_fully_defined()
+          else rows.Change(next(ids), part).added_to(table)
+        ),
+        total,
+        sent['value'],
+      )
+
+    @tff.tensorflow.computation(total_type, total_type)
+    def merge(one: Any, other: Any) -> Any:
+      return tf.nest.map_structure(tf.add, one, other)
+
+    @tff.tensorflow.computation(total_type)
+    def report(total: Any) -> Any:
+      return total
+
+    @tff.federated_computation
+    def initialize() -> Any:
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any) -> Any:
+      return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_aggregate(value, zero(), accumulate, merge, report),
+        tff.federated_value((), tff.SERVER),
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
