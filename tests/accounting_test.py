@@ -15,17 +15,18 @@ from tff_partial import errors
 from tff_partial.dp import accounting
 from tff_partial.dp import clippings
 from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
 
 _DELTA = 1e-5
 _Relation = dp_accounting.NeighboringRelation
-_POISSON = accounting.PoissonSampling(0.02)
+_POISSON = samplings.PoissonSampling(0.02)
 _SAMPLINGS = [
   _POISSON,
-  accounting.FixedSizeSampling(1000, 20),
-  accounting.EveryRound(),
-  accounting.OncePerTree(30),
+  samplings.FixedSizeSampling(1000, 20),
+  samplings.EveryRound(),
+  samplings.OncePerTree(30),
 ]
 
 
@@ -79,7 +80,7 @@ def test_poisson_sampling_by_hand():
 def test_every_round_by_hand():
   # 100 Gaussian mechanisms with the noise multiplier 60 are one with 6, and two
   # clips see half of it.
-  ours = accounting.epsilon(60.0, accounting.EveryRound(), 100, _DELTA)
+  ours = accounting.epsilon(60.0, samplings.EveryRound(), 100, _DELTA)
   np.testing.assert_allclose(ours, _gaussian_epsilon(3.0), rtol=2e-3)
 
 
@@ -102,7 +103,7 @@ def test_in_a_cohort_of_fixed_size_one_user_displaces_another():
 
 @pytest.mark.parametrize('sampling', _SAMPLINGS)
 def test_a_cohort_of_fixed_size_has_no_user_more_or_less(sampling):
-  is_independent = isinstance(sampling, accounting.PoissonSampling)
+  is_independent = isinstance(sampling, samplings.PoissonSampling)
   assert (sampling.neighbours == 'one user more or less') == is_independent
   is_replaced = sampling.neighbours == 'one user replaced'
   assert sampling.distance == (2.0 if is_replaced else 1.0)
@@ -123,16 +124,16 @@ def test_fixed_size_by_hand():
     .get_epsilon(_DELTA)
   )
   ours = accounting.epsilon(
-    1.5, accounting.FixedSizeSampling(1000, 20), 200, _DELTA
+    1.5, samplings.FixedSizeSampling(1000, 20), 200, _DELTA
   )
   # Fewer orders are tried, and none of them costs less than it should.
   assert expected <= ours < 1.005 * expected
 
 
 def test_everybody_in_a_cohort_of_fixed_size_is_no_sample():
-  everybody = accounting.FixedSizeSampling(50, 50)
+  everybody = samplings.FixedSizeSampling(50, 50)
   ours = accounting.epsilon(20.0, everybody, 10, _DELTA)
-  exact = accounting.epsilon(20.0, accounting.EveryRound(), 10, _DELTA)
+  exact = accounting.epsilon(20.0, samplings.EveryRound(), 10, _DELTA)
   assert exact <= ours < 1.2 * exact
 
 
@@ -145,7 +146,7 @@ def test_trees_by_hand():
   expected, _ = dp_accounting.rdp.compute_epsilon(
     accountant.orders, divergences, _DELTA
   )
-  ours = accounting.epsilon(4.0, accounting.OncePerTree(7), 15, _DELTA)
+  ours = accounting.epsilon(4.0, samplings.OncePerTree(7), 15, _DELTA)
   np.testing.assert_allclose(ours, expected)
   theirs = tfp.compute_rdp_tree_restart(4.0, [7, 7, 1], accountant.orders)
   np.testing.assert_allclose(divergences, theirs)
@@ -154,13 +155,13 @@ def test_trees_by_hand():
 def test_chance_helps_and_noise_helps_and_rounds_cost():
   def cost(noise=1.0, rate=0.02, rounds=100):
     return accounting.epsilon(
-      noise, accounting.PoissonSampling(rate), rounds, _DELTA
+      noise, samplings.PoissonSampling(rate), rounds, _DELTA
     )
 
   assert cost(rate=0.01) < cost() < cost(rate=1.0)
   assert cost(noise=2.0) < cost() < cost(rounds=200)
   # One clip here, two there.
-  always = accounting.epsilon(2.0, accounting.EveryRound(), 100, _DELTA)
+  always = accounting.epsilon(2.0, samplings.EveryRound(), 100, _DELTA)
   np.testing.assert_allclose(cost(rate=1.0), always, rtol=1e-3)
 
 
@@ -172,7 +173,7 @@ def test_nothing_costs_nothing_and_no_noise_everything(sampling):
 
 def test_small_epsilons_are_counted_in_finer_steps():
   exact = _gaussian_epsilon(30.0)
-  ours = accounting.epsilon(60.0, accounting.EveryRound(), 1, _DELTA)
+  ours = accounting.epsilon(60.0, samplings.EveryRound(), 1, _DELTA)
   assert ours < 0.2
   np.testing.assert_allclose(ours, exact, rtol=2e-3)
 
@@ -182,7 +183,7 @@ def test_small_epsilons_are_counted_in_finer_steps():
 
 def test_parts_of_a_round_are_one_mechanism():
   parts = (1.0, 2.0, 2.0)  # 1 + 1/4 + 1/4 = 3/2.
-  joint = accounting.joint_noise_multiplier(*parts)
+  joint = samplings.joint_noise_multiplier(*parts)
   np.testing.assert_allclose(joint, (2.0 / 3.0) ** 0.5)
   # The Renyi accountant takes the parts themselves.
   composed = dp_accounting.ComposedDpEvent(
@@ -198,7 +199,7 @@ def test_parts_of_a_round_are_one_mechanism():
 
 
 def test_what_is_released_once_is_paid_for():
-  sampling = accounting.PoissonSampling(1.0)
+  sampling = samplings.PoissonSampling(1.0)
   # 100 / 30**2 = 1/9 for the rounds and 1/16 more are 25/144 = (12/5)**-2.
   ours = accounting.epsilon(30.0, sampling, 100, _DELTA, once=[4.0])
   np.testing.assert_allclose(ours, _gaussian_epsilon(12.0 / 5.0), rtol=2e-3)
@@ -208,7 +209,7 @@ def test_what_is_released_once_is_paid_for():
 
 def test_a_replaced_user_pays_twice_for_what_is_released_once():
   ours = accounting.epsilon(
-    1.0, accounting.FixedSizeSampling(1000, 20), 0, _DELTA, once=[8.0]
+    1.0, samplings.FixedSizeSampling(1000, 20), 0, _DELTA, once=[8.0]
   )
   exact = _gaussian_epsilon(4.0)
   assert exact <= ours < 1.2 * exact
@@ -254,16 +255,16 @@ def test_an_impossible_target_is_refused_with_the_nearest():
   assert 'count_stddev' in str(caught.value)
   assert isinstance(caught.value, errors.UserError)
   with pytest.raises(accounting.ImpossibleTargetError, match='counted'):
-    accounting.calibrate(1e-6, accounting.OncePerTree(9), 9, _DELTA)
+    accounting.calibrate(1e-6, samplings.OncePerTree(9), 9, _DELTA)
 
 
 @pytest.mark.parametrize(
   ('call', 'match'),
   [
-    (lambda: accounting.PoissonSampling(0.0), 'probability'),
-    (lambda: accounting.PoissonSampling(1.5), 'probability'),
-    (lambda: accounting.FixedSizeSampling(10, 11), 'between 1 and 10'),
-    (lambda: accounting.OncePerTree(0), 'positive number of rounds'),
+    (lambda: samplings.PoissonSampling(0.0), 'probability'),
+    (lambda: samplings.PoissonSampling(1.5), 'probability'),
+    (lambda: samplings.FixedSizeSampling(10, 11), 'between 1 and 10'),
+    (lambda: samplings.OncePerTree(0), 'positive number of rounds'),
     (lambda: accounting.epsilon(1.0, _POISSON, 1, 0.0), 'delta'),
     (lambda: accounting.epsilon(1.0, _POISSON, -1, _DELTA), 'negative'),
     (lambda: accounting.epsilon(-1.0, _POISSON, 1, _DELTA), 'positive'),
@@ -273,12 +274,12 @@ def test_an_impossible_target_is_refused_with_the_nearest():
       'target_epsilon',
     ),
     (lambda: accounting.calibrate(1.0, _POISSON, 0, _DELTA), 'rounds'),
-    (lambda: accounting.joint_noise_multiplier(), 'positive'),
-    (lambda: accounting.joint_noise_multiplier(1.0, 0.0), 'positive'),
+    (lambda: samplings.joint_noise_multiplier(), 'positive'),
+    (lambda: samplings.joint_noise_multiplier(1.0, 0.0), 'positive'),
   ],
 )
 def test_impossible_arguments_are_named(call, match):
-  with pytest.raises(accounting.AccountingError, match=match):
+  with pytest.raises(samplings.AccountingError, match=match):
     call()
 
 
@@ -306,7 +307,7 @@ def test_plans_account_samplings_as_what_they_are():
   tree = _plan(
     clippings.TreeNoise(1.0, 50), noise_multiplier=2.0, sampling='once_per_tree'
   )
-  assert tree.sampling == accounting.OncePerTree(50)
+  assert tree.sampling == samplings.OncePerTree(50)
 
 
 def test_counts_of_clipped_clients_bound_the_noise():
@@ -337,7 +338,7 @@ _TREE = clippings.TreeNoise(1.0, 51)
   ],
 )
 def test_impossible_plans_are_refused(clipping, changed, match):
-  with pytest.raises(accounting.AccountingError, match=match):
+  with pytest.raises(samplings.AccountingError, match=match):
     _plan(clipping, **{'noise_multiplier': 1.0, **changed})
 
 
@@ -365,7 +366,7 @@ def test_a_ledger_bounds_what_is_spent(sampling):
 
 @pytest.mark.parametrize('noise', [0.8, 3.0, 60.0])
 def test_coarser_steps_count_a_little_more(noise):
-  sampling = accounting.PoissonSampling(0.2)
+  sampling = samplings.PoissonSampling(0.2)
   count = functools.partial(accounting.epsilon, noise, sampling, 50, _DELTA)
   expected = count()
   assert count(size=expected / 2.0) == expected
@@ -376,7 +377,7 @@ def test_coarser_steps_count_a_little_more(noise):
 def test_a_ledger_counts_little(monkeypatch):
   ledger = privacy_plans.PrivacyLedger(_plan(noise_multiplier=1.03))
   counted = []
-  event = accounting.event
+  event = samplings.event
   monkeypatch.setattr(
     accounting, 'event', lambda *args: counted.append(args) or event(*args)
   )

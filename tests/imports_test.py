@@ -20,8 +20,11 @@ FLOORS = {
   'ground': (
     '_quiet',
     '_require_tff',
+    'client_batches',
+    'client_steps',
     'contexts',
     'data.*',
+    'descent',
     'errors',
     'groups',
     'layers',
@@ -36,10 +39,12 @@ FLOORS = {
   ),
   'first': (
     'aggregators',
+    'assigned_training',
     'assignments',
     'client_state',
     'client_work',
     'composition',
+    'composition_checks',
     'dp.*',
     'evaluation',
     'fingerprints',
@@ -49,6 +54,7 @@ FLOORS = {
     'processes',
     'runtimes.*',
     'server_update',
+    'smallest',
     'statistics',
   ),
   'top': (

@@ -13,6 +13,7 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.model import keras_functions
 from tff_partial.model import models
+from tff_partial.model import selectors
 from tff_partial.model import tracing
 from tff_partial.sparse import lookups
 
@@ -601,7 +602,8 @@ def test_groups_are_named_like_the_local_part():
 )
 def test_groups_need_variables_and_a_number(options):
   with pytest.raises(
-    models.SelectorError, match='need both variables of their own and a number'
+    selectors.SelectorError,
+    match='need both variables of their own and a number',
   ):
     models.from_keras(_three, loss=_MSE, **options)
 
@@ -655,7 +657,7 @@ def test_groups_need_variables_and_a_number(options):
 )
 def test_selectors_that_cannot_be_meant_are_refused(build, selectors, message):
   loss = _SPARSE if build is _tied else _MSE
-  with pytest.raises(models.SelectorError, match=message):
+  with pytest.raises(selectors.SelectorError, match=message):
     models.from_keras(build, loss=loss, **selectors)
 
 

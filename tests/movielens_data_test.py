@@ -23,6 +23,7 @@ from tasks.errors import TaskError
 from tasks.files import downloads
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_files
+from tasks.movielens import rating_files
 from tasks.movielens import synthetic
 
 # Items 5, 17 and 90 by users 2 and 30; user 30 rates two items in one second.
@@ -172,7 +173,7 @@ def test_both_parsers_agree(tmp_path, monkeypatch, name):
   place, layout = movielens_files.locate(tmp_path)
   body = (place / layout.ratings).read_bytes()
   quick = movielens_files.read_ratings(place, layout)
-  parsed = movielens_files._parse_quickly
+  parsed = rating_files.parse_quickly
   body = body.partition(b'\n')[2] if layout.header else body
   pd.testing.assert_frame_equal(parsed(body, layout), quick)
 
@@ -438,7 +439,7 @@ def test_any_damage_is_read_or_refused_by_both_parsers(
   whole = path.read_bytes()
   generator = np.random.default_rng(0)
   strange = b'0159.\n:\t,-+e \r"\x00\xe9'
-  parsers = (movielens_files._parse_quickly, lambda *_: None)
+  parsers = (rating_files.parse_quickly, lambda *_: None)
   num_refused = 0
   for _ in range(100):
     damaged = bytearray(whole)

@@ -19,6 +19,7 @@ from tff_partial.dp import clippings
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_audit
 from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
 from tff_partial.model import models
 from tff_partial.training import programs
 
@@ -28,7 +29,7 @@ _DELTA = 1e-5
 _CANARIES = 2000
 # A canary that is there is in each round, and nobody is there in its place if
 # it is not.
-_ALWAYS = accounting.PoissonSampling(1.0)
+_ALWAYS = samplings.PoissonSampling(1.0)
 # Tests draw with fresh seeds; chance fails one in a million times.
 _SURELY = 1.0 - 1e-6
 
@@ -82,7 +83,7 @@ def test_little_noise_is_found_out():
 def test_chance_hides_canaries():
   rounds, rate = 4, 0.25
   claimed = accounting.epsilon(
-    0.5, accounting.PoissonSampling(rate), rounds, _DELTA
+    0.5, samplings.PoissonSampling(rate), rounds, _DELTA
   )
   assert _proved(0.5, rounds=rounds, probability=rate) < claimed
 
@@ -199,7 +200,7 @@ def test_a_run_with_less_noise_than_it_claims_is_found_out():
   # What another program than `train` might do: its ledger would refuse it.
   claimed = _planned(6.0, clippings.FixedClip(0.5))
   cheating = _planned(0.01, clippings.FixedClip(0.5))
-  with pytest.raises(accounting.AccountingError, match='process has 0.01'):
+  with pytest.raises(samplings.AccountingError, match='process has 0.01'):
     _attacked(
       {'aggregator': cheating.mean()}, privacy_plans.PrivacyLedger(claimed)
     )

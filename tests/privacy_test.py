@@ -16,6 +16,7 @@ from tff_partial import tiers
 from tff_partial.algorithms import fed_recon
 from tff_partial.dp import clippings
 from tff_partial.dp import local_noise
+from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.training import checkpoints
@@ -479,13 +480,15 @@ def test_impossible_arguments_are_named(call, match):
   ],
 )
 def test_what_cannot_be_clipped_is_refused(type_spec, match):
-  with pytest.raises(privacy.PrivateTypeError, match=match):
+  with pytest.raises(mechanisms.PrivateTypeError, match=match):
     _mean().create(type_spec)
 
 
 def test_parts_that_clients_do_not_send_are_named():
   factory = _mean({'shared': clippings.FixedClip(1.0)})
-  with pytest.raises(privacy.PrivateTypeError, match=r"\['group', 'shared'\]"):
+  with pytest.raises(
+    mechanisms.PrivateTypeError, match=r"\['group', 'shared'\]"
+  ):
     factory.create(_TIERS)
 
 

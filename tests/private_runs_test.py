@@ -20,6 +20,7 @@ from tff_partial.dp import clippings
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
 from tff_partial.training import programs
 from tff_partial.training import run_state
 from tff_partial.training import sampling
@@ -284,7 +285,7 @@ def test_a_ledger_counts_no_process_that_does_something_else(
   averaging, expected
 ):
   world = _world(**averaging)
-  with pytest.raises(accounting.AccountingError, match=expected):
+  with pytest.raises(samplings.AccountingError, match=expected):
     _train(world, rounds=1)
 
 
@@ -295,11 +296,11 @@ def test_a_ledger_of_local_noise_counts_local_noise(tmp_path):
   result = _train(world, privacy=ledger, rounds=2)
   exact = accounting.local_epsilon(1.0, 2, 1e-3)
   assert exact <= result.privacy['epsilon'] < 1.2 * exact
-  with pytest.raises(accounting.AccountingError, match='simulation=True'):
+  with pytest.raises(samplings.AccountingError, match='simulation=True'):
     _train(
       _world(before_sending=plan.local_noise(noise_seed=1)), privacy=ledger
     )
-  with pytest.raises(accounting.AccountingError, match="sampling='local'"):
+  with pytest.raises(samplings.AccountingError, match="sampling='local'"):
     _plan().local_noise()
 
 

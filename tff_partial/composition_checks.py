@@ -10,7 +10,7 @@ from tff_partial import client_work
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.client_work import CompositionError
-from tff_partial.dp import privacy
+from tff_partial.dp import mechanisms
 from tff_partial.messages import BeforeSending
 from tff_partial.messages import ClientWeightFn
 from tff_partial.messages import ClientWeighting
@@ -108,13 +108,13 @@ def check_privacy(
 
 def mechanism(
   aggregator: aggregators.Factory, before_sending: BeforeSending | None
-) -> privacy.Mechanism | None:
+) -> mechanisms.Mechanism | None:
   """What makes the updates private, if one mechanism does so for all of them.
 
   What a server does with sums that have noise already, changes nothing.
   """
   for part in (aggregator, before_sending):
-    found: privacy.Mechanism | None = getattr(part, 'mechanism', None)
+    found: mechanisms.Mechanism | None = getattr(part, 'mechanism', None)
     if found is not None:
       return found
   return None

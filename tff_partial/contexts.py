@@ -14,6 +14,7 @@ import tensorflow as tf
 from tff_partial import errors
 from tff_partial import tiers
 from tff_partial.data import splits
+from tff_partial.model import losses
 from tff_partial.model import models
 
 
@@ -132,7 +133,7 @@ class ClientContext(NamedTuple):
     self,
     tier: str = tiers.GLOBAL,
     *,
-    loss: models.LossFn | None = None,
+    loss: losses.LossFn | None = None,
     reads: tiers.Reads = tiers.as_they_are,
   ) -> tiers.NamedTensors:
     """Gradients of the loss over all of the client's examples, by name.

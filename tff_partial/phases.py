@@ -18,6 +18,7 @@ from tff_partial import errors
 from tff_partial import groups
 from tff_partial import tiers
 from tff_partial.data import splits
+from tff_partial.model import losses
 from tff_partial.model import models
 
 Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
@@ -88,7 +89,7 @@ class Phase:
   shuffle: bool = False
   only: str | None = None
   terms: tuple[Term, ...] = ()
-  loss: models.LossFn | None = None
+  loss: losses.LossFn | None = None
   with_loss: bool = True
   reads: tiers.Reads | None = None
   measured: bool = False

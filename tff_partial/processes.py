@@ -17,7 +17,7 @@ import tensorflow_federated as tff
 
 from tff_partial import client_work
 from tff_partial.data import examples
-from tff_partial.dp import privacy
+from tff_partial.dp import mechanisms
 from tff_partial.model import models
 
 
@@ -61,7 +61,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     model: models.PartialModel,
     example_spec: examples.ExampleSpec,
     sent: Sequence[str],
-    mechanism: privacy.Mechanism | None = None,
+    mechanism: mechanisms.Mechanism | None = None,
     work: client_work.ClientWork | None = None,
   ):
     """Checks the types and keeps the computations.

@@ -15,6 +15,7 @@ from tasks import task as tasks_lib
 from tasks.emnist import task as emnist
 from tasks.errors import OptionError
 from tasks.experiment import algorithms
+from tasks.experiment import building
 from tasks.experiment import privacy as privacy_lib
 from tasks.experiment.hyperparameters import Hyperparameters
 from tasks.experiment.loop import Loop
@@ -132,7 +133,7 @@ class Config(Options):
     yield from self.task.leaks()
 
   @property
-  def how(self) -> algorithms.Algorithm:
+  def how(self) -> building.Algorithm:
     """The algorithm."""
     return algorithms.ALGORITHMS[self.algorithm]
 

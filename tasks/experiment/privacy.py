@@ -17,17 +17,18 @@ from tasks.options import Options
 from tff_partial import aggregators
 from tff_partial import composition
 from tff_partial import messages
-from tff_partial.dp import accounting
 from tff_partial.dp import clippings
+from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_audit
 from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
 
-CENTRAL, LOCAL = privacy.CENTRAL, privacy.LOCAL
+CENTRAL, LOCAL = mechanisms.CENTRAL, mechanisms.LOCAL
 GAUSSIAN, TREE = 'gaussian', 'tree'
 _SAMPLINGS = {
-  'poisson': accounting.PoissonSampling.name,
-  'fixed': accounting.FixedSizeSampling.name,
+  'poisson': samplings.PoissonSampling.name,
+  'fixed': samplings.FixedSizeSampling.name,
 }
 # Who must keep what it knows. Clients are simulated by a program that draws
 # their seeds: their noise hides nothing from whoever runs it.
@@ -210,9 +211,9 @@ class Privacy(Options):
       return None
     sampling = _SAMPLINGS[self.dp_sampling or 'poisson']
     if self.dp_mechanism == TREE:
-      sampling = accounting.OncePerTree.name
+      sampling = samplings.OncePerTree.name
     if self.dp == LOCAL:
-      sampling = accounting.EveryUpdate.name
+      sampling = samplings.EveryUpdate.name
     target, noise_multiplier = self.target_epsilon, self.noise_multiplier
     if target == math.inf:
       target, noise_multiplier = None, 0.0

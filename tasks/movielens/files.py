@@ -8,18 +8,25 @@ reader stops and names file and line, because a model trained on half a file
 looks just like any other.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 import csv
-import dataclasses
-import io
-import math
 import os
 import pathlib
-import re
 
 import pandas as pd
 
 from tasks.errors import DataError
+from tasks.movielens.rating_files import damaged
+from tasks.movielens.rating_files import integer
+from tasks.movielens.rating_files import Layout
+from tasks.movielens.rating_files import lines
+from tasks.movielens.rating_files import parse_quickly
+from tasks.movielens.rating_files import parse_slowly
+from tasks.movielens.rating_files import read
+from tasks.movielens.rating_files import REMEDY_DAMAGED
+from tasks.movielens.rating_files import repeated
+from tasks.movielens.rating_files import split_fields
+from tasks.movielens.rating_files import without_header
 
 REMEDY_NO_DATA = (
   'Name the folder that holds the data with --data_dir or '
@@ -27,44 +34,6 @@ REMEDY_NO_DATA = (
   '--download, or use invented data with --data=synthetic, which needs no '
   'files.'
 )
-_REMEDY_DAMAGED = (
-  'Correct the line, or move the folder away and fetch the data again with '
-  '--download.'
-)
-
-_COLUMNS: dict[Hashable, str] = {
-  'user_id': 'int64',
-  'item_id': 'int64',
-  'rating': 'float64',
-  'timestamp': 'int64',
-}
-_WHOLE_NUMBER = re.compile(r'[0-9]+(?:\.0*)?')
-_LARGEST_INTEGER = 2**63 - 1
-# Neither Latin-1 nor UTF-8 text has these; a binary or UTF-16 file does.
-_CONTROL = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f]')
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """How one family of MovieLens data sets is written.
-
-  Attributes:
-    name: The data set, where only one is written this way, else ''.
-    ratings: Name of the file of ratings.
-    items: Name of the file of items.
-    users: Name of the file of users' attributes; '' if there is none.
-    separator: Stands between the fields of the ratings file.
-    header: The ratings file's first line; '' if it has none.
-    scale: Lowest and highest rating, and the distance between neighbours.
-  """
-
-  name: str
-  ratings: str
-  items: str
-  users: str
-  separator: str
-  header: str
-  scale: tuple[float, float, float]
 
 
 _ML_1M = Layout(
@@ -173,15 +142,15 @@ def read_ratings(folder: pathlib.Path, layout: Layout) -> pd.DataFrame:
       damaged; names the first such line.
   """
   path = folder / layout.ratings
-  body, first_line = _without_header(_read(path), layout, path)
-  table = _parse_quickly(body, layout)
+  body, first_line = without_header(read(path), layout, path)
+  table = parse_quickly(body, layout)
   if table is None:
-    table = _parse_slowly(body, layout, path, first_line)
+    table = parse_slowly(body, layout, path, first_line)
   if table.empty:
-    raise DataError(f'{path}: the file holds no ratings. {_REMEDY_DAMAGED}')
+    raise DataError(f'{path}: the file holds no ratings. {REMEDY_DAMAGED}')
   again = table.duplicated(['user_id', 'item_id']).to_numpy()
   if again.any():
-    raise _repeated(table, int(again.argmax()), path, first_line)
+    raise repeated(table, int(again.argmax()), path, first_line)
   return table
 
 
@@ -196,8 +165,8 @@ def read_titles(folder: pathlib.Path, layout: Layout) -> dict[int, str]:
     return _read_title_table(path)
   separator, width = ('::', 3) if layout is _ML_1M else ('|', 24)
   titles: dict[int, str] = {}
-  for number, line in _lines(path):
-    fields = _fields(line, separator, width, path, number)
+  for number, line in lines(path):
+    fields = split_fields(line, separator, width, path, number)
     _add_title(titles, fields[0], fields[1], path, number)
   return titles
 
@@ -218,14 +187,14 @@ def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:
     return None
   separator = '::' if layout is _ML_1M else '|'
   rows: dict[int, tuple[int, str, int, str, str]] = {}
-  for number, line in _lines(path):
-    user, *rest = _fields(line, separator, 5, path, number)
+  for number, line in lines(path):
+    user, *rest = split_fields(line, separator, 5, path, number)
     # MovieLens 100K writes the age before the gender.
     gender, age = rest[:2] if layout is _ML_1M else (rest[1], rest[0])
-    user_id = _integer(user, 'user id', path, number)
+    user_id = integer(user, 'user id', path, number)
     if user_id in rows:
-      raise _damaged(path, number, f'user {user_id} is there a second time')
-    years = _integer(age, 'age', path, number)
+      raise damaged(path, number, f'user {user_id} is there a second time')
+    years = integer(age, 'age', path, number)
     rows[user_id] = (user_id, gender, years, rest[2], rest[3])
   users = pd.DataFrame(
     [rows[user_id] for user_id in sorted(rows)],
@@ -234,237 +203,13 @@ def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:
   return users.astype({'user_id': 'int64', 'age': 'int64'})
 
 
-def _damaged(path: pathlib.Path, number: int, problem: str) -> DataError:
-  return DataError(f'{path}, line {number}: {problem}. {_REMEDY_DAMAGED}')
-
-
-def _read(path: pathlib.Path) -> bytes:
-  """Reads a file whole, with line ends as on Unix."""
-  try:
-    data = path.read_bytes()
-  except FileNotFoundError as error:
-    raise DataError(
-      f'{path}: the file is missing, though other files of the data set are '
-      f'there. {_REMEDY_DAMAGED}'
-    ) from error
-  except OSError as error:
-    raise DataError(
-      f'{path}: cannot be read ({error.strerror or error}). Change its '
-      'permissions, or name another folder with --data_dir.'
-    ) from error
-  return data.replace(b'\r\n', b'\n') if b'\r' in data else data
-
-
-def _without_header(
-  data: bytes, layout: Layout, path: pathlib.Path
-) -> tuple[bytes, int]:
-  """Returns a ratings file's lines and the number of the first of them."""
-  # Lines without anything at the very end are no damage.
-  if data.endswith(b'\n\n'):
-    data = data.rstrip(b'\n') + b'\n'
-  if not layout.header:
-    return data, 1
-  header, _, body = data.partition(b'\n')
-  found = header.removeprefix(b'\xef\xbb\xbf').decode('ascii', 'replace')
-  if data and found != layout.header:
-    raise _damaged(
-      path, 1, f'the header is {found[:80]!r} instead of {layout.header!r}'
-    )
-  return body, 2
-
-
-def _parse_quickly(body: bytes, layout: Layout) -> pd.DataFrame | None:
-  """Parses lines if all of them are beyond doubt, else returns None."""
-  separator = layout.separator.encode()
-  if body.translate(None, b'0123456789.\n' + separator):
-    return None
-  num_lines = body.count(b'\n')
-  if not body.endswith(b'\n') or body.count(separator) != 3 * num_lines:
-    return None
-  # The fast parser takes one character for a separator.
-  if len(separator) > 1:
-    body, separator = body.replace(separator, b'\t'), b'\t'
-  try:
-    table = pd.read_csv(
-      io.BytesIO(body),
-      sep=separator.decode(),
-      header=None,
-      names=list(_COLUMNS),
-      dtype=_COLUMNS,
-      index_col=False,
-      engine='c',
-      quoting=csv.QUOTE_NONE,
-      na_filter=False,
-      skip_blank_lines=False,
-      low_memory=False,
-    )
-  except (ValueError, OverflowError):
-    return None
-  lowest, highest, step = layout.scale
-  steps = (table['rating'].to_numpy() - lowest) / step
-  on_scale = (
-    (steps >= 0) & (steps <= (highest - lowest) / step) & (steps % 1 == 0)
-  )
-  # An integer beyond the largest one comes back as another type.
-  typed = [str(dtype) for dtype in table.dtypes] == list(_COLUMNS.values())
-  whole = typed and on_scale.all() and len(table) == num_lines
-  return table if whole else None
-
-
-def _parse_slowly(
-  body: bytes, layout: Layout, path: pathlib.Path, first_line: int
-) -> pd.DataFrame:
-  """Parses line by line and names the first line that is damaged."""
-  rows = []
-  lines = body.split(b'\n')
-  for number, raw in enumerate(lines[:-1], start=first_line):
-    rows.append(_rating(raw, layout, path, number))
-  if lines[-1]:
-    raise _stops_midway(path, first_line + len(lines) - 1)
-  return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
-
-
-def _rating(
-  raw: bytes, layout: Layout, path: pathlib.Path, number: int
-) -> tuple[int, int, float, int]:
-  """Parses one line of a ratings file, or says what is wrong with it."""
-  try:
-    line = raw.decode('ascii')
-  except UnicodeDecodeError as error:
-    byte = raw[error.start]
-    raise _damaged(
-      path,
-      number,
-      f'the byte 0x{byte:02x} is not text; only digits belong here',
-    ) from error
-  fields = _fields(line, layout.separator, 4, path, number)
-  return (
-    _integer(fields[0], 'user id', path, number),
-    _integer(fields[1], 'item id', path, number),
-    _on_scale(fields[2], layout, path, number),
-    _integer(fields[3], 'timestamp', path, number),
-  )
-
-
-def _fields(
-  line: str, separator: str, width: int, path: pathlib.Path, number: int
-) -> list[str]:
-  if not line:
-    raise _damaged(path, number, 'the line is empty')
-  fields = line.split(separator)
-  if len(fields) != width:
-    raise _damaged(
-      path,
-      number,
-      f'{len(fields)} fields parted by {separator!r} instead of {width}: '
-      f'{line[:80]!r}',
-    )
-  return fields
-
-
-def _integer(text: str, what: str, path: pathlib.Path, number: int) -> int:
-  text = text.strip()
-  if not _WHOLE_NUMBER.fullmatch(text):
-    raise _damaged(
-      path, number, f'the {what} {text[:40]!r} is not an integer from 0 up'
-    )
-  digits = text.partition('.')[0].lstrip('0') or '0'
-  # Python refuses to read numbers of thousands of digits.
-  if len(digits) > 20 or int(digits) > _LARGEST_INTEGER:
-    raise _damaged(
-      path,
-      number,
-      f'the {what} {text[:40]!r} is too large, with {len(digits):,} digits',
-    )
-  return int(digits)
-
-
-def _on_scale(
-  text: str, layout: Layout, path: pathlib.Path, number: int
-) -> float:
-  lowest, highest, step = layout.scale
-  try:
-    # Python reads 4_0 as 40.
-    rating = math.nan if '_' in text else float(text)
-  except ValueError:
-    rating = math.nan
-  if math.isnan(rating):
-    raise _damaged(
-      path, number, f'the rating {text.strip()[:40]!r} is not a number'
-    )
-  if not lowest <= rating <= highest or (rating - lowest) % step:
-    raise _damaged(
-      path,
-      number,
-      f'the rating {text.strip()[:40]!r} is off the scale, which goes from '
-      f'{lowest:g} to {highest:g} in steps of {step:g}',
-    )
-  return rating
-
-
-def _stops_midway(path: pathlib.Path, number: int) -> DataError:
-  return DataError(
-    f'{path}, line {number}: the file stops in the middle of this line, which '
-    'has no line end, so it seems to be cut off. Fetch the data again with '
-    '--download into another folder; if the line is whole, add a line end.'
-  )
-
-
-def _repeated(
-  table: pd.DataFrame, row: int, path: pathlib.Path, first_line: int
-) -> DataError:
-  """Names both lines of the first pair of user and item that comes twice."""
-  user, item = table['user_id'].iloc[row], table['item_id'].iloc[row]
-  same = (table['user_id'] == user) & (table['item_id'] == item)
-  first = int(same.to_numpy().argmax())
-  return _damaged(
-    path,
-    row + first_line,
-    f'user {user} rates item {item} a second time; the first is on line '
-    f'{first + first_line}',
-  )
-
-
-def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-  """Yields the numbered lines of a text file, which must end in a line end."""
-  lines = _decode(_read(path), path).split('\n')
-  if lines.pop():
-    raise _stops_midway(path, len(lines) + 1)
-  while lines and not lines[-1]:
-    lines.pop()
-  if not lines:
-    raise DataError(f'{path}: the file is empty. {_REMEDY_DAMAGED}')
-  yield from enumerate(lines, start=1)
-
-
-def _decode(data: bytes, path: pathlib.Path) -> str:
-  """Decodes UTF-8, or else Latin-1, in which the older files are written."""
-  try:
-    text = data.decode('utf-8-sig')
-  except UnicodeDecodeError as error:
-    if path.suffix == '.csv':
-      number = data.count(b'\n', 0, error.start) + 1
-      byte = data[error.start]
-      raise _damaged(
-        path, number, f'the byte 0x{byte:02x} is not text in UTF-8'
-      ) from error
-    text = data.decode('latin-1')
-  control = _CONTROL.search(text)
-  if control:
-    number = text.count('\n', 0, control.start()) + 1
-    raise _damaged(
-      path, number, f'the character {control.group()!r} does not belong in text'
-    )
-  return text
-
-
 def _read_title_table(path: pathlib.Path) -> dict[int, str]:
   """Reads `movies.csv`, where a title with a comma stands in quotes."""
   titles: dict[int, str] = {}
-  numbered = _lines(path)
+  numbered = lines(path)
   _, header = next(numbered)
   if header != 'movieId,title,genres':
-    raise _damaged(
+    raise damaged(
       path,
       1,
       f"the header is {header[:80]!r} instead of 'movieId,title,genres'",
@@ -473,9 +218,9 @@ def _read_title_table(path: pathlib.Path) -> dict[int, str]:
     try:
       (fields,) = csv.reader([line], strict=True)
     except (csv.Error, ValueError) as error:
-      raise _damaged(path, number, f'cannot be parsed ({error})') from error
+      raise damaged(path, number, f'cannot be parsed ({error})') from error
     if len(fields) != 3:
-      raise _damaged(
+      raise damaged(
         path, number, f'{len(fields)} fields instead of 3: {line[:80]!r}'
       )
     _add_title(titles, fields[0], fields[1], path, number)
@@ -489,9 +234,9 @@ def _add_title(
   path: pathlib.Path,
   number: int,
 ) -> None:
-  item_id = _integer(item, 'item id', path, number)
+  item_id = integer(item, 'item id', path, number)
   if item_id in titles:
-    raise _damaged(path, number, f'item {item_id} is there a second time')
+    raise damaged(path, number, f'item {item_id} is there a second time')
   if not title.strip():
-    raise _damaged(path, number, f'item {item_id} has no title')
+    raise damaged(path, number, f'item {item_id} has no title')
   titles[item_id] = title.strip()

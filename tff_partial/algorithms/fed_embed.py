@@ -26,6 +26,7 @@ Algorithm 1 sums gradients at one point. For those of section 3.3 see
 import dataclasses
 from typing import Unpack
 
+from tff_partial import assigned_training
 from tff_partial import assignments
 from tff_partial import evaluation
 from tff_partial.assignments import Assignment
@@ -85,11 +86,13 @@ def build_fed_embed(
   return compose(
     model,
     client_state=remember_group(persist_local),
-    work=assignments.work(assignment, [Interleaved((heads, global_head))]),
+    work=assigned_training.work(
+      assignment, [Interleaved((heads, global_head))]
+    ),
     statistics=[assignments.following(assignment.reassign)]
     if assignment.reassign
     else [],
-    **assignments.joining(assignment.server_optimizers, joining),
+    **assigned_training.joining(assignment.server_optimizers, joining),
   )
 
 
@@ -99,7 +102,7 @@ def build_fed_embed_eval(
   parts: Parts,
   assignment: Assignment,
   personalise: Phase | None = None,
-  **measuring: Unpack[assignments.Measuring],
+  **measuring: Unpack[assigned_training.Measuring],
 ) -> evaluation.Evaluation:
   """Clients are measured with the head of their sub-population.
 
@@ -112,7 +115,7 @@ def build_fed_embed_eval(
     parts: Its parts.
     assignment: As for `build_fed_embed`.
     personalise: How new clients train their embedding; not at all by default.
-    **measuring: As for `assignments.build_evaluation`.
+    **measuring: As for `assigned_training.build_evaluation`.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit
@@ -121,6 +124,6 @@ def build_fed_embed_eval(
   if personalise:
     new = assignments.formed(parts, personalise)
     assignment = assignment._replace(before=(new, *assignment.before))
-  return assignments.build_evaluation(
+  return assigned_training.build_evaluation(
     model, remember_group(persist_local), assignment, **measuring
   )

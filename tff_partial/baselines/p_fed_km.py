@@ -22,6 +22,7 @@ from typing import NamedTuple, Unpack
 
 import tensorflow as tf
 
+from tff_partial import assigned_training
 from tff_partial import assignments
 from tff_partial import client_state
 from tff_partial import contexts
@@ -154,7 +155,7 @@ def build_p_fed_km(
       ),
       clusters.after,
     ],
-    **assignments.joining(apart, joining),
+    **assigned_training.joining(apart, joining),
   )
 
 

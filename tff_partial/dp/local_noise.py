@@ -8,8 +8,8 @@ import tensorflow as tf
 from tff_partial import random_bits
 from tff_partial.dp import clippings
 from tff_partial.dp import dp_queries
-from tff_partial.dp.privacy import LOCAL
-from tff_partial.dp.privacy import Mechanism
+from tff_partial.dp.mechanisms import LOCAL
+from tff_partial.dp.mechanisms import Mechanism
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,97 +21,21 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
-import tensorflow_privacy as tfp
 
 from tff_partial import aggregators
-from tff_partial import errors
 from tff_partial.dp import clippings
-from tff_partial.dp import dp_queries
-from tff_partial.dp.private_rows import NestedSumQuery
+from tff_partial.dp.mechanisms import CENTRAL
+from tff_partial.dp.mechanisms import Mechanism
+from tff_partial.dp.mechanisms import PrivateTypeError
+from tff_partial.dp.private_parts import Parts
+from tff_partial.dp.private_parts import WHOLE
 from tff_partial.dp.private_rows import RowsQuery
 from tff_partial.dp.private_rows import RowSumFactory
 from tff_partial.dp.private_rows import seed_maker
 from tff_partial.dp.private_rows import with_distinct_rows
 
-# The name of the only part of what is clipped jointly.
-_WHOLE = 'all.parts'
 # How names end of what is measured exactly.
 NOT_PRIVATE = '_not_private'
-
-
-class PrivateTypeError(errors.UserError, TypeError):
-  """Raised when values cannot be clipped and noised."""
-
-
-# Who adds noise: the server, once to the sum, or each client before it sends.
-CENTRAL, LOCAL = 'central', 'local'
-
-
-@dataclasses.dataclass(frozen=True)
-class Mechanism:
-  """What makes the updates of a process private.
-
-  Attributes:
-    where: CENTRAL or LOCAL.
-    clipping: How what a client sends is clipped, jointly or by part.
-    noise_multiplier: Standard deviation of the noise in clips, all parts
-      together.
-    clients_per_round: For how many clients in a round it was made; None for
-      local noise, which does not depend on others.
-    shares: Each part's share of what is spent; None for equal ones.
-    is_simulation: Whether the noise follows from a seed that somebody chose,
-      and who knows it sees through the noise.
-  """
-
-  where: str
-  clipping: clippings.Clippings
-  noise_multiplier: float
-  clients_per_round: float | None
-  shares: Mapping[str, float] | None
-  is_simulation: bool
-
-
-class _Parts:
-  """The queries of what clients send: one of the whole, or one of each part."""
-
-  def __init__(self, queries: Mapping[str, dp_queries.PrivateSumQuery]):
-    self.queries = queries
-
-  def split(self, structure: Any) -> Any:
-    """The parts of a structure, by name."""
-    return {_WHOLE: structure} if _WHOLE in self.queries else structure
-
-  def join(self, parts: Mapping[str, Any]) -> Any:
-    """A structure of parts."""
-    return parts.get(_WHOLE, parts)
-
-  @property
-  def query(self) -> tfp.SumAggregationDPQuery:
-    """The query of the whole structure."""
-    if _WHOLE in self.queries:
-      return self.queries[_WHOLE]
-    return NestedSumQuery(collections.OrderedDict(self.queries))
-
-  def are_clipped(self, params: Any, value: Any) -> Any:
-    """Whether a client's parts are clipped, which is not private."""
-    params, value = self.split(params), self.split(value)
-    clipped = collections.OrderedDict(
-      (part, tf.cast(query.is_clipped(params[part], value[part]), tf.int32))
-      for part, query in self.queries.items()
-    )
-    return clipped, tf.constant(1)
-
-  def measure(self, divisor: float, before: Any, after: Any, total: Any) -> Any:
-    """Measures a round by what is private already."""
-    before, after = self.split(before), self.split(after)
-    total = self.split(total)
-    measured = collections.OrderedDict(
-      (part, query.measure(before[part], after[part], total[part]))
-      for part, query in self.queries.items()
-    )
-    for one in measured.values():
-      one['noise_stddev'] /= divisor
-    return self.join(measured)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,15 +115,15 @@ class PrivateFactory(
       self.noise_seed is not None,
     )
 
-  def _parts(self, specs: Any) -> _Parts:
+  def _parts(self, specs: Any) -> Parts:
     """Makes the queries; each time with other secrets."""
     if isinstance(self.clipping, clippings.Clipping):
-      clipping, shares = {_WHOLE: self.clipping}, {_WHOLE: 1.0}
-      specs = {_WHOLE: specs}
+      clipping, shares = {WHOLE: self.clipping}, {WHOLE: 1.0}
+      specs = {WHOLE: specs}
     else:
       clipping = dict(self.clipping)
       shares = clippings.shares_of(clipping, self.shares)
-    return _Parts(
+    return Parts(
       {
         part: clipping[part].query(
           self.noise_multiplier / math.sqrt(shares[part]),

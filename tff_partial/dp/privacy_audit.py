@@ -27,7 +27,7 @@ from tff_partial import random_bits
 from tff_partial import runtimes
 from tff_partial.data import cohorts
 from tff_partial.dp import clippings
-from tff_partial.dp import privacy
+from tff_partial.dp import mechanisms
 from tff_partial.dp.audit_bounds import FEWEST_GUESSES
 
 # Larger than any clip.
@@ -228,7 +228,7 @@ class _Sending:
   then: messages.BeforeSending | None
 
   @property
-  def mechanism(self) -> privacy.Mechanism | None:
+  def mechanism(self) -> mechanisms.Mechanism | None:
     """What makes updates private; that of `then`."""
     return getattr(self.then, 'mechanism', None)
 

@@ -11,7 +11,9 @@ import numpy as np
 from tff_partial.dp import accounting
 from tff_partial.dp import clippings
 from tff_partial.dp import local_noise
+from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
+from tff_partial.dp import samplings
 
 # At as many rounds the ledger counts privacy loss distributions, as coarsely as
 # for epsilons so many times the plan's.
@@ -39,7 +41,7 @@ class PrivacyPlan:
   delta: float
   noise_multiplier: float
   rounds: int
-  sampling: accounting.Sampling
+  sampling: samplings.Sampling
   population: int
   clients_per_round: int
   clipping: clippings.Clippings
@@ -77,21 +79,21 @@ class PrivacyPlan:
     Raises:
       AccountingError: If the plan is one of central noise.
     """
-    if not isinstance(self.sampling, accounting.EveryUpdate):
-      raise accounting.AccountingError(
+    if not isinstance(self.sampling, samplings.EveryUpdate):
+      raise samplings.AccountingError(
         'Local noise takes a plan with '
-        f'sampling={accounting.EveryUpdate.name!r}, found '
+        f'sampling={samplings.EveryUpdate.name!r}, found '
         f'{self.sampling.name!r}.'
       )
     clip = self.clipping.clip  # type: ignore[union-attr]  # See sampling_of.
     return local_noise.LocalNoise(clip, self.noise_multiplier, noise_seed)
 
   @property
-  def mechanism(self) -> privacy.Mechanism:
+  def mechanism(self) -> mechanisms.Mechanism:
     """What a process must do to be counted by this plan."""
-    is_local = isinstance(self.sampling, accounting.EveryUpdate)
-    return privacy.Mechanism(
-      privacy.LOCAL if is_local else privacy.CENTRAL,
+    is_local = isinstance(self.sampling, samplings.EveryUpdate)
+    return mechanisms.Mechanism(
+      mechanisms.LOCAL if is_local else mechanisms.CENTRAL,
       self.clipping,
       self.noise_multiplier,
       None if is_local else self.clients_per_round,
@@ -110,7 +112,7 @@ def sampling_of(
   clipping: clippings.Clippings,
   population: int,
   clients_per_round: int,
-) -> accounting.Sampling:
+) -> samplings.Sampling:
   """The sampling with a name.
 
   Args:
@@ -122,7 +124,7 @@ def sampling_of(
   Raises:
     AccountingError: If the sampling does not fit the rest.
   """
-  accounting.check(
+  samplings.check(
     0 < clients_per_round <= population,
     f'Clients in a round must be between 1 and {population}',
     clients_per_round,
@@ -132,44 +134,44 @@ def sampling_of(
   else:
     kinds = [clipping]
   trees = [how for how in kinds if isinstance(how, clippings.TreeNoise)]
-  if bool(trees) != (name == accounting.OncePerTree.name):
-    raise accounting.AccountingError(
-      f'Sampling {accounting.OncePerTree.name!r} and TreeNoise need one '
+  if bool(trees) != (name == samplings.OncePerTree.name):
+    raise samplings.AccountingError(
+      f'Sampling {samplings.OncePerTree.name!r} and TreeNoise need one '
       f'another, found {name!r} and {clipping}.'
     )
   if trees:
     rounds = trees[0].rounds_per_tree
     if rounds * clients_per_round > population:
-      raise accounting.AccountingError(
+      raise samplings.AccountingError(
         f'{population} clients cannot fill {rounds} rounds of '
         f'{clients_per_round} without taking part twice in a tree. Give '
         f'TreeNoise {population // clients_per_round} rounds at most.'
       )
-    return accounting.OncePerTree(rounds)
-  if name == accounting.PoissonSampling.name:
-    return accounting.PoissonSampling(clients_per_round / population)
-  if name == accounting.FixedSizeSampling.name:
-    return accounting.FixedSizeSampling(population, clients_per_round)
-  if name == accounting.EveryRound.name:
-    return accounting.EveryRound()
-  if name == accounting.EveryUpdate.name:
+    return samplings.OncePerTree(rounds)
+  if name == samplings.PoissonSampling.name:
+    return samplings.PoissonSampling(clients_per_round / population)
+  if name == samplings.FixedSizeSampling.name:
+    return samplings.FixedSizeSampling(population, clients_per_round)
+  if name == samplings.EveryRound.name:
+    return samplings.EveryRound()
+  if name == samplings.EveryUpdate.name:
     if not isinstance(clipping, clippings.FixedClip):
-      raise accounting.AccountingError(
+      raise samplings.AccountingError(
         f'Sampling {name!r} is for local noise, which needs a FixedClip, as no '
         f'client knows the others, found {clipping}.'
       )
-    return accounting.EveryUpdate()
-  raise accounting.AccountingError(
+    return samplings.EveryUpdate()
+  raise samplings.AccountingError(
     f'Sampling must be one of {SAMPLINGS}, found {name!r}.'
   )
 
 
 SAMPLINGS = (
-  accounting.PoissonSampling.name,
-  accounting.FixedSizeSampling.name,
-  accounting.EveryRound.name,
-  accounting.EveryUpdate.name,
-  accounting.OncePerTree.name,
+  samplings.PoissonSampling.name,
+  samplings.FixedSizeSampling.name,
+  samplings.EveryRound.name,
+  samplings.EveryUpdate.name,
+  samplings.OncePerTree.name,
 )
 
 
@@ -182,7 +184,7 @@ def plan(
   rounds: int,
   target_epsilon: float | None = None,
   noise_multiplier: float | None = None,
-  sampling: str = accounting.PoissonSampling.name,
+  sampling: str = samplings.PoissonSampling.name,
   shares: Mapping[str, float] | None = None,
   once: Sequence[float] = (),
 ) -> PrivacyPlan:
@@ -207,14 +209,14 @@ def plan(
     AccountingError, PrivacyError: If an argument is impossible.
     ImpossibleTargetError: If no noise is enough.
   """
-  accounting.check_delta(delta)
+  samplings.check_delta(delta)
   kind = sampling_of(sampling, clipping, population, clients_per_round)
   if delta * population >= 1.0:
-    raise accounting.AccountingError(
+    raise samplings.AccountingError(
       f'`delta` must be below one in the population, {1.0 / population:.3g}: '
       f'publishing one user of {population} would be allowed at {delta:.3g}.'
     )
-  accounting.check(rounds > 0, 'A number of rounds must be positive', rounds)
+  samplings.check(rounds > 0, 'A number of rounds must be positive', rounds)
   if target_epsilon is not None and noise_multiplier is None:
     noise_multiplier = accounting.calibrate(
       target_epsilon,
@@ -225,11 +227,11 @@ def plan(
       clippings.largest_noise_multiplier(clipping, clients_per_round, shares),
     )
   elif target_epsilon is not None or noise_multiplier is None:
-    raise accounting.AccountingError(
+    raise samplings.AccountingError(
       'Give either `target_epsilon` or `noise_multiplier`, found '
       f'{target_epsilon} and {noise_multiplier}.'
     )
-  accounting.check(
+  samplings.check(
     noise_multiplier >= 0.0,
     'A noise multiplier must not be negative',
     noise_multiplier,
@@ -277,7 +279,7 @@ class PrivacyLedger:
     self.plan = plan
     self.simulation = simulation
 
-  def check(self, mechanism: privacy.Mechanism | None) -> None:
+  def check(self, mechanism: mechanisms.Mechanism | None) -> None:
     """Refuses to count a process that does not do what the plan says.
 
     Args:
@@ -289,25 +291,25 @@ class PrivacyLedger:
     """
     planned = self.plan.mechanism
     if mechanism is None:
-      raise accounting.AccountingError(
+      raise samplings.AccountingError(
         'The ledger would count noise that the process does not add: its '
         'updates are joined without it, or by an aggregator that does not say '
         'what it does. Build the process with aggregator=plan.mean() (for '
         'local noise, with before_sending=plan.local_noise()), or train '
         'without a ledger.'
       )
-    for field in dataclasses.fields(privacy.Mechanism):
+    for field in dataclasses.fields(mechanisms.Mechanism):
       found, expected = (
         getattr(one, field.name) for one in (mechanism, planned)
       )
       if field.name != 'is_simulation' and found != expected:
-        raise accounting.AccountingError(
+        raise samplings.AccountingError(
           'The ledger would count other noise than the process adds: its plan '
           f'has {field.name}={expected}, the process has {found}. Build the '
           'process with what this plan makes.'
         )
     if mechanism.is_simulation and not self.simulation:
-      raise accounting.AccountingError(
+      raise samplings.AccountingError(
         'The noise of this process follows from `noise_seed`: whoever knows it '
         'sees through the noise. Make the ledger with simulation=True, or '
         'leave the seed out.'
@@ -332,7 +334,7 @@ class PrivacyLedger:
     plan, divergences = self.plan, []
     for rounds in (0, 1):
       accountant = plan.sampling.renyi_accountant()
-      happened = accounting.event(
+      happened = samplings.event(
         plan.noise_multiplier, plan.sampling, rounds, plan.once
       )
       divergences.append(accountant.compose(happened).rdp)
@@ -345,14 +347,14 @@ class PrivacyLedger:
       rounds: Of the run so far; it may be longer than was planned.
     """
     plan = self.plan
-    is_tree = isinstance(plan.sampling, accounting.OncePerTree)
+    is_tree = isinstance(plan.sampling, samplings.OncePerTree)
     if is_tree or not (rounds and plan.noise_multiplier):
       return self._counted(rounds)
     orders, once, each = self._renyi
     bound, _ = dp_accounting.rdp.compute_epsilon(
       orders, once + rounds * each, plan.delta
     )
-    if isinstance(plan.sampling, accounting.LossDistributionSampling):
+    if isinstance(plan.sampling, samplings.LossDistributionSampling):
       step = -(-plan.rounds // _COUNTED_ROUNDS)
       later = -(-rounds // step) * step
       if rounds <= plan.rounds:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import math
-import re
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,23 +25,13 @@ from tff_partial.model import keras_variables
 from tff_partial.model import table_ids
 from tff_partial.model import tracing
 from tff_partial.model.keras_variables import ModelError
-
-# Says which variables belong to a tier: a layer, a layer's name, a regular
-# expression over the names of layers or variables, a predicate over
-# `VariableSpec`, or several of them.
-Selector: TypeAlias = (
-  str
-  | re.Pattern[str]
-  | tf.keras.layers.Layer
-  | Callable[[keras_analysis.VariableSpec], bool]
-)
-Selectors: TypeAlias = Selector | Sequence[Selector] | None
-
-LossFn = Callable[[Any, Any], tf.Tensor]
-
-
-class SelectorError(ModelError):
-  """Raised when the variables of a tier are named wrongly."""
+from tff_partial.model.losses import as_loss
+from tff_partial.model.losses import assumed_labels
+from tff_partial.model.losses import classes
+from tff_partial.model.losses import LossFn
+from tff_partial.model.selectors import assign_tiers
+from tff_partial.model.selectors import SelectorError
+from tff_partial.model.selectors import Selectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +106,7 @@ class PartialModel:
     self.example_spec.ids = {
       **ids,
       **weighted,
-      **_classes(labels, spec.outputs, loss),
+      **classes(labels, spec.outputs, loss),
     }
 
   def __repr__(self) -> str:
@@ -462,181 +451,6 @@ def _described(
   ]
 
 
-def _names_variable(
-  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
-) -> bool:
-  """Whether a selector means a variable by itself, not by its layers."""
-  if isinstance(selector, tf.keras.layers.Layer):
-    return False
-  if callable(selector):
-    return bool(selector(variable))
-  if isinstance(selector, str) and selector in layers:
-    return False
-  if isinstance(selector, (str, re.Pattern)):
-    return re.fullmatch(selector, variable.name) is not None
-  return False
-
-
-def _names_owner(
-  selector: Selector, owner: Sequence[str], layers: set[str]
-) -> bool:
-  """Whether a selector means a layer or one of those around it."""
-  if isinstance(selector, tf.keras.layers.Layer):
-    return selector.name in owner
-  if isinstance(selector, str) and selector in layers:
-    return selector in owner
-  if isinstance(selector, (str, re.Pattern)):
-    return any(re.fullmatch(selector, name) for name in owner)
-  return False
-
-
-def _selects(
-  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
-) -> bool:
-  """Whether a selector means a variable, by itself or by one of its layers."""
-  return _names_variable(selector, variable, layers) or any(
-    _names_owner(selector, owner, layers) for owner in variable.owners
-  )
-
-
-def _refuse_shared(
-  variable: keras_analysis.VariableSpec,
-  selectors: Sequence[Selector],
-  layers: set[str],
-  tier: str,
-) -> None:
-  """Raises an error if only some of a selected variable's layers are named."""
-  if any(_names_variable(s, variable, layers) for s in selectors):
-    return
-  others = [
-    owner[-1]
-    for owner in variable.owners
-    if not any(_names_owner(s, owner, layers) for s in selectors)
-  ]
-  if others:
-    raise SelectorError(
-      f'{tier}={selectors}: variable {variable.name!r} is also used by '
-      f'{others}. A variable belongs to one tier: select all of its layers, '
-      'or give each a variable of its own.'
-    )
-
-
-def _as_list(selectors: Selectors) -> list[Selector]:
-  if selectors is None:
-    return []
-  if isinstance(selectors, (list, tuple)):
-    return list(selectors)
-  return [selectors]
-
-
-def _assign_tiers(
-  spec: keras_analysis.KerasSpec, selectors: Mapping[str, Selectors]
-) -> dict[str, str]:
-  """Decides the tier of every variable; GLOBAL where no selector speaks."""
-  layers = set(spec.layers)
-  chosen: dict[str, str] = {}
-  for tier, given in selectors.items():
-    selectors_of_tier = _as_list(given)
-    for selector in selectors_of_tier:
-      if isinstance(selector, type):
-        raise SelectorError(
-          f'{tier}={selector.__name__} is a class. Name the layers, or pass a '
-          'predicate over variables.'
-        )
-      try:
-        matched = [v for v in spec.variables if _selects(selector, v, layers)]
-      except re.error as error:
-        raise SelectorError(
-          f'{tier}={selector!r} is not a regular expression: {error}.'
-        ) from None
-      if not matched:
-        raise SelectorError(
-          f'{tier}={selector!r} matches no variable. The model has the layers '
-          f'{list(spec.layers)} with the variables '
-          f'{[v.name for v in spec.variables]}.'
-        )
-      if not any(v.trainable for v in matched):
-        raise SelectorError(
-          f'{tier}={selector!r} matches only variables that are not trainable: '
-          f'{[v.name for v in matched]}. Make them trainable, or leave them to '
-          'the server.'
-        )
-      for variable in matched:
-        _refuse_shared(variable, selectors_of_tier, layers, tier)
-        if chosen.setdefault(variable.name, tier) != tier:
-          raise SelectorError(
-            f'Variable {variable.name!r} is selected for two tiers: '
-            f'{chosen[variable.name]} and {tier}.'
-          )
-  tier_of = {
-    v.name: chosen.get(v.name, tiers_lib.GLOBAL) for v in spec.variables
-  }
-  trainable = [v.name for v in spec.variables if v.trainable]
-  if not trainable:
-    raise SelectorError('The model has no trainable variable.')
-  if all(tier_of[name] == tiers_lib.LOCAL for name in trainable):
-    raise SelectorError(
-      f'local={selectors[tiers_lib.LOCAL]!r} matches every trainable variable, '
-      'so that nothing would be learned together. Name fewer layers.'
-    )
-  return tier_of
-
-
-def _assumed_labels(
-  outputs: Any, loss: LossFn | tf.keras.losses.Loss
-) -> tf.TensorSpec:
-  """The spec of a label that goes with the predictions and the loss."""
-  if not isinstance(outputs, tf.TensorSpec):
-    raise ModelError(
-      'The model has several outputs. Pass the spec of one label with '
-      '`labels=tf.TensorSpec(...)`, and a loss function over the outputs.'
-    )
-  name = type(loss).__name__ + getattr(loss, '__name__', '')
-  if 'sparse' in name.lower():
-    return tf.TensorSpec(outputs.shape[:-1], tf.int32)
-  return tf.TensorSpec(outputs.shape, outputs.dtype)
-
-
-def _as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
-  """The loss that is meant by what Keras's `compile` takes for one."""
-  if isinstance(loss, str):
-    try:
-      loss = tf.keras.losses.get(loss)
-    except ValueError:
-      raise ModelError(
-        f'Keras has no loss {loss!r}. Pass one of its names, such as '
-        "'mse' or 'sparse_categorical_crossentropy', a Keras loss, or a "
-        'function of labels and predictions.'
-      ) from None
-  if isinstance(loss, type):
-    raise ModelError(
-      f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
-    )
-  if not callable(loss):
-    raise ModelError(
-      f'loss={loss!r} is no loss. Pass a Keras loss or its name, or a function '
-      'of labels and predictions that returns one loss per example.'
-    )
-  return loss
-
-
-def _classes(
-  labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
-) -> examples_lib.Ids:
-  """Which labels there are, if the loss and the predictions say so."""
-  if type(loss) is tf.keras.losses.SparseCategoricalCrossentropy:
-    ignored = loss._fn_kwargs.get('ignore_class')
-  elif loss is tf.keras.losses.sparse_categorical_crossentropy:
-    ignored = None
-  else:
-    return {}
-  if not isinstance(outputs, tf.TensorSpec) or not outputs.shape.rank:
-    return {}
-  classes = outputs.shape[-1]
-  described = f'the model predicts {classes} classes'
-  return {'y': (examples_lib.IdRange(classes, described, ignored=ignored),)}
-
-
 def check(model: Any) -> None:
   """Checks that a model is one that `from_keras` made.
 
@@ -725,15 +539,13 @@ def from_keras(
       f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
     )
   spec = keras_analysis.analyse(build, inputs)
-  tier_of = _assign_tiers(
-    spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local}
-  )
+  tier_of = assign_tiers(spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local})
   if (num_groups > 0) != (tiers_lib.GROUP in tier_of.values()):
     raise SelectorError(
       f'group={group!r}, num_groups={num_groups}: sub-populations need both '
       'variables of their own and a number, at least 1.'
     )
-  loss = _as_loss(loss)
+  loss = as_loss(loss)
   values: dict[str, np.ndarray] = {}
   if initial_weights is not None:
     given = initial_weights.variables
@@ -755,7 +567,7 @@ def from_keras(
     loss=loss,
     class_weight=class_weight,
     metrics=metrics,
-    labels=labels or _assumed_labels(spec.outputs, loss),
+    labels=labels or assumed_labels(spec.outputs, loss),
     weights=weights,
     initial_values=values,
     seed=seed,

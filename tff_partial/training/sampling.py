@@ -19,8 +19,8 @@ import numpy as np
 
 from tff_partial import errors
 from tff_partial import random_bits
-from tff_partial.dp import accounting
 from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
 from tff_partial.training.errors import ProgramError
 
 
@@ -181,8 +181,8 @@ def planned(
         f'{plan.population} clients, but the run has {clients_per_round} of '
         f'{len(client_ids)}. Plan what is done.'
       )
-    planned['poisson'] = isinstance(plan.sampling, accounting.PoissonSampling)
-    if isinstance(plan.sampling, accounting.OncePerTree):
+    planned['poisson'] = isinstance(plan.sampling, samplings.PoissonSampling)
+    if isinstance(plan.sampling, samplings.OncePerTree):
       planned['rounds_per_tree'] = plan.sampling.rounds_per_tree
   return CohortSampler(
     client_ids, clients_per_round, seed, oversample, dropout_rate, **planned

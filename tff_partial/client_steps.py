@@ -1,0 +1,150 @@
+"""The steps of a client: predict, differentiate, let the optimizer step."""
+
+import collections
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_partial import phases
+from tff_partial import random_bits
+from tff_partial import tiers
+from tff_partial.contexts import Batch
+from tff_partial.contexts import ClientContext
+from tff_partial.descent import connected
+from tff_partial.descent import descend
+from tff_partial.descent import replaced
+from tff_partial.descent import trained_by
+from tff_partial.model import keras_metrics
+from tff_partial.sparse import lookups
+from tff_partial.sparse import rows
+
+
+class Stand(NamedTuple):
+  """Where a client's training in phases that take turns stands, between steps.
+
+  Attributes:
+    optimizers: For each phase, the optimizer's state of each tier.
+    trained: Tier to the weights that any of the phases trains.
+    metrics: See `ClientResult`.
+    loss: See `ClientResult`.
+    is_finite: See `ClientResult`.
+  """
+
+  optimizers: list[collections.OrderedDict[str, Any]]
+  trained: tiers.Weights
+  metrics: keras_metrics.MetricState
+  loss: list[tf.Tensor]
+  is_finite: tf.Tensor
+
+
+class Client:
+  """What does not change while a client works at phases in turn."""
+
+  def __init__(self, tables: lookups.Tables, context: ClientContext):
+    self.model = context.model
+    self.tables = tables
+    self.context = context
+
+  def step(
+    self,
+    phase: phases.Phase,
+    place: int,
+    stand: Stand,
+    batch: Mapping[str, Any],
+    is_real: tf.Tensor,
+    seed: tf.Tensor,
+    measured: bool,
+  ) -> Stand:
+    """Takes one step of a phase, and measures it before."""
+    mine = trained_by([phase], stand.trained)
+    metrics, loss = stand.metrics, stand.loss
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(mine)
+      weights = replaced(self.context.weights, stand.trained)
+      objective, predictions = tf.constant(0.0), None
+      if phase.with_loss or measured:
+        with rows.reading():
+          predictions, regularization = self.model.predict(
+            self.tables.stand_in(phase.read(weights), batch['places']),
+            self.context.frozen,
+            batch['x'],
+            training=bool(mine),
+            seed=seed,
+          )
+        value = self.model.loss(
+          batch['y'],
+          predictions,
+          batch['weight'],
+          is_real,
+          regularization,
+          phase.loss,
+        )
+      if phase.with_loss:
+        objective = value.objective
+      if phase.terms:
+        context = self.context._replace(
+          weights=weights,
+          seed=random_bits.fold_in(seed, 'terms'),
+          batch=Batch(
+            batch['x'], batch['y'], batch['weight'], is_real, predictions
+          ),
+        )
+        for term in phase.terms:
+          objective += term(context)
+    is_finite = tf.logical_and(stand.is_finite, tf.math.is_finite(objective))
+    optimizers, trained = list(stand.optimizers), stand.trained
+    if mine:
+      states = collections.OrderedDict(optimizers[place])
+      sums = []
+      gradients = connected(tape.gradient(objective, mine), mine)
+      moved: tiers.Weights = collections.OrderedDict()
+      for tier, named in mine.items():
+        states[tier], moved[tier], changed = descend(
+          phase.optimizer_of(tier), states[tier], named, gradients[tier]
+        )
+        sums += changed
+      optimizers[place] = states
+      trained = replaced(trained, moved)
+      # The sum of some numbers is finite only if all of them are.
+      moved_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
+      is_finite = tf.logical_and(is_finite, moved_finite)
+    if measured:
+      real = tf.cast(is_real, tf.float32)
+      rank = batch['weight'].shape.rank
+      real = tf.reshape(real, [-1] + [1] * (rank - 1))
+      metrics = self.model.metrics.update(
+        metrics, batch['y'], predictions, batch['weight'] * real
+      )
+      loss = [loss[0] + value.total, loss[1] + value.num_elements]
+    return Stand(optimizers, trained, metrics, loss, is_finite)
+
+  def steps(
+    self,
+    phase: phases.Phase,
+    place: int,
+    stand: Stand,
+    batch: Mapping[str, Any],
+    is_real: tf.Tensor,
+    seed: tf.Tensor,
+  ) -> Stand:
+    """Takes all steps of a phase on one batch."""
+    stand = self.step(phase, place, stand, batch, is_real, seed, phase.measured)
+    if phase.repeats == 1:
+      return stand
+
+    def again(number: tf.Tensor, *stand: Any) -> tuple[Any, ...]:
+      own_seed = random_bits.fold_in(seed, number)
+      moved = self.step(
+        phase, place, Stand(*stand), batch, is_real, own_seed, False
+      )
+      return number + 1, *moved
+
+    return Stand(
+      *tf.while_loop(
+        lambda number, *_: number < phase.repeats,
+        again,
+        (tf.constant(1), *stand),
+        parallel_iterations=1,
+      )[1:]
+    )

@@ -1,0 +1,57 @@
+"""The parts of a message, each with a clip of its own."""
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_privacy as tfp
+
+from tff_partial.dp import dp_queries
+from tff_partial.dp.private_rows import NestedSumQuery
+
+# The name of the only part of what is clipped jointly.
+WHOLE = 'all.parts'
+
+
+class Parts:
+  """The queries of what clients send: one of the whole, or one of each part."""
+
+  def __init__(self, queries: Mapping[str, dp_queries.PrivateSumQuery]):
+    self.queries = queries
+
+  def split(self, structure: Any) -> Any:
+    """The parts of a structure, by name."""
+    return {WHOLE: structure} if WHOLE in self.queries else structure
+
+  def join(self, parts: Mapping[str, Any]) -> Any:
+    """A structure of parts."""
+    return parts.get(WHOLE, parts)
+
+  @property
+  def query(self) -> tfp.SumAggregationDPQuery:
+    """The query of the whole structure."""
+    if WHOLE in self.queries:
+      return self.queries[WHOLE]
+    return NestedSumQuery(collections.OrderedDict(self.queries))
+
+  def are_clipped(self, params: Any, value: Any) -> Any:
+    """Whether a client's parts are clipped, which is not private."""
+    params, value = self.split(params), self.split(value)
+    clipped = collections.OrderedDict(
+      (part, tf.cast(query.is_clipped(params[part], value[part]), tf.int32))
+      for part, query in self.queries.items()
+    )
+    return clipped, tf.constant(1)
+
+  def measure(self, divisor: float, before: Any, after: Any, total: Any) -> Any:
+    """Measures a round by what is private already."""
+    before, after = self.split(before), self.split(after)
+    total = self.split(total)
+    measured = collections.OrderedDict(
+      (part, query.measure(before[part], after[part], total[part]))
+      for part, query in self.queries.items()
+    )
+    for one in measured.values():
+      one['noise_stddev'] /= divisor
+    return self.join(measured)

@@ -1,0 +1,66 @@
+"""A loss as a function of labels and predictions, from any of Keras's forms."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.data import examples as examples_lib
+from tff_partial.model.keras_variables import ModelError
+
+LossFn = Callable[[Any, Any], tf.Tensor]
+
+
+def assumed_labels(
+  outputs: Any, loss: LossFn | tf.keras.losses.Loss
+) -> tf.TensorSpec:
+  """The spec of a label that goes with the predictions and the loss."""
+  if not isinstance(outputs, tf.TensorSpec):
+    raise ModelError(
+      'The model has several outputs. Pass the spec of one label with '
+      '`labels=tf.TensorSpec(...)`, and a loss function over the outputs.'
+    )
+  name = type(loss).__name__ + getattr(loss, '__name__', '')
+  if 'sparse' in name.lower():
+    return tf.TensorSpec(outputs.shape[:-1], tf.int32)
+  return tf.TensorSpec(outputs.shape, outputs.dtype)
+
+
+def as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
+  """The loss that is meant by what Keras's `compile` takes for one."""
+  if isinstance(loss, str):
+    try:
+      loss = tf.keras.losses.get(loss)
+    except ValueError:
+      raise ModelError(
+        f'Keras has no loss {loss!r}. Pass one of its names, such as '
+        "'mse' or 'sparse_categorical_crossentropy', a Keras loss, or a "
+        'function of labels and predictions.'
+      ) from None
+  if isinstance(loss, type):
+    raise ModelError(
+      f'loss={loss.__name__} is a class; pass an instance: {loss.__name__}().'
+    )
+  if not callable(loss):
+    raise ModelError(
+      f'loss={loss!r} is no loss. Pass a Keras loss or its name, or a function '
+      'of labels and predictions that returns one loss per example.'
+    )
+  return loss
+
+
+def classes(
+  labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
+) -> examples_lib.Ids:
+  """Which labels there are, if the loss and the predictions say so."""
+  if type(loss) is tf.keras.losses.SparseCategoricalCrossentropy:
+    ignored = loss._fn_kwargs.get('ignore_class')
+  elif loss is tf.keras.losses.sparse_categorical_crossentropy:
+    ignored = None
+  else:
+    return {}
+  if not isinstance(outputs, tf.TensorSpec) or not outputs.shape.rank:
+    return {}
+  classes = outputs.shape[-1]
+  described = f'the model predicts {classes} classes'
+  return {'y': (examples_lib.IdRange(classes, described, ignored=ignored),)}

@@ -1,0 +1,148 @@
+"""Which variables are local: by layer, regular expression, or predicate."""
+
+from collections.abc import Callable, Mapping, Sequence
+import re
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from tff_partial import tiers as tiers_lib
+from tff_partial.model import keras_analysis
+from tff_partial.model.keras_variables import ModelError
+
+# Says which variables belong to a tier: a layer, a layer's name, a regular
+# expression over the names of layers or variables, a predicate over
+# `VariableSpec`, or several of them.
+Selector: TypeAlias = (
+  str
+  | re.Pattern[str]
+  | tf.keras.layers.Layer
+  | Callable[[keras_analysis.VariableSpec], bool]
+)
+
+
+Selectors: TypeAlias = Selector | Sequence[Selector] | None
+
+
+class SelectorError(ModelError):
+  """Raised when the variables of a tier are named wrongly."""
+
+
+def _names_variable(
+  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
+) -> bool:
+  """Whether a selector means a variable by itself, not by its layers."""
+  if isinstance(selector, tf.keras.layers.Layer):
+    return False
+  if callable(selector):
+    return bool(selector(variable))
+  if isinstance(selector, str) and selector in layers:
+    return False
+  if isinstance(selector, (str, re.Pattern)):
+    return re.fullmatch(selector, variable.name) is not None
+  return False
+
+
+def _names_owner(
+  selector: Selector, owner: Sequence[str], layers: set[str]
+) -> bool:
+  """Whether a selector means a layer or one of those around it."""
+  if isinstance(selector, tf.keras.layers.Layer):
+    return selector.name in owner
+  if isinstance(selector, str) and selector in layers:
+    return selector in owner
+  if isinstance(selector, (str, re.Pattern)):
+    return any(re.fullmatch(selector, name) for name in owner)
+  return False
+
+
+def _selects(
+  selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
+) -> bool:
+  """Whether a selector means a variable, by itself or by one of its layers."""
+  return _names_variable(selector, variable, layers) or any(
+    _names_owner(selector, owner, layers) for owner in variable.owners
+  )
+
+
+def _refuse_shared(
+  variable: keras_analysis.VariableSpec,
+  selectors: Sequence[Selector],
+  layers: set[str],
+  tier: str,
+) -> None:
+  """Raises an error if only some of a selected variable's layers are named."""
+  if any(_names_variable(s, variable, layers) for s in selectors):
+    return
+  others = [
+    owner[-1]
+    for owner in variable.owners
+    if not any(_names_owner(s, owner, layers) for s in selectors)
+  ]
+  if others:
+    raise SelectorError(
+      f'{tier}={selectors}: variable {variable.name!r} is also used by '
+      f'{others}. A variable belongs to one tier: select all of its layers, '
+      'or give each a variable of its own.'
+    )
+
+
+def _as_list(selectors: Selectors) -> list[Selector]:
+  if selectors is None:
+    return []
+  if isinstance(selectors, (list, tuple)):
+    return list(selectors)
+  return [selectors]
+
+
+def assign_tiers(
+  spec: keras_analysis.KerasSpec, selectors: Mapping[str, Selectors]
+) -> dict[str, str]:
+  """Decides the tier of every variable; GLOBAL where no selector speaks."""
+  layers = set(spec.layers)
+  chosen: dict[str, str] = {}
+  for tier, given in selectors.items():
+    selectors_of_tier = _as_list(given)
+    for selector in selectors_of_tier:
+      if isinstance(selector, type):
+        raise SelectorError(
+          f'{tier}={selector.__name__} is a class. Name the layers, or pass a '
+          'predicate over variables.'
+        )
+      try:
+        matched = [v for v in spec.variables if _selects(selector, v, layers)]
+      except re.error as error:
+        raise SelectorError(
+          f'{tier}={selector!r} is not a regular expression: {error}.'
+        ) from None
+      if not matched:
+        raise SelectorError(
+          f'{tier}={selector!r} matches no variable. The model has the layers '
+          f'{list(spec.layers)} with the variables '
+          f'{[v.name for v in spec.variables]}.'
+        )
+      if not any(v.trainable for v in matched):
+        raise SelectorError(
+          f'{tier}={selector!r} matches only variables that are not trainable: '
+          f'{[v.name for v in matched]}. Make them trainable, or leave them to '
+          'the server.'
+        )
+      for variable in matched:
+        _refuse_shared(variable, selectors_of_tier, layers, tier)
+        if chosen.setdefault(variable.name, tier) != tier:
+          raise SelectorError(
+            f'Variable {variable.name!r} is selected for two tiers: '
+            f'{chosen[variable.name]} and {tier}.'
+          )
+  tier_of = {
+    v.name: chosen.get(v.name, tiers_lib.GLOBAL) for v in spec.variables
+  }
+  trainable = [v.name for v in spec.variables if v.trainable]
+  if not trainable:
+    raise SelectorError('The model has no trainable variable.')
+  if all(tier_of[name] == tiers_lib.LOCAL for name in trainable):
+    raise SelectorError(
+      f'local={selectors[tiers_lib.LOCAL]!r} matches every trainable variable, '
+      'so that nothing would be learned together. Name fewer layers.'
+    )
+  return tier_of
