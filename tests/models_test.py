@@ -13,8 +13,8 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.model import keras_functions
 from tff_partial.model import models
-from tff_partial.model import selectors
 from tff_partial.model import tracing
+from tff_partial.model.selectors import SelectorError
 from tff_partial.sparse import lookups
 
 layers = tf.keras.layers
@@ -602,7 +602,7 @@ def test_groups_are_named_like_the_local_part():
 )
 def test_groups_need_variables_and_a_number(options):
   with pytest.raises(
-    selectors.SelectorError,
+    SelectorError,
     match='need both variables of their own and a number',
   ):
     models.from_keras(_three, loss=_MSE, **options)
@@ -657,7 +657,7 @@ def test_groups_need_variables_and_a_number(options):
 )
 def test_selectors_that_cannot_be_meant_are_refused(build, selectors, message):
   loss = _SPARSE if build is _tied else _MSE
-  with pytest.raises(selectors.SelectorError, match=message):
+  with pytest.raises(SelectorError, match=message):
     models.from_keras(build, loss=loss, **selectors)
 
 
