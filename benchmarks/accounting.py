@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import measuring
 from benchmarks import recipe
 from tasks.experiment import folder as folders
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 
 _RECIPE = 'movielens_fed_recon_dp'
@@ -29,7 +29,7 @@ def count(folder: pathlib.Path) -> float:
   spent = json.loads((folder / folders.RESULT_FILE).read_text())['privacy']
   started = time.perf_counter()
   plan = privacy_plans.plan(
-    clippings.AdaptiveClip(),
+    clipping_lib.AdaptiveClip(),
     target_epsilon=spent['epsilon'],
     sampling=spent['sampling'],
     **{

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import tff_partial  # Before TensorFlow, which then says less.
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping
 from tff_partial.dp import privacy_plans
 
 EPSILON, DELTA, ROUNDS, USERS = 8.0, 1e-4, 60, 2_000
@@ -31,7 +31,7 @@ def build_keras_model() -> tf.keras.Model:
 
 model = tff_partial.from_keras(build_keras_model, local='own', loss='mse')
 plan = privacy_plans.plan(
-  clippings.AdaptiveClip(),
+  clipping.AdaptiveClip(),
   target_epsilon=EPSILON,
   delta=DELTA,
   population=USERS,

@@ -13,7 +13,7 @@ import tensorflow_privacy as tfp
 
 from tff_partial import errors
 from tff_partial.dp import accounting
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
 
@@ -38,7 +38,9 @@ def _plan(clipping=None, **changed):
     'rounds': 100,
     **changed,
   }
-  return privacy_plans.plan(clipping or clippings.FixedClip(1.0), **arguments)
+  return privacy_plans.plan(
+    clipping or clipping_lib.FixedClip(1.0), **arguments
+  )
 
 
 def _gaussian_epsilon(noise_multiplier):
@@ -305,19 +307,21 @@ def test_plans_account_samplings_as_what_they_are():
   costs = {name: plan.epsilon for name, plan in plans.items()}
   assert costs['poisson'] < costs['fixed_size'] < costs['every_round']
   tree = _plan(
-    clippings.TreeNoise(1.0, 50), noise_multiplier=2.0, sampling='once_per_tree'
+    clipping_lib.TreeNoise(1.0, 50),
+    noise_multiplier=2.0,
+    sampling='once_per_tree',
   )
   assert tree.sampling == samplings.OncePerTree(50)
 
 
 def test_counts_of_clipped_clients_bound_the_noise():
-  adaptive = clippings.AdaptiveClip(count_stddev=0.6)
+  adaptive = clipping_lib.AdaptiveClip(count_stddev=0.6)
   with pytest.raises(accounting.ImpossibleTargetError, match='count_stddev'):
     _plan(adaptive, target_epsilon=0.5)
   assert _plan(adaptive, target_epsilon=8.0).noise_multiplier < 1.2
 
 
-_TREE = clippings.TreeNoise(1.0, 51)
+_TREE = clipping_lib.TreeNoise(1.0, 51)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +338,7 @@ _TREE = clippings.TreeNoise(1.0, 51)
     (None, {'sampling': 'once_per_tree'}, 'need one another'),
     (_TREE, {}, 'need one another'),
     (_TREE, {'sampling': 'once_per_tree'}, 'TreeNoise 50 rounds at most'),
-    (clippings.AdaptiveClip(), {'sampling': 'local'}, 'needs a FixedClip'),
+    (clipping_lib.AdaptiveClip(), {'sampling': 'local'}, 'needs a FixedClip'),
   ],
 )
 def test_impossible_plans_are_refused(clipping, changed, match):
@@ -351,7 +355,7 @@ def test_impossible_plans_are_refused(clipping, changed, match):
 def test_a_ledger_bounds_what_is_spent(sampling):
   is_tree = sampling == 'once_per_tree'
   plan = _plan(
-    clippings.TreeNoise(1.0, 30) if is_tree else None,
+    clipping_lib.TreeNoise(1.0, 30) if is_tree else None,
     noise_multiplier=2.0,
     sampling=sampling,
   )
@@ -379,7 +383,7 @@ def test_a_ledger_counts_little(monkeypatch):
   counted = []
   event = samplings.event
   monkeypatch.setattr(
-    accounting, 'event', lambda *args: counted.append(args) or event(*args)
+    samplings, 'event', lambda *args: counted.append(args) or event(*args)
   )
   for rounds in [*range(101), *range(101)]:
     ledger.epsilon(rounds)

@@ -201,9 +201,9 @@ def test_padding_changes_nothing(process, runtime):
 
 def test_a_spoilt_client_counts_for_nothing(process, runtime):
   # The square of its error is no finite number.
-  spoilt = {'x': np.array([1, 2]), 'y': np.array([1.0, 1e30], np.float32)}
+  diverging = {'x': np.array([1, 2]), 'y': np.array([1.0, 1e30], np.float32)}
   few = dict(list(_CLIENTS.items())[:5])
-  more = {**few, 'spoilt': spoilt}
+  more = {**few, 'diverging': diverging}
   wanted, output = (
     _two_rounds(process, runtime, clients, capacities=[40])
     for clients in (few, more)

@@ -150,7 +150,7 @@ def test_every_layout_is_read(tmp_path, name):
 
 @pytest.mark.parametrize('name', _WRITERS)
 def test_what_is_written_is_what_is_read(tmp_path, name):
-  invented = synthetic.synthetic(61, 23, seed=5)
+  invented = synthetic.invent(61, 23, seed=5)
   ids = invented.original_item_ids
   rows = [
     (user, ids[item], int(rating), second)
@@ -177,7 +177,7 @@ def test_both_parsers_agree(tmp_path, monkeypatch, name):
   body = body.partition(b'\n')[2] if layout.header else body
   pd.testing.assert_frame_equal(parsed(body, layout), quick)
 
-  monkeypatch.setattr(movielens_files, '_parse_quickly', lambda *_: None)
+  monkeypatch.setattr(movielens_files, 'parse_quickly', lambda *_: None)
   pd.testing.assert_frame_equal(
     movielens_files.read_ratings(place, layout), quick
   )
@@ -450,7 +450,7 @@ def test_any_damage_is_read_or_refused_by_both_parsers(
     path.write_bytes(damaged)
     outcomes = []
     for parser in parsers:
-      monkeypatch.setattr(movielens_files, '_parse_quickly', parser)
+      monkeypatch.setattr(movielens_files, 'parse_quickly', parser)
       try:
         outcomes.append(movielens_data.load(tmp_path).frame.to_csv())
       except DataError as error:
@@ -503,7 +503,7 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
 
 @functools.cache
 def _invented() -> movielens_data.Ratings:
-  return synthetic.synthetic(101, 53, seed=3)
+  return synthetic.invent(101, 53, seed=3)
 
 
 def _together(parts) -> pd.DataFrame:
@@ -593,7 +593,7 @@ def test_shares_that_are_none_are_refused(fractions):
 
 
 def test_parts_without_anything_are_refused():
-  few = synthetic.synthetic(4, 30)
+  few = synthetic.invent(4, 30)
   with pytest.raises(DataError) as error:
     movielens_data.split_users(few)
   assert '4 users cannot be divided' in _message(error)
@@ -649,7 +649,7 @@ def test_counts():
 
 
 def test_invented_ratings_have_the_schema():
-  ratings = synthetic.synthetic(61, 23, seed=5)
+  ratings = synthetic.invent(61, 23, seed=5)
   frame = ratings.frame
   assert list(frame.dtypes.astype(str)) == [
     'int64',
@@ -666,13 +666,13 @@ def test_invented_ratings_have_the_schema():
   assert ratings.item_titles[0] == 'Film 0001'
   assert ratings.users['user_id'].tolist() == list(range(1, 62))
 
-  again = synthetic.synthetic(61, 23, seed=5)
+  again = synthetic.invent(61, 23, seed=5)
   pd.testing.assert_frame_equal(frame, again.frame)
-  assert not frame.equals(synthetic.synthetic(61, 23, seed=6).frame)
+  assert not frame.equals(synthetic.invent(61, 23, seed=6).frame)
 
 
 def test_few_invented_items_are_all_rated():
-  ratings = synthetic.synthetic(3, 7)
+  ratings = synthetic.invent(3, 7)
   assert movielens_data.describe(ratings) == {
     'ratings': 21,
     'users': 3,
@@ -681,7 +681,7 @@ def test_few_invented_items_are_all_rated():
 
 
 def test_some_invented_items_are_more_popular():
-  counts = synthetic.synthetic().frame['item_id'].value_counts()
+  counts = synthetic.invent().frame['item_id'].value_counts()
   assert len(counts) == 200
   assert counts.max() > 4 * counts.min()
 
@@ -727,7 +727,7 @@ def _alternating_least_squares(
 
 
 def test_planted_tastes_can_be_learned():
-  ratings = synthetic.synthetic()
+  ratings = synthetic.invent()
   train, _, test = movielens_data.split_by_time(ratings)
   item_means = train.groupby('item_id')['rating'].mean()
   by_item = _root_mean_square(
@@ -743,9 +743,7 @@ def test_planted_tastes_can_be_learned():
 
 def test_the_noise_floor_is_that_of_who_knows_the_tastes():
   # Without any planted differences the best prediction is the mean.
-  ratings = synthetic.synthetic(
-    400, 100, taste_scale=0.0, noise_scale=0.4, seed=1
-  )
+  ratings = synthetic.invent(400, 100, taste_scale=0.0, noise_scale=0.4, seed=1)
   generator = np.random.default_rng(0)
   planted = np.repeat([2.2, 3.4, 4.9], 200_000)
   drawn = np.clip(np.rint(planted + generator.logistic(0, 0.4, 600_000)), 1, 5)
@@ -753,7 +751,7 @@ def test_the_noise_floor_is_that_of_who_knows_the_tastes():
   floor = synthetic._noise_floor(planted[::200_000], 0.4)
   assert floor == pytest.approx(np.sqrt(variance), abs=2e-3)
   assert 0.5 < ratings.noise_floor < ratings.frame['rating'].std()
-  assert synthetic.synthetic(20, 20, noise_scale=0.0).noise_floor == 0.0
+  assert synthetic.invent(20, 20, noise_scale=0.0).noise_floor == 0.0
 
 
 @pytest.mark.parametrize(
@@ -768,7 +766,7 @@ def test_the_noise_floor_is_that_of_who_knows_the_tastes():
 )
 def test_impossible_inventions_are_refused(options):
   with pytest.raises(DataError) as error:
-    synthetic.synthetic(**options)
+    synthetic.invent(**options)
   _message(error)
 
 

@@ -233,8 +233,8 @@ def _with_argument(argument: str) -> list[psutil.Process]:
 # Only what starts a worker, without the libraries that take seconds to import.
 _STARTING = f"""
 import contextlib, os, queue, signal, subprocess, sys, threading
-_LAUNCHER = {native_module._LAUNCHER!r}
-{inspect.getsource(native_module._spawn)}
+_LAUNCHER = {worker._LAUNCHER!r}
+{inspect.getsource(worker._spawn)}
 print(flush=True)
 _spawn(['/bin/sleep', sys.argv[1]])
 signal.pause()
@@ -260,12 +260,12 @@ def test_a_kill_at_any_moment_of_the_start_leaves_no_worker():
 
 def test_a_worker_that_would_outlive_us_does_not_start(monkeypatch, capfd):
   monkeypatch.setattr(
-    native_module,
+    worker,
     '_LAUNCHER',
     # What another kernel might say to the number of the request.
-    native_module._LAUNCHER.replace('PDEATHSIG = 1', 'PDEATHSIG = 999'),
+    worker._LAUNCHER.replace('PDEATHSIG = 1', 'PDEATHSIG = 999'),
   )
-  process = native_module._spawn(['/bin/sleep', '1000'])
+  process = worker._spawn(['/bin/sleep', '1000'])
   assert process.wait(timeout=10) == 1
   assert 'it would outlive its program: prctl failed' in capfd.readouterr().err
 

@@ -15,7 +15,7 @@ from tff_partial import messages
 from tff_partial import runtimes
 from tff_partial.dp import accounting
 from tff_partial.dp import audit_bounds
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_audit
 from tff_partial.dp import privacy_plans
@@ -48,7 +48,7 @@ def _process(noise_multiplier, clipping):
 
 
 def _proved(noise_multiplier, clipping=None, **options):
-  clipping = clipping or clippings.FixedClip(1.0)
+  clipping = clipping or clipping_lib.FixedClip(1.0)
   scores = privacy_audit.canary_scores(
     _process(noise_multiplier, clipping), seed=0, **options
   )
@@ -63,9 +63,9 @@ def test_without_noise_canaries_are_seen():
 @pytest.mark.parametrize(
   ('noise_multiplier', 'clipping'),
   [
-    (1.0, clippings.FixedClip(1.0)),
-    (1.0, clippings.AdaptiveClip(1.0)),
-    (4.0, clippings.FixedClip(7.0)),
+    (1.0, clipping_lib.FixedClip(1.0)),
+    (1.0, clipping_lib.AdaptiveClip(1.0)),
+    (4.0, clipping_lib.FixedClip(7.0)),
   ],
 )
 def test_no_attack_proves_more_than_is_claimed(noise_multiplier, clipping):
@@ -90,7 +90,7 @@ def test_chance_hides_canaries():
 
 def test_canaries_score_what_they_send():
   inside, outside = privacy_audit.canary_scores(
-    _process(0.0, clippings.FixedClip(1.0)), seed=1, rounds=2
+    _process(0.0, clipping_lib.FixedClip(1.0)), seed=1, rounds=2
   )
   np.testing.assert_allclose(inside, 2.0 / _CANARIES, rtol=2e-6)
   assert len(inside) == len(outside) == _CANARIES // 2
@@ -137,7 +137,7 @@ def _build_table() -> tf.keras.Model:
 
 
 def _planned(
-  noise_multiplier: float, clipping: clippings.Clipping, **options: str
+  noise_multiplier: float, clipping: clipping_lib.Clipping, **options: str
 ) -> privacy_plans.PrivacyPlan:
   return privacy_plans.plan(
     clipping,
@@ -181,15 +181,15 @@ def _attacked(
 @pytest.mark.parametrize('kind', ['central', 'adaptive', 'local'])
 def test_a_private_run_hides_its_canaries(kind):
   if kind == 'local':
-    plan = _planned(6.0, clippings.FixedClip(0.5), sampling='local')
+    plan = _planned(6.0, clipping_lib.FixedClip(0.5), sampling='local')
     averaging = {
       'aggregator': tff.aggregators.MeanFactory(),
       'before_sending': plan.local_noise(),
     }
   else:
-    clipping = clippings.FixedClip(0.5)
+    clipping = clipping_lib.FixedClip(0.5)
     if kind == 'adaptive':
-      clipping = clippings.AdaptiveClip(0.5)
+      clipping = clipping_lib.AdaptiveClip(0.5)
     plan = _planned(1.0, clipping)
     averaging = {'aggregator': plan.mean()}
   proof, _ = _attacked(averaging, privacy_plans.PrivacyLedger(plan))
@@ -198,8 +198,8 @@ def test_a_private_run_hides_its_canaries(kind):
 
 def test_a_run_with_less_noise_than_it_claims_is_found_out():
   # What another program than `train` might do: its ledger would refuse it.
-  claimed = _planned(6.0, clippings.FixedClip(0.5))
-  cheating = _planned(0.01, clippings.FixedClip(0.5))
+  claimed = _planned(6.0, clipping_lib.FixedClip(0.5))
+  cheating = _planned(0.01, clipping_lib.FixedClip(0.5))
   with pytest.raises(samplings.AccountingError, match='process has 0.01'):
     _attacked(
       {'aggregator': cheating.mean()}, privacy_plans.PrivacyLedger(claimed)
@@ -248,9 +248,9 @@ def test_a_canary_sends_its_element_and_the_others_all_but_these():
 
 
 def test_there_are_no_more_canaries_than_elements():
-  with pytest.raises(clippings.PrivacyError, match='8 or more'):
+  with pytest.raises(clipping_lib.PrivacyError, match='8 or more'):
     privacy_audit.Canaries(7, seed=0)
-  with pytest.raises(clippings.PrivacyError, match='which has 100'):
+  with pytest.raises(clipping_lib.PrivacyError, match='which has 100'):
     privacy_audit.Canaries(101, seed=0).places([60, 40])
   places = privacy_audit.Canaries(100, seed=0).places([60, 40])
   assert sorted(places) == list(range(100))

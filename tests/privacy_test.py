@@ -14,7 +14,7 @@ from tff_partial import errors
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import fed_recon
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
@@ -39,10 +39,10 @@ _TIERS = tff.to_type(
   )
 )
 _CLIPPINGS = {
-  'fixed': clippings.FixedClip(2.0),
+  'fixed': clipping_lib.FixedClip(2.0),
   # Of which the count costs nearly nothing.
-  'adaptive': clippings.AdaptiveClip(2.0, count_stddev=1e6),
-  'tree': clippings.TreeNoise(2.0, 3),
+  'adaptive': clipping_lib.AdaptiveClip(2.0, count_stddev=1e6),
+  'tree': clipping_lib.TreeNoise(2.0, 3),
 }
 
 
@@ -138,7 +138,9 @@ def test_counts_are_paid_for():
     0.8, 10.0, clipped_count_stddev=0.5
   ).create(tff.TensorType(np.float32))
   theirs = theirs.initialize().query_state.numerator_state.noise_multiplier
-  ours = clippings.AdaptiveClip(count_stddev=0.5).query(0.8, None, None, 10.0)
+  ours = clipping_lib.AdaptiveClip(count_stddev=0.5).query(
+    0.8, None, None, 10.0
+  )
   assert ours.noise_multiplier == pytest.approx(theirs)
   assert 0.8**-2 == pytest.approx(ours.noise_multiplier**-2 + (2 * 0.5) ** -2)
 
@@ -232,9 +234,9 @@ def test_parts_are_clipped_for_themselves():
 
 
 def _process_of_parts(group=None, **changed):
-  group = group or clippings.FixedClip(3.0)
+  group = group or clipping_lib.FixedClip(3.0)
   return _mean(
-    {'group': group, 'shared': clippings.FixedClip(1.0)}, **changed
+    {'group': group, 'shared': clipping_lib.FixedClip(1.0)}, **changed
   ).create(_TIERS)
 
 
@@ -263,14 +265,14 @@ def test_parts_share_what_is_spent():
 
 def test_parts_bound_the_noise_together():
   parts = {
-    'a': clippings.AdaptiveClip(count_stddev=1.0),
-    'b': clippings.FixedClip(1.0),
+    'a': clipping_lib.AdaptiveClip(count_stddev=1.0),
+    'b': clipping_lib.FixedClip(1.0),
   }
   # The count of `a` costs 2, and has half of what is spent.
-  largest = clippings.largest_noise_multiplier(parts, 10)
+  largest = clipping_lib.largest_noise_multiplier(parts, 10)
   np.testing.assert_allclose(largest, 2.0 * np.sqrt(0.5))
   _mean(parts, noise_multiplier=1.41)
-  with pytest.raises(clippings.PrivacyError, match='less than 1.41'):
+  with pytest.raises(clipping_lib.PrivacyError, match='less than 1.41'):
     _mean(parts, noise_multiplier=1.42)
 
 
@@ -293,7 +295,7 @@ def test_what_is_measured_and_what_is_not_private():
 def test_a_noised_share_is_near_the_exact_one():
   clients = 400
   process = _mean(
-    clippings.AdaptiveClip(2.0), clients_per_round=clients, diagnostics=True
+    clipping_lib.AdaptiveClip(2.0), clients_per_round=clients, diagnostics=True
   )
   values = [np.float32(1.0)] * 100 + [np.float32(5.0)] * 300
   process = process.create(tff.TensorType(np.float32))
@@ -394,7 +396,7 @@ def test_local_noise_hides_what_is_not_finite():
 
 def test_an_algorithm_is_private_by_its_aggregator():
   plan = privacy_plans.plan(
-    {tiers.GLOBAL: clippings.FixedClip(0.1)},
+    {tiers.GLOBAL: clipping_lib.FixedClip(0.1)},
     noise_multiplier=2.0,
     delta=1e-5,
     population=100,
@@ -429,33 +431,33 @@ def test_an_algorithm_is_private_by_its_aggregator():
 @pytest.mark.parametrize(
   ('call', 'match'),
   [
-    (lambda: clippings.FixedClip(0.0), '`clip`.*found 0.0'),
-    (lambda: clippings.FixedClip(np.inf), '`clip`.*found inf'),
-    (lambda: clippings.TreeNoise(1.0, 0), '`rounds_per_tree`'),
-    (lambda: clippings.AdaptiveClip(-1.0), '`initial`'),
-    (lambda: clippings.AdaptiveClip(quantile=1.5), '`quantile`'),
-    (lambda: clippings.AdaptiveClip(learning_rate=-1.0), '`learning_rate`'),
-    (lambda: clippings.AdaptiveClip(count_stddev=0.0), '`count_stddev`'),
+    (lambda: clipping_lib.FixedClip(0.0), '`clip`.*found 0.0'),
+    (lambda: clipping_lib.FixedClip(np.inf), '`clip`.*found inf'),
+    (lambda: clipping_lib.TreeNoise(1.0, 0), '`rounds_per_tree`'),
+    (lambda: clipping_lib.AdaptiveClip(-1.0), '`initial`'),
+    (lambda: clipping_lib.AdaptiveClip(quantile=1.5), '`quantile`'),
+    (lambda: clipping_lib.AdaptiveClip(learning_rate=-1.0), '`learning_rate`'),
+    (lambda: clipping_lib.AdaptiveClip(count_stddev=0.0), '`count_stddev`'),
     (lambda: _mean(noise_multiplier=-1.0), '`noise_multiplier`'),
     (lambda: _mean(clients_per_round=0), '`clients_per_round`'),
     (lambda: _mean(clipping=1.0), 'found 1.0'),
     (lambda: _mean(shares={'a': 1.0}), 'by part'),
     (
-      lambda: _mean({'a': clippings.FixedClip(1.0)}, shares={'b': 1.0}),
+      lambda: _mean({'a': clipping_lib.FixedClip(1.0)}, shares={'b': 1.0}),
       r"given for \['b'\], the clipping for \['a'\]",
     ),
     (
-      lambda: _mean({'a': clippings.FixedClip(1.0)}, shares={'a': 0.0}),
+      lambda: _mean({'a': clipping_lib.FixedClip(1.0)}, shares={'a': 0.0}),
       "shares\\['a'\\]",
     ),
     (
       lambda: _mean(
-        {'a': clippings.FixedClip(1.0), 'b': clippings.TreeNoise(1.0, 3)}
+        {'a': clipping_lib.FixedClip(1.0), 'b': clipping_lib.TreeNoise(1.0, 3)}
       ),
       'none has',
     ),
     (
-      lambda: _mean(clippings.AdaptiveClip(count_stddev=0.5)),
+      lambda: _mean(clipping_lib.AdaptiveClip(count_stddev=0.5)),
       'out of reach.*less than 1',
     ),
     (lambda: local_noise.local_noise(0.0, 0.0, 1.0, None), '`clip`'),
@@ -466,7 +468,7 @@ def test_an_algorithm_is_private_by_its_aggregator():
   ],
 )
 def test_impossible_arguments_are_named(call, match):
-  with pytest.raises(clippings.PrivacyError, match=match) as caught:
+  with pytest.raises(clipping_lib.PrivacyError, match=match) as caught:
     call()
   assert isinstance(caught.value, errors.UserError)
 
@@ -485,7 +487,7 @@ def test_what_cannot_be_clipped_is_refused(type_spec, match):
 
 
 def test_parts_that_clients_do_not_send_are_named():
-  factory = _mean({'shared': clippings.FixedClip(1.0)})
+  factory = _mean({'shared': clipping_lib.FixedClip(1.0)})
   with pytest.raises(
     mechanisms.PrivateTypeError, match=r"\['group', 'shared'\]"
   ):
@@ -498,12 +500,12 @@ def test_parts_that_clients_do_not_send_are_named():
 @pytest.mark.parametrize(
   'clipping',
   [
-    clippings.FixedClip(2.0),
-    clippings.AdaptiveClip(2.0, count_stddev=1.0),
-    clippings.TreeNoise(2.0, 3),
+    clipping_lib.FixedClip(2.0),
+    clipping_lib.AdaptiveClip(2.0, count_stddev=1.0),
+    clipping_lib.TreeNoise(2.0, 3),
     {
-      'shared': clippings.AdaptiveClip(2.0, count_stddev=1.0),
-      'group': clippings.FixedClip(1.0),
+      'shared': clipping_lib.AdaptiveClip(2.0, count_stddev=1.0),
+      'group': clipping_lib.FixedClip(1.0),
     },
   ],
 )
@@ -584,9 +586,9 @@ def test_one_clip_is_one_clip_whatever_ids_a_client_sends(clipping):
   # same row, they add up to a norm of 2.
   clip = 1.0
   factory = _mean(
-    clippings.FixedClip(clip)
+    clipping_lib.FixedClip(clip)
     if clipping == 'fixed'
-    else clippings.AdaptiveClip(clip, learning_rate=0.0, count_stddev=1e6),
+    else clipping_lib.AdaptiveClip(clip, learning_rate=0.0, count_stddev=1e6),
     noise_multiplier=0.0,
     clients_per_round=1,
   )

@@ -16,7 +16,7 @@ from tff_partial import aggregators
 from tff_partial import messages
 from tff_partial import phases
 from tff_partial.dp import accounting
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
@@ -32,7 +32,7 @@ _SETTINGS: dict[str, Any] = {'clients_per_round': 2}
 def _plan(**changed: Any) -> privacy_plans.PrivacyPlan:
   return privacy_plans.plan(
     **{
-      'clipping': clippings.AdaptiveClip(0.1, count_stddev=2.0),
+      'clipping': clipping_lib.AdaptiveClip(0.1, count_stddev=2.0),
       'noise_multiplier': 1.0,
       'delta': 1e-3,
       'population': _CLIENTS,
@@ -269,7 +269,7 @@ def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
     (
       {
         'aggregator': privacy.private_mean(
-          clippings.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
+          clipping_lib.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
         )
       },
       r'clipping=AdaptiveClip\(.*, the process has FixedClip\(clip=1.0\)',
@@ -290,7 +290,7 @@ def test_a_ledger_counts_no_process_that_does_something_else(
 
 
 def test_a_ledger_of_local_noise_counts_local_noise(tmp_path):
-  plan = _plan(clipping=clippings.FixedClip(0.1), sampling='local')
+  plan = _plan(clipping=clipping_lib.FixedClip(0.1), sampling='local')
   ledger = privacy_plans.PrivacyLedger(plan)
   world = _world(before_sending=plan.local_noise())
   result = _train(world, privacy=ledger, rounds=2)

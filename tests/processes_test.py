@@ -29,7 +29,7 @@ from tff_partial import tiers
 from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.data import splits
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.model import models
@@ -39,7 +39,7 @@ from tff_partial.training import sampling
 layers = tf.keras.layers
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
 _PRIVATE = privacy.private_mean(
-  clippings.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
+  clipping_lib.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
 )
 _SCALED = (statistics.SCALED_BY_SHARE,)
 

@@ -27,7 +27,7 @@ from tff_partial import evaluation
 from tff_partial import messages
 from tff_partial import phases
 from tff_partial import tiers
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.training import checkpoints
 from tff_partial.training import client_store
@@ -152,11 +152,11 @@ def test_who_never_took_part_was_left_alone(world, tmp_path):
 
 def test_a_spoilt_round_is_not_remembered(world):
   spec = world.process.example_spec
-  spoilt = small_runs.pack(spec, 'train', 12, 1e30)
-  result = world.train(clients=spoilt, rounds=2, validation=None)
+  diverging = small_runs.pack(spec, 'train', 12, 1e30)
+  result = world.train(clients=diverging, rounds=2, validation=None)
   assert result.train['num_not_finite'] == 4
   new = client_store.ClientStore(world.process.initialize_client, seed=0)
-  ids = spoilt.client_ids
+  ids = diverging.client_ids
   assert small_runs.flat(
     list(result.client_store.read(ids))
   ) == small_runs.flat(list(new.read(ids)))
@@ -341,7 +341,7 @@ def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
   tmp_path,
 ):
   plan = privacy_plans.plan(
-    clippings.FixedClip(0.5),
+    clipping_lib.FixedClip(0.5),
     noise_multiplier=1.0,
     delta=1e-3,
     population=12,

@@ -18,7 +18,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.messages import ClientWeighting
@@ -133,7 +133,7 @@ def test_with_the_update_it_is_weighted_as_that_is(model):
 def test_with_the_update_it_is_clipped_and_paid_for_as_that_is(model):
   statistic = _STATISTIC._replace(join=Join.WITH_UPDATE)
   private = privacy.private_mean(
-    clippings.FixedClip(1.0), noise_multiplier=1e-6, clients_per_round=2.0
+    clipping_lib.FixedClip(1.0), noise_multiplier=1e-6, clients_per_round=2.0
   )
   process = _compose(
     model,
@@ -157,8 +157,8 @@ def test_by_part_it_is_a_part_of_its_own(model):
     model,
     aggregator=privacy.private_mean(
       {
-        tiers.GLOBAL: clippings.FixedClip(100.0),
-        'labels': clippings.FixedClip(1.0),
+        tiers.GLOBAL: clipping_lib.FixedClip(100.0),
+        'labels': clipping_lib.FixedClip(1.0),
       },
       noise_multiplier=0.0,
       clients_per_round=2.0,

@@ -194,7 +194,7 @@ def by_map(
   Each client draws the nodes towards its embedding, the nearest one and its
   neighbours on a lattice by Kohonen's rule, and the server averages these moves
   as it does all others: the batch form of the map, which noise can cover.
-  `aggregators.smallest` joins them as section 3.3.1 says: at an infinite
+  `smallest.smallest` joins them as section 3.3.1 says: at an infinite
   radius, where clients send a share of the way from each node to their
   embedding, the nearest client's is the shortest. Heads follow the clients from
   node to node, for which clients say how they moved.

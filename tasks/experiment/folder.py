@@ -76,7 +76,7 @@ class Folder:
     )
 
   def _has_begun(self) -> bool:
-    """Whether there is anything that other flags could spoil."""
+    """Whether there is anything that other flags would make wrong."""
     table = self.path / metrics_log.METRICS_FILE
     saved = self.path / programs.CHECKPOINTS_FOLDER
     return (

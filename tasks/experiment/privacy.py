@@ -17,7 +17,7 @@ from tasks.options import Options
 from tff_partial import aggregators
 from tff_partial import composition
 from tff_partial import messages
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_audit
@@ -183,13 +183,13 @@ class Privacy(Options):
         'use --dp=central.'
       )
 
-  def _clipping(self, population: int, loop: Loop) -> clippings.Clipping:
+  def _clipping(self, population: int, loop: Loop) -> clipping_lib.Clipping:
     if self.dp_mechanism == TREE and self.clip is not None:
       longest = max(population // loop.clients_per_round, 1)
-      return clippings.TreeNoise(self.clip, min(longest, loop.rounds))
+      return clipping_lib.TreeNoise(self.clip, min(longest, loop.rounds))
     if self.clip is not None:
-      return clippings.FixedClip(self.clip)
-    return clippings.AdaptiveClip(
+      return clipping_lib.FixedClip(self.clip)
+    return clipping_lib.AdaptiveClip(
       self.initial_clip,
       quantile=self.clip_quantile,
       count_stddev=self.count_stddev,

@@ -10,7 +10,7 @@ from tasks.movielens.data import Ratings
 from tasks.movielens.data import SYNTHETIC
 
 
-def synthetic(
+def invent(
   num_users: int = 600,
   num_items: int = 200,
   seed: int = 0,

@@ -82,7 +82,7 @@ def epsilon(
 def local_epsilon(
   noise_multiplier: float, participations: int, delta: float
 ) -> float:
-  """The epsilon of one client with local noise (`privacy.local_noise`).
+  """The epsilon of one client with local noise (`local_noise.local_noise`).
 
   Args:
     noise_multiplier: Standard deviation of the noise in clips.

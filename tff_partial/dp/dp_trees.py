@@ -125,7 +125,7 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
       lambda: (tree, noise, round_number),
     )
     after = TreeState(tree, noise, round_number, global_state.clip)
-    # Which depends on the tree's other rounds; see `accounting.OncePerTree`.
+    # Which depends on the tree's other rounds; see `samplings.OncePerTree`.
     event = dp_accounting.UnsupportedDpEvent()
     return dp_queries.in_sizes_of(in_clips, global_state.clip), after, event
 

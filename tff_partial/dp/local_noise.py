@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_partial import random_bits
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import dp_queries
 from tff_partial.dp.mechanisms import LOCAL
 from tff_partial.dp.mechanisms import Mechanism
@@ -29,8 +29,8 @@ class LocalNoise:
   noise_seed: int | None = None
 
   def __post_init__(self) -> None:
-    clippings.check_positive(self.clip, 'clip')
-    clippings.check_positive(
+    clipping_lib.check_positive(self.clip, 'clip')
+    clipping_lib.check_positive(
       self.noise_multiplier, 'noise_multiplier', also_zero=True
     )
 
@@ -39,7 +39,7 @@ class LocalNoise:
     """What it does to updates, for whoever counts what that costs."""
     return Mechanism(
       LOCAL,
-      clippings.FixedClip(self.clip),
+      clipping_lib.FixedClip(self.clip),
       self.noise_multiplier,
       None,
       None,
@@ -77,8 +77,10 @@ def local_noise(
   Raises:
     PrivacyError: If an argument is impossible.
   """
-  clippings.check_positive(clip, 'clip')
-  clippings.check_positive(noise_multiplier, 'noise_multiplier', also_zero=True)
+  clipping_lib.check_positive(clip, 'clip')
+  clipping_lib.check_positive(
+    noise_multiplier, 'noise_multiplier', also_zero=True
+  )
   query = dp_queries.GaussianSumQuery(
     clip, noise_multiplier, lambda: tf.cast(seed, tf.int32)
   )

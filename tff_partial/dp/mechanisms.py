@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 
 from tff_partial import errors
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 
 
 class PrivateTypeError(errors.UserError, TypeError):
@@ -32,7 +32,7 @@ class Mechanism:
   """
 
   where: str
-  clipping: clippings.Clippings
+  clipping: clipping_lib.Clippings
   noise_multiplier: float
   clients_per_round: float | None
   shares: Mapping[str, float] | None

@@ -23,7 +23,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import aggregators
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp.mechanisms import CENTRAL
 from tff_partial.dp.mechanisms import Mechanism
 from tff_partial.dp.mechanisms import PrivateTypeError
@@ -58,38 +58,38 @@ class PrivateFactory(
 
   noise_multiplier: float
   clients_per_round: float
-  clipping: clippings.Clippings
+  clipping: clipping_lib.Clippings
   shares: Mapping[str, float] | None
   noise_seed: int | None
   diagnostics: bool
   divisor: float
 
   def __post_init__(self) -> None:
-    clippings.check_positive(
+    clipping_lib.check_positive(
       self.noise_multiplier, 'noise_multiplier', also_zero=True
     )
-    clippings.check_positive(self.clients_per_round, 'clients_per_round')
+    clipping_lib.check_positive(self.clients_per_round, 'clients_per_round')
     if isinstance(self.clipping, Mapping):
-      clippings.shares_of(self.clipping, self.shares)
+      clipping_lib.shares_of(self.clipping, self.shares)
       trees = {
-        how.rounds_per_tree if isinstance(how, clippings.TreeNoise) else None
+        how.rounds_per_tree if isinstance(how, clipping_lib.TreeNoise) else None
         for how in self.clipping.values()
       }
       if len(trees) > 1:
-        raise clippings.PrivacyError(
+        raise clipping_lib.PrivacyError(
           'Either all parts have TreeNoise, with trees of the same number of '
           f'rounds, or none has, found {dict(self.clipping)}.'
         )
-    elif not isinstance(self.clipping, clippings.Clipping):
-      raise clippings.PrivacyError(
+    elif not isinstance(self.clipping, clipping_lib.Clipping):
+      raise clipping_lib.PrivacyError(
         '`clipping` must be FixedClip, AdaptiveClip or TreeNoise, or one of '
         f'them by part, found {self.clipping!r}.'
       )
     elif self.shares is not None:
-      raise clippings.PrivacyError('`shares` need a clipping by part.')
+      raise clipping_lib.PrivacyError('`shares` need a clipping by part.')
     largest = self.largest_noise_multiplier
     if self.noise_multiplier >= largest:
-      raise clippings.PrivacyError(
+      raise clipping_lib.PrivacyError(
         f'A noise multiplier of {self.noise_multiplier:.4g} is out of reach: '
         'the counts of clipped clients leave room for less than '
         f'{largest:.4g}. Give AdaptiveClip a larger `count_stddev`, have more '
@@ -99,7 +99,7 @@ class PrivateFactory(
   @property
   def largest_noise_multiplier(self) -> float:
     """What `noise_multiplier` must stay below; for `accounting.calibrate`."""
-    return clippings.largest_noise_multiplier(
+    return clipping_lib.largest_noise_multiplier(
       self.clipping, self.clients_per_round, self.shares
     )
 
@@ -117,12 +117,12 @@ class PrivateFactory(
 
   def _parts(self, specs: Any) -> Parts:
     """Makes the queries; each time with other secrets."""
-    if isinstance(self.clipping, clippings.Clipping):
+    if isinstance(self.clipping, clipping_lib.Clipping):
       clipping, shares = {WHOLE: self.clipping}, {WHOLE: 1.0}
       specs = {WHOLE: specs}
     else:
       clipping = dict(self.clipping)
-      shares = clippings.shares_of(clipping, self.shares)
+      shares = clipping_lib.shares_of(clipping, self.shares)
     return Parts(
       {
         part: clipping[part].query(
@@ -297,7 +297,7 @@ class PrivateFactory(
 
 
 def private_sum(
-  clipping: clippings.Clippings,
+  clipping: clipping_lib.Clippings,
   *,
   noise_multiplier: float,
   clients_per_round: float,
@@ -335,7 +335,7 @@ def private_sum(
 
 
 def private_mean(
-  clipping: clippings.Clippings,
+  clipping: clipping_lib.Clippings,
   *,
   noise_multiplier: float,
   clients_per_round: float,

@@ -26,7 +26,7 @@ from tff_partial import messages
 from tff_partial import random_bits
 from tff_partial import runtimes
 from tff_partial.data import cohorts
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import mechanisms
 from tff_partial.dp.audit_bounds import FEWEST_GUESSES
 
@@ -94,7 +94,7 @@ class Canaries:
 
   def __post_init__(self) -> None:
     if self.number < FEWEST_GUESSES:
-      raise clippings.PrivacyError(
+      raise clipping_lib.PrivacyError(
         f'{self.number} canaries prove nothing: give {FEWEST_GUESSES} or more.'
       )
 
@@ -172,7 +172,7 @@ class Canaries:
       PrivacyError: If there are more canaries than elements.
     """
     if self.number > sum(sizes):
-      raise clippings.PrivacyError(
+      raise clipping_lib.PrivacyError(
         f'{self.number} canaries need an element of the update each, which has '
         f'{sum(sizes)}. Give fewer canaries.'
       )

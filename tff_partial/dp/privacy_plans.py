@@ -9,7 +9,7 @@ import dp_accounting
 import numpy as np
 
 from tff_partial.dp import accounting
-from tff_partial.dp import clippings
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
@@ -44,7 +44,7 @@ class PrivacyPlan:
   sampling: samplings.Sampling
   population: int
   clients_per_round: int
-  clipping: clippings.Clippings
+  clipping: clipping_lib.Clippings
   shares: Mapping[str, float] | None
   once: tuple[float, ...]
 
@@ -109,7 +109,7 @@ class PrivacyPlan:
 
 def sampling_of(
   name: str,
-  clipping: clippings.Clippings,
+  clipping: clipping_lib.Clippings,
   population: int,
   clients_per_round: int,
 ) -> samplings.Sampling:
@@ -133,7 +133,7 @@ def sampling_of(
     kinds = list(clipping.values())
   else:
     kinds = [clipping]
-  trees = [how for how in kinds if isinstance(how, clippings.TreeNoise)]
+  trees = [how for how in kinds if isinstance(how, clipping_lib.TreeNoise)]
   if bool(trees) != (name == samplings.OncePerTree.name):
     raise samplings.AccountingError(
       f'Sampling {samplings.OncePerTree.name!r} and TreeNoise need one '
@@ -155,7 +155,7 @@ def sampling_of(
   if name == samplings.EveryRound.name:
     return samplings.EveryRound()
   if name == samplings.EveryUpdate.name:
-    if not isinstance(clipping, clippings.FixedClip):
+    if not isinstance(clipping, clipping_lib.FixedClip):
       raise samplings.AccountingError(
         f'Sampling {name!r} is for local noise, which needs a FixedClip, as no '
         f'client knows the others, found {clipping}.'
@@ -176,7 +176,7 @@ SAMPLINGS = (
 
 
 def plan(
-  clipping: clippings.Clippings,
+  clipping: clipping_lib.Clippings,
   *,
   delta: float,
   population: int,
@@ -224,7 +224,9 @@ def plan(
       rounds,
       delta,
       once,
-      clippings.largest_noise_multiplier(clipping, clients_per_round, shares),
+      clipping_lib.largest_noise_multiplier(
+        clipping, clients_per_round, shares
+      ),
     )
   elif target_epsilon is not None or noise_multiplier is None:
     raise samplings.AccountingError(

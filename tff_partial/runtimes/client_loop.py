@@ -25,7 +25,7 @@ Values: TypeAlias = flat_program.Values
 
 
 class ClientLoop:
-  """One wave of client values, and the aggregates that they end in.
+  """One stage of client values, and the aggregates that they end in.
 
   Attributes:
     program: The program that the loop is a part of.

@@ -1,13 +1,13 @@
-"""A federated computation as a straight-line program, cut into waves.
+"""A federated computation as a straight-line program, cut into stages.
 
 TFF rewrites any computation into a flat list of assignments: intrinsics over
 placed values, with TensorFlow graphs at the leaves. Each becomes a `Step`.
 Steps at the server run once a round; steps at the clients run once per client,
 inside a loop over the cohort. A `federated_aggregate` is the only way from
-clients to server, so a step's *wave* is the number of aggregates that must be
+clients to server, so a step's *stage* is the number of aggregates that must be
 finished, one after the other, before it can run:
 
-  server steps of wave 0 · loop 0 · server steps of wave 1 · loop 1 · ...
+  server steps of stage 0 · loop 0 · server steps of stage 1 · loop 1 · ...
 
 Most algorithms have one loop. What all clients hold alike (a broadcast, a map
 over it) is computed once, with the server's steps.
@@ -114,7 +114,7 @@ class Program:
       block,
       kind,
       reads,
-      max([self.wave_of(key) for key in reads], default=0),
+      max([self.stage_of(key) for key in reads], default=0),
       self._evaluator.leaves_in(block),
     )
     if _uri(block) in intrinsics.SELECTS and step.is_random:
@@ -126,18 +126,18 @@ class Program:
   def _fingerprint(self) -> str:
     digest = hashlib.sha256(self._type.compact_representation().encode())
     for step in self.steps.values():
-      digest.update(f'{_uri(step.block)} {step.kind} {step.wave}'.encode())
+      digest.update(f'{_uri(step.block)} {step.kind} {step.stage}'.encode())
       for leaf in step.leaves:
         # Names and order within a graph depend on what was traced before.
         digest.update(' '.join(sorted(leaf.op_types)).encode())
     return digest.hexdigest()[:16]
 
-  def wave_of(self, key: Key) -> int:
-    """The wave in which a value is there to be read."""
+  def stage_of(self, key: Key) -> int:
+    """The stage in which a value is there to be read."""
     step = self.steps.get(key)
     if step is None:
       return 0
-    return step.wave + (step.kind is Kind.AGGREGATE)
+    return step.stage + (step.kind is Kind.AGGREGATE)
 
   def is_at_clients(self, key: Key) -> bool:
     """Whether each client has a value of its own under this key."""

@@ -33,7 +33,7 @@ class Step:
     block: What computes it.
     kind: Where it runs.
     reads: The values that it needs.
-    wave: The number of aggregates, in a row, that must be done before.
+    stage: The number of aggregates, in a row, that must be done before.
     leaves: The graphs in it.
   """
 
@@ -41,7 +41,7 @@ class Step:
   block: intrinsics.Block
   kind: Kind
   reads: frozenset[Key]
-  wave: int
+  stage: int
   leaves: Sequence[leaves.Leaf]
 
   @property

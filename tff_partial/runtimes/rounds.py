@@ -105,15 +105,15 @@ class CompiledComputation:
     shards = sharding.cut(clients, self._program.shows_order)
     outputs: Outputs = {}
     totals: Sequence[tf.Tensor] = []
-    for wave, stage in enumerate(self._plan.stages):
+    for number, stage in enumerate(self._plan.stages):
       computed, totals = stage(values, totals)
       values.update(computed)
-      if wave < len(self._plan.loops) and shards:
-        name = f'{self._program.fingerprint}/{wave}'
-        wave_of_clients = _Wave(
-          name, self._plan.loops[wave], values, outputs, totals, resources
+      if number < len(self._plan.loops) and shards:
+        name = f'{self._program.fingerprint}/{number}'
+        client_stage = _ClientStage(
+          name, self._plan.loops[number], values, outputs, totals, resources
         )
-        totals = wave_of_clients.run(shards)
+        totals = client_stage.run(shards)
     for key in self._plan.client_results:
       values[key] = self._of_clients(key, shards, outputs)
     return values
@@ -159,7 +159,7 @@ class CompiledComputation:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wave:
+class _ClientStage:
   """One loop over the whole cohort, shard by shard.
 
   Attributes:

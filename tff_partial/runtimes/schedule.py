@@ -42,20 +42,22 @@ class Plan:
       (key for key in results if program.is_at_clients(key)), key=str
     )
     outputs = {*self.client_results, *self._kept()}
-    waves = [program.wave_of(key) for key in outputs]
-    waves += [step.wave for step in self._steps if step.kind is Kind.AGGREGATE]
+    stages = [program.stage_of(key) for key in outputs]
+    stages += [
+      step.stage for step in self._steps if step.kind is Kind.AGGREGATE
+    ]
     self.loops = [
-      self._loop(wave, outputs) for wave in range(max(waves, default=-1) + 1)
+      self._loop(stage, outputs) for stage in range(max(stages, default=-1) + 1)
     ]
     self.stages = [
-      self._stage(wave, results) for wave in range(len(self.loops) + 1)
+      self._stage(stage, results) for stage in range(len(self.loops) + 1)
     ]
 
-  def _aggregates(self, wave: int) -> list[flat_program.Step]:
+  def _aggregates(self, stage: int) -> list[flat_program.Step]:
     return [
       step
       for step in self._steps
-      if step.kind is Kind.AGGREGATE and step.wave == wave
+      if step.kind is Kind.AGGREGATE and step.stage == stage
     ]
 
   def _kept(self) -> set[Key]:
@@ -76,7 +78,7 @@ class Plan:
         known = program.steps.get(key)
         if known is None or step.kind is Kind.SERVER:
           continue
-        if known.kind is not Kind.CLIENT or known.wave == step.wave:
+        if known.kind is not Kind.CLIENT or known.stage == step.stage:
           continue
         size = typed_values.num_bytes(known.type_spec)
         if size is None and key in drawn:
@@ -89,37 +91,37 @@ class Plan:
           kept.add(key)
     return kept
 
-  def _loop(self, wave: int, outputs: set[Key]) -> client_loop.ClientLoop:
-    wave_of = self._program.wave_of
+  def _loop(self, stage: int, outputs: set[Key]) -> client_loop.ClientLoop:
+    stage_of = self._program.stage_of
     return client_loop.ClientLoop(
       self._program,
-      self._aggregates(wave),
-      sorted((key for key in outputs if wave_of(key) == wave), key=str),
-      frozenset(key for key in outputs if wave_of(key) < wave),
+      self._aggregates(stage),
+      sorted((key for key in outputs if stage_of(key) == stage), key=str),
+      frozenset(key for key in outputs if stage_of(key) < stage),
     )
 
   def _stage(
-    self, wave: int, results: Iterable[Key]
+    self, stage: int, results: Iterable[Key]
   ) -> server_stage.ServerStage:
-    """What the server computes before loop number `wave`."""
+    """What the server computes before loop number `stage`."""
     steps = [
       step
       for step in self._steps
-      if step.kind is Kind.SERVER and step.wave == wave
+      if step.kind is Kind.SERVER and step.stage == stage
     ]
-    reports = self._aggregates(wave - 1)
+    reports = self._aggregates(stage - 1)
     read_later = set(results)
     for step in self._steps:
-      if step.kind is not Kind.CLIENT and step.wave >= wave:
+      if step.kind is not Kind.CLIENT and step.stage >= stage:
         read_later |= step.reads
-    for loop in self.loops[wave:]:
+    for loop in self.loops[stage:]:
       read_later.update(loop.shared)
     computed = {step.key for step in [*steps, *reports]}
     return server_stage.ServerStage(
       self._program,
       reports,
       steps,
-      self._aggregates(wave),
+      self._aggregates(stage),
       computed & read_later,
     )
 

@@ -1,4 +1,4 @@
-"""The server's part of a round: reports, steps and zeros of one wave."""
+"""The server's part of a round: reports, steps and zeros of one stage."""
 
 from collections.abc import Callable, Iterable, Sequence
 import functools

@@ -144,7 +144,7 @@ class TreeNoise(Clipping):
 
   The noise multiplier is that of a node of the tree. Nobody needs to be sampled
   at random, but every client may take part in one round of a tree only; see
-  `accounting.OncePerTree`.
+  `samplings.OncePerTree`.
 
   Attributes:
     clip: The largest L2 norm of what a client sends.
