@@ -20,6 +20,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial.runtimes import worker
 from tff_partial.runtimes.native import native
 from tff_partial.runtimes.worker import NativeRuntimeError
 
