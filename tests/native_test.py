@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes import worker
+from tff_partial.runtimes import worker as worker_module
 from tff_partial.runtimes.native import native
 from tff_partial.runtimes.worker import NativeRuntimeError
 
@@ -234,8 +234,8 @@ def _with_argument(argument: str) -> list[psutil.Process]:
 # Only what starts a worker, without the libraries that take seconds to import.
 _STARTING = f"""
 import contextlib, os, queue, signal, subprocess, sys, threading
-_LAUNCHER = {worker._LAUNCHER!r}
-{inspect.getsource(worker._spawn)}
+_LAUNCHER = {worker_module._LAUNCHER!r}
+{inspect.getsource(worker_module._spawn)}
 print(flush=True)
 _spawn(['/bin/sleep', sys.argv[1]])
 signal.pause()
@@ -261,12 +261,12 @@ def test_a_kill_at_any_moment_of_the_start_leaves_no_worker():
 
 def test_a_worker_that_would_outlive_us_does_not_start(monkeypatch, capfd):
   monkeypatch.setattr(
-    worker,
+    worker_module,
     '_LAUNCHER',
     # What another kernel might say to the number of the request.
-    worker._LAUNCHER.replace('PDEATHSIG = 1', 'PDEATHSIG = 999'),
+    worker_module._LAUNCHER.replace('PDEATHSIG = 1', 'PDEATHSIG = 999'),
   )
-  process = worker._spawn(['/bin/sleep', '1000'])
+  process = worker_module._spawn(['/bin/sleep', '1000'])
   assert process.wait(timeout=10) == 1
   assert 'it would outlive its program: prctl failed' in capfd.readouterr().err
 
