@@ -18,6 +18,7 @@ import tff_partial
 from tff_partial.data import examples
 from tff_partial.data import partitions
 from tff_partial.data import populations
+from tff_partial.model import keras_models
 from tff_partial.model import models
 
 # The last layer of a model, and what comes before it represents the image.
@@ -115,6 +116,6 @@ def build_partial(
     raise OptionError(
       f'user_form: the model has no form {user!r}. Give {OWN} or {NOBODY}.'
     )
-  return models.from_keras(
+  return keras_models.from_keras(
     build, local=local if user == OWN else None, **options
   )

@@ -24,6 +24,7 @@ from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.data import packing
 from tff_partial.data import splits
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -54,7 +55,7 @@ def _network() -> tf.keras.Model:
 
 @functools.cache
 def _model(local: str | None = None) -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     _network, local=local, loss=tf.keras.losses.MeanSquaredError()
   )
 
@@ -319,7 +320,9 @@ def _one_number() -> tf.keras.Model:
 
 @functools.cache
 def _number() -> models.PartialModel:
-  return models.from_keras(_one_number, loss=tf.keras.losses.MeanSquaredError())
+  return keras_models.from_keras(
+    _one_number, loss=tf.keras.losses.MeanSquaredError()
+  )
 
 
 def _labelled(*labels: float) -> dict[str, planted.Fields]:

@@ -22,6 +22,7 @@ from tff_partial.baselines import apfl
 from tff_partial.baselines import fed_proto
 from tff_partial.baselines import scaffold
 from tff_partial.data import splits
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -51,7 +52,7 @@ def _build() -> tf.keras.Model:
 
 @pytest.fixture(scope='module', name='model')
 def fixture_model() -> models.PartialModel:
-  return models.from_keras(_build, loss='mse')
+  return keras_models.from_keras(_build, loss='mse')
 
 
 @pytest.fixture(scope='module', name='clients')
@@ -254,7 +255,7 @@ def _two_layers() -> tf.keras.Model:
 
 @pytest.fixture(scope='module', name='with_features')
 def fixture_with_features() -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     _two_layers,
     loss=lambda labels, outputs: tf.square(labels - outputs['total'])[:, 0],
     labels=tf.TensorSpec([1], tf.float32),

@@ -34,6 +34,7 @@ from tff_partial import smallest
 from tff_partial import tiers
 from tff_partial.baselines import p_fed_km
 from tff_partial.data import splits
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -91,7 +92,7 @@ PARTS = assignments.Parts(
 
 
 def _model(**options: Any) -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     **{
       'build': _build,
       'loss': lambda labels, outputs: (

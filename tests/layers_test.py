@@ -14,6 +14,7 @@ from tff_partial import layers
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -37,7 +38,7 @@ def _build(**options: Any) -> tf.keras.Model:
 
 
 def _model() -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     lambda: _build(learned_default=True, regularizer='l2'),
     local=_OWN,
     loss=tf.keras.losses.MeanSquaredError(),

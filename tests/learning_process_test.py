@@ -28,6 +28,7 @@ from tff_partial.learning_process import as_learning_process
 from tff_partial.learning_process import client_seed
 from tff_partial.learning_process import ClientsRememberError
 from tff_partial.learning_process import ElementSpecError
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.runtimes.native import native
 from tff_partial.tiers import GLOBAL
@@ -98,7 +99,7 @@ def assert_same(first: Any, second: Any) -> None:
 
 @pytest.fixture(scope='module', name='model')
 def fixture_model() -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     build_matrix_factorization,
     local='user',
     loss=tf.keras.losses.MeanSquaredError(),
@@ -386,7 +387,7 @@ def test_inputs_may_be_nested_and_weights_have_a_shape():
     both = tf.keras.layers.Concatenate()([vectors, ages])
     return tf.keras.Model(inputs, tf.keras.layers.Dense(1, name='out')(both))
 
-  model = models.from_keras(
+  model = keras_models.from_keras(
     build,
     local='out',
     loss=tf.keras.losses.MeanSquaredError(),

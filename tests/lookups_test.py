@@ -16,6 +16,7 @@ from tff_partial import random_bits
 from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.local_training import run
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.phases import Phase
@@ -36,7 +37,7 @@ _WORK = [
 def _model(
   build: Callable[[], tf.keras.Model], **options: Any
 ) -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     build, loss=tf.keras.losses.MeanSquaredError(), **options
   )
 

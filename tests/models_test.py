@@ -12,6 +12,7 @@ import tensorflow as tf
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.model import keras_functions
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.model.selectors import SelectorError
@@ -336,7 +337,7 @@ def fixture_made(request) -> Made:
   keras.set_weights(
     [generator.uniform(0.2, 1.0, w.shape) for w in keras.get_weights()]
   )
-  partial = models.from_keras(
+  partial = keras_models.from_keras(
     kind.build,
     **{
       'local': 'head',
@@ -432,7 +433,7 @@ def test_operators_of_keras_are_not_spoilt(tmp_path):
     inputs = tf.keras.Input([2])
     return tf.keras.Model(inputs, inputs + layers.Dense(2, name='head')(inputs))
 
-  model = models.from_keras(build, loss=_MSE)
+  model = keras_models.from_keras(build, loss=_MSE)
   weights = {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, _SEED)}
   predicted, _ = model.predict(
     weights, {}, tf.ones([1, 2]), training=False, seed=_SEED
@@ -569,7 +570,7 @@ _OF_BOTH = {'b/kernel', 'b/bias', 'b2/kernel', 'b2/bias'}
   ],
 )
 def test_the_local_part_is_named_in_many_ways(selector, names):
-  model = models.from_keras(_three, loss=_MSE, local=selector)
+  model = keras_models.from_keras(_three, loss=_MSE, local=selector)
   assert {v.name for v in model.trainable(tiers.LOCAL)} == names
   assert {v.name for v in model.trainable(tiers.GLOBAL)} == {
     v.name for v in model.variables
@@ -577,13 +578,13 @@ def test_the_local_part_is_named_in_many_ways(selector, names):
 
 
 def test_without_a_selector_nothing_is_local():
-  model = models.from_keras(_three, loss=_MSE)
+  model = keras_models.from_keras(_three, loss=_MSE)
   assert model.tiers == (tiers.GLOBAL,)
   assert len(model.trainable(tiers.GLOBAL)) == 8
 
 
 def test_groups_are_named_like_the_local_part():
-  model = models.from_keras(
+  model = keras_models.from_keras(
     _three, loss=_MSE, local='a', group='both', num_groups=3
   )
   assert model.tiers == (tiers.GLOBAL, tiers.GROUP, tiers.LOCAL)
@@ -605,7 +606,7 @@ def test_groups_need_variables_and_a_number(options):
     SelectorError,
     match='need both variables of their own and a number',
   ):
-    models.from_keras(_three, loss=_MSE, **options)
+    keras_models.from_keras(_three, loss=_MSE, **options)
 
 
 @pytest.mark.parametrize(
@@ -658,12 +659,12 @@ def test_groups_need_variables_and_a_number(options):
 def test_selectors_that_cannot_be_meant_are_refused(build, selectors, message):
   loss = _SPARSE if build is _tied else _MSE
   with pytest.raises(SelectorError, match=message):
-    models.from_keras(build, loss=loss, **selectors)
+    keras_models.from_keras(build, loss=loss, **selectors)
 
 
 def test_a_tied_variable_is_local_if_all_of_its_layers_are():
   for selector in (['words', 'scores'], 'words/embeddings'):
-    model = models.from_keras(_tied, loss=_SPARSE, local=selector)
+    model = keras_models.from_keras(_tied, loss=_SPARSE, local=selector)
     assert {v.name for v in model.trainable(tiers.LOCAL)} == {
       'words/embeddings'
     }
@@ -673,7 +674,7 @@ def test_a_tied_variable_is_local_if_all_of_its_layers_are():
 
 
 def test_first_values_follow_from_the_seed():
-  model = models.from_keras(_functional, loss=_MSE, local='head')
+  model = keras_models.from_keras(_functional, loss=_MSE, local='head')
   draw = lambda tier, seed: model.initial_weights(tier, seed)  # noqa: E731
   for tier in model.tiers:
     one, again, other = (draw(tier, seed) for seed in (_SEED, _SEED, _SEED + 1))
@@ -691,7 +692,7 @@ def test_variables_draw_apart_from_one_another():
       [tf.keras.Input([3]), *(layers.Dense(3, name=n) for n in 'abc')]
     )
 
-  model = models.from_keras(build, loss=_MSE, local='b')
+  model = keras_models.from_keras(build, loss=_MSE, local='b')
   weights = tiers.join(
     *({tier: model.initial_weights(tier, _SEED)} for tier in model.tiers)
   )
@@ -717,7 +718,7 @@ def test_an_initializer_with_a_seed_draws_the_same_for_everybody():
       ]
     )
 
-  model = models.from_keras(build, loss=_MSE, local='local')
+  model = keras_models.from_keras(build, loss=_MSE, local='local')
   one, other = (
     model.initial_weights(tiers.LOCAL, seed)['local/kernel'].numpy()
     for seed in (_SEED, _SEED + 1)
@@ -727,7 +728,7 @@ def test_an_initializer_with_a_seed_draws_the_same_for_everybody():
 
 
 def test_first_values_may_be_given_in_the_model():
-  model = models.from_keras(_given_values, loss='mse', local='words')
+  model = keras_models.from_keras(_given_values, loss='mse', local='words')
   np.testing.assert_array_equal(
     model.initial_weights(tiers.LOCAL, _SEED)['words/embeddings'], _TABLE
   )
@@ -740,13 +741,13 @@ def test_first_values_may_be_given_in_the_model():
   np.testing.assert_array_equal(frozen['fixed/embeddings'], 2 * _TABLE)
   # What stands in a table's place when it is trained by rows is no variable.
   work = [phases.Phase(batch_size=4, optimizer=phases.sgd(0.1), measured=True)]
-  model = models.from_keras(_given_values, loss='mse', local='head')
+  model = keras_models.from_keras(_given_values, loss='mse', local='head')
   assert lookups.Tables(model, work).names == ('words/embeddings',)
 
 
 def test_constants_become_part_of_computations():
   """Of TFF, whose graphs cannot read what lies outside of them."""
-  model = models.from_keras(_given_values, loss='mse')
+  model = keras_models.from_keras(_given_values, loss='mse')
   traced = tracing.traced(
     lambda word, traits: _given_predictions(model, word, traits),
     tf.TensorSpec([None], tf.int32),
@@ -774,7 +775,7 @@ def test_first_values_may_come_from_a_trained_model():
   trained(_numbers(4))
   values = [np.full(w.shape, i) for i, w in enumerate(trained.get_weights())]
   trained.set_weights(values)
-  model = models.from_keras(
+  model = keras_models.from_keras(
     _frozen, loss=_MSE, local='head', initial_weights=trained
   )
   held = {
@@ -794,11 +795,11 @@ def test_a_trained_model_of_another_shape_is_refused():
     match=r"`initial_weights` has variables of other shapes .*\('dense.*/kernel"
     r":0', \(4, 2\)\)",
   ):
-    models.from_keras(_functional, loss=_MSE, initial_weights=other)
+    keras_models.from_keras(_functional, loss=_MSE, initial_weights=other)
 
 
 def test_frozen_variables_are_in_no_tier():
-  model = models.from_keras(_frozen, loss=_MSE, local='head')
+  model = keras_models.from_keras(_frozen, loss=_MSE, local='head')
   frozen = {
     'body/kernel',
     'body/bias',
@@ -813,7 +814,7 @@ def test_frozen_variables_are_in_no_tier():
   kernel = model.frozen_weights()['body/kernel'].numpy()
   assert kernel.any()
   np.testing.assert_array_equal(model.frozen_weights()['body/kernel'], kernel)
-  other = models.from_keras(_frozen, loss=_MSE, local='head', seed=1)
+  other = keras_models.from_keras(_frozen, loss=_MSE, local='head', seed=1)
   assert (other.frozen_weights()['body/kernel'].numpy() != kernel).any()
 
 
@@ -833,7 +834,7 @@ def _noisy() -> tf.keras.Model:
 
 
 def test_dropout_follows_from_the_seed_in_training_alone():
-  model = models.from_keras(_noisy, loss=_MSE, local='local')
+  model = keras_models.from_keras(_noisy, loss=_MSE, local='local')
   weights = tiers.join(
     *({tier: model.initial_weights(tier, _SEED)} for tier in model.tiers)
   )
@@ -881,14 +882,14 @@ def test_a_loss_by_hand(reduction, objective):
   # Losses are 1, 4 and 25; 1 and 4 * 0.5 count. Keras divides by the number of
   # examples, whatever they weigh.
   loss = tf.keras.losses.MeanSquaredError(reduction=reduction)
-  value = _loss_of(models.from_keras(_one, loss=loss, local='a'))
+  value = _loss_of(keras_models.from_keras(_one, loss=loss, local='a'))
   assert value.objective.numpy() == objective
   assert value.total.numpy() == 3.0
   assert value.num_elements.numpy() == 2.0
 
 
 def test_regularization_is_added_once_whatever_the_batch():
-  model = models.from_keras(_one, loss=_MSE, local='a')
+  model = keras_models.from_keras(_one, loss=_MSE, local='a')
   terms = [tf.constant(0.25), tf.constant([0.5, 0.5], tf.float64)]
   value = _loss_of(model, regularization=terms)
   assert value.objective.numpy() == 1.5 + 1.25
@@ -896,7 +897,7 @@ def test_regularization_is_added_once_whatever_the_batch():
 
 
 def test_a_batch_of_padding_has_no_loss():
-  model = models.from_keras(_one, loss=_MSE, local='a')
+  model = keras_models.from_keras(_one, loss=_MSE, local='a')
   value = _loss_of(model, is_real=tf.constant([False] * 3))
   assert value.objective.numpy() == value.num_elements.numpy() == 0.0
 
@@ -913,7 +914,7 @@ def _word_by_word() -> tf.keras.Model:
 
 def test_each_step_of_a_sequence_may_have_its_weight():
   labels = _words(11, 5)
-  model = models.from_keras(
+  model = keras_models.from_keras(
     _word_by_word,
     loss=_SPARSE,
     local='words',
@@ -936,12 +937,12 @@ def test_each_step_of_a_sequence_may_have_its_weight():
 
 
 def test_a_label_is_assumed_to_be_like_a_prediction():
-  model = models.from_keras(_one, loss=_MSE)
+  model = keras_models.from_keras(_one, loss=_MSE)
   assert model.example_spec['y'] == tf.TensorSpec([1], tf.float32)
-  model = models.from_keras(_word_by_word, loss=_SPARSE)
+  model = keras_models.from_keras(_word_by_word, loss=_SPARSE)
   assert model.example_spec['y'] == tf.TensorSpec([5], tf.int32)
   assert model.example_spec['weight'] == tf.TensorSpec([], tf.float32)
-  model = models.from_keras(
+  model = keras_models.from_keras(
     _one, loss=_MSE, labels=tf.TensorSpec([1], tf.float64)
   )
   assert model.example_spec['y'].dtype == tf.float64
@@ -956,8 +957,8 @@ def test_a_label_is_assumed_to_be_like_a_prediction():
   ],
 )
 def test_losses_have_names(name, instance):
-  named = models.from_keras(_one, loss=name, local='a')
-  made = models.from_keras(_one, loss=instance, local='a')
+  named = keras_models.from_keras(_one, loss=name, local='a')
+  made = keras_models.from_keras(_one, loss=instance, local='a')
   assert named.example_spec == made.example_spec
   one, other = map(_loss_of, (named, made))
   np.testing.assert_allclose(one.objective, other.objective, rtol=1e-6)
@@ -965,7 +966,7 @@ def test_losses_have_names(name, instance):
 
 
 def test_models_of_lists_take_tuples():
-  model = models.from_keras(
+  model = keras_models.from_keras(
     lambda: tf.keras.Sequential([layers.Concatenate(), layers.Dense(1)]),
     loss='mse',
     inputs=[tf.TensorSpec([2]), tf.TensorSpec([3])],
@@ -974,7 +975,7 @@ def test_models_of_lists_take_tuples():
 
 
 def test_a_model_says_what_it_consists_of():
-  model = models.from_keras(
+  model = keras_models.from_keras(
     lambda: _two_inputs(as_dict=True),
     loss='mse',
     local='head',
@@ -997,7 +998,7 @@ PartialModel with the loss mean_squared_error and the metrics mae
     y: float32 [2]
     weight: float32 []"""
   )
-  assert 'never trained: ' in repr(models.from_keras(_frozen, loss=_MSE))
+  assert 'never trained: ' in repr(keras_models.from_keras(_frozen, loss=_MSE))
 
 
 # ---- refusals ----------------------------------------------------------------
@@ -1257,7 +1258,7 @@ def test_models_that_are_no_pure_functions_are_refused(build, message):
   if build is not _SHARED and not _SHARED.built:
     _SHARED.build([None, 4])
   with pytest.raises(models.ModelError, match=message):
-    models.from_keras(build, loss=_MSE)
+    keras_models.from_keras(build, loss=_MSE)
 
 
 class _OwnTable(layers.Layer):
@@ -1309,14 +1310,14 @@ def test_layers_with_a_lookup_table_are_refused(build, name):
     'cannot hold. Map strings to integers before you pack .*Vocabulary.*, or '
     'use `tf.keras.layers.Hashing`',
   ):
-    models.from_keras(build, loss=_MSE)
+    keras_models.from_keras(build, loss=_MSE)
 
 
 def test_hashing_needs_no_table():
   def hashing() -> layers.Layer:
     return layers.Hashing(9)
 
-  model = models.from_keras(_embedding(hashing), loss=_MSE)
+  model = keras_models.from_keras(_embedding(hashing), loss=_MSE)
   weights = {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, [1, 2])}
   words = tf.constant([['a'], ['some'], ['words']])
   predict = tf.function(
@@ -1365,7 +1366,7 @@ def _changing(*sizes: tuple[int, ...]) -> Callable[[], tf.keras.Model]:
 )
 def test_a_model_that_changes_from_call_to_call_is_refused(build, message):
   with pytest.raises(models.ModelError, match=message):
-    models.from_keras(build, loss=_MSE)
+    keras_models.from_keras(build, loss=_MSE)
 
 
 def _ignores_weights(name='ignorant'):
@@ -1485,18 +1486,20 @@ class _AssignsInside(tf.keras.metrics.Sum):
 )
 def test_losses_and_metrics_that_cannot_work_are_refused(options, message):
   with pytest.raises(models.ModelError, match=message):
-    models.from_keras(**{'build': _one, 'loss': _MSE, 'local': 'a', **options})
+    keras_models.from_keras(
+      **{'build': _one, 'loss': _MSE, 'local': 'a', **options}
+    )
 
 
 def test_several_outputs_need_the_spec_of_a_label():
   with pytest.raises(
     models.ModelError, match='The model has several outputs. Pass the spec of'
   ):
-    models.from_keras(_two_outputs, loss=_loss_of_two)
+    keras_models.from_keras(_two_outputs, loss=_loss_of_two)
 
 
 def test_weights_that_do_not_fit_a_keras_model_are_refused():
-  model = models.from_keras(_one, loss=_MSE, local='a')
+  model = keras_models.from_keras(_one, loss=_MSE, local='a')
   shared, own = (model.initial_weights(tier, _SEED) for tier in model.tiers)
   with pytest.raises(
     models.ModelError,

@@ -10,6 +10,7 @@ from tasks.errors import OptionError
 from tasks.errors import TaskError
 from tasks.movielens import models as movielens_models
 from tff_partial import tiers
+from tff_partial.model import keras_models
 from tff_partial.model import models
 
 _ITEMS = np.array([2, 0, 2, 4], np.int32)
@@ -149,7 +150,7 @@ def test_impossible_models_are_refused(options, named):
 
 
 def _partial(**options) -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     functools.partial(_build, biases=True, mean=3.0, **options),
     local=movielens_models.LOCAL_LAYERS,
     loss=tf.keras.losses.MeanSquaredError(),

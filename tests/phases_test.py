@@ -20,6 +20,7 @@ from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.model import keras_metrics
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.phases import Phase
@@ -263,7 +264,7 @@ def _table(rows: int) -> models.PartialModel:
     one = layers.Dense(1, use_bias=False, kernel_initializer='ones')
     return tf.keras.Model(item, one(entry))
 
-  return models.from_keras(
+  return keras_models.from_keras(
     build, loss=lambda labels, predictions: predictions[:, 0], local='table'
   )
 
@@ -696,7 +697,7 @@ def test_dropout_is_another_one_in_each_step_and_phase():
       ]
     )
 
-  model = models.from_keras(
+  model = keras_models.from_keras(
     build, loss=lambda labels, predictions: predictions[:, 0], local='user'
   )
   fields = {'x': np.ones([1, 64], 'f'), 'y': np.zeros([1, 1], 'f')}

@@ -17,6 +17,7 @@ from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.data import cohorts
 from tff_partial.data import packing
+from tff_partial.model import keras_models
 from tff_partial.model import models
 
 NUM_ITEMS = 29
@@ -87,7 +88,7 @@ def build_heads() -> tf.keras.Model:
 
 def heads() -> models.PartialModel:
   """That model, for two groups."""
-  return models.from_keras(
+  return keras_models.from_keras(
     build_heads,
     local='user',
     group='head',
@@ -115,7 +116,7 @@ def factorization(
   build: Callable[[], tf.keras.Model] = build_factorization, **options: Any
 ) -> models.PartialModel:
   """One of the models above, with the user's part local."""
-  return models.from_keras(
+  return keras_models.from_keras(
     build,
     **{
       'local': 'user',

@@ -20,7 +20,7 @@ from tff_partial.dp import privacy
 from tff_partial.dp import privacy_audit
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
-from tff_partial.model import models
+from tff_partial.model import keras_models
 from tff_partial.training import programs
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
@@ -158,7 +158,7 @@ def _attacked(
   """Trains with canaries; returns what that proves, and their scores."""
   before = averaging.pop('before_sending', None)
   process = algorithms.build_furl(
-    models.from_keras(
+    keras_models.from_keras(
       _build_table, local='user', loss=tf.keras.losses.MeanSquaredError()
     ),
     client_weighting=messages.ClientWeighting.UNIFORM,

@@ -22,6 +22,7 @@ from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.messages import ClientWeighting
+from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -53,7 +54,7 @@ def _build() -> tf.keras.Model:
 
 @pytest.fixture(scope='module', name='model')
 def fixture_model() -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     _build,
     loss=lambda labels, found: 0.5 * tf.square(labels - found[:, 0]),
     labels=tf.TensorSpec([], tf.float32),

@@ -13,6 +13,7 @@ from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.data import populations
+from tff_partial.model import keras_models
 from tff_partial.model import models
 
 layers = tf.keras.layers
@@ -21,7 +22,7 @@ layers = tf.keras.layers
 def _model(
   build: Callable[[], tf.keras.Model], **options: Any
 ) -> models.PartialModel:
-  return models.from_keras(
+  return keras_models.from_keras(
     build, **{'loss': tf.keras.losses.MeanSquaredError(), **options}
   )
 

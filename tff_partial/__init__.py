@@ -38,7 +38,7 @@ from tff_partial.learning_process import (
   as_learning_process as as_learning_process,
 )
 from tff_partial.messages import ClientWeighting as ClientWeighting
-from tff_partial.model.models import from_keras as from_keras
+from tff_partial.model.keras_models import from_keras as from_keras
 from tff_partial.model.models import PartialModel as PartialModel
 from tff_partial.phases import Interleaved as Interleaved
 from tff_partial.phases import Phase as Phase

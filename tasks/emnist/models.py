@@ -16,6 +16,7 @@ from tasks.images import HEAD
 from tasks.images import scaled_input
 from tasks.task import FEATURES
 from tasks.task import LOGITS
+from tff_partial.model import keras_models
 from tff_partial.model import models
 
 LINEAR, DENSE, CNN = 'linear', 'dense', 'cnn'
@@ -97,7 +98,7 @@ def build_with_prototypes(
     **options: What else `from_keras` takes.
   """
   loss = classification_loss()
-  return models.from_keras(
+  return keras_models.from_keras(
     functools.partial(build_with_features, build),
     loss=lambda labels, outputs: loss.call(labels, outputs[LOGITS]),
     labels=tf.TensorSpec([], tf.int32),

@@ -32,6 +32,7 @@ from tasks.task import HEAD_CLUSTERS
 from tasks.task import OWN_HEAD
 from tff_partial import assignments
 from tff_partial import layers as layers_lib
+from tff_partial.model import keras_models
 from tff_partial.model import models
 
 LABEL_SPEC = tf.TensorSpec([4], tf.int32)
@@ -342,7 +343,7 @@ def build_partial(
     loss = clustered_loss
   elif user == HEAD_CLUSTERS:
     loss = preference_loss
-  return models.from_keras(
+  return keras_models.from_keras(
     build, loss=loss, labels=LABEL_SPEC, **heads, **options
   )
 

@@ -14,6 +14,7 @@ from tasks.errors import OptionError
 from tasks.files import text_encoding
 from tasks.options import option
 from tasks.subreddit import data as subreddit_data
+from tasks.subreddit import histories
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import parts as subreddit_parts
 from tasks.task import EvaluationClients
@@ -327,7 +328,7 @@ class DocumentTask(KnowsUsers):
     """Places in the authors' histories, of which new ones' reserve is known."""
     reserved = self.parts.first(subreddit_parts.NEW, self._options.num_reserved)
     known = np.concatenate([self.parts[TRAIN], reserved])
-    return subreddit_data.places_in_history(self.documents, known)
+    return histories.places_in_history(self.documents, known)
 
   @property
   def _head(self) -> Head:

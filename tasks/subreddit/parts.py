@@ -7,6 +7,7 @@ import numpy as np
 
 from tasks.errors import OptionError
 from tasks.subreddit import data as subreddit_data
+from tasks.subreddit import histories
 from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
@@ -78,11 +79,9 @@ def divide(
     held_out_share: Share of the authors who take no part in training.
     seed: Chooses the order and who is held out.
   """
-  is_new = subreddit_data.hold_out(documents, held_out_share, seed)
-  orders = list(
-    subreddit_data.author_orders(documents, by_time=by_time, seed=seed)
-  )
-  divided = subreddit_data.divide_orders(
+  is_new = histories.hold_out(documents, held_out_share, seed)
+  orders = list(histories.author_orders(documents, by_time=by_time, seed=seed))
+  divided = histories.divide_orders(
     [order for order, new in zip(orders, is_new, strict=True) if not new],
     _FRACTIONS,
   )

@@ -25,13 +25,8 @@ from tff_partial.model import keras_variables
 from tff_partial.model import table_ids
 from tff_partial.model import tracing
 from tff_partial.model.keras_variables import ModelError
-from tff_partial.model.losses import as_loss
-from tff_partial.model.losses import assumed_labels
 from tff_partial.model.losses import classes
 from tff_partial.model.losses import LossFn
-from tff_partial.model.selectors import assign_tiers
-from tff_partial.model.selectors import SelectorError
-from tff_partial.model.selectors import Selectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -463,112 +458,3 @@ def check(model: Any) -> None:
       f'{type(model).__name__}. Wrap what builds it: '
       '`model = tff_partial.from_keras(build, loss=..., local=...)`.'
     )
-
-
-def from_keras(
-  build: Callable[[], tf.keras.Model],
-  *,
-  loss: str | LossFn | tf.keras.losses.Loss,
-  local: Selectors = None,
-  group: Selectors = None,
-  num_groups: int = 0,
-  class_weight: Mapping[int, float] | None = None,
-  metrics: keras_metrics.Metrics = (),
-  inputs: Any = None,
-  labels: tf.TensorSpec | None = None,
-  weights: tf.TensorSpec = examples_lib.WEIGHT_SPEC,
-  initial_weights: tf.keras.Model | None = None,
-  seed: int = 0,
-) -> PartialModel:
-  """Takes a Keras model apart into weights of three tiers and pure functions.
-
-  Losses that layers add for their weights count in every phase. Layers that
-  draw, such as dropout, draw from the client's seed.
-
-  Args:
-    build: Makes the model: functional, sequential or subclassed. It is called
-      several times and must build the same variables in the same order, all of
-      them inside the call.
-    loss: A Keras loss or its name, or a function of labels and predictions that
-      returns one loss per example. A Keras loss with the reduction SUM is
-      summed over a batch; every other loss is averaged over the batch's
-      examples.
-    local: What never leaves the client: a layer, a layer's name, a regular
-      expression over names of layers and variables, a predicate over
-      `VariableSpec`, or a list of them. Nothing is local by default.
-    group: What belongs to sub-populations, named in the same ways: the server
-      has a copy for each.
-    num_groups: How many sub-populations there are.
-    class_weight: How much examples of each class count in the loss, besides
-      their own weights, as in Keras's `fit`: a weight for each class from 0 on.
-      Metrics do not know of it; losses that are measured do.
-    metrics: What to report: a list of Keras metrics, their names, or functions
-      of labels and predictions; or a callable that makes the list, which is
-      called several times.
-    inputs: Structure of `tf.TensorSpec` of one example's input, for models
-      that do not declare it.
-    labels: Spec of one example's label. Assumed to be like a prediction, or an
-      integer without the last axis if the loss is a sparse one.
-    weights: Spec of one example's weight; a scalar, or `[time]` for sequences
-      whose steps count differently.
-    initial_weights: A trained Keras model of the same kind; its values replace
-      the first values of all variables.
-    seed: Draws the first values of the global weights.
-
-  Returns:
-    The model.
-
-  Raises:
-    ModelError: If the model cannot be used: batch normalization and other
-      layers that update state in training, hidden random draws, losses of
-      padded inputs.
-    SelectorError: If `local` or `group` match nothing, everything, the same
-      variable twice or a variable that another layer shares.
-  """
-  if isinstance(build, tf.keras.Model):
-    raise ModelError(
-      'Pass a callable that makes the Keras model, not the model: '
-      '`from_keras(lambda: tf.keras.Sequential(...), ...)`. If it is trained '
-      'already, pass it as `initial_weights` besides; a functional or '
-      'sequential one can be made again by '
-      '`lambda: tf.keras.models.clone_model(model)`.'
-    )
-  if not callable(build):
-    raise ModelError(
-      'Pass a callable that makes the Keras model, not the model: '
-      f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
-    )
-  spec = keras_analysis.analyse(build, inputs)
-  tier_of = assign_tiers(spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local})
-  if (num_groups > 0) != (tiers_lib.GROUP in tier_of.values()):
-    raise SelectorError(
-      f'group={group!r}, num_groups={num_groups}: sub-populations need both '
-      'variables of their own and a number, at least 1.'
-    )
-  loss = as_loss(loss)
-  values: dict[str, np.ndarray] = {}
-  if initial_weights is not None:
-    given = initial_weights.variables
-    wanted = sorted(spec.variables, key=lambda v: v.position)
-    if [tuple(v.shape) for v in given] != [v.shape for v in wanted]:
-      raise ModelError(
-        '`initial_weights` has variables of other shapes than the model: '
-        f'{[(v.name, tuple(v.shape)) for v in given]} instead of '
-        f'{[(v.name, v.shape) for v in wanted]}.'
-      )
-    values = {
-      v.name: tensor.numpy() for v, tensor in zip(wanted, given, strict=True)
-    }
-  return PartialModel(
-    build,
-    spec,
-    tier_of,
-    num_groups=num_groups,
-    loss=loss,
-    class_weight=class_weight,
-    metrics=metrics,
-    labels=labels or assumed_labels(spec.outputs, loss),
-    weights=weights,
-    initial_values=values,
-    seed=seed,
-  )

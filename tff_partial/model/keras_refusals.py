@@ -1,0 +1,143 @@
+"""Why some Keras models cannot be used, and what to do."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.model import tracing
+from tff_partial.model.keras_variables import ModelError
+
+# How operations begin that change a variable, and that read a lookup table.
+ASSIGNMENTS = (
+  'AssignVariableOp',
+  'AssignAddVariableOp',
+  'AssignSubVariableOp',
+  'ResourceScatter',
+  'ResourceApply',
+)
+
+
+_LOOKUPS = ('LookupTableFind',)
+
+
+def _responsible(name: str, layers: Sequence[tf.keras.layers.Layer]) -> str:
+  """Words for the layer in whose scope an operation or variable stands."""
+  # The innermost layer comes last.
+  for part in reversed(name.split(':')[0].split('/')):
+    for layer in layers:
+      if layer.name == part:
+        return f'Layer {layer.name!r} ({type(layer).__name__})'
+  return f'The operation {name!r}'
+
+
+@contextlib.contextmanager
+def explaining() -> Iterator[None]:
+  """Says what to do where Keras would only say what went wrong."""
+  try:
+    yield
+  except RuntimeError as error:
+    if '.adapt' not in str(error):
+      raise
+    raise ModelError(_adapted('A layer')) from error
+  except tf.errors.OperatorNotAllowedInGraphError as error:
+    raise ModelError(
+      f'The model cannot be traced: {tracing.reason(error)} Decide with '
+      '`tf.where` or `tf.cond`.'
+    ) from error
+
+
+def _adapted(what: str) -> str:
+  """What to do about normalization that learns from data by itself."""
+  return (
+    f'{what} waits for `adapt`, which cannot be called while a model is built '
+    'and changes variables that are not trained. Adapt a layer before, and '
+    'give its numbers to the one that the callable makes: '
+    '`tf.keras.layers.Normalization(mean=adapted.mean, '
+    'variance=adapted.variance)`.'
+  )
+
+
+def refuse_open_shapes(inputs: Any) -> None:
+  """Refuses inputs of which nobody knows how long they are."""
+  for spec in tf.nest.flatten(inputs):
+    if not tf.TensorShape(spec.shape).is_fully_defined():
+      raise ModelError(
+        f'An input has the shape {list(spec.shape)}, but examples are packed '
+        'in arrays of one shape. Say how long they are, for instance '
+        '`tf.keras.Input([50])`, and pad them, for instance with '
+        '`tf.keras.utils.pad_sequences`.'
+      )
+
+
+def refuse_kind(layer: tf.keras.layers.Layer) -> None:
+  """Refuses layers that fail in ways that would say nothing."""
+  if isinstance(layer, tf.keras.layers.SpectralNormalization):
+    raise ModelError(
+      f'Layer {layer.name!r} (SpectralNormalization) changes its weights while '
+      'it trains, which a federated client cannot share. Regularize the '
+      'weights instead, for instance with '
+      "`kernel_regularizer='orthogonal_regularizer'`."
+    )
+  if isinstance(layer, tf.keras.layers.Normalization):
+    if layer.input_mean is None:
+      raise ModelError(_adapted(f'Layer {layer.name!r}'))
+
+
+def refuse_impure(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
+  """Refuses a model that was called and did more than compute."""
+  refuse_operations(
+    graph,
+    ASSIGNMENTS,
+    layers,
+    'changes its variables while it trains, which a federated client cannot '
+    'share. Use a layer without such state: '
+    '`tf.keras.layers.GroupNormalization` or `LayerNormalization` instead of '
+    'batch normalization.',
+  )
+  refuse_operations(
+    graph,
+    _LOOKUPS,
+    layers,
+    'looks its inputs up in a table, which a pure function cannot hold. Map '
+    'strings to integers before you pack the examples, for instance with '
+    '`tff_partial.Vocabulary` or `from_pandas(..., encode=[...])`, or use '
+    '`tf.keras.layers.Hashing`, which needs no table.',
+  )
+  for layer in layers:
+    _refuse_layer(layer)
+
+
+def _refuse_layer(layer: tf.keras.layers.Layer) -> None:
+  if getattr(layer, 'activity_regularizer', None) is not None:
+    raise ModelError(
+      f'Layer {layer.name!r} has an activity regularizer, whose value would '
+      'depend on padded examples. Regularize its weights instead.'
+    )
+  generator = getattr(layer, '_random_generator', None)
+  if getattr(generator, '_generator', None) is not None:
+    raise ModelError(
+      f'Layer {layer.name!r} ({type(layer).__name__}) keeps a random '
+      'generator, whose state a pure function cannot change. Use layers such '
+      'as dropout or noise, and augment examples before you pack them.'
+    )
+  if layer.weights and layer.compute_dtype != layer.variable_dtype:
+    raise ModelError(
+      f'Layer {layer.name!r} has weights of {layer.variable_dtype} and '
+      f'computes in {layer.compute_dtype}. Mixed precision needs variables, '
+      'which a pure function has not. Build the model with the dtype policy '
+      'float32.'
+    )
+
+
+def refuse_operations(
+  graph: Any,
+  kinds: tuple[str, ...],
+  layers: Sequence[tf.keras.layers.Layer],
+  complaint: str,
+) -> None:
+  """Complains of the first layer with an operation of one of these kinds."""
+  for name, kind in tracing.operations(graph):
+    if kind.startswith(kinds):
+      raise ModelError(f'{_responsible(name, layers)} {complaint}')
