@@ -3,7 +3,7 @@
 # isort: off
 import sys
 
-# Whoever asks for help need not wait until TensorFlow is imported.
+# Help does not wait until TensorFlow is imported.
 import tff_partial_programs
 
 tff_partial_programs.answer_help(sys.orig_argv)

@@ -29,14 +29,14 @@ from tff_partial.training import programs
 
 @dataclasses.dataclass(frozen=True)
 class Choices(Options):
-  """Whom to measure or to serve, and with which weights."""
+  """Which clients to measure or to serve, and with which weights."""
 
   weights: str = option(
     'best', 'Of which round the weights are.', choices=('best', 'last')
   )
   part: str = option(
     tasks_lib.TEST,
-    'Whom to measure: train, validation, test, or a name under `test` in '
+    'Clients to measure: train, validation, test, or a name under `test` in '
     'result.json.',
   )
   user: str | None = option(None, 'Make the own model of this user instead.')

@@ -35,7 +35,7 @@ class Images:
     labels: int32 `[images]`: which character, from 0 to `num_classes` - 1.
     num_classes: How many characters there are.
     ink: The value of full ink.
-    writers: `[images]`: who wrote it, or None if nobody knows.
+    writers: `[images]`: who wrote it, or None if unknown.
     is_test: bool `[images]`: which of them the publisher keeps for tests, or
       None if that is left to others.
   """

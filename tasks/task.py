@@ -86,7 +86,7 @@ class MeasuredByProtocol:
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """Whom a result is about."""
+    """The clients that a result is about."""
     return {self.protocol: self._examinees(TEST)}
 
   def _examinees(self, part: str) -> EvaluationClients:
@@ -169,7 +169,7 @@ class Task(Protocol):
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """Whom a result is about, by the names that it gives them."""
+    """The clients that a result is about, by the names that it gives them."""
 
   def model_with(self, user: str) -> models.PartialModel:
     """Builds the model in one of `USER_FORMS`.

@@ -14,7 +14,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 
 class _Noise(logging.Filter):
-  """Drops lines of TensorFlow's log that nobody can do anything about."""
+  """Drops lines of TensorFlow's log that a user can do nothing about."""
 
   def filter(self, record: logging.LogRecord) -> bool:
     text = record.getMessage()

@@ -18,7 +18,7 @@ from tff_partial.phases import sgd
 
 
 class Measuring(TypedDict, total=False):
-  """Whom an evaluation measures: what `build_evaluation` takes."""
+  """What `build_evaluation` takes."""
 
   split: splits.Split | None
   measure_batch_size: int

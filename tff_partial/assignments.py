@@ -127,7 +127,7 @@ def by_prototype(
     margin: alpha of Eq. 1, in squared distance.
     steps: Steps on all of a client's examples. With none, a client joins the
       prototype that is nearest to the embedding as it has formed it, so that
-      nobody but prototypical clients looks at what it likes.
+      only prototypical clients look at what they like.
     optimizer: Takes them; SGD with rate 0.1.
     forming: How clients form their embedding before, by `Parts.shared_loss`;
       not at all by default.

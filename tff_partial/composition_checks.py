@@ -46,7 +46,7 @@ def check_joining(aggregator: Any, server_optimizer: Any) -> None:
 def check_statistics(
   statistics: Sequence[Statistic], before_sending: BeforeSending | None
 ) -> None:
-  """Refuses statistics that have one name, or that nobody would noise.
+  """Refuses statistics that share a name, or would be sent without noise.
 
   Args:
     statistics: What clients send beside their update.
@@ -89,7 +89,7 @@ def check_privacy(
     return
   noised = 'clients noise' if local else 'the private aggregator noises'
   unpaid = (
-    f'exactly, beside the updates that {noised}, and nobody would account for '
+    f'exactly, beside the updates that {noised}, and no one would account for '
     'it.'
   )
   for statistic in statistics:

@@ -3,7 +3,7 @@
 The server holds K copies, `[K, ...]`. At one place of its work a client chooses
 one of them, by what it knows and has received. Neither the choice nor the rule
 by which it fell is sent; but an update that is not zero for one copy alone
-tells of it whoever sees that update by itself.
+reveals it to anyone who sees that update by itself.
 """
 
 from collections.abc import Callable, Mapping

@@ -30,8 +30,8 @@ class PrivateVector(tf.keras.layers.Layer):
   separately, as section 3.2 of the FURL paper asks for.
 
   The deviation is never sent. But a client's update of the default tells how
-  its own vector moved, to whoever sees that update by itself and not only the
-  mean of many; hide it in a secure or private aggregate where that matters.
+  its own vector moved, to anyone who sees that update by itself and not only
+  the mean of many; hide it in a secure or private aggregate where that matters.
   """
 
   def __init__(

@@ -6,7 +6,7 @@ clients hold sequences of batches
     x       inputs, in the structure that the model takes, `[batch, ...]`
     y       labels
     weight  how much an example counts; ones if the sequence has no such field
-    ...     further fields that a split asks for; what nobody reads is ignored
+    ...     further fields that a split asks for; unused ones are ignored
 
 Inside a client's computation the batches are joined to the value that every
 other runtime gets (see `examples.py`), and the same work is done on it. So the

@@ -190,7 +190,7 @@ class _Tables:
     context = result.context
     return result._replace(
       context=context._replace(
-        # Nobody computes a whole table who does not read it.
+        # A whole table is computed only where it is read.
         weights=self._with(
           result.weights,
           lambda name, rows: rows.within(self.held[name], after[name]),

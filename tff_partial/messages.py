@@ -118,7 +118,7 @@ class Sending(NamedTuple):
     if self.before_sending is not None and update:
       update = self.before_sending(update, sending_seed(known.seed))
     if getattr(self.before_sending, 'mechanism', None) is not None:
-      # Whether it had any examples, nobody learns from its weight either.
+      # Its weight does not tell whether it had any examples either.
       weight = tf.ones([])
     return Message(
       update,

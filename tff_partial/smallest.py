@@ -13,8 +13,8 @@ def smallest() -> WeightedFactory:
   """Takes each row from the client that moves it least, of those that count.
 
   So a node of a self-organizing map goes to the client that is nearest to it
-  (FedEmbed, section 3.3.1). What nobody moves stays. One client's update goes
-  through as it is: no noise covers it.
+  (FedEmbed, section 3.3.1). What no client moves stays. One client's update
+  goes through as it is: no noise covers it.
   """
   return _SmallestFactory()
 

@@ -257,7 +257,7 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
     """Packs the users of one part: TRAIN, VALIDATION or TEST.
 
     Under the protocol SEEN the images to be measured come after those of the
-    training part and are marked, so that whoever personalises has these.
+    training part and are marked, for clients that personalise.
     """
     held = [self._parts[part]]
     if self.protocol == SEEN and part != TRAIN:
@@ -285,7 +285,7 @@ def _hold(
     )
   if images.writers is None:
     raise OptionError(
-      f'partition: nobody knows who wrote the images of {images.name!r}. Use '
+      f'partition: it is unknown who wrote the images of {images.name!r}. Use '
       'the partition labels, or --data=real.'
     )
   return partitions.by_owner(images.writers, seed=seed)

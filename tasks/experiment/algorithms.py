@@ -161,7 +161,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     ),
     _FOR_ALL,
     is_central=True,
-    why_not_private='whoever trains holds the examples of all users, so that '
+    why_not_private='one client holds the examples of all users, so that '
     "no update is one user's. Use fed_avg for a private run.",
   ),
 }

@@ -1,6 +1,6 @@
 """Flags of the command line, derived from classes of options.
 
-Nobody else reads absl's flags.
+No other module reads absl's flags.
 """
 
 from collections.abc import Iterator, Sequence

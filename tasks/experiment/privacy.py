@@ -90,7 +90,7 @@ class Privacy(Options):
   dp_mechanism: str = option(
     GAUSSIAN,
     'Noise of its own for each round, or for sums of rounds (DP-FTRL), with '
-    'which nobody is drawn twice until all the others were.',
+    'which no client is drawn twice until all the others were.',
     choices=(GAUSSIAN, TREE),
   )
   dp_sampling: str | None = option(
@@ -122,7 +122,7 @@ class Privacy(Options):
   noise_seed: int | None = option(
     None,
     'Draws the noise, and --seed the cohorts: a simulation, which protects '
-    'from nobody who knows them. By default the operating system draws both.',
+    'from no one who knows them. By default the operating system draws both.',
   )
   simulated_population: int | None = option(
     None,
@@ -163,7 +163,7 @@ class Privacy(Options):
       )
     if self.simulated_population and self.noise_seed is None:
       raise OptionError(
-        '--simulated_population: such an epsilon protects nobody, so the run '
+        '--simulated_population: such an epsilon protects no one, so the run '
         'must be labelled a simulation. Give --noise_seed, too.'
       )
     needs_clip = self.dp == LOCAL or self.dp_mechanism == TREE
@@ -310,7 +310,9 @@ def describe(report: Mapping[str, Any]) -> str:
   Args:
     report: `privacy` in its result.
   """
-  simulated = ' A SIMULATION: whoever knows its seeds sees through the noise.'
+  simulated = (
+    ' A SIMULATION: anyone who knows its seeds sees through the noise.'
+  )
   return (
     f'Privacy: epsilon {float(report["epsilon"]):.4g} at delta '
     f'{report["delta"]:.3g} ({report["neighbours"]}, {report["dp"]} '

@@ -105,7 +105,7 @@ def _guarded(work: Callable[[], int | None]) -> int | None:
   except _FOR_USERS as error:
     message = str(error)
   except BrokenPipeError:
-    # Nobody reads what is printed. Python would complain when it ends.
+    # The reader has gone. Python would complain when it ends.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
   except OSError as error:

@@ -58,7 +58,7 @@ class Result:
 def load(config: Config) -> tasks_lib.Task:
   """Loads the data of an experiment and makes its task.
 
-  Whoever trains with everybody's examples is alone, and uses all cores; this
+  A single client with everybody's examples uses all cores; this
   says to TensorFlow what its threads are for, before it has any.
 
   Args:
@@ -115,7 +115,8 @@ def run(config: Config, output: Output = Output()) -> Result:
     clients = trainable.clients()
     validation = trainable.evaluation_set(task.validation)
     tests = {
-      name: trainable.evaluation_set(whom) for name, whom in task.tests.items()
+      name: trainable.evaluation_set(measured)
+      for name, measured in task.tests.items()
     }
     trained = _train(config, output, trainable, clients, validation)
     measured = _measured(trained, tests, config.seed)

@@ -24,7 +24,7 @@ class Setting:
     server: How the server joins updates.
     hyperparameters: What single algorithms have beside.
     privacy: Whether and how the run is private.
-    num_clients: How many may take part in training; 0 if nobody asked.
+    num_clients: How many may take part in training; 0 if it is not needed.
     ledger: Counts what the run costs; None if it is not private.
     canaries: Clients that hide among the others, to audit the run; or None.
   """

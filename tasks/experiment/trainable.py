@@ -84,44 +84,44 @@ class Trainable:
       return 1
     return self._config.loop.clients_per_round
 
-  def remembers(self, whom: tasks_lib.EvaluationClients) -> bool:
+  def remembers(self, clients: tasks_lib.EvaluationClients) -> bool:
     """Says whether clients come with what they remember from training.
 
     They do not where the evaluation has no use for it.
     """
-    if not whom.seen or self._algorithm.always_personalises:
+    if not clients.seen or self._algorithm.always_personalises:
       return False
     kept = self.process.initialize_client.type_signature
-    taken = self.evaluation(whom).initialize_client.type_signature
+    taken = self.evaluation(clients).initialize_client.type_signature
     return not self.process.is_stateless and bool(kept.is_equivalent_to(taken))
 
-  def evaluation(self, whom: tasks_lib.EvaluationClients) -> Evaluation:
+  def evaluation(self, clients: tasks_lib.EvaluationClients) -> Evaluation:
     """Builds, once, the evaluation of some clients.
 
     New users have no row in a table of all users: they rebuild weights of their
     own, as in Table 1 of the FedRecon paper.
 
     Args:
-      whom: Whom to measure.
+      clients: The clients to measure.
     """
     algorithm, user = self._algorithm, self._user
-    if user == tasks_lib.TABLE and not whom.seen:
+    if user == tasks_lib.TABLE and not clients.seen:
       algorithm, user = algorithms.ALGORITHMS['fed_recon'], tasks_lib.OWN
     is_at_home = (
-      whom.seen
+      clients.seen
       and not algorithm.always_personalises
       and not self._config.local.personalise_seen
     )
     measuring: Measuring = {}
-    if whom.split is not None:
-      measuring['split'] = whom.split
-    elif whom.seen and algorithm.personal is not None and not is_at_home:
+    if clients.split is not None:
+      measuring['split'] = clients.split
+    elif clients.seen and algorithm.personal is not None and not is_at_home:
       measuring['split'] = splits.by_mark()  # Their past, and what is measured.
     if algorithm.personal is not None and not is_at_home:
       local = self._config.local
       measuring['personalise'] = local.when_measured(algorithm.personal(local))
       measuring.setdefault('split', local.build_split())
-    parts = whom.split or ()
+    parts = clients.split or ()
     key = (tuple(part.name for part in parts), is_at_home)
     if key not in self._evaluations:
       model = self._task.model_with(user)
@@ -131,18 +131,18 @@ class Trainable:
     return self._evaluations[key]
 
   def evaluation_set(
-    self, whom: tasks_lib.EvaluationClients
+    self, clients: tasks_lib.EvaluationClients
   ) -> programs.EvaluationSet:
     """Has some of the task's clients measured.
 
     Args:
-      whom: Whom to measure.
+      clients: The clients to measure.
     """
-    evaluation = self.evaluation(whom)
+    evaluation = self.evaluation(clients)
     return programs.EvaluationSet(
       evaluation,
-      self._task.clients(whom.part, evaluation.example_spec),
-      remembering=self.remembers(whom),
+      self._task.clients(clients.part, evaluation.example_spec),
+      remembering=self.remembers(clients),
     )
 
   def personal(self) -> Evaluation:

@@ -30,7 +30,7 @@ def invent(
 
   Args:
     num_users: Number of users.
-    num_items: Number of items on offer. One that nobody happens to rate is left
+    num_items: Number of items on offer. One without ratings is left
       out, as it is in MovieLens; with the default sizes none is.
     seed: Chooses everything.
     num_factors: Length of the planted vectors.

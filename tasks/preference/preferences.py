@@ -102,8 +102,8 @@ def _drawn_anew(
     if min(len(piles[kind]), len(rest[kind])) < half:
       raise OptionError(
         f'There are {len(piles[kind])} examples of kind {kind} and '
-        f'{len(rest[kind])} others, and whoever likes it needs {half} of both. '
-        'Give more examples.'
+        f'{len(rest[kind])} others, and a user who likes it needs {half} of '
+        'both. Give more examples.'
       )
     choose = random_bits.generator(seed, 'preference', user).choice
     liked[user] = choose(piles[kind], half, replace=False)
@@ -174,9 +174,10 @@ def _refuse_too_many(
   )
   if number > most:
     raise OptionError(
-      f'{number} users cannot have {2 * half} examples each that nobody '
-      f'shares, half of them of the kind that they like: {total:,} examples '
-      f'are enough for {int(most)}. Give fewer users, or let examples repeat.'
+      f'{number} users cannot have {2 * half} examples each that no '
+      f'other shares, half of them of the kind that they like: {total:,} '
+      f'examples are enough for {int(most)}. Give fewer users, or let '
+      'examples repeat.'
     )
 
 

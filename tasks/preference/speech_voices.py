@@ -8,7 +8,7 @@ in length and, frame by frame, in decibels of each band. This interpolates the
 envelope of the spectrum and the pace. It does not interpolate pitch: harmonics
 of both speakers remain, each at part of its height above the rest. So a voice
 between two speakers has traits of both, and pairs that share a speaker are
-alike, as in the paper. Mixes stay spectrograms; nobody can listen to them.
+alike, as in the paper. Mixes stay spectrograms; they cannot be listened to.
 
 A mix has both of its recordings from the same part of the data, so that nothing
 of what is tested was trained on.

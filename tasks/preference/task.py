@@ -66,7 +66,7 @@ class Options(TaskOptions):
   repeat_images: bool = option(
     True,
     'Whether users may share images or utterances; else fewer users have some '
-    'that nobody shares.',
+    'that no other user has.',
   )
   validation_users: int = option(
     1_000, 'Users who choose the best round.', at_least=1
@@ -303,7 +303,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     """Packs the users of one part: TRAIN, VALIDATION or TEST.
 
     The images to be measured come after those of the training part and are
-    marked, so that whoever personalises has these.
+    marked, for clients that personalise.
     """
     wanted = self._parts[part]
     held = [wanted]

@@ -95,8 +95,8 @@ class Options(TaskOptions):
       self.max_documents < self.min_documents
     ):
       raise OptionError(
-        f'max_documents: nobody has at most {self.max_documents} documents and '
-        f'at least {self.min_documents}. Raise it, or lower min_documents.'
+        f'max_documents: no author has at most {self.max_documents} documents '
+        f'and at least {self.min_documents}. Raise it, or lower min_documents.'
       )
 
 
@@ -199,7 +199,7 @@ class DocumentTask(KnowsUsers):
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """Whom a result is about: all authors, the mixed ones, and new ones."""
+    """The authors that a result is about: all, the mixed ones, and new ones."""
     options = self._options
     split = splits.first(options.num_support, options.num_reserved)
     found = {

@@ -91,7 +91,7 @@ def hold_out(documents: Documents, share: float, seed: int) -> np.ndarray:
     seed: Chooses them.
 
   Raises:
-    DataError: If the share leaves nobody to train with, or is no share.
+    DataError: If the share leaves no author to train with, or is no share.
   """
   number = len(documents.authors)
   count = round(share * number) if 0 <= share < 1 else number

@@ -15,7 +15,7 @@ for the same target, and one that tells of what type the example is. Section
 Updates of all heads are averaged over all clients of the cohort, those of heads
 a client did not use being zero (line 25), so that the server need not know who
 belongs where, and noise covers all heads alike. What a client sends is a mean's
-summand: whoever sees it by itself sees which head is not zero.
+summand: seen by itself, it shows which head is not zero.
 
 Deviations: updates descend, where Algorithm 1 prints a plus sign. A client
 takes steps of an optimizer, the two sets of losses in turn on each batch, where

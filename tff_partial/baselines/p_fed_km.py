@@ -14,7 +14,7 @@ little but what the client likes.
 Deviations: k-means goes one step a round, from the centers of the round before
 and over the cohort alone, instead of from the beginning over all users at once.
 So centers are weights at the server like others, clients send how they would
-move them, and nobody need see a single client's gradient.
+move them, and the server need not see a single client's gradient.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ MODEL, HEAD = 'model', 'head'
 # Under which name a client holds its negative gradient.
 _STEP = 'step'
 
-# Nobody remembers more than which cluster its gradient led to, to be looked at.
+# A client remembers only which cluster its gradient led to, for analysis.
 # The linear head is never trained.
 _CLIENT_STATE = {
   MODEL: client_state.remember_group(client_state.stateless),

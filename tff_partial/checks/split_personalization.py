@@ -33,7 +33,7 @@ class Violation(NamedTuple):
     variable: What breaks it: a variable, or a path into a state.
     size: The largest number, in absolute value, that had to be zero: a gradient
       (Eq. 1) or a change (Eqs. 2 and 3). Infinite for what is sent.
-    what: What happens to whom.
+    what: What happens, and to which variables.
   """
 
   equation: int

@@ -68,7 +68,7 @@ class Cohort(Sequence[Any]):
 
 
 class ClientSource(Protocol):
-  """Whoever can hand out cohorts: a `Population` or a `Reader`."""
+  """A source of cohorts: a `Population` or a `Reader`."""
 
   @property
   def example_spec(self) -> examples.ExampleSpec:
@@ -95,7 +95,7 @@ class ClientSource(Protocol):
   def fingerprint(self, sample: int | None = None) -> str:
     """Says in some letters what the clients' examples are.
 
-    Whoever has other examples has another one, so that a run notices when it is
+    Other examples have another one, so that a run notices when it is
     to go on with other data.
 
     Args:

@@ -10,7 +10,7 @@ A client's value inside a computation is
     count:    how many of the examples are real; the rest is padding
     seed:     the client's randomness in this round
 
-Padding never changes a result: whoever reads examples honours `count`.
+Padding never changes a result: readers of examples honour `count`.
 """
 
 import collections

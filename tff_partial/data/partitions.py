@@ -153,7 +153,7 @@ def by_label(
   Args:
     labels: `[examples]`, integers or texts.
     num_clients: How many clients there are. With fewer than there are labels,
-      examples of labels that nobody holds are left out.
+      examples of labels that no client holds are left out.
     labels_per_client: How many labels each holds.
     size_deviation: Of the logarithm of the shares; 0 gives equal ones.
     min_examples: The least examples of each of its labels that a client gets.

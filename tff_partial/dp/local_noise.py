@@ -36,7 +36,7 @@ class LocalNoise:
 
   @property
   def mechanism(self) -> Mechanism:
-    """What it does to updates, for whoever counts what that costs."""
+    """What it does to updates, for the accountant."""
     return Mechanism(
       LOCAL,
       clipping_lib.FixedClip(self.clip),

@@ -105,7 +105,7 @@ class PrivateFactory(
 
   @property
   def mechanism(self) -> Mechanism:
-    """What it does to updates, for whoever counts what that costs."""
+    """What it does to updates, for the accountant."""
     return Mechanism(
       CENTRAL,
       self.clipping,

@@ -240,7 +240,7 @@ class _Sending:
     loud = tf.scatter_nd(
       places[:, np.newaxis], _LOUD * tf.cast(is_own, tf.float32), [sum(sizes)]
     )
-    # Nobody else sends the elements of canaries.
+    # Only canaries send these elements.
     is_free = np.ones([sum(sizes)], np.float32)
     is_free[places] = 0.0
     is_canary = tf.reduce_any(is_own)

@@ -312,8 +312,8 @@ class PrivacyLedger:
         )
     if mechanism.is_simulation and not self.simulation:
       raise samplings.AccountingError(
-        'The noise of this process follows from `noise_seed`: whoever knows it '
-        'sees through the noise. Make the ledger with simulation=True, or '
+        'The noise of this process follows from `noise_seed`: anyone who knows '
+        'it sees through the noise. Make the ledger with simulation=True, or '
         'leave the seed out.'
       )
 

@@ -41,7 +41,7 @@ class ClassWeights:
       )
     if not isinstance(outputs, tf.TensorSpec):
       raise ModelError(
-        'class_weight: the model has several outputs, so that nobody can say '
+        'class_weight: the model has several outputs, so it is unclear '
         'whose classes are meant. Give examples weights instead, in the field '
         '`weight`.'
       )

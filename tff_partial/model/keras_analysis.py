@@ -1,6 +1,6 @@
 """What a Keras model consists of, and why some models cannot be used.
 
-A model is built and called once, in a graph that nobody runs.
+A model is built and called once, in a graph that is never run.
 """
 
 import collections
@@ -175,7 +175,7 @@ class _Requests:
       name = variable.name.split(':')[0]
       if request.get('constraint') is not None:
         raise ModelError(
-          f'Variable {name!r} has a constraint, which nobody would apply: '
+          f'Variable {name!r} has a constraint, which would not be applied: '
           'updates of it are averaged and noised. Use a regularizer, or '
           'constrain the weights where the layer reads them.'
         )

@@ -130,7 +130,7 @@ class PureMetrics:
     return [self._metric(metric) for metric in given]
 
   def _metric(self, given: Any) -> tf.keras.metrics.Metric:
-    """A metric that nobody else uses, as Keras's `compile` would make it."""
+    """A metric of its own, as Keras's `compile` would make it."""
     if isinstance(given, str):
       return self._named(given)
     if _is_class(given):

@@ -60,7 +60,7 @@ def _adapted(what: str) -> str:
 
 
 def refuse_open_shapes(inputs: Any) -> None:
-  """Refuses inputs of which nobody knows how long they are."""
+  """Refuses inputs of unknown shape."""
   for spec in tf.nest.flatten(inputs):
     if not tf.TensorShape(spec.shape).is_fully_defined():
       raise ModelError(

@@ -89,7 +89,7 @@ class SeededDraws:
 
 
 def _initializer_of(initial_value: Any) -> Any:
-  """Whoever draws the value in a request for a variable."""
+  """The initializer in a request for a variable."""
   if isinstance(initial_value, functools.partial):
     initial_value = initial_value.func
   return getattr(initial_value, '__self__', initial_value)

@@ -205,7 +205,7 @@ def doubt(
     constant: The value of an input, if the graph holds it.
 
   Raises:
-    UnfitForXlaError: If XLA computes something else, or nobody knows.
+    UnfitForXlaError: If XLA computes something else, or may do so.
   """
   if node.op in _AGREE:
     return None

@@ -74,7 +74,7 @@ def added(graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]) -> Doubtful:
       never computed, and not doubted.
 
   Raises:
-    UnfitForXlaError: If XLA computes something else, or nobody knows.
+    UnfitForXlaError: If XLA computes something else, or may do so.
   """
   return _Adder(graph_def).graph(outputs)
 
@@ -149,7 +149,7 @@ class _Adder:
     for node in scope.needed(ends):
       if operations.definition(node) is None:
         raise agreement.UnfitForXlaError(
-          f'nobody knows what XLA makes of the operation {node.op}'
+          f'it is unknown what XLA makes of the operation {node.op}'
         )
       branches = _branches(node)
       if branches is not None:

@@ -30,7 +30,7 @@ from tff_partial.runtimes import typed_values
 framework = tff.framework
 Block = intrinsics.Block
 
-# Names used by whoever reads a program.
+# Names used by readers of a program.
 Key: TypeAlias = ops.Key
 Values: TypeAlias = ops.Values
 Kind = ops.Kind

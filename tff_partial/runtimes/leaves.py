@@ -23,7 +23,7 @@ from tff_partial.runtimes import reductions
 from tff_partial.runtimes import typed_values
 
 _serial = itertools.count()
-# What TensorFlow calls a variable that nobody is to find by a name.
+# What TensorFlow calls a variable without a shared name.
 _ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 
 

@@ -1,4 +1,4 @@
-"""The runtime under which programs run, if nobody chose one."""
+"""The runtime under which programs run, if none was chosen."""
 
 from collections.abc import Iterator
 import contextlib

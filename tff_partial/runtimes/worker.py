@@ -134,7 +134,7 @@ class _Executor(tff.framework.RemoteExecutor):
     self.set_cardinalities(cardinalities)
 
   def __del__(self) -> None:
-    self.close()  # Nobody uses it: the worker may forget it too.
+    self.close()  # It is unused: the worker may forget it too.
 
   async def create_call(self, comp: Any, arg: Any = None) -> Any:
     """Calls `comp` in the worker; its result stays there until computed."""
@@ -240,7 +240,7 @@ class Worker(tff.framework.ExecutorFactory):
     stub = _Stub(channel)
     patience = time.monotonic() + _SECONDS_TO_START
     while not stub.is_ready:
-      # Whoever closes this runtime from another thread waits for our lock.
+      # Another thread that closes this runtime waits for our lock.
       late = not self.open or time.monotonic() > patience
       if late or process.poll() is not None:
         self.end()

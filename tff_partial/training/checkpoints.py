@@ -332,7 +332,7 @@ def decompress(packed: Any) -> str:
 
 
 def for_owner_only(folder: pathlib.Path) -> None:
-  """Lets nobody but their owner read a folder and the files below it.
+  """Lets only their owner read a folder and the files below it.
 
   What a run saves tells more than what it publishes: the seeds of its noise,
   what its clients remember.

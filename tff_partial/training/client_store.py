@@ -12,7 +12,7 @@ which a leaf of all clients is one array; nothing is stacked client by client.
   store.save(round_number)
 
 A client that never took part has the first value that follows from the seed and
-its id, whoever else is drawn. It is made when asked for, and is not stored.
+its id, whichever others are drawn. It is made when asked for, and not stored.
 
 To delete a client is to overwrite all versions of what it remembered. That
 cannot undo what global weights have learned from its updates, nor reach copies
@@ -237,7 +237,7 @@ class ClientStore(ClientStates):
     resumed. The module's docstring says what that cannot undo.
 
     Args:
-      client_id: Whom to forget.
+      client_id: The client to forget.
 
     Returns:
       Whether there was anything to forget.
@@ -293,7 +293,7 @@ def look_up(
   client_id: str,
   round_number: int | None = None,
 ) -> collections.OrderedDict[str, np.ndarray] | None:
-  """What one client remembers, for whoever has the file and no process.
+  """What one client remembers, for readers of the file without a process.
 
   Args:
     versions: The file.

@@ -43,7 +43,7 @@ class EvaluationSet:
   remembering: bool = False
 
   def __repr__(self) -> str:
-    """What is measured, and whom."""
+    """Clients, and the evaluation that measures them."""
     comes = 'what they remember' if self.remembering else 'nothing'
     parts = f'{self.evaluation!r}\n{self.clients!r}'.splitlines()
     return '\n'.join(

@@ -33,7 +33,7 @@ from tff_partial.training.errors import ProgramError as ProgramError
 CHECKPOINTS_FOLDER = 'checkpoints'
 CLIENTS_FOLDER = 'clients'
 
-# Names used by whoever trains.
+# Names used in training programs.
 EvaluationSet: TypeAlias = evaluation_sets.EvaluationSet
 evaluate = evaluation_sets.evaluate
 Saved: TypeAlias = results.Saved

@@ -2,7 +2,7 @@
 
 A cohort is drawn without replacement. As in section 7 of the FedRecon paper,
 more clients than needed can be asked, of whom some drop out before they answer.
-Or each client takes part with the same probability, whoever else does, as
+Or each client takes part with the same probability, independently, as
 differential privacy assumes: Poisson sampling.
 
 `tff.simulation.build_uniform_sampling_fn` promises the same, but goes through
@@ -44,8 +44,8 @@ class CohortSampler:
     poisson: Whether each client is asked with the probability
       `clients_per_round` / population, on its own. Then the size of a cohort
       differs from round to round, and may be zero.
-    rounds_per_tree: If given, nobody is asked twice within so many rounds, of
-      which the first ones, the next ones and so on go together. Tree
+    rounds_per_tree: If given, no client is asked twice within so many rounds,
+      of which the first ones, the next ones and so on go together. Tree
       aggregation (DP-FTRL) counts on that.
   """
 
@@ -76,9 +76,9 @@ class CohortSampler:
       )
     if self.poisson and self.oversample != 1.0:
       raise SamplingError(
-        f'oversample={self.oversample}: with Poisson sampling whoever is asked '
-        'is joined, so nobody is asked in reserve. Leave it at 1, or give a '
-        'larger clients_per_round.'
+        f'oversample={self.oversample}: with Poisson sampling every client '
+        'asked is joined, so none is asked in reserve. Leave it at 1, or give '
+        'a larger clients_per_round.'
       )
     if self.num_asked * (self.rounds_per_tree or 1) > len(self.client_ids):
       if self.rounds_per_tree:
@@ -132,7 +132,7 @@ class CohortSampler:
     return asked if self.poisson else asked[: self.clients_per_round]
 
   def _answers(self, client_id: str, round_number: int) -> bool:
-    """Whether a client answers in a round, whoever else is asked."""
+    """Whether a client answers in a round, whichever others are asked."""
     drawn = random_bits.derive(self.seed, 'dropout', round_number, client_id)
     return drawn.view(np.uint32)[0] >= self.dropout_rate * 2.0**32
 

@@ -10,9 +10,9 @@ a run is killed at, the file holds what belongs to the server's checkpoint.
 Whatever the file holds is covered by checksums. That of a version is over the
 client's name, the round and the state, and is compared whenever the version is
 read. With each saved round is noted how many clients remember something then,
-and the sum of their checksums: so nobody can be lost, or change a name, without
-being missed. These sums follow a save at the cost of the clients that took
-part, and are compared with the whole file when that is opened: three seconds
+and the sum of their checksums: so no client can be lost, or change its name,
+without being missed. These sums follow a save at the cost of the clients that
+took part, and are compared with the whole file when that is opened: three seconds
 for a million clients.
 """
 
