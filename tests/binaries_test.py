@@ -428,6 +428,7 @@ def fixture_ended(tmp_path_factory):
   return folder, outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM'])
 def test_a_signal_ends_a_run_in_good_order(ended, name):
   folder, outcomes = ended
@@ -445,12 +446,14 @@ def test_a_signal_ends_a_run_in_good_order(ended, name):
   assert all(path.removeprefix('round_').isdigit() for path in left)
 
 
+@pytest.mark.slow
 def test_a_pipe_ends_with_its_program(ended):
   folder, outcomes = ended
   assert outcomes['piped'] == (0, f'Written to {folder}/piped.\n', '')
   assert _result(folder / 'piped')['runtime'] == 'native'
 
 
+@pytest.mark.slow
 def test_later_ratings_of_seen_users(ended):
   folder, outcomes = ended
   outcome = outcomes['seen']

@@ -258,6 +258,20 @@ def as_learning_process(
   )
 
 
+def _round_counter() -> tuple[tff.Computation, tff.Computation]:
+  """The number of rounds before any, and after one more."""
+
+  @tff.tensorflow.computation
+  def first() -> Any:
+    return tf.constant(0)
+
+  @tff.tensorflow.computation(np.int32)
+  def following(number: Any) -> Any:
+    return number + 1
+
+  return first, following
+
+
 def as_evaluation_process(
   evaluation: evaluation_lib.Evaluation,
   element_spec: Any = None,
@@ -293,14 +307,7 @@ def as_evaluation_process(
     client_work.metric_finalizers(model)
   ).create(states_type)
   initial_weights = client_work.initial_weights(model)
-
-  @tff.tensorflow.computation
-  def first_round() -> Any:
-    return tf.constant(0)
-
-  @tff.tensorflow.computation(np.int32)
-  def count_round(number: Any) -> Any:
-    return number + 1
+  first_round, count_round = _round_counter()
 
   @tff.tensorflow.computation(
     weights_type, np.int32, pack.type_signature.parameter[1]
@@ -342,12 +349,11 @@ def as_evaluation_process(
     )
     pooled = pool.next(state.client_work['metrics'], states)
     current, total = pooled.result
+    measured = collections.OrderedDict(
+      current_round_metrics=current, total_rounds_metrics=total
+    )
     metrics = collections.OrderedDict(
-      client_work=collections.OrderedDict(
-        eval=collections.OrderedDict(
-          current_round_metrics=current, total_rounds_metrics=total
-        )
-      )
+      client_work=collections.OrderedDict(eval=measured)
     )
     number = tff.federated_map(count_round, number)
     return templates.LearningProcessOutput(

@@ -164,11 +164,8 @@ def train(
     while not loop.is_over:
       loop.next()
   finally:
-    if loop.bar is not None:
-      loop.bar.close()
+    loop.close()
     events.close()
-    if loop.saved is not None:
-      loop.saved.close()
     if loop.run.store is not None and loop.run.store is not client_store:
       loop.run.store.release()
   return loop.result(time.perf_counter() - started)

@@ -12,8 +12,8 @@ client's name, the round and the state, and is compared whenever the version is
 read. With each saved round is noted how many clients remember something then,
 and the sum of their checksums: so no client can be lost, or change its name,
 without being missed. These sums follow a save at the cost of the clients that
-took part, and are compared with the whole file when that is opened: three seconds
-for a million clients.
+took part, and are compared with the whole file when that is opened: three
+seconds for a million clients.
 """
 
 import bisect

@@ -157,6 +157,13 @@ class TrainingLoop:
       shown[f'validation_{name}'] = self.run.notes.validation[name]
     return shown
 
+  def close(self) -> None:
+    """Ends the progress bar, and lets go of the checkpoints."""
+    if self.bar is not None:
+      self.bar.close()
+    if self.saved is not None:
+      self.saved.close()
+
   def result(self, seconds: float) -> results.TrainingResult:
     """What the run ended with.
 
