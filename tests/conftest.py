@@ -43,7 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
   """Marks slow tests, before pytest chooses by marks."""
   slow = set(_SLOW.read_text(encoding='utf-8').splitlines())
   for item in items:
-    if not slow.isdisjoint((item.nodeid, item.nodeid.split('[')[0])):
+    is_slow = not slow.isdisjoint((item.nodeid, item.nodeid.split('[')[0]))
+    if is_slow and item.get_closest_marker('quick') is None:
       item.add_marker(pytest.mark.slow)
 
 

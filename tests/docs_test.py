@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -68,6 +69,7 @@ def test_the_page_on_new_algorithms_writes_one_that_is_right():
   assert np.abs(known['c']).min() > 1e-3
 
 
+@pytest.mark.quick
 def test_the_quickstart_of_the_readme_runs_as_it_stands():
   known = _run('README.md', {})
   result, frame = known['result'], known['frame']

@@ -340,3 +340,17 @@ def test_addresses_are_found(text):
 )
 def test_other_text_is_left_alone(text):
   assert not _FOREIGN_TEXT.search(text)
+
+
+def test_the_list_of_slow_tests_names_tests_that_exist():
+  listed = (ROOT / 'tests' / 'slow_tests.txt').read_text().splitlines()
+  functions = {line.split('[')[0] for line in listed}
+  known = {
+    f'tests/{path.name}::{node.name}'
+    for path in (ROOT / 'tests').glob('*_test.py')
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.FunctionDef)
+  }
+  assert not functions - known, (
+    'Write it anew: make test-all ARGS=--note-slow=2'
+  )
