@@ -200,7 +200,7 @@ def test_other_private_runs(tmp_path, flags, sampling):
     (('--dp_mechanism=tree',), 'Give --clip'),
     (('--dp=local', '--clip=1', '--dp_sampling=fixed'), 'chance does not help'),
     (('--dp=local', '--clip=1', '--dp_mechanism=tree'), '--dp=central'),
-    (('--oversample=2',), 'nobody is asked in reserve'),
+    (('--oversample=2',), 'none is asked in reserve'),
   ],
 )
 def test_what_is_not_covered_is_refused(tmp_path, flags, expected):
