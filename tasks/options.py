@@ -8,7 +8,9 @@ same values.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import difflib
 import math
+import numbers
 from typing import (
   Any,
   cast,
@@ -19,9 +21,20 @@ from typing import (
   Self,
 )
 
+import numpy as np
+
 from tasks.errors import OptionError
 
 _OPTION = 'option'
+# What values of a type may be, and how messages call them.
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+  bool: ((bool, np.bool_), 'True or False'),
+  int: ((numbers.Integral,), 'a whole number'),
+  float: ((numbers.Real,), 'a number'),
+  str: ((str,), 'a text'),
+  tuple[int, ...]: ((tuple,), 'a tuple of whole numbers'),
+  tuple[str, ...]: ((tuple,), 'a tuple of texts'),
+}
 _LARGEST_INTEGER = 2**31
 
 
@@ -104,24 +117,29 @@ class Choice:
       return ','.join(map(str, self.value))
     return self.value
 
-  def check(self) -> None:
-    """Refuses what cannot be chosen.
+  def checked(self) -> Any:
+    """The value as its type, or a refusal of what cannot be chosen.
 
     Raises:
       OptionError: With the name of the flag, and what is possible.
     """
     value, said = self.value, self.option
     if value is None and self.may_be_none:
-      return
+      return None
     name = f'--{self.flag}={value!s:.80}'
     if said.choices is not None and value not in said.choices:
       raise OptionError(f'{name}: choose one of {", ".join(said.choices)}.')
-    if self.kind not in (int, float):
-      return
-    allowed = (int,) if self.kind is int else (int, float)
-    if isinstance(value, bool) or not isinstance(value, allowed):
-      wanted = 'a whole number' if self.kind is int else 'a number'
+    allowed, wanted = _KINDS[self.kind]
+    is_truth = isinstance(value, (bool, np.bool_))
+    if not isinstance(value, allowed) or is_truth != (self.kind is bool):
       raise OptionError(f'{name}: give {wanted}.')
+    if self.kind in (int, float):
+      self._check_number(name, value)
+      return self.kind(value)
+    return bool(value) if self.kind is bool else value
+
+  def _check_number(self, name: str, value: Any) -> None:
+    said = self.option
     if self.kind is int and abs(value) >= _LARGEST_INTEGER:
       raise OptionError(f'{name}: give a number below {_LARGEST_INTEGER}.')
     if math.isnan(value) or math.isinf(value) and not said.may_be_infinite:
@@ -156,15 +174,25 @@ class Options:
   """
 
   title: ClassVar[str] = ''
+  __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
   def __post_init__(self) -> None:
-    """Checks each choice by itself.
+    """Checks each choice by itself, and makes numbers of its type.
 
     Raises:
       OptionError: If one is impossible.
     """
     for choice in self.own_choices():
-      choice.check()
+      (field,) = choice.path
+      if _OPTION in self.__dataclass_fields__[field].metadata:
+        object.__setattr__(self, field, choice.checked())
+    for field, kind in get_type_hints(type(self)).items():
+      is_part = isinstance(kind, type) and issubclass(kind, Options)
+      if is_part and not isinstance(getattr(self, field), kind):
+        raise OptionError(
+          f'{field}: give a {kind.__name__}, found '
+          f'{getattr(self, field)!r:.80}.'
+        )
 
   def flag_prefix(self) -> str:
     """Begins the names of their flags."""
@@ -229,7 +257,9 @@ class Options:
     known = {choice.flag: choice.path for choice in self.choices()}
     for flag in values:
       if flag not in known:
-        raise OptionError(f'--{flag}: there is no such flag here.')
+        meant = difflib.get_close_matches(flag, known, 1)
+        hint = f' Did you mean --{meant[0]}?' if meant else ''
+        raise OptionError(f'--{flag}: there is no such flag here.{hint}')
     return _changed(self, {known[flag]: v for flag, v in values.items()})
 
 

@@ -1180,7 +1180,7 @@ _SHARED = layers.Dense(1, name='shared')
     ),
     (
       _stack(layers.Dense(2, kernel_constraint='non_neg', name='positive')),
-      "Variable 'positive/kernel' has a constraint, which would not be applied.*"
+      "'positive/kernel' has a constraint, which would not be applied.*"
       'Use a regularizer',
     ),
     (

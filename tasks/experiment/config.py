@@ -1,10 +1,6 @@
 """An experiment as one value: all that decides its numbers.
 
-from tasks.experiment import Config, run
-from tasks.movielens.task import Options
-
-config = Config(task=Options(protocol='seen'), algorithm='furl')
-result = run(config.with_flags({'rounds': 10, 'data': 'synthetic'}))
+docs/experiments.md shows some.
 """
 
 from collections.abc import Iterator, Mapping
