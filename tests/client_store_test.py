@@ -28,6 +28,7 @@ from tff_partial import random_bits
 from tff_partial.training import client_store
 from tff_partial.training import sampling
 from tff_partial.training import sqlite_backend
+from tff_partial.training import sqlite_file
 from tff_partial.training import state_codec
 
 ClientStore = client_store.ClientStore
@@ -737,7 +738,7 @@ def test_a_flipped_bit_changes_no_figure_in_silence(folder, tmp_path, flips):
 
 
 def test_a_locked_file_is_named(path, monkeypatch):
-  monkeypatch.setattr(sqlite_backend, '_PATIENCE', 0.05)
+  monkeypatch.setattr(sqlite_file, '_PATIENCE', 0.05)
   store = ClientStore(initialize_small, folder=path.parent)
   other = sqlite3.connect(path)
   other.execute('BEGIN EXCLUSIVE')

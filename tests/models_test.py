@@ -13,6 +13,7 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_models
+from tff_partial.model import losses
 from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.model.selectors import SelectorError
@@ -458,7 +459,7 @@ def test_what_becomes_a_keras_model_predicts_the_same(made):
 
 def _objective(
   made: Made, rows: np.ndarray, is_real: np.ndarray
-) -> tuple[models.LossValue, dict[str, tf.Tensor]]:
+) -> tuple[losses.LossValue, dict[str, tf.Tensor]]:
   """The loss of some rows of the batch, and its gradients."""
   weight = np.linspace(0.5, 1.5, _BATCH, dtype=np.float32)
   loss, gradients = made.objective(
@@ -473,7 +474,7 @@ def _objective(
   named: dict[str, tf.Tensor] = {}
   for each in gradients.values():
     named.update(each)
-  return models.LossValue(*loss), named
+  return losses.LossValue(*loss), named
 
 
 def test_losses_and_gradients_are_those_of_keras(made):
@@ -857,7 +858,7 @@ def test_dropout_follows_from_the_seed_in_training_alone():
 # ---- losses ------------------------------------------------------------------
 
 
-def _loss_of(model: models.PartialModel, **given) -> models.LossValue:
+def _loss_of(model: models.PartialModel, **given) -> losses.LossValue:
   return model.loss(
     **{
       'labels': tf.constant([[0.0], [0.0], [0.0]]),

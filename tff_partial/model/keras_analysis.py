@@ -5,6 +5,7 @@ A model is built and called once, in a graph that is never run.
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -295,3 +296,17 @@ def _without_lists(structure: Any) -> Any:
   if isinstance(structure, (list, tuple)):
     return tuple(map(_without_lists, structure))
   return structure
+
+
+def described(what: str, variables: Sequence[VariableSpec]) -> list[str]:
+  """Lines on some variables: how many numbers they are, and their shapes.
+
+  Args:
+    what: What they are.
+    variables: The variables.
+  """
+  total = sum(math.prod(v.shape) for v in variables)
+  return [
+    f'  {what}: {total:,} parameters',
+    *(f'    {v.name}: {v.dtype.name} {list(v.shape)}' for v in variables),
+  ]

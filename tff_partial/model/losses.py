@@ -1,6 +1,7 @@
 """A loss as a function of labels and predictions, from any of Keras's forms."""
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -64,3 +65,18 @@ def classes(
   classes = outputs.shape[-1]
   described = f'the model predicts {classes} classes'
   return {'y': (examples_lib.IdRange(classes, described, ignored=ignored),)}
+
+
+@dataclasses.dataclass(frozen=True)
+class LossValue:
+  """The loss of a batch.
+
+  Attributes:
+    objective: What training minimizes; scalar.
+    total: Sum of the examples' weighted losses; scalar.
+    num_elements: How many losses were summed, padding not counted; scalar.
+  """
+
+  objective: tf.Tensor
+  total: tf.Tensor
+  num_elements: tf.Tensor

@@ -7,8 +7,6 @@ are local. The result has no variables: weights go in, predictions come out.
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
-import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -19,29 +17,15 @@ from tff_partial import tiers as tiers_lib
 from tff_partial.data import examples as examples_lib
 from tff_partial.model import class_weights
 from tff_partial.model import keras_analysis
+from tff_partial.model import keras_filling
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
-from tff_partial.model import keras_variables
 from tff_partial.model import table_ids
 from tff_partial.model import tracing
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import classes
 from tff_partial.model.losses import LossFn
-
-
-@dataclasses.dataclass(frozen=True)
-class LossValue:
-  """The loss of a batch.
-
-  Attributes:
-    objective: What training minimizes; scalar.
-    total: Sum of the examples' weighted losses; scalar.
-    num_elements: How many losses were summed, padding not counted; scalar.
-  """
-
-  objective: tf.Tensor
-  total: tf.Tensor
-  num_elements: tf.Tensor
+from tff_partial.model.losses import LossValue
 
 
 class PartialModel:
@@ -118,9 +102,9 @@ class PartialModel:
     }
     frozen = [v for v in self.variables if not v.trainable]
     for tier, note in parts.items():
-      lines += _described(f'{tier}{note}', self.trainable(tier))
+      lines += keras_analysis.described(f'{tier}{note}', self.trainable(tier))
     if frozen:
-      lines += _described('never trained', frozen)
+      lines += keras_analysis.described('never trained', frozen)
     lines += [f'  {line}' for line in repr(self.example_spec).split('\n')]
     return '\n'.join(lines)
 
@@ -376,7 +360,7 @@ class PartialModel:
     """
     values: dict[str, Any] = {}
     for given in weights:
-      for named in _named_weights(given):
+      for named in keras_filling.named_weights(given):
         values.update(named)
     names = [v.name for v in self.variables]
     unknown = [name for name in values if name not in names]
@@ -396,54 +380,9 @@ class PartialModel:
       raise ModelError(
         f'There are no values for the variables {missing}.{remedy}'
       )
-    made: list[tf.Variable] = []
-
-    def record(next_creator: Callable[..., Any], **request: Any) -> Any:
-      made.append(next_creator(**request))
-      return made[-1]
-
-    with keras_variables.answering_variables(record):
-      keras_model = self.build()
-      if not keras_model.built:
-        zeros = tf.nest.map_structure(
-          lambda spec: tf.zeros([1, *spec.shape], spec.dtype),
-          self.example_spec['x'],
-        )
-        keras_model(zeros)
-    held = {id(v) for v in keras_model.variables}
-    mine = [v for v in made if id(v) in held]
-    for spec, variable in zip(self.variables, mine, strict=True):
-      value = np.asarray(values[spec.name])
-      if value.shape != spec.shape:
-        raise ModelError(
-          f'Variable {spec.name!r} has shape {spec.shape}, the value given for '
-          f'it {value.shape}.'
-        )
-      variable.assign(value)
-    return keras_model
-
-
-def _named_weights(given: Any) -> list[Mapping[str, Any]]:
-  """What was given to `to_keras`, as mappings from variable name to value."""
-  if hasattr(given, 'trainable') and hasattr(given, 'non_trainable'):
-    return [*given.trainable.values(), given.non_trainable]
-  if not isinstance(given, Mapping):
-    raise ModelError(
-      'Expected weights, `ModelWeights` or a mapping from variable name to '
-      f'value, found a {type(given).__name__}. A result has `best_weights`.'
+    return keras_filling.filled(
+      self.build, self.variables, self.example_spec['x'], values
     )
-  return [given]
-
-
-def _described(
-  what: str, variables: Sequence[keras_analysis.VariableSpec]
-) -> list[str]:
-  """Lines on some variables: how many numbers they are, and their shapes."""
-  total = sum(math.prod(v.shape) for v in variables)
-  return [
-    f'  {what}: {total:,} parameters',
-    *(f'    {v.name}: {v.dtype.name} {list(v.shape)}' for v in variables),
-  ]
 
 
 def check(model: Any) -> None:

@@ -1,0 +1,74 @@
+"""A Keras model with the weights of somebody."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.model import keras_variables
+from tff_partial.model.keras_analysis import VariableSpec
+from tff_partial.model.keras_variables import ModelError
+
+
+def named_weights(given: Any) -> list[Mapping[str, Any]]:
+  """What was given to `to_keras`, as mappings from variable name to value.
+
+  Args:
+    given: `ModelWeights`, or such a mapping.
+
+  Raises:
+    ModelError: If it is something else.
+  """
+  if hasattr(given, 'trainable') and hasattr(given, 'non_trainable'):
+    return [*given.trainable.values(), given.non_trainable]
+  if not isinstance(given, Mapping):
+    raise ModelError(
+      'Expected weights, `ModelWeights` or a mapping from variable name to '
+      f'value, found a {type(given).__name__}. A result has `best_weights`.'
+    )
+  return [given]
+
+
+def filled(
+  build: Callable[[], tf.keras.Model],
+  variables: Sequence[VariableSpec],
+  inputs: Any,
+  values: Mapping[str, Any],
+) -> tf.keras.Model:
+  """Builds a Keras model and gives its variables values.
+
+  Args:
+    build: Makes the model.
+    variables: Its variables, in order.
+    inputs: Structure of specs of one example's input.
+    values: The value of each variable, by its name.
+
+  Raises:
+    ModelError: If a value has another shape.
+  """
+  made: list[tf.Variable] = []
+
+  def record(next_creator: Callable[..., Any], **request: Any) -> Any:
+    made.append(next_creator(**request))
+    return made[-1]
+
+  with keras_variables.answering_variables(record):
+    keras_model = build()
+    if not keras_model.built:
+      zeros = tf.nest.map_structure(
+        lambda spec: tf.zeros([1, *spec.shape], spec.dtype),
+        inputs,
+      )
+      keras_model(zeros)
+  held = {id(v) for v in keras_model.variables}
+  mine = [v for v in made if id(v) in held]
+  for spec, variable in zip(variables, mine, strict=True):
+    value = np.asarray(values[spec.name])
+    if value.shape != spec.shape:
+      raise ModelError(
+        f'Variable {spec.name!r} has shape {spec.shape}, the value given for '
+        f'it {value.shape}.'
+      )
+    variable.assign(value)
+  return keras_model
