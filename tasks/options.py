@@ -174,7 +174,6 @@ class Options:
   """
 
   title: ClassVar[str] = ''
-  __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
   def __post_init__(self) -> None:
     """Checks each choice by itself, and makes numbers of its type.
@@ -183,9 +182,7 @@ class Options:
       OptionError: If one is impossible.
     """
     for choice in self.own_choices():
-      (field,) = choice.path
-      if _OPTION in self.__dataclass_fields__[field].metadata:
-        object.__setattr__(self, field, choice.checked())
+      object.__setattr__(self, choice.path[0], choice.checked())
     for field, kind in get_type_hints(type(self)).items():
       is_part = isinstance(kind, type) and issubclass(kind, Options)
       if is_part and not isinstance(getattr(self, field), kind):

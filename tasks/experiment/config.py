@@ -133,8 +133,8 @@ class Config(Options):
     """The algorithm."""
     return algorithms.ALGORITHMS[self.algorithm]
 
-  def own_choices(self) -> Iterator[Choice]:
-    """The choices of the class, without those of options in its fields."""
+  def choices(self) -> Iterator[Choice]:
+    """All choices: the task, and those of options in its fields."""
     yield Choice(
       path=(TASK,),
       flag=TASK,
@@ -145,7 +145,7 @@ class Config(Options):
       may_be_none=False,
       option=Option('', choices=tuple(sorted(TASKS))),
     )
-    yield from super().own_choices()
+    yield from super().choices()
 
   def with_flags(self, values: Mapping[str, Any]) -> Self:
     """Returns the same but for some choices.

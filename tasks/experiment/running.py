@@ -58,8 +58,9 @@ class Result:
 def load(config: Config) -> tasks_lib.Task:
   """Loads the data of an experiment and makes its task.
 
-  A single client with everybody's examples uses all cores; this
-  says to TensorFlow what its threads are for, before it has any.
+  Where many clients train side by side, TensorFlow is told so before it has any
+  threads: each kernel gets one. A single client with everybody's examples uses
+  all cores.
 
   Args:
     config: The experiment.
