@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_partial.data import cohorts
 from tff_partial.data import examples
+from tff_partial.data import id_ranges
 from tff_partial.data import packing
 from tff_partial.data import populations
 from tff_partial.model import keras_models
@@ -236,13 +237,13 @@ def test_labels_are_classes_that_the_model_predicts(loss, labels, bad):
 def test_clients_of_another_model_are_refused(spec):
   population = packing.pack({'ann': _fields(), 'bob': _fields([3, 1])}, spec)
   population.check(spec)
-  smaller = examples.ExampleSpec(spec, {'x.item': (examples.IdRange(3, 'T'),)})
+  smaller = examples.ExampleSpec(spec, {'x.item': (id_ranges.IdRange(3, 'T'),)})
   with pytest.raises(
     examples.ClientDataError,
     match="x.item: example 1 of client 'ann' is 6, but",
   ):
     population.check(smaller)
-  larger = examples.ExampleSpec(spec, {'x.item': (examples.IdRange(9, 'T'),)})
+  larger = examples.ExampleSpec(spec, {'x.item': (id_ranges.IdRange(9, 'T'),)})
   population.check(larger)
   reader = populations.Reader(['ann'], lambda _: _fields(), spec)
   cohorts.check(reader, spec)

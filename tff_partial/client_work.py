@@ -20,11 +20,17 @@ from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.data import examples
 from tff_partial.data import splits
+from tff_partial.model import client_tables
 from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.sparse import lookups
 
 ModelWeights: TypeAlias = tff.learning.models.ModelWeights
+
+
+# Of clients with tables of their own size: what they remember, and how many of
+# the tables' rows count.
+_HELD, _NUM_ROWS = 'held', 'num_rows'
 
 
 class CompositionError(errors.UserError, TypeError):
@@ -175,7 +181,8 @@ class ClientWork:
     self.example_spec = example_spec_of(model, self.work)
     self._tables = lookups.Tables(model, self.work)
     first = tracing.traced(
-      lambda seed: client_state.first(model, seed), random_bits.SEED_SPEC
+      lambda seed: self._with_num_rows(client_state.first(model, seed), {}),
+      random_bits.SEED_SPEC,
     )
 
     @tff.tensorflow.computation(type_of(random_bits.SEED_SPEC))
@@ -217,9 +224,21 @@ class ClientWork:
       client: Its data.
       server: What the server sends beside weights, if anything.
     """
-    held = self.client_state.recall(
-      self.model, kept, shared, random_bits.fold_in(client['seed'], 'local')
+    seed = random_bits.fold_in(client['seed'], 'local')
+    rows = client.get('rows', {})
+    tables = self.model.client_tables
+    kept, num_rows = self._without_num_rows(kept)
+    kept = tables.fit(kept, num_rows, rows, seed)
+    held = collections.OrderedDict(
+      self.client_state.recall(self.model, kept, shared, seed)
     )
+    if tiers.LOCAL in held:
+      # What was not remembered has no rows yet.
+      numbers = {
+        name: number if name in num_rows else tf.constant(0)
+        for name, number in client_tables.num_rows(rows).items()
+      }
+      held[tiers.LOCAL] = tables.fit(held[tiers.LOCAL], numbers, rows, seed)
     weights = tiers.join(shared, held)
     if phases.holds_a_copy(self.work) and tiers.PERSONAL not in weights:
       weights[tiers.PERSONAL] = collections.OrderedDict(shared[tiers.GLOBAL])
@@ -233,7 +252,64 @@ class ClientWork:
       client['seed'],
       kept,
       server,
+      rows=rows,
     )
+
+  def keep(self, client: contexts.ClientContext) -> Any:
+    """What a client remembers after its work.
+
+    Args:
+      client: What it knows then.
+    """
+    return self._with_num_rows(self.client_state.keep(client), client.rows)
+
+  def keep_as_before(self, client: contexts.ClientContext) -> Any:
+    """What a client remembers whose work failed.
+
+    Args:
+      client: What it knows.
+    """
+    return self._with_num_rows(client.remembered, client.rows)
+
+  @property
+  def remembers_tables(self) -> bool:
+    """Whether clients remember tables of their own size."""
+    return tff.types.contains(
+      self.initialize_client.type_signature.result,
+      lambda kind: (
+        isinstance(kind, tff.TensorType)
+        and (kind.shape is None or None in kind.shape)
+      ),
+    )
+
+  @property
+  def remembered_names(self) -> list[str]:
+    """The names of what clients remember, at its top."""
+    kept = self.initialize_client.type_signature.result
+    if self.remembers_tables:
+      kept = kept[_HELD]
+    return tff.structure.name_list(kept)
+
+  def _with_num_rows(self, kept: Any, rows: Mapping[str, tf.Tensor]) -> Any:
+    """What a client remembers, and how many rows of each table in it count."""
+    held = client_tables.names_in(kept, self.model.client_tables.names)
+    if not held:
+      return kept
+    numbers = client_tables.num_rows(rows)
+    return collections.OrderedDict(
+      {
+        _HELD: kept,
+        _NUM_ROWS: collections.OrderedDict(
+          (name, numbers.get(name, tf.constant(0))) for name in sorted(held)
+        ),
+      }
+    )
+
+  def _without_num_rows(self, kept: Any) -> tuple[Any, Any]:
+    """What a client remembers without these numbers, and the numbers."""
+    if not (isinstance(kept, Mapping) and _NUM_ROWS in kept):
+      return kept, {}
+    return kept[_HELD], kept[_NUM_ROWS]
 
   def run(
     self,

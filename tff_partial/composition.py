@@ -20,6 +20,7 @@ from tff_partial import phases
 from tff_partial import server_update
 from tff_partial.composition_checks import check_joining
 from tff_partial.composition_checks import check_privacy
+from tff_partial.composition_checks import check_settling
 from tff_partial.composition_checks import check_statistics
 from tff_partial.composition_checks import check_tiers
 from tff_partial.composition_checks import mechanism
@@ -106,6 +107,7 @@ def compose(
     if any(tier in phase.train for phase in phases.flat(client.work))
   ]
   check_tiers(client)
+  check_settling(client, statistics)
   round_ = _Round(
     client,
     messages.Sending(

@@ -120,6 +120,25 @@ def mechanism(
   return None
 
 
+def check_settling(
+  client: client_work.ClientWork, statistics: Sequence[Statistic]
+) -> None:
+  """Refuses to compare what clients remembered before and after a round.
+
+  Args:
+    client: What clients do.
+    statistics: What is sent beside the update.
+  """
+  for statistic in statistics:
+    if statistic.settle is not None and client.remembers_tables:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} settles what clients remember, but '
+        f'their tables {list(client.model.client_tables.names)} have a size of '
+        'their own, which changes with their data. Give the tables a fixed '
+        'size, or do without.'
+      )
+
+
 def check_tiers(client: client_work.ClientWork) -> None:
   """Refuses a model of which the server would have nothing.
 

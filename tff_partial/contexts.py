@@ -86,6 +86,8 @@ class ClientContext(NamedTuple):
     group: int32 scalar, the client's group; 0 until it has chosen.
     batch: The examples of the step, for terms; None elsewhere.
     outcome: What the work came to; None as long as it goes on.
+    rows: Of each table of the client's own size, which of its rows are real,
+      bool `[rows]`.
   """
 
   model: models.PartialModel
@@ -101,6 +103,7 @@ class ClientContext(NamedTuple):
   group: Any = 0
   batch: Batch | None = None
   outcome: Outcome | None = None
+  rows: Mapping[str, tf.Tensor] = types.MappingProxyType({})
 
   def weight(self, tier: str, name: str) -> tf.Tensor:
     """One variable's tensor, as it stands.

@@ -9,6 +9,63 @@ import tensorflow as tf
 from tff_partial import phases
 from tff_partial import tiers
 
+# A number of rows that no table has, to find what an optimizer keeps by rows.
+_MANY = 1_000_003
+
+
+def first_state(
+  optimizer: phases.Optimizer, weights: tiers.NamedTensors
+) -> Any:
+  """An optimizer's state before the first step on some weights.
+
+  Optimizers make it of shapes that are known. Where a table's number of rows is
+  not, it is made for one row, and all rows begin alike.
+
+  Args:
+    optimizer: The optimizer.
+    weights: Name to tensor, of which tables may have an open number of rows.
+  """
+  state = _state_of_rows(optimizer, weights, [1] * len(weights))
+  tensors = list(weights.values())
+  if all(tensor.shape.is_fully_defined() for tensor in tensors):
+    return state
+  marks = [_MANY + place for place in range(len(tensors))]
+  with tf.__internal__.FuncGraph('shapes').as_default():
+    shapes = [
+      leaf.shape
+      for leaf in tf.nest.flatten(_state_of_rows(optimizer, weights, marks))
+    ]
+
+  def repeated(leaf: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    if not shape.rank or shape[0] not in marks:
+      return leaf
+    table = tensors[marks.index(shape[0])]
+    return tf.broadcast_to(leaf, tf.shape(table))
+
+  leaves = map(repeated, tf.nest.flatten(state), shapes)
+  return tf.nest.pack_sequence_as(state, list(leaves))
+
+
+def _state_of_rows(
+  optimizer: phases.Optimizer,
+  weights: tiers.NamedTensors,
+  rows: Iterable[int],
+) -> Any:
+  """The first state, with so many rows wherever a number of rows is open."""
+  specs = collections.OrderedDict(
+    (
+      name,
+      tf.TensorSpec(
+        [number if size is None else size for size in tensor.shape],
+        tensor.dtype,
+      ),
+    )
+    for (name, tensor), number in zip(weights.items(), rows, strict=True)
+  )
+  return tf.nest.map_structure(
+    tf.convert_to_tensor, optimizer.initialize(specs)
+  )
+
 
 def descend(
   optimizer: phases.Optimizer,

@@ -15,6 +15,7 @@ from tff_partial.client_steps import Client
 from tff_partial.client_steps import Stand
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
+from tff_partial.descent import first_state
 from tff_partial.descent import replaced
 from tff_partial.descent import trained_by
 from tff_partial.model import keras_metrics
@@ -98,15 +99,7 @@ def _take_turns(
   trained = trained_by(turns, before.weights)
   optimizers = [
     collections.OrderedDict(
-      (
-        tier,
-        tf.nest.map_structure(
-          tf.convert_to_tensor,
-          phase.optimizer_of(tier).initialize(
-            tf.nest.map_structure(tf.TensorSpec.from_tensor, named)
-          ),
-        ),
-      )
+      (tier, first_state(phase.optimizer_of(tier), named))
       for tier, named in trained_by([phase], before.weights).items()
     )
     for phase in turns

@@ -87,7 +87,7 @@ class Sending(NamedTuple):
       shared: Any, frozen: Any, kept: Any, client: Any, *beside: Any
     ) -> Message:
       result = work.run(shared, frozen, kept, client, *beside)
-      return self._message(work, result, shared, kept)
+      return self._message(work, result, shared)
 
     return for_a_client(make, work, sent)
 
@@ -96,7 +96,6 @@ class Sending(NamedTuple):
     work: client_work.ClientWork,
     result: local_training.ClientResult,
     shared: Any,
-    kept: Any,
   ) -> Message:
     """The message of one client."""
     result, weight = _weighed(result, self.weighting)
@@ -124,7 +123,9 @@ class Sending(NamedTuple):
       update,
       ids,
       weight,
-      _unless_spoilt(result.is_finite, kept, work.client_state.keep(known)),
+      _unless_spoilt(
+        result.is_finite, work.keep_as_before(known), work.keep(known)
+      ),
       beside,
       result.group,
       client_work.unfinalized_metrics(result),

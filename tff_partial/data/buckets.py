@@ -1,7 +1,7 @@
 """Padding clients to one of a few capacities, so that few shapes occur."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,10 +9,6 @@ import tensorflow as tf
 
 from tff_partial.data import cohorts
 from tff_partial.data import examples
-
-_MAX_BUCKETS = 3
-_BUCKET_RATIO = 4
-_WASTED_BYTES = 2**28  # Padding up to this size is not worth a bucket.
 
 
 class Bucket(NamedTuple):
@@ -37,18 +33,39 @@ def rounded(count: int) -> int:
   return 1 << max(count - 1, 0).bit_length()
 
 
-def _default_capacities(counts: np.ndarray, example_bytes: int) -> list[int]:
-  """One capacity, and smaller ones where they save much memory.
+class _Effort(NamedTuple):
+  """How much is done to save padding.
 
-  Padding costs memory alone, while each capacity is one more shape for a
-  compiling runtime to compile.
+  Attributes:
+    buckets: How many there are at most.
+    ratio: From one to the next smaller one.
+    wasted_bytes: Padding up to this size is not worth a bucket.
+  """
+
+  buckets: int
+  ratio: int
+  wasted_bytes: int
+
+
+# Padding of examples costs memory alone.
+_OF_EXAMPLES = _Effort(buckets=3, ratio=4, wasted_bytes=2**28)
+# That of tables costs time as well, wherever all rows of one are gone through.
+_OF_TABLES = _Effort(buckets=8, ratio=2, wasted_bytes=2**16)
+
+
+def _default_capacities(
+  counts: np.ndarray, example_bytes: int, effort: _Effort
+) -> list[int]:
+  """One capacity, and smaller ones where they save much.
+
+  Each capacity is one more shape for a compiling runtime to compile.
   """
   capacities = [max(int(counts.max()), 1)]
-  while len(capacities) < _MAX_BUCKETS:
+  while len(capacities) < effort.buckets:
     inside = counts <= capacities[-1]
     wasted = (capacities[-1] - counts[inside]).sum() * example_bytes
-    smaller = -(-capacities[-1] // _BUCKET_RATIO)
-    if wasted <= _WASTED_BYTES or not (counts <= smaller).any():
+    smaller = -(-capacities[-1] // effort.ratio)
+    if wasted <= effort.wasted_bytes or not (counts <= smaller).any():
       break
     capacities.append(smaller)
   return sorted(capacities)
@@ -59,6 +76,8 @@ def fill(
   flat: Any,
   offsets: np.ndarray,
   capacities: Sequence[int] | None,
+  num_rows: Mapping[str, np.ndarray],
+  round_rows: Callable[[int], int] = int,
 ) -> list[Bucket]:
   """Cuts concatenated examples into clients and pads each to its capacity.
 
@@ -67,6 +86,9 @@ def fill(
     flat: Nested arrays `[all examples, ...]`.
     offsets: `[clients + 1]`: client i has examples offsets[i] to offsets[i+1].
     capacities: Sizes to pad to; few good ones if None.
+    num_rows: Of each table of the clients' own sizes, how many rows they have,
+      `[clients]`; padded to the most in a bucket.
+    round_rows: Rounds these up, so that few sizes occur.
 
   Raises:
     ClientDataError: If a client has more examples than the largest capacity.
@@ -75,7 +97,10 @@ def fill(
   example_bytes = sum(
     array.nbytes // max(len(array), 1) for array in tf.nest.flatten(flat)
   )
-  capacities = sorted(capacities or _default_capacities(counts, example_bytes))
+  effort = _OF_TABLES if num_rows else _OF_EXAMPLES
+  capacities = sorted(
+    capacities or _default_capacities(counts, example_bytes, effort)
+  )
   if counts.max() > capacities[-1]:
     raise examples.ClientDataError(
       f'Client {client_ids[int(counts.argmax())]!r} has {counts.max()} '
@@ -107,8 +132,18 @@ def fill(
     resident = collections.OrderedDict(
       examples=examples.map_fields(pad, flat), count=held.astype(np.int32)
     )
+    if num_rows:
+      resident['rows'] = collections.OrderedDict(
+        (name, _masks(numbers[indices], round_rows))
+        for name, numbers in num_rows.items()
+      )
     buckets.append(Bucket(resident, indices))
   return buckets
+
+
+def _masks(numbers: np.ndarray, round_rows: Callable[[int], int]) -> np.ndarray:
+  """Which rows of a table are each client's, bool `[clients, rows]`."""
+  return np.arange(round_rows(int(numbers.max()))) < numbers[:, np.newaxis]
 
 
 def groups_of(

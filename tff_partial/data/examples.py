@@ -8,6 +8,8 @@ A client's value inside a computation is
       weight  how much an example counts, 1 unless said otherwise
       ...     further fields that a split asks for, such as a time
     count:    how many of the examples are real; the rest is padding
+    rows:     of a model with tables of the client's own size, for each such
+              table which of its rows are real, `[capacity of the table]`
     seed:     the client's randomness in this round
 
 Padding never changes a result: readers of examples honour `count`.
@@ -15,66 +17,15 @@ Padding never changes a result: readers of examples honour `count`.
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import math
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_partial import errors
+from tff_partial.data import id_ranges
 
 WEIGHT_SPEC = tf.TensorSpec([], tf.float32)
-
-
-class IdRange(NamedTuple):
-  """What a field may hold that is read as an id: 0 to `size` - 1.
-
-  Attributes:
-    size: How many ids there are.
-    what: Whose ids, for messages: `table 'items' has 500 rows`.
-    elements: Which elements of an example are ids, by their place when it is
-      flat; all by default.
-    ignored: A further value that a field may hold.
-    is_local: Whether each client has a table of so many rows.
-  """
-
-  size: int
-  what: str
-  elements: tuple[int, ...] | None = None
-  ignored: int | None = None
-  is_local: bool = False
-
-  def first_outside(self, array: np.ndarray) -> tuple[int, Any] | None:
-    """Finds the first example with another value, and that value.
-
-    Args:
-      array: Values of the field, `[examples, ...]`.
-    """
-    values = array.reshape([len(array), math.prod(array.shape[1:])])
-    if self.elements is not None:
-      values = values[:, list(self.elements)]
-    # A fraction is cut off, so that -0.5 is 0.
-    outside = (values <= -1) | (values >= self.size)
-    if self.ignored is not None:
-      outside &= values != self.ignored
-    if not outside.any():
-      return None
-    example, place = np.argwhere(outside)[0]
-    return int(example), values[example, place]
-
-  def advice(self, value: Any) -> str:
-    """Says what to do about a value outside of the range."""
-    if value >= self.size:
-      return (
-        'If ids start at 1, let them start at 0; otherwise build it larger.'
-      )
-    return (
-      'Drop rows with missing values, which `cat.codes` makes -1, or fill them.'
-    )
-
-
-# Path of a field, such as `x.item`, to the ranges in which its ids must lie.
-Ids: TypeAlias = Mapping[str, tuple[IdRange, ...]]
 
 
 class ExampleSpec(collections.OrderedDict[str, Any]):
@@ -88,7 +39,7 @@ class ExampleSpec(collections.OrderedDict[str, Any]):
   def __init__(
     self,
     fields: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
-    ids: Ids | None = None,
+    ids: id_ranges.Ids | None = None,
   ):
     super().__init__(fields)
     self.ids = dict(ids or {})
@@ -102,7 +53,8 @@ class ExampleSpec(collections.OrderedDict[str, Any]):
       line = f'  {path}: {spec.dtype.name} {list(spec.shape)}'
       for ids in self.ids.get(path, ()):
         places = '' if ids.elements is None else f' at {list(ids.elements)}'
-        line += f', 0 to {ids.size - 1}{places} ({ids.what})'
+        last = '' if ids.size is None else f' to {ids.size - 1}'
+        line += f', 0{last or " and up"}{places} ({ids.what})'
       lines.append(line)
     return '\n'.join(lines)
 
@@ -119,7 +71,7 @@ def leaves(structure: Any, path: str = '') -> Iterator[tuple[str, Any]]:
     yield path, structure
 
 
-def ids_of(example_spec: Mapping[str, Any]) -> Ids:
+def ids_of(example_spec: Mapping[str, Any]) -> id_ranges.Ids:
   """Which fields hold ids; none is known of a plain mapping."""
   return getattr(example_spec, 'ids', {})
 
@@ -138,13 +90,19 @@ class NoEligibleClientError(ClientDataError):
 
 def client_spec(example_spec: ExampleSpec) -> collections.OrderedDict[str, Any]:
   """Returns the structure of `tf.TensorSpec` of one client's value."""
-  return collections.OrderedDict(
+  spec = collections.OrderedDict(
     examples=map_fields(
       lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), example_spec
     ),
     count=tf.TensorSpec([], tf.int32),
-    seed=tf.TensorSpec([2], tf.int32),
   )
+  tables = id_ranges.client_sized(ids_of(example_spec))
+  if tables:
+    spec['rows'] = collections.OrderedDict(
+      (name, tf.TensorSpec([None], tf.bool)) for name in tables
+    )
+  spec['seed'] = tf.TensorSpec([2], tf.int32)
+  return spec
 
 
 def map_fields(fn: Callable[..., Any], *structures: Any) -> Any:
@@ -181,7 +139,7 @@ def check_array(
   array: Any,
   spec: tf.TensorSpec,
   where: str,
-  ids: Sequence[IdRange] = (),
+  ids: Sequence[id_ranges.IdRange] = (),
   which: Callable[[int], str] = _example,
 ) -> np.ndarray:
   """Returns examples as an array of the spec's dtype, or says what is wrong.
@@ -253,7 +211,7 @@ def check_array(
 
 def check_ids(
   array: np.ndarray,
-  ids: Sequence[IdRange],
+  ids: Sequence[id_ranges.IdRange],
   where: str,
   which: Callable[[int], str] = _example,
 ) -> None:
@@ -273,8 +231,9 @@ def check_ids(
     if outside is not None:
       place, value = outside
       raise ClientDataError(
-        f'{where}: {which(place)} is {value}, but {limits.what}: ids are 0 to '
-        f'{limits.size - 1}. {limits.advice(value)}'
+        f'{where}: {which(place)} is {value}, but {limits.what}: ids are 0 '
+        f'{"and up" if limits.size is None else f"to {limits.size - 1}"}. '
+        f'{limits.advice(value)}'
       )
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_partial.data import data_frames
 from tff_partial.data import examples
 from tff_partial.data import populations
+from tff_partial.data import table_rows
 from tff_partial.data.populations import Population
 from tff_partial.data.vocabularies import Vocabulary
 
@@ -19,6 +20,7 @@ def _of_clients(
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
   capacities: Sequence[int] | None,
+  num_rows: table_rows.NumRows | None = None,
 ) -> Population:
   ids, flat, offsets, filtered = populations.concatenate(
     clients, example_spec, min_examples
@@ -30,6 +32,7 @@ def _of_clients(
     offsets,
     capacities=capacities,
     num_filtered=filtered,
+    num_rows=num_rows,
   )
 
 
@@ -39,6 +42,7 @@ def pack(
   *,
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
+  num_rows: table_rows.NumRows | None = None,
 ) -> Population:
   """Pads every client's arrays to one of a few capacities.
 
@@ -50,12 +54,17 @@ def pack(
       none is, and clients without examples send nothing; by
       default none is, and an empty client is an error.
     capacities: Sizes to pad to; few good ones by default.
+    num_rows: Client id to name of a table of the clients' own sizes, such as
+      `user/embeddings`, to how many rows the client needs, where its other
+      examples will name more than these.
 
   Raises:
     ClientDataError: For a missing field, a wrong shape or dtype, or a value
       that is not finite; the message names client, field and example.
   """
-  return _of_clients(clients.items(), example_spec, min_examples, capacities)
+  return _of_clients(
+    clients.items(), example_spec, min_examples, capacities, num_rows
+  )
 
 
 def from_arrays(

@@ -16,6 +16,8 @@ import tensorflow as tf
 from tff_partial.data import buckets
 from tff_partial.data import cohorts
 from tff_partial.data import examples
+from tff_partial.data import id_ranges
+from tff_partial.data import table_rows
 from tff_partial.data import vocabularies as vocabularies_lib
 
 
@@ -135,6 +137,7 @@ class Population:
     capacities: Sequence[int] | None = None,
     num_filtered: int = 0,
     vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
+    num_rows: table_rows.NumRows | None = None,
   ):
     """Takes over checked, concatenated examples.
 
@@ -147,6 +150,8 @@ class Population:
       capacities: Sizes to pad to; few good ones if None.
       num_filtered: Clients left out before.
       vocabularies: Column to the vocabulary by which it was encoded.
+      num_rows: How many rows clients need of tables of their own size, if more
+        than their examples name.
     """
     self.example_spec = example_spec
     self.num_filtered = num_filtered
@@ -157,7 +162,13 @@ class Population:
     self._index = {client: i for i, client in enumerate(self._client_ids)}
     self._counts = np.diff(offsets)
     self._buckets = buckets.fill(
-      self._client_ids, flat, np.asarray(offsets), capacities
+      self._client_ids,
+      flat,
+      np.asarray(offsets),
+      capacities,
+      table_rows.count(
+        example_spec, self._client_ids, flat, np.asarray(offsets), num_rows
+      ),
     )
 
   @property
@@ -210,9 +221,13 @@ class Population:
     count = bucket.resident['count']
     return array, np.arange(bucket.capacity) < count[:, np.newaxis]
 
-  def _warn_of_tables(self, path: str, ids: Sequence[examples.IdRange]) -> None:
+  def _warn_of_tables(
+    self, path: str, ids: Sequence[id_ranges.IdRange]
+  ) -> None:
     """Warns, once, of a table at each client of which it reads one row."""
-    if path in self._warned or not any(limits.size > 1 for limits in ids):
+    if path in self._warned or not any(
+      (limits.size or 0) > 1 for limits in ids
+    ):
       return
     self._warned.add(path)
     for bucket in self._buckets:
@@ -231,7 +246,7 @@ class Population:
     )
 
   def _check_ids(
-    self, bucket: buckets.Bucket, path: str, ids: Sequence[examples.IdRange]
+    self, bucket: buckets.Bucket, path: str, ids: Sequence[id_ranges.IdRange]
   ) -> None:
     array, is_real = self._field(bucket, path)
     client, place = np.nonzero(is_real)
@@ -338,7 +353,10 @@ class Reader:
     capacities = self.capacities
     if capacities is None:
       capacities = [buckets.rounded(int(np.diff(offsets).max()))]
-    filled = buckets.fill(ids, flat, offsets, capacities)
+    num_rows = table_rows.count(self.example_spec, ids, flat, offsets)
+    filled = buckets.fill(
+      ids, flat, offsets, capacities, num_rows, buckets.rounded
+    )
     members = np.arange(len(client_ids))
     return cohorts.Cohort(client_ids, buckets.groups_of(filled, members, seeds))
 

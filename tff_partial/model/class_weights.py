@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_partial.data import examples
+from tff_partial.data import id_ranges
 from tff_partial.model import keras_metrics
 from tff_partial.model.keras_variables import ModelError
 
@@ -73,12 +73,14 @@ class ClassWeights:
     self._drops_axis = label_shape == [*inner, 1]
 
   @property
-  def ids(self) -> examples.Ids:
+  def ids(self) -> id_ranges.Ids:
     """Which labels there are, where they are numbers of classes."""
     if self.are_one_hot:
       return {}
     count = len(self.values)
-    return {'y': (examples.IdRange(count, f'there are {count} class weights'),)}
+    return {
+      'y': (id_ranges.IdRange(count, f'there are {count} class weights'),)
+    }
 
   def of(self, labels: tf.Tensor, rank: int) -> tf.Tensor:
     """The weights of some examples by their labels.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.model import client_tables
 from tff_partial.model import keras_variables
 from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
@@ -30,7 +31,8 @@ class VariableSpec(NamedTuple):
     name: Its name in the model, `layer/variable`, unique.
     owners: For each layer that uses it, the names of the layers around that
       layer from the outside in, and its own.
-    shape: Its static shape.
+    shape: Its static shape; of a table of the client's own size, its first
+      dimension is None.
     dtype: Its type.
     trainable: Whether training may change it.
     position: Its index among `model.variables`.
@@ -39,11 +41,13 @@ class VariableSpec(NamedTuple):
     value: The first value that building the model gives it, or None if it draws
       one.
     is_assigned: Whether it gets this value after it was made, as by `weights=`.
+    draw_rows: From a seed and a number to first values of so many rows; None of
+      what is no table, or is given values.
   """
 
   name: str
   owners: tuple[tuple[str, ...], ...]
-  shape: tuple[int, ...]
+  shape: tuple[int | None, ...]
   dtype: tf.DType
   trainable: bool
   position: int
@@ -51,6 +55,25 @@ class VariableSpec(NamedTuple):
   initialize: Callable[[tf.Tensor], tf.Tensor]
   value: np.ndarray | None = None
   is_assigned: bool = False
+  draw_rows: client_tables.DrawRows | None = None
+
+  @property
+  def is_client_sized(self) -> bool:
+    """Whether each client has as many rows of it as it needs."""
+    return None in self.shape
+
+  @property
+  def size(self) -> int:
+    """How many numbers it is; of the client's own size, how many in a row."""
+    return math.prod(n for n in self.shape if n is not None)
+
+  def fits(self, shape: Sequence[int | None]) -> bool:
+    """Whether a value of some shape is one of the variable's.
+
+    Args:
+      shape: The value's shape.
+    """
+    return tf.TensorShape(self.shape).is_compatible_with(tuple(shape))
 
   @property
   def layers(self) -> tuple[str, ...]:
@@ -202,6 +225,9 @@ class _Requests:
           _first_value(request, variable, value),
           value,
           number in self.assigned,
+          None
+          if value is not None or not variable.shape.rank
+          else seeded_draws.first_rows(request, variable),
         )
       )
     made = {id(variable) for _, variable in self.made}
@@ -305,8 +331,10 @@ def described(what: str, variables: Sequence[VariableSpec]) -> list[str]:
     what: What they are.
     variables: The variables.
   """
-  total = sum(math.prod(v.shape) for v in variables)
+  total = sum(v.size for v in variables if not v.is_client_sized)
+  sized = any(v.is_client_sized for v in variables)
   return [
-    f'  {what}: {total:,} parameters',
+    f'  {what}: {total:,} parameters'
+    f'{", and rows as each client needs them" if sized else ""}',
     *(f'    {v.name}: {v.dtype.name} {list(v.shape)}' for v in variables),
   ]

@@ -48,8 +48,13 @@ def filled(
     ModelError: If a value has another shape.
   """
   made: list[tf.Variable] = []
+  by_request = {v.request: v for v in variables if v.is_client_sized}
 
   def record(next_creator: Callable[..., Any], **request: Any) -> Any:
+    sized = by_request.get(len(made))
+    if sized is not None:  # As many rows as the client has.
+      request['initial_value'] = np.asarray(values[sized.name])
+      request['shape'] = None
     made.append(next_creator(**request))
     return made[-1]
 
@@ -65,7 +70,7 @@ def filled(
   mine = [v for v in made if id(v) in held]
   for spec, variable in zip(variables, mine, strict=True):
     value = np.asarray(values[spec.name])
-    if value.shape != spec.shape:
+    if not spec.fits(value.shape):
       raise ModelError(
         f'Variable {spec.name!r} has shape {spec.shape}, the value given for '
         f'it {value.shape}.'

@@ -66,7 +66,7 @@ def rebuild(
     if variable is None:
       return keras_variables.stand_in(request)
     shape = request.get('shape')
-    if shape is not None and tuple(tf.TensorShape(shape)) != variable.shape:
+    if shape is not None and not variable.fits(tf.TensorShape(shape)):
       raise ModelError(
         f'The model asks for a variable {request.get("name")!r} of shape '
         f'{shape} where it had {variable.name!r} of shape {variable.shape} '

@@ -18,6 +18,7 @@ from tff_partial.model.models import PartialModel
 from tff_partial.model.selectors import assign_tiers
 from tff_partial.model.selectors import SelectorError
 from tff_partial.model.selectors import Selectors
+from tff_partial.model.selectors import with_client_sizes
 
 
 def from_keras(
@@ -25,6 +26,7 @@ def from_keras(
   *,
   loss: str | LossFn | tf.keras.losses.Loss,
   local: Selectors = None,
+  client_sized: Selectors = None,
   group: Selectors = None,
   num_groups: int = 0,
   class_weight: Mapping[int, float] | None = None,
@@ -51,6 +53,10 @@ def from_keras(
     local: What never leaves the client: a layer, a layer's name, a regular
       expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
+    client_sized: Tables among what is local, named in the same ways, of which
+      each client has as many rows as its examples name: those of its own users
+      or items, say, which it numbers from 0. The number of rows that the
+      builder names counts only for how first values are distributed.
     group: What belongs to sub-populations, named in the same ways: the server
       has a copy for each.
     num_groups: How many sub-populations there are.
@@ -77,8 +83,9 @@ def from_keras(
     ModelError: If the model cannot be used: batch normalization and other
       layers that update state in training, hidden random draws, losses of
       padded inputs.
-    SelectorError: If `local` or `group` match nothing, everything, the same
-      variable twice or a variable that another layer shares.
+    SelectorError: If `local`, `client_sized` or `group` match nothing,
+      everything, the same variable twice or a variable that another layer
+      shares.
   """
   if isinstance(build, tf.keras.Model):
     raise ModelError(
@@ -100,19 +107,24 @@ def from_keras(
       f'group={group!r}, num_groups={num_groups}: sub-populations need both '
       'variables of their own and a number, at least 1.'
     )
+  spec = with_client_sizes(spec, tier_of, client_sized)
   loss = as_loss(loss)
   values: dict[str, np.ndarray] = {}
   if initial_weights is not None:
     given = initial_weights.variables
     wanted = sorted(spec.variables, key=lambda v: v.position)
-    if [tuple(v.shape) for v in given] != [v.shape for v in wanted]:
+    if len(given) != len(wanted) or not all(
+      v.fits(value.shape) for v, value in zip(wanted, given, strict=True)
+    ):
       raise ModelError(
         '`initial_weights` has variables of other shapes than the model: '
         f'{[(v.name, tuple(v.shape)) for v in given]} instead of '
         f'{[(v.name, v.shape) for v in wanted]}.'
       )
     values = {
-      v.name: tensor.numpy() for v, tensor in zip(wanted, given, strict=True)
+      v.name: tensor.numpy()
+      for v, tensor in zip(wanted, given, strict=True)
+      if not v.is_client_sized
     }
   return PartialModel(
     build,

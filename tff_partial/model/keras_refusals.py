@@ -48,6 +48,21 @@ def explaining() -> Iterator[None]:
     ) from error
 
 
+@contextlib.contextmanager
+def explaining_tensors() -> Iterator[None]:
+  """Says what fails without the variables that Keras made."""
+  try:
+    yield
+  except ModelError:
+    raise
+  except Exception as error:
+    raise ModelError(
+      'The model can be called with its variables, but not with tensors in '
+      f'their place: {tracing.reason(error)} Make weights with '
+      '`self.add_weight`, and do no more in `call` than read them.'
+    ) from error
+
+
 def _adapted(what: str) -> str:
   """What to do about normalization that learns from data by itself."""
   return (

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_partial.data import examples as examples_lib
+from tff_partial.data import id_ranges
 from tff_partial.model.keras_variables import ModelError
 
 LossFn = Callable[[Any, Any], tf.Tensor]
@@ -52,7 +52,7 @@ def as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
 
 def classes(
   labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
-) -> examples_lib.Ids:
+) -> id_ranges.Ids:
   """Which labels there are, if the loss and the predictions say so."""
   if type(loss) is tf.keras.losses.SparseCategoricalCrossentropy:
     ignored = loss._fn_kwargs.get('ignore_class')
@@ -64,7 +64,7 @@ def classes(
     return {}
   classes = outputs.shape[-1]
   described = f'the model predicts {classes} classes'
-  return {'y': (examples_lib.IdRange(classes, described, ignored=ignored),)}
+  return {'y': (id_ranges.IdRange(classes, described, ignored=ignored),)}
 
 
 @dataclasses.dataclass(frozen=True)

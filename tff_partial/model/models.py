@@ -15,11 +15,14 @@ import tensorflow as tf
 from tff_partial import random_bits
 from tff_partial import tiers as tiers_lib
 from tff_partial.data import examples as examples_lib
+from tff_partial.data import id_ranges
 from tff_partial.model import class_weights
+from tff_partial.model import client_tables
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
+from tff_partial.model import keras_refusals
 from tff_partial.model import table_ids
 from tff_partial.model import tracing
 from tff_partial.model.keras_variables import ModelError
@@ -36,6 +39,7 @@ class PartialModel:
     variables: All its variables, in order of creation.
     tier_of: Variable name to tier.
     num_groups: How many copies of the variables of GROUP the server has.
+    client_tables: The tables that have a client's own size.
     example_spec: What the model reads of an example: x, y and weight.
     prediction_spec: Specs of one example's prediction.
     metrics: Keras metrics as pure functions.
@@ -64,6 +68,13 @@ class PartialModel:
     self.variables = spec.variables
     self.tier_of = dict(tier_of)
     self.num_groups = num_groups
+    self.client_tables = client_tables.ClientTables(
+      {
+        v.name: v.draw_rows
+        for v in spec.variables
+        if v.is_client_sized and v.draw_rows is not None
+      }
+    )
     self.prediction_spec = spec.outputs
     self.example_spec = examples_lib.ExampleSpec(
       [('x', spec.inputs), ('y', labels), ('weight', weights)]
@@ -129,6 +140,9 @@ class PartialModel:
   def initial_weights(self, tier: str, seed: Any) -> tiers_lib.NamedTensors:
     """Draws the first values of a tier's trainable weights.
 
+    A table of the client's own size has no rows yet: `client_tables` draws
+    those that the client's data need.
+
     Args:
       tier: The tier.
       seed: int32 `[2]`; each variable's draw depends on it and on the
@@ -170,15 +184,17 @@ class PartialModel:
     self, variables: Iterable[keras_analysis.VariableSpec], seed: Any
   ) -> tiers_lib.NamedTensors:
     place = {v.name: i for i, v in enumerate(self.variables)}
-    return collections.OrderedDict(
-      (
-        v.name,
-        tf.constant(self._initial_values[v.name])
-        if v.name in self._initial_values
-        else v.initialize(random_bits.fold_in(seed, place[v.name])),
-      )
-      for v in variables
-    )
+
+    def first(v: keras_analysis.VariableSpec) -> tf.Tensor:
+      if v.name in self._initial_values:
+        return tf.constant(self._initial_values[v.name])
+      own_seed = random_bits.fold_in(seed, place[v.name])
+      if v.is_client_sized and v.draw_rows is not None:
+        # Not of a known shape: its type leaves the number of rows open.
+        return v.draw_rows(own_seed, tf.bitwise.bitwise_and(own_seed[0], 0))
+      return v.initialize(own_seed)
+
+    return collections.OrderedDict((v.name, first(v)) for v in variables)
 
   def predict(
     self,
@@ -279,7 +295,7 @@ class PartialModel:
         '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
       ) from error
 
-  def _check_by_tracing(self) -> tuple[tuple[str, ...], examples_lib.Ids]:
+  def _check_by_tracing(self) -> tuple[tuple[str, ...], id_ranges.Ids]:
     """Traces the model once, so that what cannot work fails now.
 
     Returns:
@@ -291,9 +307,10 @@ class PartialModel:
       seed = tf.compat.v1.placeholder(tf.int32, [2])
       weights = {t: self.initial_weights(t, seed) for t in self.tiers}
       frozen = self.frozen_weights()
-      predictions, regularization = self._called_on_tensors(
-        weights, frozen, batch['x'], seed
-      )
+      with keras_refusals.explaining_tensors():
+        predictions, regularization = self.predict(
+          weights, frozen, batch['x'], training=True, seed=seed
+        )
       is_real = tf.compat.v1.placeholder(tf.bool, [None])
       with self._explaining():
         self.loss(batch['y'], predictions, batch['weight'], is_real)
@@ -325,26 +342,9 @@ class PartialModel:
     tables = collections.ChainMap(frozen, *weights.values())
     inputs = dict(examples_lib.leaves(batch['x'], 'x'))
     local = self.specs(tiers_lib.LOCAL)
-    return only_looked_up, table_ids.find(tables, inputs, local)
-
-  def _called_on_tensors(
-    self,
-    weights: Mapping[str, tiers_lib.NamedTensors],
-    frozen: Mapping[str, tf.Tensor],
-    inputs: Any,
-    seed: tf.Tensor,
-  ) -> tuple[Any, list[tf.Tensor]]:
-    """Predicts for the first time without the variables that Keras made."""
-    try:
-      return self.predict(weights, frozen, inputs, training=True, seed=seed)
-    except ModelError:
-      raise
-    except Exception as error:
-      raise ModelError(
-        'The model can be called with its variables, but not with tensors in '
-        f'their place: {tracing.reason(error)} Make weights with '
-        '`self.add_weight`, and do no more in `call` than read them.'
-      ) from error
+    ids = table_ids.find(tables, inputs, local)
+    self.client_tables.check(only_looked_up, ids)
+    return only_looked_up, ids
 
   def to_keras(self, *weights: Any) -> tf.keras.Model:
     """Makes a Keras model from named weights, for example a client's own.

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_partial import random_bits
+from tff_partial.model.keras_variables import ModelError
 
 
 def _normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
@@ -38,8 +39,15 @@ class SeededDraws:
   RNG_STATEFUL = 'stateful'
   RNG_LEGACY_STATEFUL = 'legacy_stateful'
 
-  def __init__(self, seed: tf.Tensor):
-    self._seed = seed
+  def __init__(self, seed: tf.Tensor, rows: tf.Tensor | None = None):
+    """Draws from a seed.
+
+    Args:
+      seed: int32 `[2]`.
+      rows: int32, the leading dimension of what is drawn, whatever is asked
+        for; None for what is asked for.
+    """
+    self._seed, self._rows = seed, rows
     self._draws = itertools.count()
     self._rng_type = self.RNG_STATELESS
 
@@ -61,6 +69,8 @@ class SeededDraws:
   ) -> tf.Tensor:
     """Draws numbers, of Keras's type if no other is asked for."""
     dtype = tf.as_dtype(dtype or tf.keras.backend.floatx())
+    if self._rows is not None:
+      shape = tf.concat([[self._rows], tf.convert_to_tensor(shape)[1:]], 0)
     return draw(self._next_seed(), shape, *of, dtype)
 
   def random_uniform(
@@ -99,25 +109,68 @@ def first_value(
   request: dict[str, Any], variable: tf.Variable
 ) -> Callable[[tf.Tensor], tf.Tensor]:
   """A pure function from a seed to the first value that a variable draws."""
-  initial_value = request['initial_value']
-  initializer = _initializer_of(initial_value)
-  draws_it = hasattr(initializer, '_random_generator')
-  own_seed = getattr(initializer, 'seed', None)
+  draw = _drawn_by(request)
 
   def initialize(seed: tf.Tensor) -> tf.Tensor:
-    if not draws_it:
-      value = initial_value()
-    else:
-      if own_seed is not None:
-        seed = tf.constant(random_bits.derive('initializer', own_seed))
-      # The initializer may be another layer's, too, or another model's.
-      generator = initializer._random_generator
-      initializer._random_generator = SeededDraws(seed)
-      initializer._used = False  # Keras warns of a second use without seed.
-      try:
-        value = initial_value()
-      finally:
-        initializer._random_generator = generator
+    value = draw(seed, None)
     return tf.ensure_shape(tf.cast(value, variable.dtype), variable.shape)
 
   return initialize
+
+
+def first_rows(
+  request: dict[str, Any], variable: tf.Variable
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+  """A pure function from a seed and a number to first rows of a variable.
+
+  They are distributed as those of the variable are. The first rows are the
+  same, however many are drawn.
+  """
+  draw = _drawn_by(request)
+  rest = variable.shape[1:]
+
+  def initialize(seed: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    value = tf.cast(draw(seed, number), variable.dtype)
+    if not _draws(request):
+      known = tf.get_static_value(value)
+      if known is not None and (known != known[:1]).any():
+        raise ModelError(
+          f'Table {variable.name!r} begins with other values in each row, so '
+          'that rows of which a client has more or fewer have none. Give it '
+          'an initializer that draws, or one value for all.'
+        )
+      value = tf.broadcast_to(value[:1], tf.concat([[number], rest], 0))
+    return tf.ensure_shape(value, [None, *rest])
+
+  return initialize
+
+
+def _draws(request: dict[str, Any]) -> bool:
+  """Whether an initializer draws its values."""
+  initializer = _initializer_of(request['initial_value'])
+  return hasattr(initializer, '_random_generator')
+
+
+def _drawn_by(
+  request: dict[str, Any],
+) -> Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]:
+  """(seed, number of rows or None) -> what a request's initializer makes."""
+  initial_value = request['initial_value']
+  initializer = _initializer_of(initial_value)
+  own_seed = getattr(initializer, 'seed', None)
+
+  def draw(seed: tf.Tensor, rows: tf.Tensor | None) -> tf.Tensor:
+    if not _draws(request):
+      return initial_value()
+    if own_seed is not None:
+      seed = tf.constant(random_bits.derive('initializer', own_seed))
+    # The initializer may be another layer's, too, or another model's.
+    generator = initializer._random_generator
+    initializer._random_generator = SeededDraws(seed, rows)
+    initializer._used = False  # Keras warns of a second use without seed.
+    try:
+      return initial_value()
+    finally:
+      initializer._random_generator = generator
+
+  return draw

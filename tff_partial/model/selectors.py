@@ -95,6 +95,76 @@ def _as_list(selectors: Selectors) -> list[Selector]:
   return [selectors]
 
 
+def _matched(
+  spec: keras_analysis.KerasSpec, selector: Selector, what: str
+) -> list[keras_analysis.VariableSpec]:
+  """The variables that a selector means.
+
+  Raises:
+    SelectorError: If there are none.
+  """
+  if isinstance(selector, type):
+    raise SelectorError(
+      f'{what}={selector.__name__} is a class. Name the layers, or pass a '
+      'predicate over variables.'
+    )
+  layers = set(spec.layers)
+  try:
+    matched = [v for v in spec.variables if _selects(selector, v, layers)]
+  except re.error as error:
+    raise SelectorError(
+      f'{what}={selector!r} is not a regular expression: {error}.'
+    ) from None
+  if not matched:
+    raise SelectorError(
+      f'{what}={selector!r} matches no variable. The model has the layers '
+      f'{list(spec.layers)} with the variables '
+      f'{[v.name for v in spec.variables]}.'
+    )
+  return matched
+
+
+def with_client_sizes(
+  spec: keras_analysis.KerasSpec,
+  tier_of: Mapping[str, str],
+  client_sized: Selectors,
+) -> keras_analysis.KerasSpec:
+  """Leaves the number of rows of some local tables to each client.
+
+  Args:
+    spec: The model.
+    tier_of: Variable name to tier.
+    client_sized: The tables.
+
+  Raises:
+    SelectorError: If one is not local or no table, or has first values that
+      belong to certain rows.
+  """
+  names = {
+    v.name
+    for selector in _as_list(client_sized)
+    for v in _matched(spec, selector, 'client_sized')
+  }
+  variables = []
+  for variable in spec.variables:
+    if variable.name in names:
+      if tier_of[variable.name] != tiers_lib.LOCAL or not variable.trainable:
+        raise SelectorError(
+          f'client_sized={client_sized!r}: {variable.name!r} is not local. '
+          'Only what a client alone holds can have a size of its own: name it '
+          'in `local`, too.'
+        )
+      if variable.draw_rows is None or len(variable.shape) < 2:
+        raise SelectorError(
+          f'client_sized={client_sized!r}: {variable.name!r} of the shape '
+          f'{list(variable.shape)} is no table whose rows an initializer '
+          'makes. Name embeddings without values of their own.'
+        )
+      variable = variable._replace(shape=(None, *variable.shape[1:]))
+    variables.append(variable)
+  return spec._replace(variables=tuple(variables))
+
+
 def assign_tiers(
   spec: keras_analysis.KerasSpec, selectors: Mapping[str, Selectors]
 ) -> dict[str, str]:
@@ -104,23 +174,7 @@ def assign_tiers(
   for tier, given in selectors.items():
     selectors_of_tier = _as_list(given)
     for selector in selectors_of_tier:
-      if isinstance(selector, type):
-        raise SelectorError(
-          f'{tier}={selector.__name__} is a class. Name the layers, or pass a '
-          'predicate over variables.'
-        )
-      try:
-        matched = [v for v in spec.variables if _selects(selector, v, layers)]
-      except re.error as error:
-        raise SelectorError(
-          f'{tier}={selector!r} is not a regular expression: {error}.'
-        ) from None
-      if not matched:
-        raise SelectorError(
-          f'{tier}={selector!r} matches no variable. The model has the layers '
-          f'{list(spec.layers)} with the variables '
-          f'{[v.name for v in spec.variables]}.'
-        )
+      matched = _matched(spec, selector, tier)
       if not any(v.trainable for v in matched):
         raise SelectorError(
           f'{tier}={selector!r} matches only variables that are not trainable: '

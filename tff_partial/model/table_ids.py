@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from tff_partial.data import examples
+from tff_partial.data import id_ranges
 from tff_partial.model import tracing
 
 # Operations that hand values on, all of them and some of them.
@@ -31,7 +31,7 @@ def find(
   tables: Mapping[str, tf.Tensor],
   inputs: Mapping[str, tf.Tensor],
   local: Collection[str] = (),
-) -> examples.Ids:
+) -> id_ranges.Ids:
   """Finds the fields that hold ids of tables.
 
   Args:
@@ -43,7 +43,7 @@ def find(
     Path of a field to the ranges in which its ids must lie.
   """
   path_of = {tensor.op.name: path for path, tensor in inputs.items()}
-  found: dict[str, list[examples.IdRange]] = {}
+  found: dict[str, list[id_ranges.IdRange]] = {}
   for name, table in tables.items():
     for ids in _looked_up(table):
       source, picks = _source(ids)
@@ -54,9 +54,16 @@ def find(
       if elements == ():
         continue
       layer = name.removesuffix('/embeddings')
-      described = f'table {layer!r} has {table.shape[0]} rows'
-      limits = examples.IdRange(
-        table.shape[0], described, elements, is_local=name in local
+      size = table.shape[0]
+      described = f'table {layer!r} has {size} rows'
+      if size is None:
+        described = f'table {layer!r} has as many rows as a client needs'
+      limits = id_ranges.IdRange(
+        size,
+        described,
+        elements,
+        is_local=name in local,
+        table=name if size is None else '',
       )
       if limits not in found.setdefault(path, []):
         found[path].append(limits)

@@ -85,13 +85,13 @@ class ClientStates:
 
   def _records(self, client_ids: Sequence[str]) -> np.ndarray:
     """One record for each client."""
-    records = np.empty([len(client_ids)], self._layout.record_type)
+    records = np.empty([len(client_ids)], self._layout.format.record_type)
     states = self._versions.read(client_ids, self.round)
     known = [place for place, state in enumerate(states) if state is not None]
     new = [place for place, state in enumerate(states) if state is None]
     if known:
-      stored = b''.join(state for state in states if state is not None)
-      records[known] = np.frombuffer(stored, records.dtype)
+      stored = [state for state in states if state is not None]
+      records[known] = self._layout.format.of_bytes(stored)
     if new:
       ids = [client_ids[place] for place in new]
       seeds = sampling.client_seeds(ids, self.seed, 'first state')
@@ -128,13 +128,13 @@ class ClientStore(ClientStates):
     """
     kind = initialize_client.type_signature.result
     layout = state_codec.Layout(kind)
-    if not layout.record_type.names:
+    if not layout.format.record_type.names:
       raise ClientStoreError(
         f'Clients that remember nothing ({kind}) need no client store.'
       )
     versions = sqlite_backend.Versions(folder, writable=writable)
     try:
-      seed = _checked(versions, layout.text, seed)
+      seed = _checked(versions, layout.format, seed)
     except BaseException:
       versions.close()
       raise
@@ -158,11 +158,11 @@ class ClientStore(ClientStates):
     (row,) = self._fresh.rows([client_id])
     if row < 0:
       return super().client(client_id)
-    return state_codec.by_leaf(self._fresh.records[row])
+    return self._layout.format.by_leaf(self._fresh.records[row])
 
   def _records(self, client_ids: Sequence[str]) -> np.ndarray:
     rows = self._fresh.rows(client_ids)
-    records = np.empty([len(client_ids)], self._layout.record_type)
+    records = np.empty([len(client_ids)], self._layout.format.record_type)
     records[rows >= 0] = self._fresh.records[rows[rows >= 0]]
     others = np.flatnonzero(rows < 0)
     records[others] = super()._records([client_ids[place] for place in others])
@@ -258,13 +258,15 @@ class ClientStore(ClientStates):
 
 
 def _checked(
-  versions: sqlite_backend.Versions, layout: str, seed: int | None
+  versions: sqlite_backend.Versions,
+  layout: state_codec.Format,
+  seed: int | None,
 ) -> int:
   """Compares a store with what it is opened for; returns its seed."""
   known, drawn = versions.about('layout'), versions.about('seed')
   # A run may have been killed before it had described its store.
   if known is None and drawn is None and not versions.rounds():
-    versions.describe(layout=layout, seed=str(seed or 0))
+    versions.describe(layout=layout.text, seed=str(seed or 0))
     return seed or 0
   if known is None or drawn is None:
     raise ClientStoreError(
@@ -272,11 +274,11 @@ def _checked(
       f'{"layout" if known is None else "seed"}, so it is damaged. Bring it '
       'back from a copy, or delete the whole output folder to begin anew.'
     )
-  if known != layout:
+  if known != layout.text:
     raise ClientStoreError(
       f'{versions.path}: this client store is that of another model or '
-      f'algorithm. Its clients remember {state_codec.described(known)}; '
-      f'here they remember {state_codec.described(layout)}. Give the flags '
+      f'algorithm. Its clients remember {state_codec.Format(known)}; '
+      f'here they remember {layout}. Give the flags '
       'of the run that made it, or choose another output folder.'
     )
   if seed is not None and seed != int(drawn):
@@ -310,8 +312,9 @@ def look_up(
   layout = versions.about('layout')
   if state is None or layout is None:
     return None
-  (record,) = np.frombuffer(state, state_codec.record_type(layout))
-  return state_codec.by_leaf(record)
+  form = state_codec.Format(layout)
+  (record,) = form.of_bytes([state])
+  return form.by_leaf(record)
 
 
 def export(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_partial import contexts
 from tff_partial import errors
@@ -147,8 +146,7 @@ def _at_home(
       '`evaluation=`, for instance one of fine-tuning.'
     )
   # A copy that is neither kept nor measured is a step on the way.
-  kept = work.initialize_client.type_signature.result
-  keeps_copy = tiers.PERSONAL in tff.structure.name_list(kept)
+  keeps_copy = tiers.PERSONAL in work.remembered_names
   reads: tiers.Reads = tiers.as_they_are
   for phase in phases.flat(work.work):
     if phase.measured or (keeps_copy and tiers.PERSONAL in phase.train):

@@ -9,6 +9,7 @@ import collections
 from collections.abc import Callable, Sequence
 import functools
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -27,47 +28,161 @@ class ClientStoreError(errors.UserError, RuntimeError):
   """Raised for a client store that cannot be read, written or continued."""
 
 
+# The one field of records whose leaves differ in shape from client to client.
+_ENCODED = 'encoded'
+
+
+class Format:
+  """How the leaves of what a client remembers lie in a record.
+
+  If all clients have leaves of the same shapes, each is a field. Otherwise a
+  record is an object, the bytes of the shapes and of the leaves one after
+  another, so that each client has only what it needs.
+
+  Attributes:
+    text: Names, types and shapes of the leaves, as JSON; None is a dimension of
+      the client's own.
+    record_type: NumPy's type of one record.
+  """
+
+  def __init__(self, text: str):
+    """Reads `text`, as `Layout` wrote it."""
+    self.text = text
+    self._leaves = [
+      (name, tf.dtypes.as_dtype(dtype).as_numpy_dtype, tuple(shape))
+      for name, dtype, shape in json.loads(text)
+    ]
+    self.is_ragged = any(None in shape for _, _, shape in self._leaves)
+    self.record_type = (
+      np.dtype([(_ENCODED, object)])
+      if self.is_ragged
+      else np.dtype(self._leaves)
+    )
+
+  def __str__(self) -> str:
+    """The leaves in words."""
+    return ', '.join(
+      f'{name} {dtype}{shape}' for name, dtype, shape in json.loads(self.text)
+    )
+
+  def of_bytes(self, states: Sequence[bytes]) -> np.ndarray:
+    """Records of their bytes.
+
+    Args:
+      states: As `to_bytes` returned them.
+    """
+    if not self.is_ragged:
+      return np.frombuffer(b''.join(states), self.record_type)
+    records = np.empty([len(states)], self.record_type)
+    for place, state in enumerate(states):
+      records[_ENCODED][place] = bytes(state)
+    return records
+
+  def to_bytes(self, record: np.ndarray) -> bytes:
+    """The bytes of a record."""
+    if self.is_ragged:
+      return bytes(record[_ENCODED])
+    return record.tobytes()
+
+  def by_leaf(
+    self, record: np.ndarray
+  ) -> collections.OrderedDict[str, np.ndarray]:
+    """The leaves of one record by their names."""
+    if not self.is_ragged:
+      names = record.dtype.names or ()
+      return collections.OrderedDict(
+        (name, np.array(record[name])) for name in names
+      )
+    state = record[_ENCODED]
+    rank = sum(len(shape) for _, _, shape in self._leaves)
+    sizes = np.frombuffer(state, np.int64, rank).tolist()
+    offset = rank * np.dtype(np.int64).itemsize
+    found = collections.OrderedDict()
+    for name, dtype, shape in self._leaves:
+      own, sizes = sizes[: len(shape)], sizes[len(shape) :]
+      count = math.prod(own)
+      leaf = np.frombuffer(state, dtype, count, offset)
+      offset += leaf.nbytes
+      found[name] = leaf.reshape(own).copy()
+    return found
+
+  def columns(self, records: np.ndarray) -> list[Any]:
+    """Each leaf of all records: an array, or a list where shapes differ."""
+    if not self.is_ragged:
+      # A field lies apart in memory, and TensorFlow wants an array.
+      return [
+        np.ascontiguousarray(records[name]) for name in records.dtype.names
+      ]
+    clients = [self.by_leaf(record) for record in records]
+    return [
+      [client[name] for client in clients]
+      if None in shape
+      else np.stack([client[name] for client in clients])
+      if clients
+      else np.zeros([0, *shape], dtype)
+      for name, dtype, shape in self._leaves
+    ]
+
+  def records(self, leaves: Sequence[Any], size: int) -> np.ndarray:
+    """Records of their leaves.
+
+    Args:
+      leaves: Of each leaf, the clients' values.
+      size: How many clients there are.
+    """
+    records = np.empty([size], self.record_type)
+    if not self.is_ragged:
+      for name, leaf in zip(records.dtype.names or (), leaves, strict=False):
+        records[name] = leaf
+      return records
+    for place in range(size):
+      own = [
+        np.asarray(leaf[place], dtype, order='C')
+        for leaf, (_, dtype, _) in zip(leaves, self._leaves, strict=True)
+      ]
+      sizes = [number for leaf in own for number in leaf.shape]
+      records[_ENCODED][place] = b''.join(
+        [np.array(sizes, np.int64).tobytes(), *(x.tobytes() for x in own)]
+      )
+    return records
+
+
 class Layout:
   """How what a client remembers lies in a record.
 
   Attributes:
-    text: Names, types and shapes of the leaves, as JSON.
-    record_type: The same, as NumPy's type of one record.
+    format: Names, types and shapes of the leaves, and how they lie.
   """
 
   def __init__(self, kind: tff.Type):
     """Reads the type C of what a client remembers.
 
     Raises:
-      ClientStoreError: If its leaves are not numbers, or their shapes differ
-        from client to client.
+      ClientStoreError: If its leaves are not numbers, or have an unknown rank.
     """
     names = typed_values.leaf_names(kind)
     specs = typed_values.tensor_specs(kind)
     for name, spec in zip(names, specs, strict=True):
-      if spec.dtype == tf.string or not spec.shape.is_fully_defined():
+      if spec.dtype == tf.string or spec.shape.rank is None:
         raise ClientStoreError(
           f'What clients remember has a leaf {name} of the type '
-          f'{spec.dtype.name}{spec.shape}. A client store takes numbers whose '
-          'shape is the same for all clients: pad them, and remember their '
-          'count.'
+          f'{spec.dtype.name}{spec.shape}. A client store takes numbers, as '
+          'scalars or arrays of a known number of dimensions.'
         )
-    self.text = json.dumps(
-      [
-        [name, spec.dtype.name, spec.shape.as_list()]
-        for name, spec in zip(names, specs, strict=True)
-      ]
+    self.format = Format(
+      json.dumps(
+        [
+          [name, spec.dtype.name, spec.shape.as_list()]
+          for name, spec in zip(names, specs, strict=True)
+        ]
+      )
     )
-    self.record_type = record_type(self.text)
     self._reader = readers.Reader(kind)
     self._convert = typed_values.converter(kind)
 
   def columns(self, records: np.ndarray) -> client_batch.Columns:
     """Records as a sequence of values that runtimes read leaf by leaf."""
-    # A field lies apart in memory, and TensorFlow wants an array.
-    leaves = [
-      np.ascontiguousarray(records[name]) for name in records.dtype.names
-    ]
+    leaves = self.format.columns(records)
     return client_batch.Columns.of(len(records), leaves, self._convert)
 
   def records(self, states: Sequence[Any]) -> np.ndarray:
@@ -80,35 +195,8 @@ class Layout:
         typed_values.leaves(self._reader(state, f'client state {place}'))
         for place, state in enumerate(states)
       ]
-      leaves = [np.stack(column) for column in zip(*flat, strict=True)]
-    records = np.empty([len(states)], self.record_type)
-    for name, leaf in zip(records.dtype.names or (), leaves, strict=False):
-      records[name] = leaf
-    return records
-
-
-def record_type(text: str) -> np.dtype:
-  """A type of records from `Layout.text`."""
-  return np.dtype(
-    [
-      (name, tf.dtypes.as_dtype(dtype).as_numpy_dtype, tuple(shape))
-      for name, dtype, shape in json.loads(text)
-    ]
-  )
-
-
-def described(text: str) -> str:
-  """`Layout.text` in words."""
-  return ', '.join(
-    f'{name} {dtype}{shape}' for name, dtype, shape in json.loads(text)
-  )
-
-
-def by_leaf(record: np.ndarray) -> collections.OrderedDict[str, np.ndarray]:
-  """The leaves of one record by their names."""
-  return collections.OrderedDict(
-    (name, np.array(record[name])) for name in record.dtype.names or ()
-  )
+      leaves = list(zip(*flat, strict=True))
+    return self.format.records(leaves, len(states))
 
 
 class Table:
@@ -120,7 +208,8 @@ class Table:
 
   def __init__(self, layout: Layout):
     """Makes an empty table."""
-    self.records = np.zeros([0], layout.record_type)
+    self._format = layout.format
+    self.records = np.zeros([0], layout.format.record_type)
     self._rows: dict[str, int] = {}
 
   def rows(self, client_ids: Sequence[str]) -> np.ndarray:
@@ -153,7 +242,8 @@ class Table:
 
   def states(self) -> list[tuple[str, bytes]]:
     """The clients, and the bytes of their records."""
-    return [(c, self.records[row].tobytes()) for c, row in self._rows.items()]
+    to_bytes = self._format.to_bytes
+    return [(c, to_bytes(self.records[row])) for c, row in self._rows.items()]
 
 
 def first_states(

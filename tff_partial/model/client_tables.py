@@ -1,0 +1,175 @@
+"""Tables that have as many rows as a client needs.
+
+The builder of a Keras model makes an ordinary `Embedding` and names some number
+of rows. Of a table that is `client_sized` each client holds as many as its own
+examples name, so that a client of many users and items pays for these and for
+no others. A client's rows are padded to the size that others in its bucket
+have; padding is zero, is never read, and changes no result.
+"""
+
+import collections
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial.data import id_ranges
+from tff_partial.model.keras_variables import ModelError
+
+# (seed int32 `[2]`, number of rows) -> first values of so many rows.
+DrawRows = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def fitted(
+  table: tf.Tensor,
+  known: tf.Tensor,
+  is_real: tf.Tensor,
+  draw_rows: DrawRows,
+  seed: tf.Tensor,
+) -> tf.Tensor:
+  """A client's table gets the rows that it lacks, and loses the others.
+
+  Args:
+    table: What the client holds, `[some rows, ...]`.
+    known: int32 scalar, how many of these rows count.
+    is_real: bool `[rows]`: the rows that the client needs, and padding.
+    draw_rows: Draws the rows that it lacks.
+    seed: int32 `[2]`, for these.
+
+  Returns:
+    The table, `[rows, ...]`, zero where it is padding.
+  """
+  number = tf.size(is_real)
+  padding = tf.zeros(tf.concat([[number], tf.shape(table)[1:]], 0), table.dtype)
+  held = tf.concat([table, padding], 0)[:number]
+  drawn = draw_rows(seed, number)
+
+  def along_rows(condition: tf.Tensor) -> tf.Tensor:
+    ones = [1] * (table.shape.rank - 1)
+    return tf.reshape(condition, [-1, *ones])
+
+  is_known = along_rows(tf.range(number) < known)
+  rows = tf.where(is_known, held, drawn)
+  return tf.where(along_rows(is_real), rows, tf.zeros_like(rows))
+
+
+def mapped(
+  structure: Any,
+  fit: Callable[[str, tf.Tensor], tf.Tensor],
+  names: Collection[str],
+) -> Any:
+  """Fits the tables in a structure, which are known by their names.
+
+  Args:
+    structure: What a client remembers: mappings, tuples, tensors.
+    fit: (name, table) -> table.
+    names: The names of the tables.
+  """
+  if isinstance(structure, Mapping):
+    return collections.OrderedDict(
+      (
+        name,
+        fit(name, value)
+        if name in names and tf.is_tensor(value)
+        else mapped(value, fit, names),
+      )
+      for name, value in structure.items()
+    )
+  return structure
+
+
+def names_in(structure: Any, names: Collection[str]) -> set[str]:
+  """Which tables a structure holds.
+
+  Args:
+    structure: What a client remembers.
+    names: The names of the tables.
+  """
+  found: set[str] = set()
+
+  def note(name: str, table: tf.Tensor) -> tf.Tensor:
+    found.add(name)
+    return table
+
+  mapped(structure, note, names)
+  return found
+
+
+class ClientTables:
+  """The tables of a model that have a client's own size.
+
+  Attributes:
+    names: The names of their variables.
+  """
+
+  def __init__(self, draw_rows: Mapping[str, DrawRows]):
+    """Takes the variables' first rows.
+
+    Args:
+      draw_rows: Variable name to what draws its rows.
+    """
+    self._draw_rows = dict(draw_rows)
+    self.names = tuple(self._draw_rows)
+
+  def check(self, only_looked_up: Collection[str], ids: id_ranges.Ids) -> None:
+    """Refuses tables whose rows the examples do not tell.
+
+    Args:
+      only_looked_up: The variables of which a model does nothing but look rows
+        up.
+      ids: Which of its inputs are ids of rows.
+
+    Raises:
+      ModelError: If there is one.
+    """
+    told = id_ranges.client_sized(ids)
+    for name in self.names:
+      if name not in only_looked_up or name not in told:
+        raise ModelError(
+          f'client_sized: how many rows of {name!r} a client needs does not '
+          'follow from its examples. Its rows must be looked up by an input '
+          'of the model as it is, as `Embedding` does, and be read in no other '
+          'way.'
+        )
+
+  def fit(
+    self,
+    structure: Any,
+    known: Mapping[str, tf.Tensor],
+    rows: Mapping[str, tf.Tensor],
+    seed: tf.Tensor,
+  ) -> Any:
+    """Fits all tables in a structure to a client's data.
+
+    Args:
+      structure: What the client remembers, or its local weights.
+      known: Name to how many rows of a table count, int32.
+      rows: Name to which rows the client needs, bool.
+      seed: int32 `[2]`.
+    """
+
+    def fit(name: str, table: tf.Tensor) -> tf.Tensor:
+      return fitted(
+        table,
+        known[name],
+        rows[name],
+        self._draw_rows[name],
+        random_bits.fold_in(seed, f'rows of {name}'),
+      )
+
+    return mapped(structure, fit, self.names) if self.names else structure
+
+
+def num_rows(
+  rows: Mapping[str, tf.Tensor],
+) -> collections.OrderedDict[str, tf.Tensor]:
+  """How many rows of each table a client has, int32.
+
+  Args:
+    rows: Name to which rows are real, bool.
+  """
+  return collections.OrderedDict(
+    (name, tf.reduce_sum(tf.cast(is_real, tf.int32)))
+    for name, is_real in rows.items()
+  )
