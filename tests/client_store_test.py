@@ -248,11 +248,11 @@ def test_a_state_of_another_shape_is_refused(store):
 
 
 @pytest.mark.parametrize(
-  'spec', [tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.string)]
+  'spec', [tf.TensorSpec(None, tf.float32), tf.TensorSpec([], tf.string)]
 )
 def test_what_cannot_lie_in_a_record_is_refused(spec):
   kind = tff.types.tensorflow_to_type(collections.OrderedDict(word=spec))
-  with pytest.raises(ClientStoreError, match='leaf word .* pad them'):
+  with pytest.raises(ClientStoreError, match='leaf word .* takes numbers'):
     state_codec.Layout(kind)
 
 
@@ -954,7 +954,7 @@ def test_a_million_clients(folder):
   floats = np.random.default_rng(0).normal(size=[size, 50])
   states = store._layout.columns(
     np.rec.fromarrays(
-      [floats.astype(np.float32)], dtype=store._layout.record_type
+      [floats.astype(np.float32)], dtype=store._layout.format.record_type
     )
   )
   store.write(everybody, states)

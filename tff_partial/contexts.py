@@ -245,3 +245,17 @@ class Compute(NamedTuple):
   name: str
   function: Callable[[ClientContext], Any]
   on: splits.Part = splits.everything()
+
+
+class Revise(NamedTuple):
+  """A place in a client's work at which it replaces weights that it holds.
+
+  What a client's weights become follows from a formula there, such as a
+  mixture of its own and the server's, and not from training.
+
+  Attributes:
+    function: (what the client knows) -> the new weights, by tier and name;
+      those that it leaves out stay as they are.
+  """
+
+  function: Callable[[ClientContext], tiers.Weights]

@@ -40,7 +40,8 @@ def first_state(
     if not shape.rank or shape[0] not in marks:
       return leaf
     table = tensors[marks.index(shape[0])]
-    return tf.broadcast_to(leaf, tf.shape(table))
+    rows = tf.shape(table)[:1]
+    return tf.broadcast_to(leaf, tf.concat([rows, tf.shape(leaf)[1:]], 0))
 
   leaves = map(repeated, tf.nest.flatten(state), shapes)
   return tf.nest.pack_sequence_as(state, list(leaves))

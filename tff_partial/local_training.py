@@ -15,6 +15,8 @@ from tff_partial.client_steps import Client
 from tff_partial.client_steps import Stand
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
+from tff_partial.contexts import ContextError
+from tff_partial.contexts import Revise
 from tff_partial.descent import first_state
 from tff_partial.descent import replaced
 from tff_partial.descent import trained_by
@@ -244,10 +246,30 @@ def run(
       found = part.function(known.on(part.on, part_seed))
       computed = {**known.computed, part.name: found}
       done = done._replace(context=known._replace(computed=computed))
+    elif isinstance(part, Revise):
+      done = _revised(part, done._replace(context=known))
     else:
       done = _train(part, done, mine, own_seed, part_seed, round_number)
   done = mine.whole(done, weights)
   return done._replace(context=done.context._replace(seed=seed))
+
+
+def _revised(revise: Revise, done: ClientResult) -> ClientResult:
+  """Replaces weights as a client says."""
+  new = revise.function(done.context)
+  for tier, named in new.items():
+    unknown = [n for n in named if n not in done.weights.get(tier, {})]
+    if unknown:
+      raise ContextError(
+        f'A client is to replace its {tier} weights {unknown}, but it holds '
+        f'{list(done.weights.get(tier, {}))} there.'
+      )
+  changed = [tensor for named in new.values() for tensor in named.values()]
+  are_finite = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in changed]
+  return done._replace(
+    context=done.context._replace(weights=replaced(done.weights, new)),
+    is_finite=tf.reduce_all([done.is_finite, *are_finite]),
+  )
 
 
 def _train(

@@ -174,7 +174,9 @@ class Interleaved(NamedTuple):
   phases: tuple[Phase, ...]
 
 
-Part: TypeAlias = Phase | Interleaved | groups.Assign | contexts.Compute
+Part: TypeAlias = (
+  Phase | Interleaved | groups.Assign | contexts.Compute | contexts.Revise
+)
 Work: TypeAlias = Sequence[Part]
 
 _SCHEDULE = ('on', 'batch_size', 'epochs', 'max_steps', 'shuffle')
@@ -224,6 +226,8 @@ def own(work: Work, rounds: int) -> list[Part]:
   found: list[Part] = []
   chooses = any(isinstance(part, groups.Assign) for part in work)
   for part in work:
+    if isinstance(part, contexts.Revise):
+      continue  # By what a round brings.
     if not isinstance(part, Phase | Interleaved):
       if isinstance(part, contexts.Compute):
         part = part._replace(on=on)

@@ -6,3 +6,5 @@ from tff_partial.algorithms.fed_recon import build_fed_recon
 from tff_partial.algorithms.fed_recon import build_fed_recon_eval
 from tff_partial.algorithms.furl import build_furl
 from tff_partial.algorithms.furl import build_furl_eval
+from tff_partial.algorithms.hpfl import build_hpfl
+from tff_partial.algorithms.hpfl import build_hpfl_eval

@@ -7,10 +7,14 @@ from tff_partial.baselines.ditto import build_ditto
 from tff_partial.baselines.ditto import build_ditto_eval
 from tff_partial.baselines.fed_alt import build_fed_alt
 from tff_partial.baselines.fed_alt import build_fed_alt_eval
+from tff_partial.baselines.fed_att import build_fed_att
+from tff_partial.baselines.fed_att import build_fed_att_eval
 from tff_partial.baselines.fed_avg import build_fed_avg
 from tff_partial.baselines.fed_avg import build_fed_avg_eval
 from tff_partial.baselines.fed_babu import build_fed_babu
 from tff_partial.baselines.fed_babu import build_fed_babu_eval
+from tff_partial.baselines.fed_noise import build_fed_noise
+from tff_partial.baselines.fed_noise import build_fed_noise_eval
 from tff_partial.baselines.fed_opt import build_fed_adam
 from tff_partial.baselines.fed_opt import build_fed_yogi
 from tff_partial.baselines.fed_per import build_fed_per

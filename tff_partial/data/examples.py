@@ -326,6 +326,13 @@ def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
   ]
   if not complaints and list(packed) != list(read):
     complaints = [f'their fields are {list(packed)} instead of {list(read)}']
+  held, needed = (
+    list(id_ranges.client_sized(ids_of(spec))) for spec in (found, wanted)
+  )
+  if held != needed:
+    complaints.append(
+      f'they count rows of the client-sized tables {held} instead of {needed}'
+    )
   if complaints:
     raise ClientDataError(
       f'The clients were packed for another process: {"; ".join(complaints)}. '

@@ -1,6 +1,7 @@
 """How many rows clients need of the tables that have their own size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+import numbers
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,48 +34,71 @@ def count(
     Name of a table to the number of rows of each client, int64 `[clients]`.
 
   Raises:
-    ClientDataError: If fewer rows are said than examples name.
+    ClientDataError: If fewer rows are said than examples name, those of an
+      unknown table, or what is no number of rows.
   """
   fields = dict(examples.leaves(flat))
   found = {}
-  for name, paths in id_ranges.client_sized(
-    examples.ids_of(example_spec)
-  ).items():
-    numbers = np.zeros([len(client_ids)], np.int64)
+  tables = id_ranges.client_sized(examples.ids_of(example_spec))
+  _check(num_rows or {}, tables)
+  for name, paths in tables.items():
+    counts = np.zeros([len(client_ids)], np.int64)
     for path, ranges in paths.items():
       for ids in ranges:
-        values = ids.values(fields[path])
-        largest = values.max(axis=1, initial=-1).astype(np.int64) + 1
+        # Wide enough for -1, too, where there is nothing.
+        values = ids.values(fields[path]).astype(np.int64)
+        largest = values.max(axis=1, initial=-1) + 1
         is_filled = np.diff(offsets) > 0
-        numbers[is_filled] = np.maximum(
-          numbers[is_filled],
+        counts[is_filled] = np.maximum(
+          counts[is_filled],
           np.maximum.reduceat(largest, offsets[:-1][is_filled]),
         )
-    found[name] = _at_least(name, numbers, client_ids, num_rows)
+    found[name] = _at_least(name, counts, client_ids, num_rows)
   return found
+
+
+def _check(num_rows: NumRows, tables: Collection[str]) -> None:
+  """Refuses numbers of rows that belong to no table."""
+  for client, said in num_rows.items():
+    where = f'Client {client!r}: num_rows'
+    if not isinstance(said, Mapping):
+      raise examples.ClientDataError(
+        f'{where} is {said!r}. Give a mapping from the name of a table to its '
+        f'number of rows; the tables are {list(tables)}.'
+      )
+    for name, number in said.items():
+      if name not in tables:
+        raise examples.ClientDataError(
+          f'{where} names {name!r}, but the tables that are client_sized are '
+          f'{list(tables)}.'
+        )
+      if not isinstance(number, numbers.Integral):
+        raise examples.ClientDataError(
+          f'{where} says {number!r} rows of {name!r}. Give a whole number.'
+        )
 
 
 def _at_least(
   name: str,
-  numbers: np.ndarray,
+  counts: np.ndarray,
   client_ids: Sequence[str],
   num_rows: NumRows | None,
 ) -> np.ndarray:
   """The rows that are said, where any are."""
   if num_rows is None:
-    return numbers
+    return counts
   said = np.array(
     [
-      num_rows.get(client, {}).get(name, number)
-      for client, number in zip(client_ids, numbers, strict=True)
+      num_rows.get(client, {}).get(name, count)
+      for client, count in zip(client_ids, counts, strict=True)
     ],
     np.int64,
   )
-  if (said < numbers).any():
-    place = int(np.argmax(said < numbers))
+  if (said < counts).any():
+    place = int(np.argmax(said < counts))
     raise examples.ClientDataError(
       f'Client {client_ids[place]!r}: num_rows says {said[place]} rows of '
-      f'{name!r}, but its examples name {numbers[place]}. Ids are numbered '
+      f'{name!r}, but its examples name {counts[place]}. Ids are numbered '
       'from 0 within each client.'
     )
   return said

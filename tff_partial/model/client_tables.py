@@ -54,6 +54,33 @@ def fitted(
   return tf.where(along_rows(is_real), rows, tf.zeros_like(rows))
 
 
+def check_rows(name: str, draw_rows: DrawRows) -> None:
+  """Refuses a table whose first values are not made row by row.
+
+  Args:
+    name: The variable's name, for messages.
+    draw_rows: Draws its rows.
+
+  Raises:
+    ModelError: If its first rows depend on how many there are.
+  """
+  with tf.init_scope():
+    seed = tf.zeros([2], tf.int32)
+    try:
+      few, many = (draw_rows(seed, tf.constant(n)).numpy() for n in (2, 3))
+      is_by_rows = few.shape == many[:2].shape and (few == many[:2]).all()
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+      if isinstance(error, ModelError):
+        raise
+      is_by_rows = False
+  if not is_by_rows:
+    raise ModelError(
+      f'client_sized: the initializer of {name!r} makes all rows together, as '
+      'that of an orthogonal matrix does, so that rows cannot be added. Take '
+      'one that draws each number by itself, or one value for all.'
+    )
+
+
 def mapped(
   structure: Any,
   fit: Callable[[str, tf.Tensor], tf.Tensor],

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.model import keras_analysis
 from tff_partial.model import keras_variables
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
@@ -76,4 +77,13 @@ def filled(
         f'it {value.shape}.'
       )
     variable.assign(value)
+  if by_request:
+    _tell_embeddings(keras_model)
   return keras_model
+
+
+def _tell_embeddings(keras_model: tf.keras.Model) -> None:
+  """Tells embeddings how many rows they have, as saved models are loaded by."""
+  for layer in keras_analysis.layers_of(keras_model):
+    if isinstance(layer, tf.keras.layers.Embedding) and layer.built:
+      layer.input_dim = layer.embeddings.shape[0]

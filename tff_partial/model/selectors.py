@@ -7,6 +7,7 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tff_partial import tiers as tiers_lib
+from tff_partial.model import client_tables
 from tff_partial.model import keras_analysis
 from tff_partial.model.keras_variables import ModelError
 
@@ -139,6 +140,7 @@ def with_client_sizes(
   Raises:
     SelectorError: If one is not local or no table, or has first values that
       belong to certain rows.
+    ModelError: If a table's first values are not made row by row.
   """
   names = {
     v.name
@@ -160,6 +162,7 @@ def with_client_sizes(
           f'{list(variable.shape)} is no table whose rows an initializer '
           'makes. Name embeddings without values of their own.'
         )
+      client_tables.check_rows(variable.name, variable.draw_rows)
       variable = variable._replace(shape=(None, *variable.shape[1:]))
     variables.append(variable)
   return spec._replace(variables=tuple(variables))

@@ -40,18 +40,22 @@ def find(
     local: The names of those tables of which each client has one.
 
   Returns:
-    Path of a field to the ranges in which its ids must lie.
+    Path of a field to the ranges in which its ids must lie. A table of the
+    client's own size is named if all reads of it are told by fields.
   """
   path_of = {tensor.op.name: path for path, tensor in inputs.items()}
   found: dict[str, list[id_ranges.IdRange]] = {}
+  untold = set()  # Tables of which other rows are read, too.
   for name, table in tables.items():
-    for ids in _looked_up(table):
+    lookups = list(_looked_up(table))
+    if len(lookups) < len(table.consumers()):
+      untold.add(name)
+    for ids in lookups:
       source, picks = _source(ids)
       path = path_of.get(source.op.name)
-      if path is None:
-        continue
-      elements = _elements(source, ids) if picks else None
-      if elements == ():
+      elements = _elements(source, ids) if picks and path else None
+      if path is None or elements == ():
+        untold.add(name)
         continue
       layer = name.removesuffix('/embeddings')
       size = table.shape[0]
@@ -67,7 +71,13 @@ def find(
       )
       if limits not in found.setdefault(path, []):
         found[path].append(limits)
-  return {path: tuple(ranges) for path, ranges in found.items()}
+  # How many rows of a table each client needs must follow from all that reads
+  # it; a table of a fixed size has rows for what is computed, too.
+  told = {
+    path: tuple(limits for limits in ranges if limits.table not in untold)
+    for path, ranges in found.items()
+  }
+  return {path: ranges for path, ranges in told.items() if ranges}
 
 
 def _looked_up(table: tf.Tensor) -> Iterator[tf.Tensor]:

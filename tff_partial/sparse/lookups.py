@@ -107,7 +107,9 @@ def _moves_by_rows(name: str, work: phases.Work) -> bool:
     and not any(
       phase.terms or phase.read is not tiers.as_they_are for phase in active
     )
-    and not any(isinstance(part, contexts.Compute) for part in work)
+    and not any(
+      isinstance(part, contexts.Compute | contexts.Revise) for part in work
+    )
     and all(
       phases.is_plain_descent(phase.optimizer_of(tiers.GLOBAL))
       for phase in training

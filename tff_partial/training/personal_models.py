@@ -121,7 +121,9 @@ def model_of(
     (name, client['examples'][name]) for name in evaluation.example_spec
   )
   weights = evaluation_sets.weights_of(evaluation.model, weights)
-  own = evaluation.personalise(weights, kept, value)
+  own = dict(evaluation.personalise(weights, kept, value))
+  for name, is_real in client.get('rows', {}).items():
+    own[name] = np.asarray(own[name])[is_real]  # Without padding.
   return evaluation.model.to_keras(weights.non_trainable, own)
 
 

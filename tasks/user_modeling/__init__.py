@@ -1,0 +1,1 @@
+"""User modeling at clients that have many users each: schools and regions."""

@@ -1,0 +1,75 @@
+"""Finds and reads the files of user modeling, of which none is ever repaired.
+
+A model trained on half a file looks just like any other, so a file that is not
+as it should be ends in an error that names it.
+"""
+
+from collections.abc import Sequence
+import os
+import pathlib
+
+from tasks.errors import DataError
+
+_REMEDY = (
+  'name another folder with --data_dir or $TFF_PARTIAL_DATA_DIR, or use '
+  'invented data with --data=synthetic, which needs no files.'
+)
+
+
+def find(
+  folder: str | os.PathLike[str], places: Sequence[str], name: str
+) -> pathlib.Path:
+  """Finds a file or folder below the data folder.
+
+  Args:
+    folder: The data folder.
+    places: Its sub-folders to look into, in this order; '' is the folder
+      itself.
+    name: What is looked for.
+
+  Raises:
+    DataError: If it is not there.
+  """
+  if not os.fspath(folder):
+    raise DataError(f'No data folder was named: {_REMEDY}')
+  root = pathlib.Path(os.path.expanduser(folder))
+  try:
+    if not root.is_dir():
+      kind = 'is not a folder' if root.exists() else 'does not exist'
+      raise DataError(f'{root}: the data folder {kind}. Make it, {_REMEDY}')
+    for place in places:
+      path = root / place / name
+      if path.exists():
+        return path
+  except OSError as error:
+    raise DataError(
+      f'{root}: the data folder cannot be looked into '
+      f'({error.strerror or error}). Change its permissions, {_REMEDY}'
+    ) from error
+  looked = ' and '.join(str(root / place) for place in places)
+  raise DataError(
+    f'{name!r} is missing: looked into {looked}. Put it there, {_REMEDY}'
+  )
+
+
+def read(path: pathlib.Path) -> bytes:
+  """Reads a file whole, with line ends as on Unix.
+
+  Raises:
+    DataError: If it is missing or cannot be read.
+  """
+  try:
+    return path.read_bytes().replace(b'\r\n', b'\n')
+  except OSError as error:
+    raise DataError(
+      f'{path}: cannot be read ({error.strerror or error}). Put the file there '
+      f'or change its permissions, {_REMEDY}'
+    ) from error
+
+
+def damaged(path: pathlib.Path, line: int, problem: str) -> DataError:
+  """Makes the error for a line that is not as it should be."""
+  return DataError(
+    f'{path}, line {line}: {problem}. Correct the line, or fetch the file '
+    'again.'
+  )

@@ -1,0 +1,234 @@
+"""What user models are made of: inputs, tables, layers and outputs."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.errors import OptionError
+
+# The names of the inputs.
+USER, ITEM, ATTRIBUTES = 'user', 'item', 'attributes'
+
+XAVIER = 'glorot_uniform'
+
+
+class Sizes(NamedTuple):
+  """How much there is of what a model reads.
+
+  Attributes:
+    users: Rows of the tables of users.
+    items: Rows of the tables of items.
+    attributes: How many attributes there are, K of the paper.
+    attributes_width: The most attributes that an item has.
+  """
+
+  users: int
+  items: int
+  attributes: int
+  attributes_width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+  """How a score becomes a prediction.
+
+  Attributes:
+    low: The lowest answer.
+    high: The highest answer.
+    is_linear: Whether a prediction is the score added to the middle of the
+      scale, which it may leave; otherwise the sigmoid of the score is stretched
+      over the scale.
+  """
+
+  low: float = 0.0
+  high: float = 1.0
+  is_linear: bool = False
+
+  def of(self, score: Any) -> Any:
+    """Makes predictions of scores, Keras tensors `[batch, 1]`."""
+    layers = tf.keras.layers
+    if self.is_linear:
+      middle = (self.low + self.high) / 2
+      return layers.Rescaling(1.0, offset=middle, name='prediction')(score)
+    share = layers.Activation('sigmoid', name='share')(score)
+    return layers.Rescaling(
+      self.high - self.low, offset=self.low, name='prediction'
+    )(share)
+
+  def score(self, prediction: float) -> float:
+    """The score that becomes a prediction."""
+    if self.is_linear:
+      return prediction - (self.low + self.high) / 2
+    share = (prediction - self.low) / (self.high - self.low)
+    return float(np.log(share / (1 - share)))
+
+
+BINARY, RATINGS = Output(), Output(1.0, 5.0)
+
+
+def multi_hot(ids: tf.Tensor, number: int) -> tf.Tensor:
+  """Which attributes are named.
+
+  Args:
+    ids: Integers `[batch, width]`, padded with -1.
+    number: How many attributes there are.
+
+  Returns:
+    float32 `[batch, number]`, zeros and ones.
+  """
+  return tf.reduce_max(tf.one_hot(ids, number), 1)
+
+
+# ---- layers ------------------------------------------------------------------
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class MultiHot(tf.keras.layers.Layer):
+  """Maps lists of attributes to vectors; see `multi_hot`."""
+
+  def __init__(self, number: int, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      number: How many attributes there are.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.number = number
+
+  def call(self, ids: tf.Tensor) -> tf.Tensor:
+    return multi_hot(ids, self.number)
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'number': self.number}
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class SlipAndGuess(tf.keras.layers.Layer):
+  """Maps scores x to (1 - slip) x + guess (1 - x), all `[batch, 1]`.
+
+  Slip and guess are sigmoids of an item's numbers less one, and so .27 at
+  first.
+  """
+
+  def call(self, scores_and_items: list[tf.Tensor]) -> tf.Tensor:
+    scores, slip, guess = scores_and_items
+    slip, guess = (tf.sigmoid(number - 1.0) for number in (slip, guess))
+    return (1.0 - slip) * scores + guess * (1.0 - scores)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class NonNegativeDense(tf.keras.layers.Dense):
+  """A dense layer that reads the absolute values of its weights."""
+
+  def call(self, inputs: tf.Tensor) -> tf.Tensor:
+    values = tf.matmul(inputs, tf.abs(self.kernel)) + self.bias
+    return self.activation(values)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class CommonBias(tf.keras.layers.Layer):
+  """Adds the same number to all scores."""
+
+  def __init__(self, first: float = 0.0, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      first: Its first value.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.first = first
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    self.bias = self.add_weight(
+      name='bias',
+      shape=[],
+      initializer=tf.keras.initializers.Constant(self.first),
+    )
+    super().build(input_shape)
+
+  def call(self, scores: tf.Tensor) -> tf.Tensor:
+    return scores + self.bias
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'first': self.first}
+
+
+# ---- inputs and tables -------------------------------------------------------
+
+
+def inputs_of(sizes: Sizes) -> dict[str, Any]:
+  """Inputs; their layers have other names than the tables that they read."""
+  return {
+    USER: tf.keras.Input([], dtype=tf.int32, name='number_of_user'),
+    ITEM: tf.keras.Input([], dtype=tf.int32, name='number_of_item'),
+    ATTRIBUTES: tf.keras.Input(
+      [sizes.attributes_width], dtype=tf.int32, name='attributes_of_item'
+    ),
+  }
+
+
+def attributes_of(inputs: dict[str, Any], sizes: Sizes) -> Any:
+  return MultiHot(sizes.attributes, name='multi_hot')(inputs[ATTRIBUTES])
+
+
+def users(
+  inputs: dict[str, Any],
+  sizes: Sizes,
+  length: int,
+  name: str,
+  initializer: str = XAVIER,
+) -> Any:
+  """Looks up the user's row of a new table."""
+  return tf.keras.layers.Embedding(
+    sizes.users, length, embeddings_initializer=initializer, name=name
+  )(inputs[USER])
+
+
+def items(
+  inputs: dict[str, Any],
+  sizes: Sizes,
+  length: int,
+  name: str,
+  initializer: str = XAVIER,
+) -> Any:
+  """Looks up the item's row of a new table."""
+  return tf.keras.layers.Embedding(
+    sizes.items, length, embeddings_initializer=initializer, name=name
+  )(inputs[ITEM])
+
+
+def biases(
+  inputs: dict[str, Any], sizes: Sizes, output: Output, mean: float | None
+) -> Any:
+  """The sum of the user's, the item's and the common bias."""
+  if mean is not None and not output.low < mean < output.high:
+    raise OptionError(
+      f'mean={mean}: predictions lie between {output.low} and {output.high}. '
+      'Give a number between them, such as the mean answer.'
+    )
+  both = tf.keras.layers.Add(name='both_biases')(
+    [
+      users(inputs, sizes, 1, 'user_bias', 'zeros'),
+      items(inputs, sizes, 1, 'item_bias', 'zeros'),
+    ]
+  )
+  first = 0.0 if mean is None else output.score(mean)
+  return CommonBias(first, name='common_bias')(both)
+
+
+def check(sizes: Sizes, output: Output, **others: int) -> None:
+  for name, size in {**sizes._asdict(), **others}.items():
+    if size < 1:
+      raise OptionError(
+        f'{name}: a model with {size} of them is not possible. Give a whole '
+        'number of at least 1.'
+      )
+  if not output.low < output.high:
+    raise OptionError(
+      f'scale: answers from {output.low} to {output.high} are all the same. '
+      'Give the lowest and the highest answer, in this order.'
+    )

@@ -1,0 +1,364 @@
+"""User models: GUM, the two that HPFL compares it with, and biases alone.
+
+All read the same inputs: the number of a user, that of an item, and the item's
+attributes, padded with -1; all predict one number, `[batch, 1]`. What belongs
+to one user or item is a row of a table in a layer whose name begins with `user`
+or `item`. Everything else is public.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.user_modeling import model_parts
+from tasks.user_modeling.model_parts import ATTRIBUTES as ATTRIBUTES
+from tasks.user_modeling.model_parts import BINARY as BINARY
+from tasks.user_modeling.model_parts import ITEM as ITEM
+from tasks.user_modeling.model_parts import multi_hot as multi_hot
+from tasks.user_modeling.model_parts import Output as Output
+from tasks.user_modeling.model_parts import RATINGS as RATINGS
+from tasks.user_modeling.model_parts import Sizes as Sizes
+from tasks.user_modeling.model_parts import USER as USER
+from tasks.user_modeling.model_parts import XAVIER
+
+GUM, GUM_CODE, NCD, NCF, BIAS = 'gum', 'gum_code', 'ncd', 'ncf', 'bias'
+MODELS = (GUM, GUM_CODE, NCD, NCF, BIAS)
+
+# The layers of what belongs to users, and to items, for `from_keras`.
+USER_LAYERS = ('user(_.*)?',)
+ITEM_LAYERS = ('item(_.*)?',)
+# The variables of users' and items' vectors, as far as a model has them.
+VECTORS = tuple(
+  f'{layer}/embeddings'
+  for layer in ('user', 'item', 'user_tower', 'item_tower')
+)
+# The variables whose rows belong to attributes, as far as a model has them.
+KNOWLEDGE = tuple(
+  f'{layer}/kernel'
+  for layer in ('knowledge_user', 'knowledge_item', 'relation')
+)
+
+
+def build(
+  model: str,
+  *,
+  num_users: int,
+  num_items: int,
+  num_attributes: int,
+  attributes_width: int,
+  width: int = 5,
+  biases: bool = False,
+  scale: tuple[float, float] = (0.0, 1.0),
+  is_linear: bool = False,
+) -> tf.keras.Model:
+  """Builds one of `MODELS`.
+
+  Args:
+    model: Which one.
+    num_users: Rows of the tables of users.
+    num_items: Rows of the tables of items.
+    num_attributes: How many attributes there are.
+    attributes_width: The most attributes that an item has.
+    width: N of the paper, in GUM.
+    biases: Whether GUM has biases.
+    scale: The lowest and the highest answer.
+    is_linear: See `Output`.
+
+  Raises:
+    OptionError: If there is no such model, or it cannot be built so.
+  """
+  sizes = Sizes(num_users, num_items, num_attributes, attributes_width)
+  gum = functools.partial(build_gum, width=width, biases=biases)
+  builders: dict[str, Callable[..., tf.keras.Model]] = {
+    GUM: gum,
+    GUM_CODE: functools.partial(gum, is_as_in_code=True),
+    NCD: build_ncd,
+    NCF: build_ncf,
+    BIAS: build_bias,
+  }
+  if model not in builders:
+    raise OptionError(
+      f'user_model={model}: there is no such model. Choose one of '
+      f'{", ".join(MODELS)}.'
+    )
+  if biases and model not in (GUM, GUM_CODE):
+    raise OptionError(
+      f'biases: the model {model} has them always, or never. Leave the option '
+      'out, or choose gum.'
+    )
+  return builders[model](sizes, Output(*scale, is_linear))
+
+
+def build_gum(
+  sizes: Sizes,
+  output: Output = BINARY,
+  *,
+  width: int = 5,
+  biases: bool = False,
+  is_as_in_code: bool = False,
+  mean: float | None = None,
+) -> tf.keras.Model:
+  """Builds the general user model of HPFL, section 4.4.
+
+  Of the multi-hot vector m of the item's attributes comes Emb_c = m RM. A user
+  is R_u = (Emb_u * Emb_c) KM_u (Eq. 4), an item R_v = (Emb_v * Emb_c) KM_v
+  (Eq. 5), and the score is (R_u - R_v) HM (Eqs. 6 and 7). All weights begin by
+  Xavier.
+
+  The authors' code has another form: tables begin at zero and RM at the
+  identity; R_u and R_v go through a sigmoid; of the score x comes
+  (1 - slip) x + guess (1 - x), where slip and guess are an item's own numbers,
+  through a sigmoid; the prediction is the sigmoid times the top of the scale.
+
+  Args:
+    sizes: How much there is of everything.
+    output: What is predicted.
+    width: N, length of the knowledge vectors.
+    biases: Whether biases of the user and of the item and one of all, which
+      begin at zero, are added to the score.
+    is_as_in_code: Whether the form is that of the authors' code.
+    mean: With biases, the prediction at which the bias of all begins; the
+      middle of the scale if None.
+
+  Raises:
+    OptionError: If a size, the scale or the mean is not possible, or the code
+      has no such form.
+  """
+  model_parts.check(sizes, output, width=width)
+  if mean is not None and not biases:
+    raise OptionError(
+      f'mean={mean}: without biases no weight can begin there. Add biases.'
+    )
+  if is_as_in_code:
+    if output.is_linear:
+      raise OptionError(
+        'is_linear: the form of the code has a sigmoid at its end. Choose the '
+        "paper's form for linear predictions."
+      )
+    # Predictions reach from zero to the top of the scale.
+    output = dataclasses.replace(output, low=0.0)
+  inputs = model_parts.inputs_of(sizes)
+  score = _gum_score(inputs, sizes, width, is_as_in_code)
+  if biases:
+    common = model_parts.biases(inputs, sizes, output, mean)
+    score = tf.keras.layers.Add(name='score')([score, common])
+  return tf.keras.Model(inputs, output.of(score), name=GUM)
+
+
+def _gum_score(
+  inputs: dict[str, Any], sizes: Sizes, width: int, is_as_in_code: bool
+) -> Any:
+  """What GUM says of a user and an item, without biases."""
+  layers = tf.keras.layers
+  relation = layers.Dense(
+    sizes.attributes,
+    use_bias=False,
+    kernel_initializer='identity' if is_as_in_code else XAVIER,
+    name='relation',
+  )(model_parts.attributes_of(inputs, sizes))
+
+  def project(vectors: Any, whose: str) -> Any:
+    return layers.Dense(
+      width,
+      use_bias=False,
+      activation='sigmoid' if is_as_in_code else None,
+      kernel_initializer=_first_knowledge(is_as_in_code),
+      name=f'knowledge_{whose}',
+    )(layers.Multiply(name=f'{whose}_on_attributes')([vectors, relation]))
+
+  table = 'zeros' if is_as_in_code else XAVIER
+  users = model_parts.users(inputs, sizes, sizes.attributes, 'user', table)
+  items = model_parts.items(inputs, sizes, sizes.attributes, 'item', table)
+  distance = layers.Subtract(name='distance')(
+    [project(users, 'user'), project(items, 'item')]
+  )
+  score = layers.Dense(
+    1,
+    use_bias=False,
+    kernel_initializer=_first_knowledge(is_as_in_code),
+    name='hidden',
+  )(distance)
+  if is_as_in_code:
+    slip = model_parts.items(inputs, sizes, 1, 'item_slip', 'zeros')
+    guess = model_parts.items(inputs, sizes, 1, 'item_guess', 'zeros')
+    score = model_parts.SlipAndGuess(name='slip_and_guess')(
+      [score, slip, guess]
+    )
+  return score
+
+
+def _first_knowledge(is_as_in_code: bool) -> Any:
+  """A new initializer: Xavier's, in the code that for layers before a ReLU."""
+  if is_as_in_code:
+    return tf.keras.initializers.VarianceScaling(2.0, 'fan_avg', 'uniform')
+  return XAVIER
+
+
+def build_ncd(
+  sizes: Sizes,
+  output: Output = BINARY,
+  *,
+  hidden: tuple[int, ...] = (512, 256),
+) -> tf.keras.Model:
+  """Builds neural cognitive diagnosis (Wang et al., AAAI 2020).
+
+  A user's mastery of each attribute and an item's difficulty in it, both
+  between 0 and 1, are compared on the item's attributes and multiplied by how
+  well the item discriminates; layers whose weights are not negative make a
+  score of it, so that it rises with mastery. Weights are kept so by their
+  absolute values, which layers read, and not by a constraint as in the paper.
+
+  Args:
+    sizes: How much there is of everything.
+    output: What is predicted.
+    hidden: Sizes of the hidden layers.
+
+  Raises:
+    OptionError: If a size or the scale is not possible.
+  """
+  sizes_of_layers = {f'hidden_{n}': size for n, size in enumerate(hidden, 1)}
+  model_parts.check(sizes, output, **sizes_of_layers)
+  layers = tf.keras.layers
+
+  def share(vectors: Any, name: str) -> Any:
+    return layers.Activation('sigmoid', name=name)(vectors)
+
+  inputs = model_parts.inputs_of(sizes)
+  users = model_parts.users(inputs, sizes, sizes.attributes, 'user')
+  items = model_parts.items(inputs, sizes, sizes.attributes, 'item')
+  sharpness = model_parts.items(inputs, sizes, 1, 'item_discrimination')
+  values = layers.Subtract(name='difference')(
+    [share(users, 'mastery'), share(items, 'difficulty')]
+  )
+  values = layers.Multiply(name='compared')(
+    [
+      model_parts.attributes_of(inputs, sizes),
+      values,
+      share(sharpness, 'discrimination'),
+    ]
+  )
+  for number, size in enumerate(hidden, 1):
+    values = model_parts.NonNegativeDense(
+      size, activation='sigmoid', name=f'interaction_{number}'
+    )(values)
+  score = model_parts.NonNegativeDense(1, name='score')(values)
+  return tf.keras.Model(inputs, output.of(score), name=NCD)
+
+
+def build_ncf(
+  sizes: Sizes, output: Output = BINARY, *, factors: int = 8
+) -> tf.keras.Model:
+  """Builds neural collaborative filtering, NeuMF (He et al., WWW 2017).
+
+  One pair of tables is multiplied, another goes through a tower of layers that
+  halve; a last layer makes a score of both results. It reads no attribute.
+
+  Args:
+    sizes: How much there is of everything.
+    output: What is predicted.
+    factors: Length of both results.
+
+  Raises:
+    OptionError: If a size or the scale is not possible.
+  """
+  model_parts.check(sizes, output, factors=factors)
+  layers = tf.keras.layers
+  inputs = model_parts.inputs_of(sizes)
+  product = layers.Multiply(name='product')(
+    [
+      model_parts.users(inputs, sizes, factors, 'user'),
+      model_parts.items(inputs, sizes, factors, 'item'),
+    ]
+  )
+  # As in section 4.1 of the paper: 32, 16 and 8 of 8 factors.
+  values = layers.Concatenate(name='both')(
+    [
+      model_parts.users(inputs, sizes, 2 * factors, 'user_tower'),
+      model_parts.items(inputs, sizes, 2 * factors, 'item_tower'),
+    ]
+  )
+  for number, size in enumerate((4 * factors, 2 * factors, factors), 1):
+    values = layers.Dense(size, 'relu', name=f'tower_{number}')(values)
+  score = layers.Dense(1, name='score')(
+    layers.Concatenate(name='fused')([product, values])
+  )
+  return tf.keras.Model(inputs, output.of(score), name=NCF)
+
+
+def build_bias(
+  sizes: Sizes, output: Output = BINARY, *, mean: float | None = None
+) -> tf.keras.Model:
+  """Builds what knows of each user and item one number; no attribute is read.
+
+  Args:
+    sizes: How much there is of everything.
+    output: What is predicted.
+    mean: The prediction at which the bias of all begins, such as the mean
+      answer; the middle of the scale if None.
+
+  Raises:
+    OptionError: If a size or the scale is not possible.
+  """
+  model_parts.check(sizes, output)
+  inputs = model_parts.inputs_of(sizes)
+  score = model_parts.biases(inputs, sizes, output, mean)
+  return tf.keras.Model(inputs, output.of(score), name=BIAS)
+
+
+# ---- what a trained model says -----------------------------------------------
+
+
+def hidden_characteristics(model: tf.keras.Model) -> np.ndarray | None:
+  """What a model says of each user and attribute, `[users, attributes]`.
+
+  Args:
+    model: A model that was built here: of GUM it is Eq. 8, of NCD the mastery;
+      of the others None.
+  """
+  names = {layer.name for layer in model.layers}
+  if 'relation' in names:
+    users, knowledge_of_users, hidden = (
+      model.get_layer(name).get_weights()[0]
+      for name in ('user', 'knowledge_user', 'hidden')
+    )
+    return hidden_characteristic(users, knowledge_of_users, hidden)
+  if 'mastery' in names:
+    users = model.get_layer('user').get_weights()[0]
+    return 1 / (1 + np.exp(-users))
+  return None
+
+
+def hidden_characteristic(
+  users: np.ndarray, knowledge_of_users: np.ndarray, hidden: np.ndarray
+) -> np.ndarray:
+  """h_u = Emb_u * (KM_u HM) (Eq. 8), one number for each attribute.
+
+  Args:
+    users: Emb_u of all users, `[users, attributes]`.
+    knowledge_of_users: KM_u, `[attributes, N]`.
+    hidden: HM, `[N, 1]`.
+
+  Returns:
+    `[users, attributes]`.
+  """
+  return users * (knowledge_of_users @ hidden)[:, 0]
+
+
+def knowledge(model: tf.keras.Model) -> dict[str, np.ndarray]:
+  """A model's public components by attribute, `[attributes, size]`, by name.
+
+  Args:
+    model: A model that was built here.
+  """
+  names = {layer.name for layer in model.layers}
+  layers = {name: name.split('/')[0] for name in KNOWLEDGE}
+  return {
+    name: model.get_layer(layer).get_weights()[0]
+    for name, layer in layers.items()
+    if layer in names
+  }

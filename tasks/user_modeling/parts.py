@@ -1,0 +1,120 @@
+"""Which records train, measure accuracy by attribute, or test.
+
+The split is random within each user (HPFL, section 5.2.1), by pairs of user and
+item: a student may answer the same problem again, and the first answer tells
+much about the second, so that all records of a pair lie in one part.
+"""
+
+import numpy as np
+
+from tasks.errors import OptionError
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+from tasks.user_modeling.records import Records
+from tff_partial import random_bits
+
+# A part's code is its place.
+PARTS = (TRAIN, VALIDATION, TEST)
+
+
+def divide(
+  records: Records,
+  *,
+  test_share: float = 0.2,
+  validation_share: float = 0.1,
+  seed: int = 0,
+  repeat: int = 0,
+) -> np.ndarray:
+  """Divides each user's pairs of user and item at random.
+
+  Of a user's n pairs, test_share * n are for tests, and validation_share of the
+  others for validation; both are rounded, halves upward, and one pair at least
+  is left to train. Thus 25 pairs become 18, 2 and 5, and a single one trains.
+  A client's split does not depend on which other clients there are, nor on the
+  order of the records.
+
+  Args:
+    records: What to divide.
+    test_share: The share of a user's pairs for tests, from 0 to below 1.
+    validation_share: The share of the other pairs for validation, likewise.
+    seed: Chooses the split, together with `repeat`.
+    repeat: The number of the repetition; the paper has five.
+
+  Returns:
+    int8 `[records]`: places in `PARTS`.
+
+  Raises:
+    OptionError: If a share is not a share.
+  """
+  for name, share in (
+    ('test_share', test_share),
+    ('validation_share', validation_share),
+  ):
+    if not 0 <= share < 1:
+      raise OptionError(
+        f'{name}: {share} leaves nothing to train on, or is no share at all. '
+        'Give a number from 0 to below 1.'
+      )
+  codes = np.zeros(len(records), np.int8)
+  for index, name in enumerate(records.clients):
+    rows = np.flatnonzero(records.client == index)
+    generator = random_bits.generator('parts', seed, repeat, name)
+    codes[rows] = _divide_client(
+      records.user[rows].astype(np.int64),
+      records.item[rows].astype(np.int64),
+      test_share,
+      validation_share,
+      generator,
+    )
+  return codes
+
+
+def cut(records: Records, codes: np.ndarray) -> dict[str, Records]:
+  """Cuts records into parts.
+
+  Args:
+    records: What to cut.
+    codes: Places in `PARTS`, `[records]`.
+
+  Returns:
+    The name of each part to its records.
+  """
+  return {part: records.take(codes == code) for code, part in enumerate(PARTS)}
+
+
+def _divide_client(
+  user: np.ndarray,
+  item: np.ndarray,
+  test_share: float,
+  validation_share: float,
+  generator: np.random.Generator,
+) -> np.ndarray:
+  """Returns the codes of one client's records."""
+  if not len(user):
+    return np.zeros(0, np.int8)
+  size = int(item.max()) + 1
+  pairs, pair_of = np.unique(user * size + item, return_inverse=True)
+  users = pairs // size
+  counts = np.bincount(users)
+  starts = np.cumsum(counts) - counts
+  # The place of each pair in a random order of the user's pairs.
+  order = np.lexsort((generator.random(len(pairs)), users))
+  place = np.empty(len(pairs), np.int64)
+  place[order] = np.arange(len(pairs))
+  place -= starts[users]
+  # One pair of each user is left to train.
+  num_test = np.minimum(_rounded(test_share * counts), counts - 1)
+  others = counts - num_test
+  num_validation = np.minimum(_rounded(validation_share * others), others - 1)
+  is_test = place < num_test[users]
+  is_validation = ~is_test & (place < (num_test + num_validation)[users])
+  codes = np.zeros(len(pairs), np.int8)
+  codes[is_test] = PARTS.index(TEST)
+  codes[is_validation] = PARTS.index(VALIDATION)
+  return codes[pair_of]
+
+
+def _rounded(numbers: np.ndarray) -> np.ndarray:
+  # The small number keeps 0.1 * 15 from falling below 1.5.
+  return np.floor(numbers + 0.5 + 1e-9).astype(np.int64)

@@ -1,0 +1,446 @@
+"""HPFL beside a NumPy loop, and what leaves a client.
+
+The model predicts `sum over k of m_k u_k c_k`: m says which attributes a record
+has, u is the row of the record's user, a private table of the client's own
+size, and c, public, has a number for each attribute.
+"""
+
+import collections
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import algorithms
+from tff_partial import client_work
+from tff_partial import clustering
+from tff_partial import collecting
+from tff_partial import drafts
+from tff_partial import processes
+from tff_partial import row_means
+from tff_partial import runtimes
+from tff_partial import statistics
+from tff_partial import training
+from tff_partial.algorithms import hpfl
+from tff_partial.data import packing
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+_ATTRIBUTES, _RATE = 3, 0.05
+_USERS = 'users/embeddings'
+_PUBLIC = 'public/kernel'
+_NUM_USERS = {'ann': 3, 'bob': 5}
+_NUM_RECORDS = {'ann': 12, 'bob': 20}
+_THRESHOLD = 0.9
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime() -> Iterator[None]:
+  with runtimes.cohort(jit=False, strict=True):
+    yield
+
+
+def _build() -> tf.keras.Model:
+  user = tf.keras.Input([], dtype=tf.int32, name='user')
+  has = tf.keras.Input([_ATTRIBUTES], name='has')
+  rows = tf.keras.layers.Embedding(
+    4, _ATTRIBUTES, embeddings_initializer='glorot_uniform', name='users'
+  )
+  public = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='ones', name='public'
+  )
+  return tf.keras.Model(
+    {'user': user, 'has': has}, public(has * rows(user)), name='by_hand'
+  )
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model() -> models.PartialModel:
+  return keras_models.from_keras(
+    _build, loss='mse', local='users', client_sized='users'
+  )
+
+
+def _is_correct(labels: Any, predictions: Any) -> Any:
+  return abs(labels - predictions)[:, 0] < 0.5
+
+
+_KNOWN = hpfl.Attributes(
+  _ATTRIBUTES, lambda x: x['has'], [_PUBLIC], _is_correct
+)
+
+
+def _examples(name: str) -> dict[str, Any]:
+  random = np.random.default_rng(len(name) + _NUM_USERS[name])
+  number = _NUM_RECORDS[name]
+  user = np.arange(number) % _NUM_USERS[name]
+  has = (random.random([number, _ATTRIBUTES]) < 0.6).astype(np.float32)
+  has[:, 0] = 1.0
+  return {
+    'x': {'user': user.astype(np.int32), 'has': has},
+    'y': random.normal(size=[number, 1]).astype(np.float32),
+    'is_validation': np.arange(number) % 3 == 0,
+  }
+
+
+_DATA = {name: _examples(name) for name in _NUM_USERS}
+
+
+def _trained(
+  model: models.PartialModel, *, rounds: int = 3, **options: Any
+) -> Any:
+  process = algorithms.build_hpfl(
+    model,
+    attributes=_KNOWN,
+    tables=[_USERS],
+    training=Phase(optimizer=sgd(_RATE), batch_size=None, epochs=2),
+    threshold=_THRESHOLD,
+    **options,
+  )
+  clients = packing.pack(_DATA, process.example_spec)
+  return training.programs.train(
+    process, clients, rounds=rounds, clients_per_round=2
+  )
+
+
+def _users(state: Any) -> np.ndarray:
+  (table,) = [state[name] for name in state if name.endswith(f'local/{_USERS}')]
+  return table
+
+
+def _by_hand(
+  first: dict[str, np.ndarray],
+  *,
+  rounds: int = 3,
+  public: bool = True,
+  centers_of: Any = None,
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+  """The rounds in NumPy: the server's c, and each client's own and users."""
+  c = np.ones([_ATTRIBUTES])
+  own = {name: c.copy() for name in _DATA}
+  users = {name: first[name].astype(np.float64) for name in _DATA}
+  accuracy: dict[str, tuple[np.ndarray, float]] = {}
+  threshold = np.zeros([_ATTRIBUTES])
+  centers = None
+  for _ in range(rounds):
+    sums, weights = np.zeros([2, _ATTRIBUTES])
+    measured: list[tuple[np.ndarray, np.ndarray]] = []
+    for name, data in _DATA.items():
+      has, user = data['x']['has'], data['x']['user']
+      if name in accuracy:
+        a = accuracy[name][0]
+        if public:
+          own[name] = a * own[name] + (1 - a) * c
+        if centers is not None:
+          for row in users[name]:
+            distance = np.linalg.norm(row - centers, axis=1)
+            mean = (distance / distance.sum()) @ centers
+            row[:] = a * row + (1 - a) * mean
+      held_out = data['is_validation']
+      h, u, y = has[~held_out], user[~held_out], data['y'][~held_out, 0]
+      for _ in range(2):
+        error = (h * users[name][u]) @ own[name] - y
+        slope = 2 * error[:, None] / len(y)
+        of_users = np.zeros_like(users[name])
+        np.add.at(of_users, u, slope * h * own[name])
+        of_public = (slope * h * users[name][u]).sum(0)
+        users[name] -= _RATE * of_users
+        own[name] = own[name] - _RATE * of_public
+      predictions = (has * users[name][user]) @ own[name]
+      right = np.abs(predictions - data['y'][:, 0]) < 0.5
+      number = has[held_out].sum(0)
+      mean = right[held_out].mean()
+      on_each = np.where(
+        number > 0,
+        (has * right[:, None])[held_out].sum(0) / np.maximum(number, 1),
+        mean,
+      )
+      accuracy[name] = on_each, mean
+      measured.append((on_each * (number > 0), number > 0))
+      weight = np.where(on_each > threshold, on_each * h.sum(0), 0.0)
+      sums += weight * own[name]
+      weights += weight
+    if public:
+      c = np.where(weights > 0, sums / np.where(weights > 0, weights, 1), c)
+    totals, numbers = np.sum(measured, 0)
+    threshold = _THRESHOLD * totals / np.maximum(numbers, 1)
+    if centers_of is not None:
+      centers = centers_of(users)
+  return c, own, users
+
+
+def _first_rows(model: models.PartialModel) -> dict[str, np.ndarray]:
+  """Users as clients draw them: trained by nothing, with a rate of 0."""
+  process = algorithms.build_hpfl(
+    model,
+    attributes=_KNOWN,
+    drafts=None,
+    public=False,
+    training=Phase(optimizer=sgd(0.0), batch_size=None),
+  )
+  clients = packing.pack(_DATA, process.example_spec)
+  result = training.programs.train(
+    process, clients, rounds=1, clients_per_round=2
+  )
+  return {
+    name: _users(result.client_store.client(name))[: _NUM_USERS[name]]
+    for name in _DATA
+  }
+
+
+@pytest.fixture(scope='module', name='first')
+def fixture_first(model: models.PartialModel) -> dict[str, np.ndarray]:
+  return _first_rows(model)
+
+
+def _assert_alike(result: Any, expected: Any, atol: float = 1e-6) -> None:
+  c, own, users = expected
+  np.testing.assert_allclose(
+    result.weights.trainable['global'][_PUBLIC][:, 0], c, atol=atol
+  )
+  for name, number in _NUM_USERS.items():
+    state = result.client_store.client(name)
+    (mine,) = [state[n] for n in state if n.endswith(f'personal/{_PUBLIC}')]
+    np.testing.assert_allclose(mine[:, 0], own[name], atol=atol)
+    np.testing.assert_allclose(_users(state)[:number], users[name], atol=atol)
+
+
+def test_hpfl_k_is_eqs_1_and_3(
+  model: models.PartialModel, first: dict[str, np.ndarray]
+) -> None:
+  result = _trained(model, drafts=None)
+  _assert_alike(result, _by_hand(first))
+
+
+def _mean_of_all(users: dict[str, np.ndarray]) -> np.ndarray:
+  return np.concatenate(list(users.values())).mean(0, keepdims=True)
+
+
+def test_hpfl_r_moves_users_to_the_center_of_all(
+  model: models.PartialModel, first: dict[str, np.ndarray]
+) -> None:
+  # Of one center, that of all users, sums know what it is.
+  result = _trained(model, drafts=drafts.Sums(1), public=False)
+  _assert_alike(result, _by_hand(first, public=False, centers_of=_mean_of_all))
+
+
+def test_hpfl_is_both(
+  model: models.PartialModel, first: dict[str, np.ndarray]
+) -> None:
+  # Each user is a center where a draft stands for one row: Eq. 2 of them all.
+  result = _trained(
+    model, rounds=2, drafts=drafts.Centers(8, 8, rows_per_center=1)
+  )
+  expected = _by_hand(
+    first,
+    rounds=2,
+    centers_of=lambda users: np.concatenate(list(users.values())),
+  )
+  # A row's distance to itself is a difference of squares, in single precision.
+  _assert_alike(result, expected, atol=5e-5)
+
+
+def test_eq_2_as_printed_weighs_far_centers_more() -> None:
+  centers = {
+    'rows': tf.constant([[1.0, 0.0], [4.0, 0.0], [9.0, 9.0]]),
+    'is_real': tf.constant([True, True, False]),
+  }
+  row, share = tf.constant([[0.0, 0.0]]), tf.constant(0.5)
+  printed = drafts.toward_centers(row, centers, share, by_nearness=False)
+  nearer = drafts.toward_centers(row, centers, share, by_nearness=True)
+  # Distances are 1 and 4: shares 1/5 and 4/5, or 4/5 and 1/5.
+  np.testing.assert_allclose(printed, [[0.5 * (0.2 * 1 + 0.8 * 4), 0.0]])
+  np.testing.assert_allclose(nearer, [[0.5 * (0.8 * 1 + 0.2 * 4), 0.0]])
+
+
+def test_without_centers_rows_stay() -> None:
+  centers = {'rows': tf.zeros([2, 2]), 'is_real': tf.zeros([2], tf.bool)}
+  row = tf.constant([[3.0, 4.0]])
+  moved = drafts.toward_centers(
+    row, centers, tf.constant(0.0), by_nearness=False
+  )
+  np.testing.assert_array_equal(moved, row)
+
+
+@pytest.fixture(scope='module', name='process')
+def fixture_process(model: models.PartialModel) -> processes.PartialProcess:
+  return algorithms.build_hpfl(
+    model,
+    attributes=_KNOWN,
+    drafts=drafts.Centers(6, 2, rows_per_center=3, min_rows=2),
+    tables=[_USERS],
+    training=Phase(optimizer=sgd(_RATE)),
+  )
+
+
+def test_no_private_table_has_a_type_at_the_server(
+  process: processes.PartialProcess,
+) -> None:
+  state = process.initialize.type_signature.result
+  text = state.formatted_representation()
+  # Centers have a fixed number of rows; tables have an open one.
+  assert 'centers' in text
+  assert '?' not in text
+
+
+def test_both_runtimes_agree(process: processes.PartialProcess) -> None:
+  clients = packing.pack(_DATA, process.example_spec)
+
+  def run() -> Any:
+    result = training.programs.train(
+      process, clients, rounds=2, clients_per_round=2
+    )
+    return result.weights.trainable['global'][_PUBLIC]
+
+  with runtimes.native():
+    native = run()
+  np.testing.assert_allclose(run(), native, atol=1e-6)
+
+
+def test_a_client_that_joins_later_begins_with_the_public_components(
+  process: processes.PartialProcess,
+) -> None:
+  clients = packing.pack(_DATA, process.example_spec)
+  early = training.programs.train(
+    process,
+    packing.pack({'ann': _DATA['ann']}, process.example_spec),
+    rounds=2,
+    clients_per_round=1,
+  )
+  seeds = np.zeros([1, 2], np.int32)
+  first = training.state_codec.first_states(process.initialize_client, seeds)
+  state = process.set_model_weights(process.initialize(), early.weights)
+  output = process.next(state, first, clients.cohort(['bob'], seeds))
+  (kept,) = output.client_states
+  assert kept['held']['initialized']
+  assert kept['num_rows'][_USERS] == 5
+
+
+class TestCollecting:
+  """The buffer in which the server has the rows of all clients."""
+
+  def _collected(self, sent: list[Any], capacity: int) -> Any:
+    kind = tff.to_type(
+      collections.OrderedDict(
+        rows=tff.TensorType(np.float32, [None, 2]),
+        is_real=tff.TensorType(np.bool_, [None]),
+      )
+    )
+    process = collecting.CollectRowsFactory(capacity).create(kind)
+    value = [
+      collections.OrderedDict(
+        rows=np.array(rows, np.float32).reshape([-1, 2]),
+        is_real=np.array(is_real, bool),
+      )
+      for rows, is_real in sent
+    ]
+    return process.next(process.initialize(), value).result
+
+  def test_real_rows_come_one_after_another(self) -> None:
+    result = self._collected(
+      [([[1, 1], [2, 2]], [True, False]), ([[3, 3]], [True]), ([], [])], 4
+    )
+    assert result['rows'].tolist() == [[1, 1], [3, 3], [0, 0], [0, 0]]
+    assert result['is_real'].tolist() == [True, True, False, False]
+    assert result['num_sent'] == 2
+
+  def test_what_finds_no_room_is_counted_and_lost(self) -> None:
+    result = self._collected(
+      [([[1, 1], [2, 2]], [True, True]), ([[3, 3]], [True])], 2
+    )
+    assert result['rows'].tolist() == [[1, 1], [2, 2]]
+    assert result['num_sent'] == 3
+
+  def test_no_room_at_all_is_refused(self) -> None:
+    with pytest.raises(collecting.CollectionError, match='at least one row'):
+      collecting.CollectRowsFactory(0)
+
+
+def test_sums_are_a_step_of_lloyds() -> None:
+  points = tf.constant([[0.0], [2.0], [10.0]])
+  sums, counts = clustering.sums_and_counts(
+    points,
+    tf.ones([3], tf.bool),
+    tf.constant([[1.0], [9.0]]),
+    tf.ones([2], tf.bool),
+  )
+  assert sums.numpy().tolist() == [[2.0], [10.0]]
+  assert counts.numpy().tolist() == [2, 1]
+
+
+def test_row_means_keep_what_no_client_weighs(
+  model: models.PartialModel,
+) -> None:
+  statistic = row_means.row_means(
+    'rows', lambda client: client['values'], lambda client: client['weights']
+  )
+  held = {'table': tf.constant([[1.0], [2.0]])}
+  sent = [
+    statistic.summarize(
+      {
+        'values': {'table': tf.constant(v)},
+        'weights': {'table': tf.constant(w)},
+      }
+    )
+    for v, w in (
+      ([[4.0], [7.0]], [1.0, 0.0]),
+      ([[8.0], [9.0]], [3.0, 0.0]),
+    )
+  ]
+  joined = tf.nest.map_structure(lambda *parts: sum(parts), *sent)
+  server = statistic.update(statistics.Server({'global': held}, None), joined)
+  # (4 + 3 * 8) / 4 = 7 for the first row; nothing was said of the second.
+  assert server.weights['global']['table'].numpy().tolist() == [[7.0], [2.0]]
+
+
+def test_a_variable_without_attributes_is_refused(
+  model: models.PartialModel,
+) -> None:
+  with pytest.raises(hpfl.HpflError, match=r'no global variable with a row'):
+    algorithms.build_hpfl(
+      model, attributes=_KNOWN._replace(number=7), drafts=None
+    )
+
+
+def test_a_table_that_is_not_local_is_refused(
+  model: models.PartialModel,
+) -> None:
+  with pytest.raises(hpfl.HpflError, match=r"'public/kernel' is no local"):
+    algorithms.build_hpfl(
+      model, attributes=_KNOWN, drafts=drafts.Sums(2), tables=[_PUBLIC]
+    )
+
+
+def _noised(model: models.PartialModel, of_tables: Any) -> Any:
+  return algorithms.build_hpfl(
+    model,
+    attributes=_KNOWN,
+    drafts=of_tables,
+    tables=[_USERS],
+    join=statistics.Join.WITH_UPDATE,
+    aggregator=privacy.private_mean(
+      clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
+    ),
+  )
+
+
+def test_drafts_beside_noise_are_refused(model: models.PartialModel) -> None:
+  with pytest.raises(client_work.CompositionError, match='no one would'):
+    _noised(model, drafts.Centers(4, 2))
+
+
+def test_sums_are_noised_with_all_else(model: models.PartialModel) -> None:
+  process = _noised(model, drafts.Sums(2, join=statistics.Join.WITH_UPDATE))
+  assert process.mechanism is not None
+  clients = packing.pack(_DATA, process.example_spec)
+  result = training.programs.train(
+    process, clients, rounds=1, clients_per_round=2
+  )
+  assert np.isfinite(result.weights.trainable['global'][_PUBLIC]).all()

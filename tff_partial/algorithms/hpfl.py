@@ -1,0 +1,368 @@
+"""Hierarchical Personalized Federated Learning (Wu et al., WWW 2021).
+
+A client is a school or a region with users and items of its own. Its model has
+public components, GLOBAL variables of which rows belong to attributes that all
+clients know, and private ones, LOCAL tables of its users and items, whose sizes
+no other client has. In a round (Algorithm 3) a client
+
+1. updates its model by the server's (Algorithm 1): the public rows by Eq. 1,
+   the private rows by Eq. 2, each the less the more accurate it is itself on
+   the attribute;
+2. trains all of it on its records, and measures its accuracy on each attribute
+   on records held out for that;
+3. sends its public components and drafts of its private ones.
+
+The server (Algorithm 2) averages the public rows of an attribute over the
+clients that are accurate enough on it, weighted by accuracy times records
+(Eq. 3), and joins the drafts (see `drafts.py`).
+
+Readings, where the paper leaves room: the number of iterations on an attribute
+is that of the training records that have it. Where a client holds out no record
+of an attribute, its accuracy there is that on all records. The threshold p is a
+share of the mean accuracy of all clients on the attribute in the round before.
+GLOBAL variables whose rows are no attributes, such as HM, are averaged by
+accuracy times records, or stay with the clients. A client's first round begins
+with the server's public components and private rows as drawn. Eq. 2 is as
+printed unless `by_nearness`.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_partial import client_state
+from tff_partial import drafts as drafts_lib
+from tff_partial import errors
+from tff_partial import evaluation
+from tff_partial import tiers
+from tff_partial.aggregators import Factory
+from tff_partial.composition import compose
+from tff_partial.contexts import ClientContext
+from tff_partial.contexts import Compute
+from tff_partial.contexts import Revise
+from tff_partial.data import splits
+from tff_partial.messages import ClientWeighting
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.processes import PartialProcess
+from tff_partial.row_means import row_means
+from tff_partial.statistics import Join
+from tff_partial.statistics import Server
+from tff_partial.statistics import Statistic
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+from tff_partial.tiers import PERSONAL
+
+_ACCURACY, _RECORDS = 'accuracy', 'records'
+_ON_EACH, _ON_ALL, _TRAINED = 'on_each', 'on_all', 'trained'
+_THRESHOLD = 'threshold'
+
+
+class HpflError(errors.UserError, ValueError):
+  """Raised for attributes or tables that do not fit the model."""
+
+
+class Attributes(NamedTuple):
+  """What is publicly known of items.
+
+  Attributes:
+    number: How many attributes there are, K of the paper.
+    of: From inputs `[examples, ...]` to which attributes each has, float
+      `[examples, number]`, zeros and ones.
+    rows: The GLOBAL variables whose rows belong to attributes,
+      `[number, ...]`.
+    is_correct: (labels, predictions) -> whether a prediction is right, bool
+      `[examples]`.
+  """
+
+  number: int
+  of: Callable[[Any], tf.Tensor]
+  rows: Sequence[str]
+  is_correct: Callable[[Any, Any], tf.Tensor]
+
+
+def build_hpfl(
+  model: models.PartialModel,
+  *,
+  attributes: Attributes,
+  drafts: drafts_lib.Centers | drafts_lib.Sums | None,
+  tables: Sequence[str] = (),
+  public: bool = True,
+  training: Phase = Phase(),
+  split: splits.Split | None = None,
+  by_nearness: bool = False,
+  threshold: float = 0.9,
+  average_others: bool = True,
+  join: Join = Join.SUM,
+  aggregator: Factory | None = None,
+) -> PartialProcess:
+  """Clients share knowledge of attributes, and drafts of private tables.
+
+  Args:
+    model: The model: GLOBAL variables are its public components, LOCAL tables
+      its private ones, which may be `client_sized`.
+    attributes: What is publicly known of items.
+    drafts: How private tables are drafted; None for HPFL-K, which shares public
+      components alone.
+    tables: The local tables of which drafts are sent, `[rows, width]`. Where
+      the width is that of the attributes, Eq. 2 takes the accuracy on each,
+      otherwise that on all records.
+    public: Whether public components are shared; False is HPFL-R.
+    training: How a client trains: optimizer, batches, epochs.
+    split: The records that a client trains on, and those on which it measures
+      its accuracy; by the field `is_validation` by default.
+    by_nearness: Whether Eq. 2 weighs centers by the inverse of their distance,
+      instead of by their distance as printed.
+    threshold: p of Eq. 3, as a share of the mean accuracy of all clients on an
+      attribute in the round before; clients share a row if they are better.
+    average_others: Whether GLOBAL variables that have no row for each attribute
+      are averaged; otherwise they stay with the clients.
+    join: How sums of public rows and of accuracies are made; with the update,
+      they are clipped and noised as `aggregator` says.
+    aggregator: How what is joined with the update is joined.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+    HpflError: If a variable has no row for each attribute, or is no local
+      table.
+  """
+  _check(model, attributes, tables if drafts else ())
+  train_on, measure_on = split or splits.by_mark('is_validation')
+  shared = [
+    name
+    for name in model.specs(GLOBAL)
+    if public and (average_others or name in attributes.rows)
+  ]
+  sharing = _Sharing(attributes, shared, tables if drafts else (), by_nearness)
+  statistics: list[Statistic] = []
+  if shared:
+    statistics += [
+      row_means('public', sharing.public, sharing.weights, join=join),
+      sharing.thresholds(threshold, join),
+    ]
+  if drafts:
+    statistics += [drafts.statistic(model, table) for table in tables]
+
+  def server_state(model: models.PartialModel) -> Any:
+    state = collections.OrderedDict({_THRESHOLD: tf.zeros([attributes.number])})
+    if drafts:
+      state[drafts_lib.CENTERS] = drafts_lib.first_centers(
+        model, tables, drafts.num_centers
+      )
+    return state
+
+  return compose(
+    model,
+    client_state=_memory(attributes.number),
+    work=[
+      Revise(sharing.revised),
+      dataclasses.replace(
+        training, train=(PERSONAL, LOCAL), on=train_on, measured=True
+      ),
+      Compute(_RECORDS, sharing.records, on=train_on),
+      Compute(_ACCURACY, sharing.accuracy, on=measure_on),
+    ],
+    statistics=statistics,
+    server_state=server_state,
+    client_weighting=ClientWeighting.UNIFORM,
+    aggregator=aggregator,
+  )
+
+
+def build_hpfl_eval(
+  model: models.PartialModel,
+  *,
+  attributes: Attributes,
+  **measuring: Any,
+) -> evaluation.Evaluation:
+  """Clients are measured with the models that they remember.
+
+  Args:
+    model: The model.
+    attributes: As in training.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(
+    model,
+    client_state=_memory(attributes.number),
+    train=(PERSONAL, LOCAL),
+    **measuring,
+  )
+
+
+class _Sharing(NamedTuple):
+  """What clients compute of what they share.
+
+  Attributes:
+    attributes: What is publicly known of items.
+    shared: The GLOBAL variables that are shared.
+    tables: The local tables of which drafts are sent.
+    by_nearness: How Eq. 2 weighs centers.
+  """
+
+  attributes: Attributes
+  shared: Sequence[str]
+  tables: Sequence[str]
+  by_nearness: bool
+
+  def revised(self, client: ClientContext) -> tiers.Weights:
+    """A client's model after the update of Algorithm 1."""
+    accuracy = client.remembered[_ACCURACY]
+    has_trained = accuracy[_TRAINED]
+    public = collections.OrderedDict()
+    for name in self.shared:
+      own = client.weight(PERSONAL, name)
+      share = accuracy[_ON_ALL]
+      if name in self.attributes.rows:
+        ones = [1] * (own.shape.rank - 1)
+        share = tf.reshape(accuracy[_ON_EACH], [-1, *ones])
+      mixed = share * own + (1.0 - share) * client.weight(GLOBAL, name)
+      public[name] = tf.where(has_trained, mixed, own)
+    private = collections.OrderedDict()
+    for table in self.tables:
+      rows, is_real = drafts_lib.rows_of(client, table)
+      share = accuracy[_ON_ALL]
+      if rows.shape[1] == self.attributes.number:
+        share = accuracy[_ON_EACH]
+      moved = drafts_lib.toward_centers(
+        rows,
+        client.server[drafts_lib.CENTERS][table],
+        share,
+        by_nearness=self.by_nearness,
+      )
+      moves = tf.logical_and(has_trained, is_real)[:, None]
+      private[table] = tf.where(moves, moved, rows)
+    return collections.OrderedDict({PERSONAL: public, LOCAL: private})
+
+  def records(self, client: ClientContext) -> tf.Tensor:
+    """How many of a client's records have each attribute, float `[number]`."""
+    return tf.reduce_sum(self._of_real(client), 0)
+
+  def accuracy(self, client: ClientContext) -> Any:
+    """Shares of a client's records that it predicts right, by attribute."""
+    predictions = client.predict(tiers.personal_copy)
+    is_correct = tf.cast(
+      self.attributes.is_correct(client.examples['y'], predictions), tf.float32
+    )
+    real = tf.cast(client.is_real, tf.float32)
+    on_all = tf.math.divide_no_nan(
+      tf.reduce_sum(is_correct * real), tf.reduce_sum(real)
+    )
+    of_real = self._of_real(client)
+    numbers = tf.reduce_sum(of_real, 0)
+    right = tf.reduce_sum(of_real * is_correct[:, None], 0)
+    on_each = tf.where(
+      numbers > 0.0, tf.math.divide_no_nan(right, numbers), on_all
+    )
+    return collections.OrderedDict(
+      {
+        _ON_EACH: on_each,
+        _ON_ALL: on_all,
+        _TRAINED: tf.constant(True),
+        'measured': numbers > 0.0,
+      }
+    )
+
+  def public(self, client: ClientContext) -> tiers.NamedTensors:
+    """The public components that a client sends."""
+    return collections.OrderedDict(
+      (name, client.weight(PERSONAL, name)) for name in self.shared
+    )
+
+  def weights(self, client: ClientContext) -> dict[str, tf.Tensor]:
+    """How much they count in Eq. 3, by row or as a whole."""
+    accuracy, records = client.computed[_ACCURACY], client.computed[_RECORDS]
+    eligible = accuracy[_ON_EACH] > client.server[_THRESHOLD]
+    by_row = tf.where(eligible, accuracy[_ON_EACH] * records, 0.0)
+    as_whole = accuracy[_ON_ALL] * tf.reduce_sum(records)
+    return {
+      name: by_row if name in self.attributes.rows else as_whole
+      for name in self.shared
+    }
+
+  def thresholds(self, share: float, join: Join) -> Statistic:
+    """What moves the threshold p of each attribute.
+
+    Args:
+      share: Of the mean accuracy of all clients that measured theirs.
+      join: How sums are made.
+    """
+
+    def summarize(client: ClientContext) -> tiers.NamedTensors:
+      accuracy = client.computed[_ACCURACY]
+      measured = tf.cast(accuracy['measured'], tf.float32)
+      return collections.OrderedDict(
+        sum=measured * accuracy[_ON_EACH], number=measured
+      )
+
+    def update(server: Server, joined: tiers.NamedTensors) -> Server:
+      state = collections.OrderedDict(server.state)
+      mean = tf.math.divide_no_nan(joined['sum'], joined['number'])
+      state[_THRESHOLD] = share * mean
+      return server._replace(state=state)
+
+    return Statistic('accuracy', summarize, join=join, update=update)
+
+  def _of_real(self, client: ClientContext) -> tf.Tensor:
+    """The attributes of a client's records; of padding none."""
+    found = self.attributes.of(client.examples['x'])
+    return tf.where(client.is_real[:, None], found, 0.0)
+
+
+def _memory(num_attributes: int) -> client_state.ClientState:
+  """A client remembers its model, and how accurate it is on each attribute."""
+  model_of = client_state.persist_personal
+
+  def first(model: models.PartialModel, seed: tf.Tensor) -> Any:
+    kept = collections.OrderedDict(model_of.first(model, seed))
+    kept[_ACCURACY] = collections.OrderedDict(
+      {
+        _ON_EACH: tf.zeros([num_attributes]),
+        _ON_ALL: tf.constant(0.0),
+        _TRAINED: tf.constant(False),
+      }
+    )
+    return kept
+
+  def recall(
+    model: models.PartialModel,
+    remembered: Any,
+    received: tiers.Weights,
+    seed: tf.Tensor,
+  ) -> tiers.Weights:
+    held = collections.OrderedDict(remembered)
+    del held[_ACCURACY]
+    return model_of.recall(model, held, received, seed)
+
+  def keep(client: ClientContext) -> Any:
+    kept = collections.OrderedDict(model_of.keep(client))
+    measured = client.computed[_ACCURACY]
+    kept[_ACCURACY] = collections.OrderedDict(
+      (name, measured[name]) for name in client.remembered[_ACCURACY]
+    )
+    return kept
+
+  return client_state.ClientState(first, recall, keep)
+
+
+def _check(
+  model: models.PartialModel, attributes: Attributes, tables: Sequence[str]
+) -> None:
+  """Refuses names that the model does not have."""
+  public, private = model.specs(GLOBAL), model.specs(LOCAL)
+  for name in attributes.rows:
+    if name not in public or public[name].shape[:1] != [attributes.number]:
+      raise HpflError(
+        f'attributes.rows: {name!r} is no global variable with a row for each '
+        f'of {attributes.number} attributes. The model has '
+        f'{ {n: spec.shape.as_list() for n, spec in public.items()} }.'
+      )
+  for name in tables:
+    if name not in private or private[name].shape.rank != 2:
+      raise HpflError(
+        f'tables: {name!r} is no local table of rows. The model has '
+        f'{ {n: spec.shape.as_list() for n, spec in private.items()} }.'
+      )

@@ -1,0 +1,307 @@
+"""How well a user model ranks: DOA and NDCG of HPFL, section 5.3.2.
+
+A user model gives each user a hidden characteristic h of each attribute, such
+as a capability of a student by skill (Eq. 8). The degree of agreement compares
+users by one attribute, NDCG compares attributes of one user.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_partial.analysis.errors import AnalysisError
+
+
+class Agreement(NamedTuple):
+  """The degree of agreement between characteristics and answers.
+
+  Attributes:
+    mean: DOA, from 0 to 1: the mean over the attributes that have pairs; NaN
+      if there is none.
+    by_attribute: DOA(k), `[attributes]`; NaN where no pair counts.
+    num_pairs: int64 `[attributes]`, how many pairs of users count.
+  """
+
+  mean: float
+  by_attribute: np.ndarray
+  num_pairs: np.ndarray
+
+
+class Gain(NamedTuple):
+  """The normalized discounted cumulative gain of users.
+
+  Attributes:
+    mean: NDCG, the mean over the users who have one; NaN if there is none.
+    by_user: NDCG(u), `[users]`; NaN for users with nothing to rank.
+  """
+
+  mean: float
+  by_user: np.ndarray
+
+
+def mean_answers(
+  user: np.ndarray,
+  attributes: np.ndarray,
+  answer: np.ndarray,
+  num_users: int,
+  num_attributes: int,
+) -> np.ndarray:
+  """Averages each user's answers to the items that have an attribute.
+
+  Args:
+    user: The user of each record, integers `[records]` from 0.
+    attributes: The attributes of its item, integers `[records, width]` from 0,
+      each once; negative where there are no more.
+    answer: Its answer, true or predicted, `[records]`.
+    num_users: How many users there are.
+    num_attributes: How many attributes there are.
+
+  Returns:
+    float64 `[users, attributes]`; NaN where a user answered no such item.
+
+  Raises:
+    AnalysisError: If the shapes do not fit together, or a user or an attribute
+      is not among those counted.
+  """
+  user, attributes, answer = map(np.asarray, (user, attributes, answer))
+  if (
+    user.ndim != 1
+    or answer.shape != user.shape
+    or attributes.ndim != 2
+    or len(attributes) != len(user)
+  ):
+    raise AnalysisError(
+      f'Mean answers by attribute: found users {user.shape}, answers '
+      f'{answer.shape} and attributes {attributes.shape}. Give each record a '
+      'user, an answer, and a row with the attributes of its item.'
+    )
+  record, column = np.nonzero(attributes >= 0)
+  attribute = attributes[record, column]
+  for what, found, number, at in (
+    ('user', user, num_users, np.arange(len(user))),
+    ('attribute', attribute, num_attributes, record),
+  ):
+    outside = (found < 0) | (found >= number)
+    if outside.any():
+      raise AnalysisError(
+        f'Mean answers by attribute: record {at[outside][0]} is of {what} '
+        f'{found[outside][0]}, but they are numbered from 0 to {number - 1}.'
+      )
+  cell = user[record].astype(np.int64) * num_attributes + attribute
+  size = num_users * num_attributes
+  counts = np.bincount(cell, minlength=size)
+  sums = np.bincount(cell, answer[record].astype(np.float64), minlength=size)
+  means = np.full(size, np.nan)
+  np.divide(sums, counts, out=means, where=counts > 0)
+  return means.reshape([num_users, num_attributes])
+
+
+# ---- users by one attribute --------------------------------------------------
+
+
+def degree_of_agreement(
+  hidden: np.ndarray,
+  answers: np.ndarray,
+  *,
+  across_clients: Sequence[Any] | None = None,
+  ties: float = 0.0,
+) -> Agreement:
+  """Counts how often the user with more of an attribute answers better (Eq. 9).
+
+  DOA(k) is a share of pairs of users (a, b) who both answered items with the
+  attribute k, and of whom h_ak > h_bk: of those with g_ak > g_bk. So pairs with
+  the same h count nowhere. Pairs with the same g count as disagreeing, as the
+  paper's indicator says, which costs much where answers have few values; with
+  `ties=0.5` h without any knowledge comes to one half. The printed factor
+  |U_c1| |U_c2| / sum I turns a mean over all pairs into one over those who both
+  answered, which a ratio of counts is already. The printed mean divides by all
+  attributes; here those without a pair are left out.
+
+  Pairs are counted by sorting, in O(users log users) for each attribute.
+
+  Args:
+    hidden: h, floats `[users, attributes]`, all finite.
+    answers: The users' mean answers g, `[users, attributes]`, NaN where a user
+      answered no such item; see `mean_answers`.
+    across_clients: The client of each user, `[users]`: pairs are then users of
+      different clients (U_c1 and U_c2 in the paper), of all pairs of clients
+      together. By default any two users are a pair.
+    ties: How much a pair with the same g counts, from 0 to 1.
+
+  Raises:
+    AnalysisError: If the shapes do not fit together, h is not finite, or `ties`
+      is none.
+  """
+  hidden, answers = _checked(hidden, answers, 'Degree of agreement', 'answers')
+  if not 0.0 <= ties <= 1.0:
+    raise AnalysisError(
+      f'Degree of agreement: ties={ties}. A pair with the same answers counts '
+      'as something between 0 and 1.'
+    )
+  alike = np.zeros(len(hidden), np.int64)
+  clients = None
+  if across_clients is not None:
+    if len(across_clients) != len(hidden):
+      raise AnalysisError(
+        f'Degree of agreement: there are {len(hidden)} users, but the clients '
+        f'of {len(across_clients)}. Name the client of each user.'
+      )
+    clients = _ranks([str(client) for client in across_clients])
+  shares = np.full(hidden.shape[1], np.nan)
+  num_pairs = np.zeros(hidden.shape[1], np.int64)
+  for k in range(hidden.shape[1]):
+    is_known = ~np.isnan(answers[:, k])
+    h, g = (_ranks(values[is_known, k]) for values in (hidden, answers))
+    found = _count_pairs(h, g, alike[is_known])
+    if clients is not None:
+      found -= _count_pairs(h, g, clients[is_known])
+    num_pairs[k], agreeing, tied = found
+    if num_pairs[k]:
+      shares[k] = (agreeing + ties * tied) / num_pairs[k]
+  return Agreement(_mean(shares), shares, num_pairs)
+
+
+def _checked(
+  hidden: np.ndarray, other: np.ndarray, what: str, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Both as floats, if they are sound."""
+  hidden, other = (np.asarray(values, np.float64) for values in (hidden, other))
+  if hidden.ndim != 2 or hidden.shape != other.shape:
+    raise AnalysisError(
+      f'{what}: found characteristics of shape {hidden.shape}, and {name} of '
+      f'shape {other.shape}. Both must be [users, attributes].'
+    )
+  if not np.isfinite(hidden).all():
+    row = int(np.flatnonzero(~np.isfinite(hidden).all(axis=1))[0])
+    raise AnalysisError(
+      f'{what}: the characteristics of user {row} are not finite. The run '
+      'diverged; look at the weights of its best round.'
+    )
+  return hidden, other
+
+
+def _mean(values: np.ndarray) -> float:
+  """The mean of those that are numbers; NaN if there is none."""
+  known = values[~np.isnan(values)]
+  return float(known.mean()) if known.size else float('nan')
+
+
+def _ranks(values: Any) -> np.ndarray:
+  """The place of each value among the distinct ones, int64 from 0."""
+  return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def _count_pairs(h: np.ndarray, g: np.ndarray, group: np.ndarray) -> np.ndarray:
+  """Counts pairs within groups whose h differs.
+
+  Args:
+    h: Ranks, `[users]`.
+    g: Ranks, `[users]`.
+    group: Numbers from 0, `[users]`.
+
+  Returns:
+    How many there are, in how many g is in the same order as h, and in how many
+    g is the same; int64 `[3]`.
+  """
+  size = len(h)
+  if size < 2:
+    return np.zeros(3, np.int64)
+  in_group, by_h, by_g = group, group * size + h, group * size + g
+  same_h = _num_same(by_h)
+  same_g = _num_same(by_g) - _num_same(by_h * size + g)
+  # Among the same h, g falls, so that what rises has different h.
+  order = np.lexsort((-g, h))
+  return np.array(
+    [
+      _num_same(in_group) - same_h,
+      _num_rising(g[order], group[order]),
+      same_g,
+    ],
+    np.int64,
+  )
+
+
+def _num_same(values: np.ndarray) -> int:
+  """How many pairs have the same value."""
+  counts = np.unique(values, return_counts=True)[1].astype(np.int64)
+  return int((counts * (counts - 1) // 2).sum())
+
+
+def _num_rising(values: np.ndarray, groups: np.ndarray) -> int:
+  """How many pairs i < j of the same group have values[i] < values[j].
+
+  Two numbers differ first in one of their bits, which the larger one has. So
+  for each bit, those that agree in their group and in all higher bits are
+  brought together, and for each number that has the bit those before it are
+  counted that have it not.
+
+  Args:
+    values: Integers from 0, `[size]`.
+    groups: Integers from 0, `[size]`.
+  """
+  total, num_bits = 0, int(values.max()).bit_length()
+  for bit in range(num_bits):
+    rest = num_bits - bit - 1
+    together = (groups << rest) + (values >> (bit + 1))
+    order = np.argsort(together, kind='stable')
+    together = together[order]
+    has_bit = (values[order] >> bit) & 1 == 1
+    without = np.concatenate([[0], np.cumsum(~has_bit)])
+    begins = np.concatenate([[True], together[1:] != together[:-1]])
+    begin = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    total += int((without[:-1] - without[begin])[has_bit].sum())
+  return total
+
+
+# ---- attributes of one user --------------------------------------------------
+
+
+def ndcg(
+  hidden: np.ndarray, predicted_order: np.ndarray, *, shift: bool = True
+) -> Gain:
+  """Compares the order of predicted answers with that of h (Eq. 10).
+
+  DCG(u) = sum_k h_uk / (log2(k) + 1), read as printed, so the first two
+  attributes count 1 and 1/2, where the usual discount log2(k + 1) gives 1 and
+  0.63. Attributes are in the order of the predicted mean answers, the largest
+  first; those with the same prediction share the mean of their discounts.
+  IDCG(u) is the same by h itself. Attributes without a prediction are left out
+  of both, and so are users with nothing to rank.
+
+  The printed formula is made for h of 0 or more. With negative h its value may
+  lie outside of 0 to 1 or have the wrong sign, as IDCG(u) may be negative. With
+  `shift`, gains are how far h lies above the user's smallest: then NDCG(u) is
+  above 0 and at most 1, and a number added to all h of a user changes nothing.
+  The same model has lower values with `shift` where h is positive, so figures
+  with and without it are no numbers to compare.
+
+  Args:
+    hidden: h, floats `[users, attributes]`, all finite.
+    predicted_order: The users' mean predicted answers, `[users, attributes]`,
+      NaN where there is none; see `mean_answers`.
+    shift: Whether gains are h less the user's smallest; if not, as printed.
+
+  Raises:
+    AnalysisError: If the shapes do not fit together, or h is not finite.
+  """
+  hidden, predicted = _checked(hidden, predicted_order, 'NDCG', 'predictions')
+  discounts = 1.0 / (np.log2(np.arange(1, hidden.shape[1] + 1)) + 1.0)
+  gains = np.full(len(hidden), np.nan)
+  for user, (h, order) in enumerate(zip(hidden, predicted, strict=True)):
+    is_known = ~np.isnan(order)
+    h, order = h[is_known], order[is_known]
+    if shift and h.size:
+      h = h - h.min()
+    ideal = np.sort(h)[::-1] @ discounts[: h.size]
+    if ideal != 0.0:
+      gains[user] = h @ _discounts_of(order, discounts) / ideal
+  return Gain(_mean(gains), gains)
+
+
+def _discounts_of(order: np.ndarray, discounts: np.ndarray) -> np.ndarray:
+  """The discount of each attribute; of the same values their mean."""
+  _, place, counts = np.unique(-order, return_inverse=True, return_counts=True)
+  ends = np.cumsum(counts)
+  sums = np.concatenate([[0.0], np.cumsum(discounts)])
+  return ((sums[ends] - sums[ends - counts]) / counts)[place]

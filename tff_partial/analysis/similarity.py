@@ -1,0 +1,62 @@
+"""How much the public components of clients differ: HPFL, section 5.3.3."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tff_partial.analysis.errors import AnalysisError
+
+
+def dissimilarity(components: Mapping[str, np.ndarray]) -> float:
+  """Adds up how far the clients' vectors of attributes point apart (Eq. 11).
+
+  For each ordered pair of clients (i, j) the mean over attributes k of
+  1 - cos(c_ki, c_kj) is added; a client with itself adds nothing. The paper
+  prints cos itself, of which the sum could not fall as clients become alike,
+  and says that lower values mean more similar ones: its figures (Table 5) are
+  such sums of distances. They grow with the square of the number of clients, so
+  only those of equally many compare; the paper takes its ten largest clients.
+
+  A vector of zeros has no direction: it counts as distant by 1 from those of
+  all other clients, as in scikit-learn.
+
+  Args:
+    components: Name of each client to its component, floats
+      `[attributes, size]`.
+
+  Returns:
+    A number from 0, where all clients' vectors have the same directions, to
+    twice the number of pairs.
+
+  Raises:
+    AnalysisError: If there is no client, or components differ in shape or are
+      not finite.
+  """
+  if not components:
+    raise AnalysisError('Similarity: there is no client. Give two or more.')
+  first = np.asarray(next(iter(components.values())))
+  total = np.zeros(first.shape)
+  num_zeros = 0
+  for client, component in components.items():
+    vectors = np.asarray(component, np.float64)
+    if vectors.ndim != 2 or vectors.shape != total.shape:
+      raise AnalysisError(
+        f'Similarity: the component of client {client!r} has the shape '
+        f'{vectors.shape}. Give one of [attributes, size] for each client, of '
+        'one shape.'
+      )
+    if not np.isfinite(vectors).all():
+      raise AnalysisError(
+        f'Similarity: the component of client {client!r} is not finite. The '
+        'run diverged; look at the weights of its best round.'
+      )
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    num_zeros += int((norms == 0.0).sum())
+    total += np.divide(
+      vectors, norms, out=np.zeros_like(vectors), where=norms > 0.0
+    )
+  # The cosines of all pairs of clients, their own included, add up to the
+  # square of the norm of the summed directions.
+  num_attributes = max(len(total), 1)
+  cosines = float(np.square(total).sum()) + num_zeros
+  return max(len(components) ** 2 - cosines / num_attributes, 0.0)

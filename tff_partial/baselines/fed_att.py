@@ -1,0 +1,249 @@
+"""FedAtt (Ji et al., IJCNN 2019): the server attends to who moved far.
+
+For each variable l (a layer, in the paper) and each client k of the cohort, the
+server takes the distance s_k = ||w - w_k||_2 from its weights w to the client's
+w_k, the attention alpha = softmax(s) over the clients, and moves by epsilon *
+sum_k alpha_k (w - w_k). So clients count the more the farther they moved.
+
+The server needs sums alone: each client sends its move times exp(s_k), and
+exp(s_k), and the quotient of the sums is what the server moves by. As an
+exponential may be too large for a float, all clients take the same number from
+s_k before, which no quotient depends on: the mean distance of the round before,
+by attention, which the server tells them. What is then beyond +-60 counts as
+60, so that clients so far apart from the round before count alike in one round;
+in the first round, that are distances above 60.
+
+Deviations: the norm of a matrix is that of all its elements, where the authors'
+code takes the largest singular value. Their noise for privacy is left out, as
+it comes without clipping and promises nothing; clients may clip and noise what
+they send by `before_sending`, and attention is then by what they send.
+Clients train epochs on batches as `training` says. As the paper has it, their
+numbers of examples do not matter; with another `client_weighting` than UNIFORM,
+attention is multiplied by weights. Local variables, if the model has any, stay
+at clients, as in `build_furl`.
+"""
+
+import collections
+import math
+from typing import Any, Unpack
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import aggregators
+from tff_partial import errors
+from tff_partial import evaluation
+from tff_partial import partial_training
+from tff_partial.composition import Averaging
+from tff_partial.messages import ClientWeighting
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.processes import PartialProcess
+
+# How far exponents go; with them 10**5 examples times a move stay floats.
+_FARTHEST = 60.0
+# What clients send beside the tiers that they trained.
+_ATTENTION = 'attention'
+
+
+class AttentionError(errors.UserError, ValueError):
+  """Raised for a step or an aggregator that FedAtt cannot use."""
+
+
+def build_fed_att(
+  model: models.PartialModel,
+  *,
+  step_size: float = 1.0,
+  training: Phase = Phase(),
+  **averaging: Unpack[Averaging],
+) -> PartialProcess:
+  """Clients train all variables; the server attends to those who moved far.
+
+  Args:
+    model: The model; its local variables, if any, are trained and remembered.
+    step_size: epsilon of the paper, by how much the server follows.
+    training: How a client trains: optimizer, or one for each tier, batches,
+      epochs.
+    **averaging: How what clients send is averaged, as for `compose`; clients
+      count alike by default, but for their attention.
+
+  Raises:
+    AttentionError, CompositionError, PhaseError: If the arguments do not fit
+      together.
+  """
+  if not 0.0 < step_size < math.inf:
+    raise AttentionError(
+      f'step_size={step_size}: the server follows by a positive, finite number.'
+    )
+  mean = averaging.get('aggregator') or aggregators.MeanFactory()
+  return partial_training.build_simultaneous(
+    model,
+    training=training,
+    **{
+      'client_weighting': ClientWeighting.UNIFORM,
+      **averaging,
+      'aggregator': AttentiveFactory(mean),
+      'server_optimizer': sgd(step_size),
+    },
+  )
+
+
+def build_fed_att_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Clients are measured with the local variables that they remember.
+
+  With `personalise`, they train them before, as new clients need it.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return partial_training.build_evaluation(model, **measuring)
+
+
+class AttentiveFactory(aggregators.WeightedFactory):
+  """A mean in which each variable's attention is a softmax of distances.
+
+  It is made of another mean, over what clients send beside their attention.
+
+  Attributes:
+    parts: The factories that join what clients send.
+    mechanism: What the mean does for privacy, or None; it adds no noise.
+  """
+
+  def __init__(self, mean: aggregators.Factory):
+    """Makes the factory.
+
+    Args:
+      mean: A mean or sum, of which attention takes quotients.
+
+    Raises:
+      AttentionError: If it adds noise.
+    """
+    self.parts = getattr(mean, 'parts', [mean])
+    for part in self.parts:
+      mechanism = getattr(part, 'mechanism', None)
+      if mechanism is not None and mechanism.noise_multiplier:
+        raise AttentionError(
+          'FedAtt divides by the sum of attentions, which a private aggregator '
+          'would noise, so that the quotient may be anything. Let clients add '
+          'noise (before_sending), or use FedAvg.'
+        )
+    self.mechanism = getattr(mean, 'mechanism', None)
+    self._mean = aggregators.as_weighted(mean)
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process, for a mapping of tiers to named tensors."""
+
+    @tff.tensorflow.computation
+    def no_distance() -> Any:
+      return tff.types.structure_from_tensor_type_tree(
+        lambda leaf: tf.zeros([]), value_type
+      )
+
+    mean_type = no_distance.type_signature.result
+
+    @tff.tensorflow.computation(value_type, weight_type, mean_type)
+    def attend(moved: Any, weight: Any, before: Any) -> Any:
+      return _attended(moved, weight, before)
+
+    attended = attend.type_signature.result
+    process = self._mean.create(attended, weight_type)
+    joined_type = process.next.type_signature.result.result.member
+
+    @tff.tensorflow.computation(joined_type, mean_type)
+    def divide(joined: Any, before: Any) -> Any:
+      return _divided(joined, before)
+
+    @tff.federated_computation
+    def initialize() -> Any:
+      return tff.federated_zip(
+        collections.OrderedDict(
+          mean=process.initialize(),
+          distances=tff.federated_eval(no_distance, tff.SERVER),
+        )
+      )
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any, weight: Any) -> Any:
+      before = tff.federated_broadcast(state['distances'])
+      output = process.next(
+        state['mean'],
+        tff.federated_map(attend, (value, weight, before)),
+        weight,
+      )
+      divided = tff.federated_map(divide, (output.result, state['distances']))
+      return tff.templates.MeasuredProcessOutput(
+        tff.federated_zip(
+          collections.OrderedDict(mean=output.state, distances=divided[1])
+        ),
+        divided[0],
+        output.measurements,
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def _attended(moved: Any, weight: tf.Tensor, before: Any) -> Any:
+  """What a client sends: moves times attention, and attentions.
+
+  Args:
+    moved: Tier to by how much each variable moved.
+    weight: How much the client counts; without a weight it has no attention.
+    before: The distances that all take from their own.
+
+  Returns:
+    The same times exp(distance), and by name of variable exp(distance), and
+    that times the distance, `[2]`.
+  """
+  distances = tf.nest.map_structure(
+    lambda leaf: tf.cast(tf.norm(leaf), tf.float32), moved
+  )
+  attention = tf.nest.map_structure(
+    lambda distance, less: tf.where(
+      weight > 0,
+      tf.exp(tf.clip_by_value(distance - less, -_FARTHEST, _FARTHEST)),
+      0.0,
+    ),
+    distances,
+    before,
+  )
+  sent = tf.nest.map_structure(
+    lambda leaf, share: leaf * tf.cast(share, leaf.dtype), moved, attention
+  )
+  sent[_ATTENTION] = collections.OrderedDict(
+    (name, tf.stack([share, share * distances[tier][name]]))
+    for tier, named in attention.items()
+    for name, share in named.items()
+  )
+  return sent
+
+
+def _divided(joined: Any, before: Any) -> tuple[Any, Any]:
+  """By how much the server moves, and the new distances; before if none came.
+
+  Args:
+    joined: What clients sent, joined.
+    before: The distances that they took from theirs.
+  """
+  moved: Any = collections.OrderedDict()
+  distances: Any = collections.OrderedDict()
+  for tier, named in before.items():
+    moved[tier] = collections.OrderedDict()
+    distances[tier] = collections.OrderedDict()
+    for name, less in named.items():
+      total, weighted = tf.unstack(joined[_ATTENTION][name])
+      leaf = joined[tier][name]
+      moved[tier][name] = tf.math.divide_no_nan(
+        leaf, tf.cast(total, leaf.dtype)
+      )
+      distances[tier][name] = tf.where(total > 0, weighted / total, less)
+  return moved, distances

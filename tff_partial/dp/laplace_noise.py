@@ -1,0 +1,160 @@
+"""Laplace noise that each client adds before it sends: pure epsilon."""
+
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial.dp import clipping as clipping_lib
+from tff_partial.dp import dp_queries
+from tff_partial.dp.mechanisms import LOCAL
+from tff_partial.dp.mechanisms import Mechanism
+
+# What is kept of a clip, far more than the rounding errors of a norm in 64
+# bits, so that no clipped update is longer than the clip.
+_KEPT = 1.0 - 2.0**-20
+
+
+@dataclasses.dataclass(frozen=True)
+class L1Clip(clipping_lib.Clipping):
+  """The same clip of the L1 norm in every round.
+
+  Attributes:
+    clip: The largest sum of absolute values of what a client sends.
+  """
+
+  clip: float
+
+  def query(
+    self,
+    noise_multiplier: float,
+    make_seed: dp_queries.MakeSeed,
+    specs: Any,
+    clients_per_round: float,
+  ) -> dp_queries.PrivateSumQuery:
+    """Refuses: sums at the server get Gaussian noise, which clips by L2.
+
+    Raises:
+      PrivacyError: Always.
+    """
+    raise clipping_lib.PrivacyError(
+      'L1Clip is for LaplaceNoise, which clients add themselves. For noise at '
+      'the server use FixedClip, AdaptiveClip or TreeNoise.'
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LaplaceNoise:
+  """Has clients clip by L1 and add Laplace noise; `compose(before_sending=)`.
+
+  The guarantee is that of local differential privacy with delta 0: whatever a
+  client's examples are, what it sends in one round has up to the factor
+  exp(epsilon) the same probabilities, with epsilon = 2 * clip / scale = 2 /
+  noise_multiplier, as two clipped updates differ by two clips at most. Epsilons
+  of the rounds in which a client takes part add up. As L1 norms grow with the
+  number of weights, the same epsilon takes more noise than
+  `local_noise.LocalNoise` at a small delta, except for small models.
+
+  What is said there of seeds holds here, too. No ledger counts this noise.
+
+  Attributes:
+    clip: The largest L1 norm of an update: the sum of all absolute values.
+    noise_multiplier: Scale of the noise in clips; its standard deviation is
+      sqrt(2) times that. Zero for no noise.
+    noise_seed: Draws the noise of a simulation again. If None, the noise
+      follows from the client's seed alone, which must be secret.
+  """
+
+  clip: float
+  noise_multiplier: float
+  noise_seed: int | None = None
+
+  def __post_init__(self) -> None:
+    clipping_lib.check_positive(self.clip, 'clip')
+    clipping_lib.check_positive(
+      self.noise_multiplier, 'noise_multiplier', also_zero=True
+    )
+
+  @property
+  def mechanism(self) -> Mechanism:
+    """What it does to updates; a plan of Gaussian noise refuses it."""
+    return Mechanism(
+      LOCAL,
+      L1Clip(self.clip),
+      math.sqrt(2.0) * self.noise_multiplier,
+      None,
+      None,
+      self.noise_seed is not None,
+    )
+
+  def epsilon(self, participations: int = 1) -> float:
+    """The epsilon of one client, at delta 0; infinity without noise.
+
+    Args:
+      participations: How often the client sends.
+    """
+    if not participations:
+      return 0.0
+    if not self.noise_multiplier:
+      return math.inf
+    return participations * 2.0 / self.noise_multiplier
+
+  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
+    """Clips and noises what one client is about to send.
+
+    Args:
+      update: Floating-point tensors of known shapes. If it is not finite, it
+        counts as zeros.
+      seed: The client's own for this round, integer `[2]`. Who knows it sees
+        through the noise.
+
+    Returns:
+      The noised update, with the types of the update.
+    """
+    if self.noise_seed is not None:
+      seed = random_bits.fold_in(seed, f'noise {self.noise_seed}')
+    clipped = _in_clips(update, self.clip)
+    noised = [
+      dp_queries.on_grid(
+        leaf
+        + self.noise_multiplier
+        * standard_laplace(random_bits.fold_in(seed, number), leaf.shape),
+        self.noise_multiplier,
+      )
+      for number, leaf in enumerate(tf.nest.flatten(clipped))
+    ]
+    return tf.nest.map_structure(
+      lambda leaf, like: tf.cast(self.clip * leaf, like.dtype),
+      tf.nest.pack_sequence_as(update, noised),
+      update,
+    )
+
+
+def standard_laplace(seed: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+  """Draws Laplace numbers of scale 1, float64 `shape`, fit to hide something.
+
+  They reach 44 scales, and beyond 17, where 24 bits end, as often as they must.
+
+  Args:
+    seed: Integer `[2]`.
+    shape: Known when tracing.
+  """
+  size = tf.TensorShape(shape).num_elements()
+  words = tf.cast(random_bits.bits(seed, [3, size]), tf.double)
+  high, low, side = tf.unstack(words)
+  above_zero = (high * 2.0**32 + low + 1.0) * 2.0**-64
+  distance = -tf.math.log(above_zero)
+  drawn = tf.where(side < 2.0**31, -distance, distance)
+  return tf.reshape(drawn, shape)
+
+
+def _in_clips(update: Any, clip: float) -> Any:
+  """An update in 64 bits and in clips, of an L1 norm of 1 at most."""
+  update, _ = dp_queries.norm_of(update)
+  norm = tf.add_n(
+    [tf.reduce_sum(tf.abs(leaf)) for leaf in tf.nest.flatten(update)]
+  )
+  scale = _KEPT / tf.maximum(norm, tf.constant(clip, tf.double))
+  return tf.nest.map_structure(lambda leaf: leaf * scale, update)
