@@ -16,6 +16,7 @@ from tff_partial.data import cohorts
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
 from tff_partial.training import client_errors
+from tff_partial.training import client_rows
 from tff_partial.training import client_store as client_store_lib
 from tff_partial.training import metrics_log
 from tff_partial.training import sampling
@@ -126,6 +127,8 @@ def evaluate(
       evaluation_set.evaluation.initialize_client, seeds
     )
   cohort = evaluation_set.clients.cohort(ids, seeds)
+  remembered = evaluation_set.evaluation.initialize_client.type_signature.result
+  kept = client_rows.fitted(kept, remembered, cohort)
   with client_errors.naming('Evaluation', cohort):
     measured = evaluation_set.evaluation.evaluate(
       weights_of(evaluation_set.evaluation.model, weights), kept, cohort

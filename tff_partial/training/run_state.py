@@ -14,6 +14,7 @@ from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
 from tff_partial.training import checkpoints
 from tff_partial.training import client_errors
+from tff_partial.training import client_rows
 from tff_partial.training import client_store as client_store_lib
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
@@ -123,7 +124,7 @@ class Run:
     ids = clients.client_ids
     kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
     if self.store is not None:
-      kept = self.store.read(ids)
+      kept = client_rows.fitted(self.store.read(ids), self.store.type, clients)
     with client_errors.naming(f'Round {self.round + 1}', clients):
       output = self.process.next(self.state, kept, clients)
     if self.store is not None:
