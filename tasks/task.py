@@ -1,17 +1,20 @@
 """What the binaries ask of a task, whatever it is about."""
 
 import abc
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import os
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tasks.errors import OptionError
 from tasks.options import option
 from tasks.options import Options
 from tff_partial import assignments
+from tff_partial.algorithms import hpfl
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.data import splits
@@ -285,6 +288,59 @@ class HasParts(Protocol):
   """
 
   parts: assignments.Parts
+
+
+@runtime_checkable
+class KeepsTables(Protocol):
+  """A task whose clients have many users each, in tables of their own.
+
+  Clients train and keep their tables, whatever algorithm joins what they share.
+  Only where one client holds the examples of all, all users are in one table.
+  """
+
+  def kept_tables(self) -> Mapping[str, Sequence[int]]:
+    """The tables of which drafts can be made, `[rows, width]`.
+
+    Returns:
+      The names of their variables to how many rows each client has.
+    """
+
+
+@runtime_checkable
+class HasItemAttributes(Protocol):
+  """A task whose clients know the same attributes of their items."""
+
+  def item_attributes(self) -> hpfl.Attributes:
+    """The attributes, and which weights belong to them."""
+
+
+class OwnModel(NamedTuple):
+  """A client's own model, and what it is measured on.
+
+  Attributes:
+    client: The client.
+    keras_model: The model.
+    examples: Its examples as its population has them, `[examples, ...]`.
+  """
+
+  client: str
+  keras_model: tf.keras.Model
+  examples: Mapping[str, Any]
+
+
+@runtime_checkable
+class MeasuresModels(Protocol):
+  """A task that measures what takes the models of all clients together."""
+
+  def measure_models(self, models: Iterable[OwnModel]) -> dict[str, float]:
+    """Measures clients' own models.
+
+    Args:
+      models: Those of all clients of a part.
+
+    Returns:
+      Metrics by name, which join the others, or take their place.
+    """
 
 
 @runtime_checkable

@@ -367,7 +367,9 @@ def test_a_run_that_diverges_says_so(tmp_path):
 @pytest.mark.parametrize('path', _RECIPES, ids=lambda path: path.stem)
 def test_recipes_are_for_flags_that_exist(path):
   config = from_recipe(path)
-  assert path.stem.startswith(f'{config.task.name}_') or path.stem == 'demo'
+  assert f'{path.stem}_'.startswith(f'{config.task.name}_') or (
+    path.stem == 'demo'
+  )
   for task, algorithm in (('movielens', 'fed_recon'),):
     if path.stem.startswith(f'{task}_{algorithm}'):
       assert config.algorithm == algorithm

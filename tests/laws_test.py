@@ -19,6 +19,7 @@ from tff_partial import groups
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.algorithms import hpfl
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -41,6 +42,8 @@ class Row:
     personal: Whether its clients end with a model of their own.
     exact: Whether padding changes no bit; if not, it changes rounding.
     grouped: Whether it is for models with groups.
+    shares_copies: Whether clients send their own copies of the global weights,
+      as HPFL does.
   """
 
   name: str
@@ -51,6 +54,7 @@ class Row:
   personal: bool = False
   exact: bool = True
   grouped: bool = False
+  shares_copies: bool = False
 
   @property
   def form(self) -> str:
@@ -67,6 +71,13 @@ class Row:
     return getattr(package, builder)(model, **{**self.options, **options})
 
 
+# Each item has an attribute of its own.
+_OF_ITEMS = hpfl.Attributes(
+  planted.NUM_ITEMS,
+  lambda items: tf.one_hot(items, planted.NUM_ITEMS),
+  ['items/embeddings'],
+  lambda labels, predictions: tf.abs(labels - predictions) < 0.5,
+)
 _TRAINING = Phase(optimizer=sgd(0.1), epochs=5, shuffle=True)
 _GLOBAL = baselines.build_fed_avg_eval
 
@@ -119,6 +130,30 @@ ROWS = [
       epochs=5,
       shuffle=True,
     ),
+  ),
+  _partly_local(
+    'fed_att',
+    baselines.build_fed_att_eval,
+    training=Phase(
+      optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: sgd(0.05)},
+      epochs=5,
+      shuffle=True,
+    ),
+  ),
+  Row(
+    'hpfl',
+    {
+      'attributes': _OF_ITEMS,
+      'drafts': None,
+      'split': splits.fraction(0.8),
+      'threshold': 0.0,
+      'training': Phase(optimizer=sgd(0.1), epochs=5, shuffle=True),
+    },
+    algorithms.build_hpfl_eval,
+    {'attributes': _OF_ITEMS},
+    local=True,
+    personal=True,
+    shares_copies=True,
   ),
   Row(
     'fed_embed',
@@ -258,12 +293,14 @@ def fixture_measuring(row, model_of) -> evaluation.Evaluation:
   return row.measure(model_of[row.form], **row.measuring)
 
 
-# The composition of another row under another name, as baselines_test.py and
-# fed_embed_test.py prove, or none at all.
+# The composition of another row under another name, as baselines_test.py,
+# fed_embed_test.py and attention_and_noise_test.py prove, or none at all.
 EXEMPT = {
   'build_centralized': 'FedAvg of one client',
   'build_fed_alt': 'FedRep',
   'build_fed_alt_eval': 'FedRep',
+  'build_fed_noise': 'FURL, with noise that also spoilt clients send',
+  'build_fed_noise_eval': 'FURL',
   'build_fed_per': 'FURL',
   'build_fed_per_eval': 'FURL',
   'build_fed_sim': 'FURL',
@@ -376,7 +413,9 @@ def test_local_weights_stay_home(row, process, measuring):
   )
 
 
-def test_copies_of_the_global_weights_stay_home(process):
+def test_copies_of_the_global_weights_stay_home(row, process):
+  if row.shares_copies:
+    pytest.skip('Clients send their copies.')
   # They have the shapes of what is sent: what becomes of them must show.
   cohort = planted.cohort_of(process, _clients(), 1)
   kept = planted.first_states(process, cohort)

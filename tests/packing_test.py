@@ -60,7 +60,8 @@ def test_capacities_may_be_given():
 def test_where_padding_is_dear_there_are_capacities_of_a_quarter(
   counts, capacities, monkeypatch
 ):
-  monkeypatch.setattr(buckets, '_WASTED_BYTES', 0)
+  effort = buckets._OF_EXAMPLES._replace(wasted_bytes=0)
+  monkeypatch.setattr(buckets, '_OF_EXAMPLES', effort)
   population = packing.pack(
     {str(i): small_clients.fields(count) for i, count in enumerate(counts)},
     small_clients.SPEC,

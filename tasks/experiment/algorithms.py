@@ -7,15 +7,21 @@ from collections.abc import Sequence
 
 from tasks import task as tasks_lib
 from tasks.experiment import building
+from tasks.experiment import many_users
 from tasks.experiment.hyperparameters import FedEmbed
 from tasks.experiment.training import LocalTraining
 from tff_partial import algorithms
 from tff_partial import baselines
 from tff_partial.baselines import p_fed_km
 
-_FOR_ALL = building.measured_by(baselines.build_fed_avg_eval)
+_FOR_ALL = many_users.for_all
 _PERSONAL = LocalTraining.of_personal
 _GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
+
+_SENDS_NOTHING = (
+  'clients send nothing, so nothing needs noise. Leave --target_epsilon and '
+  '--noise_multiplier out.'
+)
 
 ALGORITHMS: dict[str, building.Algorithm] = {
   'fed_recon': building.Algorithm(
@@ -116,36 +122,43 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'p_fed_km': building.p_fed_km(p_fed_km.MODEL, tasks_lib.CLUSTERS),
   'p_fed_km_head': building.p_fed_km(p_fed_km.HEAD, tasks_lib.HEAD_CLUSTERS),
   'local_only': building.Algorithm(
-    lambda model, run: baselines.build_local_only(
-      model, training=run.local.of_personal()
-    ),
+    building.local_only,
     building.measured_by(baselines.build_local_only_eval),
     personal=_PERSONAL,
-    why_not_private='clients send nothing, so nothing needs noise. Leave '
-    '--target_epsilon and --noise_multiplier out.',
+    why_not_private=_SENDS_NOTHING,
   ),
-  'fed_avg': building.Algorithm(
-    building.trained_by(baselines.build_fed_avg, training=_GLOBAL), _FOR_ALL
+  'distributed': building.Algorithm(
+    building.local_only,
+    building.measured_by(baselines.build_local_only_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+    why_not_private=_SENDS_NOTHING,
   ),
+  'hpfl': many_users.hpfl(),
+  'hpfl_k': many_users.hpfl(drafts=False),
+  'hpfl_r': many_users.hpfl(public=False),
+  'fed_avg': building.Algorithm(many_users.fed_avg, _FOR_ALL),
   'fine_tuning': building.Algorithm(
     building.trained_by(baselines.build_fed_avg, training=_GLOBAL),
     building.measured_by(baselines.build_fine_tuning_eval),
     personal=_PERSONAL,
     always_personalises=True,
   ),
-  'fed_sgd': building.Algorithm(
-    lambda model, run: baselines.build_fed_sgd(
-      model,
-      learning_rate=run.local.update.learning_rate,
-      **run.joining(),
-    ),
-    _FOR_ALL,
+  'fed_sgd': building.Algorithm(many_users.fed_sgd, _FOR_ALL),
+  'fed_prox': building.Algorithm(many_users.fed_prox, _FOR_ALL),
+  'fed_att': building.Algorithm(
+    building.fed_att,
+    building.measured_by(baselines.build_fed_att_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
   ),
-  'fed_prox': building.Algorithm(
-    building.trained_by(
-      baselines.build_fed_prox, has_penalty=True, training=_GLOBAL
-    ),
-    _FOR_ALL,
+  'fed_noise': building.Algorithm(
+    building.fed_noise,
+    building.measured_by(baselines.build_fed_noise_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+    why_not_private='its clients add noise of their own, which no ledger '
+    'counts. Use fed_avg with --dp=local for a run that is accounted for.',
   ),
   'fed_adam': building.Algorithm(
     building.adaptive(baselines.build_fed_adam),

@@ -113,6 +113,40 @@ def furl_leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
     )
 
 
+def fed_att(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  averaging = run.averaging()
+  if run.server.client_weighting is None:
+    averaging.pop('client_weighting')
+  return baselines.build_fed_att(
+    model,
+    step_size=run.server.learning_rate,
+    training=run.local.of_both(),
+    **averaging,
+  )
+
+
+def fed_noise(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  joining = run.joining()
+  if run.server.client_weighting is None:
+    joining.pop('client_weighting')
+  return baselines.build_fed_noise(
+    model,
+    noise=run.hyperparameters.fed_noise.build(),
+    training=run.local.of_both(),
+    **joining,
+  )
+
+
+def local_only(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return baselines.build_local_only(model, training=run.local.of_personal())
+
+
 def scaffold(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:

@@ -27,6 +27,7 @@ from tasks.options import Options
 from tasks.preference import mnist
 from tasks.preference import speech
 from tasks.subreddit import task as subreddit
+from tasks.user_modeling import task as user_modeling
 
 TASK = 'task'
 
@@ -38,6 +39,8 @@ _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
   speech.SpeechOptions,
   subreddit.SubredditOptions,
   subreddit.StickerOptions,
+  user_modeling.AssistOptions,
+  user_modeling.MovielensOptions,
 )
 TASKS = {task.name: task for task in _TASKS}
 

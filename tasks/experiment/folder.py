@@ -149,12 +149,15 @@ def _is_result(value: Any) -> bool:
     shown = {name for metrics in tests.values() for name in metrics}
     shown = {n for n in shown if n != 'per_client' and not n.startswith('num_')}
     for metrics in (
-      value['validation'],
       *tests.values(),
       *(value['best']['test'][name] for name in tests),
     ):
       for name in shown:
         float(metrics[name])
+    validation = value['validation']
+    # Not all that tests measure is measured there.
+    for name in {'loss'} | (shown & set(validation)):
+      float(validation[name])
     if value['train']:  # A private run does not say.
       for name in ('num_not_finite', 'num_clients'):
         int(value['train'][name])

@@ -1,15 +1,22 @@
 """What can be chosen about single algorithms."""
 
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import ClassVar, TypedDict
 
+from tasks.errors import OptionError
 from tasks.options import option
 from tasks.options import Options
 from tff_partial import assignments
+from tff_partial import drafts as drafts_lib
 from tff_partial import phases
 from tff_partial import statistics
+from tff_partial.dp import laplace_noise
+from tff_partial.dp import local_noise
 
 KEEP, SCALED = 'keep', 'scaled'
+CENTERS, SUMS = 'centers', 'sums'
+PRINTED, INVERSE = 'printed', 'inverse'
 
 
 class Penalty(TypedDict, total=False):
@@ -138,12 +145,143 @@ class FedEmbed(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class Hpfl(Options):
+  """How clients share drafts and public components, section 4 of HPFL."""
+
+  title: ClassVar[str] = 'Algorithms hpfl, hpfl_k and hpfl_r'
+
+  drafts: str = option(
+    CENTERS,
+    'What clients send of private tables: centers of clusters of their rows, '
+    'as in the paper, or no more than sums of rows near to global centers.',
+    choices=(CENTERS, SUMS),
+  )
+  rows_per_center: int = option(
+    10,
+    'For how many rows there is a center, at a client and again at the server.',
+    at_least=1,
+  )
+  min_users: int = option(
+    1,
+    'Centers of fewer rows, users or items, are not sent. The center of a '
+    'single one is its vector.',
+    at_least=1,
+  )
+  center_weighting: str = option(
+    PRINTED,
+    'Whether rows move toward centers by their distance, as Eq. 2 is printed, '
+    'or by its inverse, so that near centers count more.',
+    choices=(PRINTED, INVERSE),
+  )
+  threshold: float = option(
+    0.9,
+    'p of Eq. 3: clients share what belongs to an attribute if they are more '
+    'accurate on it than this share of the mean accuracy.',
+    at_least=0,
+  )
+  average_hidden: bool = option(
+    True,
+    'Whether public weights that belong to no attribute, such as HM, are '
+    'averaged, too; otherwise they stay with the clients.',
+  )
+
+  def flag_prefix(self) -> str:
+    """Begins the names of the flags."""
+    return 'hpfl_'
+
+  def __post_init__(self) -> None:
+    """Refuses a limit that sums do not have."""
+    super().__post_init__()
+    if self.drafts == SUMS and self.min_users > 1:
+      raise OptionError(
+        f'--hpfl_min_users={self.min_users}: with --hpfl_drafts=sums a client '
+        'sends no centers of its own. Leave one of the two flags out.'
+      )
+
+  @property
+  def by_nearness(self) -> bool:
+    """Whether near centers count more."""
+    return self.center_weighting == INVERSE
+
+  def drafting(
+    self, table_rows: Mapping[str, Sequence[int]]
+  ) -> drafts_lib.Centers | drafts_lib.Sums:
+    """How private tables are drafted.
+
+    Args:
+      table_rows: The tables, and how many rows each client has.
+
+    Raises:
+      OptionError: If there are no tables.
+    """
+    if not table_rows:
+      raise OptionError(
+        'algorithm: the model has no private vectors of which drafts could be '
+        'made. Choose another --user_model, or --algorithm=hpfl_k.'
+      )
+    each = self.rows_per_center
+    collected = max(
+      sum(-(-number // each) for number in numbers)
+      for numbers in table_rows.values()
+    )
+    num_centers = -(-collected // each)
+    if self.drafts == SUMS:
+      return drafts_lib.Sums(num_centers=num_centers)
+    return drafts_lib.Centers(
+      num_collected=collected,
+      num_centers=num_centers,
+      rows_per_center=each,
+      min_rows=self.min_users,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FedNoise(Options):
+  """The noise of Fednoise, section 5.2.3 of HPFL."""
+
+  title: ClassVar[str] = 'Algorithm fed_noise'
+
+  noise: str = option(
+    'laplace',
+    'The noise that clients add to what they send.',
+    flag='client_noise',
+    choices=('laplace', 'gaussian'),
+  )
+  clip: float = option(
+    1.0,
+    'The longest update, by its L1 norm for Laplace noise and by its L2 norm '
+    'for Gaussian noise.',
+    flag='client_noise_clip',
+    at_least=0,
+  )
+  scale: float = option(
+    0.01,
+    'Scale of Laplace noise, or standard deviation of Gaussian noise, in '
+    'clips.',
+    flag='client_noise_scale',
+    at_least=0,
+  )
+
+  def build(self) -> laplace_noise.LaplaceNoise | local_noise.LocalNoise:
+    """Builds what clips and noises.
+
+    Raises:
+      PrivacyError: If the clip is 0.
+    """
+    if self.noise == 'laplace':
+      return laplace_noise.LaplaceNoise(self.clip, self.scale)
+    return local_noise.LocalNoise(self.clip, self.scale)
+
+
+@dataclasses.dataclass(frozen=True)
 class Hyperparameters(Options):
   """What one algorithm or a few have beside local training."""
 
   title: ClassVar[str] = 'Training'
 
   fed_embed: FedEmbed = FedEmbed()
+  hpfl: Hpfl = Hpfl()
+  fed_noise: FedNoise = FedNoise()
   joint: bool = option(
     False, 'Train local weights in the update phase of FedRecon, too.'
   )

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment import measuring
 from tasks.experiment import privacy as privacy_lib
 from tasks.experiment.config import Config
 from tasks.experiment.config import Runtime
@@ -120,7 +121,7 @@ def run(config: Config, output: Output = Output()) -> Result:
       for name, measured in task.tests.items()
     }
     trained = _train(config, output, trainable, clients, validation)
-    measured = _measured(trained, tests, config.seed)
+    measured = _measured(task, trained, tests, config.seed)
   packed: dict[str, Any] = {
     tasks_lib.TRAIN: clients,
     tasks_lib.VALIDATION: validation.clients,
@@ -205,6 +206,7 @@ def _train(
 
 
 def _measured(
+  task: tasks_lib.Task,
   trained: programs.TrainingResult,
   tests: Mapping[str, programs.EvaluationSet],
   seed: int,
@@ -213,7 +215,7 @@ def _measured(
 
   def tested(weights: Any, remembered: Any) -> dict[str, Any]:
     return {
-      name: programs.evaluate(test, weights, seed, remembered)
+      name: measuring.evaluate(task, test, weights, seed, remembered)
       for name, test in tests.items()
     }
 
@@ -295,17 +297,22 @@ def table(report: Mapping[str, Any]) -> str:
     if name != 'per_client' and not name.startswith('num_')
   ]
   width = max(len(label) for label, _ in rows)
-  lines = [' ' * width + ''.join(f'{name:>12}' for name in names)]
+  columns = {name: max(12, len(name) + 2) for name in names}
+  lines = [' ' * width + ''.join(f'{n:>{w}}' for n, w in columns.items())]
   for label, metrics in rows:
-    # JSON has no infinity, so such a number is a text.
-    values = [float(metrics[name]) for name in names]
-    lines.append(
-      f'{label:<{width}}'
-      + ''.join(f'{v:>12.4{"f" if abs(v) < 1e6 else "g"}}' for v in values)
-    )
+    cells = (f'{_cell(metrics.get(name)):>{w}}' for name, w in columns.items())
+    lines.append(f'{label:<{width}}' + ''.join(cells))
   if report['privacy']:
     lines.append(privacy_lib.describe(report['privacy']))
   return '\n'.join(lines)
+
+
+def _cell(value: Any) -> str:
+  """A number of the table; JSON has no infinity, so such a one is a text."""
+  if value is None:
+    return '-'  # Not measured here.
+  number = float(value)
+  return f'{number:.4{"f" if abs(number) < 1e6 else "g"}}'
 
 
 def communication(process: processes.PartialProcess) -> dict[str, int]:

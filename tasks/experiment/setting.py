@@ -1,5 +1,6 @@
 """What an algorithm may ask of the run that it is built for."""
 
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from tasks import task as tasks_lib
@@ -10,6 +11,7 @@ from tasks.experiment.training import LocalTraining
 from tasks.experiment.training import Server
 from tff_partial import assignments
 from tff_partial import composition
+from tff_partial.algorithms import hpfl
 from tff_partial.dp import privacy_audit
 from tff_partial.dp import privacy_plans
 
@@ -51,6 +53,39 @@ class Setting:
         'Choose a task of preference, or another algorithm.'
       )
     return self.task.parts
+
+  @property
+  def keeps_tables(self) -> bool:
+    """Whether clients train and keep tables, whatever the algorithm."""
+    return isinstance(self.task, tasks_lib.KeepsTables)
+
+  @property
+  def table_rows(self) -> Mapping[str, Sequence[int]]:
+    """The tables of which drafts can be made, and how many rows clients have.
+
+    Raises:
+      OptionError: If clients have no such tables.
+    """
+    if not isinstance(self.task, tasks_lib.KeepsTables):
+      raise self._without('tables of many users')
+    return self.task.kept_tables()
+
+  @property
+  def item_attributes(self) -> hpfl.Attributes:
+    """The attributes of items.
+
+    Raises:
+      OptionError: If the task knows none.
+    """
+    if not isinstance(self.task, tasks_lib.HasItemAttributes):
+      raise self._without('attributes of items')
+    return self.task.item_attributes()
+
+  def _without(self, what: str) -> OptionError:
+    return OptionError(
+      f'--task={self.task.name}: its clients have no {what}. Choose '
+      '--task=assist or --task=movielens_hpfl, or another algorithm.'
+    )
 
   def averaging(self) -> composition.Averaging:
     """How updates are joined."""

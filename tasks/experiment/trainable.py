@@ -43,7 +43,7 @@ class Trainable:
     self._config = config
     self._algorithm = config.how
     self._task = task
-    self._user = config.user_form or self._algorithm.user
+    self._user = config.user_form or self._form()
     model = task.model_with(self._user)
     population, ledger = 0, None
     if config.privacy.is_on or self._algorithm.counts_clients:
@@ -63,6 +63,15 @@ class Trainable:
     self.ledger = ledger
     self._evaluations: dict[Any, Evaluation] = {}
     self.process = self._algorithm.build(model, self._setting)
+
+  def _form(self) -> str:
+    """The form of the model that the algorithm trains if no flag says one."""
+    form = self._algorithm.user
+    if form == tasks_lib.NOBODY and isinstance(
+      self._task, tasks_lib.KeepsTables
+    ):
+      return tasks_lib.TABLE if self._algorithm.is_central else tasks_lib.OWN
+    return form
 
   def clients(self) -> populations.Population:
     """Packs those who take part in training."""

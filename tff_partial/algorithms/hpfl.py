@@ -353,6 +353,8 @@ def _check(
 ) -> None:
   """Refuses names that the model does not have."""
   public, private = model.specs(GLOBAL), model.specs(LOCAL)
+  if not public:
+    return  # Refused where all algorithms refuse it.
   for name in attributes.rows:
     if name not in public or public[name].shape[:1] != [attributes.number]:
       raise HpflError(

@@ -1,0 +1,129 @@
+"""Algorithms where clients have many users each, in tables that they keep.
+
+What trains one model for all elsewhere leaves these tables to the clients here.
+"""
+
+import dataclasses
+
+from tasks import task as tasks_lib
+from tasks.experiment import building
+from tasks.experiment.setting import Setting
+from tasks.experiment.training import LocalTraining
+from tff_partial import algorithms
+from tff_partial import baselines
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial import terms
+from tff_partial import tiers
+from tff_partial.evaluation import Evaluation
+from tff_partial.evaluation import Measuring
+from tff_partial.model import models
+
+# mu of FedProx, as `build_fed_prox` has it.
+_FED_PROX_PENALTY = 0.1
+
+
+def _keeps_tables(model: models.PartialModel, run: Setting) -> bool:
+  return run.keeps_tables and tiers.LOCAL in model.tiers
+
+
+def fed_avg(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  """FedAvg; where clients keep tables, these are trained, too, as in FedPer."""
+  if _keeps_tables(model, run):
+    return baselines.build_fed_per(
+      model, training=run.local.of_both(), **run.joining()
+    )
+  return baselines.build_fed_avg(
+    model, training=run.local.of_global(), **run.joining()
+  )
+
+
+def fed_prox(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  """FedProx; where clients keep tables, they train these freely."""
+  if _keeps_tables(model, run):
+    penalty = run.hyperparameters.penalty
+    if penalty is None:
+      penalty = _FED_PROX_PENALTY
+    training = dataclasses.replace(
+      run.local.of_both(), terms=(terms.proximal(penalty),)
+    )
+    return baselines.build_fed_per(model, training=training, **run.joining())
+  return baselines.build_fed_prox(
+    model,
+    training=run.local.of_global(),
+    **run.hyperparameters.penalty_argument,
+    **run.joining(),
+  )
+
+
+def fed_sgd(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  """FedSGD; where clients keep tables, these make one step of all examples."""
+  rate = run.local.update.learning_rate
+  if _keeps_tables(model, run):
+    optimizers = {
+      tiers.GLOBAL: phases.sgd(rate),
+      tiers.LOCAL: run.local.reconstruction.build(),
+    }
+    return baselines.build_fed_per(
+      model,
+      training=phases.Phase(optimizer=optimizers, batch_size=None),
+      **run.joining(),
+    )
+  return baselines.build_fed_sgd(model, learning_rate=rate, **run.joining())
+
+
+def for_all(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  """Clients have one model, but for tables that they keep."""
+  if _keeps_tables(model, run):
+    return baselines.build_fed_per_eval(model, **measuring)
+  return baselines.build_fed_avg_eval(model, **measuring)
+
+
+def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
+  """HPFL, or one of its halves.
+
+  Args:
+    drafts: Whether clients share drafts of private tables.
+    public: Whether they share public components.
+  """
+
+  def build(
+    model: models.PartialModel, run: Setting
+  ) -> processes.PartialProcess:
+    how = run.hyperparameters.hpfl
+    rows = run.table_rows
+    return algorithms.build_hpfl(
+      model,
+      attributes=run.item_attributes,
+      drafts=how.drafting(rows) if drafts else None,
+      tables=tuple(rows),
+      public=public,
+      training=run.local.of_personal(),
+      by_nearness=how.by_nearness,
+      threshold=how.threshold,
+      average_others=how.average_hidden,
+    )
+
+  def measure(
+    model: models.PartialModel, run: Setting, measuring: Measuring
+  ) -> Evaluation:
+    return algorithms.build_hpfl_eval(
+      model, attributes=run.item_attributes, **measuring
+    )
+
+  return building.Algorithm(
+    build,
+    measure,
+    user=tasks_lib.OWN,
+    personal=LocalTraining.of_personal,
+    why_not_private='its clients share drafts, accuracies and numbers of '
+    'records as they are. Use fed_avg for a private run.',
+  )

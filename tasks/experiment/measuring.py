@@ -1,0 +1,73 @@
+"""Measures clients: by their examples, and by their models."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tasks import task as tasks_lib
+from tff_partial.data import examples
+from tff_partial.training import client_store as client_store_lib
+from tff_partial.training import personal_models
+from tff_partial.training import programs
+from tff_partial.training import sampling
+from tff_partial.training import state_codec
+
+
+def evaluate(
+  task: tasks_lib.Task,
+  clients: programs.EvaluationSet,
+  weights: Any,
+  seed: int,
+  client_store: client_store_lib.ClientStates | None,
+) -> dict[str, Any]:
+  """Measures clients by all that the task knows to measure.
+
+  Args:
+    task: The task.
+    clients: Who is measured, and how.
+    weights: The weights at the server.
+    seed: The run's seed.
+    client_store: What clients remember.
+
+  Returns:
+    Pooled metrics by name, and under `per_client` their distribution.
+  """
+  measured = programs.evaluate(clients, weights, seed, client_store)
+  if isinstance(task, tasks_lib.MeasuresModels):
+    own = own_models(clients, weights, seed, client_store)
+    measured = {**measured, **task.measure_models(own)}
+  return measured
+
+
+def own_models(
+  clients: programs.EvaluationSet,
+  weights: Any,
+  seed: int,
+  client_store: client_store_lib.ClientStates | None,
+) -> Iterator[tasks_lib.OwnModel]:
+  """Makes the models that clients are measured with, one after another.
+
+  Args:
+    clients: Who is measured, and how they personalise before.
+    weights: The weights at the server.
+    seed: The run's seed.
+    client_store: What clients remember.
+  """
+  ids = clients.clients.client_ids
+  seeds = sampling.client_seeds(ids, seed, 'evaluation')
+  kept: Sequence[Any]
+  if client_store is not None and clients.remembering:
+    kept = client_store.read(ids)
+  else:
+    kept = state_codec.first_states(clients.evaluation.initialize_client, seeds)
+  cohort = clients.clients.cohort(ids, seeds)
+  for client, own, value in zip(ids, kept, cohort, strict=True):
+    keras_model = personal_models.model_of(
+      clients.evaluation, weights, own, value
+    )
+    yield tasks_lib.OwnModel(client, keras_model, _without_padding(value))
+
+
+def _without_padding(client: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The examples of a client's value."""
+  count = int(client['count'])
+  return examples.map_fields(lambda array: array[:count], client['examples'])

@@ -1,0 +1,198 @@
+"""How user models are measured: by each answer, and by what they say of users.
+
+In training there are `rmse`, `mae` and `accuracy`, and of two answers `auc` by
+a thousand thresholds. After it `measure` makes the exact `auc`, and from the
+models of all clients what no client knows alone: `doa`, `ndcg`, `similarity`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.analysis import ranking
+from tff_partial.analysis import rating_metrics
+from tff_partial.analysis import similarity
+
+_THRESHOLDS = 1000
+# Clients in Table 5 of the paper, those with the most records.
+_LARGEST = 10
+
+
+class Answers(NamedTuple):
+  """What one client's model says of some records.
+
+  Attributes:
+    client: The client.
+    user: Numbers of the records' users, `[records]`.
+    attributes: The attributes of their items, `[records, width]`; -1 pads.
+    answer: What the users answered, `[records]`.
+    prediction: What the model predicts, `[records]`.
+    hidden: The hidden characteristics of its users, `[users, attributes]`, in
+      one or several ways, which end the names of metrics.
+    public: Its public components, `[attributes, size]`, by name.
+    num_records: How many records the client has in all.
+  """
+
+  client: str
+  user: np.ndarray
+  attributes: np.ndarray
+  answer: np.ndarray
+  prediction: np.ndarray
+  hidden: Mapping[str, np.ndarray]
+  public: dict[str, np.ndarray]
+  num_records: int
+
+
+def is_right(
+  scale: tuple[float, float],
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+  """Makes what says whether predictions are right, as `RatingMetrics` does.
+
+  A prediction is right if the nearest answer on the scale, of whole numbers, is
+  the true one; halfway between two the lower one is taken for the nearest.
+
+  Args:
+    scale: The lowest and the highest answer.
+
+  Returns:
+    (labels, predictions), both `[records, 1]`, -> bool `[records]`.
+  """
+  low, high = scale
+
+  def compare(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    nearest = tf.clip_by_value(tf.math.ceil(predictions - 0.5), low, high)
+    return tf.reduce_all(tf.equal(nearest, labels), -1)
+
+  return compare
+
+
+class ClippedAUC(tf.keras.metrics.AUC):
+  """AUC by thresholds, of predictions that may leave the scale."""
+
+  def update_state(
+    self, y_true: Any, y_pred: Any, sample_weight: Any = None
+  ) -> Any:
+    """Counts a batch."""
+    return super().update_state(
+      y_true, tf.clip_by_value(y_pred, 0.0, 1.0), sample_weight
+    )
+
+
+def build_metrics(scale: tuple[float, float]) -> list[Any]:
+  """Makes the metrics of training, anew with every call.
+
+  Args:
+    scale: The lowest and the highest answer.
+  """
+  right = is_right(scale)
+
+  def accuracy(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+    return tf.cast(right(labels, predictions), tf.float32)
+
+  found = [
+    tf.keras.metrics.RootMeanSquaredError(name='rmse'),
+    tf.keras.metrics.MeanAbsoluteError(name='mae'),
+    accuracy,
+  ]
+  if scale == (0.0, 1.0):
+    found.append(ClippedAUC(num_thresholds=_THRESHOLDS, name='auc'))
+  return found
+
+
+def measure(
+  clients: Iterable[Answers], scale: tuple[float, float], num_attributes: int
+) -> dict[str, float]:
+  """Measures the models of all clients together.
+
+  DOA (Eq. 9) and NDCG (Eq. 10) compare hidden characteristics with the answers
+  to the given records alone, and with their predictions. DOA is of pairs of
+  users of two clients. Pairs whose answers are the same on average count half,
+  so that chance comes to one half however few answers there are; as printed
+  they count as disagreeing.
+
+  Args:
+    clients: What each client's model says, one after another.
+    scale: The lowest and the highest answer.
+    num_attributes: How many attributes there are.
+
+  Returns:
+    The exact `auc` if there are two answers; `doa` and `ndcg` by each of the
+    hidden characteristics, if models have any; `similarity` (Eq. 11) of the ten
+    largest clients if they have public components of attributes, the mean of
+    these.
+  """
+  levels = np.arange(scale[0], scale[1] + 1.0).tolist()
+  exact = rating_metrics.RatingMetrics(levels)
+  users = _Users(num_attributes)
+  public: list[tuple[int, str, dict[str, np.ndarray]]] = []
+  for each in clients:
+    exact.update(each.answer, each.prediction)
+    users.add(each)
+    public.append((each.num_records, each.client, each.public))
+  found = {k: v for k, v in exact.result().items() if k == 'auc'}
+  largest = sorted(public, key=lambda own: -own[0])[:_LARGEST]
+  return {**found, **users.ranked(), **_similarity(largest)}
+
+
+class _Users:
+  """Hidden characteristics of the users of all clients, and their answers."""
+
+  def __init__(self, num_attributes: int):
+    self._num_attributes = num_attributes
+    self._clients: list[str] = []
+    self._hidden: dict[str, list[np.ndarray]] = {}
+    self._given: list[np.ndarray] = []
+    self._predicted: list[np.ndarray] = []
+
+  def add(self, client: Answers) -> None:
+    """Adds those users of a client who have a record."""
+    if not len(client.user):
+      return
+    own, number = np.unique(client.user, return_inverse=True)
+    self._clients += [client.client] * len(own)
+    for way, hidden in client.hidden.items():
+      self._hidden.setdefault(way, []).append(hidden[own])
+    for means, answer in (
+      (self._given, client.answer),
+      (self._predicted, client.prediction),
+    ):
+      means.append(
+        ranking.mean_answers(
+          number, client.attributes, answer, len(own), self._num_attributes
+        )
+      )
+
+  def ranked(self) -> dict[str, float]:
+    """DOA and NDCG; no numbers where models are not finite."""
+    found = {}
+    for way, parts in self._hidden.items():
+      hidden = np.concatenate(parts)
+      doa = gain = float('nan')
+      if np.isfinite(hidden).all():
+        doa = ranking.degree_of_agreement(
+          hidden,
+          np.concatenate(self._given),
+          across_clients=self._clients,
+          ties=0.5,
+        ).mean
+        gain = ranking.ndcg(hidden, np.concatenate(self._predicted)).mean
+      found.update({f'doa{way}': doa, f'ndcg{way}': gain})
+    return found
+
+
+def _similarity(
+  clients: list[tuple[int, str, dict[str, np.ndarray]]],
+) -> dict[str, float]:
+  """Eq. 11, the mean over the public components."""
+  names = clients[0][2] if clients else {}
+  if not names:
+    return {}
+  values = []
+  for name in names:
+    components = {client: public[name] for _, client, public in clients}
+    if not all(np.isfinite(own).all() for own in components.values()):
+      return {'similarity': float('nan')}
+    values.append(similarity.dissimilarity(components))
+  return {'similarity': float(np.mean(values))}

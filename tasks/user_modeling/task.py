@@ -1,0 +1,382 @@
+"""User modeling at schools and regions: HPFL (Wu et al., WWW 2021).
+
+A client is a teacher or a region, with many users. Which records train, choose
+the best round and test, is drawn for each user, so that all clients are seen:
+what they are measured on are further records of users whom they know.
+
+The tables of a client's users and items are its own and have its own sizes.
+Items may be public instead, in one table that the clients share by the items'
+ids. For central training all users and items are in tables at the server.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import functools
+import os
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.movielens import data as movielens_data
+from tasks.movielens import files as movielens_data_sets
+from tasks.options import option
+from tasks.task import Data
+from tasks.task import EvaluationClients
+from tasks.task import OWN
+from tasks.task import OwnModel
+from tasks.task import SEEN
+from tasks.task import TABLE
+from tasks.task import TaskOptions
+from tasks.task import TEST
+from tasks.task import VALIDATION
+from tasks.user_modeling import assist_files
+from tasks.user_modeling import clients as clients_lib
+from tasks.user_modeling import measures
+from tasks.user_modeling import models as user_models
+from tasks.user_modeling import movielens_files
+from tasks.user_modeling import parts
+from tasks.user_modeling import records as records_lib
+from tasks.user_modeling import synthetic
+import tff_partial
+from tff_partial import tiers
+from tff_partial.algorithms import hpfl
+from tff_partial.data import examples
+from tff_partial.data import id_ranges
+from tff_partial.data import populations
+from tff_partial.model import models
+
+ASSIST, MOVIELENS = 'assist', 'movielens_hpfl'
+PUBLIC = 'public'
+ITEMS = (OWN, PUBLIC)
+
+_ML_100K = 'ml-100k'
+# RM of GUM.
+_RELATION = 'relation/kernel'
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(TaskOptions):
+  """What can be chosen about such a task; the defaults are the paper's."""
+
+  title: ClassVar[str] = 'Tasks assist and movielens_hpfl'
+
+  model: str = option(
+    user_models.GUM,
+    'The user model: GUM as the paper prints it, or as the code of its authors '
+    'has it; NCD; NCF; or biases of users and items alone.',
+    flag='user_model',
+    choices=user_models.MODELS,
+  )
+  biases: bool = option(
+    False, 'Add biases of users and items, and a mean, to GUM.'
+  )
+  items: str = option(
+    OWN,
+    "Whether items are each client's own, or public: one table of all items, "
+    'whose rows clients share by the ids of items.',
+    choices=ITEMS,
+  )
+  linear: bool = option(
+    False,
+    'Predict the score itself, around the middle of the scale, which it may '
+    'leave; otherwise a sigmoid keeps predictions within the scale.',
+  )
+  width: int = option(
+    5, 'N of the paper: length of the knowledge vectors.', at_least=1
+  )
+  test_share: float = option(
+    0.2,
+    "Share of each user's items whose records are for tests.",
+    at_least=0,
+    at_most=1,
+  )
+  validation_share: float = option(
+    0.1,
+    'Share of the others whose records choose the best round and tell clients '
+    'how accurate they are.',
+    at_least=0,
+    at_most=1,
+  )
+  repeat: int = option(
+    0, 'Which of the random divisions of the records; the paper has five.'
+  )
+
+  def flag_prefix(self) -> str:
+    """Begins the names of the flags."""
+    return 'user_model_'
+
+
+@dataclasses.dataclass(frozen=True)
+class AssistOptions(Options):
+  """What can be chosen about ASSISTments; the defaults are the paper's."""
+
+  name: ClassVar[str] = ASSIST
+
+  def load(self, data: Data, seed: int) -> 'UserModeling':
+    """Loads the answers and makes the task.
+
+    Args:
+      data: Where they come from: the folder holds `assistments`, or is it.
+        Invented answers are 0 and 1, too.
+      seed: The run's seed.
+
+    Raises:
+      DataError: If the data are missing or damaged; says where and what to do.
+      OptionError: If they cannot be divided as the options ask.
+    """
+    if data.is_synthetic:
+      return UserModeling(ASSIST, synthetic.generate(), self, seed)
+    found = assist_files.load(data.data_dir or '')
+    return UserModeling(ASSIST, found, self, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class MovielensOptions(Options):
+  """What can be chosen about MovieLens; the defaults are the paper's."""
+
+  name: ClassVar[str] = MOVIELENS
+
+  def load(self, data: Data, seed: int) -> 'UserModeling':
+    """Loads the ratings and makes the task.
+
+    Args:
+      data: Where they come from: the folder holds `movielens/ml-100k`, or is
+        it. Invented ratings are 1 to 5, too.
+      seed: The run's seed.
+
+    Raises:
+      DataError: If the data are missing or damaged; says where and what to do.
+      OptionError: If they cannot be divided as the options ask.
+    """
+    if data.is_synthetic:
+      found = synthetic.generate(five_points=True)
+      return UserModeling(MOVIELENS, found, self, seed)
+    if not data.data_dir:
+      raise DataError(
+        f'MovieLens: no data folder is named. '
+        f'{movielens_data_sets.REMEDY_NO_DATA}'
+      )
+    if data.download:
+      folder = os.path.join(data.data_dir, 'movielens')
+      movielens_data.download(folder, _ML_100K)
+    return UserModeling(
+      MOVIELENS, movielens_files.load(data.data_dir), self, seed
+    )
+
+
+class UserModeling:
+  """Clients with many users each, whose answers are examples.
+
+  Attributes:
+    name: The task's name.
+    records: All records.
+    selection_metric: The metric that chooses the best round.
+    higher_is_better: Whether a larger value of it is better.
+    learned_from_training: What is computed from the training data before.
+  """
+
+  selection_metric = 'rmse'
+  higher_is_better = False
+
+  def __init__(
+    self, name: str, records: records_lib.Records, options: Options, seed: int
+  ):
+    """Divides the records.
+
+    Args:
+      name: The task's name.
+      records: All records.
+      options: What can be chosen.
+      seed: The run's seed: records are divided by it, and the weights start
+        from it.
+
+    Raises:
+      OptionError: If the records cannot be divided so.
+    """
+    self.name = name
+    self.records = records
+    self.learned_from_training: tuple[str, ...] = ('list of attributes',)
+    if options.items == PUBLIC:
+      self.learned_from_training += ('list of items',)
+    self._options = options
+    self._seed = seed
+    codes = parts.divide(
+      records,
+      test_share=options.test_share,
+      validation_share=options.validation_share,
+      seed=seed,
+      repeat=options.repeat,
+    )
+    self._parts = parts.cut(records, codes)
+    for part, held in self._parts.items():
+      if not len(held):
+        raise OptionError(
+          f'{part}: no record is left for it. Give other shares with '
+          '--user_model_test_share and --user_model_validation_share, or data '
+          'with more records of each user.'
+        )
+    self._clients = clients_lib.Clients(records, self._parts)
+    self._models: dict[str, models.PartialModel] = {}
+
+  @property
+  def validation(self) -> EvaluationClients:
+    """Who chooses the best round: all clients, by records of their users."""
+    return EvaluationClients(VALIDATION, True)
+
+  @property
+  def tests(self) -> dict[str, EvaluationClients]:
+    """The clients that a result is about: all of them."""
+    return {SEEN: EvaluationClients(TEST, True)}
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, for the result."""
+    return {
+      'name': self.records.name,
+      **self.records.describe(),
+      **{part: {'records': len(held)} for part, held in self._parts.items()},
+    }
+
+  # ---- the model -------------------------------------------------------------
+
+  def model_with(self, user: str) -> models.PartialModel:
+    """Builds the model with tables at the clients, or all of them in one.
+
+    Args:
+      user: OWN for tables that clients keep, or TABLE for one of the users of
+        all clients, and one of all items.
+
+    Raises:
+      OptionError: If it is another form.
+    """
+    if user not in (OWN, TABLE):
+      raise OptionError(
+        f'--user_form={user}: clients of the task {self.name} have many users, '
+        'whose weights are in tables. Choose own, for tables that clients '
+        'keep, or table, for one at the server.'
+      )
+    if user not in self._models:
+      self._models[user] = self._build_model(user)
+    return self._models[user]
+
+  def _build_model(self, user: str) -> models.PartialModel:
+    options, records = self._options, self.records
+    own: list[str] = []
+    num_users, num_items = int(self._clients.num_users.sum()), records.num_items
+    if user == OWN:
+      # How first values are distributed, follows from what clients have.
+      num_users = int(np.median(self._clients.num_users))
+      own += user_models.USER_LAYERS
+      if options.items == OWN:
+        num_items = int(np.median(self._clients.num_items))
+        own += user_models.ITEM_LAYERS
+    builder = functools.partial(
+      user_models.build,
+      options.model,
+      num_users=num_users,
+      num_items=num_items,
+      num_attributes=records.num_attributes,
+      attributes_width=records.item_attributes.shape[1],
+      width=options.width,
+      biases=options.biases,
+      scale=records.scale,
+      is_linear=options.linear,
+    )
+    return tff_partial.from_keras(
+      builder,
+      local=own or None,
+      client_sized=own or None,
+      loss=tf.keras.losses.MeanSquaredError(),
+      metrics=functools.partial(measures.build_metrics, records.scale),
+      seed=self._seed,
+    )
+
+  # ---- what algorithms ask for -----------------------------------------------
+
+  def kept_tables(self) -> Mapping[str, tuple[int, ...]]:
+    """The tables that clients keep, but for biases, and how many rows of each.
+
+    A client has a row for each of its users and items.
+    """
+    tables = id_ranges.client_sized(self.model_with(OWN).example_spec.ids)
+    return {
+      table: tuple(self._clients.rows_of(fields).tolist())
+      for table, fields in tables.items()
+      if table in user_models.VECTORS
+    }
+
+  def item_attributes(self) -> hpfl.Attributes:
+    """The attributes of items, which all clients know."""
+    number = self.records.num_attributes
+    shared = self.model_with(OWN).specs(tiers.GLOBAL)
+    return hpfl.Attributes(
+      number=number,
+      of=lambda inputs: user_models.multi_hot(
+        inputs[user_models.ATTRIBUTES], number
+      ),
+      rows=[name for name in user_models.KNOWLEDGE if name in shared],
+      is_correct=measures.is_right(self.records.scale),
+    )
+
+  # ---- clients ---------------------------------------------------------------
+
+  def clients(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs all clients with the records of one part; see `Clients.pack`."""
+    return self._clients.pack(part, example_spec)
+
+  # ---- measures --------------------------------------------------------------
+
+  def measure_models(self, own_models: Iterable[OwnModel]) -> dict[str, float]:
+    """Measures what takes the models of all clients; see `measures.measure`.
+
+    Args:
+      own_models: The clients' models.
+    """
+    return measures.measure(
+      map(self._answers, own_models),
+      self.records.scale,
+      self.records.num_attributes,
+    )
+
+  def _answers(self, own: OwnModel) -> measures.Answers:
+    """What a client's model says of the records that it is measured on."""
+    fields = own.examples
+    if clients_lib.IS_QUERY in fields:
+      is_query = fields[clients_lib.IS_QUERY] == 1
+      fields = examples.map_fields(lambda array: array[is_query], fields)
+    inputs = {name: np.asarray(x) for name, x in fields['x'].items()}
+    client = self.records.clients.index(own.client)
+    public = user_models.knowledge(own.keras_model)
+    return measures.Answers(
+      own.client,
+      inputs[user_models.USER],
+      inputs[user_models.ATTRIBUTES],
+      np.asarray(fields['y'])[:, 0],
+      np.asarray(own.keras_model(inputs, training=False))[:, 0],
+      _hidden(own.keras_model, public),
+      {name: x for name, x in public.items() if name != _RELATION},
+      int((self.records.client == client).sum()),
+    )
+
+
+def _hidden(
+  keras_model: tf.keras.Model, public: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Hidden characteristics by Eq. 8, and `_related`: through RM.
+
+  In GUM an attribute of an item speaks to all numbers of a user through its row
+  of RM, which Eq. 8 leaves out: with another RM than the identity, h_uk says
+  nothing of items with the attribute k, but h_u RM^T does.
+  """
+  hidden = user_models.hidden_characteristics(keras_model)
+  if hidden is None:
+    return {}
+  found = {'': hidden}
+  if _RELATION in public:
+    found['_related'] = hidden @ public[_RELATION].T
+  return found
