@@ -85,3 +85,14 @@ def test_the_quickstart_of_the_readme_runs_as_it_stands():
   assert len(rated) == len(places) == 16
   assert np.corrcoef(taste[places], given)[0, 1] > 0.8
   assert score >= np.median(taste)
+
+
+def test_the_page_on_hpfl_makes_a_model_of_a_schools_own_size() -> None:
+  known = _run('docs/hpfl.md', {})
+  users, items = (
+    known['of_north'].get_layer(name).get_weights()[0]
+    for name in ('users', 'items')
+  )
+  # Five users and forty items, of which the answers name most.
+  assert users.shape == (5, 3)
+  assert 30 < len(items) <= 40
