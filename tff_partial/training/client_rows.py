@@ -52,11 +52,11 @@ def fitted(
     for place, state in enumerate(states)
   ]
   leaves: list[Any] = []
-  for column, rows in zip(zip(*flat, strict=True), rows_of, strict=True):
-    if rows is None:
+  for column, needed in zip(zip(*flat, strict=True), rows_of, strict=True):
+    if needed is None:
       leaves.append(np.stack(column))
     else:
-      leaves.append(list(map(_with_rows, column, rows)))
+      leaves.append(list(map(_with_rows, column, needed)))
   convert = typed_values.converter(kind)
   return client_batch.Columns.of(len(states), leaves, convert)
 
