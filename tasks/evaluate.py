@@ -12,6 +12,7 @@ from typing import Any
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment import measuring
 from tasks.experiment.config import Config
 from tasks.experiment.folder import finite
 from tasks.experiment.folder import Folder
@@ -144,7 +145,8 @@ def main(config: Config, output: Output, chosen: Choices) -> None:
     if chosen.user is not None:
       _serve_user(task, trainable, saved, number, chosen, config.seed)
       return
-    measured: dict[str, Any] = programs.evaluate(
+    measured: dict[str, Any] = measuring.evaluate(
+      task,
       trainable.evaluation_set(_whom(task, chosen.part)),
       saved.best_weights,
       config.seed,

@@ -360,7 +360,17 @@ def as_evaluation_process(
       state_of(weights, number, pooled.state), tff.federated_zip(metrics)
     )
 
-  state_type = initialize.type_signature.result.member
+  return templates.LearningProcess(
+    initialize,
+    next_fn,
+    *_weights_of(initialize.type_signature.result.member, weights_type),
+  )
+
+
+def _weights_of(
+  state_type: tff.Type, weights_type: tff.Type
+) -> tuple[tff.Computation, tff.Computation]:
+  """What reads the weights in a state, and what puts others there."""
 
   @tff.tensorflow.computation(state_type)
   def get_model_weights(state: Any) -> Any:
@@ -370,6 +380,4 @@ def as_evaluation_process(
   def set_model_weights(state: Any, weights: Any) -> Any:
     return state._replace(global_model_weights=weights)
 
-  return templates.LearningProcess(
-    initialize, next_fn, get_model_weights, set_model_weights
-  )
+  return get_model_weights, set_model_weights
