@@ -108,25 +108,6 @@ def _moves(
   return a - first, b - second, u
 
 
-def _trained(
-  process: Any, clients: dict[str, planted.Fields], rounds: Any = _ROUNDS
-) -> tuple[Any, dict[str, Any]]:
-  """The server's state after some rounds, and what each client remembers."""
-  state, remembered = process.initialize(), {}
-  for number, names in enumerate(rounds):
-    cohort = planted.cohort_of(
-      process, {name: clients[name] for name in names}, number
-    )
-    first = planted.first_states(process, cohort)
-    kept = [
-      remembered.get(name, new) for name, new in zip(names, first, strict=True)
-    ]
-    output = planted.run(process, cohort, state, kept)
-    state = output.state
-    remembered.update(zip(names, output.client_states, strict=True))
-  return state, remembered
-
-
 def _assert_weights(
   process: Any, state: Any, a: np.ndarray, b: np.ndarray
 ) -> None:
@@ -148,7 +129,7 @@ def _attended(moves: list[np.ndarray], weights: Any = 1.0) -> np.ndarray:
 def test_fed_att(local, model, partly_local, clients):
   model = partly_local if local else model
   process = fed_att.build_fed_att(model, step_size=1.2, training=_TRAINING)
-  state, remembered = _trained(process, clients)
+  state, remembered = planted.trained(process, clients, _ROUNDS)
   a, b, own = np.eye(2), np.ones([2, 1]), dict.fromkeys(clients, 0.0)
   for names in _ROUNDS:
     first, second = [], []
@@ -179,7 +160,7 @@ def test_weights_of_clients_multiply_their_attention(model, clients):
   process = fed_att.build_fed_att(
     model, training=_TRAINING, client_weighting=ClientWeighting.NUM_EXAMPLES
   )
-  state, _ = _trained(process, clients, _ROUNDS[:1])
+  state, _ = planted.trained(process, clients, _ROUNDS[:1])
   a, b = np.eye(2), np.ones([2, 1])
   moves = [_moves(a, b, 0.0, clients[name], False) for name in _ROUNDS[0]]
   sizes = [_SIZES[name] for name in _ROUNDS[0]]
@@ -196,8 +177,10 @@ def test_of_one_client_fed_att_is_fed_avg(model, clients):
   attentive = fed_att.build_fed_att(model, training=_TRAINING)
   plain = fed_avg.build_fed_avg(model, training=_TRAINING)
   planted.assert_close(
-    planted.global_weights(attentive, _trained(attentive, clients, rounds)[0]),
-    planted.global_weights(plain, _trained(plain, clients, rounds)[0]),
+    planted.global_weights(
+      attentive, planted.trained(attentive, clients, rounds)[0]
+    ),
+    planted.global_weights(plain, planted.trained(plain, clients, rounds)[0]),
   )
 
 
@@ -302,7 +285,7 @@ def test_fed_att_of_local_noise_attends_to_what_is_sent(model, clients):
     model, training=_TRAINING, before_sending=noise
   )
   assert process.mechanism == noise.mechanism
-  state, _ = _trained(process, clients, _ROUNDS[:1])
+  state, _ = planted.trained(process, clients, _ROUNDS[:1])
   sent = _sent(process, clients, noise)
   _assert_weights(
     process,
@@ -348,7 +331,7 @@ def _sent(
 def test_fed_noise(noise, model, clients):
   process = fed_noise.build_fed_noise(model, noise=noise, training=_TRAINING)
   assert process.mechanism == noise.mechanism
-  state, _ = _trained(process, clients, _ROUNDS[:1])
+  state, _ = planted.trained(process, clients, _ROUNDS[:1])
   # All clients count alike.
   sent = _sent(process, clients, noise)
   _assert_weights(
@@ -365,7 +348,7 @@ def test_fed_noise_without_noise_clips_by_the_sum_of_absolute_values(
   process = fed_noise.build_fed_noise(
     model, noise=laplace_noise.LaplaceNoise(0.5, 0.0), training=_TRAINING
   )
-  state, _ = _trained(process, clients)
+  state, _ = planted.trained(process, clients, _ROUNDS)
   a, b, norms = np.eye(2), np.ones([2, 1]), []
   for names in _ROUNDS:
     first, second = [], []
@@ -394,8 +377,8 @@ def test_fed_noise_is_furl_that_adds_noise_before_sending(
     before_sending=noise,
     client_weighting=ClientWeighting.UNIFORM,
   )
-  found, remembered = _trained(process, clients)
-  expected, others = _trained(furl, clients)
+  found, remembered = planted.trained(process, clients, _ROUNDS)
+  expected, others = planted.trained(furl, clients, _ROUNDS)
   planted.assert_same(
     planted.global_weights(process, found),
     planted.global_weights(furl, expected),
@@ -618,9 +601,9 @@ def test_every_runtime_comes_to_the_same(algorithm, partly_local, clients):
       noise=laplace_noise.LaplaceNoise(0.5, 0.1),
       training=_TRAINING,
     )
-  state, remembered = _trained(process, clients, _ROUNDS[:2])
+  state, remembered = planted.trained(process, clients, _ROUNDS[:2])
   with runtimes.native():
-    other, others = _trained(process, clients, _ROUNDS[:2])
+    other, others = planted.trained(process, clients, _ROUNDS[:2])
   planted.assert_close(
     planted.global_weights(process, other),
     planted.global_weights(process, state),

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tests import planted
 from tff_partial import baselines
-from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.baselines import apfl
@@ -79,27 +78,6 @@ def _batches(fields: planted.Fields) -> Iterator[tuple[np.ndarray, np.ndarray]]:
       yield x[begin : begin + _BATCH], y[begin : begin + _BATCH]
 
 
-def _trained(
-  process: processes.PartialProcess,
-  clients: dict[str, planted.Fields],
-  rounds: Any = _ROUNDS,
-) -> tuple[Any, dict[str, Any]]:
-  """The server's state after some rounds, and what each client remembers."""
-  state, remembered = process.initialize(), {}
-  for number, names in enumerate(rounds):
-    cohort = planted.cohort_of(
-      process, {name: clients[name] for name in names}, number
-    )
-    first = planted.first_states(process, cohort)
-    kept = [
-      remembered.get(name, new) for name, new in zip(names, first, strict=True)
-    ]
-    output = planted.run(process, cohort, state, kept)
-    state = output.state
-    remembered.update(zip(names, output.client_states, strict=True))
-  return state, remembered
-
-
 def _global(state: Any) -> Any:
   return state.global_model_weights.trainable[tiers.GLOBAL][_NAME]
 
@@ -117,7 +95,7 @@ def test_scaffold(option, model, clients):
     training=_TRAINING,
     server_optimizer=sgd(0.8),
   )
-  state, remembered = _trained(process, clients)
+  state, remembered = planted.trained(process, clients, _ROUNDS)
   w, c = np.ones([2, 1]), np.zeros([2, 1])
   own = {name: np.zeros([2, 1]) for name in clients}
   for names in _ROUNDS:
@@ -146,7 +124,7 @@ def test_a_client_without_examples_keeps_its_control_variate(model, clients):
   training = dataclasses.replace(_TRAINING, on=splits.halves().query)
   process = baselines.build_scaffold(model, num_clients=2, training=training)
   single = {name: values[:1] for name, values in clients['ann'].items()}
-  state, remembered = _trained(
+  state, remembered = planted.trained(
     process, {'ann': clients['ann'], 'eve': single}, [['ann', 'eve']] * 2
   )
   np.testing.assert_array_equal(remembered['eve'][_NAME], [[0.0], [0.0]])
@@ -157,7 +135,7 @@ def test_a_client_without_examples_keeps_its_control_variate(model, clients):
 
 def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
   process = baselines.build_scaffold(model, num_clients=4, training=_TRAINING)
-  state, _ = _trained(process, clients, _ROUNDS[:1])
+  state, _ = planted.trained(process, clients, _ROUNDS[:1])
   weights = process.get_model_weights(state)
   changed = process.set_model_weights(state, weights)
   planted.assert_same(
@@ -189,7 +167,7 @@ def test_apfl(mixture_rate, model, clients):
     mixture_learning_rate=mixture_rate,
     training=_TRAINING,
   )
-  state, remembered = _trained(process, clients)
+  state, remembered = planted.trained(process, clients, _ROUNDS)
   w = np.ones([2, 1])
   own: dict[str, tuple[np.ndarray, float]] = {}
   for names in _ROUNDS:
@@ -297,7 +275,7 @@ def _proto_step(
 def test_fed_proto(with_features, clients):
   process = _proto(with_features)
   assert not process.sent
-  state, remembered = _trained(process, clients)
+  state, remembered = planted.trained(process, clients, _ROUNDS)
   known: dict[int, np.ndarray] = {}
   own: dict[str, np.ndarray] = {}
   for names in _ROUNDS:
@@ -323,8 +301,10 @@ def test_fed_proto(with_features, clients):
 
 def test_without_its_penalty_fed_proto_trains_locally(with_features, clients):
   alone = baselines.build_local_only(with_features, training=_TRAINING)
-  _, expected = _trained(alone, clients)
-  _, found = _trained(_proto(with_features, penalty=0.0), clients)
+  _, expected = planted.trained(alone, clients, _ROUNDS)
+  _, found = planted.trained(
+    _proto(with_features, penalty=0.0), clients, _ROUNDS
+  )
   for name, kept in expected.items():
     planted.assert_close(
       dict(found[name][tiers.PERSONAL]), dict(kept[tiers.PERSONAL])
@@ -366,8 +346,8 @@ def test_every_runtime_comes_to_the_same(
   build: Callable[..., Any], model, clients
 ):
   process = build(model)
-  state, remembered = _trained(process, clients, _ROUNDS[:2])
+  state, remembered = planted.trained(process, clients, _ROUNDS[:2])
   with runtimes.native():
-    other, others = _trained(process, clients, _ROUNDS[:2])
+    other, others = planted.trained(process, clients, _ROUNDS[:2])
   planted.assert_close(_global(other), _global(state))
   tf.nest.map_structure(planted.assert_close, others, remembered)

@@ -205,3 +205,22 @@ def assert_close(one: Any, other: Any, tolerance: float = 1e-6) -> None:
     one,
     other,
   )
+
+
+def trained(
+  process: processes.PartialProcess,
+  clients: Mapping[str, Fields],
+  rounds: Sequence[Sequence[str]],
+) -> tuple[Any, dict[str, Any]]:
+  """The server's state after some rounds, and what each client remembers."""
+  state, remembered = process.initialize(), {}
+  for number, names in enumerate(rounds):
+    cohort = cohort_of(process, {name: clients[name] for name in names}, number)
+    first = first_states(process, cohort)
+    kept = [
+      remembered.get(name, new) for name, new in zip(names, first, strict=True)
+    ]
+    output = run(process, cohort, state, kept)
+    state = output.state
+    remembered.update(zip(names, output.client_states, strict=True))
+  return state, remembered

@@ -29,6 +29,41 @@ def as_weighted(factory: Factory) -> WeightedFactory:
   return tff.aggregators.as_weighted_aggregator(factory)
 
 
+def accumulating(
+  value_type: tff.Type,
+  zero: tff.Computation,
+  accumulate: tff.Computation,
+  merge: tff.Computation,
+  report: tff.Computation,
+) -> tff.templates.AggregationProcess:
+  """The process of a `tff.federated_aggregate` that keeps no state.
+
+  Args:
+    value_type: What a client sends.
+    zero: Makes the first accumulator.
+    accumulate: (accumulator, what a client sends) -> accumulator.
+    merge: (accumulator, accumulator) -> accumulator.
+    report: (accumulator) -> the result.
+  """
+
+  @tff.federated_computation
+  def initialize() -> Any:
+    return tff.federated_value((), tff.SERVER)
+
+  @tff.federated_computation(
+    initialize.type_signature.result,
+    tff.FederatedType(value_type, tff.CLIENTS),
+  )
+  def next_fn(state: Any, value: Any) -> Any:
+    return tff.templates.MeasuredProcessOutput(
+      state,
+      tff.federated_aggregate(value, zero(), accumulate, merge, report),
+      tff.federated_value((), tff.SERVER),
+    )
+
+  return tff.templates.AggregationProcess(initialize, next_fn)
+
+
 class RowAggregationFactory(abc.ABC):
   """Creates aggregations to which clients add whole tables, or rows of them."""
 

@@ -234,11 +234,8 @@ class ClientWork:
     )
     if tiers.LOCAL in held:
       # What was not remembered has no rows yet.
-      numbers = {
-        name: number if name in num_rows else tf.constant(0)
-        for name, number in client_tables.num_rows(rows).items()
-      }
-      held[tiers.LOCAL] = tables.fit(held[tiers.LOCAL], numbers, rows, seed)
+      new = {n: tf.constant(0) for n in tables.names if n not in num_rows}
+      held[tiers.LOCAL] = tables.fit(held[tiers.LOCAL], new, rows, seed)
     weights = tiers.join(shared, held)
     if phases.holds_a_copy(self.work) and tiers.PERSONAL not in weights:
       weights[tiers.PERSONAL] = collections.OrderedDict(shared[tiers.GLOBAL])

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import aggregators
 from tff_partial import errors
 
 
@@ -90,19 +91,4 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
         num_sent=buffer['number'],
       )
 
-    @tff.federated_computation
-    def initialize() -> Any:
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-      initialize.type_signature.result,
-      tff.FederatedType(value_type, tff.CLIENTS),
-    )
-    def next_fn(state: Any, value: Any) -> Any:
-      return tff.templates.MeasuredProcessOutput(
-        state,
-        tff.federated_aggregate(value, zero(), accumulate, merge, report),
-        tff.federated_value((), tff.SERVER),
-      )
-
-    return tff.templates.AggregationProcess(initialize, next_fn)
+    return aggregators.accumulating(value_type, zero, accumulate, merge, report)

@@ -4,6 +4,7 @@ A new algorithm is one row of `ALGORITHMS`.
 """
 
 from collections.abc import Sequence
+import dataclasses
 
 from tasks import task as tasks_lib
 from tasks.experiment import building
@@ -18,9 +19,12 @@ _FOR_ALL = many_users.for_all
 _PERSONAL = LocalTraining.of_personal
 _GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
 
-_SENDS_NOTHING = (
-  'clients send nothing, so nothing needs noise. Leave --target_epsilon and '
-  '--noise_multiplier out.'
+_LOCAL_ONLY = building.Algorithm(
+  building.local_only,
+  building.measured_by(baselines.build_local_only_eval),
+  personal=_PERSONAL,
+  why_not_private='clients send nothing, so nothing needs noise. Leave '
+  '--target_epsilon and --noise_multiplier out.',
 )
 
 ALGORITHMS: dict[str, building.Algorithm] = {
@@ -121,19 +125,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'p_fed_km': building.p_fed_km(p_fed_km.MODEL, tasks_lib.CLUSTERS),
   'p_fed_km_head': building.p_fed_km(p_fed_km.HEAD, tasks_lib.HEAD_CLUSTERS),
-  'local_only': building.Algorithm(
-    building.local_only,
-    building.measured_by(baselines.build_local_only_eval),
-    personal=_PERSONAL,
-    why_not_private=_SENDS_NOTHING,
-  ),
-  'distributed': building.Algorithm(
-    building.local_only,
-    building.measured_by(baselines.build_local_only_eval),
-    user=tasks_lib.OWN,
-    personal=_PERSONAL,
-    why_not_private=_SENDS_NOTHING,
-  ),
+  'local_only': _LOCAL_ONLY,
+  'distributed': dataclasses.replace(_LOCAL_ONLY, user=tasks_lib.OWN),
   'hpfl': many_users.hpfl(),
   'hpfl_k': many_users.hpfl(drafts=False),
   'hpfl_r': many_users.hpfl(public=False),

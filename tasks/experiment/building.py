@@ -116,28 +116,22 @@ def furl_leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
 def fed_att(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  averaging = run.averaging()
-  if run.server.client_weighting is None:
-    averaging.pop('client_weighting')
   return baselines.build_fed_att(
     model,
     step_size=run.server.learning_rate,
     training=run.local.of_both(),
-    **averaging,
+    **run.averaging(alike=True),
   )
 
 
 def fed_noise(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  joining = run.joining()
-  if run.server.client_weighting is None:
-    joining.pop('client_weighting')
   return baselines.build_fed_noise(
     model,
     noise=run.hyperparameters.fed_noise.build(),
     training=run.local.of_both(),
-    **joining,
+    **run.joining(alike=True),
   )
 
 
@@ -150,17 +144,13 @@ def local_only(
 def scaffold(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  joining = run.joining()
-  if run.server.client_weighting is None:
-    # Clients count alike, unless somebody says otherwise.
-    joining.pop('client_weighting')
   return baselines.build_scaffold(
     model,
     num_clients=run.num_clients,
     learning_rate=run.local.update.learning_rate,
     option=int(run.hyperparameters.scaffold_option),
     training=run.local.of_global(),
-    **joining,
+    **run.joining(alike=True),
   )
 
 

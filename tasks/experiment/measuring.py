@@ -1,15 +1,14 @@
 """Measures clients: by their examples, and by their models."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks import task as tasks_lib
 from tff_partial.data import examples
 from tff_partial.training import client_store as client_store_lib
+from tff_partial.training import evaluation_sets
 from tff_partial.training import personal_models
 from tff_partial.training import programs
-from tff_partial.training import sampling
-from tff_partial.training import state_codec
 
 
 def evaluate(
@@ -52,14 +51,8 @@ def own_models(
     seed: The run's seed.
     client_store: What clients remember.
   """
+  kept, cohort = evaluation_sets.with_memories(clients, seed, client_store)
   ids = clients.clients.client_ids
-  seeds = sampling.client_seeds(ids, seed, 'evaluation')
-  kept: Sequence[Any]
-  if client_store is not None and clients.remembering:
-    kept = client_store.read(ids)
-  else:
-    kept = state_codec.first_states(clients.evaluation.initialize_client, seeds)
-  cohort = clients.clients.cohort(ids, seeds)
   for client, own, value in zip(ids, kept, cohort, strict=True):
     keras_model = personal_models.model_of(
       clients.evaluation, weights, own, value

@@ -87,15 +87,28 @@ class Setting:
       '--task=assist or --task=movielens_hpfl, or another algorithm.'
     )
 
-  def averaging(self) -> composition.Averaging:
-    """How updates are joined."""
-    if self.ledger is not None:
-      return self.privacy.averaging(self.ledger, self.canaries)
-    return self.server.averaging()
+  def averaging(self, *, alike: bool = False) -> composition.Averaging:
+    """How updates are joined.
 
-  def joining(self) -> composition.Joining:
-    """How updates are joined, and what the server does with them."""
+    Args:
+      alike: Whether the algorithm counts clients alike, unless a flag says
+        otherwise.
+    """
+    if self.ledger is not None:
+      averaging = self.privacy.averaging(self.ledger, self.canaries)
+    else:
+      averaging = self.server.averaging()
+    if alike and self.server.client_weighting is None:
+      averaging.pop('client_weighting')
+    return averaging
+
+  def joining(self, *, alike: bool = False) -> composition.Joining:
+    """How updates are joined, and what the server does with them.
+
+    Args:
+      alike: As for `averaging`.
+    """
     return {
-      **self.averaging(),
+      **self.averaging(alike=alike),
       'server_optimizer': self.server.build_optimizer(),
     }

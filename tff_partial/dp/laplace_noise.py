@@ -9,6 +9,7 @@ import tensorflow as tf
 from tff_partial import random_bits
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import dp_queries
+from tff_partial.dp import local_noise
 from tff_partial.dp.mechanisms import LOCAL
 from tff_partial.dp.mechanisms import Mechanism
 
@@ -46,7 +47,7 @@ class L1Clip(clipping_lib.Clipping):
 
 
 @dataclasses.dataclass(frozen=True)
-class LaplaceNoise:
+class LaplaceNoise(local_noise.ClientNoise):
   """Has clients clip by L1 and add Laplace noise; `compose(before_sending=)`.
 
   The guarantee is that of local differential privacy with delta 0: whatever a
@@ -57,25 +58,14 @@ class LaplaceNoise:
   number of weights, the same epsilon takes more noise than
   `local_noise.LocalNoise` at a small delta, except for small models.
 
-  What is said there of seeds holds here, too. No ledger counts this noise.
+  An update that is not finite counts as zeros. No ledger counts this noise.
 
   Attributes:
     clip: The largest L1 norm of an update: the sum of all absolute values.
     noise_multiplier: Scale of the noise in clips; its standard deviation is
       sqrt(2) times that. Zero for no noise.
-    noise_seed: Draws the noise of a simulation again. If None, the noise
-      follows from the client's seed alone, which must be secret.
+    noise_seed: As for `ClientNoise`.
   """
-
-  clip: float
-  noise_multiplier: float
-  noise_seed: int | None = None
-
-  def __post_init__(self) -> None:
-    clipping_lib.check_positive(self.clip, 'clip')
-    clipping_lib.check_positive(
-      self.noise_multiplier, 'noise_multiplier', also_zero=True
-    )
 
   @property
   def mechanism(self) -> Mechanism:
@@ -101,20 +91,7 @@ class LaplaceNoise:
       return math.inf
     return participations * 2.0 / self.noise_multiplier
 
-  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
-    """Clips and noises what one client is about to send.
-
-    Args:
-      update: Floating-point tensors of known shapes. If it is not finite, it
-        counts as zeros.
-      seed: The client's own for this round, integer `[2]`. Who knows it sees
-        through the noise.
-
-    Returns:
-      The noised update, with the types of the update.
-    """
-    if self.noise_seed is not None:
-      seed = random_bits.fold_in(seed, f'noise {self.noise_seed}')
+  def _noised(self, update: Any, seed: tf.Tensor) -> Any:
     clipped = _in_clips(update, self.clip)
     noised = [
       dp_queries.on_grid(

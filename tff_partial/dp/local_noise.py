@@ -1,5 +1,6 @@
 """Noise that each client adds before it sends."""
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -13,12 +14,12 @@ from tff_partial.dp.mechanisms import Mechanism
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalNoise:
-  """Has clients clip and noise what they send; `compose(before_sending=)`.
+class ClientNoise(abc.ABC):
+  """What clients do to what they send; `compose(before_sending=)`.
 
   Attributes:
-    clip: The largest L2 norm of an update.
-    noise_multiplier: Standard deviation of the noise in clips.
+    clip: The largest norm of an update.
+    noise_multiplier: How much noise is added, in clips.
     noise_seed: Draws the noise of a simulation again. If None, the noise
       follows from the client's seed alone, which must be secret, as
       `programs.train` makes it.
@@ -35,6 +36,41 @@ class LocalNoise:
     )
 
   @property
+  @abc.abstractmethod
+  def mechanism(self) -> Mechanism:
+    """What it does to updates, for the accountant."""
+
+  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
+    """Clips and noises what one client is about to send.
+
+    Args:
+      update: Floating-point tensors of known shapes.
+      seed: The client's own for this round, integer `[2]`. Who knows it sees
+        through the noise.
+
+    Returns:
+      The noised update, with the types of the update.
+    """
+    if self.noise_seed is not None:
+      seed = random_bits.fold_in(seed, f'noise {self.noise_seed}')
+    return self._noised(update, seed)
+
+  @abc.abstractmethod
+  def _noised(self, update: Any, seed: tf.Tensor) -> Any:
+    """Clips and noises an update by a seed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalNoise(ClientNoise):
+  """Has clients clip by L2 and add Gaussian noise; see `local_noise`.
+
+  Attributes:
+    clip: The largest L2 norm of an update.
+    noise_multiplier: Standard deviation of the noise in clips.
+    noise_seed: As for `ClientNoise`.
+  """
+
+  @property
   def mechanism(self) -> Mechanism:
     """What it does to updates, for the accountant."""
     return Mechanism(
@@ -46,10 +82,7 @@ class LocalNoise:
       self.noise_seed is not None,
     )
 
-  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
-    """Clips and noises an update; see `local_noise`."""
-    if self.noise_seed is not None:
-      seed = random_bits.fold_in(seed, f'noise {self.noise_seed}')
+  def _noised(self, update: Any, seed: tf.Tensor) -> Any:
     return local_noise(update, self.clip, self.noise_multiplier, seed)
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
+from tff_partial import aggregators
 from tff_partial import fingerprints
 from tff_partial import random_bits
 from tff_partial.dp import dp_queries
@@ -136,19 +137,4 @@ class RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
     def report(total: Any) -> Any:
       return total
 
-    @tff.federated_computation
-    def initialize() -> Any:
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-      initialize.type_signature.result,
-      tff.FederatedType(value_type, tff.CLIENTS),
-    )
-    def next_fn(state: Any, value: Any) -> Any:
-      return tff.templates.MeasuredProcessOutput(
-        state,
-        tff.federated_aggregate(value, zero(), accumulate, merge, report),
-        tff.federated_value((), tff.SERVER),
-      )
-
-    return tff.templates.AggregationProcess(initialize, next_fn)
+    return aggregators.accumulating(value_type, zero, accumulate, merge, report)

@@ -167,11 +167,11 @@ class ClientTables:
     rows: Mapping[str, tf.Tensor],
     seed: tf.Tensor,
   ) -> Any:
-    """Fits all tables in a structure to a client's data.
+    """Fits tables in a structure to a client's data.
 
     Args:
       structure: What the client remembers, or its local weights.
-      known: Name to how many rows of a table count, int32.
+      known: Name to how many rows of a table count, int32, of those to fit.
       rows: Name to which rows the client needs, bool.
       seed: int32 `[2]`.
     """
@@ -185,7 +185,7 @@ class ClientTables:
         random_bits.fold_in(seed, f'rows of {name}'),
       )
 
-    return mapped(structure, fit, self.names) if self.names else structure
+    return mapped(structure, fit, known) if known else structure
 
 
 def num_rows(

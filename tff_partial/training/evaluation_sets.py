@@ -117,16 +117,7 @@ def evaluate(
       its type.
   """
   evaluation_set.check(client_store and client_store.type)
-  ids = evaluation_set.clients.client_ids
-  seeds = sampling.client_seeds(ids, seed, 'evaluation')
-  kept: Sequence[Any]
-  if client_store is not None and evaluation_set.remembering:
-    kept = client_store.read(ids)
-  else:
-    kept = state_codec.first_states(
-      evaluation_set.evaluation.initialize_client, seeds
-    )
-  cohort = evaluation_set.clients.cohort(ids, seeds)
+  kept, cohort = with_memories(evaluation_set, seed, client_store)
   remembered = evaluation_set.evaluation.initialize_client.type_signature.result
   kept = client_rows.fitted(kept, remembered, cohort)
   with client_errors.naming('Evaluation', cohort):
@@ -136,6 +127,30 @@ def evaluate(
   result = pooled(measured.metrics)
   result['per_client'] = evaluation.summarize(measured.per_client)
   return result
+
+
+def with_memories(
+  evaluation_set: EvaluationSet,
+  seed: int,
+  client_store: client_store_lib.ClientStates | None,
+) -> tuple[Sequence[Any], cohorts.Cohort]:
+  """What the clients of a set come with, and the clients.
+
+  Args:
+    evaluation_set: The evaluation and its clients.
+    seed: The run's seed.
+    client_store: What clients remember, for a set that is `remembering`.
+  """
+  ids = evaluation_set.clients.client_ids
+  seeds = sampling.client_seeds(ids, seed, 'evaluation')
+  kept: Sequence[Any]
+  if client_store is not None and evaluation_set.remembering:
+    kept = client_store.read(ids)
+  else:
+    kept = state_codec.first_states(
+      evaluation_set.evaluation.initialize_client, seeds
+    )
+  return kept, evaluation_set.clients.cohort(ids, seeds)
 
 
 def weights_of(model: models.PartialModel, weights: Any) -> Any:
