@@ -73,6 +73,7 @@ def main(config: Config, output: Output, audit: Audit) -> None:
       dropout_rate=config.loop.dropout_rate,
       privacy=trainable.ledger,
       show_progress=output.shows_progress,
+      participation=config.loop.cohorts.participation(),
     )
   delta = config.privacy.delta
   claimed = float((trained.privacy or {})['epsilon'])

@@ -128,6 +128,10 @@ class Config(Options):
   def leaks(self) -> Iterator[Leak]:
     """Yields what a private run may not choose."""
     yield from self.server.leaks()
+    yield from self.loop.cohorts.leaks_when(
+      oversample=self.loop.oversample,
+      once_per_tree=self.privacy.dp_mechanism == privacy_lib.TREE,
+    )
     yield from self.how.leaks(self.hyperparameters)
     yield from self.task.leaks()
 

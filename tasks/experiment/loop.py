@@ -5,6 +5,7 @@ import sys
 from typing import ClassVar
 
 from tasks.errors import OptionError
+from tasks.experiment.cohorts import Cohorts
 from tasks.options import option
 from tasks.options import Options
 from tff_partial.training import callbacks
@@ -32,6 +33,7 @@ class Loop(Options):
     at_least=0,
     at_most=1,
   )
+  cohorts: Cohorts = Cohorts()
   evaluate_every: int = option(
     50, 'Rounds between evaluations on validation clients.', at_least=1
   )
@@ -53,13 +55,14 @@ class Loop(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuses half of what early stopping needs."""
+    """Refuses half of what early stopping needs, and idle latencies."""
     super().__post_init__()
     if self.early_stopping_min_delta and self.early_stopping_patience is None:
       raise OptionError(
         f'--early_stopping_min_delta={self.early_stopping_min_delta}: without '
         '--early_stopping_patience no run ends early. Give both or none.'
       )
+    self.cohorts.check_reserve(self.oversample)
 
   def stopping_rule(self) -> programs.StoppingRule:
     """When a run has diverged."""

@@ -202,6 +202,7 @@ def _train(
     diagnostics=config.privacy.diagnostics,
     tensorboard=output.tensorboard,
     show_progress=output.shows_progress,
+    participation=config.loop.cohorts.participation(),
   )
 
 

@@ -64,6 +64,7 @@ def train(
   diagnostics: bool = False,
   tensorboard: bool = True,
   show_progress: bool = False,
+  participation: sampling.Participation | None = None,
 ) -> TrainingResult:
   """Trains for some rounds, under the runtime that is current.
 
@@ -108,6 +109,8 @@ def train(
       records these.
     tensorboard: Whether to write TensorBoard events, too.
     show_progress: Whether to show a progress bar.
+    participation: Clients asked in reserve, slow ones, the time of day, and
+      epochs over the clients; by default none of these.
 
   Raises:
     UserError: With a message for the user; what was written before is kept.
@@ -137,6 +140,7 @@ def train(
     oversample,
     dropout_rate,
     privacy,
+    participation,
   )
   started = time.perf_counter()
   loop = training_loop.TrainingLoop(

@@ -57,6 +57,9 @@ def describe(
     'process': of_process(process),
     **_described(clients, sample),
   }
+  if sampler.participation != sampling.Participation():
+    # Runs of older versions, which had none, do not say.
+    settings['participation'] = str(sampler.participation)
   if privacy is not None:
     # A process whose noise can be drawn again needs such a ledger.
     kind = 'a' if privacy.simulation else 'no'

@@ -100,6 +100,7 @@ class TrainingLoop:
     number = run.round + 1
     asked = self.sampler.cohort(number)
     cohort = self.clients.cohort(asked, self.sampler.seeds(number, asked))
+    cohort = self.sampler.with_partial_work(cohort, number)
     nested = run.next(cohort)
     metrics = metrics_log.flatten(nested)
     seconds = time.perf_counter() - begun

@@ -1,0 +1,165 @@
+"""How long clients take in a round, and how much of it the slow ones do.
+
+A server that asks more clients than it needs joins those that answer first
+(Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design"), or
+it takes from slow ones what they have done (FedProx, Li et al. 2020, section
+5.2). Latencies are simulated here. They have no unit and a median of 1, and
+their logarithms are normal:
+
+    latency = exp(speed_spread * client + round_spread * now)
+
+`client` is a standard normal number that a client keeps for the whole run (its
+device and its network), `now` one that it has in this round (what else it is
+doing). Both follow from the seed and the client's id, whoever else is asked.
+
+FedProx lets a straggler do x of E epochs on all its examples. Here it does all
+epochs of all phases on the first x of its n examples, with x uniform from 1 to
+n: as large a part of its steps, but other examples. An algorithm does not
+notice, and a compiled round stays as it is, since how many of a client's
+examples are real is a number that it reads.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+import statistics
+from typing import Any
+
+import numpy as np
+
+from tff_partial import errors
+from tff_partial import random_bits
+from tff_partial.data import cohorts
+
+_COUNT = 'count'
+
+
+class LatencyError(errors.UserError, ValueError):
+  """Raised for latencies that there cannot be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+  """The distribution of simulated latencies.
+
+  Attributes:
+    speed_spread: Standard deviation of what the logarithm of a client's latency
+      has in all rounds; at 0 all clients are as fast.
+    round_spread: Standard deviation of what is added to it in each round.
+  """
+
+  speed_spread: float = 0.0
+  round_spread: float = 0.0
+
+  def __post_init__(self) -> None:
+    """Checks both."""
+    for name in ('speed_spread', 'round_spread'):
+      value = getattr(self, name)
+      if not (math.isfinite(value) and value >= 0.0):
+        raise LatencyError(
+          f'{name}={value}: this is no standard deviation. Give 0 or more.'
+        )
+
+  @property
+  def total_spread(self) -> float:
+    """The standard deviation of a latency's logarithm."""
+    return math.hypot(self.speed_spread, self.round_spread)
+
+  def logarithms(
+    self, client_ids: Sequence[str], seed: int, round_number: int
+  ) -> np.ndarray:
+    """The logarithms of some clients' latencies in a round, `[clients]`.
+
+    Args:
+      client_ids: The clients.
+      seed: The run's seed.
+      round_number: The number of the round.
+    """
+    always = _normal(client_ids, seed, 'speed')
+    now = _normal(client_ids, seed, 'latency', round_number)
+    return self.speed_spread * always + self.round_spread * now
+
+  def are_slow(
+    self,
+    share: float,
+    client_ids: Sequence[str],
+    seed: int,
+    round_number: int,
+  ) -> np.ndarray:
+    """Which clients are slower than all but a share, bool `[clients]`.
+
+    They are compared with the distribution and not with one another, so that
+    nothing about a client depends on who else is asked. If all have the same
+    latency, chance alone says who is slow in a round.
+
+    Args:
+      share: How many of all clients are slow in a round on average, from 0 to
+        1.
+      client_ids: The clients.
+      seed: The run's seed.
+      round_number: The number of the round.
+    """
+    if not 0.0 < share < 1.0:
+      return np.full([len(client_ids)], share >= 1.0)
+    spread = self.total_spread
+    one = self if spread else Latency(round_spread=1.0)
+    standard = one.logarithms(client_ids, seed, round_number) / (spread or 1.0)
+    return standard > statistics.NormalDist().inv_cdf(1.0 - share)
+
+
+def _normal(client_ids: Sequence[str], *words: int | str) -> np.ndarray:
+  """A standard normal number for each client, by Box and Muller."""
+  drawn = random_bits.derive_each(words, client_ids).view(np.uint32)
+  # The logarithm is taken of a number above zero.
+  first, second = (drawn + np.array([1.0, 0.0])).T / 2.0**32
+  return np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * math.pi * second)
+
+
+class _Shortened(cohorts.Cohort):
+  """A cohort of which some clients have fewer examples in this round."""
+
+  def __init__(self, whole: cohorts.Cohort, counts: np.ndarray):
+    groups = []
+    for group in whole.groups:
+      resident, given = dict(group.resident), dict(group.given)
+      resident.pop(_COUNT, None)
+      given[_COUNT] = counts[group.positions]
+      groups.append(group._replace(resident=resident, given=given))
+    super().__init__(whole.client_ids, groups)
+    self._whole, self._counts = whole, counts
+
+  def __getitem__(self, position: Any) -> Any:
+    if isinstance(position, slice):
+      return super().__getitem__(position)
+    value = self._whole[position]
+    value[_COUNT] = self._counts[position]  # It keeps its place.
+    return value
+
+
+def partial_work(
+  cohort: cohorts.Cohort, are_slow: np.ndarray, seed: int, round_number: int
+) -> cohorts.Cohort:
+  """Leaves the slow clients of a round the first of their examples.
+
+  How many, from one to all, each number as likely, follows from the seed, the
+  round and the client. Examples keep their order; a split into support and
+  query set divides what is left.
+
+  Args:
+    cohort: The clients of the round.
+    are_slow: Which of them are slow, bool `[clients]`.
+    seed: The run's seed.
+    round_number: The number of the round.
+  """
+  counts = np.zeros([len(cohort)], np.int32)
+  for group in cohort.groups:
+    held = group.given.get(_COUNT)
+    if held is None:
+      held = group.resident[_COUNT][group.rows]
+    counts[group.positions] = held
+  drawn = random_bits.derive_each(
+    (seed, 'partial work', round_number), cohort.client_ids
+  )
+  share = drawn.view(np.uint32)[:, 0].astype(np.int64)
+  some = np.minimum(1 + (share * counts >> 32), counts)
+  return _Shortened(cohort, np.where(are_slow, some, counts).astype(np.int32))
