@@ -295,16 +295,55 @@ def test_first_centers_differ_from_one_another():
   assert sorted(centers[:3, 0].numpy()) == [1.0, 4.0, 8.0]
 
 
+def test_any_rows_may_be_first_centers():
+  points, is_row = _blocks([1.0, 2.0, 4.0, 8.0])
+  times = np.zeros(4, int)
+  for seed in range(100):
+    centers, is_real = first_centers.any_rows(
+      points, is_row, 6, tf.constant(2), np.array([seed, 0], np.int32)
+    )
+    np.testing.assert_array_equal(is_real, [True] * 2 + [False] * 4)
+    chosen = np.log2(centers[:2, 0].numpy()).astype(int)
+    assert chosen[0] != chosen[1]
+    times[chosen] += 1
+  # Each is chosen with probability one half, give or take three deviations.
+  assert ((times > 35) & (times < 65)).all()
+
+
+def test_more_centers_than_rows():
+  points, is_row = _blocks([1.0, 2.0])
+  centers, is_real = first_centers.any_rows(
+    points, is_row, 2000, tf.constant(1500), _SEED
+  )
+  assert centers.shape == (2000, 1) and is_real.numpy().sum() == 2
+  assert sorted(centers[:2, 0].numpy()) == [1.0, 2.0]
+
+
+def test_any_first_centers_come_near_to_those_far_apart():
+  rows = _uniform(2, 300)
+  far, near = (
+    _found(rows, 30, init=init, restarts=1).inertia for init in clustering.INITS
+  )
+  assert near < 1.05 * far
+
+
 # ---- the same numbers everywhere ---------------------------------------------
 
 
-@pytest.mark.parametrize('jit', [False, True], ids=['plain', 'xla'])
-def test_padding_changes_no_bit(jit):
+@pytest.mark.parametrize(
+  ('jit', 'init'),
+  [
+    (False, clustering.K_MEANS_PLUS_PLUS),
+    (False, clustering.RANDOM),
+    (True, clustering.K_MEANS_PLUS_PLUS),
+  ],
+)
+def test_padding_changes_no_bit(jit, init):
   rows = _uniform(5, 130)
-  expected = _found(rows, 13, jit=jit)
+  expected = _found(rows, 13, jit=jit, init=init)
   # In the same block, and up to a third; XLA compiles each size anew.
   for padding in (2000,) if jit else (1, 2000):
-    found = _found(rows, 13, jit=jit, padding=padding)
+    found = _found(rows, 13, jit=jit, init=init, padding=padding)
     for one, other in zip(found, expected, strict=True):
       np.testing.assert_array_equal(one, other)
 
@@ -438,6 +477,11 @@ def test_numbers_below_one_are_refused(name):
   options = {'capacity': 3, 'num_centers': 2, 'seed': _SEED, name: 0}
   with pytest.raises(clustering.ClusteringError, match=f'{name}=0: k-means'):
     clustering.k_means(_ROWS, _MASK, **options)
+
+
+def test_other_first_centers_are_refused():
+  with pytest.raises(clustering.ClusteringError, match="init='far': k-means"):
+    clustering.k_means(_ROWS, _MASK, 3, 2, _SEED, init='far')
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tasks import audit
 from tasks import clients
 from tasks import evaluate
 from tasks import new_users
+from tasks import private_tables
 from tasks import report
 from tasks import sweep
 from tasks import train
@@ -85,6 +86,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
     'clients': clients,
     'evaluate': evaluate,
     'new_users': new_users,
+    'private_tables': private_tables,
     'report': report,
     'sweep': sweep,
     'train': train,

@@ -18,6 +18,8 @@ from tff_partial import algorithms
 from tff_partial import client_work
 from tff_partial import clustering
 from tff_partial import collecting
+from tff_partial import composition
+from tff_partial import contexts
 from tff_partial import drafts
 from tff_partial import processes
 from tff_partial import row_means
@@ -28,6 +30,8 @@ from tff_partial.algorithms import hpfl
 from tff_partial.data import packing
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
+from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -94,19 +98,26 @@ _DATA = {name: _examples(name) for name in _NUM_USERS}
 
 
 def _trained(
-  model: models.PartialModel, *, rounds: int = 3, **options: Any
+  model: models.PartialModel,
+  *,
+  rounds: int = 3,
+  data: Any = None,
+  attributes: hpfl.Attributes = _KNOWN,
+  threshold: float = _THRESHOLD,
+  privacy: Any = None,
+  **options: Any,
 ) -> Any:
   process = algorithms.build_hpfl(
     model,
-    attributes=_KNOWN,
+    attributes=attributes,
     tables=[_USERS],
     training=Phase(optimizer=sgd(_RATE), batch_size=None, epochs=2),
-    threshold=_THRESHOLD,
+    threshold=threshold,
     **options,
   )
-  clients = packing.pack(_DATA, process.example_spec)
+  clients = packing.pack(data or _DATA, process.example_spec)
   return training.programs.train(
-    process, clients, rounds=rounds, clients_per_round=2
+    process, clients, rounds=rounds, clients_per_round=2, privacy=privacy
   )
 
 
@@ -121,6 +132,7 @@ def _by_hand(
   rounds: int = 3,
   public: bool = True,
   centers_of: Any = None,
+  with_update: bool = False,
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
   """The rounds in NumPy: the server's c, and each client's own and users."""
   c = np.ones([_ATTRIBUTES])
@@ -165,12 +177,20 @@ def _by_hand(
       accuracy[name] = on_each, mean
       measured.append((on_each * (number > 0), number > 0))
       weight = np.where(on_each > threshold, on_each * h.sum(0), 0.0)
-      sums += weight * own[name]
+      if with_update:
+        # Shares of the client's records, halved as a mean over two clients is.
+        weight /= 2 * h.sum()
+      sums += weight * (own[name] - with_update * c)
       weights += weight
-    if public:
-      c = np.where(weights > 0, sums / np.where(weights > 0, weights, 1), c)
     totals, numbers = np.sum(measured, 0)
-    threshold = _THRESHOLD * totals / np.maximum(numbers, 1)
+    if with_update:
+      c = c + sums / np.maximum(weights, 0.5 / _ATTRIBUTES)
+      of_measured = [_THRESHOLD * a - n * threshold for a, n in measured]
+      threshold = threshold + np.mean(of_measured, 0)
+    else:
+      if public:
+        c = np.where(weights > 0, sums / np.where(weights > 0, weights, 1), c)
+      threshold = _THRESHOLD * totals / np.maximum(numbers, 1)
     if centers_of is not None:
       centers = centers_of(users)
   return c, own, users
@@ -375,20 +395,37 @@ def test_sums_are_a_step_of_lloyds() -> None:
   assert counts.numpy().tolist() == [2, 1]
 
 
+def _rows(**options: Any) -> statistics.Statistic:
+  """Means of `table`, of what clients compute and how they weigh it."""
+  return row_means.row_means(
+    'rows',
+    lambda client: {'table': client.computed['values']},
+    lambda client: client.computed['weights'],
+    **options,
+  )
+
+
+def _knows(
+  model: models.PartialModel, values: Any, weights: Any
+) -> contexts.ClientContext:
+  """A client that received rows of 1 and 2, and has others by now."""
+  received = {'global': {'table': tf.constant([[1.0], [2.0]])}}
+  seed = tf.zeros([2], tf.int32)
+  client = contexts.ClientContext(
+    model, received, received, {}, {}, tf.constant(1), seed
+  )
+  return client._replace(
+    computed={'values': tf.constant(values), 'weights': tf.constant(weights)}
+  )
+
+
 def test_row_means_keep_what_no_client_weighs(
   model: models.PartialModel,
 ) -> None:
-  statistic = row_means.row_means(
-    'rows', lambda client: client['values'], lambda client: client['weights']
-  )
+  statistic = _rows()
   held = {'table': tf.constant([[1.0], [2.0]])}
   sent = [
-    statistic.summarize(
-      {
-        'values': {'table': tf.constant(v)},
-        'weights': {'table': tf.constant(w)},
-      }
-    )
+    statistic.summarize(_knows(model, v, w))
     for v, w in (
       ([[4.0], [7.0]], [1.0, 0.0]),
       ([[8.0], [9.0]], [3.0, 0.0]),
@@ -418,29 +455,202 @@ def test_a_table_that_is_not_local_is_refused(
     )
 
 
-def _noised(model: models.PartialModel, of_tables: Any) -> Any:
+# ---- one record, clipped and noised ------------------------------------------
+
+_TOGETHER = statistics.Join.WITH_UPDATE
+_CENTERS_OF_USERS = f'drafts/{_USERS}'
+
+
+def _private(
+  clip: Any, *, noise_multiplier: float = 0.0, **options: Any
+) -> privacy.PrivateFactory:
+  return privacy.private_mean(
+    clip, noise_multiplier=noise_multiplier, clients_per_round=2, **options
+  )
+
+
+def test_with_the_update_clients_send_shares_and_moves(
+  model: models.PartialModel, first: dict[str, np.ndarray]
+) -> None:
+  # Nothing is clipped, and there is no noise. The center is the mean of the
+  # clients' means, though bob has more users.
+  result = _trained(
+    model,
+    drafts=drafts.Sums(1, join=_TOGETHER),
+    join=_TOGETHER,
+    aggregator=_private(clipping.FixedClip(10.0)),
+  )
+  expected = _by_hand(
+    first,
+    centers_of=lambda users: np.mean(
+      [rows.mean(0, keepdims=True) for rows in users.values()], 0
+    ),
+    with_update=True,
+  )
+  _assert_alike(result, expected)
+
+
+def test_of_clients_of_one_size_all_means_are_the_same(
+  model: models.PartialModel,
+) -> None:
+  # Shares and numbers have the same proportions. Clients are right so often
+  # that no weight is less than half of what is usual.
+  random = np.random.default_rng(5)
+  data = {
+    name: {
+      'x': {
+        'user': np.arange(12, dtype=np.int32) % 4,
+        'has': np.ones([12, _ATTRIBUTES], np.float32),
+      },
+      'y': random.normal(size=[12, 1]).astype(np.float32),
+      'is_validation': np.arange(12) % 3 == 0,
+    }
+    for name in ('ann', 'bob')
+  }
+  known = _KNOWN._replace(
+    is_correct=lambda y, found: abs(y - found)[:, 0] < 1.3
+  )
+  found = [
+    _trained(
+      model,
+      data=data,
+      attributes=known,
+      threshold=0.0,
+      drafts=drafts.Sums(2, join=join),
+      join=join,
+      aggregator=aggregator,
+    )
+    for join, aggregator in (
+      (statistics.Join.SUM, None),
+      (_TOGETHER, _private(clipping.FixedClip(10.0))),
+    )
+  ]
+  exact, together = (result.state.client_work['server'] for result in found)
+  np.testing.assert_allclose(
+    exact['centers'][_USERS]['rows'],
+    together['centers'][_USERS]['rows'],
+    atol=1e-6,
+  )
+  exact, together = (
+    result.weights.trainable['global'][_PUBLIC] for result in found
+  )
+  np.testing.assert_allclose(exact, together, atol=1e-6)
+  assert not np.allclose(exact, 1.0, atol=1e-3)  # Where it began.
+
+
+def test_a_clipped_client_counts_for_less(model: models.PartialModel) -> None:
+  # One client would move a row from 1 to 1.1 with the weight 0.8, so it sends
+  # 0.08, and a tenth of its weight, 0.08; the other moves it by 0.05 with the
+  # weight 0.4. The clip halves what the first one sends.
+  statistic = _rows(join=_TOGETHER, usual=0.2)
+  sent = [
+    statistic.summarize(_knows(model, [[value], [2.0]], [weight, 0.0]))
+    for value, weight in ((1.1, 0.8), (1.05, 0.4))
+  ]
+  kind = tff.types.tensorflow_to_type(
+    tf.nest.map_structure(tf.TensorSpec.from_tensor, sent[0])
+  )
+  held = {'table': tf.constant([[1.0], [2.0]])}
+  moved = []
+  for clip in (1.0, 0.04 * 2**0.5):
+    process = _private(clipping.FixedClip(clip)).create(kind)
+    joined = process.next(process.initialize(), sent).result
+    joined = tf.nest.map_structure(tf.constant, joined)
+    server = statistic.update(statistics.Server({'global': held}, None), joined)
+    moved.append(server.weights['global']['table'].numpy()[:, 0])
+  np.testing.assert_allclose(moved[0], [1.0 + 0.1 / 1.2, 2.0], atol=1e-6)
+  np.testing.assert_allclose(moved[1], [1.0 + 0.06 / 0.8, 2.0], atol=1e-6)
+
+
+def test_a_sum_of_little_weight_moves_a_row_a_part_of_the_way() -> None:
+  # Of a weight of 0.1, where 1 is usual, noise may have made most.
+  before, moves = tf.constant([[1.0], [1.0]]), tf.constant([[0.1], [0.8]])
+  weight = row_means.SENT * tf.constant([0.1, 0.8])
+  after = row_means.moved(before, moves, weight, 1.0)
+  np.testing.assert_allclose(after, [[1.0 + 0.1 / 0.5], [2.0]], rtol=1e-6)
+  # Also if there is no weight at all, or less.
+  after = row_means.moved(before, moves, tf.constant(-1.0), 1.0)
+  np.testing.assert_allclose(after, [[1.2], [2.6]], rtol=1e-6)
+
+
+def _noised(
+  model: models.PartialModel,
+  of_tables: Any,
+  join: statistics.Join = _TOGETHER,
+  clip: Any = None,
+) -> processes.PartialProcess:
   return algorithms.build_hpfl(
     model,
     attributes=_KNOWN,
     drafts=of_tables,
     tables=[_USERS],
-    join=statistics.Join.WITH_UPDATE,
-    aggregator=privacy.private_mean(
-      clipping.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
-    ),
+    join=join,
+    aggregator=_private(clip or clipping.FixedClip(1.0), noise_multiplier=1.0),
   )
 
 
-def test_drafts_beside_noise_are_refused(model: models.PartialModel) -> None:
-  with pytest.raises(client_work.CompositionError, match='no one would'):
-    _noised(model, drafts.Centers(4, 2))
+@pytest.mark.parametrize(
+  ('of_tables', 'join', 'exact'),
+  [
+    (drafts.Centers(4, 2), _TOGETHER, _CENTERS_OF_USERS),
+    (drafts.Sums(2), _TOGETHER, _CENTERS_OF_USERS),
+    (drafts.Sums(2, join=_TOGETHER), statistics.Join.SUM, 'public'),
+    (None, statistics.Join.SUM, 'public'),
+  ],
+)
+def test_what_is_exact_beside_noise_is_refused(
+  model: models.PartialModel, of_tables: Any, join: Any, exact: str
+) -> None:
+  with pytest.raises(
+    client_work.CompositionError,
+    match=f'{exact!r}: clients would send it exactly',
+  ):
+    _noised(model, of_tables, join)
+
+
+def test_all_that_clients_send_is_in_the_record(
+  model: models.PartialModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  composed: list[Any] = []
+
+  def spy(*args: Any, **options: Any) -> processes.PartialProcess:
+    composed.extend(options['statistics'])
+    return composition.compose(*args, **options)
+
+  monkeypatch.setattr(hpfl, 'compose', spy)
+  # A clip for each part: a record that had others would be refused.
+  parts = ('public', 'accuracy', _CENTERS_OF_USERS)
+  clips = {part: clipping.FixedClip(1.0) for part in parts}
+  process = _noised(model, drafts.Sums(2, join=_TOGETHER), clip=clips)
+  assert {s.name: s.join for s in composed} == dict.fromkeys(parts, _TOGETHER)
+  assert not process.sent  # Nor is there another update.
+  assert process.mechanism is not None
+  assert process.mechanism.clipping == clips
 
 
 def test_sums_are_noised_with_all_else(model: models.PartialModel) -> None:
-  process = _noised(model, drafts.Sums(2, join=statistics.Join.WITH_UPDATE))
-  assert process.mechanism is not None
-  clients = packing.pack(_DATA, process.example_spec)
-  result = training.programs.train(
-    process, clients, rounds=1, clients_per_round=2
+  plan = privacy_plans.plan(
+    clipping.FixedClip(1.0),
+    noise_multiplier=1.0,
+    delta=1e-3,
+    population=2,
+    clients_per_round=2,
+    rounds=2,
   )
-  assert np.isfinite(result.weights.trainable['global'][_PUBLIC]).all()
+  ledger = privacy_plans.PrivacyLedger(plan)
+
+  def train(**options: Any) -> Any:
+    return _trained(model, rounds=2, privacy=ledger, **options)
+
+  result = train(
+    drafts=drafts.Sums(2, join=_TOGETHER),
+    join=_TOGETHER,
+    aggregator=plan.mean(),
+  )
+  assert result.privacy['epsilon'] == plan.epsilon
+  assert not result.diverged
+  # Sums that are joined by themselves have no noise that could be counted.
+  with pytest.raises(
+    samplings.AccountingError, match='noise that the process does not add'
+  ):
+    train(drafts=drafts.Sums(2))

@@ -93,11 +93,14 @@ def test_every_task_says_what_it_learned_before_training():
     for name, task in TASKS.items()
   }
   assert said == {
-    'assist': ('list of attributes',),
+    'assist': ('list of attributes', 'median numbers of users and items'),
     'emnist': (),
     'mnist_preference': (),
     'movielens': ('list of items', 'scale of ratings'),
-    'movielens_hpfl': ('list of attributes',),
+    'movielens_hpfl': (
+      'list of attributes',
+      'median numbers of users and items',
+    ),
     'speech_preference': (),
     'sticker': ('vocabulary',),
     'subreddit': ('list of subreddits', 'vocabulary'),

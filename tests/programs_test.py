@@ -872,9 +872,9 @@ def test_a_process_and_a_result_fit_on_a_screen(world, whole):
     f'best validation, round {result.best_round}',
   ]
   assert f'loss {result.train["loss"]:.4g}, mae' in lines[0]
-  assert repr(programs.load(world.process, folder)).startswith(
-    'Saved(rounds=7, best_round='
-  )
+  saved = programs.load(world.process, folder)
+  assert repr(saved).startswith('Saved(rounds=7, best_round=')
+  assert small_runs.flat(saved.state) == small_runs.flat(result.state)
   exam = repr(world.validation).splitlines()
   assert exam[0] == 'EvaluationSet of clients that come with nothing'
   assert exam[1:3] == ['  Evaluation', f'  {second}']

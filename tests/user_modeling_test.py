@@ -479,7 +479,7 @@ def test_drafts_by_hand():
     (lambda: _config(hpfl_threshold=-1), '--hpfl_threshold=-1: give at least'),
     (
       lambda: _config(noise_multiplier=1.0),
-      '--algorithm=hpfl: its clients share drafts',
+      '--hpfl_drafts=centers: clients send centers',
     ),
     (
       lambda: _config(algorithm='fed_noise', noise_multiplier=1.0),

@@ -20,11 +20,13 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_partial import clustering
 from tff_partial import collecting
 from tff_partial import random_bits
+from tff_partial import row_means
 from tff_partial.contexts import ClientContext
 from tff_partial.model import models
 from tff_partial.statistics import Join
@@ -48,6 +50,7 @@ class Centers:
     rows_per_center: For how many rows there is a center, at a client and again
       at the server; ten in the paper.
     min_rows: Centers of fewer rows are not sent.
+    init: How k-means begins, one of `clustering.INITS`.
     restarts: How many times k-means begins anew.
     max_iterations: The most iterations of k-means.
   """
@@ -56,25 +59,42 @@ class Centers:
   num_centers: int
   rows_per_center: int = 10
   min_rows: int = 1
+  init: str = clustering.K_MEANS_PLUS_PLUS
   restarts: int = 1
   max_iterations: int = 20
+
+  def clusters(
+    self, rows: tf.Tensor, is_real: tf.Tensor, seed: tf.Tensor
+  ) -> clustering.KMeans:
+    """Clusters a client's rows of a table; their centers are its drafts.
+
+    Args:
+      rows: Float `[rows, width]`.
+      is_real: bool `[rows]`; False for padding, which comes last.
+      seed: Integer `[2]`.
+
+    Returns:
+      The clusters. The client sends the centers that are real: those of at
+      least `min_rows` rows.
+    """
+    return clustering.k_means(
+      rows,
+      is_real,
+      is_real[:: self.rows_per_center],
+      self._wanted(is_real),
+      seed,
+      init=self.init,
+      restarts=self.restarts,
+      max_iterations=self.max_iterations,
+      min_rows=self.min_rows,
+    )
 
   def statistic(self, model: models.PartialModel, table: str) -> Statistic:
     """What clients send of a table, and what the server makes of it."""
 
     def summarize(client: ClientContext) -> Any:
-      rows, is_real = rows_of(client, table)
-      wanted = self._wanted(is_real)
-      found = clustering.k_means(
-        rows,
-        is_real,
-        is_real[:: self.rows_per_center],
-        wanted,
-        random_bits.fold_in(client.seed, f'drafts of {table}'),
-        restarts=self.restarts,
-        max_iterations=self.max_iterations,
-        min_rows=self.min_rows,
-      )
+      seed = random_bits.fold_in(client.seed, f'drafts of {table}')
+      found = self.clusters(*rows_of(client, table), seed)
       return collections.OrderedDict(
         {_ROWS: found.centers, _IS_REAL: found.is_real}
       )
@@ -88,6 +108,7 @@ class Centers:
         self.num_centers,
         tf.minimum(self._wanted(is_real), self.num_centers),
         seed,
+        init=self.init,
         restarts=self.restarts,
         max_iterations=self.max_iterations,
       )
@@ -113,12 +134,17 @@ class Sums:
   In the first round there are none yet, and each row goes to a center at
   random.
 
+  With the update clients send shares of their rows in place of counts, and in
+  place of sums by how much their rows differ from the centers, times the same,
+  so that a client of many rows counts no more than others. Centers go by the
+  means of these moves (`row_means.moved`), where few rows are near by less.
+
   Attributes:
     num_centers: How many global centers there are.
     join: How sums are made; with the update, they are clipped and noised as
       that is.
-    least: A center stays where it is if fewer rows than this are near to it,
-      by the counts as they are joined.
+    least: A center stays where it is if fewer rows than this are near to it, of
+      all clients together; not with the update.
   """
 
   num_centers: int
@@ -128,6 +154,7 @@ class Sums:
   def statistic(self, model: models.PartialModel, table: str) -> Statistic:
     """What clients send of a table, and what the server makes of it."""
     del model
+    by_shares = self.join is Join.WITH_UPDATE
 
     def summarize(client: ClientContext) -> Any:
       rows, is_real = rows_of(client, table)
@@ -142,18 +169,24 @@ class Sums:
         random_bits.fold_in(client.seed, f'drafts of {table}'),
       )
       has_centers = tf.reduce_any(centers[_IS_REAL])
-      return collections.OrderedDict(
-        {
-          _SUMS: tf.where(has_centers, sums, any_sums),
-          _COUNTS: tf.where(
-            has_centers, tf.cast(counts, tf.float32), any_counts
-          ),
-        }
-      )
+      sums = tf.where(has_centers, sums, any_sums)
+      counts = tf.where(has_centers, tf.cast(counts, tf.float32), any_counts)
+      if by_shares:
+        number = tf.reduce_sum(counts)
+        ways = sums - counts[:, None] * centers[_ROWS]
+        sums = tf.math.divide_no_nan(ways, number)
+        counts = row_means.SENT * tf.math.divide_no_nan(counts, number)
+      return collections.OrderedDict({_SUMS: sums, _COUNTS: counts})
 
     def update(server: Server, joined: Any) -> Server:
       before = server.state[CENTERS][table]
       sums, counts = joined[_SUMS], joined[_COUNTS]
+      if by_shares:
+        rows = row_means.moved(
+          before[_ROWS], sums, counts, 1.0 / self.num_centers
+        )
+        all_are = tf.ones_like(before[_IS_REAL])
+        return _with_centers(server, table, rows, all_are)
       counts_enough = counts >= self.least
       means = sums / tf.where(counts_enough, counts, 1.0)[:, None]
       return _with_centers(
@@ -205,6 +238,24 @@ def first_centers(
     )
     for table in tables
   )
+
+
+def at_server(state: Any, table: str) -> np.ndarray | None:
+  """The centers of a table that the server holds.
+
+  Args:
+    state: The process's state, with numbers in it: as a run ends with it.
+    table: The table.
+
+  Returns:
+    Floats `[centers, width]`, those that are real; None if clients of this
+    process send no drafts of it.
+  """
+  held = state.client_work.get('server') or {}
+  centers = held.get(CENTERS, {}).get(table)
+  if centers is None:
+    return None
+  return np.asarray(centers[_ROWS])[np.asarray(centers[_IS_REAL])]
 
 
 def toward_centers(

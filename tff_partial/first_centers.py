@@ -1,4 +1,4 @@
-"""The first centers of k-means, by greedy k-means++.
+"""The first centers of k-means, by greedy k-means++, or any rows.
 
 Arthur and Vassilvitskii (2007), section 2.2, draw each further center among the
 rows in proportion to its squared distance to the nearest center so far. Of
@@ -75,6 +75,26 @@ def draw(
     parallel_iterations=1,
   )
   return tf.gather(points, chosen), tf.range(tf.size(chosen)) < number
+
+
+def any_rows(
+  points: tf.Tensor,
+  is_row: tf.Tensor,
+  capacity: int | tf.Tensor,
+  num_centers: tf.Tensor,
+  seed: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses as many rows, each set of them as likely; some may be equal.
+
+  Args and results are those of `draw`.
+  """
+  times = race(tf.cast(is_row, tf.float32), seed)
+  # Padding comes last of all.
+  order = tf.argsort(times, stable=True)
+  size = tf.minimum(tf.size(order), capacity)
+  chosen = tf.pad(order[:size], [[0, capacity - size]])
+  number = tf.minimum(num_centers, tf.reduce_sum(tf.cast(is_row, tf.int32)))
+  return tf.gather(points, chosen), tf.range(capacity) < number
 
 
 def race(weights: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

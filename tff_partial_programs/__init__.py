@@ -19,6 +19,7 @@ PROGRAMS = (
   'evaluate',
   'new_users',
   'users',
+  'private_tables',
   'clients',
   'sweep',
   'report',

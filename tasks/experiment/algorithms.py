@@ -126,7 +126,12 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'p_fed_km': building.p_fed_km(p_fed_km.MODEL, tasks_lib.CLUSTERS),
   'p_fed_km_head': building.p_fed_km(p_fed_km.HEAD, tasks_lib.HEAD_CLUSTERS),
   'local_only': _LOCAL_ONLY,
-  'distributed': dataclasses.replace(_LOCAL_ONLY, user=tasks_lib.OWN),
+  'distributed': dataclasses.replace(
+    _LOCAL_ONLY,
+    build=many_users.distributed,
+    user=tasks_lib.OWN,
+    personal=LocalTraining.of_own_model,
+  ),
   'hpfl': many_users.hpfl(),
   'hpfl_k': many_users.hpfl(drafts=False),
   'hpfl_r': many_users.hpfl(public=False),

@@ -1,13 +1,15 @@
 """What can be chosen about single algorithms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 from typing import ClassVar, TypedDict
 
 from tasks.errors import OptionError
+from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
 from tff_partial import assignments
+from tff_partial import clustering
 from tff_partial import drafts as drafts_lib
 from tff_partial import phases
 from tff_partial import statistics
@@ -161,11 +163,26 @@ class Hpfl(Options):
     'For how many rows there is a center, at a client and again at the server.',
     at_least=1,
   )
+  num_centers: int | None = option(
+    None,
+    'How many global centers there are of a table; by default as follows from '
+    '--hpfl_rows_per_center and from how many rows clients have.',
+    at_least=1,
+  )
   min_users: int = option(
     1,
     'Centers of fewer rows, users or items, are not sent. The center of a '
     'single one is its vector.',
     at_least=1,
+  )
+  init: str = option(
+    clustering.K_MEANS_PLUS_PLUS,
+    'How k-means of rows begins: with rows far from one another, or with any, '
+    'which takes much less time where there are thousands.',
+    choices=clustering.INITS,
+  )
+  max_iterations: int = option(
+    20, 'The most iterations of k-means.', at_least=1
   )
   center_weighting: str = option(
     PRINTED,
@@ -203,13 +220,34 @@ class Hpfl(Options):
     """Whether near centers count more."""
     return self.center_weighting == INVERSE
 
+  def leaks(self) -> Iterator[Leak]:
+    """Yields which drafts a private run may not have."""
+    if self.drafts == CENTERS:
+      yield Leak(
+        'hpfl_drafts',
+        CENTERS,
+        'clients send centers of their rows as they are',
+        'Use --hpfl_drafts=sums, or --algorithm=hpfl_k, which has no drafts.',
+      )
+    if self.num_centers is None:
+      yield Leak(
+        'hpfl_num_centers',
+        None,
+        'how many global centers there are would follow from the exact numbers '
+        'of users and items of all clients',
+        'Give a number, such as --hpfl_num_centers=10.',
+      )
+
   def drafting(
-    self, table_rows: Mapping[str, Sequence[int]]
+    self,
+    table_rows: Mapping[str, Sequence[int]],
+    join: statistics.Join = statistics.Join.SUM,
   ) -> drafts_lib.Centers | drafts_lib.Sums:
     """How private tables are drafted.
 
     Args:
       table_rows: The tables, and how many rows each client has.
+      join: How sums are made.
 
     Raises:
       OptionError: If there are no tables.
@@ -224,14 +262,16 @@ class Hpfl(Options):
       sum(-(-number // each) for number in numbers)
       for numbers in table_rows.values()
     )
-    num_centers = -(-collected // each)
+    num_centers = self.num_centers or -(-collected // each)
     if self.drafts == SUMS:
-      return drafts_lib.Sums(num_centers=num_centers)
+      return drafts_lib.Sums(num_centers=num_centers, join=join)
     return drafts_lib.Centers(
       num_collected=collected,
       num_centers=num_centers,
       rows_per_center=each,
       min_rows=self.min_users,
+      init=self.init,
+      max_iterations=self.max_iterations,
     )
 
 

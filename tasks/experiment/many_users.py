@@ -3,16 +3,21 @@
 What trains one model for all elsewhere leaves these tables to the clients here.
 """
 
+from collections.abc import Iterator
 import dataclasses
 
 from tasks import task as tasks_lib
 from tasks.experiment import building
+from tasks.experiment.hyperparameters import Hyperparameters
 from tasks.experiment.setting import Setting
 from tasks.experiment.training import LocalTraining
+from tasks.options import Leak
 from tff_partial import algorithms
 from tff_partial import baselines
+from tff_partial import composition
 from tff_partial import phases
 from tff_partial import processes
+from tff_partial import statistics
 from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.evaluation import Evaluation
@@ -78,6 +83,13 @@ def fed_sgd(
   return baselines.build_fed_sgd(model, learning_rate=rate, **run.joining())
 
 
+def distributed(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  """Clients train models of their own, and send nothing."""
+  return baselines.build_local_only(model, training=run.local.of_own_model())
+
+
 def for_all(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
@@ -100,16 +112,26 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
   ) -> processes.PartialProcess:
     how = run.hyperparameters.hpfl
     rows = run.table_rows
+    # In a private run all that a client sends is one record, clipped and noised
+    # as an update is elsewhere.
+    joining: composition.Averaging = {}
+    join = statistics.Join.SUM
+    if run.ledger is not None:
+      joining = run.averaging()
+      join = statistics.Join.WITH_UPDATE
     return algorithms.build_hpfl(
       model,
       attributes=run.item_attributes,
-      drafts=how.drafting(rows) if drafts else None,
+      drafts=how.drafting(rows, join) if drafts else None,
       tables=tuple(rows),
       public=public,
-      training=run.local.of_personal(),
+      training=run.local.of_own_model(),
       by_nearness=how.by_nearness,
       threshold=how.threshold,
       average_others=how.average_hidden,
+      join=join,
+      aggregator=joining.get('aggregator'),
+      before_sending=joining.get('before_sending'),
     )
 
   def measure(
@@ -119,11 +141,14 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       model, attributes=run.item_attributes, **measuring
     )
 
+  def leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
+    if drafts:
+      yield from hyperparameters.hpfl.leaks()
+
   return building.Algorithm(
     build,
     measure,
     user=tasks_lib.OWN,
-    personal=LocalTraining.of_personal,
-    why_not_private='its clients share drafts, accuracies and numbers of '
-    'records as they are. Use fed_avg for a private run.',
+    personal=LocalTraining.of_own_model,
+    leaks=leaks,
   )

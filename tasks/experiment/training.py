@@ -199,6 +199,19 @@ class LocalTraining(Options):
     }
     return dataclasses.replace(self.of_global(), optimizer=optimizers)
 
+  def of_own_model(self) -> phases.Phase:
+    """How clients train models of their own.
+
+    What others share they train as if it were sent, in their own copy.
+    """
+    optimizers = {
+      tiers.PERSONAL: self.update.build(),
+      tiers.LOCAL: self.reconstruction.build(),
+    }
+    return dataclasses.replace(
+      self.of_global(), train=tuple(optimizers), optimizer=optimizers
+    )
+
   def of_personal_as_global(self) -> phases.Phase:
     """The same steps as of what is sent, with the rate of what is their own."""
     return dataclasses.replace(

@@ -25,6 +25,8 @@ class Clients:
   Attributes:
     num_users: How many users each client has in any part, `[clients]`.
     num_items: How many items it has in any part, `[clients]`.
+    first_user: The number among the users of all clients of each client's
+      first one, `[clients]`.
   """
 
   def __init__(
@@ -42,7 +44,7 @@ class Clients:
     self.num_users = np.array([records.num_users(c) for c in numbers])
     self.num_items = np.array([records.num_own_items(c) for c in numbers])
     self._names = records.clients
-    self._first_user = np.cumsum(self.num_users) - self.num_users
+    self.first_user = np.cumsum(self.num_users) - self.num_users
     self._parts = {
       part: [held.of_client(c) for c in numbers] for part, held in parts.items()
     }
@@ -112,7 +114,7 @@ class Clients:
     """
     user, item = held.user, held.item
     if f'x.{user_models.USER}' not in own:
-      user = user + self._first_user[held.client].astype(np.int32)
+      user = user + self.first_user[held.client].astype(np.int32)
     if f'x.{user_models.ITEM}' not in own:
       item = held.public_item
     inputs = {

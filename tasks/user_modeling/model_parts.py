@@ -175,6 +175,16 @@ def attributes_of(inputs: dict[str, Any], sizes: Sizes) -> Any:
   return MultiHot(sizes.attributes, name='multi_hot')(inputs[ATTRIBUTES])
 
 
+def attribute_bias(inputs: dict[str, Any], sizes: Sizes) -> Any:
+  """The sum of the biases of an item's attributes."""
+  hot = MultiHot(sizes.attributes, name='attributes_for_bias')(
+    inputs[ATTRIBUTES]
+  )
+  return tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='zeros', name='attribute_bias'
+  )(hot)
+
+
 def users(
   inputs: dict[str, Any],
   sizes: Sizes,

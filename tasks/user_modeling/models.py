@@ -42,6 +42,8 @@ KNOWLEDGE = tuple(
   f'{layer}/kernel'
   for layer in ('knowledge_user', 'knowledge_item', 'relation')
 )
+# All such variables, with the biases of attributes.
+BY_ATTRIBUTE = (*KNOWLEDGE, 'attribute_bias/kernel')
 
 
 def build(
@@ -119,8 +121,9 @@ def build_gum(
     sizes: How much there is of everything.
     output: What is predicted.
     width: N, length of the knowledge vectors.
-    biases: Whether biases of the user and of the item and one of all, which
-      begin at zero, are added to the score.
+    biases: Whether biases of the user, of the item and of its attributes, and
+      one of all, which begin at zero, are added to the score. Biases of
+      attributes are public, a row an attribute.
     is_as_in_code: Whether the form is that of the authors' code.
     mean: With biases, the prediction at which the bias of all begins; the
       middle of the scale if None.
@@ -146,7 +149,8 @@ def build_gum(
   score = _gum_score(inputs, sizes, width, is_as_in_code)
   if biases:
     common = model_parts.biases(inputs, sizes, output, mean)
-    score = tf.keras.layers.Add(name='score')([score, common])
+    of_attributes = model_parts.attribute_bias(inputs, sizes)
+    score = tf.keras.layers.Add(name='score')([score, common, of_attributes])
   return tf.keras.Model(inputs, output.of(score), name=GUM)
 
 

@@ -3,7 +3,12 @@
 The split is random within each user (HPFL, section 5.2.1), by pairs of user and
 item: a student may answer the same problem again, and the first answer tells
 much about the second, so that all records of a pair lie in one part.
+
+Data may come with tests of their own. These are kept, and of the other records
+some are drawn for validation, in the same way.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +21,18 @@ from tff_partial import random_bits
 
 # A part's code is its place.
 PARTS = (TRAIN, VALIDATION, TEST)
+# The share of a user's pairs for tests in the paper.
+TEST_SHARE = 0.2
 
 
 def divide(
   records: Records,
   *,
-  test_share: float = 0.2,
+  test_share: float = TEST_SHARE,
   validation_share: float = 0.1,
   seed: int = 0,
   repeat: int = 0,
+  published: np.ndarray | None = None,
 ) -> np.ndarray:
   """Divides each user's pairs of user and item at random.
 
@@ -40,13 +48,33 @@ def divide(
     validation_share: The share of the other pairs for validation, likewise.
     seed: Chooses the split, together with `repeat`.
     repeat: The number of the repetition; the paper has five.
+    published: int8 `[records]`: places in `PARTS`, if the data come with tests.
+      Of a user's n pairs among the other records, validation_share * n are for
+      validation.
 
   Returns:
     int8 `[records]`: places in `PARTS`.
 
   Raises:
-    OptionError: If a share is not a share.
+    OptionError: If a share is not a share, or another one than `TEST_SHARE` is
+      given for tests that are published.
   """
+  if published is not None:
+    if test_share != TEST_SHARE:
+      raise OptionError(
+        f'test_share={test_share:g}: these data come with their own records '
+        'for tests. Leave --user_model_test_share out.'
+      )
+    codes = published.copy()
+    is_other = codes != PARTS.index(TEST)
+    codes[is_other] = divide(
+      records.take(is_other),
+      test_share=0.0,
+      validation_share=validation_share,
+      seed=seed,
+      repeat=repeat,
+    )
+    return codes
   for name, share in (
     ('test_share', test_share),
     ('validation_share', validation_share),
@@ -81,6 +109,30 @@ def cut(records: Records, codes: np.ndarray) -> dict[str, Records]:
     The name of each part to its records.
   """
   return {part: records.take(codes == code) for code, part in enumerate(PARTS)}
+
+
+def divided(records: Records, **how: Any) -> dict[str, Records]:
+  """Divides records and cuts them into parts, none of which may be empty.
+
+  Args:
+    records: What to divide.
+    **how: As for `divide`.
+
+  Returns:
+    The name of each part to its records.
+
+  Raises:
+    OptionError: If they cannot be divided so.
+  """
+  found = cut(records, divide(records, **how))
+  for part, held in found.items():
+    if not len(held):
+      raise OptionError(
+        f'{part}: no record is left for it. Give other shares with '
+        '--user_model_test_share and --user_model_validation_share, or data '
+        'with more records of each user.'
+      )
+  return found
 
 
 def _divide_client(

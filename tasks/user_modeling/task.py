@@ -39,6 +39,7 @@ from tasks.user_modeling import models as user_models
 from tasks.user_modeling import movielens_files
 from tasks.user_modeling import parts
 from tasks.user_modeling import records as records_lib
+from tasks.user_modeling import school_files
 from tasks.user_modeling import synthetic
 import tff_partial
 from tff_partial import tiers
@@ -51,6 +52,7 @@ from tff_partial.model import models
 ASSIST, MOVIELENS = 'assist', 'movielens_hpfl'
 PUBLIC = 'public'
 ITEMS = (OWN, PUBLIC)
+LOGS = SKILL_BUILDER, SCHOOLS = 'skill_builder', 'schools'
 
 _ML_100K = 'ml-100k'
 # RM of GUM.
@@ -71,7 +73,7 @@ class Options(TaskOptions):
     choices=user_models.MODELS,
   )
   biases: bool = option(
-    False, 'Add biases of users and items, and a mean, to GUM.'
+    False, 'Add biases of users, items and attributes, and a mean, to GUM.'
   )
   items: str = option(
     OWN,
@@ -88,7 +90,7 @@ class Options(TaskOptions):
     5, 'N of the paper: length of the knowledge vectors.', at_least=1
   )
   test_share: float = option(
-    0.2,
+    parts.TEST_SHARE,
     "Share of each user's items whose records are for tests.",
     at_least=0,
     at_most=1,
@@ -115,12 +117,20 @@ class AssistOptions(Options):
 
   name: ClassVar[str] = ASSIST
 
+  logs: str = option(
+    SKILL_BUILDER,
+    'Which logs: those of the skill builder, or of two schools that the '
+    'authors of HPFL published, whose records for tests stay what they are.',
+    flag='assist_logs',
+    choices=LOGS,
+  )
+
   def load(self, data: Data, seed: int) -> 'UserModeling':
     """Loads the answers and makes the task.
 
     Args:
-      data: Where they come from: the folder holds `assistments`, or is it.
-        Invented answers are 0 and 1, too.
+      data: Where they come from: the folder holds `assistments`, or is it; for
+        the schools `hpfl_reference/data`. Invented answers are 0 and 1, too.
       seed: The run's seed.
 
     Raises:
@@ -129,8 +139,11 @@ class AssistOptions(Options):
     """
     if data.is_synthetic:
       return UserModeling(ASSIST, synthetic.generate(), self, seed)
-    found = assist_files.load(data.data_dir or '')
-    return UserModeling(ASSIST, found, self, seed)
+    folder = data.data_dir or ''
+    if self.logs == SCHOOLS:
+      found, published = school_files.load(folder)
+      return UserModeling(ASSIST, found, self, seed, published)
+    return UserModeling(ASSIST, assist_files.load(folder), self, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +195,12 @@ class UserModeling:
   higher_is_better = False
 
   def __init__(
-    self, name: str, records: records_lib.Records, options: Options, seed: int
+    self,
+    name: str,
+    records: records_lib.Records,
+    options: Options,
+    seed: int,
+    published: np.ndarray | None = None,
   ):
     """Divides the records.
 
@@ -192,32 +210,30 @@ class UserModeling:
       options: What can be chosen.
       seed: The run's seed: records are divided by it, and the weights start
         from it.
+      published: The part of each record, if data come with tests; see
+        `parts.divide`.
 
     Raises:
       OptionError: If the records cannot be divided so.
     """
     self.name = name
     self.records = records
-    self.learned_from_training: tuple[str, ...] = ('list of attributes',)
+    self.learned_from_training: tuple[str, ...] = (
+      'list of attributes',
+      'median numbers of users and items',
+    )
     if options.items == PUBLIC:
       self.learned_from_training += ('list of items',)
     self._options = options
     self._seed = seed
-    codes = parts.divide(
+    self._parts = parts.divided(
       records,
       test_share=options.test_share,
       validation_share=options.validation_share,
       seed=seed,
       repeat=options.repeat,
+      published=published,
     )
-    self._parts = parts.cut(records, codes)
-    for part, held in self._parts.items():
-      if not len(held):
-        raise OptionError(
-          f'{part}: no record is left for it. Give other shares with '
-          '--user_model_test_share and --user_model_validation_share, or data '
-          'with more records of each user.'
-        )
     self._clients = clients_lib.Clients(records, self._parts)
     self._models: dict[str, models.PartialModel] = {}
 
@@ -317,7 +333,7 @@ class UserModeling:
       of=lambda inputs: user_models.multi_hot(
         inputs[user_models.ATTRIBUTES], number
       ),
-      rows=[name for name in user_models.KNOWLEDGE if name in shared],
+      rows=[name for name in user_models.BY_ATTRIBUTE if name in shared],
       is_correct=measures.is_right(self.records.scale),
     )
 

@@ -24,11 +24,18 @@ GLOBAL variables whose rows are no attributes, such as HM, are averaged by
 accuracy times records, or stay with the clients. A client's first round begins
 with the server's public components and private rows as drawn. Eq. 2 is as
 printed unless `by_nearness`.
+
+Deviations where sums are joined with the update, so that one clip and its noise
+cover all that a client sends: records of Eq. 3 are shares of a client's own, so
+that large clients count no more than small ones; rows and thresholds move by
+means of moves (`row_means.py`), by less where clients know little; and a client
+that measured no accuracy on an attribute leaves its threshold as it is.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -44,13 +51,13 @@ from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import Revise
 from tff_partial.data import splits
+from tff_partial.messages import BeforeSending
 from tff_partial.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.row_means import row_means
 from tff_partial.statistics import Join
-from tff_partial.statistics import Server
 from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
@@ -59,6 +66,9 @@ from tff_partial.tiers import PERSONAL
 _ACCURACY, _RECORDS = 'accuracy', 'records'
 _ON_EACH, _ON_ALL, _TRAINED = 'on_each', 'on_all', 'trained'
 _THRESHOLD = 'threshold'
+# The weight of a client for thresholds, if they are joined with the update:
+# accuracies differ by far more than public rows, and matter less.
+_LOW = 0.1
 
 
 class HpflError(errors.UserError, ValueError):
@@ -98,6 +108,7 @@ def build_hpfl(
   average_others: bool = True,
   join: Join = Join.SUM,
   aggregator: Factory | None = None,
+  before_sending: BeforeSending | None = None,
 ) -> PartialProcess:
   """Clients share knowledge of attributes, and drafts of private tables.
 
@@ -121,8 +132,10 @@ def build_hpfl(
     average_others: Whether GLOBAL variables that have no row for each attribute
       are averaged; otherwise they stay with the clients.
     join: How sums of public rows and of accuracies are made; with the update,
-      they are clipped and noised as `aggregator` says.
+      they are clipped and noised as the next two say. Give `drafts.Sums` the
+      same.
     aggregator: How what is joined with the update is joined.
+    before_sending: What a client does with it before, such as adding noise.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -136,13 +149,10 @@ def build_hpfl(
     for name in model.specs(GLOBAL)
     if public and (average_others or name in attributes.rows)
   ]
-  sharing = _Sharing(attributes, shared, tables if drafts else (), by_nearness)
-  statistics: list[Statistic] = []
-  if shared:
-    statistics += [
-      row_means('public', sharing.public, sharing.weights, join=join),
-      sharing.thresholds(threshold, join),
-    ]
+  sharing = _Sharing(
+    attributes, shared, tables if drafts else (), by_nearness, join
+  )
+  statistics = [*sharing.statistics(threshold)] if shared else []
   if drafts:
     statistics += [drafts.statistic(model, table) for table in tables]
 
@@ -169,6 +179,7 @@ def build_hpfl(
     server_state=server_state,
     client_weighting=ClientWeighting.UNIFORM,
     aggregator=aggregator,
+    before_sending=before_sending,
   )
 
 
@@ -201,12 +212,14 @@ class _Sharing(NamedTuple):
     shared: The GLOBAL variables that are shared.
     tables: The local tables of which drafts are sent.
     by_nearness: How Eq. 2 weighs centers.
+    join: How sums are made.
   """
 
   attributes: Attributes
   shared: Sequence[str]
   tables: Sequence[str]
   by_nearness: bool
+  join: Join
 
   def revised(self, client: ClientContext) -> tiers.Weights:
     """A client's model after the update of Algorithm 1."""
@@ -238,8 +251,14 @@ class _Sharing(NamedTuple):
     return collections.OrderedDict({PERSONAL: public, LOCAL: private})
 
   def records(self, client: ClientContext) -> tf.Tensor:
-    """How many of a client's records have each attribute, float `[number]`."""
-    return tf.reduce_sum(self._of_real(client), 0)
+    """How many of a client's records have each attribute, float `[number]`.
+
+    Joined with the update they are shares, which add up to 1.
+    """
+    numbers = tf.reduce_sum(self._of_real(client), 0)
+    if self.join is Join.WITH_UPDATE:
+      return tf.math.divide_no_nan(numbers, tf.reduce_sum(numbers))
+    return numbers
 
   def accuracy(self, client: ClientContext) -> Any:
     """Shares of a client's records that it predicts right, by attribute."""
@@ -266,50 +285,60 @@ class _Sharing(NamedTuple):
       }
     )
 
-  def public(self, client: ClientContext) -> tiers.NamedTensors:
-    """The public components that a client sends."""
-    return collections.OrderedDict(
-      (name, client.weight(PERSONAL, name)) for name in self.shared
-    )
-
-  def weights(self, client: ClientContext) -> dict[str, tf.Tensor]:
-    """How much they count in Eq. 3, by row or as a whole."""
-    accuracy, records = client.computed[_ACCURACY], client.computed[_RECORDS]
-    eligible = accuracy[_ON_EACH] > client.server[_THRESHOLD]
-    by_row = tf.where(eligible, accuracy[_ON_EACH] * records, 0.0)
-    as_whole = accuracy[_ON_ALL] * tf.reduce_sum(records)
-    return {
-      name: by_row if name in self.attributes.rows else as_whole
-      for name in self.shared
-    }
-
-  def thresholds(self, share: float, join: Join) -> Statistic:
-    """What moves the threshold p of each attribute.
+  def statistics(self, share: float) -> Iterator[Statistic]:
+    """Eq. 3, of variables with a row for each attribute and of others, and p.
 
     Args:
-      share: Of the mean accuracy of all clients that measured theirs.
-      join: How sums are made.
+      share: p, as a share of the mean accuracy of all clients.
     """
+    number = self.attributes.number
 
-    def summarize(client: ClientContext) -> tiers.NamedTensors:
+    def of_rows(client: ClientContext) -> tf.Tensor:
+      on_each = client.computed[_ACCURACY][_ON_EACH]
+      weights = on_each * client.computed[_RECORDS]
+      return tf.where(on_each > client.server[_THRESHOLD], weights, 0.0)
+
+    def of_others(client: ClientContext) -> tf.Tensor:
+      on_all = client.computed[_ACCURACY][_ON_ALL]
+      # As long as the weights of rows are together, if these are alike.
+      return on_all * tf.reduce_sum(client.computed[_RECORDS]) / number**0.5
+
+    by_row = [name for name in self.shared if name in self.attributes.rows]
+    others = [name for name in self.shared if name not in by_row]
+    for name, variables, weight, usual in (
+      ('public', by_row, of_rows, 1.0 / number),
+      ('others', others, of_others, number**-0.5),
+    ):
+      if variables:
+        values = functools.partial(_own, variables)
+        yield row_means(name, values, weight, join=self.join, usual=usual)
+
+    def thresholds(client: ClientContext) -> tiers.NamedTensors:
       accuracy = client.computed[_ACCURACY]
-      measured = tf.cast(accuracy['measured'], tf.float32)
-      return collections.OrderedDict(
-        sum=measured * accuracy[_ON_EACH], number=measured
-      )
+      own, before = share * accuracy[_ON_EACH], client.server[_THRESHOLD]
+      found = tf.where(accuracy['measured'], own, before)
+      return collections.OrderedDict({_THRESHOLD: found})
 
-    def update(server: Server, joined: tiers.NamedTensors) -> Server:
-      state = collections.OrderedDict(server.state)
-      mean = tf.math.divide_no_nan(joined['sum'], joined['number'])
-      state[_THRESHOLD] = share * mean
-      return server._replace(state=state)
+    def known(client: ClientContext) -> tf.Tensor:
+      if self.join is Join.WITH_UPDATE:
+        return tf.constant(_LOW)
+      return tf.cast(client.computed[_ACCURACY]['measured'], tf.float32)
 
-    return Statistic('accuracy', summarize, join=join, update=update)
+    yield row_means(
+      'accuracy', thresholds, known, join=self.join, usual=_LOW, in_state=True
+    )
 
   def _of_real(self, client: ClientContext) -> tf.Tensor:
     """The attributes of a client's records; of padding none."""
     found = self.attributes.of(client.examples['x'])
     return tf.where(client.is_real[:, None], found, 0.0)
+
+
+def _own(variables: Sequence[str], client: ClientContext) -> tiers.NamedTensors:
+  """A client's own public components."""
+  return collections.OrderedDict(
+    (name, client.weight(PERSONAL, name)) for name in variables
+  )
 
 
 def _memory(num_attributes: int) -> client_state.ClientState:

@@ -44,6 +44,19 @@ class Users(NamedTuple):
   attribute: Sequence[Any]
 
 
+class Places(NamedTuple):
+  """Where users are on a map that was laid out before.
+
+  Attributes:
+    points: Floats `[users, 2]`, as `project` made them.
+    marks: Floats `[marks, 2]`: further places, which are marked, such as those
+      of centers that were projected together with the users.
+  """
+
+  points: np.ndarray
+  marks: np.ndarray
+
+
 class Scores(NamedTuple):
   """Mean silhouettes, from -1 to 1: how far values of the attribute separate.
 
@@ -114,6 +127,7 @@ def draw(
   attribute: str,
   seed: int = 0,
   max_users: int = _MAX_USERS,
+  places: Mapping[str, Places] | None = None,
 ) -> dict[str, Scores]:
   """Draws maps side by side; a colour means the same in all of them.
 
@@ -123,6 +137,7 @@ def draw(
     attribute: What the attribute is; heads the legend.
     seed: Decides the maps, and which users are on them.
     max_users: Of more users than this, so many are drawn.
+    places: Title to where users are; t-SNE lays out the others.
 
   Returns:
     Title to scores.
@@ -139,12 +154,20 @@ def draw(
     vectors, codes = _checked(users, title)
     values = np.array([str(value) for value in users.attribute])
     shown = _shown(len(vectors), max_users, seed)
-    points = project(vectors[shown], seed)
+    known = (places or {}).get(title)
+    if known is None:
+      points = project(vectors[shown], seed)
+    else:
+      points = known.points[shown]
     scores[title] = Scores(
       float(metrics.silhouette_score(vectors, codes)),
       silhouette(points, values[shown]),
     )
     _scatter(axes, points, values[shown], colours)
+    if known is not None:
+      axes.scatter(
+        *known.marks.T, c=figures.INK, marker='x', s=30, linewidths=1.2
+      )
     number = f'{len(vectors):,} users'
     if len(shown) < len(vectors):
       number += f', {len(shown):,} shown'

@@ -28,7 +28,7 @@ _SAME_MODEL = (
 
 
 def mask_of(predictions: Any) -> tf.Tensor | None:
-  """Which predictions count, if a layer of the model says so, else None."""
+  """Which predictions or losses count, if a layer or a loss says so."""
   return getattr(predictions, '_keras_mask', None)
 
 

@@ -251,7 +251,12 @@ class PartialModel:
       # Keras's losses average over the last axis, which must not be the batch.
       labels, predictions = labels[:, None], predictions[:, None]
     call = getattr(of, 'call', of)
-    losses = tf.cast(call(labels, predictions), tf.float32)
+    losses = call(labels, predictions)
+    masks = {
+      'The mask of predictions': keras_functions.mask_of(predictions),
+      'The mask of losses': keras_functions.mask_of(losses),
+    }
+    losses = tf.cast(losses, tf.float32)
     if losses.shape.rank == 0:
       raise ModelError(
         'The loss function must return one loss per example, it returned a '
@@ -260,10 +265,9 @@ class PartialModel:
     rank = losses.shape.rank
     expand = keras_metrics.expand
     real = tf.cast(expand(is_real, rank, 'The padding'), tf.float32)
-    mask = keras_functions.mask_of(predictions)
-    if mask is not None:
-      mask = expand(mask, rank, 'The mask of predictions')
-      real = real * tf.cast(mask, tf.float32)
+    for what, mask in masks.items():
+      if mask is not None:
+        real = real * tf.cast(expand(mask, rank, what), tf.float32)
     real = real * tf.ones_like(losses)
     weight = expand(weight, rank, 'The weight of examples')
     if self._class_weights is not None:

@@ -368,6 +368,7 @@ def load(
     )
   return Saved(
     run.round,
+    run.state,
     run.weights,
     run.notes.best_round,
     run.best,

@@ -90,6 +90,7 @@ class Saved:
   Attributes:
     process: What was trained.
     rounds: How many rounds were done.
+    state: The server's state after that round.
     last_weights: The weights after that round, `ModelWeights`.
     best_round: The best round by the validation clients, or None.
     best_weights: Its weights, or the last ones.
@@ -100,6 +101,7 @@ class Saved:
   """
 
   rounds: int
+  state: Any = dataclasses.field(repr=False)
   last_weights: Any = dataclasses.field(repr=False)
   best_round: int | None
   best_weights: Any = dataclasses.field(repr=False)

@@ -1,0 +1,1 @@
+"""Next-word prediction by users who have words of their own."""

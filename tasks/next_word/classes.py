@@ -1,0 +1,138 @@
+"""What a model of the next word predicts: one of some classes.
+
+The authors of FedRecon predict all tokens, buckets of unknown words among them
+(`ALL`). Their metric leaves unknown targets out, but not unknown answers, so
+that a model loses accuracy wherever its best answer is a bucket, and the more
+so the fewer buckets share the probability of unknown words. With `VOCABULARY`
+a model predicts words and the end of a sentence alone; it learns nothing from
+unknown targets, but still reads unknown words.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.next_word.tokens import Tokens
+
+ALL, VOCABULARY = 'all', 'vocabulary'
+OUTPUTS = (ALL, VOCABULARY)
+
+
+class Targets(NamedTuple):
+  """The classes that are right.
+
+  Attributes:
+    ids: int32 `[batch, time]`; 0 where no class is.
+    counted: bool `[batch, time]`: where one is.
+  """
+
+  ids: tf.Tensor
+  counted: tf.Tensor
+
+
+class Classes(NamedTuple):
+  """The classes among which a model chooses.
+
+  Attributes:
+    tokens: The sizes that fix all ids.
+    output: `ALL`: the class of a token is its id; or `VOCABULARY`: the class of
+      word w is w - 1, and that of the end of a sentence is the last one.
+  """
+
+  tokens: Tokens
+  output: str = ALL
+
+  def check(self) -> None:
+    """Refuses sizes that no model can have.
+
+    Raises:
+      OptionError: If there is no word, no bucket or no such output.
+    """
+    for name, size in self.tokens._asdict().items():
+      if size < 1:
+        raise OptionError(
+          f'{name}: a model of the next word needs at least 1 of them, found '
+          f'{size}.'
+        )
+    if self.output not in OUTPUTS:
+      raise OptionError(
+        f'output: {self.output!r} is none of {", ".join(OUTPUTS)}.'
+      )
+
+  @property
+  def number(self) -> int:
+    """How many there are."""
+    if self.output == ALL:
+      return self.tokens.total
+    return self.tokens.words + 1
+
+  @property
+  def words(self) -> slice:
+    """Where the words of the vocabulary lie among them."""
+    first = 1 if self.output == ALL else 0
+    return slice(first, first + self.tokens.words)
+
+  def targets(self, labels: tf.Tensor) -> Targets:
+    """All targets that a model can be right about.
+
+    Padding is none. With the output `VOCABULARY` unknown words are none either.
+
+    Args:
+      labels: Ids of tokens, int32 `[batch, time]`.
+    """
+    if self.output == ALL:
+      return Targets(labels, tf.not_equal(labels, self.tokens.pad))
+    is_end = tf.equal(labels, self.tokens.end)
+    words = self.word_targets(labels)
+    return Targets(
+      tf.where(is_end, self.tokens.words, words.ids),
+      tf.logical_or(is_end, words.counted),
+    )
+
+  def word_targets(self, labels: tf.Tensor) -> Targets:
+    """The targets that are words of the vocabulary.
+
+    Args:
+      labels: Ids of tokens, int32 `[batch, time]`.
+    """
+    is_word = tf.logical_and(labels >= 1, labels <= self.tokens.words)
+    return Targets(tf.where(is_word, labels - 1 + self.words.start, 0), is_word)
+
+  def cross_entropies(
+    self, labels: tf.Tensor, logits: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """The cross-entropy of each target.
+
+    Args:
+      labels: Ids of tokens, int32 `[batch, time]`.
+      logits: float32 `[batch, time, classes]`.
+
+    Returns:
+      float32 `[batch, time]`, 0 where no target counts; and where one counts.
+    """
+    targets = self.targets(labels)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets.ids, logits)
+    return tf.where(targets.counted, losses, 0.0), targets.counted
+
+
+def build_loss(
+  classes: Classes,
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+  """Builds the loss: the cross-entropy of each target, from logits.
+
+  As in Keras's own losses that ignore a class, what is returned carries a mask
+  of the targets that count, over which training takes the mean: all tokens of a
+  batch count alike, not all sentences. A batch without targets has the loss 0.
+
+  Args:
+    classes: What the model predicts.
+  """
+
+  def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    losses, counted = classes.cross_entropies(labels, logits)
+    losses._keras_mask = counted
+    return losses
+
+  return cross_entropy

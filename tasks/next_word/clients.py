@@ -1,0 +1,117 @@
+"""Packs users as clients, their sentences as examples."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tasks.errors import OptionError
+from tasks.next_word.parts import Part
+from tasks.next_word.sentences import Sentences
+from tasks.next_word.words import Words
+import tff_partial
+from tff_partial.data import examples
+from tff_partial.data import populations
+
+# The field by which splits tell what a client trains on from the rest, and that
+# of times.
+IS_QUERY, TIME = 'is_query', 'time'
+
+# Parts of more sentences are not packed: packing takes some 550 bytes each.
+_MOST_PACKED = 2_000_000
+
+
+class Clients:
+  """All users of a corpus, by part.
+
+  A user's examples are its sentences in the order of time: `x` are the numbers
+  of tokens, `y` those of the tokens that come next, both int32 `[max_tokens]`.
+  """
+
+  def __init__(
+    self,
+    sentences: Sentences,
+    words: Words,
+    parts: Mapping[str, Part],
+  ):
+    self._sentences, self._words, self._parts = sentences, words, parts
+
+  def pack(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs the users of a part into memory.
+
+    Args:
+      part: One of the parts.
+      example_spec: What an example consists of: x and y, perhaps the field
+        `time`, and the mark `is_query`: 1 for the newer sentences. With it,
+        users come with the sentences that they have trained on, too.
+
+    Raises:
+      OptionError: If there is no such part.
+    """
+    clients = {
+      self._name(user): self._fields(held, place, example_spec)
+      for held in [self._part(part)]
+      for place, user in enumerate(held.users)
+    }
+    return tff_partial.pack(clients, example_spec)
+
+  def reader(
+    self, part: str, example_spec: examples.ExampleSpec
+  ) -> populations.Reader:
+    """Reads the users of a part when their round comes; for large corpora.
+
+    Args:
+      part: One of the parts.
+      example_spec: As for `pack`.
+
+    Raises:
+      OptionError: If there is no such part.
+    """
+    held = self._part(part)
+    names = [self._name(user) for user in held.users]
+    places = {name: place for place, name in enumerate(names)}
+    return populations.Reader(
+      names,
+      lambda name: self._fields(held, places[name], example_spec),
+      example_spec,
+    )
+
+  def fits(self, part: str) -> bool:
+    """Whether a part is so small that it is better packed than read."""
+    held = self._part(part)
+    number = sum(int(np.diff(rows).sum()) for rows in (held.older, held.newer))
+    return number <= _MOST_PACKED
+
+  def _part(self, part: str) -> Part:
+    if part not in self._parts:
+      raise OptionError(f'part: {part!r} is none of {", ".join(self._parts)}.')
+    return self._parts[part]
+
+  def _name(self, user: int) -> str:
+    return self._sentences.authors[user]
+
+  def _fields(
+    self, part: Part, place: int, example_spec: examples.ExampleSpec
+  ) -> dict[str, Any]:
+    """The examples of one user, as far as they are wanted."""
+    ranges = [(part.older[place], 0), (part.newer[place], 1)]
+    if part.knows_past and IS_QUERY not in example_spec:
+      del ranges[0]
+    rows = np.concatenate(
+      [
+        self._words.encode(
+          *self._sentences.between(*bounds), self._sentences.max_tokens
+        )
+        for bounds, _ in ranges
+      ]
+    )
+    fields = {'x': rows[:, :-1], 'y': rows[:, 1:]}
+    if TIME in example_spec:
+      times = [self._sentences.time[slice(*bounds)] for bounds, _ in ranges]
+      fields[TIME] = np.concatenate(times)
+    if IS_QUERY in example_spec:
+      marks = [np.full(np.diff(bounds), mark) for bounds, mark in ranges]
+      fields[IS_QUERY] = np.concatenate(marks).astype(np.int32)
+    return fields

@@ -1,0 +1,275 @@
+"""Layers of models that predict the next word."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tasks.next_word.tokens import Tokens
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class TokenRows(tf.keras.layers.Layer):
+  """Tells in which row of which table tokens have their vectors.
+
+  Words, padding, beginning and end of a sentence have rows of one table, in
+  this order: padding, words, beginning, end. Buckets have rows of another.
+
+  Maps ids, int32 `[batch, time]`, to three tensors of this shape: rows of the
+  first table, rows of the second, and whether the second counts, a bool. The
+  row of the table that does not count is 0.
+  """
+
+  def __init__(self, words: int, buckets: int, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      words: How many words the vocabulary has.
+      buckets: How many buckets there are for all others.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.tokens = Tokens(words, buckets)
+
+  def call(self, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    first, begin = self.tokens.first_bucket, self.tokens.begin
+    is_bucket = tf.logical_and(ids >= first, ids < begin)
+    behind_words = tf.where(ids < first, ids, ids - self.tokens.buckets)
+    return (
+      tf.where(is_bucket, 0, behind_words),
+      tf.where(is_bucket, ids - first, 0),
+      is_bucket,
+    )
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), **self.tokens._asdict()}
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class OneOfTwo(tf.keras.layers.Layer):
+  """Takes vectors of the second kind where these count, else of the first.
+
+  Maps float `[batch, time, size]` twice and bool `[batch, time]` to float
+  `[batch, time, size]`.
+  """
+
+  def call(self, inputs: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    first, second, is_second = inputs
+    return tf.where(is_second[..., tf.newaxis], second, first)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class WholeTable(tf.keras.layers.Embedding):
+  """An embedding that also gives its table, for outputs that are tied to it.
+
+  Maps integers `[batch, time]` to vectors, `[batch, time, size]`, and all rows,
+  `[rows, size]`. Since a model reads all rows, each step moves all of them.
+  """
+
+  def call(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    return super().call(rows), tf.identity(self.embeddings)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class TiedLogits(tf.keras.layers.Layer):
+  """Scalar products with the rows of tables, and a bias for each row.
+
+  Maps vectors, float `[batch, time, size]`, and tables, `[rows, size]` each, to
+  `[batch, time, all rows]`; one kind of rows comes after the other.
+  """
+
+  def build(self, input_shape: list[tf.TensorShape]) -> None:
+    _, *tables = input_shape
+    self.bias = self.add_weight(
+      name='bias',
+      shape=[sum(shape[0] for shape in tables)],
+      initializer='zeros',
+    )
+    super().build(input_shape)
+
+  def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
+    vectors, *tables = inputs
+    rows = tf.concat(tables, 0) if len(tables) > 1 else tables[0]
+    return tf.tensordot(vectors, rows, [[2], [1]]) + self.bias
+
+
+# ---- recurrence --------------------------------------------------------------
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class LoopedLSTM(tf.keras.layers.Layer):
+  """An LSTM whose gradient is written down, for short loops and XLA.
+
+  Maps `[batch, time, features]` to `[batch, time, units]`, and computes what
+  `tf.keras.layers.LSTM(units, return_sequences=True)` computes, with the same
+  weights in the same order. The derivative of the loop that TensorFlow finds
+  would add up the gradient of the recurrent kernel in each of its steps. Here
+  the loop backwards leaves no more than the gradients of the gates, and that of
+  the kernel is one product of matrices after it, as are what the input and the
+  bias contribute. It has no second derivative.
+  """
+
+  def __init__(self, units: int, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      units: Length of the output.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.units = units
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    self.kernel = self.add_weight(
+      name='kernel',
+      shape=[input_shape[-1], 4 * self.units],
+      initializer='glorot_uniform',
+    )
+    self.recurrent_kernel = self.add_weight(
+      name='recurrent_kernel',
+      shape=[self.units, 4 * self.units],
+      initializer='orthogonal',
+    )
+    self.bias = self.add_weight(
+      name='bias', shape=[4 * self.units], initializer=_open_forget_gate
+    )
+    super().build(input_shape)
+
+  def call(self, inputs: tf.Tensor) -> tf.Tensor:
+    gates = tf.tensordot(inputs, self.kernel, 1) + self.bias
+    by_time = tf.transpose(gates, [1, 0, 2])
+    hidden = _recur(by_time, tf.convert_to_tensor(self.recurrent_kernel))
+    hidden = tf.transpose(hidden, [1, 0, 2])
+    return tf.ensure_shape(hidden, [None, inputs.shape[1], self.units])
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'units': self.units}
+
+
+def _open_forget_gate(shape: Any, dtype: Any = None) -> tf.Tensor:
+  """The first bias: the forget gate, the second of four, begins with ones."""
+  units = shape[0] // 4
+  return tf.repeat(tf.constant([0.0, 1.0, 0.0, 0.0], dtype), units)
+
+
+@tf.custom_gradient
+def _recur(
+  gates: tf.Tensor, kernel: tf.Tensor
+) -> tuple[tf.Tensor, Callable[..., tuple[tf.Tensor, tf.Tensor]]]:
+  """Runs the loop over time.
+
+  Args:
+    gates: What the input says to input, forget, cell and output gate, float
+      `[time, batch, 4 * units]`.
+    kernel: What the output of a step says to the gates of the next one, float
+      `[units, 4 * units]`.
+
+  Returns:
+    The outputs, float `[time, batch, units]`, and how gradients go back.
+  """
+  time, units = gates.shape[0], kernel.shape[0]
+  zeros = tf.zeros([tf.shape(gates)[1], units])
+
+  def step(
+    place: tf.Tensor,
+    hidden: tf.Tensor,
+    cell: tf.Tensor,
+    *kept: tf.TensorArray,
+  ) -> tuple[Any, ...]:
+    said = gates[place] + tf.matmul(hidden, kernel)
+    enter, stay, new, leave = tf.split(said, 4, -1)
+    enter, stay, leave = map(tf.sigmoid, (enter, stay, leave))
+    new = tf.tanh(new)
+    cell = stay * cell + enter * new
+    hidden = leave * tf.tanh(cell)
+    opened = tf.concat([enter, stay, new, leave], -1)
+    values = (opened, cell, hidden)
+    return (
+      place + 1,
+      hidden,
+      cell,
+      *(array.write(place, v) for array, v in zip(kept, values, strict=True)),
+    )
+
+  _, _, _, *kept = tf.while_loop(
+    lambda place, *_: place < time,
+    step,
+    (tf.constant(0), zeros, zeros, *_arrays(time, 4 * units, units, units)),
+    maximum_iterations=time,
+    parallel_iterations=1,
+  )
+  opened, cells, hiddens = (array.stack() for array in kept)
+
+  def gradient(of_outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    of_gates = _recur_backwards(opened, cells, kernel, of_outputs)
+    before = tf.concat([zeros[tf.newaxis], hiddens[:-1]], 0)
+    of_kernel = tf.matmul(
+      tf.reshape(before, [-1, units]),
+      tf.reshape(of_gates, [-1, 4 * units]),
+      transpose_a=True,
+    )
+    return of_gates, of_kernel
+
+  return hiddens, gradient
+
+
+def _recur_backwards(
+  opened: tf.Tensor,
+  cells: tf.Tensor,
+  kernel: tf.Tensor,
+  of_outputs: tf.Tensor,
+) -> tf.Tensor:
+  """Takes gradients from the outputs of an LSTM back to its gates.
+
+  Args:
+    opened: How far gates were open, float `[time, batch, 4 * units]`.
+    cells: What cells held after each step, float `[time, batch, units]`.
+    kernel: As for `_recur`.
+    of_outputs: Gradients of the outputs, float `[time, batch, units]`.
+
+  Returns:
+    Gradients of what is said to the gates, float `[time, batch, 4 * units]`.
+  """
+  time, units = opened.shape[0], kernel.shape[0]
+  zeros = tf.zeros_like(cells[0])
+  cells_before = tf.concat([zeros[tf.newaxis], cells[:-1]], 0)
+
+  def step(
+    place: tf.Tensor, of_hidden: tf.Tensor, of_cell: tf.Tensor, found: Any
+  ) -> tuple[Any, ...]:
+    enter, stay, new, leave = tf.split(opened[place], 4, -1)
+    shown = tf.tanh(cells[place])
+    of_hidden += of_outputs[place]
+    of_cell += of_hidden * leave * (1.0 - shown * shown)
+    of_gates = tf.concat(
+      [
+        of_cell * new * enter * (1.0 - enter),
+        of_cell * cells_before[place] * stay * (1.0 - stay),
+        of_cell * enter * (1.0 - new * new),
+        of_hidden * shown * leave * (1.0 - leave),
+      ],
+      -1,
+    )
+    return (
+      place - 1,
+      tf.matmul(of_gates, kernel, transpose_b=True),
+      of_cell * stay,
+      found.write(place, of_gates),
+    )
+
+  *_, found = tf.while_loop(
+    lambda place, *_: place >= 0,
+    step,
+    (tf.constant(time - 1), zeros, zeros, *_arrays(time, 4 * units)),
+    maximum_iterations=time,
+    parallel_iterations=1,
+  )
+  return found.stack()
+
+
+def _arrays(time: int, *lengths: int) -> list[tf.TensorArray]:
+  """Arrays of one tensor `[batch, length]` for each step."""
+  return [
+    tf.TensorArray(tf.float32, time, element_shape=[None, length])
+    for length in lengths
+  ]

@@ -1,0 +1,192 @@
+"""Models that predict the next word, section 5.1.2 of the FedRecon paper.
+
+A sentence is read token by token, by an LSTM with a projection as in the paper
+(and in Reddi et al., Adaptive Federated Optimization), or by a small
+transformer. Words and special tokens have their vectors in one table; buckets
+of words outside the vocabulary have theirs in another, the layer
+`BUCKET_LAYER`, so that either can be local. With local buckets and the output
+`ALL`, what decides when a bucket is the answer is global, as with the authors:
+only the vectors by which buckets are read are a client's own. Tied outputs
+differ: there a client's own vectors decide both.
+
+Where this deviates from the paper: the default sizes are small, for two cores
+(`PAPER` has the paper's). The recurrence does not skip padding, which stands
+behind all that counts. Four options are ours: the transformer, the output
+`VOCABULARY`, tied outputs, and first values of local buckets that all learn
+together, which the paper leaves to future work.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.next_word import transformer
+from tasks.next_word.classes import ALL
+from tasks.next_word.classes import Classes
+from tasks.next_word.classes import OUTPUTS
+from tasks.next_word.layers import LoopedLSTM
+from tasks.next_word.layers import OneOfTwo
+from tasks.next_word.layers import TiedLogits
+from tasks.next_word.layers import TokenRows
+from tasks.next_word.layers import WholeTable
+from tasks.next_word.tokens import Tokens
+from tasks.options import option
+from tasks.options import Options
+
+LSTM, TRANSFORMER = 'lstm', 'transformer'
+
+# The layer of the vectors of words outside the vocabulary, for `from_keras`:
+# local in FedRecon. Where their first values are learned, these are in a layer
+# of their own, which is global.
+BUCKET_LAYER = 'bucket_embedding'
+FIRST_VALUES_LAYER = 'bucket_first_values'
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes(Options):
+  """What the model looks like."""
+
+  title: ClassVar[str] = 'Task next_word'
+
+  architecture: str = option(
+    LSTM, 'What reads a sentence.', choices=(LSTM, TRANSFORMER)
+  )
+  embedding: int = option(
+    32,
+    "Length of a token's vector; of all vectors of a transformer.",
+    at_least=1,
+  )
+  lstm_units: int = option(128, 'Units of the LSTM.', at_least=1)
+  projection: int = option(
+    32, 'Length of what is made of them, on which the output rests.', at_least=1
+  )
+  layers: int = option(2, 'Blocks of the transformer.', at_least=1)
+  heads: int = option(
+    2, 'Heads of its attention; the embedding is a multiple.', at_least=1
+  )
+  hidden_units: int = option(
+    128, 'Units of the hidden layer of a block.', at_least=1
+  )
+  output: str = option(
+    ALL,
+    'Whether models predict all tokens, with buckets of unknown words, as the '
+    "paper's do; or words of the vocabulary and the end of a sentence alone.",
+    choices=OUTPUTS,
+  )
+  tied: bool = option(
+    False, 'The output rests on the same tables as the embedding.'
+  )
+  learned_buckets: bool = option(
+    False,
+    'Local vectors of buckets begin with values that all learn together.',
+  )
+
+  def flag_prefix(self) -> str:
+    """Begins the names of the flags."""
+    return 'next_word_'
+
+  def __post_init__(self) -> None:
+    """Checks that a model can have these sizes."""
+    super().__post_init__()
+    if self.architecture == TRANSFORMER and self.embedding % self.heads:
+      raise OptionError(
+        f'--next_word_heads={self.heads}: they cannot divide an embedding of '
+        f'{self.embedding} among them. Choose a divisor of it.'
+      )
+    is_lstm = self.architecture == LSTM
+    if self.tied and is_lstm and self.projection != self.embedding:
+      raise OptionError(
+        f'--next_word_projection={self.projection}: a tied output compares it '
+        f'with embeddings, of length {self.embedding}. Give both one length.'
+      )
+
+
+# Section 5.1.2 and appendix C.2.
+PAPER = Sizes(embedding=96, lstm_units=670, projection=96)
+
+
+def build_next_word_model(
+  tokens: Tokens, length: int, sizes: Sizes = Sizes()
+) -> tf.keras.Model:
+  """Builds a model from sentences to logits for each next token.
+
+  Args:
+    tokens: The sizes that fix all ids.
+    length: How many tokens are read, int32 `[batch, length]`.
+    sizes: What the model looks like.
+
+  Returns:
+    A functional model, to float32 `[batch, length, classes]` with the classes
+    of `Classes(tokens, sizes.output)`.
+
+  Raises:
+    OptionError: If there are no words, buckets or tokens of a sentence.
+  """
+  classes = Classes(tokens, sizes.output)
+  classes.check()
+  if length < 1:
+    raise OptionError(
+      f'length: sentences of {length} tokens cannot be read. Give a whole '
+      'number of at least 1.'
+    )
+  layers = tf.keras.layers
+  sentence = layers.Input([length], dtype=tf.int32, name='sentence')
+  rows, bucket_rows, is_bucket = TokenRows(*tokens, name='rows')(sentence)
+  words, word_table = _look_up(
+    rows, tokens.words + 3, sizes, 'uniform', 'word_embedding'
+  )
+  buckets, bucket_table = _buckets(bucket_rows, tokens.buckets, sizes)
+  vectors = OneOfTwo(name='embedding')([words, buckets, is_bucket])
+  if sizes.architecture == LSTM:
+    said = LoopedLSTM(sizes.lstm_units, name='lstm')(vectors)
+    said = layers.Dense(sizes.projection, name='projection')(said)
+  else:
+    said = transformer.read(
+      vectors, sizes.layers, sizes.heads, sizes.hidden_units
+    )
+  if sizes.tied:
+    tables = _tables_of_classes(classes, word_table, bucket_table)
+    logits = TiedLogits(name='logits')([said, *tables])
+  else:
+    logits = layers.Dense(classes.number, name='logits')(said)
+  return tf.keras.Model(sentence, logits, name='next_word')
+
+
+def _look_up(
+  rows: Any, number: int, sizes: Sizes, initializer: str, name: str
+) -> tuple[Any, Any]:
+  """Vectors of a new table and, for tied outputs, the table."""
+  kind = WholeTable if sizes.tied else tf.keras.layers.Embedding
+  table = kind(
+    number, sizes.embedding, embeddings_initializer=initializer, name=name
+  )
+  return table(rows) if sizes.tied else (table(rows), None)
+
+
+def _buckets(rows: Any, number: int, sizes: Sizes) -> tuple[Any, Any]:
+  """Vectors of buckets and, for tied outputs, their table."""
+  if not sizes.learned_buckets:
+    return _look_up(rows, number, sizes, 'uniform', BUCKET_LAYER)
+  # What is a client's own is what it adds to the values that all learn.
+  own, own_table = _look_up(rows, number, sizes, 'zeros', BUCKET_LAYER)
+  first, first_table = _look_up(
+    rows, number, sizes, 'uniform', FIRST_VALUES_LAYER
+  )
+  add = tf.keras.layers.Add
+  table = None
+  if sizes.tied:
+    table = add(name='bucket_table')([first_table, own_table])
+  return add(name='buckets')([first, own]), table
+
+
+def _tables_of_classes(
+  classes: Classes, word_table: Any, bucket_table: Any
+) -> list[Any]:
+  """Tables whose rows are those of the classes, in their order."""
+  words = classes.tokens.words
+  # Rows are padding, words, beginning, end.
+  if classes.output == ALL:
+    return [word_table[: words + 1], bucket_table, word_table[words + 1 :]]
+  return [word_table[1 : words + 1], word_table[words + 2 :]]

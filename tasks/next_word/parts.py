@@ -1,0 +1,178 @@
+"""Who trains, chooses the best round and tests, and on which sentences.
+
+Users are divided at random (`divide_users`), as in section 5.1.2 of the
+FedRecon paper, where those who are measured did not train: the older half of a
+user's sentences is the support set, the newer half the query set. Or each
+user's sentences are divided by time (`divide_sentences`): all train on their
+older ones, and are measured on what they wrote afterwards.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tasks.errors import OptionError
+from tasks.next_word.sentences import Sentences
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+from tff_partial import random_bits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+  """The sentences of some users, cut in two by time.
+
+  Attributes:
+    users: Places in `Sentences.authors`, ascending, `[users]`.
+    older: From which sentence to which one the older ones are, `[users, 2]`.
+    newer: The same of the newer ones, `[users, 2]`.
+    knows_past: Whether users have trained on the older ones. Then these belong
+      to the part only where examples are marked.
+  """
+
+  users: np.ndarray
+  older: np.ndarray
+  newer: np.ndarray
+  knows_past: bool = False
+
+  def describe(self) -> dict[str, int]:
+    """Counts users and sentences."""
+    counted = [self.newer] if self.knows_past else [self.older, self.newer]
+    return {
+      'users': len(self.users),
+      'sentences': sum(int(np.diff(bounds).sum()) for bounds in counted),
+    }
+
+
+def divide_users(
+  sentences: Sentences,
+  *,
+  validation_share: float = 0.1,
+  test_share: float = 0.2,
+  seed: int = 0,
+) -> dict[str, Part]:
+  """Divides users at random.
+
+  The last users of a random order are for tests, those before them for
+  validation; both numbers are rounded.
+
+  Args:
+    sentences: A corpus.
+    validation_share: Share of all users.
+    test_share: The same for tests.
+    seed: Chooses the division; the authors' names alone play a part beside it.
+
+  Returns:
+    TRAIN, VALIDATION and TEST to what they have.
+
+  Raises:
+    OptionError: If a share is not a share, or a part would have no user.
+  """
+  _check_shares(validation_share, test_share)
+  number = len(sentences.authors)
+  order = random_bits.generator('next word', seed, 'parts').permutation(number)
+  num_test = round(test_share * number)
+  num_validation = round(validation_share * number)
+  cuts = [number - num_test - num_validation, number - num_test]
+  parts = {}
+  for part, users in zip(
+    (TRAIN, VALIDATION, TEST), np.split(order, cuts), strict=True
+  ):
+    if not len(users):
+      raise OptionError(
+        f'{part}: none of {number} users is left for it. Give other shares, or '
+        'data of more users.'
+      )
+    users = np.sort(users)
+    first, last = sentences.bounds[users], sentences.bounds[users + 1]
+    parts[part] = _halves(users, first, last)
+  return parts
+
+
+def divide_sentences(
+  sentences: Sentences,
+  *,
+  validation_share: float = 0.1,
+  test_share: float = 0.2,
+) -> dict[str, Part]:
+  """Divides each user's sentences by time: the last ones are for tests.
+
+  Of a user's n sentences, those for training end at n times their share,
+  rounded down, but are at least one; those for validation end likewise. Users
+  without any for a part are not in it.
+
+  Args:
+    sentences: A corpus.
+    validation_share: Share of a user's sentences.
+    test_share: The same for tests.
+
+  Returns:
+    TRAIN, VALIDATION and TEST to what they have. In the latter two, the older
+    sentences are those of training.
+
+  Raises:
+    OptionError: If a share is not a share, or a part would have no sentence.
+  """
+  _check_shares(validation_share, test_share)
+  first, last = sentences.bounds[:-1], sentences.bounds[1:]
+  # The small number keeps a product such as 0.7 * 10 from falling below 7.
+  train_end, validation_end = (
+    first + np.maximum(np.floor((last - first) * share + 1e-6), 1).astype(int)
+    for share in (1.0 - validation_share - test_share, 1.0 - test_share)
+  )
+  users = np.arange(len(first))
+  past = np.stack([first, train_end], axis=1)
+  parts = {TRAIN: _halves(users, first, train_end)}
+  for part, begin, end in (
+    (VALIDATION, train_end, validation_end),
+    (TEST, validation_end, last),
+  ):
+    has_any = begin < end
+    if not has_any.any():
+      raise OptionError(
+        f'{part}: no sentence is left for it. Give other shares, or data with '
+        'more sentences of each user.'
+      )
+    newer = np.stack([begin, end], axis=1)
+    parts[part] = Part(users[has_any], past[has_any], newer[has_any], True)
+  return parts
+
+
+def describe(parts: Mapping[str, Part]) -> dict[str, Any]:
+  """Counts users and sentences of each part."""
+  return {part: held.describe() for part, held in parts.items()}
+
+
+def _halves(users: np.ndarray, first: np.ndarray, last: np.ndarray) -> Part:
+  """Cuts sentences as `splits.halves` does: odd numbers by rounding to even."""
+  size = last - first
+  half = np.clip(
+    np.rint(0.5 * size).astype(int),
+    np.minimum(size, 1),
+    np.maximum(size - 1, 0),
+  )
+  middle = first + half
+  return Part(
+    users,
+    np.stack([first, middle], axis=1),
+    np.stack([middle, last], axis=1),
+  )
+
+
+def _check_shares(validation_share: float, test_share: float) -> None:
+  for name, share in (
+    ('validation_share', validation_share),
+    ('test_share', test_share),
+  ):
+    if not 0 < share < 1:
+      raise OptionError(
+        f'{name}: {share} is no share. Give a number above 0 and below 1.'
+      )
+  if validation_share + test_share >= 1:
+    raise OptionError(
+      f'validation_share and test_share: {validation_share} and {test_share} '
+      'leave nothing to train on. Let them be less than 1 together.'
+    )

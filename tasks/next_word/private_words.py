@@ -1,0 +1,273 @@
+"""A vocabulary under differential privacy of whole users.
+
+The mechanism is a Gaussian histogram with a threshold (partition selection over
+an open domain: no list of possible words is public).
+
+*   Neighbours: corpora of which one has a user more, with all its sentences.
+*   A user counts once for each of at most m words: those that it uses most
+    often. Of words that it uses equally often chance decides, which follows
+    from its name, so that all users do not leave the same words out.
+*   Sensitivity: a user changes at most m counts by 1 each, so that the vector
+    of counts moves by at most sqrt(m) in the L2 norm. Each count gets normal
+    noise of standard deviation noise_multiplier * sqrt(m).
+*   Threshold: words whose noised count is below it are never told. A word that
+    no other user has is counted once. The threshold is so high that all of the
+    at most m such words of one user stay below it but with probability `delta`.
+
+Given that they do, what is told is the Gaussian mechanism over the words of the
+others. So if that is (epsilon, delta_1)-private, the vocabulary is (epsilon,
+delta_1 + delta)-private; a ledger pays for `event` and keeps `delta` back from
+its own delta. Words, their order and their number follow from the noised counts
+alone, so they cost nothing more. To draw anew, because too few words came, does
+cost: therefore fewer words than wanted are no error. Who is in training, and
+how many these are, is public, as elsewhere.
+"""
+
+from collections.abc import Collection
+import dataclasses
+import math
+from typing import NamedTuple
+
+from absl import logging
+import dp_accounting
+import numpy as np
+import scipy.stats
+import tensorflow as tf
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.next_word import words as words_lib
+from tasks.next_word.sentences import Sentences
+from tff_partial import random_bits
+from tff_partial.dp import accounting
+from tff_partial.dp import dp_queries
+from tff_partial.dp import private_rows
+from tff_partial.dp import samplings
+
+# Noised counts are rounded, perhaps upwards, to a grid at least so fine,
+# in standard deviations.
+_GRID = 2.0**-20
+# All users take part, once; neighbours differ by one user more or less.
+_ALL_USERS = samplings.PoissonSampling(1.0)
+# An odd number, by which multiplied bits are mixed.
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyThreshold:
+  """The mechanism.
+
+  Attributes:
+    words_per_user: m, for how many words a user counts at most.
+    noise_multiplier: Standard deviation of the noise in units of sqrt(m), by
+      which a user moves the counts; 0 for no noise and no threshold, which
+      protects no one.
+    delta: With what probability a word that one user alone has may be told.
+  """
+
+  words_per_user: int
+  noise_multiplier: float
+  delta: float
+
+  def __post_init__(self) -> None:
+    """Refuses what is impossible.
+
+    Raises:
+      OptionError: With the name of the number.
+    """
+    if self.words_per_user < 1:
+      raise OptionError(
+        f'words_per_user: {self.words_per_user} words of a user would leave '
+        'nothing to count. Give at least 1.'
+      )
+    if not 0 <= self.noise_multiplier < math.inf:
+      raise OptionError(
+        f'noise_multiplier: {self.noise_multiplier} is no amount of noise. '
+        'Give a finite number of at least 0.'
+      )
+    _check_delta(self.delta)
+
+  @property
+  def stddev(self) -> float:
+    """Standard deviation of the noise of each count, in users."""
+    return self.noise_multiplier * math.sqrt(self.words_per_user)
+
+  @property
+  def threshold(self) -> float:
+    """Words with lower noised counts, in users, are not told."""
+    if not self.noise_multiplier:
+      return 1.0
+    # All of m words stay below with probability 1 - delta: each one with the
+    # m-th root of it. By logarithms, since a tail is smaller than what 1 - tail
+    # can say.
+    tail = -math.expm1(math.log1p(-self.delta) / self.words_per_user)
+    quantile = float(scipy.stats.norm.isf(tail))
+    return 1.0 + self.stddev * (quantile + _GRID)
+
+  @property
+  def event(self) -> dp_accounting.DpEvent:
+    """What happens to whole users, for a ledger; `delta` comes on top."""
+    if not self.noise_multiplier:
+      return dp_accounting.NonPrivateDpEvent()
+    return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+
+  def epsilon(self, delta: float) -> float:
+    """What the vocabulary costs by itself.
+
+    Args:
+      delta: At which epsilon is wanted, for noise and threshold together.
+
+    Raises:
+      OptionError: If the threshold alone takes all of it.
+    """
+    if not self.delta < delta < 1:
+      raise OptionError(
+        f'delta: the threshold takes {self.delta:.3g}, so that {delta:.3g} is '
+        'not enough. Give more, but less than 1.'
+      )
+    if not self.noise_multiplier:
+      return math.inf
+    return accounting.epsilon(
+      self.noise_multiplier, _ALL_USERS, 1, delta - self.delta
+    )
+
+
+class Released(NamedTuple):
+  """A vocabulary that may be told, and what it cost.
+
+  Attributes:
+    words: The vocabulary.
+    mechanism: What was done; pay for its `event` and its `delta`.
+    users: How many took part, which is public.
+  """
+
+  words: words_lib.Words
+  mechanism: NoisyThreshold
+  users: int
+
+
+def calibrate(
+  target_epsilon: float, delta: float, words_per_user: int
+) -> NoisyThreshold:
+  """Finds the least noise for a vocabulary that is to be private by itself.
+
+  Half of delta is for the noise, half for the threshold.
+
+  Args:
+    target_epsilon: Of the vocabulary, finite and above 0.
+    delta: Of the vocabulary, between 0 and 1.
+    words_per_user: m.
+
+  Raises:
+    AccountingError: If no noise reaches the target; says which is the nearest.
+    OptionError: If another number is impossible.
+  """
+  _check_delta(delta)
+  noise_multiplier = accounting.calibrate(
+    target_epsilon, _ALL_USERS, rounds=1, delta=delta / 2.0
+  )
+  return NoisyThreshold(words_per_user, noise_multiplier, delta / 2.0)
+
+
+def learn(
+  sentences: Sentences,
+  users: Collection[int],
+  size: int,
+  mechanism: NoisyThreshold,
+  *,
+  buckets: int = 1,
+  noise_seed: int | None = None,
+) -> Released:
+  """Chooses the words whose noised numbers of users are largest.
+
+  Args:
+    sentences: A corpus.
+    users: Who takes part in training: places in `sentences.authors`.
+    size: V, how many words to choose, at most: as many as pass the threshold.
+    mechanism: What is done.
+    buckets: B, how many numbers stand for all other words.
+    noise_seed: Draws the noise of a simulation, which protects no one from who
+      knows it. By default the operating system draws it.
+
+  Raises:
+    OptionError: If `delta` allows to publish a user, or fewer users than the
+      threshold take part.
+    DataError: If no word passes the threshold.
+  """
+  if mechanism.delta * len(users) >= 1.0:
+    raise OptionError(
+      f'delta: {mechanism.delta:.3g} would allow to publish one user of '
+      f'{len(users)}. Give less than {1.0 / len(users):.3g}.'
+    )
+  if mechanism.threshold > len(users):
+    raise OptionError(
+      f'A word is told if {mechanism.threshold:.1f} users have it, but only '
+      f'{len(users)} take part. Give a larger epsilon or less noise, fewer '
+      'words of a user, or more users.'
+    )
+  counts = bounded_counts(sentences, users, mechanism.words_per_user)
+  noised = _noised(counts.counts, mechanism.stddev, noise_seed)
+  passes = noised >= mechanism.threshold
+  number = int(passes.sum())
+  if not number:
+    raise DataError(
+      f'{sentences.name}: no word passes the threshold of '
+      f'{mechanism.threshold:.1f} users. Give a larger epsilon or less noise, '
+      'or more users. What was drawn is paid for.'
+    )
+  if number < size:
+    logging.warning(
+      '%s: %d words pass the threshold of %.1f users, %d were wanted.',
+      *(sentences.name, number, mechanism.threshold, size),
+    )
+  chosen = words_lib.choose(
+    words_lib.Counts(counts.prints[passes], noised[passes]),
+    sentences,
+    min(size, number),
+    buckets,
+  )
+  return Released(chosen, mechanism, len(users))
+
+
+def bounded_counts(
+  sentences: Sentences, users: Collection[int], words_per_user: int
+) -> words_lib.Counts:
+  """Counts the users of words, each user for a bounded number of words.
+
+  Args:
+    sentences: A corpus.
+    users: Who counts: places in `sentences.authors`.
+    words_per_user: For how many words a user counts at most: those that it uses
+      most often.
+  """
+  names = [sentences.authors[user] for user in users]
+  salts = random_bits.derive_each(('words of a user',), names)
+  salts = salts.view(np.uint64)[:, 0]
+
+  def of_user(user: int, salt: np.uint64) -> words_lib.Counts:
+    prints, often = np.unique(sentences.of_user(user), return_counts=True)
+    chance = (prints ^ salt) * _MIX
+    order = np.lexsort((chance, -often))[:words_per_user]
+    return words_lib.Counts(prints[order], np.ones(len(order), np.int64))
+
+  return words_lib.add_up(map(of_user, users, salts))
+
+
+def _noised(
+  counts: np.ndarray, stddev: float, noise_seed: int | None
+) -> np.ndarray:
+  """Adds noise to counts, float64 `[words]`."""
+  values = tf.constant(counts, tf.double)
+  if stddev:
+    seed = private_rows.seed_maker(noise_seed, 'vocabulary')()
+    noise = dp_queries.standard_normal(seed, values.shape)
+    values = dp_queries.on_grid(values + stddev * noise, stddev)
+  return values.numpy()
+
+
+def _check_delta(delta: float) -> None:
+  if not 0 < delta < 1:
+    raise OptionError(
+      f'delta: {delta} is no probability to go wrong with. Give a number '
+      'above 0 and below 1.'
+    )

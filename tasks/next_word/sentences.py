@@ -1,0 +1,312 @@
+"""Sentences by many authors, of which memory holds little.
+
+`gather` reads messages one after the other and keeps, in temporary files, the
+fingerprints of their tokens (`tokenising`), so that a corpus may be larger than
+memory: what grows with it are some bytes a sentence, and the authors' names.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+from absl import logging
+import numpy as np
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.next_word import tokenising
+from tasks.next_word.growing_arrays import GrowingArray
+from tff_partial import random_bits
+
+# The time of what has none.
+NO_TIME = -1
+
+# Characters that are cut into tokens at once, and sentences sorted at once.
+_BLOCK, _ROWS = 2**20, 2**16
+# Tokens that are looked at together.
+_BATCH = 2**20
+
+
+class Message(NamedTuple):
+  """What an author wrote at one time: a text of any number of sentences.
+
+  Attributes:
+    author: The author's name.
+    time: Seconds since 1970, or NO_TIME.
+    text: The text.
+  """
+
+  author: str
+  time: int
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What is used of a corpus.
+
+  Attributes:
+    max_tokens: Of a sentence; the rest of a longer one is left out, but
+      characters are cut into several sentences.
+    min_sentences: Authors with fewer sentences are left out.
+    max_sentences: Of an author, the first in time; None for all.
+    max_users: So many authors are drawn; None for all.
+    seed: Draws them.
+  """
+
+  max_tokens: int = 20
+  min_sentences: int = 1
+  max_sentences: int | None = 1024
+  max_users: int | None = None
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    """Refuses what leaves nothing.
+
+    Raises:
+      OptionError: With the name of the limit.
+    """
+    for name in ('max_tokens', 'max_sentences', 'max_users'):
+      number = getattr(self, name)
+      if number is not None and number < 1:
+        raise OptionError(f'{name}: {number} leaves nothing. Give at least 1.')
+    if self.max_sentences and self.max_sentences < self.min_sentences:
+      raise OptionError(
+        f'max_sentences: no author has at most {self.max_sentences} sentences '
+        f'and at least {self.min_sentences}. Raise it, or lower min_sentences.'
+      )
+
+  def draw(self, authors: Sequence[str]) -> Sequence[str]:
+    """Draws as many of the authors as are wanted, sorted."""
+    ordered = sorted(authors)
+    if self.max_users is None or len(ordered) <= self.max_users:
+      return ordered
+    generator = random_bits.generator('next word', self.seed, 'users')
+    chosen = generator.permutation(len(ordered))[: self.max_users]
+    return [ordered[place] for place in sorted(chosen.tolist())]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sentences:
+  """Sentences, sorted by author, then time; others keep the files' order.
+
+  Attributes:
+    name: The corpus.
+    authors: The authors' names, sorted.
+    bounds: int64 `[authors + 1]`: author i has the sentences bounds[i] to
+      bounds[i + 1].
+    time: int64 `[sentences]`, seconds since 1970, or NO_TIME.
+    offsets: int64 `[sentences + 1]`: sentence j has the tokens offsets[j] to
+      offsets[j + 1].
+    tokens: uint64 `[tokens]`: the tokens' fingerprints, in a file.
+    lexicon: Tells words by their fingerprints.
+    max_tokens: No sentence has more tokens.
+    left_out: How many sentences were left out, by reason.
+  """
+
+  name: str
+  authors: tuple[str, ...]
+  bounds: np.ndarray
+  time: np.ndarray
+  offsets: np.ndarray
+  tokens: np.ndarray
+  lexicon: tokenising.Lexicon
+  max_tokens: int
+  left_out: Mapping[str, int]
+
+  def __len__(self) -> int:
+    return len(self.time)
+
+  @functools.cached_property
+  def author(self) -> np.ndarray:
+    """The place in `authors` of each sentence's author, int32 `[sentences]`."""
+    number = np.arange(len(self.authors), dtype=np.int32)
+    return np.repeat(number, np.diff(self.bounds))
+
+  def between(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of sentences that follow one another.
+
+    Args:
+      first: The first sentence.
+      last: The sentence behind the last one.
+
+    Returns:
+      Fingerprints of all their tokens, uint64 `[tokens]`, and how many of them
+      each sentence has, int64 `[sentences]`.
+    """
+    offsets = self.offsets[first : last + 1]
+    return self.tokens[offsets[0] : offsets[-1]], np.diff(offsets)
+
+  def of_user(self, user: int) -> np.ndarray:
+    """The tokens of all sentences of one author, uint64 `[tokens]`."""
+    return self.between(self.bounds[user], self.bounds[user + 1])[0]
+
+  def batches(self, users: Iterable[int]) -> Iterator[np.ndarray]:
+    """Yields the tokens of authors, of some of them at a time.
+
+    Args:
+      users: Places in `authors`.
+
+    Yields:
+      uint64 `[tokens]`, of bounded length.
+    """
+    held: list[np.ndarray] = []
+    size = 0
+    for user in users:
+      held.append(self.of_user(user))
+      size += len(held[-1])
+      if size >= _BATCH:
+        yield np.concatenate(held)
+        held, size = [], 0
+    if held:
+      yield np.concatenate(held)
+
+  def texts(self, user: int) -> list[str]:
+    """The sentences of one author, with spaces between the tokens."""
+    tokens, lengths = self.between(self.bounds[user], self.bounds[user + 1])
+    words = self.lexicon.words_of(tokens)
+    ends = np.cumsum(lengths)
+    return [
+      ' '.join(words[start:end])
+      for start, end in zip(ends - lengths, ends, strict=True)
+    ]
+
+  def describe(self) -> dict[str, Any]:
+    """Counts sentences, authors and tokens, and what was left out."""
+    return {
+      'sentences': len(self),
+      'authors': len(self.authors),
+      'tokens': len(self.tokens),
+      'left_out': dict(self.left_out),
+    }
+
+
+def gather(
+  name: str,
+  messages: Iterable[Message],
+  rule: tokenising.Rule,
+  limits: Limits,
+) -> Sentences:
+  """Cuts messages into sentences and sorts these, in one pass over messages.
+
+  Args:
+    name: The corpus.
+    messages: In any order; of those of one author and second the first one
+      comes first.
+    rule: What a token is, and what a sentence.
+    limits: What is used.
+
+  Raises:
+    DataError: If no author is left, or temporary files cannot be written.
+  """
+  codes: dict[str, int] = {}
+  lexicon = tokenising.Lexicon()
+  tokeniser = tokenising.Tokeniser(rule, lexicon)
+  tokens, time = GrowingArray(np.uint64), GrowingArray(np.int64)
+  author, length = GrowingArray(np.int32), GrowingArray(np.int32)
+  for block in _blocks(messages):
+    cut = tokeniser.cut([each.text for each in block], limits.max_tokens)
+    of_text = [codes.setdefault(each.author, len(codes)) for each in block]
+    tokens.extend(cut.tokens)
+    length.extend(cut.lengths)
+    author.extend(np.array(of_text, np.int32)[cut.text])
+    time.extend(np.array([each.time for each in block], np.int64)[cut.text])
+  lexicon.finish()
+  return _sort(
+    name,
+    _Columns(list(codes), author.finish(), time.finish(), length.finish()),
+    tokens.finish(),
+    lexicon,
+    limits,
+  )
+
+
+class _Columns(NamedTuple):
+  """What is known of sentences beside their tokens, in the order of reading."""
+
+  names: Sequence[str]  # [authors]
+  author: np.ndarray  # Int32 [sentences], the place in `names`.
+  time: np.ndarray  # Int64 [sentences].
+  length: np.ndarray  # Int32 [sentences].
+
+
+def _blocks(messages: Iterable[Message]) -> Iterator[list[Message]]:
+  """Yields messages together that have so many characters."""
+  held: list[Message] = []
+  size = 0
+  for message in messages:
+    held.append(message)
+    size += len(message.text) + 1
+    if size >= _BLOCK:
+      yield held
+      held, size = [], 0
+  if held:
+    yield held
+
+
+def _sort(
+  name: str,
+  columns: _Columns,
+  tokens: np.ndarray,
+  lexicon: tokenising.Lexicon,
+  limits: Limits,
+) -> Sentences:
+  """Chooses authors and their sentences, and writes these in their order."""
+  counts = np.bincount(columns.author, minlength=len(columns.names))
+  kept, left_out = _choose(name, columns.names, counts, limits)
+  # The places of the authors' names by alphabet; -1 for those left out.
+  rank = np.full(len(counts), -1, np.int32)
+  rank[kept] = np.arange(len(kept))
+  whose = rank[columns.author]
+  order = np.lexsort((columns.time, whose))[np.count_nonzero(whose < 0) :]
+  sizes = counts[kept]
+  if limits.max_sentences is not None:
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    order = order[np.arange(len(order)) - first < limits.max_sentences]
+    sizes = np.minimum(sizes, limits.max_sentences)
+    left_out['sentence_too_late'] = int(sum(counts[kept]) - sum(sizes))
+  for reason, number in left_out.items():
+    if number:
+      logging.info('%s: %d sentences left out: %s.', name, number, reason)
+  ends = np.cumsum(columns.length, dtype=np.int64)
+  sorted_tokens, sorted_time = GrowingArray(np.uint64), GrowingArray(np.int64)
+  for begin in range(0, len(order), _ROWS):
+    rows = order[begin : begin + _ROWS]
+    length = columns.length[rows].astype(np.int64)
+    last = np.cumsum(length)
+    places = np.repeat(ends[rows] - last, length) + np.arange(last[-1])
+    sorted_tokens.extend(tokens[places])
+    sorted_time.extend(columns.time[rows])
+  return Sentences(
+    name=name,
+    authors=tuple(columns.names[code] for code in kept),
+    bounds=np.concatenate([[0], np.cumsum(sizes)]),
+    time=sorted_time.finish(),
+    offsets=np.concatenate(
+      [[0], np.cumsum(columns.length[order], dtype=np.int64)]
+    ),
+    tokens=sorted_tokens.finish(),
+    lexicon=lexicon,
+    max_tokens=limits.max_tokens,
+    left_out={reason: n for reason, n in left_out.items() if n},
+  )
+
+
+def _choose(
+  name: str, names: Sequence[str], counts: np.ndarray, limits: Limits
+) -> tuple[np.ndarray, dict[str, int]]:
+  """Chooses authors, int64 `[kept]` in the order of their names."""
+  is_large = counts >= max(limits.min_sentences, 1)
+  large = [names[code] for code in np.flatnonzero(is_large)]
+  if not large:
+    raise DataError(
+      f'{name}: none of {len(names)} authors has the {limits.min_sentences} '
+      'sentences that it takes. Lower min_sentences, or give more data.'
+    )
+  code_of = {names[code]: code for code in range(len(names))}
+  kept = np.array([code_of[each] for each in limits.draw(large)], np.int64)
+  return kept, {
+    'author_too_small': int(counts[~is_large].sum()),
+    'author_not_drawn': int(counts[is_large].sum() - counts[kept].sum()),
+  }
