@@ -146,6 +146,7 @@ def test_gum_as_in_a_loop(is_as_in_code):
       score = (1 - slip) * score + guess * (1 - score)
     score += weights['user_bias/embeddings'][user]
     score += weights['item_bias/embeddings'][item]
+    score += attributes @ weights['attribute_bias/kernel']
     score += weights['common_bias/bias']
     np.testing.assert_allclose(found[place], _sigmoid(score), rtol=1e-5)
 
