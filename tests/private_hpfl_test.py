@@ -15,22 +15,12 @@ from tasks.experiment.config import TASKS
 from tasks.experiment.hyperparameters import Hpfl
 from tasks.experiment.trainable import Trainable
 from tasks.task import Data
-from tasks.user_modeling import synthetic
 from tests import commands
+from tests import small_schools
 from tff_partial import drafts
 from tff_partial import statistics
 from tff_partial.dp import mechanisms
 
-# Three schools of 5, 8 and 12 users, who answered some 12 of 20 items each.
-_generate = functools.partial(
-  synthetic.generate,
-  num_clients=3,
-  smallest=5,
-  largest=12,
-  num_items=20,
-  num_attributes=4,
-  records_per_user=12,
-)
 _PRIVATE: dict[str, Any] = {
   'data': 'synthetic',
   'rounds': 2,
@@ -47,8 +37,7 @@ _PRIVATE: dict[str, Any] = {
 
 @pytest.fixture(scope='module', autouse=True)
 def fixture_small_data() -> Iterator[None]:
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(synthetic, 'generate', _generate)
+  with small_schools.instead():
     yield
 
 

@@ -23,8 +23,8 @@ from tasks.experiment.folder import Folder
 from tasks.user_modeling import kept_tables
 from tasks.user_modeling import models as user_models
 from tasks.user_modeling import records as records_lib
-from tasks.user_modeling import synthetic
 from tests import commands
+from tests import small_schools
 from tff_partial import clustering
 from tff_partial import drafts
 from tff_partial import random_bits
@@ -34,16 +34,6 @@ from tff_partial.analysis.errors import AnalysisError
 from tff_partial.training import client_store
 from tff_partial.training import sqlite_backend
 
-# Three clients of 5, 8 and 12 users, who gave some 12 answers each.
-_generate = functools.partial(
-  synthetic.generate,
-  num_clients=3,
-  smallest=5,
-  largest=12,
-  num_items=20,
-  num_attributes=4,
-  records_per_user=12,
-)
 _FLAGS = (
   '--task=assist',
   '--algorithm=hpfl',
@@ -64,8 +54,7 @@ _SIZES = {'0': 5, '1': 8, '2': 12}
 
 @pytest.fixture(scope='module', autouse=True)
 def fixture_small_data() -> Iterator[None]:
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(synthetic, 'generate', _generate)
+  with small_schools.instead():
     yield
 
 
@@ -150,7 +139,7 @@ def _rows(run: _Shown, table: str) -> dict[str, np.ndarray]:
 
 
 def test_the_largest_clients_come_first(hpfl):
-  records = _generate()
+  records = small_schools.generate()
   frame = hpfl.table('attribute_shares.csv')
   # Larger clients have more users, who have as many records each.
   assert frame['client'].tolist() == ['2', '1', '0']
@@ -164,7 +153,7 @@ def test_the_largest_clients_come_first(hpfl):
 
 
 def test_clients_with_as_many_records_stay_in_order():
-  records = _generate()
+  records = small_schools.generate()
   some = records.take(np.flatnonzero(records.client == 1)[:4])
   even = dataclasses.replace(some, client=np.array([2, 1, 2, 1], np.int32))
   assert private_tables.largest(even, 2) == [1, 2]
@@ -192,7 +181,8 @@ def test_users_are_drawn_by_their_hidden_characteristics(hpfl):
   frame = hpfl.table('private_tables_map.csv')
   users = frame[frame['what'] == 'user']
   assert users.groupby('client').size().to_dict() == _SIZES
-  names = dict(zip(_generate().clients, _generate().user_names, strict=True))
+  schools = small_schools.generate()
+  names = dict(zip(schools.clients, schools.user_names, strict=True))
   for client, table in _rows(hpfl, 'user/embeddings').items():
     of_client = users[users['client'] == client]
     assert of_client['user'].tolist() == list(names[client])

@@ -27,8 +27,8 @@ from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
 from tasks.user_modeling import measures
-from tasks.user_modeling import synthetic
 from tests import small_runs
+from tests import small_schools
 from tff_partial import drafts
 from tff_partial import tiers
 from tff_partial.analysis import rating_metrics
@@ -40,17 +40,6 @@ from tff_partial.dp import local_noise
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 
-# Three clients of 5, 8 and 12 users, who gave some 12 answers each to 19 of 20
-# items.
-_generate = functools.partial(
-  synthetic.generate,
-  num_clients=3,
-  smallest=5,
-  largest=12,
-  num_items=20,
-  num_attributes=4,
-  records_per_user=12,
-)
 _SMALL: dict[str, Any] = {
   'data': 'synthetic',
   'rounds': 2,
@@ -65,8 +54,7 @@ _SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope='module', autouse=True)
 def fixture_small_data() -> Iterator[None]:
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(synthetic, 'generate', _generate)
+  with small_schools.instead():
     yield
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tasks import recurrent
 from tasks.next_word.tokens import Tokens
 
 
@@ -96,8 +97,14 @@ class TiedLogits(tf.keras.layers.Layer):
 # ---- recurrence --------------------------------------------------------------
 
 
+def _open_forget_gate(shape: Any, dtype: Any = None) -> tf.Tensor:
+  """The first bias: the forget gate, the second of four, begins with ones."""
+  units = shape[0] // 4
+  return tf.repeat(tf.constant([0.0, 1.0, 0.0, 0.0], dtype), units)
+
+
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class LoopedLSTM(tf.keras.layers.Layer):
+class LoopedLSTM(recurrent.LSTMLayer):
   """An LSTM whose gradient is written down, for short loops and XLA.
 
   Maps `[batch, time, features]` to `[batch, time, units]`, and computes what
@@ -109,31 +116,7 @@ class LoopedLSTM(tf.keras.layers.Layer):
   bias contribute. It has no second derivative.
   """
 
-  def __init__(self, units: int, **kwargs: Any):
-    """Makes the layer.
-
-    Args:
-      units: Length of the output.
-      **kwargs: What every layer takes, such as its name.
-    """
-    super().__init__(**kwargs)
-    self.units = units
-
-  def build(self, input_shape: tf.TensorShape) -> None:
-    self.kernel = self.add_weight(
-      name='kernel',
-      shape=[input_shape[-1], 4 * self.units],
-      initializer='glorot_uniform',
-    )
-    self.recurrent_kernel = self.add_weight(
-      name='recurrent_kernel',
-      shape=[self.units, 4 * self.units],
-      initializer='orthogonal',
-    )
-    self.bias = self.add_weight(
-      name='bias', shape=[4 * self.units], initializer=_open_forget_gate
-    )
-    super().build(input_shape)
+  first_bias = staticmethod(_open_forget_gate)
 
   def call(self, inputs: tf.Tensor) -> tf.Tensor:
     gates = tf.tensordot(inputs, self.kernel, 1) + self.bias
@@ -141,15 +124,6 @@ class LoopedLSTM(tf.keras.layers.Layer):
     hidden = _recur(by_time, tf.convert_to_tensor(self.recurrent_kernel))
     hidden = tf.transpose(hidden, [1, 0, 2])
     return tf.ensure_shape(hidden, [None, inputs.shape[1], self.units])
-
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), 'units': self.units}
-
-
-def _open_forget_gate(shape: Any, dtype: Any = None) -> tf.Tensor:
-  """The first bias: the forget gate, the second of four, begins with ones."""
-  units = shape[0] // 4
-  return tf.repeat(tf.constant([0.0, 1.0, 0.0, 0.0], dtype), units)
 
 
 @tf.custom_gradient

@@ -4,13 +4,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tasks import recurrent
+
 # A prime above the number of characters, and one that keeps int32 from
 # overflowing when it is multiplied by the former.
 _HASH_FACTOR, _HASH_MODULUS = 257, 8_388_593
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class FusedLSTM(tf.keras.layers.Layer):
+class FusedLSTM(recurrent.LSTMLayer):
   """An LSTM whose whole loop over time is one operation of TensorFlow.
 
   Maps `[batch, time, features]` to `[batch, time, units]`. It computes what the
@@ -33,25 +35,8 @@ class FusedLSTM(tf.keras.layers.Layer):
         in the order of the text.
       **kwargs: What every layer takes, such as its name.
     """
-    super().__init__(**kwargs)
-    self.units = units
+    super().__init__(units, **kwargs)
     self.go_backwards = go_backwards
-
-  def build(self, input_shape: tf.TensorShape) -> None:
-    self.kernel = self.add_weight(
-      name='kernel',
-      shape=[input_shape[-1], 4 * self.units],
-      initializer='glorot_uniform',
-    )
-    self.recurrent_kernel = self.add_weight(
-      name='recurrent_kernel',
-      shape=[self.units, 4 * self.units],
-      initializer='orthogonal',
-    )
-    self.bias = self.add_weight(
-      name='bias', shape=[4 * self.units], initializer='zeros'
-    )
-    super().build(input_shape)
 
   def call(self, inputs: tf.Tensor) -> tf.Tensor:
     by_time = tf.transpose(inputs, [1, 0, 2])
@@ -81,11 +66,7 @@ class FusedLSTM(tf.keras.layers.Layer):
     return hidden
 
   def get_config(self) -> dict[str, Any]:
-    return {
-      **super().get_config(),
-      'units': self.units,
-      'go_backwards': self.go_backwards,
-    }
+    return {**super().get_config(), 'go_backwards': self.go_backwards}
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')

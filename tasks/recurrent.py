@@ -1,0 +1,44 @@
+"""What layers have in common that compute an LSTM in ways of their own."""
+
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+
+class LSTMLayer(tf.keras.layers.Layer):
+  """Has the weights of a Keras LSTM, and maps sequences to sequences.
+
+  Attributes:
+    first_bias: How the bias of the gates begins, a Keras initializer.
+  """
+
+  first_bias: ClassVar[Any] = 'zeros'
+
+  def __init__(self, units: int, **kwargs: Any):
+    """Makes the layer.
+
+    Args:
+      units: Length of the output.
+      **kwargs: What every layer takes, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.units = units
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    self.kernel = self.add_weight(
+      name='kernel',
+      shape=[input_shape[-1], 4 * self.units],
+      initializer='glorot_uniform',
+    )
+    self.recurrent_kernel = self.add_weight(
+      name='recurrent_kernel',
+      shape=[self.units, 4 * self.units],
+      initializer='orthogonal',
+    )
+    self.bias = self.add_weight(
+      name='bias', shape=[4 * self.units], initializer=self.first_bias
+    )
+    super().build(input_shape)
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'units': self.units}
