@@ -112,7 +112,9 @@ def test_a_random_layer_draws_from_the_seed_as_keras_would(layer):
     ]
     return outputs
 
-  inputs = tf.constant(_GENERATOR.normal(1.0, 1.0, [400, 60]), tf.float32)
+  # Keras's own draw follows from no seed. Of 8,000 examples, each of which one
+  # layer drops as a whole, the share that is dropped strays by .6 in a hundred.
+  inputs = tf.constant(_GENERATOR.normal(1.0, 1.0, [8000, 60]), tf.float32)
   drawn, plain = run(inputs, tf.constant(_SEED))
   np.testing.assert_array_equal(plain, inputs)
   np.testing.assert_array_equal(run(inputs, tf.constant(_SEED))[0], drawn)
