@@ -4,7 +4,14 @@ import abc
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import os
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import (
+  Any,
+  ClassVar,
+  NamedTuple,
+  Protocol,
+  runtime_checkable,
+  TypeAlias,
+)
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +26,9 @@ from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.data import splits
 from tff_partial.model import models
+
+# Resident in memory, or read when their round comes.
+Clients: TypeAlias = populations.Population | populations.Reader
 
 # Parts of the data that every task has.
 TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
@@ -184,10 +194,51 @@ class Task(Protocol):
       OptionError: If the task has no such form.
     """
 
-  def clients(
-    self, part: str, example_spec: examples.ExampleSpec
-  ) -> populations.Population:
+  def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
     """Packs the clients of one part of the data."""
+
+
+class Spent(NamedTuple):
+  """What a task spends of a private run's privacy before the first round.
+
+  Attributes:
+    noise_multipliers: Of what is released once of all who take part.
+    delta: With what probability that may fail; a part of the run's delta.
+  """
+
+  noise_multipliers: tuple[float, ...] = ()
+  delta: float = 0.0
+
+
+class Release(NamedTuple):
+  """How what a task releases with noise is simulated.
+
+  Attributes:
+    noise_seed: Draws the noise; by default the operating system does.
+    simulated_population: As if so many users took part; by default as many as
+      do.
+  """
+
+  noise_seed: int | None = None
+  simulated_population: int | None = None
+
+
+@runtime_checkable
+class Releases(Protocol):
+  """Options of a task that may release something of its users with noise."""
+
+  @property
+  def spent(self) -> Spent:
+    """What that costs."""
+
+  def load(self, data: 'Data', seed: int, release: Release) -> 'Task':
+    """Loads the data and makes the task.
+
+    Args:
+      data: Where they come from.
+      seed: The run's seed.
+      release: How the noise is simulated.
+    """
 
 
 REAL, SYNTHETIC = 'real', 'synthetic'
@@ -359,7 +410,7 @@ class KnowsAllOf(Protocol):
 
 def one_user(
   task: Task, user_id: str, example_spec: examples.ExampleSpec
-) -> populations.Population:
+) -> Clients:
   """Finds the clients among which a user is.
 
   Args:

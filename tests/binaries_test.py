@@ -137,8 +137,12 @@ def test_a_run_leaves_a_result(trained):
       }
   assert set(result['test']) == {'unseen'}
   # Two hundred items with four factors, of four bytes each.
-  assert result['communication'] == {
+  counted = result['communication']
+  assert counted.pop('upload_bytes_by_rows') < 3200
+  assert counted == {
+    'download_parameters': 800,
     'download_bytes': 3200,
+    'upload_parameters': 800,
     'upload_bytes': 3200,
   }
   assert result['privacy'] is None

@@ -25,6 +25,7 @@ import psutil
 from tasks import audit
 from tasks import clients
 from tasks import evaluate
+from tasks import export
 from tasks import new_users
 from tasks import private_tables
 from tasks import report
@@ -85,6 +86,7 @@ def run_here(name: str, *arguments: str) -> Outcome:
     'audit': audit,
     'clients': clients,
     'evaluate': evaluate,
+    'export': export,
     'new_users': new_users,
     'private_tables': private_tables,
     'report': report,

@@ -96,3 +96,10 @@ def test_the_page_on_hpfl_makes_a_model_of_a_schools_own_size() -> None:
   # Five users and forty items, of which the answers name most.
   assert users.shape == (5, 3)
   assert 30 < len(items) <= 40
+
+
+def test_the_page_on_export_serves_a_user():
+  known = _run('docs/export.md', {})
+  assert set(known['exported'].paths) == {'saved_model', 'tflite'}
+  assert known['predicted'].shape == (20, 1)
+  assert np.isfinite(known['predicted']).all()

@@ -21,7 +21,7 @@ def _said(name: str, capsys, monkeypatch, *arguments: str) -> str:
 
 def test_examples_are_short():
   scripts = sorted(_EXAMPLES.glob('*.py'))
-  assert len(scripts) == 4
+  assert len(scripts) == 5
   for script in scripts:
     assert len(script.read_text(encoding='utf-8').splitlines()) <= 60, script
 

@@ -31,6 +31,7 @@ from tff_partial.data.packing import from_tff as from_tff
 from tff_partial.data.packing import pack as pack
 from tff_partial.data.populations import Reader as Reader
 from tff_partial.data.vocabularies import Vocabulary as Vocabulary
+from tff_partial.exporting.exports import export as export
 from tff_partial.learning_process import (
   as_evaluation_process as as_evaluation_process,
 )

@@ -10,11 +10,13 @@ from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.contexts import Batch
+from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.descent import connected
 from tff_partial.descent import descend
 from tff_partial.descent import replaced
 from tff_partial.descent import trained_by
+from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
 from tff_partial.sparse import lookups
 from tff_partial.sparse import rows
@@ -38,6 +40,49 @@ class Stand(NamedTuple):
   is_finite: tf.Tensor
 
 
+def answered(answer: phases.Answer, context: ClientContext) -> Any:
+  """What a client predicts in the place of the model's predictions.
+
+  What the model's predictions mask stays masked.
+
+  Args:
+    answer: Says what.
+    context: What the client knows, its batch with it.
+
+  Raises:
+    PhaseError: If loss and metrics would be given something else than
+      predictions of the model.
+  """
+  given = batch_of(context).predictions
+  found = answer(context)
+  if not _alike(given, found):
+    raise phases.PhaseError(
+      f'answer: a client predicts {found} in the place of {given}, which the '
+      'model predicts. Return the same structure of tensors, of the same '
+      'shapes and dtypes.'
+    )
+  mask = keras_functions.mask_of(given)
+  if mask is not None:
+    found = tf.identity(found)
+    found._keras_mask = mask
+  return found
+
+
+def _alike(one: Any, other: Any) -> bool:
+  """Whether two structures hold tensors of the same shapes and dtypes."""
+  try:
+    tf.nest.assert_same_structure(one, other, check_types=False)
+  except (TypeError, ValueError):
+    return False
+  pairs = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
+  return all(
+    tf.is_tensor(b)
+    and a.dtype is b.dtype
+    and a.shape.is_compatible_with(b.shape)
+    for a, b in pairs
+  )
+
+
 class Client:
   """What does not change while a client works at phases in turn."""
 
@@ -45,6 +90,24 @@ class Client:
     self.model = context.model
     self.tables = tables
     self.context = context
+
+  def _knows(
+    self,
+    weights: tiers.Weights,
+    batch: Mapping[str, Any],
+    is_real: tf.Tensor,
+    predictions: Any,
+    seed: tf.Tensor,
+    what: str,
+  ) -> ClientContext:
+    """What the client knows within a step, for terms and answers."""
+    return self.context._replace(
+      weights=weights,
+      seed=random_bits.fold_in(seed, what),
+      batch=Batch(
+        batch['x'], batch['y'], batch['weight'], is_real, predictions
+      ),
+    )
 
   def step(
     self,
@@ -72,6 +135,11 @@ class Client:
             training=bool(mine),
             seed=seed,
           )
+        if phase.answer is not None:
+          predictions = answered(
+            phase.answer,
+            self._knows(weights, batch, is_real, predictions, seed, 'answer'),
+          )
         value = self.model.loss(
           batch['y'],
           predictions,
@@ -83,12 +151,8 @@ class Client:
       if phase.with_loss:
         objective = value.objective
       if phase.terms:
-        context = self.context._replace(
-          weights=weights,
-          seed=random_bits.fold_in(seed, 'terms'),
-          batch=Batch(
-            batch['x'], batch['y'], batch['weight'], is_real, predictions
-          ),
+        context = self._knows(
+          weights, batch, is_real, predictions, seed, 'terms'
         )
         for term in phase.terms:
           objective += term(context)

@@ -146,6 +146,7 @@ class ClientWork:
     specs: Of what a client starts with: shared weights by tier, frozen weights,
       what it remembers, its data.
     types: The same as TFF types: weights at the server, C, D.
+    tables: Those that a client can train by rows.
   """
 
   def __init__(
@@ -179,7 +180,7 @@ class ClientWork:
         'weight or metrics.'
       )
     self.example_spec = example_spec_of(model, self.work)
-    self._tables = lookups.Tables(model, self.work)
+    self.tables = lookups.Tables(model, self.work)
     first = tracing.traced(
       lambda seed: self._with_num_rows(client_state.first(model, seed), {}),
       random_bits.SEED_SPEC,
@@ -331,5 +332,5 @@ class ClientWork:
     """
     context = self.begin(shared, frozen, kept, client, sent.get('server'))
     return local_training.run(
-      self.work, context, self._tables, sent.get('round')
+      self.work, context, self.tables, sent.get('round')
     )

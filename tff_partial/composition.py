@@ -108,13 +108,15 @@ def compose(
   ]
   check_tiers(client)
   check_settling(client, statistics)
+  by_rows = before_sending is None and isinstance(
+    aggregator, aggregators.RowAggregationFactory
+  )
   round_ = _Round(
     client,
     messages.Sending(
       sent_tiers,
       client_weighting,
-      before_sending is None
-      and isinstance(aggregator, aggregators.RowAggregationFactory),
+      by_rows,
       before_sending,
       statistics,
     ),
@@ -133,6 +135,7 @@ def compose(
     sent=sent_tiers,
     mechanism=mechanism(aggregator, before_sending),
     work=client,
+    rows_of=client.tables.names if by_rows else (),
   )
 
 

@@ -84,7 +84,7 @@ class ClientContext(NamedTuple):
       None if it has none, as in an evaluation.
     computed: What was computed before, by name; see `Compute`.
     group: int32 scalar, the client's group; 0 until it has chosen.
-    batch: The examples of the step, for terms; None elsewhere.
+    batch: The examples of the step, for terms and answers; None elsewhere.
     outcome: What the work came to; None as long as it goes on.
     rows: Of each table of the client's own size, which of its rows are real,
       bool `[rows]`.
@@ -206,12 +206,13 @@ def batch_of(client: ClientContext) -> Batch:
   """The examples of the step.
 
   Raises:
-    ContextError: If the client takes none, outside of a phase's terms.
+    ContextError: If the client takes none, outside of a phase's terms and
+      answer.
   """
   if client.batch is None:
     raise ContextError(
-      'There is no batch at this place of the work: only terms of phases know '
-      'one.'
+      'There is no batch at this place of the work: only terms and answers of '
+      'phases know one.'
     )
   return client.batch
 

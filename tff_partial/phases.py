@@ -8,7 +8,7 @@ batch. In between, clients of a model with groups choose theirs (`groups.py`).
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import re
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -24,6 +24,9 @@ from tff_partial.model import models
 Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
 # An extra loss term: (what the client knows) -> scalar. See `terms.py`.
 Term = Callable[[contexts.ClientContext], tf.Tensor]
+# (what the client knows, with its batch) -> what it predicts in place of the
+# model. See `memories.py`.
+Answer: TypeAlias = Callable[[contexts.ClientContext], Any]
 # From how many rounds were done to how many epochs the next one has.
 Epochs: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
@@ -75,6 +78,8 @@ class Phase:
       train PERSONAL, and `tiers.as_they_are` for others.
     measured: Whether the phase's predictions count in the metrics and its
       examples weigh the client. Predictions are those before each batch.
+    answer: What a client predicts in the place of the model's predictions, by
+      these and all else that it knows; for phases that train nothing.
   """
 
   train: tuple[str, ...] = (tiers.GLOBAL,)
@@ -93,6 +98,7 @@ class Phase:
   with_loss: bool = True
   reads: tiers.Reads | None = None
   measured: bool = False
+  answer: Answer | None = None
 
   def __post_init__(self) -> None:
     """Checks the settings."""
@@ -104,6 +110,7 @@ class Phase:
         'those that the client holds, such as `tiers.as_they_are` or '
         '`tiers.personal_copy`.'
       )
+    self._check_answer()
     if (
       tiers.GLOBAL in train
       and self.read is tiers.personal_copy
@@ -130,6 +137,21 @@ class Phase:
       )
     for tier in train:
       self._check_optimizer(tier)
+
+  def _check_answer(self) -> None:
+    if self.answer is None:
+      return
+    if not callable(self.answer):
+      raise PhaseError(
+        f'answer={self.answer!r}: what a client predicts in the place of the '
+        "model's predictions is a function of what it knows, a `ClientContext`."
+      )
+    if self.train:
+      raise PhaseError(
+        f'train={self.train}: a phase that trains learns from the predictions '
+        'of the model, so that it has no `answer`. Measure in a phase of its '
+        'own, with train=().'
+      )
 
   def _check_optimizer(self, tier: str) -> None:
     if isinstance(self.optimizer, Mapping) and tier not in self.optimizer:

@@ -48,6 +48,8 @@ class PartialProcess(tff.templates.IterativeProcess):
     sent: The tiers whose updates leave a client.
     mechanism: What makes these updates private, or None.
     work: What a client does in a round; None if it is not known.
+    rows_of: The GLOBAL tables of which clients send the rows that their
+      examples look up in place of the whole.
   """
 
   def __init__(
@@ -63,6 +65,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     sent: Sequence[str],
     mechanism: mechanisms.Mechanism | None = None,
     work: client_work.ClientWork | None = None,
+    rows_of: Sequence[str] = (),
   ):
     """Checks the types and keeps the computations.
 
@@ -79,6 +82,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       sent: The tiers whose updates leave a client.
       mechanism: What makes these updates private, or None.
       work: What a client does in a round.
+      rows_of: The GLOBAL tables of which clients send rows.
 
     Raises:
       ClientStateTypeError: If the client states that come out are not what
@@ -111,6 +115,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.sent = tuple(sent)
     self.mechanism = mechanism
     self.work = work
+    self.rows_of = tuple(rows_of)
 
   @property
   def client_type(self) -> tff.Type:

@@ -24,6 +24,7 @@ PROGRAMS = (
   'sweep',
   'report',
   'audit',
+  'export',
 )
 _HELP = ('-h', '-help', '--help', '-?')
 

@@ -9,6 +9,7 @@ import dataclasses
 from tasks import task as tasks_lib
 from tasks.experiment import building
 from tasks.experiment import many_users
+from tasks.experiment import memorizing
 from tasks.experiment.hyperparameters import FedEmbed
 from tasks.experiment.training import LocalTraining
 from tff_partial import algorithms
@@ -27,14 +28,26 @@ _LOCAL_ONLY = building.Algorithm(
   '--target_epsilon and --noise_multiplier out.',
 )
 
+_FED_RECON = building.Algorithm(
+  building.fed_recon,
+  building.fed_recon_eval,
+  user=tasks_lib.OWN,
+  personal=_PERSONAL,
+  always_personalises=True,
+)
+_FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
+
 ALGORITHMS: dict[str, building.Algorithm] = {
-  'fed_recon': building.Algorithm(
+  'fed_recon': _FED_RECON,
+  'fed_recon_fine_tuning': building.Algorithm(
     building.fed_recon,
-    building.fed_recon_eval,
+    building.fed_recon_fine_tuning_eval,
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     always_personalises=True,
   ),
+  'fed_recon_knn_per': memorizing.knn_per(_FED_RECON),
+  'fed_recon_cache': memorizing.ngram_cache(_FED_RECON),
   'furl': building.Algorithm(
     building.furl,
     building.measured_by(algorithms.build_furl_eval),
@@ -135,11 +148,13 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'hpfl': many_users.hpfl(),
   'hpfl_k': many_users.hpfl(drafts=False),
   'hpfl_r': many_users.hpfl(public=False),
-  'fed_avg': building.Algorithm(many_users.fed_avg, _FOR_ALL),
+  'fed_avg': _FED_AVG,
+  'knn_per': memorizing.knn_per(_FED_AVG),
+  'ngram_cache': memorizing.ngram_cache(_FED_AVG),
   'fine_tuning': building.Algorithm(
     building.trained_by(baselines.build_fed_avg, training=_GLOBAL),
     building.measured_by(baselines.build_fine_tuning_eval),
-    personal=_PERSONAL,
+    personal=LocalTraining.of_tuning,
     always_personalises=True,
   ),
   'fed_sgd': building.Algorithm(many_users.fed_sgd, _FOR_ALL),

@@ -94,6 +94,17 @@ def fed_recon_eval(
   )
 
 
+def fed_recon_fine_tuning_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  return algorithms.build_fed_recon_fine_tuning_eval(
+    model,
+    split=measuring.get('split') or run.local.build_split(),
+    reconstruct=run.local.when_measured(run.local.of_personal()),
+    tune=run.local.of_tuning_global(),
+  )
+
+
 def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   return algorithms.build_furl(
     model,

@@ -19,6 +19,7 @@ from tasks.experiment.privacy import Privacy
 from tasks.experiment.training import LocalTraining
 from tasks.experiment.training import Server
 from tasks.movielens import task as movielens
+from tasks.next_word import task as next_word
 from tasks.options import Choice
 from tasks.options import Leak
 from tasks.options import Option
@@ -35,6 +36,7 @@ TASK = 'task'
 _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
   emnist.Options,
   movielens.Options,
+  next_word.Options,
   mnist.MnistOptions,
   speech.SpeechOptions,
   subreddit.SubredditOptions,
@@ -119,6 +121,12 @@ class Config(Options):
     """
     super().__post_init__()
     if not self.privacy.is_on:
+      if self.spent.noise_multipliers:
+        raise OptionError(
+          f'--task={self.task.name}: it would release something with noise in '
+          'a run that is not private and counts no epsilon. Give '
+          '--target_epsilon or --noise_multiplier, or choose no noise.'
+        )
       return
     privacy_lib.refuse(self.leaks())
     reason = self.how.why_not_private
@@ -134,6 +142,13 @@ class Config(Options):
     )
     yield from self.how.leaks(self.hyperparameters)
     yield from self.task.leaks()
+
+  @property
+  def spent(self) -> tasks_lib.Spent:
+    """What the task spends of the run's privacy before the first round."""
+    if isinstance(self.task, tasks_lib.Releases):
+      return self.task.spent
+    return tasks_lib.Spent()
 
   @property
   def how(self) -> building.Algorithm:

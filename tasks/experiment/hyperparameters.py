@@ -5,6 +5,7 @@ import dataclasses
 from typing import ClassVar, TypedDict
 
 from tasks.errors import OptionError
+from tasks.experiment.memory import Memory
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
@@ -322,6 +323,7 @@ class Hyperparameters(Options):
   fed_embed: FedEmbed = FedEmbed()
   hpfl: Hpfl = Hpfl()
   fed_noise: FedNoise = FedNoise()
+  memory: Memory = Memory()
   joint: bool = option(
     False, 'Train local weights in the update phase of FedRecon, too.'
   )

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
+from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.loop import Loop
 from tasks.options import Leak
@@ -195,14 +196,23 @@ class Privacy(Options):
       count_stddev=self.count_stddev,
     )
 
+  @property
+  def release(self) -> tasks_lib.Release:
+    """How what tasks release before the first round is simulated."""
+    return tasks_lib.Release(self.noise_seed, self.simulated_population)
+
   def ledger(
-    self, population: int, loop: Loop
+    self,
+    population: int,
+    loop: Loop,
+    spent: tasks_lib.Spent = tasks_lib.Spent(),
   ) -> privacy_plans.PrivacyLedger | None:
     """Plans the run; None if it is not private.
 
     Args:
       population: How many clients take part in training.
       loop: The rounds and cohorts.
+      spent: What the task spends before the first round.
 
     Raises:
       UserError: If the plan is impossible; says which is the nearest.
@@ -226,6 +236,8 @@ class Privacy(Options):
       clients_per_round=loop.clients_per_round,
       rounds=loop.rounds,
       sampling=sampling,
+      once=spent.noise_multipliers,
+      once_delta=spent.delta,
     )
     return privacy_plans.PrivacyLedger(
       plan, simulation=self.noise_seed is not None

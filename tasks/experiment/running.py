@@ -9,12 +9,12 @@ import time
 from typing import Any
 
 import psutil
-import tensorflow_federated as tff
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment import measuring
 from tasks.experiment import privacy as privacy_lib
+from tasks.experiment.communication import communication
 from tasks.experiment.config import Config
 from tasks.experiment.config import Runtime
 from tasks.experiment.folder import finite
@@ -22,7 +22,6 @@ from tasks.experiment.folder import Folder
 from tasks.experiment.folder import RESULT_FILE
 from tasks.experiment.loop import Output
 from tasks.experiment.trainable import Trainable
-from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial.training import programs
 
@@ -71,6 +70,9 @@ def load(config: Config) -> tasks_lib.Task:
   """
   if config.runtime.runtime == 'cohort' and not config.how.is_central:
     runtimes.cores_for_clients()
+  if isinstance(config.task, tasks_lib.Releases):
+    release = config.privacy.release
+    return config.task.load(config.data, config.seed, release)
   return config.task.load(config.data, config.seed)
 
 
@@ -129,6 +131,9 @@ def run(config: Config, output: Output = Output()) -> Result:
   }
   report = {
     **_description(config, trainable, trained),
+    'communication': communication(
+      trainable.process, clients, config.server.quantization
+    ),
     'jit_choices': dict(getattr(context, 'choices', {})),
     'data': {
       **task.counts,
@@ -254,7 +259,6 @@ def _description(
     'jit': config.runtime.jit,
     'diverged': trained.diverged,
     'ended_by': trained.ended_by,
-    'communication': communication(trainable.process),
   }
 
 
@@ -314,33 +318,6 @@ def _cell(value: Any) -> str:
     return '-'  # Not measured here.
   number = float(value)
   return f'{number:.4{"f" if abs(number) < 1e6 else "g"}}'
-
-
-def communication(process: processes.PartialProcess) -> dict[str, int]:
-  """Bytes that a client loads and sends in a round at most, uncompressed.
-
-  A client whose examples look up few rows of a table may send these alone;
-  tables are counted whole.
-
-  Args:
-    process: The process; what is not sent is not counted.
-  """
-  weights_type = process.get_model_weights.type_signature.result
-  return {
-    'download_bytes': _num_bytes(weights_type),
-    'upload_bytes': sum(
-      _num_bytes(weights_type.trainable[tier]) for tier in process.sent
-    ),
-  }
-
-
-def _num_bytes(type_spec: tff.Type) -> int:
-  if isinstance(type_spec, tff.TensorType):
-    items = 1
-    for dimension in type_spec.shape or ():
-      items *= dimension
-    return int(items * type_spec.dtype.type().itemsize)
-  return sum(_num_bytes(part) for part in type_spec)
 
 
 def peak_memory_mb() -> float:

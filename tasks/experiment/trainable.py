@@ -8,7 +8,6 @@ from tasks.experiment import algorithms
 from tasks.experiment.config import Config
 from tasks.experiment.setting import Setting
 from tff_partial.baselines import centralized
-from tff_partial.data import populations
 from tff_partial.data import splits
 from tff_partial.dp import privacy_audit
 from tff_partial.evaluation import Evaluation
@@ -49,7 +48,7 @@ class Trainable:
     if config.privacy.is_on or self._algorithm.counts_clients:
       population = len(task.clients(tasks_lib.TRAIN, model.example_spec))
       population += 0 if canaries is None else canaries.number
-      ledger = config.privacy.ledger(population, config.loop)
+      ledger = config.privacy.ledger(population, config.loop, config.spent)
     self._setting = Setting(
       task=task,
       local=config.local,
@@ -73,7 +72,7 @@ class Trainable:
       return tasks_lib.TABLE if self._algorithm.is_central else tasks_lib.OWN
     return form
 
-  def clients(self) -> populations.Population:
+  def clients(self) -> tasks_lib.Clients:
     """Packs those who take part in training."""
     spec = self.process.example_spec
     clients = self._task.clients(tasks_lib.TRAIN, spec)

@@ -21,6 +21,7 @@ from tff_partial import aggregators
 from tff_partial import composition
 from tff_partial import messages
 from tff_partial import phases
+from tff_partial import quantization
 from tff_partial import tiers
 from tff_partial.data import splits
 
@@ -30,6 +31,18 @@ _OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
   'adam': tff.learning.optimizers.build_adam,
   'rmsprop': tff.learning.optimizers.build_rmsprop,
   'yogi': tff.learning.optimizers.build_yogi,
+}
+_HAVE_BETA_2 = ('adam', 'yogi')
+
+EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
+_WEIGHTINGS: dict[
+  str | None, messages.ClientWeighting | messages.ClientWeightFn
+] = {
+  None: messages.ClientWeighting.NUM_EXAMPLES,
+  EXAMPLES: messages.ClientWeighting.NUM_EXAMPLES,
+  # As many as its loss is the mean of.
+  TARGETS: lambda result: result.loss[1],
+  UNIFORM: messages.ClientWeighting.UNIFORM,
 }
 
 
@@ -54,6 +67,12 @@ class Optimizer(Options):
   epsilon: float | None = option(
     None, 'Epsilon for {0.what}; for adaptive optimizers alone.', at_least=0
   )
+  beta_2: float | None = option(
+    None,
+    'Decay of the second moment for {0.what}; for adam and yogi alone.',
+    at_least=0,
+    at_most=1,
+  )
 
   def flag_prefix(self) -> str:
     """Begins the names of its flags."""
@@ -72,6 +91,11 @@ class Optimizer(Options):
         f'--{self.name}_epsilon: sgd has no epsilon. Leave the flag out, or '
         'choose an adaptive optimizer.'
       )
+    if self.optimizer not in _HAVE_BETA_2 and self.beta_2 is not None:
+      raise OptionError(
+        f'--{self.name}_beta_2: {self.optimizer} has none. Leave the flag out, '
+        f'or choose one of {", ".join(_HAVE_BETA_2)}.'
+      )
 
   def build(self) -> phases.Optimizer:
     """Builds TFF's optimizer."""
@@ -80,6 +104,8 @@ class Optimizer(Options):
       extra['momentum'] = self.momentum or None
     elif self.epsilon is not None:
       extra['epsilon'] = self.epsilon
+    if self.beta_2 is not None:
+      extra['beta_2'] = self.beta_2
     return _OPTIMIZERS[self.optimizer](
       learning_rate=self.learning_rate, **extra
     )
@@ -126,6 +152,18 @@ class LocalTraining(Options):
   evaluation_reconstruction_learning_rate: float | None = option(
     None,
     'Learning rate of reconstruction when measuring, if not as in training.',
+    at_least=0,
+  )
+  tuned: str | None = option(
+    None,
+    'Which variables clients tune before they are measured, for algorithms of '
+    'fine-tuning: a regular expression over whole names, such as '
+    'bucket_embedding/.*; all by default.',
+  )
+  tuning_learning_rate: float | None = option(
+    None,
+    'Learning rate of global weights that clients tune after reconstruction, '
+    'before they are measured, if not as in training.',
     at_least=0,
   )
   personalise_seen: bool = option(
@@ -218,6 +256,20 @@ class LocalTraining(Options):
       self.of_global(), optimizer=self.reconstruction.build()
     )
 
+  def of_tuning(self) -> phases.Phase:
+    """How clients tune what was trained for all, or some variables of it."""
+    return dataclasses.replace(self.of_personal(), only=self.tuned)
+
+  def of_tuning_global(self) -> phases.Phase:
+    """How clients tune what is sent after they have rebuilt their own."""
+    rate = self.tuning_learning_rate
+    if rate is None:
+      rate = self.update.learning_rate
+    return dataclasses.replace(
+      self.when_measured(self.of_tuning()),
+      optimizer=dataclasses.replace(self.update, learning_rate=rate).build(),
+    )
+
   def of_personal_repeated(self) -> phases.Phase:
     """The same, with so many steps on each batch, as pFedMe has."""
     return dataclasses.replace(
@@ -271,11 +323,19 @@ class Server(Options):
     'single clients make a run diverge.',
     at_least=0,
   )
+  quantization_bits: int | None = option(
+    None,
+    'Clients round their updates to so many bits a number, by chance; by '
+    'default they send them as they are.',
+    at_least=1,
+    at_most=16,
+  )
   client_weighting: str | None = option(
     None,
-    'Whether a client counts by its query examples (the default) or once (if '
-    'the run is private).',
-    choices=('examples', 'uniform'),
+    'Whether a client counts by its query examples (the default); by all '
+    'targets that it trained on, such as the tokens of its sentences; or once '
+    '(if the run is private).',
+    choices=(EXAMPLES, TARGETS, UNIFORM),
   )
 
   def __post_init__(self) -> None:
@@ -289,7 +349,7 @@ class Server(Options):
 
   def leaks(self) -> Iterator[Leak]:
     """Yields what a private run may not choose."""
-    if self.client_weighting == 'examples':
+    if self.client_weighting in (EXAMPLES, TARGETS):
       yield Leak(
         'client_weighting',
         self.client_weighting,
@@ -302,6 +362,13 @@ class Server(Options):
         self.aggregator,
         'its bounds follow from what clients send',
         'Leave it out; private runs have --clip and --clip_quantile.',
+      )
+    if self.quantization_bits is not None:
+      yield Leak(
+        'quantization_bits',
+        self.quantization_bits,
+        'clients would send how far their numbers reach',
+        'Leave it out.',
       )
     if self.clip_norm:
       yield Leak(
@@ -318,13 +385,20 @@ class Server(Options):
 
   def averaging(self) -> composition.Averaging:
     """How updates are joined if nothing protects them."""
-    weighting = messages.ClientWeighting
-    return {
+    averaging: composition.Averaging = {
       'aggregator': self._aggregator(),
-      'client_weighting': weighting.UNIFORM
-      if self.client_weighting == 'uniform'
-      else weighting.NUM_EXAMPLES,
+      'client_weighting': _WEIGHTINGS[self.client_weighting],
     }
+    if self.quantization is not None:
+      averaging['before_sending'] = self.quantization
+    return averaging
+
+  @property
+  def quantization(self) -> quantization.Quantization | None:
+    """How clients round what they send, if they do."""
+    if self.quantization_bits is None:
+      return None
+    return quantization.Quantization(self.quantization_bits)
 
   def _aggregator(self) -> composition.AggregationFactory:
     if self.aggregator == 'robust':

@@ -16,6 +16,7 @@ behind all that counts. Four options are ours: the transformer, the output
 together, which the paper leaves to future work.
 """
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any, ClassVar
 
@@ -34,6 +35,8 @@ from tasks.next_word.layers import WholeTable
 from tasks.next_word.tokens import Tokens
 from tasks.options import option
 from tasks.options import Options
+from tasks.task import FEATURES
+from tasks.task import LOGITS
 
 LSTM, TRANSFORMER = 'lstm', 'transformer'
 
@@ -108,7 +111,11 @@ PAPER = Sizes(embedding=96, lstm_units=670, projection=96)
 
 
 def build_next_word_model(
-  tokens: Tokens, length: int, sizes: Sizes = Sizes()
+  tokens: Tokens,
+  length: int,
+  sizes: Sizes = Sizes(),
+  *,
+  features: bool = False,
 ) -> tf.keras.Model:
   """Builds a model from sentences to logits for each next token.
 
@@ -116,10 +123,13 @@ def build_next_word_model(
     tokens: The sizes that fix all ids.
     length: How many tokens are read, int32 `[batch, length]`.
     sizes: What the model looks like.
+    features: Whether it also tells what its output rests on. That changes no
+      variable.
 
   Returns:
     A functional model, to float32 `[batch, length, classes]` with the classes
-    of `Classes(tokens, sizes.output)`.
+    of `Classes(tokens, sizes.output)`; or to a mapping of LOGITS, which are
+    these, and FEATURES, float32 `[batch, length, size]`.
 
   Raises:
     OptionError: If there are no words, buckets or tokens of a sentence.
@@ -151,7 +161,48 @@ def build_next_word_model(
     logits = TiedLogits(name='logits')([said, *tables])
   else:
     logits = layers.Dense(classes.number, name='logits')(said)
-  return tf.keras.Model(sentence, logits, name='next_word')
+  outputs = {LOGITS: logits, FEATURES: said} if features else logits
+  return tf.keras.Model(sentence, outputs, name='next_word')
+
+
+class OfLogits(tf.keras.metrics.Metric):
+  """A metric of logits, for a model that also tells its features."""
+
+  def __init__(self, metric: tf.keras.metrics.Metric):
+    """Makes the metric.
+
+    Args:
+      metric: That of labels and logits.
+    """
+    super().__init__(name=metric.name)
+    self.metric = metric
+
+  def update_state(
+    self, labels: Any, outputs: Any, sample_weight: Any = None
+  ) -> None:
+    self.metric.update_state(labels, outputs[LOGITS], sample_weight)
+
+  def result(self) -> tf.Tensor:
+    return self.metric.result()
+
+
+def of_logits(
+  loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+  build_metrics: Callable[[], list[tf.keras.metrics.Metric]],
+) -> tuple[
+  Callable[[tf.Tensor, Any], tf.Tensor],
+  Callable[[], list[tf.keras.metrics.Metric]],
+]:
+  """Loss and metrics of a model that also tells its features.
+
+  Args:
+    loss: That of labels and logits.
+    build_metrics: Makes those of labels and logits.
+  """
+  return (
+    lambda labels, outputs: loss(labels, outputs[LOGITS]),
+    lambda: [OfLogits(metric) for metric in build_metrics()],
+  )
 
 
 def _look_up(

@@ -177,6 +177,7 @@ def learn(
   *,
   buckets: int = 1,
   noise_seed: int | None = None,
+  simulated_users: int | None = None,
 ) -> Released:
   """Chooses the words whose noised numbers of users are largest.
 
@@ -188,25 +189,29 @@ def learn(
     buckets: B, how many numbers stand for all other words.
     noise_seed: Draws the noise of a simulation, which protects no one from who
       knows it. By default the operating system draws it.
+    simulated_users: Counts words as if so many took part, each word with as
+      large a share of them; a simulation of more users by those there are.
 
   Raises:
     OptionError: If `delta` allows to publish a user, or fewer users than the
       threshold take part.
     DataError: If no word passes the threshold.
   """
-  if mechanism.delta * len(users) >= 1.0:
+  num_users = simulated_users or len(users)
+  if mechanism.delta * num_users >= 1.0:
     raise OptionError(
       f'delta: {mechanism.delta:.3g} would allow to publish one user of '
-      f'{len(users)}. Give less than {1.0 / len(users):.3g}.'
+      f'{num_users}. Give less than {1.0 / num_users:.3g}.'
     )
-  if mechanism.threshold > len(users):
+  if mechanism.threshold > num_users:
     raise OptionError(
       f'A word is told if {mechanism.threshold:.1f} users have it, but only '
-      f'{len(users)} take part. Give a larger epsilon or less noise, fewer '
+      f'{num_users} take part. Give a larger epsilon or less noise, fewer '
       'words of a user, or more users.'
     )
   counts = bounded_counts(sentences, users, mechanism.words_per_user)
-  noised = _noised(counts.counts, mechanism.stddev, noise_seed)
+  scale = num_users / max(len(users), 1)
+  noised = _noised(scale * counts.counts, mechanism.stddev, noise_seed)
   passes = noised >= mechanism.threshold
   number = int(passes.sum())
   if not number:
@@ -226,7 +231,7 @@ def learn(
     min(size, number),
     buckets,
   )
-  return Released(chosen, mechanism, len(users))
+  return Released(chosen, mechanism, num_users)
 
 
 def bounded_counts(

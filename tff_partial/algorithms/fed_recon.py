@@ -11,6 +11,7 @@ query set unused; TFF's own `build_fed_recon` counts the examples of the steps
 that it took. Otherwise the two give the same weights.
 """
 
+import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
@@ -125,4 +126,41 @@ def build_fed_recon_eval(
     ),
     split=split,
     measure_batch_size=measure_batch_size,
+  )
+
+
+def build_fed_recon_fine_tuning_eval(
+  model: models.PartialModel,
+  *,
+  reconstruct: Phase,
+  tune: Phase,
+  split: splits.Split | None = None,
+  measure_batch_size: int = 100,
+) -> evaluation.Evaluation:
+  """Clients rebuild local weights, tune the global ones, and are measured.
+
+  Section 5.2, "FedRecon followed by fine-tuning": both on the support set, one
+  after the other. What a client has tuned stays with it.
+
+  Args:
+    model: The model.
+    reconstruct: How local weights are rebuilt.
+    tune: How global weights are tuned, for all of them or those that it names.
+    split: Support and query set; the two halves by default.
+    measure_batch_size: Examples measured at a time; changes no result.
+
+  Raises:
+    PhaseError: If a phase names no variable that it could train.
+  """
+  support, query = split or splits.halves()
+  return evaluation.build_evaluation(
+    model,
+    client_state=stateless,
+    work=[
+      dataclasses.replace(
+        reconstruct, train=(LOCAL,), on=support, measured=False
+      ),
+      dataclasses.replace(tune, train=(GLOBAL,), on=support, measured=False),
+      Phase(train=(), on=query, batch_size=measure_batch_size, measured=True),
+    ],
   )

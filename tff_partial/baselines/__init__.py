@@ -28,10 +28,12 @@ from tff_partial.baselines.fed_sgd import build_fed_sgd
 from tff_partial.baselines.fed_sim import build_fed_sim
 from tff_partial.baselines.fed_sim import build_fed_sim_eval
 from tff_partial.baselines.fine_tuning import build_fine_tuning_eval
+from tff_partial.baselines.knn_per import build_knn_per_eval
 from tff_partial.baselines.lg_fed_avg import build_lg_fed_avg
 from tff_partial.baselines.lg_fed_avg import build_lg_fed_avg_eval
 from tff_partial.baselines.local_only import build_local_only
 from tff_partial.baselines.local_only import build_local_only_eval
+from tff_partial.baselines.ngram_cache import build_ngram_cache_eval
 from tff_partial.baselines.p_fed_km import build_p_fed_km
 from tff_partial.baselines.p_fed_km import build_p_fed_km_eval
 from tff_partial.baselines.p_fed_me import build_p_fed_me

@@ -7,7 +7,7 @@ one cohort at a time.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import hashlib
-from typing import Any
+from typing import Any, ClassVar
 
 from absl import logging
 import numpy as np
@@ -305,6 +305,7 @@ class Reader:
   example_spec: examples.ExampleSpec
   capacities: Sequence[int] | None = None
   version: str | None = None
+  num_filtered: ClassVar[int] = 0  # What a client has is known when it is read.
 
   @property
   def client_ids(self) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ class PrivacyPlan:
     clipping: How what clients send is clipped.
     shares: Each part's share of what is spent, or None.
     once: Noise multipliers of what is released once.
+    once_delta: Share of delta that goes to what is released once.
   """
 
   epsilon: float
@@ -47,6 +48,12 @@ class PrivacyPlan:
   clipping: clipping_lib.Clippings
   shares: Mapping[str, float] | None
   once: tuple[float, ...]
+  once_delta: float = 0.0
+
+  @property
+  def delta_of_noise(self) -> float:
+    """What is left of delta for all noise."""
+    return self.delta - self.once_delta
 
   def mean(
     self, *, noise_seed: int | None = None, diagnostics: bool = False
@@ -187,6 +194,7 @@ def plan(
   sampling: str = samplings.PoissonSampling.name,
   shares: Mapping[str, float] | None = None,
   once: Sequence[float] = (),
+  once_delta: float = 0.0,
 ) -> PrivacyPlan:
   """Plans a run: the noise for an epsilon, or the epsilon of a noise.
 
@@ -204,6 +212,8 @@ def plan(
     shares: Each part's share of what is spent; equal ones by default.
     once: Noise multipliers of what is released once of all users, such as a
       mean that was computed before training.
+    once_delta: With what probability that may fail altogether, as a threshold
+      does; a part of `delta`.
 
   Raises:
     AccountingError, PrivacyError: If an argument is impossible.
@@ -216,13 +226,19 @@ def plan(
       f'`delta` must be below one in the population, {1.0 / population:.3g}: '
       f'publishing one user of {population} would be allowed at {delta:.3g}.'
     )
+  samplings.check(
+    0.0 <= once_delta < delta,
+    f'What is released once must leave something of delta, {delta:.3g}, so '
+    '`once_delta` must be at least 0 and less',
+    once_delta,
+  )
   samplings.check(rounds > 0, 'A number of rounds must be positive', rounds)
   if target_epsilon is not None and noise_multiplier is None:
     noise_multiplier = accounting.calibrate(
       target_epsilon,
       kind,
       rounds,
-      delta,
+      delta - once_delta,
       once,
       clipping_lib.largest_noise_multiplier(
         clipping, clients_per_round, shares
@@ -243,7 +259,7 @@ def plan(
       noise_multiplier,
       kind,
       rounds,
-      delta,
+      delta - once_delta,
       once,
       size=target_epsilon,
     ),
@@ -256,6 +272,7 @@ def plan(
     clipping,
     shares,
     tuple(once),
+    once_delta,
   )
   planned.mean()  # Which refuses what it cannot do.
   return planned
@@ -325,7 +342,7 @@ class PrivacyLedger:
       plan.noise_multiplier,
       plan.sampling,
       rounds,
-      plan.delta,
+      plan.delta_of_noise,
       plan.once,
       size=_COARSENESS * plan.epsilon,
     )
@@ -354,7 +371,7 @@ class PrivacyLedger:
       return self._counted(rounds)
     orders, once, each = self._renyi
     bound, _ = dp_accounting.rdp.compute_epsilon(
-      orders, once + rounds * each, plan.delta
+      orders, once + rounds * each, plan.delta_of_noise
     )
     if isinstance(plan.sampling, samplings.LossDistributionSampling):
       step = -(-plan.rounds // _COUNTED_ROUNDS)

@@ -69,6 +69,23 @@ class Tables:
       for name, ids in self._find(frozen, inputs).items()
     }
 
+  def num_rows(
+    self, frozen: tiers.NamedTensors, inputs: Any, count: Any
+  ) -> dict[str, int]:
+    """Counts the rows of each table that a client's examples look up.
+
+    Args:
+      frozen: Weights that are never trained.
+      inputs: What the model reads of all examples.
+      count: How many of them are real.
+    """
+    choose = tf.function(self.choose, autograph=False, reduce_retracing=True)
+    numbers = {}
+    for name, chosen in choose(frozen, inputs, count).items():
+      read = [np.ravel(places[:count]) for places in chosen.places]
+      numbers[name] = len(np.unique(np.concatenate(read)))
+    return numbers
+
   def stand_in(
     self,
     weights: tiers.Weights,

@@ -1,0 +1,139 @@
+"""kNN-Per: a model for all, mixed with each client's nearest neighbours.
+
+Marfoq et al., "Personalized Federated Learning through Local Memorization"
+(ICML 2022), section 3. Training is any other method's, FedAvg's as a rule. Then
+each client keeps the features phi(x_i) that the model has of its support
+examples, and their classes y_i. For a new example x,
+
+    p_kNN(y) ~ sum over the k nearest i of exp(-|phi(x) - phi(x_i)| / scale)
+               [y_i = y],
+    p(y) = mixing p_kNN(y) + (1 - mixing) p_model(y).
+
+The model may have local weights: these are rebuilt before, as in FedRecon, and
+then serve features and predictions.
+
+Deviations: the share `mixing` is the same for all clients; in the paper each
+tunes its own. Distances have a scale, which is 1 in the paper; the authors'
+code takes squared distances, by the number of features. All support examples
+are kept. Neighbours as far as the k-th, up to rounding, count as well, so that
+the order of examples does not matter: all first steps of sentences, say, have
+the same features.
+"""
+
+import math
+from typing import Unpack
+
+import tensorflow as tf
+
+from tff_partial import evaluation
+from tff_partial import memories
+from tff_partial.model import models
+
+# Farther than anything is.
+_FAR = 1e38
+# Distances that differ by less, relative to their size, are the same, and
+# points are that are nearer, relative to theirs.
+_ROUNDING = 1e-6
+
+
+def build_knn_per_eval(
+  model: models.PartialModel,
+  *,
+  features: str = 'features',
+  logits: str = 'logits',
+  targets: memories.TargetsFn = memories.classes_from_zero,
+  num_neighbors: int | None = 10,
+  mixing: float = 0.5,
+  scale: float = 1.0,
+  **measuring: Unpack[evaluation.Measuring],
+) -> evaluation.Evaluation:
+  """Clients are measured with the model and their nearest support examples.
+
+  Clients without support examples are measured with the model alone.
+
+  Args:
+    model: A classifier whose outputs are a mapping with its features, float
+      `[batch, ..., size]`, and its logits, `[batch, ..., classes]`. With an
+      axis of time each step has neighbours of its own.
+    features: The name of the features.
+    logits: The name of the logits.
+    targets: Which classes are right, from labels: integers, and which of them
+      count. By default labels are classes, and negative ones do not count.
+    num_neighbors: k; None for all.
+    mixing: lambda, the neighbours' share, at least 0 and below 1.
+    scale: The distance at which a neighbour's weight falls to 1 / e.
+    **measuring: `personalise`, `split` and `measure_batch_size`, as for
+      `memories.build_memory_evaluation`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+    MemoryOptionError: If a number is impossible, or the model has no such
+      outputs.
+  """
+  memories.check_mixing(mixing)
+  if num_neighbors is not None and num_neighbors < 1:
+    raise memories.MemoryOptionError(
+      f'num_neighbors={num_neighbors}: give at least 1, or None for all.'
+    )
+  if not 0.0 < scale < math.inf:
+    raise memories.MemoryOptionError(
+      f'scale={scale}: distances are divided by it. Give a positive number.'
+    )
+  memories.check_output(model, 'features', features)
+
+  def recall(found: tf.Tensor, memory: memories.Memory) -> memories.Votes:
+    far = tf.where(memory.is_key, _distances(found, memory.keys), _FAR)
+    near = tf.logical_and(_are_near(far, num_neighbors), memory.is_key)
+    nearest = tf.reduce_min(far, -1, keepdims=True)
+    # Relative to the nearest, which changes no share and never makes all zero.
+    beyond = tf.where(near, far - nearest, 0.0)
+    weights = tf.where(near, tf.exp(-beyond / scale), 0.0)
+    return memories.Votes(weights, tf.fill(tf.shape(found)[:1], mixing))
+
+  return memories.build_memory_evaluation(
+    model,
+    keys=lambda x, predict: predict()[features],
+    recall=recall,
+    logits=logits,
+    targets=targets,
+    **measuring,
+  )
+
+
+def _distances(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+  """Euclidean distances of rows.
+
+  By products of matrices, in float64: what float32 loses of small distances is
+  as large as they are.
+
+  Args:
+    one: Float `[n, size]`.
+    other: Float `[m, size]`.
+
+  Returns:
+    float32 `[n, m]`; exactly 0 between equal rows.
+  """
+  one, other = tf.cast(one, tf.float64), tf.cast(other, tf.float64)
+  sizes = (
+    tf.reduce_sum(tf.square(one), -1)[:, tf.newaxis]
+    + tf.reduce_sum(tf.square(other), -1)[tf.newaxis]
+  )
+  squared = sizes - 2.0 * tf.matmul(one, other, transpose_b=True)
+  is_zero = squared <= _ROUNDING**2 * sizes
+  squared = tf.where(is_zero, tf.zeros_like(squared), squared)
+  return tf.cast(tf.sqrt(squared), tf.float32)
+
+
+def _are_near(far: tf.Tensor, number: int | None) -> tf.Tensor:
+  """Which keys are as near as the k-th nearest.
+
+  Args:
+    far: float32 `[n, keys]`, the distances.
+    number: k; None for all keys.
+  """
+  if number is None:
+    return tf.ones_like(far, tf.bool)
+  # There may be fewer keys than k.
+  padded = tf.pad(far, [[0, 0], [0, number]], constant_values=_FAR)
+  nearest, _ = tf.math.top_k(-padded, number)
+  return far <= -nearest[:, -1:] * (1.0 + _ROUNDING)

@@ -1,0 +1,140 @@
+"""A cache of the user's own n-grams, mixed into a model of the next token.
+
+Cache models go back to Kuhn and De Mori, "A cache-based natural language model
+for speech recognition" (1990); Grave et al., "Improving neural language models
+with a continuous cache" (ICLR 2017), mix one with a neural model. Here the
+cache is a count, made of each client's support examples: c(y) is how often
+token y followed there where the same tokens came before as now, and
+n = sum_y c(y).
+
+    p(y) = share c(y) / n + (1 - share) p_model(y),
+    share = mixing n / (n + smoothing).
+
+Of the tokens before, as many as `num_tokens` are compared. Where the client
+never wrote them in this order, it backs off to one fewer; where it never wrote
+even the last one, the model answers alone.
+
+Deviations: the cache has the client's past sentences and not the last words of
+this one, it is of n-grams with back-off where Kuhn and De Mori's is of single
+words, and its share grows with what is known.
+"""
+
+import math
+from typing import Unpack
+
+import tensorflow as tf
+
+from tff_partial import evaluation
+from tff_partial import memories
+from tff_partial.model import models
+
+# Stands before the first token of an example.
+_NOTHING = -1
+
+
+def build_ngram_cache_eval(
+  model: models.PartialModel,
+  *,
+  logits: str | None = None,
+  targets: memories.TargetsFn = memories.classes_from_zero,
+  num_tokens: int = 2,
+  mixing: float = 0.5,
+  smoothing: float = 1.0,
+  **measuring: Unpack[evaluation.Measuring],
+) -> evaluation.Evaluation:
+  """Clients are measured with the model and with what they wrote before.
+
+  Clients without support examples are measured with the model alone.
+
+  Args:
+    model: A model from tokens, integers `[batch, time]` from 0 on, to logits of
+      each next token, `[batch, time, classes]`.
+    logits: The name of the logits among the model's outputs; None if they are
+      its only output.
+    targets: Which classes are right, from labels `[batch, time]`: integers, and
+      which of them count, so that padding does not. By default labels are
+      classes, and negative ones do not count.
+    num_tokens: How many of the tokens before are compared, at most.
+    mixing: lambda, the cache's share where it knows much, at least 0 and below
+      1.
+    smoothing: How often something must have been seen for half of this share.
+    **measuring: `personalise`, `split` and `measure_batch_size`, as for
+      `memories.build_memory_evaluation`.
+
+  Raises:
+    CompositionError, PhaseError: If the arguments do not fit together.
+    MemoryOptionError: If a number is impossible, or the model does not read
+      tokens.
+  """
+  memories.check_mixing(mixing)
+  if num_tokens < 1:
+    raise memories.MemoryOptionError(
+      f'num_tokens={num_tokens}: a cache compares at least 1 of the tokens '
+      'before.'
+    )
+  if not 0.0 <= smoothing < math.inf:
+    raise memories.MemoryOptionError(
+      f'smoothing={smoothing}: give a finite number of 0 or more.'
+    )
+  read = model.example_spec['x']
+  if not isinstance(read, tf.TensorSpec) or not (
+    read.dtype.is_integer and read.shape.rank == 1
+  ):
+    raise memories.MemoryOptionError(
+      f'The model reads {read} of an example, which is no sequence of tokens. '
+      'A cache of n-grams is for models of the next token.'
+    )
+
+  def recall(asked: tf.Tensor, memory: memories.Memory) -> memories.Votes:
+    votes = _votes(asked, memory)
+    number = tf.reduce_sum(votes, -1)
+    share = mixing * tf.math.divide_no_nan(number, number + smoothing)
+    return memories.Votes(votes, share)
+
+  return memories.build_memory_evaluation(
+    model,
+    keys=lambda x, _: _last_tokens(x, num_tokens),
+    recall=recall,
+    logits=logits,
+    targets=targets,
+    **measuring,
+  )
+
+
+def _last_tokens(tokens: tf.Tensor, number: int) -> tf.Tensor:
+  """For each token it and those before, the last first.
+
+  Args:
+    tokens: Integers `[batch, time]`.
+    number: How many.
+
+  Returns:
+    Integers `[batch, time, number]`.
+  """
+  padded = tf.pad(tokens, [[0, 0], [number - 1, 0]], constant_values=_NOTHING)
+  ends = [place or None for place in range(0, -number, -1)]
+  columns = [
+    padded[:, number - 1 - place : end] for place, end in enumerate(ends)
+  ]
+  return tf.stack(columns, -1)
+
+
+def _votes(asked: tf.Tensor, memory: memories.Memory) -> tf.Tensor:
+  """1 for each place with the longest sequence of the same tokens, else 0.
+
+  Args:
+    asked: Integers `[questions, tokens]`, the last first.
+    memory: The client's own places, with such keys.
+
+  Returns:
+    float32 `[questions, keys]`.
+  """
+  are_same = memory.is_key[tf.newaxis]
+  votes = tf.zeros([1, 1])
+  for place in range(asked.shape[1]):
+    token = asked[:, place, tf.newaxis]
+    same = tf.equal(token, memory.keys[tf.newaxis, :, place])
+    are_same = are_same & same & tf.not_equal(token, _NOTHING)
+    is_known = tf.reduce_any(are_same, -1, keepdims=True)
+    votes = tf.where(is_known, tf.cast(are_same, tf.float32), votes)
+  return votes

@@ -1,0 +1,1 @@
+"""Trained models as files that devices compute with: SavedModel and TFLite."""

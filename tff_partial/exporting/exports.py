@@ -1,0 +1,292 @@
+"""Exports a trained model: what devices need of it, and no more.
+
+On a device there is no TFF, and perhaps no TensorFlow: a user's local weights
+are rebuilt there by the very steps that a client of the simulation takes
+(Algorithm 1 of the FedRecon paper), traced to a graph.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import phases
+from tff_partial import random_bits
+from tff_partial import tiers
+from tff_partial.data import splits
+from tff_partial.exporting import serving
+from tff_partial.exporting import tflite
+from tff_partial.exporting.errors import ExportError
+from tff_partial.model import keras_filling
+from tff_partial.model import models
+
+SAVED_MODEL, TFLITE = 'saved_model', 'tflite'
+FORMATS = (SAVED_MODEL, TFLITE)
+
+_FILES = {SAVED_MODEL: 'saved_model', TFLITE: 'model.tflite'}
+_DESCRIPTION = 'signatures.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+  """What was written.
+
+  Attributes:
+    folder: Where it is.
+    paths: Format to its file, of SavedModel its folder.
+    signatures: Name of each signature to the names of its inputs and outputs,
+      each with its dtype and shape; as in `signatures.json`.
+    local: The name of an input or output to the local variable that it is.
+    num_support: How many support examples there is room for.
+    seed: int32 `[2]`: a client of the simulation with this seed begins with the
+      same local weights, and takes the same steps.
+  """
+
+  folder: pathlib.Path
+  paths: dict[str, pathlib.Path]
+  signatures: dict[str, Any]
+  local: dict[str, str]
+  num_support: int
+  seed: np.ndarray
+
+  def sizes(self) -> dict[str, int]:
+    """How many bytes each format takes."""
+    return {
+      name: sum(
+        file.stat().st_size
+        for file in ([path] if path.is_file() else path.rglob('*'))
+        if file.is_file()
+      )
+      for name, path in self.paths.items()
+    }
+
+
+def export(
+  model: models.PartialModel,
+  weights: Any,
+  folder: str | pathlib.Path,
+  formats: Sequence[str] = FORMATS,
+  *,
+  reconstruction: phases.Phase | Sequence[phases.Phase] = phases.Phase(),
+  num_support: int = 100,
+  num_predicted: int | None = None,
+  weighted: bool = False,
+  seed: int = 0,
+) -> Exported:
+  """Writes a trained model as files with which a device serves its user.
+
+      exported = tff_partial.export(
+        model,
+        result.best_weights,
+        'on_device',
+        reconstruction=tff_partial.Phase(optimizer=tff_partial.sgd(0.1)),
+      )
+
+  The files have these signatures. Local weights have names like
+  `local_user_vector`; of structures, each tensor has a name, like `x_item`.
+
+  - `predict`: from `x` and local weights to `predictions`.
+  - `reconstruct`: from `x` and `y` of `num_support` examples, of which the
+    first `count` are real, to local weights, by the steps of `reconstruction`
+    from their first values on.
+  - `train`: the same from the state on, which is what local weights were last
+    found; it becomes what is returned.
+  - `infer`: as `predict`, with the state.
+  - `reset`: the state becomes the first values. `restore`: or those given.
+
+  Of a model without local weights there is `predict` alone.
+
+  Args:
+    model: The model.
+    weights: The shared weights, `ModelWeights` such as `result.best_weights`,
+      or a mapping from variable name to value. Values of local variables, if
+      there are any, are those that devices begin with.
+    folder: Where to write: a new folder, or an empty one.
+    formats: Which files: `saved_model`, for TensorFlow, and `tflite`, with
+      builtin operators only.
+    reconstruction: How local weights are trained, in one phase or several after
+      one another, on all support examples; by default as by
+      `build_fed_recon`. What a phase says of `train`, `on` and `measured` is
+      not read.
+    num_support: How many support examples there is room for.
+    num_predicted: How many examples `predict` and `infer` take; None for any
+      number. TFLite needs a number for recurrent layers.
+    weighted: Whether `reconstruct` and `train` read `weight`, those of the
+      examples, too. They are 1 otherwise.
+    seed: Of what is drawn: first local weights, and in `reconstruct`.
+
+  Returns:
+    What was written.
+
+  Raises:
+    ExportError: If a format or the folder is not possible, if the model or the
+      phases are such that devices could not compute them, or if TFLite lacks
+      operators of the model, which the message names.
+    ModelError: If weights do not fit the model.
+  """
+  models.check(model)
+  target = pathlib.Path(folder)
+  _check_target(target, formats)
+  _check_model(model)
+  for name, size in (
+    ('num_support', num_support),
+    ('num_predicted', num_predicted),
+  ):
+    if size is not None and size < 1:
+      raise ExportError(f'{name}={size}: give room for 1 example or more.')
+  client_seed = random_bits.derive(seed, 'export')
+  served = serving.Serving(
+    model,
+    _values(model, weights, client_seed),
+    _work(reconstruction, model),
+    seed=client_seed,
+    num_support=num_support,
+    num_predicted=num_predicted,
+    weighted=weighted,
+  )
+  signatures = served.signatures()
+  described = _described(signatures)
+  with tempfile.TemporaryDirectory() as scratch:
+    # Nothing is written of a model that cannot be converted.
+    made = pathlib.Path(scratch)
+    saved = made / _FILES[SAVED_MODEL]
+    tf.saved_model.save(served, str(saved), signatures=signatures)
+    if TFLITE in formats:
+      converted = tflite.convert(saved, signatures)
+      (made / _FILES[TFLITE]).write_bytes(converted)
+    target.mkdir(parents=True, exist_ok=True)
+    paths = {name: target / _FILES[name] for name in FORMATS if name in formats}
+    for path in paths.values():
+      shutil.move(made / path.name, path)
+  text = {
+    'signatures': described,
+    'local': served.variable_of,
+    'num_support': num_support,
+    'seed': client_seed.tolist(),
+  }
+  (target / _DESCRIPTION).write_text(
+    json.dumps(text, indent=2) + '\n', encoding='utf-8'
+  )
+  return Exported(
+    target, paths, described, served.variable_of, num_support, client_seed
+  )
+
+
+def _check_target(target: pathlib.Path, formats: Sequence[str]) -> None:
+  """Refuses what cannot be written."""
+  if isinstance(formats, str) or not formats:
+    raise ExportError(
+      f'formats={formats!r}: give a sequence of some of {", ".join(FORMATS)}.'
+    )
+  unknown = [name for name in formats if name not in FORMATS]
+  if unknown:
+    raise ExportError(
+      f'formats: {unknown[0]!r} is none of {", ".join(FORMATS)}.'
+    )
+  if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    raise ExportError(
+      f'folder={target}: there is something already. Name a new folder, or an '
+      'empty one.'
+    )
+
+
+def _check_model(model: models.PartialModel) -> None:
+  """Refuses models of which a device has not one copy of each weight."""
+  if tiers.GROUP in model.tiers:
+    raise ExportError(
+      'The model has variables for groups, of which a device would have to '
+      'choose one. Export a model without `group`, or save the Keras model of '
+      'one client, which `tff_partial.personalise` makes.'
+    )
+  sized = list(model.client_tables.names)
+  if sized:
+    raise ExportError(
+      f'The tables {sized} have the size that the data of a client need, but '
+      'what is exported has one size for all. Save the Keras model of one '
+      'client, which `tff_partial.personalise` makes.'
+    )
+
+
+def _work(
+  given: phases.Phase | Sequence[phases.Phase], model: models.PartialModel
+) -> list[phases.Phase]:
+  """The phases that rebuild local weights, of all support examples."""
+  if tiers.LOCAL not in model.tiers:
+    return []
+  work = [given] if isinstance(given, phases.Phase) else list(given)
+  found: list[phases.Phase] = []
+  for phase in work:
+    if not isinstance(phase, phases.Phase):
+      raise ExportError(
+        'reconstruction: expected phases, '
+        f'`tff_partial.Phase(...)`, found a {type(phase).__name__}.'
+      )
+    if callable(phase.epochs):
+      raise ExportError(
+        'reconstruction: the epochs of a phase follow the rounds, but a device '
+        'is in no round. Give a number of epochs.'
+      )
+    if phase.read is not tiers.as_they_are:
+      raise ExportError(
+        'reconstruction: a phase reads a copy of the weights, of which a '
+        'device has none. Leave `reads` out.'
+      )
+    optimizer = phase.optimizer
+    if isinstance(optimizer, Mapping) and tiers.LOCAL not in optimizer:
+      raise ExportError(
+        'reconstruction: a phase has no optimizer for local weights, but for '
+        f'{list(optimizer)}.'
+      )
+    found.append(
+      dataclasses.replace(
+        phase,
+        train=(tiers.LOCAL,),
+        on=splits.everything(),
+        measured=False,
+      )
+    )
+  phases.check(found, model)
+  return found
+
+
+def _values(
+  model: models.PartialModel, weights: Any, seed: np.ndarray
+) -> dict[str, np.ndarray]:
+  """The value of each variable, by name."""
+  drawn = model.initial_weights(tiers.LOCAL, random_bits.fold_in(seed, 'local'))
+  given: dict[str, Any] = {**drawn}
+  for named in keras_filling.named_weights(weights):
+    given.update(named)
+  # It checks names and shapes.
+  model.to_keras(given)
+  frozen = model.frozen_weights()
+  return {
+    v.name: np.asarray(given[v.name] if v.name in given else frozen[v.name])
+    for v in model.variables
+  }
+
+
+def _described(signatures: Mapping[str, Any]) -> dict[str, Any]:
+  """Inputs and outputs of each signature, with dtypes and shapes."""
+
+  def described(specs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+      name: {'dtype': spec.dtype.name, 'shape': spec.shape.as_list()}
+      for name, spec in specs.items()
+    }
+
+  return {
+    name: {
+      'inputs': described(
+        {spec.name: spec for spec in signature.structured_input_signature[0]}
+      ),
+      'outputs': described(signature.structured_outputs),
+    }
+    for name, signature in signatures.items()
+  }

@@ -1,0 +1,58 @@
+"""Runs what was exported, of either format, on arrays."""
+
+from collections.abc import Callable
+import pathlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# From arrays by name to arrays by name.
+Runner = Callable[..., dict[str, np.ndarray]]
+
+
+def load(path: str | pathlib.Path) -> dict[str, Runner]:
+  """Loads an export, with a state of its own.
+
+  Args:
+    path: A TFLite file, or the folder of a SavedModel.
+
+  Returns:
+    Name of each signature to what runs it.
+  """
+  path = pathlib.Path(path)
+  if path.is_dir():
+    saved = tf.saved_model.load(str(path))
+    return {name: _of_saved_model(saved, name) for name in saved.signatures}
+  interpreter = tf.lite.Interpreter(str(path), num_threads=1)
+  return {
+    name: interpreter.get_signature_runner(name)
+    for name in interpreter.get_signature_list()
+  }
+
+
+def _of_saved_model(saved: Any, name: str) -> Runner:
+  """Runs a signature, and keeps the variables alive that it reads."""
+
+  def run(**inputs: Any) -> dict[str, np.ndarray]:
+    signature = saved.signatures[name]
+    specs = signature.structured_input_signature[1]
+    tensors = {
+      given: tf.constant(value, specs[given].dtype)
+      for given, value in inputs.items()
+    }
+    outputs = signature(**tensors)
+    return {output: found.numpy() for output, found in outputs.items()}
+
+  return run
+
+
+def padded(array: Any, size: int) -> np.ndarray:
+  """Examples with zeros behind them, so that there are so many.
+
+  Args:
+    array: `[examples, ...]`; what is more than `size` is cut off.
+    size: How many.
+  """
+  array = np.asarray(array)[:size]
+  return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))

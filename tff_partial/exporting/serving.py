@@ -1,0 +1,279 @@
+"""A trained model with all its weights, and what a device does with it."""
+
+import collections
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import contexts
+from tff_partial import local_training
+from tff_partial import phases
+from tff_partial import tiers
+from tff_partial.data import examples
+from tff_partial.model import models
+from tff_partial.model import tracing
+
+PREDICT, RECONSTRUCT = 'predict', 'reconstruct'
+TRAIN, INFER, RESET, RESTORE = 'train', 'infer', 'reset', 'restore'
+COUNT, WEIGHT = 'count', 'weight'
+
+_FROZEN = 'frozen'
+
+Tensors = Mapping[str, tf.Tensor]
+
+
+class Fields:
+  """A structure of tensors as inputs or outputs with names.
+
+  Attributes:
+    specs: Name to spec.
+  """
+
+  def __init__(self, structure: Any, path: str):
+    """Names the tensors.
+
+    Args:
+      structure: Structure of specs.
+      path: What the structure is called; the name of a single tensor.
+    """
+    self._structure = structure
+    flat = tf.nest.flatten(structure)
+    places = tf.nest.pack_sequence_as(structure, list(range(len(flat))))
+    paths = {place: name for name, place in examples.leaves(places, path)}
+    self._names = names_of([paths[place] for place in range(len(flat))])
+    self.specs = dict(zip(self._names, flat, strict=True))
+
+  def packed(self, given: Tensors) -> Any:
+    """The structure, of tensors by name."""
+    flat = [given[name] for name in self._names]
+    return tf.nest.pack_sequence_as(self._structure, flat)
+
+  def flat(self, structure: Any) -> dict[str, tf.Tensor]:
+    """The tensors of a structure by name."""
+    tf.nest.assert_same_structure(structure, self._structure)
+    return dict(zip(self._names, tf.nest.flatten(structure), strict=True))
+
+  def batched(self, size: int | None) -> dict[str, tf.TensorSpec]:
+    """Specs of so many examples, None for any number of them."""
+    return {
+      name: tf.TensorSpec([size, *spec.shape], spec.dtype)
+      for name, spec in self.specs.items()
+    }
+
+
+def names_of(paths: Iterable[str]) -> list[str]:
+  """Different names of letters, digits and underscores, one for each path."""
+  names: list[str] = []
+  for path in paths:
+    name = re.sub(r'\W+', '_', path).strip('_')
+    while name in names:
+      name += '_'
+    names.append(name)
+  return names
+
+
+class Serving(tf.Module):
+  """A model with the weights of all tiers, and one user's as its state.
+
+  Attributes:
+    variable_of: The name of an input or output to the local variable that it
+      is.
+  """
+
+  def __init__(
+    self,
+    model: models.PartialModel,
+    values: Mapping[str, np.ndarray],
+    work: Sequence[phases.Phase],
+    *,
+    seed: np.ndarray,
+    num_support: int,
+    num_predicted: int | None,
+    weighted: bool,
+  ):
+    """Makes the variables.
+
+    Args:
+      model: The model.
+      values: The value of each of its variables; of local ones, the first.
+      work: How the local ones are trained.
+      seed: int32 `[2]`: what is drawn then follows from it.
+      num_support: How many examples they are trained on, at most.
+      num_predicted: For how many examples predictions are made; None for any
+        number of them.
+      weighted: Whether examples have weights.
+    """
+    super().__init__()
+    self._model = model
+    self._work = [dataclasses.replace(p, reads=self._read_here) for p in work]
+    self._seed = seed
+    self._num_support = num_support
+    self._num_predicted = num_predicted
+    self._weighted = weighted
+    local = model.specs(tiers.LOCAL)
+    self.variable_of = dict(
+      zip(names_of(f'local_{name}' for name in local), local, strict=True)
+    )
+    self._first = {name: values[name] for name in local}
+    self._held = {
+      name: tf.Variable(value, trainable=False, name=name)
+      for name, value in values.items()
+    }
+    self._x = Fields(model.example_spec['x'], 'x')
+    self._y = Fields(model.example_spec['y'], 'y')
+    self._predictions = Fields(model.prediction_spec, 'predictions')
+
+  def signatures(self) -> dict[str, Any]:
+    """Traces what a device can ask for, by name."""
+    local = {
+      name: self._model.specs(tiers.LOCAL)[variable]
+      for name, variable in self.variable_of.items()
+    }
+    asked = self._x.batched(self._num_predicted)
+    made = {
+      PREDICT: self._traced(
+        lambda given: self._predict(self._local_of(given), given),
+        {**asked, **local},
+      )
+    }
+    if not local:
+      return made
+    support = {
+      **self._x.batched(self._num_support),
+      **self._y.batched(self._num_support),
+      COUNT: tf.TensorSpec([], tf.int32),
+    }
+    if self._weighted:
+      weight = self._model.example_spec['weight']
+      support[WEIGHT] = tf.TensorSpec(
+        [self._num_support, *weight.shape], weight.dtype
+      )
+    # Once for both.
+    steps = self._traced(self._reconstruct, {**support, **local})
+    if self._work:
+      made[RECONSTRUCT] = self._traced(
+        lambda given: steps(*given.values(), *self._first_tensors()), support
+      )
+      made[TRAIN] = self._traced(
+        lambda given: self._keep(
+          self._local_of(steps(*given.values(), *self._state().values()))
+        ),
+        support,
+      )
+    made[INFER] = self._traced(
+      lambda given: self._predict(self._state(), given), asked
+    )
+    made[RESET] = self._traced(
+      lambda given: self._keep(
+        dict(zip(self._first, self._first_tensors(), strict=True))
+      ),
+      {},
+    )
+    made[RESTORE] = self._traced(
+      lambda given: self._keep(self._local_of(given)), local
+    )
+    return made
+
+  def _traced(
+    self,
+    function: Callable[[dict[str, tf.Tensor]], Any],
+    specs: Mapping[str, tf.TensorSpec],
+  ) -> Any:
+    names = list(specs)
+
+    def call(*tensors: tf.Tensor) -> Any:
+      return function(dict(zip(names, tensors, strict=True)))
+
+    return tracing.traced(
+      call,
+      *(tf.TensorSpec(s.shape, s.dtype, name) for name, s in specs.items()),
+    )
+
+  def _first_tensors(self) -> list[tf.Tensor]:
+    return [tf.constant(value) for value in self._first.values()]
+
+  def _local_of(self, given: Tensors) -> dict[str, tf.Tensor]:
+    return {
+      variable: given[name] for name, variable in self.variable_of.items()
+    }
+
+  def _state(self) -> dict[str, tf.Tensor]:
+    return {name: self._held[name].read_value() for name in self._first}
+
+  def _keep(self, local: Tensors) -> dict[str, tf.Tensor]:
+    """Makes weights the state, and returns them."""
+    for name, tensor in local.items():
+      self._held[name].assign(tensor)
+    return self._named(local)
+
+  def _named(self, local: Tensors) -> dict[str, tf.Tensor]:
+    return {
+      name: tf.identity(local[variable])
+      for name, variable in self.variable_of.items()
+    }
+
+  def _read_here(self, weights: tiers.Weights) -> tiers.Weights:
+    """Weights of which those that are not local are read where it is called.
+
+    If a loop had them from outside, TFLite would write them twice.
+    """
+    here, frozen = self._weights(weights[tiers.LOCAL])
+    return collections.OrderedDict(here, **{_FROZEN: frozen})
+
+  def _weights(self, local: Tensors) -> tuple[tiers.Weights, Any]:
+    """Weights by tier, and those that are never trained."""
+    held = {
+      name: variable.read_value()
+      for name, variable in self._held.items()
+      if name not in self._first
+    }
+    held.update(local)
+    weights = collections.OrderedDict(
+      (
+        tier,
+        collections.OrderedDict(
+          (name, held.pop(name)) for name in self._model.specs(tier)
+        ),
+      )
+      for tier in self._model.tiers
+    )
+    return weights, collections.OrderedDict(held)
+
+  def _predict(self, local: Tensors, given: Tensors) -> dict[str, tf.Tensor]:
+    weights, frozen = self._weights(local)
+    predictions, _ = self._model.predict(
+      weights,
+      frozen,
+      self._x.packed(given),
+      training=False,
+      seed=tf.constant(self._seed),
+    )
+    return self._predictions.flat(
+      tf.nest.map_structure(tf.identity, predictions)
+    )
+
+  def _reconstruct(self, given: Tensors) -> dict[str, tf.Tensor]:
+    """Trains local weights as a client does in the simulation."""
+    weights, frozen = self._weights(self._local_of(given))
+    weight = given.get(WEIGHT)
+    if weight is None:
+      spec = self._model.example_spec['weight']
+      weight = tf.ones([self._num_support, *spec.shape], spec.dtype)
+    context = contexts.ClientContext(
+      self._model,
+      weights,
+      weights,
+      frozen,
+      collections.OrderedDict(
+        x=self._x.packed(given), y=self._y.packed(given), weight=weight
+      ),
+      # Of a count that is too large, no more than there is room for.
+      tf.clip_by_value(given[COUNT], 0, self._num_support),
+      tf.constant(self._seed),
+    )
+    done = local_training.run(self._work, context)
+    return self._named(done.weights[tiers.LOCAL])

@@ -1,0 +1,95 @@
+"""From a SavedModel to TFLite, with builtin operators only."""
+
+from collections.abc import Iterable, Iterator
+import contextlib
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import tensorflow as tf
+
+from tff_partial.exporting import builtin_ops
+from tff_partial.exporting.errors import ExportError
+from tff_partial.model import tracing
+
+# What to do about operators that models have for reasons that can be named.
+_REMEDIES = {
+  'StatelessRandomUniformFullIntV2': 'Each step draws, as for a dropout. '
+  'Reconstruct without.',
+  'TensorListReserve': 'Loops over time need sizes that are known: give '
+  '`num_predicted` and the `batch_size` of phases, and take the recurrent '
+  'layers of Keras.',
+  'StridedSliceGrad': 'It is the gradient of a slice such as `x[:, 0]`. Take '
+  '`tf.gather`, or `tf.reshape`.',
+  'Conv2DBackpropFilter': 'It trains a convolution. Let that be global.',
+}
+
+
+def convert(folder: pathlib.Path, signatures: Iterable[str]) -> bytes:
+  """Converts a SavedModel.
+
+  Args:
+    folder: The SavedModel, which stays as it is.
+    signatures: Names of its signatures.
+
+  Returns:
+    What a TFLite file holds.
+
+  Raises:
+    ExportError: If TFLite has not all operators; it names these.
+  """
+  with tempfile.TemporaryDirectory() as scratch:
+    copy = pathlib.Path(scratch) / 'saved_model'
+    shutil.copytree(folder, copy)
+    builtin_ops.substitute(copy)
+    converter = tf.lite.TFLiteConverter.from_saved_model(
+      str(copy), signature_keys=list(signatures)
+    )
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    converter.experimental_enable_resource_variables = True
+    try:
+      with _silence():
+        return bytes(converter.convert())
+    except Exception as error:  # The converter raises whatever it met.
+      raise _explained(error) from error
+
+
+def _explained(error: Exception) -> ExportError:
+  """Says which operators TFLite lacks, if that is what is wrong."""
+  # An error may stand beside an operator without being about it.
+  names = sorted(
+    {
+      found.operator.name.removeprefix('tf.')
+      for found in getattr(error, 'errors', ())
+      if found.operator.name
+      and f"'{found.operator.name}'" in found.error_message
+    }
+  )
+  otherwise = "Or leave it out: formats=('saved_model',)."
+  if not names:
+    return ExportError(
+      f'tflite: the model cannot be converted: {tracing.reason(error)} '
+      f'{otherwise}'
+    )
+  remedies = [_REMEDIES[name] for name in names if name in _REMEDIES]
+  remedies = remedies or ['Write that part of the model with others.']
+  return ExportError(
+    f'tflite: the model has the operations {", ".join(names)}, for which '
+    f'TFLite has no builtin operators. {" ".join(remedies)} {otherwise}'
+  )
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+  """Keeps back what the converter writes past Python about each operation."""
+  sys.stderr.flush()
+  kept = os.dup(2)
+  with open(os.devnull, 'wb') as nothing:
+    os.dup2(nothing.fileno(), 2)
+  try:
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)

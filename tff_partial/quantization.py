@@ -1,0 +1,94 @@
+"""Updates of few bits: clients round what they send (Suresh et al., ICML 2017).
+
+"Distributed Mean Estimation with Limited Communication", section 2: each number
+of a tensor is rounded, up or down by chance, to one of 2**bits levels between
+the tensor's least and largest number, so that its expectation stays the same.
+
+TFF's own quantization (`tff.learning.compression_aggregator`) draws this chance
+anew in every run. Here it follows from the client's seed, so that a run can be
+repeated bit for bit.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import errors
+from tff_partial import random_bits
+
+_MOST_BITS = 16
+# Of the least and the largest number of a tensor.
+_BOUNDS_BYTES = 8
+
+
+class QuantizationError(errors.UserError, ValueError):
+  """Raised for a number of bits that is impossible."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantization:
+  """Has clients round their updates; `compose(before_sending=)`.
+
+  Tables are rounded and sent whole.
+
+  Attributes:
+    bits: Of each number, 1 to 16.
+    smallest: Tensors of fewer numbers are sent as they are.
+  """
+
+  bits: int = 8
+  smallest: int = 100
+
+  def __post_init__(self) -> None:
+    """Checks the bits.
+
+    Raises:
+      QuantizationError: If there cannot be so many.
+    """
+    if not 1 <= self.bits <= _MOST_BITS:
+      raise QuantizationError(
+        f'bits: a number of {self.bits} bits is not possible here. Give 1 to '
+        f'{_MOST_BITS}.'
+      )
+
+  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
+    """Rounds what one client is about to send.
+
+    Args:
+      update: Floating-point tensors of known shapes.
+      seed: The client's own for this round, integer `[2]`.
+
+    Returns:
+      The rounded update, with the types of the update.
+    """
+    rounded = [
+      self._rounded(tensor, random_bits.fold_in(seed, f'quantization {place}'))
+      for place, tensor in enumerate(tf.nest.flatten(update))
+    ]
+    return tf.nest.pack_sequence_as(update, rounded)
+
+  def _rounded(self, tensor: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    if not self._rounds(tensor.shape.num_elements()):
+      return tensor
+    least, largest = tf.reduce_min(tensor), tf.reduce_max(tensor)
+    step = (largest - least) / (2**self.bits - 1)
+    levels = tf.math.divide_no_nan(tensor - least, step)
+    chance = random_bits.uniform(seed, tensor.shape, dtype=tensor.dtype)
+    return least + step * tf.floor(levels + chance)
+
+  def _rounds(self, number: int) -> bool:
+    return number >= self.smallest
+
+  def num_bytes(self, kind: tff.TensorType) -> int:
+    """How many bytes a tensor takes when it is sent.
+
+    Args:
+      kind: The type of the tensor.
+    """
+    number = math.prod(kind.shape or ())
+    if not self._rounds(number):
+      return int(number * kind.dtype.type().itemsize)
+    return -(-number * self.bits // 8) + _BOUNDS_BYTES
