@@ -343,6 +343,28 @@ def test_a_client_that_joins_later_begins_with_the_public_components(
   assert kept['num_rows'][_USERS] == 5
 
 
+def test_a_client_may_leave_between_rounds(
+  process: processes.PartialProcess,
+) -> None:
+  """Both are in the first round, Ann alone in the second."""
+  clients = packing.pack(_DATA, process.example_spec)
+  seeds = np.zeros([2, 2], np.int32)
+  first = training.state_codec.first_states(process.initialize_client, seeds)
+  both = process.next(
+    process.initialize(), first, clients.cohort(['ann', 'bob'], seeds)
+  )
+  alone = process.next(
+    both.state, both.client_states[:1], clients.cohort(['ann'], seeds[:1])
+  )
+  assert alone.metrics['client_work']['train']['num_clients'] == 1
+  (kept,) = alone.client_states
+  assert kept['num_rows'][_USERS] == _NUM_USERS['ann']
+  table = kept['held']['local'][_USERS]
+  before = both.client_states[0]['held']['local'][_USERS]
+  assert np.isfinite(table).all()
+  assert (table != before[: len(table)]).any()
+
+
 class TestCollecting:
   """The buffer in which the server has the rows of all clients."""
 
