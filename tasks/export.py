@@ -271,6 +271,7 @@ def _table(rows: Mapping[str, _Row]) -> str:
 
 def _evaluation(trainable: Trainable) -> evaluation_lib.Evaluation | None:
   """How users rebuild what is their own; None if nothing is."""
+  trainable.check_is_a_model()
   if tiers.LOCAL not in trainable.process.model.tiers:
     return None
   return trainable.personal()

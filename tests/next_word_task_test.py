@@ -371,3 +371,9 @@ def test_noise_in_a_run_that_counts_no_epsilon_is_refused():
 def test_impossible_noise_is_refused(flag, value, said):
   with pytest.raises(OptionError, match=f'--next_word_{flag}=.*{said}'):
     _config(**{f'next_word_{flag}': value})
+
+
+def test_a_memory_is_no_part_of_a_model():
+  trainable = Trainable(_config(algorithm='fed_recon_cache'), _task())
+  with pytest.raises(OptionError, match='fed_recon_cache: clients also answer'):
+    trainable.personal()

@@ -45,6 +45,7 @@ class Algorithm:
     always_personalises: Whether also those do who took part in training;
       otherwise these come with what they remember.
     is_central: Whether everybody's examples are given to a single client.
+    has_memory: Whether clients answer from a memory that is no part of a model.
     counts_clients: Whether it needs to know how many clients there are.
     why_not_private: Why it has no private form, and what to do; or None.
     leaks: Yields which of its choices a private run may not have.
@@ -56,6 +57,7 @@ class Algorithm:
   personal: Callable[[LocalTraining], phases.Phase] | None = None
   always_personalises: bool = False
   is_central: bool = False
+  has_memory: bool = False
   counts_clients: bool = False
   why_not_private: str | None = None
   leaks: Callable[[Hyperparameters], Iterator[Leak]] = _nothing

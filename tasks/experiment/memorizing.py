@@ -126,4 +126,6 @@ def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
 def _remembering(
   trained: building.Algorithm, measure: building.Measure
 ) -> building.Algorithm:
-  return dataclasses.replace(trained, measure=measure, always_personalises=True)
+  return dataclasses.replace(
+    trained, measure=measure, always_personalises=True, has_memory=True
+  )

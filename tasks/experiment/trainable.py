@@ -157,8 +157,10 @@ class Trainable:
     """Builds what personalises on all of a client's examples.
 
     Raises:
-      OptionError: If the algorithm's clients have nothing of their own.
+      OptionError: If the algorithm's clients have nothing of their own, or
+        something that is no part of a model.
     """
+    self.check_is_a_model()
     if self._algorithm.personal is None:
       raise OptionError(
         f'--algorithm={self._config.algorithm}: its clients have nothing of '
@@ -166,3 +168,16 @@ class Trainable:
       )
     everything = tasks_lib.EvaluationClients('', False, splits.same())
     return self.evaluation(everything)
+
+  def check_is_a_model(self) -> None:
+    """Refuses to take clients' models for all that they answer by.
+
+    Raises:
+      OptionError: If they also have a memory.
+    """
+    if self._algorithm.has_memory:
+      raise OptionError(
+        f'--algorithm={self._config.algorithm}: clients also answer from a '
+        'memory, which is no part of a model. Use the algorithm by which the '
+        'model was trained, such as fed_recon.'
+      )
