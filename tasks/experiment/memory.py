@@ -30,7 +30,7 @@ class Memory(Options):
   title: ClassVar[str] = 'Algorithms knn_per, ngram_cache and fed_recon_* alike'
 
   mixing: float = option(
-    0.3,
+    0.1,
     "The memory's share in what a client predicts, less than 1: lambda of "
     'kNN-Per; of the cache, where it has seen much.',
     flag='memory_mixing',
