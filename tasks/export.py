@@ -338,8 +338,11 @@ def _cohort(clients: cohorts.ClientSource, ids: Sequence[str]) -> Sequence[Any]:
 
 def _most_examples(clients: cohorts.ClientSource) -> int:
   """How many examples the largest client has."""
+  # One by one, since those that are read need not fit into memory together.
   return max(
-    int(value['count']) for value in _cohort(clients, clients.client_ids)
+    int(value['count'])
+    for each in clients.client_ids
+    for value in _cohort(clients, [each])
   )
 
 

@@ -52,6 +52,12 @@ def test_rows_are_counted_as_they_are_sent():
   }
 
 
+def test_without_clients_nothing_of_them_is_counted():
+  model = tff_partial.from_keras(_build, loss='mse')
+  process = baselines.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))
+  assert 'upload_bytes_by_rows' not in communication(process, ())
+
+
 def test_tables_are_sent_whole_where_an_aggregator_takes_no_rows():
   whole = _count(aggregator=tff.aggregators.MeanFactory())
   assert 'upload_bytes_by_rows' not in whole

@@ -6,7 +6,7 @@ for all if W is, so that each has the probability 1/3.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import functools
 import math
 from typing import Any
@@ -22,7 +22,6 @@ from tff_partial import algorithms
 from tff_partial import baselines
 from tff_partial import evaluation
 from tff_partial import phases
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.memories import MemoryOptionError
@@ -72,33 +71,16 @@ def fixture_model() -> models.PartialModel:
 
 
 def _weights(head: np.ndarray, **others: Any) -> Any:
-  named = collections.OrderedDict(
+  return planted.as_model_weights(
     {
       'turn/kernel': np.eye(2, dtype=np.float32),
       'head/kernel': head.astype(np.float32),
       **others,
     }
   )
-  return tff.learning.models.ModelWeights(
-    collections.OrderedDict({tiers.GLOBAL: named}), collections.OrderedDict()
-  )
 
 
 _ZEROS = _weights(np.zeros([2, _CLASSES]))
-
-
-def _evaluate(
-  measuring: evaluation.Evaluation,
-  weights: Any,
-  clients: Mapping[str, planted.Fields],
-  runtime: Callable[[], Any] = functools.partial(runtimes.cohort, jit=False),
-  **options: Any,
-) -> Any:
-  cohort = planted.cohort_of(measuring, clients, 1, **options)
-  with runtime():
-    return measuring.evaluate(
-      weights, planted.first_states(measuring, cohort), cohort
-    )
 
 
 def _fields(
@@ -125,7 +107,7 @@ def test_near_examples_count_more(model):
   is compared are 1 and exp(-1/5). The model says 1/3 of everything.
   """
   origin = [0, 0]
-  found = _evaluate(
+  found = planted.evaluate(
     baselines.build_knn_per_eval(
       model, num_neighbors=2, scale=5.0, mixing=0.25
     ),
@@ -197,11 +179,6 @@ def fixture_clients() -> dict[str, planted.Fields]:
 
 
 _HEAD = np.array([[0.5, -1.0, 0.25], [1.0, 0.5, -0.75]])
-_RUNTIMES = {
-  'jit': functools.partial(runtimes.cohort, jit=True, strict=True),
-  'no jit': functools.partial(runtimes.cohort, jit=False),
-  'native': runtimes.native,
-}
 
 
 @pytest.mark.parametrize('number', [3, None])
@@ -214,8 +191,8 @@ def test_all_runtimes_give_the_numbers_of_a_loop(model, clients, number):
     for name, fields in clients.items()
   }
   total, count = map(sum, zip(*expected.values(), strict=True))
-  for runtime in _RUNTIMES.values():
-    found = _evaluate(
+  for runtime in planted.RUNTIMES.values():
+    found = planted.evaluate(
       measuring, _weights(_HEAD), clients, runtime, capacities=[16]
     )
     assert found.metrics['loss'] == pytest.approx(total / count, abs=1e-6)
@@ -227,7 +204,7 @@ def test_all_runtimes_give_the_numbers_of_a_loop(model, clients, number):
 
 def test_padding_and_the_size_of_batches_change_no_number(model, clients):
   losses = [
-    _evaluate(
+    planted.evaluate(
       baselines.build_knn_per_eval(
         model, num_neighbors=3, measure_batch_size=batch_size
       ),
@@ -252,7 +229,7 @@ def _plain(model: models.PartialModel) -> evaluation.Evaluation:
 
 def test_without_a_share_memories_change_no_bit(model, clients):
   found, expected = (
-    _evaluate(measuring, _weights(_HEAD), clients)
+    planted.evaluate(measuring, _weights(_HEAD), clients)
     for measuring in (
       baselines.build_knn_per_eval(model, mixing=0.0),
       _plain(model),
@@ -263,12 +240,12 @@ def test_without_a_share_memories_change_no_bit(model, clients):
 
 def test_clients_without_support_use_the_model_alone(model, clients):
   split = splits.first(0)  # All examples are measured.
-  found = _evaluate(
+  found = planted.evaluate(
     baselines.build_knn_per_eval(model, mixing=0.9, split=split),
     _weights(_HEAD),
     clients,
   )
-  expected = _evaluate(
+  expected = planted.evaluate(
     baselines.build_fed_avg_eval(model), _weights(_HEAD), clients
   )
   planted.assert_same(dict(found.metrics), dict(expected.metrics))
@@ -284,7 +261,7 @@ def test_each_step_of_a_sequence_has_neighbours():
   all questions are answered with class 0 and 1 - mixing of the model.
   """
   model = _model(functools.partial(_build, (2,)), (2,))
-  found = _evaluate(
+  found = planted.evaluate(
     baselines.build_knn_per_eval(model, mixing=0.7),
     _ZEROS,
     {
@@ -310,7 +287,7 @@ def test_local_weights_are_rebuilt_before(clients):
   recon = algorithms.build_fed_recon_eval(model, reconstruction_epochs=3)
   personalise = Phase(epochs=3)
   alone, mixed, expected = (
-    _evaluate(measuring, weights, clients).metrics['loss']
+    planted.evaluate(measuring, weights, clients).metrics['loss']
     for measuring in (
       baselines.build_knn_per_eval(model, personalise=personalise, mixing=0.0),
       baselines.build_knn_per_eval(model, personalise=personalise, mixing=0.5),
@@ -340,7 +317,7 @@ def test_any_classifier_with_features_has_neighbours():
     ),
     collections.OrderedDict(),
   )
-  found = _evaluate(
+  found = planted.evaluate(
     baselines.build_knn_per_eval(model, mixing=0.9),
     weights,
     {
@@ -406,7 +383,7 @@ def test_a_phase_measures_what_the_client_answers(model):
   measuring = evaluation.build_evaluation(
     model, work=[Phase(train=(), measured=True, answer=answer)]
   )
-  found = _evaluate(measuring, _ZEROS, {'ann': _fields([[0, 0]], [2])})
+  found = planted.evaluate(measuring, _ZEROS, {'ann': _fields([[0, 0]], [2])})
   assert found.metrics['loss'] == pytest.approx(-math.log(4 / 6))
   assert found.metrics['accuracy'] == 1.0
 

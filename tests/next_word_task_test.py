@@ -320,6 +320,8 @@ def test_a_noised_vocabulary_is_paid_for():
   said = result.report['privacy']
   assert 7.9 < said['epsilon'] <= 8.0 and said['delta'] == 1e-4
   assert 'vocabulary' not in said['assumed_public']
+  # Which words clients use is not told exactly either.
+  assert 'upload_bytes_by_rows' not in result.report['communication']
   # Without the vocabulary the same epsilon takes less noise in the rounds.
   plan = config.privacy.ledger(21, config.loop, config.spent).plan
   cheaper = config.privacy.ledger(21, config.loop).plan

@@ -5,7 +5,6 @@ token. If it is zero, each of five tokens has the probability 1/5.
 """
 
 import collections
-from collections.abc import Callable, Mapping
 import functools
 import math
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tasks.experiment import algorithms as experiment_algorithms
 from tasks.next_word import metrics
@@ -25,7 +23,6 @@ from tasks.next_word.tokens import Tokens
 from tests import planted
 from tff_partial import baselines
 from tff_partial import evaluation
-from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.memories import MemoryOptionError
@@ -59,29 +56,10 @@ def fixture_model() -> models.PartialModel:
   )
 
 
-def _weights(named: Mapping[str, Any]) -> Any:
-  return tff.learning.models.ModelWeights(
-    collections.OrderedDict({tiers.GLOBAL: collections.OrderedDict(named)}),
-    collections.OrderedDict(),
-  )
-
-
 def _table(values: np.ndarray) -> Any:
-  return _weights({'table/embeddings': values.astype(np.float32)})
-
-
-def _evaluate(
-  measuring: evaluation.Evaluation,
-  weights: Any,
-  clients: Mapping[str, planted.Fields],
-  runtime: Callable[[], Any] = functools.partial(runtimes.cohort, jit=False),
-  **options: Any,
-) -> Any:
-  cohort = planted.cohort_of(measuring, clients, 1, **options)
-  with runtime():
-    return measuring.evaluate(
-      weights, planted.first_states(measuring, cohort), cohort
-    )
+  return planted.as_model_weights(
+    {'table/embeddings': values.astype(np.float32)}
+  )
 
 
 def _sentences(*rows: list[int]) -> planted.Fields:
@@ -103,7 +81,7 @@ def test_what_followed_before_is_likely_to_follow_again(model):
   0 1 came 2 and 3 once each, n = 2. After 1 3 came nothing, and nothing after
   the last token 3 alone, so that the model answers by itself.
   """
-  found = _evaluate(
+  found = planted.evaluate(
     baselines.build_ngram_cache_eval(model, mixing=0.6, smoothing=1.0),
     _table(np.zeros([_TOKENS, _TOKENS])),
     {
@@ -177,13 +155,6 @@ def fixture_clients() -> dict[str, planted.Fields]:
   }
 
 
-_RUNTIMES = {
-  'jit': functools.partial(runtimes.cohort, jit=True, strict=True),
-  'no jit': functools.partial(runtimes.cohort, jit=False),
-  'native': runtimes.native,
-}
-
-
 @pytest.mark.parametrize('num_tokens', [1, 3])
 def test_all_runtimes_give_the_numbers_of_a_loop(model, clients, num_tokens):
   table = np.random.default_rng(5).normal(size=[_TOKENS, _TOKENS])
@@ -197,8 +168,8 @@ def test_all_runtimes_give_the_numbers_of_a_loop(model, clients, num_tokens):
   losses = [
     _by_hand(table, fields, num_tokens, 0.7, 0.5) for fields in clients.values()
   ]
-  for runtime in _RUNTIMES.values():
-    found = _evaluate(
+  for runtime in planted.RUNTIMES.values():
+    found = planted.evaluate(
       measuring, _table(table), clients, runtime, capacities=[40]
     )
     assert found.metrics['loss'] == pytest.approx(
@@ -216,7 +187,7 @@ def test_without_a_share_memories_change_no_bit(model, clients):
     model, work=[Phase(train=(), on=query, measured=True)]
   )
   found, expected = (
-    _evaluate(measuring, table, clients)
+    planted.evaluate(measuring, table, clients)
     for measuring in (
       baselines.build_ngram_cache_eval(model, mixing=0.0),
       plain,
@@ -228,7 +199,7 @@ def test_without_a_share_memories_change_no_bit(model, clients):
 def test_clients_without_support_use_the_model_alone(model, clients):
   table = _table(np.random.default_rng(6).normal(size=[_TOKENS, _TOKENS]))
   found, expected = (
-    _evaluate(measuring, table, clients)
+    planted.evaluate(measuring, table, clients)
     for measuring in (
       baselines.build_ngram_cache_eval(model, split=splits.first(0)),
       baselines.build_fed_avg_eval(model),

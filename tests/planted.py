@@ -10,10 +10,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import assignments
+from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import layers
 from tff_partial import processes
 from tff_partial import random_bits
+from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import cohorts
 from tff_partial.data import packing
@@ -27,6 +29,13 @@ NUM_FACTORS = 4
 LOCAL_SIZE = 13
 
 Fields = dict[str, np.ndarray]
+
+# Within each of these contexts, computations run in another way.
+RUNTIMES: dict[str, Callable[[], Any]] = {
+  'jit': functools.partial(runtimes.cohort, jit=True, strict=True),
+  'no jit': functools.partial(runtimes.cohort, jit=False),
+  'native': runtimes.native,
+}
 
 
 class UserVector(tf.keras.layers.Layer):
@@ -180,6 +189,27 @@ def run(
   if client_states is None:
     client_states = first_states(process, cohort)
   return process.next(state, client_states, cohort)
+
+
+def evaluate(
+  measuring: evaluation.Evaluation,
+  weights: Any,
+  clients: Mapping[str, Fields],
+  runtime: Callable[[], Any] = RUNTIMES['no jit'],
+  **options: Any,
+) -> Any:
+  """Measures all clients, which remember nothing yet, in a runtime."""
+  cohort = cohort_of(measuring, clients, 1, **options)
+  with runtime():
+    return measuring.evaluate(weights, first_states(measuring, cohort), cohort)
+
+
+def as_model_weights(named: Mapping[str, Any]) -> Any:
+  """Global weights by name as an evaluation takes them."""
+  return tff.learning.models.ModelWeights(
+    collections.OrderedDict({tiers.GLOBAL: collections.OrderedDict(named)}),
+    collections.OrderedDict(),
+  )
 
 
 def global_weights(

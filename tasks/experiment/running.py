@@ -132,7 +132,10 @@ def run(config: Config, output: Output = Output()) -> Result:
   report = {
     **_description(config, trainable, trained),
     'communication': communication(
-      trainable.process, clients, config.server.quantization
+      trainable.process,
+      # Which rows clients send is theirs, and no noise would hide it.
+      clients if trainable.ledger is None else (),
+      config.server.quantization,
     ),
     'jit_choices': dict(getattr(context, 'choices', {})),
     'data': {
