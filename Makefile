@@ -1,5 +1,5 @@
 # Everything there is to type. Each target sets up what it needs, starting from
-# a bare clone and Python 3.11.
+# a bare clone and Python 3.11, 3.12 or 3.13.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -18,57 +18,64 @@ side_by_side := -n $(WORKERS) --maxprocesses=4 --dist=loadfile
 # The uv that re-makes the lock, and more arguments for it: make lock UV_ARGS=--upgrade
 UV ?= uv
 UV_ARGS ?=
-# The interpreter to make the environment with, if not the first 3.11 on the path.
+# The interpreter to make the environment with, if not the one that made it, nor
+# the first of these on the path. Its version says which lock is installed.
 PYTHON ?=
+pythons := python3.11 python3.12 python3.13 python3
+
+usable := import platform, sys; version = sys.version_info[:2]; \
+  print('3.%d' % version[1]) if (3, 11) <= version <= (3, 13) \
+  and platform.system() == 'Linux' and platform.machine() == 'x86_64' else ''
+found := $(shell for candidate in $(or $(PYTHON),$(python) $(pythons)); do \
+  version=$$("$$candidate" -c "$(usable)" 2>/dev/null) && [ -n "$$version" ] && \
+  echo "$$candidate" "$$version" && break; done)
+version := $(word 2,$(found))
+# The lock of $(1), nothing or -notebook or -docs, for a version of Python, $(2).
+lock = requirements$(1)$(if $(filter-out 3.11,$(2)),-$(2)).txt
 
 # The mark of a finished environment. Its name sums up the lock and the folder,
 # so a changed lock or a moved checkout asks for a new environment, and touching
 # a file does not. It is written last: an interrupted install leaves none.
-made := $(environment)/.made-$(shell (pwd; cat requirements.txt) | cksum | cut -d ' ' -f 1)
-# JupyterLab lies on top of it, and sees its packages without changing any.
-notebook := .venv-notebook
-notebook_made := $(notebook)/.made-$(shell (pwd; cat requirements.txt requirements-notebook.txt) | cksum | cut -d ' ' -f 1)
+made := $(environment)/.made-$(shell (pwd; cat $(call lock,,$(version))) | cksum | cut -d ' ' -f 1)
+# What lies on top of it sees its packages without changing any.
+over_made = .venv$(1)/.made-$(shell (pwd; cat $(call lock,,$(version)) $(call lock,$(1),$(version))) | cksum | cut -d ' ' -f 1)
+notebook_made := $(call over_made,-notebook)
+docs_made := $(call over_made,-docs)
 # The mark of our own package being installed in it.
 installed := $(environment)/.installed-tff-partial
 
 define no_python
-No usable Python 3.11 was found (tried:$(if $(PYTHON), $(PYTHON)) python3.11 python3).
-The locked environment is for Python 3.11 on Linux (x86-64), where everything
-that TensorFlow Federated 0.87 pins can be had. Install one, for instance with
-    sudo apt install python3.11 python3.11-venv      (Debian, Ubuntu)
-    uv python install 3.11                           (anywhere)
+No usable Python was found (tried: $(or $(PYTHON),$(pythons))).
+The locked environments are for Python 3.11, 3.12 and 3.13 on Linux (x86-64), where
+TensorFlow Federated 0.87 can be had. Install one, for instance with
+    sudo apt install python3 python3-venv            (Debian, Ubuntu)
+    uv python install 3.13                           (anywhere)
 or say where yours is:
-    make env PYTHON=/path/to/python3.11
+    make env PYTHON=/path/to/python3.13
 endef
 export no_python
 
-is_usable := import platform, sys; sys.exit( \
-  sys.version_info[:2] != (3, 11) or platform.system() != 'Linux' \
-  or platform.machine() != 'x86_64')
-
 .PHONY: help
 help: ## say what can be made (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
 
 .PHONY: env
 env: $(installed) ## make the environment in .venv from the hashed lock
 	@echo 'Ready: $(python)'
 
 $(made):
-	@found=; \
-	for candidate in $(PYTHON) python3.11 python3; do \
-	  if "$$candidate" -c "$(is_usable)" >/dev/null 2>&1; then \
-	    found=$$candidate; break; \
-	  fi; \
-	done; \
-	if [[ -z "$$found" ]]; then printf '%s\n' "$$no_python" >&2; exit 1; fi; \
-	echo "Making $(environment) with $$($$found --version): 2 GB, a minute or two."; \
+	@if [[ -z '$(found)' ]]; then printf '%s\n' "$$no_python" >&2; exit 1; fi
+	@# The interpreter outlives the folder that may hold a link to it.
+	@base=$$($(firstword $(found)) -c \
+	  'import os, sys; print(os.path.realpath(sys.executable))'); \
+	echo "Making $(environment) with $$($$base --version): 2 GB, a minute or two."; \
 	rm -rf $(environment); \
-	"$$found" -m venv $(environment)
-	@# The lock is complete, so no resolver is needed, and it would refuse the
-	@# override of TFF's jaxlib.
+	"$$base" -m venv $(environment)
+	@# The lock is complete, so no resolver is needed; it would refuse the
+	@# override of TFF's jaxlib, and TFF itself on Python 3.12 and 3.13.
 	@$(python) -m pip install --quiet --disable-pip-version-check \
-	  --no-deps --only-binary :all: --require-hashes -r requirements.txt
+	  --ignore-requires-python --no-deps --only-binary :all: --require-hashes \
+	  -r $(call lock,,$(version))
 	@touch $@
 
 $(installed): $(made) pyproject.toml setup.py
@@ -76,22 +83,41 @@ $(installed): $(made) pyproject.toml setup.py
 	  --no-deps --no-build-isolation -e .
 	@touch $@
 
+# Makes .venv$(1), whose packages come before those of .venv.
+define over
+@echo 'Making .venv$(1): 300 MB, half a minute.'
+@rm -rf .venv$(1)
+@$(python) -m venv --without-pip .venv$(1)
+@$(python) -c 'import sysconfig; \
+  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+  > .venv$(1)/lib/python$(version)/site-packages/tff_partial_environment.pth
+@$(python) -m pip --python .venv$(1)/bin/python install --quiet \
+  --disable-pip-version-check --no-deps --only-binary :all: \
+  --require-hashes -r $(call lock,$(1),$(version))
+@touch $@
+endef
+
 .PHONY: notebook
 notebook: $(notebook_made) ## start JupyterLab, which lies in .venv-notebook
-	$(notebook)/bin/jupyter lab $(ARGS)
+	.venv-notebook/bin/jupyter lab $(ARGS)
 
 $(notebook_made): $(installed)
-	@echo 'Making $(notebook): 300 MB, half a minute.'
-	@rm -rf $(notebook)
-	@$(python) -m venv --without-pip $(notebook)
-	@# Packages of .venv, our own too; those of the folder itself come first.
-	@$(python) -c 'import sysconfig; \
-	  print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-	  > $(notebook)/lib/python3.11/site-packages/tff_partial_environment.pth
-	@$(python) -m pip --python $(notebook)/bin/python install --quiet \
-	  --disable-pip-version-check --no-deps --only-binary :all: \
-	  --require-hashes -r requirements-notebook.txt
-	@touch $@
+	$(call over,-notebook)
+
+.PHONY: notebooks
+notebooks: $(notebook_made) ## run all notebooks; what they show goes to build/notebooks
+	@mkdir -p build/notebooks
+	.venv-notebook/bin/jupyter nbconvert --to notebook --execute \
+	  --output-dir build/notebooks notebooks/*.ipynb
+
+.PHONY: docs
+docs: $(docs_made) ## build the pages of documentation in build/docs, with their search
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going \
+	  --doctree-dir build/doctrees docs build/docs
+	@echo 'Open build/docs/index.html.'
+
+$(docs_made): $(installed)
+	$(call over,-docs)
 
 .PHONY: demo
 demo: $(installed) ## federated reconstruction on built-in synthetic data
@@ -138,8 +164,18 @@ bench: $(installed) ## run all benchmarks, one after the other
 lint: $(installed) ## check style, types, floors and house rules
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
-	$(python) -m mypy $(sort $(dir $(wildcard $(addsuffix /*.py,tff_partial tff_partial_programs tasks benchmarks))))
+	$(python) -m mypy $(sort $(dir $(wildcard $(addsuffix /*.py,tff_partial tff_partial_programs tasks benchmarks distribution))))
 	$(python) -m pytest -q tests/imports_test.py tests/house_rules_test.py tests/build_test.py
+
+.PHONY: dist
+dist: $(installed) ## build wheels in dist/: ours, and TFF with pins that pip can meet
+	@rm -rf dist
+	@$(python) -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --no-build-isolation --wheel-dir dist .
+	@$(python) -m distribution.relaxed_wheels dist
+	@echo
+	@echo 'Install them on Python 3.11 to 3.13, with what they need from the index:'
+	@echo '  pip install tff-partial -f dist'
 
 .PHONY: format
 format: $(installed) ## format the code and sort its imports
@@ -151,24 +187,41 @@ clean: ## remove caches and build outputs, but not .venv
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -path ./$(environment) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Re-makes a lock from its source, $(1).in, with more arguments for uv, $(2). The
-# header, which ends with the first empty line, stays as it is.
+# Re-makes a lock, $(1), for a version of Python, $(2), from its source, $(3), with
+# more arguments for uv, $(4). The header, which ends with the first empty line, stays
+# as it is.
 define compile
-@mkdir -p build && cp $(1).txt build/lock.txt
-$(UV) pip compile $(1).in --override overrides.txt $(2) $(UV_ARGS) \
-  --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
+@mkdir -p build && cp $(1) build/lock.txt
+$(UV) pip compile $(3) --override overrides.txt $(4) $(UV_ARGS) \
+  --python-version $(2) --python-platform x86_64-manylinux_2_31 \
   --only-binary :all: --generate-hashes --no-emit-index-url --no-header \
   --output-file build/lock.txt >/dev/null
-@sed '/^$$/q' $(1).txt > build/$(1).txt
-@cat build/lock.txt >> build/$(1).txt
-@mv build/$(1).txt $(1).txt
+@sed '/^$$/q' $(1) > build/$(1)
+@cat build/lock.txt >> build/$(1)
+@mv build/$(1) $(1)
+endef
+# What is in the environment already is not locked twice.
+define compile_over
+$(call compile,$(call lock,$(1),$(2)),$(2),requirements$(1).in,--constraint \
+  $(call lock,,$(2)) \
+  $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/--no-emit-package \1/p' $(call lock,,$(2))))
+endef
+# Packages whose metadata keep them off later Pythons are the same files there.
+define compile_later
+$(call compile,$(call lock,,$(1)),$(1),requirements.in)
+@for package in tensorflow-federated tensorflow-privacy dp-accounting; do \
+  sed -n "/^$$package==/,/^[a-z]/{/^$$package==/p;/^ .*--hash/p}" requirements.txt; \
+done >> $(call lock,,$(1))
+$(call compile_over,-notebook,$(1))
+$(call compile_over,-docs,$(1))
 endef
 
 .PHONY: lock
 lock: ## re-make the locks with uv from requirements*.in and overrides.txt
 	@command -v $(UV) >/dev/null || { \
 	  echo 'make lock needs uv (pip install uv), or UV=/path/to/uv.' >&2; exit 1; }
-	$(call compile,requirements)
-	@# What is in the environment already is not locked twice.
-	$(call compile,requirements-notebook,--constraint requirements.txt \
-	  $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/--no-emit-package \1/p' requirements.txt))
+	$(call compile,requirements.txt,3.11,requirements.in)
+	$(call compile_over,-notebook,3.11)
+	$(call compile_over,-docs,3.11)
+	$(call compile_later,3.12)
+	$(call compile_later,3.13)

@@ -17,7 +17,7 @@ setuptools.setup(
   },
   package_data={
     'tff_partial': ['py.typed'],
-    _PROGRAMS: ['help/*.txt'],
+    _PROGRAMS: ['help/*.json', 'help/*.txt'],
     f'{_PROGRAMS}.tasks': ['recipes/*.flags'],
   },
 )

@@ -3,10 +3,10 @@
 # isort: off
 import sys
 
-# Help does not wait until TensorFlow is imported.
+# Neither help nor the first word of a run waits until TensorFlow is imported.
 import tff_partial_programs
 
-tff_partial_programs.answer_help(sys.orig_argv)
+tff_partial_programs.answer_early(sys.orig_argv)
 
 # Before all others, because it says what to do where TFF is missing.
 import tff_partial as tff_partial  # noqa: E402

@@ -10,6 +10,7 @@ run are read from OUT/flags.txt; flags given here win.
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import pathlib
 import time
 from typing import Any, NamedTuple
 
@@ -71,6 +72,20 @@ class Export(Options):
   )
 
 
+class Served(NamedTuple):
+  """What devices are to have of a run.
+
+  Attributes:
+    evaluation: How users rebuild what is their own; None if nothing is.
+    model: The model.
+    weights: Those at the server after the best round.
+  """
+
+  evaluation: evaluation_lib.Evaluation | None
+  model: models.PartialModel
+  weights: Any
+
+
 class _Client(NamedTuple):
   """A client of the simulation.
 
@@ -100,24 +115,15 @@ class _Row(NamedTuple):
 class _Simulation:
   """Test clients as the simulation has them."""
 
-  def __init__(
-    self,
-    model: models.PartialModel,
-    evaluation: evaluation_lib.Evaluation | None,
-    weights: Any,
-    exported: exports.Exported,
-  ):
+  def __init__(self, of_run: Served, exported: exports.Exported):
     """Takes what all clients have in common.
 
     Args:
-      model: The model.
-      evaluation: How clients rebuild what is their own; None if nothing is.
-      weights: The weights at the server.
+      of_run: What devices have of the run.
       exported: What was written.
     """
-    self._model = model
-    self._evaluation = evaluation
-    self._weights = weights
+    self._evaluation, self._model, self._weights = of_run
+    model = of_run.model
     self._exported = exported
     self._fields = {
       name: serving.Fields(model.example_spec[name], name)
@@ -269,12 +275,56 @@ def _table(rows: Mapping[str, _Row]) -> str:
   return '\n'.join('  '.join(map(str.rjust, line, widths)) for line in lines)
 
 
-def _evaluation(trainable: Trainable) -> evaluation_lib.Evaluation | None:
-  """How users rebuild what is their own; None if nothing is."""
+def served(trainable: Trainable, saved: programs.Saved) -> Served:
+  """Takes from a run what devices are to have.
+
+  Args:
+    trainable: The algorithm.
+    saved: What was trained.
+
+  Raises:
+    OptionError: If its clients also have what is no part of a model.
+  """
   trainable.check_is_a_model()
-  if tiers.LOCAL not in trainable.process.model.tiers:
-    return None
-  return trainable.personal()
+  model, evaluation = trainable.process.model, None
+  if tiers.LOCAL in model.tiers:
+    evaluation = trainable.personal()
+    model = evaluation.model
+  weights = evaluation_sets.weights_of(model, saved.best_weights)
+  return Served(evaluation, model, weights)
+
+
+def write(
+  config: Config,
+  task: tasks_lib.Task,
+  of_run: Served,
+  folder: str | pathlib.Path,
+  formats: Sequence[str],
+  num_support: int,
+  **options: Any,
+) -> exports.Exported:
+  """Writes a run's model, and its task's vocabularies if it has some.
+
+  Args:
+    config: The experiment.
+    task: Its task.
+    of_run: What of the run is written.
+    folder: Where to: a new folder, or an empty one.
+    formats: Which files.
+    num_support: How many examples of a user there is room for.
+    **options: What else `exports.export` takes, and raises.
+  """
+  return exports.export(
+    of_run.model,
+    of_run.weights,
+    folder,
+    formats,
+    reconstruction=_reconstruction(config),
+    num_support=num_support,
+    seed=config.seed,
+    vocabularies=getattr(task, 'vocabularies', None),
+    **options,
+  )
 
 
 def _reconstruction(config: Config) -> phases.Phase:
@@ -295,26 +345,21 @@ def main(config: Config, output: Output, chosen: Export) -> None:
   with executing(config.runtime, done.get('jit_choices')):
     trainable = Trainable(config, task)
     saved = programs.load(trainable.process, folder.path)
-    evaluation = _evaluation(trainable)
-    model = evaluation.model if evaluation else trainable.process.model
-    weights = evaluation_sets.weights_of(model, saved.best_weights)
-    clients = task.clients(
-      tasks_lib.TEST,
-      evaluation.example_spec if evaluation else model.example_spec,
-    )
-    num_support = chosen.num_support or _most_examples(clients)
-    exported = exports.export(
-      model,
-      weights,
+    of_run = served(trainable, saved)
+    spec = (of_run.evaluation or of_run.model).example_spec
+    clients = task.clients(tasks_lib.TEST, spec)
+    num_support = chosen.num_support or most_examples(clients)
+    exported = write(
+      config,
+      task,
+      of_run,
       chosen.to,
       chosen.formats,
-      reconstruction=_reconstruction(config),
-      num_support=num_support,
+      num_support,
       num_predicted=chosen.num_predicted,
       weighted=chosen.weighted,
-      seed=config.seed,
     )
-    simulation = _Simulation(model, evaluation, weights, exported)
+    simulation = _Simulation(of_run, exported)
     ids = clients.client_ids[: chosen.compared]
     compared = [simulation.client(value) for value in _cohort(clients, ids)]
     rows = {
@@ -336,7 +381,7 @@ def _cohort(clients: cohorts.ClientSource, ids: Sequence[str]) -> Sequence[Any]:
   return clients.cohort(ids, np.zeros([len(ids), 2], np.int32))
 
 
-def _most_examples(clients: cohorts.ClientSource) -> int:
+def most_examples(clients: cohorts.ClientSource) -> int:
   """How many examples the largest client has."""
   # One by one, since those that are read need not fit into memory together.
   return max(

@@ -8,7 +8,6 @@ same values.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import difflib
 import math
 import numbers
 from typing import (
@@ -24,6 +23,7 @@ from typing import (
 import numpy as np
 
 from tasks.errors import OptionError
+from tff_partial_programs import spelling
 
 _OPTION = 'option'
 # What values of a type may be, and how messages call them.
@@ -55,6 +55,8 @@ class Option:
     differs_by_task: Whether tasks have defaults of their own.
     may_change: Whether a run may go on with another value, since it changes no
       number.
+    group: Under which its flag stands in the help, if not with its class.
+    is_common: Whether the short help shows it, too.
   """
 
   text: str
@@ -67,6 +69,8 @@ class Option:
   is_repeated: bool = False
   differs_by_task: bool = False
   may_change: bool = False
+  group: str | None = None
+  is_common: bool = False
 
 
 def option(
@@ -128,7 +132,7 @@ class Choice:
       return None
     name = f'--{self.flag}={value!s:.80}'
     if said.choices is not None and value not in said.choices:
-      raise OptionError(f'{name}: choose one of {", ".join(said.choices)}.')
+      raise OptionError(f'{name}: {spelling.choose(value, said.choices)}')
     allowed, wanted = _KINDS[self.kind]
     is_truth = isinstance(value, (bool, np.bool_))
     if not isinstance(value, allowed) or is_truth != (self.kind is bool):
@@ -209,7 +213,7 @@ class Options:
       yield Choice(
         path=(field.name,),
         flag=said.flag or f'{self.flag_prefix()}{field.name}',
-        title=self.title,
+        title=said.group or self.title,
         text=said.text.format(self),
         value=getattr(self, field.name),
         kind=kind,
@@ -254,9 +258,10 @@ class Options:
     known = {choice.flag: choice.path for choice in self.choices()}
     for flag in values:
       if flag not in known:
-        meant = difflib.get_close_matches(flag, known, 1)
-        hint = f' Did you mean --{meant[0]}?' if meant else ''
-        raise OptionError(f'--{flag}: there is no such flag here.{hint}')
+        raise OptionError(
+          f'--{flag}: there is no such flag here.'
+          f'{spelling.hint(flag, known, "--")}'
+        )
     return _changed(self, {known[flag]: v for flag, v in values.items()})
 
 

@@ -6,6 +6,8 @@
 
 Runs that differ only in their seed make one row and one curve. Writes
 `table.md`, `table.csv` and `curves.png`, and with --x a figure of --y over it.
+Of a search it shows the best trial, all trials and which flags mattered, and
+writes `search.md` and `trials.csv`.
 """
 
 import dataclasses
@@ -16,6 +18,7 @@ from tasks.experiment.folder import write_whole
 from tasks.experiment.program import Program
 from tasks.options import option
 from tasks.options import Options
+from tasks.searching import reporting
 from tff_partial.analysis import curves
 from tff_partial.analysis import run_folders
 from tff_partial.analysis import tables
@@ -65,6 +68,12 @@ def main(report: Report) -> None:
   if not report.sweep_dir:
     raise OptionError('--sweep_dir: name a folder of runs.')
   folder = pathlib.Path(report.report_dir or report.sweep_dir[0])
+  searched, *others = map(pathlib.Path, report.sweep_dir)
+  if reporting.is_search(searched) and not others:
+    print(reporting.report(searched, folder))
+    names = (reporting.REPORT_FILE, reporting.TRIALS_FILE)
+    print('Written: ' + ', '.join(str(folder / name) for name in names) + '.')
+    return
   settings = run_folders.settings(run_folders.find(report.sweep_dir), report.by)
   table = tables.gather(settings, of=report.of, metrics=report.metrics)
   text = table.to_markdown()

@@ -5,11 +5,15 @@ r"""Trains a grid of runs one after another; run it again to go on.
       --flagfile=tasks/recipes/movielens_fed_recon.flags --rounds=2000
   python -m tasks.sweep --sweep_dir=OUT --grid=seed=0,1,2 \
       --recipes=movielens_furl,movielens_ditto
+  python -m tasks.sweep --sweep_dir=OUT --trials=30 --metric=validation.rmse \
+      --search=update_learning_rate=log:0.01:1 --search=update_steps=int:1:50 \
+      -- --flagfile=tasks/recipes/movielens_fed_recon.flags
 
 What follows `--` is given to every run of `tasks.train`; it wins over recipes.
 Each run has a folder of its own below OUT; those that are done are skipped, one
 that was stopped goes on. A run that fails does not stop the others. At the end,
-`tasks.report` makes a table of what there is.
+`tasks.report` makes a table of what there is. With --search the runs are trials
+of Optuna's, of which poor ones end early (docs/hyperparameter_search.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +28,9 @@ from tasks.experiment.folder import Folder
 from tasks.experiment.program import Program
 from tasks.options import option
 from tasks.options import Options
+from tasks.searching import plan as plans
+from tasks.searching import trials
+from tff_partial_programs import spelling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +101,8 @@ def recipe_file(name: str) -> pathlib.Path:
   if not path.is_file():
     known = sorted(each.stem for each in RECIPES.glob('*.flags'))
     raise OptionError(
-      f'--recipes={name}: there is no recipe {path}. Those that there are: '
-      f'{", ".join(known)}.'
+      f'--recipes={name}: there is no recipe {path}.'
+      f'{spelling.hint(name, known)} Those that there are: {", ".join(known)}.'
     )
   return path
 
@@ -113,11 +120,85 @@ def _run(binary: str, *arguments: str) -> int:
   return subprocess.run(command, check=False).returncode
 
 
-def main(sweep: Sweep) -> None:
+def _search(
+  search: plans.Search, sweep: Sweep, root: pathlib.Path, train: trials.Train
+) -> None:
+  """Searches for the best values of flags.
+
+  Args:
+    search: What is searched for, and how.
+    sweep: What else is chosen.
+    root: The folder for the runs.
+    train: Trains a run.
+  """
+  for text in sweep.grid:
+    name, _, values = text.partition('=')
+    raise OptionError(
+      f'--grid={text}: with --search there is no grid. Search for the flag, '
+      f'too: --search={name}=choice:{values}.'
+    )
+  if len(sweep.recipes) > 1:
+    raise OptionError(
+      f'--recipes={",".join(sweep.recipes)}: a search is of one recipe. '
+      'Search each in a folder of its own.'
+    )
+  arguments = [f'--flagfile={recipe_file(name)}' for name in sweep.recipes]
+  plan = plans.make(search, [*arguments, *_passed_on])
+  for line in announced(plan):
+    print(line, flush=True)
+  study = trials.Trials(plan, root, train).run()
+  _run('tasks.report', f'--sweep_dir={root}')
+  failed = [t for t in study.trials() if t.state.name == 'FAIL']
+  if failed:
+    raise OptionError(
+      f'{len(failed)} of {len(study.trials())} trials failed, their messages '
+      f'are above: {", ".join(str(trial.number) for trial in failed)}.'
+    )
+
+
+def announced(plan: plans.Plan) -> list[str]:
+  """Says what a search is about to do, and what it costs those who take part.
+
+  Args:
+    plan: The search.
+  """
+  number = plan.search.trials
+  lines = [
+    f'{plan.config.task.name} by {plan.config.algorithm}: {number} trials to '
+    f'{plan.direction} the validation {plan.metric}, compared after rounds '
+    f'{", ".join(map(str, plan.rungs))} ({plan.pruner}).'
+  ]
+  privacy = plan.config.privacy
+  if not privacy.is_on:
+    return lines
+  cost = 'as much as its noise says, see result.json; they add up'
+  if privacy.target_epsilon is not None:
+    cost = (
+      f'epsilon {privacy.target_epsilon:g} at delta {privacy.delta:g}, '
+      f'together up to epsilon {number * privacy.target_epsilon:g} at delta '
+      f'{number * privacy.delta:.3g} by their sum'
+    )
+  lines.append(
+    f'WARNING: the runs are private, and each of the {number} trials costs '
+    f'the same users {cost}. Only a search on public or invented data '
+    'costs nothing.'
+  )
+  return lines
+
+
+def main(sweep: Sweep, search: plans.Search) -> None:
   """Runs what is not done yet."""
   if not sweep.sweep_dir:
     raise OptionError('--sweep_dir: name a folder for the runs.')
   root = pathlib.Path(sweep.sweep_dir)
+  if search.search:
+    _search(search, sweep, root, lambda flags: _run('tasks.train', *flags))
+    return
+  if search != plans.Search():
+    raise OptionError(
+      '--search: flags of a search are given, but nothing to search for. Say '
+      'what to vary, such as --search=update_learning_rate=log:0.01:1.'
+    )
   failed = []
   recipes = {name: recipe_file(name) for name in sweep.recipes}
   todo = [
@@ -144,7 +225,7 @@ def main(sweep: Sweep) -> None:
     )
 
 
-PROGRAM = Program(main, (Sweep(),), take_rest)
+PROGRAM = Program(main, (Sweep(), plans.Search()), take_rest)
 
 if __name__ == '__main__':
   PROGRAM.run()

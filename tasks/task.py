@@ -248,23 +248,26 @@ REAL, SYNTHETIC = 'real', 'synthetic'
 class Data(Options):
   """Where data come from."""
 
-  title: ClassVar[str] = 'Data'
+  title: ClassVar[str] = 'Data and task'
 
   data: str = option(
     REAL,
     'Real data of the task, or invented data of the same form.',
     choices=(REAL, SYNTHETIC),
+    is_common=True,
   )
   data_dir: str | None = option(
     os.environ.get('TFF_PARTIAL_DATA_DIR'),
     'Folder with a folder for each task. Default: $TFF_PARTIAL_DATA_DIR.',
     may_change=True,
+    is_common=True,
   )
   download: bool = option(
     False,
     'Fetch the data from their official address into --data_dir if they are '
     'not there.',
     may_change=True,
+    is_common=True,
   )
 
   @property

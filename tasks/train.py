@@ -2,19 +2,26 @@
 
 `python -m tasks.train --flagfile=RECIPE --data_dir=DIR --output_dir=OUT`, where
 a recipe is one of `tasks/recipes/*.flags`, and flags given beside it win.
+With `--dry_run` it says what that would do and cost.
 """
 
 import pathlib
 
 from tasks.errors import OptionError
+from tasks.experiment import dry_run
 from tasks.experiment.config import Config
 from tasks.experiment.loop import Output
 from tasks.experiment.program import Program
 from tasks.experiment.running import run
+from tasks.ratings import outputs
 
 
-def main(config: Config, output: Output) -> None:
-  """Trains, measures the test clients, and prints the result."""
+def main(config: Config, output: Output, plan: dry_run.DryRun) -> None:
+  """Trains, measures the test clients, and prints the result; or plans it."""
+  if plan.dry_run:
+    for line in dry_run.describe(config, output):
+      print(line, flush=True)
+    return
   if not output.output_dir:
     raise OptionError('--output_dir: name a folder for what the run writes.')
   result = run(config, output)
@@ -28,9 +35,10 @@ def main(config: Config, output: Output) -> None:
       print(f'Ended after round {rounds} by {ended_by}.')
     print(f'Written to {folder}.')
   result.check()
+  outputs.write(config, output)
 
 
-PROGRAM = Program(main, (Config(), Output()))
+PROGRAM = Program(main, (Config(), Output(), dry_run.DryRun()))
 
 if __name__ == '__main__':
   PROGRAM.run()

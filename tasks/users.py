@@ -19,13 +19,13 @@ With `--beside=OTHER`, a run that was drawn already, both stand in the pictures.
 from collections.abc import Mapping
 import dataclasses
 import pathlib
-import re
 
 import numpy as np
 import pandas as pd
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment import user_vectors
 from tasks.experiment.config import Config
 from tasks.experiment.folder import with_flags_of_the_run
 from tasks.experiment.loop import Output
@@ -81,13 +81,9 @@ def described(
       remembered: Mapping[str, np.ndarray] = (
         saved.best_client_store.client(user) or {}
       )
-      own = [
-        leaf.ravel()
-        for name, leaf in remembered.items()
-        if leaf.dtype.kind == 'f' and re.search(task.own_weights, name)
-      ]
-      if own:
-        vectors[user] = np.concatenate(own)
+      own = user_vectors.own_vector(remembered, task.own_weights)
+      if own is not None:
+        vectors[user] = own
         if num_groups > 1 and client_state.GROUP in remembered:
           groups.append(int(remembered[client_state.GROUP]))
   else:

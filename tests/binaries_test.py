@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tasks import train
 from tasks.experiment import flags as run_flags
 from tasks.experiment import from_recipe
 from tasks.experiment.config import Config
 from tests import commands
+from tests import help_texts
 from tests.commands import repeatable_rows
 from tests.commands import run_here
 import tff_partial_programs
+from tff_partial_programs import opening
 
 _RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))
 
@@ -173,7 +176,12 @@ def test_a_run_leaves_records(trained):
     for event in tf.compat.v1.train.summary_iterator(str(path)):
       tags |= {value.tag for value in event.summary.value}
       steps.add(event.step)
-  assert tags >= {'rmse', 'validation_rmse'}
+  assert tags >= {
+    'train/rmse',
+    'validation/rmse',
+    'validation_clients/rmse',
+    'test/unseen/rmse',
+  }
   assert steps >= set(range(1, 7))
 
 
@@ -388,9 +396,20 @@ def test_help_is_what_was_noted_of_it(name):
   assert outcome.output == tff_partial_programs.help_text(name), (
     'Note it again: python -m tests.help_texts'
   )
+  full = run_here(name, '--helpfull').output
+  assert full == tff_partial_programs.help_text(name, full=True)
   if name == 'train':
     for flag in run_flags.define(Config()):
-      assert f'  --{flag}' in outcome.output
+      assert f'  --{flag}' in full
+  lines = outcome.output.splitlines()
+  # Two screens.
+  assert len(lines) <= 100 and max(map(len, lines)) <= 80
+
+
+def test_the_flags_that_a_run_is_announced_by_are_as_noted():
+  assert help_texts.flags_of(train.PROGRAM) == (
+    opening.FLAGS_FILE.read_text('utf-8')
+  ), 'Note them again: python -m tests.help_texts'
 
 
 # ---- whole programs ----------------------------------------------------------
@@ -444,7 +463,8 @@ def test_a_signal_ends_a_run_in_good_order(ended, name):
     f'error: Ended by {name}. Run the same command again to go on from the '
     'last checkpoint.\n'
   )
-  assert outcome.output == ''
+  # No more than what it was about to do.
+  assert outcome.output.count('\n') == 1 and 'a new run' in outcome.output
   # What was written before is whole.
   assert len(repeatable_rows(folder / name)) >= 4
   left = {path.name for path in (folder / name / 'checkpoints').iterdir()}

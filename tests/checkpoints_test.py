@@ -401,6 +401,10 @@ class _LooksAsSince46(type):
     inspect.getattr_static(instance, 'nobody_has_this')
 
 
+@pytest.mark.skipif(
+  sys.version_info >= (3, 12),
+  reason='Later TensorFlows bear every typing-extensions.',
+)
 def test_a_typing_extensions_that_breaks_tensorflow_is_named(
   tmp_path, loop, monkeypatch
 ):

@@ -14,6 +14,9 @@ import pytest
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 # Test files run side by side, so that no kernel needs more than one core.
 os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
+if sys.version_info >= (3, 12):
+  # TFF can be imported there after it, and tests import both by their names.
+  import tff_partial as tff_partial
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and
 # all programs that they start; some tests are about just that.

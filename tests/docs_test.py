@@ -98,6 +98,18 @@ def test_the_page_on_hpfl_makes_a_model_of_a_schools_own_size() -> None:
   assert 30 < len(items) <= 40
 
 
+def test_the_page_on_the_command_line_shows_a_tracker(capsys):
+  known = _run('docs/command_line.md', {})
+  tracker = known['Tracker']({'task': 'emnist', 'rounds': 3})
+  tracker.on_metrics(1, {'train/loss': 0.5})
+  tracker.close()
+  assert capsys.readouterr().out.splitlines() == [
+    'emnist 3',
+    "1 {'train/loss': 0.5}",
+    'done',
+  ]
+
+
 def test_the_page_on_export_serves_a_user():
   known = _run('docs/export.md', {})
   assert set(known['exported'].paths) == {'saved_model', 'tflite'}

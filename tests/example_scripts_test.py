@@ -21,7 +21,7 @@ def _said(name: str, capsys, monkeypatch, *arguments: str) -> str:
 
 def test_examples_are_short():
   scripts = sorted(_EXAMPLES.glob('*.py'))
-  assert len(scripts) == 5
+  assert len(scripts) == 6
   for script in scripts:
     assert len(script.read_text(encoding='utf-8').splitlines()) <= 60, script
 
@@ -45,6 +45,48 @@ def test_a_csv_file_of_ones_own(tmp_path, capsys, monkeypatch):
   )
   assert 'Population of 40 clients with 240 examples' in said
   assert re.search(r'^For reader 0: book \d, book \d, book \d$', said, re.M)
+
+
+def _lines_of_python(name: str) -> int:
+  """Counts lines of a script, without its docstring and empty lines."""
+  text = (_EXAMPLES / name).read_text(encoding='utf-8')
+  _, _, code = text.split('"""', 2)
+  return sum(bool(line.strip()) for line in code.splitlines())
+
+
+def test_the_way_to_the_phone_is_short():
+  assert _lines_of_python('csv_to_phone.py') <= 25
+
+
+@pytest.mark.slow
+def test_a_csv_file_on_a_phone(tmp_path, capsys, monkeypatch):
+  random = np.random.default_rng(0)
+  frame = pd.DataFrame(
+    [
+      # Those of even numbers like items of even numbers.
+      (f'user {u:02d}', f'item {i:02d}', 5 - 4 * ((u + i) % 2))
+      for u in range(30)
+      for i in random.choice(24, 12, replace=False)
+    ],
+    columns=['user', 'item', 'rating'],
+  )
+  frame.to_csv(tmp_path / 'ratings.csv', index=False)
+  phone = tmp_path / 'phone'
+  said = _said(
+    *('csv_to_phone.py', capsys, monkeypatch),
+    *(str(tmp_path / 'ratings.csv'), str(phone)),
+  )
+  found = re.findall(r'^user 00 may like item (\d+): (-?\d\.\d\d)$', said, re.M)
+  assert len(found) == 10
+  rated = set(frame.item[frame.user == 'user 00'])
+  assert not rated & {f'item {number}' for number, _ in found}
+  assert int(found[0][0]) % 2 == 0
+  assert {path.name for path in phone.iterdir()} == {
+    'saved_model',
+    'model.tflite',
+    'signatures.json',
+    'vocabularies.json',
+  }
 
 
 def test_an_algorithm_of_ones_own(capsys, monkeypatch):

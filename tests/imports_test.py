@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A name that ends in `.*` places all modules of a folder, with its `__init__`.
 FLOORS = {
   'ground': (
+    '_newer_tensorflow',
     '_quiet',
     '_require_tff',
     'client_batches',

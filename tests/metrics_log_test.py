@@ -246,7 +246,7 @@ os.kill(os.getpid(), signal.SIGKILL)
   status = subprocess.run([sys.executable, '-c', code], check=False).returncode
   assert status == -signal.SIGKILL
   assert [row['round'] for row in _table(tmp_path)] == list('123')
-  assert set(_events(tmp_path)['loss']) == {1, 2, 3}
+  assert set(_events(tmp_path)['train/loss']) == {1, 2, 3}
 
 
 def test_a_full_disk_is_said(opened, tmp_path, monkeypatch):
@@ -281,8 +281,44 @@ def test_tensorboard_has_what_the_table_has(opened, tmp_path):
   _release(table, 1, 2)
   table.release({'loss': 1.0, 'validation_loss': 0.25}, 3)
   events = _events(tmp_path)
-  assert events['loss'] == pytest.approx({1: 1 / 3, 2: 2 / 3, 3: 1.0})
-  assert events['validation_loss'] == {3: 0.25}
+  assert events['train/loss'] == pytest.approx({1: 1 / 3, 2: 2 / 3, 3: 1.0})
+  assert events['validation/loss'] == {3: 0.25}
+
+
+def test_numbers_are_named_by_what_the_run_was_doing():
+  row = {'loss': 1.0, 'validation_loss': 2.0, 'validation_rmse': ''}
+  row |= {'seconds_round': 0.5, 'privacy/epsilon': 3.0}
+  assert metrics_log.by_phase(row) == {
+    'train/loss': 1.0,
+    'validation/loss': 2.0,
+    'seconds/round': 0.5,
+    'privacy/epsilon': 3.0,
+  }
+
+
+def test_tensorboard_shows_how_clients_differ(opened, tmp_path):
+  table = opened(tensorboard=True)
+  values = {'rmse': np.array([0.5, 1.5, np.nan]), 'f1': np.array([np.inf])}
+  table.histograms('validation', values, 4)
+  table.release({'loss': 1.0}, 4)
+  (path,) = (tmp_path / 'tensorboard').iterdir()
+  shown = {}
+  for event in tf.compat.v1.train.summary_iterator(str(path)):
+    for value in event.summary.value:
+      if value.tag.startswith('validation_clients'):
+        shown[value.tag] = event.step, tf.make_ndarray(value.tensor)
+  # Buckets with their ends and counts; what is not finite is in none.
+  ((tag, (step, buckets)),) = shown.items()
+  assert (tag, step) == ('validation_clients/rmse', 4)
+  assert buckets[0, 0] == 0.5 and buckets[-1, 1] == 1.5
+  assert buckets[:, 2].sum() == 2.0
+  opened().histograms('validation', values, 5)  # Nothing is written.
+
+
+def test_what_comes_after_the_last_round_is_added(opened, tmp_path):
+  _release(opened(tensorboard=True), 1)
+  metrics_log.add_curves(tmp_path, {'test/unseen/rmse': 0.5}, 1)
+  assert _events(tmp_path)['test/unseen/rmse'] == {1: 0.5}
 
 
 def test_there_may_be_none_of_it(opened, tmp_path):

@@ -1225,6 +1225,10 @@ _SHARED = layers.Dense(1, name='shared')
       _stack(layers.Normalization(name='norm')),
       r"Layer 'norm' waits for `adapt`, .*Normalization\(mean=adapted.mean,",
     ),
+    (
+      _stack(type('Mine', (layers.Normalization,), {})(name='norm')),
+      r"Layer 'norm' waits for `adapt`",
+    ),
     (_adapts, r'A layer waits for `adapt`, which cannot be called while a'),
     (
       lambda: tf.keras.Sequential([tf.keras.Input([None, 4]), layers.GRU(2)]),

@@ -45,7 +45,8 @@ def test_the_papers_model():
   assert not model.losses
   for variable in model.variables:
     values = variable.numpy()
-    assert np.abs(values).max() <= 0.05
+    # The lowest value drawn is -0.05 in single precision, a little below -0.05.
+    assert np.abs(values).max() <= np.float32(0.05)
     # Uniform values spread by their range over the root of twelve.
     assert values.std() == pytest.approx(0.1 / np.sqrt(12), rel=0.35)
 

@@ -40,10 +40,25 @@ def _endless():
   return tf.while_loop(lambda i: i >= 0, lambda i: i, [tf.constant(0)])[0]
 
 
+# Workers that other modules' tests in this process have started: what runs
+# outside any `with` has one, which lives as long as the process.
+_OTHERS: set[int] = set()
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_others():
+  """Notes which workers are there before these tests."""
+  _OTHERS.update(worker.pid for worker in _workers())
+
+
 def _workers() -> list[psutil.Process]:
-  """The workers of this process."""
+  """The workers of this process that these tests have started."""
   children = psutil.Process().children()
-  return [child for child in children if child.name() == 'worker_binary']
+  return [
+    child
+    for child in children
+    if child.pid not in _OTHERS and child.name() == 'worker_binary'
+  ]
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -64,6 +79,7 @@ def _becomes(condition: Callable[[], bool], seconds: float = 10) -> bool:
 
 _PROGRAM = """
 import atexit, os, signal, sys
+import tff_partial  # Before TFF, for the sake of Python 3.12 and later.
 import numpy as np, psutil, tensorflow as tf, tensorflow_federated as tff
 from tff_partial.runtimes.native import native
 from tff_partial.runtimes.worker import NativeRuntimeError

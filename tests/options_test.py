@@ -15,7 +15,7 @@ from tasks.experiment.config import TASKS
 from tasks.experiment.flags import parse
 from tasks.experiment.folder import Folder
 from tasks.experiment.loop import Loop
-from tasks.experiment.training import Optimizer
+from tasks.experiment.optimizers import Optimizer
 from tasks.experiment.training import Server
 from tasks.movielens import task as movielens
 from tasks.subreddit.models import Sizes

@@ -301,7 +301,7 @@ def test_a_row_without_a_value_or_a_client_is_refused():
   with pytest.raises(
     examples.ClientDataError,
     match=r"Column 'rating' lacks 1 of 19 values, the first in row 4. Drop "
-    r"these rows, `frame.dropna\(subset=\['rating'\]\)`, or fill them",
+    "these rows, `missing='drop'`, or fill them",
   ):
     _from_frame(frame)
   frame = _frame()

@@ -121,6 +121,17 @@ def test_a_new_client_trains_what_is_its_own_as_in_a_round(furl, clients):
   )
 
 
+def test_a_predictor_predicts_as_the_models_of_clients_do(recon, furl, clients):
+  for result in (recon, furl):
+    predictor = personal_models.Predictor(result, clients)
+    for client in clients.client_ids:
+      np.testing.assert_allclose(
+        predictor.predict(client, np.arange(_ITEMS))[:, 0],
+        _predicted(tff_partial.personalise(result, clients, client)),
+        rtol=1e-6,
+      )
+
+
 def test_a_saved_run_personalises_alike(model, clients, tmp_path):
   process = tff_partial.algorithms.build_furl(model)
   options = {'rounds': 1, 'clients_per_round': 2}

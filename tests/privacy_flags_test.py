@@ -97,6 +97,8 @@ def test_every_task_says_what_it_learned_before_training():
     'emnist': (),
     'mnist_preference': (),
     'movielens': ('list of items', 'scale of ratings'),
+    'next_word': ('vocabulary',),
+    'ratings': ('list of items', 'scale of ratings'),
     'movielens_hpfl': (
       'list of attributes',
       'median numbers of users and items',

@@ -379,7 +379,11 @@ def test_hpfl_learns_and_is_measured():
     {'algorithm': 'fed_prox', 'task': 'movielens_hpfl'},
     {'algorithm': 'fed_att'},
     {'algorithm': 'fed_noise', 'client_noise_scale': 1e-4},
-    {'algorithm': 'centralized', 'user_model': 'ncd'},
+    {
+      'algorithm': 'centralized',
+      'user_model': 'ncd',
+      'user_model_biases': False,
+    },
   ],
   ids=lambda flags: ' '.join(map(str, flags.values())),
 )

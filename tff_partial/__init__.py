@@ -30,6 +30,7 @@ from tff_partial.data.packing import from_pandas as from_pandas
 from tff_partial.data.packing import from_tff as from_tff
 from tff_partial.data.packing import pack as pack
 from tff_partial.data.populations import Reader as Reader
+from tff_partial.data.vocabularies import load as load_vocabularies
 from tff_partial.data.vocabularies import Vocabulary as Vocabulary
 from tff_partial.exporting.exports import export as export
 from tff_partial.learning_process import (
@@ -50,6 +51,7 @@ from tff_partial.training.cold_start import (
   measure_by_support as measure_by_support,
 )
 from tff_partial.training.personal_models import personalise as personalise
+from tff_partial.training.personal_models import Predictor as Predictor
 from tff_partial.training.personal_models import top_n as top_n
 from tff_partial.training.programs import evaluate as evaluate
 from tff_partial.training.programs import EvaluationSet as EvaluationSet

@@ -7,14 +7,16 @@ lacks TFF reads the advice below and not a traceback out of some module of ours.
 """
 
 import importlib.metadata
+import sys
 import warnings
+
+from tff_partial import _newer_tensorflow
 
 _ADVICE = """\
 tff_partial needs TensorFlow Federated 0.87, {problem}.
 
-A plain `pip install tensorflow-federated` cannot work: version 0.87.0 pins
-jaxlib==0.4.14, which was withdrawn, so the pin must be overridden. With Python
-3.11 on Linux (x86-64), type one of these.
+A plain `pip install tensorflow-federated` cannot work: {reason}.
+{where}, type one of these.
 
 In a clone of tff_partial, for the tested environment in .venv:
 
@@ -22,13 +24,22 @@ In a clone of tff_partial, for the tested environment in .venv:
 
 In a clone of tff_partial, for the same packages in an environment of yours:
 
-    pip install --no-deps --require-hashes -r requirements.txt
+    pip install {options} -r {lock}
 
+"""
+_ON_3_11 = """\
 Anywhere, with uv:
 
     printf '%s\\n' jax==0.4.20 jaxlib==0.4.20 sqlalchemy==1.4.54 > overrides.txt
     uv pip install --override overrides.txt \\
         tensorflow-federated==0.87.0 'setuptools<81'
+"""
+_LATER = """\
+Where TensorFlow is installed already, as in Google Colab:
+
+    pip install --no-deps --ignore-requires-python \\
+        tensorflow-federated==0.87.0 tensorflow-privacy==0.9.0 \\
+        dp-accounting==0.4.3 portpicker 'setuptools<81'
 """
 
 
@@ -40,7 +51,30 @@ def _explain(error: ImportError) -> str:
     # Installed but broken, most often by a setuptools without pkg_resources or
     # by another jaxlib. The same commands repair it.
     problem = f'which is installed here but cannot be imported ({error})'
-  return _ADVICE.format(problem=problem)
+  if sys.version_info < (3, 12):
+    return (
+      _ADVICE.format(
+        problem=problem,
+        reason='version 0.87.0 pins\njaxlib==0.4.14, which was withdrawn, so '
+        'the pin must be overridden',
+        where='With Python\n3.11 on Linux (x86-64)',
+        options='--no-deps --require-hashes',
+        lock='requirements.txt',
+      )
+      + _ON_3_11
+    )
+  python = f'{sys.version_info.major}.{sys.version_info.minor}'
+  return (
+    _ADVICE.format(
+      problem=problem,
+      reason='it finds 0.1.0, the last\nversion that did not say which Pythons '
+      'it is for',
+      where='With Python 3.12 or 3.13 on Linux (x86-64)',
+      options='--no-deps --require-hashes --ignore-requires-python',
+      lock=f'requirements-{python}.txt',
+    )
+    + _LATER
+  )
 
 
 def problem_of_checkpoints() -> str | None:
@@ -85,7 +119,8 @@ with warnings.catch_warnings():
   # TFF's dependencies still use pkg_resources, which its users cannot help.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
   try:
-    import tensorflow_federated  # noqa: F401
+    with _newer_tensorflow.adapted():
+      import tensorflow_federated  # noqa: F401
   except ImportError as error:
     raise ImportError(_explain(error), name=error.name) from error
 

@@ -215,17 +215,28 @@ def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
   Returns:
     Metric name to its mean, standard deviation and quantiles over clients.
   """
-  measured = [client for client in per_client if client['num_clients'] > 0]
-  names = [
-    name
-    for name in (measured[0] if measured else {})
-    if name not in keras_metrics.COUNTS
-  ]
   summary = {}
-  for name in names:
-    values = np.array([client[name] for client in measured], np.float64)
+  for name, values in over_clients(per_client).items():
     summary[name] = {'mean': float(values.mean()), 'std': float(values.std())}
     summary[name].update(
       (label, float(np.quantile(values, q))) for label, q in QUANTILES.items()
     )
   return summary
+
+
+def over_clients(per_client: Sequence[Any]) -> dict[str, np.ndarray]:
+  """Gathers the values of each metric over clients.
+
+  Args:
+    per_client: As for `summarize`. Clients without measured examples are left
+      out.
+
+  Returns:
+    Metric name to floats `[clients]`.
+  """
+  measured = [client for client in per_client if client['num_clients'] > 0]
+  return {
+    name: np.array([client[name] for client in measured], np.float64)
+    for name in (measured[0] if measured else {})
+    if name not in keras_metrics.COUNTS
+  }

@@ -71,7 +71,9 @@ def _seeds(digests: bytes) -> np.ndarray:
 
 def _text(word: int | str) -> str:
   # Numbers of NumPy count as Python's. A word's quotes keep '1' and 1 apart.
-  return ascii(word) if isinstance(word, str) else str(operator.index(word))
+  if isinstance(word, str):
+    return ascii(str(word))  # NumPy 2 would name its type.
+  return str(operator.index(word))
 
 
 def generator(*words: int | str) -> np.random.Generator:

@@ -7,11 +7,13 @@ that it takes no such common name from anybody; in a clone it is its neighbour.
 
 import ast
 from collections.abc import Sequence
-import difflib
 import os
 import pathlib
 import runpy
 import sys
+
+from tff_partial_programs import opening
+from tff_partial_programs import spelling
 
 # In the order in which one uses them.
 PROGRAMS = (
@@ -27,6 +29,9 @@ PROGRAMS = (
   'export',
 )
 _HELP = ('-h', '-help', '--help', '-?')
+_FULL_HELP = ('-helpfull', '--helpfull')
+# What has more flags than two screens can show.
+_LONG = ('train',)
 
 
 def root() -> pathlib.Path:
@@ -44,29 +49,56 @@ def description(program: str) -> str:
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
   """Whether a program is to say what it does, and nothing else."""
+  return _has(arguments, _HELP + _FULL_HELP)
+
+
+def asks_for_all(arguments: Sequence[str]) -> bool:
+  """Whether a program is to name all of its flags."""
+  return _has(arguments, _FULL_HELP)
+
+
+def _has(arguments: Sequence[str], names: Sequence[str]) -> bool:
+  """Whether a command line has a flag of these."""
   arguments = list(arguments)
   # What follows is for other programs.
   end = arguments.index('--') if '--' in arguments else len(arguments)
-  return any(argument in _HELP for argument in arguments[:end])
+  return any(argument in names for argument in arguments[:end])
 
 
-def help_text(program: str) -> str:
+def help_file(program: str, *, full: bool = False) -> pathlib.Path:
+  """Where `python -m tests.help_texts` notes what a program says of itself.
+
+  Args:
+    program: The program.
+    full: Whether with all flags; the same of programs that have few.
+  """
+  name = f'{program}_full' if full and program in _LONG else program
+  return pathlib.Path(__file__).resolve().parent / 'help' / f'{name}.txt'
+
+
+def help_text(program: str, *, full: bool = False) -> str:
   """What `--help` says of a program, as `python -m tests.help_texts` noted it.
 
   So nobody waits until TensorFlow is imported.
+
+  Args:
+    program: The program.
+    full: Whether with all flags, as `--helpfull` says it.
   """
-  folder = pathlib.Path(__file__).resolve().parent / 'help'
-  return (folder / f'{program}.txt').read_text(encoding='utf-8')
+  return help_file(program, full=full).read_text(encoding='utf-8')
 
 
-def answer_help(command: Sequence[str]) -> None:
-  """Ends a process `python -m tasks.PROGRAM --help` with its answer.
+def answer_early(command: Sequence[str]) -> None:
+  """Says what can be said before TensorFlow is imported.
+
+  Ends a process `python -m tasks.PROGRAM --help` with its answer, and of one
+  that trains says what it is about to do.
 
   Args:
     command: The command line of the interpreter.
 
   Raises:
-    SystemExit: If there is such an answer.
+    SystemExit: If there is such an answer, or a flag is misspelt.
   """
   command = list(command)
   if '-m' not in command[:-1]:
@@ -75,9 +107,12 @@ def answer_help(command: Sequence[str]) -> None:
   package, _, program = command[place].partition('.')
   if package != 'tasks' or program not in PROGRAMS:
     return
-  if asks_for_help(command[place + 1 :]):
-    sys.stdout.write(help_text(program))
+  arguments = command[place + 1 :]
+  if asks_for_help(arguments):
+    sys.stdout.write(help_text(program, full=asks_for_all(arguments)))
     raise SystemExit(0)
+  if program == 'train':
+    opening.say(arguments)
 
 
 def usage() -> str:
@@ -114,16 +149,16 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     return 0
   name, *rest = arguments
   if name not in PROGRAMS:
-    meant = difflib.get_close_matches(name, PROGRAMS, 1)
     sys.stderr.write(
-      f'error: there is no program {name!r}'
-      f'{f"; did you mean {meant[0]!r}?" if meant else "."} '
+      f'error: there is no program {name!r}.{spelling.hint(name, PROGRAMS)} '
       f'Choose one of {", ".join(PROGRAMS)}.\n'
     )
     return 1
   if asks_for_help(rest):
-    sys.stdout.write(help_text(name))
+    sys.stdout.write(help_text(name, full=asks_for_all(rest)))
     return 0
+  if name == 'train':
+    opening.say(rest)
   folder = str(root())
   sys.path.insert(0, folder)
   # A sweep starts programs in processes of their own.

@@ -22,7 +22,7 @@ _OF_A_DAY = ('availability_floor', 'time_zone_spread')
 class Cohorts(Options):
   """Who can be asked, who is waited for, and how much clients do."""
 
-  title: ClassVar[str] = 'The run'
+  title: ClassVar[str] = 'Rounds and cohorts'
 
   sampling: str = option(
     UNIFORM,
@@ -35,6 +35,7 @@ class Cohorts(Options):
     'Clients asked in reserve: the first that answer are joined, as many as '
     '--clients_per_round.',
     at_least=0,
+    is_common=True,
   )
   speed_spread: float = option(
     0.0,

@@ -27,8 +27,10 @@ from tasks.options import option
 from tasks.options import Options
 from tasks.preference import mnist
 from tasks.preference import speech
+from tasks.ratings import task as ratings
 from tasks.subreddit import task as subreddit
 from tasks.user_modeling import task as user_modeling
+from tff_partial_programs import spelling
 
 TASK = 'task'
 
@@ -39,6 +41,7 @@ _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
   next_word.Options,
   mnist.MnistOptions,
   speech.SpeechOptions,
+  ratings.Options,
   subreddit.SubredditOptions,
   subreddit.StickerOptions,
   user_modeling.AssistOptions,
@@ -51,17 +54,19 @@ TASKS = {task.name: task for task in _TASKS}
 class Runtime(Options):
   """What executes the rounds."""
 
-  title: ClassVar[str] = 'The run'
+  title: ClassVar[str] = 'Speed'
 
   runtime: str = option(
     'cohort',
     "Whether a round is one compiled program or runs in TFF's own worker.",
     choices=('cohort', 'native'),
+    is_common=True,
   )
   jit: str = option(
     'auto',
     'Whether the cohort runtime compiles with XLA; auto measures both.',
     choices=('auto', 'true', 'false'),
+    is_common=True,
   )
 
   def __post_init__(self) -> None:
@@ -92,11 +97,14 @@ class Config(Options):
     runtime: What executes the rounds.
   """
 
-  title: ClassVar[str] = 'The run'
+  title: ClassVar[str] = 'Method'
 
   task: tasks_lib.TaskOptions = movielens.Options()
   algorithm: str = option(
-    'fed_recon', 'How to learn it.', choices=algorithms.names()
+    'fed_recon',
+    'How to learn it.',
+    choices=algorithms.names(),
+    is_common=True,
   )
   user_form: str | None = option(
     None,
@@ -104,7 +112,12 @@ class Config(Options):
     'table at the server, or nowhere. By default as the algorithm needs it.',
     choices=tasks_lib.USER_FORMS,
   )
-  seed: int = option(0, 'Everything that is drawn follows from it.')
+  seed: int = option(
+    0,
+    'Everything that is drawn follows from it.',
+    group=Loop.title,
+    is_common=True,
+  )
   data: tasks_lib.Data = tasks_lib.Data()
   loop: Loop = Loop()
   local: LocalTraining = LocalTraining()
@@ -160,12 +173,12 @@ class Config(Options):
     yield Choice(
       path=(TASK,),
       flag=TASK,
-      title=self.title,
+      title=tasks_lib.Data.title,
       text='What to learn.',
       value=self.task.name,
       kind=str,
       may_be_none=False,
-      option=Option('', choices=tuple(sorted(TASKS))),
+      option=Option('', choices=tuple(sorted(TASKS)), is_common=True),
     )
     yield from super().choices()
 
@@ -184,7 +197,7 @@ class Config(Options):
     if name == self.task.name:
       return super().with_flags(others)
     if name not in TASKS:
-      raise OptionError(f'--task={name}: choose one of {", ".join(TASKS)}.')
+      raise OptionError(f'--task={name}: {spelling.choose(name, TASKS)}')
     changed = dataclasses.replace(self, task=TASKS[name]())
     return changed.with_flags(others)
 

@@ -16,6 +16,7 @@ from tasks.experiment.config import Config
 from tasks.experiment.loop import Output
 from tasks.options import Choice
 from tasks.options import Options
+from tff_partial_programs import spelling
 
 _Options = TypeVar('_Options', bound=Options)
 
@@ -53,8 +54,12 @@ def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
   said = choice.option
   default = None if said.differs_by_task else choice.on_command_line
   if said.choices is not None:
-    flags.DEFINE_enum(
-      choice.flag, default, said.choices, choice.text, flag_values=flag_values
+    flags.DEFINE(
+      _OneOf(said.choices),
+      choice.flag,
+      default,
+      choice.text,
+      flag_values=flag_values,
     )
     return
   makers: dict[Any, Any] = {
@@ -67,6 +72,20 @@ def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
   }
   make = makers.get(choice.kind, flags.DEFINE_string)
   make(choice.flag, default, choice.text, flag_values=flag_values)
+
+
+class _OneOf(flags.EnumParser):
+  """Takes one of some values; of another says which was probably meant."""
+
+  def parse(self, argument: str) -> str:
+    """Returns the value.
+
+    Raises:
+      ValueError: If it is none of them.
+    """
+    if argument not in self.enum_values:
+      raise ValueError(spelling.choose(argument, self.enum_values))
+    return argument
 
 
 def read(

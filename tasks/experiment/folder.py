@@ -60,6 +60,25 @@ class Folder:
       self._lock = weakref.finalize(
         self, os.close, checkpoints.locked(self.path)
       )
+    self.check(values, may_change)
+    write_whole(
+      self.flags_file,
+      ''.join(_flag_line(name, value) for name, value in values.items()),
+    )
+
+  def check(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
+    """Refuses a folder in which a run cannot begin or go on; writes nothing.
+
+    Args:
+      values: What the run's flags say, by their names.
+      may_change: The flags that may differ from those there.
+
+    Raises:
+      OptionError: If the folder holds a run with other flags, or something
+        that is no run.
+    """
+    if not self.path.exists():
+      return
     if self.flags_file.exists():
       if self._has_begun():
         self._compare(values, may_change)
@@ -70,10 +89,6 @@ class Folder:
         f'--output_dir={self.path}: the folder holds {others[0]!r} but no '
         f'{FLAGS_FILE}, so it is not the folder of a run. Choose another one.'
       )
-    write_whole(
-      self.flags_file,
-      ''.join(_flag_line(name, value) for name, value in values.items()),
-    )
 
   def _has_begun(self) -> bool:
     """Whether there is anything that other flags would make wrong."""

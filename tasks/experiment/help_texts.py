@@ -9,7 +9,10 @@ _WIDTH = 80
 
 
 def of_program(
-  name: str, docstring: str, groups: Mapping[str, Iterable[Choice]]
+  name: str,
+  docstring: str,
+  groups: Mapping[str, Iterable[Choice]],
+  more: str = '',
 ) -> str:
   """Returns what there is to know of a program.
 
@@ -17,12 +20,14 @@ def of_program(
     name: The program.
     docstring: What it does.
     groups: Titles to flags; its own have none.
+    more: Where to read on.
   """
   lines = [docstring.rstrip()]
   for title, choices in groups.items():
-    lines += ['', f'{title or f"Flags of {name}"}:', '']
+    lines += ['', f'{title or f"Flags of {name}"}:']
     for choice in sorted(choices, key=lambda choice: choice.flag):
       lines += _lines(choice)
+  lines += ['', more] if more else []
   return '\n'.join(lines) + '\n'
 
 

@@ -318,7 +318,7 @@ class FedNoise(Options):
 class Hyperparameters(Options):
   """What one algorithm or a few have beside local training."""
 
-  title: ClassVar[str] = 'Training'
+  title: ClassVar[str] = 'Method'
 
   fed_embed: FedEmbed = FedEmbed()
   hpfl: Hpfl = Hpfl()

@@ -16,11 +16,13 @@ from tff_partial.training import programs
 class Loop(Options):
   """The rounds of a run."""
 
-  title: ClassVar[str] = 'The run'
+  title: ClassVar[str] = 'Rounds and cohorts'
 
-  rounds: int = option(500, 'Rounds of training.', at_least=1, may_change=True)
+  rounds: int = option(
+    500, 'Rounds of training.', at_least=1, may_change=True, is_common=True
+  )
   clients_per_round: int = option(
-    100, 'Clients whose updates a round joins.', at_least=1
+    100, 'Clients whose updates a round joins.', at_least=1, is_common=True
   )
   oversample: float = option(
     1.0,
@@ -32,16 +34,21 @@ class Loop(Options):
     'Probability that a client that was asked does not answer.',
     at_least=0,
     at_most=1,
+    is_common=True,
   )
   cohorts: Cohorts = Cohorts()
   evaluate_every: int = option(
-    50, 'Rounds between evaluations on validation clients.', at_least=1
+    50,
+    'Rounds between evaluations on validation clients.',
+    at_least=1,
+    is_common=True,
   )
   early_stopping_patience: int | None = option(
     None,
     'End the run when so many evaluations in a row were no better than the '
     'best one before; by default it has all its rounds.',
     at_least=1,
+    is_common=True,
   )
   early_stopping_min_delta: float = option(
     0.0,
@@ -90,10 +97,14 @@ class Loop(Options):
 class Output(Options):
   """Where a run writes, how often, and what it shows; it changes no number."""
 
-  title: ClassVar[str] = 'The run'
+  title: ClassVar[str] = 'Outputs and resuming'
 
   output_dir: str | None = option(
-    None, 'Folder for everything that the run writes.', may_change=True
+    None,
+    'Folder for everything that the run writes; the same command goes on with '
+    'the run in it.',
+    may_change=True,
+    is_common=True,
   )
   checkpoint_every: int | None = option(
     None,
@@ -101,7 +112,28 @@ class Output(Options):
     at_least=1,
     may_change=True,
   )
-  tensorboard: bool = option(True, 'Write TensorBoard events.', may_change=True)
+  tensorboard: bool = option(
+    True,
+    'Write TensorBoard events: curves, and how metrics differ from client to '
+    'client.',
+    may_change=True,
+    is_common=True,
+  )
+  projector: int = option(
+    0,
+    "At the end, write the vectors of so many users for TensorBoard's "
+    'embedding projector.',
+    at_least=0,
+    may_change=True,
+    is_common=True,
+  )
+  hook: str | None = option(
+    None,
+    'module:function that is told of every round, to send metrics to a tracker '
+    'such as W&B or MLflow.',
+    may_change=True,
+    is_common=True,
+  )
   progress: bool | None = option(
     None, 'Show a progress bar; by default on a terminal.', may_change=True
   )

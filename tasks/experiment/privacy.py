@@ -73,20 +73,25 @@ class Privacy(Options):
     'Differential privacy of whole users, as much as this in all rounds '
     'together: the noise is computed from it. inf clips and adds no noise.',
     may_be_infinite=True,
+    is_common=True,
   )
   noise_multiplier: float | None = option(
     None,
     'The same by the noise, in clips: epsilon is computed from it.',
     at_least=0,
+    is_common=True,
   )
   delta: float = option(
-    1e-5, 'At which epsilon is meant; below one in the population.'
+    1e-5,
+    'At which epsilon is meant; below one in the population.',
+    is_common=True,
   )
   dp: str = option(
     CENTRAL,
     'Who adds noise: the server, once to the sum, or each client before it '
     'sends, so that the server need not be trusted.',
     choices=(CENTRAL, LOCAL),
+    is_common=True,
   )
   dp_mechanism: str = option(
     GAUSSIAN,
@@ -103,6 +108,7 @@ class Privacy(Options):
   clip: float | None = option(
     None,
     'The largest norm of an update; by default it follows --clip_quantile.',
+    is_common=True,
   )
   clip_quantile: float = option(
     0.5,
@@ -124,6 +130,7 @@ class Privacy(Options):
     None,
     'Draws the noise, and --seed the cohorts: a simulation, which protects '
     'from no one who knows them. By default the operating system draws both.',
+    is_common=True,
   )
   simulated_population: int | None = option(
     None,

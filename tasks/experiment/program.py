@@ -17,10 +17,16 @@ from typing import Any
 from absl import app
 from absl import logging
 
+from tasks import task as tasks_lib
 from tasks.experiment import config as config_lib
 from tasks.experiment import flags
 from tasks.experiment import help_texts
 from tasks.experiment.config import Config
+from tasks.experiment.config import Runtime
+from tasks.experiment.loop import Loop
+from tasks.experiment.loop import Output
+from tasks.experiment.privacy import Privacy
+from tasks.experiment.training import LocalTraining
 from tasks.options import Choice
 from tasks.options import Options
 from tff_partial import errors
@@ -53,7 +59,8 @@ class Program:
 
   def _start(self) -> int | None:
     if tff_partial_programs.asks_for_help(sys.argv[1:]):
-      sys.stdout.write(self.help())
+      is_full = tff_partial_programs.asks_for_all(sys.argv[1:])
+      sys.stdout.write(self.help(full=is_full))
       return None
     for options in self.options:
       flags.define(options)
@@ -76,26 +83,44 @@ class Program:
       logging.set_verbosity(logging.WARNING)
     return self.main(*map(flags.read, self.options))
 
-  def help(self) -> str:
-    """What `--help` says."""
+  def help(self, *, full: bool = False) -> str:
+    """What `--help` says, and `--helpfull`.
+
+    Args:
+      full: Whether to name all flags of a program that has more than two
+        screens show.
+    """
     module = sys.modules[self.main.__module__]
     # As `__main__`, a module does not know its name.
     name = pathlib.Path(str(module.__file__)).stem
-    groups: dict[str, list[Choice]] = {'': [], 'The run': [], 'Data': []}
+    groups: dict[str, list[Choice]] = {title: [] for title in _TITLES}
     for task in config_lib.TASKS.values():
       groups[task.title] = []
     for options in self.options:
       for choice in flags.define(options).values():
         groups.setdefault(choice.title, []).append(choice)
-    if name != 'train' and any(isinstance(o, Config) for o in self.options):
+    number = sum(map(len, groups.values()))
+    of_config = any(isinstance(options, Config) for options in self.options)
+    more = ''
+    if of_config and name == 'train' and not full:
+      groups = {
+        title: [choice for choice in choices if choice.option.is_common]
+        for title, choices in groups.items()
+      }
+      more = (
+        f'All {number} flags, also those of single tasks and algorithms: '
+        '--helpfull.'
+      )
+    elif of_config and name != 'train':
       # All of them are shown once.
-      title = 'All flags of train, see tff-partial train --help, such as'
-      named = [c for c in groups['The run'] if c.flag == 'output_dir']
+      title = 'All flags of train, see tff-partial train --helpfull, such as'
+      named = [c for c in groups[Output.title] if c.flag == 'output_dir']
       groups = {'': groups[''], title: named}
     return help_texts.of_program(
       name,
       str(module.__doc__),
       {title: choices for title, choices in groups.items() if choices},
+      more,
     )
 
 
@@ -140,6 +165,19 @@ def _say_interrupted(number: signal.Signals) -> int:
   )
   return 128 + number
 
+
+# What people ask for, in this order; what belongs to single tasks and to single
+# algorithms follows. The first is what belongs to the program alone.
+_TITLES = (
+  '',
+  tasks_lib.Data.title,
+  Config.title,
+  Loop.title,
+  LocalTraining.title,
+  Privacy.title,
+  Output.title,
+  Runtime.title,
+)
 
 # What is raised to be read; the runtimes name what became of the flags.
 _FOR_USERS = (

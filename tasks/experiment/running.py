@@ -1,10 +1,11 @@
 """Runs an experiment: trains, measures the test clients, writes the result."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import pathlib
 import resource
+import sys
 import time
 from typing import Any
 
@@ -12,8 +13,10 @@ import psutil
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment import hooks
 from tasks.experiment import measuring
 from tasks.experiment import privacy as privacy_lib
+from tasks.experiment import user_vectors
 from tasks.experiment.communication import communication
 from tasks.experiment.config import Config
 from tasks.experiment.config import Runtime
@@ -23,6 +26,8 @@ from tasks.experiment.folder import RESULT_FILE
 from tasks.experiment.loop import Output
 from tasks.experiment.trainable import Trainable
 from tff_partial import runtimes
+from tff_partial.training import callbacks as callbacks_lib
+from tff_partial.training import metrics_log
 from tff_partial.training import programs
 
 _JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
@@ -113,23 +118,47 @@ def run(config: Config, output: Output = Output()) -> Result:
     done = _claim(folder, config, output)
     if done is not None:
       return Result(done)
+  flags = {**config.flags(), **output.flags()}
+  with hooks.opened(output.hook, flags) as told:
+    report, trained = _run(config, output, told)
+    total = time.perf_counter() - started
+    report['seconds'] = {**report['seconds'], 'total': total}
+    _tell(report, output, told)
+  report = finite(report)
+  if folder is not None:
+    folder.write_result(report)
+  return Result(report, trained)
+
+
+def _run(
+  config: Config, output: Output, told: hooks.Told
+) -> tuple[dict[str, Any], programs.TrainingResult]:
+  """Trains and measures; returns what `result.json` holds, and the weights."""
   task = load(config)
   with executing(config.runtime) as context:
     trainable = Trainable(config, task)
+    projector = None
+    if output.projector and output.output_dir is not None:
+      projector = user_vectors.Projector(trainable, task, output.projector)
     clients = trainable.clients()
     validation = trainable.evaluation_set(task.validation)
     tests = {
       name: trainable.evaluation_set(measured)
       for name, measured in task.tests.items()
     }
-    trained = _train(config, output, trainable, clients, validation)
+    ends = config.loop.callbacks(trainable.selection)
+    trained = train_rounds(
+      config, output, trainable, clients, validation, [*ends, *told.callbacks]
+    )
     measured = _measured(task, trained, tests, config.seed)
+    if projector is not None:
+      projector.write(trained, str(output.output_dir), config.seed)
   packed: dict[str, Any] = {
     tasks_lib.TRAIN: clients,
     tasks_lib.VALIDATION: validation.clients,
     **{task.tests[name].part: test.clients for name, test in tests.items()},
   }
-  report = {
+  return {
     **_description(config, trainable, trained),
     'communication': communication(
       trainable.process,
@@ -148,13 +177,22 @@ def run(config: Config, output: Output = Output()) -> Result:
     and privacy_lib.labelled(
       trained.privacy, config.privacy, task.learned_from_training
     ),
-    'seconds': {**trained.seconds, 'total': time.perf_counter() - started},
+    'seconds': trained.seconds,
     'peak_rss_mb': peak_memory_mb(),
+  }, trained
+
+
+def _tell(report: Mapping[str, Any], output: Output, told: hooks.Told) -> None:
+  """Shows what the test clients measured where the rounds are shown."""
+  numbers = {
+    f'test/{name}/{metric}': float(value)
+    for name, measured in report['test'].items()
+    for metric, value in measured.items()
+    if isinstance(value, (int, float))
   }
-  report = finite(report)
-  if folder is not None:
-    folder.write_result(report)
-  return Result(report, trained)
+  told.tell(report['rounds'], numbers)
+  if output.tensorboard and output.output_dir is not None:
+    metrics_log.add_curves(output.output_dir, numbers, report['rounds'])
 
 
 def _claim(
@@ -182,15 +220,24 @@ def _claim(
   return done if is_whole else None
 
 
-def _train(
+def train_rounds(
   config: Config,
   output: Output,
   trainable: Trainable,
   clients: Any,
-  validation: programs.EvaluationSet,
+  validation: programs.EvaluationSet | None,
+  callbacks: Sequence[callbacks_lib.Callback],
 ) -> programs.TrainingResult:
-  """The rounds of an experiment."""
-  select = trainable.selection
+  """Trains the rounds of an experiment.
+
+  Args:
+    config: The experiment.
+    output: Where to write; nowhere without an output folder.
+    trainable: Its algorithm.
+    clients: Who takes part.
+    validation: Who chooses the best round, or None.
+    callbacks: Are called after each round.
+  """
   return programs.train(
     trainable.process,
     clients,
@@ -202,9 +249,9 @@ def _train(
     validation=validation,
     evaluate_every=config.loop.evaluate_every,
     checkpoint_every=output.checkpoint_every,
-    select=select,
+    select=trainable.selection if validation else None,
     stop=config.loop.stopping_rule(),
-    callbacks=config.loop.callbacks(select),
+    callbacks=callbacks,
     output_dir=output.output_dir,
     privacy=trainable.ledger,
     diagnostics=config.privacy.diagnostics,
@@ -325,7 +372,8 @@ def _cell(value: Any) -> str:
 
 def peak_memory_mb() -> float:
   """The most memory that this process and its living children have held."""
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  kilobytes = 1024 if sys.platform == 'darwin' else 1  # Others say kilobytes.
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 / kilobytes
   for child in psutil.Process().children(recursive=True):
     with contextlib.suppress(OSError, psutil.Error, StopIteration):
       status = pathlib.Path(f'/proc/{child.pid}/status').read_text()

@@ -79,6 +79,11 @@ class Trainable:
     return centralized.pool(clients) if self._algorithm.is_central else clients
 
   @property
+  def user_form(self) -> str:
+    """Where the model has what belongs to one user, of `USER_FORMS`."""
+    return self._user
+
+  @property
   def selection(self) -> programs.Selection:
     """The metric that chooses the best round."""
     return programs.Selection(

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tasks.errors import OptionError
+from tasks.experiment.optimizers import Optimizer
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
@@ -24,15 +25,6 @@ from tff_partial import phases
 from tff_partial import quantization
 from tff_partial import tiers
 from tff_partial.data import splits
-
-_OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
-  'sgd': tff.learning.optimizers.build_sgdm,
-  'adagrad': tff.learning.optimizers.build_adagrad,
-  'adam': tff.learning.optimizers.build_adam,
-  'rmsprop': tff.learning.optimizers.build_rmsprop,
-  'yogi': tff.learning.optimizers.build_yogi,
-}
-_HAVE_BETA_2 = ('adam', 'yogi')
 
 EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
 _WEIGHTINGS: dict[
@@ -47,96 +39,39 @@ _WEIGHTINGS: dict[
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer(Options):
-  """An optimizer.
-
-  Attributes:
-    name: Begins the names of its flags.
-    what: What it trains.
-  """
-
-  name: str
-  what: str
-  optimizer: str = option(
-    'sgd', 'Trains {0.what}.', choices=sorted(_OPTIMIZERS)
-  )
-  learning_rate: float = option(0.1, 'Learning rate for {0.what}.', at_least=0)
-  momentum: float = option(
-    0.0, 'Momentum for {0.what}; for sgd alone.', at_least=0, at_most=1
-  )
-  epsilon: float | None = option(
-    None, 'Epsilon for {0.what}; for adaptive optimizers alone.', at_least=0
-  )
-  beta_2: float | None = option(
-    None,
-    'Decay of the second moment for {0.what}; for adam and yogi alone.',
-    at_least=0,
-    at_most=1,
-  )
-
-  def flag_prefix(self) -> str:
-    """Begins the names of its flags."""
-    return f'{self.name}_'
-
-  def __post_init__(self) -> None:
-    """Refuses what the optimizer does not have."""
-    super().__post_init__()
-    if self.optimizer != 'sgd' and self.momentum:
-      raise OptionError(
-        f'--{self.name}_momentum: {self.optimizer} has no momentum of this '
-        f'kind. Leave the flag out, or use --{self.name}_optimizer=sgd.'
-      )
-    if self.optimizer == 'sgd' and self.epsilon is not None:
-      raise OptionError(
-        f'--{self.name}_epsilon: sgd has no epsilon. Leave the flag out, or '
-        'choose an adaptive optimizer.'
-      )
-    if self.optimizer not in _HAVE_BETA_2 and self.beta_2 is not None:
-      raise OptionError(
-        f'--{self.name}_beta_2: {self.optimizer} has none. Leave the flag out, '
-        f'or choose one of {", ".join(_HAVE_BETA_2)}.'
-      )
-
-  def build(self) -> phases.Optimizer:
-    """Builds TFF's optimizer."""
-    extra: dict[str, Any] = {}
-    if self.optimizer == 'sgd':
-      extra['momentum'] = self.momentum or None
-    elif self.epsilon is not None:
-      extra['epsilon'] = self.epsilon
-    if self.beta_2 is not None:
-      extra['beta_2'] = self.beta_2
-    return _OPTIMIZERS[self.optimizer](
-      learning_rate=self.learning_rate, **extra
-    )
-
-
-@dataclasses.dataclass(frozen=True)
 class LocalTraining(Options):
   """How a client divides its examples and trains on them."""
 
-  title: ClassVar[str] = 'Training'
+  title: ClassVar[str] = 'Training and optimizers'
 
   update: Optimizer = Optimizer('update', 'global weights', learning_rate=0.5)
   reconstruction: Optimizer = Optimizer('reconstruction', 'local weights')
-  batch_size: int = option(5, 'Examples of a step.', at_least=1)
+  batch_size: int = option(5, 'Examples of a step.', at_least=1, is_common=True)
   update_epochs: int = option(
-    1, 'Passes of the update over its examples, at most.', at_least=1
+    1,
+    'Passes of the update over its examples, at most.',
+    at_least=1,
+    is_common=True,
   )
   update_steps: int | None = option(
     50,
     'Steps of the update, at most; -1 for no limit.',
     at_least=0,
     for_none=-1,
+    is_common=True,
   )
   reconstruction_epochs: int = option(
-    5, 'Passes of the reconstruction over its examples, at most.', at_least=1
+    5,
+    'Passes of the reconstruction over its examples, at most.',
+    at_least=1,
+    is_common=True,
   )
   reconstruction_steps: int | None = option(
     50,
     'Steps of the reconstruction, at most; -1 for no limit.',
     at_least=0,
     for_none=-1,
+    is_common=True,
   )
   evaluation_reconstruction_steps: int | None = option(
     None,
@@ -179,6 +114,8 @@ class LocalTraining(Options):
     'and the rest; even and odd batches; both all examples; the older share '
     'and the rest.',
     choices=('halves', 'fraction', 'alternating', 'same', 'by_time'),
+    group='Method',
+    is_common=True,
   )
   support_share: float = option(
     0.5, 'Share of the support set, for the splits fraction and by_time.'
@@ -300,7 +237,7 @@ class LocalTraining(Options):
 class Server(Options):
   """How the server joins updates, and what it does with them."""
 
-  title: ClassVar[str] = 'Training'
+  title: ClassVar[str] = 'Training and optimizers'
 
   optimizer: Optimizer = Optimizer(
     'server', 'the joined update', learning_rate=1.0
@@ -336,6 +273,7 @@ class Server(Options):
     'targets that it trained on, such as the tokens of its sentences; or once '
     '(if the run is private).',
     choices=(EXAMPLES, TARGETS, UNIFORM),
+    group='Method',
   )
 
   def __post_init__(self) -> None:

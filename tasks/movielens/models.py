@@ -30,6 +30,7 @@ def build_matrix_factorization(
   *,
   biases: bool = False,
   mean: float = 0.0,
+  unit: float = 1.0,
   l2: float = 0.0,
   item_l2: float = 0.0,
   initial_scale: float = 0.05,
@@ -53,6 +54,8 @@ def build_matrix_factorization(
     num_factors: Length of the vectors.
     biases: Whether an item bias and a user bias, both zero at first, are added.
     mean: A constant that is added, such as the mean rating in training.
+    unit: What vectors and biases are scaled by before that, for ratings on
+      another scale than stars.
     l2: Adds `l2` times the sum of squares of the user's vector and bias to the
       loss of each batch.
     item_l2: The same for the item table and the item biases.
@@ -73,7 +76,12 @@ def build_matrix_factorization(
   _check_sizes(
     {'num_items': num_items, 'num_factors': num_factors},
     num_users,
-    {'l2': l2, 'item_l2': item_l2, 'initial_scale': initial_scale},
+    {
+      'unit': unit,
+      'l2': l2,
+      'item_l2': item_l2,
+      'initial_scale': initial_scale,
+    },
     mean,
   )
   layers = tf.keras.layers
@@ -115,8 +123,8 @@ def build_matrix_factorization(
     else:
       user_biases = _biases(num_users, user_ids, 'user')
       ratings = layers.Add(name='with_user_bias')([ratings, user_biases])
-  if mean:
-    ratings = layers.Rescaling(1.0, offset=mean, name='with_mean')(ratings)
+  if mean or unit != 1.0:
+    ratings = layers.Rescaling(unit, offset=mean, name='with_mean')(ratings)
   return tf.keras.Model(inputs, ratings, name='matrix_factorization')
 
 
@@ -274,7 +282,7 @@ class RatingError(tf.keras.metrics.RootMeanSquaredError):
       **kwargs: What every metric takes.
     """
     super().__init__(name=name, **kwargs)
-    self.scale = _checked_scale(scale)
+    self.scale = checked_scale(scale)
 
   def update_state(
     self,
@@ -284,9 +292,44 @@ class RatingError(tf.keras.metrics.RootMeanSquaredError):
   ) -> Any:
     """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
     return super().update_state(
-      _flat(y_true),
-      _clip(_flat(y_pred), self.scale),
-      sample_weight=None if sample_weight is None else _flat(sample_weight),
+      flat(y_true),
+      clip(flat(y_pred), self.scale),
+      sample_weight=None if sample_weight is None else flat(sample_weight),
+    )
+
+  def get_config(self) -> dict[str, Any]:
+    return {**super().get_config(), 'scale': self.scale}
+
+
+class _MeanOfDistances(tf.keras.metrics.Mean):
+  """A mean over how far predictions are off; its state is two sums."""
+
+  def __init__(self, scale: Scale | None = None, **kwargs: Any):
+    """Makes the metric.
+
+    Args:
+      scale: Limits to which predictions are clipped first, or None.
+      **kwargs: What every metric takes.
+    """
+    super().__init__(**kwargs)
+    self.scale = checked_scale(scale)
+
+  def counted(self, distance: tf.Tensor) -> tf.Tensor:
+    """Returns what counts of distances, `[batch]`: they themselves."""
+    return distance
+
+  def update_state(
+    self,
+    y_true: tf.Tensor,
+    y_pred: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+  ) -> Any:
+    """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
+    predicted = clip(flat(y_pred), self.scale)
+    distance = tf.abs(tf.cast(flat(y_true), predicted.dtype) - predicted)
+    return super().update_state(
+      self.counted(distance),
+      sample_weight=None if sample_weight is None else flat(sample_weight),
     )
 
   def get_config(self) -> dict[str, Any]:
@@ -294,8 +337,19 @@ class RatingError(tf.keras.metrics.RootMeanSquaredError):
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class RatingAccuracy(tf.keras.metrics.Mean):
-  """Share of predictions at most half a star off; its state is two sums.
+class AbsoluteError(_MeanOfDistances):
+  """Mean absolute error of ratings."""
+
+  def __init__(
+    self, scale: Scale | None = None, name: str = 'mae', **kwargs: Any
+  ):
+    """Makes the metric: see `_MeanOfDistances`."""
+    super().__init__(scale, name=name, **kwargs)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class RatingAccuracy(_MeanOfDistances):
+  """Share of predictions at most half a star off.
 
   On whole stars that is the share of predictions that round to the rating
   (FedRecon, section 5.1.1).
@@ -316,30 +370,15 @@ class RatingAccuracy(tf.keras.metrics.Mean):
       name: The metric's name.
       **kwargs: What every metric takes.
     """
-    super().__init__(name=name, **kwargs)
-    self.scale = _checked_scale(scale)
+    super().__init__(scale, name=name, **kwargs)
     self.tolerance = tolerance
 
-  def update_state(
-    self,
-    y_true: tf.Tensor,
-    y_pred: tf.Tensor,
-    sample_weight: tf.Tensor | None = None,
-  ) -> Any:
-    """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
-    predicted = _clip(_flat(y_pred), self.scale)
-    distance = tf.abs(tf.cast(_flat(y_true), predicted.dtype) - predicted)
-    return super().update_state(
-      tf.cast(distance <= self.tolerance, self.dtype),
-      sample_weight=None if sample_weight is None else _flat(sample_weight),
-    )
+  def counted(self, distance: tf.Tensor) -> tf.Tensor:
+    """Returns 1 for what is near enough, and 0 for the rest."""
+    return tf.cast(distance <= self.tolerance, self.dtype)
 
   def get_config(self) -> dict[str, Any]:
-    return {
-      **super().get_config(),
-      'scale': self.scale,
-      'tolerance': self.tolerance,
-    }
+    return {**super().get_config(), 'tolerance': self.tolerance}
 
 
 def _uniform(scale: float) -> tf.keras.initializers.Initializer:
@@ -357,7 +396,8 @@ def _weight_config(layer: UserEmbedding | UserBias) -> dict[str, Any]:
   }
 
 
-def _checked_scale(scale: Scale | None) -> Scale | None:
+def checked_scale(scale: Scale | None) -> Scale | None:
+  """Returns a scale as numbers, or refuses one that has no extent."""
   if scale is None:
     return None
   lowest, highest = scale
@@ -369,10 +409,11 @@ def _checked_scale(scale: Scale | None) -> Scale | None:
   return (float(lowest), float(highest))
 
 
-def _clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:
+def clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:
+  """Returns predictions on the scale, if there is one."""
   return predictions if scale is None else tf.clip_by_value(predictions, *scale)
 
 
-def _flat(values: Any) -> tf.Tensor:
+def flat(values: Any) -> tf.Tensor:
   """Returns values as `[batch]`, so that two of them never meet as a matrix."""
   return tf.reshape(tf.convert_to_tensor(values), [-1])

@@ -5,7 +5,7 @@ divided, and the test users never took part in training. `seen`: every user's
 ratings are divided by time, and users are measured on their later ratings.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import os
@@ -25,6 +25,7 @@ from tasks.options import Leak
 from tasks.options import option
 from tasks.task import Data
 from tasks.task import MeasuredByProtocol
+from tasks.task import NOBODY
 from tasks.task import OWN
 from tasks.task import PROTOCOLS
 from tasks.task import Recommendation
@@ -210,6 +211,12 @@ class MovieLens(MeasuredByProtocol):
     Raises:
       OptionError: If the options do not go with that form.
     """
+    if user not in (OWN, TABLE, NOBODY):
+      raise OptionError(
+        f'--user_form={user}: users of the task {self.name} can have a vector '
+        'of their own, a row of a table, or nothing. Choose own, table or '
+        'nobody, or another algorithm.'
+      )
     if user not in self._models:
       self._models[user] = self._build_model(user)
     return self._models[user]
@@ -226,19 +233,33 @@ class MovieLens(MeasuredByProtocol):
         options.num_factors,
         biases=options.biases,
         mean=mean,
+        unit=self._unit,
         l2=options.l2,
         item_l2=options.item_l2,
         initial_scale=options.initial_scale,
         num_users=len(self._users) if user == TABLE else None,
       ),
       local=movielens_models.LOCAL_LAYERS if user == OWN else None,
-      loss=tf.keras.losses.MeanSquaredError(),
-      metrics=functools.partial(
-        movielens_models.build_metrics,
-        self.ratings.scale if options.clip_predictions else None,
+      loss=self._loss(),
+      metrics=self._metrics(
+        self.ratings.scale if options.clip_predictions else None
       ),
       seed=self._seed,
     )
+
+  @property
+  def _unit(self) -> float:
+    """What a star is on the scale of the ratings."""
+    return 1.0
+
+  def _loss(self) -> tf.keras.losses.Loss:
+    return tf.keras.losses.MeanSquaredError()
+
+  def _metrics(
+    self, scale: movielens_models.Scale | None
+  ) -> Callable[[], list[tf.keras.metrics.Metric]]:
+    """What makes the metrics, of predictions on a scale if it is named."""
+    return functools.partial(movielens_models.build_metrics, scale)
 
   @property
   def counts(self) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 Runs that differ in their seed alone make one line: their mean, in a band one
 standard deviation to either side. A run that diverged or has not ended counts
 in no mean; it is drawn by itself, thin, with a cross where it ends.
+
+`of_result` draws one run, from what `train` returned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +19,15 @@ import pandas as pd
 from tff_partial.analysis import figures
 from tff_partial.analysis import run_folders
 from tff_partial.analysis.errors import AnalysisError
+from tff_partial.dp import privacy
+from tff_partial.training import results
 
 # With no more points than this each of them is marked.
 _FEW_POINTS = 30
+
+_VALIDATION, _OF_VALIDATION = 'validation_', 'validation'
+_EPSILON = 'privacy/epsilon'
+_PANELS_A_ROW = 3
 
 
 class Trace(NamedTuple):
@@ -182,6 +190,96 @@ def draw(
     axes.set_title(title, loc='left', fontsize=11)
   figures.label_ends(axes, ends)
   return figures.save(figure, path)
+
+
+def of_result(
+  result: results.TrainingResult, metrics: Sequence[str] | None = None
+) -> figures.Figure:
+  """Draws how one run went: a panel a metric, of training and of validation.
+
+  Args:
+    result: What `train` returned.
+    metrics: Which metrics get a panel, such as `loss` or `seconds_round`; by
+      default the loss, all others that the validation clients measured, and of
+      a private run epsilon.
+
+  Returns:
+    A figure, which a notebook shows.
+
+  Raises:
+    AnalysisError: If a metric was measured in no round.
+  """
+  frame = pd.DataFrame.from_records(result.history, index='round')
+  lines = _lines(frame)
+  chosen = _default_panels(lines) if metrics is None else list(metrics)
+  unknown = [metric for metric in chosen if metric not in lines]
+  if unknown or not chosen:
+    raise AnalysisError(
+      f'There is nothing to draw of {", ".join(unknown) or "the run"}: choose '
+      f'metrics that it measured, which are {", ".join(lines) or "none"}.'
+    )
+  columns = min(len(chosen), _PANELS_A_ROW)
+  rows = -(-len(chosen) // columns)
+  figure = figures.new(4.2 * columns, 3.1 * rows)
+  panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+  for axes in panels[len(chosen) :]:
+    axes.set_visible(False)
+  for axes, metric in zip(panels, chosen, strict=False):
+    figures.tidy(axes)
+    for name, values in lines[metric].items():
+      marker = 'o' if len(values) <= _FEW_POINTS else ''
+      look = figures.style(int(name == _OF_VALIDATION))
+      axes.plot(
+        values, label=name, linewidth=1.5, marker=marker, ms=3.5, **look
+      )
+    if result.best_round is not None:
+      axes.axvline(
+        result.best_round,
+        label='best round',
+        color=figures.FAINT,
+        linewidth=1,
+        linestyle=(0, (4, 3)),
+      )
+    axes.set_xlabel('round', color=figures.INK)
+    axes.set_ylabel(figures.axis_name(metric), color=figures.INK)
+    axes.legend(frameon=False, fontsize=9)
+  return figure
+
+
+def _lines(frame: pd.DataFrame) -> dict[str, dict[str, pd.Series]]:
+  """Metric to its lines by who was measured, without rounds that lack it.
+
+  Args:
+    frame: Columns of `metrics.csv` by round.
+  """
+  lines: dict[str, dict[str, pd.Series]] = {}
+  for column in frame:
+    values = frame[column].astype(float)
+    values = values[np.isfinite(values)]
+    if values.empty:
+      continue
+    name = str(column).removesuffix(privacy.NOT_PRIVATE)
+    who = _OF_VALIDATION if name.startswith(_VALIDATION) else 'training'
+    if name != column:
+      who += ', not private'
+    lines.setdefault(name.removeprefix(_VALIDATION), {})[who] = values
+  return lines
+
+
+def _default_panels(lines: Mapping[str, Mapping[str, pd.Series]]) -> list[str]:
+  """What is drawn unasked."""
+  validated = [
+    metric
+    for metric, by_whom in lines.items()
+    if _OF_VALIDATION in by_whom
+    and metric != 'loss'
+    and not metric.startswith('num_')
+  ]
+  return [
+    *(['loss'] if 'loss' in lines else []),
+    *validated,
+    *([_EPSILON] if _EPSILON in lines else []),
+  ]
 
 
 def _note(traces: Sequence[Trace]) -> str:

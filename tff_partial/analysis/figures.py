@@ -1,6 +1,7 @@
 """What all figures have in common: colours, names of axes, and files."""
 
 from collections.abc import Sequence
+import io
 import os
 import pathlib
 import re
@@ -39,6 +40,15 @@ _UNITS = (
 )
 
 
+class Figure(matplotlib_figure.Figure):
+  """A figure that a notebook shows, whether it has loaded pyplot or not."""
+
+  def _repr_png_(self) -> bytes:
+    file = io.BytesIO()
+    self.savefig(file, format='png', bbox_inches='tight')
+    return file.getvalue()
+
+
 def style(number: int) -> dict[str, Any]:
   """Colour and dashes of the line with this number; they repeat after 24."""
   colours = len(COLOURS)
@@ -57,9 +67,9 @@ def axis_name(metric: str) -> str:
   return words
 
 
-def new(width: float, height: float) -> matplotlib_figure.Figure:
+def new(width: float, height: float) -> Figure:
   """Makes an empty figure, in inches; no window and no global state."""
-  return matplotlib_figure.Figure(
+  return Figure(
     figsize=(width, height), layout='constrained', facecolor='white'
   )
 

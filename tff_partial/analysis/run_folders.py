@@ -25,7 +25,10 @@ FOLDER = 'folder'
 # change no number.
 _SEED = 'seed'
 _SILENT = frozenset(
-  (_SEED, 'output_dir', 'data_dir', 'download', 'progress', 'tensorboard')
+  (
+    *(_SEED, 'output_dir', 'data_dir', 'download', 'progress'),
+    *('tensorboard', 'projector', 'hook'),
+  )
 )
 # Their values speak for themselves in a label.
 _SELF_EXPLAINING = (FOLDER, 'task', 'algorithm')

@@ -1,8 +1,10 @@
 """Columns of pandas data frames as arrays of examples' fields."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
 from typing import Any
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 
@@ -12,22 +14,65 @@ from tff_partial.data.vocabularies import Vocabulary
 _DATES = 'mM'
 _NUMBERS = 'biuf'
 
+# What becomes of rows that lack a value.
+REFUSE, DROP = 'refuse', 'drop'
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropped:
+  """What was dropped of a data frame because it lacked values.
+
+  Attributes:
+    num_rows: How many rows.
+    lacking: Column to how many of these rows lacked its value; a row may lack
+      several.
+    num_clients: How many clients had no other rows.
+  """
+
+  num_rows: int = 0
+  lacking: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  num_clients: int = 0
+
+  def __str__(self) -> str:
+    columns = ', '.join(f'{n:,} no {c!r}' for c, n in self.lacking.items())
+    said = f'Dropped {self.num_rows:,} rows that lack values: {columns}'
+    if self.num_clients:
+      said += f'; {self.num_clients:,} clients had no others'
+    return said
+
 
 class Table:
-  """A data frame of which every row is an example of a client."""
+  """A data frame of which every row is an example of a client.
 
-  def __init__(self, frame: Any, client_id: str, columns: Iterable[str]):
+  Attributes:
+    dropped: What was dropped because it lacked values.
+  """
+
+  def __init__(
+    self,
+    frame: Any,
+    client_id: str,
+    columns: Iterable[str],
+    missing: str = REFUSE,
+  ):
     """Checks the columns.
 
     Args:
       frame: A pandas data frame.
       client_id: The column that says whose example it is.
       columns: Which others are read.
+      missing: REFUSE rows that lack a value in one of these columns, or DROP
+        them.
 
     Raises:
       ClientDataError: If it is no data frame, a column is not there, is there
         twice, or lacks values.
     """
+    if missing not in (REFUSE, DROP):
+      raise examples.ClientDataError(
+        f'missing={missing!r}: choose {REFUSE!r}, which names the first row '
+        f'that lacks a value, or {DROP!r}, which drops such rows.'
+      )
     if not (hasattr(frame, 'columns') and hasattr(frame, 'iloc')):
       raise examples.ClientDataError(
         f'Expected a pandas data frame, found a {type(frame).__name__}.'
@@ -36,10 +81,10 @@ class Table:
     self._client_id = client_id
     wanted = list(dict.fromkeys([client_id, *columns]))
     found = list(frame.columns)
-    missing = [column for column in wanted if column not in found]
-    if missing:
+    absent = [column for column in wanted if column not in found]
+    if absent:
       raise examples.ClientDataError(
-        f'The data frame has no columns {missing}; it has {found}.'
+        f'The data frame has no columns {absent}; it has {found}.'
       )
     for column in wanted:
       if found.count(column) > 1:
@@ -47,12 +92,17 @@ class Table:
           f'The data frame has {found.count(column)} columns {column!r}. '
           'Rename all but one.'
         )
+    self.dropped = Dropped()
+    if missing == DROP:
+      self._drop_missing(wanted)
+    for column in wanted:
       self._check_missing(column)
 
   def row(self, place: int) -> str:
     """What messages call a row: its label, and whose it is."""
     client = self._frame[self._client_id].iloc[place]
-    return f'row {self._frame.index[place]!r} (client {str(client)!r})'
+    label = examples.shown(self._frame.index[place])
+    return f'row {label} (client {str(client)!r})'
 
   def clients(self) -> tuple[np.ndarray, list[str]]:
     """Returns for each row the number of its client, and the clients' ids."""
@@ -138,13 +188,41 @@ class Table:
         )
     return array
 
+  def _drop_missing(self, columns: Sequence[str]) -> None:
+    """Drops rows that lack a value, and says so."""
+    frame = self._frame
+    lacking = np.stack([frame[column].isna() for column in columns])
+    is_whole = ~lacking.any(axis=0)
+    if is_whole.all():
+      return
+    if not is_whole.any():
+      raise examples.ClientDataError(
+        f'Each of the {len(frame):,} rows lacks a value in one of the columns '
+        f'{list(columns)}. Fill them, or read other columns.'
+      )
+    clients = frame[self._client_id]
+    self._frame = frame[is_whole]
+    self.dropped = Dropped(
+      num_rows=int((~is_whole).sum()),
+      lacking={
+        column: int(count)
+        for column, count in zip(columns, lacking.sum(axis=1), strict=True)
+        if count
+      },
+      num_clients=int(
+        clients.nunique() - self._frame[self._client_id].nunique()
+      ),
+    )
+    logging.warning('%s', self.dropped)
+
   def _check_missing(self, column: str) -> None:
     missing = np.flatnonzero(self._frame[column].isna())
     if missing.size:
       raise examples.ClientDataError(
         f'Column {column!r} lacks {missing.size:,} of {len(self._frame):,} '
-        f'values, the first in row {self._frame.index[missing[0]]!r}. Drop '
-        f'these rows, `frame.dropna(subset=[{column!r}])`, or fill them.'
+        f'values, the first in row '
+        f'{examples.shown(self._frame.index[missing[0]])}. Drop '
+        f'these rows, `missing={DROP!r}`, or fill them.'
       )
 
   def _plain(self, column: str) -> np.ndarray:

@@ -124,6 +124,8 @@ def map_fields(fn: Callable[..., Any], *structures: Any) -> Any:
 
 def shown(value: Any) -> str:
   """A value in a message: its beginning, if it is long."""
+  if isinstance(value, np.generic):
+    value = value.item()  # As users write it: NumPy 2 names its types.
   try:
     return f'{value!r:.80}'
   except ValueError:  # Of integers, Python writes some thousand digits at most.

@@ -138,13 +138,14 @@ def from_pandas(
   fields: Mapping[str, str] | None = None,
   time: str | None = None,
   encode: str | Iterable[str] | Mapping[str, Vocabulary] = (),
+  missing: str = data_frames.REFUSE,
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
   """Makes clients of the rows of a data frame.
 
   Columns may be of any type of pandas that holds numbers, strings to encode, or
-  datetimes to sort by. No value may be missing:
+  datetimes to sort by:
 
       frame = pd.DataFrame({
         'user': ['ann', 'ann', 'bob'],
@@ -187,7 +188,11 @@ def from_pandas(
     encode: Columns whose values, such as names of items, are replaced by ids:
       their sorted values are numbered from 0. Or column to `Vocabulary`, such
       as the `vocabularies` of the training clients: values that it does not
-      have are refused, unless it has an id for them.
+      have are refused, unless it has an id for them, as
+      `Vocabulary(values, unseen=True)` has.
+    missing: What becomes of rows that lack a value (None, NaN, NaT or NA) in
+      one of the columns above: 'refuse', with the first one's label, or 'drop'.
+      What was dropped is logged as a warning, and is `clients.dropped`.
     min_examples: Clients with fewer are left out and counted in the log.
     capacities: Sizes to pad to; few good ones by default.
 
@@ -211,7 +216,9 @@ def from_pandas(
         f'which: `fields={{{path!r}: column}}`.'
       )
   sorting = [] if time is None else [time]
-  table = data_frames.Table(frame, client_id, [*columns.values(), *sorting])
+  table = data_frames.Table(
+    frame, client_id, [*columns.values(), *sorting], missing
+  )
   unread = [name for name in _names(encode) if name not in columns.values()]
   if unread:
     raise examples.ClientDataError(
@@ -251,6 +258,7 @@ def from_pandas(
     capacities=capacities,
     num_filtered=filtered,
     vocabularies=vocabularies,
+    dropped=table.dropped,
   )
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tff_partial.data import buckets
 from tff_partial.data import cohorts
+from tff_partial.data import data_frames
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
 from tff_partial.data import table_rows
@@ -125,6 +126,7 @@ class Population:
     num_filtered: Clients left out because they had too few examples.
     vocabularies: Column of a data frame to the vocabulary by which its values
       were encoded.
+    dropped: Which rows of a data frame were dropped because they lacked values.
   """
 
   def __init__(
@@ -138,6 +140,7 @@ class Population:
     num_filtered: int = 0,
     vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
     num_rows: table_rows.NumRows | None = None,
+    dropped: data_frames.Dropped = data_frames.Dropped(),
   ):
     """Takes over checked, concatenated examples.
 
@@ -152,10 +155,12 @@ class Population:
       vocabularies: Column to the vocabulary by which it was encoded.
       num_rows: How many rows clients need of tables of their own size, if more
         than their examples name.
+      dropped: Rows that were dropped before.
     """
     self.example_spec = example_spec
     self.num_filtered = num_filtered
     self.vocabularies = dict(vocabularies or {})
+    self.dropped = dropped
     self._client_ids = tuple(client_ids)
     self._fingerprint: str | None = None
     self._warned: set[str] = set()
@@ -195,6 +200,8 @@ class Population:
     ]
     if self.num_filtered:
       lines.append(f'  {self.num_filtered:,} left out for too few examples')
+    if self.dropped.num_rows:
+      lines.append(f'  {self.dropped}')
     lines += [f'  {c!r}: {v!r}' for c, v in self.vocabularies.items()]
     return '\n'.join(lines)
 

@@ -1,16 +1,25 @@
 """Vocabularies: which id stands for which value, such as an item's name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+import contextlib
 import functools
-from typing import Any
+import json
+import math
+import os
+import pathlib
+from typing import Any, Self
 
+from absl import logging
 import numpy as np
 
 from tff_partial import errors
 
+# Holds the vocabularies of a run or an export, in its folder.
+FILE = 'vocabularies.json'
+
 
 class VocabularyError(errors.UserError, ValueError):
-  """Raised for values that a vocabulary cannot encode."""
+  """Raised for values that a vocabulary cannot encode, keep or read."""
 
 
 def _is_missing(value: Any) -> bool:
@@ -27,6 +36,10 @@ class Vocabulary:
       tf.keras.layers.Embedding(len(items), 16)
       items.encode(['Alien', 'Heat'])
       items.decode([17, 4])
+
+  With `unseen=True` id 0 is a row like any other, as with one out-of-vocabulary
+  index of Keras's `StringLookup`. It keeps its first values unless some
+  examples in training name it, and `top_n` never returns it.
 
   Attributes:
     values: The distinct values, in the order of their ids.
@@ -106,3 +119,217 @@ class Vocabulary:
       place = int(number) - self.unseen
       decoded.append(None if place < 0 else self.values[place])
     return decoded
+
+  def to_json(self) -> dict[str, Any]:
+    """Describes the vocabulary by what JSON can hold.
+
+    Returns:
+      `values`, in the order of their ids, and `unseen`, the id of all other
+      values, or None. The first of `values` has the id 0 or, if that is
+      `unseen`, 1.
+
+    Raises:
+      VocabularyError: If values are neither texts nor whole or finite numbers,
+        such as dates.
+    """
+    return {
+      'values': [_for_json(value) for value in self.values],
+      'unseen': 0 if self.unseen else None,
+    }
+
+  @classmethod
+  def from_json(cls, described: Any) -> Self:
+    """Makes a vocabulary of what `to_json` returned.
+
+    Raises:
+      VocabularyError: If it is something else.
+    """
+    if isinstance(described, Mapping):
+      values, unseen = described.get('values'), described.get('unseen')
+      if isinstance(values, list) and unseen in (0, None):
+        with contextlib.suppress(VocabularyError):
+          made = cls(map(_for_json, values), unseen=unseen is not None)
+          if list(made.values) == values:
+            return made
+    raise VocabularyError(
+      f'This describes no vocabulary: {described!r:.80}. It takes distinct '
+      '`values` in their order, and `unseen`, 0 or null; `Vocabulary.save` '
+      'writes them.'
+    )
+
+  def save(self, file: str | os.PathLike[str]) -> None:
+    """Writes the vocabulary to a file of JSON, which `load` reads.
+
+    Args:
+      file: The file, which is replaced.
+
+    Raises:
+      VocabularyError: As `to_json`.
+    """
+    _write(pathlib.Path(file), self.to_json())
+
+  @classmethod
+  def load(cls, file: str | os.PathLike[str]) -> Self:
+    """Reads the vocabulary that `save` wrote.
+
+    Args:
+      file: The file.
+
+    Raises:
+      VocabularyError: If it is not there, or holds something else.
+    """
+    path = pathlib.Path(file)
+    described = _read(path)
+    try:
+      return cls.from_json(described)
+    except VocabularyError as error:
+      raise VocabularyError(f'{path}: {error}') from None
+
+
+def save(
+  vocabularies: Mapping[str, Vocabulary], folder: str | os.PathLike[str]
+) -> pathlib.Path:
+  """Writes the vocabularies of several columns to one file.
+
+  Args:
+    vocabularies: Column to vocabulary, such as `clients.vocabularies`.
+    folder: Where `vocabularies.json` is written, or replaced.
+
+  Returns:
+    The file.
+
+  Raises:
+    VocabularyError: If there is something that JSON cannot hold; it names the
+      column.
+  """
+  path = pathlib.Path(folder) / FILE
+  _write(path, describe(vocabularies))
+  return path
+
+
+def keep(
+  vocabularies: Mapping[str, Vocabulary],
+  folder: str | os.PathLike[str],
+  *,
+  goes_on: bool,
+) -> None:
+  """Keeps a run's vocabularies beside what it trains with their ids.
+
+  Those that JSON cannot hold are not kept, with a warning.
+
+  Args:
+    vocabularies: Column to vocabulary; nothing is written of none.
+    folder: The run's folder, which is made if need be.
+    goes_on: Whether the run has begun, so that they must be those of before.
+
+  Raises:
+    VocabularyError: If they are not.
+  """
+  path = pathlib.Path(folder)
+  if not vocabularies:
+    return
+  if goes_on and (path / FILE).exists() and load(path) != dict(vocabularies):
+    raise VocabularyError(
+      f'{path}: the run in this folder has other vocabularies. Encode as it '
+      'did, by those in its vocabularies.json, or choose another folder.'
+    )
+  path.mkdir(parents=True, exist_ok=True)
+  try:
+    save(vocabularies, path)
+  except VocabularyError as error:
+    logging.warning('The vocabularies are not kept in %s. %s', path, error)
+
+
+def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+  """What `save` writes of the vocabularies of several columns.
+
+  Args:
+    vocabularies: Column to vocabulary.
+
+  Raises:
+    VocabularyError: If there is something that JSON cannot hold; it names the
+      column.
+  """
+  described = {}
+  for column, vocabulary in vocabularies.items():
+    try:
+      described[str(column)] = vocabulary.to_json()
+    except VocabularyError as error:
+      raise VocabularyError(f'Column {column!r}: {error}') from None
+  return described
+
+
+def load(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
+  """Reads the vocabularies that a run or an export left in its folder.
+
+      items = vocabularies.load('run')['item']
+      tf.keras.layers.Embedding(len(items), 16)
+      tff_partial.from_pandas(..., encode={'item': items})
+
+  Args:
+    folder: The `output_dir` of `train`, the folder of `export`, or that of
+      `save`; or the file in it.
+
+  Returns:
+    Column to vocabulary.
+
+  Raises:
+    VocabularyError: If there is no such file, or it is damaged.
+  """
+  path = pathlib.Path(folder)
+  if path.is_dir():
+    path = path / FILE
+  described = _read(path)
+  if not isinstance(described, dict):
+    raise VocabularyError(
+      f'{path}: expected vocabularies by columns, found a '
+      f'{type(described).__name__}. Write them anew with `save`.'
+    )
+  found = {}
+  for column, one in described.items():
+    try:
+      found[column] = Vocabulary.from_json(one)
+    except VocabularyError as error:
+      raise VocabularyError(f'{path}: column {column!r}: {error}') from None
+  return found
+
+
+def _for_json(value: Any) -> Any:
+  """A value of Python's own types, which JSON gives back as it was."""
+  if isinstance(value, np.generic):
+    value = value.item()
+  if isinstance(value, (bool, int)) or type(value) is str:
+    return value
+  if isinstance(value, str):
+    return str(value)
+  if isinstance(value, float) and math.isfinite(value):
+    return value
+  raise VocabularyError(
+    f'A file takes values that are texts or finite numbers, found {value!r:.40}'
+    f' of type {type(value).__name__}. Encode texts, for instance '
+    "`frame['day'].astype(str)`."
+  )
+
+
+def _write(path: pathlib.Path, described: Any) -> None:
+  """Replaces a file so that a kill leaves the old one or the new one."""
+  unfinished = path.with_name(f'{path.name}.tmp')
+  unfinished.write_text(
+    json.dumps(described, indent=2) + '\n', encoding='utf-8'
+  )
+  os.replace(unfinished, path)
+
+
+def _read(path: pathlib.Path) -> Any:
+  try:
+    return json.loads(path.read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    raise VocabularyError(
+      f'{path}: there is no such file of vocabularies. Runs with an output '
+      'folder leave one if their clients have vocabularies.'
+    ) from None
+  except (OSError, RecursionError, ValueError) as error:
+    raise VocabularyError(
+      f'{path}: the file of vocabularies cannot be read: {error!s:.100}. Write '
+      'it anew with `save`.'
+    ) from None

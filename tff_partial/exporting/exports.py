@@ -20,6 +20,7 @@ from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.data import splits
+from tff_partial.data import vocabularies as vocabularies_lib
 from tff_partial.exporting import serving
 from tff_partial.exporting import tflite
 from tff_partial.exporting.errors import ExportError
@@ -78,6 +79,7 @@ def export(
   num_predicted: int | None = None,
   weighted: bool = False,
   seed: int = 0,
+  vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
 ) -> Exported:
   """Writes a trained model as files with which a device serves its user.
 
@@ -120,6 +122,10 @@ def export(
     weighted: Whether `reconstruct` and `train` read `weight`, those of the
       examples, too. They are 1 otherwise.
     seed: Of what is drawn: first local weights, and in `reconstruct`.
+    vocabularies: Column to the vocabulary that encodes what the model reads,
+      such as `clients.vocabularies`. They are written to `vocabularies.json`
+      beside the files: of each column the `values` in the order of their ids,
+      and `unseen`, the id of all others, or null.
 
   Returns:
     What was written.
@@ -129,6 +135,7 @@ def export(
       phases are such that devices could not compute them, or if TFLite lacks
       operators of the model, which the message names.
     ModelError: If weights do not fit the model.
+    VocabularyError: If a vocabulary has values that JSON cannot hold.
   """
   models.check(model)
   target = pathlib.Path(folder)
@@ -140,6 +147,7 @@ def export(
   ):
     if size is not None and size < 1:
       raise ExportError(f'{name}={size}: give room for 1 example or more.')
+  vocabularies_lib.describe(vocabularies or {})  # Before anything is written.
   client_seed = random_bits.derive(seed, 'export')
   served = serving.Serving(
     model,
@@ -151,6 +159,8 @@ def export(
     weighted=weighted,
   )
   signatures = served.signatures()
+  # A plain one: TensorFlow wraps what its modules hold.
+  variable_of = dict(served.variable_of)
   described = _described(signatures)
   with tempfile.TemporaryDirectory() as scratch:
     # Nothing is written of a model that cannot be converted.
@@ -166,15 +176,17 @@ def export(
       shutil.move(made / path.name, path)
   text = {
     'signatures': described,
-    'local': served.variable_of,
+    'local': variable_of,
     'num_support': num_support,
     'seed': client_seed.tolist(),
   }
   (target / _DESCRIPTION).write_text(
     json.dumps(text, indent=2) + '\n', encoding='utf-8'
   )
+  if vocabularies:
+    vocabularies_lib.save(vocabularies, target)
   return Exported(
-    target, paths, described, served.variable_of, num_support, client_seed
+    target, paths, described, variable_of, num_support, client_seed
   )
 
 

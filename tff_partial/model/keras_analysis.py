@@ -23,6 +23,21 @@ from tff_partial.model.keras_refusals import refuse_open_shapes
 from tff_partial.model.keras_refusals import refuse_operations
 from tff_partial.model.keras_variables import ModelError
 
+CONSTRAINED = (
+  'Variable {name!r} has a constraint, which would not be applied: updates of '
+  'it are averaged and noised. Use a regularizer, or constrain the weights '
+  'where the layer reads them.'
+)
+MADE_BEFORE = (
+  'The variables {names} exist before the model is built. Create every layer '
+  'inside the callable that is given to `from_keras`.'
+)
+NO_INPUTS = (
+  'Model {name!r} does not say what its inputs are. Pass '
+  '`inputs=tf.TensorSpec(shape of one example, dtype)` to `from_keras`, or '
+  'begin the model with an `Input` of Keras.'
+)
+
 
 class VariableSpec(NamedTuple):
   """One variable of a Keras model.
@@ -107,10 +122,15 @@ def layers_of(
   return list(layer._flatten_layers(include_self=False))
 
 
-def _owners(
+def owners(
   variable: tf.Variable, layers: Sequence[tf.keras.layers.Layer]
 ) -> tuple[tuple[str, ...], ...]:
-  """Each layer that uses the variable itself, after the layers around it."""
+  """Each layer that uses the variable itself, after the layers around it.
+
+  Args:
+    variable: The variable.
+    layers: All layers of the model.
+  """
   holders = [
     layer for layer in layers if any(v is variable for v in layer.variables)
   ]
@@ -198,11 +218,7 @@ class _Requests:
     for number, (request, variable) in enumerate(self.made):
       name = variable.name.split(':')[0]
       if request.get('constraint') is not None:
-        raise ModelError(
-          f'Variable {name!r} has a constraint, which would not be applied: '
-          'updates of it are averaged and noised. Use a regularizer, or '
-          'constrain the weights where the layer reads them.'
-        )
+        raise ModelError(CONSTRAINED.format(name=name))
       if id(variable) not in positions:
         continue
       names[name] += 1
@@ -216,7 +232,7 @@ class _Requests:
       found.append(
         VariableSpec(
           name,
-          _owners(variable, layers),
+          owners(variable, layers),
           tuple(variable.shape.as_list()),
           variable.dtype.base_dtype,
           id(variable) in trainable,
@@ -233,10 +249,7 @@ class _Requests:
     made = {id(variable) for _, variable in self.made}
     unmade = [v.name for v in model.variables if id(v) not in made]
     if unmade:
-      raise ModelError(
-        f'The variables {unmade} exist before the model is built. Create every '
-        'layer inside the callable that is given to `from_keras`.'
-      )
+      raise ModelError(MADE_BEFORE.format(names=unmade))
     return tuple(found)
 
 
@@ -266,7 +279,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
         'changes a variable while the model is built. Give trained values with '
         '`initial_weights` instead of loading them in the builder.',
       )
-      inputs = _without_lists(inputs)
+      inputs = without_lists(inputs)
       refuse_open_shapes(inputs)
       for layer in layers:
         refuse_kind(layer)
@@ -296,11 +309,7 @@ def _inputs_of(model: tf.keras.Model, inputs: Any) -> Any:
   if inputs is None:
     inputs = _declared_inputs(model)
   if inputs is None:
-    raise ModelError(
-      f'Model {model.name!r} does not say what its inputs are. Pass '
-      '`inputs=tf.TensorSpec(shape of one example, dtype)` to '
-      '`from_keras`, or begin the model with `tf.keras.Input`.'
-    )
+    raise ModelError(NO_INPUTS.format(name=model.name))
   return inputs
 
 
@@ -313,14 +322,18 @@ def _first_value(
   return lambda seed: tf.constant(value)
 
 
-def _without_lists(structure: Any) -> Any:
-  """A structure in which tuples take the place of lists."""
+def without_lists(structure: Any) -> Any:
+  """A structure in which tuples take the place of lists.
+
+  Args:
+    structure: Of dictionaries, lists and tuples.
+  """
   if isinstance(structure, Mapping):
     return collections.OrderedDict(
-      (name, _without_lists(value)) for name, value in structure.items()
+      (name, without_lists(value)) for name, value in structure.items()
     )
   if isinstance(structure, (list, tuple)):
-    return tuple(map(_without_lists, structure))
+    return tuple(map(without_lists, structure))
   return structure
 
 

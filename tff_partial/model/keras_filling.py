@@ -11,6 +11,10 @@ from tff_partial.model import keras_variables
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
+OTHER_SHAPE = (
+  'Variable {name!r} has shape {shape}, the value given for it {given}.'
+)
+
 
 def named_weights(given: Any) -> list[Mapping[str, Any]]:
   """What was given to `to_keras`, as mappings from variable name to value.
@@ -73,8 +77,7 @@ def filled(
     value = np.asarray(values[spec.name])
     if not spec.fits(value.shape):
       raise ModelError(
-        f'Variable {spec.name!r} has shape {spec.shape}, the value given for '
-        f'it {value.shape}.'
+        OTHER_SHAPE.format(name=spec.name, shape=spec.shape, given=value.shape)
       )
     variable.assign(value)
   if by_request:

@@ -6,7 +6,7 @@ TFF computation then calls the traced function. What layers draw follows from a
 seed (see `seeded_draws.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import itertools
 from typing import Any
@@ -16,9 +16,11 @@ import tensorflow as tf
 
 from tff_partial import random_bits
 from tff_partial.model import keras_analysis
+from tff_partial.model import keras_filling
 from tff_partial.model import keras_variables
 from tff_partial.model import seeded_draws
 from tff_partial.model import tracing
+from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
@@ -30,6 +32,48 @@ _SAME_MODEL = (
 def mask_of(predictions: Any) -> tf.Tensor | None:
   """Which predictions or losses count, if a layer or a loss says so."""
   return getattr(predictions, '_keras_mask', None)
+
+
+class Functions:
+  """A model of Keras 2 as pure functions: it is built afresh on tensors.
+
+  Attributes:
+    spec: Its variables, layers, inputs and outputs.
+  """
+
+  def __init__(self, build: Callable[[], tf.keras.Model], spec: KerasSpec):
+    """Builds nothing yet.
+
+    Args:
+      build: Makes the model.
+      spec: What `keras_analysis.analyse` found.
+    """
+    self._build = build
+    self.spec = spec
+
+  def call(
+    self,
+    tensors: dict[str, tf.Tensor],
+    inputs: Any,
+    *,
+    training: bool,
+    seed: tf.Tensor,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Calls the model on tensors: see `rebuild`."""
+    return rebuild(
+      self._build,
+      self.spec.variables,
+      tensors,
+      inputs,
+      training=training,
+      seed=seed,
+    )
+
+  def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
+    """Makes a Keras model with values: see `keras_filling.filled`."""
+    return keras_filling.filled(
+      self._build, self.spec.variables, self.spec.inputs, values
+    )
 
 
 def rebuild(

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.model import keras_3
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_variables
 from tff_partial.model import tracing
@@ -117,7 +118,7 @@ class PureMetrics:
 
   def build(self) -> list[tf.keras.metrics.Metric]:
     """Makes the metrics."""
-    given = self._given
+    given = keras_3.as_keras_2(self._given)
     if isinstance(given, (str, tf.keras.metrics.Metric)) or _is_class(given):
       given = [given]
     elif callable(given):
@@ -131,6 +132,7 @@ class PureMetrics:
 
   def _metric(self, given: Any) -> tf.keras.metrics.Metric:
     """A metric of its own, as Keras's `compile` would make it."""
+    given = keras_3.as_keras_2(given)
     if isinstance(given, str):
       return self._named(given)
     if _is_class(given):

@@ -8,7 +8,10 @@ import tensorflow as tf
 
 from tff_partial import tiers as tiers_lib
 from tff_partial.data import examples as examples_lib
+from tff_partial.model import keras_3
+from tff_partial.model import keras_3_models
 from tff_partial.model import keras_analysis
+from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
 from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import as_loss
@@ -43,9 +46,10 @@ def from_keras(
   draw, such as dropout, draw from the client's seed.
 
   Args:
-    build: Makes the model: functional, sequential or subclassed. It is called
-      several times and must build the same variables in the same order, all of
-      them inside the call.
+    build: Makes the model, of `tf.keras` or of Keras 3 with TensorFlow as its
+      backend: functional, sequential or subclassed. It is called several times
+      and must build the same variables in the same order, all of them inside
+      the call.
     loss: A Keras loss or its name, or a function of labels and predictions that
       returns one loss per example. A Keras loss with the reduction SUM is
       summed over a batch; every other loss is averaged over the batch's
@@ -87,7 +91,7 @@ def from_keras(
       everything, the same variable twice or a variable that another layer
       shares.
   """
-  if isinstance(build, tf.keras.Model):
+  if isinstance(build, tf.keras.Model) or keras_3.is_model(build):
     raise ModelError(
       'Pass a callable that makes the Keras model, not the model: '
       '`from_keras(lambda: tf.keras.Sequential(...), ...)`. If it is trained '
@@ -100,7 +104,13 @@ def from_keras(
       'Pass a callable that makes the Keras model, not the model: '
       f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
     )
-  spec = keras_analysis.analyse(build, inputs)
+  spec, in_keras_3 = _analysed(build, inputs)
+  if in_keras_3 is not None and client_sized is not None:
+    raise ModelError(
+      f'client_sized={client_sized!r}: a table of the size of each client '
+      'needs a model of `tf.keras`; this one is of Keras 3, whose variables '
+      'have one shape.'
+    )
   tier_of = assign_tiers(spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local})
   if (num_groups > 0) != (tiers_lib.GROUP in tier_of.values()):
     raise SelectorError(
@@ -112,6 +122,8 @@ def from_keras(
   values: dict[str, np.ndarray] = {}
   if initial_weights is not None:
     given = initial_weights.variables
+    if keras_3.is_model(initial_weights):
+      given = initial_weights.weights  # Without counters of draws.
     wanted = sorted(spec.variables, key=lambda v: v.position)
     if len(given) != len(wanted) or not all(
       v.fits(value.shape) for v, value in zip(wanted, given, strict=True)
@@ -128,7 +140,7 @@ def from_keras(
     }
   return PartialModel(
     build,
-    spec,
+    in_keras_3 or keras_functions.Functions(build, spec),
     tier_of,
     num_groups=num_groups,
     loss=loss,
@@ -139,3 +151,17 @@ def from_keras(
     initial_values=values,
     seed=seed,
   )
+
+
+def _analysed(
+  build: Callable[[], Any], inputs: Any
+) -> tuple[keras_analysis.KerasSpec, keras_3_models.Functions | None]:
+  """What a model consists of, and its functions if it is one of Keras 3."""
+  try:
+    return keras_analysis.analyse(build, inputs), None
+  except Exception:
+    # A model of Keras 3 is none of `tf.keras`.
+    if not keras_3.makes_model(build):
+      raise
+  functions = keras_3_models.Functions(build, inputs)
+  return functions.spec, functions

@@ -86,31 +86,56 @@ def refuse_open_shapes(inputs: Any) -> None:
       )
 
 
+def _is_kind_of(layer: tf.keras.layers.Layer, name: str) -> bool:
+  """Whether a layer is one of Keras 2 or of Keras 3, or derived from it."""
+  return any(
+    kind.__name__ == name
+    and kind.__module__.split('.')[0] in ('keras', 'tf_keras')
+    for kind in type(layer).__mro__
+  )
+
+
 def refuse_kind(layer: tf.keras.layers.Layer) -> None:
   """Refuses layers that fail in ways that would say nothing."""
-  if isinstance(layer, tf.keras.layers.SpectralNormalization):
+  if _is_kind_of(layer, 'SpectralNormalization'):
     raise ModelError(
       f'Layer {layer.name!r} (SpectralNormalization) changes its weights while '
       'it trains, which a federated client cannot share. Regularize the '
       'weights instead, for instance with '
       "`kernel_regularizer='orthogonal_regularizer'`."
     )
-  if isinstance(layer, tf.keras.layers.Normalization):
+  if _is_kind_of(layer, 'Normalization'):
     if layer.input_mean is None:
       raise ModelError(_adapted(f'Layer {layer.name!r}'))
 
 
 def refuse_impure(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
   """Refuses a model that was called and did more than compute."""
-  refuse_operations(
-    graph,
-    ASSIGNMENTS,
-    layers,
-    'changes its variables while it trains, which a federated client cannot '
-    'share. Use a layer without such state: '
-    '`tf.keras.layers.GroupNormalization` or `LayerNormalization` instead of '
-    'batch normalization.',
-  )
+  refuse_operations(graph, ASSIGNMENTS, layers, _UPDATES)
+  refuse_lookups(graph, layers)
+  for layer in layers:
+    refuse_layer(layer)
+
+
+_UPDATES = (
+  'changes its variables while it trains, which a federated client cannot '
+  'share. Use a layer without such state: `GroupNormalization` or '
+  '`LayerNormalization` instead of batch normalization.'
+)
+
+
+def refuse_updates(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None:
+  """Refuses a model that changed a variable.
+
+  Args:
+    name: The variable's name, after those of the layers around it.
+    layers: All layers of the model.
+  """
+  raise ModelError(f'{_responsible(name, layers)} {_UPDATES}')
+
+
+def refuse_lookups(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
+  """Refuses a model that reads lookup tables."""
   refuse_operations(
     graph,
     _LOOKUPS,
@@ -120,11 +145,10 @@ def refuse_impure(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
     '`tff_partial.Vocabulary` or `from_pandas(..., encode=[...])`, or use '
     '`tf.keras.layers.Hashing`, which needs no table.',
   )
-  for layer in layers:
-    _refuse_layer(layer)
 
 
-def _refuse_layer(layer: tf.keras.layers.Layer) -> None:
+def refuse_layer(layer: tf.keras.layers.Layer) -> None:
+  """Refuses a layer whose computation is not a pure function of examples."""
   if getattr(layer, 'activity_regularizer', None) is not None:
     raise ModelError(
       f'Layer {layer.name!r} has an activity regularizer, whose value would '

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_partial.data import id_ranges
+from tff_partial.model import keras_3
 from tff_partial.model.keras_variables import ModelError
 
 LossFn = Callable[[Any, Any], tf.Tensor]
@@ -54,8 +55,11 @@ def classes(
   labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
 ) -> id_ranges.Ids:
   """Which labels there are, if the loss and the predictions say so."""
-  if type(loss) is tf.keras.losses.SparseCategoricalCrossentropy:
-    ignored = loss._fn_kwargs.get('ignore_class')
+  kinds = [tf.keras.losses.SparseCategoricalCrossentropy]
+  if keras := keras_3.module():
+    kinds.append(keras.losses.SparseCategoricalCrossentropy)
+  if type(loss) in kinds:
+    ignored = getattr(loss, '_fn_kwargs', {}).get('ignore_class')
   elif loss is tf.keras.losses.sparse_categorical_crossentropy:
     ignored = None
   else:

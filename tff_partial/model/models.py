@@ -18,6 +18,7 @@ from tff_partial.data import examples as examples_lib
 from tff_partial.data import id_ranges
 from tff_partial.model import class_weights
 from tff_partial.model import client_tables
+from tff_partial.model import keras_3_models
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import keras_functions
@@ -51,7 +52,7 @@ class PartialModel:
   def __init__(
     self,
     build: Callable[[], tf.keras.Model],
-    spec: keras_analysis.KerasSpec,
+    functions: keras_functions.Functions | keras_3_models.Functions,
     tier_of: Mapping[str, str],
     *,
     num_groups: int,
@@ -65,6 +66,8 @@ class PartialModel:
   ):
     """See `from_keras`."""
     self.build = build
+    self._functions = functions
+    spec = functions.spec
     self.variables = spec.variables
     self.tier_of = dict(tier_of)
     self.num_groups = num_groups
@@ -217,14 +220,7 @@ class PartialModel:
     tensors = dict(frozen)
     for named in weights.values():
       tensors.update(named)
-    return keras_functions.rebuild(
-      self.build,
-      self.variables,
-      tensors,
-      inputs,
-      training=training,
-      seed=seed,
-    )
+    return self._functions.call(tensors, inputs, training=training, seed=seed)
 
   def loss(
     self,
@@ -384,9 +380,7 @@ class PartialModel:
       raise ModelError(
         f'There are no values for the variables {missing}.{remedy}'
       )
-    return keras_filling.filled(
-      self.build, self.variables, self.example_spec['x'], values
-    )
+    return self._functions.filled(values)
 
 
 def check(model: Any) -> None:

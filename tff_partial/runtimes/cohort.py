@@ -170,7 +170,9 @@ def default_threads() -> int:
   """As many threads as cores that this process may use; one with a GPU."""
   if tf.config.list_physical_devices('GPU'):
     return 1
-  return len(os.sched_getaffinity(0))
+  if hasattr(os, 'sched_getaffinity'):  # On Linux.
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def cores_for_clients() -> bool:

@@ -78,6 +78,17 @@ def is_one_per_client(type_spec: tff.Type) -> bool:
   )
 
 
+def _check_binary() -> None:
+  """Raises if TFF was installed without its worker."""
+  if not os.path.isfile(_BINARY) or not os.path.getsize(_BINARY):
+    raise NativeRuntimeError(
+      "The native runtime needs TFF's worker, a program for Linux on x86-64, "
+      'which this installation of TFF lacks (wheels made by `make dist` leave '
+      f'it out): {_BINARY} is missing or empty. Use `runtimes.cohort()`, which '
+      "needs none, or install TFF's own wheel."
+    )
+
+
 def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
   """Starts a child that the kernel kills when this process ends."""
   command = [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())]
@@ -232,6 +243,7 @@ class Worker(tff.framework.ExecutorFactory):
         return self._stub
       logging.warning('The native worker ended with status %d.', status)
     self.end()  # Also one whose start was interrupted.
+    _check_binary()
     port = portpicker.pick_unused_port()
     process = self._process = _spawn([*self._arguments, f'--port={port}'])
     # Not closed by hand, but with its last user: gRPC watches it in a thread

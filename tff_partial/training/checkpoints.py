@@ -6,7 +6,6 @@ the newest one was damaged later, the one before it takes its place.
 
 import asyncio
 from collections.abc import Coroutine
-import fcntl
 import json
 import os
 import pathlib
@@ -262,6 +261,8 @@ def locked(folder: pathlib.Path) -> int:
   """
   opened = os.open(folder, os.O_RDONLY)
   try:
+    import fcntl  # Not everywhere.
+
     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
     os.close(opened)
@@ -269,8 +270,8 @@ def locked(folder: pathlib.Path) -> int:
       f'{folder}: another process is training in this folder. Wait for it, end '
       'it, or choose another output folder.'
     ) from None
-  except OSError:
-    pass  # A file system without locks.
+  except (ImportError, OSError):
+    pass  # A system, or a file system, without locks.
   return opened
 
 

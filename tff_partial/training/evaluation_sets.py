@@ -1,11 +1,12 @@
 """Evaluation sets: all clients of a population personalise and are measured."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow_federated as tff
 
 from tff_partial import client_work
@@ -96,6 +97,7 @@ def evaluate(
   weights: Any,
   seed: int = 0,
   client_store: client_store_lib.ClientStates | None = None,
+  on_clients: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
 ) -> dict[str, Any]:
   """All clients of an evaluation set personalise the model and are measured.
 
@@ -108,6 +110,7 @@ def evaluate(
       are taken.
     seed: The run's seed; a client's draws follow from it and its id.
     client_store: What clients remember, for a set that is `remembering`.
+    on_clients: Is told the values of each metric, floats `[clients]` by name.
 
   Returns:
     Pooled metrics by name, and under `per_client` their distribution.
@@ -126,6 +129,8 @@ def evaluate(
     )
   result = pooled(measured.metrics)
   result['per_client'] = evaluation.summarize(measured.per_client)
+  if on_clients is not None:
+    on_clients(evaluation.over_clients(measured.per_client))
   return result
 
 

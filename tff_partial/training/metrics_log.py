@@ -25,6 +25,8 @@ from tff_partial.training import checkpoints
 
 METRICS_FILE = 'metrics.csv'
 ROUND = 'round'
+# The folder of TensorBoard's events.
+TENSORBOARD = 'tensorboard'
 # What TensorBoard shows as a curve.
 _CURVE = tf.compat.v1.SummaryMetadata(
   plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name='scalars')
@@ -89,7 +91,7 @@ class Records:
       _replace(self._path, self._rows)
       if tensorboard:
         self._events = tf.summary.create_file_writer(
-          str(self._folder / 'tensorboard')
+          str(self._folder / TENSORBOARD)
         )
     except (OSError, tf.errors.OpError) as error:
       raise RecordError(
@@ -164,6 +166,27 @@ class Records:
       _replace(self._path, self._rows)
       self._add_curves(values, round_number)
 
+  def histograms(
+    self, phase: str, values: Mapping[str, np.ndarray], round_number: int
+  ) -> None:
+    """Shows in TensorBoard how metrics differ from client to client.
+
+    Args:
+      phase: Which clients were measured.
+      values: Metric to floats `[clients]`.
+      round_number: The round.
+
+    Raises:
+      RecordError: If they cannot be written.
+    """
+    if self._events is None:
+      return
+    with self._writing(round_number), self._events.as_default(round_number):
+      for name, numbers in values.items():
+        finite = numbers[np.isfinite(numbers)]
+        if finite.size:
+          tf.summary.histogram(f'{phase}_clients/{name}', finite)
+
   @contextlib.contextmanager
   def _writing(self, round_number: int) -> Iterator[None]:
     """Says which round could not be recorded, and what to do."""
@@ -199,15 +222,72 @@ class Records:
       csv.writer(file).writerow(cells)
 
 
+def by_phase(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Names the numbers of a row by what the run was doing: `PHASE/METRIC`.
+
+  TensorBoard and other trackers show what has one phase side by side. Empty
+  columns are left out.
+
+  Args:
+    row: Columns of `metrics.csv` to numbers, such as `loss`, `validation_loss`,
+      `seconds_round` and `privacy/epsilon`.
+
+  Returns:
+    The numbers of `train/loss`, `validation/loss`, `seconds/round` and
+    `privacy/epsilon`.
+  """
+  return {
+    _tag(name): number
+    for name, number in row.items()
+    if not isinstance(number, str)
+  }
+
+
+def _tag(column: str) -> str:
+  if '/' in column:
+    return column
+  for phase in ('validation', 'seconds'):
+    if column.startswith(f'{phase}_'):
+      return f'{phase}/{column.removeprefix(phase)[1:]}'
+  return f'train/{column}'
+
+
+def add_curves(
+  folder: str | os.PathLike[str],
+  numbers: Mapping[str, float],
+  round_number: int,
+) -> None:
+  """Adds what was measured after the last round to a run's TensorBoard events.
+
+  Args:
+    folder: The run's folder.
+    numbers: `PHASE/METRIC` to the number.
+    round_number: The round.
+
+  Raises:
+    RecordError: If they cannot be written.
+  """
+  try:
+    events = tf.summary.create_file_writer(os.path.join(folder, TENSORBOARD))
+    with events.as_default(round_number):
+      for tag, number in numbers.items():
+        tf.summary.scalar(tag, number)
+    events.close()
+  except (OSError, tf.errors.OpError) as error:
+    raise RecordError(
+      f'Cannot write to {folder}: {checkpoints.first_line(error)} '
+      'Choose another folder or make room.'
+    ) from error
+
+
 def _curves(row: Mapping[str, Any]) -> bytes:
   """The numbers of a row as TensorBoard wants them."""
   summary = tf.compat.v1.Summary()
-  for name, number in row.items():
-    if not isinstance(number, str):
-      value = summary.value.add(tag=name, metadata=_CURVE)
-      value.tensor.dtype = tf.float32.as_datatype_enum
-      value.tensor.tensor_shape.SetInParent()
-      value.tensor.float_val.append(number)
+  for tag, number in by_phase(row).items():
+    value = summary.value.add(tag=tag, metadata=_CURVE)
+    value.tensor.dtype = tf.float32.as_datatype_enum
+    value.tensor.tensor_shape.SetInParent()
+    value.tensor.float_val.append(number)
   return summary.SerializeToString()
 
 

@@ -19,6 +19,7 @@ from tff_partial import tiers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import vocabularies
+from tff_partial.model import models
 from tff_partial.training import client_store as client_store_lib
 from tff_partial.training import evaluation_sets
 from tff_partial.training import sampling
@@ -82,6 +83,20 @@ def personalise(
     PersonalModelError: If the process trains nothing that is a client's own,
       and no evaluation says what is.
   """
+  evaluation, kept, client = _at_client(
+    trained, clients, client_id, evaluation, seed
+  )
+  return model_of(evaluation, trained.best_weights, kept, client)
+
+
+def _at_client(
+  trained: Trained,
+  clients: cohorts.ClientSource,
+  client_id: str,
+  evaluation: evaluation_lib.Evaluation | None,
+  seed: int,
+) -> tuple[evaluation_lib.Evaluation, Any, Mapping[str, Any]]:
+  """How a client personalises, what it remembers, and its value."""
   cohorts.check(clients, (evaluation or trained.process).example_spec)
   seeds = sampling.client_seeds([client_id], seed, 'evaluation')
   cohort = clients.cohort([client_id], seeds)
@@ -98,7 +113,78 @@ def personalise(
     evaluation.initialize_client.type_signature.result
   ):
     kept = store.read([client_id])
-  return model_of(evaluation, trained.best_weights, kept[0], cohort[0])
+  return evaluation, kept[0], cohort[0]
+
+
+class Predictor:
+  """Predicts for one client after another; nothing is traced anew for each.
+
+      predictor = Predictor(result, clients)
+      for client_id in clients.client_ids:
+        scores = predictor.predict(client_id, items)
+
+  What it predicts is what the models of `personalise` do.
+  """
+
+  def __init__(
+    self,
+    trained: Trained,
+    clients: cohorts.ClientSource,
+    *,
+    evaluation: evaluation_lib.Evaluation | None = None,
+    seed: int = 0,
+  ):
+    """Takes what all clients have in common.
+
+    Args:
+      trained: What `train` returned, or `load`.
+      clients: A source that has the clients.
+      evaluation: As for `personalise`.
+      seed: As for `personalise`.
+    """
+    self._trained = trained
+    self._clients = clients
+    self._evaluation = evaluation
+    self._seed = seed
+    self._predict: dict[models.PartialModel, Any] = {}
+
+  @runtimes.ours()
+  def predict(self, client_id: str, inputs: Any) -> Any:
+    """Predicts as a client's own model does.
+
+    Args:
+      client_id: The client.
+      inputs: What the model reads, `[batch, ...]`.
+
+    Raises:
+      ClientDataError: As `personalise`.
+      PersonalModelError: As `personalise`.
+    """
+    evaluation, kept, client = _at_client(
+      self._trained, self._clients, client_id, self._evaluation, self._seed
+    )
+    model = evaluation.model
+    weights = evaluation_sets.weights_of(model, self._trained.best_weights)
+    own = _own_weights(evaluation, weights, kept, client)
+    of_tiers = collections.OrderedDict(
+      (
+        tier,
+        collections.OrderedDict(
+          (name, own[name]) for name in model.specs(tier)
+        ),
+      )
+      for tier in model.tiers
+    )
+    if model not in self._predict:
+      self._predict[model] = tf.function(model.predict)
+    predictions, _ = self._predict[model](
+      of_tiers,
+      weights.non_trainable,
+      inputs,
+      training=False,
+      seed=tf.zeros([2], tf.int32),
+    )
+    return tf.nest.map_structure(np.asarray, predictions)
 
 
 def model_of(
@@ -116,15 +202,26 @@ def model_of(
     client: Its value: examples, count and seed. Fields that the evaluation does
       not read are left out.
   """
+  weights = evaluation_sets.weights_of(evaluation.model, weights)
+  own = _own_weights(evaluation, weights, kept, client)
+  return evaluation.model.to_keras(weights.non_trainable, own)
+
+
+def _own_weights(
+  evaluation: evaluation_lib.Evaluation,
+  weights: Any,
+  kept: Any,
+  client: Mapping[str, Any],
+) -> dict[str, Any]:
+  """What a client would use when it has personalised, by name."""
   value = collections.OrderedDict(client)
   value['examples'] = collections.OrderedDict(
     (name, client['examples'][name]) for name in evaluation.example_spec
   )
-  weights = evaluation_sets.weights_of(evaluation.model, weights)
   own = dict(evaluation.personalise(weights, kept, value))
   for name, is_real in client.get('rows', {}).items():
     own[name] = np.asarray(own[name])[is_real]  # Without padding.
-  return evaluation.model.to_keras(weights.non_trainable, own)
+  return own
 
 
 @functools.lru_cache(maxsize=8)

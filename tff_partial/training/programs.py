@@ -16,11 +16,13 @@ from absl import logging
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial.data import cohorts
+from tff_partial.data import vocabularies
 from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import client_store as client_store_lib
 from tff_partial.training import evaluation_sets
+from tff_partial.training import history
 from tff_partial.training import metrics_log
 from tff_partial.training import results
 from tff_partial.training import run_settings
@@ -93,7 +95,8 @@ def train(
       last checkpoint, and calls for them again.
     output_dir: Where records and checkpoints are written; if it holds a
       checkpoint, the run goes on from there, with the same process, clients
-      and settings, but for more rounds. Nothing is written if None.
+      and settings, but for more rounds. The clients' vocabularies are kept
+      there, too (`vocabularies.load`). Nothing is written if None.
     client_store: Where what clients remember is kept between rounds; by
       default in a folder of `output_dir`, or in memory without one. It belongs
       to this run alone: what is in it of later rounds than the one from which
@@ -199,6 +202,9 @@ def _begin(
       run_settings.check(run.notes.settings, settings, output_dir)
       _check_rounds_done(run, loop.rounds, output_dir)
     run.notes.settings = settings
+  if output_dir is not None:
+    known = getattr(loop.clients, 'vocabularies', {})
+    vocabularies.keep(known, output_dir, goes_on=found is not None)
   if run.notes.secret is not None:
     loop.sampler = dataclasses.replace(loop.sampler, seed=run.notes.secret)
   run.store = client_store or _store(run.process, loop.seed, output_dir)
@@ -207,10 +213,10 @@ def _begin(
     if run.privacy is not None and output_dir is not None:
       _check_deletions(run, output_dir)
   if output_dir is not None:
+    table = None if found is None else checkpoints.decompress(found.table)
+    loop.history = history.read(table or '')
     loop.table = metrics_log.Records(
-      output_dir,
-      saved=None if found is None else checkpoints.decompress(found.table),
-      tensorboard=tensorboard,
+      output_dir, saved=table, tensorboard=tensorboard
     )
     if run.privacy is not None and found is None:
       # What is released from here on must be released alike after a kill.

@@ -1,6 +1,6 @@
 """What a run ends with, and what it leaves in its folder."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -34,6 +34,10 @@ class TrainingResult:
       one if there is none.
     privacy: What the rounds cost, as `PrivacyLedger.report` says, with the last
       round's measurements of the aggregator; None without a ledger.
+    history: What `metrics.csv` says of each round of the whole run, whether it
+      was written or not: column to number, with `round` from 1 and
+      `validation_*` where the validation clients were measured. Of a private
+      run it has nothing exact, unless the run records `diagnostics`.
   """
 
   state: Any
@@ -50,7 +54,25 @@ class TrainingResult:
   client_store: client_store_lib.ClientStore | None
   best_client_store: client_store_lib.ClientStates | None
   privacy: dict[str, Any] | None
+  history: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)
+
+  def plot(self, metrics: Sequence[str] | None = None) -> Any:
+    """Draws how the run went, as `analysis.curves.of_result` does.
+
+    Args:
+      metrics: Which metrics get a panel; the loss and what the validation
+        clients measured if None.
+
+    Returns:
+      A matplotlib figure, which a notebook shows; `figure.savefig` writes it.
+
+    Raises:
+      AnalysisError: If a metric was measured in no round.
+    """
+    from tff_partial.analysis import curves  # Which loads matplotlib.
+
+    return curves.of_result(self, metrics)
 
   def __repr__(self) -> str:
     """How the run went; weights and states are not printed."""

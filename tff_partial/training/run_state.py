@@ -1,12 +1,13 @@
 """The state of a run between two rounds."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 import secrets
 from typing import Any
 
+import numpy as np
 import tensorflow_federated as tff
 
 from tff_partial import processes
@@ -159,6 +160,7 @@ class Run:
     evaluation_set: evaluation_sets.EvaluationSet,
     seed: int,
     select: selection.Selection,
+    on_clients: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
   ) -> dict[str, Any]:
     """Measures the validation clients, and keeps the best weights.
 
@@ -166,10 +168,11 @@ class Run:
       evaluation_set: Who is measured.
       seed: The run's seed.
       select: What makes a round the best.
+      on_clients: Is told the values of each metric over the clients.
     """
     weights, notes = self.weights, self.notes
     measured = evaluation_sets.evaluate(
-      evaluation_set, weights, seed, self.store
+      evaluation_set, weights, seed, self.store, on_clients
     )
     notes.validation = measured
     notes.validations.append(

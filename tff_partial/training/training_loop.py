@@ -11,6 +11,7 @@ from tff_partial.data import cohorts
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import evaluation_sets
+from tff_partial.training import history as history_lib
 from tff_partial.training import metrics_log
 from tff_partial.training import results
 from tff_partial.training import round_columns
@@ -44,6 +45,7 @@ class TrainingLoop:
     bar: Shows the progress.
     durations: Seconds of each round of this call.
     has_validated: Whether this call has measured the validation clients.
+    history: The rounds so far, those before this call, too.
   """
 
   run: run_state.Run
@@ -63,6 +65,7 @@ class TrainingLoop:
   bar: metrics_log.Bar | None = None
   durations: list[float] = dataclasses.field(default_factory=list)
   has_validated: bool = False
+  history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
   @property
   def is_over(self) -> bool:
@@ -84,6 +87,7 @@ class TrainingLoop:
         row.update(columns)
         if self.table is not None:
           self.table.complete(columns)
+    self.history.append(history_lib.entry(run.round, row))
     is_new_best = run.store is not None and run.notes.best_round == run.round
     is_time = run.round % self.checkpoint_every == 0
     if self.is_over or is_time or is_new_best:
@@ -126,8 +130,18 @@ class TrainingLoop:
     if not self.has_validated:
       self._say(f'validation: {_FIRST}')
     self.has_validated = True
-    measured = self.run.validate(self.validation, self.seed, self.select)
+    measured = self.run.validate(
+      self.validation, self.seed, self.select, self._histograms
+    )
     return {column: measured[name] for column, name in columns.items()}
+
+  def _histograms(self, values: Mapping[str, np.ndarray]) -> None:
+    """Records how metrics differ between clients; of a private run on request.
+
+    Those who are measured may be those who train.
+    """
+    if self.table is not None and (not self.run.privacy or self.diagnostics):
+      self.table.histograms('validation', values, self.run.round)
 
   def _call(self, row: Mapping[str, Any]) -> None:
     """Tells the callbacks of a round, and notes if one ended the run."""
@@ -194,5 +208,6 @@ class TrainingLoop:
       privacy=(
         None if privacy is None else privacy.report(run.round, **notes.measured)
       ),
+      history=self.history,
       process=run.process,
     )

@@ -1,0 +1,1 @@
+"""What `make dist` builds beside the wheel of the project."""

@@ -1,0 +1,1 @@
+"""Ratings of a CSV file of one's own, with the ids that people have."""

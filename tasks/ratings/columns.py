@@ -1,0 +1,82 @@
+"""Which column of a CSV file says what: as it is named, or by usual names."""
+
+from collections.abc import Sequence
+import difflib
+import pathlib
+import re
+
+from tasks.errors import DataError
+
+# How columns are usually called, without marks and in small letters.
+USUAL = {
+  'user': ('user', 'userid', 'username', 'member', 'customer', 'reader'),
+  'item': (
+    *('item', 'itemid', 'movie', 'movieid', 'film', 'filmid', 'book', 'bookid'),
+    *('product', 'productid'),
+  ),
+  'rating': ('rating', 'ratings', 'score', 'stars'),
+  'time': ('timestamp', 'time', 'date', 'datetime'),
+}
+
+
+def named(
+  path: pathlib.Path, header: Sequence[str], what: str, given: str
+) -> str:
+  """Returns a column that was named.
+
+  Args:
+    path: The file.
+    header: The names of its columns.
+    what: What it says, such as 'user'.
+    given: Its name.
+
+  Raises:
+    DataError: If there is no such column, or there are several.
+  """
+  if given not in header:
+    meant = difflib.get_close_matches(given, header, 1)
+    hint = f' Did you mean {meant[0]!r}?' if meant else ''
+    raise DataError(
+      f'--csv_{what}={given}: {path} has no such column, but '
+      f'{listed(header)}.{hint}'
+    )
+  if list(header).count(given) > 1:
+    raise DataError(
+      f'--csv_{what}={given}: {path} has {list(header).count(given)} columns '
+      'of this name. Rename all but one.'
+    )
+  return given
+
+
+def guessed(path: pathlib.Path, header: Sequence[str], what: str) -> str | None:
+  """Returns the only column with a usual name; None for a time, if none has.
+
+  Args:
+    path: The file.
+    header: The names of its columns.
+    what: What it says, a key of `USUAL`.
+
+  Raises:
+    DataError: If there is no such column, or there are several.
+  """
+  found = [
+    name
+    for name in header
+    if re.sub('[^a-z0-9]', '', name.lower()) in USUAL[what]
+  ]
+  if len(found) == 1:
+    return found[0]
+  if not found and what == 'time':
+    return None
+  problem = f'which column is the {what} cannot be told'
+  if found:
+    problem = f'{" and ".join(map(repr, found))} both could be the {what}'
+  raise DataError(
+    f'{path}: {problem}. Name a column with --csv_{what}=COLUMN; the columns '
+    f'are {listed(header)}.'
+  )
+
+
+def listed(header: Sequence[str]) -> str:
+  """Names columns, as messages do."""
+  return f'{", ".join(map(repr, header)):.500}'

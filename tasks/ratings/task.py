@@ -1,0 +1,268 @@
+"""The ratings task: a CSV file of one's own, from ids to recommendations.
+
+Users are clients, a line of the file is an example. The model is the matrix
+factorization of the MovieLens task, and users are divided as there: those who
+are measured did not take part in training, or gave later ratings.
+
+New users are measured on the second half of their ratings, whatever the
+algorithm: the newer one, if the file says when.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.movielens import models as movielens_models
+from tasks.movielens import task as movielens
+from tasks.options import Leak
+from tasks.options import option
+from tasks.options import Options as OptionsBase
+from tasks.ratings import models as ratings_models
+from tasks.ratings import tables
+from tasks.ratings.csv_files import Csv
+from tasks.task import Data
+from tasks.task import EvaluationClients
+from tasks.task import PROTOCOLS
+from tasks.task import TaskOptions
+from tasks.task import UNSEEN
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.data import splits
+from tff_partial.data import vocabularies as vocabularies_lib
+from tff_partial.exporting import exports
+
+NAME = 'ratings'
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends(OptionsBase):
+  """What is written when training has ended; it changes no number."""
+
+  title: ClassVar[str] = 'Task ratings'
+
+  top_n_csv: bool = option(
+    True,
+    'When training has ended, write top_n.csv: the items that users have not '
+    'rated and are expected to like best.',
+    may_change=True,
+  )
+  top_n: int = option(
+    10, 'How many items to recommend to a user.', at_least=1, may_change=True
+  )
+  top_n_user: str | None = option(
+    None,
+    'The user for whom top_n.csv is; by default it is for all.',
+    may_change=True,
+  )
+  export_formats: tuple[str, ...] = option(
+    exports.FORMATS,
+    'When training has ended, write the model for devices to the folder '
+    'export, as which files: saved_model, tflite; nothing for none.',
+    may_change=True,
+  )
+
+  def __post_init__(self) -> None:
+    """Refuses formats that there are not."""
+    super().__post_init__()
+    for name in self.export_formats:
+      if name not in exports.FORMATS:
+        raise OptionError(
+          f'--export_formats={",".join(self.export_formats)}: {name!r} is none '
+          f'of {", ".join(exports.FORMATS)}.'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(TaskOptions):
+  """What can be chosen about the task."""
+
+  name: ClassVar[str] = NAME
+  title: ClassVar[str] = 'Task ratings'
+
+  csv: Csv = Csv()
+  protocol: str = option(
+    UNSEEN,
+    'Measure users that never took part, or later ratings of those who did.',
+    choices=PROTOCOLS,
+  )
+  max_examples: int = option(300, 'Ratings used of each user.', at_least=2)
+  min_per_user: int = option(
+    2, 'Users with fewer ratings are left out.', at_least=2
+  )
+  min_per_item: int = option(
+    1, 'Items with fewer ratings are left out.', at_least=1
+  )
+  num_factors: int = option(16, 'Length of item and user vectors.', at_least=1)
+  biases: bool = option(True, 'Give items and users biases.')
+  centred: bool = option(True, 'Predict around the mean training rating.')
+  public_mean: float | None = option(
+    None, 'Predict around this number, which is known without the data.'
+  )
+  l2: float = option(
+    0.05, 'L2 regularization of user weights, in stars.', at_least=0
+  )
+  clip_predictions: bool = option(
+    True, 'Clip predictions to the lowest and highest rating when measuring.'
+  )
+  initial_scale: float = option(
+    0.05,
+    'Vectors start uniform between plus and minus this, in stars.',
+    at_least=0,
+  )
+  ends: Ends = Ends()
+
+  def flag_prefix(self) -> str:
+    """Begins the names of the flags."""
+    return 'ratings_'
+
+  def __post_init__(self) -> None:
+    """Refuses two numbers to predict around."""
+    super().__post_init__()
+    if self.centred and self.public_mean is not None:
+      raise OptionError(
+        f'--ratings_public_mean={self.public_mean}: it would take the place of '
+        'the mean that is computed. Give --noratings_centred, too.'
+      )
+
+  def leaks(self) -> Iterator[Leak]:
+    """Yields what a private run may not choose."""
+    if self.centred:
+      yield Leak(
+        'ratings_centred',
+        self.centred,
+        'the mean of all training ratings is computed before training',
+        'Give --noratings_centred, perhaps with --ratings_public_mean.',
+      )
+
+  def load(self, data: Data, seed: int) -> 'Ratings':
+    """Reads the ratings and makes the task.
+
+    Args:
+      data: Whether they are real or invented.
+      seed: The run's seed.
+
+    Raises:
+      DataError: If the file is missing or damaged; says where and what to do.
+      OptionError: If the user whose items are asked for is not there.
+    """
+    if data.is_synthetic and self.csv.file:
+      raise OptionError(
+        f'--csv={self.csv.file}: a run with --data=synthetic reads no file. '
+        'Leave one of the two out.'
+      )
+    table = tables.invent() if data.is_synthetic else self.csv.read()
+    ratings = tables.choose(table, self.min_per_user, self.min_per_item)
+    if self.ends.top_n_user is not None:
+      ratings.number_of(self.ends.top_n_user)
+    return Ratings(ratings, self, seed)
+
+  def as_of_movielens(self) -> movielens.Options:
+    """What the MovieLens task calls the same."""
+    return movielens.Options(
+      protocol=self.protocol,
+      max_examples=self.max_examples,
+      num_factors=self.num_factors,
+      biases=self.biases,
+      centred=self.centred,
+      public_mean=self.public_mean,
+      l2=self.l2,
+      clip_predictions=self.clip_predictions,
+      initial_scale=self.initial_scale,
+    )
+
+
+class Ratings(movielens.MovieLens):
+  """Users as clients, under their names, and their ratings as examples.
+
+  Attributes:
+    ratings: All ratings with the names of users and items.
+    vocabularies: The column of items to which id stands for which.
+  """
+
+  name = NAME
+  ratings: tables.NamedRatings
+
+  def __init__(self, ratings: tables.NamedRatings, options: Options, seed: int):
+    """Divides the ratings.
+
+    Args:
+      ratings: All ratings.
+      options: What can be chosen.
+      seed: The run's seed: users are divided and shuffled by it, and the item
+        vectors start from it.
+    """
+    super().__init__(ratings, options.as_of_movielens(), seed)
+    self._names = np.array(ratings.user_names, object)
+    self._users = pd.Index(self._names)
+    if ratings.has_times and options.protocol == UNSEEN:
+      self._frames = {
+        part: frame.sort_values(
+          ['user_id', 'timestamp'], kind='stable', ignore_index=True
+        )
+        for part, frame in self._frames.items()
+      }
+    self.vocabularies = {
+      ratings.columns['item']: vocabularies_lib.Vocabulary(ratings.item_titles)
+    }
+
+  def _examinees(self, part: str) -> EvaluationClients:
+    if self.protocol == UNSEEN:
+      return EvaluationClients(part, False, splits.halves())
+    return super()._examinees(part)
+
+  @property
+  def _unit(self) -> float:
+    return ratings_models.unit_of(self.ratings.scale)
+
+  def _loss(self) -> tf.keras.losses.Loss:
+    return ratings_models.SquaredStars(self._unit)
+
+  def _metrics(
+    self, scale: movielens_models.Scale | None
+  ) -> Callable[[], list[tf.keras.metrics.Metric]]:
+    return functools.partial(
+      ratings_models.build_metrics, scale, self.ratings.step
+    )
+
+  @property
+  def counts(self) -> dict[str, Any]:
+    """How much of everything there is, for the result."""
+    return {
+      **super().counts,
+      'columns': dict(self.ratings.columns),
+      'scale': list(self.ratings.scale),
+      'left_out': dict(self.ratings.left_out),
+    }
+
+  def rated_by(self, user_id: str) -> pd.DataFrame:
+    """Returns one user's ratings.
+
+    Raises:
+      OptionError: If there is no such user.
+    """
+    number = self.ratings.number_of(user_id)
+    frame = self.ratings.frame
+    # It is sorted by users.
+    begin, end = np.searchsorted(frame['user_id'], [number, number + 1])
+    return frame.iloc[begin:end]
+
+  def everybody(
+    self, example_spec: examples.ExampleSpec
+  ) -> populations.Population:
+    """Packs all users with all their ratings, whatever part they are in."""
+    return self._pack(self.ratings.frame, example_spec, 1)
+
+  def _pack(
+    self,
+    frame: pd.DataFrame,
+    example_spec: examples.ExampleSpec,
+    min_examples: int,
+  ) -> populations.Population:
+    named = frame.assign(user_id=self._names[frame['user_id']])
+    return super()._pack(named, example_spec, min_examples)

@@ -1,0 +1,1 @@
+"""A search for good values of flags, by Optuna: `tasks.sweep --search`."""

@@ -1,0 +1,187 @@
+"""What can be chosen about a search, and what follows from it."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any, ClassVar
+
+from tasks.errors import OptionError
+from tasks.experiment import flags
+from tasks.experiment.config import Config
+from tasks.options import option
+from tasks.options import Options
+from tasks.searching import space
+
+HALVING, MEDIAN, NEVER = 'halving', 'median', 'never'
+MINIMIZE, MAXIMIZE = 'minimize', 'maximize'
+_VALIDATION = 'validation'
+# Of these less is better.
+_COSTS = ('loss', 'rmse', 'mse', 'mae', 'error', 'perplexity')
+
+
+@dataclasses.dataclass(frozen=True)
+class Search(Options):
+  """What to search for, and how."""
+
+  title: ClassVar[str] = 'Search'
+
+  search: tuple[str, ...] = option(
+    (),
+    'flag=log:LOW:HIGH: a flag of tasks.train to search for, in place of '
+    '--grid; float:, int: and logint: likewise, or choice:A,B,...',
+    is_repeated=True,
+  )
+  trials: int = option(20, 'How many runs the search has.', at_least=1)
+  metric: str = option(
+    'loss', 'What the search is for: a metric of the validation clients.'
+  )
+  direction: str | None = option(
+    None,
+    'By default less of losses and errors is better, and more of all else.',
+    choices=(MINIMIZE, MAXIMIZE),
+  )
+  pruner: str | None = option(
+    None,
+    'Which runs end early: at each rung all but the best 1 / --reduction of '
+    'those that came so far; those worse than the median of the runs that were '
+    'finished; or none. halving by default, and never with --target_epsilon.',
+    choices=(HALVING, MEDIAN, NEVER),
+  )
+  reduction: int = option(
+    3, 'By how many times rungs are apart in rounds.', at_least=2
+  )
+  first_rung: int | None = option(
+    None,
+    'Rounds after which runs are first compared; by default --rounds over the '
+    'square of --reduction.',
+    at_least=1,
+  )
+  search_seed: int = option(0, 'Draws what trials try.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """A search whose parts go together.
+
+  Attributes:
+    search: What was chosen.
+    metric: The metric, by its name in `result.json`.
+    direction: Whether to minimize or maximize it.
+    parameters: What is varied.
+    pruner: Which runs end early.
+    rungs: After which rounds runs are compared; the last is their end.
+    arguments: What all runs are given.
+    config: The experiment without what is varied.
+  """
+
+  search: Search
+  metric: str
+  direction: str
+  parameters: Sequence[space.Parameter]
+  pruner: str
+  rungs: Sequence[int]
+  arguments: Sequence[str]
+  config: Config
+
+  def settings(self) -> dict[str, Any]:
+    """What must stay as it is while a search goes on."""
+    changing = self.config.may_change()
+    fixed = {
+      name: str(value)
+      for name, value in self.config.flags().items()
+      if name not in changing
+    }
+    return {
+      'search': sorted(parameter.text for parameter in self.parameters),
+      'metric': self.metric,
+      'direction': self.direction,
+      'pruner': self.pruner,
+      'reduction': self.search.reduction,
+      'rungs': list(self.rungs),
+      'search_seed': self.search.search_seed,
+      **fixed,
+    }
+
+
+def make(search: Search, arguments: Sequence[str]) -> Plan:
+  """Plans a search.
+
+  Args:
+    search: What is chosen.
+    arguments: What every run of `tasks.train` is given.
+
+  Raises:
+    OptionError: If something does not go together.
+  """
+  config = flags.parse(arguments)
+  known = [choice.flag for choice in config.choices()]
+  parameters = space.parse(search.search, known)
+  metric = _metric(search.metric)
+  is_cost = metric.split('_')[-1] in _COSTS
+  pruner = _pruner(search, config)
+  return Plan(
+    search=search,
+    metric=metric,
+    direction=search.direction or (MINIMIZE if is_cost else MAXIMIZE),
+    parameters=parameters,
+    pruner=pruner,
+    rungs=rungs(
+      config.loop.rounds,
+      search.first_rung,
+      search.reduction,
+      is_pruned=pruner != NEVER,
+    ),
+    arguments=tuple(arguments),
+    config=config,
+  )
+
+
+def _metric(text: str) -> str:
+  """The name of a metric of the validation clients."""
+  name = text
+  for sign in ('.', '/', '_'):
+    name = name.removeprefix(f'{_VALIDATION}{sign}')
+  if name.split('.')[0].split('/')[0] in ('test', 'best', 'train'):
+    raise OptionError(
+      f'--metric={text}: a search may look at the validation clients alone; '
+      'what it chose by the test clients would be better there than elsewhere. '
+      'Name a metric such as validation.loss.'
+    )
+  return name
+
+
+def _pruner(search: Search, config: Config) -> str:
+  is_planned = config.privacy.target_epsilon is not None
+  if is_planned and search.pruner not in (None, NEVER):
+    raise OptionError(
+      f'--pruner={search.pruner}: with --target_epsilon the noise is planned '
+      'for all rounds, so that a run cannot be given more of them later. Use '
+      '--pruner=never, or --noise_multiplier in place of --target_epsilon.'
+    )
+  return search.pruner or (NEVER if is_planned else HALVING)
+
+
+def rungs(
+  rounds: int, first: int | None, reduction: int, *, is_pruned: bool = True
+) -> list[int]:
+  """The rounds after which runs are compared: 100, 300 and 900 of 900.
+
+  Args:
+    rounds: Of a whole run, which are the last rung.
+    first: The first rung; by default `rounds` over the square of `reduction`.
+    reduction: By how many times rungs are apart.
+    is_pruned: Whether there is more than the last.
+
+  Raises:
+    OptionError: If the first lies behind the last.
+  """
+  if first is not None and first > rounds:
+    raise OptionError(
+      f'--first_rung={first}: runs have {rounds} rounds. Give fewer, or more '
+      '--rounds.'
+    )
+  found = []
+  place = first or max(rounds // reduction**2, 1)
+  while is_pruned and place < rounds:
+    found.append(place)
+    place *= reduction
+  return [*found, rounds]

@@ -1,0 +1,143 @@
+"""Optuna's study of a search, in a journal in the folder of the sweep."""
+
+import pathlib
+from typing import Any
+
+from tasks.errors import OptionError
+from tasks.searching import space
+from tff_partial import random_bits
+
+JOURNAL = 'search.journal'
+_NAME = 'search'
+_SETTINGS = 'settings'
+
+
+def optuna() -> Any:
+  """Imports Optuna, which only a search needs.
+
+  Raises:
+    OptionError: If it is not installed.
+  """
+  try:
+    import optuna as found
+  except ImportError as error:
+    raise OptionError(
+      '--search needs Optuna, which is not installed here. Install it with '
+      '`pip install optuna`, or give --grid in place of --search.'
+    ) from error
+  # What it says of itself is no output of a search.
+  found.logging.set_verbosity(found.logging.ERROR)
+  return found
+
+
+class Study:
+  """The trials of a search, kept in a journal that survives kills.
+
+  What a trial tries follows from the seed, the trial's number and the trials
+  before it. So a search that goes on tries what it would have tried.
+
+  Attributes:
+    study: Optuna's.
+  """
+
+  def __init__(self, folder: pathlib.Path, direction: str | None = None):
+    """Opens the journal of a folder.
+
+    Args:
+      folder: The folder of the sweep.
+      direction: Begins a study that is not there yet: minimize or maximize.
+
+    Raises:
+      OptionError: If Optuna is missing, or the journal cannot be read.
+    """
+    library = optuna()
+    from optuna.storages import journal
+
+    path = folder / JOURNAL
+    try:
+      self._storage = library.storages.JournalStorage(
+        journal.JournalFileBackend(str(path))
+      )
+      if direction is None:
+        self.study = library.load_study(study_name=_NAME, storage=self._storage)
+      else:
+        self.study = library.create_study(
+          study_name=_NAME,
+          storage=self._storage,
+          direction=direction,
+          load_if_exists=True,
+        )
+    except (KeyError, ValueError) as error:
+      raise OptionError(
+        f'{path}: this is no journal of a search ({error!s:.200}). Move it '
+        'away, or choose another --sweep_dir.'
+      ) from error
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """What was said when the search began."""
+    return dict(self.study.user_attrs.get(_SETTINGS, {}))
+
+  def claim(self, settings: dict[str, Any], where: pathlib.Path) -> None:
+    """Notes the settings of a new search, or compares them.
+
+    Args:
+      settings: Names to values that JSON has.
+      where: The folder of the sweep.
+
+    Raises:
+      OptionError: If the search was begun with others.
+    """
+    before = self.settings
+    if not before:
+      self.study.set_user_attr(_SETTINGS, settings)
+      return
+    for name in sorted(before.keys() | settings.keys()):
+      there, now = before.get(name), settings.get(name)
+      if there != now:
+        raise OptionError(
+          f'--sweep_dir={where}: the search there was begun with '
+          f'{name}={there}, now it is {now}. Give the same to go on with it, '
+          'or choose another folder.'
+        )
+
+  def trials(self) -> list[Any]:
+    """All trials, as Optuna's `FrozenTrial`, by their number."""
+    return list(self.study.get_trials(deepcopy=False))
+
+  def open_trial(
+    self, number: int, parameters: list[space.Parameter], seed: int
+  ) -> Any:
+    """Begins a trial, or takes up one that a kill interrupted.
+
+    Args:
+      number: The number of the trial; all before it have ended.
+      parameters: What is varied.
+      seed: The seed of the search.
+
+    Returns:
+      Optuna's `Trial`, with a value for every parameter.
+    """
+    library = optuna()
+    self._draw_by(seed, number, '')
+    if number < len(self.trials()):
+      storage = self._storage
+      study_id = storage.get_study_id_from_name(_NAME)
+      trial = library.trial.Trial(
+        self.study,
+        storage.get_trial_id_from_study_id_trial_number(study_id, number),
+      )
+    else:
+      trial = self.study.ask()
+    for parameter in parameters:
+      # Each has a generator of its own, so that it does not matter after which
+      # of them a kill came.
+      self._draw_by(seed, number, parameter.flag)
+      parameter.suggest(trial)
+    return trial
+
+  def _draw_by(self, seed: int, number: int, purpose: str) -> None:
+    bits = random_bits.derive(seed, f'trial {number} {purpose}')
+    self.study.sampler = optuna().samplers.TPESampler(
+      seed=int(bits[0]) & 0x7FFFFFFF, multivariate=False
+    )

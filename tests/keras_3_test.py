@@ -1,0 +1,384 @@
+"""Models of Keras 3: as those of Keras 2, number for number.
+
+There is no Keras 3 beside TensorFlow 2.14, and so nothing here for Python 3.11.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tff_partial
+from tff_partial import random_bits
+from tff_partial import tiers
+from tff_partial.model import keras_3
+from tff_partial.model.keras_variables import ModelError
+
+keras = pytest.importorskip('keras', minversion='3')
+
+_SEED = random_bits.derive('keras 3')
+
+
+def ratings(of, dropout: float = 0.0):
+  """The same model of either Keras: `of` is `keras` or `tf.keras`."""
+  item = of.Input([], dtype='int32')
+  vector = of.layers.Embedding(9, 4, 'normal', name='items')(item)
+  vector = of.layers.Dropout(dropout)(vector)
+  hidden = of.layers.Dense(5, 'relu', kernel_regularizer='l2')(vector)
+  return of.Model(item, of.layers.Dense(1, name='likes')(hidden))
+
+
+def words(of):
+  """Masked steps, recurrent dropout, and several names that count up."""
+  sentence = of.Input([6], dtype='int32')
+  steps = of.layers.Embedding(9, 4, mask_zero=True)(sentence)
+  steps = of.layers.LSTM(3, return_sequences=True)(steps)
+  steps = of.layers.LayerNormalization()(steps)
+  return of.Model(sentence, of.layers.Dense(9, name='own')(steps))
+
+
+def partial(build, of, **options):
+  options = {'local': 'likes', 'loss': 'mse', 'metrics': ['mae'], **options}
+  return tff_partial.from_keras(lambda: build(of), **options)
+
+
+def clients(model):
+  random = np.random.default_rng(0)
+  owners = random.integers(0, 12, 200)
+  return tff_partial.from_arrays(
+    {
+      'x': random.integers(0, 9, 200),
+      'y': random.normal(size=[200, 1]).astype(np.float32),
+    },
+    {f'u_{user}': np.flatnonzero(owners == user) for user in range(12)},
+    model.example_spec,
+  )
+
+
+def named(model, seed=_SEED):
+  return {
+    name: value.numpy()
+    for tier in model.tiers
+    for name, value in model.initial_weights(tier, seed).items()
+  }
+
+
+# ---- what it consists of -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('build', 'options'),
+  [
+    (ratings, {}),
+    (
+      words,
+      {
+        'local': 'own',
+        'loss': 'sparse_categorical_crossentropy',
+        'metrics': (),
+      },
+    ),
+  ],
+)
+def test_the_same_model_of_both_kerases_has_the_same_first_values(
+  build, options
+):
+  one, other = (partial(build, of, **options) for of in (keras, tf.keras))
+  assert one.tier_of == other.tier_of
+  assert one.example_spec == other.example_spec
+  assert one.prediction_spec == other.prediction_spec
+  assert one.only_looked_up == other.only_looked_up != ()
+  for mine, theirs in zip(
+    named(one).values(), named(other).values(), strict=True
+  ):
+    np.testing.assert_array_equal(mine, theirs)
+
+
+def test_names_do_not_count_what_was_made_before():
+  names = [set(partial(ratings, keras).tier_of) for _ in range(2)]
+  keras.layers.Dense(1)  # Of somebody else.
+  names.append(set(partial(ratings, keras).tier_of))
+  assert names[0] == names[1] == names[2]
+  assert 'dense/kernel' in names[0] and 'items/embeddings' in names[0]
+
+
+def test_models_of_all_forms_are_taken_apart():
+  class Own(keras.Model):
+    def __init__(self):
+      super().__init__()
+      self.shared = keras.layers.Dense(2, name='shared')
+      self.own = keras.layers.Dense(1, name='own')
+
+    def call(self, inputs):
+      return self.own(self.shared(inputs['a'] + inputs['b']))
+
+  spec = tf.TensorSpec([3], tf.float32)
+  model = tff_partial.from_keras(
+    Own, local='own', loss='mse', inputs={'a': spec, 'b': spec}
+  )
+  assert {v.name for v in model.trainable(tiers.LOCAL)} == {
+    'own/kernel',
+    'own/bias',
+  }
+  sequential = tff_partial.from_keras(
+    lambda: keras.Sequential(
+      [keras.Input([3]), keras.layers.Dense(2), keras.layers.Dense(1)]
+    ),
+    local='dense_1',
+    loss='mse',
+  )
+  assert [v.name for v in sequential.variables] == [
+    *('dense/kernel', 'dense/bias'),
+    *('dense_1/kernel', 'dense_1/bias'),
+  ]
+
+
+def test_given_and_assigned_values_are_first_values():
+  table = np.arange(6, dtype=np.float32).reshape([3, 2])
+
+  def build():
+    item = keras.Input([], dtype='int32')
+    vectors = keras.layers.Embedding(3, 2, weights=[table], name='given')(item)
+    own = keras.layers.Dense(1, kernel_initializer='ones', name='own')
+    return keras.Model(item, own(vectors))
+
+  model = tff_partial.from_keras(build, local='own', loss='mse')
+  first = named(model)
+  np.testing.assert_array_equal(first['given/embeddings'], table)
+  np.testing.assert_array_equal(first['own/kernel'], [[1], [1]])
+
+
+# ---- what it computes --------------------------------------------------------
+
+
+def test_predictions_are_those_of_the_model():
+  model = partial(ratings, keras)
+  weights = {t: model.initial_weights(t, _SEED) for t in model.tiers}
+  x = tf.constant([0, 8, 3])
+  found, losses = model.predict(weights, {}, x, training=False, seed=_SEED)
+  made = model.to_keras(*weights.values())
+  assert isinstance(made, keras.Model)
+  np.testing.assert_allclose(found, made(x), rtol=1e-6)
+  kernel = weights[tiers.GLOBAL]['dense/kernel'].numpy()
+  (penalty,) = losses  # Keras's l2 is .01 times the sum of squares.
+  np.testing.assert_allclose(penalty, 0.01 * (kernel**2).sum(), rtol=1e-6)
+
+
+def test_masks_leave_the_same_steps_out():
+  options = {'local': 'own', 'loss': 'sparse_categorical_crossentropy'}
+  x = tf.constant([[3, 1, 4, 0, 0, 0]])
+  y = tf.constant([[1, 4, 1, 0, 0, 0]])
+  found = []
+  for of in (keras, tf.keras):
+    model = partial(words, of, **options, metrics=())
+    weights = {t: model.initial_weights(t, _SEED) for t in model.tiers}
+
+    @tf.function
+    def loss(model=model, weights=weights):
+      predictions, _ = model.predict(weights, {}, x, training=True, seed=_SEED)
+      return model.loss(
+        y, tf.nn.softmax(predictions), tf.ones([1, 6]), tf.constant([True])
+      ).num_elements, predictions[0, :3]
+
+    found.append(loss())
+  assert found[0][0] == found[1][0]
+  np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
+
+
+@pytest.fixture(scope='module', name='trained')
+def fixture_trained():
+  """Some rounds with dropout, of Keras 3 in every runtime, and of Keras 2."""
+  results = {}
+  for name, of, runtime in (
+    ('cohort', keras, tff_partial.runtimes.cohort(strict=True, jit=False)),
+    ('XLA', keras, tff_partial.runtimes.cohort(strict=True, jit=True)),
+    ('native', keras, tff_partial.runtimes.native()),
+    ('Keras 2', tf.keras, tff_partial.runtimes.cohort(strict=True, jit=False)),
+  ):
+    model = partial(ratings, of, seed=3)
+    process = tff_partial.algorithms.build_fed_recon(
+      model, reconstruction_epochs=2, batch_size=4
+    )
+    data = clients(model)
+    with runtime:
+      result = tff_partial.train(
+        process, data, rounds=3, clients_per_round=5, seed=1
+      )
+    results[name] = model, data, result
+  return results
+
+
+@pytest.mark.parametrize('other', ['XLA', 'native', 'Keras 2'])
+def test_training_is_the_same_in_every_runtime_and_with_keras_2(trained, other):
+  (_, _, one), (_, _, another) = trained['cohort'], trained[other]
+  assert one.train['loss'] == pytest.approx(another.train['loss'], rel=1e-6)
+  shared = (r.best_weights.trainable[tiers.GLOBAL] for r in (one, another))
+  for mine, theirs in zip(*(w.values() for w in shared), strict=True):
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_a_user_gets_a_model_of_keras_3(trained):
+  _, data, result = trained['cohort']
+  made = tff_partial.personalise(result, data, 'u_3')
+  assert isinstance(made, keras.Model)
+  _, other_data, other = trained['Keras 2']
+  same = tff_partial.personalise(other, other_data, 'u_3')
+  x = np.arange(9)
+  np.testing.assert_allclose(
+    made.predict(x, verbose=0), same.predict(x, verbose=0), atol=1e-6
+  )
+
+
+def test_what_dropout_draws_follows_from_the_seed():
+  def drawn(of, seed, training=True):
+    model = partial(lambda of: ratings(of, dropout=0.5), of)
+    weights = {t: model.initial_weights(t, _SEED) for t in model.tiers}
+
+    def predict(seed):
+      return model.predict(
+        weights, {}, tf.range(9), training=training, seed=seed
+      )[0]
+
+    plain, jitted = (
+      tf.function(predict, jit_compile=jit)(tf.constant(seed))
+      for jit in (False, True)
+    )
+    np.testing.assert_allclose(plain, jitted, rtol=1e-5)
+    return plain.numpy()
+
+  one, again, other = (drawn(keras, [1, seed]) for seed in (2, 2, 3))
+  np.testing.assert_array_equal(one, again)
+  assert (one != other).any()
+  np.testing.assert_array_equal(
+    drawn(keras, [1, 2], training=False), drawn(keras, [1, 3], training=False)
+  )
+
+
+def test_a_trained_model_gives_the_first_values():
+  whole = ratings(keras, dropout=0.5)  # With a counter of draws.
+  model = partial(
+    lambda of: ratings(of, dropout=0.5), keras, initial_weights=whole
+  )
+  first = named(model)
+  np.testing.assert_array_equal(
+    first['items/embeddings'], whole.get_layer('items').get_weights()[0]
+  )
+
+
+def test_losses_and_metrics_of_keras_3_are_taken():
+  model = partial(
+    ratings,
+    keras,
+    loss=keras.losses.Huber(delta=0.5, reduction='sum'),
+    metrics=[keras.metrics.RootMeanSquaredError(name='rmse')],
+  )
+  assert model.metrics.names == ('rmse',)
+  y, predicted = tf.constant([[0.0], [0.0]]), tf.constant([[0.25], [2.0]])
+  value = model.loss(y, predicted, tf.ones([2]), tf.constant([True, True]))
+  # .25² / 2, and .5 (2 - .25): summed.
+  assert float(value.objective) == pytest.approx(0.03125 + 0.875)
+
+
+# ---- what is refused ---------------------------------------------------------
+
+
+class Shuffling(keras.layers.Layer):
+  def __init__(self):
+    super().__init__()
+    self.seed_generator = keras.random.SeedGenerator(0)
+
+  def call(self, inputs):
+    return keras.random.shuffle(inputs, seed=self.seed_generator)
+
+
+class OwnMetric(keras.metrics.Mean):
+  pass
+
+
+def _around(*layers):
+  return lambda: keras.Sequential([keras.Input([4]), *(x() for x in layers)])
+
+
+def _dense(**options):
+  return lambda: keras.layers.Dense(4, **options)
+
+
+@pytest.mark.parametrize(
+  ('build', 'options', 'message'),
+  [
+    (
+      _around(_dense(), keras.layers.BatchNormalization),
+      {},
+      "Layer 'batch_normalization' .* changes its variables while it trains",
+    ),
+    (_around(_dense(kernel_constraint='non_neg')), {}, 'has a constraint'),
+    (
+      _around(_dense(activity_regularizer='l2')),
+      {},
+      'has an activity regularizer',
+    ),
+    (
+      _around(lambda: keras.layers.SpectralNormalization(_dense()())),
+      {},
+      'changes its weights while it trains',
+    ),
+    (_around(_dense(), Shuffling), {}, 'draws by `keras.random.shuffle`'),
+    (
+      _around(_dense(dtype='mixed_bfloat16')),
+      {},
+      'Mixed precision needs variables',
+    ),
+    (_around(_dense()), {'client_sized': 'dense'}, 'this one is of Keras 3'),
+    (
+      _around(_dense()),
+      {'metrics': [OwnMetric()]},
+      'is one of Keras 3, and cannot',
+    ),
+    (
+      lambda: keras.Sequential([keras.layers.Dense(4)]),
+      {},
+      'does not say what its inputs are',
+    ),
+    (
+      lambda: keras.Sequential(
+        [keras.Input([None], dtype='int32'), keras.layers.Embedding(3, 4)]
+      ),
+      {},
+      r'An input has the shape \[None\], but examples are packed',
+    ),
+  ],
+)
+def test_what_cannot_be_had_is_refused_by_name(build, options, message):
+  with pytest.raises((ModelError, ValueError), match=message):
+    tff_partial.from_keras(build, **{'loss': 'mse', **options})
+
+
+def test_an_error_of_the_builder_is_its_own():
+  with pytest.raises(ValueError, match='ones'):  # Which is no activation.
+    tff_partial.from_keras(_around(_dense(activation='ones')), loss='mse')
+
+
+def test_a_model_in_place_of_its_builder_is_refused():
+  with pytest.raises(ModelError, match='Pass a callable that makes'):
+    tff_partial.from_keras(ratings(keras), loss='mse')
+
+
+def test_layers_from_outside_the_builder_are_refused():
+  outside = keras.layers.Dense(1)
+  outside.build([None, 4])
+  with pytest.raises(ModelError, match='exist before the model is built'):
+    tff_partial.from_keras(
+      lambda: keras.Sequential([keras.Input([4]), outside]), loss='mse'
+    )
+
+
+def test_another_backend_is_refused(monkeypatch):
+  monkeypatch.setattr(keras.backend, 'backend', lambda: 'jax')
+  with pytest.raises(ModelError, match='KERAS_BACKEND=tensorflow'):
+    partial(ratings, keras)
+
+
+def test_keras_2_is_told_from_keras_3():
+  assert keras_3.is_model(ratings(keras))
+  assert not keras_3.is_model(ratings(tf.keras))
+  assert not keras_3.makes_model(lambda: ratings(tf.keras))
+  assert not keras_3.makes_model(lambda: 1 / 0)  # Explained elsewhere.

@@ -1,0 +1,173 @@
+"""Keras 3 beside Keras 2: which is which, and what its draws follow from.
+
+`tf.keras` is Keras 2 here (see `_newer_tensorflow.py`). A model that is made
+with `import keras` is one of Keras 3, with TensorFlow as its backend (see
+`keras_3_models.py`).
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.model import tracing
+from tff_partial.model.keras_variables import ModelError
+from tff_partial.model.seeded_draws import SeededDraws
+
+
+def module() -> Any:
+  """Returns the module `keras`, if a program has imported Keras 3, or None."""
+  keras = sys.modules.get('keras')
+  version = getattr(keras, '__version__', '')
+  return keras if version.startswith('3.') else None
+
+
+def is_model(value: Any) -> bool:
+  """Whether something is a model of Keras 3."""
+  keras = module()
+  return keras is not None and isinstance(value, keras.Model)
+
+
+def makes_model(build: Callable[[], Any]) -> bool:
+  """Whether a callable makes a model of Keras 3; it is called if it may."""
+  if module() is None:
+    return False
+  try:
+    with tf.init_scope(), fresh_names():
+      return is_model(build())
+  except Exception:
+    return False  # It is made again, and what is wrong explained.
+
+
+def as_keras_2(given: Any) -> Any:
+  """Returns the metric of `tf.keras` that one of Keras 3 is.
+
+  Args:
+    given: A metric; what is not one of Keras 3 is returned as it is.
+
+  Raises:
+    ModelError: If Keras 2 has none of that name and configuration.
+  """
+  keras = module()
+  if keras is None or not isinstance(given, keras.Metric):
+    return given
+  kind = type(given)
+  same = getattr(tf.keras.metrics, kind.__name__, None)
+  try:
+    if not kind.__module__.startswith('keras.') or same is None:
+      raise ValueError('Keras 2 has no such class.')
+    config = dict(given.get_config())
+    config.pop('dtype', None)
+    made = same.from_config(config)
+    options = getattr(made, '_fn_kwargs', {})
+    for name, value in getattr(given, '_fn_kwargs', {}).items():
+      if options.get(name) != value:  # Not all are in the configuration.
+        raise ValueError(f'It has no {name}={value!r} there.')
+  except Exception as error:
+    raise ModelError(
+      f'The metric {given.name!r} ({kind.__name__}) is one of Keras 3, and '
+      f'cannot be made in Keras 2: {tracing.reason(error)} Pass a function of '
+      'labels and predictions, or a metric of `tf.keras`.'
+    ) from error
+  return made
+
+
+@contextlib.contextmanager
+def drawing(seed: tf.Tensor) -> Iterator[None]:
+  """Keras 3's draws follow from a seed, and are the same in every runtime."""
+  source = sys.modules['keras.src.backend'].random
+  draws = SeededDraws(seed)
+
+  def uniform(
+    shape: Any,
+    minval: float = 0.0,
+    maxval: float = 1.0,
+    dtype: Any = None,
+    seed: Any = None,
+  ) -> tf.Tensor:
+    del seed
+    return draws.random_uniform(shape, minval, maxval, dtype)
+
+  def normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def function(
+      shape: Any,
+      mean: float = 0.0,
+      stddev: float = 1.0,
+      dtype: Any = None,
+      seed: Any = None,
+    ) -> tf.Tensor:
+      del seed
+      return draw(shape, mean, stddev, dtype)
+
+    return function
+
+  def dropout(
+    inputs: tf.Tensor, rate: float, noise_shape: Any = None, seed: Any = None
+  ) -> tf.Tensor:
+    del seed
+    if noise_shape is not None:
+      given = tf.shape(inputs)
+      noise_shape = tf.stack(
+        [given[i] if n is None else n for i, n in enumerate(noise_shape)]
+      )
+    return draws.dropout(inputs, rate, noise_shape)
+
+  functions = {
+    'uniform': uniform,
+    'normal': normally(draws.random_normal),
+    'truncated_normal': normally(draws.truncated_normal),
+    'dropout': dropout,
+    **{name: _refused_draw(name) for name in _REFUSED_DRAWS},
+  }
+  with contextlib.ExitStack() as stack:
+    for name, function in functions.items():
+      stack.enter_context(replaced(source, name, function))
+    yield
+
+
+_REFUSED_DRAWS = (
+  *('beta', 'binomial', 'categorical', 'gamma'),
+  *('randint', 'shuffle'),
+)
+
+
+def _refused_draw(name: str) -> Callable[..., Any]:
+  def refuse(*args: Any, **options: Any) -> None:
+    raise ModelError(
+      f'The model draws by `keras.random.{name}`, which cannot follow from a '
+      "client's seed. Draw by `uniform`, `normal`, `truncated_normal` or "
+      '`dropout`.'
+    )
+
+  return refuse
+
+
+@contextlib.contextmanager
+def fresh_names() -> Iterator[None]:
+  """Layers that are not named count from 0, whatever was made before."""
+  state = sys.modules['keras.src.backend.common.global_state']
+  counters = 'object_name_uids'
+  before = state.get_global_attribute(counters)
+  # None is taken for a value, so Keras makes new ones.
+  state.set_global_attribute(counters, None)
+  try:
+    yield
+  finally:
+    state.set_global_attribute(counters, before)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+  """Within the context, an attribute has another value."""
+  is_own = name in vars(owner)
+  before = getattr(owner, name)
+  setattr(owner, name, value)
+  try:
+    yield
+  finally:
+    if is_own:
+      setattr(owner, name, before)
+    else:
+      delattr(owner, name)

@@ -1,0 +1,285 @@
+"""Models of Keras 3 as pure functions: tensors in place of their variables.
+
+A model's variables are made once, and a stateless scope, which
+`Model.stateless_call` uses as well, puts tensors in their place. What layers
+and initializers draw follows from a seed, as with Keras 2 (see
+`seeded_draws.py`).
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial.model import keras_3
+from tff_partial.model import keras_analysis
+from tff_partial.model import keras_filling
+from tff_partial.model import tracing
+from tff_partial.model.keras_analysis import KerasSpec
+from tff_partial.model.keras_analysis import VariableSpec
+from tff_partial.model.keras_refusals import refuse_kind
+from tff_partial.model.keras_refusals import refuse_layer
+from tff_partial.model.keras_refusals import refuse_lookups
+from tff_partial.model.keras_refusals import refuse_open_shapes
+from tff_partial.model.keras_refusals import refuse_updates
+from tff_partial.model.keras_variables import ModelError
+
+_Build = Callable[[], Any]
+
+
+class Functions:
+  """A model of Keras 3 as pure functions.
+
+  Attributes:
+    spec: Its variables, layers, inputs and outputs.
+  """
+
+  def __init__(self, build: _Build, inputs: Any):
+    """Builds the model.
+
+    Args:
+      build: Makes the model.
+      inputs: Structure of `tf.TensorSpec` of one example, or None if the model
+        declares its inputs.
+
+    Raises:
+      ModelError: If the model cannot be a pure function.
+    """
+    backend = keras_3.module().backend.backend()
+    if backend != 'tensorflow':
+      raise ModelError(
+        f'The model is one of Keras 3 with the backend {backend}. Clients '
+        'compute with TensorFlow: set `KERAS_BACKEND=tensorflow` before keras '
+        'is imported.'
+      )
+    self._build = build
+    self._model, inputs, self._made = _made(build, inputs)
+    self._layers = layers = keras_analysis.layers_of(self._model)
+    for layer in layers:
+      refuse_kind(layer)
+      refuse_layer(layer)
+    names = [_name(v, self._model) for v in self._model.weights]
+    self._names = dict(zip(map(id, self._model.weights), names, strict=True))
+    # Counters of draws and of steps, which nothing reads.
+    self._constants = {
+      id(v): v.numpy()
+      for v in self._model.variables
+      if id(v) not in self._names
+    }
+    variables = self._variables(layers)
+    self.spec = KerasSpec(
+      variables,
+      tuple(dict.fromkeys(layer.name for layer in layers)),
+      inputs,
+      self._outputs(variables, inputs),
+    )
+
+  def _variables(self, layers: Sequence[Any]) -> tuple[VariableSpec, ...]:
+    """Describes the weights of the model, in order of creation."""
+    positions = {id(v): i for i, v in enumerate(self._model.weights)}
+    found = []
+    for request, (variable, initializer) in enumerate(self._made.created):
+      if id(variable) not in positions:
+        continue
+      name = self._names[id(variable)]
+      if getattr(variable, 'constraint', None) is not None:
+        raise ModelError(keras_analysis.CONSTRAINED.format(name=name))
+      is_assigned = id(variable) in self._made.assigned
+      is_given = is_assigned or not callable(initializer)
+      value = variable.numpy() if is_given else None
+      found.append(
+        VariableSpec(
+          name,
+          keras_analysis.owners(variable, layers),
+          tuple(variable.shape),
+          tf.as_dtype(variable.dtype),
+          bool(variable.trainable),
+          positions[id(variable)],
+          request,
+          _first_value(initializer, variable, value),
+          value,
+          is_assigned,
+        )
+      )
+    missing = sorted(set(self._names.values()) - {v.name for v in found})
+    if missing:
+      raise ModelError(keras_analysis.MADE_BEFORE.format(names=missing))
+    return tuple(found)
+
+  def _outputs(
+    self,
+    variables: Sequence[VariableSpec],
+    inputs: Any,
+  ) -> Any:
+    """Calls the model as in training, in a graph that is never run."""
+    with tf.__internal__.FuncGraph('analyse').as_default() as graph:
+      outputs, _ = self.call(
+        {v.name: tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables},
+        tf.nest.map_structure(tracing.placeholder, inputs),
+        training=True,
+        seed=tf.compat.v1.placeholder(tf.int32, [2]),
+      )
+    refuse_lookups(graph, self._layers)
+    return tf.nest.map_structure(
+      lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
+    )
+
+  def call(
+    self,
+    tensors: Mapping[str, tf.Tensor],
+    inputs: Any,
+    *,
+    training: bool,
+    seed: tf.Tensor,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Calls the model on tensors; returns predictions and layers' losses.
+
+    Args:
+      tensors: Variable name to value.
+      inputs: A batch of inputs.
+      training: Whether layers such as dropout behave as in training.
+      seed: int32 `[2]`; what such layers draw follows from it.
+
+    Raises:
+      ModelError: If a layer changes its variables, or draws in a way that
+        cannot follow from a seed.
+    """
+    given = [
+      (variable, tf.convert_to_tensor(self._value(variable, tensors)))
+      for variable in self._model.variables
+    ]
+    options: dict[str, Any] = {}
+    if self._model._call_has_training_arg:
+      options['training'] = training
+    with (
+      keras_3.drawing(seed),
+      keras_3.module().StatelessScope(given, collect_losses=True) as scope,
+    ):
+      outputs = self._model(inputs, **options)
+      losses = list(self._model.losses)
+    for variable, value in given:
+      if scope.get_current_value(variable) is not value:
+        refuse_updates(variable.path, self._layers)
+    return outputs, losses
+
+  def _value(self, variable: Any, tensors: Mapping[str, tf.Tensor]) -> Any:
+    if id(variable) in self._names:
+      return tensors[self._names[id(variable)]]
+    return self._constants[id(variable)]
+
+  def filled(self, values: Mapping[str, Any]) -> Any:
+    """Makes another model and gives its variables values.
+
+    Args:
+      values: The value of each variable, by its name.
+
+    Raises:
+      ModelError: If a value has another shape.
+    """
+    model, _, _ = _made(self._build, self.spec.inputs)
+    for variable in model.weights:
+      name = _name(variable, model)
+      value = np.asarray(values[name])
+      if tuple(variable.shape) != value.shape:
+        raise ModelError(
+          keras_filling.OTHER_SHAPE.format(
+            name=name, shape=tuple(variable.shape), given=value.shape
+          )
+        )
+      variable.assign(value)
+    return model
+
+
+class _Created:
+  """Variables that building a model makes, in order.
+
+  Attributes:
+    created: Each with what it was to begin with.
+    assigned: Those that were given a value after they were made.
+  """
+
+  def __init__(self) -> None:
+    self.created: list[tuple[Any, Any]] = []
+    self.assigned: set[int] = set()
+
+  @contextlib.contextmanager
+  def noting(self) -> Iterator[None]:
+    """Notes what is made inside."""
+    kind = keras_3.module().Variable
+    init, assign = kind.__init__, kind.assign
+
+    def note_init(
+      variable: Any, initializer: Any, *args: Any, **options: Any
+    ) -> None:
+      init(variable, initializer, *args, **options)
+      self.created.append((variable, initializer))
+
+    def note_assign(variable: Any, value: Any) -> Any:
+      self.assigned.add(id(variable))
+      return assign(variable, value)
+
+    with keras_3.replaced(kind, '__init__', note_init):
+      with keras_3.replaced(kind, 'assign', note_assign):
+        yield
+
+
+def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
+  """Builds a model with all its variables; returns its inputs, too."""
+  created = _Created()
+  with tf.init_scope(), keras_3.fresh_names(), created.noting():
+    model = build()
+    if inputs is None:
+      inputs = _declared_inputs(model)
+    inputs = keras_analysis.without_lists(inputs)
+    refuse_open_shapes(inputs)
+    if not model.built or not getattr(model, 'inputs', None):
+      model(
+        tf.nest.map_structure(
+          lambda spec: tf.zeros([1, *spec.shape], spec.dtype), inputs
+        )
+      )
+      created.assigned.clear()  # Steps of generators and the like.
+  return model, inputs, created
+
+
+def _declared_inputs(model: Any) -> Any:
+  """The specs of one example that a built model declares."""
+  if not getattr(model, 'inputs', None):
+    raise ModelError(keras_analysis.NO_INPUTS.format(name=model.name))
+  structure: Any = model.inputs[0]
+  if len(model.inputs) > 1 or isinstance(getattr(model, 'input', None), dict):
+    named = model.input
+    if not isinstance(named, dict):
+      named = {tensor.name: tensor for tensor in model.inputs}
+    structure = collections.OrderedDict(named)
+  return tf.nest.map_structure(
+    lambda t: tf.TensorSpec(t.shape[1:], t.dtype), structure
+  )
+
+
+def _name(variable: Any, model: Any) -> str:
+  """`layer/variable`, whatever number the model's own name has."""
+  return variable.path.removeprefix(f'{model.name}/')
+
+
+def _first_value(
+  initializer: Any, variable: Any, value: np.ndarray | None
+) -> Callable[[tf.Tensor], tf.Tensor]:
+  """A pure function from a seed to the first value of a variable."""
+  if value is not None:
+    return lambda seed: tf.constant(value)
+  shape, dtype = tuple(variable.shape), variable.dtype
+  own_seed = getattr(initializer, '_init_seed', None)
+
+  def initialize(seed: tf.Tensor) -> tf.Tensor:
+    if isinstance(own_seed, int):
+      seed = tf.constant(random_bits.derive('initializer', own_seed))
+    with keras_3.drawing(seed):
+      drawn = tf.convert_to_tensor(initializer(shape, dtype=dtype))
+    return tf.ensure_shape(tf.cast(drawn, dtype), shape)
+
+  return initialize
