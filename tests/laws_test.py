@@ -95,7 +95,7 @@ ROWS = [
     {'reconstruction_epochs': 10},
     reconstruction_optimizer=sgd(0.1),
     reconstruction_epochs=5,
-    update_optimizer=sgd(0.3),
+    update_optimizer=sgd(0.1),
     update_epochs=5,
   ),
   _partly_local(

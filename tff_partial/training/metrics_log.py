@@ -15,6 +15,7 @@ import numbers
 import os
 import pathlib
 from typing import Any
+import warnings
 
 from absl import logging
 import numpy as np
@@ -343,7 +344,10 @@ def last_round(folder: str | os.PathLike[str]) -> int:
 
 
 class Bar:
-  """A progress bar with the running metric and the time that is left."""
+  """A progress bar with the running metric and the time that is left.
+
+  It is a widget in a notebook that has ipywidgets, as Colab has.
+  """
 
   def __init__(self, rounds: int, done: int, shown: bool):
     """Shows the bar, unless `shown` is false.
@@ -355,9 +359,12 @@ class Bar:
     """
     self._bar: Any = None
     if shown:
-      import tqdm
+      with warnings.catch_warnings():
+        # A notebook without ipywidgets gets the bar of a terminal.
+        warnings.simplefilter('ignore')
+        from tqdm import auto
 
-      self._bar = tqdm.tqdm(total=rounds, initial=done, unit='round')
+      self._bar = auto.tqdm(total=rounds, initial=done, unit='round')
 
   def step(self, shown: Mapping[str, float]) -> None:
     """Moves on by one round and shows some metrics."""
