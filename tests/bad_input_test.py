@@ -530,7 +530,7 @@ def test_a_disk_that_is_full_from_the_beginning(tmp_path):
 
 
 # Too little for the events of some rounds, and for a checkpoint.
-@pytest.mark.parametrize('size, every', [(1_600, 6), (9_000, 2)])
+@pytest.mark.parametrize('size, every', [(1_800, 6), (9_000, 2)])
 def test_a_disk_that_becomes_full(tmp_path, monkeypatch, size, every):
   train = programs.train
 

@@ -442,7 +442,11 @@ def test_fed_avg_of_public_items_has_one_table_of_them():
   shared = result.trained.weights.trainable[tiers.GLOBAL]
   assert shared['item/embeddings'].shape == (19, 4)
   kept = result.trained.client_store.client('2')
-  assert set(kept) == {'held/user/embeddings', 'num_rows/user/embeddings'}
+  assert set(kept) == {
+    f'{what}/{table}/embeddings'
+    for what in ('held', 'num_rows')
+    for table in ('user', 'user_bias')
+  }
 
 
 # ---- options -----------------------------------------------------------------
