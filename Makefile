@@ -30,7 +30,7 @@ found := $(shell for candidate in $(or $(PYTHON),$(python) $(pythons)); do \
   version=$$("$$candidate" -c "$(usable)" 2>/dev/null) && [ -n "$$version" ] && \
   echo "$$candidate" "$$version" && break; done)
 version := $(word 2,$(found))
-# The lock of $(1), nothing or -notebook or -docs, for a version of Python, $(2).
+# The lock of $(1), nothing or -notebook, -docs or -ray, for a version of Python, $(2).
 lock = requirements$(1)$(if $(filter-out 3.11,$(2)),-$(2)).txt
 
 # The mark of a finished environment. Its name sums up the lock and the folder,
@@ -41,6 +41,7 @@ made := $(environment)/.made-$(shell (pwd; cat $(call lock,,$(version))) | cksum
 over_made = .venv$(1)/.made-$(shell (pwd; cat $(call lock,,$(version)) $(call lock,$(1),$(version))) | cksum | cut -d ' ' -f 1)
 notebook_made := $(call over_made,-notebook)
 docs_made := $(call over_made,-docs)
+ray_made := $(call over_made,-ray)
 # The mark of our own package being installed in it.
 installed := $(environment)/.installed-tff-partial
 
@@ -118,6 +119,13 @@ docs: $(docs_made) ## build the pages of documentation in build/docs, with their
 
 $(docs_made): $(installed)
 	$(call over,-docs)
+
+.PHONY: ray
+ray: $(ray_made) ## run the tests of the Ray runtime; Ray lies in .venv-ray
+	.venv-ray/bin/python -m pytest tests/ray_workers_test.py $(ARGS)
+
+$(ray_made): $(installed)
+	$(call over,-ray)
 
 .PHONY: demo
 demo: $(installed) ## federated reconstruction on built-in synthetic data
@@ -214,6 +222,7 @@ $(call compile,$(call lock,,$(1)),$(1),requirements.in)
 done >> $(call lock,,$(1))
 $(call compile_over,-notebook,$(1))
 $(call compile_over,-docs,$(1))
+$(call compile_over,-ray,$(1))
 endef
 
 .PHONY: lock
@@ -223,5 +232,6 @@ lock: ## re-make the locks with uv from requirements*.in and overrides.txt
 	$(call compile,requirements.txt,3.11,requirements.in)
 	$(call compile_over,-notebook,3.11)
 	$(call compile_over,-docs,3.11)
+	$(call compile_over,-ray,3.11)
 	$(call compile_later,3.12)
 	$(call compile_later,3.13)

@@ -101,22 +101,39 @@ def cohorts(population: int, clients_per_round: int) -> Iterator[list[int]]:
 # ---- what is compared: each returns a function that does a round -------------
 
 
-def our_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
-  """Federated averaging as a composition of ours, in the cohort runtime."""
+def our_model() -> Any:
+  """The network as a model of ours."""
   import tensorflow as tf
-  import tensorflow_federated as tff
 
   import tff_partial
-  from tff_partial import client_state
-  from tff_partial import runtimes
 
-  model = tff_partial.from_keras(
+  return tff_partial.from_keras(
     build_network,
     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy('accuracy')],
   )
-  process = tff_partial.compose(
-    model,
+
+
+def our_clients(process: Any, population: int) -> Any:
+  """Clients for a process of that model."""
+  import tff_partial
+
+  x, y = client_data(population)
+  return tff_partial.pack(
+    {str(i): {'x': x[i], 'y': y[i]} for i in range(len(x))},
+    process.example_spec,
+  )
+
+
+def our_process() -> Any:
+  """Federated averaging as a composition of ours."""
+  import tensorflow_federated as tff
+
+  import tff_partial
+  from tff_partial import client_state
+
+  return tff_partial.compose(
+    our_model(),
     client_state=client_state.stateless,
     work=[
       tff_partial.Phase(
@@ -128,11 +145,14 @@ def our_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
     aggregator=tff.aggregators.MeanFactory(),
     server_optimizer=tff_partial.sgd(1.0),
   )
-  x, y = client_data(options.population)
-  clients = tff_partial.pack(
-    {str(i): {'x': x[i], 'y': y[i]} for i in range(len(x))},
-    process.example_spec,
-  )
+
+
+def our_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
+  """Federated averaging in the cohort runtime."""
+  from tff_partial import runtimes
+
+  process = our_process()
+  clients = our_clients(process, options.population)
   jit: Any = {'true': True, 'false': False}.get(options.jit, 'auto')
   context = stack.enter_context(runtimes.cohort(jit=jit))
   run = measuring.Run(process, clients, options.clients_per_round, context)

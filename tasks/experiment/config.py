@@ -58,8 +58,9 @@ class Runtime(Options):
 
   runtime: str = option(
     'cohort',
-    "Whether a round is one compiled program or runs in TFF's own worker.",
-    choices=('cohort', 'native'),
+    "Whether a round is one compiled program, runs in TFF's own worker, or is "
+    'shared among the processes of a Ray cluster.',
+    choices=('cohort', 'native', 'ray'),
     is_common=True,
   )
   jit: str = option(
@@ -68,10 +69,26 @@ class Runtime(Options):
     choices=('auto', 'true', 'false'),
     is_common=True,
   )
+  ray_address: str | None = option(
+    None,
+    'With --runtime=ray, the address of the cluster; by default there is one '
+    'on this machine while the run lasts.',
+  )
+  ray_workers: int | None = option(
+    None,
+    'With --runtime=ray, how many processes run clients; by default as many as '
+    'the cluster has processors.',
+    at_least=1,
+  )
 
   def __post_init__(self) -> None:
-    """Refuses what the native runtime cannot do."""
+    """Refuses what the runtime cannot do."""
     super().__post_init__()
+    for name in ('ray_address', 'ray_workers'):
+      if getattr(self, name) is not None and self.runtime != 'ray':
+        raise OptionError(
+          f'--{name}={getattr(self, name)}: give it with --runtime=ray.'
+        )
     if self.runtime == 'native' and self.jit == 'true':
       raise OptionError(
         '--jit=true: the native runtime does not compile rounds. Leave the '

@@ -73,7 +73,7 @@ def load(config: Config) -> tasks_lib.Task:
   Raises:
     DataError: If the data are missing or damaged.
   """
-  if config.runtime.runtime == 'cohort' and not config.how.is_central:
+  if config.runtime.runtime != 'native' and not config.how.is_central:
     runtimes.cores_for_clients()
   if isinstance(config.task, tasks_lib.Releases):
     release = config.privacy.release
@@ -91,11 +91,17 @@ def executing(
     runtime: What executes them.
     choices: What `--jit=auto` chose in an earlier process, to choose it again.
   """
-  context: Any = (
-    runtimes.native()
-    if runtime.runtime == 'native'
-    else runtimes.cohort(jit=_JIT[runtime.jit], choices=choices)
-  )
+  jit = _JIT[runtime.jit]
+  context: Any
+  match runtime.runtime:
+    case 'native':
+      context = runtimes.native()
+    case 'ray':
+      context = runtimes.ray(
+        runtime.ray_address, runtime.ray_workers, jit=jit, choices=choices
+      )
+    case _:
+      context = runtimes.cohort(jit=jit, choices=choices)
   with context:
     yield context
 

@@ -70,8 +70,12 @@ class Column:
 class Ragged:
   """Arrays of different shapes, laid end to end."""
 
-  def __init__(self, values: tf.Tensor, shapes: tf.Tensor):
+  def __init__(self, values: Any, shapes: Any):
     self._values, self._shapes = values, shapes
+
+  def mapped(self, convert: Callable[[Any], Any]) -> 'Ragged':
+    """The same with both arrays converted, to tensors or from them."""
+    return Ragged(convert(self._values), convert(self._shapes))
 
   def numpy(self) -> list[Any]:
     """One array for each client."""

@@ -71,6 +71,10 @@ class DeviceArrays:
     self._tensors[key] = forget, tensor
     return tensor
 
+  def here(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
+    """Feeds for a loop that runs in this process."""
+    return feeds
+
 
 class Clients(abc.ABC):
   """An argument with a value for each client of a cohort."""

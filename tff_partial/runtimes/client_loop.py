@@ -7,7 +7,6 @@ out; `compiled_loop` makes a program of it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import functools
-import itertools
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -94,7 +93,6 @@ class ClientLoop:
     ]
     self._accumulators = [program.accumulator(s) for s in self.aggregates]
     self.accumulator_specs = typed_values.leaves(self._accumulators)
-    self._mergers: dict[int, Callable[..., list[tf.Tensor]]] = {}
 
   @property
   def is_empty(self) -> bool:
@@ -172,23 +170,24 @@ class ClientLoop:
       new.append(aggregation.accumulate(total, aggregation.value()))
     return typed_values.leaves(new)
 
-  def merge(self, shards: Sequence[Sequence[tf.Tensor]]) -> Sequence[tf.Tensor]:
-    """Merges the accumulators of some shards, from the first to the last."""
-    if not self.aggregates or len(shards) == 1:
-      return shards[0]
-    if len(shards) not in self._mergers:
-      self._mergers[len(shards)] = self._merger(len(shards))
-    return self._mergers[len(shards)](*itertools.chain(*shards))
+  def merge(
+    self, one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]
+  ) -> Sequence[tf.Tensor]:
+    """Merges the accumulators of shards and of those behind them."""
+    return self._merger(*one, *other) if self.aggregates else one
 
-  def _merger(self, number: int) -> Callable[..., list[tf.Tensor]]:
-    inputs = self.accumulator_specs * number
+  @functools.cached_property
+  def _merger(self) -> Callable[..., list[tf.Tensor]]:
+    inputs = self.accumulator_specs * 2
 
     def merge(*flat: tf.Tensor) -> list[tf.Tensor]:
-      shards = typed_values.like([self._accumulators] * number, iter(flat))
-      merged = []
-      for step, *totals in zip(self.aggregates, *shards, strict=True):
-        aggregation = self.program.aggregation(step, {})
-        merged.append(functools.reduce(aggregation.merge, totals))
+      left = iter(flat)
+      one = typed_values.like(self._accumulators, left)
+      other = typed_values.like(self._accumulators, left)
+      merged = [
+        self.program.aggregation(step, {}).merge(*totals)
+        for step, *totals in zip(self.aggregates, one, other, strict=True)
+      ]
       return [tf.identity(leaf) for leaf in typed_values.leaves(merged)]
 
     return graphs.quick(graphs.trace(merge, inputs), inputs)

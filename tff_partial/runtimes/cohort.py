@@ -21,7 +21,8 @@ what it computes.
   jit_autotuning  whether XLA compiles it
   operations      what draws at random, and what would outlive a call
   agreement       where XLA computes what kernels do; doubts notices where not
-  rounds          runs stages and shards, merges what they leave
+  rounds          runs stages and shards
+  merging         merges what shards leave, in one and the same tree
 """
 
 import asyncio
@@ -59,17 +60,29 @@ class _Runtime:
     strict: bool,
     debug: bool,
     choices: Mapping[str, bool] | None,
+    workers: rounds.Workers | None = None,
   ):
+    """Starts nothing yet.
+
+    Args:
+      jit: See `cohort`.
+      threads: See `cohort`.
+      strict: See `cohort`.
+      debug: See `cohort`.
+      choices: See `cohort`.
+      workers: Other processes that run shards, as long as a context is open.
+    """
     threads = default_threads() if threads is None else threads
     if threads < 1:
       raise ValueError(f'Expected at least one thread, found {threads}.')
     self._strict = strict
     self._chooser = choices_lib.Chooser(jit, choices, strict, threads)
     self._resources = rounds.Resources(
-      client_inputs.DeviceArrays(),
+      client_inputs.DeviceArrays() if workers is None else workers.arrays,
       self._chooser,
       futures.ThreadPoolExecutor(threads) if threads > 1 else None,
       debug,
+      workers,
     )
     # Equal programs are equal keys, so that a process that is built again is
     # not compiled again. To compare them takes long: once per object.
@@ -133,6 +146,8 @@ class _Runtime:
     return self._of_known[key]
 
   def __enter__(self) -> Any:
+    if self._resources.workers is not None:
+      self._resources.workers.start()
     place = tff.framework.get_context_stack().install(self)
     place.__enter__()
     self._installed.append(place)
@@ -142,6 +157,8 @@ class _Runtime:
     self._installed.pop().__exit__(*exception)
     if not self._installed:
       self._fallback.close()
+      if self._resources.workers is not None:
+        self._resources.workers.close()
 
   def set_default(self) -> None:
     """Runs what is called outside any `with` here."""

@@ -132,6 +132,14 @@ class Program:
         digest.update(' '.join(sorted(leaf.op_types)).encode())
     return digest.hexdigest()[:16]
 
+  @functools.cached_property
+  def keys(self) -> list[Key]:
+    """All keys; at one place here are the same values in every process.
+
+    The names in them are TFF's, which counts on from one program to the next.
+    """
+    return [*self.arguments, *self.steps]
+
   def stage_of(self, key: Key) -> int:
     """The stage in which a value is there to be read."""
     step = self.steps.get(key)

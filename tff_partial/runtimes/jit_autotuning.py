@@ -81,6 +81,10 @@ class Chooser:
     """How many loops were compiled so far."""
     return len(self._runs)
 
+  def is_undecided(self, name: str) -> bool:
+    """Whether a loop has yet to be measured."""
+    return self._jit == 'auto' and name not in self.choices
+
   def compiled(
     self,
     name: str,

@@ -3,12 +3,13 @@
 A `CompiledComputation` is made once per computation and called every round.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
+import functools
 import threading
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -21,6 +22,7 @@ from tff_partial.runtimes import debugging
 from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import jit_autotuning
 from tff_partial.runtimes import loop_inputs
+from tff_partial.runtimes import merging
 from tff_partial.runtimes import readers
 from tff_partial.runtimes import schedule
 from tff_partial.runtimes import sequences
@@ -28,12 +30,11 @@ from tff_partial.runtimes import sharding
 from tff_partial.runtimes import typed_values
 
 Key: TypeAlias = flat_program.Key
-# Each call of TensorFlow takes time, and each accumulator that waits for the
-# others takes memory.
-_MERGED_AT_ONCE = 4
 
 # For each client value that outlives its loop, its leaves, shard by shard.
 Outputs: TypeAlias = dict[Key, list[list[Any]]]
+# The same of one shard.
+Returned: TypeAlias = dict[Key, list[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +46,48 @@ class Resources:
     chooser: Decides which loops XLA compiles.
     pool: Runs shards side by side; None for one after the other.
     debug: Whether clients run one by one, checked step by step.
+    workers: Other processes that run shards; None if there are none.
   """
 
   arrays: client_inputs.DeviceArrays
   chooser: jit_autotuning.Chooser
-  pool: futures.Executor | None
-  debug: bool
+  pool: futures.Executor | None = None
+  debug: bool = False
+  workers: 'Workers | None' = None
+
+
+class Workers(Protocol):
+  """Other processes, which run shards.
+
+  Attributes:
+    arrays: Resident arrays, where these find them.
+  """
+
+  arrays: client_inputs.DeviceArrays
+
+  def start(self) -> None:
+    """Begins to start them, unless they have been started."""
+
+  def close(self) -> None:
+    """Ends them."""
+
+  def run(
+    self,
+    computation: tff.Computation,
+    number: int,
+    stage: 'ClientStage',
+    shares: 'Sequence[Callable[[], Share]]',
+    chooser: jit_autotuning.Chooser,
+  ) -> 'tuple[Sequence[tf.Tensor], list[Returned]]':
+    """Does what `stage.run` does.
+
+    Args:
+      computation: What the loop is a part of.
+      number: Which of its loops, counted from 0.
+      stage: The loop.
+      shares: Make what each shard is given.
+      chooser: Knows, and is told, whether XLA compiles the loop.
+    """
 
 
 class CompiledComputation:
@@ -65,6 +102,7 @@ class CompiledComputation:
     Raises:
       UnsupportedComputationError: If it has parts that cannot be compiled.
     """
+    self._computation = computation
     self._program = flat_program.Program(computation)
     self._plan = schedule.Plan(self._program)
     # Two threads that call the same must not share its variables.
@@ -109,14 +147,46 @@ class CompiledComputation:
       computed, totals = stage(values, totals)
       values.update(computed)
       if number < len(self._plan.loops) and shards:
-        name = f'{self._program.fingerprint}/{number}'
-        client_stage = _ClientStage(
-          name, self._plan.loops[number], values, outputs, totals, resources
-        )
-        totals = client_stage.run(shards)
+        client_stage = self.client_stage(number, values, totals)
+        shares = [
+          functools.partial(
+            _share,
+            shard,
+            clients.values(),
+            {key: outputs[key][place] for key in client_stage.loop.kept},
+          )
+          for place, shard in enumerate(shards)
+        ]
+        if resources.workers is not None and client_stage.may_travel:
+          totals, returned = resources.workers.run(
+            self._computation, number, client_stage, shares, resources.chooser
+          )
+        else:
+          totals, returned = client_stage.run(shares, resources)
+        for of_shard in returned:
+          for key, leaves in of_shard.items():
+            outputs.setdefault(key, []).append(leaves)
     for key in self._plan.client_results:
       values[key] = self._of_clients(key, shards, outputs)
     return values
+
+  def client_stage(
+    self, number: int, values: flat_program.Values, zeros: Sequence[tf.Tensor]
+  ) -> 'ClientStage':
+    """One of the loops over clients, for a round.
+
+    Args:
+      number: Which one, counted from 0.
+      values: Values at the server, among them all that the loop reads.
+      zeros: The leaves of its first accumulators.
+    """
+    name = f'{self._program.fingerprint}/{number}'
+    return ClientStage(name, self._plan.loops[number], values, zeros)
+
+  @property
+  def program(self) -> flat_program.Program:
+    """The steps that it consists of."""
+    return self._program
 
   def _open(
     self, argument: Any, arrays: client_inputs.DeviceArrays
@@ -159,56 +229,85 @@ class CompiledComputation:
 
 
 @dataclasses.dataclass(frozen=True)
-class _ClientStage:
-  """One loop over the whole cohort, shard by shard.
+class Share:
+  """What the loop over one shard is given, beside what all are given.
+
+  Attributes:
+    shard: Its clients.
+    feeds: Their share of each argument.
+    kept: What earlier loops kept for them, leaf by leaf.
+  """
+
+  shard: sharding.Shard
+  feeds: Sequence[client_inputs.Feed]
+  kept: Mapping[Key, Sequence[Any]]
+
+
+def _share(
+  shard: sharding.Shard,
+  arguments: Iterable[client_inputs.Clients],
+  kept: Mapping[Key, Sequence[Any]],
+) -> Share:
+  return Share(shard, shard.feeds(arguments), kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientStage:
+  """One loop over clients, shard by shard.
 
   Attributes:
     name: A name of the loop that is the same in every process.
     loop: The loop.
-    values: All values at the server.
-    outputs: What loops have returned; this one adds to it.
+    values: All values at the server that the loop reads.
     zeros: The leaves of the first accumulators, for each shard.
-    resources: What to run it with.
   """
 
   name: str
   loop: client_loop.ClientLoop
   values: flat_program.Values
-  outputs: Outputs
   zeros: Sequence[tf.Tensor]
-  resources: Resources
 
-  def run(self, shards: Sequence[sharding.Shard]) -> Sequence[tf.Tensor]:
-    """Runs all shards; returns the merged accumulators."""
-    numbers = range(len(shards))
+  @property
+  def may_travel(self) -> bool:
+    """Whether another process may run it: variables and data sets stay."""
+    return not (self.loop.owns_resources or self.loop.reads_sequences)
+
+  def run(
+    self, shares: Sequence[Callable[[], Share]], resources: Resources
+  ) -> tuple[Sequence[tf.Tensor], list[Returned]]:
+    """Runs all shards in this process.
+
+    Args:
+      shares: Make what each shard is given, when its turn comes.
+      resources: What to run them with.
+
+    Returns:
+      The merged accumulators, and what clients return, shard by shard.
+    """
     run: Callable[..., Iterable[compiled_loop.Results]] = map
-    may_share = not (self.resources.debug or self.loop.owns_resources)
-    if self.resources.pool is not None and may_share and len(shards) > 1:
-      run = self.resources.pool.map
-    unmerged: list[Sequence[tf.Tensor]] = []
+    may_share = not (resources.debug or self.loop.owns_resources)
+    if resources.pool is not None and may_share and len(shares) > 1:
+      run = resources.pool.map
+    tree = merging.Tree(self.loop.merge)
+    returned = []
     # Merged in the order of the shards, whichever is done first.
-    for totals, returned in run(self._shard, shards, numbers):
-      unmerged.append(totals)
-      if len(unmerged) == _MERGED_AT_ONCE:
-        unmerged = [self.loop.merge(unmerged)]
-      for key, leaves in returned.items():
-        self.outputs.setdefault(key, []).append(leaves)
-    return self.loop.merge(unmerged)
+    for results in run(lambda share: self._run(share(), resources), shares):
+      tree.add(results.totals)
+      returned.append(results.outputs)
+    return tree.root(), returned
 
-  def _shard(self, shard: sharding.Shard, number: int) -> compiled_loop.Results:
-    loop = self.loop
-    kept = {key: self.outputs[key][number] for key in loop.kept}
-    feeds = shard.feeds()
-    inputs = loop_inputs.Inputs(self.values, kept, feeds, self.zeros)
-    one_by_one = debugging.OneByOne(loop, shard, inputs)
-    if self.resources.debug:
+  def _run(self, share: Share, resources: Resources) -> compiled_loop.Results:
+    loop, feeds = self.loop, resources.arrays.here(share.feeds)
+    inputs = loop_inputs.Inputs(self.values, share.kept, feeds, self.zeros)
+    one_by_one = debugging.OneByOne(loop, share.shard, inputs)
+    if resources.debug:
       return one_by_one.run()
-    signature = loop_inputs.signature_of(feeds, shard.bucket)
+    signature = loop_inputs.signature_of(feeds, share.shard.bucket)
     with one_by_one.explaining():
-      compiled = self.resources.chooser.compiled(
+      compiled = resources.chooser.compiled(
         self.name, loop, signature, lambda: inputs.flat(loop, 1)
       )
-      return compiled(inputs.flat(loop, len(shard)))
+      return compiled(inputs.flat(loop, len(share.shard)))
 
 
 def _to_tensor(leaf: Any) -> tf.Tensor:

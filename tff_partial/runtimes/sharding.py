@@ -6,7 +6,7 @@ machine, so that a round has the same bits wherever it runs.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 import dataclasses
 
 import numpy as np
@@ -17,7 +17,10 @@ from tff_partial.runtimes import errors
 # A shard of fewer clients costs more to start and to merge than it gains. All
 # shards of fewer than 256 clients have at most 32, hence share a program.
 _CLIENTS_PER_SHARD = 16
-_MAX_SHARDS = 8
+# From so many shards on, more of them help only where there are more workers
+# than that, and each should be worth sending.
+_MANY_SHARDS = 8
+_CLIENTS_PER_SHARD_OF_MANY = 64
 
 # Padding costs little where few bytes are fed for a client.
 _LEAST_BUCKET = 32
@@ -33,20 +36,24 @@ class Shard:
     bucket: The leading dimension of what is fed: their number, rounded up, so
       that a program compiled for one size serves many.
     cohort_size: The number of clients in the whole cohort.
-    arguments: The CLIENTS arguments of the whole cohort.
   """
 
   positions: np.ndarray
   bucket: int
   cohort_size: int
-  arguments: Sequence[client_inputs.Clients]
 
   def __len__(self) -> int:
     return len(self.positions)
 
-  def feeds(self) -> list[client_inputs.Feed]:
-    """The shard's share of each argument, made when its turn comes."""
-    return [a.feed(self.positions, self.bucket) for a in self.arguments]
+  def feeds(
+    self, arguments: Iterable[client_inputs.Clients]
+  ) -> list[client_inputs.Feed]:
+    """The shard's share of each argument.
+
+    Args:
+      arguments: Those of the whole cohort.
+    """
+    return [a.feed(self.positions, self.bucket) for a in arguments]
 
 
 def cohort_size(arguments: Mapping[str, client_inputs.Clients]) -> int:
@@ -84,13 +91,15 @@ def cut(
     if is_light:
       bucket = max(bucket, _LEAST_BUCKET)
     for positions in np.split(np.asarray(members), ends[:-1]):
-      shards.append(Shard(positions, bucket, size, clients))
+      shards.append(Shard(positions, bucket, size))
   return shards
 
 
 def _ends(size: int) -> list[int]:
   """Where the shards of a group of `size` clients end."""
   number = 1
-  while number < _MAX_SHARDS and size >= 2 * number * _CLIENTS_PER_SHARD:
+  while size >= 2 * number * (
+    _CLIENTS_PER_SHARD if number < _MANY_SHARDS else _CLIENTS_PER_SHARD_OF_MANY
+  ):
     number *= 2
   return [size * (shard + 1) // number for shard in range(number)]

@@ -1,0 +1,232 @@
+"""The Ray runtime: the same bits, also when its workers are lost.
+
+Skipped where Ray is not installed; `make ray` installs it.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests import planted
+from tff_partial import algorithms
+from tff_partial import Phase
+from tff_partial import runtimes
+from tff_partial import sgd
+from tff_partial.runtimes import errors
+from tff_partial.runtimes import ray_workers
+
+ray = pytest.importorskip('ray')
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+# Seconds until a worker that says nothing is given up.
+_PATIENCE = 20.0
+
+
+@pytest.fixture(scope='module', name='process')
+def fixture_process():
+  model = planted.factorization(planted.build_tastes)
+  return algorithms.build_furl(
+    model, training=Phase(optimizer=sgd(0.1), epochs=2, shuffle=True)
+  )
+
+
+def _train(process, rounds=3, each=lambda number: None):
+  """Weights, metrics and memories after some rounds of 100 clients."""
+  clients = planted.rate({f'client {i}': 3 + i % 20 for i in range(100)})
+  state, kept = process.initialize(), None
+  for number in range(rounds):
+    each(number)
+    cohort = planted.cohort_of(process, clients, number)
+    output = planted.run(process, cohort, state, kept)
+    state, kept = output.state, output.client_states
+  return (
+    planted.global_weights(process, state),
+    planted.train_metrics(output),
+    list(kept),
+  )
+
+
+@pytest.fixture(scope='module', name='expected')
+def fixture_expected(process):
+  with runtimes.cohort(jit=False):
+    return _train(process)
+
+
+@pytest.fixture(scope='module', name='context')
+def fixture_context():
+  with runtimes.ray(workers=2, jit=False, patience=_PATIENCE) as context:
+    yield context
+
+
+def _workers(context):
+  """The numbers of the processes of all workers that have started."""
+  crew = context._resources.workers
+  deadline = time.monotonic() + 300
+  while time.monotonic() < deadline:
+    places = [worker.place for worker in list(crew._workers)]
+    if len(places) == 2 and all(places):
+      return [pid for _, pid in places]
+    with crew._lock:
+      crew._hire()
+      crew._listen(ray_workers._Work([], None), context._chooser)
+  raise TimeoutError('The workers do not start.')
+
+
+def _is_gone(pid, seconds=60):
+  deadline = time.monotonic() + seconds
+  while time.monotonic() < deadline:
+    if not psutil.pid_exists(pid):
+      return True
+    with contextlib.suppress(psutil.Error):
+      if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        return True
+    time.sleep(0.1)
+  return False
+
+
+def test_the_bits_are_those_of_the_cohort_runtime(context, process, expected):
+  with context:
+    planted.assert_same(_train(process), expected)
+  assert len(set(_workers(context))) == 2
+  assert os.getpid() not in _workers(context)
+
+
+@pytest.mark.parametrize('seconds', [None, 0.0, 0.02, 0.1])
+def test_a_worker_is_killed(context, process, expected, seconds):
+  """Before a round, and at some moment of it."""
+  killed = []
+
+  def each(number):
+    if number != 1:
+      return
+    pid = _workers(context)[0]
+    killed.append(pid)
+    if seconds is None:
+      os.kill(pid, signal.SIGKILL)
+    else:
+      threading.Timer(seconds, os.kill, (pid, signal.SIGKILL)).start()
+
+  with context:
+    found = _train(process, each=each)
+  planted.assert_same(found, expected)
+  assert killed[0] not in _workers(context)
+  assert _is_gone(killed[0])
+
+
+def test_a_worker_freezes(context, process, expected):
+  frozen = []
+
+  def each(number):
+    if number == 1:
+      frozen.append(_workers(context)[0])
+      os.kill(frozen[0], signal.SIGSTOP)
+
+  with context:
+    planted.assert_same(_train(process, each=each), expected)
+  assert frozen[0] not in _workers(context)
+  assert _is_gone(frozen[0])
+
+
+def test_shards_that_kill_every_worker_are_given_up(context, process, expected):
+  crew, is_over = context._resources.workers, threading.Event()
+
+  def kill():
+    while not is_over.wait(0.001):
+      for worker in list(crew._workers):
+        if worker.block is not None and worker.place:
+          with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.place[1], signal.SIGKILL)
+
+  _workers(context)
+  killer = threading.Thread(target=kill)
+  killer.start()
+  try:
+    with (
+      context,
+      pytest.raises(
+        ray_workers.RayRuntimeError,
+        match=r'3 workers were lost while they ran the clients from place \d+ '
+        r'to \d+ of the cohort',
+      ),
+    ):
+      _train(process, 1)
+  finally:
+    is_over.set()
+    killer.join()
+  with context:  # The next round is a new one.
+    planted.assert_same(_train(process), expected)
+
+
+def test_a_client_that_fails_is_named(context):
+  @tff.tensorflow.computation(np.int32)
+  def check(number):
+    with tf.control_dependencies([tf.debugging.assert_less(number, 77)]):
+      return tf.identity(number)
+
+  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+  def total(numbers):
+    return tff.federated_sum(tff.federated_map(check, numbers))
+
+  with context:
+    assert total(list(range(77))) == sum(range(77))
+    with pytest.raises(
+      errors.ClientComputationError, match='Client 77 of 78'
+    ) as caught:
+      total(list(range(78)))
+  assert caught.value.client == 77
+
+
+def test_the_page_on_scale_trains_as_the_cohort_runtime_does(context):
+  text = (_ROOT / 'docs/scale.md').read_text(encoding='utf-8')
+  (block,) = re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
+  known: list[dict[str, Any]] = [{}, {}]
+  for names, runtime in zip(known, (context, runtimes.cohort()), strict=True):
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(runtimes, 'ray', lambda workers, used=runtime: used)
+      exec(block, names)
+  on_ray, here = (
+    names['result'].weights.trainable['global'] for names in known
+  )
+  planted.assert_close(on_ray, here)
+
+
+_DRIVER = """
+import tff_partial
+from tests import ray_workers_test as test
+from tff_partial import algorithms, runtimes
+process = test.fixture_process.__wrapped__()
+with runtimes.ray(workers=2, jit=False) as context:
+  print(*test._workers(context), flush=True)
+  while True:
+    test._train(process)
+"""
+
+
+def test_a_driver_that_is_killed_leaves_nothing():
+  with subprocess.Popen(
+    [sys.executable, '-c', _DRIVER],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    cwd=_ROOT,
+    text=True,
+  ) as driver:
+    pids = list(map(int, driver.stdout.readline().split()))
+    children = [p.pid for p in psutil.Process(driver.pid).children(True)]
+    time.sleep(1.0)
+    driver.kill()
+  assert len(pids) == 2
+  assert all(map(_is_gone, [*pids, *children]))
