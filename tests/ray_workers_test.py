@@ -230,3 +230,38 @@ def test_a_driver_that_is_killed_leaves_nothing():
     driver.kill()
   assert len(pids) == 2
   assert all(map(_is_gone, [*pids, *children]))
+
+
+_NODES = """
+import tff_partial
+from ray.cluster_utils import Cluster
+from tests import planted, ray_workers_test as test
+from tff_partial import runtimes
+process = test.fixture_process.__wrapped__()
+cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 1})
+node = cluster.add_node(num_cpus=1)
+with runtimes.ray(cluster.address, jit=False, patience=20.0) as context:
+  test._workers(context)
+  nodes = {w.place[0] for w in context._resources.workers._workers}
+  print(len(nodes))
+  def lose(number):
+    if number == 1:
+      cluster.remove_node(node, allow_graceful=False)
+  found = test._train(process, each=lose)
+cluster.shutdown()
+with runtimes.cohort(jit=False):
+  planted.assert_same(found, test._train(process))
+print('the same')
+"""
+
+
+def test_a_machine_is_lost():
+  done = subprocess.run(
+    [sys.executable, '-c', _NODES],
+    capture_output=True,
+    cwd=_ROOT,
+    text=True,
+    timeout=600,
+  )
+  assert done.stdout.endswith('the same\n'), done.stderr
+  assert '\n2\n' in f'\n{done.stdout}'  # Each machine had a worker.

@@ -50,11 +50,9 @@ _LONG = 60.0
 _LOOK_AGAIN = 1.0
 # Seconds between two looks at the size of the cluster.
 _COUNT_AGAIN = 10.0
-# Ray tells its makers nothing, and waits for no collector of its metrics.
-_SETTINGS = {
-  'RAY_USAGE_STATS_ENABLED': '0',
-  'RAY_enable_metrics_collection': '0',
-}
+# Ray tells its makers nothing, and does not complain that nobody collects its
+# metrics: what goes wrong is raised.
+_SETTINGS = {'RAY_USAGE_STATS_ENABLED': '0', 'RAY_BACKEND_LOG_LEVEL': 'fatal'}
 
 
 class RayRuntimeError(errors.CohortRuntimeError):

@@ -20,7 +20,7 @@ _CLIENTS_PER_SHARD = 16
 # From so many shards on, more of them help only where there are more workers
 # than that, and each should be worth sending.
 _MANY_SHARDS = 8
-_CLIENTS_PER_SHARD_OF_MANY = 64
+_CLIENTS_PER_SHARD_OF_MANY = 128
 
 # Padding costs little where few bytes are fed for a client.
 _LEAST_BUCKET = 32
