@@ -182,12 +182,14 @@ def test_a_client_that_fails_is_named(context):
     return tff.federated_sum(tff.federated_map(check, numbers))
 
   with context:
-    assert total(list(range(77))) == sum(range(77))
-    with pytest.raises(
-      errors.ClientComputationError, match='Client 77 of 78'
-    ) as caught:
-      total(list(range(78)))
-  assert caught.value.client == 77
+    for _ in range(5):
+      # What another worker still does for the round before is not taken.
+      assert total(list(range(77))) == sum(range(77))
+      with pytest.raises(
+        errors.ClientComputationError, match='Client 0 of 78'
+      ) as caught:
+        total([77] + [0] * 77)
+  assert caught.value.client == 0
 
 
 def test_the_page_on_scale_trains_as_the_cohort_runtime_does(context):

@@ -309,6 +309,7 @@ class _Worker:
     ping: What it has been asked and has not answered yet.
     place: The node and number of its process, once it has started.
     block: What it is doing.
+    work: What that is a part of; a round that failed leaves some undone.
     answer: Where what comes of that will be.
   """
 
@@ -317,6 +318,7 @@ class _Worker:
   ping: Any
   place: tuple[str, int] | None = None
   block: int | None = None
+  work: '_Work | None' = None
   answer: Any = None
 
 
@@ -430,7 +432,7 @@ class _Crew:
       block = work.next()
       if block is None:
         return
-      worker.block = block
+      worker.block, worker.work = block, work
       worker.answer = worker.actor.run.remote(work.job(block))
 
   def _listen(self, work: '_Work', chooser: jit_autotuning.Chooser) -> None:
@@ -458,11 +460,13 @@ class _Crew:
         worker.place, worker.ping = answer, None
         self._stillborn = 0
         continue
+      block, of = worker.block, worker.work
+      worker.block = worker.work = worker.answer = None
+      if of is not work:
+        continue  # Of a round that has failed.
       if answer.error is not None:
         raise answer.error
       chooser.choices.update(answer.choices)
-      block = worker.block
-      worker.block = worker.answer = None
       work.take(block, answer)
     self._ask_the_silent(work)
 
@@ -495,7 +499,7 @@ class _Crew:
           'machines need this Python with tff_partial.'
         )
     logging.warning('A worker is lost (%s); another takes its place.', why)
-    if worker.block is not None:
+    if worker.block is not None and worker.work is work:
       work.give_back(worker.block, why)
 
 
