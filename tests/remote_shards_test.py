@@ -183,6 +183,11 @@ def test_an_array_is_sent_once(model, clients):
       numbers.append(len(sent))
   assert numbers[0] == numbers[1] > 0
   assert len(crew.workers[0]._arrays) == len(sent)
+  # And again to the workers of a context that is opened again.
+  crew.arrays.forget()
+  with CohortRuntime(False, None, True, False, None, crew):
+    planted.run(process, population.cohort(list(clients), seeds))
+  assert len(sent) == 2 * numbers[0]
 
 
 def test_what_cannot_travel_is_run_here():

@@ -54,7 +54,7 @@ class DeviceArrays:
   """Tensors of arrays that are the same objects round after round."""
 
   def __init__(self) -> None:
-    self._tensors: dict[int, tuple[weakref.ref, tf.Tensor]] = {}
+    self._tensors: dict[int, tuple[weakref.ref, Any]] = {}
 
   def tensor(self, array: np.ndarray) -> tf.Tensor:
     """The array's tensor, its leading dimension rounded up.
@@ -66,10 +66,13 @@ class DeviceArrays:
     known = self._tensors.get(key)
     if known is not None and known[0]() is array:
       return known[1]
-    tensor = tf.constant(_pad(array, _rounded(len(array))))
+    tensor = self._made(array)
     forget = weakref.ref(array, lambda _: self._tensors.pop(key, None))
     self._tensors[key] = forget, tensor
     return tensor
+
+  def _made(self, array: np.ndarray) -> Any:
+    return tf.constant(_pad(array, _rounded(len(array))))
 
   def here(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
     """Feeds for a loop that runs in this process."""

@@ -13,7 +13,7 @@ processors and numbers of threads a kernel are alike.
 A round survives its workers. What one was doing when it was killed, ran out of
 memory, was cut off or froze is done again by another, and none of it is counted
 twice: an accumulator arrives whole or not at all. Only shards that several
-workers have died of are given up, with the client that they died of.
+workers have died of are given up, with the places of their clients.
 """
 
 import collections
@@ -354,6 +354,7 @@ class _Crew:
           self._cluster.end(worker.actor, None)
         self._workers.clear()
         self._programs.clear()
+        self.arrays.forget()
         self._cluster.close()
         self._is_open = False
 

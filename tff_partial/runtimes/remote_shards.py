@@ -87,7 +87,7 @@ class Common:
     }
     return cls(
       number,
-      by_place(stage.loop.program, values, to_array),
+      by_place(stage.loop.program, values),
       list(map(to_array, stage.zeros)),
     )
 
@@ -124,9 +124,6 @@ class RemoteArray:
   def __reduce__(self) -> tuple[Any, ...]:
     return _Named, (self.key, self.where)
 
-  def __len__(self) -> int:
-    return len(self.array)
-
   @property
   def array(self) -> np.ndarray:
     """The array, in the process that sends it."""
@@ -154,32 +151,28 @@ class RemoteArrays(client_inputs.DeviceArrays):
       send: Puts an array where workers find it, and says where.
     """
     super().__init__()
-    self._send = send
-    self._sent: dict[int, tuple[weakref.ref, RemoteArray]] = {}
-    self._count = 0
+    self._send, self._count = send, 0
+    self._here = client_inputs.DeviceArrays()
 
-  def tensor(self, array: np.ndarray) -> Any:
-    """The array's place in feeds."""
-    known = self._sent.get(id(array))
-    if known is not None and known[0]() is array:
-      return known[1]
+  def _made(self, array: np.ndarray) -> RemoteArray:
     self._count += 1
-    remote = RemoteArray(self._count, self._send(array), array)
-    key = id(array)
-    forget = weakref.ref(array, lambda _: self._sent.pop(key, None))
-    self._sent[key] = forget, remote
-    return remote
+    return RemoteArray(self._count, self._send(array), array)
+
+  def forget(self) -> None:
+    """Sends all arrays again: those who had them are gone."""
+    self._tensors.clear()
 
   def keys(self) -> list[int]:
     """Of the arrays that feeds may still name."""
-    return [remote.key for _, remote in list(self._sent.values())]
+    return [remote.key for _, remote in list(self._tensors.values())]
 
   def here(
     self, feeds: Sequence[client_inputs.Feed]
   ) -> list[client_inputs.Feed]:
     """Feeds for a loop that runs in this process."""
-    local = super().tensor
-    return _with_tensors(feeds, RemoteArray, lambda remote: local(remote.array))
+    return _with_tensors(
+      feeds, RemoteArray, lambda remote: self._here.tensor(remote.array)
+    )
 
 
 class ShardWorker:
@@ -264,7 +257,7 @@ class ShardWorker:
     )
     return Answer(
       list(map(to_array, totals)),
-      [by_place(program, one, to_array) for one in returned],
+      [by_place(program, one) for one in returned],
       dict(self._chooser.choices),
     )
 
@@ -286,18 +279,17 @@ class Share:
   @classmethod
   def of(cls, share: rounds.Share, program: flat_program.Program) -> 'Share':
     """Makes a share ready to travel."""
-    kept = by_place(program, share.kept, to_array)
+    kept = by_place(program, share.kept)
     return cls(share.shard, share.feeds, kept)
 
 
 def by_place(
   program: flat_program.Program,
   values: Mapping[flat_program.Key, Sequence[Any]],
-  convert: Callable[[Any], Any],
 ) -> dict[int, list[Any]]:
-  """Values as another process knows them, each leaf converted."""
+  """Values as another process knows them, as arrays."""
   return {
-    place: list(map(convert, values[key]))
+    place: list(map(to_array, values[key]))
     for place, key in enumerate(program.keys)
     if key in values
   }
