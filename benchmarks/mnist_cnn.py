@@ -36,13 +36,14 @@ BATCH_SIZE = 20
 
 
 def build_network() -> Any:
-  """The network, without a softmax."""
+  """The network, without a softmax; it takes images as they are stored."""
   import tensorflow as tf
 
   layers = tf.keras.layers
   return tf.keras.Sequential(
     [
-      layers.InputLayer([28, 28, 1]),
+      layers.InputLayer([28, 28, 1], dtype=tf.uint8),
+      layers.Rescaling(1 / 255),
       layers.Conv2D(32, 3, activation='relu'),
       layers.Conv2D(64, 3, activation='relu'),
       layers.MaxPool2D(2),
@@ -54,7 +55,7 @@ def build_network() -> Any:
 
 
 def images(number: int) -> tuple[np.ndarray, np.ndarray, str]:
-  """Images in [0, 1], their labels, and where they come from."""
+  """Images, uint8, their labels, and where they come from."""
   folder = pathlib.Path(os.environ.get('TFF_PARTIAL_DATA_DIR', '')) / 'emnist'
   try:
     x = _read_idx(folder / 'train-images-idx3-ubyte.gz', number)
@@ -65,7 +66,7 @@ def images(number: int) -> tuple[np.ndarray, np.ndarray, str]:
     x = draw.integers(0, 256, [number, 28, 28], np.uint8)
     y = draw.integers(0, 10, [number], np.uint8)
     source = 'invented images (no emnist folder in $TFF_PARTIAL_DATA_DIR)'
-  return x[..., None].astype(np.float32) / 255, y.astype(np.int32), source
+  return x[..., None], y.astype(np.int32), source
 
 
 def _read_idx(path: pathlib.Path, number: int) -> np.ndarray:
@@ -172,7 +173,7 @@ def stock_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
 
   stack.enter_context(measuring.ending_children())
   spec = (
-    tf.TensorSpec([None, 28, 28, 1], tf.float32),
+    tf.TensorSpec([None, 28, 28, 1], tf.uint8),
     tf.TensorSpec([None], tf.int32),
   )
   model = tff.learning.models.functional_model_from_keras(
@@ -302,7 +303,7 @@ def floor(clients_per_round: int) -> measuring.Floor:
   steps = CLIENT_EXAMPLES // BATCH_SIZE
   # A step reads the weights twice (there and back), writes a gradient, and
   # subtracts it; a client copies, subtracts and adds to a sum.
-  client = weights * (steps * 6 + 8) + CLIENT_EXAMPLES * 28 * 28 * 4
+  client = weights * (steps * 6 + 8) + CLIENT_EXAMPLES * 28 * 28
   return measuring.Floor(
     clients_per_round * client, clients_per_round * CLIENT_EXAMPLES * example
   )

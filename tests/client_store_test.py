@@ -26,6 +26,7 @@ import tff_partial
 from tff_partial import errors
 from tff_partial import random_bits
 from tff_partial.training import client_store
+from tff_partial.training import fresh_states
 from tff_partial.training import sampling
 from tff_partial.training import sqlite_backend
 from tff_partial.training import sqlite_file
@@ -80,9 +81,20 @@ def fixture_runtime():
     yield context
 
 
-@pytest.fixture(name='store', params=['memory', 'file'])
-def fixture_store(request, tmp_path):
-  folder = tmp_path / 'clients' if request.param == 'file' else None
+# Where what was not saved yet is: in memory, or moved to a file.
+WHERE = ('memory', 'file', 'file, moved')
+
+
+def folder_of(where: str, path: Any, monkeypatch: Any) -> Any:
+  """The folder of a store, if it is in one."""
+  if where == 'file, moved':
+    monkeypatch.setattr(fresh_states, '_BYTES_IN_MEMORY', 0)
+  return None if where == 'memory' else path
+
+
+@pytest.fixture(name='store', params=WHERE)
+def fixture_store(request, tmp_path, monkeypatch):
+  folder = folder_of(request.param, tmp_path / 'clients', monkeypatch)
   store = ClientStore(initialize_client, seed=3, folder=folder)
   yield store
   store.close()
@@ -289,10 +301,12 @@ class _Reference:
 
 
 @pytest.mark.parametrize('draw', range(5))
-@pytest.mark.parametrize('kind', ['memory', 'file'])
-def test_any_history_reads_as_if_everything_were_kept(tmp_path, kind, draw):
+@pytest.mark.parametrize('where', WHERE)
+def test_any_history_reads_as_if_everything_were_kept(
+  tmp_path, where, draw, monkeypatch
+):
   random = np.random.default_rng(draw)
-  folder = tmp_path if kind == 'file' else None
+  folder = folder_of(where, tmp_path, monkeypatch)
   store, expected = ClientStore(initialize_small, folder=folder), _Reference()
   people = range(9)
   first = dict(zip(names(*people), values(store, *people), strict=True))
@@ -486,6 +500,42 @@ def test_a_deleted_state_is_overwritten(folder):
   store.delete('client 400')
   assert secret.tobytes() not in store.path.read_bytes()
   assert sorted(path.name for path in folder.iterdir()) == [store.path.name]
+
+
+def test_a_state_that_was_moved_is_overwritten(folder, monkeypatch):
+  store = ClientStore(
+    initialize_small, folder=folder_of(WHERE[2], folder, monkeypatch)
+  )
+  secret = np.array([0.123456, 7.654321, 1.357911], np.float32)
+  states = [*small(1.0, 9), collections.OrderedDict(x=secret)]
+  store.write(names(*range(10)), states)
+  moved = store._fresh._file
+  moved.seek(0)
+  assert secret.tobytes() in moved.read()
+  assert store.delete('client 9')
+  moved.seek(0)
+  assert secret.tobytes() not in moved.read()
+  assert store.client('client 9') is None
+  # Nobody finds the file, and nothing is left of it.
+  assert [path.name for path in folder.iterdir()] == [store.path.name]
+  store.close()
+
+
+def test_where_states_cannot_be_moved_nothing_saved_is_lost(path, monkeypatch):
+  store = ClientStore(
+    initialize_small, folder=folder_of(WHERE[2], path.parent, monkeypatch)
+  )
+  soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+  try:
+    with pytest.raises(ClientStoreError, match='cannot be written.*Make room'):
+      store.write(names(*range(1000)), small(2.0, 1000))
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  store.close()
+  store = ClientStore(initialize_small, folder=path.parent)
+  assert values(store, 1, 999) == [1.0, 1.0]
+  store.close()
 
 
 # ---- what is refused ---------------------------------------------------------

@@ -35,6 +35,7 @@ FLOORS = {
     'model.*',
     'phases',
     'random_bits',
+    'resident_arrays',
     'row_blocks',
     'server_optimizers',
     'sparse.*',

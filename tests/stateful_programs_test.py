@@ -29,6 +29,7 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
+from tff_partial.runtimes import sharding
 from tff_partial.training import checkpoints
 from tff_partial.training import client_store
 from tff_partial.training import evaluation_sets
@@ -451,6 +452,33 @@ def test_an_exam_does_not_change_what_is_remembered(world, whole):
   exam = programs.EvaluationSet(evaluate, world.clients, remembering=True)
   programs.evaluate(exam, result.weights, 0, result.client_store)
   assert small_runs.flat(list(result.client_store.read(ids))) == before
+
+
+def test_an_exam_reads_what_is_remembered_shard_by_shard(
+  world, whole, monkeypatch
+):
+  result, _ = whole
+  exam = world.validation
+  expected = programs.evaluate(exam, result.weights, 0, result.client_store)
+  read, most = type(result.client_store).read, []
+
+  def count(store, client_ids):
+    most.append(len(client_ids))
+    return read(store, client_ids)
+
+  monkeypatch.setattr(type(result.client_store), 'read', count)
+  monkeypatch.setattr(sharding, '_CLIENTS_PER_SHARD', 2)
+  with tff_partial.runtimes.cohort():
+    found = programs.evaluate(exam, result.weights, 0, result.client_store)
+  size = len(exam.clients.client_ids)
+  assert sum(most) == size
+  assert max(most) <= 3 < size
+  assert found.keys() == expected.keys()
+  np.testing.assert_allclose(
+    [v for k, v in found.items() if k != 'per_client'],
+    [v for k, v in expected.items() if k != 'per_client'],
+    rtol=1e-5,
+  )
 
 
 @pytest.fixture(scope='module', name='forgetful')

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tff_partial import resident_arrays
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 
@@ -31,6 +32,10 @@ class Bucket(NamedTuple):
 def rounded(count: int) -> int:
   """A capacity that holds so many examples, out of few: a power of two."""
   return 1 << max(count - 1, 0).bit_length()
+
+
+# How much is copied at a time.
+_COPIED_BYTES = 1 << 24
 
 
 class _Effort(NamedTuple):
@@ -124,9 +129,12 @@ def fill(
       where: tuple[np.ndarray, np.ndarray] = (rows, columns),
       sources: np.ndarray = sources,
     ) -> np.ndarray:
-      empty = b'' if array.dtype == object else 0
-      padded = np.full((*shape, *array.shape[1:]), empty, array.dtype)
-      padded[where] = array[sources]
+      padded = resident_arrays.zeros((*shape, *array.shape[1:]), array.dtype)
+      # All at once would be one more copy of everything.
+      step = max(1, _COPIED_BYTES * len(array) // max(array.nbytes, 1))
+      for start in range(0, len(sources), step):
+        some = slice(start, start + step)
+        padded[where[0][some], where[1][some]] = array[sources[some]]
       return padded
 
     resident = collections.OrderedDict(

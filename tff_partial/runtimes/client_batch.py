@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import functools
 import math
 import operator
+import threading
 from typing import Any, Self
 
 import numpy as np
@@ -127,8 +128,9 @@ class Columns(list[Any]):
   want a list; the first change makes it an ordinary one.
   """
 
-  # None in an ordinary list, which has none of the others either.
+  # Both are None in an ordinary list, which has none of the others either.
   _leaves: Sequence[Any] | None = None
+  _read: 'Callable[[Sequence[int]], Columns] | None' = None
   _size: int
   _convert: Callable[[Iterator[Any]], Any]
 
@@ -150,6 +152,31 @@ class Columns(list[Any]):
     columns._size, columns._leaves, columns._convert = size, leaves, convert
     return columns
 
+  @classmethod
+  def on_demand(
+    cls, size: int, read: 'Callable[[Sequence[int]], Columns]'
+  ) -> Self:
+    """Values that are read whenever they are asked for, and not kept.
+
+    Args:
+      size: The number of clients.
+      read: Returns the values of those at some places; all leaves have a shape
+        that the type says. It is called by one thread at a time.
+    """
+    columns, turn = cls(), threading.Lock()
+
+    def read_in_turn(places: Sequence[int]) -> Columns:
+      with turn:
+        return read(places)
+
+    columns._size, columns._read = size, read_in_turn
+    return columns
+
+  @property
+  def read(self) -> 'Callable[[Sequence[int]], Columns] | None':
+    """Reads the values at some places, if they are read on demand."""
+    return self._read
+
   @functools.cached_property
   def stacked(self) -> Any:
     """All values in one, with a leading dimension of clients in each array.
@@ -159,6 +186,8 @@ class Columns(list[Any]):
     Raises:
       AttributeError: If the list has been changed since.
     """
+    if self._read is not None:
+      return self._read(range(self._size)).stacked
     if self._leaves is None:
       raise AttributeError('A list that was changed is stacked no longer.')
     return self._convert(iter(self._leaves))
@@ -166,23 +195,30 @@ class Columns(list[Any]):
   @property
   def is_dense(self) -> bool:
     """Whether every leaf of `stacked` is an array."""
-    return self._leaves is not None and all(
-      isinstance(leaf, np.ndarray) for leaf in self._leaves
-    )
+    if self._leaves is None:
+      return self._read is not None
+    return all(isinstance(leaf, np.ndarray) for leaf in self._leaves)
+
+  @property
+  def _is_list(self) -> bool:
+    """Whether it is an ordinary list by now."""
+    return self._leaves is None and self._read is None
 
   def __len__(self) -> int:
-    return super().__len__() if self._leaves is None else self._size
+    return super().__len__() if self._is_list else self._size
 
   def __iter__(self) -> Iterator[Any]:
     return map(self.__getitem__, range(len(self)))
 
   def __getitem__(self, position: Any) -> Any:
-    if self._leaves is None:
+    if self._is_list:
       return super().__getitem__(position)
     if isinstance(position, slice):
       return [self[p] for p in range(*position.indices(len(self)))]
     position = range(len(self))[operator.index(position)]
-    return self._convert(_copy(leaf[position]) for leaf in self._leaves)
+    if self._read is not None:
+      return self._read([position])[0]
+    return self._convert(_copy(leaf[position]) for leaf in self._leaves or ())
 
   def __eq__(self, other: object) -> bool:
     if not isinstance(other, Sequence):
@@ -212,7 +248,7 @@ class Columns(list[Any]):
 
   def _fill(self) -> None:
     """Becomes an ordinary list, which holds its values itself."""
-    if self._leaves is not None:
+    if not self._is_list:
       values = list(self)
       self.__dict__.clear()
       super().extend(values)

@@ -7,7 +7,8 @@ round. The latter are handed to the program whole, with the rows to read.
 
 import abc
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import enum
 from typing import Any
@@ -17,14 +18,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import resident_arrays
 from tff_partial.runtimes import client_batch
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import readers
 from tff_partial.runtimes import sequences
 from tff_partial.runtimes import typed_values
-
-# Above, the size of a population is rounded up by an eighth at most.
-_FEW_ROWS = 1 << 10
 
 
 class Kind(enum.Enum):
@@ -59,8 +58,7 @@ class DeviceArrays:
   def tensor(self, array: np.ndarray) -> tf.Tensor:
     """The array's tensor, its leading dimension rounded up.
 
-    A source that loads another population for each cohort has another number
-    of rows each time, and each would be one more program to compile.
+    Of an array that `resident_arrays` made, the tensor is the same memory.
     """
     key = id(array)
     known = self._tensors.get(key)
@@ -72,7 +70,12 @@ class DeviceArrays:
     return tensor
 
   def _made(self, array: np.ndarray) -> Any:
-    return tf.constant(_pad(array, _rounded(len(array))))
+    shared = resident_arrays.with_room(array)
+    # What lies in the memory of a GPU is always a copy.
+    if shared is not None and not tf.config.list_physical_devices('GPU'):
+      with contextlib.suppress(tf.errors.InvalidArgumentError):  # Of bools.
+        return tf.experimental.dlpack.from_dlpack(shared.__dlpack__())
+    return tf.constant(_pad(array, resident_arrays.rounded(len(array))))
 
   def here(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
     """Feeds for a loop that runs in this process."""
@@ -124,6 +127,40 @@ class _Stacked(Clients):
     tensors = [_pad(leaf[positions], size) for leaf in self._leaves]
     kinds = (Kind.CLIENTS,) * len(tensors)
     return Feed(tensors, kinds, np.zeros([size], np.int32))
+
+
+class _OnDemand(Clients):
+  """Values that are read when the loop over their clients begins."""
+
+  def __init__(
+    self,
+    size: int,
+    read: Callable[[Sequence[int]], client_batch.Columns],
+    reader: readers.Reader,
+    where: str,
+  ):
+    self._size, self._read = size, read
+    self._reader, self._where = reader.stacked, where
+    self._client_bytes = sum(
+      spec.shape.num_elements() * spec.dtype.size
+      for spec in typed_values.tensor_specs(reader.type_spec)
+    )
+
+  def __len__(self) -> int:
+    return self._size
+
+  def client_bytes(self) -> int:
+    return self._client_bytes
+
+  def groups(self) -> Sequence[int]:
+    return [0] * self._size
+
+  def feed(self, positions: np.ndarray, size: int) -> Feed:
+    columns = self._read(positions.tolist())
+    nested = self._reader(columns.stacked, self._where)
+    return _Stacked(
+      len(positions), typed_values.leaves(nested), self._where
+    ).feed(np.arange(len(positions)), size)
 
 
 class _Listed(Clients):
@@ -294,6 +331,8 @@ def open_argument(
       return _Stacked(len(value), [], where)
     return _Resident(value, reader, where, arrays)
   is_dense = isinstance(value, client_batch.Columns) and value.is_dense
+  if is_dense and value.read is not None and reader.is_static:
+    return _OnDemand(len(value), value.read, reader, where)
   if is_dense and not reader.has_sequences:
     nested = reader.stacked(value.stacked, where)
     return _Stacked(len(value), typed_values.leaves(nested), where)
@@ -322,14 +361,6 @@ def _check_lengths(leaves: Sequence[np.ndarray], size: int, where: str) -> None:
         f'one of the shape {list(leaf.shape)}',
         'stack one value for each client',
       )
-
-
-def _rounded(rows: int) -> int:
-  """A slightly larger number of rows, out of few."""
-  if rows <= _FEW_ROWS:
-    return 1 << max(rows - 1, 0).bit_length()
-  step = 1 << (rows.bit_length() - 4)
-  return -(-rows // step) * step
 
 
 def _pad(array: np.ndarray, size: int) -> np.ndarray:

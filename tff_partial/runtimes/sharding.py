@@ -21,6 +21,8 @@ _CLIENTS_PER_SHARD = 16
 # than that, and each should be worth sending.
 _MANY_SHARDS = 8
 _CLIENTS_PER_SHARD_OF_MANY = 128
+# And none should be so large that a few of them do not fit into memory.
+_BYTES_PER_SHARD_OF_MANY = 1 << 25
 
 # Padding costs little where few bytes are fed for a client.
 _LEAST_BUCKET = 32
@@ -84,9 +86,10 @@ def cut(
     last = group
     groups[runs if in_order else group].append(position)
   is_light = all(a.client_bytes() <= _FEW_BYTES for a in clients)
+  client_bytes = sum(a.client_bytes() for a in clients)
   shards = []
   for members in groups.values():
-    ends = _ends(len(members))
+    ends = _ends(len(members), client_bytes)
     bucket = 1 << (max(np.diff([0, *ends])) - 1).item().bit_length()
     if is_light:
       bucket = max(bucket, _LEAST_BUCKET)
@@ -95,11 +98,18 @@ def cut(
   return shards
 
 
-def _ends(size: int) -> list[int]:
+def _ends(size: int, client_bytes: int) -> list[int]:
   """Where the shards of a group of `size` clients end."""
+  of_many = max(
+    _CLIENTS_PER_SHARD,
+    min(
+      _CLIENTS_PER_SHARD_OF_MANY,
+      _BYTES_PER_SHARD_OF_MANY // max(client_bytes, 1),
+    ),
+  )
   number = 1
   while size >= 2 * number * (
-    _CLIENTS_PER_SHARD if number < _MANY_SHARDS else _CLIENTS_PER_SHARD_OF_MANY
+    _CLIENTS_PER_SHARD if number < _MANY_SHARDS else of_many
   ):
     number *= 2
   return [size * (shard + 1) // number for shard in range(number)]

@@ -2,8 +2,9 @@
 
 Both are one class. Where populations do not fit into memory, the states are in
 a file (see `sqlite_backend.py`), and memory holds those of the clients that
-took part since the last save. A program reads and writes whole cohorts, in
-which a leaf of all clients is one array; nothing is stacked client by client.
+took part since the last save, as far as they are few (see `fresh_states.py`). A
+program reads and writes whole cohorts, in which a leaf of all clients is one
+array; nothing is stacked client by client.
 
   store = ClientStore(process.initialize_client, seed=0, folder='out/clients')
   states = store.read(client_ids)
@@ -29,7 +30,9 @@ from typing import Any
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_partial.runtimes import client_batch
 from tff_partial.training import checkpoints
+from tff_partial.training import fresh_states
 from tff_partial.training import sampling
 from tff_partial.training import sqlite_backend
 from tff_partial.training import state_codec
@@ -63,7 +66,7 @@ class ClientStates:
     """The type C of what a client remembers."""
     return self._initialize_client.type_signature.result
 
-  def read(self, client_ids: Sequence[str]) -> Sequence[Any]:
+  def read(self, client_ids: Sequence[str]) -> client_batch.Columns:
     """What some clients remember, or begin with.
 
     Args:
@@ -139,7 +142,13 @@ class ClientStore(ClientStates):
       versions.close()
       raise
     super().__init__(versions, initialize_client, seed)
-    self._fresh = state_codec.Table(layout)
+    self._fresh = self._no_fresh_states()
+
+  def _no_fresh_states(self) -> fresh_states.FreshStates:
+    path = self._versions.path
+    return fresh_states.FreshStates(
+      self._layout, None if path is None else path.parent
+    )
 
   @property
   def path(self) -> pathlib.Path | None:
@@ -155,16 +164,14 @@ class ClientStore(ClientStates):
     self, client_id: str
   ) -> collections.OrderedDict[str, np.ndarray] | None:
     """What one client remembers, leaf by leaf; None if it never took part."""
-    (row,) = self._fresh.rows([client_id])
-    if row < 0:
+    record = np.empty([1], self._layout.format.record_type)
+    if self._fresh.read([client_id], record).any():
       return super().client(client_id)
-    return self._layout.format.by_leaf(self._fresh.records[row])
+    return self._layout.format.by_leaf(record[0])
 
   def _records(self, client_ids: Sequence[str]) -> np.ndarray:
-    rows = self._fresh.rows(client_ids)
     records = np.empty([len(client_ids)], self._layout.format.record_type)
-    records[rows >= 0] = self._fresh.records[rows[rows >= 0]]
-    others = np.flatnonzero(rows < 0)
+    others = np.flatnonzero(self._fresh.read(client_ids, records))
     records[others] = super()._records([client_ids[place] for place in others])
     return records
 
@@ -193,7 +200,7 @@ class ClientStore(ClientStates):
       ClientStoreError: If it cannot be saved. What was saved before is kept.
     """
     self._versions.save(round_number, best, self._fresh.states())
-    self._fresh = state_codec.Table(self._layout)
+    self._forget_fresh_states()
 
   def go_back_to(self, round_number: int) -> None:
     """Forgets what clients learned after the round from which a run goes on.
@@ -205,7 +212,11 @@ class ClientStore(ClientStates):
       ClientStoreError: If that round was not saved here.
     """
     self._versions.go_back_to(round_number)
-    self._fresh = state_codec.Table(self._layout)
+    self._forget_fresh_states()
+
+  def _forget_fresh_states(self) -> None:
+    self._fresh.close()
+    self._fresh = self._no_fresh_states()
 
   def at(self, round_number: int) -> ClientStates:
     """What clients remembered after a round that was saved.
@@ -254,6 +265,7 @@ class ClientStore(ClientStates):
 
   def close(self) -> None:
     """Closes the file; what was not saved is lost."""
+    self._fresh.close()
     self._versions.close()
 
 

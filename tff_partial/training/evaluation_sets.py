@@ -16,6 +16,8 @@ from tff_partial import runtimes
 from tff_partial.data import cohorts
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
+from tff_partial.runtimes import client_batch
+from tff_partial.runtimes import typed_values
 from tff_partial.training import client_errors
 from tff_partial.training import client_rows
 from tff_partial.training import client_store as client_store_lib
@@ -148,13 +150,20 @@ def with_memories(
   """
   ids = evaluation_set.clients.client_ids
   seeds = sampling.client_seeds(ids, seed, 'evaluation')
-  kept: Sequence[Any]
-  if client_store is not None and evaluation_set.remembering:
-    kept = client_store.read(ids)
-  else:
-    kept = state_codec.first_states(
-      evaluation_set.evaluation.initialize_client, seeds
+
+  def read(places: Sequence[int]) -> client_batch.Columns:
+    if client_store is not None and evaluation_set.remembering:
+      return client_store.read([ids[place] for place in places])
+    return state_codec.first_states(
+      evaluation_set.evaluation.initialize_client, seeds[places]
     )
+
+  kind = evaluation_set.evaluation.initialize_client.type_signature.result
+  if all(s.shape.is_fully_defined() for s in typed_values.tensor_specs(kind)):
+    # All clients at once might not fit into memory.
+    kept = client_batch.Columns.on_demand(len(ids), read)
+  else:
+    kept = read(range(len(ids)))
   return kept, evaluation_set.clients.cohort(ids, seeds)
 
 

@@ -31,6 +31,8 @@ FILE = sqlite_file.FILE
 
 # What is noted of deletions.
 _DELETIONS = 'deletions'
+# How much is written at once.
+_BYTES_AT_ONCE = 1 << 24
 # The checkpoints that are kept, and the one that is about to appear.
 _ROUNDS_KEPT = checkpoints.NUM_KEPT + 1
 
@@ -125,7 +127,7 @@ class Versions(sqlite_file.File):
     self,
     round_number: int,
     best: int | None,
-    states: Sequence[tuple[str, bytes]],
+    states: Iterable[tuple[str, bytes]],
   ) -> None:
     """Writes new versions, all or none, and drops those of no more use.
 
@@ -153,7 +155,9 @@ class Versions(sqlite_file.File):
         + [Saved(round_number, best, 0, 0)]
       )
       rounds = [row.round for row in kept]
-      rows, useless = [], []
+      rows: list[tuple[str, int, bytes, int]] = []
+      useless: list[tuple[str, int]] = []
+      waiting = 0
       for client, state in states:
         versions = self._versions(client)
         checksum = checksum_of_version(client, round_number, state)
@@ -164,11 +168,18 @@ class Versions(sqlite_file.File):
           versions[round_number] = checksum
           useful = {_version_at(versions, number) for number in rounds}
           useless += [(client, version) for version in {*versions} - useful]
-      self._connected.executemany(
-        'INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)', rows
-      )
+        waiting += len(state)
+        if waiting > _BYTES_AT_ONCE:
+          self._add(rows)
+          rows, waiting = [], 0
+      self._add(rows)
       self._note([Saved(round_number, best, clients, total)])
       self._prune({row.round for row in before} - {*rounds}, useless)
+
+  def _add(self, rows: Iterable[tuple[str, int, bytes, int]]) -> None:
+    self._connected.executemany(
+      'INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)', rows
+    )
 
   def _prune(
     self, rounds: Iterable[int], versions: Iterable[tuple[str, int]]

@@ -6,7 +6,7 @@ client's state in a file, and each of its fields a leaf of all clients.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import functools
 import json
 import math
@@ -240,10 +240,18 @@ class Table:
     self.records[last] = np.zeros([], self.records.dtype)
     return True
 
-  def states(self) -> list[tuple[str, bytes]]:
-    """The clients, and the bytes of their records."""
-    to_bytes = self._format.to_bytes
-    return [(c, to_bytes(self.records[row])) for c, row in self._rows.items()]
+  @property
+  def num_bytes(self) -> int:
+    """How much memory the records take."""
+    if not self._format.is_ragged:
+      return self.records.nbytes
+    rows = self.records[: len(self._rows)]
+    return sum(len(self._format.to_bytes(record)) for record in rows)
+
+  def states(self) -> Iterator[tuple[str, bytes]]:
+    """The clients, and the bytes of their records, one after another."""
+    for client, row in self._rows.items():
+      yield client, self._format.to_bytes(self.records[row])
 
 
 def first_states(
