@@ -286,7 +286,10 @@ def serve(options: Any) -> None:
 
   def prepare() -> measuring.Answers:
     turn = measuring.timed(makers[options.worker](options, stack))
-    return {'turn': lambda: {'seconds': turn()}}
+    return {
+      'turn': lambda: {'seconds': turn()},
+      'memory': lambda: {'peak': measuring.peak_memory()},
+    }
 
   with contextlib.ExitStack() as stack:
     measuring.serve(prepare)
@@ -327,6 +330,10 @@ def compare(options: Any) -> None:
       repetitions=options.repetitions,
       warm_up=options.warm_up,
     )
+    memory = {n: worker.ask('memory')['peak'] for n, worker in started.items()}
+  measuring.say('The most memory that each process took, from its start on:')
+  for name in names:
+    measuring.say(f'  {name}: {measuring.in_mib(memory[name])}')
   measuring.say('The first round of each, of which the above knows nothing:')
   for name in names:
     later = statistics.median(seconds[name])
