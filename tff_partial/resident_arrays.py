@@ -61,6 +61,7 @@ def with_room(array: np.ndarray) -> np.ndarray | None:
     isinstance(memory, np.ndarray)
     and memory.dtype == np.uint8
     and memory.ndim == 1
+    and memory.flags.owndata
     and array.flags.c_contiguous
     and array.ndim
     and array.size

@@ -15,7 +15,7 @@ what it computes.
   schedule        sorts them into server stages and loops over clients
   sequences       reads data sets as arrays, and hands them to clients
   data_loops      has clients loop over them, which starts sooner
-  client_inputs   what a loop is fed; resident arrays stay on the device
+  client_inputs   what a loop is fed; resident arrays are used where they lie
   sharding        cuts a cohort into shards, by looking at the cohort alone
   compiled_loop   a loop over a shard as one program
   jit_autotuning  whether XLA compiles it
