@@ -22,13 +22,14 @@ from tasks.options import option
 from tasks.options import Options
 from tff_partial import assignments
 from tff_partial.algorithms import hpfl
+from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.data import splits
 from tff_partial.model import models
 
 # Resident in memory, or read when their round comes.
-Clients: TypeAlias = populations.Population | populations.Reader
+Clients: TypeAlias = populations.Population | client_readers.Reader
 
 # Parts of the data that every task has.
 TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'

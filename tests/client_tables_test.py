@@ -27,6 +27,7 @@ from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import statistics
 from tff_partial import tiers
+from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
@@ -559,7 +560,7 @@ def test_readers_read_the_same(
   furl: processes.PartialProcess, trained: _Run
 ) -> None:
   families = _families()
-  reader = populations.Reader(
+  reader = client_readers.Reader(
     list(families), families.__getitem__, furl.example_spec
   )
   # Sizes are powers of two, so that few occur.

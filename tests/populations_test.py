@@ -8,15 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tests import small_clients
 from tests import small_runs
 from tff_partial import runtimes
+from tff_partial.data import client_readers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import packing
-from tff_partial.data import populations
 
 
 def test_a_cohort_is_a_sequence_of_slices_of_its_source():
@@ -162,8 +161,8 @@ def _read(client: str) -> dict[str, np.ndarray]:
   return small_clients.clients()[client]
 
 
-def _reader(**options) -> populations.Reader:
-  return populations.Reader(
+def _reader(**options) -> client_readers.Reader:
+  return client_readers.Reader(
     list(small_clients.COUNTS), _read, small_clients.SPEC, **options
   )
 
@@ -197,26 +196,9 @@ def test_a_reader_loads_the_cohort_and_nobody_else():
   assert loaded == ['eve', 'ann']
 
 
-@tff.tensorflow.computation(
-  tff.types.tensorflow_to_type(examples.client_spec(small_clients.SPEC))
-)
-def _sum_of_labels(client):
-  return tf.reduce_sum(client['examples']['y'] * client['examples']['weight'])
-
-
-@tff.federated_computation(
-  tff.FederatedType(
-    tff.types.tensorflow_to_type(examples.client_spec(small_clients.SPEC)),
-    tff.CLIENTS,
-  )
-)
-def _total(clients):
-  return tff.federated_sum(tff.federated_map(_sum_of_labels, clients))
-
-
 def test_cohorts_of_a_reader_are_padded_to_few_sizes():
   counts = range(1, 33)
-  reader = populations.Reader(
+  reader = client_readers.Reader(
     [str(count) for count in counts],
     lambda client: small_clients.fields(int(client)),
     small_clients.SPEC,
@@ -229,7 +211,7 @@ def test_cohorts_of_a_reader_are_padded_to_few_sizes():
       capacities |= {len(client['examples']['y']) for client in clients}
       # 0 + 1/4 + 2/4 + ... of each.
       expected = sum(n * (n - 1) / 8 for n in (first, first + 1))
-      assert _total(clients) == expected
+      assert small_clients.total_of_labels(clients) == expected
   assert capacities == {2, 4, 8, 16, 32}
   assert context.num_compiled == 5
 

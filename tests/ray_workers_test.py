@@ -21,10 +21,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import planted
+import tff_partial
 from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import runtimes
 from tff_partial import sgd
+from tff_partial.data import client_files
+from tff_partial.data import examples
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import ray_workers
 
@@ -127,6 +130,38 @@ def test_a_worker_is_killed(context, process, expected, seconds):
   assert _is_gone(killed[0])
 
 
+def test_workers_read_the_clients_that_they_run(context, tmp_path, monkeypatch):
+  model = planted.factorization(planted.build_tastes)
+  process = algorithms.build_furl(
+    model, training=Phase(optimizer=sgd(0.1), epochs=2)
+  )
+  spec = process.example_spec
+  given = planted.rate({f'client {i:02}': 3 + i % 20 for i in range(100)})
+  tff_partial.write_clients(tmp_path / 'clients', given.items(), spec)
+  clients = tff_partial.open_clients(tmp_path / 'clients', spec)
+
+  def train():
+    found = tff_partial.train(process, clients, rounds=3, clients_per_round=90)
+    return found.weights, list(found.client_store.read(clients.client_ids))
+
+  with runtimes.cohort(jit=False):
+    expected = train()
+
+  def refuse(files, ranges):
+    raise AssertionError('The driver reads a client.')
+
+  monkeypatch.setattr(client_files._Files, 'read', refuse)
+  with context:
+    planted.assert_same(train(), expected)
+    with open(tmp_path / 'clients' / 'field_0.bin', 'r+b') as file:
+      file.truncate(8)
+    # A worker says what is wrong, and not that it is lost.
+    with pytest.raises(
+      examples.ClientDataError, match='field_0.bin has become shorter'
+    ):
+      train()
+
+
 def test_a_worker_freezes(context, process, expected):
   frozen = []
 
@@ -194,12 +229,13 @@ def test_a_client_that_fails_is_named(context):
 
 def test_the_page_on_scale_trains_as_the_cohort_runtime_does(context):
   text = (_ROOT / 'docs/scale.md').read_text(encoding='utf-8')
-  (block,) = re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
+  blocks = re.findall(r'^```python\n(.*?)^```', text, re.M | re.S)
   known: list[dict[str, Any]] = [{}, {}]
   for names, runtime in zip(known, (context, runtimes.cohort()), strict=True):
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(runtimes, 'ray', lambda workers, used=runtime: used)
-      exec(block, names)
+      for block in blocks:
+        exec(block, names)
   on_ray, here = (
     names['result'].weights.trainable['global'] for names in known
   )

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_partial.data import examples
 
@@ -53,3 +54,24 @@ def check(value: Any, client: str, seed: np.ndarray) -> None:
     wanted = given.get(name, np.ones(count))
     np.testing.assert_array_equal(array[:count], wanted)
     assert not array[count:].any()
+
+
+# ---- a computation -----------------------------------------------------------
+
+
+@tff.tensorflow.computation(
+  tff.types.tensorflow_to_type(examples.client_spec(SPEC))
+)
+def _sum_of_labels(client):
+  return tf.reduce_sum(client['examples']['y'] * client['examples']['weight'])
+
+
+@tff.federated_computation(
+  tff.FederatedType(
+    tff.types.tensorflow_to_type(examples.client_spec(SPEC)),
+    tff.CLIENTS,
+  )
+)
+def total_of_labels(clients):
+  """The sum of the labels of a cohort."""
+  return tff.federated_sum(tff.federated_map(_sum_of_labels, clients))

@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
+from tff_partial.data import client_readers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
 from tff_partial.data import packing
-from tff_partial.data import populations
 from tff_partial.model import keras_models
 from tff_partial.model import models
 
@@ -175,7 +175,7 @@ def test_ids_within_the_tables_are_packed(spec):
 def test_ids_outside_of_the_tables_are_refused(spec, fields, message):
   with pytest.raises(examples.ClientDataError, match=message):
     packing.pack({'ann': fields}, spec)
-  reader = populations.Reader(['ann'], lambda _: fields, spec)
+  reader = client_readers.Reader(['ann'], lambda _: fields, spec)
   with pytest.raises(examples.ClientDataError, match=message):
     reader.cohort(['ann'], np.zeros([1, 2], np.int32))
 
@@ -245,10 +245,12 @@ def test_clients_of_another_model_are_refused(spec):
     population.check(smaller)
   larger = examples.ExampleSpec(spec, {'x.item': (id_ranges.IdRange(9, 'T'),)})
   population.check(larger)
-  reader = populations.Reader(['ann'], lambda _: _fields(), spec)
+  reader = client_readers.Reader(['ann'], lambda _: _fields(), spec)
   cohorts.check(reader, spec)
   with pytest.raises(examples.ClientDataError, match='with other ids'):
     cohorts.check(reader, smaller)
   # Of examples that were described by hand no ids are known.
   by_hand = collections.OrderedDict(spec)
-  cohorts.check(populations.Reader(['ann'], lambda _: _fields(), by_hand), spec)
+  cohorts.check(
+    client_readers.Reader(['ann'], lambda _: _fields(), by_hand), spec
+  )

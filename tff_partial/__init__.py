@@ -25,11 +25,13 @@ from tff_partial.checks.independent_training import (
 from tff_partial.composition import compose as compose
 from tff_partial.data import partitions as partitions
 from tff_partial.data import splits as splits
+from tff_partial.data.client_files import open_clients as open_clients
+from tff_partial.data.client_files import write_clients as write_clients
+from tff_partial.data.client_readers import Reader as Reader
 from tff_partial.data.packing import from_arrays as from_arrays
 from tff_partial.data.packing import from_pandas as from_pandas
 from tff_partial.data.packing import from_tff as from_tff
 from tff_partial.data.packing import pack as pack
-from tff_partial.data.populations import Reader as Reader
 from tff_partial.data.vocabularies import load as load_vocabularies
 from tff_partial.data.vocabularies import Vocabulary as Vocabulary
 from tff_partial.exporting.exports import export as export

@@ -10,6 +10,7 @@ from tasks.next_word.parts import Part
 from tasks.next_word.sentences import Sentences
 from tasks.next_word.words import Words
 import tff_partial
+from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 
@@ -59,7 +60,7 @@ class Clients:
 
   def reader(
     self, part: str, example_spec: examples.ExampleSpec
-  ) -> populations.Reader:
+  ) -> client_readers.Reader:
     """Reads the users of a part when their round comes; for large corpora.
 
     Args:
@@ -72,7 +73,7 @@ class Clients:
     held = self._part(part)
     names = [self._name(user) for user in held.users]
     places = {name: place for place, name in enumerate(names)}
-    return populations.Reader(
+    return client_readers.Reader(
       names,
       lambda name: self._fields(held, places[name], example_spec),
       example_spec,

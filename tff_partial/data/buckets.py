@@ -106,13 +106,7 @@ def fill(
   capacities = sorted(
     capacities or _default_capacities(counts, example_bytes, effort)
   )
-  if counts.max() > capacities[-1]:
-    raise examples.ClientDataError(
-      f'Client {client_ids[int(counts.argmax())]!r} has {counts.max()} '
-      f'examples but the largest bucket holds {capacities[-1]}. Add a larger '
-      'one to `capacities`, or cut the client.'
-    )
-  which = np.searchsorted(capacities, counts)
+  which = places(client_ids, counts, capacities)
   buckets = []
   for number, capacity in enumerate(capacities):
     indices = np.flatnonzero(which == number)
@@ -147,6 +141,31 @@ def fill(
       )
     buckets.append(Bucket(resident, indices))
   return buckets
+
+
+def places(
+  client_ids: Sequence[str], counts: np.ndarray, capacities: Sequence[int]
+) -> np.ndarray:
+  """Finds the smallest capacity that holds each client.
+
+  Args:
+    client_ids: Ids, `[clients]`.
+    counts: How many examples they have, `[clients]`.
+    capacities: Sizes to pad to, ascending.
+
+  Returns:
+    Places in `capacities`, `[clients]`.
+
+  Raises:
+    ClientDataError: If a client has more examples than the largest capacity.
+  """
+  if counts.max() > capacities[-1]:
+    raise examples.ClientDataError(
+      f'Client {client_ids[int(counts.argmax())]!r} has {counts.max()} '
+      f'examples but the largest bucket holds {capacities[-1]}. Add a larger '
+      'one to `capacities`, or cut the client.'
+    )
+  return np.searchsorted(capacities, counts)
 
 
 def _masks(numbers: np.ndarray, round_rows: Callable[[int], int]) -> np.ndarray:

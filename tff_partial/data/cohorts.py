@@ -5,7 +5,7 @@ of which arrays it consists of, so that nothing needs copying client by client.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import operator
 from typing import Any, NamedTuple, Protocol
 
@@ -14,21 +14,40 @@ import numpy as np
 from tff_partial.data import examples
 
 
+class Unread(Protocol):
+  """What some clients have that is read where they are run.
+
+  It can be pickled if other processes shall read it.
+  """
+
+  @property
+  def client_bytes(self) -> int:
+    """How much memory that of a client takes."""
+
+  def take(self, rows: np.ndarray) -> 'Unread':
+    """That of some of the clients, by their places among them."""
+
+  def load(self) -> Mapping[str, Any]:
+    """Reads it: fields of nested arrays `[clients, ...]`."""
+
+
 class CohortGroup(NamedTuple):
   """Members of a cohort whose examples share one capacity.
 
   Attributes:
     resident: Nested arrays `[rows of the bucket, ...]`; the same object round
       after round, so that a runtime can keep its copy on a device.
-    rows: int32 `[members]`, the members' rows in `resident`.
+    rows: int32 `[members]`, the members' rows in `resident` and `unread`.
     positions: int32 `[members]`, the members' places in the cohort.
     given: Nested arrays `[members, ...]` which are new in every round.
+    unread: Further fields of the members, if some are read where they are run.
   """
 
   resident: Any
   rows: np.ndarray
   positions: np.ndarray
   given: Any
+  unread: Unread | None = None
 
 
 class Cohort(Sequence[Any]):
@@ -61,7 +80,11 @@ class Cohort(Sequence[Any]):
       raise IndexError(f'The cohort has {len(self)} clients.')
     group, index = self._places[position]
     row = group.rows[index]
+    read: Mapping[str, Any] = {}
+    if group.unread is not None:
+      read = group.unread.take(group.rows[index : index + 1]).load()
     return collections.OrderedDict(
+      **examples.map_fields(lambda array: array[0], read),
       **examples.map_fields(lambda array: array[row], group.resident),
       **examples.map_fields(lambda array: array[index], group.given),
     )

@@ -1,13 +1,8 @@
-"""Sources of clients: resident in memory, or loaded for a round.
+"""Clients in memory, of whom a round only indexes arrays."""
 
-The arrays of a `Population` are resident and are only indexed; a `Reader` loads
-one cohort at a time.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 import hashlib
-from typing import Any, ClassVar
+from typing import Any
 
 from absl import logging
 import numpy as np
@@ -47,20 +42,9 @@ def concatenate(
   counts: list[int] = []
   filtered = 0
   for client, fields in clients:
-    arrays = examples.check_fields(fields, example_spec, f'Client {client!r}')
-    lengths = {len(array) for array in tf.nest.flatten(arrays)}
-    if len(lengths) != 1:
-      raise examples.ClientDataError(
-        f'Client {client!r}: fields have different numbers of examples: '
-        f'{sorted(lengths)}.'
-      )
-    count = lengths.pop()
+    arrays, count = checked(client, fields, example_spec)
     if min_examples is None and not count:
-      raise examples.EmptyClientError(
-        f'Client {client!r} has no examples. Leave it out, or pass '
-        '`min_examples` to have small clients filtered and counted (with 0 all '
-        'are kept: without examples they send nothing).'
-      )
+      raise no_examples(client)
     if count < (1 if min_examples is None else min_examples):
       filtered += 1
       continue
@@ -72,7 +56,42 @@ def concatenate(
   return ids, flat, np.concatenate([[0], np.cumsum(counts)]), filtered
 
 
-def _indented(example_spec: Mapping[str, Any]) -> str:
+def checked(
+  client: str, fields: Mapping[str, Any], example_spec: examples.ExampleSpec
+) -> tuple[Any, int]:
+  """Checks a client.
+
+  Args:
+    client: Its id.
+    fields: Its fields, `[examples, ...]`.
+    example_spec: What one example consists of.
+
+  Returns:
+    The fields as nested arrays, and how many examples there are.
+
+  Raises:
+    ClientDataError: If a field cannot be used.
+  """
+  arrays = examples.check_fields(fields, example_spec, f'Client {client!r}')
+  lengths = {len(array) for array in tf.nest.flatten(arrays)}
+  if len(lengths) != 1:
+    raise examples.ClientDataError(
+      f'Client {client!r}: fields have different numbers of examples: '
+      f'{sorted(lengths)}.'
+    )
+  return arrays, lengths.pop()
+
+
+def no_examples(client: str) -> examples.EmptyClientError:
+  """The error for a client without examples."""
+  return examples.EmptyClientError(
+    f'Client {client!r} has no examples. Leave it out, or pass '
+    '`min_examples` to have small clients filtered and counted (with 0 all '
+    'are kept: without examples they send nothing).'
+  )
+
+
+def indented(example_spec: Mapping[str, Any]) -> str:
   """The description of examples, below that of what holds them."""
   spec = examples.ExampleSpec(example_spec, examples.ids_of(example_spec))
   return '\n'.join(f'  {line}' for line in repr(spec).splitlines())
@@ -98,14 +117,14 @@ def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
     )
 
 
-def _add_to(digest: Any, fields: Any, path: str = '') -> None:
+def add_to(digest: Any, fields: Any, path: str = '') -> None:
   """Adds nested arrays to a digest, with their names, types and shapes."""
   if isinstance(fields, Mapping):
     for name, part in fields.items():
-      _add_to(digest, part, f'{path}/{name}')
+      add_to(digest, part, f'{path}/{name}')
   elif isinstance(fields, tuple):
     for place, part in enumerate(fields):
-      _add_to(digest, part, f'{path}/{place}')
+      add_to(digest, part, f'{path}/{place}')
   else:
     digest.update(f'{path} {fields.dtype.str} {fields.shape}'.encode())
     if fields.dtype != object:
@@ -196,7 +215,7 @@ class Population:
       f'examples ({counts.min():,} to {counts.max():,} a client, median '
       f'{np.median(counts):,.0f}), padded to '
       f'{[bucket.capacity for bucket in self._buckets]}',
-      _indented(self.example_spec),
+      indented(self.example_spec),
     ]
     if self.num_filtered:
       lines.append(f'  {self.num_filtered:,} left out for too few examples')
@@ -288,101 +307,6 @@ class Population:
     if self._fingerprint is None:
       digest = hashlib.blake2b(digest_size=16)
       for bucket in self._buckets:
-        _add_to(digest, (bucket.indices, bucket.resident))
+        add_to(digest, (bucket.indices, bucket.resident))
       self._fingerprint = digest.hexdigest()
     return self._fingerprint
-
-
-@dataclasses.dataclass(frozen=True)
-class Reader:
-  """Clients that are loaded only for the rounds in which they take part.
-
-  Attributes:
-    ids: Ids of all clients.
-    read: From a client's id to its fields, arrays `[examples, ...]`. A
-      function that can be pickled, if other processes shall read too.
-    example_spec: What one example consists of.
-    capacities: Sizes to pad to. By default a cohort is padded to a power of
-      two, so that a compiling runtime meets few sizes; those of clients who
-      differ much cost less padding.
-  """
-
-  ids: Sequence[str]
-  read: Callable[[str], Mapping[str, Any]]
-  example_spec: examples.ExampleSpec
-  capacities: Sequence[int] | None = None
-  version: str | None = None
-  num_filtered: ClassVar[int] = 0  # What a client has is known when it is read.
-
-  @property
-  def client_ids(self) -> tuple[str, ...]:
-    """Ids of all clients, in a fixed order."""
-    return tuple(self.ids)
-
-  def __len__(self) -> int:
-    return len(self.ids)
-
-  def __repr__(self) -> str:
-    return (
-      f'Reader of {len(self):,} clients, padded to '
-      f'{self.capacities or "powers of two"}\n{_indented(self.example_spec)}'
-    )
-
-  def check(self, example_spec: examples.ExampleSpec) -> None:
-    """Checks that clients are read for such examples.
-
-    Raises:
-      ClientDataError: If they are read for another model.
-    """
-    examples.check_spec(self.example_spec, example_spec)
-    checked = examples.ids_of(self.example_spec)
-    if checked and checked != examples.ids_of(example_spec):
-      raise examples.ClientDataError(
-        'The clients are read for a model with other ids: '
-        f'{self.example_spec!r} instead of {example_spec!r}. Make the reader '
-        'with the `example_spec` of the process or evaluation.'
-      )
-
-  def cohort(
-    self, client_ids: Sequence[str], seeds: np.ndarray
-  ) -> cohorts.Cohort:
-    """Loads the values of some clients; see `ClientSource`.
-
-    Raises:
-      ClientDataError: If a client's examples cannot be used.
-    """
-    if not client_ids:
-      return cohorts.Cohort((), ())
-    ids, flat, offsets, _ = concatenate(
-      ((client, self.read(client)) for client in client_ids),
-      self.example_spec,
-      None,
-    )
-    capacities = self.capacities
-    if capacities is None:
-      capacities = [buckets.rounded(int(np.diff(offsets).max()))]
-    num_rows = table_rows.count(self.example_spec, ids, flat, offsets)
-    filled = buckets.fill(
-      ids, flat, offsets, capacities, num_rows, buckets.rounded
-    )
-    members = np.arange(len(client_ids))
-    return cohorts.Cohort(client_ids, buckets.groups_of(filled, members, seeds))
-
-  def fingerprint(self, sample: int | None = None) -> str:
-    """Says what the clients' examples are; see `ClientSource`.
-
-    Raises:
-      ClientDataError: If a client's examples cannot be used.
-    """
-    if self.version is not None:
-      return self.version
-    digest = hashlib.blake2b(digest_size=16)
-    number = len(self.ids) if sample is None else min(sample, len(self.ids))
-    for place in range(number):
-      client = self.ids[place * len(self.ids) // number]
-      fields = self.read(client)
-      _add_to(
-        digest,
-        examples.check_fields(fields, self.example_spec, f'Client {client!r}'),
-      )
-    return digest.hexdigest()

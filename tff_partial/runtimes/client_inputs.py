@@ -2,7 +2,8 @@
 
 An argument is either a plain sequence of client values, stacked here, or a
 cohort whose `groups` name rows of arrays that stay where they are round after
-round. The latter are handed to the program whole, with the rows to read.
+round. The latter are handed to the program whole, with the rows to read. What a
+group has not read yet is read shard by shard, by whoever runs the shard.
 """
 
 import abc
@@ -48,6 +49,37 @@ class Feed:
   kinds: tuple[Kind, ...]
   rows: Any
 
+  def opened(self) -> 'Feed':
+    """Itself: there is nothing more to read."""
+    return self
+
+
+@dataclasses.dataclass(frozen=True)
+class UnreadFeed:
+  """A `Feed` that is read where its loop is run, and can be sent there.
+
+  Attributes:
+    unread: What some fields of the clients are read from.
+    given: The others, `[clients, ...]`.
+    reader: Reads the value of one client.
+    where: What to call the argument in errors.
+    size: The leading dimension of what is fed.
+  """
+
+  unread: Any
+  given: Mapping[str, np.ndarray]
+  reader: readers.Reader
+  where: str
+  size: int
+
+  def opened(self) -> Feed:
+    """Reads it."""
+    fields = {**self.unread.load(), **self.given}
+    nested = self.reader.stacked(fields, self.where)
+    clients = len(next(iter(self.given.values())))
+    stacked = _Stacked(clients, typed_values.leaves(nested), self.where)
+    return stacked.feed(np.arange(clients), self.size)
+
 
 class DeviceArrays:
   """Tensors of arrays that are the same objects round after round."""
@@ -77,9 +109,9 @@ class DeviceArrays:
         return tf.experimental.dlpack.from_dlpack(shared.__dlpack__())
     return tf.constant(_pad(array, resident_arrays.rounded(len(array))))
 
-  def here(self, feeds: Sequence[Feed]) -> Sequence[Feed]:
+  def here(self, feeds: 'Sequence[Feed | UnreadFeed]') -> Sequence[Feed]:
     """Feeds for a loop that runs in this process."""
-    return feeds
+    return [feed.opened() for feed in feeds]
 
 
 class Clients(abc.ABC):
@@ -98,7 +130,7 @@ class Clients(abc.ABC):
     """A number for each client, equal where all shapes are."""
 
   @abc.abstractmethod
-  def feed(self, positions: np.ndarray, size: int) -> Feed:
+  def feed(self, positions: np.ndarray, size: int) -> 'Feed | UnreadFeed':
     """What a loop is fed for some clients of one group.
 
     Args:
@@ -206,8 +238,8 @@ class _Listed(Clients):
     return Feed(tensors, tuple(kinds), np.zeros([size], np.int32))
 
 
-class _Resident(Clients):
-  """A cohort that names rows of resident arrays, group by group."""
+class _Grouped(Clients):
+  """A cohort that says of each group of its clients where their values are."""
 
   def __init__(
     self,
@@ -219,20 +251,14 @@ class _Resident(Clients):
     size = len(cohort)
     self._group_of = np.full([size], -1, np.int64)
     self._place_of = np.zeros([size], np.int64)
-    self._rows = []
-    self._leaves = []
+    self._groups: list[_Resident | _Unread] = []
     for number, group in enumerate(cohort.groups):
       self._group_of[group.positions] = number
       self._place_of[group.positions] = np.arange(len(group.positions))
-      self._rows.append(np.asarray(group.rows, np.int32))
-      found = _leaves_of(group, reader, where)
-      given = [array for array, is_resident in found if not is_resident]
-      _check_lengths(given, len(group.positions), where)
-      self._leaves.append(
-        [
-          (arrays.tensor(array) if is_resident else array, is_resident)
-          for array, is_resident in found
-        ]
+      self._groups.append(
+        _Resident(group, reader, where, arrays)
+        if group.unread is None
+        else _Unread(group, reader, where)
       )
     if (self._group_of < 0).any():
       raise errors.ArgumentError(
@@ -246,35 +272,75 @@ class _Resident(Clients):
     return len(self._group_of)
 
   def client_bytes(self) -> int:
-    return max(
-      (
-        sum(
-          leaf.nbytes // max(len(leaf), 1)
-          for leaf, is_resident in leaves
-          if not is_resident
-        )
-        for leaves in self._leaves
-      ),
-      default=0,
-    )
+    return max((group.client_bytes() for group in self._groups), default=0)
 
   def groups(self) -> Sequence[int]:
     return self._group_of.tolist()
 
-  def feed(self, positions: np.ndarray, size: int) -> Feed:
-    number = self._group_of[positions[0]]
-    places = self._place_of[positions]
-    leaves = self._leaves[number]
+  def feed(self, positions: np.ndarray, size: int) -> 'Feed | UnreadFeed':
+    group = self._groups[self._group_of[positions[0]]]
+    return group.feed(self._place_of[positions], size)
+
+
+class _Resident:
+  """A group whose clients are rows of resident arrays."""
+
+  def __init__(
+    self, group: Any, reader: readers.Reader, where: str, arrays: DeviceArrays
+  ):
+    found = _leaves_of(group, reader, where)
+    given = [array for array, is_resident in found if not is_resident]
+    _check_lengths(given, len(group.positions), where)
+    self._rows = np.asarray(group.rows, np.int32)
+    self._leaves = [
+      (arrays.tensor(array) if is_resident else array, is_resident)
+      for array, is_resident in found
+    ]
+
+  def client_bytes(self) -> int:
+    return sum(
+      leaf.nbytes // max(len(leaf), 1)
+      for leaf, is_resident in self._leaves
+      if not is_resident
+    )
+
+  def feed(self, places: np.ndarray, size: int) -> Feed:
     return Feed(
       [
         leaf if is_resident else _pad(leaf[places], size)
-        for leaf, is_resident in leaves
+        for leaf, is_resident in self._leaves
       ],
       tuple(
         Kind.RESIDENT if is_resident else Kind.CLIENTS
-        for _, is_resident in leaves
+        for _, is_resident in self._leaves
       ),
-      _pad(self._rows[number][places], size),
+      _pad(self._rows[places], size),
+    )
+
+
+class _Unread:
+  """A group whose clients are read where they are run."""
+
+  def __init__(self, group: Any, reader: readers.Reader, where: str):
+    self._group, self._reader, self._where = group, reader, where
+    given = typed_values.leaves([*group.given.values()])
+    _check_lengths(given, len(group.positions), where)
+    self._given_bytes = sum(
+      array.nbytes // max(len(array), 1) for array in given
+    )
+
+  def client_bytes(self) -> int:
+    return self._group.unread.client_bytes + self._given_bytes
+
+  def feed(self, places: np.ndarray, size: int) -> UnreadFeed:
+    group = self._group
+    given = {name: array[places] for name, array in group.given.items()}
+    return UnreadFeed(
+      group.unread.take(group.rows[places]),
+      given,
+      self._reader,
+      self._where,
+      size,
     )
 
 
@@ -329,7 +395,7 @@ def open_argument(
       )
     if reader.is_empty:
       return _Stacked(len(value), [], where)
-    return _Resident(value, reader, where, arrays)
+    return _Grouped(value, reader, where, arrays)
   is_dense = isinstance(value, client_batch.Columns) and value.is_dense
   if is_dense and value.read is not None and reader.is_static:
     return _OnDemand(len(value), value.read, reader, where)

@@ -32,6 +32,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial.errors import UserError
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import jit_autotuning
 from tff_partial.runtimes import remote_shards
@@ -271,7 +272,7 @@ def _actor_class(ray_lib: Any) -> type:
         )
       except Exception as error:
         # What TensorFlow raises may hold what cannot travel.
-        if not isinstance(error, errors.CohortRuntimeError):
+        if not isinstance(error, UserError):
           error = RuntimeError(f'{type(error).__name__}: {error}')
         return remote_shards.Answer(error=error.with_traceback(None))
 

@@ -56,6 +56,10 @@ class Reader:
       rank = self._spec.shape.rank
       self._shape = None if rank is None else tuple(self._spec.shape)
 
+  def __reduce__(self) -> tuple[Any, ...]:
+    proto = tff.types.serialize_type(self.type_spec)
+    return _of_type, (proto.SerializeToString(deterministic=True),)
+
   @property
   def is_static(self) -> bool:
     """Whether the type leaves no dimension open."""
@@ -202,6 +206,12 @@ class Reader:
     if all(isinstance(one, bytes | str) for one in array.flat):
       return array
     return np.asarray(value)
+
+
+def _of_type(serialized: bytes) -> Reader:
+  """A reader of a type that was pickled."""
+  kind = type(tff.types.serialize_type(tff.StructType([])))
+  return Reader(tff.types.deserialize_type(kind.FromString(serialized)))
 
 
 def _holds(taken: np.ndarray, given: np.ndarray) -> bool:

@@ -167,11 +167,13 @@ class RemoteArrays(client_inputs.DeviceArrays):
     return [remote.key for _, remote in list(self._tensors.values())]
 
   def here(
-    self, feeds: Sequence[client_inputs.Feed]
+    self, feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
   ) -> list[client_inputs.Feed]:
     """Feeds for a loop that runs in this process."""
     return _with_tensors(
-      feeds, RemoteArray, lambda remote: self._here.tensor(remote.array)
+      super().here(feeds),
+      RemoteArray,
+      lambda remote: self._here.tensor(remote.array),
     )
 
 
@@ -248,8 +250,9 @@ class ShardWorker:
     lock = threading.Lock()  # Shards may ask for the same array.
 
     def opened(share: Share) -> rounds.Share:
+      feeds = [feed.opened() for feed in share.feeds]
       with lock:
-        feeds = _with_tensors(share.feeds, _Named, tensor)
+        feeds = _with_tensors(feeds, _Named, tensor)
       return rounds.Share(share.shard, feeds, by_key(program, share.kept))
 
     totals, returned = stage.run(
@@ -273,7 +276,7 @@ class Share:
   """
 
   shard: sharding.Shard
-  feeds: Sequence[client_inputs.Feed]
+  feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
   kept: _ByPlace
 
   @classmethod

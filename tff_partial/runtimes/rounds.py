@@ -239,7 +239,7 @@ class Share:
   """
 
   shard: sharding.Shard
-  feeds: Sequence[client_inputs.Feed]
+  feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
   kept: Mapping[Key, Sequence[Any]]
 
 

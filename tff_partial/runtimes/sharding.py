@@ -49,7 +49,7 @@ class Shard:
 
   def feeds(
     self, arguments: Iterable[client_inputs.Clients]
-  ) -> list[client_inputs.Feed]:
+  ) -> list[client_inputs.Feed | client_inputs.UnreadFeed]:
     """The shard's share of each argument.
 
     Args:
