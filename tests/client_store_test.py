@@ -509,7 +509,7 @@ def test_a_state_that_was_moved_is_overwritten(folder, monkeypatch):
   secret = np.array([0.123456, 7.654321, 1.357911], np.float32)
   states = [*small(1.0, 9), collections.OrderedDict(x=secret)]
   store.write(names(*range(10)), states)
-  moved = store._fresh._file
+  moved = store._fresh._moved._file
   moved.seek(0)
   assert secret.tobytes() in moved.read()
   assert store.delete('client 9')

@@ -17,7 +17,7 @@ from tff_partial.data import cohorts
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
 from tff_partial.runtimes import client_batch
-from tff_partial.runtimes import typed_values
+from tff_partial.runtimes import readers
 from tff_partial.training import client_errors
 from tff_partial.training import client_rows
 from tff_partial.training import client_store as client_store_lib
@@ -159,7 +159,7 @@ def with_memories(
     )
 
   kind = evaluation_set.evaluation.initialize_client.type_signature.result
-  if all(s.shape.is_fully_defined() for s in typed_values.tensor_specs(kind)):
+  if readers.Reader(kind).is_static:
     # All clients at once might not fit into memory.
     kept = client_batch.Columns.on_demand(len(ids), read)
   else:

@@ -204,12 +204,14 @@ class Table:
 
   Attributes:
     records: The records; only the rows that clients have count.
+    num_bytes: How much memory the records take.
   """
 
   def __init__(self, layout: Layout):
     """Makes an empty table."""
     self._format = layout.format
     self.records = np.zeros([0], layout.format.record_type)
+    self.num_bytes = 0
     self._rows: dict[str, int] = {}
 
   def rows(self, client_ids: Sequence[str]) -> np.ndarray:
@@ -224,7 +226,13 @@ class Table:
     if missing > 0:
       more = np.zeros([max(missing, len(self.records))], self.records.dtype)
       self.records = np.concatenate([self.records, more])
-    self.records[self.rows(client_ids)] = records
+    rows = self.rows(client_ids)
+    if self._format.is_ragged:
+      self.num_bytes -= self._bytes_of(self.records[rows])
+      self.num_bytes += self._bytes_of(records)
+    else:
+      self.num_bytes = self.records.nbytes
+    self.records[rows] = records
 
   def delete(self, client_id: str) -> bool:
     """Forgets a client; returns whether it had a record."""
@@ -236,17 +244,15 @@ class Table:
     if last_client != client_id:
       row = self._rows.pop(client_id)
       self._rows[last_client] = row
+    if self._format.is_ragged:
+      self.num_bytes -= self._bytes_of(self.records[row : row + 1])
     self.records[row] = self.records[last]
     self.records[last] = np.zeros([], self.records.dtype)
     return True
 
-  @property
-  def num_bytes(self) -> int:
-    """How much memory the records take."""
-    if not self._format.is_ragged:
-      return self.records.nbytes
-    rows = self.records[: len(self._rows)]
-    return sum(len(self._format.to_bytes(record)) for record in rows)
+  def _bytes_of(self, records: np.ndarray) -> int:
+    """How many bytes records of differing size have."""
+    return sum(len(self._format.to_bytes(record)) for record in records)
 
   def states(self) -> Iterator[tuple[str, bytes]]:
     """The clients, and the bytes of their records, one after another."""
