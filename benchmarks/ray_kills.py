@@ -128,7 +128,7 @@ def train(options: Any) -> str:
 
 
 def _say_round(result: Any) -> None:
-  measuring.say(f'round {result.round_number}')
+  measuring.say(f'round {result.round}')
 
 
 @contextlib.contextmanager
@@ -172,11 +172,12 @@ class _Disturbed:
   """A run in a process of its own, and what it has started so far."""
 
   def __init__(self, *arguments: str):
+    self._errors = tempfile.TemporaryFile('w+')
     self._process = subprocess.Popen(
       [sys.executable, '-m', 'benchmarks.ray_kills', *arguments],
       cwd=measuring.ROOT,
       stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,
+      stderr=self._errors,
       text=True,
     )
     self.lines: list[str] = []
@@ -223,7 +224,9 @@ class _Disturbed:
     status = self._process.wait()
     self._reader.join()
     if status:
-      raise measuring.BenchmarkError(f'A run ended with status {status}.')
+      self._errors.seek(0)
+      said = self._errors.read()[-2000:]
+      raise measuring.BenchmarkError(f'A run ended with {status}: {said}')
     return self.lines[-1]
 
 

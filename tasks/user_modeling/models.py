@@ -216,6 +216,9 @@ def build_ncd(
   well the item discriminates; layers whose weights are not negative make a
   score of it, so that it rises with mastery. Weights are kept so by their
   absolute values, which layers read, and not by a constraint as in the paper.
+  Hidden layers have hyperbolic tangents in place of its sigmoids: a sum of
+  hundreds of sigmoids, none of which counts less than nothing, is so large that
+  the next layer would answer 1 whatever it is given, and never learn.
 
   Args:
     sizes: How much there is of everything.
@@ -248,7 +251,7 @@ def build_ncd(
   )
   for number, size in enumerate(hidden, 1):
     values = model_parts.NonNegativeDense(
-      size, activation='sigmoid', name=f'interaction_{number}'
+      size, activation='tanh', name=f'interaction_{number}'
     )(values)
   score = model_parts.NonNegativeDense(1, name='score')(values)
   return tf.keras.Model(inputs, output.of(score), name=NCD)
