@@ -232,9 +232,13 @@ def test_ncd_as_in_a_loop():
       )
     )
     x = attributes * (mastery - difficulty) * discrimination
-    for layer in ('interaction_1', 'interaction_2', 'score'):
+    for layer, activation in (
+      ('interaction_1', np.tanh),
+      ('interaction_2', np.tanh),
+      ('score', _sigmoid),
+    ):
       kernel = np.abs(weights[f'{layer}/kernel'])
-      x = _sigmoid(x @ kernel + weights[f'{layer}/bias'])
+      x = activation(x @ kernel + weights[f'{layer}/bias'])
     np.testing.assert_allclose(found[place], x, rtol=1e-5)
 
 
@@ -247,6 +251,17 @@ def test_in_ncd_mastery_never_harms():
   # What an item without attributes asks for is known to all.
   assert (after[:3] > before[:3]).all()
   assert after[3] == before[3]
+
+
+def test_ncd_of_the_usual_size_can_learn_from_its_first_step_on():
+  model = models.build_ncd(_SIZES)
+  with tf.GradientTape() as tape:
+    found = model(_INPUTS)
+    loss = tf.reduce_sum(found)
+  # In the middle of the scale, and not where a sigmoid is flat.
+  np.testing.assert_allclose(found, 0.5, atol=0.4)
+  (slope,) = tape.gradient(loss, [model.get_layer('user').embeddings])
+  assert np.abs(tf.convert_to_tensor(slope)).max() > 1e-3
 
 
 def test_ncf_as_in_a_loop():
