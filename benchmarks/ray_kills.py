@@ -115,9 +115,9 @@ def train(options: Any) -> str:
       stack.enter_context(runtimes.cohort(jit=False))
     elif options.run == NODE:
       address = stack.enter_context(_losing_nodes(options))
-      stack.enter_context(runtimes.ray(address, jit=False, patience=20.0))
+      stack.enter_context(runtimes.ray(address, jit=False, patience=60.0))
     else:
-      stack.enter_context(runtimes.ray(workers=2, jit=False, patience=20.0))
+      stack.enter_context(runtimes.ray(workers=2, jit=False, patience=60.0))
     found = run()
     digest = hashlib.sha256()
     store = found.client_store

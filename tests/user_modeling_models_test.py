@@ -256,12 +256,10 @@ def test_in_ncd_mastery_never_harms():
 def test_ncd_of_the_usual_size_can_learn_from_its_first_step_on():
   model = models.build_ncd(_SIZES)
   with tf.GradientTape() as tape:
-    found = model(_INPUTS)
-    loss = tf.reduce_sum(found)
-  # In the middle of the scale, and not where a sigmoid is flat.
-  np.testing.assert_allclose(found, 0.5, atol=0.4)
+    loss = tf.reduce_sum(model(_INPUTS))
+  # It does not begin where a sigmoid is flat.
   (slope,) = tape.gradient(loss, [model.get_layer('user').embeddings])
-  assert np.abs(tf.convert_to_tensor(slope)).max() > 1e-3
+  assert np.abs(tf.convert_to_tensor(slope)).max() > 1e-2
 
 
 def test_ncf_as_in_a_loop():
