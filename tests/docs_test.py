@@ -2,10 +2,13 @@
 
 import pathlib
 import re
+import tempfile
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tff_partial import runtimes
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -96,6 +99,19 @@ def test_the_page_on_hpfl_makes_a_model_of_a_schools_own_size() -> None:
   # Five users and forty items, of which the answers name most.
   assert users.shape == (5, 3)
   assert 30 < len(items) <= 40
+
+
+def test_the_page_on_scale_trains_wherever_clients_lie(monkeypatch, tmp_path):
+  # What differs on Ray, its own tests say; here threads do the work.
+  monkeypatch.setattr(
+    runtimes, 'ray', lambda workers: runtimes.cohort(threads=workers)
+  )
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  known = _run('docs/scale.md', {})
+  (folder,) = tmp_path.glob('*/clients')
+  assert str(folder) == known['folder']
+  assert len(known['on_disk']) == 500
+  assert known['result'].rounds == 3 and not known['result'].diverged
 
 
 def test_the_page_on_the_command_line_shows_a_tracker(capsys):
