@@ -208,7 +208,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, folder):
   with _refused('x holds strings'):
     _write(path, [ann], strings)
   (tmp_path / 'file').write_text('')
-  with _refused('clients cannot be written'):
+  with _refused('the clients were not written'):
     _write(tmp_path / 'file' / 'new', [ann])
   # Nothing is left of all these.
   assert [each.name for each in tmp_path.iterdir()] == ['file']

@@ -5,9 +5,9 @@
 
 For populations that do not fit into memory, or into that of each worker of
 `runtimes.ray()`. The folder has one file for each field, in which clients lie
-one after another, a file of ids, a file that says where clients begin, and
-`clients.json`, which describes them. Ids are found by binary search in their
-file: a table of all is only with who draws cohorts.
+one after another, a file of ids, a file that says where each begins and ends,
+and `clients.json`, which describes them. Ids are found by binary search in
+their file: a table of all is only with who draws cohorts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +29,8 @@ from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 
-_DESCRIPTION, _IDS, _ENDS = 'clients.json', 'ids.bin', 'ends.bin'
+_DESCRIPTION, _IDS, _RANGES = 'clients.json', 'ids.bin', 'ranges.bin'
 _VERSION = 1
-# How much is copied at a time.
-_COPIED_BYTES = 1 << 24
 
 
 def write_clients(
@@ -75,7 +73,7 @@ def write_clients(
     part.rename(folder)
   except OSError as error:
     raise examples.ClientDataError(
-      f'{folder}: clients cannot be written: {error}'
+      f'{folder}: the clients were not written: {error}'
     ) from error
   finally:
     shutil.rmtree(part, ignore_errors=True)
@@ -138,6 +136,7 @@ def _write(
   counts: list[int] = []
   filtered = 0
   fields = _described(example_spec)
+  digest = hashlib.blake2b(json.dumps(fields).encode(), digest_size=16)
   with contextlib.ExitStack() as stack:
     files = [
       stack.enter_context(open(folder / _name(number), 'wb'))
@@ -154,7 +153,9 @@ def _write(
       ids.append(client.encode())
       counts.append(count)
       for file, (_, array) in zip(files, examples.leaves(arrays), strict=True):
-        file.write(np.ascontiguousarray(array).data)
+        written = np.ascontiguousarray(array).data
+        file.write(written)
+        digest.update(written)
   populations.report_filtered(filtered, len(ids), min_examples)
   names = np.array(ids)
   order = np.argsort(names, kind='stable')
@@ -165,15 +166,10 @@ def _write(
       f'{names[order][same[0]].decode()!r}. Give each an id of its own.'
     )
   ends = np.cumsum(counts)
-  places = np.stack([ends - counts, ends], axis=1)[order].astype(np.int64)
-  names[order].tofile(folder / _IDS)
-  places.tofile(folder / _ENDS)
-  digest = hashlib.blake2b(digest_size=16)
-  digest.update(json.dumps(fields).encode())
-  for path in sorted(folder.iterdir()):
-    with open(path, 'rb') as written:
-      while block := written.read(_COPIED_BYTES):
-        digest.update(block)
+  ranges = np.stack([ends - counts, ends], axis=1).astype(np.int64)
+  for name, array in {_IDS: names, _RANGES: ranges}.items():
+    array[order].tofile(folder / name)
+    digest.update(array)
   description = {
     'version': _VERSION,
     'clients': len(ids),
@@ -230,8 +226,8 @@ class _Files:
       self.fingerprint: str = found['fingerprint']
       kind, number = np.dtype(f'S{found["id_bytes"]}'), int(found['clients'])
       self.ids = np.memmap(self._path(_IDS, number * kind.itemsize), kind, 'r')
-      self._ends = np.memmap(
-        self._path(_ENDS, number * 16), '<i8', 'r', shape=(number, 2)
+      self._ranges = np.memmap(
+        self._path(_RANGES, number * 16), '<i8', 'r', shape=(number, 2)
       )
       self._arrays = {
         path: self._array(_name(place), dtype, shape, found['examples'])
@@ -280,7 +276,7 @@ class _Files:
       raise examples.ClientDataError(
         f'There is no client {clients[missing[0]]!r} in {self.folder}.'
       )
-    return self._ends[places]
+    return self._ranges[places]
 
   def read(self, ranges: np.ndarray) -> dict[str, np.ndarray]:
     """The examples in some ranges, one after another, by their paths."""
