@@ -6,6 +6,7 @@ of which arrays it consists of, so that nothing needs copying client by client.
 
 import collections
 from collections.abc import Mapping, Sequence
+import functools
 import operator
 from typing import Any, NamedTuple, Protocol
 
@@ -61,7 +62,11 @@ class Cohort(Sequence[Any]):
   def __init__(self, client_ids: Sequence[str], groups: Sequence[CohortGroup]):
     self.client_ids = tuple(client_ids)
     self.groups = tuple(groups)
-    self._places = {
+
+  @functools.cached_property
+  def _places(self) -> dict[int, tuple[CohortGroup, int]]:
+    """The group of each position, and its place there."""
+    return {
       int(position): (group, index)
       for group in self.groups
       for index, position in enumerate(group.positions)
