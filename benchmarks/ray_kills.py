@@ -267,7 +267,7 @@ def disturb(
   while run.is_running:
     workers = run.look()
     if done < kills and run.is_training() and what != NODE:
-      time.sleep(draw.uniform(0.0, 8.0))
+      time.sleep(draw.uniform(2.0, 14.0))
       workers = run.look()
       if what == DRIVER and run.is_running:
         run.kill()
@@ -291,7 +291,7 @@ def main() -> None:
   add('--kills_of_workers', type=int, default=14, help='for each method')
   add('--kills_of_drivers', type=int, default=4, help='for each method')
   add('--losses_of_nodes', type=int, default=2, help='for each method')
-  add('--rounds', type=int, default=1000, help='of each run')
+  add('--rounds', type=int, default=2000, help='of each run')
   add('--seed', type=int, default=0, help='of the moments')
   add('--methods', nargs='+', default=METHODS, choices=METHODS)
   for name in ('--run', '--method', '--folder', '--output'):

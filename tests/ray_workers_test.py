@@ -194,7 +194,7 @@ def test_shards_that_kill_every_worker_are_given_up(context, process, expected):
       context,
       pytest.raises(
         ray_workers.RayRuntimeError,
-        match=r'3 workers were lost while they ran the clients from place \d+ '
+        match=r'5 workers were lost while they ran the clients from place \d+ '
         r'to \d+ of the cohort',
       ),
     ):

@@ -41,7 +41,7 @@ from tff_partial.runtimes.cohort import AsyncCohortRuntime
 from tff_partial.runtimes.cohort import CohortRuntime
 
 # So many workers may die of the same shards.
-_ATTEMPTS = 3
+_ATTEMPTS = 5
 # Seconds that a worker may take to start: it waits for processors to be free,
 # and imports TensorFlow.
 _STARTING = 600.0
