@@ -134,7 +134,6 @@ def _write(
   """Writes all files of a folder."""
   ids: list[bytes] = []
   counts: list[int] = []
-  filtered = 0
   fields = _described(example_spec)
   digest = hashlib.blake2b(json.dumps(fields).encode(), digest_size=16)
   with contextlib.ExitStack() as stack:
@@ -142,21 +141,19 @@ def _write(
       stack.enter_context(open(folder / _name(number), 'wb'))
       for number in range(len(fields))
     ]
-    for client, given in clients:
+    for client, arrays, count in populations.LargeEnough(
+      clients,
+      example_spec,
+      # Who has none cannot be read again.
+      None if min_examples is None else max(min_examples, 1),
+    ):
       _check_id(client)
-      arrays, count = populations.checked(client, given, example_spec)
-      if min_examples is None and not count:
-        raise populations.no_examples(client)
-      if count < max(min_examples or 1, 1):
-        filtered += 1
-        continue
       ids.append(client.encode())
       counts.append(count)
       for file, (_, array) in zip(files, examples.leaves(arrays), strict=True):
         written = np.ascontiguousarray(array).data
         file.write(written)
         digest.update(written)
-  populations.report_filtered(filtered, len(ids), min_examples)
   names = np.array(ids)
   order = np.argsort(names, kind='stable')
   same = np.flatnonzero(names[order][1:] == names[order][:-1])

@@ -1,6 +1,7 @@
 """Clients in memory, of whom a round only indexes arrays."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
 import hashlib
 from typing import Any
 
@@ -40,38 +41,55 @@ def concatenate(
   ids: list[str] = []
   kept: list[Any] = []
   counts: list[int] = []
-  filtered = 0
-  for client, fields in clients:
-    arrays, count = checked(client, fields, example_spec)
-    if min_examples is None and not count:
-      raise no_examples(client)
-    if count < (1 if min_examples is None else min_examples):
-      filtered += 1
-      continue
+  large_enough = LargeEnough(clients, example_spec, min_examples)
+  for client, arrays, count in large_enough:
     ids.append(client)
     kept.append(arrays)
     counts.append(count)
-  report_filtered(filtered, len(ids), min_examples)
   flat = examples.map_fields(lambda *arrays: np.concatenate(arrays), *kept)
-  return ids, flat, np.concatenate([[0], np.cumsum(counts)]), filtered
+  offsets = np.concatenate([[0], np.cumsum(counts)])
+  return ids, flat, offsets, large_enough.num_filtered
 
 
-def checked(
+@dataclasses.dataclass
+class LargeEnough:
+  """Clients with enough examples, checked one by one as they are asked for.
+
+  Attributes:
+    clients: Ids, and fields `[examples, ...]`.
+    example_spec: What one example consists of.
+    min_examples: See `concatenate`.
+    num_filtered: How many were left out so far.
+  """
+
+  clients: Iterable[tuple[str, Mapping[str, Any]]]
+  example_spec: examples.ExampleSpec
+  min_examples: int | None
+  num_filtered: int = 0
+
+  def __iter__(self) -> Iterator[tuple[str, Any, int]]:
+    """Yields ids, nested arrays, and how many examples are in them.
+
+    Raises:
+      ClientDataError: For a client that cannot be used, or if none is left.
+    """
+    kept = 0
+    for client, fields in self.clients:
+      arrays, count = _checked(client, fields, self.example_spec)
+      if self.min_examples is None and not count:
+        raise no_examples(client)
+      if count < (1 if self.min_examples is None else self.min_examples):
+        self.num_filtered += 1
+        continue
+      kept += 1
+      yield client, arrays, count
+    report_filtered(self.num_filtered, kept, self.min_examples)
+
+
+def _checked(
   client: str, fields: Mapping[str, Any], example_spec: examples.ExampleSpec
 ) -> tuple[Any, int]:
-  """Checks a client.
-
-  Args:
-    client: Its id.
-    fields: Its fields, `[examples, ...]`.
-    example_spec: What one example consists of.
-
-  Returns:
-    The fields as nested arrays, and how many examples there are.
-
-  Raises:
-    ClientDataError: If a field cannot be used.
-  """
+  """The fields of a client as nested arrays, and how many examples it has."""
   arrays = examples.check_fields(fields, example_spec, f'Client {client!r}')
   lengths = {len(array) for array in tf.nest.flatten(arrays)}
   if len(lengths) != 1:

@@ -74,11 +74,13 @@ class UnreadFeed:
 
   def opened(self) -> Feed:
     """Reads it."""
-    fields = {**self.unread.load(), **self.given}
-    nested = self.reader.stacked(fields, self.where)
-    clients = len(next(iter(self.given.values())))
-    stacked = _Stacked(clients, typed_values.leaves(nested), self.where)
-    return stacked.feed(np.arange(clients), self.size)
+    return _stacked_feed(
+      {**self.unread.load(), **self.given},
+      self.reader,
+      self.where,
+      len(next(iter(self.given.values()))),
+      self.size,
+    )
 
 
 class DeviceArrays:
@@ -161,6 +163,14 @@ class _Stacked(Clients):
     return Feed(tensors, kinds, np.zeros([size], np.int32))
 
 
+def _stacked_feed(
+  value: Any, reader: readers.Reader, where: str, clients: int, size: int
+) -> Feed:
+  """What a loop is fed for clients whose stacked values were just read."""
+  leaves = typed_values.leaves(reader.stacked(value, where))
+  return _Stacked(clients, leaves, where).feed(np.arange(clients), size)
+
+
 class _OnDemand(Clients):
   """Values that are read when the loop over their clients begins."""
 
@@ -172,7 +182,7 @@ class _OnDemand(Clients):
     where: str,
   ):
     self._size, self._read = size, read
-    self._reader, self._where = reader.stacked, where
+    self._reader, self._where = reader, where
     self._client_bytes = sum(
       spec.shape.num_elements() * spec.dtype.size
       for spec in typed_values.tensor_specs(reader.type_spec)
@@ -188,11 +198,8 @@ class _OnDemand(Clients):
     return [0] * self._size
 
   def feed(self, positions: np.ndarray, size: int) -> Feed:
-    columns = self._read(positions.tolist())
-    nested = self._reader(columns.stacked, self._where)
-    return _Stacked(
-      len(positions), typed_values.leaves(nested), self._where
-    ).feed(np.arange(len(positions)), size)
+    read = self._read(positions.tolist()).stacked
+    return _stacked_feed(read, self._reader, self._where, len(positions), size)
 
 
 class _Listed(Clients):
