@@ -108,8 +108,16 @@ def test_gum_by_hand():
   linear = _tiny_gum(output=models.Output(1.0, 5.0, is_linear=True))
   assert _of_tiny(linear) == pytest.approx(3 - 0.25)
   biased = _tiny_gum(biases=True)
-  _set(biased, user_bias=[[1.0]], item_bias=[[0.5]], common_bias=0.25)
-  assert _of_tiny(biased) == pytest.approx(_sigmoid(-0.25 + 1.75))
+  _set(
+    biased,
+    user_bias=[[1.0]],
+    item_bias=[[0.5]],
+    common_bias=0.25,
+    attribute_bias=[[9.0], [0.125]],
+    user_attribute_bias=[[9.0, 0.0625]],
+  )
+  # Of the biases in attributes those of the second.
+  assert _of_tiny(biased) == pytest.approx(_sigmoid(-0.25 + 1.9375))
 
 
 def test_gum_as_in_the_code_by_hand():
@@ -147,6 +155,7 @@ def test_gum_as_in_a_loop(is_as_in_code):
     score += weights['user_bias/embeddings'][user]
     score += weights['item_bias/embeddings'][item]
     score += attributes @ weights['attribute_bias/kernel']
+    score += attributes @ weights['user_attribute_bias/embeddings'][user]
     score += weights['common_bias/bias']
     np.testing.assert_allclose(found[place], _sigmoid(score), rtol=1e-5)
 
@@ -203,6 +212,14 @@ def test_what_models_say_of_users_and_attributes():
     'knowledge_item/kernel': (3, 5),
     'relation/kernel': (3, 3),
   }
+  assert models.biases_in_attributes(gum) == 0.0
+  biased = models.build_gum(_SIZES, biases=True)
+  weights = _filled(biased)
+  np.testing.assert_allclose(
+    models.biases_in_attributes(biased),
+    weights['user_attribute_bias/embeddings'],
+    rtol=1e-6,
+  )
   ncd = models.build_ncd(_SIZES)
   weights = _filled(ncd)
   np.testing.assert_allclose(

@@ -12,6 +12,8 @@ from tasks.errors import OptionError
 USER, ITEM, ATTRIBUTES = 'user', 'item', 'attributes'
 
 XAVIER = 'glorot_uniform'
+# The table of how much better each user is on items with an attribute.
+BIAS_IN_ATTRIBUTES = 'user_attribute_bias'
 
 
 class Sizes(NamedTuple):
@@ -175,14 +177,20 @@ def attributes_of(inputs: dict[str, Any], sizes: Sizes) -> Any:
   return MultiHot(sizes.attributes, name='multi_hot')(inputs[ATTRIBUTES])
 
 
-def attribute_bias(inputs: dict[str, Any], sizes: Sizes) -> Any:
-  """The sum of the biases of an item's attributes."""
+def attribute_biases(inputs: dict[str, Any], sizes: Sizes) -> list[Any]:
+  """Sums over an item's attributes: of their biases, and of the user's in them.
+
+  The first are public, the second a table of users.
+  """
+  layers = tf.keras.layers
   hot = MultiHot(sizes.attributes, name='attributes_for_bias')(
     inputs[ATTRIBUTES]
   )
-  return tf.keras.layers.Dense(
+  of_all = layers.Dense(
     1, use_bias=False, kernel_initializer='zeros', name='attribute_bias'
   )(hot)
+  of_users = users(inputs, sizes, sizes.attributes, BIAS_IN_ATTRIBUTES, 'zeros')
+  return [of_all, layers.Dot(1, name='bias_in_attributes')([of_users, hot])]
 
 
 def users(

@@ -121,9 +121,10 @@ def build_gum(
     sizes: How much there is of everything.
     output: What is predicted.
     width: N, length of the knowledge vectors.
-    biases: Whether biases of the user, of the item and of its attributes, and
-      one of all, which begin at zero, are added to the score. Biases of
-      attributes are public, a row an attribute.
+    biases: Whether biases of the user, of the item, of its attributes, of the
+      user in them, and one of all, which begin at zero, are added to the score.
+      Those of attributes are public, a row an attribute; those of the user in
+      attributes are a row a user.
     is_as_in_code: Whether the form is that of the authors' code.
     mean: With biases, the prediction at which the bias of all begins; the
       middle of the scale if None.
@@ -149,8 +150,8 @@ def build_gum(
   score = _gum_score(inputs, sizes, width, is_as_in_code)
   if biases:
     common = model_parts.biases(inputs, sizes, output, mean)
-    of_attributes = model_parts.attribute_bias(inputs, sizes)
-    score = tf.keras.layers.Add(name='score')([score, common, of_attributes])
+    of_attributes = model_parts.attribute_biases(inputs, sizes)
+    score = tf.keras.layers.Add(name='score')([score, common, *of_attributes])
   return tf.keras.Model(inputs, output.of(score), name=GUM)
 
 
@@ -354,6 +355,21 @@ def hidden_characteristic(
     `[users, attributes]`.
   """
   return users * (knowledge_of_users @ hidden)[:, 0]
+
+
+def biases_in_attributes(model: tf.keras.Model) -> np.ndarray | float:
+  """How much better each user does than others on items with an attribute.
+
+  Args:
+    model: A model that was built here.
+
+  Returns:
+    `[users, attributes]`, or zero for a model without such biases.
+  """
+  table = model_parts.BIAS_IN_ATTRIBUTES
+  if table not in {layer.name for layer in model.layers}:
+    return 0.0
+  return model.get_layer(table).get_weights()[0]
 
 
 def knowledge(model: tf.keras.Model) -> dict[str, np.ndarray]:

@@ -73,7 +73,9 @@ class Options(TaskOptions):
     choices=user_models.MODELS,
   )
   biases: bool = option(
-    False, 'Add biases of users, items and attributes, and a mean, to GUM.'
+    False,
+    'Add biases to GUM: of users, items, attributes and each user in them, and '
+    'a mean.',
   )
   items: str = option(
     OWN,
@@ -383,16 +385,18 @@ class UserModeling:
 def _hidden(
   keras_model: tf.keras.Model, public: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Hidden characteristics by Eq. 8, and `_related`: through RM.
+  """Hidden characteristics by Eq. 8, and `_related`: through RM, with biases.
 
   In GUM an attribute of an item speaks to all numbers of a user through its row
   of RM, which Eq. 8 leaves out: with another RM than the identity, h_uk says
-  nothing of items with the attribute k, but h_u RM^T does.
+  nothing of items with the attribute k, but h_u RM^T does. Biases of a user in
+  attributes, which the paper has not, are added to that.
   """
   hidden = user_models.hidden_characteristics(keras_model)
   if hidden is None:
     return {}
   found = {'': hidden}
   if _RELATION in public:
-    found['_related'] = hidden @ public[_RELATION].T
+    biases = user_models.biases_in_attributes(keras_model)
+    found['_related'] = hidden @ public[_RELATION].T + biases
   return found
