@@ -133,25 +133,30 @@ def _say_round(result: Any) -> None:
 
 @contextlib.contextmanager
 def _losing_nodes(options: Any) -> Any:
-  """A cluster of two nodes, one of which is lost and replaced again and again.
+  """A cluster of which one of two nodes is lost and replaced again and again.
 
   Yields:
     The address.
   """
+  import ray
   from ray import cluster_utils
 
   draw = random.Random(options.seed)
   cluster = cluster_utils.Cluster(
-    initialize_head=True, head_node_args={'num_cpus': 1}
+    initialize_head=True, head_node_args={'num_cpus': 0}
   )
-  nodes = [cluster.add_node(num_cpus=1)]
+  nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
   is_over = threading.Event()
 
   def lose() -> None:
     for _ in range(options.kills):
       if is_over.wait(draw.uniform(12.0, 25.0)):
         return
-      cluster.remove_node(nodes.pop(), allow_graceful=False)
+      # Of all on one host the driver has joined any, and would end with that.
+      own = ray.get_runtime_context().get_node_id()
+      lost = draw.choice([node for node in nodes if node.node_id != own])
+      nodes.remove(lost)
+      cluster.remove_node(lost, allow_graceful=False)
       measuring.say('lost')
       nodes.append(cluster.add_node(num_cpus=1))
 

@@ -273,20 +273,24 @@ def test_a_driver_that_is_killed_leaves_nothing():
 
 
 _NODES = """
+import ray
 import tff_partial
 from ray.cluster_utils import Cluster
 from tests import planted, ray_workers_test as test
 from tff_partial import runtimes
 process = test.fixture_process.__wrapped__()
-cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 1})
-node = cluster.add_node(num_cpus=1)
+cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 0})
+machines = [cluster.add_node(num_cpus=1) for _ in range(2)]
 with runtimes.ray(cluster.address, jit=False, patience=20.0) as context:
   test._workers(context)
   nodes = {w.place[0] for w in context._resources.workers._workers}
   print(len(nodes))
+  # Of all on one host a driver joins any, and ends with that.
+  own = ray.get_runtime_context().get_node_id()
+  lost = next(machine for machine in machines if machine.node_id != own)
   def lose(number):
     if number == 1:
-      cluster.remove_node(node, allow_graceful=False)
+      cluster.remove_node(lost, allow_graceful=False)
   found = test._train(process, each=lose)
 cluster.shutdown()
 with runtimes.cohort(jit=False):
