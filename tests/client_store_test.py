@@ -25,6 +25,7 @@ from tests import commands
 import tff_partial
 from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.runtimes import deposits
 from tff_partial.training import client_store
 from tff_partial.training import fresh_states
 from tff_partial.training import sampling
@@ -81,15 +82,37 @@ def fixture_runtime():
     yield context
 
 
-# Where what was not saved yet is: in memory, or moved to a file.
-WHERE = ('memory', 'file', 'file, moved')
+# Where what was not saved yet is: in memory, moved to a file, or in files of
+# those who ran the clients.
+WHERE = ('memory', 'file', 'file, moved', 'file, deposited')
 
 
 def folder_of(where: str, path: Any, monkeypatch: Any) -> Any:
   """The folder of a store, if it is in one."""
   if where == 'file, moved':
     monkeypatch.setattr(fresh_states, '_BYTES_IN_MEMORY', 0)
+  if where == 'file, deposited':
+    deposit_states(path.parent / 'deposits', monkeypatch)
   return None if where == 'memory' else path
+
+
+def deposit_states(folder: pathlib.Path, monkeypatch: Any) -> None:
+  """Has states written to files, of which a store is told."""
+  folder.mkdir(exist_ok=True)
+  write = ClientStore.write
+
+  def deposited(self: Any, client_ids: Any, states: Any) -> None:
+    layout = self._layout
+    leaves = layout.format.columns(layout.records(states))
+    if client_ids and len(states) == len(client_ids):
+      deposit = deposits.Deposit.write(str(folder), leaves).owned()
+      everybody = [np.arange(len(client_ids))]
+      states = layout.scattered(
+        deposits.Scattered.of(layout.format.specs, [deposit], everybody)
+      )
+    write(self, client_ids, states)
+
+  monkeypatch.setattr(ClientStore, 'write', deposited)
 
 
 @pytest.fixture(name='store', params=WHERE)

@@ -28,6 +28,7 @@ from tff_partial import runtimes
 from tff_partial import sgd
 from tff_partial.data import client_files
 from tff_partial.data import examples
+from tff_partial.runtimes import deposits
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import ray_workers
 
@@ -128,6 +129,34 @@ def test_a_worker_is_killed(context, process, expected, seconds):
   planted.assert_same(found, expected)
   assert killed[0] not in _workers(context)
   assert _is_gone(killed[0])
+
+
+def test_what_clients_remember_stays_where_they_ran(context):
+  kind = tff.TensorType(np.float32, [20_000])
+
+  @tff.tensorflow.computation(kind)
+  def change(state):
+    return state * 0.5 + 1.0
+
+  @tff.federated_computation(tff.FederatedType(kind, tff.CLIENTS))
+  def change_all(states):
+    return tff.federated_map(change, states)
+
+  with context:
+    states = change_all(
+      [np.full([20_000], number, np.float32) for number in range(40)]
+    )
+    for _ in range(2):
+      # Nobody has read them here.
+      assert all(map(_is_in_file, states.scattered.sources))
+      states = change_all(states)
+  for number, state in enumerate(states):
+    expected = ((number * 0.5 + 1.0) * 0.5 + 1.0) * 0.5 + 1.0
+    np.testing.assert_array_equal(state, np.full([20_000], expected))
+
+
+def _is_in_file(source):
+  return isinstance(source, deposits.Deposit) and os.path.exists(source.path)
 
 
 def test_workers_read_the_clients_that_they_run(context, tmp_path, monkeypatch):

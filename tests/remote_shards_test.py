@@ -1,5 +1,6 @@
 """What goes to other processes and back; here they are in this process."""
 
+import gc
 import importlib.util
 import itertools
 import pickle
@@ -29,10 +30,10 @@ def _travel(value):
 class _Crew:
   """Workers whose messages are pickled, though they never leave."""
 
-  def __init__(self, workers: int, jit: bool = False):
+  def __init__(self, workers: int, jit: bool = False, folder=None):
     self.arrays = remote_shards.RemoteArrays(lambda array: array.copy())
     self.workers = [
-      remote_shards.ShardWorker(jit, False, threads=1 + number % 2)
+      remote_shards.ShardWorker(jit, False, 1 + number % 2, folder)
       for number in range(workers)
     ]
     self.num_messages = self.num_bytes = 0
@@ -57,19 +58,24 @@ class _Crew:
         remote_shards.Share.of(shares[place](), stage.loop.program)
         for place in block
       ]
+      message = pickle.dumps((common, sent, chooser.choices))
+      self.num_bytes += len(message)
       answer = worker.run(
         program.key,
-        *_travel((common, sent, chooser.choices)),
+        *pickle.loads(message),
         fetch=lambda where: where,
         keys=self.arrays.keys(),
       )
       self.num_messages += 1
-      answers.append(_travel(answer))
+      message = pickle.dumps(answer)
+      self.num_bytes += len(message)
+      answers.append(pickle.loads(message))
     return remote_shards.joined(stage, answers)
 
 
-def _runtime(workers: int, jit: bool = False) -> CohortRuntime:
-  return CohortRuntime(jit, None, True, False, None, _Crew(workers, jit))
+def _runtime(workers: int, jit: bool = False, folder=None) -> CohortRuntime:
+  crew = _Crew(workers, jit, folder)
+  return CohortRuntime(jit, None, True, False, None, crew)
 
 
 @pytest.fixture(scope='module', name='model')
@@ -116,6 +122,28 @@ def test_any_number_of_workers_comes_to_the_same_bits(model, clients, build):
   for workers in (1, 2, 3, 8):
     with _runtime(workers):
       planted.assert_same(_train(process, clients), expected)
+
+
+@pytest.fixture(name='much')
+def fixture_much(monkeypatch):
+  """What clients remember is much enough to be left in files."""
+  monkeypatch.setattr(remote_shards, '_BYTES_OF_DEPOSIT', 1)
+
+
+def test_what_clients_remember_stays_in_files(model, clients, much, tmp_path):
+  process = algorithms.build_furl(model, training=Phase(optimizer=sgd(0.1)))
+  with runtimes.cohort(jit=False):
+    expected = _train(process, clients)
+  with _runtime(2) as runtime:
+    _train(process, clients)
+    sent = runtime._resources.workers.num_bytes
+  with _runtime(2, folder=str(tmp_path)) as runtime:
+    found = _train(process, clients)
+    assert runtime._resources.workers.num_bytes < sent
+  planted.assert_same(found, expected)
+  # They were read in the end, and nobody names the files any more.
+  gc.collect()
+  assert not list(tmp_path.iterdir())
 
 
 def test_what_an_earlier_loop_kept_goes_with_the_shards():

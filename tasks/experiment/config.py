@@ -80,11 +80,16 @@ class Runtime(Options):
     'the cluster has processors.',
     at_least=1,
   )
+  ray_folder: str | None = option(
+    None,
+    'With --runtime=ray, a folder that all machines see, for files of what '
+    'clients remember; without one it is sent, except on this machine.',
+  )
 
   def __post_init__(self) -> None:
     """Refuses what the runtime cannot do."""
     super().__post_init__()
-    for name in ('ray_address', 'ray_workers'):
+    for name in ('ray_address', 'ray_workers', 'ray_folder'):
       if getattr(self, name) is not None and self.runtime != 'ray':
         raise OptionError(
           f'--{name}={getattr(self, name)}: give it with --runtime=ray.'

@@ -98,7 +98,11 @@ def executing(
       context = runtimes.native()
     case 'ray':
       context = runtimes.ray(
-        runtime.ray_address, runtime.ray_workers, jit=jit, choices=choices
+        runtime.ray_address,
+        runtime.ray_workers,
+        jit=jit,
+        choices=choices,
+        folder=runtime.ray_folder,
       )
     case _:
       context = runtimes.cohort(jit=jit, choices=choices)

@@ -16,6 +16,8 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
+from tff_partial.runtimes import deposits
+
 
 class Column:
   """One leaf of a value that every client returns."""
@@ -131,6 +133,7 @@ class Columns(list[Any]):
   # Both are None in an ordinary list, which has none of the others either.
   _leaves: Sequence[Any] | None = None
   _read: 'Callable[[Sequence[int]], Columns] | None' = None
+  _scattered: deposits.Scattered | None = None
   _size: int
   _convert: Callable[[Iterator[Any]], Any]
 
@@ -171,6 +174,32 @@ class Columns(list[Any]):
 
     columns._size, columns._read = size, read_in_turn
     return columns
+
+  @classmethod
+  def of_scattered(
+    cls,
+    scattered: deposits.Scattered,
+    convert: Callable[[Iterator[Any]], Any],
+  ) -> Self:
+    """Values that lie in files; whoever runs a client can read its own.
+
+    Args:
+      scattered: Where they lie.
+      convert: Puts leaves into the containers of a client's value.
+    """
+
+    def read(places: Sequence[int]) -> Columns:
+      leaves = scattered.take(np.asarray(places, np.int64)).leaves()
+      return Columns.of(len(places), leaves, convert)
+
+    columns = cls.on_demand(len(scattered), read)
+    columns._scattered = scattered
+    return columns
+
+  @property
+  def scattered(self) -> deposits.Scattered | None:
+    """Where the values lie, if not in this process."""
+    return self._scattered
 
   @property
   def read(self) -> 'Callable[[Sequence[int]], Columns] | None':

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import enum
-from typing import Any
+from typing import Any, Protocol
 import weakref
 
 import numpy as np
@@ -21,6 +21,7 @@ import tensorflow_federated as tff
 
 from tff_partial import resident_arrays
 from tff_partial.runtimes import client_batch
+from tff_partial.runtimes import deposits
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import readers
 from tff_partial.runtimes import sequences
@@ -59,28 +60,49 @@ class UnreadFeed:
   """A `Feed` that is read where its loop is run, and can be sent there.
 
   Attributes:
-    unread: What some fields of the clients are read from.
+    unread: What is read.
+    clients: Of how many clients.
+    where: What to call the argument in errors.
+    size: The leading dimension of what is fed.
+  """
+
+  unread: '_Unread'
+  clients: int
+  where: str
+  size: int
+
+  def opened(self) -> Feed:
+    """Reads it."""
+    return _fed(self.unread.leaves(), self.clients, self.where, self.size)
+
+
+class _Unread(Protocol):
+  """Leaves of some clients' values that are read when they are needed."""
+
+  def leaves(self) -> Sequence[np.ndarray]:
+    """Reads them: arrays `[clients, ...]`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _UnreadFields:
+  """Structures of which some fields are read when they are needed.
+
+  Attributes:
+    unread: What these are read from.
     given: The others, `[clients, ...]`.
     reader: Reads the value of one client.
     where: What to call the argument in errors.
-    size: The leading dimension of what is fed.
   """
 
   unread: Any
   given: Mapping[str, np.ndarray]
   reader: readers.Reader
   where: str
-  size: int
 
-  def opened(self) -> Feed:
-    """Reads it."""
-    return _stacked_feed(
-      {**self.unread.load(), **self.given},
-      self.reader,
-      self.where,
-      len(next(iter(self.given.values()))),
-      self.size,
-    )
+  def leaves(self) -> Sequence[np.ndarray]:
+    """See `_Unread`."""
+    fields = {**self.unread.load(), **self.given}
+    return typed_values.leaves(self.reader.stacked(fields, self.where))
 
 
 class DeviceArrays:
@@ -163,12 +185,31 @@ class _Stacked(Clients):
     return Feed(tensors, kinds, np.zeros([size], np.int32))
 
 
-def _stacked_feed(
-  value: Any, reader: readers.Reader, where: str, clients: int, size: int
+def _fed(
+  leaves: Sequence[np.ndarray], clients: int, where: str, size: int
 ) -> Feed:
-  """What a loop is fed for clients whose stacked values were just read."""
-  leaves = typed_values.leaves(reader.stacked(value, where))
+  """What a loop is fed for clients whose values were just read."""
   return _Stacked(clients, leaves, where).feed(np.arange(clients), size)
+
+
+class _Scattered(Clients):
+  """Values that lie in files, and are read by whoever runs their clients."""
+
+  def __init__(self, scattered: deposits.Scattered, where: str):
+    self._scattered, self._where = scattered, where
+
+  def __len__(self) -> int:
+    return len(self._scattered)
+
+  def client_bytes(self) -> int:
+    return self._scattered.client_bytes
+
+  def groups(self) -> Sequence[int]:
+    return [0] * len(self)
+
+  def feed(self, positions: np.ndarray, size: int) -> UnreadFeed:
+    scattered = self._scattered.take(positions)
+    return UnreadFeed(scattered, len(positions), self._where, size)
 
 
 class _OnDemand(Clients):
@@ -199,7 +240,8 @@ class _OnDemand(Clients):
 
   def feed(self, positions: np.ndarray, size: int) -> Feed:
     read = self._read(positions.tolist()).stacked
-    return _stacked_feed(read, self._reader, self._where, len(positions), size)
+    leaves = typed_values.leaves(self._reader.stacked(read, self._where))
+    return _fed(leaves, len(positions), self._where, size)
 
 
 class _Listed(Clients):
@@ -258,14 +300,14 @@ class _Grouped(Clients):
     size = len(cohort)
     self._group_of = np.full([size], -1, np.int64)
     self._place_of = np.zeros([size], np.int64)
-    self._groups: list[_Resident | _Unread] = []
+    self._groups: list[_Resident | _UnreadGroup] = []
     for number, group in enumerate(cohort.groups):
       self._group_of[group.positions] = number
       self._place_of[group.positions] = np.arange(len(group.positions))
       self._groups.append(
         _Resident(group, reader, where, arrays)
         if group.unread is None
-        else _Unread(group, reader, where)
+        else _UnreadGroup(group, reader, where)
       )
     if (self._group_of < 0).any():
       raise errors.ArgumentError(
@@ -325,7 +367,7 @@ class _Resident:
     )
 
 
-class _Unread:
+class _UnreadGroup:
   """A group whose clients are read where they are run."""
 
   def __init__(self, group: Any, reader: readers.Reader, where: str):
@@ -342,13 +384,9 @@ class _Unread:
   def feed(self, places: np.ndarray, size: int) -> UnreadFeed:
     group = self._group
     given = {name: array[places] for name, array in group.given.items()}
-    return UnreadFeed(
-      group.unread.take(group.rows[places]),
-      given,
-      self._reader,
-      self._where,
-      size,
-    )
+    unread = group.unread.take(group.rows[places])
+    fields = _UnreadFields(unread, given, self._reader, self._where)
+    return UnreadFeed(fields, len(places), self._where, size)
 
 
 def _leaves_of(
@@ -403,6 +441,10 @@ def open_argument(
     if reader.is_empty:
       return _Stacked(len(value), [], where)
     return _Grouped(value, reader, where, arrays)
+  if isinstance(value, client_batch.Columns) and value.scattered is not None:
+    specs = typed_values.tensor_specs(reader.type_spec)
+    if [*value.scattered.specs] == specs:
+      return _Scattered(value.scattered, where)
   is_dense = isinstance(value, client_batch.Columns) and value.is_dense
   if is_dense and value.read is not None and reader.is_static:
     return _OnDemand(len(value), value.read, reader, where)

@@ -5,10 +5,12 @@
 
 It is the cohort runtime, whose shards are run by actors, each a process of its
 own on this or another machine. An actor has each computation and each array of
-a population sent once; then only values of the server, the places of clients in
-these arrays, and what clients remember. The weights are the same bits as with
-the cohort runtime and as with any other number of workers, on machines whose
-processors and numbers of threads a kernel are alike.
+a population sent once; then only values of the server, and the places of
+clients in these arrays. What clients remember, if it is much, an actor leaves
+in a file that all machines see, and whoever runs them next reads it there. The
+weights are the same bits as with the cohort runtime and as with any other
+number of workers, on machines whose processors and numbers of threads a kernel
+are alike.
 
 A round survives its workers. What one was doing when it was killed, ran out of
 memory, was cut off or froze is done again by another, and none of it is counted
@@ -22,6 +24,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import tempfile
 import threading
 import time
 from typing import Any
@@ -33,6 +36,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.errors import UserError
+from tff_partial.runtimes import deposits
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import jit_autotuning
 from tff_partial.runtimes import remote_shards
@@ -71,6 +75,7 @@ def ray(
   choices: Mapping[str, bool] | None = None,
   asynchronous: bool = False,
   patience: float = 120.0,
+  folder: str | os.PathLike[str] | None = None,
 ) -> CohortRuntime | AsyncCohortRuntime:
   """A runtime that compiles whole rounds, and runs them on a Ray cluster.
 
@@ -90,6 +95,10 @@ def ray(
     asynchronous: See `cohort`.
     patience: Seconds that a worker may be silent. One that is silent for longer
       is ended, and another takes its place.
+    folder: One that all machines see, for files of what clients remember, which
+      go when they are of no more use. By default, for a cluster of this machine
+      that ends with the context, that of the system for temporary files; for
+      others none: then what clients remember is sent in each round.
 
   Returns:
     A context, as that of `cohort`.
@@ -113,6 +122,7 @@ def ray(
     _Cluster(address, workers, cpus_per_worker, gpus_per_worker),
     (jit, strict, cpus_per_worker),
     patience,
+    tempfile.gettempdir() if folder is None and address is None else folder,
   )
   if asynchronous:
     return AsyncCohortRuntime(jit, None, strict, False, choices, crew)
@@ -327,9 +337,16 @@ class _Crew:
   """Workers, and the work that is to be shared among them."""
 
   def __init__(
-    self, cluster: _Cluster, options: tuple[Any, ...], patience: float
+    self,
+    cluster: _Cluster,
+    options: tuple[Any, ...],
+    patience: float,
+    folder: str | os.PathLike[str] | None,
   ):
     self._cluster, self._options, self._patience = cluster, options, patience
+    self._folder = folder
+    # Where workers leave files, once there are workers.
+    self._deposits: str | None = None
     self._workers: list[_Worker] = []
     self._programs: dict[tff.Computation, tuple[str, Any]] = {}
     self._lock = threading.RLock()
@@ -343,6 +360,8 @@ class _Crew:
     """Asks for workers, unless they are there."""
     with self._lock:
       if not self._is_open:
+        if self._folder is not None and self._deposits is None:
+          self._deposits = deposits.make_folder(self._folder)
         self._cluster.start()
         self._is_open = True
       self._hire()
@@ -421,7 +440,7 @@ class _Crew:
       self._workers.remove(worker)
       self._cluster.end(worker.actor, worker.place)
     while len(self._workers) < wanted:
-      actor = self._cluster.hire(self._options)
+      actor = self._cluster.hire((*self._options, self._deposits))
       self._workers.append(
         _Worker(actor, time.monotonic(), actor.place.remote())
       )

@@ -22,6 +22,7 @@ import tensorflow_federated as tff
 
 from tff_partial.runtimes import client_batch
 from tff_partial.runtimes import client_inputs
+from tff_partial.runtimes import deposits
 from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import jit_autotuning
 from tff_partial.runtimes import merging
@@ -31,7 +32,10 @@ from tff_partial.runtimes import typed_values
 
 # Leaves of values by the places of their keys among `Program.keys`: the keys
 # themselves differ from process to process.
-_ByPlace = Mapping[int, Sequence[Any]]
+_ByPlace = Mapping[int, Sequence[Any] | deposits.Deposit]
+
+# What clients of a shard return is left in a file from so many bytes on.
+_BYTES_OF_DEPOSIT = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +185,11 @@ class ShardWorker:
   """Runs shards for a caller in another process."""
 
   def __init__(
-    self, jit: jit_autotuning.Jit, strict: bool, threads: int
+    self,
+    jit: jit_autotuning.Jit,
+    strict: bool,
+    threads: int,
+    folder: str | None = None,
   ) -> None:
     """Knows nothing yet.
 
@@ -189,7 +197,10 @@ class ShardWorker:
       jit: See `cohort`.
       strict: See `cohort`.
       threads: How many shards run side by side.
+      folder: Where what clients return is left, if it is much; None to return
+        all of it.
     """
+    self._folder = folder
     self._chooser = jit_autotuning.Chooser(jit, None, strict, threads)
     self._resources = rounds.Resources(
       client_inputs.DeviceArrays(),
@@ -260,9 +271,28 @@ class ShardWorker:
     )
     return Answer(
       list(map(to_array, totals)),
-      [by_place(program, one) for one in returned],
+      [
+        by_place(program, self._deposited(compiled, one, len(share.shard)))
+        for one, share in zip(returned, shares, strict=True)
+      ],
       dict(self._chooser.choices),
     )
+
+  def _deposited(
+    self,
+    compiled: rounds.CompiledComputation,
+    returned: rounds.Returned,
+    clients: int,
+  ) -> rounds.Returned:
+    """What a shard returns, with what is much of it left in files."""
+    if self._folder is None:
+      return returned
+    found = dict(returned)
+    for key in compiled.may_be_deposited & found.keys():
+      leaves = [leaf.numpy()[:clients] for leaf in found[key]]
+      if sum(leaf.nbytes for leaf in leaves) >= _BYTES_OF_DEPOSIT:
+        found[key] = deposits.Deposit.write(self._folder, leaves)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,11 +318,11 @@ class Share:
 
 def by_place(
   program: flat_program.Program,
-  values: Mapping[flat_program.Key, Sequence[Any]],
-) -> dict[int, list[Any]]:
+  values: Mapping[flat_program.Key, Any],
+) -> dict[int, Any]:
   """Values as another process knows them, as arrays."""
   return {
-    place: list(map(to_array, values[key]))
+    place: _each(to_array, values[key])
     for place, key in enumerate(program.keys)
     if key in values
   }
@@ -300,12 +330,19 @@ def by_place(
 
 def by_key(
   program: flat_program.Program, values: _ByPlace
-) -> dict[flat_program.Key, list[Any]]:
+) -> dict[flat_program.Key, Any]:
   """Values of another process, as tensors."""
   return {
-    program.keys[place]: list(map(to_tensor, leaves))
+    program.keys[place]: _each(to_tensor, leaves)
     for place, leaves in values.items()
   }
+
+
+def _each(convert: Callable[[Any], Any], leaves: Any) -> Any:
+  """Leaves one by one; those in a file stay there."""
+  if isinstance(leaves, deposits.Deposit):
+    return leaves
+  return list(map(convert, leaves))
 
 
 def joined(

@@ -19,6 +19,7 @@ from tff_partial.runtimes import client_inputs
 from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import debugging
+from tff_partial.runtimes import deposits
 from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import jit_autotuning
 from tff_partial.runtimes import loop_inputs
@@ -31,10 +32,11 @@ from tff_partial.runtimes import typed_values
 
 Key: TypeAlias = flat_program.Key
 
-# For each client value that outlives its loop, its leaves, shard by shard.
-Outputs: TypeAlias = dict[Key, list[list[Any]]]
-# The same of one shard.
-Returned: TypeAlias = dict[Key, list[Any]]
+# For each client value that outlives its loop, its leaves, shard by shard, or
+# the file that they are in.
+Outputs: TypeAlias = dict[Key, list[Any]]
+# The same of one shard: a list of leaves, or a `deposits.Deposit`.
+Returned: TypeAlias = dict[Key, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +185,20 @@ class CompiledComputation:
     name = f'{self._program.fingerprint}/{number}'
     return ClientStage(name, self._plan.loops[number], values, zeros)
 
+  @functools.cached_property
+  def may_be_deposited(self) -> frozenset[Key]:
+    """What clients return that no other loop reads, arrays all of it."""
+    read = {key for loop in self._plan.loops for key in loop.kept}
+    return frozenset(
+      key
+      for key in self._plan.client_results
+      if key not in read
+      and all(
+        spec.shape.is_fully_defined() and spec.dtype != tf.string
+        for spec in typed_values.tensor_specs(self._program.type_of(key))
+      )
+    )
+
   @property
   def program(self) -> flat_program.Program:
     """The steps that it consists of."""
@@ -217,6 +233,10 @@ class CompiledComputation:
     size = sum(map(len, positions))
     specs = typed_values.tensor_specs(self._program.type_of(key))
     parts = outputs.get(key, ())
+    if any(isinstance(part, deposits.Deposit) for part in parts):
+      return typed_values.ClientValues(
+        size, deposits.Scattered.of(specs, list(map(_source, parts)), positions)
+      )
     return typed_values.ClientValues(
       size,
       [
@@ -308,6 +328,13 @@ class ClientStage:
         self.name, loop, signature, lambda: inputs.flat(loop, 1)
       )
       return compiled(inputs.flat(loop, len(share.shard)))
+
+
+def _source(part: Any) -> deposits.Source:
+  """Where the leaves of a shard are; a file goes when nobody names it."""
+  if isinstance(part, deposits.Deposit):
+    return part.owned()
+  return deposits.Held([leaf.numpy() for leaf in part])
 
 
 def _to_tensor(leaf: Any) -> tf.Tensor:

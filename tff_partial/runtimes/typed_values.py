@@ -16,6 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import client_batch
+from tff_partial.runtimes import deposits
 
 # A tensor, an array, or a list of nested values.
 Nested: TypeAlias = Any
@@ -105,11 +106,12 @@ class ClientValues(NamedTuple):
 
   Attributes:
     size: The number of clients.
-    leaves: What `client_batch.gather` returned, leaf by leaf.
+    leaves: What `client_batch.gather` returned, leaf by leaf, or where they
+      lie.
   """
 
   size: int
-  leaves: Sequence[Any]
+  leaves: Sequence[Any] | deposits.Scattered
 
 
 def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
@@ -137,6 +139,8 @@ def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
 def _columns(
   value: ClientValues, convert: Callable[[Iterator[Any]], Any]
 ) -> client_batch.Columns:
+  if isinstance(value.leaves, deposits.Scattered):
+    return client_batch.Columns.of_scattered(value.leaves, convert)
   return client_batch.Columns.of(value.size, value.leaves, convert)
 
 

@@ -22,6 +22,7 @@ of the file, exports, or what a disk keeps of files that were removed.
 
 import collections
 from collections.abc import Mapping, Sequence
+import itertools
 import json
 import os
 import pathlib
@@ -31,7 +32,9 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import client_batch
+from tff_partial.runtimes import deposits
 from tff_partial.training import checkpoints
+from tff_partial.training import deposited_states
 from tff_partial.training import fresh_states
 from tff_partial.training import sampling
 from tff_partial.training import sqlite_backend
@@ -143,6 +146,7 @@ class ClientStore(ClientStates):
       raise
     super().__init__(versions, initialize_client, seed)
     self._fresh = self._no_fresh_states()
+    self._deposited = deposited_states.DepositedStates(self._layout)
 
   def _no_fresh_states(self) -> fresh_states.FreshStates:
     path = self._versions.path
@@ -164,10 +168,31 @@ class ClientStore(ClientStates):
     self, client_id: str
   ) -> collections.OrderedDict[str, np.ndarray] | None:
     """What one client remembers, leaf by leaf; None if it never took part."""
-    record = np.empty([1], self._layout.format.record_type)
+    form = self._layout.format
+    if client_id in self._deposited:
+      leaves = self._deposited.read([client_id]).leaves()
+      return form.by_leaf(form.records(leaves, 1)[0])
+    record = np.empty([1], form.record_type)
     if self._fresh.read([client_id], record).any():
       return super().client(client_id)
-    return self._layout.format.by_leaf(record[0])
+    return form.by_leaf(record[0])
+
+  def read(self, client_ids: Sequence[str]) -> client_batch.Columns:
+    """What some clients remember, or begin with; see `ClientStates.read`.
+
+    What lies in files of workers is left to those who run the clients.
+    """
+    is_deposited = [client in self._deposited for client in client_ids]
+    if not any(is_deposited):
+      return super().read(client_ids)
+    here = list(itertools.compress(client_ids, is_deposited))
+    others = np.flatnonzero(np.logical_not(is_deposited))
+    states = self._deposited.read(here)
+    if others.size:
+      records = self._records([client_ids[place] for place in others])
+      held = deposits.Held(self._layout.format.columns(records))
+      states = states.with_others(others, held)
+    return self._layout.scattered(states)
 
   def _records(self, client_ids: Sequence[str]) -> np.ndarray:
     records = np.empty([len(client_ids)], self._layout.format.record_type)
@@ -186,8 +211,17 @@ class ClientStore(ClientStates):
       raise ClientStoreError(
         f'There are {len(states)} states for {len(client_ids)} clients.'
       )
-    if client_ids:
-      self._fresh.write(client_ids, self._layout.records(states))
+    if not client_ids:
+      return
+    scattered = self._layout.where_they_lie(states)
+    if scattered is not None:
+      self._deposited.write(client_ids, scattered)
+      for client in client_ids:
+        self._fresh.delete(client)
+      return
+    self._fresh.write(client_ids, self._layout.records(states))
+    for client in client_ids:
+      self._deposited.forget(client)
 
   def save(self, round_number: int, best: int | None = None) -> None:
     """Saves what was written, before the server's checkpoint of the round.
@@ -199,8 +233,11 @@ class ClientStore(ClientStates):
     Raises:
       ClientStoreError: If it cannot be saved. What was saved before is kept.
     """
-    self._versions.save(round_number, best, self._fresh.states())
-    self._forget_fresh_states()
+    states = itertools.chain(self._fresh.states(), self._deposited.unsaved())
+    self._versions.save(round_number, best, states)
+    self._fresh.close()
+    self._fresh = self._no_fresh_states()
+    self._deposited.saved()
 
   def go_back_to(self, round_number: int) -> None:
     """Forgets what clients learned after the round from which a run goes on.
@@ -212,11 +249,9 @@ class ClientStore(ClientStates):
       ClientStoreError: If that round was not saved here.
     """
     self._versions.go_back_to(round_number)
-    self._forget_fresh_states()
-
-  def _forget_fresh_states(self) -> None:
     self._fresh.close()
     self._fresh = self._no_fresh_states()
+    self._deposited = deposited_states.DepositedStates(self._layout)
 
   def at(self, round_number: int) -> ClientStates:
     """What clients remembered after a round that was saved.
@@ -257,7 +292,8 @@ class ClientStore(ClientStates):
       ClientStoreError: If the file cannot be changed.
     """
     were_saved = self._versions.delete(client_id) > 0
-    return self._fresh.delete(client_id) or were_saved
+    was_deposited = self._deposited.delete(client_id)
+    return self._fresh.delete(client_id) or was_deposited or were_saved
 
   def release(self) -> None:
     """Lets other processes write to the file; here it can still be read."""

@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 
 from tff_partial import errors
 from tff_partial.runtimes import client_batch
+from tff_partial.runtimes import deposits
 from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import graphs
 from tff_partial.runtimes import readers
@@ -42,6 +43,7 @@ class Format:
   Attributes:
     text: Names, types and shapes of the leaves, as JSON; None is a dimension of
       the client's own.
+    specs: Types and shapes of the leaves.
     record_type: NumPy's type of one record.
   """
 
@@ -51,6 +53,10 @@ class Format:
     self._leaves = [
       (name, tf.dtypes.as_dtype(dtype).as_numpy_dtype, tuple(shape))
       for name, dtype, shape in json.loads(text)
+    ]
+    self.specs = [
+      tf.TensorSpec(shape, tf.dtypes.as_dtype(dtype))
+      for _, dtype, shape in self._leaves
     ]
     self.is_ragged = any(None in shape for _, _, shape in self._leaves)
     self.record_type = (
@@ -184,6 +190,17 @@ class Layout:
     """Records as a sequence of values that runtimes read leaf by leaf."""
     leaves = self.format.columns(records)
     return client_batch.Columns.of(len(records), leaves, self._convert)
+
+  def scattered(self, states: deposits.Scattered) -> client_batch.Columns:
+    """The same of states that lie elsewhere."""
+    return client_batch.Columns.of_scattered(states, self._convert)
+
+  def where_they_lie(self, states: Sequence[Any]) -> deposits.Scattered | None:
+    """Where values lie that a runtime returned, if they can stay there."""
+    found = getattr(states, 'scattered', None)
+    if found is None or [*found.specs] != self.format.specs:
+      return None
+    return found
 
   def records(self, states: Sequence[Any]) -> np.ndarray:
     """Values as a runtime returned them, as records."""
