@@ -97,8 +97,9 @@ def folder_of(where: str, path: Any, monkeypatch: Any) -> Any:
 
 
 def deposit_states(folder: pathlib.Path, monkeypatch: Any) -> None:
-  """Has states written to files, of which a store is told."""
+  """Has states written to files, of which a store is told, and made late."""
   folder.mkdir(exist_ok=True)
+  monkeypatch.setattr(state_codec, '_LARGE_BYTES', 0)
   write = ClientStore.write
 
   def deposited(self: Any, client_ids: Any, states: Any) -> None:

@@ -65,9 +65,9 @@ def test_what_was_left_is_read(tmp_path):
 
 def test_others_come_in_between(tmp_path):
   some = _scattered(tmp_path).take(np.array([8, 1, 4]))
-  others = deposits.Held(_leaves(2, first=20))
+  others = _scattered(tmp_path).take(np.array([7, 3]))
   found = some.with_others(np.array([0, 3]), others)
-  _assert_are(found.leaves(), [20, 8, 1, 21, 4])
+  _assert_are(found.leaves(), [7, 8, 1, 3, 4])
 
 
 def test_files_are_named_and_not_sent(tmp_path):

@@ -107,7 +107,7 @@ def test_gum_by_hand():
   assert _of_tiny(ratings) == pytest.approx(1 + 4 * _sigmoid(-0.25))
   linear = _tiny_gum(output=models.Output(1.0, 5.0, is_linear=True))
   assert _of_tiny(linear) == pytest.approx(3 - 0.25)
-  biased = _tiny_gum(biases=True)
+  biased = _tiny_gum(biases=True, biases_in_attributes=True)
   _set(
     biased,
     user_bias=[[1.0]],
@@ -131,7 +131,9 @@ def test_gum_as_in_the_code_by_hand():
 
 @pytest.mark.parametrize('is_as_in_code', [False, True], ids=['paper', 'code'])
 def test_gum_as_in_a_loop(is_as_in_code):
-  model = models.build_gum(_SIZES, biases=True, is_as_in_code=is_as_in_code)
+  model = models.build_gum(
+    _SIZES, biases=True, biases_in_attributes=True, is_as_in_code=is_as_in_code
+  )
   weights = _filled(model)
   outer = _sigmoid if is_as_in_code else lambda x: x
   found = model(_INPUTS).numpy()
@@ -213,7 +215,7 @@ def test_what_models_say_of_users_and_attributes():
     'relation/kernel': (3, 3),
   }
   assert models.biases_in_attributes(gum) == 0.0
-  biased = models.build_gum(_SIZES, biases=True)
+  biased = models.build_gum(_SIZES, biases=True, biases_in_attributes=True)
   weights = _filled(biased)
   np.testing.assert_allclose(
     models.biases_in_attributes(biased),
@@ -440,6 +442,11 @@ def test_scales_without_extent_are_refused():
 def test_means_beyond_the_scale_are_refused(mean):
   with pytest.raises(OptionError, match=f'mean={mean}: predictions lie betwee'):
     models.build_bias(_SIZES, models.RATINGS, mean=mean)
+
+
+def test_biases_in_attributes_without_others_are_refused():
+  with pytest.raises(OptionError, match='biases_in_attributes: without other'):
+    models.build_gum(_SIZES, biases_in_attributes=True)
 
 
 def test_a_mean_without_biases_is_refused():

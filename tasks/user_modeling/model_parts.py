@@ -177,10 +177,16 @@ def attributes_of(inputs: dict[str, Any], sizes: Sizes) -> Any:
   return MultiHot(sizes.attributes, name='multi_hot')(inputs[ATTRIBUTES])
 
 
-def attribute_biases(inputs: dict[str, Any], sizes: Sizes) -> list[Any]:
+def attribute_biases(
+  inputs: dict[str, Any], sizes: Sizes, *, of_users: bool
+) -> list[Any]:
   """Sums over an item's attributes: of their biases, and of the user's in them.
 
-  The first are public, the second a table of users.
+  Args:
+    inputs: The inputs.
+    sizes: How much there is of everything.
+    of_users: Whether there are the second, which are a table of users; the
+      first are public.
   """
   layers = tf.keras.layers
   hot = MultiHot(sizes.attributes, name='attributes_for_bias')(
@@ -189,8 +195,10 @@ def attribute_biases(inputs: dict[str, Any], sizes: Sizes) -> list[Any]:
   of_all = layers.Dense(
     1, use_bias=False, kernel_initializer='zeros', name='attribute_bias'
   )(hot)
-  of_users = users(inputs, sizes, sizes.attributes, BIAS_IN_ATTRIBUTES, 'zeros')
-  return [of_all, layers.Dot(1, name='bias_in_attributes')([of_users, hot])]
+  if not of_users:
+    return [of_all]
+  own = users(inputs, sizes, sizes.attributes, BIAS_IN_ATTRIBUTES, 'zeros')
+  return [of_all, layers.Dot(1, name='bias_in_attributes')([own, hot])]
 
 
 def users(

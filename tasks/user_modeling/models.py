@@ -55,6 +55,7 @@ def build(
   attributes_width: int,
   width: int = 5,
   biases: bool = False,
+  biases_in_attributes: bool = False,
   scale: tuple[float, float] = (0.0, 1.0),
   is_linear: bool = False,
 ) -> tf.keras.Model:
@@ -68,6 +69,7 @@ def build(
     attributes_width: The most attributes that an item has.
     width: N of the paper, in GUM.
     biases: Whether GUM has biases.
+    biases_in_attributes: Whether these are also of each user in each attribute.
     scale: The lowest and the highest answer.
     is_linear: See `Output`.
 
@@ -75,7 +77,12 @@ def build(
     OptionError: If there is no such model, or it cannot be built so.
   """
   sizes = Sizes(num_users, num_items, num_attributes, attributes_width)
-  gum = functools.partial(build_gum, width=width, biases=biases)
+  gum = functools.partial(
+    build_gum,
+    width=width,
+    biases=biases,
+    biases_in_attributes=biases_in_attributes,
+  )
   builders: dict[str, Callable[..., tf.keras.Model]] = {
     GUM: gum,
     GUM_CODE: functools.partial(gum, is_as_in_code=True),
@@ -88,7 +95,7 @@ def build(
       f'user_model={model}: there is no such model. Choose one of '
       f'{", ".join(MODELS)}.'
     )
-  if biases and model not in (GUM, GUM_CODE):
+  if (biases or biases_in_attributes) and model not in (GUM, GUM_CODE):
     raise OptionError(
       f'biases: the model {model} has them always, or never. Leave the option '
       'out, or choose gum.'
@@ -102,6 +109,7 @@ def build_gum(
   *,
   width: int = 5,
   biases: bool = False,
+  biases_in_attributes: bool = False,
   is_as_in_code: bool = False,
   mean: float | None = None,
 ) -> tf.keras.Model:
@@ -121,10 +129,11 @@ def build_gum(
     sizes: How much there is of everything.
     output: What is predicted.
     width: N, length of the knowledge vectors.
-    biases: Whether biases of the user, of the item, of its attributes, of the
-      user in them, and one of all, which begin at zero, are added to the score.
-      Those of attributes are public, a row an attribute; those of the user in
-      attributes are a row a user.
+    biases: Whether biases of the user, of the item and of its attributes, and
+      one of all, which begin at zero, are added to the score. Biases of
+      attributes are public, a row an attribute.
+    biases_in_attributes: With biases, whether those of the user in each of the
+      item's attributes are added, too: a table with a row a user.
     is_as_in_code: Whether the form is that of the authors' code.
     mean: With biases, the prediction at which the bias of all begins; the
       middle of the scale if None.
@@ -134,6 +143,11 @@ def build_gum(
       has no such form.
   """
   model_parts.check(sizes, output, width=width)
+  if biases_in_attributes and not biases:
+    raise OptionError(
+      'biases_in_attributes: without other biases there are none of users in '
+      'attributes. Add biases, or leave the option out.'
+    )
   if mean is not None and not biases:
     raise OptionError(
       f'mean={mean}: without biases no weight can begin there. Add biases.'
@@ -150,7 +164,9 @@ def build_gum(
   score = _gum_score(inputs, sizes, width, is_as_in_code)
   if biases:
     common = model_parts.biases(inputs, sizes, output, mean)
-    of_attributes = model_parts.attribute_biases(inputs, sizes)
+    of_attributes = model_parts.attribute_biases(
+      inputs, sizes, of_users=biases_in_attributes
+    )
     score = tf.keras.layers.Add(name='score')([score, common, *of_attributes])
   return tf.keras.Model(inputs, output.of(score), name=GUM)
 

@@ -73,9 +73,10 @@ class Options(TaskOptions):
     choices=user_models.MODELS,
   )
   biases: bool = option(
-    False,
-    'Add biases to GUM: of users, items, attributes and each user in them, and '
-    'a mean.',
+    False, 'Add biases of users, items and attributes, and a mean, to GUM.'
+  )
+  biases_in_attributes: bool = option(
+    False, 'With biases, also add those of each user in each attribute.'
   )
   items: str = option(
     OWN,
@@ -300,6 +301,7 @@ class UserModeling:
       attributes_width=records.item_attributes.shape[1],
       width=options.width,
       biases=options.biases,
+      biases_in_attributes=options.biases_in_attributes,
       scale=records.scale,
       is_linear=options.linear,
     )

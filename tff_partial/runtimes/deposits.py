@@ -200,20 +200,20 @@ class Scattered:
   def __len__(self) -> int:
     return len(self.rows)
 
-  def with_others(self, places: np.ndarray, others: Source) -> 'Scattered':
+  def with_others(self, places: np.ndarray, others: 'Scattered') -> 'Scattered':
     """These clients, and others in between.
 
     Args:
-      places: Where the others are then, ascending.
-      others: What they have, row by row.
+      places: Where the others are then.
+      others: The others.
     """
-    is_here = np.ones([len(self) + len(places)], bool)
+    is_here = np.ones([len(self) + len(others)], bool)
     is_here[places] = False
-    which = np.full(is_here.shape, len(self.sources), np.int64)
-    rows = np.zeros(is_here.shape, np.int64)
+    which, rows = np.zeros([2, len(is_here)], np.int64)
     which[is_here], rows[is_here] = self.which, self.rows
-    rows[places] = np.arange(len(places))
-    return Scattered(self.specs, [*self.sources, others], which, rows)
+    which[places], rows[places] = len(self.sources) + others.which, others.rows
+    sources = [*self.sources, *others.sources]
+    return Scattered(self.specs, sources, which, rows)
 
   @property
   def client_bytes(self) -> int:

@@ -22,6 +22,7 @@ of the file, exports, or what a disk keeps of files that were removed.
 
 import collections
 from collections.abc import Mapping, Sequence
+import functools
 import itertools
 import json
 import os
@@ -33,6 +34,7 @@ import tensorflow_federated as tff
 
 from tff_partial.runtimes import client_batch
 from tff_partial.runtimes import deposits
+from tff_partial.runtimes import remote_shards
 from tff_partial.training import checkpoints
 from tff_partial.training import deposited_states
 from tff_partial.training import fresh_states
@@ -64,6 +66,10 @@ class ClientStates:
     self._layout = state_codec.Layout(self.type)
     self.seed, self.round = seed, round_number
 
+  @functools.cached_property
+  def _first_program(self) -> remote_shards.Program:
+    return remote_shards.Program.of(self._initialize_client)
+
   @property
   def type(self) -> tff.Type:
     """The type C of what a client remembers."""
@@ -81,7 +87,15 @@ class ClientStates:
     Raises:
       ClientStoreError: If it cannot be read.
     """
-    return self._layout.columns(self._records(client_ids))
+    records, is_new = self._stored(client_ids)
+    if is_new.any():
+      if self._layout.are_large:
+        states = self._with_first(client_ids, records, is_new)
+        return self._layout.scattered(states)
+      seeds = self._first_seeds(client_ids, is_new)
+      first = state_codec.first_states(self._initialize_client, seeds)
+      records[is_new] = self._layout.records(first)
+    return self._layout.columns(records)
 
   def client(
     self, client_id: str
@@ -89,22 +103,37 @@ class ClientStates:
     """What one client remembers, leaf by leaf; None if it never took part."""
     return look_up(self._versions, client_id, self.round)
 
-  def _records(self, client_ids: Sequence[str]) -> np.ndarray:
-    """One record for each client."""
+  def _first_seeds(
+    self, client_ids: Sequence[str], is_new: np.ndarray
+  ) -> np.ndarray:
+    """What first states of some clients follow from, int32 `[new, 2]`."""
+    new = list(itertools.compress(client_ids, is_new))
+    return sampling.client_seeds(new, self.seed, 'first state')
+
+  def _with_first(
+    self, client_ids: Sequence[str], records: np.ndarray, is_new: np.ndarray
+  ) -> deposits.Scattered:
+    """Records, and first states that are made where clients are run."""
+    return deposits.Scattered.of(
+      self._layout.format.specs,
+      [
+        deposits.Held(self._layout.format.columns(records[~is_new])),
+        state_codec.FirstStates(
+          self._first_program, self._first_seeds(client_ids, is_new)
+        ),
+      ],
+      [np.flatnonzero(~is_new), np.flatnonzero(is_new)],
+    )
+
+  def _stored(self, client_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """One record for each client, and bool `[clients]`: who has none yet."""
     records = np.empty([len(client_ids)], self._layout.format.record_type)
     states = self._versions.read(client_ids, self.round)
-    known = [place for place, state in enumerate(states) if state is not None]
-    new = [place for place, state in enumerate(states) if state is None]
-    if known:
-      stored = [state for state in states if state is not None]
-      records[known] = self._layout.format.of_bytes(stored)
-    if new:
-      ids = [client_ids[place] for place in new]
-      seeds = sampling.client_seeds(ids, self.seed, 'first state')
-      records[new] = self._layout.records(
-        state_codec.first_states(self._initialize_client, seeds)
-      )
-    return records
+    stored = [state for state in states if state is not None]
+    is_new = np.array([state is None for state in states], bool)
+    if stored:
+      records[~is_new] = self._layout.format.of_bytes(stored)
+    return records, is_new
 
 
 class ClientStore(ClientStates):
@@ -189,16 +218,19 @@ class ClientStore(ClientStates):
     others = np.flatnonzero(np.logical_not(is_deposited))
     states = self._deposited.read(here)
     if others.size:
-      records = self._records([client_ids[place] for place in others])
-      held = deposits.Held(self._layout.format.columns(records))
-      states = states.with_others(others, held)
+      ids = [client_ids[place] for place in others]
+      found = self._with_first(ids, *self._stored(ids))
+      states = states.with_others(others, found)
     return self._layout.scattered(states)
 
-  def _records(self, client_ids: Sequence[str]) -> np.ndarray:
+  def _stored(self, client_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     records = np.empty([len(client_ids)], self._layout.format.record_type)
-    others = np.flatnonzero(self._fresh.read(client_ids, records))
-    records[others] = super()._records([client_ids[place] for place in others])
-    return records
+    is_new = self._fresh.read(client_ids, records)
+    others = np.flatnonzero(is_new)
+    records[others], is_new[others] = super()._stored(
+      [client_ids[place] for place in others]
+    )
+    return records, is_new
 
   def write(self, client_ids: Sequence[str], states: Sequence[Any]) -> None:
     """Takes what clients remember after a round; `save` makes it last.

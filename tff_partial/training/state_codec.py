@@ -7,6 +7,7 @@ client's state in a file, and each of its fields a leaf of all clients.
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
+import dataclasses
 import functools
 import json
 import math
@@ -22,6 +23,7 @@ from tff_partial.runtimes import deposits
 from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import graphs
 from tff_partial.runtimes import readers
+from tff_partial.runtimes import remote_shards
 from tff_partial.runtimes import typed_values
 
 
@@ -29,6 +31,8 @@ class ClientStoreError(errors.UserError, RuntimeError):
   """Raised for a client store that cannot be read, written or continued."""
 
 
+# What clients remember of so many bytes is large.
+_LARGE_BYTES = 1 << 14
 # The one field of records whose leaves differ in shape from client to client.
 _ENCODED = 'encoded'
 
@@ -195,6 +199,12 @@ class Layout:
     """The same of states that lie elsewhere."""
     return client_batch.Columns.of_scattered(states, self._convert)
 
+  @property
+  def are_large(self) -> bool:
+    """Whether values had better be made, or read, where they are needed."""
+    size = self.format.record_type.itemsize
+    return not self.format.is_ragged and size >= _LARGE_BYTES
+
   def where_they_lie(self, states: Sequence[Any]) -> deposits.Scattered | None:
     """Where values lie that a runtime returned, if they can stay there."""
     found = getattr(states, 'scattered', None)
@@ -300,6 +310,37 @@ def first_states(
   return client_batch.Columns.of(
     len(seeds), leaves, typed_values.converter(kind)
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstStates:
+  """States that are made by whoever needs them: a `deposits.Source`.
+
+  Attributes:
+    program: `(int32[2] -> C)`.
+    seeds: int32 `[clients, 2]`.
+  """
+
+  program: remote_shards.Program
+  seeds: np.ndarray
+
+  def fill(
+    self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
+  ) -> None:
+    """See `deposits.Source`."""
+    made = _first_leaves(_deserialized(self.program))(self.seeds[rows])
+    for leaf, own in zip(leaves, made, strict=True):
+      leaf[places] = own.numpy()
+
+  def take(self, rows: np.ndarray) -> tuple[deposits.Source, np.ndarray]:
+    """Those of some clients."""
+    return FirstStates(self.program, self.seeds[rows]), np.arange(len(rows))
+
+
+@functools.lru_cache(maxsize=8)
+def _deserialized(program: remote_shards.Program) -> tff.Computation:
+  """The same object for the same program, so that it is traced once."""
+  return program.computation()
 
 
 @functools.lru_cache(maxsize=8)
