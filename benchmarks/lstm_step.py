@@ -39,21 +39,21 @@ def build_network(options: Any) -> Any:
   return tf.keras.Model(tokens, layers.Dense(options.vocabulary)(hidden))
 
 
-def text(options: Any) -> tuple[np.ndarray, np.ndarray]:
+def text(options: Any, client: int = 0) -> tuple[np.ndarray, np.ndarray]:
   """A client's invented sentences and the word that follows each of theirs."""
   shape = [options.batch_size * options.steps, options.tokens + 1]
-  words = np.random.default_rng(0).zipf(1.2, shape) % options.vocabulary
+  words = np.random.default_rng(client).zipf(1.2, shape) % options.vocabulary
   words = words.astype(np.int32)
   return words[:, :-1], words[:, 1:]
 
 
-def our_run(options: Any, context: Any) -> measuring.Run:
-  """Federated averaging with one client, as a composition of ours."""
+def our_process(options: Any) -> Any:
+  """Federated averaging as a composition of ours."""
   model = tff_partial.from_keras(
     lambda: build_network(options),
     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
   )
-  process = tff_partial.compose(
+  return tff_partial.compose(
     model,
     client_state=client_state.stateless,
     work=[
@@ -66,9 +66,17 @@ def our_run(options: Any, context: Any) -> measuring.Run:
     aggregator=tff.aggregators.MeanFactory(),
     server_optimizer=tff_partial.sgd(1.0),
   )
-  x, y = text(options)
-  clients = tff_partial.pack({'0': {'x': x, 'y': y}}, process.example_spec)
-  return measuring.Run(process, clients, 1, context)
+
+
+def our_run(options: Any, context: Any, num_clients: int = 1) -> measuring.Run:
+  """Rounds in which all clients take part."""
+  process = our_process(options)
+  texts = {str(client): text(options, client) for client in range(num_clients)}
+  clients = tff_partial.pack(
+    {client: {'x': x, 'y': y} for client, (x, y) in texts.items()},
+    process.example_spec,
+  )
+  return measuring.Run(process, clients, num_clients, context)
 
 
 def bare_steps(
