@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import pathlib
@@ -395,6 +396,27 @@ def test_versions_do_not_pile_up_while_the_best_round_stays(folder):
   assert values(store.at(7), 1) == [7.0]
   with pytest.raises(ClientStoreError, match=r'round 20, .*7, 37, 38, 39'):
     store.at(20)
+
+
+def test_files_that_are_little_in_use_go_with_a_save(tmp_path, monkeypatch):
+  folder = folder_of('file, deposited', tmp_path / 'clients', monkeypatch)
+  store = ClientStore(initialize_small, folder=folder)
+
+  def files_after(number: int, *clients: int) -> int:
+    store.write(names(*clients), small(number, len(clients)))
+    store.save(number)
+    gc.collect()
+    return len(list((tmp_path / 'deposits').iterdir()))
+
+  assert files_after(1, 1, 2, 3, 4) == 1
+  # Two of four clients still have their newest states in the first.
+  assert files_after(2, 1, 2) == 2
+  # One has; it is read from the store's own file from now on.
+  assert files_after(3, 3) == 2
+  assert values(store, 1, 2, 3, 4) == [2.0, 2.0, 3.0, 1.0]
+  store.close()
+  gc.collect()
+  assert not list((tmp_path / 'deposits').iterdir())
 
 
 # ---- kills -------------------------------------------------------------------

@@ -334,6 +334,7 @@ class ClientStore(ClientStates):
   def close(self) -> None:
     """Closes the file; what was not saved is lost."""
     self._fresh.close()
+    self._deposited = deposited_states.DepositedStates(self._layout)
     self._versions.close()
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from tff_partial.runtimes import deposits
 from tff_partial.training import state_codec
 
-# How many clients are read at once to be saved.
-_CLIENTS_AT_ONCE = 32
+# How much is read at once to be saved.
+_BYTES_AT_ONCE = 1 << 24
 
 
 class DepositedStates:
@@ -76,8 +76,9 @@ class DepositedStates:
   def unsaved(self) -> Iterator[tuple[str, bytes]]:
     """The clients whose states are not saved yet, and the bytes of these."""
     clients = [*self._unsaved]
-    for start in range(0, len(clients), _CLIENTS_AT_ONCE):
-      some = clients[start : start + _CLIENTS_AT_ONCE]
+    number = max(1, _BYTES_AT_ONCE // self._format.record_type.itemsize)
+    for start in range(0, len(clients), number):
+      some = clients[start : start + number]
       records = self._format.records(self.read(some).leaves(), len(some))
       for client, record in zip(some, records, strict=True):
         yield client, self._format.to_bytes(record)
