@@ -47,10 +47,10 @@ def text(options: Any, client: int = 0) -> tuple[np.ndarray, np.ndarray]:
   return words[:, :-1], words[:, 1:]
 
 
-def our_process(options: Any) -> Any:
-  """Federated averaging as a composition of ours."""
+def our_process(options: Any, build: Callable[[Any], Any]) -> Any:
+  """Federated averaging of a network as a composition of ours."""
   model = tff_partial.from_keras(
-    lambda: build_network(options),
+    lambda: build(options),
     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
   )
   return tff_partial.compose(
@@ -68,9 +68,15 @@ def our_process(options: Any) -> Any:
   )
 
 
-def our_run(options: Any, context: Any, num_clients: int = 1) -> measuring.Run:
+def our_run(
+  options: Any,
+  context: Any,
+  num_clients: int = 1,
+  *,
+  build: Callable[[Any], Any] = build_network,
+) -> measuring.Run:
   """Rounds in which all clients take part."""
-  process = our_process(options)
+  process = our_process(options, build)
   texts = {str(client): text(options, client) for client in range(num_clients)}
   clients = tff_partial.pack(
     {client: {'x': x, 'y': y} for client, (x, y) in texts.items()},
