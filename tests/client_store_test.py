@@ -584,6 +584,27 @@ def test_where_states_cannot_be_moved_nothing_saved_is_lost(path, monkeypatch):
   store.close()
 
 
+def test_files_of_workers_are_overwritten_as_well(tmp_path, monkeypatch):
+  folder = folder_of('file, deposited', tmp_path / 'clients', monkeypatch)
+  store = ClientStore(initialize_small, folder=folder)
+  store.write(names(1, 2, 3), [*small(7.25), *small(0.5, 2)])
+  store.save(1)
+  store.write(names(1, 2), [*small(8.25), *small(0.5)])
+  # Client 3 keeps the first file, in which client 1 has an older state.
+  files = list((tmp_path / 'deposits').iterdir())
+  assert len(files) == 2
+  secrets = [np.float32(value).tobytes() for value in (7.25, 8.25)]
+  assert [
+    any(secret in file.read_bytes() for file in files) for secret in secrets
+  ] == [True, True]
+  assert store.delete('client 1')
+  assert not any(
+    secret in file.read_bytes() for file in files for secret in secrets
+  )
+  assert values(store, 2, 3) == [0.5, 0.5]
+  store.close()
+
+
 # ---- what is refused ---------------------------------------------------------
 
 

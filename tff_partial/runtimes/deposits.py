@@ -7,7 +7,7 @@ draws cohorts.
 """
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -125,31 +125,43 @@ class Deposit:
     Raises:
       DepositError: If the file cannot be read.
     """
-    try:
-      with open(self.path, 'rb', buffering=0) as file:
-        for leaf, (offset, size) in zip(leaves, self._lying, strict=True):
-          if not size:
-            continue
-          into: Any = leaf.reshape([len(leaf), -1]).view(np.uint8)
-          for place, row in zip(places.tolist(), rows.tolist(), strict=True):
-            found = os.preadv(file.fileno(), [into[place]], offset + row * size)
-            if found < size:
-              raise DepositError(f'{self.path} has become shorter.')
-    except OSError as error:
-      raise DepositError(
-        f'{self.path}: what clients remember cannot be read: {error.strerror}. '
-        'All machines must see this folder.'
-      ) from error
+    with self._opened('rb') as number:
+      for leaf, (offset, size) in zip(leaves, self._lying, strict=True):
+        if not size:
+          continue
+        into: Any = leaf.reshape([len(leaf), -1]).view(np.uint8)
+        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+          found = os.preadv(number, [into[place]], offset + row * size)
+          if found < size:
+            raise DepositError(
+              f'{self.path} has become shorter. Go on from the last checkpoint.'
+            )
 
   def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
     """Itself: a file is named, and not sent."""
     return self, rows
 
   def erase(self, row: int) -> None:
-    """Overwrites what a client has."""
-    with open(self.path, 'r+b', buffering=0) as file:
+    """Overwrites what a client has.
+
+    Raises:
+      DepositError: If the file cannot be written.
+    """
+    with self._opened('r+b') as number:
       for offset, size in self._lying:
-        os.pwrite(file.fileno(), bytes(size), offset + row * size)
+        os.pwrite(number, bytes(size), offset + row * size)
+
+  @contextlib.contextmanager
+  def _opened(self, mode: str) -> Iterator[int]:
+    """The number of the open file."""
+    try:
+      with open(self.path, mode, buffering=0) as file:
+        yield file.fileno()
+    except OSError as error:
+      raise DepositError(
+        f'{self.path}: what clients remember cannot be read or changed: '
+        f'{error.strerror}. All machines must see this folder.'
+      ) from error
 
   @functools.cached_property
   def _lying(self) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ of its clients, since to read it again from the store's file would be slower.
 
 import collections
 from collections.abc import Iterator, Sequence
+import weakref
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class DepositedStates:
     self._format = layout.format
     self._places: dict[str, tuple[deposits.Source, int]] = {}
     self._unsaved: dict[str, None] = {}
+    # Where older states lie, in files that others still use.
+    self._older: dict[str, list[tuple[weakref.ref, int]]] = {}
 
   def __contains__(self, client_id: str) -> bool:
     """Whether the newest state of a client lies here."""
@@ -41,20 +44,36 @@ class DepositedStates:
     for client, which, row in zip(
       client_ids, states.which.tolist(), states.rows.tolist(), strict=True
     ):
+      self.forget(client)
       self._places[client] = states.sources[which], row
       self._unsaved[client] = None
 
   def forget(self, client_id: str) -> bool:
-    """Forgets a client; returns whether its state lay here."""
+    """Forgets a client; returns whether its newest state lay here."""
     self._unsaved.pop(client_id, None)
-    return self._places.pop(client_id, None) is not None
+    source, row = self._places.pop(client_id, (None, 0))
+    if isinstance(source, deposits.Deposit):
+      older = self._older.setdefault(client_id, [])
+      older.append((weakref.ref(source), row))
+    return source is not None
 
   def delete(self, client_id: str) -> bool:
-    """Overwrites a client's state; returns whether there was one."""
-    source, row = self._places.get(client_id, (None, 0))
-    if isinstance(source, deposits.Deposit):
-      source.erase(row)
-    return self.forget(client_id)
+    """Overwrites all states of a client.
+
+    Returns:
+      Whether its newest one lay here.
+
+    Raises:
+      DepositError: If a file cannot be written.
+    """
+    newest = self._places.get(client_id)  # Holds its file until it is erased.
+    was_here = self.forget(client_id)
+    for alive, row in self._older.pop(client_id, ()):
+      source = alive()
+      if source is not None:
+        source.erase(row)
+    del newest
+    return was_here
 
   def read(self, client_ids: Sequence[str]) -> deposits.Scattered:
     """Says where the states of clients lie, of whom each has one here."""
@@ -93,3 +112,7 @@ class DepositedStates:
       if isinstance(source, deposits.Deposit)
       and 2 * used[id(source)] >= source.clients
     }
+    for client, older in [*self._older.items()]:
+      self._older[client] = [place for place in older if place[0]() is not None]
+      if not self._older[client]:
+        del self._older[client]
