@@ -52,6 +52,34 @@ def test_rows_are_counted_as_they_are_sent():
   }
 
 
+def test_what_is_sent_and_loaded_beside_is_counted():
+  model = tff_partial.from_keras(_build, loss='mse')
+  process = baselines.build_scaffold(
+    model, training=Phase(optimizer=sgd(0.1)), num_clients=10
+  )
+  found = communication(process, ())
+  # The server's control variates are as large as the model, and so is what a
+  # client sends of its own.
+  assert found == {
+    'download_parameters': 2 * 33,
+    'download_bytes': 2 * 132,
+    'upload_parameters': 2 * 33,
+    'upload_bytes': 2 * 132,
+  }
+
+
+def test_what_differs_in_size_is_named():
+  table = tff.StructType([('rows', tff.TensorType(np.float32, (None, 3)))])
+  number = tff.TensorType(np.int64, (2,))
+  model = tff_partial.from_keras(_build, loss='mse')
+  process = baselines.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))
+  process.sent_beside = {'drafts/user': table, 'counts': number}
+  found = communication(process, ())
+  assert found['upload_not_counted'] == ['drafts/user']
+  assert found['upload_parameters'] == 33 + 2
+  assert found['upload_bytes'] == 132 + 16
+
+
 def test_without_clients_nothing_of_them_is_counted():
   model = tff_partial.from_keras(_build, loss='mse')
   process = baselines.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))

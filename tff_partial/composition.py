@@ -133,6 +133,8 @@ def compose(
     model=model,
     example_spec=client.example_spec,
     sent=sent_tiers,
+    sent_beside=round_.sent_beside,
+    loaded_beside=round_.loaded_beside,
     mechanism=mechanism(aggregator, before_sending),
     work=client,
     rows_of=client.tables.names if by_rows else (),
@@ -147,6 +149,8 @@ class _Round:
     next: `(S@SERVER, C@CLIENTS, D@CLIENTS) -> PartialProcessOutput`.
     get_model_weights: `(S -> ModelWeights)`.
     set_model_weights: `(S, ModelWeights -> S)`.
+    sent_beside: The types of what clients send beside their update, by name.
+    loaded_beside: The types of what they load beside weights.
   """
 
   def __init__(
@@ -195,6 +199,17 @@ class _Round:
       for s in sending.statistics
       if s.update is not None
     }
+    self.sent_beside = {
+      name: types.get(name, kind) for name, kind in joined.items()
+    }
+    self.loaded_beside = {name: self._work_state[name] for name in self._sent}
+    if late:
+      self.loaded_beside['weights after the update'] = self._server_type
+    self.loaded_beside.update(
+      (f'{s.name}, joined', joined[s.name])
+      for s in sending.statistics
+      if s.settle is not None
+    )
     self._settling = {
       s.name: messages.settling(
         s.settle,

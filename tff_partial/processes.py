@@ -10,7 +10,7 @@ where C is what a client remembers and D its data (see `examples.py`). A local
 weight's type occurs in C alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
@@ -50,6 +50,9 @@ class PartialProcess(tff.templates.IterativeProcess):
     work: What a client does in a round; None if it is not known.
     rows_of: The GLOBAL tables of which clients send the rows that their
       examples look up in place of the whole.
+    sent_beside: The types of what else clients send, such as prototypes, by
+      name; measurements and weights of updates are not among it.
+    loaded_beside: The types of what clients load beside weights, by name.
   """
 
   def __init__(
@@ -66,6 +69,8 @@ class PartialProcess(tff.templates.IterativeProcess):
     mechanism: mechanisms.Mechanism | None = None,
     work: client_work.ClientWork | None = None,
     rows_of: Sequence[str] = (),
+    sent_beside: Mapping[str, tff.Type] | None = None,
+    loaded_beside: Mapping[str, tff.Type] | None = None,
   ):
     """Checks the types and keeps the computations.
 
@@ -83,6 +88,8 @@ class PartialProcess(tff.templates.IterativeProcess):
       mechanism: What makes these updates private, or None.
       work: What a client does in a round.
       rows_of: The GLOBAL tables of which clients send rows.
+      sent_beside: What else a client sends, by name.
+      loaded_beside: What it loads beside weights, by name.
 
     Raises:
       ClientStateTypeError: If the client states that come out are not what
@@ -116,6 +123,8 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.mechanism = mechanism
     self.work = work
     self.rows_of = tuple(rows_of)
+    self.sent_beside = dict(sent_beside or {})
+    self.loaded_beside = dict(loaded_beside or {})
 
   @property
   def client_type(self) -> tff.Type:
@@ -125,8 +134,9 @@ class PartialProcess(tff.templates.IterativeProcess):
   def __repr__(self) -> str:
     """What leaves a client, what stays with it, and the model."""
     kept = self.next.type_signature.parameter[1].member
+    sent = ', '.join([*self.sent, *self.sent_beside])
     lines = [
-      f'{type(self).__name__}: clients send {", ".join(self.sent) or "nothing"}'
+      f'{type(self).__name__}: clients send {sent or "nothing"}'
       f' and remember {"nothing" if self.is_stateless else kept}',
       *(f'  {line}' for line in repr(self.model).splitlines()),
     ]

@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from tff_partial import processes
 from tff_partial import quantization
 from tff_partial import tiers
+from tff_partial.runtimes import typed_values
 
 # Of so many clients it is counted which rows of tables they send.
 _COUNTED = 100
@@ -21,7 +22,7 @@ def communication(
   process: processes.PartialProcess,
   clients: Any,
   rounding: quantization.Quantization | None = None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
   """Says what a client loads and sends in a round.
 
   Args:
@@ -30,19 +31,31 @@ def communication(
       in place of tables, some of these tell how many.
 
   Returns:
-    `download_` and `upload_` of `parameters` and `bytes`: the whole model, and
-    all that leaves a client at most. Where clients send rows,
+    `download_` and `upload_` of `parameters` and `bytes`: the whole model and
+    what a client loads beside it, such as control variates; and all that leaves
+    a client at most, but for measurements. `upload_not_counted` names what is
+    of another size at each client, such as drafts. Where clients send rows,
     `upload_bytes_by_rows`: the mean over clients, with the rows that their
     examples look up, and their numbers.
   """
   weights_type = process.get_model_weights.type_signature.result
   sent = {tier: weights_type.trainable[tier] for tier in process.sent}
-  counted: dict[str, float] = {
-    'download_parameters': _size(weights_type)[0],
-    'download_bytes': _size(weights_type)[1],
-    'upload_parameters': sum(_size(kind)[0] for kind in sent.values()),
-    'upload_bytes': sum(_size(kind, rounding)[1] for kind in sent.values()),
+  loaded = [_size(weights_type), *map(_size, process.loaded_beside.values())]
+  beside = {
+    name: kind for name, kind in process.sent_beside.items() if _is_fixed(kind)
   }
+  uploaded = [
+    *(_size(kind, rounding) for kind in sent.values()),
+    *map(_size, beside.values()),
+  ]
+  counted: dict[str, Any] = {
+    f'{way}_{what}': sum(size[place] for size in sizes)
+    for way, sizes in (('download', loaded), ('upload', uploaded))
+    for place, what in enumerate(('parameters', 'bytes'))
+  }
+  others = sorted(process.sent_beside.keys() - beside.keys())
+  if others:
+    counted['upload_not_counted'] = others
   if process.rows_of and process.work and len(clients):
     tables = {name: sent[tiers.GLOBAL][name] for name in process.rows_of}
     whole = sum(_size(kind)[1] for kind in tables.values())
@@ -79,6 +92,12 @@ def _bytes_of_rows(
     number[name] * (_size(kind)[1] // kind.shape[0] + _ID_BYTES)
     for name, kind in tables.items()
   )
+
+
+def _is_fixed(kind: tff.Type) -> bool:
+  """Whether values of a type have the same size at all clients."""
+  specs = typed_values.tensor_specs(kind)
+  return all(spec.shape.is_fully_defined() for spec in specs)
 
 
 def _size(

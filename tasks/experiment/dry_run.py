@@ -125,12 +125,14 @@ def _clients(
 def _method(trainable: Trainable) -> str:
   """What clients send and keep, and how they train."""
   process = trainable.process
-  sent = ', '.join(process.sent) or 'nothing'
+  sent = [*process.sent_beside]
+  if process.sent:
+    sent.insert(0, f'updates of {", ".join(process.sent)}')
   kept = 'nothing'
   if not process.is_stateless:
     # A structure of names and types would fill the screen.
     kept = 'what is their own'
-  return f'clients send updates of {sent} and remember {kept}'
+  return f'clients send {"; ".join(sent) or "nothing"}; they remember {kept}'
 
 
 def _phases(trainable: Trainable) -> Iterator[str]:
@@ -160,7 +162,7 @@ def _weights(trainable: Trainable) -> str:
   return ', '.join(parts)
 
 
-def _bytes(counted: dict[str, float], times: int) -> str:
+def _bytes(counted: dict[str, Any], times: int) -> str:
   """What travels, by client and round and in all."""
   down, up = counted['download_bytes'], counted['upload_bytes']
   by_rows = counted.get('upload_bytes_by_rows')
@@ -168,7 +170,11 @@ def _bytes(counted: dict[str, float], times: int) -> str:
   if by_rows is not None:
     text += f' ({by_rows:,.0f} up by rows)'
     up = by_rows
-  return f'{text}; {_size(down * times)} down and {_size(up * times)} up in all'
+  text += f'; {_size(down * times)} down and {_size(up * times)} up in all'
+  others = counted.get('upload_not_counted')
+  if others:
+    text += f'; not counted: {", ".join(others)}'
+  return text
 
 
 def _size(number: float) -> str:
