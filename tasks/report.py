@@ -5,7 +5,8 @@
   python -m tasks.report --sweep_dir=OUT --x=reconstruction_steps --y=accuracy
 
 Runs that differ only in their seed make one row and one curve. Writes
-`table.md`, `table.csv` and `curves.png`, and with --x a figure of --y over it.
+`table.md`, `table.csv` and `curves.png` (or with --curve_over=bytes
+`curves_over_bytes.png`), and with --x a figure of --y over it.
 Of a search it shows the best trial, all trials and which flags mattered, and
 writes `search.md` and `trials.csv`.
 """
@@ -56,6 +57,12 @@ class Report(Options):
     'Metric of the learning curves, a column of metrics.csv; by default the '
     'first validation metric but the loss.',
   )
+  curve_over: str = option(
+    curves.ROUNDS,
+    'What learning curves are drawn over: rounds, or the parameters or bytes '
+    'that all clients have loaded and sent by then.',
+    choices=curves.OVER,
+  )
   smooth: int = option(
     1, 'Draw means of so many of the last values.', at_least=1
   )
@@ -83,17 +90,28 @@ def main(report: Report) -> None:
   write_whole(written[0], text + '\n')
   write_whole(written[1], table.to_csv())
   metric = report.curve or curves.default_metric(settings)
+  lines = {
+    setting.label: [
+      curves.read(run, metric, report.smooth) for run in setting.runs
+    ]
+    for setting in settings
+  }
+  figure = 'curves.png'
+  if report.curve_over != curves.ROUNDS:
+    figure = f'curves_over_{report.curve_over}.png'
+    lines = {
+      setting.label: curves.over_traffic(
+        lines[setting.label], setting.runs, report.curve_over
+      )
+      for setting in settings
+    }
   written.append(
     curves.draw(
-      {
-        setting.label: [
-          curves.read(run, metric, report.smooth) for run in setting.runs
-        ]
-        for setting in settings
-      },
-      folder / 'curves.png',
+      lines,
+      folder / figure,
       metric=metric,
       smooth=report.smooth,
+      over=report.curve_over,
     )
   )
   if report.x:

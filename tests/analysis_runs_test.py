@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tasks import report
 from tests import commands
 from tff_partial.analysis import curves
 from tff_partial.analysis import figures
@@ -329,6 +330,53 @@ def test_a_run_that_diverged_does_not_flatten_the_others(tmp_path, monkeypatch):
   assert 0.5 < low < 1.0 < 2.0 < high < 2.5
 
 
+def _counted(**counted: Any) -> dict[str, Any]:
+  return {
+    'communication': {
+      'download_parameters': 10,
+      'download_bytes': 40,
+      'upload_parameters': 5,
+      'upload_bytes': 20,
+      **counted,
+    }
+  }
+
+
+_OF_CLIENTS = 'round,loss,num_clients\n1,3.0,4\n2,2.0,6\n4,0.5,5\n'
+
+
+def test_curves_are_put_over_what_has_travelled(tmp_path):
+  for seed, by_rows in enumerate((4.0, 6.0)):
+    more = _counted(upload_bytes_by_rows=by_rows)
+    name = f'seed={seed}'
+    _write(tmp_path, name, seed=seed, rounds=_OF_CLIENTS, more=more)
+  _write(tmp_path, 'seed=2', seed=2, rounds=_OF_CLIENTS, ended=False)
+  (setting,) = _settings(tmp_path)
+  traces = [curves.read(run, 'loss') for run in setting.runs]
+  # Five clients a round load 10 parameters and send 5.
+  over = curves.over_traffic(traces, setting.runs, curves.PARAMETERS)
+  assert [list(t.values.index) for t in over] == [[75.0, 150.0, 300.0]] * 2
+  assert list(over[0].values) == [3.0, 2.0, 0.5]
+  # They load 40 bytes, and send rows of 5 in the mean of both.
+  over = curves.over_traffic(traces, setting.runs, curves.BYTES)
+  assert [list(t.values.index) for t in over] == [[225.0, 450.0, 900.0]] * 2
+
+
+@pytest.mark.parametrize(
+  ('more', 'message'),
+  [
+    ({}, 'does not say what its clients load'),
+    (_counted(upload_not_counted=['drafts/user']), r'size .*\(drafts/user\)'),
+  ],
+)
+def test_traffic_that_was_not_counted_is_refused(tmp_path, more, message):
+  _write(tmp_path, 'run', rounds=_OF_CLIENTS, more=more)
+  (setting,) = _settings(tmp_path)
+  traces = [curves.read(run, 'loss') for run in setting.runs]
+  with pytest.raises(AnalysisError, match=message):
+    curves.over_traffic(traces, setting.runs, curves.BYTES)
+
+
 def test_labels_do_not_cover_one_another():
   wanted, heights = [0.5, 0.52, 0.51, 0.99, 0.0], [0.1] * 5
   places = figures.spread(wanted, heights)
@@ -364,6 +412,21 @@ def test_the_report_is_written(sweep, tmp_path):
   }
   assert (output / 'table.md').read_text() in outcome.output
   _is_picture(output / 'curves.png')
+
+
+def test_the_report_draws_curves_over_bytes(tmp_path):
+  _write(tmp_path, 'run', rounds=_OF_CLIENTS, more=_counted())
+  output = tmp_path / 'report'
+  report.main(
+    report.Report(
+      sweep_dir=(str(tmp_path),),
+      report_dir=str(output),
+      curve='loss',
+      curve_over='bytes',
+    )
+  )
+  _is_picture(output / 'curves_over_bytes.png')
+  assert not (output / 'curves.png').exists()
 
 
 def test_the_report_needs_a_folder():

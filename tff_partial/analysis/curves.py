@@ -8,6 +8,7 @@ in no mean; it is drawn by itself, thin, with a cross where it ends.
 """
 
 from collections.abc import Mapping, Sequence
+import itertools
 import math
 import os
 import pathlib
@@ -24,6 +25,10 @@ from tff_partial.training import results
 
 # With no more points than this each of them is marked.
 _FEW_POINTS = 30
+
+# What a curve may be drawn over.
+ROUNDS, PARAMETERS, BYTES = 'rounds', 'parameters', 'bytes'
+OVER = (ROUNDS, PARAMETERS, BYTES)
 
 _VALIDATION, _OF_VALIDATION = 'validation_', 'validation'
 _EPSILON = 'privacy/epsilon'
@@ -76,6 +81,55 @@ def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
   return Trace(values.rolling(smooth, min_periods=1).mean(), run.state)
 
 
+def over_traffic(
+  traces: Sequence[Trace], runs: Sequence[run_folders.Run], what: str
+) -> list[Trace]:
+  """Puts the rounds of repetitions where their traffic had come to by then.
+
+  Args:
+    traces: A trace by round for each run.
+    runs: The runs, which differ in their seed alone.
+    what: PARAMETERS or BYTES, loaded and sent by all clients together. Of
+      bytes, where clients send rows of tables, rows count.
+
+  Returns:
+    The traces of the runs that have ended; all take the runs' mean traffic a
+    round, so that they can be averaged.
+
+  Raises:
+    AnalysisError: If a run does not say what its clients load and send.
+  """
+  ended = [run.result is not None for run in runs]
+  a_round = [_traffic(run, what) for run in itertools.compress(runs, ended)]
+  return [
+    trace._replace(
+      values=trace.values.set_axis(trace.values.index * np.mean(a_round))
+    )
+    for trace in itertools.compress(traces, ended)
+  ]
+
+
+def _traffic(run: run_folders.Run, what: str) -> float:
+  """What all clients of a round load and send, in the mean over rounds."""
+  counted = (run.result or {}).get('communication')
+  clients = run.table().get('num_clients')
+  if counted is None or clients is None:
+    raise AnalysisError(
+      f'{run.folder}: the run does not say what its clients load and send. '
+      'Draw its curve over rounds.'
+    )
+  if counted.get('upload_not_counted'):
+    raise AnalysisError(
+      f'{run.folder}: what clients send differs in size and was not counted '
+      f'({", ".join(counted["upload_not_counted"])}). Draw its curve over '
+      'rounds.'
+    )
+  up = counted[f'upload_{what}']
+  if what == BYTES:
+    up = counted.get('upload_bytes_by_rows', up)
+  return float(clients.mean()) * (counted[f'download_{what}'] + up)
+
+
 def default_metric(settings: Sequence[run_folders.Setting]) -> str:
   """What to draw unasked: a metric of the validation clients, or the loss."""
   for setting in settings:
@@ -111,6 +165,7 @@ def draw(
   title: str = '',
   smooth: int = 1,
   references: Mapping[str, float] | None = None,
+  over: str = ROUNDS,
 ) -> pathlib.Path:
   """Draws learning curves, each with its label at its end.
 
@@ -122,6 +177,7 @@ def draw(
     smooth: What `read` was given; the axis says so.
     references: Label to a level that no run learned, such as that of a
       predictor that reads no input; a dashed line.
+    over: What `lines` are over, one of OVER; names the horizontal axis.
 
   Raises:
     AnalysisError: If there is nothing to draw.
@@ -181,7 +237,10 @@ def draw(
   # What diverged must not flatten what did not.
   _limit(axes, heights or [v for values, _ in lost for v in values])
   axes.set_xlim(right=max(end[0] for end in ends))
-  axes.set_xlabel('round', color=figures.INK)
+  axes.set_xlabel(
+    'round' if over == ROUNDS else f'{over} loaded and sent by all clients',
+    color=figures.INK,
+  )
   name = figures.axis_name(metric)
   if smooth > 1:
     name += f'\nmean of the last {smooth} values'
