@@ -42,7 +42,9 @@ def communication(
   sent = {tier: weights_type.trainable[tier] for tier in process.sent}
   loaded = [_size(weights_type), *map(_size, process.loaded_beside.values())]
   beside = {
-    name: kind for name, kind in process.sent_beside.items() if _is_fixed(kind)
+    name: kind
+    for name, kind in process.sent_beside.items()
+    if typed_values.num_bytes(kind) is not None
   }
   uploaded = [
     *(_size(kind, rounding) for kind in sent.values()),
@@ -92,12 +94,6 @@ def _bytes_of_rows(
     number[name] * (_size(kind)[1] // kind.shape[0] + _ID_BYTES)
     for name, kind in tables.items()
   )
-
-
-def _is_fixed(kind: tff.Type) -> bool:
-  """Whether values of a type have the same size at all clients."""
-  specs = typed_values.tensor_specs(kind)
-  return all(spec.shape.is_fully_defined() for spec in specs)
 
 
 def _size(

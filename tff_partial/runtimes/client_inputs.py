@@ -224,10 +224,8 @@ class _OnDemand(Clients):
   ):
     self._size, self._read = size, read
     self._reader, self._where = reader, where
-    self._client_bytes = sum(
-      spec.shape.num_elements() * spec.dtype.size
-      for spec in typed_values.tensor_specs(reader.type_spec)
-    )
+    # All shapes are known, or the values would not be read on demand.
+    self._client_bytes = typed_values.num_bytes(reader.type_spec) or 0
 
   def __len__(self) -> int:
     return self._size

@@ -267,8 +267,7 @@ class ClientStore(ClientStates):
     """
     states = itertools.chain(self._fresh.states(), self._deposited.unsaved())
     self._versions.save(round_number, best, states)
-    self._fresh.close()
-    self._fresh = self._no_fresh_states()
+    self._forget_fresh_states()
     self._deposited.saved()
 
   def go_back_to(self, round_number: int) -> None:
@@ -281,9 +280,12 @@ class ClientStore(ClientStates):
       ClientStoreError: If that round was not saved here.
     """
     self._versions.go_back_to(round_number)
+    self._forget_fresh_states()
+    self._deposited = deposited_states.DepositedStates(self._layout)
+
+  def _forget_fresh_states(self) -> None:
     self._fresh.close()
     self._fresh = self._no_fresh_states()
-    self._deposited = deposited_states.DepositedStates(self._layout)
 
   def at(self, round_number: int) -> ClientStates:
     """What clients remembered after a round that was saved.
