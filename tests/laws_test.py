@@ -368,6 +368,14 @@ def _compare(
 # ---- stays home --------------------------------------------------------------
 
 
+def _assert_rounded_otherwise(one: Any, other: Any) -> None:
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+    one,
+    other,
+  )
+
+
 def _shapes(type_spec: tff.Type) -> list[str]:
   """All shapes of tensors in a type, as they are printed."""
   return re.findall(r'\[([\d,?]+)\]', type_spec.compact_representation())
@@ -485,14 +493,7 @@ def test_the_order_of_clients_matters_no_more_than_rounding(process):
   output = planted.run(process, planted.cohort_of(process, clients, 1))
   turned = dict(reversed(clients.items()))
   found = planted.run(process, planted.cohort_of(process, turned, 1))
-  _compare(
-    process,
-    found,
-    output,
-    lambda a, b: tf.nest.map_structure(
-      lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), a, b
-    ),
-  )
+  _compare(process, found, output, _assert_rounded_otherwise)
   planted.assert_same(
     list(reversed(found.client_states)), list(output.client_states)
   )
@@ -559,6 +560,23 @@ def test_another_runtime_comes_to_the_same(process):
     found = planted.run(process, cohort, state, kept)
   _compare(process, found, expected, planted.assert_close)
   planted.assert_close(list(found.client_states), list(expected.client_states))
+
+
+def test_clients_in_lanes_come_to_the_same(process):
+  cohort = planted.cohort_of(process, _clients(), 1)
+  with runtimes.cohort(jit=False):
+    state = process.initialize()
+    kept = planted.first_states(process, cohort)
+    expected = planted.run(process, cohort, state, kept)
+  with runtimes.cohort(jit=False, lanes=3, strict=True):
+    found = planted.run(process, cohort, state, kept)
+    again = planted.run(process, cohort, state, kept)
+  _compare(process, found, expected, _assert_rounded_otherwise)
+  _assert_rounded_otherwise(
+    list(found.client_states), list(expected.client_states)
+  )
+  _compare(process, found, again)
+  planted.assert_same(list(found.client_states), list(again.client_states))
 
 
 # ---- learns ------------------------------------------------------------------

@@ -10,11 +10,17 @@ from tests import random_computations
 from tff_partial.runtimes import cohort
 from tff_partial.runtimes import native
 
-# XLA or not, and the number of threads; in turn, since compiling takes long.
-_SETTINGS = [[(False, 1), (True, 2)], [(False, 2), ('auto', 1)]]
+# XLA or not, and how many threads and lanes; in turn, since compiling takes
+# long.
+_SETTINGS = [
+  [(False, 1, 1), (True, 2, 1)],
+  [(False, 2, 1), ('auto', 1, 1)],
+  [(False, 1, 1), (True, 2, 1)],
+  [(False, 2, 3), ('auto', 1, 1)],
+]
 _MANY = 304
 # Of them, by seed, whether they fail: the last two divide by zero and the like.
-_FEW = {0: False, 1: False, 18: True, 49: True}
+_FEW = {0: False, 1: False, 3: False, 18: True, 49: True}
 
 
 @pytest.fixture(scope='module')
@@ -23,9 +29,9 @@ def contexts():
   return {
     'native': native(),
     **{
-      (jit, threads): cohort(jit=jit, threads=threads)
+      (jit, threads, lanes): cohort(jit=jit, threads=threads, lanes=lanes)
       for settings in _SETTINGS
-      for jit, threads in settings
+      for jit, threads, lanes in settings
     },
   }
 
@@ -63,8 +69,10 @@ def _check(seed: int, contexts: Any) -> bool:
   expected = _outcome(contexts['native'], drawn)
   if expected is None and not drawn.size:
     return True  # The native runtime refuses some cohorts of nobody.
-  for setting in _SETTINGS[seed % 2]:
-    where = f'seed {seed}, jit and threads {setting}, {drawn.size} clients'
+  for setting in _SETTINGS[seed % len(_SETTINGS)]:
+    where = (
+      f'seed {seed}, jit, threads and lanes {setting}, {drawn.size} clients'
+    )
     found = _outcome(contexts[setting], drawn)
     assert (found is None) == (expected is None), where
     if expected is not None:

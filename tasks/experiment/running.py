@@ -103,9 +103,10 @@ def executing(
         jit=jit,
         choices=choices,
         folder=runtime.ray_folder,
+        lanes=runtime.lanes,
       )
     case _:
-      context = runtimes.cohort(jit=jit, choices=choices)
+      context = runtimes.cohort(jit=jit, choices=choices, lanes=runtime.lanes)
   with context:
     yield context
 

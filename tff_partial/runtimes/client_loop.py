@@ -159,16 +159,27 @@ class ClientLoop:
       leaf for key in self.outputs for leaf in typed_values.leaves(values[key])
     ]
 
+  def contributed(self, values: Values) -> list[typed_values.Nested]:
+    """What one client adds to each aggregate."""
+    return [
+      self.program.aggregation(step, values).value() for step in self.aggregates
+    ]
+
   def accumulate(
-    self, totals: Sequence[tf.Tensor], values: Values
+    self,
+    totals: Sequence[tf.Tensor],
+    contributed: Sequence[typed_values.Nested],
   ) -> list[tf.Tensor]:
-    """Adds one client's values to the accumulators."""
+    """Adds what one client contributed to the accumulators."""
     nested = typed_values.like(self._accumulators, iter(totals))
-    new = []
-    for step, total in zip(self.aggregates, nested, strict=True):
-      aggregation = self.program.aggregation(step, values)
-      new.append(aggregation.accumulate(total, aggregation.value()))
-    return typed_values.leaves(new)
+    return typed_values.leaves(
+      [
+        self.program.aggregation(step, {}).accumulate(total, new)
+        for step, total, new in zip(
+          self.aggregates, nested, contributed, strict=True
+        )
+      ]
+    )
 
   def merge(
     self, one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]

@@ -18,6 +18,7 @@ what it computes.
   client_inputs   what a loop is fed; resident arrays are used where they lie
   sharding        cuts a cohort into shards, by looking at the cohort alone
   compiled_loop   a loop over a shard as one program
+  lanes           several clients in lock-step
   jit_autotuning  whether XLA compiles it
   operations      what draws at random, and what would outlive a call
   agreement       where XLA computes what kernels do; doubts notices where not
@@ -61,6 +62,7 @@ class _Runtime:
     debug: bool,
     choices: Mapping[str, bool] | None,
     workers: rounds.Workers | None = None,
+    lanes: int = 1,
   ):
     """Starts nothing yet.
 
@@ -71,12 +73,13 @@ class _Runtime:
       debug: See `cohort`.
       choices: See `cohort`.
       workers: Other processes that run shards, as long as a context is open.
+      lanes: See `cohort`.
     """
     threads = default_threads() if threads is None else threads
     if threads < 1:
       raise ValueError(f'Expected at least one thread, found {threads}.')
     self._strict = strict
-    self._chooser = choices_lib.Chooser(jit, choices, strict, threads)
+    self._chooser = choices_lib.Chooser(jit, choices, strict, threads, lanes)
     self._resources = rounds.Resources(
       client_inputs.DeviceArrays() if workers is None else workers.arrays,
       self._chooser,
@@ -219,6 +222,7 @@ def cohort(
   debug: bool = False,
   choices: Mapping[str, bool] | None = None,
   asynchronous: bool = False,
+  lanes: int = 1,
 ) -> CohortRuntime | AsyncCohortRuntime:
   """A runtime that compiles whole rounds.
 
@@ -247,12 +251,17 @@ def cohort(
       resumed repeats them. Other loops are still measured.
     asynchronous: Whether its computations are awaited, as TFF's programs and
       `tff.program.NativeFederatedContext` want, instead of called.
+    lanes: How many clients of a shard run in lock-step, as one program with
+      batched operations. Results differ in their last bits from those of one
+      lane, and are the same from run to run. What cannot run so (a client with
+      variables, with sequences, with randomness of its own) runs one by one,
+      with a warning.
 
   Returns:
     A context for `with`, for TFF's context stack, or for its method
     `set_default`.
   """
-  options = (jit, threads, strict, debug, choices)
+  options = (jit, threads, strict, debug, choices, None, lanes)
   if asynchronous:
     return AsyncCohortRuntime(*options)
   return CohortRuntime(*options)

@@ -18,6 +18,7 @@ from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import doubts
 from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import graphs
+from tff_partial.runtimes import lanes
 from tff_partial.runtimes import loop_inputs
 from tff_partial.runtimes import reductions
 from tff_partial.runtimes import typed_values
@@ -37,13 +38,41 @@ class Results(NamedTuple):
   outputs: dict[Key, list[tf.Tensor | client_batch.Ragged]]
 
 
+class _OfClient(NamedTuple):
+  """What a loop keeps of one client.
+
+  Attributes:
+    contributed: What it adds to each aggregate.
+    returned: The leaves of what it returns.
+    doubts: Whether XLA may have computed something else; see `doubts`.
+  """
+
+  contributed: list[typed_values.Nested]
+  returned: list[tf.Tensor]
+  doubts: list[tf.Tensor]
+
+
 class CompiledLoop:
   """A `ClientLoop` for one signature; traced once, run with XLA or without."""
 
   def __init__(
-    self, loop: client_loop.ClientLoop, signature: loop_inputs.Signature
+    self,
+    loop: client_loop.ClientLoop,
+    signature: loop_inputs.Signature,
+    num_lanes: int = 1,
   ):
+    """Traces the loop.
+
+    Args:
+      loop: The loop.
+      signature: The exact shapes.
+      num_lanes: How many clients run in lock-step.
+
+    Raises:
+      UnfitForLanesError: If clients of this loop cannot.
+    """
     self._loop, self._signature = loop, signature
+    self._num_lanes = min(num_lanes, signature.bucket)
     self._is_doubted = False
     self._inputs = self._specs()
     self._columns = [client_batch.Column(spec) for spec in loop.output_specs]
@@ -55,13 +84,31 @@ class CompiledLoop:
         client_batch.Column(tf.TensorSpec(shape, spec.dtype))
         for shape, spec in zip(shapes, loop.output_specs, strict=True)
       ]
+    self._refuse_lanes()
     self._traced = graphs.trace(self._run, self._inputs)
 
   def __call__(self, inputs: Sequence[tf.Tensor], jit: bool) -> Results:
     """Runs the loop, with XLA or without; see `Inputs.flat`.
 
-    What XLA may compute otherwise than kernels do is computed without it.
+    What XLA may compute otherwise than kernels do is computed without it. What
+    fails in lanes, which also go where a client would not, runs without them.
     """
+    try:
+      return self._run_without_doubt(inputs, jit)
+    except tf.errors.OpError:
+      if self._num_lanes == 1:
+        raise
+    results = self._without_lanes(inputs, jit)
+    logging.warning('Some clients failed in lanes, and ran one by one.')
+    return results
+
+  @functools.cached_property
+  def _without_lanes(self) -> 'CompiledLoop':
+    return CompiledLoop(self._loop, self._signature)
+
+  def _run_without_doubt(
+    self, inputs: Sequence[tf.Tensor], jit: bool
+  ) -> Results:
     if jit:
       is_doubtful, results = self.run(inputs, jit=True)
       if not is_doubtful.numpy():
@@ -87,6 +134,20 @@ class CompiledLoop:
     return is_doubtful, Results(
       totals, gathered(self._loop, self._columns, results)
     )
+
+  def _refuse_lanes(self) -> None:
+    """Raises an error if lanes are asked for where clients need their own."""
+    loop = self._loop
+    if self._num_lanes == 1:
+      return
+    for is_so, what in (
+      (loop.owns_resources, 'clients have variables or tables'),
+      (loop.is_random, 'clients draw randomness without a seed'),
+      (loop.reads_sequences, 'clients read sequences'),
+      (self._is_ragged, 'clients return values of different shapes'),
+    ):
+      if is_so:
+        raise lanes.UnfitForLanesError(what)
 
   @property
   def _is_ragged(self) -> bool:
@@ -171,20 +232,63 @@ class CompiledLoop:
     _, inputs = self._open(flat)
     return self._loop.returned(self._client(inputs, tf.constant(0)))
 
+  def _one(self, inputs: loop_inputs.Inputs, index: tf.Tensor) -> '_OfClient':
+    """What the loop keeps of one client."""
+    with doubts.noticed() as noticed:
+      values = self._client(inputs, index)
+      return _OfClient(
+        self._loop.contributed(values), self._loop.returned(values), noticed
+      )
+
+  def _in_lanes(
+    self, flat: Sequence[tf.Tensor], indices: tf.Tensor
+  ) -> tuple[tf.Tensor, Callable[[tf.Tensor], '_OfClient']]:
+    """Computes for several clients in lock-step.
+
+    Args:
+      flat: See `Inputs.flat`.
+      indices: Which clients.
+
+    Returns:
+      Whether any of them is in doubt, and what picks a client by its lane.
+    """
+    pattern: list[typed_values.Nested] = []
+
+    def one(*flat: tf.Tensor) -> list[tf.Tensor]:
+      client = self._one(self._open(flat[:-1])[1], flat[-1])
+      pattern[:] = client.contributed
+      doubt = functools.reduce(tf.logical_or, client.doubts, tf.constant(False))
+      return [doubt, *typed_values.leaves(pattern), *client.returned]
+
+    traced = graphs.trace(one, [*self._inputs, tf.TensorSpec([], tf.int32)])
+    differ = [*[False] * len(self._inputs), True]
+    doubt, *stacked = lanes.Lanes(traced, self._num_lanes, differ)(
+      *flat, indices
+    )
+
+    def client(lane: tf.Tensor) -> _OfClient:
+      leaves = iter([tf.gather(leaf, lane) for leaf in stacked])
+      contributed = typed_values.like(pattern, leaves)
+      return _OfClient(contributed, list(leaves), [])
+
+    return tf.reduce_any(doubt), client
+
   def _run(self, *flat: tf.Tensor) -> list[tf.Tensor]:
     loop = self._loop
     stop, inputs = self._open(flat)
     count = len(inputs.totals)
 
-    def client(
-      index: tf.Tensor, doubt: tf.Tensor, *state: Any
-    ) -> tuple[Any, ...]:
+    def add(
+      index: tf.Tensor,
+      client: _OfClient,
+      doubt: tf.Tensor,
+      state: Sequence[Any],
+    ) -> list[Any]:
       with doubts.noticed() as noticed:
-        values = self._client(inputs, index)
         totals = [
           tf.ensure_shape(leaf, spec.shape)
           for leaf, spec in zip(
-            loop.accumulate(state[:count], values),
+            loop.accumulate(state[:count], client.contributed),
             loop.accumulator_specs,
             strict=True,
           )
@@ -192,31 +296,57 @@ class CompiledLoop:
       arrays = iter(state[count:])
       written = [
         array
-        for column, leaf in zip(
-          self._columns, loop.returned(values), strict=True
-        )
+        for column, leaf in zip(self._columns, client.returned, strict=True)
         for array in column.write(arrays, index, leaf)
       ]
-      doubt = functools.reduce(tf.logical_or, noticed, doubt)
-      return (index + 1, doubt, *totals, *written)
+      doubt = functools.reduce(tf.logical_or, [*client.doubts, *noticed], doubt)
+      return [doubt, *totals, *written]
+
+    def one_client(index: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
+      return index + 1, *add(index, self._one(inputs, index), doubt, state)
+
+    def all_lanes(first: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
+      # Lanes to spare compute for the last client once more.
+      indices = tf.minimum(first + tf.range(self._num_lanes), stop - 1)
+      is_doubtful, client = self._in_lanes(flat, indices)
+
+      def lane(number: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
+        added = add(first + number, client(number), doubt, state)
+        return number + 1, *added
+
+      return first + self._num_lanes, *loop_over(
+        tf.minimum(self._num_lanes, stop - first),
+        lane,
+        [tf.logical_or(doubt, is_doubtful), *state],
+      )
+
+    def loop_over(
+      stop: tf.Tensor, body: Callable[..., Any], state: Sequence[Any]
+    ) -> Sequence[Any]:
+      arrays = state[1 + count :]
+      return tf.while_loop(
+        lambda index, *_: index < stop,
+        body,
+        [tf.constant(0), *state],
+        shape_invariants=[
+          tf.TensorShape([]),
+          tf.TensorShape([]),
+          *[spec.shape for spec in loop.accumulator_specs],
+          *[tf.TensorShape(None) for _ in arrays],
+        ],
+        parallel_iterations=1,
+      )[1:]
 
     arrays = [
       array
       for column in self._columns
       for array in column.arrays(self._signature.bucket, stop)
     ]
-    results = tf.while_loop(
-      lambda index, *_: index < stop,
-      client,
-      [tf.constant(0), tf.constant(False), *inputs.totals, *arrays],
-      shape_invariants=[
-        tf.TensorShape([]),
-        tf.TensorShape([]),
-        *[spec.shape for spec in loop.accumulator_specs],
-        *[tf.TensorShape(None) for _ in arrays],
-      ],
-      parallel_iterations=1,
-    )[1:]
+    results = loop_over(
+      stop,
+      one_client if self._num_lanes == 1 else all_lanes,
+      [tf.constant(False), *inputs.totals, *arrays],
+    )
     written = iter(results[1 + count :])
     stacked = [
       tensor for column in self._columns for tensor in column.stack(written)

@@ -31,6 +31,7 @@ import tensorflow as tf
 from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import lanes as lanes_lib
 from tff_partial.runtimes import loop_inputs
 
 Jit: TypeAlias = bool | Literal['auto']
@@ -63,13 +64,17 @@ class Chooser:
     choices: Mapping[str, bool] | None,
     strict: bool,
     threads: int,
+    lanes: int = 1,
   ):
     """Takes the options of `cohort`, where they are described."""
     if jit not in ('auto', True, False):
       raise ValueError(
         f"Expected jit to be 'auto', True or False, found {jit!r}."
       )
+    if lanes < 1:
+      raise ValueError(f'Expected at least one lane, found {lanes}.')
     self._jit, self._strict, self._threads = jit, strict, threads
+    self._lanes = lanes
     self.choices: dict[str, bool] = dict(choices or {})
     self._lock = threading.Lock()
     self._runs: dict[
@@ -105,7 +110,7 @@ class Chooser:
       # Only one thread compiles or measures at a time.
       with self._lock:
         if key not in self._runs:
-          compiled = compiled_loop.CompiledLoop(loop, signature)
+          compiled = self._traced(name, loop, signature)
           jit = self._choose(name, loop, compiled, sample)
           self._runs[key] = functools.partial(compiled, jit=jit)
           logging.info(
@@ -117,6 +122,25 @@ class Chooser:
             'with' if jit else 'without',
           )
     return self._runs[key]
+
+  def _traced(
+    self,
+    name: str,
+    loop: client_loop.ClientLoop,
+    signature: loop_inputs.Signature,
+  ) -> compiled_loop.CompiledLoop:
+    """Traces a loop, with lanes if it can have them."""
+    try:
+      return compiled_loop.CompiledLoop(loop, signature, self._lanes)
+    except lanes_lib.UnfitForLanesError as error:
+      if self._strict:
+        raise errors.LanesRefusedError(str(error)) from error
+      logging.warning(
+        'Clients of the loop %s cannot run in lanes, and run one by one: %s',
+        name,
+        error,
+      )
+      return compiled_loop.CompiledLoop(loop, signature)
 
   def _choose(
     self,

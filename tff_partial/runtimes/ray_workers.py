@@ -76,6 +76,7 @@ def ray(
   asynchronous: bool = False,
   patience: float = 120.0,
   folder: str | os.PathLike[str] | None = None,
+  lanes: int = 1,
 ) -> CohortRuntime | AsyncCohortRuntime:
   """A runtime that compiles whole rounds, and runs them on a Ray cluster.
 
@@ -99,6 +100,7 @@ def ray(
       go when they are of no more use. By default, for a cluster of this machine
       that ends with the context, that of the system for temporary files; for
       others none: then what clients remember is sent in each round.
+    lanes: See `cohort`.
 
   Returns:
     A context, as that of `cohort`.
@@ -120,13 +122,13 @@ def ray(
     )
   crew = _Crew(
     _Cluster(address, workers, cpus_per_worker, gpus_per_worker),
-    (jit, strict, cpus_per_worker),
+    (jit, strict, cpus_per_worker, lanes),
     patience,
     tempfile.gettempdir() if folder is None and address is None else folder,
   )
   if asynchronous:
-    return AsyncCohortRuntime(jit, None, strict, False, choices, crew)
-  return CohortRuntime(jit, None, strict, False, choices, crew)
+    return AsyncCohortRuntime(jit, None, strict, False, choices, crew, lanes)
+  return CohortRuntime(jit, None, strict, False, choices, crew, lanes)
 
 
 class _Cluster:

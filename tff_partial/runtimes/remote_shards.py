@@ -189,6 +189,7 @@ class ShardWorker:
     jit: jit_autotuning.Jit,
     strict: bool,
     threads: int,
+    lanes: int = 1,
     folder: str | None = None,
   ) -> None:
     """Knows nothing yet.
@@ -197,11 +198,12 @@ class ShardWorker:
       jit: See `cohort`.
       strict: See `cohort`.
       threads: How many shards run side by side.
+      lanes: See `cohort`.
       folder: Where what clients return is left, if it is much; None to return
         all of it.
     """
     self._folder = folder
-    self._chooser = jit_autotuning.Chooser(jit, None, strict, threads)
+    self._chooser = jit_autotuning.Chooser(jit, None, strict, threads, lanes)
     self._resources = rounds.Resources(
       client_inputs.DeviceArrays(),
       self._chooser,
