@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_partial import runtimes
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import graphs
+from tff_partial.runtimes import lane_values
 from tff_partial.runtimes import lanes
 
 _LANES = 3
@@ -241,7 +242,7 @@ def test_lists_of_different_lengths_are_refused():
     )
     return [tf.reduce_sum(array.stack())]
 
-  with pytest.raises(lanes.UnfitForLanesError, match='list'):
+  with pytest.raises(lane_values.UnfitForLanesError, match='list'):
     _check(run, [], [np.array([1, 3], np.int32)])
 
 

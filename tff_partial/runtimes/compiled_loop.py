@@ -18,6 +18,7 @@ from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import doubts
 from tff_partial.runtimes import flat_program
 from tff_partial.runtimes import graphs
+from tff_partial.runtimes import lane_values
 from tff_partial.runtimes import lanes
 from tff_partial.runtimes import loop_inputs
 from tff_partial.runtimes import reductions
@@ -147,7 +148,7 @@ class CompiledLoop:
       (self._is_ragged, 'clients return values of different shapes'),
     ):
       if is_so:
-        raise lanes.UnfitForLanesError(what)
+        raise lane_values.UnfitForLanesError(what)
 
   @property
   def _is_ragged(self) -> bool:

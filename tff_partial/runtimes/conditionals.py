@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-_CONDITIONALS = ('If', 'StatelessIf')
+from tff_partial.runtimes import operations
+
 # Longer branches may be worth skipping.
 _MAX_OPERATIONS = 32
 _ELEMENTWISE = frozenset(
@@ -61,7 +62,7 @@ def as_choices(
   found = {
     node.name
     for node in graph_def.node
-    if node.op in _CONDITIONALS
+    if node.op in operations.CONDITIONALS
     and {node.attr[f'{way}_branch'].func.name for way in ('then', 'else')}
     <= cheap
     and _is_dense(graph.get_operation_by_name(node.name))

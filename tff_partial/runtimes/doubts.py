@@ -22,10 +22,6 @@ from tff_partial.runtimes import agreement
 from tff_partial.runtimes import operations
 
 _BOOL = tf.bool.as_datatype_enum
-_CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
-_CONDITIONALS = ('If', 'StatelessIf')
-_CASES = ('Case', 'StatelessCase')
-_LOOPS = ('While', 'StatelessWhile')
 
 _serial = itertools.count()
 
@@ -155,7 +151,7 @@ class _Adder:
       if branches is not None:
         is_doubtful = self._doubting_branches(branches)
         types = node.attr['Tout'].list.type
-      elif node.op in _LOOPS:
+      elif node.op in operations.LOOPS:
         is_doubtful = self._doubting_loop(node, scope)
         types = node.attr['T'].list.type
       else:
@@ -280,11 +276,11 @@ def _forget(attributes: Any, name: str) -> None:
 
 def _branches(node: Any) -> list[Any] | None:
   """The functions of which a node calls one; None if it calls none."""
-  if node.op in _CALLS:
+  if node.op in operations.CALLS:
     return [node.attr['f'].func]
-  if node.op in _CONDITIONALS:
+  if node.op in operations.CONDITIONALS:
     return [node.attr['then_branch'].func, node.attr['else_branch'].func]
-  if node.op in _CASES:
+  if node.op in operations.CASES:
     return list(node.attr['branches'].list.func)
   return None
 

@@ -31,7 +31,7 @@ import tensorflow as tf
 from tff_partial.runtimes import client_loop
 from tff_partial.runtimes import compiled_loop
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import lanes as lanes_lib
+from tff_partial.runtimes import lane_values
 from tff_partial.runtimes import loop_inputs
 
 Jit: TypeAlias = bool | Literal['auto']
@@ -132,7 +132,7 @@ class Chooser:
     """Traces a loop, with lanes if it can have them."""
     try:
       return compiled_loop.CompiledLoop(loop, signature, self._lanes)
-    except lanes_lib.UnfitForLanesError as error:
+    except lane_values.UnfitForLanesError as error:
       if self._strict:
         raise errors.LanesRefusedError(str(error)) from error
       logging.warning(

@@ -15,6 +15,12 @@ from tensorflow.python.framework import op_def_registry
 
 from tff_partial.runtimes import errors
 
+# Operations that call functions.
+CALLS = ('PartitionedCall', 'StatefulPartitionedCall')
+CONDITIONALS = ('If', 'StatelessIf')
+CASES = ('Case', 'StatelessCase')
+LOOPS = ('While', 'StatelessWhile')
+
 # Stateful operations that give the same for the same inputs, if the resources
 # that they act on are made or filled in the same call.
 _PURE = frozenset(
