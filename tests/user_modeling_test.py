@@ -383,6 +383,7 @@ def test_hpfl_learns_and_is_measured():
       'algorithm': 'centralized',
       'user_model': 'ncd',
       'user_model_biases': False,
+      'user_model_biases_in_attributes': False,
     },
   ],
   ids=lambda flags: ' '.join(map(str, flags.values())),
@@ -445,7 +446,7 @@ def test_fed_avg_of_public_items_has_one_table_of_them():
   assert set(kept) == {
     f'{what}/{table}/embeddings'
     for what in ('held', 'num_rows')
-    for table in ('user', 'user_bias')
+    for table in ('user', 'user_bias', 'user_attribute_bias')
   }
 
 
