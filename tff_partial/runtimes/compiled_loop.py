@@ -233,7 +233,7 @@ class CompiledLoop:
     _, inputs = self._open(flat)
     return self._loop.returned(self._client(inputs, tf.constant(0)))
 
-  def _one(self, inputs: loop_inputs.Inputs, index: tf.Tensor) -> '_OfClient':
+  def _one(self, inputs: loop_inputs.Inputs, index: tf.Tensor) -> _OfClient:
     """What the loop keeps of one client."""
     with doubts.noticed() as noticed:
       values = self._client(inputs, index)
@@ -243,7 +243,7 @@ class CompiledLoop:
 
   def _in_lanes(
     self, flat: Sequence[tf.Tensor], indices: tf.Tensor
-  ) -> tuple[tf.Tensor, Callable[[tf.Tensor], '_OfClient']]:
+  ) -> tuple[tf.Tensor, Callable[[tf.Tensor], _OfClient]]:
     """Computes for several clients in lock-step.
 
     Args:

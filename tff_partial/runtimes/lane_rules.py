@@ -179,26 +179,27 @@ def _element(handle: Value, item: tf.Tensor) -> tuple[tf.Tensor, bool]:
   return (item, True) if handle.has_lanes else (item[0], False)
 
 
-def _reserve(
-  number: int, attr: Any, shape: Value, size: Value
-) -> list[tuple[tf.Tensor, bool]]:
-  made = tf.raw_ops.TensorListReserve(
-    element_shape=_in_front(number, lane_values.same_in_all(shape)),
-    num_elements=lane_values.same_in_all(size),
-    element_dtype=tf.as_dtype(attr['element_dtype'].type),
-  )
-  return [(made, False)]
+def _new_list(
+  make: Callable[..., tf.Tensor], length: str
+) -> Callable[..., list[tuple[tf.Tensor, bool]]]:
+  """Builds lists that nothing was written into.
 
+  Args:
+    make: The operation.
+    length: What it calls its second input.
+  """
 
-def _empty(
-  number: int, attr: Any, shape: Value, size: Value
-) -> list[tuple[tf.Tensor, bool]]:
-  made = tf.raw_ops.EmptyTensorList(
-    element_shape=_in_front(number, lane_values.same_in_all(shape)),
-    max_num_elements=lane_values.same_in_all(size),
-    element_dtype=tf.as_dtype(attr['element_dtype'].type),
-  )
-  return [(made, False)]
+  def build(
+    number: int, attr: Any, shape: Value, size: Value
+  ) -> list[tuple[tf.Tensor, bool]]:
+    made = make(
+      element_shape=_in_front(number, lane_values.same_in_all(shape)),
+      element_dtype=tf.as_dtype(attr['element_dtype'].type),
+      **{length: lane_values.same_in_all(size)},
+    )
+    return [(made, False)]
+
+  return build
 
 
 def _set_item(
@@ -288,14 +289,18 @@ def _element_shape(
 
 
 _LISTS: Mapping[str, Rule] = {
-  'EmptyTensorList': _list_operation(_empty),
+  'EmptyTensorList': _list_operation(
+    _new_list(tf.raw_ops.EmptyTensorList, 'max_num_elements')
+  ),
   'TensorListElementShape': _list_operation(_element_shape),
   'TensorListFromTensor': _list_operation(_from_tensor),
   'TensorListGetItem': _list_operation(_get_item),
   'TensorListLength': _list_operation(_length),
   'TensorListPopBack': _list_operation(_pop),
   'TensorListPushBack': _list_operation(_push),
-  'TensorListReserve': _list_operation(_reserve),
+  'TensorListReserve': _list_operation(
+    _new_list(tf.raw_ops.TensorListReserve, 'num_elements')
+  ),
   'TensorListSetItem': _list_operation(_set_item),
   'TensorListStack': _list_operation(_stack),
 }
