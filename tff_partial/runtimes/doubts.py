@@ -147,9 +147,13 @@ class _Adder:
         raise agreement.UnfitForXlaError(
           f'it is unknown what XLA makes of the operation {node.op}'
         )
-      branches = _branches(node)
-      if branches is not None:
-        is_doubtful = self._doubting_branches(branches)
+      called = (
+        [node.attr['f'].func]
+        if node.op in operations.CALLS
+        else operations.branches(node)
+      )
+      if called:
+        is_doubtful = self._doubting_branches(called)
         types = node.attr['Tout'].list.type
       elif node.op in operations.LOOPS:
         is_doubtful = self._doubting_loop(node, scope)
@@ -272,17 +276,6 @@ def _forget(attributes: Any, name: str) -> None:
   """Removes an attribute, which TensorFlow can do without."""
   if name in attributes:
     del attributes[name]
-
-
-def _branches(node: Any) -> list[Any] | None:
-  """The functions of which a node calls one; None if it calls none."""
-  if node.op in operations.CALLS:
-    return [node.attr['f'].func]
-  if node.op in operations.CONDITIONALS:
-    return [node.attr['then_branch'].func, node.attr['else_branch'].func]
-  if node.op in operations.CASES:
-    return list(node.attr['branches'].list.func)
-  return None
 
 
 @functools.cache

@@ -139,15 +139,6 @@ def _body_of(function: Any) -> Body:
   )
 
 
-def branches(node: tf.compat.v1.NodeDef) -> list[str]:
-  """The functions of which a node runs one, in the order of its choice."""
-  if node.op in operations.CONDITIONALS:
-    return [node.attr[f'{way}_branch'].func.name for way in ('else', 'then')]
-  if node.op in operations.CASES:
-    return [branch.name for branch in node.attr['branches'].list.func]
-  return []
-
-
 class Functions:
   """A graph's functions, and which of their results differ between lanes."""
 
@@ -189,7 +180,10 @@ class Functions:
     """Which results of a node differ between lanes, given which inputs do."""
     if node.op in operations.CALLS:
       return self.differing(node.attr['f'].func.name, given)
-    ways = [self.differing(n, given[1:]) for n in branches(node)]
+    ways = [
+      self.differing(branch.name, given[1:])
+      for branch in operations.branches(node)
+    ]
     if ways:
       return [given[0] or any(way) for way in zip(*ways, strict=True)]
     if node.op in operations.LOOPS:

@@ -422,7 +422,7 @@ class _Builder:
     self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
   ) -> list[Value]:
     index, *inputs = given
-    names = function_bodies.branches(node)
+    names = [branch.name for branch in operations.branches(node)]
     flags = self._lanes.functions.differing_of_node(
       node, [v.has_lanes for v in given]
     )

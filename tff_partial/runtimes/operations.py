@@ -89,6 +89,20 @@ def definition(node: tf.compat.v1.NodeDef) -> Any:
   return op_def_registry.get(node.op)
 
 
+def branches(node: tf.compat.v1.NodeDef) -> list[Any]:
+  """The functions of which a node runs one, in the order of its choice.
+
+  Args:
+    node: The node. What is returned are parts of it: to rename them changes
+      what it runs.
+  """
+  if node.op in CONDITIONALS:
+    return [node.attr[f'{way}_branch'].func for way in ('else', 'then')]
+  if node.op in CASES:
+    return list(node.attr['branches'].list.func)
+  return []
+
+
 def scopes(
   graph_def: tf.compat.v1.GraphDef,
 ) -> Iterator[Sequence[tf.compat.v1.NodeDef]]:

@@ -102,7 +102,7 @@ class Versions(sqlite_file.File):
     )
     last = 2**62 if round_number is None else round_number
     states: list[bytes | None] = []
-    with self._explained('read'):
+    with self._explained('read'), self._as_of_one_moment():
       if self._damaged:
         self._check_round(
           max((n for n in self._rounds() if n <= last), default=0)

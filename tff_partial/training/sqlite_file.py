@@ -6,6 +6,7 @@ import contextlib
 import os
 import pathlib
 import sqlite3
+import threading
 from typing import Any, NamedTuple
 import zlib
 
@@ -119,6 +120,8 @@ class File:
     self.writable = writable
     self._lock: int | None = None
     self._connection: sqlite3.Connection | None = None
+    # Threads that read shards take turns: a connection has one transaction.
+    self._turn = threading.Lock()
     # Rounds that cannot be read, and why.
     self._damaged: dict[int, str] = {}
     try:
@@ -161,8 +164,7 @@ class File:
 
   def _check(self) -> None:
     """Compares all that the file holds with its checksums."""
-    self._run('BEGIN')  # As of one moment, though another process may write.
-    try:
+    with self._as_of_one_moment():
       self._check_format()
       if self._saved() and not self._abouts():
         raise ClientStoreError(
@@ -170,9 +172,6 @@ class File:
         )
       self._damaged = self._damage()
       self._check_structure()
-    finally:
-      if self._connected.in_transaction:
-        self._run('COMMIT')
 
   def _check_format(self) -> None:
     ((number,),) = self._run('PRAGMA user_version')
@@ -324,6 +323,21 @@ class File:
     return self._connected.execute(statement, values).fetchall()
 
   @contextlib.contextmanager
+  def _as_of_one_moment(self) -> Iterator[None]:
+    """What is read inside is that of one moment, whoever else may write.
+
+    SQLite then locks the file once, and not for each client anew, which takes
+    as long as to find it.
+    """
+    with self._turn:
+      self._run('BEGIN')
+      try:
+        yield
+      finally:
+        if self._connected.in_transaction:
+          self._run('COMMIT')
+
+  @contextlib.contextmanager
   def _transaction(self) -> Iterator[None]:
     """All that is written inside is written, or nothing."""
     if not self.writable:
@@ -331,13 +345,14 @@ class File:
         f'{self.path}: this client store was opened to be read, or its run is '
         'over. Open it anew to change it.'
       )
-    self._run('BEGIN IMMEDIATE')
-    try:
-      yield
-      self._run('COMMIT')
-    finally:
-      if self._connected.in_transaction:
-        self._run('ROLLBACK')
+    with self._turn:
+      self._run('BEGIN IMMEDIATE')
+      try:
+        yield
+        self._run('COMMIT')
+      finally:
+        if self._connected.in_transaction:
+          self._run('ROLLBACK')
 
   @contextlib.contextmanager
   def _explained(self, done: str) -> Iterator[None]:
