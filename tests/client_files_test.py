@@ -238,10 +238,10 @@ def test_damaged_folders_are_refused(tmp_path):
   path = tmp_path / 'clients'
   _write(path, small_clients.clients().items())
   clients = client_files.open_clients(path, _SPEC)
-  field = path / 'field_0.bin'
+  field = path / 'examples.bin'
   whole = field.read_bytes()
   field.write_bytes(whole[:-1])
-  with _refused('field_0.bin has 75 bytes in place of 76'):
+  with _refused('examples.bin has 379 bytes in place of 380'):
     client_files.open_clients(path, _SPEC)
   field.write_bytes(whole)
   description = path / 'clients.json'
@@ -249,8 +249,8 @@ def test_damaged_folders_are_refused(tmp_path):
   description.write_text(text[: len(text) // 2])
   with _refused('cannot be read'):
     client_files.open_clients(path, _SPEC)
-  description.write_text(json.dumps({**json.loads(text), 'version': 2}))
-  with _refused('version 2 is not 1'):
+  description.write_text(json.dumps({**json.loads(text), 'version': 1}))
+  with _refused('version 1 is not 2'):
     client_files.open_clients(path, _SPEC)
   description.write_text(json.dumps({**json.loads(text), 'fingerprint': 'new'}))
   with _refused('were written anew after they had been opened'):

@@ -182,11 +182,11 @@ def test_workers_read_the_clients_that_they_run(context, tmp_path, monkeypatch):
   monkeypatch.setattr(client_files._Files, 'read', refuse)
   with context:
     planted.assert_same(train(), expected)
-    with open(tmp_path / 'clients' / 'field_0.bin', 'r+b') as file:
+    with open(tmp_path / 'clients' / 'examples.bin', 'r+b') as file:
       file.truncate(8)
     # A worker says what is wrong, and not that it is lost.
     with pytest.raises(
-      examples.ClientDataError, match='field_0.bin has become shorter'
+      examples.ClientDataError, match='examples.bin has become shorter'
     ):
       train()
 

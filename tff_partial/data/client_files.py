@@ -4,19 +4,18 @@
     clients = tff_partial.open_clients('clients', process.example_spec)
 
 For populations that do not fit into memory, or into that of each worker of
-`runtimes.ray()`. The folder has one file for each field, in which clients lie
-one after another, a file of ids, a file that says where each begins and ends,
-and `clients.json`, which describes them. Ids are found by binary search in
-their file: a table of all is only with who draws cohorts.
+`runtimes.ray()`. The folder has a file of examples, with all fields of each, in
+which clients lie one after another, so that a client is read at once; a file of
+ids; a file that says where each begins and ends; and `clients.json`, which
+describes them. Ids are found by binary search in their file: a table of all is
+only with who draws cohorts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -29,8 +28,9 @@ from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 
-_DESCRIPTION, _IDS, _RANGES = 'clients.json', 'ids.bin', 'ranges.bin'
-_VERSION = 1
+_DESCRIPTION = 'clients.json'
+_EXAMPLES, _IDS, _RANGES = 'examples.bin', 'ids.bin', 'ranges.bin'
+_VERSION = 2
 
 
 def write_clients(
@@ -135,12 +135,9 @@ def _write(
   ids: list[bytes] = []
   counts: list[int] = []
   fields = _described(example_spec)
+  kind = _example_type(fields)
   digest = hashlib.blake2b(json.dumps(fields).encode(), digest_size=16)
-  with contextlib.ExitStack() as stack:
-    files = [
-      stack.enter_context(open(folder / _name(number), 'wb'))
-      for number in range(len(fields))
-    ]
+  with open(folder / _EXAMPLES, 'wb') as file:
     for client, arrays, count in populations.LargeEnough(
       clients,
       example_spec,
@@ -150,10 +147,11 @@ def _write(
       _check_id(client)
       ids.append(client.encode())
       counts.append(count)
-      for file, (_, array) in zip(files, examples.leaves(arrays), strict=True):
-        written = np.ascontiguousarray(array).data
-        file.write(written)
-        digest.update(written)
+      written = np.empty([count], kind)
+      for path, (_, array) in zip(fields, examples.leaves(arrays), strict=True):
+        written[path] = array
+      file.write(written.tobytes())
+      digest.update(written.tobytes())
   names = np.array(ids)
   order = np.argsort(names, kind='stable')
   same = np.flatnonzero(names[order][1:] == names[order][:-1])
@@ -194,6 +192,13 @@ def _described(example_spec: examples.ExampleSpec) -> dict[str, list[Any]]:
   }
 
 
+def _example_type(fields: Mapping[str, Sequence[Any]]) -> np.dtype:
+  """All fields of an example, one after another."""
+  return np.dtype(
+    [(path, dtype, tuple(shape)) for path, (dtype, shape) in fields.items()]
+  )
+
+
 # ---- reading -----------------------------------------------------------------
 
 
@@ -226,10 +231,14 @@ class _Files:
       self._ranges = np.memmap(
         self._path(_RANGES, number * 16), '<i8', 'r', shape=(number, 2)
       )
-      self._arrays = {
-        path: self._array(_name(place), dtype, shape, found['examples'])
-        for place, (path, (dtype, shape)) in enumerate(self.fields.items())
-      }
+      self._example = _example_type(self.fields)
+      # It is read, and not mapped: what the system keeps of it then does not
+      # count as memory of this process.
+      self._examples = open(
+        self._path(_EXAMPLES, found['examples'] * self._example.itemsize),
+        'rb',
+        buffering=0,
+      )
     except FileNotFoundError as error:
       raise examples.ClientDataError(
         f'{error.filename} is missing: {folder} does not hold clients that '
@@ -247,14 +256,6 @@ class _Files:
     if found != size:
       raise ValueError(f'{name} has {found:,} bytes in place of {size:,}')
     return path
-
-  def _array(
-    self, name: str, dtype: str, shape: Sequence[int], number: int
-  ) -> '_Array':
-    """A field of so many examples."""
-    kind = np.dtype(dtype)
-    size = number * kind.itemsize * math.prod(shape)
-    return _Array(self._path(name, size), kind, shape)
 
   def client_ids(self) -> tuple[str, ...]:
     """All ids, ascending by their bytes."""
@@ -275,42 +276,18 @@ class _Files:
       )
     return self._ranges[places]
 
-  def read(self, ranges: np.ndarray) -> dict[str, np.ndarray]:
-    """The examples in some ranges, one after another, by their paths."""
-    return {path: array.read(ranges) for path, array in self._arrays.items()}
-
-
-class _Array:
-  """A field of all clients, in a file.
-
-  It is read, and not mapped: what the system keeps of it then does not count as
-  memory of this process.
-  """
-
-  def __init__(self, path: str, dtype: np.dtype, shape: Sequence[int]):
-    self._dtype, self._shape = dtype, tuple(shape)
-    self._example_bytes = dtype.itemsize * math.prod(shape)
-    self._file = open(path, 'rb', buffering=0)
-
   def read(self, ranges: np.ndarray) -> np.ndarray:
-    """The examples in some ranges, one after another, `[examples, ...]`."""
-    size = self._example_bytes
-    read = [
-      os.pread(self._file.fileno(), (end - begin) * size, begin * size)
+    """The examples in some ranges, one after another; each has all fields."""
+    file, size = self._examples.fileno(), self._example.itemsize
+    read = b''.join(
+      os.pread(file, (end - begin) * size, begin * size)
       for begin, end in ranges.tolist()
-    ]
-    found = np.frombuffer(b''.join(read), self._dtype)
-    found = found.reshape([-1, *self._shape])
-    if len(found) < np.diff(ranges).sum():
+    )
+    if len(read) < np.diff(ranges).sum() * size:
       raise examples.ClientDataError(
-        f'{self._file.name} has become shorter. Write the clients anew.'
+        f'{self._examples.name} has become shorter. Write the clients anew.'
       )
-    return found
-
-
-def _name(place: int) -> str:
-  """The name of the file of a field."""
-  return f'field_{place}.bin'
+    return np.frombuffer(read, self._example)
 
 
 @functools.lru_cache(maxsize=16)
