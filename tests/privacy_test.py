@@ -612,3 +612,25 @@ def test_one_clip_is_one_clip_whatever_ids_a_client_sends(clipping):
     expected *= min(clip / np.linalg.norm(expected), 1.0)
     np.testing.assert_allclose(result, expected, rtol=1e-5)
     assert np.linalg.norm(result) <= clip
+
+
+def test_xla_compiles_rounds_that_send_rows():
+  # Of the rows that an aggregator is given, XLA learns the number by their
+  # shape alone.
+  process = fed_recon.build_fed_recon(
+    planted.factorization(), aggregator=_mean(noise_multiplier=0.0)
+  )
+  clients = planted.rate({'ann': 4, 'bob': 9})
+
+  def trained():
+    state = process.initialize()
+    cohort = planted.cohort_of(process, clients)
+    output = planted.run(process, cohort, state)
+    return planted.global_weights(process, output.state)
+
+  expected = trained()
+  with runtimes.cohort(jit=True, strict=True):
+    found = trained()
+  assert [*found] == [*expected]
+  for name, wanted in expected.items():
+    np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-7)

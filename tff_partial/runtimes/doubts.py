@@ -156,6 +156,9 @@ class _Adder:
         is_doubtful = self._doubting_branches(called)
         types = node.attr['Tout'].list.type
       elif node.op in operations.LOOPS:
+        # TensorFlow says so of loops that it traces for XLA. Otherwise a size
+        # that a loop only reads is not known inside of it.
+        node.attr['_xla_propagate_compile_time_consts'].b = True
         is_doubtful = self._doubting_loop(node, scope)
         types = node.attr['T'].list.type
       else:
