@@ -323,6 +323,8 @@ def main() -> None:
       ]
       alone = _Disturbed('--run=cohort', *given, f'--output={method}').digest()
       for what, kills in kinds.items():
+        if not kills:
+          continue
         output = [f'--output={method}_{what}', f'--kills={kills}']
         draw = random.Random(f'{options.seed} {method} {what}')
         started = time.perf_counter()
