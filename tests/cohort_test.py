@@ -1076,6 +1076,39 @@ def test_sequences_as_results_are_refused_when_strict():
       count_to(3)
 
 
+@tff.tensorflow.computation(np.float32)
+def _in_loops(number):
+  """Adds a number 18 times: in loops in a loop, which hand on a size."""
+
+  def body(_, turn, total):
+    size = tf.constant([3])
+    for _ in range(3):
+      _, size, total = tf.while_loop(
+        lambda inner, _, total: inner < 2,
+        lambda inner, size, total: (
+          *(inner + 1, size),
+          total + tf.reduce_sum(tf.fill(size, number)),
+        ),
+        (0, size, total),
+      )
+    return size, turn + 1, total
+
+  *_, total = tf.while_loop(
+    lambda size, turn, total: turn < 1, body, (tf.constant([3]), 0, 0.0)
+  )
+  return total
+
+
+@tff.federated_computation(_at_clients(np.float32))
+def _total_in_loops(numbers):
+  return tff.federated_sum(tff.federated_map(_in_loops, numbers))
+
+
+def test_xla_knows_the_sizes_that_loops_hand_on():
+  with cohort(jit=True, strict=True):
+    assert _total_in_loops([1.0, -3.0]) == -36.0
+
+
 def test_what_xla_refuses_runs_without_it_unless_strict():
   with _log() as messages, cohort(jit=True):
     assert _strings([1, 2], 'ab', 7)[0] == b'ab3'

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial.runtimes import agreement
+from tff_partial.runtimes import loops_for_xla
 from tff_partial.runtimes import operations
 
 _BOOL = tf.bool.as_datatype_enum
@@ -122,14 +123,13 @@ class _Adder:
   """Rewrites a graph and its functions."""
 
   def __init__(self, graph_def: tf.compat.v1.GraphDef):
-    self.graph_def = tf.compat.v1.GraphDef()
-    self.graph_def.CopyFrom(graph_def)
-    self._functions = {
-      function.signature.name: function
-      for function in graph_def.library.function
-    }
     # Graphs of equal functions may have different doubts.
     self._serial = next(_serial)
+    self.graph_def = loops_for_xla.prepared(graph_def, f'_{self._serial}')
+    self._functions = {
+      function.signature.name: function
+      for function in self.graph_def.library.function
+    }
     # From each function to one with a doubt as its last result, if it has any.
     self._doubting: dict[str, str | None] = {}
 
@@ -156,9 +156,6 @@ class _Adder:
         is_doubtful = self._doubting_branches(called)
         types = node.attr['Tout'].list.type
       elif node.op in operations.LOOPS:
-        # TensorFlow says so of loops that it traces for XLA. Otherwise a size
-        # that a loop only reads is not known inside of it.
-        node.attr['_xla_propagate_compile_time_consts'].b = True
         is_doubtful = self._doubting_loop(node, scope)
         types = node.attr['T'].list.type
       else:
@@ -261,7 +258,7 @@ class _Adder:
   def _copy(self, name: str, ending: str) -> Any:
     function = tf.compat.v1.GraphDef().library.function.add()
     function.CopyFrom(self._functions[name])
-    function.signature.name = f'{name}_{ending}_{self._serial}'
+    function.signature.name = f'{name}_{ending}'
     _forget(function.attr, '_input_shapes')
     return function
 
