@@ -90,9 +90,8 @@ class _Scope:
 
   def constant(self, name: str) -> np.ndarray | None:
     """The value of a tensor, if it is written into the graph."""
-    node = self._known.get(operations.source(name))
-    while node is not None and node.op == 'Identity':
-      node = self._known.get(operations.source(node.input[0]))
+    origin = operations.origin(self._known, name)
+    node = self._known.get(operations.source(origin))
     if node is None or node.op != 'Const':
       return None
     return tf.make_ndarray(node.attr['value'].tensor)

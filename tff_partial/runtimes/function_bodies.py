@@ -64,15 +64,8 @@ class Body:
   def kept(self) -> list[bool]:
     """For each output, whether it is the input at the same place."""
     known = {node.name: node for node in self.nodes}
-
-    def origin(name: str) -> str:
-      node = known.get(operations.source(name))
-      if node is not None and node.op == 'Identity':
-        return origin(data_inputs(node)[0])
-      return name
-
     return [
-      origin(name) == given
+      operations.origin(known, name) == given
       for name, given in zip(self.outputs, self.inputs, strict=False)
     ]
 

@@ -93,13 +93,6 @@ def _prepare(
 def _handed_on(function: Any) -> list[int]:
   """The places of a function's arguments that it returns there as they are."""
   known = {node.name: node for node in function.node_def}
-
-  def origin(tensor: str) -> str:
-    node = known.get(operations.source(tensor))
-    if node is not None and node.op == 'Identity':
-      return origin(node.input[0])
-    return tensor
-
   return [
     place
     for place, (given, returned) in enumerate(
@@ -109,5 +102,5 @@ def _handed_on(function: Any) -> list[int]:
         strict=False,
       )
     )
-    if origin(function.ret[returned.name]) == given.name
+    if operations.origin(known, function.ret[returned.name]) == given.name
   ]

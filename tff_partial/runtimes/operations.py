@@ -117,6 +117,20 @@ def source(name: str) -> str:
   return name.lstrip('^').split(':')[0]
 
 
+def origin(known: Mapping[str, tf.compat.v1.NodeDef], tensor: str) -> str:
+  """The tensor that another one is, behind nodes that hand it on.
+
+  Args:
+    known: The nodes of a graph or of a function by their names.
+    tensor: The name of the other one.
+  """
+  node = known.get(source(tensor))
+  while node is not None and node.op == 'Identity':
+    tensor = node.input[0]
+    node = known.get(source(tensor))
+  return tensor
+
+
 def draws(graph_def: tf.compat.v1.GraphDef) -> str | None:
   """An operation for which two calls on the same arguments may differ."""
   for nodes in scopes(graph_def):
