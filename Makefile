@@ -157,7 +157,8 @@ foreign: $(installed) ## run TFF's own tests, of TFF_SOURCE=DIR, on our runtime
 # In the order of benchmarks/README.md.
 benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \
   aggregators scaling startup endurance stateful_round sparse_rows accounting \
-  kernel_threads client_tables million_clients next_word_step lanes many_sentences
+  kernel_threads client_tables million_clients next_word_step lanes many_sentences \
+  next_word_round
 
 .PHONY: bench
 bench: $(installed) ## run all benchmarks, one after the other

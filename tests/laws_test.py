@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import planted
+import tff_partial
 from tff_partial import algorithms
 from tff_partial import baselines
 from tff_partial import client_work
@@ -21,6 +22,7 @@ from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import hpfl
 from tff_partial.data import splits
+from tff_partial.model import first_values
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -42,6 +44,7 @@ class Row:
     personal: Whether its clients end with a model of their own.
     exact: Whether padding changes no bit; if not, it changes rounding.
     grouped: Whether it is for models with groups.
+    learned: Whether the first values of local variables are learned.
     shares_copies: Whether clients send their own copies of the global weights,
       as HPFL does.
   """
@@ -54,6 +57,7 @@ class Row:
   personal: bool = False
   exact: bool = True
   grouped: bool = False
+  learned: bool = False
   shares_copies: bool = False
 
   @property
@@ -62,6 +66,12 @@ class Row:
     if self.grouped:
       return 'grouped'
     return 'partly local' if self.local else 'global'
+
+  def model(
+    self, model_of: dict[str, models.PartialModel]
+  ) -> models.PartialModel:
+    model = model_of[self.form]
+    return tff_partial.learn_first_values(model) if self.learned else model
 
   def build(
     self, model: models.PartialModel, **options: Any
@@ -121,6 +131,19 @@ ROWS = [
     update_optimizer=optimizers.build_adam(0.05),
     server_optimizer=optimizers.build_yogi(0.1),
     client_weighting=tff.learning.ClientWeighting.UNIFORM,
+  ),
+  Row(
+    'fed_recon, learned first values',
+    {
+      'reconstruction_optimizer': sgd(0.1),
+      'reconstruction_epochs': 10,
+      'update_optimizer': sgd(0.3),
+    },
+    algorithms.build_fed_recon_eval,
+    {'reconstruction_epochs': 10},
+    local=True,
+    personal=True,
+    learned=True,
   ),
   _partly_local(
     'furl',
@@ -287,12 +310,12 @@ def fixture_row(request) -> Row:
 
 @pytest.fixture(scope='module', name='process')
 def fixture_process(row, model_of) -> processes.PartialProcess:
-  return row.build(model_of[row.form])
+  return row.build(row.model(model_of))
 
 
 @pytest.fixture(scope='module', name='measuring')
 def fixture_measuring(row, model_of) -> evaluation.Evaluation:
-  return row.measure(model_of[row.form], **row.measuring)
+  return row.measure(row.model(model_of), **row.measuring)
 
 
 # The composition of another row under another name, as baselines_test.py,
@@ -378,9 +401,15 @@ def _assert_rounded_otherwise(one: Any, other: Any) -> None:
   )
 
 
+# What all clients learn together, of the shapes of local weights; that these
+# are not in it, first_values_test.py shows.
+_FIRST_VALUES = rf'{first_values.PREFIX}[\w/]+=\w+\[[\d,]+\]'
+
+
 def _shapes(type_spec: tff.Type) -> list[str]:
   """All shapes of tensors in a type, as they are printed."""
-  return re.findall(r'\[([\d,?]+)\]', type_spec.compact_representation())
+  text = re.sub(_FIRST_VALUES, '', type_spec.compact_representation())
+  return re.findall(r'\[([\d,?]+)\]', text)
 
 
 def _sizes(*type_specs: tff.Type) -> set[str]:

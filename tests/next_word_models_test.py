@@ -228,24 +228,22 @@ def test_vectors_of_buckets_can_be_local(model):
   assert 'word_embedding/embeddings' in model.only_looked_up
 
 
-def test_first_values_of_local_vectors_can_be_learned():
-  model = _from_keras(lambda: _build(learned_buckets=True), local=BUCKET_LAYER)
-  assert list(model.specs(tiers.LOCAL)) == ['bucket_embedding/embeddings']
-  own, shared = (
-    model.initial_weights(tier, [0, 1]) for tier in (tiers.LOCAL, tiers.GLOBAL)
+@pytest.mark.parametrize('tied', [False, True])
+def test_first_values_of_local_vectors_can_be_learned(tied):
+  model = tff_partial.learn_first_values(
+    _from_keras(lambda: _build(tied=tied), local=BUCKET_LAYER)
   )
-  assert not own['bucket_embedding/embeddings'].numpy().any()
-  assert shared['bucket_first_values/embeddings'].numpy().all()
+  table = f'{BUCKET_LAYER}/embeddings'
+  assert list(model.specs(tiers.LOCAL)) == [table]
+  shared = model.initial_weights(tiers.GLOBAL, [0, 1])
 
   def said(own_value: float, first_value: float) -> np.ndarray:
     named = collections.OrderedDict(shared)
-    named['bucket_first_values/embeddings'] = tf.fill([2, 4], first_value)
+    named[f'first_values/{table}'] = tf.fill([2, 4], first_value)
     logits, _ = model.predict(
       {
         tiers.GLOBAL: named,
-        tiers.LOCAL: {
-          'bucket_embedding/embeddings': tf.fill([2, 4], own_value)
-        },
+        tiers.LOCAL: {table: tf.fill([2, 4], own_value)},
       },
       {},
       tf.constant(_READ),

@@ -105,11 +105,24 @@ def test_vectors_of_other_words_are_local_or_global():
   assert {*local.specs(tiers.GLOBAL), name} == {*shared.specs(tiers.GLOBAL)}
 
 
-def test_first_values_that_all_learn_are_left_out_where_all_learn_everything():
-  task = _task(next_word_learned_buckets=True)
-  first = 'bucket_first_values/embeddings'
-  assert first in task.model_with(OWN).specs(tiers.GLOBAL)
-  assert first not in task.model_with(NOBODY).specs(tiers.GLOBAL)
+@pytest.mark.parametrize(
+  'algorithm', ['fed_recon', 'fed_recon_cache', 'fed_recon_knn_per']
+)
+def test_local_vectors_begin_with_values_that_all_learn_where_asked(algorithm):
+  config = _config(algorithm=algorithm, learned_first_values=True)
+  trainable = Trainable(config, _task())
+  first = f'first_values/{BUCKET_LAYER}/embeddings'
+  for model in (
+    trainable.process.model,
+    trainable.evaluation(_task().validation).model,
+  ):
+    assert first in model.specs(tiers.GLOBAL)
+
+
+def test_what_all_learn_alike_begins_with_no_other_learned_values():
+  config = _config('fed_yogi', learned_first_values=True)
+  with pytest.raises(OptionError, match='--learned_first_values: .* no local'):
+    Trainable(config, _task())
 
 
 def test_there_is_no_table_of_all_users():

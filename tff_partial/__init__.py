@@ -42,6 +42,9 @@ from tff_partial.learning_process import (
   as_learning_process as as_learning_process,
 )
 from tff_partial.messages import ClientWeighting as ClientWeighting
+from tff_partial.model.first_values import (
+  learn_first_values as learn_first_values,
+)
 from tff_partial.model.keras_models import from_keras as from_keras
 from tff_partial.model.models import PartialModel as PartialModel
 from tff_partial.phases import Interleaved as Interleaved

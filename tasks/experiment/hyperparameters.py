@@ -16,6 +16,8 @@ from tff_partial import phases
 from tff_partial import statistics
 from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
+from tff_partial.model import first_values
+from tff_partial.model import models
 
 KEEP, SCALED = 'keep', 'scaled'
 CENTERS, SUMS = 'centers', 'sums'
@@ -327,6 +329,11 @@ class Hyperparameters(Options):
   joint: bool = option(
     False, 'Train local weights in the update phase of FedRecon, too.'
   )
+  learned_first_values: bool = option(
+    False,
+    'Local weights begin with values that all clients learn together, instead '
+    'of drawn ones.',
+  )
   penalty: float | None = option(
     None,
     'mu of FedProx, lambda of Ditto, pFedMe and FedProto; by default the '
@@ -358,6 +365,25 @@ class Hyperparameters(Options):
     '(Eq. 6).',
     choices=(KEEP, SCALED),
   )
+
+  def begin_local(self, model: models.PartialModel) -> models.PartialModel:
+    """Lets local weights begin as chosen.
+
+    Args:
+      model: A task's model.
+
+    Raises:
+      OptionError: If nothing of it is local, or not of a size that all share.
+    """
+    if not self.learned_first_values:
+      return model
+    try:
+      return first_values.learn_first_values(model)
+    except models.ModelError as error:
+      raise OptionError(
+        f'--learned_first_values: {error} Of the algorithms, fed_recon and '
+        'others whose clients have weights of their own have use for it.'
+      ) from error
 
   @property
   def penalty_argument(self) -> Penalty:

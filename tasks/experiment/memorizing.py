@@ -87,7 +87,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
   ) -> Evaluation:
     del model  # It keeps its features to itself.
     return baselines.build_knn_per_eval(
-      _with_features(run.task, trained.user),
+      run.hyperparameters.begin_local(_with_features(run.task, trained.user)),
       features=tasks_lib.FEATURES,
       logits=tasks_lib.LOGITS,
       targets=_targets(run.task),

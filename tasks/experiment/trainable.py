@@ -43,7 +43,7 @@ class Trainable:
     self._algorithm = config.how
     self._task = task
     self._user = config.user_form or self._form()
-    model = task.model_with(self._user)
+    model = config.hyperparameters.begin_local(task.model_with(self._user))
     population, ledger = 0, None
     if config.privacy.is_on or self._algorithm.counts_clients:
       population = len(task.clients(tasks_lib.TRAIN, model.example_spec))
@@ -137,7 +137,9 @@ class Trainable:
     parts = clients.split or ()
     key = (tuple(part.name for part in parts), is_at_home)
     if key not in self._evaluations:
-      model = self._task.model_with(user)
+      model = self._config.hyperparameters.begin_local(
+        self._task.model_with(user)
+      )
       self._evaluations[key] = algorithm.measure(
         model, self._setting, measuring
       )

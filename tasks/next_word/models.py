@@ -11,9 +11,8 @@ differ: there a client's own vectors decide both.
 
 Where this deviates from the paper: the default sizes are small, for two cores
 (`PAPER` has the paper's). The recurrence does not skip padding, which stands
-behind all that counts. Four options are ours: the transformer, the output
-`VOCABULARY`, tied outputs, and first values of local buckets that all learn
-together, which the paper leaves to future work.
+behind all that counts. Three options are ours: the transformer, the output
+`VOCABULARY`, and tied outputs.
 """
 
 from collections.abc import Callable
@@ -41,10 +40,8 @@ from tasks.task import LOGITS
 LSTM, TRANSFORMER = 'lstm', 'transformer'
 
 # The layer of the vectors of words outside the vocabulary, for `from_keras`:
-# local in FedRecon. Where their first values are learned, these are in a layer
-# of their own, which is global.
+# local in FedRecon.
 BUCKET_LAYER = 'bucket_embedding'
-FIRST_VALUES_LAYER = 'bucket_first_values'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +77,6 @@ class Sizes(Options):
   )
   tied: bool = option(
     False, 'The output rests on the same tables as the embedding.'
-  )
-  learned_buckets: bool = option(
-    False,
-    'Local vectors of buckets begin with values that all learn together.',
   )
 
   def flag_prefix(self) -> str:
@@ -144,10 +137,10 @@ def build_next_word_model(
   layers = tf.keras.layers
   sentence = layers.Input([length], dtype=tf.int32, name='sentence')
   rows, bucket_rows, is_bucket = TokenRows(*tokens, name='rows')(sentence)
-  words, word_table = _look_up(
-    rows, tokens.words + 3, sizes, 'uniform', 'word_embedding'
+  words, word_table = _look_up(rows, tokens.words + 3, sizes, 'word_embedding')
+  buckets, bucket_table = _look_up(
+    bucket_rows, tokens.buckets, sizes, BUCKET_LAYER
   )
-  buckets, bucket_table = _buckets(bucket_rows, tokens.buckets, sizes)
   vectors = OneOfTwo(name='embedding')([words, buckets, is_bucket])
   if sizes.architecture == LSTM:
     said = LoopedLSTM(sizes.lstm_units, name='lstm')(vectors)
@@ -206,30 +199,12 @@ def of_logits(
 
 
 def _look_up(
-  rows: Any, number: int, sizes: Sizes, initializer: str, name: str
+  rows: Any, number: int, sizes: Sizes, name: str
 ) -> tuple[Any, Any]:
   """Vectors of a new table and, for tied outputs, the table."""
   kind = WholeTable if sizes.tied else tf.keras.layers.Embedding
-  table = kind(
-    number, sizes.embedding, embeddings_initializer=initializer, name=name
-  )
+  table = kind(number, sizes.embedding, name=name)
   return table(rows) if sizes.tied else (table(rows), None)
-
-
-def _buckets(rows: Any, number: int, sizes: Sizes) -> tuple[Any, Any]:
-  """Vectors of buckets and, for tied outputs, their table."""
-  if not sizes.learned_buckets:
-    return _look_up(rows, number, sizes, 'uniform', BUCKET_LAYER)
-  # What is a client's own is what it adds to the values that all learn.
-  own, own_table = _look_up(rows, number, sizes, 'zeros', BUCKET_LAYER)
-  first, first_table = _look_up(
-    rows, number, sizes, 'uniform', FIRST_VALUES_LAYER
-  )
-  add = tf.keras.layers.Add
-  table = None
-  if sizes.tied:
-    table = add(name='bucket_table')([first_table, own_table])
-  return add(name='buckets')([first, own]), table
 
 
 def _tables_of_classes(

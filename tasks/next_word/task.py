@@ -277,9 +277,6 @@ class NextWord:
 
   def _build_model(self, user: str, features: bool) -> models.PartialModel:
     sizes = self._options.sizes
-    if user == NOBODY:
-      # First values of vectors that are not a client's own are these vectors.
-      sizes = dataclasses.replace(sizes, learned_buckets=False)
     tokens, length = self.words.tokens, self._options.max_tokens
     classes = self._classes
     loss = classes_lib.build_loss(classes)

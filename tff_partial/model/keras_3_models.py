@@ -181,16 +181,10 @@ class Functions:
       ModelError: If a value has another shape.
     """
     model, _, _ = _made(self._build, self.spec.inputs)
+    specs = {spec.name: spec for spec in self.spec.variables}
     for variable in model.weights:
       name = _name(variable, model)
-      value = np.asarray(values[name])
-      if tuple(variable.shape) != value.shape:
-        raise ModelError(
-          keras_filling.OTHER_SHAPE.format(
-            name=name, shape=tuple(variable.shape), given=value.shape
-          )
-        )
-      variable.assign(value)
+      variable.assign(keras_filling.checked(specs[name], values[name]))
     return model
 
 

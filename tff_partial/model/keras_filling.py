@@ -11,10 +11,6 @@ from tff_partial.model import keras_variables
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
-OTHER_SHAPE = (
-  'Variable {name!r} has shape {shape}, the value given for it {given}.'
-)
-
 
 def named_weights(given: Any) -> list[Mapping[str, Any]]:
   """What was given to `to_keras`, as mappings from variable name to value.
@@ -33,6 +29,25 @@ def named_weights(given: Any) -> list[Mapping[str, Any]]:
       f'value, found a {type(given).__name__}. A result has `best_weights`.'
     )
   return [given]
+
+
+def checked(spec: VariableSpec, value: Any) -> np.ndarray:
+  """A value of a variable.
+
+  Args:
+    spec: The variable.
+    value: What was given for it.
+
+  Raises:
+    ModelError: If it has another shape.
+  """
+  array = np.asarray(value)
+  if not spec.fits(array.shape):
+    raise ModelError(
+      f'Variable {spec.name!r} has shape {spec.shape}, the value given for it '
+      f'{array.shape}.'
+    )
+  return array
 
 
 def filled(
@@ -74,12 +89,7 @@ def filled(
   held = {id(v) for v in keras_model.variables}
   mine = [v for v in made if id(v) in held]
   for spec, variable in zip(variables, mine, strict=True):
-    value = np.asarray(values[spec.name])
-    if not spec.fits(value.shape):
-      raise ModelError(
-        OTHER_SHAPE.format(name=spec.name, shape=spec.shape, given=value.shape)
-      )
-    variable.assign(value)
+    variable.assign(checked(spec, values[spec.name]))
   if by_request:
     _tell_embeddings(keras_model)
   return keras_model

@@ -7,7 +7,8 @@ are local. The result has no variables: weights go in, predictions come out.
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
-from typing import Any
+import copy
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +19,6 @@ from tff_partial.data import examples as examples_lib
 from tff_partial.data import id_ranges
 from tff_partial.model import class_weights
 from tff_partial.model import client_tables
-from tff_partial.model import keras_3_models
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
 from tff_partial.model import keras_functions
@@ -30,6 +30,29 @@ from tff_partial.model.keras_variables import ModelError
 from tff_partial.model.losses import classes
 from tff_partial.model.losses import LossFn
 from tff_partial.model.losses import LossValue
+
+
+class Functions(Protocol):
+  """A Keras model as pure functions of its variables' values.
+
+  Attributes:
+    spec: Its variables, layers, inputs and outputs.
+  """
+
+  spec: keras_analysis.KerasSpec
+
+  def call(
+    self,
+    tensors: dict[str, tf.Tensor],
+    inputs: Any,
+    *,
+    training: bool,
+    seed: tf.Tensor,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Computes predictions and layers' losses: see `PartialModel.predict`."""
+
+  def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
+    """Makes a Keras model with a value for each variable, by its name."""
 
 
 class PartialModel:
@@ -44,6 +67,7 @@ class PartialModel:
     example_spec: What the model reads of an example: x, y and weight.
     prediction_spec: Specs of one example's prediction.
     metrics: Keras metrics as pure functions.
+    given_values: First values that were given rather than drawn, by name.
     only_looked_up: Names of the trainable tables of which the model looks rows
       up, and does nothing else with them.
     seed: Draws the first values of the global weights.
@@ -52,7 +76,7 @@ class PartialModel:
   def __init__(
     self,
     build: Callable[[], tf.keras.Model],
-    functions: keras_functions.Functions | keras_3_models.Functions,
+    functions: Functions,
     tier_of: Mapping[str, str],
     *,
     num_groups: int,
@@ -65,19 +89,9 @@ class PartialModel:
     seed: int,
   ):
     """See `from_keras`."""
-    self.build = build
-    self._functions = functions
     spec = functions.spec
-    self.variables = spec.variables
-    self.tier_of = dict(tier_of)
+    self.build = build
     self.num_groups = num_groups
-    self.client_tables = client_tables.ClientTables(
-      {
-        v.name: v.draw_rows
-        for v in spec.variables
-        if v.is_client_sized and v.draw_rows is not None
-      }
-    )
     self.prediction_spec = spec.outputs
     self.example_spec = examples_lib.ExampleSpec(
       [('x', spec.inputs), ('y', labels), ('weight', weights)]
@@ -93,14 +107,52 @@ class PartialModel:
       self._class_weights = class_weights.ClassWeights(
         class_weight, labels, spec.outputs
       )
-    self._initial_values = dict(initial_values)
-    self.only_looked_up, ids = self._check_by_tracing()
+    ids = self._set_functions(functions, tier_of, initial_values)
     weighted = self._class_weights.ids if self._class_weights else {}
     self.example_spec.ids = {
       **ids,
       **weighted,
       **classes(labels, spec.outputs, loss),
     }
+
+  def _set_functions(
+    self,
+    functions: Functions,
+    tier_of: Mapping[str, str],
+    given_values: Mapping[str, np.ndarray],
+  ) -> id_ranges.Ids:
+    """Takes functions and variables; returns which inputs are ids of rows."""
+    self._functions = functions
+    self.variables = functions.spec.variables
+    self.tier_of = dict(tier_of)
+    self.given_values = dict(given_values)
+    self.client_tables = client_tables.ClientTables(
+      {
+        v.name: v.draw_rows
+        for v in self.variables
+        if v.is_client_sized and v.draw_rows is not None
+      }
+    )
+    self.only_looked_up, ids = self._check_by_tracing()
+    return ids
+
+  def with_functions(
+    self,
+    wrap: Callable[[Functions], Functions],
+    tier_of: Mapping[str, str],
+    given_values: Mapping[str, np.ndarray],
+  ) -> 'PartialModel':
+    """The same model of other variables, for the same examples.
+
+    Args:
+      wrap: From the model's functions to those of the new one, whose inputs and
+        outputs are the same.
+      tier_of: Variable name to tier, for all variables.
+      given_values: First values that are not drawn, by name.
+    """
+    model = copy.copy(self)
+    model._set_functions(wrap(self._functions), tier_of, given_values)
+    return model
 
   def __repr__(self) -> str:
     """A line for each variable under its tier, and one for each field."""
@@ -189,8 +241,8 @@ class PartialModel:
     place = {v.name: i for i, v in enumerate(self.variables)}
 
     def first(v: keras_analysis.VariableSpec) -> tf.Tensor:
-      if v.name in self._initial_values:
-        return tf.constant(self._initial_values[v.name])
+      if v.name in self.given_values:
+        return tf.constant(self.given_values[v.name])
       own_seed = random_bits.fold_in(seed, place[v.name])
       if v.is_client_sized and v.draw_rows is not None:
         # Not of a known shape: its type leaves the number of rows open.

@@ -1,0 +1,148 @@
+"""First values of local weights that all clients learn together.
+
+In the FedRecon paper (section 4) reconstruction begins from drawn values. Here
+the global weights hold learned ones, and what is a client's own is what it
+adds: the model reads the sum. Local weights start from zero, so that plain
+gradient descent on them takes the steps that it would take from the learned
+values; and whatever trains the global weights learns these by the gradient at
+the weights that clients have rebuilt, the first-order form of MAML (Finn et
+al., ICML 2017).
+
+First values travel like all global weights. What a client adds is never sent;
+but its update of the first values tells how its own would move, to anyone who
+sees that update by itself and not only the mean of many.
+
+`layers.PrivateVector(learned_default=True)` is the same for one vector, with a
+regularizer of what the client adds; one of a layer here concerns the sum.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial import tiers
+from tff_partial.model import keras_filling
+from tff_partial.model import models
+from tff_partial.model.keras_analysis import KerasSpec
+from tff_partial.model.keras_analysis import VariableSpec
+from tff_partial.model.keras_variables import ModelError
+
+# Begins the names of the global variables that hold first values.
+PREFIX = 'first_values/'
+
+
+def learn_first_values(model: models.PartialModel) -> models.PartialModel:
+  """All clients learn together from which values their local weights begin.
+
+  Args:
+    model: The model, with local variables. Each gets a global one beside it,
+      `first_values/NAME`, that begins as the local one would.
+
+  Returns:
+    The same model with these variables. A client's local weights are what it
+    adds to them, and begin with zero.
+
+  Raises:
+    ModelError: If nothing is local, or a local table has each client's own
+      size.
+  """
+  models.check(model)
+  local = model.trainable(tiers.LOCAL)
+  if not local:
+    raise ModelError(
+      'The model has no local variables whose first values could be learned. '
+      'Say which are local: `from_keras(..., local=...)`.'
+    )
+  sized = [v.name for v in local if v.is_client_sized]
+  if sized:
+    raise ModelError(
+      f'The tables {sized} have as many rows as each client needs, so that no '
+      'first values fit all clients.'
+    )
+  first = {v.name: f'{PREFIX}{v.name}' for v in local}
+  return model.with_functions(
+    lambda functions: _Summed(functions, local),
+    {**model.tier_of, **dict.fromkeys(first.values(), tiers.GLOBAL)},
+    {first.get(name, name): v for name, v in model.given_values.items()},
+  )
+
+
+class _Summed:
+  """A model that reads the sums of first values and of what a client adds.
+
+  Attributes:
+    spec: The model's variables, and one more for each local one.
+  """
+
+  def __init__(
+    self, functions: models.Functions, local: tuple[VariableSpec, ...]
+  ):
+    """Describes the variables.
+
+    Args:
+      functions: The model.
+      local: Its local variables.
+    """
+    self._functions = functions
+    self._names = [v.name for v in local]
+    spec = functions.spec
+    number = len(spec.variables)
+    own = {v.name: _beginning_with_zeros(v) for v in local}
+    first = [
+      v._replace(
+        name=f'{PREFIX}{v.name}',
+        position=number + place,
+        request=number + place,
+      )
+      for place, v in enumerate(local)
+    ]
+    self.spec = KerasSpec(
+      (*(own.get(v.name, v) for v in spec.variables), *first),
+      spec.layers,
+      spec.inputs,
+      spec.outputs,
+    )
+
+  def call(
+    self,
+    tensors: Mapping[str, tf.Tensor],
+    inputs: Any,
+    *,
+    training: bool,
+    seed: tf.Tensor,
+  ) -> tuple[Any, list[tf.Tensor]]:
+    """Calls the model on the sums."""
+    return self._functions.call(
+      self._summed(tensors), inputs, training=training, seed=seed
+    )
+
+  def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
+    """Makes the Keras model with the sums."""
+    return self._functions.filled(
+      self._summed(
+        {
+          v.name: keras_filling.checked(v, values[v.name])
+          for v in self.spec.variables
+        }
+      )
+    )
+
+  def _summed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    of_model = {
+      name: value
+      for name, value in values.items()
+      if not name.startswith(PREFIX)
+    }
+    for name in self._names:
+      of_model[name] = values[f'{PREFIX}{name}'] + values[name]
+    return of_model
+
+
+def _beginning_with_zeros(variable: VariableSpec) -> VariableSpec:
+  """The variable, of which zeros are the first values."""
+  return variable._replace(
+    initialize=lambda seed: tf.zeros(variable.shape, variable.dtype),
+    value=None,
+    is_assigned=False,
+  )
