@@ -8,7 +8,8 @@ values; and whatever trains the global weights learns these by the gradient at
 the weights that clients have rebuilt, the first-order form of MAML (Finn et
 al., ICML 2017).
 
-First values travel like all global weights. What a client adds is never sent;
+First values travel like all global weights, and a step reads and moves all rows
+of a local table, not only those that are looked up. What a client adds is never sent;
 but its update of the first values tells how its own would move, to anyone who
 sees that update by itself and not only the mean of many.
 
