@@ -9,9 +9,9 @@ the weights that clients have rebuilt, the first-order form of MAML (Finn et
 al., ICML 2017).
 
 First values travel like all global weights, and a step reads and moves all rows
-of a local table, not only those that are looked up. What a client adds is never sent;
-but its update of the first values tells how its own would move, to anyone who
-sees that update by itself and not only the mean of many.
+of a local table, not only those that are looked up. What a client adds is never
+sent; but its update of the first values tells how its own would move, to anyone
+who sees that update by itself and not only the mean of many.
 
 `layers.PrivateVector(learned_default=True)` is the same for one vector, with a
 regularizer of what the client adds; one of a layer here concerns the sum.
