@@ -26,19 +26,14 @@ def fixture_runtime():
     yield
 
 
-def _model(user: Any = 0.5) -> models.PartialModel:
+def _model() -> models.PartialModel:
   """An item's vector times the user's, which begins with one value."""
-  build = planted.constant_user(user)
-  return planted.factorization(build)
-
-
-def _learned(user: Any = 0.5) -> models.PartialModel:
-  return tff_partial.learn_first_values(_model(user))
+  return planted.factorization(planted.constant_user(0.5))
 
 
 @pytest.fixture(scope='module', name='model')
 def fixture_model() -> models.PartialModel:
-  return _learned()
+  return tff_partial.learn_first_values(_model())
 
 
 def _first_weights(model: models.PartialModel, tier: str) -> dict[str, Any]:
