@@ -28,6 +28,7 @@ from tff_partial.memories import MemoryOptionError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
+from tff_partial.phases import sgd
 
 _CLASSES = 3
 
@@ -296,6 +297,28 @@ def test_local_weights_are_rebuilt_before(clients):
   )
   assert alone == expected
   assert abs(mixed - expected) > 1e-3
+
+
+def test_a_memory_is_of_the_tuned_model(model, clients):
+  """As if the server's weights were those that the client tunes to."""
+  tune = Phase(optimizer=sgd(0.5), epochs=8)
+  dot = {'dot': clients['dot']}
+  tuning = baselines.build_fine_tuning_eval(model, personalise=tune)
+  (value,) = planted.cohort_of(tuning, dot, 1)
+  tuned = tuning.personalise(_weights(_HEAD), (), value)
+  moved = np.abs(tuned['turn/kernel'] - np.eye(2))
+  assert moved.max() > 0.1  # So that keys and questions are others.
+  found, expected = (
+    planted.evaluate(measuring, weights, dot).metrics['loss']
+    for measuring, weights in (
+      (baselines.build_knn_per_eval(model, tune=tune), _weights(_HEAD)),
+      (
+        baselines.build_knn_per_eval(model),
+        planted.as_model_weights(dict(tuned)),
+      ),
+    )
+  )
+  assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_any_classifier_with_features_has_neighbours():

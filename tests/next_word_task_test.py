@@ -268,6 +268,17 @@ def test_a_name_that_no_variable_has_is_refused():
     Trainable(config, _task()).evaluation(_task().validation)
 
 
+def _loss(evaluation: Any) -> float:
+  """What first weights cost the authors for tests."""
+  clients = _task().clients(TEST, evaluation.example_spec)
+  names = list(clients.client_ids)
+  cohort = clients.cohort(names, np.zeros([len(names), 2], np.int32))
+  process = Trainable(_config(), _task()).process
+  held = process.get_model_weights(process.initialize())
+  kept = [evaluation.initialize_client([0, 0]) for _ in names]
+  return float(evaluation.evaluate(held, kept, cohort).metrics['loss'])
+
+
 def test_tuning_after_reconstruction_by_nothing_changes_nothing():
   """With a rate of zero it is FedRecon's evaluation; otherwise it is not."""
   model = _task().model_with(OWN)
@@ -275,18 +286,8 @@ def test_tuning_after_reconstruction_by_nothing_changes_nothing():
   plain = algorithms.build_fed_recon_eval(
     model, reconstruction_optimizer=phases.sgd(0.3), batch_size=4
   )
-  clients = _task().clients(TEST, plain.example_spec)
-  names = list(clients.client_ids)
-  cohort = clients.cohort(names, np.zeros([len(names), 2], np.int32))
-  weights = Trainable(_config(), _task()).process
-  held = weights.get_model_weights(weights.initialize())
-
-  def loss(evaluation: Any) -> float:
-    kept = [evaluation.initialize_client([0, 0]) for _ in names]
-    return float(evaluation.evaluate(held, kept, cohort).metrics['loss'])
-
   losses = [
-    loss(
+    _loss(
       algorithms.build_fed_recon_fine_tuning_eval(
         model,
         reconstruct=rebuild,
@@ -296,8 +297,26 @@ def test_tuning_after_reconstruction_by_nothing_changes_nothing():
     )
     for rate in (0.0, 0.5)
   ]
-  assert losses[0] == pytest.approx(loss(plain), rel=1e-6)
+  assert losses[0] == pytest.approx(_loss(plain), rel=1e-6)
   assert losses[1] < losses[0]
+
+
+def test_clients_with_a_memory_tune_before_where_a_rate_is_given():
+  """Where the memory has no share, it is FedRecon followed by fine-tuning."""
+  rows = {
+    algorithm: Trainable(
+      _config(algorithm=algorithm, tuning_learning_rate=rate, memory_mixing=0),
+      _task(),
+    ).evaluation(_task().validation)
+    for algorithm, rate in (
+      ('fed_recon', None),
+      ('fed_recon_fine_tuning', 0.5),
+      ('fed_recon_cache', 0.5),
+    )
+  }
+  plain, tuned, remembering = map(_loss, rows.values())
+  assert remembering == pytest.approx(tuned, rel=1e-6)
+  assert tuned < plain - 1e-3
 
 
 def test_a_trained_state_is_measured_by_the_row_of_fine_tuning():

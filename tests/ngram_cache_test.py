@@ -29,6 +29,7 @@ from tff_partial.memories import MemoryOptionError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
+from tff_partial.phases import sgd
 
 _TOKENS, _LENGTH = 5, 4
 # Padding behind the end of a sentence, where no token is right.
@@ -178,6 +179,24 @@ def test_all_runtimes_give_the_numbers_of_a_loop(model, clients, num_tokens):
     for own, expected in zip(found.per_client, losses, strict=True):
       mean = np.mean(expected) if expected else 0.0
       assert own['loss'] == pytest.approx(mean, abs=1e-6)
+
+
+def test_a_model_is_tuned_before_it_is_mixed(model):
+  """Ann wrote 0 1 twice, and a table of zeros takes one step with rate 1.
+
+  After 0 the model said 1/5 of each token, so that row 0 moves by -1/5, and by
+  +4/5 for the 1 that followed. The cache saw it twice: n = 2.
+  """
+  tune = Phase(optimizer=sgd(1.0), batch_size=None)
+  found = planted.evaluate(
+    baselines.build_ngram_cache_eval(model, mixing=0.6, tune=tune),
+    _table(np.zeros([_TOKENS, _TOKENS])),
+    {'ann': _sentences(*[[0, 1]] * 4)},
+  )
+  exponentials = np.exp([-0.2, 0.8, -0.2, -0.2, -0.2])
+  share = 0.6 * 2 / 3
+  right = share + (1 - share) * exponentials[1] / exponentials.sum()
+  assert found.metrics['loss'] == pytest.approx(-math.log(right), abs=1e-6)
 
 
 def test_without_a_share_memories_change_no_bit(model, clients):

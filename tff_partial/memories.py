@@ -1,10 +1,10 @@
 """Memories: clients answer by what they remember of their support examples.
 
-No weight is trained. A client keeps a key of each of its support examples, or
-of each step of these if they are sequences, together with the class that was
-right there. Asked for a prediction, it compares the key of what is asked with
-all that it keeps (`recall`). Keys that are alike vote for their classes: with
-the weights w_i of the keys, and their classes y_i,
+No weight has to be trained. A client keeps a key of each of its support
+examples, or of each step of these if they are sequences, together with the
+class that was right there. Asked for a prediction, it compares the key of what
+is asked with all that it keeps (`recall`). Keys that are alike vote for their
+classes: with the weights w_i of the keys, and their classes y_i,
 
     p_memory(y) = sum_i w_i [y_i = y] / sum_i w_i,
     p(y) = share p_memory(y) + (1 - share) p_model(y).
@@ -75,6 +75,12 @@ class Votes(NamedTuple):
   share: tf.Tensor
 
 
+class Measuring(evaluation.Measuring, total=False):
+  """What builders hand on to `build_memory_evaluation`."""
+
+  tune: Phase | None
+
+
 def classes_from_zero(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """Labels that are classes themselves; negative ones are none.
 
@@ -106,6 +112,7 @@ def build_memory_evaluation(
   logits: str | None = None,
   targets: TargetsFn = classes_from_zero,
   personalise: Phase | None = None,
+  tune: Phase | None = None,
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
@@ -121,6 +128,9 @@ def build_memory_evaluation(
     targets: Which classes are right, from labels.
     personalise: How clients rebuild local weights before, on the support set;
       not at all by default.
+    tune: How clients then tune global weights, all of them or those that it
+      names, likewise; not at all by default. Keys that the model makes are
+      made by the tuned one.
     split: Support and query set; the two halves by default.
     measure_batch_size: Examples measured at a time; changes no result.
 
@@ -154,13 +164,11 @@ def build_memory_evaluation(
     mixed = tf.cast(mixed, said.dtype)
     return mixed if logits is None else {**outputs, logits: mixed}
 
-  before = []
-  if personalise is not None:
-    before = [
-      dataclasses.replace(
-        personalise, train=(tiers.LOCAL,), on=support, measured=False
-      )
-    ]
+  before = [
+    dataclasses.replace(phase, train=(tier,), on=support, measured=False)
+    for phase, tier in ((personalise, tiers.LOCAL), (tune, tiers.GLOBAL))
+    if phase is not None
+  ]
   return evaluation.build_evaluation(
     model,
     client_state=client_state.stateless,

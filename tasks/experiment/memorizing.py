@@ -64,13 +64,19 @@ def _targets(task: tasks_lib.Task) -> memories.TargetsFn:
   return memories.classes_from_zero
 
 
-def _measuring(run: Setting, measuring: Measuring, user: str) -> Measuring:
-  """Support and query set, and how what is a client's own is rebuilt."""
+def _measuring(
+  run: Setting, measuring: Measuring, user: str
+) -> memories.Measuring:
+  """Support and query set, and what clients train before they remember."""
   personalise: phases.Phase | None = None
+  tune: phases.Phase | None = None
   if user == tasks_lib.OWN:
     personalise = run.local.when_measured(run.local.of_personal())
+  if run.local.tuning_learning_rate is not None:
+    tune = run.local.of_tuning_global()
   return {
     'personalise': personalise,
+    'tune': tune,
     'split': measuring.get('split') or run.local.build_split(),
   }
 

@@ -97,8 +97,9 @@ class LocalTraining(Options):
   )
   tuning_learning_rate: float | None = option(
     None,
-    'Learning rate of global weights that clients tune after reconstruction, '
-    'before they are measured, if not as in training.',
+    'Learning rate of global weights that clients tune before they are '
+    'measured: after reconstruction, if not as in training, and before they '
+    'answer by a memory, where they do not tune without this flag.',
     at_least=0,
   )
   personalise_seen: bool = option(
@@ -198,7 +199,7 @@ class LocalTraining(Options):
     return dataclasses.replace(self.of_personal(), only=self.tuned)
 
   def of_tuning_global(self) -> phases.Phase:
-    """How clients tune what is sent after they have rebuilt their own."""
+    """How clients tune what is sent when they have what is their own."""
     rate = self.tuning_learning_rate
     if rate is None:
       rate = self.update.learning_rate

@@ -45,7 +45,7 @@ def build_knn_per_eval(
   num_neighbors: int | None = 10,
   mixing: float = 0.5,
   scale: float = 1.0,
-  **measuring: Unpack[evaluation.Measuring],
+  **measuring: Unpack[memories.Measuring],
 ) -> evaluation.Evaluation:
   """Clients are measured with the model and their nearest support examples.
 
@@ -62,8 +62,8 @@ def build_knn_per_eval(
     num_neighbors: k; None for all.
     mixing: lambda, the neighbours' share, at least 0 and below 1.
     scale: The distance at which a neighbour's weight falls to 1 / e.
-    **measuring: `personalise`, `split` and `measure_batch_size`, as for
-      `memories.build_memory_evaluation`.
+    **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
+      for `memories.build_memory_evaluation`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.

@@ -40,7 +40,7 @@ def build_ngram_cache_eval(
   num_tokens: int = 2,
   mixing: float = 0.5,
   smoothing: float = 1.0,
-  **measuring: Unpack[evaluation.Measuring],
+  **measuring: Unpack[memories.Measuring],
 ) -> evaluation.Evaluation:
   """Clients are measured with the model and with what they wrote before.
 
@@ -58,8 +58,8 @@ def build_ngram_cache_eval(
     mixing: lambda, the cache's share where it knows much, at least 0 and below
       1.
     smoothing: How often something must have been seen for half of this share.
-    **measuring: `personalise`, `split` and `measure_batch_size`, as for
-      `memories.build_memory_evaluation`.
+    **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
+      for `memories.build_memory_evaluation`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
