@@ -99,7 +99,8 @@ class LocalTraining(Options):
     None,
     'Learning rate of global weights that clients tune before they are '
     'measured: after reconstruction, if not as in training, and before they '
-    'answer by a memory, where they do not tune without this flag.',
+    'answer by a memory, where they do not tune without this flag. Passes and '
+    'steps are those of reconstruction.',
     at_least=0,
   )
   personalise_seen: bool = option(
