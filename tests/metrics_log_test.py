@@ -101,12 +101,13 @@ def test_rounds_after_the_checkpoint_are_written_anew(
 def test_a_line_that_a_kill_cut_off_is_written_anew(
   opened, tmp_path, cut, caplog
 ):
+  # TFF says at any time, to whoever debugs it, that it lets executors go.
+  caplog.set_level(logging.WARNING)
   path = tmp_path / 'metrics.csv'
   texts = _release(opened(), 1, 2, 3)
   before = path.read_bytes()
   path.write_bytes(before[:-cut])
-  with caplog.at_level(logging.WARNING):
-    _release(opened(texts[2]), 3)
+  _release(opened(texts[2]), 3)
   assert path.read_bytes() == before
   assert not caplog.text
 
@@ -191,12 +192,13 @@ def test_a_table_that_was_lost_is_written_anew(opened, tmp_path, caplog):
 def test_what_comes_after_the_checkpoint_may_be_damaged(
   opened, tmp_path, caplog
 ):
+  # TFF says at any time, to whoever debugs it, that it lets executors go.
+  caplog.set_level(logging.WARNING)
   path = tmp_path / 'metrics.csv'
   texts = _release(opened(), 1, 2)
   with path.open('a') as file:
     file.write('3,many,cells,too many\nthree\n')
-  with caplog.at_level(logging.WARNING):
-    opened(texts[2])
+  opened(texts[2])
   assert path.read_bytes().decode() == texts[2]
   assert not caplog.text
 

@@ -139,8 +139,8 @@ def test_small_clients_are_filtered_and_counted(caplog):
 
 
 def test_nothing_is_logged_where_nobody_is_filtered(caplog):
-  with caplog.at_level(logging.INFO, 'absl'):
-    packing.pack(small_clients.clients(), small_clients.SPEC, min_examples=1)
+  caplog.set_level(logging.INFO, 'absl')
+  packing.pack(small_clients.clients(), small_clients.SPEC, min_examples=1)
   assert not caplog.text
 
 
