@@ -116,6 +116,8 @@ def _trained(
     **options,
   )
   clients = packing.pack(data or _DATA, process.example_spec)
+  if process.is_noised and privacy is None:
+    privacy = 'unaccounted'
   return training.programs.train(
     process, clients, rounds=rounds, clients_per_round=2, privacy=privacy
   )

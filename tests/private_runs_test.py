@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from typing import Any
 
@@ -17,6 +18,7 @@ from tff_partial import messages
 from tff_partial import phases
 from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
+from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
@@ -175,7 +177,9 @@ def test_each_round_and_the_result_say_what_is_spent(simulated, tmp_path):
 
 
 def test_without_a_ledger_nothing_is_said(simulated):
-  assert _train(simulated, privacy=None, rounds=1).privacy is None
+  result = _train(simulated, privacy='unaccounted', rounds=1)
+  assert result.privacy is None
+  assert 'privacy: unaccounted, a simulation' in repr(result)
 
 
 def test_what_is_exact_is_said_on_request_alone(frank, tmp_path):
@@ -289,6 +293,80 @@ def test_a_ledger_counts_no_process_that_does_something_else(
     _train(world, rounds=1)
 
 
+@pytest.mark.parametrize(
+  'make',
+  [
+    lambda: {'aggregator': _plan().mean()},
+    lambda: {'aggregator': _plan().mean(noise_seed=3)},
+    lambda: {
+      'aggregator': _plan(
+        clipping={'global': clipping_lib.TreeNoise(0.1, 6)},
+        shares={'global': 2.0},
+        sampling='once_per_tree',
+      ).mean()
+    },
+    lambda: {'before_sending': local_noise.LocalNoise(0.1, 1.0)},
+  ],
+  ids=['central', 'simulation', 'tree', 'local'],
+)
+def test_noise_that_nothing_counts_is_refused_with_the_line_that_mends_it(make):
+  world = _world(**make())
+  spy = small_runs.Spy(world.clients)
+  with pytest.raises(
+    programs.ProgramError, match="nothing would count .*privacy='unaccounted'"
+  ) as refused:
+    _train(world, clients=spy, privacy=None, rounds=9)
+  assert not spy.cohorts
+  # What the message says is what to write.
+  ledger, plan = re.search(
+    r'privacy=(.*?), with the plan .* plan = (.*?)\. For', str(refused.value)
+  ).groups()
+  names = {'clipping': clipping_lib, 'privacy_plans': privacy_plans}
+  written = eval(ledger, {**names, 'plan': eval(plan, names)})
+  result = _train(world, privacy=written, rounds=9)
+  assert result.privacy['epsilon'] == written.plan.epsilon
+  assert _train(world, privacy='unaccounted', rounds=1).privacy is None
+
+
+@pytest.mark.parametrize(
+  ('averaging', 'expected'),
+  [
+    (
+      {'aggregator': aggregators.by_name({'items.*': _plan().mean()})},
+      'No ledger can, as only parts of an update have noise',
+    ),
+    (
+      {'before_sending': laplace_noise.LaplaceNoise(0.1, 1.0)},
+      'No ledger counts Laplace noise, LaplaceNoise.epsilon does',
+    ),
+  ],
+  ids=['in parts', 'laplace'],
+)
+def test_noise_that_no_ledger_counts_must_be_said(averaging, expected):
+  world = _world(**averaging)
+  with pytest.raises(programs.ProgramError, match=expected):
+    _train(world, privacy=None, rounds=1)
+  assert _train(world, privacy='unaccounted', rounds=1).rounds == 1
+
+
+@pytest.mark.parametrize('given', ['unaccounted', 'private'])
+def test_what_is_not_private_needs_no_word_for_it(given):
+  with pytest.raises(programs.ProgramError, match=given):
+    _train(_world(), privacy=given, rounds=1)
+
+
+def test_more_rounds_than_planned_are_counted_and_told(simulated, caplog):
+  ledger = _ledger(rounds=2, simulation=True)
+  result = _train(simulated, privacy=ledger, rounds=4)
+  assert result.privacy['epsilon'] > ledger.plan.epsilon
+  (told,) = [r.message for r in caplog.records if 'planned' in r.message]
+  assert told == (
+    f'The run has 4 rounds, 2 were planned for epsilon '
+    f'{ledger.plan.epsilon:.4g}: all of them cost epsilon '
+    f'{result.privacy["epsilon"]:.4g}.'
+  )
+
+
 def test_a_ledger_of_local_noise_counts_local_noise(tmp_path):
   plan = _plan(clipping=clipping_lib.FixedClip(0.1), sampling='local')
   ledger = privacy_plans.PrivacyLedger(plan)
@@ -352,7 +430,7 @@ def test_a_run_does_not_go_on_with_other_noise(world, tmp_path):
   with pytest.raises(programs.ProgramError, match='was begun with .*: privacy'):
     _train(world, output_dir=tmp_path, privacy=_ledger(delta=1e-4))
   with pytest.raises(programs.ProgramError, match='now None'):
-    _train(world, output_dir=tmp_path, privacy=None)
+    _train(world, output_dir=tmp_path, privacy='unaccounted')
   # Nor as something else than it was.
   with pytest.raises(programs.ProgramError, match='is now .* a simulation'):
     _train(world, output_dir=tmp_path, privacy=_ledger(simulation=True))

@@ -24,6 +24,7 @@ from tff_partial.composition_checks import check_settling
 from tff_partial.composition_checks import check_statistics
 from tff_partial.composition_checks import check_tiers
 from tff_partial.composition_checks import mechanism
+from tff_partial.composition_checks import mechanisms_of
 from tff_partial.messages import BeforeSending
 from tff_partial.messages import ClientWeightFn
 from tff_partial.messages import ClientWeighting
@@ -136,6 +137,7 @@ def compose(
     sent_beside=round_.sent_beside,
     loaded_beside=round_.loaded_beside,
     mechanism=mechanism(aggregator, before_sending),
+    is_noised=bool(mechanisms_of(aggregator, before_sending)),
     work=client,
     rows_of=client.tables.names if by_rows else (),
   )

@@ -82,10 +82,10 @@ def check_privacy(
   statistics: Sequence[Statistic],
 ) -> None:
   """Refuses what clients would send beside what gets noise."""
-  parts = getattr(aggregator, 'parts', [aggregator])
-  central = [getattr(part, 'mechanism', None) for part in parts]
   local = getattr(before_sending, 'mechanism', None)
-  if not any(m and m.noise_multiplier for m in [*central, local]):
+  if not any(
+    each.noise_multiplier for each in mechanisms_of(aggregator, before_sending)
+  ):
     return
   noised = 'clients noise' if local else 'the private aggregator noises'
   unpaid = (
@@ -104,6 +104,20 @@ def check_privacy(
       f'client_weighting: clients would send how much they weigh, {unpaid} '
       'Pass ClientWeighting.UNIFORM, or do without noise.'
     )
+
+
+def mechanisms_of(
+  aggregator: aggregators.Factory, before_sending: BeforeSending | None
+) -> list[mechanisms.Mechanism]:
+  """Finds all that clips and noises some of what clients send.
+
+  Args:
+    aggregator: Joins updates.
+    before_sending: What clients do with their update, or None.
+  """
+  parts = [*getattr(aggregator, 'parts', [aggregator]), before_sending]
+  found = (getattr(part, 'mechanism', None) for part in parts)
+  return [each for each in found if each is not None]
 
 
 def mechanism(

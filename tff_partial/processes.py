@@ -47,6 +47,8 @@ class PartialProcess(tff.templates.IterativeProcess):
     example_spec: What an example of a client consists of; pack data with it.
     sent: The tiers whose updates leave a client.
     mechanism: What makes these updates private, or None.
+    is_noised: Whether they are clipped and noised, if only in parts, of which
+      no mechanism is known.
     work: What a client does in a round; None if it is not known.
     rows_of: The GLOBAL tables of which clients send the rows that their
       examples look up in place of the whole.
@@ -67,6 +69,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     example_spec: examples.ExampleSpec,
     sent: Sequence[str],
     mechanism: mechanisms.Mechanism | None = None,
+    is_noised: bool = False,
     work: client_work.ClientWork | None = None,
     rows_of: Sequence[str] = (),
     sent_beside: Mapping[str, tff.Type] | None = None,
@@ -86,6 +89,8 @@ class PartialProcess(tff.templates.IterativeProcess):
       example_spec: What an example consists of.
       sent: The tiers whose updates leave a client.
       mechanism: What makes these updates private, or None.
+      is_noised: Whether some of them are clipped and noised; all are with a
+        mechanism.
       work: What a client does in a round.
       rows_of: The GLOBAL tables of which clients send rows.
       sent_beside: What else a client sends, by name.
@@ -121,6 +126,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.example_spec = example_spec
     self.sent = tuple(sent)
     self.mechanism = mechanism
+    self.is_noised = is_noised or mechanism is not None
     self.work = work
     self.rows_of = tuple(rows_of)
     self.sent_beside = dict(sent_beside or {})

@@ -172,6 +172,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     personal=_PERSONAL,
     why_not_private='its clients add noise of their own, which no ledger '
     'counts. Use fed_avg with --dp=local for a run that is accounted for.',
+    adds_noise=True,
   ),
   'fed_adam': building.Algorithm(
     building.adaptive(baselines.build_fed_adam),

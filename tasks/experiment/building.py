@@ -48,6 +48,7 @@ class Algorithm:
     has_memory: Whether clients answer from a memory that is no part of a model.
     counts_clients: Whether it needs to know how many clients there are.
     why_not_private: Why it has no private form, and what to do; or None.
+    adds_noise: Whether its clients add noise that no ledger counts.
     leaks: Yields which of its choices a private run may not have.
   """
 
@@ -60,6 +61,7 @@ class Algorithm:
   has_memory: bool = False
   counts_clients: bool = False
   why_not_private: str | None = None
+  adds_noise: bool = False
   leaks: Callable[[Hyperparameters], Iterator[Leak]] = _nothing
 
 

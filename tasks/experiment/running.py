@@ -264,7 +264,7 @@ def train_rounds(
     stop=config.loop.stopping_rule(),
     callbacks=callbacks,
     output_dir=output.output_dir,
-    privacy=trainable.ledger,
+    privacy=trainable.accounting,
     diagnostics=config.privacy.diagnostics,
     tensorboard=output.tensorboard,
     show_progress=output.shows_progress,

@@ -13,6 +13,7 @@ from tff_partial.dp import privacy_audit
 from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
 from tff_partial.training import programs
+from tff_partial.training import run_privacy
 
 
 class Trainable:
@@ -77,6 +78,13 @@ class Trainable:
     spec = self.process.example_spec
     clients = self._task.clients(tasks_lib.TRAIN, spec)
     return centralized.pool(clients) if self._algorithm.is_central else clients
+
+  @property
+  def accounting(self) -> run_privacy.Accounting | None:
+    """What counts the run's cost, as `programs.train` takes it."""
+    if self._algorithm.adds_noise:
+      return run_privacy.UNACCOUNTED
+    return self.ledger
 
   @property
   def user_form(self) -> str:

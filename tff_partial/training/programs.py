@@ -17,7 +17,6 @@ from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial.data import cohorts
 from tff_partial.data import vocabularies
-from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import client_store as client_store_lib
@@ -25,6 +24,7 @@ from tff_partial.training import evaluation_sets
 from tff_partial.training import history
 from tff_partial.training import metrics_log
 from tff_partial.training import results
+from tff_partial.training import run_privacy
 from tff_partial.training import run_settings
 from tff_partial.training import run_state
 from tff_partial.training import sampling
@@ -62,7 +62,7 @@ def train(
   callbacks: Sequence[callbacks_lib.Callback] = (),
   output_dir: str | os.PathLike[str] | None = None,
   client_store: client_store_lib.ClientStore | None = None,
-  privacy: privacy_plans.PrivacyLedger | None = None,
+  privacy: run_privacy.Accounting | None = None,
   diagnostics: bool = False,
   tensorboard: bool = True,
   show_progress: bool = False,
@@ -105,10 +105,12 @@ def train(
     privacy: Counts what the run costs, if the process does what its plan says.
       Clients are drawn as planned; unless it is a simulation, cohorts and
       clients' seeds follow from a secret of the operating system, which is kept
-      in the checkpoints, and no more from `seed`.
+      in the checkpoints, and no more from `seed`. A process that clips and
+      noises what clients send is refused without it, unless this is
+      'unaccounted': a simulation of the noise, of which no epsilon is said.
     diagnostics: Whether a private run also records what is exact of its
       cohorts: losses, metrics, how many clients came. Names of columns that
-      are not private end in `_not_private`. A run without `privacy` always
+      are not private end in `_not_private`. A run without a ledger always
       records these.
     tensorboard: Whether to write TensorBoard events, too.
     show_progress: Whether to show a progress bar.
@@ -132,8 +134,9 @@ def train(
   cohorts.check(clients, process.example_spec)
   if client_store is not None:
     _check_store(client_store, process, seed, output_dir)
-  if privacy is not None:
-    privacy.check(process.mechanism)
+  ledger = run_privacy.ledger_of(
+    process, privacy, len(clients.client_ids), clients_per_round, rounds
+  )
   if validation is not None:
     _check_validation(validation, process, select)
   sampler = sampling.planned(
@@ -142,12 +145,12 @@ def train(
     seed,
     oversample,
     dropout_rate,
-    privacy,
+    ledger,
     participation,
   )
   started = time.perf_counter()
   loop = training_loop.TrainingLoop(
-    run=run_state.Run(process, privacy),
+    run=run_state.Run(process, ledger),
     clients=clients,
     sampler=sampler,
     rounds=rounds,

@@ -90,6 +90,8 @@ class TrainingResult:
       ),
       *_described_metrics('privacy', self.privacy),
     ]
+    if self.process.is_noised and self.privacy is None:
+      lines.append('  privacy: unaccounted, a simulation of the noise')
     return '\n'.join(lines)
 
 
