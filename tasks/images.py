@@ -23,6 +23,8 @@ from tff_partial.model import models
 
 # The last layer of a model, and what comes before it represents the image.
 HEAD = 'head'
+# Of images to be measured, for `splits.by_mark`.
+_MARK = 'is_query'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,8 +82,11 @@ def pack(
     clients[client] = {
       'x': pixels[images],
       'y': label(client, images),
-      'is_query': np.repeat(np.arange(len(pieces)), [len(p) for p in pieces]),
     }
+    if _MARK in example_spec:
+      clients[client][_MARK] = np.repeat(
+        np.arange(len(pieces)), [len(p) for p in pieces]
+      )
   return tff_partial.pack(clients, example_spec, min_examples=1)
 
 

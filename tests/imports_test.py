@@ -39,6 +39,7 @@ FLOORS = {
     'row_blocks',
     'server_optimizers',
     'sparse.*',
+    'spelling',
     'terms',
     'tiers',
   ),

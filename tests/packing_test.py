@@ -4,6 +4,7 @@ import collections
 import inspect
 import logging
 import textwrap
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -86,7 +87,6 @@ def test_structures_and_strings_keep_their_form():
     'x': {
       'a': ([True, False], np.arange(6).reshape(2, 3)),
       'words': [['aha', 'b'], ['c', 'd']],
-      'unread': [1, 2],
     },
     'y': [4, 5],
   }
@@ -100,6 +100,73 @@ def test_structures_and_strings_keep_their_form():
   assert held['y'].tolist() == [4, 5, 0]
   # Weights are one for each part of an example.
   assert held['weight'].tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+def _squares(**fields: Any) -> dict[str, Any]:
+  return {'ann': {'x': [0.0, 0.0], 'y': [3.0, 1.0], **fields}}
+
+
+def test_weights_count_in_the_loss_and_misspelt_ones_are_refused():
+  # As in Keras: (0 * 9 + 1 * 1) / 2. Without weights it is (9 + 1) / 2 = 5.
+  model = tff_partial.from_keras(
+    lambda: tf.keras.Sequential(
+      [tf.keras.layers.Dense(1, kernel_initializer='zeros', input_shape=[1])]
+    ),
+    loss='mse',
+  )
+  process = tff_partial.compose(model, work=[tff_partial.Phase(measured=True)])
+  clients = tff_partial.pack(
+    _squares(weight=[0.0, 1.0]), process.example_spec
+  )
+  result = tff_partial.train(process, clients, rounds=1, clients_per_round=1)
+  assert result.train['loss'] == 0.5
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"^Client 'ann': unknown field 'weights'; did you mean 'weight'\? "
+    r"What is read is \['x', 'y', 'weight'\]. Leave others out.$",
+  ):
+    tff_partial.pack(_squares(weights=[0.0, 1.0]), process.example_spec)
+
+
+def test_names_that_are_not_read_are_refused():
+  spec = collections.OrderedDict(
+    x=collections.OrderedDict(item=tf.TensorSpec([], tf.int32)),
+    y=tf.TensorSpec([], tf.float32),
+    weight=examples.WEIGHT_SPEC,
+  )
+  fields = {'x': {'item': [1], 'itme': [2]}, 'y': [0.0]}
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"'ann', x: unknown key 'itme'; did you mean 'item'\?",
+  ):
+    packing.pack({'ann': fields}, spec)
+  del fields['x']['itme']
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"num_rows: unknown client 'anne'; did you mean 'ann'\?",
+  ):
+    packing.pack({'ann': fields}, spec, num_rows={'anne': {}})
+  frame = pd.DataFrame({'user': ['ann'], 'item': [1], 'rating': [0.0]})
+  columns = {'client_id': 'user', 'labels': 'rating'}
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"unknown input 'itme'; did you mean 'item'\? The model reads "
+    r"\['item'\].$",
+  ):
+    packing.from_pandas(
+      frame, spec, inputs={'item': 'item', 'itme': 'item'}, **columns
+    )
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"The data frame: unknown field 'wieght'; did you mean 'weight'\?",
+  ):
+    packing.from_pandas(
+      frame,
+      spec,
+      inputs={'item': 'item'},
+      fields={'wieght': 'rating'},
+      **columns,
+    )
 
 
 def test_an_empty_client_is_refused():

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import spelling
 from tff_partial.sparse import rows
 
 WeightedFactory: TypeAlias = tff.aggregators.WeightedAggregationFactory
@@ -249,6 +250,10 @@ def by_name(
     apart: Regular expression over whole names of variables to how these are
       joined; of several that match the first counts.
     rest: How all others are joined; the mean by default.
+
+  Raises:
+    UnknownNameError: When it is to join weights of which an expression matches
+      none.
   """
   return ByNameFactory(apart, rest or MeanFactory())
 
@@ -276,6 +281,11 @@ class ByNameFactory(WeightedFactory):
     names = collections.OrderedDict(
       (tier, [name for name, _ in tff.structure.iter_elements(named)])
       for tier, named in tff.structure.iter_elements(value_type)
+    )
+    spelling.check_patterns(
+      'by_name',
+      [rule for rule, _ in self._rules[:-1]],
+      [name for named in names.values() for name in named],
     )
     for tier in names:
       for name in names[tier]:

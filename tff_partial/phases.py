@@ -135,6 +135,8 @@ class Phase:
       raise PhaseError(
         'The phase trains on nothing: with_loss=False, and it has no terms.'
       )
+    if isinstance(self.optimizer, Mapping):
+      tiers.check_tiers(self.optimizer, 'Phase(optimizer=...)')
     for tier in train:
       self._check_optimizer(tier)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_partial import spelling
 from tff_partial.phases import Optimizer
 
 
@@ -18,6 +19,10 @@ def by_name(apart: Mapping[str, Optimizer], rest: Optimizer) -> Optimizer:
       of several that match the first counts.
     rest: What moves all others. A schedule of the learning rate is to be around
       this one, not around both.
+
+  Raises:
+    UnknownNameError: When it is to move weights of which an expression matches
+      none.
   """
   return _ByName(apart, rest) if apart else rest
 
@@ -43,6 +48,10 @@ class _ByName(Optimizer):
 
   def initialize(self, specs: Any) -> Any:
     """The first states of all."""
+    names = [name for named in specs.values() for name in named]
+    spelling.check_patterns(
+      'by_name', [rule for rule, _ in self._rules[:-1]], names
+    )
     return [
       optimizer.initialize(part)
       for (_, optimizer), part in zip(

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial import errors
+from tff_partial import spelling
 from tff_partial.data import id_ranges
 
 WEIGHT_SPEC = tf.TensorSpec([], tf.float32)
@@ -257,15 +258,16 @@ def check_fields(
     which: Names an example by its place in messages.
 
   Raises:
-    ClientDataError: If a field is missing or cannot be used.
+    ClientDataError: If a field is missing, is not read or cannot be used.
   """
   ids = ids_of(example_spec)
   missing = [n for n in example_spec if n not in fields and n != 'weight']
   if missing:
     raise ClientDataError(
       f'{where} lacks the fields {missing}; an example consists of '
-      f'{list(example_spec)}.'
+      f'{list(example_spec)}, found are {list(fields)}.'
     )
+  _check_names('field', fields, example_spec, where)
 
   def check(spec: Any, value: Any, path: str) -> Any:
     if isinstance(spec, Mapping):
@@ -273,6 +275,7 @@ def check_fields(
         raise ClientDataError(
           f'{where}: {path} must be a mapping with the keys {list(spec)}.'
         )
+      _check_names('key', value, spec, f'{where}, {path}')
       return collections.OrderedDict(
         (key, check(spec[key], value[key], f'{path}.{key}')) for key in spec
       )
@@ -298,6 +301,17 @@ def check_fields(
       [len(first), *spec.shape], spec.dtype.as_numpy_dtype
     )
   return checked
+
+
+def _check_names(
+  what: str, found: Iterable[Any], known: Mapping[str, Any], where: str
+) -> None:
+  """Refuses names that are not read: they may be misspelt."""
+  wrong = spelling.unknown(what, found, known)
+  if wrong:
+    raise ClientDataError(
+      f'{where}: {wrong} What is read is {list(known)}. Leave others out.'
+    )
 
 
 def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

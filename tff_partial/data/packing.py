@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_partial import spelling
 from tff_partial.data import data_frames
 from tff_partial.data import examples
 from tff_partial.data import populations
@@ -59,9 +60,13 @@ def pack(
       examples will name more than these.
 
   Raises:
-    ClientDataError: For a missing field, a wrong shape or dtype, or a value
-      that is not finite; the message names client, field and example.
+    ClientDataError: For a field that is missing or not read, a wrong shape or
+      dtype, or a value that is not finite; the message names client, field and
+      example.
   """
+  wrong = spelling.unknown('client', num_rows or {}, clients)
+  if wrong:
+    raise examples.ClientDataError(f'num_rows: {wrong}')
   return _of_clients(
     clients.items(), example_spec, min_examples, capacities, num_rows
   )
@@ -233,7 +238,7 @@ def from_pandas(
   }
   raw: dict[str, Any] = dict(arrays)
   if isinstance(example_spec['x'], Mapping):
-    raw['x'] = {name: arrays[f'x.{name}'] for name in example_spec['x']}
+    raw['x'] = {name: raw.pop(f'x.{name}') for name in example_spec['x']}
   flat = examples.check_fields(
     raw,
     example_spec,
@@ -278,6 +283,11 @@ def _input_columns(
       f'`inputs={example}`.'
     )
   if isinstance(inputs, Mapping):
+    wrong = spelling.unknown('input', inputs, spec)
+    if wrong:
+      raise examples.ClientDataError(
+        f'inputs={inputs!r}: {wrong} The model reads {list(spec)}.'
+      )
     return {f'x.{name}': inputs[name] for name in spec}
   return {'x': inputs}
 
