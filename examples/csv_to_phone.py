@@ -31,7 +31,7 @@ mine = tff_partial.personalise(trained, clients, user)
 rated = frame.item[frame.user == user]
 for item, score in tff_partial.top_n(mine, known['item'], 10, exclude=rated):
   print(f'{user} may like {item}: {score:.2f}')
-steps, weights = tff_partial.Phase(batch_size=4), trained.best_weights
+weights, folder = trained.best_weights, sys.argv[2]
 tff_partial.export(
-  model, weights, sys.argv[2], reconstruction=steps, vocabularies=known
+  model, weights, folder, reconstruction=trained, vocabularies=known
 )

@@ -75,7 +75,7 @@ def pack(
     label: From a client and the numbers of images to labels.
     example_spec: What one example consists of.
   """
-  clients: dict[str, Mapping[str, np.ndarray]] = {}
+  clients: dict[str, dict[str, np.ndarray]] = {}
   for client in holdings[0]:
     pieces = [held[client] for held in holdings]
     images = np.concatenate(pieces)

@@ -15,6 +15,7 @@ from tasks.emnist import models as emnist_models
 from tasks.movielens import models as movielens_models
 from tests import commands
 import tff_partial
+from tff_partial import baselines
 from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import random_bits
@@ -257,6 +258,7 @@ def test_weights_of_examples_and_first_values_by_hand(slope, tmp_path):
     tmp_path / 'out',
     ['saved_model'],
     weighted=True,
+    reconstruction=tff_partial.Phase(),
     num_support=2,
     num_predicted=3,
   )
@@ -266,6 +268,53 @@ def test_weights_of_examples_and_first_values_by_hand(slope, tmp_path):
   device = running.load(exported.paths['saved_model'])
   found = device['reconstruct'](**_support(weight=np.float32([1.0, 0.0])))
   np.testing.assert_allclose(found['local_own_kernel'], [[0.55]], rtol=1e-6)
+
+
+def test_a_device_takes_the_steps_of_the_process(slope, tmp_path):
+  process = tff_partial.algorithms.build_fed_recon(
+    slope, reconstruction_epochs=lambda done: 10 * done
+  )
+  fields = {name: _support()[name] for name in ('x', 'y')}
+  clients = tff_partial.pack({'ann': fields}, process.example_spec)
+  result = tff_partial.train(
+    process, clients, rounds=2, clients_per_round=1, seed=0
+  )
+  mine = tff_partial.personalise(result, clients, 'ann')
+  found = {}
+  for name, reconstruction in {
+    'result': result,
+    'phase': tff_partial.Phase(),
+  }.items():
+    exported = tff_partial.export(
+      slope,
+      result.best_weights,
+      tmp_path / name,
+      ['saved_model'],
+      reconstruction=reconstruction,
+      num_support=2,
+    )
+    device = running.load(exported.paths['saved_model'])
+    found[name] = device['reconstruct'](**_support())['local_own_kernel']
+  (expected,) = mine.get_layer('own').get_weights()
+  np.testing.assert_allclose(found['result'], expected, rtol=1e-6)
+  # One step of 0.1, as a phase takes by default, is another.
+  assert abs(found['phase'] - expected) > 0.1
+  with pytest.raises(
+    ExportError, match='epochs of the process follow the roun'
+  ):
+    tff_partial.export(
+      slope, result.best_weights, tmp_path / 'out', reconstruction=process
+    )
+
+
+def test_it_is_to_be_said_how_devices_rebuild(slope, tmp_path):
+  with pytest.raises(
+    ExportError, match='Say by which steps: `reconstruction=r'
+  ):
+    tff_partial.export(slope, _SHARED, tmp_path / 'out')
+  ditto = baselines.build_ditto(tff_partial.from_keras(_slope, loss='mse'))
+  with pytest.raises(ExportError, match='train personal weights of their own'):
+    tff_partial.export(slope, _SHARED, tmp_path / 'out', reconstruction=ditto)
 
 
 def test_a_model_without_local_weights_predicts_and_no_more(tmp_path):
@@ -364,7 +413,12 @@ def test_operators_that_tflite_lacks_are_named(tmp_path):
   with pytest.raises(
     ExportError, match='StatelessRandomUniformFullIntV2.*as for a dropout'
   ) as refused:
-    tff_partial.export(model, _SHARED, tmp_path / 'out')
+    tff_partial.export(
+      model,
+      _SHARED,
+      tmp_path / 'out',
+      reconstruction=tff_partial.Phase(),
+    )
   assert "formats=('saved_model',)" in str(refused.value)
   assert not (tmp_path / 'out').exists()
 

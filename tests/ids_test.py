@@ -310,6 +310,7 @@ def test_a_run_and_an_export_leave_their_vocabularies(tmp_path):
     result.best_weights,
     tmp_path / 'device',
     ('saved_model',),
+    reconstruction=result,
     vocabularies=clients.vocabularies,
   )
   assert vocabularies.load(exported.folder) == {'film': films}

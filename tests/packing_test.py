@@ -115,9 +115,7 @@ def test_weights_count_in_the_loss_and_misspelt_ones_are_refused():
     loss='mse',
   )
   process = tff_partial.compose(model, work=[tff_partial.Phase(measured=True)])
-  clients = tff_partial.pack(
-    _squares(weight=[0.0, 1.0]), process.example_spec
-  )
+  clients = tff_partial.pack(_squares(weight=[0.0, 1.0]), process.example_spec)
   result = tff_partial.train(process, clients, rounds=1, clients_per_round=1)
   assert result.train['loss'] == 0.5
   with pytest.raises(

@@ -231,9 +231,33 @@ def test_the_best_come_first_and_equals_in_their_order():
 @pytest.mark.parametrize('unseen', [False, True])
 def test_values_of_a_vocabulary_are_named(unseen):
   words = tff_partial.Vocabulary(['b', 'a', 'c'], unseen=unseen)
-  found = personal_models.top_n(_scorer(), words, 2, exclude=['a', 'z'])
+  found = personal_models.top_n(_scorer(), words, 2, exclude=['a'])
   assert [choice.candidate for choice in found] == ['b', 'c']
   assert [choice.score for choice in found] == [-1.0 - unseen, -2.0 - unseen]
+
+
+@pytest.mark.parametrize('kind', [int, str])
+def test_numbers_exclude_texts_that_read_alike(kind):
+  words = tff_partial.Vocabulary(map(kind, [1, 2, 3, 4]))
+  for exclude in ([1, 2], ['1', '2'], np.array([1.0, 2.0])):
+    found = personal_models.top_n(_scorer(), words, 2, exclude=exclude)
+    assert [choice.candidate for choice in found] == [kind(3), kind(4)]
+
+
+def test_a_misspelt_candidate_excludes_nothing_and_is_named(caplog):
+  films = ['Alien', 'Brazil', 'Heat']
+  with pytest.raises(
+    PersonalModelError,
+    match="^exclude: unknown candidate 'Aline'; did you mean 'Alien'\\?",
+  ):
+    personal_models.top_n(
+      _scorer(), tff_partial.Vocabulary(films), 1, exclude=['Heat', 'Aline']
+    )
+  known = tff_partial.Vocabulary(films, unseen=True)
+  # What a client has had may be a value that the vocabulary never saw.
+  found = personal_models.top_n(_scorer(), known, 1, exclude=['Heat', 'Jaws'])
+  assert found[0].candidate == 'Alien'
+  assert "unknown candidate 'Jaws'." in caplog.text
 
 
 def test_other_inputs_are_the_same_for_all_candidates():

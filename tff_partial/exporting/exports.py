@@ -11,12 +11,13 @@ import json
 import pathlib
 import shutil
 import tempfile
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
 from tff_partial import phases
+from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.data import splits
@@ -26,9 +27,19 @@ from tff_partial.exporting import tflite
 from tff_partial.exporting.errors import ExportError
 from tff_partial.model import keras_filling
 from tff_partial.model import models
+from tff_partial.training import results
 
 SAVED_MODEL, TFLITE = 'saved_model', 'tflite'
 FORMATS = (SAVED_MODEL, TFLITE)
+
+# How local weights are trained: phases, a process, or a result that has one.
+Reconstruction: TypeAlias = (
+  phases.Phase
+  | Sequence[phases.Phase]
+  | processes.PartialProcess
+  | results.TrainingResult
+  | results.Saved
+)
 
 _FILES = {SAVED_MODEL: 'saved_model', TFLITE: 'model.tflite'}
 _DESCRIPTION = 'signatures.json'
@@ -74,7 +85,7 @@ def export(
   folder: str | pathlib.Path,
   formats: Sequence[str] = FORMATS,
   *,
-  reconstruction: phases.Phase | Sequence[phases.Phase] = phases.Phase(),
+  reconstruction: Reconstruction | None = None,
   num_support: int = 100,
   num_predicted: int | None = None,
   weighted: bool = False,
@@ -87,7 +98,7 @@ def export(
         model,
         result.best_weights,
         'on_device',
-        reconstruction=tff_partial.Phase(optimizer=tff_partial.sgd(0.1)),
+        reconstruction=result,
       )
 
   The files have these signatures. Local weights have names like
@@ -112,10 +123,11 @@ def export(
     folder: Where to write: a new folder, or an empty one.
     formats: Which files: `saved_model`, for TensorFlow, and `tflite`, with
       builtin operators only.
-    reconstruction: How local weights are trained, in one phase or several after
-      one another, on all support examples; by default as by
-      `build_fed_recon`. What a phase says of `train`, `on` and `measured` is
-      not read.
+    reconstruction: How local weights are trained on all support examples: what
+      `train` or `load` returned, or a process, for the steps of `personalise`
+      at a client that never took part; or one phase, or several after one
+      another. What a phase says of `train`, `on` and `measured` is not read.
+      A model without local weights needs none.
     num_support: How many support examples there is room for.
     num_predicted: How many examples `predict` and `infer` take; None for any
       number. TFLite needs a number for recurrent layers.
@@ -131,9 +143,10 @@ def export(
     What was written.
 
   Raises:
-    ExportError: If a format or the folder is not possible, if the model or the
-      phases are such that devices could not compute them, or if TFLite lacks
-      operators of the model, which the message names.
+    ExportError: If a format or the folder is not possible, if nothing says how
+      local weights are trained, if the model or the phases are such that
+      devices could not compute them, or if TFLite lacks operators of the model,
+      which the message names.
     ModelError: If weights do not fit the model.
     VocabularyError: If a vocabulary has values that JSON cannot hold.
   """
@@ -225,13 +238,58 @@ def _check_model(model: models.PartialModel) -> None:
     )
 
 
+def _of_process(
+  process: processes.PartialProcess, rounds: int | None
+) -> Sequence[phases.Part]:
+  """What `personalise` trains at a client that never took part.
+
+  Args:
+    process: The process.
+    rounds: How many rounds were done, or None if that is not known.
+  """
+  work = process.work
+  if work is None:
+    raise ExportError(
+      'reconstruction: what a client of the process does is not known. Give '
+      'the phases.'
+    )
+  if rounds is None and work.follows_rounds:
+    raise ExportError(
+      'reconstruction: the epochs of the process follow the rounds. Give the '
+      'result of `train`, which says how many were done.'
+    )
+  own = phases.own(work.work, rounds or 0)
+  others = {tier for phase in phases.flat(own) for tier in phase.train}
+  others -= {tiers.LOCAL}
+  if others or not own:
+    raise ExportError(
+      'reconstruction: clients of the process train '
+      f'{", ".join(sorted(others)) or "no local"} weights of their own, which '
+      'a device could not. Save the Keras model of one client, which '
+      '`tff_partial.personalise` makes, or give phases.'
+    )
+  return own
+
+
 def _work(
-  given: phases.Phase | Sequence[phases.Phase], model: models.PartialModel
+  given: Reconstruction | None, model: models.PartialModel
 ) -> list[phases.Phase]:
   """The phases that rebuild local weights, of all support examples."""
   if tiers.LOCAL not in model.tiers:
     return []
-  work = [given] if isinstance(given, phases.Phase) else list(given)
+  if given is None:
+    raise ExportError(
+      'The model has local weights, which devices rebuild. Say by which steps: '
+      '`reconstruction=result` of `train`, for those of its process, or one or '
+      'several `tff_partial.Phase(...)`.'
+    )
+  work: Sequence[Any]
+  if isinstance(given, processes.PartialProcess):
+    work = _of_process(given, None)
+  elif isinstance(given, results.TrainingResult | results.Saved):
+    work = _of_process(given.process, given.rounds)
+  else:
+    work = [given] if isinstance(given, phases.Phase) else list(given)
   found: list[phases.Phase] = []
   for phase in work:
     if not isinstance(phase, phases.Phase):

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import functools
 from typing import Any, NamedTuple, Protocol
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 
@@ -15,6 +16,7 @@ from tff_partial import groups
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
+from tff_partial import spelling
 from tff_partial import tiers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
@@ -289,7 +291,10 @@ def top_n(
   exclude: Iterable[Any] = (),
   context: Mapping[str, Any] | None = None,
 ) -> list[Choice]:
-  """A model scores candidates, and the best ones are returned, best first.
+  """Scores candidates by a model, and returns the best ones, best first.
+
+  Candidates with equal scores keep their order, which is that of the ids of a
+  vocabulary.
 
       items = clients.vocabularies['item']
       tff_partial.top_n(keras_model, items, 10, exclude=['Heat', 'Alien'])
@@ -300,13 +305,15 @@ def top_n(
       `[candidates, ...]`.
     n: How many to return.
     exclude: Candidates that are not wanted, such as those that the client has
-      had.
+      had. Numbers name texts that read alike, and the other way round. Where
+      the vocabulary has an id for unseen values, a value that it lacks is
+      warned of.
     context: Of a model with several inputs, those that are the same for all
       candidates, by name; the candidates are the only other one.
 
   Raises:
-    PersonalModelError: If there are fewer than `n` candidates, or predictions
-      are not one finite number each.
+    PersonalModelError: If there are fewer than `n` candidates, one to exclude
+      is none of them, or predictions are not one finite number each.
   """
   if isinstance(candidates, vocabularies.Vocabulary):
     # Id 0 of all unseen values is no value that could be returned.
@@ -316,17 +323,16 @@ def top_n(
     ids = names = np.asarray(
       candidates if hasattr(candidates, '__len__') else list(candidates)
     )
-  unwanted = np.zeros(len(ids), bool)
-  out = list(exclude)
+  out = [exclude] if isinstance(exclude, str) else list(exclude)
   if out and ids.ndim != 1:
     raise PersonalModelError(
       f'exclude: candidates are arrays {list(ids.shape[1:])} each, which are '
       'not looked for. Leave unwanted ones out.'
     )
-  if out:
-    known = set(out)
-    unwanted = np.array([name in known for name in names], bool)
-  left = np.flatnonzero(~unwanted)
+  may_lack = isinstance(candidates, vocabularies.Vocabulary) and (
+    candidates.unseen
+  )
+  left = np.flatnonzero(_is_wanted(names, out, may_lack))
   if not 1 <= n <= len(left):
     raise PersonalModelError(
       f'top_n: cannot name {n} of the {len(left)} candidates that are left.'
@@ -342,6 +348,43 @@ def top_n(
   scores = scores.reshape([-1])
   best = np.argsort(-scores, kind='stable')[:n]
   return [Choice(names[left[place]], float(scores[place])) for place in best]
+
+
+def _is_wanted(
+  names: Sequence[Any], exclude: Sequence[Any], may_lack: bool
+) -> np.ndarray:
+  """Says which candidates are left, bool `[candidates]`.
+
+  Args:
+    names: The candidates.
+    exclude: Those that are not wanted.
+    may_lack: Whether a value that is no candidate is warned of, not refused.
+
+  Raises:
+    PersonalModelError: If one to exclude is no candidate.
+  """
+  texts = [_text(name) for name in names]
+  unwanted = {_text(value): value for value in exclude}
+  known = set(texts)
+  wrong = spelling.unknown(
+    'candidate', [v for t, v in unwanted.items() if t not in known], texts
+  )
+  if wrong and not may_lack:
+    raise PersonalModelError(
+      f'exclude: {wrong} Exclude some of the candidates, such as {names[0]!r}.'
+    )
+  if wrong:
+    logging.warning('top_n: exclude names what nothing excludes: %s', wrong)
+  return np.array([text not in unwanted for text in texts], bool)
+
+
+def _text(value: Any) -> str:
+  """How a candidate reads, which is the same of 1, 1.0 and '1'."""
+  if isinstance(value, np.generic):
+    value = value.item()
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  return str(value)
 
 
 def _inputs(
