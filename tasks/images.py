@@ -4,7 +4,7 @@ All of them are in whole numbers, a quarter of the size of floats: a model
 scales them when it looks at them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
