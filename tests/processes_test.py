@@ -455,7 +455,7 @@ def test_models_that_have_no_place_are_refused():
   ):
     _compose(planted.factorization(_build, group='body', num_groups=2))
   with pytest.raises(
-    client_work.CompositionError, match='no global variable to train'
+    client_work.CompositionError, match='no variable at the server to train'
   ):
     # Its only other variables are frozen.
     _compose(_without_global())

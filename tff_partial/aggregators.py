@@ -258,6 +258,13 @@ def by_name(
   return ByNameFactory(apart, rest or MeanFactory())
 
 
+def joining(factory: Factory, name: str) -> Factory:
+  """Returns what joins a variable: of `by_name` the part, else the factory."""
+  if not isinstance(factory, ByNameFactory):
+    return factory
+  return factory.parts[factory.part_of(name)]
+
+
 class ByNameFactory(WeightedFactory):
   """Several aggregations side by side, each of some variables; see `by_name`.
 
@@ -272,6 +279,14 @@ class ByNameFactory(WeightedFactory):
       for rule, factory in [*apart.items(), ('.*', rest)]
     ]
     self.parts = [*apart.values(), rest]
+
+  def part_of(self, name: str) -> int:
+    """The place, in `parts`, of what joins a variable."""
+    return next(
+      place
+      for place, (rule, _) in enumerate(self._rules)
+      if re.fullmatch(rule, name)
+    )
 
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
@@ -289,12 +304,7 @@ class ByNameFactory(WeightedFactory):
     )
     for tier in names:
       for name in names[tier]:
-        first = next(
-          place
-          for place, (rule, _) in enumerate(self._rules)
-          if re.fullmatch(rule, name)
-        )
-        paths[first].append((tier, name))
+        paths[self.part_of(name)].append((tier, name))
     used = [place for place, found in enumerate(paths) if found]
 
     def chooser(found: Sequence[tuple[str, str]]) -> tff.Computation:

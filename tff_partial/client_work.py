@@ -239,7 +239,9 @@ class ClientWork:
       held[tiers.LOCAL] = tables.fit(held[tiers.LOCAL], new, rows, seed)
     weights = tiers.join(shared, held)
     if phases.holds_a_copy(self.work) and tiers.PERSONAL not in weights:
-      weights[tiers.PERSONAL] = collections.OrderedDict(shared[tiers.GLOBAL])
+      weights[tiers.PERSONAL] = collections.OrderedDict(
+        shared.get(tiers.GLOBAL, {})
+      )
     return contexts.ClientContext(
       self.model,
       weights,

@@ -19,6 +19,7 @@ from tff_partial import messages
 from tff_partial import phases
 from tff_partial import server_update
 from tff_partial.composition_checks import check_joining
+from tff_partial.composition_checks import check_members
 from tff_partial.composition_checks import check_privacy
 from tff_partial.composition_checks import check_settling
 from tff_partial.composition_checks import check_statistics
@@ -32,6 +33,7 @@ from tff_partial.model import models
 from tff_partial.processes import PartialProcess
 from tff_partial.processes import PartialProcessOutput
 from tff_partial.statistics import Join
+from tff_partial.statistics import MEMBERS
 from tff_partial.statistics import Statistic
 
 AggregationFactory: TypeAlias = aggregators.Factory
@@ -51,6 +53,7 @@ class Joining(Averaging, total=False):
   """The same, of algorithms whose server may have any optimizer."""
 
   server_optimizer: phases.Optimizer | None
+  mean_of_members: bool
 
 
 def compose(
@@ -63,6 +66,7 @@ def compose(
   client_weighting: ClientWeighting
   | ClientWeightFn = ClientWeighting.NUM_EXAMPLES,
   before_sending: BeforeSending | None = None,
+  mean_of_members: bool = False,
   statistics: Sequence[Statistic] = (),
   server_state: ServerState | None = None,
 ) -> PartialProcess:
@@ -87,6 +91,11 @@ def compose(
       weight is negative or no number counts as one that is not finite.
     before_sending: What a client does with its update before it sends it, such
       as `local_noise.LocalNoise`. It then sends whole tables.
+    mean_of_members: How far a group's copy moves. By default by its members'
+      share of the mean over all clients, as in FedEmbed (Algorithm 1, line 25):
+      a group of few moves little. If true, by the mean over its members alone,
+      for which the server learns how much the members of each group weigh
+      together; not beside noise.
     statistics: What clients send beside their update.
     server_state: Makes what the server holds beside weights, for statistics to
       update. It is sent to clients, who find it in `ClientContext.server`.
@@ -99,9 +108,13 @@ def compose(
   aggregator = aggregator or aggregators.MeanFactory()
   server_optimizer = server_optimizer or phases.sgd(1.0)
   check_joining(aggregator, server_optimizer)
+  if mean_of_members:
+    statistics = [MEMBERS, *statistics]
   check_statistics(statistics, before_sending)
   check_privacy(aggregator, before_sending, client_weighting, statistics)
   client = client_work.ClientWork(model, client_state, work, 'round')
+  if mean_of_members:
+    check_members(aggregator, client)
   sent_tiers = [
     tier
     for tier in client.specs[0]
@@ -302,8 +315,11 @@ class _Round:
     joining = state.aggregator
     if self._beside.has_states:
       joining = joining['update']
+    members = None
+    if MEMBERS in self._statistics:
+      members = tff.federated_sum(message.statistics[MEMBERS.name])
     updates = self._updates.next(
-      (joining, state.finalizer), state.global_model_weights, message
+      (joining, state.finalizer), state.global_model_weights, message, members
     )
     work_state = tff.federated_map(
       _count_round(self._work_state), state.client_work
@@ -311,6 +327,8 @@ class _Round:
     held = updates.weights, work_state
     kept, states = message.kept, collections.OrderedDict()
     for statistic in self._statistics:
+      if statistic is MEMBERS:
+        continue  # Its work is done.
       name = statistic.name
       if name in updates.statistics:
         own, joined = message.update[name], updates.statistics[name]

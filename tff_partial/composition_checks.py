@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 
 from tff_partial import aggregators
 from tff_partial import client_work
+from tff_partial import groups
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.client_work import CompositionError
@@ -153,14 +154,53 @@ def check_settling(
       )
 
 
+def check_members(
+  aggregator: aggregators.Factory, client: client_work.ClientWork
+) -> None:
+  """Refuses means over the members of groups where there can be none.
+
+  Args:
+    aggregator: Joins updates.
+    client: What clients do.
+
+  Raises:
+    GroupError: If clients train no weights of groups.
+    CompositionError: If the aggregator does not weigh clients.
+  """
+  names = client.model.specs(tiers.GROUP)
+  trained = [p for p in phases.flat(client.work) if tiers.GROUP in p.train]
+  if not (names and trained):
+    raise groups.GroupError(
+      'mean_of_members: no phase trains weights of groups. Leave it out, or '
+      'train the tier GROUP of a model that has groups.'
+    )
+  for name in names:
+    joins = aggregators.joining(aggregator, name)
+    if not isinstance(joins, aggregators.WeightedFactory):
+      raise CompositionError(
+        f'mean_of_members: {type(joins).__name__}, which joins {name!r}, does '
+        'not weigh clients by their weights, so that a mean over some of them '
+        'does not follow from it. Take a weighted mean, or do without.'
+      )
+
+
 def check_tiers(client: client_work.ClientWork) -> None:
-  """Refuses a model of which the server would have nothing.
+  """Refuses work that does not fit the model's tiers.
 
   Args:
     client: What clients do.
   """
-  if tiers.GLOBAL not in client.model.tiers:
-    raise CompositionError('The model has no global variable to train.')
+  held = {tiers.GLOBAL, tiers.GROUP} & set(client.model.tiers)
+  if not held:
+    raise CompositionError(
+      'The model has no variable at the server to train: all are local.'
+    )
+  trained = {t for phase in phases.flat(client.work) for t in phase.train}
+  if trained & {tiers.GLOBAL, tiers.GROUP} and not trained & held:
+    raise CompositionError(
+      f'The work trains {sorted(trained)} variables, but at the server the '
+      f'model has {sorted(held)} ones alone.'
+    )
   is_trained = any(tiers.LOCAL in p.train for p in phases.flat(client.work))
   if not (is_trained or client.client_state.is_frozen):
     names = list(client.model.specs(tiers.LOCAL))

@@ -75,6 +75,25 @@ def squared_distances(point: tf.Tensor, centers: tf.Tensor) -> tf.Tensor:
   )
 
 
+def members_mean(
+  mean: tiers.NamedTensors, members: tf.Tensor
+) -> tiers.NamedTensors:
+  """The mean of each copy's updates over its members, of that over all clients.
+
+  Args:
+    mean: Named tensors `[K, ...]`: the mean of all clients' updates, which are
+      zero for copies of other groups than the client's own.
+    members: float32 `[K]`, the weights of each group's members, added up.
+
+  Returns:
+    Named tensors `[K, ...]`; zeros for groups without members.
+  """
+  scale = tf.math.divide_no_nan(tf.reduce_sum(members), members)
+  return tf.nest.map_structure(
+    lambda t: tf.einsum('k,k...->k...', tf.cast(scale, t.dtype), t), mean
+  )
+
+
 def copy_of(stacked: tiers.NamedTensors, group: tf.Tensor) -> Any:
   """The weights of one group, out of those of all."""
   return tf.nest.map_structure(lambda t: tf.gather(t, group), stacked)

@@ -281,8 +281,8 @@ def check(work: Work, model: models.PartialModel) -> None:
   """Checks a client's work as a whole.
 
   Raises:
-    PhaseError: If a phase trains no variable that it names, or phases that take
-      turns have other batches.
+    PhaseError: If a phase trains no variable that it names or copies of global
+      ones that there are not, or phases that take turns have other batches.
     GroupError: If clients of a model with groups do not choose theirs, once and
       before they train its weights, or others do.
   """
@@ -302,6 +302,11 @@ def check(work: Work, model: models.PartialModel) -> None:
     names = [
       v.name for tier in phase.train for v in model.trainable(_model_tier(tier))
     ]
+    if tiers.PERSONAL in phase.train and tiers.GLOBAL not in model.tiers:
+      raise PhaseError(
+        'A phase trains copies of the global variables, but the model has no '
+        f'global variables: it has {list(model.tiers)} ones.'
+      )
     if tiers.OTHER in phase.train:
       continue  # Its names are the algorithm's.
     if phase.only is not None and not any(map(phase.trains, names)):

@@ -8,10 +8,12 @@ import tensorflow_federated as tff
 
 from tff_partial import aggregators
 from tff_partial import client_work
+from tff_partial import groups
 from tff_partial import phases
 from tff_partial.statistics import Join
 from tff_partial.statistics import Server
 from tff_partial.statistics import Statistic
+from tff_partial.tiers import GROUP
 
 
 class Joined(NamedTuple):
@@ -58,6 +60,8 @@ class JoinUpdates:
     """
     self._aggregation: Any = None
     self._finalizer: Any = None
+    # If not all tiers at the server are trained: those that are.
+    self._trained: Any = None
     self._with_update = [statistic.name for statistic in with_update]
     update_type = message_type.update
     tiers = [
@@ -68,7 +72,7 @@ class JoinUpdates:
     self._by_rows = bool(len(message_type.ids))
     if self._by_rows:
       whole = collections.OrderedDict(
-        tff.structure.iter_elements(server_type.trainable)
+        (tier, server_type.trainable[tier]) for tier in tiers
       )
       for name in self._with_update:
         whole[name] = update_type[name]
@@ -87,8 +91,14 @@ class JoinUpdates:
       }
       self._tiers = _chosen_all(joined, tiers)
     if tiers:
+      trained_type = server_type
+      if len(tiers) < len(server_type.trainable):
+        self._trained = _of_tiers(server_type, tiers)
+        trained_type = self._trained.type_signature.result
+        self._replaced = _replaced(server_type, trained_type)
       build = tff.learning.templates.build_apply_optimizer_finalizer
-      self._finalizer = build(server_optimizer, server_type)
+      self._finalizer = build(server_optimizer, trained_type)
+      self._update_type = trained_type.trainable
 
   def initialize(self) -> tuple[Any, Any]:
     """The first states of the aggregator and of the server optimizer."""
@@ -98,13 +108,17 @@ class JoinUpdates:
       self._finalizer.initialize() if self._finalizer else nothing,
     )
 
-  def next(self, state: Any, weights: Any, sent: Any) -> Joined:
+  def next(
+    self, state: Any, weights: Any, sent: Any, members: Any = None
+  ) -> Joined:
     """Joins what was sent and moves the weights by it.
 
     Args:
       state: The states of the aggregator and of the server optimizer.
       weights: The weights.
       sent: The clients' messages.
+      members: The weights of each group's members, joined, if each copy of a
+        group moves by the mean of its members.
     """
     aggregator, finalizer = state
     if self._aggregation is None:
@@ -124,9 +138,20 @@ class JoinUpdates:
       update = joined.result
       if self._chooses:
         update = tff.federated_map(self._tiers, update)
-      moved = self._finalizer.next(finalizer, weights, update)
-      weights, finalizer = moved.result, moved.state
+      if members is not None:
+        update = tff.federated_map(
+          _by_members(self._update_type, members.type_signature.member),
+          (update, members),
+        )
+      trained = weights
+      if self._trained is not None:
+        trained = tff.federated_map(self._trained, weights)
+      moved = self._finalizer.next(finalizer, trained, update)
       measurements['finalizer'] = moved.measurements
+      finalizer, new = moved.state, moved.result
+      if self._trained is not None:
+        new = tff.federated_map(self._replaced, (weights, new))
+      weights = new
     return Joined(weights, statistics, joined.state, finalizer, measurements)
 
 
@@ -144,6 +169,45 @@ def _chosen_all(structure: tff.Type, names: Sequence[str]) -> tff.Computation:
     return collections.OrderedDict((name, joined[name]) for name in names)
 
   return choose
+
+
+def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
+  """Makes `(ModelWeights -> ModelWeights)`: those of some tiers alone."""
+
+  @tff.tensorflow.computation(server_type)
+  def choose(weights: Any) -> Any:
+    return client_work.ModelWeights(
+      collections.OrderedDict(
+        (tier, weights.trainable[tier]) for tier in tiers
+      ),
+      weights.non_trainable,
+    )
+
+  return choose
+
+
+def _replaced(server_type: tff.Type, new_type: tff.Type) -> tff.Computation:
+  """Makes `(ModelWeights, of some tiers -> ModelWeights)`."""
+
+  @tff.tensorflow.computation(server_type, new_type)
+  def replace(weights: Any, new: Any) -> Any:
+    return client_work.ModelWeights(
+      collections.OrderedDict(weights.trainable, **new.trainable),
+      weights.non_trainable,
+    )
+
+  return replace
+
+
+def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
+  """Makes `(update, members -> update)`: see `groups.members_mean`."""
+
+  @tff.tensorflow.computation(update_type, members)
+  def by_members(update: Any, members: Any) -> Any:
+    update[GROUP] = groups.members_mean(update[GROUP], members)
+    return update
+
+  return by_members
 
 
 class JoinStatistics:

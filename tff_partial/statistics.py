@@ -94,3 +94,12 @@ SCALED_BY_SHARE = Statistic(
   summarize=lambda client: outcome_of(client).weight,
   settle=_share_of_step,
 )
+
+# The clients' weights by group, float32 `[K]`; see `groups.members_mean`.
+MEMBERS = Statistic(
+  'members',
+  summarize=lambda client: (
+    tf.one_hot(client.group, client.model.num_groups)
+    * outcome_of(client).weight
+  ),
+)

@@ -1,6 +1,6 @@
 """Keras models as partial models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def from_keras(
   inputs: Any = None,
   labels: tf.TensorSpec | None = None,
   weights: tf.TensorSpec = examples_lib.WEIGHT_SPEC,
-  initial_weights: tf.keras.Model | None = None,
+  initial_weights: tf.keras.Model | Sequence[tf.keras.Model] | None = None,
   seed: int = 0,
 ) -> PartialModel:
   """Takes a Keras model apart into weights of three tiers and pure functions.
@@ -62,7 +62,8 @@ def from_keras(
       or items, say, which it numbers from 0. The number of rows that the
       builder names counts only for how first values are distributed.
     group: What belongs to sub-populations, named in the same ways: the server
-      has a copy for each.
+      has a copy for each, whose first values are drawn apart. Initializers that
+      are constant or have a seed of their own give all copies the same.
     num_groups: How many sub-populations there are.
     class_weight: How much examples of each class count in the loss, besides
       their own weights, as in Keras's `fit`: a weight for each class from 0 on.
@@ -77,7 +78,9 @@ def from_keras(
     weights: Spec of one example's weight; a scalar, or `[time]` for sequences
       whose steps count differently.
     initial_weights: A trained Keras model of the same kind; its values replace
-      the first values of all variables.
+      the first values of all variables. Or `num_groups` such models: each
+      sub-population's copy begins with the values of its own, and all other
+      variables with those of the first.
     seed: Draws the first values of the global weights.
 
   Returns:
@@ -119,25 +122,18 @@ def from_keras(
     )
   spec = with_client_sizes(spec, tier_of, client_sized)
   loss = as_loss(loss)
-  values: dict[str, np.ndarray] = {}
-  if initial_weights is not None:
-    given = initial_weights.variables
-    if keras_3.is_model(initial_weights):
-      given = initial_weights.weights  # Without counters of draws.
-    wanted = sorted(spec.variables, key=lambda v: v.position)
-    if len(given) != len(wanted) or not all(
-      v.fits(value.shape) for v, value in zip(wanted, given, strict=True)
-    ):
+  copies: list[dict[str, np.ndarray]] = []
+  if isinstance(initial_weights, Sequence):
+    if len(initial_weights) != num_groups or not num_groups:
       raise ModelError(
-        '`initial_weights` has variables of other shapes than the model: '
-        f'{[(v.name, tuple(v.shape)) for v in given]} instead of '
-        f'{[(v.name, v.shape) for v in wanted]}.'
+        f'`initial_weights` has {len(initial_weights)} models, but there are '
+        f'num_groups={num_groups}. Pass one model, or one for each '
+        'sub-population.'
       )
-    values = {
-      v.name: tensor.numpy()
-      for v, tensor in zip(wanted, given, strict=True)
-      if not v.is_client_sized
-    }
+    copies = [_values(spec, given) for given in initial_weights]
+    values = copies[0]
+  else:
+    values = _values(spec, initial_weights)
   return PartialModel(
     build,
     in_keras_3 or keras_functions.Functions(build, spec),
@@ -149,8 +145,34 @@ def from_keras(
     labels=labels or assumed_labels(spec.outputs, loss),
     weights=weights,
     initial_values=values,
+    initial_copies=copies,
     seed=seed,
   )
+
+
+def _values(
+  spec: keras_analysis.KerasSpec, trained: Any
+) -> dict[str, np.ndarray]:
+  """The values of a trained Keras model by name; none if there is no model."""
+  if trained is None:
+    return {}
+  given = trained.variables
+  if keras_3.is_model(trained):
+    given = trained.weights  # Without counters of draws.
+  wanted = sorted(spec.variables, key=lambda v: v.position)
+  if len(given) != len(wanted) or not all(
+    v.fits(value.shape) for v, value in zip(wanted, given, strict=True)
+  ):
+    raise ModelError(
+      '`initial_weights` has variables of other shapes than the model: '
+      f'{[(v.name, tuple(v.shape)) for v in given]} instead of '
+      f'{[(v.name, v.shape) for v in wanted]}.'
+    )
+  return {
+    v.name: tensor.numpy()
+    for v, tensor in zip(wanted, given, strict=True)
+    if not v.is_client_sized
+  }
 
 
 def _analysed(

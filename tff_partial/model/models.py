@@ -86,12 +86,14 @@ class PartialModel:
     labels: tf.TensorSpec,
     weights: tf.TensorSpec,
     initial_values: Mapping[str, np.ndarray],
+    initial_copies: Sequence[Mapping[str, np.ndarray]] = (),
     seed: int,
   ):
     """See `from_keras`."""
     spec = functions.spec
     self.build = build
     self.num_groups = num_groups
+    self._initial_copies = initial_copies
     self.prediction_spec = spec.outputs
     self.example_spec = examples_lib.ExampleSpec(
       [('x', spec.inputs), ('y', labels), ('weight', weights)]
@@ -228,6 +230,10 @@ class PartialModel:
       self.initial_weights(tier, random_bits.fold_in(seed, f'group {group}'))
       for group in range(self.num_groups)
     ]
+    for copy_of_group, given in zip(copies, self._initial_copies, strict=False):
+      copy_of_group.update(
+        (name, tf.constant(given[name])) for name in copy_of_group
+      )
     return tf.nest.map_structure(lambda *rows: tf.stack(rows), *copies)
 
   def frozen_weights(self) -> tiers_lib.NamedTensors:
