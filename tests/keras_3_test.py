@@ -184,6 +184,33 @@ def test_masks_leave_the_same_steps_out():
   np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
 
 
+@pytest.mark.parametrize('label', [[], [1]])
+@pytest.mark.parametrize(
+  'loss',
+  ['mse', keras.losses.MeanSquaredError(), keras.losses.mean_absolute_error],
+)
+def test_ranks_of_labels_are_those_of_keras(label, loss):
+  def build():
+    inputs = keras.Input([1])
+    return keras.Model(inputs, keras.layers.Dense(1, name='own')(inputs))
+
+  model = tff_partial.from_keras(
+    build, local='own', loss=loss, labels=tf.TensorSpec(label)
+  )
+  x = np.array([[1], [2], [4]], np.float32)
+  y = np.array([3, 1, 2], np.float32).reshape([3, *label])
+  weight = np.array([1, 0.5, 2], np.float32)
+  made = model.to_keras(
+    *(model.initial_weights(tier, _SEED) for tier in model.tiers)
+  )
+  made.compile(loss=loss)
+  expected = made.evaluate(x, y, sample_weight=weight, verbose=0)
+  value = model.loss(
+    tf.constant(y), tf.constant(made(x)), weight, tf.fill([3], True)
+  )
+  np.testing.assert_allclose(value.objective, expected, rtol=1e-5)
+
+
 @pytest.fixture(scope='module', name='trained')
 def fixture_trained():
   """Some rounds with dropout, of Keras 3 in every runtime, and of Keras 2."""

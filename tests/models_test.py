@@ -858,6 +858,104 @@ def test_dropout_follows_from_the_seed_in_training_alone():
 # ---- losses ------------------------------------------------------------------
 
 
+class _AsItIs(layers.Layer):
+  """Predicts its inputs."""
+
+  def build(self, shape):
+    self.zero = self.add_weight('zero', initializer='zeros')
+
+  def call(self, inputs):
+    return inputs + self.zero
+
+
+def _as_it_is(shape):
+  inputs = tf.keras.Input(shape)
+  return tf.keras.Model(inputs, _AsItIs()(inputs))
+
+
+@pytest.mark.parametrize('loss', ['mse', 'mae', 'cosine_similarity', _MSE])
+@pytest.mark.parametrize(
+  ('label', 'prediction'),
+  [([], [1]), ([3], [3, 1]), ([3, 1], [3]), ([3, 1], [3, 1])],
+)
+def test_ranks_of_labels_are_those_of_keras(label, prediction, loss):
+  # As many examples as steps: what broadcasts would not fail.
+  random = np.random.default_rng(0)
+  y = random.uniform(size=[3, *label]).astype(np.float32)
+  x = random.uniform(size=[3, *prediction]).astype(np.float32)
+  weight = np.array([1.0, 0.5, 2.0], np.float32)
+  metric = 'mae' if loss is _MSE else loss
+  model = keras_models.from_keras(
+    lambda: _as_it_is(prediction),
+    loss=loss,
+    metrics=[metric],
+    labels=tf.TensorSpec(label, tf.float32),
+  )
+  value = model.loss(
+    tf.constant(y), tf.constant(x), tf.constant(weight), tf.fill([3], True)
+  )
+  state = model.metrics.update(
+    model.metrics.initial_state(),
+    tf.constant(y),
+    tf.constant(x),
+    tf.constant(weight),
+  )
+  keras = _as_it_is(prediction)
+  keras.compile(loss=loss, weighted_metrics=[metric])
+  expected = keras.evaluate(x, y, sample_weight=weight, verbose=0)
+  np.testing.assert_allclose(value.objective, expected[0], rtol=1e-5)
+  found = model.metrics.finalizers()[metric](state[metric])
+  np.testing.assert_allclose(found, expected[1], rtol=1e-5)
+
+
+def test_perfect_predictions_have_no_loss_whatever_their_ranks():
+  y = tf.random.stateless_normal([4, 4], [0, 1])
+  for weights, shape in (([], [4]), ([4], [4, 4])):
+    model = keras_models.from_keras(
+      lambda: _as_it_is([4, 1]),
+      loss='mse',
+      metrics=['mae'],
+      labels=tf.TensorSpec([4]),
+      weights=tf.TensorSpec(weights),
+    )
+    value = model.loss(y, y[..., None], tf.ones(shape), tf.fill([4], True))
+    assert value.total == 0
+    assert value.num_elements == np.prod(shape)
+    state = model.metrics.update(
+      model.metrics.initial_state(), y, y[..., None], tf.ones(shape)
+    )
+    assert state['mae'][0] == 0
+
+
+def _square(labels, predictions):
+  return tf.reduce_mean((labels - predictions) ** 2, -1)
+
+
+@pytest.mark.parametrize(
+  ('label', 'prediction', 'options', 'message'),
+  [
+    ([], [1], {'loss': _square}, 'Sub broadcasts'),
+    ([1], [1, 3], {'loss': 'mse'}, 'SquaredDifference broadcasts'),
+    ([3], [3, 1], {'loss': _square}, 'equal, but are batch and 3'),
+    ([3], [3, 2], {'loss': 'mse'}, 'cannot be computed from labels'),
+    ([3], [3, 1], {'loss': 'mse', 'metrics': [_square]}, None),
+  ],
+)
+def test_labels_that_would_meet_other_examples_are_refused(
+  label, prediction, options, message
+):
+  def make():
+    return keras_models.from_keras(
+      lambda: _as_it_is(prediction), labels=tf.TensorSpec(label), **options
+    )
+
+  if message is None:
+    make()  # Keras gives functions among metrics the same ranks.
+    return
+  with pytest.raises(models.ModelError, match=message):
+    make()
+
+
 def _loss_of(model: models.PartialModel, **given) -> losses.LossValue:
   return model.loss(
     **{

@@ -299,6 +299,8 @@ def check(work: Work, model: models.PartialModel) -> None:
             f'{getattr(first, name)} and {getattr(other, name)}.'
           )
   for phase in flat(work):
+    if phase.loss is not None:
+      model.check_loss(phase.loss)
     names = [
       v.name for tier in phase.train for v in model.trainable(_model_tier(tier))
     ]

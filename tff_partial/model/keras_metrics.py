@@ -15,6 +15,7 @@ import tensorflow as tf
 from tff_partial.model import keras_3
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_variables
+from tff_partial.model import losses
 from tff_partial.model import tracing
 from tff_partial.model.keras_variables import ModelError
 
@@ -214,11 +215,9 @@ class PureMetrics:
     weight: tf.Tensor,
   ) -> None:
     """Updates a metric's variables."""
-    is_of_losses = isinstance(metric, tf.keras.metrics.MeanMetricWrapper)
-    is_number = tf.is_tensor(predictions) and predictions.shape.rank == 1
-    if is_of_losses and is_number:
-      # They average over the last axis, which must not be the batch.
-      labels, predictions = labels[:, None], predictions[:, None]
+    if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
+      has_steps = weight.shape.rank > 1
+      labels, predictions = losses.aligned(labels, predictions, has_steps)
     _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
 
   def initial_state(self) -> MetricState:

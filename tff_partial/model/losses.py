@@ -71,6 +71,42 @@ def classes(
   return {'y': (id_ranges.IdRange(classes, described, ignored=ignored),)}
 
 
+def is_of_keras(loss: Any) -> bool:
+  """Whether a loss is one of Keras's own and no function or class of a user."""
+  named = loss if hasattr(loss, '__name__') else type(loss)
+  module = getattr(named, '__module__', None) or ''
+  return module.split('.')[0] in ('keras', 'tf_keras')
+
+
+def aligned(labels: Any, predictions: Any, has_steps: bool) -> tuple[Any, Any]:
+  """Gives labels and predictions the same rank, as Keras's `fit` does.
+
+  Where one of them has a last axis of size 1 more, the other would broadcast
+  over the batch. One number per example gets a last axis, since Keras's losses
+  average over the last axis, which must not be the batch. Otherwise Keras drops
+  the axis and so averages over steps; where steps count differently it is
+  added to the other, so that each step keeps its loss.
+
+  Args:
+    labels: `[batch, ...]`; anything but a tensor is returned as it is.
+    predictions: `[batch, ...]`, likewise.
+    has_steps: Whether the steps of an example are weighted or masked.
+  """
+  if not (tf.is_tensor(labels) and tf.is_tensor(predictions)):
+    return labels, predictions
+  ranks = labels.shape.rank, predictions.shape.rank
+  if ranks == (1, 1):
+    return labels[:, None], predictions[:, None]
+  if ranks[0] - ranks[1] == 1 and labels.shape[-1] == 1:
+    predictions, labels = aligned(predictions, labels, has_steps)
+  elif ranks[1] - ranks[0] == 1 and predictions.shape[-1] == 1:
+    if has_steps or ranks[0] == 1:
+      labels = labels[..., None]
+    else:
+      predictions = tf.squeeze(predictions, -1)
+  return labels, predictions
+
+
 @dataclasses.dataclass(frozen=True)
 class LossValue:
   """The loss of a batch.

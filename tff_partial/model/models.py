@@ -27,9 +27,14 @@ from tff_partial.model import keras_refusals
 from tff_partial.model import table_ids
 from tff_partial.model import tracing
 from tff_partial.model.keras_variables import ModelError
+from tff_partial.model.losses import aligned
 from tff_partial.model.losses import classes
+from tff_partial.model.losses import is_of_keras
 from tff_partial.model.losses import LossFn
 from tff_partial.model.losses import LossValue
+
+# A batch size that no axis of an example has.
+_BATCH = 1_000_003
 
 
 class Functions(Protocol):
@@ -104,6 +109,8 @@ class PartialModel:
       )
     self.seed = seed
     self._loss = loss
+    # Spec of which steps of an example count, if a layer says so.
+    self._mask: tf.TensorSpec | None = None
     self._class_weights = None
     if class_weight is not None:
       self._class_weights = class_weights.ClassWeights(
@@ -300,14 +307,14 @@ class PartialModel:
       of: Another loss than the model's own.
     """
     of = of or self._loss
-    of_labels = labels
-    if tf.is_tensor(predictions) and predictions.shape.rank == 1:
-      # Keras's losses average over the last axis, which must not be the batch.
-      labels, predictions = labels[:, None], predictions[:, None]
-    call = getattr(of, 'call', of)
-    losses = call(labels, predictions)
+    of_labels, mask = labels, keras_functions.mask_of(predictions)
+    is_number = tf.is_tensor(predictions) and predictions.shape.rank == 1
+    if is_number or is_of_keras(of):
+      has_steps = weight.shape.rank > 1 or mask is not None
+      labels, predictions = aligned(labels, predictions, has_steps)
+    losses = getattr(of, 'call', of)(labels, predictions)
     masks = {
-      'The mask of predictions': keras_functions.mask_of(predictions),
+      'The mask of predictions': mask,
       'The mask of losses': keras_functions.mask_of(losses),
     }
     losses = tf.cast(losses, tf.float32)
@@ -353,6 +360,50 @@ class PartialModel:
         '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
       ) from error
 
+  def check_loss(self, of: LossFn | tf.keras.losses.Loss | None = None) -> None:
+    """Checks that losses and metrics compare an example with its own label.
+
+    They are traced for a batch of a size that nothing else has: labels that
+    would broadcast over the batch then fail, or end in two axes of that size.
+
+    Args:
+      of: Another loss than the model's own.
+
+    Raises:
+      ModelError: If labels and predictions do not go together.
+    """
+    specs = (
+      *(self.example_spec['y'], self.prediction_spec),
+      *(self.example_spec['weight'], tf.TensorSpec([], tf.bool)),
+    )
+    with tf.__internal__.FuncGraph('batch').as_default() as graph:
+      labels, predictions, weight, is_real = tf.nest.map_structure(
+        lambda spec: tracing.placeholder(spec, _BATCH), specs
+      )
+      if self._mask is not None:
+        predictions._keras_mask = tracing.placeholder(self._mask, _BATCH)
+      try:
+        self.loss(labels, predictions, weight, is_real, of=of)
+        self.metrics.update(
+          self.metrics.initial_state(), labels, predictions, weight
+        )
+      except ModelError:
+        raise
+      except (ValueError, TypeError, tf.errors.OpError) as error:
+        reason = tracing.reason(error).replace(str(_BATCH), 'batch')
+        raise self._mixing(reason) from error
+    for operation in graph.get_operations():
+      if tracing.broadcasts_over(operation, _BATCH):
+        raise self._mixing(f'{operation.type} broadcasts.')
+
+  def _mixing(self, reason: str) -> ModelError:
+    return ModelError(
+      'The loss or a metric would compare labels with the predictions of other '
+      f'examples of the batch: one label is {self.example_spec["y"]} and one '
+      f'prediction {self.prediction_spec}. {reason} Give both the same shape, '
+      'with `labels=tf.TensorSpec(...)` or in the function.'
+    )
+
   def _check_by_tracing(self) -> tuple[tuple[str, ...], id_ranges.Ids]:
     """Traces the model once, so that what cannot work fails now.
 
@@ -384,6 +435,10 @@ class PartialModel:
           'and so on padded examples. Add losses of weights only, or compute '
           'the term in the loss function.'
         )
+    mask = keras_functions.mask_of(predictions)
+    if mask is not None:
+      self._mask = tf.TensorSpec(mask.shape[1:], mask.dtype)
+    self.check_loss()
     tracing.refuse_hidden_draws(graph)
     if any(outside.dtype == tf.resource for outside, _ in graph.captures):
       raise ModelError(

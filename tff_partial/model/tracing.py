@@ -147,9 +147,27 @@ def reason(error: Exception) -> str:
   return line if line.endswith('.') else f'{line}.'
 
 
-def placeholder(spec: tf.TensorSpec) -> tf.Tensor:
-  """A tensor of a batch of examples, for tracing."""
-  return tf.compat.v1.placeholder(spec.dtype, [None, *spec.shape])
+def placeholder(spec: tf.TensorSpec, size: int | None = None) -> tf.Tensor:
+  """A tensor of a batch of examples, of open or known size, for tracing."""
+  return tf.compat.v1.placeholder(spec.dtype, [size, *spec.shape])
+
+
+def broadcasts_over(operation: tf.Operation, size: int) -> bool:
+  """Whether an operation sets a batch against a batch by broadcasting.
+
+  Args:
+    operation: The operation.
+    size: The size of the batch, which no other axis has.
+  """
+  of = [
+    tensor.shape
+    for tensor in operation.inputs
+    if tensor.shape.rank and list(tensor.shape).count(size) == 1
+  ]
+  return len({shape.rank for shape in of}) > 1 and any(
+    tensor.shape.rank and list(tensor.shape).count(size) > 1
+    for tensor in operation.outputs
+  )
 
 
 def operations(graph: Any) -> Iterator[tuple[str, str]]:
