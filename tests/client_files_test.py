@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import pickle
+import shutil
 import threading
 
 import numpy as np
@@ -198,6 +199,8 @@ def test_what_cannot_be_written_is_refused(tmp_path, folder):
     _write(path, [ann, ann])
   with _refused("'' is no id of a client"):
     _write(path, [('', small_clients.fields(2))])
+  with _refused('no id of a client'):  # Half of a pair that UTF-8 has not.
+    _write(path, [('\ud83d', small_clients.fields(2))])
   with _refused("'eve' has no examples"):
     _write(path, [ann, ('eve', small_clients.fields(0))])
   with _refused("'eve', time: expected"):
@@ -241,7 +244,9 @@ def test_damaged_folders_are_refused(tmp_path):
   field = path / 'examples.bin'
   whole = field.read_bytes()
   field.write_bytes(whole[:-1])
-  with _refused('examples.bin has 379 bytes in place of 380'):
+  with _refused(
+    'examples.bin cannot be read: it has 379 bytes in place of 380'
+  ):
     client_files.open_clients(path, _SPEC)
   field.write_bytes(whole)
   description = path / 'clients.json'
@@ -250,9 +255,10 @@ def test_damaged_folders_are_refused(tmp_path):
   with _refused('cannot be read'):
     client_files.open_clients(path, _SPEC)
   description.write_text(json.dumps({**json.loads(text), 'version': 1}))
-  with _refused('version 1 is not 2'):
+  with _refused('version 1 of the format'):
     client_files.open_clients(path, _SPEC)
-  description.write_text(json.dumps({**json.loads(text), 'fingerprint': 'new'}))
+  shutil.rmtree(path)
+  _write(path, [('eve', small_clients.fields(5))])
   with _refused('were written anew after they had been opened'):
     clients.read('eve')
 

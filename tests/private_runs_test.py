@@ -16,6 +16,7 @@ import tff_partial
 from tff_partial import aggregators
 from tff_partial import messages
 from tff_partial import phases
+from tff_partial.data import examples
 from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import laplace_noise
@@ -236,6 +237,34 @@ def test_a_callback_of_a_private_run_sees_what_is_released(frank, tmp_path):
     'validations',
     'weights',
   }
+
+
+def test_a_private_run_does_not_go_on_with_altered_labels(simulated, tmp_path):
+  folder, spec = tmp_path / 'clients', simulated.process.example_spec
+  ratings = {'x': np.arange(5), 'y': np.ones([5, 1], np.float32)}
+  tff_partial.write_clients(
+    folder, ((f'client {n}', ratings) for n in range(_CLIENTS)), spec
+  )
+
+  def train(rounds: int) -> programs.TrainingResult:
+    return _train(
+      simulated,
+      clients=tff_partial.open_clients(folder, spec),
+      privacy=_ledger(simulation=True),
+      output_dir=tmp_path / 'run',
+      validation=None,
+      rounds=rounds,
+    )
+
+  train(1)
+  labels = folder / 'examples.bin'
+  raw = labels.read_bytes()
+  labels.write_bytes(raw.replace(np.float32(1).tobytes(), bytes(4), 1))
+  # Whether or not that client takes part.
+  with pytest.raises(examples.ClientDataError, match='examples.bin'):
+    train(2)
+  labels.write_bytes(raw)
+  train(2)
 
 
 def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):

@@ -26,8 +26,8 @@ from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import runtimes
 from tff_partial import sgd
-from tff_partial.data import client_files
 from tff_partial.data import examples
+from tff_partial.data import stored_clients
 from tff_partial.runtimes import deposits
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import ray_workers
@@ -176,17 +176,18 @@ def test_workers_read_the_clients_that_they_run(context, tmp_path, monkeypatch):
   with runtimes.cohort(jit=False):
     expected = train()
 
-  def refuse(files, ranges):
+  def refuse(files, clients):
     raise AssertionError('The driver reads a client.')
 
-  monkeypatch.setattr(client_files._Files, 'read', refuse)
+  monkeypatch.setattr(stored_clients.Files, 'read', refuse)
   with context:
     planted.assert_same(train(), expected)
     with open(tmp_path / 'clients' / 'examples.bin', 'r+b') as file:
       file.truncate(8)
     # A worker says what is wrong, and not that it is lost.
     with pytest.raises(
-      examples.ClientDataError, match='examples.bin has become shorter'
+      examples.ClientDataError,
+      match=r"examples.bin .* client 'client \d\d' are not as they were",
     ):
       train()
 

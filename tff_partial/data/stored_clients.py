@@ -1,0 +1,218 @@
+"""The files of a folder of clients, compared with checksums as they are read.
+
+`client_files` says what is in them, writes them and opens them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import hashlib
+import json
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from tff_partial.data import examples
+
+DESCRIPTION, EXAMPLES = 'clients.json', 'examples.bin'
+IDS, RANGES, SUMS = 'ids.bin', 'ranges.bin', 'checksums.bin'
+VERSION = 3
+SUM_TYPE = np.dtype('V16')
+_REMEDY = 'Copy the folder anew from where it is whole, or write it anew.'
+
+
+def example_type(fields: Mapping[str, Sequence[Any]]) -> np.dtype:
+  """All fields of an example, one after another."""
+  return np.dtype(
+    [(path, dtype, tuple(shape)) for path, (dtype, shape) in fields.items()]
+  )
+
+
+def digest(raw: bytes = b'') -> Any:
+  """The checksum of some bytes, and of what else it is updated with."""
+  return hashlib.blake2b(raw, digest_size=SUM_TYPE.itemsize)
+
+
+def fingerprint(description: Mapping[str, Any]) -> str:
+  """Says what is in the files, from the description of them."""
+  said = {k: v for k, v in description.items() if k != 'fingerprint'}
+  return digest(json.dumps(said).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+  """Says which file it is that cannot be read.
+
+  Raises:
+    ClientDataError: For whatever fails.
+  """
+  try:
+    yield
+  except examples.ClientDataError:
+    raise
+  except FileNotFoundError as error:
+    raise examples.ClientDataError(
+      f'{path} is missing: {os.path.dirname(path)} does not hold clients that '
+      '`write_clients` has written.'
+    ) from error
+  except (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+    RecursionError,
+  ) as error:
+    raise examples.ClientDataError(
+      f'{path} cannot be read: {error or type(error).__name__}. {_REMEDY}'
+    ) from error
+
+
+class Files:
+  """The files of a folder.
+
+  Attributes:
+    folder: The folder.
+    fields: Type and shape of each field by its path.
+    fingerprint: Says what is in the files.
+    ids: Bytes `[clients]`, ascending.
+  """
+
+  def __init__(self, folder: str):
+    """Opens them.
+
+    Raises:
+      ClientDataError: If there are none, or they are damaged.
+    """
+    self.folder = folder
+    with _reading(self._path(DESCRIPTION)):
+      found = self._description()
+      self.fields: dict[str, list[Any]] = found['fields']
+      self.fingerprint: str = found['fingerprint']
+      self._checksums: dict[str, str] = found['checksums']
+      self._example = example_type(self.fields)
+      kind, clients = np.dtype(f'S{found["id_bytes"]}'), int(found['clients'])
+      size = int(found['examples'])
+    self.ids = self._table(IDS, kind, [clients])
+    self._ranges = self._table(RANGES, np.dtype('<i8'), [clients, 2])
+    self._sums = self._table(SUMS, SUM_TYPE, [clients])
+    with _reading(self._path(IDS)):
+      if not self.ids[0] or (self.ids[1:] <= self.ids[:-1]).any():
+        raise ValueError('ids are not distinct and ascending')
+    with _reading(self._path(RANGES)):
+      begins, ends = np.sort(self._ranges, axis=0).T
+      if (
+        (self._ranges[:, 0] >= self._ranges[:, 1]).any()
+        or (begins != np.append(0, ends[:-1])).any()
+        or ends[-1] != size
+      ):
+        raise ValueError(
+          f'ranges do not divide the {size:,} examples among the clients'
+        )
+    with _reading(self._path(EXAMPLES)):
+      self._check_size(EXAMPLES, size * self._example.itemsize)
+      # It is read, and not mapped: what the system keeps of it then does not
+      # count as memory of this process.
+      self._examples = open(self._path(EXAMPLES), 'rb', buffering=0)
+
+  def _path(self, name: str) -> str:
+    return os.path.join(self.folder, name)
+
+  def _description(self) -> dict[str, Any]:
+    """What `clients.json` says."""
+    with open(self._path(DESCRIPTION), encoding='utf-8') as file:
+      found = json.load(file)
+    if found['version'] != VERSION:
+      raise examples.ClientDataError(
+        f'{self._path(DESCRIPTION)}: the clients were written in version '
+        f'{found["version"]!r} of the format, and only {VERSION} has the '
+        'checksums by which damage is noticed. Write them anew with '
+        '`tff_partial.write_clients`.'
+      )
+    if found['fingerprint'] != fingerprint(found):
+      raise ValueError('it is not as it was written')
+    return found
+
+  def _check_size(self, name: str, size: int) -> None:
+    found = os.path.getsize(self._path(name))
+    if found != size:
+      raise ValueError(f'it has {found:,} bytes in place of {size:,}')
+
+  def _table(self, name: str, kind: np.dtype, shape: Sequence[int]) -> Any:
+    """Opens and checks a table."""
+    with _reading(self._path(name)):
+      self._check_size(name, math.prod(shape) * kind.itemsize)
+      with open(self._path(name), 'rb') as file:
+        self._check_whole(name, file)
+      return np.memmap(self._path(name), kind, 'r', shape=tuple(shape))
+
+  def _check_whole(self, name: str, file: Any) -> None:
+    found = hashlib.file_digest(file, digest)
+    if found.hexdigest() != self._checksums[name]:
+      raise ValueError('it is not as it was written')
+
+  def check_examples(self) -> None:
+    """Reads all examples, whether or not clients take part.
+
+    Raises:
+      ClientDataError: If they are not those that were written.
+    """
+    with _reading(self._examples.name):
+      self._examples.seek(0)
+      self._check_whole(EXAMPLES, self._examples)
+
+  def client_ids(self) -> tuple[str, ...]:
+    """All ids, ascending by their bytes."""
+    with _reading(self._path(IDS)):
+      return tuple(name.decode() for name in self.ids.tolist())
+
+  def _places(self, clients: Sequence[str]) -> np.ndarray:
+    """The places of some clients in the tables, `[clients]`.
+
+    Raises:
+      ClientDataError: If there is no such client.
+    """
+    wanted = np.array(
+      [client.encode(errors='surrogatepass') for client in clients], np.bytes_
+    )
+    places = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
+    missing = np.flatnonzero(self.ids[places] != wanted)
+    if missing.size:
+      raise examples.ClientDataError(
+        f'There is no client {clients[missing[0]]!r} in {self.folder}.'
+      )
+    return places
+
+  def num_examples(self, clients: Sequence[str]) -> np.ndarray:
+    """How many examples some clients have, int64 `[clients]`.
+
+    Raises:
+      ClientDataError: If there is no such client.
+    """
+    return np.diff(self._ranges[self._places(clients)])[:, 0]
+
+  def read(self, clients: Sequence[str]) -> np.ndarray:
+    """The examples of some clients, one after another; each has all fields.
+
+    Raises:
+      ClientDataError: If there is no such client, or its examples are not those
+        that were written.
+    """
+    places = self._places(clients)
+    file, size = self._examples.fileno(), self._example.itemsize
+    with _reading(self._examples.name):
+      read = [
+        os.pread(file, (end - begin) * size, begin * size)
+        for begin, end in self._ranges[places].tolist()
+      ]
+      for client, raw, wanted in zip(
+        clients, read, self._sums[places].tolist(), strict=True
+      ):
+        if digest(raw).digest() != wanted:
+          raise ValueError(
+            f'the examples of client {client!r} are not as they were written'
+          )
+      return np.frombuffer(b''.join(read), self._example)
