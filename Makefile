@@ -130,10 +130,10 @@ $(ray_made): $(installed)
 .PHONY: demo
 demo: $(installed) ## federated reconstruction on built-in synthetic data
 	@rm -rf output/demo
-	@$(python) -m tasks.train --flagfile=tasks/recipes/demo.flags
+	@$(environment)/bin/tff-partial train --recipe=demo
 	@echo
 	@echo 'These ratings were invented. With those of MovieLens 1M, the paper'\''s recipe is'
-	@echo '  $(python) -m tasks.train --flagfile=tasks/recipes/movielens_fed_recon.flags \'
+	@echo '  $(environment)/bin/tff-partial train --recipe=movielens_fed_recon \'
 	@echo '      --output_dir=output/movielens --data_dir=DIR --download'
 	@echo 'where DIR/movielens/ml-1m holds the data, or shall hold them.'
 

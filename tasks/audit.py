@@ -1,6 +1,6 @@
 """Attacks a private recipe, to see whether its epsilon can be true.
 
-`python -m tasks.audit --flagfile=RECIPE --output_dir=OUT` trains the recipe
+`tff-partial audit --recipe=RECIPE --output_dir=OUT` trains the recipe
 once with `--canaries` more clients, of whom each is there or not by a coin of
 its own, and guesses from what the run releases which ones were there (see
 `tff_partial/dp/privacy_audit.py`). What the guesses prove is a lower bound of

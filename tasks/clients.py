@@ -1,8 +1,8 @@
 """Shows, exports or deletes what one client remembers of a run.
 
-  python -m tasks.clients --output_dir=OUT --client=42
-  python -m tasks.clients --output_dir=OUT --client=42 --do=export --file=A.json
-  python -m tasks.clients --output_dir=OUT --client=42 --do=delete
+  tff-partial clients --output_dir=OUT --client=42
+  tff-partial clients --output_dir=OUT --client=42 --do=export --file=A.json
+  tff-partial clients --output_dir=OUT --client=42 --do=delete
 
 A client is named as in the task's data. What is shown and exported is what the
 client remembers at the newest checkpoint, also while the run goes on; a file

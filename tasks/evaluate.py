@@ -1,6 +1,6 @@
 """Measures a trained model again, or makes the model of one user.
 
-`python -m tasks.evaluate --output_dir=OUT` measures the test clients. With
+`tff-partial evaluate --output_dir=OUT` measures the test clients. With
 `--user=42 --top_n=10` it names the ten best items for user 42, and with
 `--user=42 --save_model=42.keras` it saves that user's own Keras model. The
 flags of the run are read from OUT/flags.txt; flags given here win.

@@ -1,6 +1,6 @@
 """Exports a trained model as files with which devices serve their users.
 
-`python -m tasks.export --output_dir=OUT --to=FOLDER` writes a SavedModel and a
+`tff-partial export --output_dir=OUT --to=FOLDER` writes a SavedModel and a
 TFLite file of the run's best weights: they predict, and rebuild what is a
 user's own from its examples. Then it compares them with the simulation on some
 test clients, and prints how large and how fast they are here. The flags of the

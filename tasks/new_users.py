@@ -1,6 +1,6 @@
 """Measures new users against the number of examples that they have given.
 
-`python -m tasks.new_users --output_dir=OUT --support=0,1,2,5,10` has users who
+`tff-partial new_users --output_dir=OUT --support=0,1,2,5,10` has users who
 took no part in training personalise on their first examples, for each of these
 numbers, and measures them on what comes after the largest (or after `--after`).
 It writes OUT/new_users.csv, and OUT/new_users.png with the metric that chooses

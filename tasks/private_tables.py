@@ -1,6 +1,6 @@
 """Shows what a run of HPFL's tasks knows of the tables that clients keep.
 
-`python -m tasks.private_tables --output_dir=OUT` reads a trained run of the
+`tff-partial private_tables --output_dir=OUT` reads a trained run of the
 tasks assist and movielens_hpfl. It writes into OUT
 
 - `attribute_shares.csv` and `.png`: how often each attribute occurs at the ten

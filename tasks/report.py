@@ -1,8 +1,8 @@
 """Gathers the results of runs into a table, and draws their curves.
 
-  python -m tasks.report --sweep_dir=OUT
-  python -m tasks.report --sweep_dir=OUT --sweep_dir=MORE --by=algorithm
-  python -m tasks.report --sweep_dir=OUT --x=reconstruction_steps --y=accuracy
+  tff-partial report --sweep_dir=OUT
+  tff-partial report --sweep_dir=OUT --sweep_dir=MORE --by=algorithm
+  tff-partial report --sweep_dir=OUT --x=reconstruction_steps --y=accuracy
 
 Runs that differ only in their seed make one row and one curve. Writes
 `table.md`, `table.csv` and `curves.png` (or with --curve_over=bytes

@@ -1,13 +1,13 @@
 r"""Trains a grid of runs one after another; run it again to go on.
 
-  python -m tasks.sweep --sweep_dir=OUT --grid=seed=0,1,2 \
-      --grid=reconstruction_steps=0,1,5 -- \
-      --flagfile=tasks/recipes/movielens_fed_recon.flags --rounds=2000
-  python -m tasks.sweep --sweep_dir=OUT --grid=seed=0,1,2 \
+  tff-partial sweep --sweep_dir=OUT --grid=seed=0,1,2 \
+      --grid=reconstruction_steps=0,1,5 -- --recipe=movielens_fed_recon \
+      --rounds=2000
+  tff-partial sweep --sweep_dir=OUT --grid=seed=0,1,2 \
       --recipes=movielens_furl,movielens_ditto
-  python -m tasks.sweep --sweep_dir=OUT --trials=30 --metric=validation.rmse \
+  tff-partial sweep --sweep_dir=OUT --trials=30 --metric=validation.rmse \
       --search=update_learning_rate=log:0.01:1 --search=update_steps=int:1:50 \
-      -- --flagfile=tasks/recipes/movielens_fed_recon.flags
+      -- --recipe=movielens_fed_recon
 
 What follows `--` is given to every run of `tasks.train`; it wins over recipes.
 Each run has a folder of its own below OUT; those that are done are skipped, one
@@ -30,7 +30,7 @@ from tasks.options import option
 from tasks.options import Options
 from tasks.searching import plan as plans
 from tasks.searching import trials
-from tff_partial_programs import spelling
+from tff_partial_programs import recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Sweep(Options):
 
   sweep_dir: str | None = option(None, 'Folder for the folders of the runs.')
   recipes: tuple[str, ...] = option(
-    (), 'Names of flagfiles in tasks/recipes, to run each of them.'
+    (), 'Names of recipes, to run each of them.'
   )
   grid: tuple[str, ...] = option(
     (),
@@ -47,8 +47,6 @@ class Sweep(Options):
     is_repeated=True,
   )
 
-
-RECIPES = pathlib.Path(__file__).parent / 'recipes'
 
 # What follows `--` on the command line.
 _passed_on: list[str] = []
@@ -88,25 +86,6 @@ def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
     yield dict(zip(names, chosen, strict=True))
 
 
-def recipe_file(name: str) -> pathlib.Path:
-  """Finds a recipe.
-
-  Args:
-    name: Its file's name without the ending.
-
-  Raises:
-    OptionError: If there is none of this name.
-  """
-  path = RECIPES / f'{name}.flags'
-  if not path.is_file():
-    known = sorted(each.stem for each in RECIPES.glob('*.flags'))
-    raise OptionError(
-      f'--recipes={name}: there is no recipe {path}.'
-      f'{spelling.hint(name, known)} Those that there are: {", ".join(known)}.'
-    )
-  return path
-
-
 def folder_name(recipe: str | None, setting: dict[str, str]) -> str:
   """The name of a run's folder: what is special about the run."""
   parts = [recipe] if recipe else []
@@ -142,7 +121,7 @@ def _search(
       f'--recipes={",".join(sweep.recipes)}: a search is of one recipe. '
       'Search each in a folder of its own.'
     )
-  arguments = [f'--flagfile={recipe_file(name)}' for name in sweep.recipes]
+  arguments = [f'--recipe={name}' for name in sweep.recipes]
   plan = plans.make(search, [*arguments, *_passed_on])
   for line in announced(plan):
     print(line, flush=True)
@@ -200,16 +179,17 @@ def main(sweep: Sweep, search: plans.Search) -> None:
       'what to vary, such as --search=update_learning_rate=log:0.01:1.'
     )
   failed = []
-  recipes = {name: recipe_file(name) for name in sweep.recipes}
+  for name in sweep.recipes:
+    recipes.path(name)
   todo = [
     (recipe, setting)
-    for recipe in recipes or [None]
+    for recipe in sweep.recipes or [None]
     for setting in settings(sweep.grid)
   ]
   for number, (recipe, setting) in enumerate(todo, 1):
     folder = root / folder_name(recipe, setting)
     print(f'[{number}/{len(todo)}] {folder}', flush=True)
-    arguments = [f'--flagfile={recipes[recipe]}'] if recipe else []
+    arguments = [f'--recipe={recipe}'] if recipe else []
     arguments += _passed_on
     arguments += [f'--{name}={value}' for name, value in setting.items()]
     status = _run('tasks.train', *arguments, f'--output_dir={folder}')

@@ -1,7 +1,10 @@
 """Trains a task with an algorithm; run it again to go on where it was killed.
 
-`python -m tasks.train --flagfile=RECIPE --data_dir=DIR --output_dir=OUT`, where
-a recipe is one of `tasks/recipes/*.flags`, and flags given beside it win.
+  tff-partial train --recipe=demo
+  tff-partial train --recipe=movielens_fed_recon --data_dir=DIR --output_dir=OUT
+
+A recipe is a set of flags, named by task and algorithm; a wrong name lists all.
+Flags given after it win, and `--flagfile=FILE` reads those of your own.
 With `--dry_run` it says what that would do and cost.
 """
 

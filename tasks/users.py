@@ -1,6 +1,6 @@
 """Draws what a run knows of its users: a map of them, and their groups.
 
-`python -m tasks.users --output_dir=OUT` reads the vector that each user of a
+`tff-partial users --output_dir=OUT` reads the vector that each user of a
 trained run has: what it remembers, or its row in a table at the server. It
 writes into OUT
 

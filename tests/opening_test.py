@@ -10,6 +10,7 @@ import pytest
 from tests import commands
 from tests.commands import run_here
 from tff_partial_programs import opening
+from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
 _DEMO = f'--flagfile={commands.ROOT}/tasks/recipes/demo.flags'
@@ -42,6 +43,14 @@ def test_flags_of_a_file_stand_where_the_file_does(tmp_path):
   assert found == {'rounds': '3', 'seed': '1', 'biases': 'true'}
 
 
+def test_a_recipe_is_read_by_its_name():
+  known = opening.noted()
+  by_name = opening.given(['--recipe', 'demo', '--rounds=7'], known)
+  assert by_name == opening.given([_DEMO, '--rounds=7'], known)
+  kept = ['--seed=1', '--', '--recipe=none']
+  assert recipes.expand(kept) == kept
+
+
 def test_how_far_a_run_is(tmp_path):
   assert opening.state(str(tmp_path / 'none')) == 'a new run'
   for name in ('round_0', 'round_20', 'round_100', 'round_120_temp'):
@@ -71,6 +80,8 @@ def test_what_cannot_be_read_is_left_to_the_program(arguments, capsys):
     ('--task=movilens', 'Did you mean movielens?'),
     ('--algorithm=fedrecon', 'Did you mean fed_recon?'),
     ('--client_per_round=5', 'Did you mean --clients_per_round?'),
+    ('--recipes=demo', 'Did you mean --recipe?'),
+    ('--recipe=demoo', 'Did you mean demo?'),
   ],
 )
 def test_a_misspelt_flag_ends_the_run_at_once(argument, said, capsys):

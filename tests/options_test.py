@@ -81,7 +81,7 @@ def test_numbers_of_other_kinds_become_pythons():
       lambda: Optimizer('update', 'all', optimizer='adam', momentum=0.9),
       '--update_momentum: adam has no momentum',
     ),
-    (lambda: from_recipe('dmo'), 'dmo.flags: there is no such recipe'),
+    (lambda: from_recipe('dmo'), 'Did you mean demo?'),
     (lambda: from_recipe('demo', runds=3), 'Did you mean --rounds?'),
     (lambda: parse(['--runds=3']), 'runds'),
     (lambda: parse(['rounds']), 'unknown arguments'),

@@ -204,10 +204,32 @@ def test_the_command_names_the_programs(bare_python, tmp_path, arguments):
   assert (done.returncode, done.stderr) == (0, '')
   named = re.findall(r'^  (\w+)  +[A-Z].*[.,;]?', done.stdout, re.MULTILINE)
   assert tuple(named) == tff_partial_programs.PROGRAMS
-  (recipe,) = re.findall(r'--flagfile=(.*)', done.stdout)
-  assert pathlib.Path(recipe).read_text() == (
-    ROOT / 'tasks' / 'recipes' / 'demo.flags'
-  ).read_text('utf-8')
+  assert 'tff-partial train --recipe=demo' in done.stdout
+
+
+@pytest.mark.parametrize('program', tff_partial_programs.PROGRAMS)
+def test_help_of_a_program_names_nothing_that_a_wheel_lacks(program):
+  for full in (False, True):
+    text = tff_partial_programs.help_text(program, full=full)
+    assert 'python -m' not in text and 'tasks/recipes' not in text
+    assert f'tff-partial {program} --' in text
+
+
+def test_a_recipe_of_the_wheel_is_found_by_its_name(bare_python, tmp_path):
+  # It includes another one, and no folder is the checkout's.
+  code = (
+    'from tff_partial_programs import recipes; '
+    "print(*recipes.expand(['--recipe=emnist_ditto', '--seed=1']))"
+  )
+  done = run(bare_python, '-c', code, cwd=tmp_path, env=outside())
+  assert done.stderr == ''
+  flags = done.stdout.split()
+  assert '--algorithm=ditto' in flags and '--task=emnist' in flags
+  assert flags[-1] == '--seed=1'
+  wrong = _command(bare_python, 'train', '--recipe=demoo', cwd=tmp_path)
+  assert wrong.returncode == 1
+  assert "error: There is no recipe 'demoo'. Did you mean demo?" in wrong.stderr
+  assert 'The recipes are' in wrong.stderr and 'subreddit_furl' in wrong.stderr
 
 
 @pytest.mark.parametrize('program', tff_partial_programs.PROGRAMS)

@@ -13,6 +13,7 @@ import runpy
 import sys
 
 from tff_partial_programs import opening
+from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
 # In the order in which one uses them.
@@ -34,16 +35,10 @@ _FULL_HELP = ('-helpfull', '--helpfull')
 _LONG = ('train',)
 
 
-def root() -> pathlib.Path:
-  """The folder that `tasks` is imported from."""
-  here = pathlib.Path(__file__).resolve().parent
-  return here if (here / 'tasks').is_dir() else here.parent
-
-
 def description(program: str) -> str:
   """The first sentence of a program's docstring; nothing is imported."""
-  source = (root() / 'tasks' / f'{program}.py').read_text(encoding='utf-8')
-  docstring = ast.get_docstring(ast.parse(source)) or ''
+  path = recipes.root() / 'tasks' / f'{program}.py'
+  docstring = ast.get_docstring(ast.parse(path.read_text('utf-8'))) or ''
   return docstring.splitlines()[0]
 
 
@@ -118,7 +113,6 @@ def answer_early(command: Sequence[str]) -> None:
 def usage() -> str:
   """What `tff-partial --help` prints."""
   width = max(map(len, PROGRAMS))
-  recipes = root() / 'tasks' / 'recipes'
   return '\n'.join(
     [
       'Partially local federated learning: tff-partial PROGRAM [FLAGS]',
@@ -127,7 +121,7 @@ def usage() -> str:
       '',
       'tff-partial PROGRAM --help names the flags of a program. To begin with:',
       '',
-      f'  tff-partial train --flagfile={recipes / "demo.flags"}',
+      '  tff-partial train --recipe=demo',
       '',
     ]
   )
@@ -159,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     return 0
   if name == 'train':
     opening.say(rest)
-  folder = str(root())
+  folder = str(recipes.root())
   sys.path.insert(0, folder)
   # A sweep starts programs in processes of their own.
   before = os.environ.get('PYTHONPATH')

@@ -15,6 +15,7 @@ import re
 import sys
 from typing import Any
 
+from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
 FLAGS_FILE = pathlib.Path(__file__).resolve().parent / 'help' / 'flags.json'
@@ -71,11 +72,16 @@ def given(
     OSError: If a file cannot be read.
   """
   values = {}
-  for name, value in _pairs(list(arguments), known):
+  try:
+    arguments = recipes.expand(arguments)
+  except recipes.RecipeError as error:
+    raise FlagError(str(error)) from None
+  for name, value in _pairs(arguments, known):
     if name not in known:
-      if difflib.get_close_matches(name, known, 1, _NEAR):
+      if difflib.get_close_matches(name, [*known, recipes.FLAG], 1, _NEAR):
         raise FlagError(
-          f'--{name}: there is no such flag.{spelling.hint(name, known, "--")}'
+          f'--{name}: there is no such flag.'
+          f'{spelling.hint(name, [*known, recipes.FLAG], "--")}'
         )
       continue
     choices = known[name].choices

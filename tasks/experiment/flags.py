@@ -16,6 +16,7 @@ from tasks.experiment.config import Config
 from tasks.experiment.loop import Output
 from tasks.options import Choice
 from tasks.options import Options
+from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
 _Options = TypeVar('_Options', bound=Options)
@@ -169,26 +170,12 @@ def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
     OptionError: If there is no such recipe.
   """
   path = pathlib.Path(recipe)
-  if not path.suffix:
-    path = _ROOT / 'tasks' / 'recipes' / f'{recipe}.flags'
-  return list(_lines(path))
-
-
-# The folder of the package `tasks`, from where recipes name each other.
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_INCLUDES = '--flagfile='
-
-
-def _lines(path: pathlib.Path) -> Iterator[str]:
-  """The flags of a file, with those of files that it names."""
-  if not path.is_file():
-    raise OptionError(f'{path}: there is no such recipe.')
-  for line in path.read_text(encoding='utf-8').splitlines():
-    line = line.strip()
-    if line.startswith(_INCLUDES):
-      yield from _lines(_ROOT / line.removeprefix(_INCLUDES))
-    elif line.startswith('-'):
-      yield line
+  try:
+    return list(
+      recipes.flags_of(path if path.suffix else recipes.path(str(recipe)))
+    )
+  except recipes.RecipeError as error:
+    raise OptionError(str(error)) from None
 
 
 def parse(arguments: Sequence[str]) -> Config:
@@ -204,8 +191,8 @@ def parse(arguments: Sequence[str]) -> Config:
   define(Config(), flag_values)
   define(Output(), flag_values)
   try:
-    _, *rest = flag_values(['', *arguments])
-  except flags.Error as error:
+    _, *rest = flag_values(['', *recipes.expand(arguments)])
+  except (flags.Error, recipes.RecipeError) as error:
     raise OptionError(str(error)) from None
   if rest:
     raise OptionError(f'unknown arguments {rest}; flags begin with --.')

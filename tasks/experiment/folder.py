@@ -238,7 +238,7 @@ def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   if not folder.flags_file.exists():
     raise OptionError(
       f'--output_dir={given}: there is no run here, since there is no '
-      f'{FLAGS_FILE}. Train one with `python -m tasks.train`.'
+      f'{FLAGS_FILE}. Train one with `tff-partial train`.'
     )
   return [arguments[0], f'--flagfile={folder.flags_file}', *arguments[1:]]
 

@@ -1,6 +1,6 @@
 """Algorithms whose clients are measured with a memory of their own examples.
 
-They train as others do, so that `python -m tasks.evaluate --algorithm=...` also
+They train as others do, so that `tff-partial evaluate --algorithm=...` also
 measures what these have trained.
 """
 

@@ -33,6 +33,7 @@ from tff_partial import errors
 from tff_partial.runtimes import errors as runtime_errors
 from tff_partial.runtimes.worker import NativeRuntimeError
 import tff_partial_programs
+from tff_partial_programs import recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Program:
       return None
     for options in self.options:
       flags.define(options)
-    app.run(self._parsed, self.complete(sys.argv))
+    app.run(self._parsed, recipes.expand(self.complete(sys.argv)))
     return None
 
   def _parsed(self, arguments: Sequence[str]) -> int | None:
@@ -182,6 +183,7 @@ _TITLES = (
 # What is raised to be read; the runtimes name what became of the flags.
 _FOR_USERS = (
   errors.UserError,
+  recipes.RecipeError,
   runtime_errors.CohortRuntimeError,
   NativeRuntimeError,
 )
