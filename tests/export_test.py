@@ -264,6 +264,10 @@ def test_weights_of_examples_and_first_values_by_hand(slope, tmp_path):
   )
   assert [path.name for path in exported.folder.iterdir()] != []
   assert set(exported.paths) == set(exported.sizes()) == {'saved_model'}
+  assert repr(exported).startswith(
+    f'Exported to {exported.folder}: saved_model ('
+  )
+  assert len(repr(exported)) < 400
   assert exported.signatures['infer']['inputs']['x']['shape'] == [3, 1]
   device = running.load(exported.paths['saved_model'])
   found = device['reconstruct'](**_support(weight=np.float32([1.0, 0.0])))

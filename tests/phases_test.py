@@ -1087,3 +1087,26 @@ def test_names_of_no_variable_are_refused(tier):
 
 def test_one_tier_may_be_named_alone():
   assert Phase(tiers.LOCAL).train == (tiers.LOCAL,)
+
+
+def test_a_phase_says_in_a_line_what_is_chosen():
+  assert repr(Phase()) == (
+    "Phase(train=('global',), on=everything, optimizer=SGD(learning_rate=0.1))"
+  )
+  chosen = Phase(
+    train=_BOTH,
+    on=splits.halves().support,
+    optimizer={
+      tiers.GLOBAL: sgd(0.5),
+      tiers.LOCAL: optimizers.build_sgdm(0.25, momentum=0.5),
+    },
+    epochs=5,
+    terms=(terms.proximal(0.1),),
+    reads=tiers.as_they_are,
+  )
+  shown = repr(chosen)
+  assert "optimizer={'global': SGD(learning_rate=0.5), 'local': SGD(" in shown
+  assert 'momentum=0.5' in shown and 'epochs=5' in shown
+  assert 'reads=as_they_are' in shown and ' at 0x' not in shown
+  assert len(shown) < 300
+  assert 'optimizer' not in repr(Phase(train=()))  # It only measures.

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import shutil
+import sys
 from typing import Any
 
 import numpy as np
@@ -897,3 +898,15 @@ def test_the_bar_stays_out_of_the_output(world, capsys):
   assert 'validation: tracing and compiling, once' in shown.err
   world.train()
   assert capsys.readouterr() == ('', '')
+
+
+def test_an_interactive_shell_shows_the_bar_without_being_asked(
+  monkeypatch, capsys
+):
+  metrics_log.Bar(7, 0).close()
+  assert capsys.readouterr().err == ''
+  monkeypatch.setattr(sys, 'ps1', '>>> ', raising=False)  # As Python has it.
+  metrics_log.Bar(7, 0).close()
+  assert '0/7' in capsys.readouterr().err
+  metrics_log.Bar(7, 0, shown=False).close()
+  assert capsys.readouterr().err == ''

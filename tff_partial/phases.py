@@ -48,6 +48,24 @@ def is_plain_descent(optimizer: Optimizer) -> bool:
   return set(state) == {'learning_rate'}  # No momentum.
 
 
+def _said(setting: Any) -> str:
+  """Return a setting of a phase as a short text."""
+  if isinstance(setting, Mapping):
+    said = (f'{key!r}: {_said(value)}' for key, value in setting.items())
+    return f'{{{", ".join(said)}}}'
+  if isinstance(setting, tuple):
+    return f'({", ".join(map(_said, setting))})'
+  if isinstance(setting, Optimizer):
+    with tf.init_scope():
+      state = setting.initialize(tf.TensorSpec([1], tf.float32))
+      rates = {k: float(v) for k, v in setting.get_hparams(state).items()}
+    said = (f'{name}={value:.6g}' for name, value in rates.items())
+    return f'{type(setting).__name__.strip("_")}({", ".join(said)})'
+  if callable(setting):
+    return getattr(setting, '__qualname__', type(setting).__name__)
+  return repr(setting)
+
+
 class PhaseError(errors.UserError, ValueError):
   """Raised for settings of a phase that make no sense."""
 
@@ -139,6 +157,18 @@ class Phase:
       tiers.check_tiers(self.optimizer, 'Phase(optimizer=...)')
     for tier in train:
       self._check_optimizer(tier)
+
+  def __repr__(self) -> str:
+    """Name the settings that differ from the defaults, each in a few words."""
+    default = {field.name: field.default for field in dataclasses.fields(self)}
+    chosen = {'train': self.train, 'on': self.on.name}
+    if self.train:
+      chosen['optimizer'] = _said(self.optimizer)
+    for name in set(default) - {'train', 'on', 'optimizer'}:
+      if getattr(self, name) != default[name]:
+        chosen[name] = _said(getattr(self, name))
+    said = (f'{name}={chosen[name]}' for name in default if name in chosen)
+    return f'Phase({", ".join(said)})'
 
   def _check_answer(self) -> None:
     if self.answer is None:

@@ -67,6 +67,16 @@ class Exported:
   num_support: int
   seed: np.ndarray
 
+  def __repr__(self) -> str:
+    """Name the files with their sizes, and the signatures."""
+    written = (
+      f'{name} ({size:,} bytes)' for name, size in self.sizes().items()
+    )
+    return (
+      f'Exported to {self.folder}: {", ".join(written)}; signatures '
+      f'{", ".join(self.signatures)}; up to {self.num_support} support examples'
+    )
+
   def sizes(self) -> dict[str, int]:
     """How many bytes each format takes."""
     return {

@@ -14,6 +14,7 @@ import io
 import numbers
 import os
 import pathlib
+import sys
 from typing import Any
 import warnings
 
@@ -349,15 +350,18 @@ class Bar:
   It is a widget in a notebook that has ipywidgets, as Colab has.
   """
 
-  def __init__(self, rounds: int, done: int, shown: bool):
-    """Shows the bar, unless `shown` is false.
+  def __init__(self, rounds: int, done: int, shown: bool | None = None):
+    """Show the bar, unless `shown` is false.
 
     Args:
       rounds: Rounds of the whole run.
       done: Rounds that are done already.
-      shown: Whether there is anybody to look at it.
+      shown: Whether to show it; by default in an interactive interpreter, of
+        which Python and IPython (so notebooks, too) tell by `sys.ps1`.
     """
     self._bar: Any = None
+    if shown is None:
+      shown = hasattr(sys, 'ps1')
     if shown:
       with warnings.catch_warnings():
         # A notebook without ipywidgets gets the bar of a terminal.

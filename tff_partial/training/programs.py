@@ -65,7 +65,7 @@ def train(
   privacy: run_privacy.Accounting | None = None,
   diagnostics: bool = False,
   tensorboard: bool = True,
-  show_progress: bool = False,
+  show_progress: bool | None = None,
   participation: sampling.Participation | None = None,
 ) -> TrainingResult:
   """Trains for some rounds, under the runtime that is current.
@@ -113,7 +113,8 @@ def train(
       are not private end in `_not_private`. A run without a ledger always
       records these.
     tensorboard: Whether to write TensorBoard events, too.
-    show_progress: Whether to show a progress bar.
+    show_progress: Whether to show a progress bar; by default in a notebook and
+      in an interactive shell.
     participation: Clients asked in reserve, slow ones, the time of day, and
       epochs over the clients; by default none of these.
 
