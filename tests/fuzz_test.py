@@ -305,7 +305,8 @@ def _write_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _read_checkpoints(folder: pathlib.Path) -> None:
   with _checkpoints(folder, False) as opened:
-    found = opened.latest(_progress(0))
+    kinds = tf.nest.map_structure(tf.type_spec_from_value, _progress(0))
+    found = opened.latest(kinds)
   # Or the one before, if the damage was noticed.
   number = int(found.round)
   assert number in (2, 4)

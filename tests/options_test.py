@@ -14,6 +14,7 @@ from tasks.experiment import run
 from tasks.experiment.config import TASKS
 from tasks.experiment.flags import parse
 from tasks.experiment.folder import Folder
+from tasks.experiment.folder import with_flags_of_the_run
 from tasks.experiment.loop import Loop
 from tasks.experiment.optimizers import Optimizer
 from tasks.experiment.training import Server
@@ -30,6 +31,46 @@ def test_a_config_is_read_back_from_its_flags(tmp_path, path):
   folder = Folder(str(tmp_path))
   folder.claim({**config.flags(), **Output('x').flags()}, set())
   assert parse([f'--flagfile={folder.flags_file}']) == config
+
+
+def _kept(folder, *lines):
+  (folder / 'flags.txt').write_text(''.join(f'{line}\n' for line in lines))
+  command = ['tasks/evaluate.py', f'--output_dir={folder}']
+  program, *kept, given = with_flags_of_the_run(command)
+  assert [program, given] == command
+  return kept
+
+
+def test_no_hook_and_no_address_are_taken_from_a_folder(tmp_path, caplog):
+  kept = _kept(
+    tmp_path,
+    '--task=emnist',
+    '--runtime=ray',
+    '--ray_address=ray://example.org:10001',
+    '--ray_folder=/tmp/elsewhere',
+    '# ray_workers is not set',
+    '--output_dir=/tmp/elsewhere',
+    '--hook=os:system',
+    '--clip_norm=0.5',
+  )
+  assert kept == ['--task=emnist', '--runtime=ray', '--clip_norm=0.5']
+  for said in ('line 3', 'ray://example.org:10001', 'if you trust it'):
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+  'line',
+  [
+    '--flagfile=/tmp/more.txt',
+    '--save_model=/tmp/a.keras',  # Of `tasks.evaluate`, but not of a run.
+    '--profile_file=/tmp/profile',
+    '-hook=os:system',
+    'os:system',
+  ],
+)
+def test_what_is_no_flag_of_a_run_is_not_taken_either(tmp_path, line):
+  with pytest.raises(OptionError, match=f'txt, line 2: {line} is no flag'):
+    _kept(tmp_path, '--task=emnist', line)
 
 
 def test_no_two_choices_of_a_config_share_a_flag():

@@ -19,6 +19,7 @@ from tff_partial.dp import local_noise
 from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
+from tff_partial.runtimes import typed_values
 from tff_partial.training import checkpoints
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
@@ -313,11 +314,17 @@ def test_a_noised_share_is_near_the_exact_one():
 def test_a_resumed_run_has_the_same_noise(clipping, tmp_path):
   # With a secret seed: it is in the state, hence in the checkpoint.
   process = _process(clipping)
-  state = process.next(process.initialize(), _zeros()).state
-  manager = tff.program.FileProgramStateManager(str(tmp_path))
+  state = process.initialize()
+  for _ in range(2):  # Then a tree has more levels than in the beginning.
+    state = process.next(state, _zeros()).state
+  kind = process.initialize.type_signature.result
+  specs = typed_values.converter(kind)(iter(typed_values.tensor_specs(kind)))
+  nothing = checkpoints.encode({})
   loop = checkpoints.EventLoop()
-  loop.run(manager.save(state, 1))
-  restored = loop.run(manager.load(1, process.initialize()))
+  saved = checkpoints.Checkpoints(tmp_path, loop)
+  saved.save(checkpoints.Progress(2, state, (), nothing, nothing))
+  restored = saved.latest(checkpoints.Progress(2, specs, (), None, None)).state
+  saved.close()
   loop.close()
   for _ in range(3):
     output, again = (process.next(one, _zeros()) for one in (state, restored))

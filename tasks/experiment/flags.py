@@ -22,8 +22,8 @@ from tff_partial_programs import spelling
 _Options = TypeVar('_Options', bound=Options)
 
 
-def _all_choices(options: Options) -> Iterator[Choice]:
-  """All choices there are, also of the tasks that are not chosen."""
+def all_choices(options: Options) -> Iterator[Choice]:
+  """Yields all choices there are, also of the tasks that are not chosen."""
   yield from options.choices()
   if isinstance(options, Config):
     for task in config_lib.TASKS.values():
@@ -43,7 +43,7 @@ def define(
     What each flag chooses, by its name.
   """
   found: dict[str, Choice] = {}
-  for choice in _all_choices(options):
+  for choice in all_choices(options):
     found.setdefault(choice.flag, choice)
     if choice.flag not in flag_values:
       _define(choice, flag_values)

@@ -1,7 +1,7 @@
 """The folder that a run writes to, and who may go on there."""
 
 import collections
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 import contextlib
 import json
 import os
@@ -9,7 +9,12 @@ import pathlib
 from typing import Any
 import weakref
 
+from absl import logging
+
 from tasks.errors import OptionError
+from tasks.experiment import flags
+from tasks.experiment.config import Config
+from tasks.experiment.loop import Output
 from tff_partial.analysis import run_folders
 from tff_partial.training import checkpoints
 from tff_partial.training import metrics_log
@@ -223,11 +228,15 @@ def finite(value: Any) -> Any:
 def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   """Puts the flags of a trained run before those of the command line.
 
+  Flags decide numbers, and a folder may be somebody else's. So those that say
+  what to import, where to write and which cluster to join are not taken from
+  it, and what is no flag of a run is refused.
+
   Args:
     arguments: The command line, the program's name first.
 
   Raises:
-    OptionError: If no run is named or found.
+    OptionError: If no run is named or found, or its flags are none.
   """
   if any(a.lstrip('-').startswith('help') for a in arguments[1:]):
     return list(arguments)
@@ -240,7 +249,39 @@ def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
       f'--output_dir={given}: there is no run here, since there is no '
       f'{FLAGS_FILE}. Train one with `tff-partial train`.'
     )
-  return [arguments[0], f'--flagfile={folder.flags_file}', *arguments[1:]]
+  return [arguments[0], *_kept_flags(folder.flags_file), *arguments[1:]]
+
+
+# Programs that read a run ask for these anew, beside those of `Output`.
+_PLACES = ('ray_address', 'ray_folder')
+
+
+def _kept_flags(path: pathlib.Path) -> Iterator[str]:
+  """The flags of a run that decide its numbers, one by one."""
+  known = {choice.flag for choice in flags.all_choices(Config())}
+  left_out = {*Output().flags(), *_PLACES}
+  text = path.read_text(encoding='utf-8', errors='replace')
+  for number, line in enumerate(text.splitlines(), 1):
+    line = line.strip()
+    if not line or line.startswith('#'):
+      continue
+    name = line.removeprefix('--').partition('=')[0]
+    if name in left_out:
+      if name in _PLACES:
+        logging.warning(
+          '%s, line %d: %s is not taken from a folder. Give it to this '
+          'program, if you trust it.',
+          path,
+          number,
+          line,
+        )
+    elif line.startswith('--') and name in known:
+      yield line
+    else:
+      raise OptionError(
+        f'{path}, line {number}: {line:.80} is no flag of a run. Bring the '
+        'file back from a copy, or train in another folder.'
+      )
 
 
 def _flag_from(arguments: Sequence[str], name: str) -> str | None:

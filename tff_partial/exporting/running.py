@@ -14,6 +14,8 @@ Runner = Callable[..., dict[str, np.ndarray]]
 def load(path: str | pathlib.Path) -> dict[str, Runner]:
   """Loads an export, with a state of its own.
 
+  An export is a program: load those alone whose authors you trust.
+
   Args:
     path: A TFLite file, or the folder of a SavedModel.
 

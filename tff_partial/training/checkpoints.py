@@ -22,13 +22,16 @@ import tensorflow_federated as tff
 
 from tff_partial import _require_tff
 from tff_partial import errors
+from tff_partial.training import saved_variables
 
 _Result = TypeVar('_Result')
 _PREFIX = 'round_'
-# If the newest one was damaged, there is one more.
-NUM_KEPT = 2
 # {{function_node ...}} before a message, and [Op:...] name: behind it.
 _MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
+# Notes and tables are of any length.
+_PACKED = tf.TensorSpec([None], tf.uint8)
+# If the newest one was damaged, there is one more.
+NUM_KEPT = 2
 
 
 class CheckpointError(errors.UserError, RuntimeError):
@@ -164,7 +167,8 @@ class Checkpoints:
     Damaged ones are said in the log and, where writing is allowed, set aside.
 
     Args:
-      like: A value of the same structure.
+      like: The same structure of `tf.TensorSpec`; of `round`, `notes` and
+        `table` they are known.
 
     Raises:
       CheckpointError: If there are checkpoints and none can be read, or the
@@ -174,8 +178,8 @@ class Checkpoints:
     for version in reversed(self._loop.run(self._manager.get_versions()) or []):
       try:
         found = self._load(version, like)
-      except _DamagedError as error:
-        damaged.append(f'{_PREFIX}{version} ({error})')
+      except saved_variables.DamagedError as error:
+        damaged.append(f'{_PREFIX}{version} ({first_line(error)})')
         continue
       self._set_aside(damaged, version)
       return found
@@ -191,28 +195,21 @@ class Checkpoints:
     """Reads the checkpoint of one round.
 
     Raises:
-      _DamagedError: If its files cannot be read.
+      saved_variables.DamagedError: If its files cannot be read.
       CheckpointError: If they can, but are of another process.
     """
     where = self._folder / f'{_PREFIX}{version}'
-    difference = None
-    try:
-      found = self._loop.run(self._manager.load(version, like))
-      # The notes are a text of any length.
-      expected = _shapes((like.state, like.best_weights))
-      actual = _shapes((found.state, found.best_weights))
-      if expected == actual:
-        return found
-      difference = _difference(actual, expected)
-    except Exception as error:  # Any damage of a file surfaces differently.
-      if not _is_whole(where):
-        raise _DamagedError(first_line(error)) from error
-      difference = 'numbers in another structure'
-    raise CheckpointError(
-      f'The checkpoint {where} is of another model or algorithm: it holds '
-      f'{difference}. Give the flags of the run that wrote it, or choose '
-      'another output folder.'
+    expected = like._replace(
+      round=tf.TensorSpec([], tf.int32), notes=_PACKED, table=_PACKED
     )
+    try:
+      return saved_variables.read(where, expected)
+    except saved_variables.OtherError as error:
+      raise CheckpointError(
+        f'The checkpoint {where} is of another model or algorithm: it holds '
+        f'{error}. Give the flags of the run that wrote it, or choose another '
+        'output folder.'
+      ) from None
 
   def _set_aside(self, damaged: list[str], version: int) -> None:
     """Renames damaged checkpoints, so that their rounds can be saved again."""
@@ -236,19 +233,6 @@ def newest_round(folder: pathlib.Path) -> int:
   names = (path.name for path in folder.glob(f'{_PREFIX}*'))
   rounds = (name.removeprefix(_PREFIX) for name in names)
   return max((int(number) for number in rounds if number.isdigit()), default=0)
-
-
-class _DamagedError(Exception):
-  """A checkpoint's files cannot be read."""
-
-
-def _is_whole(checkpoint: pathlib.Path) -> bool:
-  """Whether the files of a checkpoint can be read, whatever they hold."""
-  try:
-    tf.saved_model.load(str(checkpoint))
-  except Exception:
-    return False
-  return True
 
 
 def locked(folder: pathlib.Path) -> int:
@@ -280,36 +264,6 @@ def first_line(error: BaseException) -> str:
   text = _MARKS.sub('', str(error)).strip() or type(error).__name__
   line = text.splitlines()[0]
   return line if line.endswith('.') else f'{line}.'
-
-
-def _shapes(value: Any) -> list[tuple[tuple[int, ...], str]]:
-  """Shapes and types of all numbers in a checkpoint."""
-  leaves = tff.structure.flatten(
-    tff.structure.from_container(_plain(value), recursive=True)
-  )
-  return [(np.shape(leaf), np.asarray(leaf).dtype.kind) for leaf in leaves]
-
-
-def _plain(value: Any) -> Any:
-  """Containers of any kind as tuples, so that two structures compare."""
-  if isinstance(value, tff.structure.Struct):
-    return tuple(_plain(part) for part in value)
-  if hasattr(type(value), '__attrs_attrs__'):
-    names = [a.name for a in type(value).__attrs_attrs__]
-    return tuple(_plain(getattr(value, name)) for name in names)
-  if isinstance(value, dict):
-    return tuple(_plain(part) for part in value.values())
-  if isinstance(value, (list, tuple)):
-    return tuple(_plain(part) for part in value)
-  return value
-
-
-def _difference(actual: list[Any], expected: list[Any]) -> str:
-  """Names the first difference between two lists of shapes."""
-  for found, wanted in zip(actual, expected, strict=False):
-    if found != wanted:
-      return f'numbers of shape {found[0]} where this run has {wanted[0]}'
-  return f'{len(actual)} values where this run has {len(expected)}'
 
 
 def encode(notes: Any) -> np.ndarray:

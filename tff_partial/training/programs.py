@@ -200,7 +200,7 @@ def _begin(
       loop.select,
       run.privacy,
     )
-    found = loop.saved.latest(run.progress())
+    found = loop.saved.latest(run.kinds)
     if found is not None:
       run.go_on_from(found)
       run_settings.check(run.notes.settings, settings, output_dir)
@@ -357,7 +357,7 @@ def load(
     loop = checkpoints.EventLoop()
     try:
       saved = checkpoints.Checkpoints(folder, loop, writable=False)
-      found = saved.latest(run.progress())
+      found = saved.latest(run.kinds)
     finally:
       loop.close()
   if found is None:

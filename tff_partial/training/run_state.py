@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 from tff_partial import processes
 from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
+from tff_partial.runtimes import typed_values
 from tff_partial.training import checkpoints
 from tff_partial.training import client_errors
 from tff_partial.training import client_rows
@@ -228,6 +229,18 @@ class Run:
       checkpoints.compress(table.text if table is not None else ''),
     )
 
+  @property
+  def kinds(self) -> checkpoints.Progress:
+    """The types of what a checkpoint of this process holds."""
+    process = self.process
+    return checkpoints.Progress(
+      round=None,
+      state=_specs(process.initialize.type_signature.result),
+      best_weights=_specs(process.get_model_weights.type_signature.result),
+      notes=None,
+      table=None,
+    )
+
   def save(
     self,
     saved: checkpoints.Checkpoints | None,
@@ -273,6 +286,11 @@ def remembered(process: processes.PartialProcess) -> tff.Type | None:
   if process.is_stateless:
     return None
   return process.initialize_client.type_signature.result
+
+
+def _specs(kind: tff.Type) -> Any:
+  """The leaves of a type, in the containers that it asks for."""
+  return typed_values.converter(kind)(iter(typed_values.tensor_specs(kind)))
 
 
 def _runtime() -> Any:

@@ -1,0 +1,129 @@
+"""Reads the variables of a SavedModel, and runs nothing of it.
+
+A SavedModel is a program: to load it is to run what its author put there. Its
+variables are data. So checkpoints, which TFF writes as SavedModels, are read
+here, against the types of the process that asks for them.
+"""
+
+from collections.abc import Callable, Mapping
+import math
+import os
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+
+# Where a SavedModel has its variables, and how TensorFlow names them there:
+# after the attribute of TFF's module and the way to the value.
+_VARIABLES = os.path.join('variables', 'variables')
+_FIRST, _LAST = '_value', '/.ATTRIBUTES/VARIABLE_VALUE'
+_OBJECT_GRAPH = '_CHECKPOINTABLE_OBJECT_GRAPH'
+
+
+class DamagedError(Exception):
+  """A checkpoint's files cannot be read."""
+
+
+class OtherError(Exception):
+  """A checkpoint is of another process."""
+
+
+def read(checkpoint: pathlib.Path, expected: Any) -> Any:
+  """Reads the variables of a checkpoint, and runs nothing of it.
+
+  Args:
+    checkpoint: Its folder.
+    expected: The types and shapes of what it must hold.
+
+  Raises:
+    DamagedError: If its files cannot be read.
+    OtherError: If they hold something else.
+  """
+  specs: dict[str, tf.TensorSpec] = {}
+  _mapped(specs.__setitem__, expected)
+  try:
+    reader = tf.train.load_checkpoint(str(checkpoint / _VARIABLES))
+    dtypes = reader.get_variable_to_dtype_map()
+    shapes = reader.get_variable_to_shape_map()
+    num_bytes = sum(
+      path.stat().st_size for path in (checkpoint / _VARIABLES).parent.iterdir()
+    )
+  except Exception as error:  # Any damage of a file surfaces differently.
+    raise DamagedError(str(error) or type(error).__name__) from error
+  found = {
+    name: tf.TensorSpec(shape, dtypes[name])
+    for name, shape in shapes.items()
+    if name != _OBJECT_GRAPH
+  }
+  if difference := _difference(found, specs):
+    raise OtherError(difference)
+  # Memory is taken before the file is asked whether it has so much.
+  claimed = sum(
+    math.prod(spec.shape) * spec.dtype.size
+    for spec in found.values()
+    if spec.dtype != tf.string
+  )
+  if claimed > num_bytes:
+    raise DamagedError(f'{claimed} bytes of numbers in {num_bytes} bytes.')
+  try:
+    # Also what nothing here needs: a file is whole, or it is damaged.
+    values = {name: reader.get_tensor(name) for name in shapes}
+  except Exception as error:
+    raise DamagedError(str(error) or type(error).__name__) from error
+  return _mapped(lambda name, _: values[name], expected)
+
+
+def _mapped(
+  function: Callable[[str, Any], Any], value: Any, name: str = _FIRST
+) -> Any:
+  """Maps the leaves of a structure, with their names in a checkpoint."""
+  parts: list[tuple[str, Any]]
+  if isinstance(value, Mapping):
+    parts = list(value.items())
+  elif hasattr(value, '_asdict'):
+    parts = list(value._asdict().items())
+  elif isinstance(value, (list, tuple)):
+    parts = [(str(place), part) for place, part in enumerate(value)]
+  else:
+    return function(name + _LAST, value)
+  made = []
+  for key, part in parts:
+    # So TensorFlow protects what else would divide names.
+    inner = key.replace('.', '..').replace('/', '.S')
+    made.append((key, _mapped(function, part, f'{name}/{inner}')))
+  if isinstance(value, Mapping):
+    return type(value)(made)  # type: ignore[call-arg]
+  if hasattr(value, '_asdict'):
+    return type(value)(**dict(made))
+  return type(value)(part for _, part in made)
+
+
+def _difference(
+  found: Mapping[str, tf.TensorSpec], expected: Mapping[str, tf.TensorSpec]
+) -> str | None:
+  """Names the first difference between what there is and what must be."""
+
+  def named(name: str) -> str:
+    return name.removeprefix(f'{_FIRST}/').removesuffix(_LAST)
+
+  for name, wanted in expected.items():
+    if name not in found:
+      return f'numbers in another structure (no {named(name)})'
+    actual = found[name]
+    if not wanted.shape.is_compatible_with(actual.shape):
+      return (
+        f'{named(name)} of shape {_shape(actual)} where this run has '
+        f'{_shape(wanted)}'
+      )
+    if actual.dtype != wanted.dtype:
+      return (
+        f'{named(name)} of type {actual.dtype.name} where this run has '
+        f'{wanted.dtype.name}'
+      )
+  for name in sorted(set(found) - set(expected)):
+    return f'numbers in another structure (with {named(name)})'
+  return None
+
+
+def _shape(spec: tf.TensorSpec) -> tuple[int | None, ...]:
+  return tuple(spec.shape.as_list())
