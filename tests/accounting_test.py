@@ -407,3 +407,59 @@ def test_a_report_is_json_and_says_who_is_a_neighbour():
     'simulation': True,
     'clip': 0.5,
   }
+
+
+# ---- noise beside updates ----------------------------------------------------
+
+
+def _noisy(clipping, number, **changed):
+  settings = {'noise_multiplier': 1.1, 'clients_per_round': 10, **changed}
+  return _plan(clipping, **settings).noise_norm(number)
+
+
+def test_noise_of_a_mean_is_as_long_as_its_weights_are_many():
+  clip = clipping_lib.FixedClip(0.1)
+  found = _noisy(clip, 100_000)
+  # 1.1 * 0.1 / 10 a weight, times the root of their number.
+  assert found.noise == pytest.approx(3.479, abs=5e-4)
+  assert found.largest_update == pytest.approx(0.1)
+  assert found.is_hopeless and not _noisy(clip, 1_000).is_hopeless
+  # Of ten clients each adds as much as the server would, once.
+  local = _noisy(clip, 100_000, sampling='local')
+  assert local.noise == pytest.approx(math.sqrt(10) * found.noise)
+  # The count of clipped clients takes half of what is spent.
+  adaptive = clipping_lib.AdaptiveClip(0.1, count_stddev=1.1 / math.sqrt(2))
+  assert _noisy(adaptive, 100_000).ratio == pytest.approx(
+    math.sqrt(2) * found.ratio
+  )
+
+
+def test_noise_of_parts_adds_up():
+  clips = {
+    'global': clipping_lib.FixedClip(0.3),
+    'group': clipping_lib.FixedClip(0.4),
+  }
+  found = _noisy(clips, {'global': 9, 'group': 4})
+  # Each costs half, so that its multiplier is the root of two times 1.1.
+  each = 1.1 * math.sqrt(2) / 10
+  assert found.noise == pytest.approx(each * math.hypot(0.3 * 3, 0.4 * 2))
+  assert found.largest_update == pytest.approx(0.5)
+  with pytest.raises(clipping_lib.PrivacyError, match=r"\['global', 'group'\]"):
+    _noisy(clips, 13)
+
+
+def test_a_plan_prints_how_long_its_noise_is_and_warns(caplog):
+  settings = {'noise_multiplier': 1.1, 'clients_per_round': 10}
+  clip = clipping_lib.FixedClip(0.1)
+  # (10 / 1.1) ** 2 weights.
+  assert 'at 82.6 weights, and' in str(_plan(clip, **settings))
+  few = _plan(clip, **settings, num_weights=1_000)
+  assert not caplog.records
+  assert few == _plan(clip, **settings)
+  many = _plan(clip, **settings, num_weights=100_000)
+  said = 'norm 3.5 against 0.1 of the largest mean update: 35 times as long'
+  assert f'noise: {said}' in str(many)
+  (told,) = [record.getMessage() for record in caplog.records]
+  assert told.startswith(f'Noise of {said}. The noise drowns what clients')
+  # A run may go on whether this was said or not.
+  assert few.terms == many.terms == _plan(clip, **settings).terms

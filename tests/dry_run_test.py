@@ -62,6 +62,12 @@ def test_a_plan_of_a_private_run_says_its_epsilon():
   (epsilon,) = re.findall(r'^epsilon ([\d.]+) at delta 1e-05', plan['privacy'])
   assert 7.9 < float(epsilon) <= 8.0
   assert plan['privacy'].endswith('A SIMULATION')
+  # 800 numbers of five clients: the root of 800 is 28.3.
+  noise = r'norm (.*) against 0.1 of the largest mean update: .* times as long'
+  (found,) = re.findall(noise, plan['noise'])
+  (multiplier,) = re.findall(r'noise multiplier ([\d.]+),', plan['privacy'])
+  sum_multiplier = (float(multiplier) ** -2 - 0.5**-2) ** -0.5
+  assert float(found) == pytest.approx(0.1 * sum_multiplier * 28.3 / 5, 0.05)
 
 
 def test_a_plan_looks_into_the_folder():

@@ -18,6 +18,7 @@ from tasks.options import option
 from tasks.options import Options
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks
 from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
@@ -91,6 +92,8 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     )
     yield _line('bytes', _bytes(counted, joined * rounds))
     yield _line('privacy', _privacy(trainable, rounds))
+    if trainable.ledger is not None:
+      yield _line('noise', _noise(trainable.ledger.plan, counted))
     before = time.perf_counter() - begun
     after = _seconds(config, trainable, clients, validation, tests)
     yield _line(
@@ -198,6 +201,12 @@ def _privacy(trainable: Trainable, rounds: int) -> str:
     f'{rounds} rounds, noise multiplier {plan.noise_multiplier:.4g}, '
     f'{plan.sampling.name} sampling{simulated}'
   )
+
+
+def _noise(plan: privacy_plans.PrivacyPlan, counted: dict[str, Any]) -> str:
+  """How long the noise of a round is, beside what it is to hide."""
+  norm = plan.noise_norm(counted['upload_parameters'])
+  return f'{norm}{norm.warning and f". WARNING: {norm.warning}"}'
 
 
 def _time(seconds: float) -> str:

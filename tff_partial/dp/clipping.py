@@ -31,6 +31,11 @@ def check_positive(value: float, name: str, also_zero: bool = False) -> None:
 class Clipping(abc.ABC):
   """How a part of what clients send is clipped and noised."""
 
+  @property
+  @abc.abstractmethod
+  def first_clip(self) -> float:
+    """The largest norm of what a client sends in the first round."""
+
   @abc.abstractmethod
   def query(
     self,
@@ -54,6 +59,18 @@ class Clipping(abc.ABC):
     del clients_per_round
     return math.inf
 
+  def value_multiplier(
+    self, noise_multiplier: float, clients_per_round: float
+  ) -> float:
+    """The noise multiplier of the sum, without what else is noised.
+
+    Args:
+      noise_multiplier: What the part costs altogether.
+      clients_per_round: As expected.
+    """
+    del clients_per_round
+    return noise_multiplier
+
 
 @dataclasses.dataclass(frozen=True)
 class FixedClip(Clipping):
@@ -67,6 +84,11 @@ class FixedClip(Clipping):
 
   def __post_init__(self) -> None:
     check_positive(self.clip, 'clip')
+
+  @property
+  def first_clip(self) -> float:
+    """The clip, as of every round."""
+    return self.clip
 
   def query(
     self,
@@ -113,6 +135,20 @@ class AdaptiveClip(Clipping):
     """That of the count alone, which may move by a half."""
     return 2.0 * (self.count_stddev or 0.05 * clients_per_round)
 
+  def value_multiplier(
+    self, noise_multiplier: float, clients_per_round: float
+  ) -> float:
+    """More than both cost together, as the count costs something, too."""
+    if not noise_multiplier:
+      return 0.0
+    largest = self.largest_noise_multiplier(clients_per_round)
+    return (noise_multiplier**-2 - largest**-2) ** -0.5
+
+  @property
+  def first_clip(self) -> float:
+    """Where the clip begins."""
+    return self.initial
+
   def query(
     self,
     noise_multiplier: float,
@@ -121,15 +157,12 @@ class AdaptiveClip(Clipping):
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
     """Makes the Gaussian mechanism with a noised count."""
-    largest = self.largest_noise_multiplier(clients_per_round)
-    value_multiplier = 0.0
     count_stddev = self.count_stddev or 0.0
     if noise_multiplier:
-      count_stddev = largest / 2.0
-      value_multiplier = (noise_multiplier**-2 - largest**-2) ** -0.5
+      count_stddev = self.largest_noise_multiplier(clients_per_round) / 2.0
     return dp_queries.AdaptiveClipSumQuery(
       self.initial,
-      value_multiplier,
+      self.value_multiplier(noise_multiplier, clients_per_round),
       make_seed,
       quantile=self.quantile,
       learning_rate=self.learning_rate,
@@ -157,6 +190,11 @@ class TreeNoise(Clipping):
   def __post_init__(self) -> None:
     check_positive(self.clip, 'clip')
     check_positive(self.rounds_per_tree, 'rounds_per_tree')
+
+  @property
+  def first_clip(self) -> float:
+    """The clip, as of every round."""
+    return self.clip
 
   def query(
     self,

@@ -28,6 +28,11 @@ class L1Clip(clipping_lib.Clipping):
 
   clip: float
 
+  @property
+  def first_clip(self) -> float:
+    """The clip, as of every round."""
+    return self.clip
+
   def query(
     self,
     noise_multiplier: float,

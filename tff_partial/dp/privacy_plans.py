@@ -5,6 +5,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from absl import logging
 import dp_accounting
 import numpy as np
 
@@ -12,6 +13,7 @@ from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import mechanisms
+from tff_partial.dp import noise_norms
 from tff_partial.dp import privacy
 from tff_partial.dp import samplings
 
@@ -36,6 +38,7 @@ class PrivacyPlan:
     shares: Each part's share of what is spent, or None.
     once: Noise multipliers of what is released once.
     once_delta: Share of delta that goes to what is released once.
+    num_weights: How many numbers a client sends, if that was said.
   """
 
   epsilon: float
@@ -49,6 +52,9 @@ class PrivacyPlan:
   shares: Mapping[str, float] | None
   once: tuple[float, ...]
   once_delta: float = 0.0
+  num_weights: int | Mapping[str, int] | None = dataclasses.field(
+    default=None, repr=False, compare=False
+  )
 
   @property
   def delta_of_noise(self) -> float:
@@ -86,7 +92,7 @@ class PrivacyPlan:
     Raises:
       AccountingError: If the plan is one of central noise.
     """
-    if not isinstance(self.sampling, samplings.EveryUpdate):
+    if not self.is_local:
       raise samplings.AccountingError(
         'Local noise takes a plan with '
         f'sampling={samplings.EveryUpdate.name!r}, found '
@@ -96,9 +102,55 @@ class PrivacyPlan:
     return local_noise.LocalNoise(clip, self.noise_multiplier, noise_seed)
 
   @property
+  def is_local(self) -> bool:
+    """Whether each client adds noise, and not the server."""
+    return isinstance(self.sampling, samplings.EveryUpdate)
+
+  def noise_norm(
+    self, num_weights: int | Mapping[str, int]
+  ) -> noise_norms.NoiseNorm:
+    """Computes how long the noise of a round's mean update is.
+
+    Args:
+      num_weights: How many numbers a client sends; by part, if the clipping is.
+
+    Raises:
+      PrivacyError: If the parts are not those of the clipping.
+    """
+    return noise_norms.of_mean(
+      self.clipping,
+      self.noise_multiplier,
+      self.clients_per_round,
+      num_weights,
+      shares=self.shares,
+      is_local=self.is_local,
+    )
+
+  def __str__(self) -> str:
+    """What the run costs, and from how many weights on noise prevails."""
+    ones: int | Mapping[str, int] = 1
+    if isinstance(self.clipping, Mapping):
+      ones = dict.fromkeys(self.clipping, 1)
+    of_one = self.noise_norm(ones).ratio
+    lines = [
+      f'epsilon {self.epsilon:.4g} at delta {self.delta:.3g} after '
+      f'{self.rounds} rounds, noise multiplier {self.noise_multiplier:.4g}, '
+      f'{self.sampling.name} sampling'
+    ]
+    if self.num_weights is not None:
+      lines.append(f'noise: {self.noise_norm(self.num_weights)}')
+    elif of_one:
+      each = ' in each part' if isinstance(self.clipping, Mapping) else ''
+      lines.append(
+        'noise: as long as the largest mean update at '
+        f'{of_one**-2:.3g} weights{each}, and with more of them longer'
+      )
+    return '\n'.join(lines)
+
+  @property
   def mechanism(self) -> mechanisms.Mechanism:
     """What a process must do to be counted by this plan."""
-    is_local = isinstance(self.sampling, samplings.EveryUpdate)
+    is_local = self.is_local
     return mechanisms.Mechanism(
       mechanisms.LOCAL if is_local else mechanisms.CENTRAL,
       self.clipping,
@@ -195,6 +247,7 @@ def plan(
   shares: Mapping[str, float] | None = None,
   once: Sequence[float] = (),
   once_delta: float = 0.0,
+  num_weights: int | Mapping[str, int] | None = None,
 ) -> PrivacyPlan:
   """Plans a run: the noise for an epsilon, or the epsilon of a noise.
 
@@ -214,6 +267,9 @@ def plan(
       mean that was computed before training.
     once_delta: With what probability that may fail altogether, as a threshold
       does; a part of `delta`.
+    num_weights: How many numbers a client sends; by part, if the clipping is.
+      With it, `print(plan)` says how long the noise is, and a warning where it
+      drowns what clients learn.
 
   Raises:
     AccountingError, PrivacyError: If an argument is impossible.
@@ -273,8 +329,13 @@ def plan(
     shares,
     tuple(once),
     once_delta,
+    num_weights,
   )
   planned.mean()  # Which refuses what it cannot do.
+  if num_weights is not None:
+    norm = planned.noise_norm(num_weights)
+    if norm.is_hopeless:
+      logging.warning('Noise of %s. %s', norm, norm.warning)
   return planned
 
 
