@@ -1,6 +1,7 @@
 """Clients that personalise a model, and how well it serves each of them."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -99,8 +100,8 @@ def test_each_client_has_metrics_of_its_own(evaluation, weights):
     _, errors = _by_hand(weights, fields)
     assert found['num_examples'] == len(errors)
     assert found['num_clients'] == (len(errors) > 0)
-    expected = np.sqrt(np.mean(errors**2)) if len(errors) else 0.0
-    assert found['rmse'] == pytest.approx(expected, rel=1e-4)
+    expected = np.sqrt(np.mean(errors**2)) if len(errors) else np.nan
+    np.testing.assert_allclose(found['rmse'], expected, rtol=1e-4)
 
 
 def test_a_client_can_have_its_weights(evaluation, weights):
@@ -132,7 +133,7 @@ def test_a_spoilt_client_is_left_out_and_counted(evaluation, weights):
     if name != 'num_not_finite':
       np.testing.assert_array_equal(found.metrics[name], value)
   assert found.per_client[1]['num_clients'] == 0
-  assert np.isfinite(found.per_client[1]['rmse'])
+  assert np.isnan(found.per_client[1]['rmse'])  # Of no example.
 
 
 def test_padding_changes_no_bit(evaluation, weights):
@@ -147,7 +148,8 @@ def test_padding_changes_no_bit(evaluation, weights):
 
 def test_nobody_may_come(evaluation, weights):
   found = evaluation.evaluate(weights, [], [])
-  assert not any(found.metrics.values())
+  assert np.isnan(found.metrics['rmse'])
+  assert not any(v for n, v in found.metrics.items() if n != 'rmse')
   assert not found.per_client
 
 
@@ -241,6 +243,49 @@ def test_a_summary_by_hand():
       'p90': 5.1,
     }
   )
+
+
+def test_an_undefined_metric_is_counted_and_left_out():
+  clients = [
+    {'auc': value, 'num_clients': 1} for value in (np.nan, 1.0, np.nan)
+  ]
+  summary = evaluation.summarize(clients)['auc']
+  assert summary['mean'] == 1.0
+  assert summary['num_undefined'] == 2
+  assert evaluation.summarize(clients[:1]) == {'auc': {'num_undefined': 1}}
+  np.testing.assert_array_equal(
+    evaluation.over_clients(clients)['auc'], [np.nan, 1, np.nan]
+  )
+
+
+def test_a_client_of_one_class_has_no_area_under_a_curve():
+  dense = functools.partial(tf.keras.layers.Dense, 1, 'sigmoid')
+  model = planted.factorization(
+    lambda: tf.keras.Sequential(
+      [
+        *(tf.keras.Input([1]), dense(name='shared', kernel_initializer='ones')),
+        dense(name='user', kernel_initializer='ones'),
+      ]
+    ),
+    metrics=['AUC'],
+  )
+  labels = {'ann': [0, 1, 1, 1], 'bob': [0, 0, 0, 0], 'cid': [1, 1, 1, 1]}
+  clients = {
+    name: {
+      'x': np.arange(4, dtype=np.float32)[:, None],
+      'y': np.array(y, np.float32)[:, None],
+    }
+    for name, y in labels.items()
+  }
+  found = _evaluate(
+    evaluation.build_query_evaluation(model),
+    client_work.initial_weights(model)(),
+    clients,
+  )
+  summary = evaluation.summarize(found.per_client)['auc']
+  assert summary['mean'] == summary['p10'] == pytest.approx(1.0)
+  assert summary['num_undefined'] == 2
+  assert 0.5 < found.metrics['auc'] < 1.0
 
 
 def test_a_summary_of_nobody_is_empty():

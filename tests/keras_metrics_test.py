@@ -158,6 +158,68 @@ def test_a_metric_is_that_of_keras(build, labels, predictions):
   )
 
 
+_NAN = float('nan')
+_ONE = np.ones([4, 1], np.float32)
+_TWO = np.array([[1, 0], [1, 0], [1, 1], [1, 0]], np.float32)
+_LIKE_TWO = np.array([[1, 0], [1, 0], [1, 0], [1, 1]], np.float32)
+
+
+@pytest.mark.parametrize(
+  ('build', 'labels', 'predictions', 'expected'),
+  [
+    (metrics.AUC, _ONE, _ONE, _NAN),
+    (metrics.AUC, 0 * _ONE, _ONE, _NAN),
+    (lambda: metrics.AUC(curve='PR'), 0 * _ONE, _ONE, _NAN),
+    (lambda: metrics.AUC(curve='PR'), _ONE, _ONE, 1.0),
+    # Of two labels one is always there; the other is right 2 times of 3.
+    (lambda: metrics.AUC(multi_label=True), _TWO, _LIKE_TWO, 1 / 3),
+    (lambda: metrics.AUC(multi_label=True), 0 * _TWO, _LIKE_TWO, _NAN),
+    (metrics.Precision, _ONE, 0 * _ONE, _NAN),
+    (metrics.Precision, 0 * _ONE, _ONE, 0.0),
+    (metrics.Recall, 0 * _ONE, _ONE, _NAN),
+    (metrics.Recall, _ONE, 0 * _ONE, 0.0),
+    (lambda: metrics.Recall([0.2, 0.8]), 0 * _ONE, _ONE, [_NAN, _NAN]),
+    (lambda: metrics.PrecisionAtRecall(0.5), 0 * _ONE, _ONE, _NAN),
+    (lambda: metrics.RecallAtPrecision(0.5), 0 * _ONE, _ONE, _NAN),
+    (lambda: metrics.SensitivityAtSpecificity(0.5), _ONE, _ONE, _NAN),
+    (lambda: metrics.SpecificityAtSensitivity(0.5), _ONE, _ONE, _NAN),
+    (lambda: metrics.IoU(2, [1]), 0 * _ONE, 0 * _ONE, _NAN),
+    (lambda: metrics.MeanIoU(2), 0 * _ONE, 0 * _ONE, 1.0),
+    (lambda: metrics.F1Score(threshold=0.5), 0 * _TWO, 0 * _TWO, [_NAN, _NAN]),
+    (
+      lambda: metrics.F1Score('macro', 0.5),
+      *(_ONE * [[1, 0]], _ONE * [[1, 0]], 1.0),
+    ),
+    (lambda: metrics.F1Score('macro', 0.5), 0 * _TWO, 0 * _TWO, _NAN),
+    (lambda: metrics.F1Score('micro', 0.5), 0 * _TWO, 0 * _TWO, _NAN),
+    (lambda: metrics.F1Score('weighted', 0.5), 0 * _TWO, _TWO, _NAN),
+    (metrics.TruePositives, 0 * _ONE, _ONE, 0.0),
+  ],
+)
+def test_what_examples_leave_undefined_is_no_number(
+  build, labels, predictions, expected
+):
+  labels, predictions = np.float32(labels), np.float32(predictions)
+  pure = _pure([build], labels, predictions)
+  ((name, finalize),) = pure.finalizers().items()
+  state = pure.update(
+    pure.initial_state(),
+    tf.constant(labels),
+    tf.constant(predictions),
+    tf.ones([4]),
+  )
+  np.testing.assert_allclose(finalize(state[name]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'build', [metrics.RootMeanSquaredError, metrics.BinaryAccuracy]
+)
+def test_a_mean_of_nothing_is_no_number(build):
+  pure = _pure([build], _ONE, _ONE)
+  ((name, finalize),) = pure.finalizers().items()
+  assert np.isnan(finalize(pure.initial_state()[name]))
+
+
 _LABELS = {
   'binary': (_YES_OR_NO[:, :1], _PROBABILITIES[:, :1]),
   'categorical': (_YES_OR_NO, _PROBABILITIES),

@@ -186,7 +186,7 @@ def test_what_is_no_number_is_never_right():
 
 @pytest.mark.parametrize('output', OUTPUTS)
 @pytest.mark.parametrize('labels', [[0, 0], [4, 5]])
-def test_of_no_target_all_is_zero(output, labels):
+def test_of_no_target_all_is_undefined(output, labels):
   classes = Classes(_TOKENS, output)
   labels = np.array([labels], np.int32)
   logits = _logits(classes)[:1, :2]
@@ -194,9 +194,11 @@ def test_of_no_target_all_is_zero(output, labels):
   has_targets = output == ALL and labels.any()
   assert found.pop('num_tokens') == (labels != 0).sum()
   assert (found.pop('perplexity') > 0) == has_targets
-  assert set(found.values()) == {0.0}
-  # Nor is it missed by a client that has no examples at all.
-  assert not any(metric.result() for metric in metrics.build_metrics(classes))
+  assert np.isnan(list(found.values())).all()
+  # Nor is there a number at a client that has no examples at all.
+  *means, count = metrics.build_metrics(classes)
+  assert np.isnan([metric.result() for metric in means]).all()
+  assert count.result() == 0
 
 
 def test_metrics_can_be_given_as_a_list_of_which_copies_are_made():
@@ -261,10 +263,13 @@ def test_clients_are_measured_each_by_itself(measured):
   assert {name: ann[name] for name in _NAMES} == pytest.approx(wanted, rel=1e-5)
   # One has no word of the vocabulary, but the end of a sentence; one nothing.
   assert bob['num_tokens'] == 3 and bob['perplexity'] > 1.0
-  assert bob['accuracy'] == bob['accuracy_top_3'] == 0.0
-  assert all(cid[name] == 0.0 for name in _NAMES)
-  for name, values in evaluation_lib.summarize(found.per_client).items():
-    assert np.isfinite(list(values.values())).all(), name
+  assert np.isnan([bob['accuracy'], bob['accuracy_top_3']]).all()
+  assert np.isnan([cid[name] for name in _NAMES if name != 'num_tokens']).all()
+  summary = evaluation_lib.summarize(found.per_client)
+  assert summary['accuracy']['mean'] == ann['accuracy']
+  assert summary['accuracy']['num_undefined'] == 2
+  assert summary['perplexity']['num_undefined'] == 1
+  assert 'num_undefined' not in summary['num_tokens']
 
 
 def test_clients_are_measured_together(measured):

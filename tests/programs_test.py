@@ -460,6 +460,7 @@ def _measured(rmse: float, lost: int = 0, clients: int = 9) -> dict[str, Any]:
     (_measured(1.0), _measured(1.0), False),
     (_measured(1.1), _measured(1.0), False),
     (_measured(math.nan), None, False),
+    (_measured(math.nan), _measured(1.0), False),
     (_measured(math.inf), None, False),
     # Clients that were lost count for nothing, so the rest looks better.
     (_measured(0.0, lost=9, clients=0), None, False),

@@ -307,6 +307,25 @@ def test_runs_that_diverge_or_fail_are_noted(tmp_path):
   assert list(reporting.frame(study)['state']) == ['failed', 'failed']
 
 
+def test_a_trial_whose_metric_is_undefined_is_never_the_best(tmp_path):
+  class Undefined(Trainer):
+    def __call__(self, arguments):
+      status = super().__call__(arguments)
+      number, _ = self.runs[-1]
+      path = tmp_path / f'trial_{number:04}' / 'result.json'
+      if number == 1:
+        result = json.loads(path.read_text())
+        result['validation']['rmse'] = 'nan'
+        path.write_text(json.dumps(result))
+      return status
+
+  plan = _plan(metric='validation.rmse', trials=3)
+  study = trials.Trials(plan, tmp_path, Undefined()).run()
+  first, undefined, last = study.trials()
+  assert 'rmse is undefined' in undefined.user_attrs[trials.WHY]
+  assert study.study.best_trial.number in (first.number, last.number)
+
+
 def test_values_that_do_not_go_together_are_not_run(tmp_path):
   # Adam has no momentum.
   plan = _plan(

@@ -213,13 +213,26 @@ def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
       without measured examples are left out.
 
   Returns:
-    Metric name to its mean, standard deviation and quantiles over clients.
+    Metric name to its mean, standard deviation and quantiles over the clients
+    where it is defined, and under `num_undefined` how many others there are, if
+    there are any.
   """
-  summary = {}
-  for name, values in over_clients(per_client).items():
-    summary[name] = {'mean': float(values.mean()), 'std': float(values.std())}
-    summary[name].update(
-      (label, float(np.quantile(values, q))) for label, q in QUANTILES.items()
+  return {
+    name: _summarized(values)
+    for name, values in over_clients(per_client).items()
+  }
+
+
+def _summarized(values: np.ndarray) -> dict[str, float]:
+  """The distribution of a metric, without what is no number."""
+  defined = values[~np.isnan(values)]
+  summary: dict[str, float] = {}
+  if len(defined) < len(values):
+    summary['num_undefined'] = len(values) - len(defined)
+  if defined.size:
+    summary.update(mean=float(defined.mean()), std=float(defined.std()))
+    summary.update(
+      (label, float(np.quantile(defined, q))) for label, q in QUANTILES.items()
     )
   return summary
 
@@ -232,7 +245,8 @@ def over_clients(per_client: Sequence[Any]) -> dict[str, np.ndarray]:
       out.
 
   Returns:
-    Metric name to floats `[clients]`.
+    Metric name to floats `[clients]`; no number where a client's examples leave
+    the metric undefined.
   """
   measured = [client for client in per_client if client['num_clients'] > 0]
   return {

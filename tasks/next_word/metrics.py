@@ -14,7 +14,7 @@ possible answers, which are then wrong. `perplexity` is the exponential of the
 mean cross-entropy; the end of a sentence counts. With the output `ALL` unknown
 words count, too, as the buckets that they are, so that it can be compared among
 models with as many buckets only; with `VOCABULARY` they do not. Without
-targets every metric is 0.
+targets a metric is no number, and left out of a mean over clients.
 """
 
 from typing import Any
@@ -84,7 +84,7 @@ class _OverTokens(tf.keras.metrics.Metric):
     self.count.assign_add(tf.reduce_sum(weight))
 
   def result(self) -> tf.Tensor:
-    return tf.math.divide_no_nan(self.total, self.count)
+    return self.total / self.count
 
   def get_config(self) -> dict[str, Any]:
     return {**super().get_config(), 'classes': self.classes}
@@ -152,7 +152,7 @@ class Perplexity(_OverTokens):
     return self.classes.cross_entropies(labels, logits)
 
   def result(self) -> tf.Tensor:
-    return tf.where(self.count > 0, tf.exp(super().result()), 0.0)
+    return tf.exp(super().result())
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')

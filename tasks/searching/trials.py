@@ -164,7 +164,12 @@ class Trials:
         f'--metric={self.plan.metric}: the validation clients are measured by '
         f'{", ".join(names)}. Choose one of these, in another --sweep_dir.'
       )
-    return float(measured[self.plan.metric])
+    value = float(measured[self.plan.metric])
+    if math.isnan(value):
+      raise _Ended(
+        f'{self.plan.metric} is undefined, by what the validation clients hold'
+      )
+    return value
 
   def _is_poor(self, study: studies.Study, trial: Any, rung: int) -> bool:
     """Whether a trial ends at a rung.

@@ -17,6 +17,7 @@ from tff_partial.model import keras_functions
 from tff_partial.model import keras_variables
 from tff_partial.model import losses
 from tff_partial.model import tracing
+from tff_partial.model import undefined_metrics
 from tff_partial.model.keras_variables import ModelError
 
 # What Keras's `compile` takes for metrics, or what makes them.
@@ -285,4 +286,5 @@ class PureMetrics:
 
   def _result(self, position: int, state: Sequence[tf.Tensor]) -> tf.Tensor:
     metric, _ = self._metric_on(position, state)
-    return _undecorated(metric.result)()
+    value = _undecorated(metric.result)()
+    return undefined_metrics.or_nan(metric, value)
