@@ -183,6 +183,35 @@ def test_clients_are_divided():
 # ---- what is refused ---------------------------------------------------------
 
 
+def test_by_label_no_part_has_a_label_that_the_first_has_not():
+  # Of label 1 the last two examples, of label 2 the last one.
+  labels = np.array([0] * 7 + [1, 1, 2])
+  held = {'ann': np.arange(10)}
+  plain = partitions.split_examples(held, (0.5, 0.5))
+  assert set(labels[plain[1]['ann']]) - set(labels[plain[0]['ann']]) == {1, 2}
+  train, test = partitions.split_examples(held, (0.5, 0.5), labels=labels)
+  # The first of each, and of the others the earlier ones, in their order.
+  assert train['ann'].tolist() == [0, 1, 2, 7, 9]
+  assert test['ann'].tolist() == [3, 4, 5, 6, 8]
+  # Where a share is less than one of each label, it becomes that.
+  few, rest = partitions.split_examples(held, (0.1, 0.9), labels=labels)
+  assert few['ann'].tolist() == [0, 7, 9] and len(rest['ann']) == 7
+
+
+@pytest.mark.parametrize('fractions', [(0.8, 0.2), (0.5, 0.3, 0.2)])
+def test_parts_by_label_are_as_large_as_others(fractions):
+  held = partitions.dirichlet(_LABELS, 20, alpha=0.3)
+  parts = partitions.split_examples(held, fractions, labels=_LABELS)
+  plain = partitions.split_examples(held, fractions)
+  for client, places in held.items():
+    mine = [part[client] for part in parts]
+    assert sorted(np.concatenate(mine)) == sorted(places)
+    first = set(_LABELS[mine[0]])
+    assert first == set(_LABELS[places])
+    if len(plain[0][client]) >= len(first):
+      assert [len(m) for m in mine] == [len(part[client]) for part in plain]
+
+
 @pytest.mark.parametrize(
   ('divide', 'expected'),
   [
@@ -220,6 +249,29 @@ def test_clients_are_divided():
     (
       lambda: partitions.by_label(_LABELS, 200, min_examples=10),
       '40 clients would share 300 examples of label 0',
+    ),
+    *(
+      (
+        lambda split=split, fractions=fractions: split(
+          {'a': np.arange(9), 'b': np.arange(9)}, fractions
+        ),
+        rf'fractions=.*together 1, found {found}',
+      )
+      for split in (partitions.split_examples, partitions.split_clients)
+      for fractions, found in (
+        ([0.7, 0.7], '1.4'),
+        ([0.5, 0.2], '0.7'),
+        ([0.8], '0.8'),
+        ([], '0'),
+        ([1.5, -0.5], '1'),
+        ([np.nan, 1.0], 'nan'),
+      )
+    ),
+    (
+      lambda: partitions.split_examples(
+        {'a': np.arange(9)}, (0.5, 0.5), np.arange(9) > 4, labels=np.ones(9)
+      ),
+      '`is_test` says already which',
     ),
     (
       lambda: partitions.split_clients(

@@ -21,8 +21,10 @@ import tff_partial
 from tff_partial import errors
 from tff_partial import phases
 from tff_partial.data import cohorts
+from tff_partial.data import packing
 from tff_partial.training import callbacks
 from tff_partial.training import checkpoints
+from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
 from tff_partial.training import sampling
@@ -556,6 +558,37 @@ def test_a_run_that_never_had_a_finite_loss_is_stopped(plain, tmp_path):
   assert small_runs.flat(result.weights) == small_runs.flat(weights)
 
 
+def test_a_run_that_diverges_tells_why_once(plain, caplog):
+  spec = plain.process.example_spec
+  # Of twelve clients seven are far off, among them the first of the cohort.
+  ids = plain.clients.client_ids
+  data = {name: _examples_of(plain.clients, name) for name in ids}
+  for name in ids[:7]:
+    data[name]['y'] = data[name]['y'] * np.float32(1e30)
+  clients = small_runs.Spy(packing.pack(data, spec))
+  result = plain.train(
+    rounds=400,
+    clients=clients,
+    clients_per_round=12,
+    validation=None,
+    stop=programs.StoppingRule(rounds=2),
+  )
+  assert result.rounds == 2
+  (told,) = [r.getMessage() for r in caplog.records if 'diverged' in r.message]
+  first = next(name for name in clients.cohorts[-1] if name in ids[:7])
+  assert told.startswith(
+    'The run diverged; it ended after round 2 of 400. In that round 7 of 12 '
+    f'clients had no finite loss or weights, first {first!r}, whose loss was '
+  )
+  assert 'smaller learning rate' in told and 'aggregators.robust()' in told
+
+
+def _examples_of(clients: Any, name: str) -> dict[str, np.ndarray]:
+  (value,) = clients.cohort([name], np.zeros([1, 2], np.int32))
+  number = int(value['count'])
+  return {key: np.array(v[:number]) for key, v in value['examples'].items()}
+
+
 def test_a_run_that_ends_above_its_first_loss_has_diverged(plain):
   other = small_runs.pack(plain.process.example_spec, 'train', 12, 10.0)
   clients = _Changing(plain.clients, other, 5)
@@ -577,7 +610,12 @@ def test_losses_of_the_validation_are_compared_with_each_other(plain):
 def test_where_nobody_can_be_measured_there_is_no_metric(plain):
   weights = plain.process.get_model_weights(plain.process.initialize())
   weights = tf.nest.map_structure(lambda w: w * np.nan, weights)
-  measured = programs.evaluate(plain.validation, weights)
+  with pytest.raises(
+    evaluation_sets.EvaluationSetError,
+    match=r"not finite: 14 of 14 numbers of 'items/embeddings'",
+  ):
+    programs.evaluate(plain.validation, weights)
+  measured = evaluation_sets.measure(plain.validation, weights)
   assert math.isnan(measured['loss'])
   assert math.isnan(measured['mae'])
   assert (measured['num_clients'], measured['num_not_finite']) == (0, 5)

@@ -17,6 +17,7 @@ def evaluate(
   weights: Any,
   seed: int,
   client_store: client_store_lib.ClientStates | None,
+  has_diverged: bool = False,
 ) -> dict[str, Any]:
   """Measures clients by all that the task knows to measure.
 
@@ -26,11 +27,14 @@ def evaluate(
     weights: The weights at the server.
     seed: The run's seed.
     client_store: What clients remember.
+    has_diverged: Whether weights need not be finite, as it is known already
+      that the run diverged.
 
   Returns:
     Pooled metrics by name, and under `per_client` their distribution.
   """
-  measured = programs.evaluate(clients, weights, seed, client_store)
+  measure = evaluation_sets.measure if has_diverged else programs.evaluate
+  measured = measure(clients, weights, seed, client_store)
   if isinstance(task, tasks_lib.MeasuresModels):
     own = own_models(clients, weights, seed, client_store)
     measured = {**measured, **task.measure_models(own)}

@@ -282,7 +282,9 @@ def _measured(
 
   def tested(weights: Any, remembered: Any) -> dict[str, Any]:
     return {
-      name: measuring.evaluate(task, test, weights, seed, remembered)
+      name: measuring.evaluate(
+        task, test, weights, seed, remembered, trained.diverged
+      )
       for name, test in tests.items()
     }
 

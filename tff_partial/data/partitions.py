@@ -228,6 +228,8 @@ def split_examples(
   partition: Partition,
   fractions: Sequence[float],
   is_test: np.ndarray | None = None,
+  *,
+  labels: Any = None,
 ) -> list[Partition]:
   """Divides the examples of each client into parts, in their order.
 
@@ -239,11 +241,25 @@ def split_examples(
     fractions: A share for each part; together 1.
     is_test: bool `[all examples]`: if given, these are the last part, and the
       others divide the rest by their shares.
+    labels: `[all examples]`, integers or texts: if given, a client's examples
+      of each label are divided alike, and the first part has one of each label
+      at least, so that no part has a label that the first has not.
 
   Returns:
     For each part the examples of every client.
+
+  Raises:
+    PartitionError: If the fractions are no shares of one whole, or both
+      `is_test` and `labels` are given.
   """
-  shares = np.asarray(fractions, float)
+  shares = _checked_fractions(fractions)
+  if labels is not None:
+    if is_test is not None:
+      raise PartitionError(
+        'split_examples: `is_test` says already which examples are tested; '
+        'leave out `labels`, or divide by label without `is_test`.'
+      )
+    labels = _checked_labels(labels)
   if is_test is not None:
     shares = shares[:-1] / shares[:-1].sum()
   ends = np.cumsum(shares)[:-1]
@@ -251,13 +267,39 @@ def split_examples(
   for client, places in partition.items():
     kept = places if is_test is None else places[~is_test[places]]
     # The small number keeps a product such as 0.7 * 10 from falling below 7.
-    until = np.maximum(np.floor(len(kept) * ends + 1e-9), 1).astype(int)
-    pieces = np.split(kept, until)
+    until = np.floor(len(kept) * ends + 1e-9).astype(int)
+    if labels is None:
+      pieces = np.split(kept, np.maximum(until, 1))
+    else:
+      pieces = _split_by_label(kept, until, labels[kept])
     if is_test is not None:
       pieces.append(places[is_test[places]])
     for part, piece in zip(parts, pieces, strict=True):
       part[client] = piece
   return parts
+
+
+def _split_by_label(
+  places: np.ndarray, ends: np.ndarray, labels: np.ndarray
+) -> list[np.ndarray]:
+  """Divides one client's examples so that parts have like shares of labels.
+
+  Args:
+    places: Of its examples, in their order.
+    ends: Where each part but the last ends.
+    labels: Of its examples.
+  """
+  # How far each is among those of its label, between 0 and 1; the first of each
+  # label comes before all others.
+  along = np.empty(len(places))
+  known = np.unique(labels)
+  for label in known:
+    (mine,) = np.nonzero(labels == label)
+    along[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
+    along[mine[0]] = -1.0
+  order = np.argsort(along, kind='stable')
+  cut = np.split(order, np.maximum(ends, max(len(known), 1)))
+  return [places[np.sort(piece)] for piece in cut]
 
 
 def split_clients(
@@ -271,10 +313,12 @@ def split_clients(
     seed: Chooses the division.
 
   Raises:
-    PartitionError: If a part would have no client.
+    PartitionError: If the fractions are no shares of one whole, or a part would
+      have no client.
   """
+  shares = _checked_fractions(fractions)
   clients = random_bits.generator(seed, 'split').permutation(sorted(partition))
-  ends = np.rint(np.cumsum(fractions)[:-1] * len(clients)).astype(int)
+  ends = np.rint(np.cumsum(shares)[:-1] * len(clients)).astype(int)
   parts = [
     {str(client): partition[str(client)] for client in sorted(piece)}
     for piece in np.split(clients, ends)
@@ -286,6 +330,24 @@ def split_clients(
       'measure those who took part.'
     )
   return parts
+
+
+def _checked_fractions(fractions: Sequence[float]) -> np.ndarray:
+  """The shares of the parts.
+
+  Raises:
+    PartitionError: If one is negative, or their sum is not 1.
+  """
+  shares = np.asarray(fractions, float)
+  if shares.ndim != 1 or not (
+    (shares >= 0.0).all() and abs(shares.sum() - 1.0) < 1e-6
+  ):
+    total = f', found {shares.sum():.6g}' if shares.ndim == 1 else ''
+    raise PartitionError(
+      f'fractions={fractions}: give a share for each part, from 0 to 1 and '
+      f'together 1{total}, such as (0.8, 0.2).'
+    )
+  return shares
 
 
 def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:

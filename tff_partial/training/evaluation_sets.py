@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from absl import logging
 import numpy as np
 import tensorflow_federated as tff
 
@@ -93,7 +94,6 @@ class EvaluationSet:
       )
 
 
-@runtimes.ours()
 def evaluate(
   evaluation_set: EvaluationSet,
   weights: Any,
@@ -115,7 +115,64 @@ def evaluate(
     on_clients: Is told the values of each metric, floats `[clients]` by name.
 
   Returns:
-    Pooled metrics by name, and under `per_client` their distribution.
+    Pooled metrics by name, and under `per_client` their distribution. Of
+    clients whose loss or weights are not finite only `num_not_finite` says
+    something, and a warning.
+
+  Raises:
+    EvaluationSetError: If weights are not finite; or if the set is
+      `remembering`, and the store is none of its type.
+  """
+  _check_finite(weights_of(evaluation_set.evaluation.model, weights))
+  found = measure(evaluation_set, weights, seed, client_store, on_clients)
+  lost = int(found['num_not_finite'])
+  if lost:
+    logging.warning(
+      '%d of %d clients have no finite loss or weights and are left out of the '
+      'metrics. Where they train before they are measured, try a smaller '
+      'learning rate.',
+      lost,
+      len(evaluation_set.clients.client_ids),
+    )
+  return found
+
+
+def _check_finite(weights: client_work.ModelWeights) -> None:
+  """Refuses to measure weights of a run that diverged."""
+  named = {
+    name: tensor
+    for tensors in (*weights.trainable.values(), weights.non_trainable)
+    for name, tensor in tensors.items()
+  }
+  for name, tensor in named.items():
+    array = np.asarray(tensor)
+    if array.dtype.kind not in 'fc':
+      continue
+    lost = int(array.size - np.isfinite(array).sum())
+    if lost:
+      raise EvaluationSetError(
+        f'The weights are not finite: {lost} of {array.size} numbers of '
+        f'{name!r}. The run diverged. Measure the weights of its best round '
+        '(`best_weights`), or train with a smaller learning rate.'
+      )
+
+
+@runtimes.ours()
+def measure(
+  evaluation_set: EvaluationSet,
+  weights: Any,
+  seed: int = 0,
+  client_store: client_store_lib.ClientStates | None = None,
+  on_clients: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
+) -> dict[str, Any]:
+  """Does what `evaluate` does, with any weights and without a warning.
+
+  Args:
+    evaluation_set: The evaluation and its clients.
+    weights: The model's weights at the server, `ModelWeights`.
+    seed: The run's seed.
+    client_store: What clients remember, for a set that is `remembering`.
+    on_clients: Is told the values of each metric, floats `[clients]` by name.
 
   Raises:
     EvaluationSetError: If the set is `remembering`, and the store is none of

@@ -18,6 +18,7 @@ from tff_partial.training import checkpoints
 from tff_partial.training import client_errors
 from tff_partial.training import client_rows
 from tff_partial.training import client_store as client_store_lib
+from tff_partial.training import divergence
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import selection
@@ -75,6 +76,7 @@ class Run:
     state: The server's state.
     best_weights: Those of the best round, once there is one.
     round: How many rounds are done.
+    begun: What the last round began with, if it was watched.
     notes: What else is known.
   """
 
@@ -95,6 +97,7 @@ class Run:
     self.state = process.initialize()
     self.best_weights = process.get_model_weights(self.state)
     self.round = 0
+    self.begun: divergence.Begun | None = None
     self.notes = Notes()
     if privacy is not None and not privacy.simulation:
       self.notes.secret = secrets.randbits(128)
@@ -117,16 +120,22 @@ class Run:
       return self.store
     return self.store.at(best)
 
-  def next(self, clients: cohorts.Cohort) -> Mapping[str, Any]:
+  def next(
+    self, clients: cohorts.Cohort, is_watched: bool = False
+  ) -> Mapping[str, Any]:
     """Does a round with some clients; returns its metrics.
 
     Args:
       clients: The cohort.
+      is_watched: Whether to hold what the round begins with, in `begun`.
     """
     ids = clients.client_ids
     kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
     if self.store is not None:
       kept = client_rows.fitted(self.store.read(ids), self.store.type, clients)
+    self.begun = None
+    if is_watched:
+      self.begun = divergence.Begun(self.state, kept, clients)
     with client_errors.naming(f'Round {self.round + 1}', clients):
       output = self.process.next(self.state, kept, clients)
     if self.store is not None:
@@ -172,7 +181,7 @@ class Run:
       on_clients: Is told the values of each metric over the clients.
     """
     weights, notes = self.weights, self.notes
-    measured = evaluation_sets.evaluate(
+    measured = evaluation_sets.measure(
       evaluation_set, weights, seed, self.store, on_clients
     )
     notes.validation = measured

@@ -5,11 +5,13 @@ import dataclasses
 import time
 from typing import Any
 
+from absl import logging
 import numpy as np
 
 from tff_partial.data import cohorts
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
+from tff_partial.training import divergence
 from tff_partial.training import evaluation_sets
 from tff_partial.training import history as history_lib
 from tff_partial.training import metrics_log
@@ -105,7 +107,9 @@ class TrainingLoop:
     asked = self.sampler.cohort(number)
     cohort = self.clients.cohort(asked, self.sampler.seeds(number, asked))
     cohort = self.sampler.with_partial_work(cohort, number)
-    nested = run.next(cohort)
+    # One more round that diverges may be the last one.
+    is_watched = run.notes.diverging_rounds + 1 >= self.stop.rounds
+    nested = run.next(cohort, is_watched)
     metrics = metrics_log.flatten(nested)
     seconds = time.perf_counter() - begun
     self.durations.append(seconds)
@@ -187,6 +191,15 @@ class TrainingLoop:
     """
     run, notes, privacy = self.run, self.run.notes, self.run.privacy
     times = self.durations
+    train = notes.train if privacy is None or self.diagnostics else {}
+    has_diverged = run.has_diverged(self.stop)
+    if has_diverged:
+      logging.warning(
+        '%s',
+        divergence.describe(
+          run.process, run.round, self.rounds, train, run.begun
+        ),
+      )
     return results.TrainingResult(
       state=run.state,
       weights=run.weights,
@@ -194,9 +207,9 @@ class TrainingLoop:
       best_round=notes.best_round,
       validation=notes.validation,
       best_validation=notes.best_validation,
-      train=notes.train if privacy is None or self.diagnostics else {},
+      train=train,
       rounds=run.round,
-      diverged=run.has_diverged(self.stop),
+      diverged=has_diverged,
       ended_by=notes.ended_by,
       seconds={
         'total': seconds,
