@@ -25,6 +25,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import on_native
+import tff_partial
 from tff_partial.data.cohorts import Cohort
 from tff_partial.data.cohorts import CohortGroup
 from tff_partial.runtimes import client_batch
@@ -1116,6 +1117,38 @@ def test_what_xla_refuses_runs_without_it_unless_strict():
   with cohort(jit=True, strict=True):
     with pytest.raises(errors.XlaRefusedError, match='jit=False'):
       _strings([1, 2], 'ab', 7)
+
+
+def _train_recurrent(unroll: bool) -> None:
+  model = tff_partial.from_keras(
+    lambda: tf.keras.Sequential(
+      [
+        tf.keras.Input([3, 2]),
+        tf.keras.layers.GRU(2, unroll=unroll),
+        tf.keras.layers.Dense(3, 'softmax', name='head'),
+      ]
+    ),
+    local='head',
+    loss='sparse_categorical_crossentropy',
+    metrics=[tf.keras.metrics.SparseTopKCategoricalAccuracy(2)],
+  )
+  process = tff_partial.algorithms.build_fed_recon(model, batch_size=2)
+  clients = tff_partial.from_arrays(
+    {'x': np.ones([4, 3, 2], np.float32), 'y': np.arange(4) % 3},
+    {'a': [0, 1], 'b': [2, 3]},
+    process.example_spec,
+  )
+  tff_partial.train(process, clients, rounds=1, clients_per_round=2)
+
+
+def test_recurrent_layers_are_told_how_to_compile():
+  # Keras leaves a function for cuDNN in the graph, which nothing calls.
+  with _log() as messages, cohort(jit=True):
+    _train_recurrent(unroll=False)
+  (refused,) = [m for m in messages if 'XLA refuses' in m]
+  assert 'unroll=True' in refused and 'randomness' not in refused
+  with cohort(jit=True, strict=True):
+    _train_recurrent(unroll=True)  # Its top-k accuracy, too.
 
 
 @pytest.mark.parametrize(

@@ -228,8 +228,14 @@ def doubt(
       return None
   if 'Random' in node.op or node.op.startswith('Stateless'):
     raise UnfitForXlaError(f'XLA draws other numbers than {node.op} draws')
+  advice = ''
+  if node.op == 'TensorListPushBack':
+    advice = (
+      '. It comes from a loop over time: recurrent layers of short sequences '
+      'compile with unroll=True'
+    )
   raise UnfitForXlaError(
-    f'XLA may compute something else than {node.op} computes'
+    f'XLA may compute something else than {node.op} computes{advice}'
   )
 
 

@@ -52,7 +52,9 @@ class Leaf:
     self._graph_def = tf.compat.v1.GraphDef()
     program.graph_def.Unpack(self._graph_def)
     self.op_types = [
-      node.op for nodes in operations.scopes(self._graph_def) for node in nodes
+      node.op
+      for nodes in operations.executed(self._graph_def)
+      for node in nodes
     ]
     self.function_names = sorted(
       set(

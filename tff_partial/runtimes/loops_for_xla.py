@@ -7,7 +7,7 @@ where a loop reads the size from another loop, which it may have rewritten
 later: then XLA is refused.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 import functools
 import itertools
 from typing import Any
@@ -47,18 +47,12 @@ def prepared(
     handed_on(name)
     function.signature.name += ending
   for nodes in operations.scopes(graph):
-    for called in itertools.chain.from_iterable(map(_called, nodes)):
+    for called in itertools.chain.from_iterable(
+      map(operations.named_functions, nodes)
+    ):
       if called.name in functions:
         called.name += ending
   return graph
-
-
-def _called(node: tf.compat.v1.NodeDef) -> Iterator[Any]:
-  """The functions that a node names."""
-  for attribute in node.attr.values():
-    if attribute.HasField('func'):
-      yield attribute.func
-    yield from attribute.list.func
 
 
 def _prepare(

@@ -112,6 +112,36 @@ def scopes(
     yield function.node_def
 
 
+def named_functions(node: tf.compat.v1.NodeDef) -> Iterator[Any]:
+  """The functions that a node names, as parts of it."""
+  for attribute in node.attr.values():
+    if attribute.HasField('func'):
+      yield attribute.func
+    yield from attribute.list.func
+
+
+def executed(
+  graph_def: tf.compat.v1.GraphDef,
+) -> Iterator[Sequence[tf.compat.v1.NodeDef]]:
+  """Yield the nodes of a graph, then those of each function that it calls.
+
+  A library may hold others, too: Keras's LSTM and GRU leave one for cuDNN
+  beside each that runs.
+  """
+  uncalled = {
+    function.signature.name: function.node_def
+    for function in graph_def.library.function
+  }
+  waiting = [graph_def.node]
+  while waiting:
+    nodes = waiting.pop()
+    yield nodes
+    for node in nodes:
+      for name in (node.op, *(each.name for each in named_functions(node))):
+        if name in uncalled:
+          waiting.append(uncalled.pop(name))
+
+
 def source(name: str) -> str:
   """The node that an input of another node comes from."""
   return name.lstrip('^').split(':')[0]
@@ -133,7 +163,7 @@ def origin(known: Mapping[str, tf.compat.v1.NodeDef], tensor: str) -> str:
 
 def draws(graph_def: tf.compat.v1.GraphDef) -> str | None:
   """An operation for which two calls on the same arguments may differ."""
-  for nodes in scopes(graph_def):
+  for nodes in executed(graph_def):
     known = {node.name: node for node in nodes}
     for node in nodes:
       if _draws(node, known):
@@ -189,7 +219,7 @@ def check_resources(
   filled = {
     source(known[name].input[0]) for name in initial if known[name].op in _FILLS
   }
-  for nodes in scopes(graph_def):
+  for nodes in executed(graph_def):
     for node in nodes:
       if _is_named(node) and not (
         nodes is graph_def.node and node.name in filled
