@@ -57,6 +57,21 @@ def test_the_page_on_training_ends_early_and_stays_so():
   assert (again.rounds, again.ended_by) == (trained.rounds, trained.ended_by)
 
 
+def test_the_page_of_how_to_does_what_it_says():
+  known = _run('docs/how_to.md', {})
+  # Clients of two digits each, who are measured on what they never trained on.
+  assert known['measured']['accuracy'] > 0.9
+  assert known['measured']['num_examples'] == known['held_out'].sum()
+  base, adapted = known['base'], known['adapted']
+  assert set(adapted.specs('local')) == {'body/lora_a', 'body/lora_b'}
+  first = adapted.initial_weights('global', [0, 1])
+  assert set(first) == {'head/kernel', 'head/bias'}
+  frozen = base.get_layer('body').kernel.numpy()
+  pretrained = known['pretrained'].get_layer('body').get_weights()[0]
+  np.testing.assert_array_equal(frozen, pretrained)
+  assert len(known['remembered']) > 10  # Of clients in five rounds of ten.
+
+
 def test_the_page_on_experiments_runs_some():
   known = _run('docs/experiments.md', {})
   assert known['result'].trained.rounds == 6
