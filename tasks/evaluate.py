@@ -141,6 +141,7 @@ def main(config: Config, output: Output, chosen: Choices) -> None:
         saved,
         best_weights=saved.last_weights,
         best_client_store=saved.client_store,
+        best_server_state=trainable.process.get_server_state(saved.state),
       )
     if chosen.user is not None:
       _serve_user(task, trainable, saved, number, chosen, config.seed)
@@ -151,6 +152,7 @@ def main(config: Config, output: Output, chosen: Choices) -> None:
       saved.best_weights,
       config.seed,
       saved.best_client_store,
+      server_state=saved.best_server_state,
     )
   measured = {'round': number, 'part': chosen.part, **finite(measured)}
   print(json.dumps(measured, indent=2))

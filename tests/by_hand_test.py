@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tests import planted
 from tff_partial import baselines
+from tff_partial import evaluation
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.baselines import apfl
@@ -297,6 +298,96 @@ def test_fed_proto(with_features, clients):
   np.testing.assert_allclose(
     server['prototypes'], [known[0], known[1], [0.0, 0.0]], atol=1e-6
   )
+
+
+def _with_logits() -> models.PartialModel:
+  """The same features, and the logits of three classes."""
+
+  def build() -> tf.keras.Model:
+    inputs = tf.keras.Input([2])
+    features = tf.keras.layers.Dense(
+      2, use_bias=False, kernel_initializer='identity', name='features'
+    )(inputs)
+    head = tf.keras.layers.Dense(3, kernel_initializer='ones', name='head')
+    return tf.keras.Model(
+      inputs, {'features': features, 'logits': head(features)}
+    )
+
+  return keras_models.from_keras(
+    build,
+    loss=lambda labels, outputs: tf.nn.sparse_softmax_cross_entropy_with_logits(
+      _classes(labels), outputs['logits']
+    ),
+    labels=tf.TensorSpec([1], tf.float32),
+  )
+
+
+def _cross_entropy(logits: np.ndarray, classes: np.ndarray) -> float:
+  odds = np.exp(logits - logits.max(1, keepdims=True))
+  chosen = odds[np.arange(len(classes)), classes] / odds.sum(1)
+  return float(-np.log(chosen).mean())
+
+
+@pytest.mark.parametrize('runtime', [*planted.RUNTIMES, 'lanes'])
+def test_fed_proto_by_the_nearest_prototype(runtime, clients):
+  model = _with_logits()
+  process = _proto(model)
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  server = process.get_server_state(state)
+  measuring = baselines.build_fed_proto_nearest_eval(
+    model,
+    num_classes=3,
+    features=lambda outputs: outputs['features'],
+    logits='logits',
+  )
+  cohort = planted.cohort_of(measuring, clients, 0)
+  losses = []
+  for name, fields in clients.items():
+    own = remembered[name][tiers.PERSONAL]['features/kernel']
+    ways = (fields['x'] @ own)[:, np.newaxis] - server['prototypes']
+    distances = np.sum(ways**2, -1)
+    # Nobody has the third class.
+    distances[:, 2] = distances[:, :2].max(1) + 1.0
+    losses.append(
+      _cross_entropy(-distances, (fields['y'][:, 0] > 0).astype(int))
+    )
+  lanes = {'lanes': lambda: runtimes.cohort(jit=False, lanes=2, strict=True)}
+  with {**planted.RUNTIMES, **lanes}[runtime]():
+    found = measuring.evaluate(
+      process.get_model_weights(state),
+      [remembered[name] for name in clients],
+      cohort,
+      *measuring.beside(server),
+    )
+  measured = [client['loss'] for client in found.per_client]
+  np.testing.assert_allclose(measured, losses, rtol=1e-5)
+
+
+def test_without_prototypes_heads_predict(clients):
+  model = _with_logits()
+  process = _proto(model)
+  state = process.initialize()
+  options = {
+    'num_classes': 3,
+    'features': lambda outputs: outputs['features'],
+    'logits': 'logits',
+  }
+  measuring = baselines.build_fed_proto_nearest_eval(model, **options)
+  by_head = baselines.build_fed_proto_eval(model)
+  cohort = planted.cohort_of(measuring, clients, 0)
+  kept = planted.first_states(measuring, cohort)
+  weights = process.get_model_weights(state)
+  beside = measuring.beside(process.get_server_state(state))
+  planted.assert_same(
+    measuring.evaluate(weights, kept, cohort, *beside).metrics,
+    by_head.evaluate(weights, kept, cohort).metrics,
+  )
+  with pytest.raises(evaluation.ServerStateError, match="server's state, <"):
+    measuring.beside(None)
+  with pytest.raises(fed_proto.PrototypeError, match="logits='features': the"):
+    baselines.build_fed_proto_nearest_eval(
+      model, **{**options, 'logits': 'features'}
+    )
 
 
 def test_without_its_penalty_fed_proto_trains_locally(with_features, clients):

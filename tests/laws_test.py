@@ -328,6 +328,7 @@ EXEMPT = {
   'build_fed_noise_eval': 'FURL',
   'build_fed_per': 'FURL',
   'build_fed_per_eval': 'FURL',
+  'build_fed_proto_nearest_eval': 'measures what FedProto trains',
   'build_fed_recon_fine_tuning_eval': 'measures what FedRecon trains',
   'build_fed_sim': 'FURL',
   'build_fed_sim_eval': 'FURL',

@@ -4,7 +4,7 @@ Training and evaluation run the same work; only what becomes of it differs.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import types
 from typing import Any, TypeAlias
 
@@ -26,7 +26,8 @@ from tff_partial.model import tracing
 from tff_partial.sparse import lookups
 
 ModelWeights: TypeAlias = tff.learning.models.ModelWeights
-
+# A model -> the server's state beside its weights, a structure of tensors.
+ServerState: TypeAlias = Callable[[models.PartialModel], Any]
 
 # Of clients with tables of their own size: what they remember, and how many of
 # the tables' rows count.
@@ -90,6 +91,23 @@ def initial_weights(model: models.PartialModel) -> tff.Computation:
     return drawn()
 
   return initialize
+
+
+def first_server_state(
+  model: models.PartialModel, server_state: ServerState
+) -> tff.Computation:
+  """Makes `( -> server state)`: what the server holds beside weights at first.
+
+  Args:
+    model: The model.
+    server_state: Says what that is.
+  """
+
+  @tff.tensorflow.computation
+  def first() -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, server_state(model))
+
+  return first
 
 
 def example_spec_of(

@@ -6,7 +6,7 @@ it and sends back (`messages.py`), how the server joins that and steps by it
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict
 
 import tensorflow as tf
@@ -37,8 +37,7 @@ from tff_partial.statistics import MEMBERS
 from tff_partial.statistics import Statistic
 
 AggregationFactory: TypeAlias = aggregators.Factory
-# A model -> the server's state beside its weights, a structure of tensors.
-ServerState: TypeAlias = Callable[[models.PartialModel], Any]
+ServerState: TypeAlias = client_work.ServerState
 
 
 class Averaging(TypedDict, total=False):
@@ -98,7 +97,8 @@ def compose(
       together; not beside noise.
     statistics: What clients send beside their update.
     server_state: Makes what the server holds beside weights, for statistics to
-      update. It is sent to clients, who find it in `ClientContext.server`.
+      update. It is sent to clients, who find it in `ClientContext.server`; in
+      an evaluation, too, that is built with the same.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the parts do not fit together,
@@ -152,6 +152,7 @@ def compose(
     mechanism=mechanism(aggregator, before_sending),
     is_noised=bool(mechanisms_of(aggregator, before_sending)),
     work=client,
+    server_state=server_state,
     rows_of=client.tables.names if by_rows else (),
   )
 
@@ -397,14 +398,14 @@ def _first_round(
   model: models.PartialModel, server_state: ServerState | None
 ) -> tff.Computation:
   """Makes `( -> (rounds done[, server state]))`."""
+  if server_state is not None:
+    first_server_state = client_work.first_server_state(model, server_state)
 
   @tff.tensorflow.computation
   def first_round() -> Any:
     held = collections.OrderedDict(round=tf.constant(0))
     if server_state is not None:
-      held['server'] = tf.nest.map_structure(
-        tf.convert_to_tensor, server_state(model)
-      )
+      held['server'] = first_server_state()
     return held
 
   return first_round

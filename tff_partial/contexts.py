@@ -81,7 +81,8 @@ class ClientContext(NamedTuple):
     seed: int32 `[2]`, for what is drawn at this place.
     remembered: The client's state as the round began.
     server: What the server sends beside weights: the process's server state;
-      None if it has none, as in an evaluation.
+      None if it has none, and in an evaluation that is built without
+      `server_state`.
     computed: What was computed before, by name; see `Compute`.
     group: int32 scalar, the client's group; 0 until it has chosen.
     batch: The examples of the step, for terms and answers; None elsewhere.

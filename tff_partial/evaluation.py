@@ -5,7 +5,7 @@ placed at clients until a program, in a simulation, gathers and summarizes them.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 from typing import Any, NamedTuple, TypedDict
 
@@ -14,15 +14,20 @@ import tensorflow_federated as tff
 
 from tff_partial import client_state
 from tff_partial import client_work
+from tff_partial import errors
+from tff_partial import messages
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.data import examples
 from tff_partial.data import splits
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
-from tff_partial.model import tracing
 
 QUANTILES = {'p10': 0.1, 'p50': 0.5, 'p90': 0.9}
+
+
+class ServerStateError(errors.UserError, ValueError):
+  """Raised for an evaluation that reads a server state that there is not."""
 
 
 class EvaluationOutput(NamedTuple):
@@ -42,7 +47,9 @@ class Evaluation(NamedTuple):
 
   Attributes:
     evaluate: `(ModelWeights@SERVER, C@CLIENTS, D@CLIENTS) -> (metrics=M@SERVER,
-      per_client=P@CLIENTS)`.
+      per_client=P@CLIENTS)`. If clients read the server's state, that is a
+      fourth argument, `<server=S>@SERVER`, as `beside` makes it; of `measure`
+      and `personalise` likewise.
     initialize_client: `(int32[2] -> C)`: what a client remembers that never
       took part.
     measure: `(ModelWeights, C, D -> (states of metrics, metrics))`, for one
@@ -51,6 +58,8 @@ class Evaluation(NamedTuple):
       trainable weights of the client's own model, which it would use.
     model: The model that is measured.
     example_spec: What an example consists of; pack data with it.
+    server_type: Of the server's state that clients read; None if they read
+      none.
   """
 
   evaluate: tff.Computation
@@ -59,6 +68,30 @@ class Evaluation(NamedTuple):
   personalise: tff.Computation
   model: models.PartialModel
   example_spec: examples.ExampleSpec
+  server_type: tff.Type | None = None
+
+  def beside(self, server_state: Any) -> tuple[Any, ...]:
+    """Returns what the computations take after a client's data.
+
+    Args:
+      server_state: What the server holds beside weights, such as
+        `process.get_server_state(state)` or `result.best_server_state`.
+
+    Returns:
+      The server's state in a tuple; an empty one if clients do not read it.
+
+    Raises:
+      ServerStateError: If clients read it, and there is none.
+    """
+    if self.server_type is None:
+      return ()
+    if server_state is None:
+      raise ServerStateError(
+        "Clients of this evaluation read the server's state, "
+        f'{self.server_type}, but there is none. Pass '
+        '`server_state=result.best_server_state` of a process with one.'
+      )
+    return (collections.OrderedDict(server=server_state),)
 
   def __repr__(self) -> str:
     """The model that is measured."""
@@ -71,6 +104,7 @@ def build_evaluation(
   *,
   work: phases.Work,
   client_state: client_state.ClientState = client_state.stateless,
+  server_state: client_work.ServerState | None = None,
 ) -> Evaluation:
   """Each client runs phases, of which at least one measures; nothing is kept.
 
@@ -79,6 +113,8 @@ def build_evaluation(
     work: Phases that personalise and measure.
     client_state: What clients remember as the evaluation begins; nothing by
       default.
+    server_state: What the server holds beside weights, as for `compose`, if
+      clients are to find it in `ClientContext.server`.
 
   Raises:
     CompositionError: If no phase measures, or if the model has groups.
@@ -89,7 +125,6 @@ def build_evaluation(
       'A phase of the evaluation has epochs that follow the rounds, but an '
       'evaluation is in no round. Give a number of epochs.'
     )
-  server_type, kept_type, client_type = does.types
   finalizers = client_work.metric_finalizers(model)
 
   def run_and_measure(*args: Any) -> Any:
@@ -108,40 +143,62 @@ def build_evaluation(
       for name, tensor in named.items()
     )
 
-  def for_a_client(run: Callable[..., Any]) -> tff.Computation:
-    traced = tracing.traced(run, *does.specs)
-
-    @tff.tensorflow.computation(*does.types)
-    def computation(weights: Any, kept: Any, client: Any) -> Any:
-      return traced(weights.trainable, weights.non_trainable, kept, client)
-
-    return computation
-
-  measure = for_a_client(run_and_measure)
+  told: dict[str, Any] = {}
+  server_type = None
+  if server_state is not None:
+    first = client_work.first_server_state(model, server_state)
+    server_type = first.type_signature.result
+    told['server'] = tff.types.type_to_tf_tensor_specs(server_type)
+  measure = messages.for_a_client(run_and_measure, does, told)
   pool = tff.learning.metrics.sum_then_finalize(
     finalizers, measure.type_signature.result[0]
   )
 
-  @tff.federated_computation(
-    tff.FederatedType(server_type, tff.SERVER),
-    tff.FederatedType(kept_type, tff.CLIENTS),
-    tff.FederatedType(client_type, tff.CLIENTS),
+  return Evaluation(
+    _for_all(measure, pool),
+    does.initialize_client,
+    measure,
+    messages.for_a_client(run_and_keep, does, told),
+    model,
+    does.example_spec,
+    server_type,
   )
-  def evaluate(weights: Any, client_states: Any, clients: Any) -> Any:
+
+
+def _for_all(
+  measure: tff.Computation, pool: tff.Computation
+) -> tff.Computation:
+  """Makes `evaluate` of an `Evaluation`, from its `measure`."""
+  taken = [
+    tff.FederatedType(kind, place)
+    for (_, kind), place in zip(
+      tff.structure.iter_elements(measure.type_signature.parameter),
+      (tff.SERVER, tff.CLIENTS, tff.CLIENTS, tff.SERVER),
+      strict=False,
+    )
+  ]
+
+  def run(weights: Any, *rest: Any) -> EvaluationOutput:
     states, values = tff.federated_map(
-      measure,
-      (tff.federated_broadcast(weights), client_states, clients),
+      measure, (tff.federated_broadcast(weights), *rest)
     )
     return EvaluationOutput(pool(states), values)
 
-  return Evaluation(
-    evaluate,
-    does.initialize_client,
-    measure,
-    for_a_client(run_and_keep),
-    model,
-    does.example_spec,
-  )
+  if len(taken) == 3:
+
+    @tff.federated_computation(*taken)
+    def evaluate(weights: Any, client_states: Any, clients: Any) -> Any:
+      return run(weights, client_states, clients)
+
+    return evaluate
+
+  @tff.federated_computation(*taken)
+  def evaluate_told(
+    weights: Any, client_states: Any, clients: Any, beside: Any
+  ) -> Any:
+    return run(weights, client_states, clients, tff.federated_broadcast(beside))
+
+  return evaluate_told
 
 
 class Measuring(TypedDict, total=False):
@@ -159,6 +216,8 @@ def build_query_evaluation(
   train: tuple[str, ...] = (),
   reads: tiers.Reads | None = None,
   terms: tuple[phases.Term, ...] = (),
+  answer: phases.Answer | None = None,
+  server_state: client_work.ServerState | None = None,
   personalise: phases.Phase | None = None,
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
@@ -173,6 +232,9 @@ def build_query_evaluation(
     reads: Which weights the model reads. If PERSONAL is trained, the client's
       copy of the global ones by default.
     terms: Losses to add when personalising.
+    answer: What clients predict in the place of the model's predictions.
+    server_state: What the server holds beside weights, as for `compose`, if
+      clients read it.
     personalise: How clients personalise; not at all by default.
     split: Support and query set. The two halves by default if clients
       personalise, and otherwise everything.
@@ -190,6 +252,7 @@ def build_query_evaluation(
     batch_size=measure_batch_size,
     reads=reads,
     measured=True,
+    answer=answer,
   )
   work = [measure]
   if personalise:
@@ -202,7 +265,9 @@ def build_query_evaluation(
       measured=False,
     )
     work = [before, measure]
-  return build_evaluation(model, client_state=client_state, work=work)
+  return build_evaluation(
+    model, client_state=client_state, work=work, server_state=server_state
+  )
 
 
 def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:

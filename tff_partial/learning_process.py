@@ -295,10 +295,17 @@ def as_evaluation_process(
 
   Raises:
     ClientsRememberError: If clients remember what sequences do not tell.
+    CompositionError: If clients read the server's state.
     ElementSpecError: If batches lack a field, or have one of another type.
   """
   kept_type = evaluation.initialize_client.type_signature.result
   _check_forgets(kept_type, 'evaluation')
+  if evaluation.server_type is not None:
+    raise client_work.CompositionError(
+      "Clients of this evaluation read the server's state, "
+      f"{evaluation.server_type}, for which TFF's program has no place. Use "
+      '`tff_partial.evaluate(..., server_state=...)`.'
+    )
   pack = _packing(evaluation.example_spec, element_spec, seed)
   model = evaluation.model
   weights_type = client_work.weights_type(model)

@@ -50,6 +50,8 @@ class PartialProcess(tff.templates.IterativeProcess):
     is_noised: Whether they are clipped and noised, if only in parts, of which
       no mechanism is known.
     work: What a client does in a round; None if it is not known.
+    server_state: What makes the server's state beside weights, for evaluations
+      whose clients read it; None if there is none.
     rows_of: The GLOBAL tables of which clients send the rows that their
       examples look up in place of the whole.
     sent_beside: The types of what else clients send, such as prototypes, by
@@ -71,6 +73,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     mechanism: mechanisms.Mechanism | None = None,
     is_noised: bool = False,
     work: client_work.ClientWork | None = None,
+    server_state: client_work.ServerState | None = None,
     rows_of: Sequence[str] = (),
     sent_beside: Mapping[str, tff.Type] | None = None,
     loaded_beside: Mapping[str, tff.Type] | None = None,
@@ -92,6 +95,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       is_noised: Whether some of them are clipped and noised; all are with a
         mechanism.
       work: What a client does in a round.
+      server_state: What makes the server's state beside weights, or None.
       rows_of: The GLOBAL tables of which clients send rows.
       sent_beside: What else a client sends, by name.
       loaded_beside: What it loads beside weights, by name.
@@ -128,9 +132,20 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.mechanism = mechanism
     self.is_noised = is_noised or mechanism is not None
     self.work = work
+    self.server_state = server_state
     self.rows_of = tuple(rows_of)
     self.sent_beside = dict(sent_beside or {})
     self.loaded_beside = dict(loaded_beside or {})
+
+  def get_server_state(self, state: Any) -> Any:
+    """Returns what the server holds beside weights; None if that is nothing.
+
+    Args:
+      state: The process's state at the server.
+    """
+    if self.server_state is None:
+      return None
+    return state.client_work['server']
 
   @property
   def client_type(self) -> tff.Type:

@@ -35,6 +35,12 @@ _FED_RECON = building.Algorithm(
   personal=_PERSONAL,
   always_personalises=True,
 )
+_FED_PROTO = building.Algorithm(
+  building.fed_proto,
+  building.measured_by(baselines.build_fed_proto_eval),
+  user=tasks_lib.FEATURES,
+  personal=_PERSONAL,
+)
 _FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
 
 ALGORITHMS: dict[str, building.Algorithm] = {
@@ -130,11 +136,9 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     ),
     personal=_PERSONAL,
   ),
-  'fed_proto': building.Algorithm(
-    building.fed_proto,
-    building.measured_by(baselines.build_fed_proto_eval),
-    user=tasks_lib.FEATURES,
-    personal=_PERSONAL,
+  'fed_proto': _FED_PROTO,
+  'fed_proto_nearest': dataclasses.replace(
+    _FED_PROTO, measure=building.fed_proto_nearest_eval, has_memory=True
   ),
   'p_fed_km': building.p_fed_km(p_fed_km.MODEL, tasks_lib.CLUSTERS),
   'p_fed_km_head': building.p_fed_km(p_fed_km.HEAD, tasks_lib.HEAD_CLUSTERS),

@@ -45,7 +45,8 @@ class Algorithm:
     always_personalises: Whether also those do who took part in training;
       otherwise these come with what they remember.
     is_central: Whether everybody's examples are given to a single client.
-    has_memory: Whether clients answer from a memory that is no part of a model.
+    has_memory: Whether clients answer by what is no part of a model, such as a
+      memory or the server's prototypes.
     counts_clients: Whether it needs to know how many clients there are.
     why_not_private: Why it has no private form, and what to do; or None.
     adds_noise: Whether its clients add noise that no ledger counts.
@@ -182,14 +183,29 @@ def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
 def fed_proto(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  logits = model.prediction_spec[tasks_lib.LOGITS]
   return baselines.build_fed_proto(
     model,
-    num_classes=logits.shape[-1],
-    features=lambda outputs: outputs[tasks_lib.FEATURES],
+    **_class_features(model),
     training=run.local.of_global(),
     **dict[str, Any](run.hyperparameters.penalty_argument),
   )
+
+
+def fed_proto_nearest_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  del run
+  return baselines.build_fed_proto_nearest_eval(
+    model, **_class_features(model), logits=tasks_lib.LOGITS, **measuring
+  )
+
+
+def _class_features(model: models.PartialModel) -> dict[str, Any]:
+  """How many classes a model tells apart, and by which features."""
+  return {
+    'num_classes': model.prediction_spec[tasks_lib.LOGITS].shape[-1],
+    'features': lambda outputs: outputs[tasks_lib.FEATURES],
+  }
 
 
 def p_fed_me(

@@ -242,7 +242,11 @@ def _seconds(
   for _ in range(2):  # The first is traced and compiled, too.
     begun = time.perf_counter()
     evaluation_sets.evaluate(
-      validation, trained.weights, config.seed, trained.client_store
+      validation,
+      trained.weights,
+      config.seed,
+      trained.client_store,
+      server_state=trained.server_state,
     )
     durations.append(time.perf_counter() - begun)
   evaluations = -(-rounds // config.loop.evaluate_every)

@@ -18,6 +18,7 @@ def evaluate(
   seed: int,
   client_store: client_store_lib.ClientStates | None,
   has_diverged: bool = False,
+  server_state: Any = None,
 ) -> dict[str, Any]:
   """Measures clients by all that the task knows to measure.
 
@@ -29,14 +30,17 @@ def evaluate(
     client_store: What clients remember.
     has_diverged: Whether weights need not be finite, as it is known already
       that the run diverged.
+    server_state: What the server holds beside weights.
 
   Returns:
     Pooled metrics by name, and under `per_client` their distribution.
   """
   measure = evaluation_sets.measure if has_diverged else programs.evaluate
-  measured = measure(clients, weights, seed, client_store)
+  measured = measure(
+    clients, weights, seed, client_store, server_state=server_state
+  )
   if isinstance(task, tasks_lib.MeasuresModels):
-    own = own_models(clients, weights, seed, client_store)
+    own = own_models(clients, weights, seed, client_store, server_state)
     measured = {**measured, **task.measure_models(own)}
   return measured
 
@@ -46,6 +50,7 @@ def own_models(
   weights: Any,
   seed: int,
   client_store: client_store_lib.ClientStates | None,
+  server_state: Any = None,
 ) -> Iterator[tasks_lib.OwnModel]:
   """Makes the models that clients are measured with, one after another.
 
@@ -54,12 +59,13 @@ def own_models(
     weights: The weights at the server.
     seed: The run's seed.
     client_store: What clients remember.
+    server_state: What the server holds beside weights.
   """
   kept, cohort = evaluation_sets.with_memories(clients, seed, client_store)
   ids = clients.clients.client_ids
   for client, own, value in zip(ids, kept, cohort, strict=True):
     keras_model = personal_models.model_of(
-      clients.evaluation, weights, own, value
+      clients.evaluation, weights, own, value, server_state
     )
     yield tasks_lib.OwnModel(client, keras_model, _without_padding(value))
 

@@ -280,18 +280,22 @@ def _measured(
 ) -> dict[str, Any]:
   """What clients are measured by the last weights and the best ones."""
 
-  def tested(weights: Any, remembered: Any) -> dict[str, Any]:
+  def tested(weights: Any, remembered: Any, held: Any) -> dict[str, Any]:
     return {
       name: measuring.evaluate(
-        task, test, weights, seed, remembered, trained.diverged
+        task, test, weights, seed, remembered, trained.diverged, held
       )
       for name, test in tests.items()
     }
 
-  last = tested(trained.weights, trained.client_store)
+  last = tested(trained.weights, trained.client_store, trained.server_state)
   best = last
   if trained.best_round != trained.rounds:
-    best = tested(trained.best_weights, trained.best_client_store)
+    best = tested(
+      trained.best_weights,
+      trained.best_client_store,
+      trained.best_server_state,
+    )
   return {
     'train': trained.train,
     'validation': {

@@ -188,11 +188,11 @@ class Trainable:
     """Refuses to take clients' models for all that they answer by.
 
     Raises:
-      OptionError: If they also have a memory.
+      OptionError: If they also answer by something else.
     """
     if self._algorithm.has_memory:
       raise OptionError(
-        f'--algorithm={self._config.algorithm}: clients also answer from a '
-        'memory, which is no part of a model. Use the algorithm by which the '
+        f'--algorithm={self._config.algorithm}: clients also answer by what is '
+        'no part of a model, such as a memory. Use the algorithm by which the '
         'model was trained, such as fed_recon.'
       )

@@ -21,6 +21,7 @@ from tff_partial.baselines.fed_per import build_fed_per
 from tff_partial.baselines.fed_per import build_fed_per_eval
 from tff_partial.baselines.fed_proto import build_fed_proto
 from tff_partial.baselines.fed_proto import build_fed_proto_eval
+from tff_partial.baselines.fed_proto import build_fed_proto_nearest_eval
 from tff_partial.baselines.fed_prox import build_fed_prox
 from tff_partial.baselines.fed_rep import build_fed_rep
 from tff_partial.baselines.fed_rep import build_fed_rep_eval

@@ -15,7 +15,7 @@ they have one.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, Unpack
 
@@ -24,8 +24,10 @@ import tensorflow as tf
 from tff_partial import client_state
 from tff_partial import errors
 from tff_partial import evaluation
+from tff_partial import groups
 from tff_partial import tiers
 from tff_partial.composition import compose
+from tff_partial.composition import ServerState
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.model import models
@@ -69,7 +71,7 @@ def build_fed_proto(
       f'penalty={penalty}, num_classes={num_classes}: the penalty must be a '
       'finite number of 0 or more, and there must be a class.'
     )
-  size = _num_features(model, features)
+  first_prototypes = _first_prototypes(model, num_classes, features)
 
   def held_near(client: ClientContext) -> tf.Tensor:
     batch = batch_of(client)
@@ -122,17 +124,14 @@ def build_fed_proto(
       )
     ],
     statistics=[Statistic('prototypes', prototypes, update=averaged)],
-    server_state=lambda model: collections.OrderedDict(
-      prototypes=tf.zeros([num_classes, size]),
-      is_known=tf.fill([num_classes], False),
-    ),
+    server_state=first_prototypes,
   )
 
 
 def build_fed_proto_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the models that they remember.
+  """Clients are measured with the models that they remember, by their heads.
 
   With `personalise`, these are trained before by the model's loss alone, as new
   clients need it.
@@ -146,6 +145,85 @@ def build_fed_proto_eval(
     client_state=client_state.persist_personal,
     train=(PERSONAL, LOCAL),
     **measuring,
+  )
+
+
+def build_fed_proto_nearest_eval(
+  model: models.PartialModel,
+  *,
+  num_classes: int,
+  features: Callable[[Any], tf.Tensor],
+  logits: str | None = None,
+  **measuring: Unpack[evaluation.Measuring],
+) -> evaluation.Evaluation:
+  """Measures by the nearest prototype instead of the client's head.
+
+  The paper's prediction (section 3.3): the class whose prototype at the server
+  is nearest to the client's features of an example, by Euclidean distance.
+  Logits are squared distances times -1, whose softmax is that of prototypical
+  networks (Snell et al., 2017, Eq. 2). Classes that have no prototype yet count
+  as farther than all others; if none has, the head predicts.
+
+  Args:
+    model: The model.
+    num_classes: As in training.
+    features: As in training.
+    logits: Name of the logits among the model's outputs; None if they are its
+      only output.
+    **measuring: As for `evaluation.build_query_evaluation`; see
+      `build_fed_proto_eval`.
+
+  Raises:
+    CompositionError, PhaseError, PrototypeError: If the arguments do not fit
+      together.
+  """
+  first_prototypes = _first_prototypes(model, num_classes, features)
+  found = model.prediction_spec
+  if logits is not None:
+    found = found.get(logits) if isinstance(found, Mapping) else None
+  if not isinstance(found, tf.TensorSpec) or found.shape != [num_classes]:
+    raise PrototypeError(
+      f'logits={logits!r}: the model predicts {model.prediction_spec}, where '
+      f'it should have the logits of {num_classes} classes. Name one of '
+      'several outputs; None is for the only one.'
+    )
+
+  def by_nearest(client: ClientContext) -> Any:
+    outputs = batch_of(client).predictions
+    said = outputs if logits is None else outputs[logits]
+    is_known = client.server['is_known']
+    distances = groups.squared_distances(
+      features(outputs), client.server['prototypes']
+    )
+    farthest = tf.reduce_max(
+      tf.where(is_known, distances, 0.0), -1, keepdims=True
+    )
+    distances = tf.where(is_known, distances, farthest + 1.0)
+    chosen = tf.where(
+      tf.reduce_any(is_known), -tf.cast(distances, said.dtype), said
+    )
+    return chosen if logits is None else {**outputs, logits: chosen}
+
+  return evaluation.build_query_evaluation(
+    model,
+    client_state=client_state.persist_personal,
+    train=(PERSONAL, LOCAL),
+    answer=by_nearest,
+    server_state=first_prototypes,
+    **measuring,
+  )
+
+
+def _first_prototypes(
+  model: models.PartialModel,
+  num_classes: int,
+  features: Callable[[Any], tf.Tensor],
+) -> ServerState:
+  """What the server holds before the first round: no prototypes."""
+  size = _num_features(model, features)
+  return lambda model: collections.OrderedDict(
+    prototypes=tf.zeros([num_classes, size]),
+    is_known=tf.fill([num_classes], False),
   )
 
 

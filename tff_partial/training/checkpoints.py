@@ -48,6 +48,8 @@ class Progress(NamedTuple):
     notes: JSON text of all else: the best round and its metric, the history
       that stopping looks at, the runtime's choices.
     table: The table of metrics up to that round, compressed text.
+    best_server_state: What the server held beside the best weights; empty if
+      nothing.
   """
 
   round: Any
@@ -55,6 +57,7 @@ class Progress(NamedTuple):
   best_weights: Any
   notes: Any
   table: Any
+  best_server_state: Any = ()
 
 
 class EventLoop:

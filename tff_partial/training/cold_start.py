@@ -17,6 +17,7 @@ def measure_by_support(
   *,
   query_from: int | None = None,
   seed: int = 0,
+  server_state: Any = None,
 ) -> dict[int, dict[str, Any]]:
   """New users personalise on their first examples, and are measured on others.
 
@@ -35,6 +36,7 @@ def measure_by_support(
     query_from: The place of the first query example; by default the largest
       size.
     seed: The run's seed; a client's draws follow from it and its id.
+    server_state: What the server holds beside weights, as for `evaluate`.
 
   Returns:
     Size to what `evaluation_sets.evaluate` returns: pooled metrics by name, and
@@ -47,7 +49,10 @@ def measure_by_support(
   cut = {size: splits.first(size, start) for size in sizes}
   return {
     size: evaluation_sets.evaluate(
-      evaluation_sets.EvaluationSet(build(split), clients), weights, seed
+      evaluation_sets.EvaluationSet(build(split), clients),
+      weights,
+      seed,
+      server_state=server_state,
     )
     for size, split in cut.items()
   }

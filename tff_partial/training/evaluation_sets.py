@@ -100,6 +100,7 @@ def evaluate(
   seed: int = 0,
   client_store: client_store_lib.ClientStates | None = None,
   on_clients: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
+  server_state: Any = None,
 ) -> dict[str, Any]:
   """All clients of an evaluation set personalise the model and are measured.
 
@@ -113,6 +114,8 @@ def evaluate(
     seed: The run's seed; a client's draws follow from it and its id.
     client_store: What clients remember, for a set that is `remembering`.
     on_clients: Is told the values of each metric, floats `[clients]` by name.
+    server_state: What the server holds beside weights, such as
+      `result.best_server_state`, for an evaluation whose clients read it.
 
   Returns:
     Pooled metrics by name, and under `per_client` their distribution. Of
@@ -122,9 +125,12 @@ def evaluate(
   Raises:
     EvaluationSetError: If weights are not finite; or if the set is
       `remembering`, and the store is none of its type.
+    ServerStateError: If clients read the server's state, and there is none.
   """
   _check_finite(weights_of(evaluation_set.evaluation.model, weights))
-  found = measure(evaluation_set, weights, seed, client_store, on_clients)
+  found = measure(
+    evaluation_set, weights, seed, client_store, on_clients, server_state
+  )
   lost = int(found['num_not_finite'])
   if lost:
     logging.warning(
@@ -164,6 +170,7 @@ def measure(
   seed: int = 0,
   client_store: client_store_lib.ClientStates | None = None,
   on_clients: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
+  server_state: Any = None,
 ) -> dict[str, Any]:
   """Does what `evaluate` does, with any weights and without a warning.
 
@@ -173,10 +180,12 @@ def measure(
     seed: The run's seed.
     client_store: What clients remember, for a set that is `remembering`.
     on_clients: Is told the values of each metric, floats `[clients]` by name.
+    server_state: As for `evaluate`.
 
   Raises:
     EvaluationSetError: If the set is `remembering`, and the store is none of
       its type.
+    ServerStateError: If clients read the server's state, and there is none.
   """
   evaluation_set.check(client_store and client_store.type)
   kept, cohort = with_memories(evaluation_set, seed, client_store)
@@ -184,7 +193,10 @@ def measure(
   kept = client_rows.fitted(kept, remembered, cohort)
   with client_errors.naming('Evaluation', cohort):
     measured = evaluation_set.evaluation.evaluate(
-      weights_of(evaluation_set.evaluation.model, weights), kept, cohort
+      weights_of(evaluation_set.evaluation.model, weights),
+      kept,
+      cohort,
+      *evaluation_set.evaluation.beside(server_state),
     )
   result = pooled(measured.metrics)
   result['per_client'] = evaluation.summarize(measured.per_client)

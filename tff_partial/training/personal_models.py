@@ -51,6 +51,10 @@ class Trained(Protocol):
   def best_client_store(self) -> client_store_lib.ClientStates | None:
     """What clients remembered after it, or None if that is nothing."""
 
+  @property
+  def best_server_state(self) -> Any:
+    """What the server held beside them, or None if that is nothing."""
+
 
 @runtimes.ours()
 def personalise(
@@ -88,7 +92,13 @@ def personalise(
   evaluation, kept, client = _at_client(
     trained, clients, client_id, evaluation, seed
   )
-  return model_of(evaluation, trained.best_weights, kept, client)
+  return model_of(
+    evaluation,
+    trained.best_weights,
+    kept,
+    client,
+    trained.best_server_state,
+  )
 
 
 def _at_client(
@@ -167,7 +177,9 @@ class Predictor:
     )
     model = evaluation.model
     weights = evaluation_sets.weights_of(model, self._trained.best_weights)
-    own = _own_weights(evaluation, weights, kept, client)
+    own = _own_weights(
+      evaluation, weights, kept, client, self._trained.best_server_state
+    )
     of_tiers = collections.OrderedDict(
       (
         tier,
@@ -194,6 +206,7 @@ def model_of(
   weights: Any,
   kept: Any,
   client: Mapping[str, Any],
+  server_state: Any = None,
 ) -> tf.keras.Model:
   """A client personalises as in an evaluation, and its model is returned.
 
@@ -203,9 +216,11 @@ def model_of(
     kept: What it remembers.
     client: Its value: examples, count and seed. Fields that the evaluation does
       not read are left out.
+    server_state: What the server holds beside weights, for an evaluation whose
+      clients read it.
   """
   weights = evaluation_sets.weights_of(evaluation.model, weights)
-  own = _own_weights(evaluation, weights, kept, client)
+  own = _own_weights(evaluation, weights, kept, client, server_state)
   return evaluation.model.to_keras(weights.non_trainable, own)
 
 
@@ -214,13 +229,15 @@ def _own_weights(
   weights: Any,
   kept: Any,
   client: Mapping[str, Any],
+  server_state: Any,
 ) -> dict[str, Any]:
   """What a client would use when it has personalised, by name."""
   value = collections.OrderedDict(client)
   value['examples'] = collections.OrderedDict(
     (name, client['examples'][name]) for name in evaluation.example_spec
   )
-  own = dict(evaluation.personalise(weights, kept, value))
+  beside = evaluation.beside(server_state)
+  own = dict(evaluation.personalise(weights, kept, value, *beside))
   for name, is_real in client.get('rows', {}).items():
     own[name] = np.asarray(own[name])[is_real]  # Without padding.
   return own
@@ -268,6 +285,7 @@ def _at_home(
       ),
     ],
     client_state=work.client_state,
+    server_state=process.server_state,
   )
 
 

@@ -384,5 +384,6 @@ def load(
     run.best,
     run.store and run.store.at(run.round),
     run.best_store,
+    run.best_held,
     process,
   )

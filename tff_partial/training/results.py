@@ -32,6 +32,9 @@ class TrainingResult:
       remember nothing.
     best_client_store: What they remembered after the best round, or the last
       one if there is none.
+    best_server_state: What the server held beside weights after the best round,
+      or the last one if there is none, such as FedProto's prototypes; None if
+      it holds nothing.
     privacy: What the rounds cost, as `PrivacyLedger.report` says, with the last
       round's measurements of the aggregator; None without a ledger.
     history: What `metrics.csv` says of each round of the whole run, whether it
@@ -53,9 +56,15 @@ class TrainingResult:
   seconds: dict[str, float]
   client_store: client_store_lib.ClientStore | None
   best_client_store: client_store_lib.ClientStates | None
+  best_server_state: Any = dataclasses.field(repr=False)
   privacy: dict[str, Any] | None
   history: Sequence[Mapping[str, Any]] = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)
+
+  @property
+  def server_state(self) -> Any:
+    """What the server holds beside weights after the last round, or None."""
+    return self.process.get_server_state(self.state)
 
   def plot(self, metrics: Sequence[str] | None = None) -> Any:
     """Draws how the run went, as `analysis.curves.of_result` does.
@@ -122,6 +131,7 @@ class Saved:
       nothing, or is not in the folder.
     best_client_store: What they remembered after the best round, or the last
       one.
+    best_server_state: What the server held beside the best weights, or None.
   """
 
   rounds: int
@@ -131,4 +141,5 @@ class Saved:
   best_weights: Any = dataclasses.field(repr=False)
   client_store: client_store_lib.ClientStates | None
   best_client_store: client_store_lib.ClientStates | None
+  best_server_state: Any = dataclasses.field(repr=False)
   process: processes.PartialProcess = dataclasses.field(repr=False)

@@ -75,6 +75,7 @@ class Run:
     store: What clients remember, or None.
     state: The server's state.
     best_weights: Those of the best round, once there is one.
+    best_server_state: What the server held beside them; None if nothing.
     round: How many rounds are done.
     begun: What the last round began with, if it was watched.
     notes: What else is known.
@@ -96,6 +97,7 @@ class Run:
     self.store: client_store_lib.ClientStore | None = None
     self.state = process.initialize()
     self.best_weights = process.get_model_weights(self.state)
+    self.best_server_state = self.server_state
     self.round = 0
     self.begun: divergence.Begun | None = None
     self.notes = Notes()
@@ -106,6 +108,18 @@ class Run:
   def weights(self) -> Any:
     """The weights after the last round."""
     return self.process.get_model_weights(self.state)
+
+  @property
+  def server_state(self) -> Any:
+    """What the server holds beside weights after the last round, or None."""
+    return self.process.get_server_state(self.state)
+
+  @property
+  def best_held(self) -> Any:
+    """What it held beside the best weights, or the last ones; or None."""
+    if self.notes.best_round is None:
+      return self.server_state
+    return self.best_server_state
 
   @property
   def best(self) -> Any:
@@ -182,7 +196,12 @@ class Run:
     """
     weights, notes = self.weights, self.notes
     measured = evaluation_sets.measure(
-      evaluation_set, weights, seed, self.store, on_clients
+      evaluation_set,
+      weights,
+      seed,
+      self.store,
+      on_clients,
+      server_state=self.server_state,
     )
     notes.validation = measured
     notes.validations.append(
@@ -192,6 +211,7 @@ class Run:
     if select.is_better(measured, notes.best_validation):
       notes.best_validation, notes.best_round = measured, self.round
       self.best_weights = weights
+      self.best_server_state = self.server_state
     return measured
 
   def is_over(self, rounds: int, stop: selection.StoppingRule) -> bool:
@@ -236,18 +256,23 @@ class Run:
       self.best_weights,
       checkpoints.encode({**vars(self.notes), _CHOICES: choices}),
       checkpoints.compress(table.text if table is not None else ''),
+      () if self.best_server_state is None else self.best_server_state,
     )
 
   @property
   def kinds(self) -> checkpoints.Progress:
     """The types of what a checkpoint of this process holds."""
     process = self.process
+    state = _specs(process.initialize.type_signature.result)
     return checkpoints.Progress(
       round=None,
-      state=_specs(process.initialize.type_signature.result),
+      state=state,
       best_weights=_specs(process.get_model_weights.type_signature.result),
       notes=None,
       table=None,
+      best_server_state=(
+        () if process.server_state is None else process.get_server_state(state)
+      ),
     )
 
   def save(
@@ -276,6 +301,8 @@ class Run:
     self.round = int(found.round)
     self.state = found.state
     self.best_weights = found.best_weights
+    if self.best_server_state is not None:
+      self.best_server_state = found.best_server_state
     noted = checkpoints.decode(found.notes)
     choices = noted.pop(_CHOICES)
     # What runs of older versions did not note keeps its first value.

@@ -218,6 +218,7 @@ class TrainingLoop:
       },
       client_store=run.store,
       best_client_store=run.best_store,
+      best_server_state=run.best_held,
       privacy=(
         None if privacy is None else privacy.report(run.round, **notes.measured)
       ),
