@@ -1,6 +1,7 @@
 """How phases train the weights of some tiers on some examples."""
 
 import collections
+import dataclasses
 import functools
 import itertools
 import types
@@ -13,9 +14,11 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import client_work
+from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import local_training
 from tff_partial import phases
+from tff_partial import runtimes
 from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.data import splits
@@ -312,6 +315,60 @@ def test_epochs_and_steps_end_a_phase():
   np.testing.assert_array_equal(
     _steps_of(_one_by_one(max_steps=0), 3), [0, 0, 0]
   )
+
+
+def test_a_last_small_batch_may_be_left_out():
+  dropping = functools.partial(_one_by_one, batch_size=2, drop_remainder=True)
+  for capacity in (5, 9):
+    np.testing.assert_array_equal(
+      _steps_of(dropping(epochs=2), 5, capacity=capacity),
+      [(1 + 3) / 2, (1 + 3) / 2, (2 + 4) / 2, (2 + 4) / 2, 0],
+    )
+  np.testing.assert_array_equal(_steps_of(dropping(), 4), [0.5, 0.5, 1, 1])
+  np.testing.assert_array_equal(_steps_of(dropping(epochs=3), 1), [0])
+  # Each epoch leaves out another one: five times four of five examples.
+  shuffled = _steps_of(dropping(epochs=5, shuffle=True), 5)
+  assert shuffled.sum() == sum(range(1, 11)) and shuffled.all()
+
+
+@pytest.mark.parametrize(
+  'runtime',
+  [
+    runtimes.native,
+    functools.partial(runtimes.cohort, strict=True, jit=False),
+    functools.partial(runtimes.cohort, strict=True, jit=True),
+    functools.partial(runtimes.cohort, strict=True, jit=False, lanes=2),
+  ],
+  ids=['native', 'cohort', 'XLA', 'lanes'],
+)
+def test_what_is_left_out_counts_in_no_runtime(runtime):
+  # As the same clients without their last examples, and without bob.
+  counts = {'ann': 5, 'bob': 1, 'cid': 4, 'dot': 3}
+  clients = planted.rate(counts)
+  full = {
+    client: {
+      name: array[: counts[client] // 2 * 2] for name, array in fields.items()
+    }
+    for client, fields in clients.items()
+    if counts[client] > 1
+  }
+  model = planted.factorization()
+  phase = Phase(_BOTH, batch_size=2, epochs=2, measured=True)
+  dropping = dataclasses.replace(phase, drop_remainder=True)
+  found = []
+  with runtime():
+    for work, given in ((dropping, clients), (phase, full)):
+      process = composition.compose(model, work=[work])
+      cohort = planted.cohort_of(process, given, capacities=[5])
+      found.append(planted.run(process, cohort))
+  one, other = found
+  planted.assert_same(
+    one.state.global_model_weights, other.state.global_model_weights
+  )
+  assert one.metrics == other.metrics
+  train = one.metrics['client_work']['train']
+  assert train['num_examples'] == 4 + 4 + 2
+  assert train['num_clients'] == 3
 
 
 def test_a_batch_of_everything_is_a_step_an_epoch():
@@ -1014,6 +1071,10 @@ def test_weights_that_are_no_numbers_are_noticed():
       'epochs must be positive, found 0. To skip a phase, pass max_steps=0',
     ),
     ({'repeats': 0}, 'repeats must be positive, found 0'),
+    (
+      {'drop_remainder': True, 'batch_size': None},
+      'a batch of all examples has no remainder. Give a batch size',
+    ),
     ({'max_steps': -1}, 'max_steps is negative: -1'),
     (
       {'train': (tiers.PERSONAL,), 'reads': 'mixture'},
@@ -1061,6 +1122,7 @@ def test_tiers_that_are_none_are_refused(train):
   [
     {'on': splits.halves().query},
     {'batch_size': 5},
+    {'drop_remainder': True},
     {'epochs': 2},
     {'max_steps': 3},
     {'shuffle': True},

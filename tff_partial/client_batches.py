@@ -16,6 +16,7 @@ class Batches:
 
   Attributes:
     number: int32, how many there are.
+    num_examples: int32, how many examples an epoch has.
   """
 
   def __init__(
@@ -49,7 +50,10 @@ class Batches:
     if phase.batch_size is not None:
       self._size = tf.constant(phase.batch_size)
     self._static_size = phase.batch_size
-    self._per_epoch = -(-chosen.count // tf.maximum(self._size, 1))
+    self.num_examples = chosen.count
+    if phase.drop_remainder:
+      self.num_examples -= chosen.count % self._size
+    self._per_epoch = -(-self.num_examples // tf.maximum(self._size, 1))
     self.number = self._per_epoch * epochs
     if phase.max_steps is not None:
       self.number = tf.minimum(self.number, phase.max_steps)
@@ -82,7 +86,7 @@ class Batches:
       self._capacity if self._static_size is None else self._static_size
     )
     offsets = place * self._size + within
-    is_real = offsets < self._count
+    is_real = offsets < self.num_examples
     places = tf.where(is_real, offsets, 0)
     if self._orders is None:
       chosen = tf.gather(self._order_of(epoch), places)

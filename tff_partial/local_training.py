@@ -33,7 +33,7 @@ class ClientResult(NamedTuple):
       and what it computed.
     metrics: States of the metrics over all measured batches.
     loss: Sum of the losses and number of them, over all measured batches.
-    num_examples: int32, examples that the measured phases chose.
+    num_examples: int32, examples that an epoch of the measured phases has.
     num_steps: Tier to how many optimizer steps it was trained by, int32.
     is_finite: Whether every loss and every new weight was a finite number.
     changes: Name of each GLOBAL table of which only some rows were trained, to
@@ -93,7 +93,6 @@ def _take_turns(
   tables: lookups.Tables,
   before: ClientResult,
   batches: client_batches.Batches,
-  count: tf.Tensor,
   seed: tf.Tensor,
 ) -> ClientResult:
   """Runs phases that take turns on each batch, after what was done `before`."""
@@ -136,7 +135,7 @@ def _take_turns(
   stand = Stand(*values)
   num_examples = before.num_examples
   if any(phase.measured for phase in turns):
-    num_examples += count
+    num_examples += batches.num_examples
   return before._replace(
     context=before.context._replace(
       weights=replaced(before.weights, stand.trained)
@@ -299,4 +298,4 @@ def _train(
     random_bits.fold_in(own_seed, 'shuffle'),
     round_number,
   )
-  return _take_turns(turns, mine.tables, done, batches, chosen.count, own_seed)
+  return _take_turns(turns, mine.tables, done, batches, own_seed)

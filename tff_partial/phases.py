@@ -81,6 +81,9 @@ class Phase:
       touches only the rows of an embedding table that a batch reads.
     batch_size: Examples per step; the last batch of an epoch may be smaller.
       None takes all examples in each step; padding then changes rounding.
+    drop_remainder: Whether the last batch of an epoch is left out if it is
+      smaller. A client with fewer examples than a batch then takes no step, and
+      has no weight if the phase is measured.
     epochs: How often the examples are gone through, at most; or a function
       from how many rounds were done, an int32 scalar, to that.
     max_steps: Batches, at most; None for no limit. 0 leaves the phase out.
@@ -106,6 +109,7 @@ class Phase:
     default_factory=lambda: sgd(0.1)
   )
   batch_size: int | None = 20
+  drop_remainder: bool = False
   epochs: int | Epochs = 1
   max_steps: int | None = None
   repeats: int = 1
@@ -147,6 +151,11 @@ class Phase:
           f'{name} must be positive, found {value}. To skip a phase, pass '
           'max_steps=0.'
         )
+    if self.drop_remainder and self.batch_size is None:
+      raise PhaseError(
+        'drop_remainder=True with batch_size=None: a batch of all examples has '
+        'no remainder. Give a batch size.'
+      )
     if self.max_steps is not None and self.max_steps < 0:
       raise PhaseError(f'max_steps is negative: {self.max_steps}.')
     if train and not (self.with_loss or self.terms):
@@ -222,7 +231,7 @@ class Interleaved(NamedTuple):
 
   Attributes:
     phases: They must agree on which batches there are: `on`, `batch_size`,
-      `epochs`, `max_steps` and `shuffle`.
+      `drop_remainder`, `epochs`, `max_steps` and `shuffle`.
   """
 
   phases: tuple[Phase, ...]
@@ -233,7 +242,10 @@ Part: TypeAlias = (
 )
 Work: TypeAlias = Sequence[Part]
 
-_SCHEDULE = ('on', 'batch_size', 'epochs', 'max_steps', 'shuffle')
+_SCHEDULE = (
+  *('on', 'batch_size', 'drop_remainder'),
+  *('epochs', 'max_steps', 'shuffle'),
+)
 
 
 def taking_turns(part: Phase | Interleaved) -> tuple[Phase, ...]:
