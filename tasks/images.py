@@ -23,8 +23,6 @@ from tff_partial.model import models
 
 # The last layer of a model, and what comes before it represents the image.
 HEAD = 'head'
-# Of images to be measured, for `splits.by_mark`.
-_MARK = 'is_query'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,19 +73,19 @@ def pack(
     label: From a client and the numbers of images to labels.
     example_spec: What one example consists of.
   """
-  clients: dict[str, dict[str, np.ndarray]] = {}
-  for client in holdings[0]:
-    pieces = [held[client] for held in holdings]
-    images = np.concatenate(pieces)
-    clients[client] = {
-      'x': pixels[images],
-      'y': label(client, images),
+  clients, query = (
+    {
+      client: {'x': pixels[images], 'y': label(client, images)}
+      for client, images in held.items()
     }
-    if _MARK in example_spec:
-      clients[client][_MARK] = np.repeat(
-        np.arange(len(pieces)), [len(p) for p in pieces]
-      )
-  return tff_partial.pack(clients, example_spec, min_examples=1)
+    for held in (holdings[0], holdings[-1])
+  )
+  return tff_partial.pack(
+    clients,
+    example_spec,
+    query=query if len(holdings) > 1 else None,
+    min_examples=1,
+  )
 
 
 def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ FLOORS = {
     '_newer_tensorflow',
     '_quiet',
     '_require_tff',
+    'checked_numbers',
     'client_batches',
     'client_steps',
     'clustering',

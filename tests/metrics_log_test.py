@@ -300,7 +300,7 @@ def test_numbers_are_named_by_what_the_run_was_doing():
 
 def test_tensorboard_shows_how_clients_differ(opened, tmp_path):
   table = opened(tensorboard=True)
-  values = {'rmse': np.array([0.5, 1.5, np.nan]), 'f1': np.array([np.inf])}
+  values = {'rmse': {'a': 0.5, 'b': 1.5, 'c': np.nan}, 'f1': {'a': np.inf}}
   table.histograms('validation', values, 4)
   table.release({'loss': 1.0}, 4)
   (path,) = (tmp_path / 'tensorboard').iterdir()

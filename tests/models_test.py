@@ -619,6 +619,11 @@ def test_groups_need_variables_and_a_number(options):
       r"local='user' matches no variable. The model has the layers .*'both'.* "
       r"with the variables .*'a/kernel'",
     ),
+    (
+      _three,
+      {'local': 'bot'},
+      r"Whole names are matched: where 'bot' is a part of one, write '\.\*bot",
+    ),
     (_three, {'local': ['a', 'x.*']}, r"local='x\.\*' matches no variable"),
     (_three, {'local': lambda variable: False}, 'matches no variable'),
     (

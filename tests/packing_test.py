@@ -617,5 +617,9 @@ def test_pairs_of_tff_are_inputs_and_labels(caplog):
 
 
 def test_examples_of_tff_that_do_not_fit_are_refused():
-  with pytest.raises(examples.ClientDataError, match="'ann' lacks .*'x'"):
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"'ann' lacks .*\['x'\].*: an example has \['item', 'y', 'time'\]. "
+    r"Say .*\{'x': example\['item'\], 'y': example\['y'\]\}`",
+  ):
     packing.from_tff(_client_data(x='item'), small_clients.SPEC)

@@ -180,6 +180,16 @@ def test_who_has_nothing_of_its_own_is_told_so(clients):
   )
 
 
+def test_a_client_may_be_named_by_a_number(recon):
+  given = {'x': np.arange(4), 'y': np.ones([4, 1])}
+  clients = tff_partial.pack({'1': given}, recon.process.example_spec)
+  mine, same = (
+    _predicted(tff_partial.personalise(recon, clients, name))
+    for name in (1, '1')
+  )
+  np.testing.assert_array_equal(mine, same)
+
+
 def test_an_unknown_client_is_named(recon, clients):
   with pytest.raises(examples.ClientDataError, match="no client 'u7' among"):
     tff_partial.personalise(recon, clients, 'u7')

@@ -1095,18 +1095,31 @@ def test_weights_that_are_no_numbers_are_noticed():
     ),
     (
       {'optimizer': tf.keras.optimizers.SGD},
-      'takes one of `tff.learning.optimizers`, for example `build_sgdm.0.1.`; '
-      'found',
+      'takes one of `tff.learning.optimizers`, for example '
+      r'`tff.learning.optimizers.build_sgdm\(0.1\)`; found SGD',
     ),
     (
-      {'optimizer': tf.keras.optimizers.SGD(0.1)},
-      'takes one of `tff.learning.optimizers`, .*; found SGD',
+      {'optimizer': tf.keras.optimizers.Adam(0.02)},
+      r'`tff.learning.optimizers.build_adam\(0.02\)`; found Adam',
     ),
+    (
+      {'optimizer': 'adam'},
+      r"`tff.learning.optimizers.build_adam\(0.1\)`; found 'adam'",
+    ),
+    ({'epochs': 1.5}, 'epochs: expected a whole number, found 1.5'),
+    ({'batch_size': True}, 'batch_size: expected a whole number, found True'),
+    ({'max_steps': np.nan}, 'max_steps: expected a whole number, found nan'),
   ],
 )
 def test_settings_that_make_no_sense_are_refused(options, message):
   with pytest.raises(phases.PhaseError, match=message):
     Phase(**options)
+
+
+@pytest.mark.parametrize('rate', [np.nan, np.inf, 'fast'])
+def test_a_learning_rate_is_a_finite_number(rate):
+  with pytest.raises(phases.PhaseError, match='expected a finite number'):
+    sgd(rate)
 
 
 @pytest.mark.parametrize('train', ['mine', ('mine',), (tiers.LOCAL, 'mine')])

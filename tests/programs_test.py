@@ -714,6 +714,12 @@ def test_where_nothing_was_trained_nothing_is_loaded(plain, world, tmp_path):
   'settings, expected',
   [
     ({'rounds': 0}, 'rounds must be positive, found 0'),
+    ({'rounds': 1.5}, 'rounds: expected a whole number, found 1.5'),
+    ({'seed': 'x'}, "seed: expected a whole number, found 'x'"),
+    (
+      {'clients_per_round': 1.5},
+      'clients_per_round: expected a whole number, found 1.5',
+    ),
     ({'evaluate_every': 0}, 'evaluate_every must be positive, found 0'),
     ({'checkpoint_every': 0}, 'checkpoint_every must be positive, found 0'),
     ({'callbacks': [1]}, '1 is no callback'),

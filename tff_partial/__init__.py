@@ -29,6 +29,7 @@ from tff_partial.data.client_files import open_clients as open_clients
 from tff_partial.data.client_files import write_clients as write_clients
 from tff_partial.data.client_readers import Reader as Reader
 from tff_partial.data.packing import from_arrays as from_arrays
+from tff_partial.data.packing import from_leaf as from_leaf
 from tff_partial.data.packing import from_pandas as from_pandas
 from tff_partial.data.packing import from_tff as from_tff
 from tff_partial.data.packing import pack as pack

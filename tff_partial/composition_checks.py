@@ -39,8 +39,7 @@ def check_joining(aggregator: Any, server_optimizer: Any) -> None:
     )
   if not isinstance(server_optimizer, phases.Optimizer):
     raise CompositionError(
-      'The server optimizer must be one of `tff.learning.optimizers`, found '
-      f'{type(server_optimizer).__name__}.'
+      f'The server optimizer must be {phases.instead_of(server_optimizer)}'
     )
 
 

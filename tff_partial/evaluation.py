@@ -5,9 +5,9 @@ placed at clients until a program, in a simulation, gathers and summarizes them.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import tensorflow_federated as tff
@@ -22,6 +22,9 @@ from tff_partial.data import examples
 from tff_partial.data import splits
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
+
+# Name of a metric to client id to the client's own value.
+ByClient: TypeAlias = Mapping[str, Mapping[str, float]]
 
 QUANTILES = {'p10': 0.1, 'p50': 0.5, 'p90': 0.9}
 
@@ -300,6 +303,30 @@ def _summarized(values: np.ndarray) -> dict[str, float]:
       (label, float(np.quantile(defined, q))) for label, q in QUANTILES.items()
     )
   return summary
+
+
+def by_client(ids: Sequence[str], per_client: Sequence[Any]) -> ByClient:
+  """Gathers the values of each metric for each client.
+
+  Args:
+    ids: The clients, `[clients]`.
+    per_client: Their metrics, as `evaluate` returns them. Clients without
+      measured examples are left out.
+  """
+  measured = {
+    client: metrics
+    for client, metrics in zip(ids, per_client, strict=True)
+    if metrics['num_clients'] > 0
+  }
+  names: Mapping[str, Any] = next(iter(measured.values()), {})
+  return {
+    name: {
+      client: np.asarray(metrics[name], np.float64).tolist()
+      for client, metrics in measured.items()
+    }
+    for name in names
+    if name not in keras_metrics.COUNTS
+  }
 
 
 def over_clients(per_client: Sequence[Any]) -> dict[str, np.ndarray]:

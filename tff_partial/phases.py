@@ -7,12 +7,14 @@ batch. In between, clients of a model with groups choose theirs (`groups.py`).
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import numbers
 import re
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import checked_numbers
 from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import groups
@@ -32,8 +34,48 @@ Epochs: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
 
 def sgd(learning_rate: float) -> Optimizer:
-  """Plain gradient descent, the optimizer of the FedRecon paper's clients."""
+  """Plain gradient descent, the optimizer of the FedRecon paper's clients.
+
+  Raises:
+    PhaseError: If the learning rate is not finite.
+  """
+  wrong = checked_numbers.why_not_finite(learning_rate)
+  if wrong:
+    raise PhaseError(f'sgd: learning_rate: {wrong}.')
   return tff.learning.optimizers.build_sgdm(learning_rate)
+
+
+# The class of a Keras optimizer, or its name, to TFF's of the same steps.
+_BUILDERS = {
+  'sgd': 'build_sgdm',
+  'adagrad': 'build_adagrad',
+  'adam': 'build_adam',
+  'adamw': 'build_adamw',
+  'rmsprop': 'build_rmsprop',
+}
+
+
+def instead_of(given: Any) -> str:
+  """Says which optimizer to write in place of one that is none of TFF's.
+
+  Args:
+    given: What was given, such as the name of an optimizer, or one of Keras's.
+
+  Returns:
+    The end of a message.
+  """
+  rate: Any = 0.1
+  kind = given if isinstance(given, type) else type(given)
+  name = given if isinstance(given, str) else kind.__name__
+  if hasattr(given, 'get_config') and kind is not given:  # One of Keras's.
+    rate = given.get_config().get('learning_rate', rate)
+  rate = f'{rate:.6g}' if isinstance(rate, numbers.Real) else 'learning_rate'
+  builder = _BUILDERS.get(name.lower(), 'build_sgdm')
+  found = repr(given) if isinstance(given, str) else name
+  return (
+    'one of `tff.learning.optimizers`, for example '
+    f'`tff.learning.optimizers.{builder}({rate})`; found {found}.'
+  )
 
 
 def is_plain_descent(optimizer: Optimizer) -> bool:
@@ -144,9 +186,16 @@ class Phase:
         'they would stay as they are. Train them in a phase of their own, or '
         'name terms that depend on them.'
       )
-    for name, least in (('batch_size', 1), ('epochs', 1), ('repeats', 1)):
+    for name in ('batch_size', 'epochs', 'repeats', 'max_steps'):
       value = getattr(self, name)
-      if isinstance(value, int) and value < least:
+      if callable(value) and name == 'epochs':
+        continue
+      if value is None and name in ('batch_size', 'max_steps'):
+        continue
+      wrong = checked_numbers.why_not_whole(value)
+      if wrong:
+        raise PhaseError(f'{name}: {wrong}.')
+      if name != 'max_steps' and value < 1:
         raise PhaseError(
           f'{name} must be positive, found {value}. To skip a phase, pass '
           'max_steps=0.'
@@ -202,10 +251,7 @@ class Phase:
       )
     optimizer = self.optimizer_of(tier)
     if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
-      raise PhaseError(
-        'A phase takes one of `tff.learning.optimizers`, for example '
-        f'`build_sgdm(0.1)`; found {type(optimizer).__name__}.'
-      )
+      raise PhaseError(f'A phase takes {instead_of(optimizer)}')
 
   @property
   def read(self) -> tiers.Reads:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from tff_partial.data import buckets
+from tff_partial.data import client_forms
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
@@ -191,10 +192,12 @@ class Reader:
     number = len(self.ids) if sample is None else min(sample, len(self.ids))
     for place in range(number):
       client = self.ids[place * len(self.ids) // number]
-      fields = self.read(client)
+      where = f'Client {client!r}'
+      fields = client_forms.as_fields(
+        self.read(client), self.example_spec, where
+      )
       populations.add_to(
-        digest,
-        examples.check_fields(fields, self.example_spec, f'Client {client!r}'),
+        digest, examples.check_fields(fields, self.example_spec, where)
       )
     return digest.hexdigest()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import os
 from typing import Any
 
 from absl import logging
@@ -39,6 +40,30 @@ class Dropped:
     if self.num_clients:
       said += f'; {self.num_clients:,} clients had no others'
     return said
+
+
+def read_parquet(path: str | os.PathLike[str]) -> Any:
+  """Reads a file of Parquet.
+
+  Args:
+    path: The file.
+
+  Raises:
+    ClientDataError: If it is not there or damaged, or what reads it is not
+      installed.
+  """
+  import pandas as pd  # Which does not come with TFF.
+
+  try:
+    return pd.read_parquet(path)
+  except ImportError as error:
+    raise examples.ClientDataError(
+      f'{path}: to read Parquet, pandas needs a library: `pip install pyarrow`.'
+    ) from error
+  except (OSError, ValueError) as error:
+    raise examples.ClientDataError(
+      f'{path}: the file cannot be read as Parquet: {error!s:.100}'
+    ) from None
 
 
 class Table:

@@ -1,23 +1,25 @@
 """Populations made of dictionaries, arrays, data frames, TFF's data sets."""
 
-import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_partial import spelling
+from tff_partial.data import client_forms
 from tff_partial.data import data_frames
 from tff_partial.data import examples
 from tff_partial.data import populations
+from tff_partial.data import splits
 from tff_partial.data import table_rows
 from tff_partial.data.populations import Population
 from tff_partial.data.vocabularies import Vocabulary
 
 
 def _of_clients(
-  clients: Iterable[tuple[str, Mapping[str, Any]]],
+  clients: Iterable[tuple[str, Any]],
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
   capacities: Sequence[int] | None,
@@ -38,19 +40,32 @@ def _of_clients(
 
 
 def pack(
-  clients: Mapping[str, Mapping[str, Any]],
+  clients: Mapping[str, Any],
   example_spec: examples.ExampleSpec,
   *,
+  query: Mapping[str, Any] | None = None,
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
   num_rows: table_rows.NumRows | None = None,
 ) -> Population:
   """Pads every client's arrays to one of a few capacities.
 
+  Test examples that lie apart from those to train on go in as `query`:
+
+      process = build_fed_rep(model, ...)
+      measure = build_fed_rep_eval(model, split=tff_partial.splits.by_mark())
+      train = tff_partial.pack(train, process.example_spec)
+      test = tff_partial.pack(train, measure.example_spec, query=test)
+
   Args:
-    clients: Client id to its fields: `x`, `y`, perhaps `weight` and others,
-      arrays `[examples, ...]`.
+    clients: Client id to its examples: fields `x`, `y`, perhaps `weight` and
+      others, arrays `[examples, ...]`; the inputs of a model that has several
+      by their own names beside `y`; a tuple `(x, y)` or `(x, y, weight)`; a
+      data frame of such columns; or a `tf.data.Dataset` of these.
     example_spec: What one example consists of: `process.example_spec`.
+    query: Client id to the fields of its query examples, which
+      `splits.by_mark()` tells from those in `clients`. A client that is in one
+      of the two alone has no examples of the other.
     min_examples: Clients with fewer are left out and counted in the log; at 0
       none is, and clients without examples send nothing; by
       default none is, and an empty client is an error.
@@ -64,12 +79,53 @@ def pack(
       dtype, or a value that is not finite; the message names client, field and
       example.
   """
+  for name, given in (('clients', clients), ('query', query or {})):
+    if not isinstance(given, Mapping):
+      raise examples.ClientDataError(
+        f'{name}: expected a mapping from client id to examples, found a '
+        f'{type(given).__name__}. Of a data frame, `from_pandas` makes clients.'
+      )
+  if query is not None:
+    clients = _marked(clients, query, example_spec)
   wrong = spelling.unknown('client', num_rows or {}, clients)
   if wrong:
     raise examples.ClientDataError(f'num_rows: {wrong}')
   return _of_clients(
     clients.items(), example_spec, min_examples, capacities, num_rows
   )
+
+
+def _marked(
+  support: Mapping[str, Any],
+  query: Mapping[str, Any],
+  example_spec: examples.ExampleSpec,
+) -> dict[str, Any]:
+  """Clients with both kinds of examples, told apart by a mark."""
+  if splits.MARK not in example_spec:
+    raise examples.ClientDataError(
+      f'query: an example has no field {splits.MARK!r}, by which query '
+      'examples are told from others. Build what reads the clients with '
+      '`split=tff_partial.splits.by_mark()`.'
+    )
+  plain = examples.ExampleSpec(
+    {n: spec for n, spec in example_spec.items() if n != splits.MARK},
+    examples.ids_of(example_spec),
+  )
+  marked = {}
+  for client in {**support, **query}:
+    parts = []
+    for mark, given in enumerate((support, query)):
+      if client in given:
+        where = f'Client {client!r}' + (', query' if mark else '')
+        fields = examples.check_fields(
+          client_forms.as_fields(given[client], plain, where), plain, where
+        )
+        fields[splits.MARK] = np.full(len(fields['weight']), mark, np.int32)
+        parts.append(fields)
+    marked[client] = examples.map_fields(
+      lambda *arrays: np.concatenate(arrays), *parts
+    )
+  return marked
 
 
 def from_arrays(
@@ -88,7 +144,7 @@ def from_arrays(
 
   Args:
     fields: `x`, `y`, perhaps `weight` and others: arrays `[examples, ...]` of
-      all clients together.
+      all clients together, in any form that `pack` takes of a client.
     partition: Client id to the places of its examples, int `[examples]`; see
       `partitions`.
     example_spec: What one example consists of: `process.example_spec`.
@@ -99,7 +155,10 @@ def from_arrays(
     ClientDataError: For fields that `pack` would refuse, or places where there
       is no example.
   """
-  flat = examples.check_fields(fields, example_spec, 'The data set')
+  where = 'The data set'
+  flat = examples.check_fields(
+    client_forms.as_fields(fields, example_spec, where), example_spec, where
+  )
   lengths = {len(array) for array in tf.nest.flatten(flat)}
   if len(lengths) != 1:
     raise examples.ClientDataError(
@@ -137,7 +196,7 @@ def from_pandas(
   example_spec: examples.ExampleSpec,
   *,
   client_id: str,
-  inputs: str | Mapping[str, str],
+  inputs: str | list[str] | Mapping[str, str | list[str]],
   labels: str,
   weight: str | None = None,
   fields: Mapping[str, str] | None = None,
@@ -178,10 +237,12 @@ def from_pandas(
       clients.vocabularies['item'].decode([0])  # ['Alien']
 
   Args:
-    frame: A pandas data frame with one row an example.
+    frame: A pandas data frame with one row an example, or the name of a file of
+      Parquet that holds one.
     example_spec: What one example consists of: `process.example_spec`.
     client_id: The column that says whose example it is.
-    inputs: The column of the model's input, or input name to column.
+    inputs: The column of the model's input; or several, of numbers that are
+      joined to one vector; or input name to these.
     labels: The column of the labels.
     weight: The column of the examples' weights, if they differ.
     fields: Further field to column, for splits that ask for one.
@@ -205,7 +266,9 @@ def from_pandas(
     ClientDataError: For a column that is not there, lacks values, or holds
       what the model cannot read.
   """
-  columns = {
+  if isinstance(frame, str | os.PathLike):
+    frame = data_frames.read_parquet(frame)
+  columns: dict[str, str | list[str]] = {
     **_input_columns(example_spec['x'], inputs),
     'y': labels,
     **(fields or {}),
@@ -221,21 +284,27 @@ def from_pandas(
         f'which: `fields={{{path!r}: column}}`.'
       )
   sorting = [] if time is None else [time]
-  table = data_frames.Table(
-    frame, client_id, [*columns.values(), *sorting], missing
-  )
-  unread = [name for name in _names(encode) if name not in columns.values()]
+  named = [
+    name
+    for found in columns.values()
+    for name in (found if isinstance(found, list) else [found])
+  ]
+  table = data_frames.Table(frame, client_id, [*named, *sorting], missing)
+  unread = [name for name in _names(encode) if name not in named]
   if unread:
     raise examples.ClientDataError(
       f'encode={list(_names(encode))}: {unread} are no columns of inputs, '
-      f'labels or fields, which are {list(columns.values())}.'
+      f'labels or fields, which are {named}.'
     )
   vocabularies = table.vocabularies(encode)
   specs = dict(examples.leaves(example_spec))
-  arrays = {
-    path: table.values(name, specs.get(path), vocabularies.get(name))
-    for path, name in columns.items()
-  }
+
+  def values(path: str, name: str | list[str]) -> np.ndarray:
+    if isinstance(name, list):
+      return np.stack([values(path, each) for each in name], axis=1)
+    return table.values(name, specs.get(path), vocabularies.get(name))
+
+  arrays = {path: values(path, name) for path, name in columns.items()}
   raw: dict[str, Any] = dict(arrays)
   if isinstance(example_spec['x'], Mapping):
     raw['x'] = {name: raw.pop(f'x.{name}') for name in example_spec['x']}
@@ -268,9 +337,9 @@ def from_pandas(
 
 
 def _input_columns(
-  spec: Any, inputs: str | Mapping[str, str]
-) -> dict[str, str]:
-  """Path of each of the model's inputs, such as `x.item`, to its column."""
+  spec: Any, inputs: str | list[str] | Mapping[str, str | list[str]]
+) -> dict[str, str | list[str]]:
+  """Path of each of the model's inputs, such as `x.item`, to its columns."""
   if isinstance(inputs, Mapping) != isinstance(spec, Mapping) or (
     isinstance(inputs, Mapping) and set(spec) - set(inputs)
   ):
@@ -321,24 +390,72 @@ def from_tff(
     ClientDataError: As for `pack`.
   """
 
-  def as_fields(example: Any) -> Mapping[str, Any]:
-    if to_fields is not None:
-      return to_fields(example)
-    if isinstance(example, Mapping):
-      return example
-    return collections.OrderedDict(x=example[0], y=example[1])
+  def of_client(client: str) -> Any:
+    dataset = client_data.create_tf_dataset_for_client(client)
+    if to_fields is None:
+      _check_element(client, dataset.element_spec, example_spec)
+      return dataset
+    read = [to_fields(example) for example in dataset.as_numpy_iterator()]
+    return client_forms.joined(read, example_spec)
 
-  def clients() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for client in client_ids or client_data.client_ids:
-      dataset = client_data.create_tf_dataset_for_client(client)
-      read = [as_fields(example) for example in dataset.as_numpy_iterator()]
-      if read:
-        fields = examples.map_fields(lambda *values: np.stack(values), *read)
-      else:
-        fields = examples.map_fields(
-          lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
-          example_spec,
-        )
-      yield client, fields
+  ids = client_ids or client_data.client_ids
+  return _of_clients(
+    ((client, of_client(client)) for client in ids),
+    example_spec,
+    min_examples,
+    capacities,
+  )
 
-  return _of_clients(clients(), example_spec, min_examples, capacities)
+
+# What labels are called.
+_LABELS = ('y', 'label', 'labels', 'target', 'targets')
+
+
+def _check_element(
+  client: str, element: Any, example_spec: examples.ExampleSpec
+) -> None:
+  """Says how examples become fields if theirs are called otherwise."""
+  if not isinstance(element, Mapping):
+    return
+  found = client_forms.as_fields(element, example_spec, f'Client {client!r}')
+  missing = [n for n in example_spec if n not in found and n != 'weight']
+  if missing:
+    names = list(element)
+    label = next((name for name in names if name in _LABELS), names[-1])
+    first = next((name for name in names if name != label), label)
+    raise examples.ClientDataError(
+      f'Client {client!r} lacks the fields {missing}: an example has {names}. '
+      'Say which is which, for instance `to_fields=lambda example: '
+      f"{{'x': example[{first!r}], 'y': example[{label!r}]}}`."
+    )
+
+
+def from_leaf(
+  path: str | os.PathLike[str],
+  example_spec: examples.ExampleSpec,
+  *,
+  to_fields: Callable[[Mapping[str, Any]], Any] | None = None,
+  min_examples: int | None = None,
+  capacities: Sequence[int] | None = None,
+) -> Population:
+  """Reads clients of files of JSON as the LEAF benchmark writes them.
+
+  Args:
+    path: A file with `users` and their `user_data`, or a folder of such files.
+    example_spec: What one example consists of: `process.example_spec`.
+    to_fields: From a client's `user_data`, lists by name, to what `pack` takes;
+      `x` and `y` as they are by default.
+    min_examples: As for `pack`.
+    capacities: Sizes to pad to; few good ones by default.
+
+  Raises:
+    ClientDataError: As for `pack`, or if files are not of this form.
+  """
+  clients: dict[str, Any] = {}
+  for client, given in client_forms.leaf_clients(path):
+    if client in clients:
+      raise examples.ClientDataError(
+        f'{path}: client {client!r} is there twice.'
+      )
+    clients[client] = to_fields(given) if to_fields else given
+  return _of_clients(clients.items(), example_spec, min_examples, capacities)

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial.data import buckets
+from tff_partial.data import client_forms
 from tff_partial.data import cohorts
 from tff_partial.data import data_frames
 from tff_partial.data import examples
@@ -19,14 +20,14 @@ from tff_partial.data import vocabularies as vocabularies_lib
 
 
 def concatenate(
-  clients: Iterable[tuple[str, Mapping[str, Any]]],
+  clients: Iterable[tuple[str, Any]],
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
 ) -> tuple[list[str], Any, np.ndarray, int]:
   """Checks clients one by one and concatenates those with enough examples.
 
   Args:
-    clients: Ids, and fields `[examples, ...]`.
+    clients: Ids, and what `client_forms.as_fields` takes.
     example_spec: What one example consists of.
     min_examples: Clients with fewer are left out; at 0 none is, and clients
       without examples send nothing. If None, these are refused.
@@ -56,13 +57,13 @@ class LargeEnough:
   """Clients with enough examples, checked one by one as they are asked for.
 
   Attributes:
-    clients: Ids, and fields `[examples, ...]`.
+    clients: Ids, and what `client_forms.as_fields` takes.
     example_spec: What one example consists of.
     min_examples: See `concatenate`.
     num_filtered: How many were left out so far.
   """
 
-  clients: Iterable[tuple[str, Mapping[str, Any]]]
+  clients: Iterable[tuple[str, Any]]
   example_spec: examples.ExampleSpec
   min_examples: int | None
   num_filtered: int = 0
@@ -87,10 +88,12 @@ class LargeEnough:
 
 
 def _checked(
-  client: str, fields: Mapping[str, Any], example_spec: examples.ExampleSpec
+  client: str, given: Any, example_spec: examples.ExampleSpec
 ) -> tuple[Any, int]:
   """The fields of a client as nested arrays, and how many examples it has."""
-  arrays = examples.check_fields(fields, example_spec, f'Client {client!r}')
+  where = f'Client {client!r}'
+  fields = client_forms.as_fields(given, example_spec, where)
+  arrays = examples.check_fields(fields, example_spec, where)
   lengths = {len(array) for array in tf.nest.flatten(arrays)}
   if len(lengths) != 1:
     raise examples.ClientDataError(

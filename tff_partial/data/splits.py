@@ -16,6 +16,9 @@ import tensorflow as tf
 from tff_partial import errors
 from tff_partial import random_bits
 
+# The field that tells query examples from others; see `by_mark`.
+MARK = 'is_query'
+
 
 class SplitError(errors.UserError, ValueError):
   """Raised for a split that cannot be made."""
@@ -257,11 +260,11 @@ def alternating(batch_size: int) -> Split:
   return Split(part(0), part(1))
 
 
-def by_mark(field: str = 'is_query') -> Split:
+def by_mark(field: str = MARK) -> Split:
   """Examples marked 0 are the support set, all others the query set.
 
   For splits that were made beforehand, such as a user's earlier and later
-  ratings.
+  ratings; `pack(train, spec, query=test)` marks those that lie apart.
 
   Args:
     field: A field of the examples, int32.

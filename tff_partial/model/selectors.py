@@ -120,9 +120,23 @@ def _matched(
     raise SelectorError(
       f'{what}={selector!r} matches no variable. The model has the layers '
       f'{list(spec.layers)} with the variables '
-      f'{[v.name for v in spec.variables]}.'
+      f'{[v.name for v in spec.variables]}.{_if_parts(spec, selector)}'
     )
   return matched
+
+
+def _if_parts(spec: keras_analysis.KerasSpec, selector: Selector) -> str:
+  """Says so where a selector matches parts of names."""
+  if not isinstance(selector, (str, re.Pattern)):
+    return ''
+  pattern = selector if isinstance(selector, str) else selector.pattern
+  names = [*spec.layers, *(v.name for v in spec.variables)]
+  if not any(re.search(selector, name) for name in names):
+    return ''
+  return (
+    f' Whole names are matched: where {pattern!r} is a part of one, write '
+    f'{f".*{pattern}.*"!r}.'
+  )
 
 
 def with_client_sizes(

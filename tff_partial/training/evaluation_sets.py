@@ -1,8 +1,9 @@
 """Evaluation sets: all clients of a population personalise and are measured."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -99,7 +100,7 @@ def evaluate(
   weights: Any,
   seed: int = 0,
   client_store: client_store_lib.ClientStates | None = None,
-  on_clients: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
+  on_clients: Callable[[evaluation.ByClient], Any] | None = None,
   server_state: Any = None,
 ) -> dict[str, Any]:
   """All clients of an evaluation set personalise the model and are measured.
@@ -113,14 +114,17 @@ def evaluate(
       are taken.
     seed: The run's seed; a client's draws follow from it and its id.
     client_store: What clients remember, for a set that is `remembering`.
-    on_clients: Is told the values of each metric, floats `[clients]` by name.
+    on_clients: Is told each client's own values: name of a metric to client id
+      to value, of the clients that were measured. `pandas.DataFrame` makes a
+      table of it, with a row for each client.
     server_state: What the server holds beside weights, such as
       `result.best_server_state`, for an evaluation whose clients read it.
 
   Returns:
     Pooled metrics by name, and under `per_client` their distribution. Of
     clients whose loss or weights are not finite only `num_not_finite` says
-    something, and a warning.
+    something, and a warning; of those without examples to measure only
+    `num_without_query`, and a warning, once.
 
   Raises:
     EvaluationSetError: If weights are not finite; or if the set is
@@ -169,17 +173,17 @@ def measure(
   weights: Any,
   seed: int = 0,
   client_store: client_store_lib.ClientStates | None = None,
-  on_clients: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
+  on_clients: Callable[[evaluation.ByClient], Any] | None = None,
   server_state: Any = None,
 ) -> dict[str, Any]:
-  """Does what `evaluate` does, with any weights and without a warning.
+  """Does what `evaluate` does, with any weights and no warning of losses.
 
   Args:
     evaluation_set: The evaluation and its clients.
     weights: The model's weights at the server, `ModelWeights`.
     seed: The run's seed.
     client_store: What clients remember, for a set that is `remembering`.
-    on_clients: Is told the values of each metric, floats `[clients]` by name.
+    on_clients: Is told each client's own values, as by `evaluate`.
     server_state: As for `evaluate`.
 
   Raises:
@@ -199,10 +203,25 @@ def measure(
       *evaluation_set.evaluation.beside(server_state),
     )
   result = pooled(measured.metrics)
+  counted = result['num_clients'] + result['num_not_finite']
+  result['num_without_query'] = len(cohort) - counted
+  if counted < len(cohort):
+    _warn(
+      f'{len(cohort) - counted:,} of {len(cohort):,} clients have no query '
+      'examples, by which an evaluation measures: no metric counts them. Leave '
+      'out clients with too few examples, or choose another split.'
+    )
   result['per_client'] = evaluation.summarize(measured.per_client)
   if on_clients is not None:
-    on_clients(evaluation.over_clients(measured.per_client))
+    ids = evaluation_set.clients.client_ids
+    on_clients(evaluation.by_client(ids, measured.per_client))
   return result
+
+
+@functools.cache
+def _warn(text: str) -> None:
+  """Logs a warning once, however often clients are evaluated."""
+  logging.warning('%s', text)
 
 
 def with_memories(

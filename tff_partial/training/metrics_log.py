@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial import errors
+from tff_partial import evaluation
 from tff_partial.training import checkpoints
 
 METRICS_FILE = 'metrics.csv'
@@ -169,13 +170,13 @@ class Records:
       self._add_curves(values, round_number)
 
   def histograms(
-    self, phase: str, values: Mapping[str, np.ndarray], round_number: int
+    self, phase: str, values: evaluation.ByClient, round_number: int
   ) -> None:
     """Shows in TensorBoard how metrics differ from client to client.
 
     Args:
       phase: Which clients were measured.
-      values: Metric to floats `[clients]`.
+      values: Metric to client id to value.
       round_number: The round.
 
     Raises:
@@ -184,7 +185,8 @@ class Records:
     if self._events is None:
       return
     with self._writing(round_number), self._events.as_default(round_number):
-      for name, numbers in values.items():
+      for name, of_clients in values.items():
+        numbers = np.array(list(of_clients.values()), np.float64)
         finite = numbers[np.isfinite(numbers)]
         if finite.size:
           tf.summary.histogram(f'{phase}_clients/{name}', finite)

@@ -110,6 +110,8 @@ def _at_client(
 ) -> tuple[evaluation_lib.Evaluation, Any, Mapping[str, Any]]:
   """How a client personalises, what it remembers, and its value."""
   cohorts.check(clients, (evaluation or trained.process).example_spec)
+  if not isinstance(client_id, str) and client_id not in clients.client_ids:
+    client_id = str(client_id)  # Most sources name clients by texts.
   seeds = sampling.client_seeds([client_id], seed, 'evaluation')
   cohort = clients.cohort([client_id], seeds)
   if not len(cohort):

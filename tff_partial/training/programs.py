@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from absl import logging
 
+from tff_partial import checked_numbers
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial.data import cohorts
@@ -128,6 +129,10 @@ def train(
     evaluate_every=evaluate_every,
     checkpoint_every=checkpoint_every,
   )
+  for name, value in (('seed', seed), ('clients_per_round', clients_per_round)):
+    wrong = checked_numbers.why_not_whole(value)
+    if wrong:
+      raise ProgramError(f'{name}: {wrong}.')
   select = select or Selection()
   callbacks_lib.check(
     callbacks, None if validation is None else validation.metrics
@@ -229,6 +234,9 @@ def _begin(
 
 def _check_positive(**numbers: int) -> None:
   for name, number in numbers.items():
+    wrong = checked_numbers.why_not_whole(number)
+    if wrong:
+      raise ProgramError(f'{name}: {wrong}.')
     if number < 1:
       raise ProgramError(f'{name} must be positive, found {number}.')
 

@@ -7,9 +7,9 @@ import math
 import secrets
 from typing import Any
 
-import numpy as np
 import tensorflow_federated as tff
 
+from tff_partial import evaluation
 from tff_partial import processes
 from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
@@ -184,7 +184,7 @@ class Run:
     evaluation_set: evaluation_sets.EvaluationSet,
     seed: int,
     select: selection.Selection,
-    on_clients: Callable[[Mapping[str, np.ndarray]], Any] | None = None,
+    on_clients: Callable[[evaluation.ByClient], Any] | None = None,
   ) -> dict[str, Any]:
     """Measures the validation clients, and keeps the best weights.
 
@@ -192,7 +192,7 @@ class Run:
       evaluation_set: Who is measured.
       seed: The run's seed.
       select: What makes a round the best.
-      on_clients: Is told the values of each metric over the clients.
+      on_clients: Is told each client's own values; see `evaluate`.
     """
     weights, notes = self.weights, self.notes
     measured = evaluation_sets.measure(
@@ -239,6 +239,8 @@ class Run:
     if measured is None:
       return False
     size = measured['num_clients'] + measured['num_not_finite']
+    if not size:
+      return False  # No client had anything to measure.
     return stop.has_diverged(measured, self.notes.first_validation_loss, size)
 
   def progress(

@@ -8,6 +8,7 @@ from typing import Any
 from absl import logging
 import numpy as np
 
+from tff_partial import evaluation
 from tff_partial.data import cohorts
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
@@ -15,6 +16,7 @@ from tff_partial.training import divergence
 from tff_partial.training import evaluation_sets
 from tff_partial.training import history as history_lib
 from tff_partial.training import metrics_log
+from tff_partial.training import query_examples
 from tff_partial.training import results
 from tff_partial.training import round_columns
 from tff_partial.training import run_state
@@ -47,6 +49,7 @@ class TrainingLoop:
     bar: Shows the progress.
     durations: Seconds of each round of this call.
     has_validated: Whether this call has measured the validation clients.
+    has_warned: Whether this call has warned of clients without query examples.
     history: The rounds so far, those before this call, too.
   """
 
@@ -67,6 +70,7 @@ class TrainingLoop:
   bar: metrics_log.Bar | None = None
   durations: list[float] = dataclasses.field(default_factory=list)
   has_validated: bool = False
+  has_warned: bool = False
   history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
   @property
@@ -114,7 +118,10 @@ class TrainingLoop:
     seconds = time.perf_counter() - begun
     self.durations.append(seconds)
     train = evaluation_sets.pooled(nested['client_work']['train'])
-    run.note_training(train, len(cohort), self.stop)
+    size = round_columns.num_measured(train)
+    if size < len(cohort):
+      self._note_without_query(number, len(cohort), size)
+    run.note_training(train, len(cohort) if size else 0, self.stop)
     if privacy is None:
       return round_columns.of_round(metrics, train, seconds)
     row = round_columns.of_private_round(
@@ -123,6 +130,30 @@ class TrainingLoop:
     row.update(privacy.columns(number))
     run.notes.measured = round_columns.of_aggregator(row)
     return row
+
+  def _note_without_query(self, number: int, asked: int, measured: int) -> None:
+    """Warns once of clients without query examples; refuses if all are.
+
+    Args:
+      number: The round.
+      asked: How many clients took part.
+      measured: How many of them had query examples.
+    """
+    if not measured:
+      query_examples.check(self.run.process, self.clients)
+    if self.has_warned or (self.run.privacy and not self.diagnostics):
+      return
+    if self.sampler.participation != sampling.Participation():
+      return  # Slow clients may not get to theirs.
+    self.has_warned = True
+    logging.warning(
+      'Round %d: %d of %d clients have no query examples, by which clients '
+      'train what they share and are measured. They count for nothing. Leave '
+      'out clients with too few examples, or choose another split.',
+      number,
+      asked - measured,
+      asked,
+    )
 
   def _validation(self, is_due: bool) -> dict[str, Any]:
     """The validation's columns; they are empty where it is not due."""
@@ -139,7 +170,7 @@ class TrainingLoop:
     )
     return {column: measured[name] for column, name in columns.items()}
 
-  def _histograms(self, values: Mapping[str, np.ndarray]) -> None:
+  def _histograms(self, values: evaluation.ByClient) -> None:
     """Records how metrics differ between clients; of a private run on request.
 
     Those who are measured may be those who train.

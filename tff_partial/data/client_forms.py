@@ -1,0 +1,135 @@
+"""What people have of a client, as fields of arrays."""
+
+from collections.abc import Iterator, Mapping
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial.data import examples
+
+# The order of fields in tuples, as Keras's `fit` has them.
+_ORDER = ('x', 'y', 'weight')
+
+
+def as_fields(given: Any, example_spec: Any, where: str) -> Mapping[str, Any]:
+  """Returns a client's examples as fields, `[examples, ...]`.
+
+  Args:
+    given: The fields; the model's inputs by name beside other fields, as in a
+      dictionary of columns or a data frame; a tuple `(x, y)` or `(x, y,
+      weight)`; or a `tf.data.Dataset` of one of these, batched or not.
+    example_spec: What one example consists of.
+    where: Names the client in error messages.
+
+  Raises:
+    ClientDataError: For anything else.
+  """
+  if isinstance(given, tf.data.Dataset):
+    return _read(given, example_spec, where)
+  if hasattr(given, 'columns') and hasattr(given, 'to_numpy'):
+    given = {column: given[column].to_numpy() for column in given.columns}
+  if isinstance(given, (tuple, list)) and len(given) in (2, 3):
+    return dict(zip(_ORDER, given, strict=False))
+  if not isinstance(given, Mapping):
+    raise examples.ClientDataError(
+      f'{where}: expected fields, `{{"x": ..., "y": ...}}`, a tuple `(x, y)` '
+      f'or a `tf.data.Dataset`, found {type(given).__name__}.'
+    )
+  inputs = example_spec['x']
+  if 'x' in given or not isinstance(inputs, Mapping):
+    return given
+  if any(name in example_spec for name in inputs if name in given):
+    return given  # Such as an input that is called as a field is.
+  fields = {n: value for n, value in given.items() if n not in inputs}
+  if len(fields) < len(given):
+    fields['x'] = {name: given[name] for name in inputs if name in given}
+  return fields
+
+
+def _read(
+  dataset: tf.data.Dataset, example_spec: Any, where: str
+) -> Mapping[str, Any]:
+  """Reads a data set into memory."""
+
+  def fields_of(element: Any) -> Mapping[str, Any]:
+    return as_fields(element, example_spec, where)
+
+  specs = fields_of(dataset.element_spec)
+  pairs = [
+    pair
+    for name, wanted in example_spec.items()
+    if name in specs
+    for pair in zip(
+      tf.nest.flatten(specs[name]), tf.nest.flatten(wanted), strict=False
+    )
+  ]
+  is_batched = any(_is_batch(found, wanted) for found, wanted in pairs)
+  read = [fields_of(element) for element in dataset.as_numpy_iterator()]
+  return joined(read, example_spec, is_batched)
+
+
+def _is_batch(found: Any, wanted: tf.TensorSpec) -> bool:
+  """Whether elements of a data set are batches of what is wanted."""
+  rank = found.shape.rank
+  if rank is None or rank == wanted.shape.rank + 1:
+    return True
+  # Plain numbers will do for arrays of one.
+  is_one = tuple(wanted.shape) == (1,) and rank == 1
+  return is_one and found.shape[0] != 1
+
+
+def joined(
+  read: list[Mapping[str, Any]], example_spec: Any, are_batches: bool = False
+) -> Any:
+  """Joins single examples, or batches of them, to fields `[examples, ...]`.
+
+  Args:
+    read: The examples.
+    example_spec: What one consists of, for a client that has none.
+    are_batches: Whether they are batches.
+  """
+  if not read:
+    return examples.map_fields(
+      lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype),
+      example_spec,
+    )
+  return examples.map_fields(
+    lambda *values: np.concatenate(values) if are_batches else np.stack(values),
+    *read,
+  )
+
+
+def leaf_clients(
+  path: str | os.PathLike[str],
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+  """Yields the clients of files in the form of LEAF, one after another.
+
+  Args:
+    path: A file of JSON with `users` and `user_data`, or a folder of such
+      files, which are read in the order of their names.
+
+  Raises:
+    ClientDataError: If there are none, or they hold something else.
+  """
+  given = pathlib.Path(path)
+  files = sorted(given.glob('*.json')) if given.is_dir() else [given]
+  if not files:
+    raise examples.ClientDataError(f'{given}: there are no files *.json.')
+  for file in files:
+    try:
+      held = json.loads(file.read_text(encoding='utf-8'))
+      found = [(str(user), held['user_data'][user]) for user in held['users']]
+    except FileNotFoundError:
+      raise examples.ClientDataError(
+        f'{file}: there is no such file.'
+      ) from None
+    except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+      raise examples.ClientDataError(
+        f'{file}: expected JSON as LEAF writes it, with `users` and the '
+        f'`user_data` of each; {type(error).__name__}: {error!s:.80}'
+      ) from None
+    yield from found
