@@ -19,6 +19,7 @@ from tff_partial import evaluation
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.baselines import apfl
+from tff_partial.baselines import fed_opt
 from tff_partial.baselines import fed_proto
 from tff_partial.baselines import scaffold
 from tff_partial.data import splits
@@ -155,6 +156,72 @@ def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
 def test_what_scaffold_cannot_do_is_refused(options, message, model):
   with pytest.raises(scaffold.ScaffoldError, match=message):
     baselines.build_scaffold(model, **{'num_clients': 4, **options})
+
+
+# ---- FedAdam and FedYogi -----------------------------------------------------
+
+
+@pytest.mark.parametrize('rule', [fed_opt.TFF, fed_opt.PAPER])
+@pytest.mark.parametrize('name', ['adam', 'yogi'])
+def test_adaptive_servers(name, rule, model, clients):
+  # Of the size of updates, so that it matters where it stands.
+  rate, beta_1, beta_2, tau = 0.1, 0.9, 0.99, 0.1
+  build = {'adam': baselines.build_fed_adam, 'yogi': baselines.build_fed_yogi}
+  process = build[name](
+    model, training=_TRAINING, learning_rate=rate, tau=tau, rule=rule
+  )
+  state, _ = planted.trained(process, clients, _ROUNDS)
+  w, m = np.ones([2, 1]), np.zeros([2, 1])
+  begins = 0.0 if (name, rule) == ('adam', fed_opt.TFF) else tau**2
+  v = np.full([2, 1], begins)
+  for number, names in enumerate(_ROUNDS, 1):
+    moves, sizes = [], []
+    for client in names:
+      local = w
+      for x, y in _batches(clients[client]):
+        local = local - _RATE * _gradient(local, x, y)
+      moves.append(local - w)
+      sizes.append(len(clients[client]['y']))
+    move = np.average(moves, axis=0, weights=sizes)
+    m = beta_1 * m + (1 - beta_1) * move
+    if name == 'adam':
+      v = beta_2 * v + (1 - beta_2) * move**2
+    else:
+      v = v - (1 - beta_2) * move**2 * np.sign(v - move**2)
+    step = rate * m / (np.sqrt(v) + tau)
+    if rule == fed_opt.TFF:
+      step *= np.sqrt(1 - beta_2**number) / (1 - beta_1**number)
+    w = w + step
+  np.testing.assert_allclose(_global(state), w, atol=1e-6)
+
+
+def test_where_tau_stands_in_round_1(model, clients):
+  # An update u moves weights by eta u / (|u| + 10 tau) with TFF's rule, and as
+  # printed by eta .1 u / (sqrt(.99 tau^2 + .01 u^2) + tau).
+  plain = baselines.build_fed_avg(model, training=_TRAINING)
+  moved = {}
+  for rule in (None, fed_opt.TFF, fed_opt.PAPER):
+    process = plain
+    if rule is not None:
+      process = baselines.build_fed_adam(
+        model, training=_TRAINING, learning_rate=0.1, tau=0.05, rule=rule
+      )
+    state, _ = planted.trained(process, clients, _ROUNDS[:1])
+    moved[rule] = _global(state) - 1.0
+  u = moved[None]
+  np.testing.assert_allclose(
+    moved[fed_opt.TFF], 0.1 * u / (np.abs(u) + 0.5), rtol=1e-4
+  )
+  np.testing.assert_allclose(
+    moved[fed_opt.PAPER],
+    0.01 * u / (np.sqrt(0.99 * 0.05**2 + 0.01 * u**2) + 0.05),
+    rtol=1e-4,
+  )
+
+
+def test_a_rule_that_is_none_is_refused(model):
+  with pytest.raises(fed_opt.RuleError, match="rule='adam' is none of"):
+    baselines.build_fed_yogi(model, rule='adam')
 
 
 # ---- APFL --------------------------------------------------------------------

@@ -322,5 +322,7 @@ def adaptive(build: Callable[..., processes.PartialProcess]) -> Build:
     model,
     training=run.local.of_global(),
     learning_rate=run.server.learning_rate,
+    tau=run.hyperparameters.tau,
+    rule=run.hyperparameters.adaptive_rule,
     **run.averaging(),
   )

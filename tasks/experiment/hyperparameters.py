@@ -14,6 +14,7 @@ from tff_partial import clustering
 from tff_partial import drafts as drafts_lib
 from tff_partial import phases
 from tff_partial import statistics
+from tff_partial.baselines import fed_opt
 from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.model import first_values
@@ -339,6 +340,20 @@ class Hyperparameters(Options):
     'mu of FedProx, lambda of Ditto, pFedMe and FedProto; by default the '
     "algorithm's.",
     at_least=0,
+  )
+  tau: float = option(
+    1e-3,
+    'Degree of adaptivity of FedAdam and FedYogi. With --adaptive_rule=tff it '
+    'stands outside the bias correction, where it counts ten times as much in '
+    'round 1 as beside corrected moments.',
+    at_least=0,
+  )
+  adaptive_rule: str = option(
+    fed_opt.TFF,
+    "How the server of FedAdam and FedYogi steps: by TFF's optimizers, which "
+    'correct the bias of both moments, or by Algorithm 2 of the paper as '
+    'printed, which does not.',
+    choices=(fed_opt.TFF, fed_opt.PAPER),
   )
   scaffold_option: str = option(
     '2',

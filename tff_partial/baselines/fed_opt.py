@@ -1,21 +1,48 @@
 """FedAdam and FedYogi (Reddi et al., ICLR 2021), Algorithm 2.
 
-Deviations: the optimizers are TFF's, which correct the bias of both moments;
-the algorithm as printed does not. The second moment of TFF's Adam begins with
-zero, where the paper begins with tau squared or more. Measured like FedAvg.
+Two rules, of which `rule` chooses. `PAPER` is the algorithm as printed: the
+server moves weights by
+
+    eta m / (sqrt(v) + tau),
+
+where v begins with tau squared and no moment is corrected for its bias.
+
+`TFF`, the default, is TFF's optimizers, which correct the bias of both moments:
+
+    eta sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) + tau).
+
+So tau stands outside the correction. Beside the corrected second moment it
+counts as `tau / sqrt(1 - beta_2^t)`: with beta_2 = .99 ten times as much in
+round 1, 1.6 times in round 50. The second moment of TFF's Adam begins with
+zero. Where updates are large against tau, both rules take steps of about eta,
+the printed one of at most that; a tau that was tuned for one rule does not
+carry over to the other.
+
+Measured like FedAvg.
 """
 
+import collections
 import dataclasses
-from typing import Unpack
+from typing import Any, Unpack
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import errors
 from tff_partial.composition import Averaging
 from tff_partial.composition import compose
 from tff_partial.model import models
+from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
+
+# TFF's optimizers, or the algorithm as printed.
+TFF, PAPER = 'tff', 'paper'
+
+
+class RuleError(errors.UserError, ValueError):
+  """Raised for a rule that is none of `TFF` and `PAPER`."""
 
 
 def build_fed_adam(
@@ -26,6 +53,7 @@ def build_fed_adam(
   beta_1: float = 0.9,
   beta_2: float = 0.99,
   tau: float = 1e-3,
+  rule: str = TFF,
   **averaging: Unpack[Averaging],
 ) -> PartialProcess:
   """Clients train the global weights; the server takes their mean to Adam.
@@ -36,20 +64,20 @@ def build_fed_adam(
     learning_rate: eta of the paper, at the server.
     beta_1: Decay of the first moment.
     beta_2: Decay of the second moment.
-    tau: Degree of adaptivity.
+    tau: Degree of adaptivity; with `TFF` outside the bias correction.
+    rule: `TFF`, or `PAPER` for the algorithm as printed.
     **averaging: How updates are averaged, as for `compose`.
 
   Raises:
-    CompositionError, PhaseError: If the arguments do not fit together.
+    CompositionError, PhaseError, RuleError: If the arguments do not fit
+      together.
   """
-  return compose(
-    model,
-    work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
-    server_optimizer=tff.learning.optimizers.build_adam(
-      learning_rate, beta_1, beta_2, tau
-    ),
-    **averaging,
+  optimizer = tff.learning.optimizers.build_adam(
+    learning_rate, beta_1, beta_2, tau
   )
+  if _is_printed(rule):
+    optimizer = _AsPrinted(False, learning_rate, beta_1, beta_2, tau)
+  return _build(model, training, optimizer, averaging)
 
 
 def build_fed_yogi(
@@ -60,6 +88,7 @@ def build_fed_yogi(
   beta_1: float = 0.9,
   beta_2: float = 0.99,
   tau: float = 1e-3,
+  rule: str = TFF,
   **averaging: Unpack[Averaging],
 ) -> PartialProcess:
   """Clients train the global weights; the server takes their mean to Yogi.
@@ -70,17 +99,97 @@ def build_fed_yogi(
     learning_rate: eta of the paper, at the server.
     beta_1: Decay of the first moment.
     beta_2: Decay of the second moment, which begins with `tau` squared.
-    tau: Degree of adaptivity.
+    tau: Degree of adaptivity; with `TFF` outside the bias correction.
+    rule: `TFF`, or `PAPER` for the algorithm as printed.
     **averaging: How updates are averaged, as for `compose`.
 
   Raises:
-    CompositionError, PhaseError: If the arguments do not fit together.
+    CompositionError, PhaseError, RuleError: If the arguments do not fit
+      together.
   """
+  optimizer = tff.learning.optimizers.build_yogi(
+    learning_rate, beta_1, beta_2, tau, initial_preconditioner_value=tau**2
+  )
+  if _is_printed(rule):
+    optimizer = _AsPrinted(True, learning_rate, beta_1, beta_2, tau)
+  return _build(model, training, optimizer, averaging)
+
+
+def _is_printed(rule: str) -> bool:
+  if rule not in (TFF, PAPER):
+    raise RuleError(f'rule={rule!r} is none of {[TFF, PAPER]}.')
+  return rule == PAPER
+
+
+def _build(
+  model: models.PartialModel,
+  training: Phase,
+  optimizer: Optimizer,
+  averaging: Averaging,
+) -> PartialProcess:
   return compose(
     model,
     work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
-    server_optimizer=tff.learning.optimizers.build_yogi(
-      learning_rate, beta_1, beta_2, tau, initial_preconditioner_value=tau**2
-    ),
+    server_optimizer=optimizer,
     **averaging,
   )
+
+
+_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
+_FIRST, _SECOND = 'first_moment', 'second_moment'
+
+
+class _AsPrinted(Optimizer):
+  """Lines 12 to 16 of Algorithm 2, for Adam or Yogi."""
+
+  def __init__(
+    self,
+    is_yogi: bool,
+    learning_rate: float,
+    beta_1: float,
+    beta_2: float,
+    tau: float,
+  ):
+    self._is_yogi = is_yogi
+    self._learning_rate = learning_rate
+    self._beta_1, self._beta_2, self._tau = beta_1, beta_2, tau
+
+  def initialize(self, specs: Any) -> Any:
+    """The learning rate, and both moments."""
+
+    def filled(value: float) -> Any:
+      return tf.nest.map_structure(
+        lambda spec: tf.fill(spec.shape, tf.cast(value, spec.dtype)), specs
+      )
+
+    return collections.OrderedDict(
+      {
+        _RATE: self._learning_rate,
+        _FIRST: filled(0.0),
+        _SECOND: filled(self._tau**2),
+      }
+    )
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """Moves weights against what clients' updates take for a gradient."""
+
+    def first(moment: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
+      return self._beta_1 * moment + (1.0 - self._beta_1) * slope
+
+    def second(moment: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
+      square = tf.square(slope)
+      if self._is_yogi:
+        sign = tf.sign(moment - square)
+        return moment - (1.0 - self._beta_2) * square * sign
+      return self._beta_2 * moment + (1.0 - self._beta_2) * square
+
+    def moved(w: tf.Tensor, m: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+      rate = tf.cast(state[_RATE], w.dtype)
+      return w - rate * m / (tf.sqrt(v) + self._tau)
+
+    one = tf.nest.map_structure(first, state[_FIRST], gradients)
+    two = tf.nest.map_structure(second, state[_SECOND], gradients)
+    after = collections.OrderedDict(
+      {_RATE: state[_RATE], _FIRST: one, _SECOND: two}
+    )
+    return after, tf.nest.map_structure(moved, weights, one, two)
