@@ -72,8 +72,8 @@ class ClientContext(NamedTuple):
 
   Attributes:
     model: The model.
-    weights: Tier to named tensors, as they stand; of GROUP all copies until the
-      client has chosen its own.
+    weights: Tier to named tensors, as they stand; of GROUP the copy that the
+      client chose, before that the first, and all copies where it chooses.
     received: Tier to named tensors, as the round began.
     frozen: Weights that are never trained.
     examples: The client's examples, `[capacity, ...]`.
