@@ -12,6 +12,7 @@ weights are thrown away, as canaries pull them about.
 import dataclasses
 import json
 
+from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.config import Config
 from tasks.experiment.folder import finite
@@ -29,16 +30,18 @@ from tff_partial.dp import privacy_audit
 from tff_partial.training import programs
 
 _FILE = 'audit.json'
+_CANARIES = 500
 
 
 @dataclasses.dataclass(frozen=True)
 class Audit(Options):
   """How sharp the attack is."""
 
-  canaries: int = option(
-    500,
-    'How many clients are there or not, to be guessed. The more, the sharper.',
-    at_least=8,
+  canaries: int | None = option(
+    None,
+    'How many clients are there or not, to be guessed. The more, the sharper; '
+    'by default 500, or as many as the run can hide.',
+    at_least=audit_bounds.FEWEST_GUESSES,
   )
   confidence: float = option(
     0.95, 'That the bound is right.', at_least=0.5, at_most=1.0 - 1e-9
@@ -49,21 +52,44 @@ class RefutedError(programs.ProgramError):
   """Raised when a run cannot be as private as it claims."""
 
 
+def with_canaries(
+  config: Config, task: tasks_lib.Task, asked: int | None
+) -> tuple[Trainable, privacy_audit.Canaries]:
+  """Builds a run that hides canaries.
+
+  Args:
+    config: The experiment.
+    task: Its task.
+    asked: How many canaries; with None 500, or as many as it can hide.
+
+  Raises:
+    OptionError: If more are asked for than it can hide.
+  """
+  number = _CANARIES if asked is None else asked
+  while True:
+    canaries = privacy_audit.Canaries(number, config.seed)
+    try:
+      return Trainable(config, task, canaries), canaries
+    except privacy_audit.TooManyCanariesError as error:
+      if asked is not None:
+        raise OptionError(f'--canaries={asked}: {error}') from None
+      number = error.largest
+
+
 def main(config: Config, output: Output, audit: Audit) -> None:
   """Trains with canaries, guesses them, and says what that proves."""
   if not output.output_dir:
     raise OptionError('--output_dir: name a folder for what is found.')
+  if not config.privacy.is_on:
+    raise OptionError(
+      'The run claims no epsilon that an attack could refute. Give '
+      '--target_epsilon or --noise_multiplier.'
+    )
   folder = Folder(output.output_dir)
   folder.path.mkdir(parents=True, exist_ok=True)
   task = load(config)
-  canaries = privacy_audit.Canaries(audit.canaries, config.seed)
   with executing(config.runtime):
-    trainable = Trainable(config, task, canaries)
-    if trainable.ledger is None:
-      raise OptionError(
-        'The run claims no epsilon that an attack could refute. Give '
-        '--target_epsilon or --noise_multiplier.'
-      )
+    trainable, canaries = with_canaries(config, task, audit.canaries)
     trained = programs.train(
       trainable.process,
       canaries.among(trainable.clients()),

@@ -48,6 +48,7 @@ from tff_partial import drafts as drafts_lib
 from tff_partial import tiers
 from tff_partial.analysis import embeddings
 from tff_partial.analysis import shares
+from tff_partial.analysis import spreadsheets
 from tff_partial.training import personal_models
 from tff_partial.training import programs
 
@@ -100,7 +101,7 @@ def _draw_shares(records: records_lib.Records, folder: pathlib.Path) -> None:
   frame.insert(0, _CLIENT, clients)
   counts = np.bincount(records.client, minlength=len(records.clients))
   frame.insert(1, 'records', counts[places])
-  frame.to_csv(folder / _SHARES, index=False)
+  spreadsheets.escaped_frame(frame).to_csv(folder / _SHARES, index=False)
   shares.draw(
     dict(zip(clients, table, strict=True)), names, folder / _SHARES_PICTURE
   )
@@ -218,7 +219,7 @@ def _draw_map(
   points = embeddings.project(vectors, seed)
   frame.insert(3, _X, points[:, 0])
   frame.insert(4, _Y, points[:, 1])
-  frame.to_csv(folder / _MAP, index=False)
+  spreadsheets.escaped_frame(frame).to_csv(folder / _MAP, index=False)
   maps, places = {}, {}
   for path in (folder, *map(pathlib.Path, picture.beside)):
     maps[path.name], places[path.name] = _read(path / _MAP)
@@ -234,7 +235,8 @@ def _draw_map(
 
 def _read(path: pathlib.Path) -> tuple[embeddings.Users, embeddings.Places]:
   """Reads a map that was written."""
-  frame = pd.read_csv(path, dtype={_CLIENT: str, _USER: str})
+  texts = dict.fromkeys((_CLIENT, _USER), spreadsheets.unescaped)
+  frame = pd.read_csv(path, converters=texts)
   is_user = (frame[_WHAT] == _OF_USER).to_numpy()
   points = frame[[_X, _Y]].to_numpy()
   users = embeddings.Users(
@@ -379,7 +381,7 @@ def main(config: Config, output: Output, picture: Picture) -> None:
     written += [_MAP, _MAP_PICTURE]
   if clusters:
     drafts = measured(config, task.records.clients, saved, rows, clusters)
-    drafts.to_csv(folder / _DRAFTS, index=False)
+    spreadsheets.escaped_frame(drafts).to_csv(folder / _DRAFTS, index=False)
     _say_drafts(drafts, saved)
     written.append(_DRAFTS)
   else:

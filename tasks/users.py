@@ -38,6 +38,7 @@ from tasks.options import Options
 from tff_partial import client_state
 from tff_partial.analysis import confusion
 from tff_partial.analysis import embeddings
+from tff_partial.analysis import spreadsheets
 from tff_partial.training import programs
 
 _FILE, _MAP, _GROUPS = 'users.csv', 'user_map.png', 'user_groups.png'
@@ -109,7 +110,8 @@ def _read(folder: pathlib.Path) -> pd.DataFrame:
     raise OptionError(
       f'{path}: there is no such file. Draw the users of that run first.'
     )
-  return pd.read_csv(path, dtype={_USER: str, _VALUE: str, _GROUP: str})
+  texts = dict.fromkeys((_USER, _VALUE, _GROUP), spreadsheets.unescaped)
+  return pd.read_csv(path, converters=texts)
 
 
 def main(config: Config, output: Output, picture: Picture) -> None:
@@ -126,7 +128,7 @@ def main(config: Config, output: Output, picture: Picture) -> None:
     saved = programs.load(trainable.process, folder)
     num_groups = trainable.process.model.num_groups
     frame = described(task, saved, num_groups, config.seed)
-    frame.to_csv(folder / _FILE, index=False)
+    spreadsheets.escaped_frame(frame).to_csv(folder / _FILE, index=False)
   frames = {
     path.name: _read(path)
     for path in (folder, *map(pathlib.Path, picture.beside))

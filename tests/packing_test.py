@@ -306,6 +306,18 @@ def test_small_clients_of_a_frame_are_filtered_and_counted(caplog):
   small_clients.check(value, 'eve', small_clients.seeds(1)[0])
 
 
+def test_a_time_that_is_not_finite_is_refused():
+  frame = _frame()
+  times = np.arange(len(frame), dtype=float)
+  times[3] = np.inf
+  label, user = frame.index[3], frame['user'].iloc[3]
+  with pytest.raises(
+    examples.ClientDataError,
+    match=rf"'never': row {label!r} \(client '{user}'\) has the time inf",
+  ):
+    _from_frame(frame.assign(never=times), time='never')
+
+
 @pytest.mark.parametrize(
   ('options', 'message'),
   [

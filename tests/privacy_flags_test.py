@@ -6,7 +6,11 @@ import pathlib
 import pytest
 import tensorflow as tf
 
+from tasks import audit
+from tasks.errors import OptionError
+from tasks.experiment import flags
 from tasks.experiment.config import TASKS
+from tasks.experiment.running import load
 from tasks.task import Data
 from tests import commands
 from tests.commands import repeatable_rows
@@ -202,6 +206,8 @@ def test_other_private_runs(tmp_path, flags, sampling):
     (('--algorithm=furl', '--private_rule=scaled'), '--private_rule=keep'),
     (('--algorithm=centralized',), '--algorithm=centralized'),
     (('--algorithm=local_only',), 'clients send nothing'),
+    (('--algorithm=scaffold',), '--algorithm=scaffold: its clients send'),
+    (('--algorithm=fed_proto',), '--algorithm=fed_proto: its clients send'),
     (('--simulated_population=9999',), '--noise_seed'),
     (('--dp=local',), 'Give --clip'),
     (('--dp_mechanism=tree',), 'Give --clip'),
@@ -278,6 +284,25 @@ def test_an_audit_finds_out_a_run_with_too_little_noise(tmp_path, monkeypatch):
   commands.is_for_users(outcome, 'is refuted', 'Do not publish')
   found = json.loads((tmp_path / 'audit.json').read_text())
   assert found['proved_epsilon'] > found['claimed_epsilon']
+
+
+def _hidden(asked, *arguments):
+  config = flags.parse(
+    [*commands.SMALL, '--noise_multiplier=1', '--clip=0.5', *arguments]
+  )
+  return audit.with_canaries(config, load(config), asked)[1].number
+
+
+def test_an_audit_has_as_many_canaries_as_the_run_can_hide():
+  # Each has an element of the update.
+  with pytest.raises(OptionError, match='--canaries=100000.* Give .* or fewer'):
+    _hidden(100_000, '--delta=1e-6')
+  # 480 clients and 19 canaries are fewer than 500.
+  with pytest.raises(OptionError, match='--canaries=20.* Give 19 or fewer'):
+    _hidden(20, '--delta=2e-3')
+  assert _hidden(19, '--delta=2e-3') == 19
+  assert _hidden(None, '--delta=2e-3') == 19
+  assert _hidden(None, '--delta=1e-6') == 500
 
 
 def test_a_run_without_a_claim_cannot_be_audited(tmp_path):

@@ -1,5 +1,6 @@
 """Private runs: drawn as planned, counted each round, resumed as they were."""
 
+import copy
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from tff_partial import aggregators
 from tff_partial import messages
 from tff_partial import phases
 from tff_partial.data import examples
+from tff_partial.data import vocabularies
 from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import laplace_noise
@@ -175,6 +177,17 @@ def test_each_round_and_the_result_say_what_is_spent(simulated, tmp_path):
   # The same from the checkpoint, when nothing is left to do.
   again = _train(simulated, privacy=ledger, output_dir=tmp_path)
   assert again.privacy == result.privacy
+
+
+def test_a_result_says_what_is_taken_to_be_public(simulated):
+  ledger = _ledger(simulation=True)
+  result = _train(simulated, privacy=ledger, rounds=1)
+  assert result.privacy['assumed_public'] == ['population']
+  clients = copy.copy(simulated.clients)
+  clients.vocabularies = {'film': vocabularies.Vocabulary(['Alien', 'Heat'])}
+  result = _train(simulated, privacy=ledger, rounds=1, clients=clients)
+  said = result.privacy['assumed_public']
+  assert said == ['population', 'vocabulary of film']
 
 
 def test_without_a_ledger_nothing_is_said(simulated):

@@ -4,9 +4,11 @@ import csv
 import json
 import logging
 import pathlib
+import types
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -113,6 +115,9 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
       "line 2: the rating 'good' in the column 'rating' is no number",
     ),
     ('user,item,rating\na,b,nan\n', {}, "line 2: the rating 'nan'"),
+    ('user,item,rating\na,b,inf\n', {}, "line 2: the rating 'inf'"),
+    ('user,item,rating\na,b,1\na,c,1_0\n', {}, "line 3: the rating '1_0'"),
+    ('user,item,rating\na,b,\u0664\n', {}, "line 2: the rating '\u0664'"),
     ('user,item,rating\na,b,1e12\n', {}, "line 2: the rating '1e12'"),
     ('user;item;rating\na;b;3,5\n', {}, "line 2: the rating '3,5'"),
     (
@@ -124,6 +129,22 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
       'user,item,rating,time\na,b,1,3\na,c,2,soon\n',
       {},
       "line 3: the time 'soon' in the column 'time' is no number and no date",
+    ),
+    (
+      'user,item,rating,time\na,b,1,3\na,c,2,inf\n',
+      {},
+      "line 3: the time 'inf' in the column 'time' is no number and no date",
+    ),
+    ('user,item,rating,time\na,b,1,1_0\n', {}, "line 2: the time '1_0'"),
+    (
+      'user,item,rating,time\na,b,1,\u0662\u0660\u0660\u0661\n',
+      {},
+      "line 2: the time '\u0662\u0660\u0660\u0661'",
+    ),
+    (
+      'user,item,rating\na,' + 'b' * (1 << 20) + ',3\n',
+      {},
+      'line 2: longer than 1,048,576 characters',
     ),
     (b'user,item,rating\na,b\xff,1\n', {}, 'line 2: byte 0xff is no UTF-8'),
     ('user,item,rating\na,"b,1\n', {}, r'line 2: no CSV \(unexpected end of'),
@@ -317,6 +338,22 @@ def test_a_users_ratings_stand_in_the_order_of_time(task):
   # All algorithms are measured on the same newer half.
   names = [subset.name for subset in task.tests['unseen'].split]
   assert names == [subset.name for subset in splits.halves()]
+
+
+def test_a_title_is_no_formula():
+  title = '=HYPERLINK("http://example.org","a film")'
+  task = types.SimpleNamespace(
+    ratings=types.SimpleNamespace(
+      num_items=2, item_titles=('Heat', title), scale=(1.0, 5.0)
+    ),
+    rated_by=lambda user: pd.DataFrame({'item_id': [0]}),
+  )
+  predictor = types.SimpleNamespace(
+    predict=lambda user, items: np.full(len(items), 3.0)
+  )
+  (row,) = outputs.best(task, predictor, '+ann', 5)
+  # A spreadsheet shows the texts, and opens no address.
+  assert row == ("'+ann", 1, f"'{title}", '3.0000')
 
 
 def test_ratings_on_any_scale_are_learned_alike():

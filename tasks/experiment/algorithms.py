@@ -40,6 +40,8 @@ _FED_PROTO = building.Algorithm(
   building.measured_by(baselines.build_fed_proto_eval),
   user=tasks_lib.FEATURES,
   personal=_PERSONAL,
+  why_not_private='its clients send the mean features of each class, which '
+  'no noise covers. Use fed_per or fed_avg for a private run.',
 )
 _FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
 
@@ -127,7 +129,11 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     always_personalises=True,
   ),
   'scaffold': building.Algorithm(
-    building.scaffold, _FOR_ALL, counts_clients=True
+    building.scaffold,
+    _FOR_ALL,
+    counts_clients=True,
+    why_not_private='its clients send control variates beside their updates, '
+    'which no noise covers. Use fed_prox or fed_avg for a private run.',
   ),
   'apfl': building.Algorithm(
     building.apfl,

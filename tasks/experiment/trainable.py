@@ -48,7 +48,10 @@ class Trainable:
     population, ledger = 0, None
     if config.privacy.is_on or self._algorithm.counts_clients:
       population = len(task.clients(tasks_lib.TRAIN, model.example_spec))
-      population += 0 if canaries is None else canaries.number
+      if canaries is not None:
+        if config.privacy.is_on and not config.privacy.simulated_population:
+          canaries.check_delta(population, config.privacy.delta)
+        population += canaries.number
       ledger = config.privacy.ledger(population, config.loop, config.spent)
     self._setting = Setting(
       task=task,

@@ -11,6 +11,7 @@ import dataclasses
 import fnmatch
 import gzip
 import importlib
+import io
 import json
 import lzma
 import os
@@ -20,11 +21,16 @@ from typing import Any, BinaryIO
 import zlib
 
 from tasks.errors import DataError
+from tasks.files import numbers
 
 _PLAIN = ('.jsonl', '.ndjson')
 # Dumps of Reddit are made with windows of this size.
 _ZST_WINDOW = 2**31
 _SHOWN = 60  # Characters of a bad value in a message.
+# Much longer than a record of any corpus; a line of gigabytes, which compresses
+# to a thousandth, would be in memory as a whole.
+_LONGEST_LINE = 1 << 23  # Bytes.
+_LONGEST_TEXT = 1_000_000  # Characters.
 # More digits than Python reads, whose message says nothing of the file.
 _LONG_NUMBER = re.compile(rb'[0-9]{4301,}')
 
@@ -47,6 +53,8 @@ def text(value: Any) -> str:
   """Parses a text."""
   if not isinstance(value, str):
     raise ValueError('a text')
+  if len(value) > _LONGEST_TEXT:
+    raise ValueError(f'a text of at most {_LONGEST_TEXT:,} characters')
   return value
 
 
@@ -68,7 +76,8 @@ def seconds(value: Any) -> int:
   if isinstance(value, bool) or not isinstance(value, (int, float, str)):
     raise ValueError('a time in seconds since 1970')
   try:
-    number = int(float(value))
+    value = numbers.number(value.strip()) if isinstance(value, str) else value
+    number = int(value)
   except (ValueError, OverflowError):
     number = -1
   if not 0 <= number < 2**62:
@@ -165,8 +174,13 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
   read = 0
   try:
     with _open(path) as file:
-      for line in file:
+      while line := file.readline(_LONGEST_LINE + 1):
         read += 1
+        if len(line) > _LONGEST_LINE:
+          raise DataError(
+            f'{path}, line {read}: longer than {_LONGEST_LINE:,} bytes, as no '
+            'record should be. Divide or remove it.'
+          )
         if not line.isspace():
           yield read, line
   except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -240,8 +254,11 @@ def _open_zst(path: pathlib.Path) -> BinaryIO:
       'is not installed. Install it, or unpack the file: unzstd --long=31 '
       f'{path.name}'
     ) from None
-  return zstandard.open(
-    path, 'rb', dctx=zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW)
+  # What it opens has no lines by itself.
+  return io.BufferedReader(
+    zstandard.open(
+      path, 'rb', dctx=zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW)
+    )
   )
 
 

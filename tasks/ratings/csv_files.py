@@ -10,10 +10,9 @@ import collections
 from collections.abc import Iterator, Sequence
 import csv
 import dataclasses
-import math
 import os
 import pathlib
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TextIO
 
 from absl import logging
 import numpy as np
@@ -21,6 +20,7 @@ import pandas as pd
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
+from tasks.files import numbers
 from tasks.options import option
 from tasks.options import Options
 from tasks.ratings import columns as columns_lib
@@ -28,6 +28,8 @@ from tasks.ratings.tables import Table
 
 REFUSE, DROP = 'refuse', 'drop'
 
+# In characters; without ends of lines a file would be in memory as a whole.
+_LONGEST_LINE = 1 << 20
 _SEPARATORS = (',', ';', '\t', '|')
 _NO_FILE = (
   'Name a CSV file of ratings, with a line of column names and then a line a '
@@ -149,7 +151,7 @@ def _guessed_separator(path: pathlib.Path) -> str:
   """What the first line has most of; the comma if it has none."""
   with _opened(path) as file:
     try:
-      first = file.readline()
+      first = file.readline(_LONGEST_LINE)
     except UnicodeDecodeError:
       raise _no_text(path) from None
   return max(_SEPARATORS, key=first.count)
@@ -173,7 +175,10 @@ def _lines(
   """
   with _opened(path) as file:
     lines = csv.reader(
-      file, delimiter=separator, skipinitialspace=True, strict=True
+      _short(path, file),
+      delimiter=separator,
+      skipinitialspace=True,
+      strict=True,
     )
     try:
       for fields in lines:
@@ -185,6 +190,19 @@ def _lines(
       raise DataError(
         f'{path}, line {lines.line_num}: no CSV ({error}). Repair the line.'
       ) from None
+
+
+def _short(path: pathlib.Path, file: TextIO) -> Iterator[str]:
+  """The lines of a file, none of which is longer than one may be."""
+  number = 0
+  while line := file.readline(_LONGEST_LINE + 1):
+    number += 1
+    if len(line) > _LONGEST_LINE:
+      raise DataError(
+        f'{path}, line {number}: longer than {_LONGEST_LINE:,} characters. '
+        'Repair the line.'
+      )
+    yield line
 
 
 def _no_text(path: pathlib.Path) -> DataError:
@@ -309,10 +327,7 @@ class _Reader:
       self._times.append(values['time'])
 
   def _number(self, line: int, text: str) -> float:
-    try:
-      number = float(text)
-    except ValueError:
-      number = math.nan
+    number = numbers.number(text)
     # Further apart, squares of errors are beyond what numbers can hold.
     if not abs(number) < 1e9:
       raise self._damaged(
@@ -326,13 +341,19 @@ class _Reader:
   def _read_times(self) -> np.ndarray:
     """The order of the times: equal ones have equal places."""
     times = pd.Series(self._times)
-    numbers = pd.to_numeric(times, errors='coerce')
-    if pd.isna(numbers[0]):
-      numbers = pd.to_datetime(
-        times, errors='coerce', utc=True, format='ISO8601'
+    found = times.map(numbers.number)
+    if found.notna().all():
+      # Whole numbers beyond 2**53 differ, too.
+      found = pd.to_numeric(times)
+    elif pd.isna(found[0]):
+      found = pd.to_datetime(
+        times.where(times.map(str.isascii)),
+        errors='coerce',
+        utc=True,
+        format='ISO8601',
       )
-    if numbers.isna().any():
-      place = int(np.flatnonzero(numbers.isna())[0])
+    if found.isna().any():
+      place = int(np.flatnonzero(found.isna())[0])
       raise self._damaged(
         self._line_numbers[place],
         f'the time {times[place]!r:.40} in the column '
@@ -340,7 +361,7 @@ class _Reader:
         '04:05:06',
         'Repair the line, or name another column with --csv_time.',
       )
-    return np.unique(numbers.to_numpy(), return_inverse=True)[1]
+    return np.unique(found.to_numpy(), return_inverse=True)[1]
 
   def _damaged(self, line: int, problem: str, remedy: str) -> DataError:
     return DataError(f'{self._path}, line {line}: {problem}. {remedy}')

@@ -23,6 +23,7 @@ from tasks.experiment.running import executing
 from tasks.experiment.trainable import Trainable
 from tasks.ratings import task as ratings_task
 from tff_partial import errors
+from tff_partial.analysis import spreadsheets
 from tff_partial.training import personal_models
 from tff_partial.training import programs
 
@@ -94,20 +95,31 @@ def _write_top_n(
   lines = csv.writer(text, lineterminator='\n')
   lines.writerow(_Row._fields)
   for user in users:
-    lines.writerows(_best(task, predictor, user, ends.top_n))
+    lines.writerows(best(task, predictor, user, ends.top_n))
   path = folder / TOP_N_FILE
   folder_lib.write_whole(path, text.getvalue())
   whom = f'{len(users):,} users' if len(users) > 1 else f'user {users[0]}'
   print(f'The {ends.top_n} best items for {whom}: {path}')
 
 
-def _best(
+def best(
   task: ratings_task.Ratings,
   predictor: personal_models.Predictor,
   user: str,
   number: int,
 ) -> Iterator[_Row]:
-  """Ranks the items that a user has not rated; fewer, if there are no more."""
+  """Ranks the items that a user has not rated; fewer, if there are no more.
+
+  Args:
+    task: The task.
+    predictor: Predicts ratings of the user.
+    user: Its name.
+    number: How many items.
+
+  Yields:
+    Lines of `top_n.csv`, the best item first, with texts that a spreadsheet
+    takes for texts.
+  """
   ratings = task.ratings
   scores = predictor.predict(user, np.arange(ratings.num_items, dtype=np.int32))
   scores = np.clip(scores, *ratings.scale)
@@ -115,7 +127,12 @@ def _best(
   unrated = np.setdiff1d(np.arange(ratings.num_items), rated)
   best = unrated[np.argsort(-scores[unrated], kind='stable')][:number]
   for rank, item in enumerate(best, 1):
-    yield _Row(user, rank, ratings.item_titles[item], f'{scores[item]:.4f}')
+    yield _Row(
+      spreadsheets.escaped(user),
+      rank,
+      spreadsheets.escaped(ratings.item_titles[item]),
+      f'{scores[item]:.4f}',
+    )
 
 
 def _write_export(

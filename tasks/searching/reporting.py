@@ -10,6 +10,7 @@ from tasks.experiment.folder import Folder
 from tasks.searching import plan as plans
 from tasks.searching import studies
 from tasks.searching import trials as trials_lib
+from tff_partial.analysis import spreadsheets
 
 TRIALS_FILE, REPORT_FILE = 'trials.csv', 'search.md'
 # With fewer finished trials, nothing can be said of importance.
@@ -131,7 +132,7 @@ def report(folder: pathlib.Path, output: pathlib.Path) -> str:
   lines += ['', cost] if cost else []
   text = '\n'.join(lines)
   output.mkdir(parents=True, exist_ok=True)
-  table.to_csv(output / TRIALS_FILE, index=False)
+  spreadsheets.escaped_frame(table).to_csv(output / TRIALS_FILE, index=False)
   (output / REPORT_FILE).write_text(text + '\n', encoding='utf-8')
   return text
 

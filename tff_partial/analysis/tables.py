@@ -15,6 +15,7 @@ import pandas as pd
 
 from tff_partial.analysis import figures
 from tff_partial.analysis import run_folders
+from tff_partial.analysis import spreadsheets
 from tff_partial.analysis.errors import AnalysisError
 
 # Which weights are reported: those of the last round, or those of the round
@@ -49,7 +50,7 @@ class Table:
 
   def to_csv(self) -> str:
     """All numbers in full."""
-    return self.frame.to_csv(index=False)
+    return spreadsheets.escaped_frame(self.frame).to_csv(index=False)
 
   def to_markdown(self) -> str:
     """Deviations beside their means, and the lost runs below the table."""

@@ -175,6 +175,12 @@ class Table:
         'that of time. Convert it, for instance with '
         f'`pd.to_datetime(frame[{column!r}])`.'
       )
+    if array.dtype.kind == 'f' and not np.isfinite(array).all():
+      place = int(np.flatnonzero(~np.isfinite(array))[0])
+      raise examples.ClientDataError(
+        f'Column {column!r}: {self.row(place)} has the time {array[place]}. '
+        'Drop such rows, or repair them.'
+      )
     return array
 
   def values(

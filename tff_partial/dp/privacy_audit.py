@@ -15,6 +15,7 @@ import collections
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,27 @@ from tff_partial.dp.audit_bounds import FEWEST_GUESSES
 
 # Larger than any clip.
 _LOUD = 1e6
+
+
+class TooManyCanariesError(clipping_lib.PrivacyError):
+  """Raised for more canaries than a run can hide.
+
+  Attributes:
+    largest: How many it can hide.
+  """
+
+  def __init__(self, number: int, largest: int, why: str):
+    """Says so.
+
+    Args:
+      number: How many were asked for.
+      largest: How many the run can hide.
+      why: Why not more; ends a sentence.
+    """
+    super().__init__(
+      f'{number} canaries are too many: {why}. Give {max(largest, 0)} or fewer.'
+    )
+    self.largest = largest
 
 
 @runtimes.ours()
@@ -162,6 +184,25 @@ class Canaries:
     """
     return np.asarray(state.aggregator['scores'])
 
+  def check_delta(self, num_clients: int, delta: float) -> None:
+    """Checks that canaries leave delta below one in the population.
+
+    Args:
+      num_clients: How many clients there are beside them.
+      delta: At which epsilon is meant.
+
+    Raises:
+      TooManyCanariesError: If it would not be, but is without canaries.
+    """
+    largest = math.ceil(1.0 / delta) - 1 - num_clients
+    if 0 <= largest < self.number:
+      raise TooManyCanariesError(
+        self.number,
+        largest,
+        f'they count as clients, of whom there are {num_clients} beside them, '
+        f'and delta, {delta:g}, must be below one in the population',
+      )
+
   def places(self, sizes: Sequence[int]) -> np.ndarray:
     """Which element of an update is each canary's, int32 `[number]`.
 
@@ -169,12 +210,13 @@ class Canaries:
       sizes: How many elements each tensor of the update has.
 
     Raises:
-      PrivacyError: If there are more canaries than elements.
+      TooManyCanariesError: If there are more canaries than elements.
     """
     if self.number > sum(sizes):
-      raise clipping_lib.PrivacyError(
-        f'{self.number} canaries need an element of the update each, which has '
-        f'{sum(sizes)}. Give fewer canaries.'
+      raise TooManyCanariesError(
+        self.number,
+        sum(sizes),
+        f'each needs an element of the update, which has {sum(sizes)}',
       )
     drawn = self._generator('places').permutation(sum(sizes))
     return drawn[: self.number].astype(np.int32)

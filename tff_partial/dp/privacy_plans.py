@@ -1,6 +1,6 @@
 """What a run promises, and what it has spent so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -454,11 +454,15 @@ class PrivacyLedger:
       'privacy/noise_multiplier': self.plan.noise_multiplier,
     }
 
-  def report(self, rounds: int, **measured: Any) -> dict[str, Any]:
+  def report(
+    self, rounds: int, assumed_public: Iterable[str] = (), **measured: Any
+  ) -> dict[str, Any]:
     """What `result.json` says of a run's privacy.
 
     Args:
       rounds: Of the run so far.
+      assumed_public: What beside the number of clients came from their data
+        without noise, such as a vocabulary.
       **measured: What else is to be said, such as the clip.
     """
     plan = self.plan
@@ -472,5 +476,6 @@ class PrivacyLedger:
       'population': plan.population,
       'clients_per_round': plan.clients_per_round,
       'simulation': self.simulation,
+      'assumed_public': ['population', *assumed_public],
       **measured,
     }

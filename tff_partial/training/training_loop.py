@@ -251,7 +251,16 @@ class TrainingLoop:
       best_client_store=run.best_store,
       best_server_state=run.best_held,
       privacy=(
-        None if privacy is None else privacy.report(run.round, **notes.measured)
+        None
+        if privacy is None
+        else privacy.report(
+          run.round,
+          [
+            f'vocabulary of {column}'
+            for column in getattr(self.clients, 'vocabularies', {})
+          ],
+          **notes.measured,
+        )
       ),
       history=self.history,
       process=run.process,
