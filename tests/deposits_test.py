@@ -4,6 +4,9 @@ import gc
 import os
 import pathlib
 import pickle
+import shutil
+import socket
+import stat
 import subprocess
 import sys
 
@@ -149,20 +152,47 @@ if sys.argv[2] == 'killed':
 """
 
 
-def test_folders_go_with_their_processes(tmp_path):
-  def run(how):
-    done = subprocess.run(
-      [sys.executable, '-c', _KILLED, str(tmp_path), how],
-      stdout=subprocess.PIPE,
-      text=True,
-    )
-    return pathlib.Path(done.stdout.strip())
+def _make_folder(parent, how):
+  """The path of a folder that a process made that has ended."""
+  done = subprocess.run(
+    [sys.executable, '-c', _KILLED, str(parent), how],
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  return pathlib.Path(done.stdout.strip())
 
+
+def test_folders_go_with_their_processes(tmp_path):
   (tmp_path / 'of somebody else').mkdir()
-  assert not run('well').exists()
-  left = run('killed')
+  assert not _make_folder(tmp_path, 'well').exists()
+  left = _make_folder(tmp_path, 'killed')
   assert left.exists()
   own = pathlib.Path(deposits.make_folder(tmp_path))
   assert not left.exists()
-  assert own.parent == tmp_path
-  assert (tmp_path / 'of somebody else').exists()
+  assert own.parent.parent == tmp_path
+  assert stat.S_IMODE(own.parent.stat().st_mode) == 0o700
+  assert {path.name for path in tmp_path.iterdir()} == {
+    'of somebody else',
+    own.parent.name,
+  }
+
+
+def test_folders_that_are_used_stay_whatever_their_names(tmp_path):
+  own = pathlib.Path(deposits.make_folder(tmp_path))
+  # Of a name that was once read as the number of a process, of other machines
+  # and of other programs.
+  strange = tmp_path / f'tff_partial-{socket.gethostname()}-{"9" * 30}-x'
+  strange.mkdir()
+  (tmp_path / 'tff_partial.mine').mkdir()
+  (tmp_path / 'tff_partial.file').write_text('')
+  (tmp_path / 'tff_partial.link').symlink_to(own.parent)
+  remote = tmp_path / 'tff_partial.remote'
+  shutil.copytree(own.parent, remote)
+  (remote / 'tff_partial.lock').write_text('another machine')
+  odd = tmp_path / 'tff_partial.odd'
+  shutil.copytree(own.parent, odd)
+  (odd / 'tff_partial.lock').write_bytes(b'\xff')
+  before = {path.name for path in tmp_path.iterdir()}
+  deposits.make_folder(tmp_path)
+  assert before < {path.name for path in tmp_path.iterdir()}
+  assert own.exists()

@@ -8,8 +8,10 @@ import os
 import pathlib
 import re
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -129,6 +131,94 @@ def test_a_worker_is_killed(context, process, expected, seconds):
   planted.assert_same(found, expected)
   assert killed[0] not in _workers(context)
   assert _is_gone(killed[0])
+
+
+# ---- who may use what is started ---------------------------------------------
+
+
+def test_only_this_machine_and_user_reach_what_is_started(context):
+  _workers(context)
+  this = psutil.Process()
+  listening = [
+    connection.laddr.ip.removeprefix('::ffff:')  # IPv4, as IPv6 has it.
+    for process in [this, *this.children(recursive=True)]
+    for connection in process.net_connections(kind='inet')
+    if connection.status == psutil.CONN_LISTEN
+  ]
+  # This process, the head, the node with its agents, two workers.
+  assert len(listening) >= 5
+  assert set(listening) == {'127.0.0.1'}
+  session = ray._private.worker._global_node.get_session_dir_path()
+  token = pathlib.Path(os.environ['RAY_AUTH_TOKEN_PATH'])
+  folder = token.parents[1]
+  assert folder in pathlib.Path(session).parents
+  assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+  assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+_PROBE = """
+import sys
+import ray
+from ray._raylet import GcsClient
+try:
+  print(len(GcsClient(address=sys.argv[1]).get_all_node_info(timeout=60)))
+except ray.exceptions.AuthenticationError:
+  print('refused')
+"""
+
+
+def test_a_process_without_the_token_is_refused(context):
+  _workers(context)
+  address = ray.get_runtime_context().gcs_address
+
+  def probe(**token):
+    env = {k: v for k, v in os.environ.items() if 'RAY_AUTH' not in k}
+    return subprocess.run(
+      [sys.executable, '-c', _PROBE, address],
+      env={**env, **token},
+      capture_output=True,
+      text=True,
+    ).stdout.strip()
+
+  right = pathlib.Path(os.environ['RAY_AUTH_TOKEN_PATH']).read_text()
+  assert probe() == 'refused'
+  assert probe(RAY_AUTH_MODE='token', RAY_AUTH_TOKEN='0' * 64) == 'refused'
+  assert probe(RAY_AUTH_MODE='token', RAY_AUTH_TOKEN=right) == '1'
+
+
+_TWICE = """
+import os
+import ray
+from tff_partial import runtimes
+tokens = set()
+for address in (None, 'local'):
+  with runtimes.ray(address, workers=1, jit=False) as context:
+    context._resources.workers.start()
+    assert ray.get(ray.put(7)) == 7 and len(ray.nodes()) == 1
+    tokens.add(open(os.environ['RAY_AUTH_TOKEN_PATH']).read())
+  assert os.environ['RAY_AUTH_MODE'] == 'disabled'
+  assert not {'RAY_AUTH_TOKEN', 'RAY_AUTH_TOKEN_PATH'} & set(os.environ)
+print(len(tokens))
+"""
+
+
+def test_each_cluster_has_a_token_and_leaves_nothing():
+  # Sockets need a short path.
+  with tempfile.TemporaryDirectory(dir='/tmp') as folder:
+    env = {k: v for k, v in os.environ.items() if 'RAY_AUTH' not in k}
+    done = subprocess.run(
+      [sys.executable, '-c', _TWICE],
+      env={**env, 'RAY_AUTH_MODE': 'disabled', 'TMPDIR': folder},
+      capture_output=True,
+      cwd=_ROOT,
+      text=True,
+    )
+    assert done.stdout == '2\n', done.stderr
+    assert 'can run any code' not in done.stderr
+    assert [name for name in os.listdir(folder) if 'tff_partial' in name] == []
+
+
+# ---- what becomes of work ----------------------------------------------------
 
 
 def test_what_clients_remember_stays_where_they_ran(context):
@@ -339,3 +429,4 @@ def test_a_machine_is_lost():
   )
   assert done.stdout.endswith('the same\n'), done.stderr
   assert '\n2\n' in f'\n{done.stdout}'  # Each machine had a worker.
+  assert 'can run any code as its user' in done.stderr

@@ -6,16 +6,12 @@ whoever ran it to whoever runs it next, and never through the process that
 draws cohorts.
 """
 
-import atexit
 from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
 import math
 import os
-import shutil
-import socket
-import tempfile
 from typing import Any, Protocol, Self
 import uuid
 import weakref
@@ -24,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial.runtimes import errors
+from tff_partial.runtimes import private_folders
 
 
 class DepositError(errors.CohortRuntimeError):
@@ -266,14 +263,8 @@ class Scattered:
     return leaves
 
 
-# A folder's name also says which process made it, and on which machine.
-_PREFIX = 'tff_partial-'
-
-
 def make_folder(parent: str | os.PathLike[str]) -> str:
-  """Makes a folder for files, which goes when this process ends.
-
-  What processes of this machine left there that were killed goes now.
+  """Makes a folder for files; see `private_folders`.
 
   Args:
     parent: Where.
@@ -281,33 +272,13 @@ def make_folder(parent: str | os.PathLike[str]) -> str:
   Raises:
     DepositError: If it cannot be made.
   """
-  parent = os.path.abspath(parent)
-  ours = f'{_PREFIX}{socket.gethostname()}-'
   try:
-    for name in os.listdir(parent):
-      pid = name.removeprefix(ours).partition('-')[0]
-      if (
-        name.startswith(ours) and pid.isdecimal() and not _is_running(int(pid))
-      ):
-        shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-    path = tempfile.mkdtemp(prefix=f'{ours}{os.getpid()}-', dir=parent)
+    return private_folders.make(parent)
   except OSError as error:
     raise DepositError(
-      f'{parent}: no folder for what clients remember can be made there: '
-      f'{error.strerror}. Name another one that all machines see.'
+      f'{os.path.abspath(parent)}: no folder for what clients remember can be '
+      f'made there: {error.strerror}. Name another one that all machines see.'
     ) from error
-  atexit.register(shutil.rmtree, path, ignore_errors=True)
-  return path
-
-
-def _is_running(pid: int) -> bool:
-  try:
-    os.kill(pid, 0)
-  except ProcessLookupError:
-    return False
-  except PermissionError:
-    pass
-  return True
 
 
 def _remove(path: str) -> None:

@@ -39,6 +39,7 @@ from tff_partial.errors import UserError
 from tff_partial.runtimes import deposits
 from tff_partial.runtimes import errors
 from tff_partial.runtimes import jit_autotuning
+from tff_partial.runtimes import ray_access
 from tff_partial.runtimes import remote_shards
 from tff_partial.runtimes import rounds
 from tff_partial.runtimes.cohort import AsyncCohortRuntime
@@ -84,8 +85,10 @@ def ray(
   variables of their own and over data sets, runs in this process.
 
   Args:
-    address: That of a cluster, as `ray.init` takes it. None for one on this
-      machine, which ends with the context.
+    address: That of a cluster, as `ray.init` takes it. Whoever reaches it can
+      run code as its user; docs/scale.md says whom one trusts. None (or
+      'local') for one on this machine, which ends with the context and which
+      no other process can use.
     workers: How many processes run shards. None for as many as the cluster has
       processors for, also when machines join or leave.
     cpus_per_worker: How many shards a worker runs side by side.
@@ -120,6 +123,8 @@ def ray(
       "The Ray runtime needs Ray: pip install 'ray>=2.52,<2.60', or in a clone "
       '`make ray`.'
     )
+  if address == 'local':
+    address = None
   crew = _Crew(
     _Cluster(address, workers, cpus_per_worker, gpus_per_worker),
     (jit, strict, cpus_per_worker, lanes),
@@ -140,6 +145,8 @@ class _Cluster:
     self._address, self._workers = address, workers
     self._cpus, self._gpus = cpus, gpus
     self._is_ours = False
+    # What is to be done when the cluster that we started has ended.
+    self._private = contextlib.ExitStack()
     self._counted: tuple[float, int] = (-_COUNT_AGAIN, 1)
 
   def start(self) -> None:
@@ -150,27 +157,41 @@ class _Cluster:
     import ray as ray_lib
 
     if ray_lib.is_initialized():
+      ray_access.say_whom_one_trusts(ray_lib.get_runtime_context().gcs_address)
       return
-    options: dict[str, Any] = {
-      'log_to_driver': False,
-      'configure_logging': False,
-    }
-    if self._address is None:
-      options['include_dashboard'] = False
-      if self._workers is not None:
-        # Who asks for workers gets them, however few cores there are.
-        options['num_cpus'] = self._workers * self._cpus
     try:
-      with warnings.catch_warnings():
+      with contextlib.ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter('ignore', FutureWarning)
-        ray_lib.init(address=self._address or 'local', **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        ray_lib.init(
+          address=self._address or 'local',
+          log_to_driver=False,
+          configure_logging=False,
+          **self._own_options(stack),
+        )
+        self._private = stack.pop_all()
+    except (OSError, RuntimeError, ValueError) as error:
+      why = errors.telling_line(error)
       raise RayRuntimeError(
-        f'No Ray cluster answers at {self._address!r}: '
-        f'{errors.telling_line(error)}; start one with `ray start --head`, or '
-        'leave out the address for one on this machine.'
+        f'No Ray cluster can be started on this machine: {why}'
+        if self._address is None
+        else f'No Ray cluster answers at {self._address!r}: {why}; start one '
+        'with `ray start --head`, or leave out the address for one on this '
+        'machine.'
       ) from error
     self._is_ours = True
+    if self._address is not None:
+      ray_access.say_whom_one_trusts(self._address)
+
+  def _own_options(self, stack: contextlib.ExitStack) -> dict[str, Any]:
+    """Arguments of `ray.init` for a cluster that is started, if one is."""
+    if self._address is not None:
+      return {}
+    options = stack.enter_context(ray_access.private())
+    options['include_dashboard'] = False
+    if self._workers is not None:
+      # Who asks for workers gets them, however few cores there are.
+      options['num_cpus'] = self._workers * self._cpus
+    return options
 
   def close(self) -> None:
     """Leaves the cluster, if we joined it; one that we started ends."""
@@ -178,6 +199,7 @@ class _Cluster:
 
     if self._is_ours and ray_lib.is_initialized():
       ray_lib.shutdown()
+    self._private.close()
     self._is_ours = False
 
   def num_workers(self) -> int:

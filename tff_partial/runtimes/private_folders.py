@@ -1,0 +1,102 @@
+"""Folders for the files of a process, which go when it ends.
+
+Only the user of the process can enter them. A process that is killed leaves its
+folder; the next one that makes a folder at the same place removes it. Whether a
+folder is in use says a lock on a file in it, which the system lets go of with
+the process, in whatever container that runs.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from typing import TextIO
+
+_PREFIX = 'tff_partial.'
+# In a folder: what locks it, with the name of the machine; and its files, which
+# go before the lock does.
+_LOCK, _FILES = 'tff_partial.lock', 'files'
+# Open files, whose locks hold until they are closed, by their folders.
+_held: dict[str, TextIO] = {}
+
+
+def make(parent: str | os.PathLike[str]) -> str:
+  """Makes a folder, and removes those of processes that were killed.
+
+  Of a folder that several machines see, only those of this one are removed:
+  not every shared disk shows locks to other machines.
+
+  Args:
+    parent: Where.
+
+  Returns:
+    The path of the folder, in one that only this user can enter.
+
+  Raises:
+    OSError: If it cannot be made.
+  """
+  parent = os.path.abspath(parent)
+  with os.scandir(parent) as entries:
+    for entry in entries:
+      if entry.name.startswith(_PREFIX):
+        _remove_if_left(entry)
+  # It has its name when it is locked, so that no other process takes it for
+  # left.
+  made = tempfile.mkdtemp(prefix=f'.{_PREFIX}', dir=parent)
+  os.mkdir(os.path.join(made, _FILES))
+  lock = open(os.path.join(made, _LOCK), 'x', encoding='utf-8')
+  lock.write(socket.gethostname())
+  lock.flush()
+  with contextlib.suppress(OSError):  # Then it is never taken for left.
+    _take(lock)
+  outer = os.path.join(parent, os.path.basename(made).removeprefix('.'))
+  os.rename(made, outer)
+  path = os.path.join(outer, _FILES)
+  _held[path] = lock
+  atexit.register(remove, path)
+  return path
+
+
+def remove(path: str) -> None:
+  """Removes a folder and what is in it, unless that was done.
+
+  Args:
+    path: What `make` returned.
+  """
+  lock = _held.pop(path, None)
+  if lock is not None:
+    with lock:
+      _remove(os.path.dirname(path))
+
+
+def _take(lock: TextIO) -> None:
+  """Locks a file, or raises an OSError if another one has."""
+  fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _remove_if_left(entry: 'os.DirEntry[str]') -> None:
+  """Removes a folder whose process has ended; any other file is let be."""
+  # What cannot be read is none of ours.
+  with contextlib.suppress(OSError, ValueError):
+    if (
+      entry.is_dir(follow_symlinks=False)
+      and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    ):
+      # Locks of some shared disks need a file that can be written.
+      with open(
+        os.path.join(entry.path, _LOCK), 'r+', encoding='utf-8'
+      ) as lock:
+        if lock.read() == socket.gethostname():
+          _take(lock)
+          _remove(entry.path)
+
+
+def _remove(outer: str) -> None:
+  """Removes a folder; if files cannot be, the next process shall try again."""
+  files = os.path.join(outer, _FILES)
+  shutil.rmtree(files, ignore_errors=True)
+  if not os.path.lexists(files):
+    shutil.rmtree(outer, ignore_errors=True)
