@@ -24,6 +24,7 @@ import subprocess
 import sys
 
 from tasks.errors import OptionError
+from tasks.experiment import flags
 from tasks.experiment.folder import Folder
 from tasks.experiment.program import Program
 from tasks.options import option
@@ -86,11 +87,49 @@ def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
     yield dict(zip(names, chosen, strict=True))
 
 
-def folder_name(recipe: str | None, setting: dict[str, str]) -> str:
+def folder_name(recipe: str, setting: dict[str, str]) -> str:
   """The name of a run's folder: what is special about the run."""
   parts = [recipe] if recipe else []
   parts += [f'{name}={value}' for name, value in setting.items()]
   return ','.join(parts).replace('/', '_') or 'run'
+
+
+def planned(
+  names: Sequence[str], grid: Sequence[str], passed_on: Sequence[str]
+) -> dict[str, list[str]]:
+  """Plans the runs of a grid.
+
+  Where they are of several algorithms, each run leaves out the flags that only
+  other algorithms read, so that runs which differ by such a flag are one.
+
+  Args:
+    names: Of recipes, to run each of them.
+    grid: Texts `flag=value,value,...`.
+    passed_on: What all runs are given.
+
+  Returns:
+    The flags of each run, by the name of its folder.
+
+  Raises:
+    OptionError: If a text of the grid is not of this form.
+  """
+  runs = []
+  for recipe in names or ['']:
+    for setting in settings(grid):
+      own = {name: f'--{name}={value}' for name, value in setting.items()}
+      arguments = [f'--recipe={recipe}'] if recipe else []
+      arguments = flags.expand([*arguments, *passed_on, *own.values()])
+      runs.append((recipe, setting, own, arguments))
+  chosen = {flags.algorithm_of(arguments) for *_, arguments in runs}
+  todo = {}
+  for recipe, setting, own, arguments in runs:
+    if len(chosen) > 1:
+      algorithm = flags.algorithm_of(arguments)
+      arguments = flags.without_unread(arguments, algorithm)
+      read = flags.without_unread(list(own.values()), algorithm)
+      setting = {n: v for n, v in setting.items() if own[n] in read}
+    todo[folder_name(recipe, setting)] = arguments
+  return todo
 
 
 def _run(binary: str, *arguments: str) -> int:
@@ -181,17 +220,10 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   failed = []
   for name in sweep.recipes:
     recipes.path(name)
-  todo = [
-    (recipe, setting)
-    for recipe in sweep.recipes or [None]
-    for setting in settings(sweep.grid)
-  ]
-  for number, (recipe, setting) in enumerate(todo, 1):
-    folder = root / folder_name(recipe, setting)
+  todo = planned(sweep.recipes, sweep.grid, _passed_on)
+  for number, (name, arguments) in enumerate(todo.items(), 1):
+    folder = root / name
     print(f'[{number}/{len(todo)}] {folder}', flush=True)
-    arguments = [f'--recipe={recipe}'] if recipe else []
-    arguments += _passed_on
-    arguments += [f'--{name}={value}' for name, value in setting.items()]
     status = _run('tasks.train', *arguments, f'--output_dir={folder}')
     result = Folder(str(folder)).read_result()
     if status and not (result and result['diverged']):

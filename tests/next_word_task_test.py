@@ -305,13 +305,12 @@ def test_clients_with_a_memory_tune_before_where_a_rate_is_given():
   """Where the memory has no share, it is FedRecon followed by fine-tuning."""
   rows = {
     algorithm: Trainable(
-      _config(algorithm=algorithm, tuning_learning_rate=rate, memory_mixing=0),
-      _task(),
+      _config(algorithm=algorithm, **flags), _task()
     ).evaluation(_task().validation)
-    for algorithm, rate in (
-      ('fed_recon', None),
-      ('fed_recon_fine_tuning', 0.5),
-      ('fed_recon_cache', 0.5),
+    for algorithm, flags in (
+      ('fed_recon', {}),
+      ('fed_recon_fine_tuning', {'tuning_learning_rate': 0.5}),
+      ('fed_recon_cache', {'tuning_learning_rate': 0.5, 'memory_mixing': 0}),
     )
   }
   plain, tuned, remembering = map(_loss, rows.values())

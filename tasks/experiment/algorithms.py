@@ -26,6 +26,7 @@ _LOCAL_ONLY = building.Algorithm(
   personal=_PERSONAL,
   why_not_private='clients send nothing, so nothing needs noise. Leave '
   '--target_epsilon and --noise_multiplier out.',
+  ignores=building.JOINING,
 )
 
 _FED_RECON = building.Algorithm(
@@ -34,6 +35,7 @@ _FED_RECON = building.Algorithm(
   user=tasks_lib.OWN,
   personal=_PERSONAL,
   always_personalises=True,
+  reads=('joint',),
 )
 _FED_PROTO = building.Algorithm(
   building.fed_proto,
@@ -42,6 +44,8 @@ _FED_PROTO = building.Algorithm(
   personal=_PERSONAL,
   why_not_private='its clients send the mean features of each class, which '
   'no noise covers. Use fed_per or fed_avg for a private run.',
+  ignores=building.JOINING,
+  reads=('penalty',),
 )
 _FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
 
@@ -53,6 +57,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     always_personalises=True,
+    reads=('joint', *memorizing.TUNING),
   ),
   'fed_recon_knn_per': memorizing.knn_per(_FED_RECON),
   'fed_recon_cache': memorizing.ngram_cache(_FED_RECON),
@@ -62,12 +67,25 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     leaks=building.furl_leaks,
+    reads=('private_rule',),
   ),
   'fed_embed_type': building.fed_embed(FedEmbed.by_type, tasks_lib.HEADS),
   'fed_embed_prototype': building.fed_embed(
-    FedEmbed.by_prototype, tasks_lib.HEADS
+    FedEmbed.by_prototype,
+    tasks_lib.HEADS,
+    (
+      'triplet_steps',
+      'triplet_learning_rate',
+      'triplet_margin',
+      *building.FORMING,
+      *building.CENTERS,
+    ),
   ),
-  'fed_embed_som': building.fed_embed(FedEmbed.by_map, tasks_lib.HEADS),
+  'fed_embed_som': building.fed_embed(
+    FedEmbed.by_map,
+    tasks_lib.HEADS,
+    ('map_radius', 'map_rows', *building.FORMING, *building.CENTERS),
+  ),
   'fed_embed_personal': building.fed_embed(
     FedEmbed.personal, tasks_lib.OWN_HEAD
   ),
@@ -121,12 +139,15 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     ),
     building.held_by(baselines.build_ditto_eval),
     personal=_PERSONAL,
+    reads=('penalty',),
   ),
   'p_fed_me': building.Algorithm(
     building.p_fed_me,
     building.held_by(baselines.build_p_fed_me_eval),
     personal=LocalTraining.of_personal_repeated,
     always_personalises=True,
+    reads=('penalty', 'repeats'),
+    ignores=building.STEPPING,
   ),
   'scaffold': building.Algorithm(
     building.scaffold,
@@ -134,6 +155,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     counts_clients=True,
     why_not_private='its clients send control variates beside their updates, '
     'which no noise covers. Use fed_prox or fed_avg for a private run.',
+    reads=('scaffold_option',),
   ),
   'apfl': building.Algorithm(
     building.apfl,
@@ -141,6 +163,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
       model, **run.hyperparameters.mixture_arguments, **measuring
     ),
     personal=_PERSONAL,
+    reads=('mixture', 'mixture_learning_rate'),
   ),
   'fed_proto': _FED_PROTO,
   'fed_proto_nearest': dataclasses.replace(
@@ -166,14 +189,18 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     building.measured_by(baselines.build_fine_tuning_eval),
     personal=LocalTraining.of_tuning,
     always_personalises=True,
+    reads=('tuned',),
   ),
   'fed_sgd': building.Algorithm(many_users.fed_sgd, _FOR_ALL),
-  'fed_prox': building.Algorithm(many_users.fed_prox, _FOR_ALL),
+  'fed_prox': building.Algorithm(
+    many_users.fed_prox, _FOR_ALL, reads=('penalty',)
+  ),
   'fed_att': building.Algorithm(
     building.fed_att,
     building.measured_by(baselines.build_fed_att_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
+    ignores=building.STEPPING,
   ),
   'fed_noise': building.Algorithm(
     building.fed_noise,
@@ -183,14 +210,17 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     why_not_private='its clients add noise of their own, which no ledger '
     'counts. Use fed_avg with --dp=local for a run that is accounted for.',
     adds_noise=True,
+    reads=('client_noise', 'client_noise_clip', 'client_noise_scale'),
   ),
   'fed_adam': building.Algorithm(
     building.adaptive(baselines.build_fed_adam),
     _FOR_ALL,
+    ignores=building.STEPPING,
   ),
   'fed_yogi': building.Algorithm(
     building.adaptive(baselines.build_fed_yogi),
     _FOR_ALL,
+    ignores=building.STEPPING,
   ),
   'centralized': building.Algorithm(
     lambda model, run: baselines.build_centralized(
@@ -200,8 +230,29 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     is_central=True,
     why_not_private='one client holds the examples of all users, so that '
     "no update is one user's. Use fed_avg for a private run.",
+    ignores=building.JOINING,
   ),
 }
+
+
+def readers(flag: str) -> Sequence[str]:
+  """The algorithms that read a flag which some do not.
+
+  Args:
+    flag: Its name.
+  """
+  return [name for name in names() if flag not in unread(name)]
+
+
+def unread(algorithm: str) -> frozenset[str]:
+  """The flags that some algorithms read, and this one does not.
+
+  Args:
+    algorithm: Its name.
+  """
+  special = {flag for each in ALGORITHMS.values() for flag in each.reads}
+  how = ALGORITHMS[algorithm]
+  return frozenset(special.difference(how.reads).union(how.ignores))
 
 
 def names() -> Sequence[str]:

@@ -10,6 +10,7 @@ from tasks.experiment.hyperparameters import Hyperparameters
 from tasks.experiment.hyperparameters import SCALED
 from tasks.experiment.setting import Setting
 from tasks.experiment.training import LocalTraining
+from tasks.experiment.training import Server
 from tasks.options import Leak
 from tff_partial import algorithms
 from tff_partial import assignments
@@ -19,6 +20,19 @@ from tff_partial import processes
 from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
 from tff_partial.model import models
+
+# Flags of prototypes, nodes and centers, and of embeddings that are formed.
+CENTERS = ('map_rate', 'map_server_rate')
+FORMING = ('forming_steps', 'forming_learning_rate')
+
+# Flags of a server's optimizer but for its rate, where that is prescribed; and
+# all flags of a server, where it joins nothing or in a way of its own.
+STEPPING = tuple(
+  flag
+  for flag in (*Server().optimizer.flags(), 'server_decay_rounds')
+  if flag != 'server_learning_rate'
+)
+JOINING = tuple(Server().flags())
 
 Build = Callable[[models.PartialModel, Setting], processes.PartialProcess]
 
@@ -50,6 +64,8 @@ class Algorithm:
     counts_clients: Whether it needs to know how many clients there are.
     why_not_private: Why it has no private form, and what to do; or None.
     adds_noise: Whether its clients add noise that no ledger counts.
+    reads: The flags, of those that only some algorithms read, which it reads.
+    ignores: The flags that most algorithms read, and it does not.
     leaks: Yields which of its choices a private run may not have.
   """
 
@@ -63,6 +79,8 @@ class Algorithm:
   counts_clients: bool = False
   why_not_private: str | None = None
   adds_noise: bool = False
+  ignores: tuple[str, ...] = ()
+  reads: tuple[str, ...] = ()
   leaks: Callable[[Hyperparameters], Iterator[Leak]] = _nothing
 
 
@@ -224,6 +242,7 @@ def p_fed_me(
 def fed_embed(
   assignment: Callable[[FedEmbed, assignments.Parts], assignments.Assignment],
   user: str,
+  reads: tuple[str, ...] = (),
 ) -> Algorithm:
   def build(
     model: models.PartialModel, run: Setting
@@ -251,7 +270,11 @@ def fed_embed(
     )
 
   return Algorithm(
-    build, measure, user=user, personal=LocalTraining.of_personal
+    build,
+    measure,
+    user=user,
+    personal=LocalTraining.of_personal,
+    reads=reads,
   )
 
 
@@ -275,7 +298,7 @@ def p_fed_km(gradients: str, user: str) -> Algorithm:
       model, parts=run.parts, gradients=gradients, split=measuring.get('split')
     )
 
-  return Algorithm(build, measure, user=user)
+  return Algorithm(build, measure, user=user, reads=CENTERS)
 
 
 def measured_by(build: Callable[..., Evaluation]) -> Measure:

@@ -49,6 +49,13 @@ _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
 )
 TASKS = {task.name: task for task in _TASKS}
 
+# What flags choose that only some algorithms read, if nothing else is said.
+_USUAL = {
+  choice.flag: choice.value
+  for options in (LocalTraining(), Server(), Hyperparameters())
+  for choice in options.choices()
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Runtime(Options):
@@ -160,24 +167,37 @@ class Config(Options):
   runtime: Runtime = Runtime()
 
   def __post_init__(self) -> None:
-    """Refuses what is not private in a private run.
+    """Refuses what the algorithm does not read, and leaks of a private run.
 
     Raises:
       OptionError: With the flag, and what to do.
     """
     super().__post_init__()
-    if not self.privacy.is_on:
-      if self.spent.noise_multipliers:
-        raise OptionError(
-          f'--task={self.task.name}: it would release something with noise in '
-          'a run that is not private and counts no epsilon. Give '
-          '--target_epsilon or --noise_multiplier, or choose no noise.'
-        )
-      return
-    privacy_lib.refuse(self.leaks())
-    reason = self.how.why_not_private
-    if reason is not None:
-      raise OptionError(f'--algorithm={self.algorithm}: {reason}')
+    if self.privacy.is_on:
+      privacy_lib.refuse(self.leaks())
+      reason = self.how.why_not_private
+      if reason is not None:
+        raise OptionError(f'--algorithm={self.algorithm}: {reason}')
+    elif self.spent.noise_multipliers:
+      raise OptionError(
+        f'--task={self.task.name}: it would release something with noise in '
+        'a run that is not private and counts no epsilon. Give '
+        '--target_epsilon or --noise_multiplier, or choose no noise.'
+      )
+    for flag, value in self._unread():
+      raise OptionError(
+        f'--{flag}={value}: the algorithm {self.algorithm} does not read it. '
+        'Leave it out, or choose one that does: '
+        f'{", ".join(algorithms.readers(flag))}.'
+      )
+
+  def _unread(self) -> Iterator[tuple[str, Any]]:
+    """Yields what is chosen for other algorithms alone, flag and value."""
+    unread = algorithms.unread(self.algorithm)
+    for part in (self.local, self.server, self.hyperparameters):
+      for choice in part.choices():
+        if choice.flag in unread and choice.value != _USUAL[choice.flag]:
+          yield choice.flag, choice.value
 
   def leaks(self) -> Iterator[Leak]:
     """Yields what a private run may not choose."""
@@ -220,12 +240,17 @@ class Config(Options):
 
     Args:
       values: Their values by the names of their flags. Another `task` comes
-        with its own defaults.
+        with its own defaults; another `algorithm` without what it does not read
+        of what was chosen for the one before.
 
     Raises:
       OptionError: If there is no such flag, or the value is impossible.
     """
     others = dict(values)
+    algorithm = others.get('algorithm', self.algorithm)
+    if algorithm != self.algorithm and algorithm in algorithms.ALGORITHMS:
+      for flag in algorithms.unread(algorithm):
+        others.setdefault(flag, _USUAL[flag])
     name = others.pop(TASK, self.task.name)
     if name == self.task.name:
       return super().with_flags(others)

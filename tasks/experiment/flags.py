@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from absl import flags
 
 from tasks.errors import OptionError
+from tasks.experiment import algorithms
 from tasks.experiment import config as config_lib
 from tasks.experiment.config import Config
 from tasks.experiment.loop import Output
@@ -178,6 +179,63 @@ def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
     raise OptionError(str(error)) from None
 
 
+def algorithm_of(arguments: Sequence[str]) -> str:
+  """Finds the algorithm that a command line chooses.
+
+  Args:
+    arguments: The command line, with recipes and files of flags expanded.
+  """
+  chosen = [a for a in arguments if a.startswith(_ALGORITHM)]
+  return chosen[-1].removeprefix(_ALGORITHM) if chosen else Config().algorithm
+
+
+def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
+  """Leaves out the flags that only other algorithms read.
+
+  Args:
+    arguments: A command line, with recipes and files of flags expanded.
+    algorithm: The algorithm.
+  """
+  if algorithm not in algorithms.ALGORITHMS:
+    return list(arguments)  # Which is refused later.
+  unread = algorithms.unread(algorithm)
+  kept = []
+  for argument in arguments:
+    name = argument.partition('=')[0].removeprefix('--')
+    if not {name, name.removeprefix('no')} & unread:
+      kept.append(argument)
+  return kept
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+  """Replaces recipes and files of flags by their flags.
+
+  Where a recipe, or the run of a folder, chooses one algorithm and a later flag
+  another one, the flags that came before it, and that only others read, go.
+
+  Args:
+    arguments: The command line, without the program's name.
+
+  Raises:
+    RecipeError: If there is no recipe of a name.
+  """
+  expanded = recipes.expand(arguments)
+  try:
+    expanded = flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
+  except (flags.Error, OSError):
+    return expanded  # What absl says of it is said when it parses.
+  places = [
+    place for place, a in enumerate(expanded) if a.startswith(_ALGORITHM)
+  ]
+  if len({expanded[place] for place in places}) < 2:
+    return expanded
+  before, after = expanded[: places[-1]], expanded[places[-1] :]
+  return [*without_unread(before, algorithm_of(after)), *after]
+
+
+_ALGORITHM = '--algorithm='
+
+
 def parse(arguments: Sequence[str]) -> Config:
   """Reads an experiment from a command line.
 
@@ -191,7 +249,7 @@ def parse(arguments: Sequence[str]) -> Config:
   define(Config(), flag_values)
   define(Output(), flag_values)
   try:
-    _, *rest = flag_values(['', *recipes.expand(arguments)])
+    _, *rest = flag_values(['', *expand(arguments)])
   except (flags.Error, recipes.RecipeError) as error:
     raise OptionError(str(error)) from None
   if rest:

@@ -5,6 +5,7 @@ What trains one model for all elsewhere leaves these tables to the clients here.
 
 from collections.abc import Iterator
 import dataclasses
+from typing import Any
 
 from tasks import task as tasks_lib
 from tasks.experiment import building
@@ -26,6 +27,17 @@ from tff_partial.model import models
 
 # mu of FedProx, as `build_fed_prox` has it.
 _FED_PROX_PENALTY = 0.1
+# Flags of HPFL's drafts, and of its public components.
+_OF_DRAFTS = (
+  'hpfl_drafts',
+  'hpfl_rows_per_center',
+  'hpfl_num_centers',
+  'hpfl_min_users',
+  'hpfl_init',
+  'hpfl_max_iterations',
+  'hpfl_center_weighting',
+)
+_OF_PUBLIC = ('hpfl_threshold', 'hpfl_average_hidden')
 
 
 def _keeps_tables(model: models.PartialModel, run: Setting) -> bool:
@@ -114,6 +126,10 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
     rows = run.table_rows
     # In a private run all that a client sends is one record, clipped and noised
     # as an update is elsewhere.
+    sharing: dict[str, Any] = {}
+    if public:
+      sharing['threshold'] = how.threshold
+      sharing['average_others'] = how.average_hidden
     joining: composition.Averaging = {}
     join = statistics.Join.SUM
     if run.ledger is not None:
@@ -126,9 +142,8 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       tables=tuple(rows),
       public=public,
       training=run.local.of_own_model(),
-      by_nearness=how.by_nearness,
-      threshold=how.threshold,
-      average_others=how.average_hidden,
+      by_nearness=drafts and how.by_nearness,
+      **sharing,
       join=join,
       aggregator=joining.get('aggregator'),
       before_sending=joining.get('before_sending'),
@@ -151,4 +166,6 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
     user=tasks_lib.OWN,
     personal=LocalTraining.of_own_model,
     leaks=leaks,
+    ignores=building.JOINING,
+    reads=(*(_OF_DRAFTS if drafts else ()), *(_OF_PUBLIC if public else ())),
   )

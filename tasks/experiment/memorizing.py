@@ -20,6 +20,9 @@ from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
 from tff_partial.model import models
 
+# Flags of what clients tune before they are measured.
+TUNING = ('tuned', 'tuning_learning_rate')
+
 
 @runtime_checkable
 class PredictsTokens(Protocol):
@@ -101,7 +104,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
       **_measuring(run, measuring, trained.user),
     )
 
-  return _remembering(trained, measure)
+  return _remembering(trained, measure, ('knn_neighbors', 'knn_scale'))
 
 
 def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
@@ -126,12 +129,18 @@ def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
       **_measuring(run, measuring, trained.user),
     )
 
-  return _remembering(trained, measure)
+  return _remembering(trained, measure, ('cache_tokens', 'cache_smoothing'))
 
 
 def _remembering(
-  trained: building.Algorithm, measure: building.Measure
+  trained: building.Algorithm,
+  measure: building.Measure,
+  reads: tuple[str, ...],
 ) -> building.Algorithm:
   return dataclasses.replace(
-    trained, measure=measure, always_personalises=True, has_memory=True
+    trained,
+    measure=measure,
+    always_personalises=True,
+    has_memory=True,
+    reads=(*trained.reads, 'memory_mixing', *TUNING, *reads),
   )

@@ -65,7 +65,8 @@ class Program:
       return None
     for options in self.options:
       flags.define(options)
-    app.run(self._parsed, recipes.expand(self.complete(sys.argv)))
+    name, *arguments = self.complete(sys.argv)
+    app.run(self._parsed, [name, *flags.expand(arguments)])
     return None
 
   def _parsed(self, arguments: Sequence[str]) -> int | None:

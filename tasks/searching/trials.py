@@ -105,10 +105,17 @@ class Trials:
       return
     study.study.tell(number, value)
 
+  def _arguments(self, chosen: dict[str, Any]) -> list[str]:
+    """What a trial's run is given; of several algorithms what its own reads."""
+    arguments = flags.expand([*self.plan.arguments, *_as_flags(chosen)])
+    if 'algorithm' not in chosen:
+      return arguments
+    return flags.without_unread(arguments, flags.algorithm_of(arguments))
+
   def _check(self, chosen: dict[str, Any]) -> None:
     """Ends a trial whose values do not go together, before it is run."""
     try:
-      flags.parse([*self.plan.arguments, *_as_flags(chosen)])
+      flags.parse(self._arguments(chosen))
     except OptionError as error:
       raise _Ended(str(error)) from error
 
@@ -136,8 +143,7 @@ class Trials:
     path = trial_folder(self.root, trial.number)
     status = self.train(
       [
-        *self.plan.arguments,
-        *_as_flags(trial.params),
+        *self._arguments(trial.params),
         f'--rounds={rounds}',
         f'--output_dir={path}',
       ]

@@ -1,0 +1,161 @@
+"""Flags that an algorithm does not read are refused, and no others."""
+
+from collections.abc import Iterator
+import contextlib
+from unittest import mock
+
+import pytest
+
+from tasks import sweep
+from tasks.errors import OptionError
+from tasks.experiment import algorithms
+from tasks.experiment import building
+from tasks.experiment import Config
+from tasks.experiment import flags
+from tasks.experiment import from_recipe
+from tasks.experiment.hyperparameters import FedEmbed
+from tasks.experiment.hyperparameters import FedNoise
+from tasks.experiment.hyperparameters import Hpfl
+from tasks.experiment.hyperparameters import Hyperparameters
+from tasks.experiment.memory import Memory
+from tasks.experiment.optimizers import Optimizer
+from tasks.experiment.privacy import Privacy
+from tasks.experiment.setting import Setting
+from tasks.experiment.training import LocalTraining
+from tasks.experiment.training import Server
+
+
+def _read_by(algorithm: building.Algorithm, patch: pytest.MonkeyPatch) -> set:
+  """The flags that are read while an algorithm and its exams are built."""
+  setting = Setting(
+    task=mock.MagicMock(),
+    local=LocalTraining(tuning_learning_rate=0.1),
+    server=Server(),
+    hyperparameters=Hyperparameters(
+      fed_embed=FedEmbed(forming_steps=1), hpfl=Hpfl(num_centers=3)
+    ),
+    privacy=Privacy(),
+    num_clients=3,
+  )
+  setting.task.kept_tables.return_value = {'users': [3, 4]}
+  read = set()
+  for kind in (
+    *(FedEmbed, FedNoise, Hpfl, Hyperparameters, LocalTraining, Memory),
+    *(Optimizer, Server),
+  ):
+    example = Optimizer('', '') if kind is Optimizer else kind()
+    named = {c.path[0]: c.flag.lstrip('_') for c in example.own_choices()}
+
+    def get(self, field, named=named):
+      if field in named:
+        prefix = ''
+        if isinstance(self, Optimizer):
+          prefix = f'{object.__getattribute__(self, "name")}_'
+        read.add(f'{prefix}{named[field]}')
+      return object.__getattribute__(self, field)
+
+    patch.setattr(kind, '__getattribute__', get)
+  model = mock.MagicMock()
+  # No builder takes such a model. What it is given was read before.
+  with contextlib.suppress(Exception):
+    algorithm.build(model, setting)
+  with contextlib.suppress(Exception):
+    algorithm.measure(model, setting, {})
+  if algorithm.personal is not None:
+    algorithm.personal(setting.local)
+  patch.undo()
+  return read
+
+
+@pytest.mark.parametrize('name', algorithms.names())
+def test_an_algorithm_reads_what_it_says(name, monkeypatch):
+  algorithm = algorithms.ALGORITHMS[name]
+  read = _read_by(algorithm, monkeypatch)
+  special = {f for each in algorithms.ALGORITHMS.values() for f in each.reads}
+  assert read & special == set(algorithm.reads)
+  assert not read & set(algorithm.ignores)
+  of_server = set(building.JOINING)
+  if not algorithm.ignores:
+    assert read & of_server
+
+
+@pytest.mark.parametrize(
+  'make',
+  [
+    lambda: flags.parse(['--mixture=0.3', '--algorithm=fed_avg']),
+    lambda: flags.parse(['--recipe=emnist_fed_avg', '--mixture=0.3']),
+    # What is said after another algorithm is meant for that one.
+    lambda: flags.parse(
+      ['--recipe=emnist_apfl', '--algorithm=fed_avg', '--mixture=0.3']
+    ),
+    lambda: Config(
+      algorithm='fed_avg', hyperparameters=Hyperparameters(mixture=0.3)
+    ),
+    lambda: from_recipe('emnist_fed_avg', mixture=0.3),
+  ],
+)
+def test_a_flag_of_another_algorithm_is_refused(make):
+  with pytest.raises(
+    OptionError,
+    match=r'--mixture=0.3: the algorithm fed_avg does not .* does: apfl\.',
+  ):
+    make()
+
+
+@pytest.mark.parametrize(
+  ('flag', 'algorithm'),
+  [
+    ('--joint', 'fed_avg'),
+    ('--penalty=1', 'fed_avg'),
+    ('--repeats=3', 'fed_avg'),
+    ('--knn_scale=2', 'ngram_cache'),
+    ('--server_optimizer=adam', 'fed_adam'),
+    ('--clip_norm=1', 'local_only'),
+  ],
+)
+def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
+  with pytest.raises(OptionError, match=f'{flag.split("=")[0]}=.*{algorithm}'):
+    flags.parse([flag, f'--algorithm={algorithm}'])
+
+
+def test_a_flag_may_say_what_is_usual():
+  config = flags.parse(['--mixture=0.5', '--algorithm=fed_avg'])
+  assert config == Config(algorithm='fed_avg')
+
+
+def test_another_algorithm_leaves_flags_of_the_recipes_one():
+  assert from_recipe('emnist_apfl').hyperparameters.mixture_learning_rate > 0
+  parsed = flags.parse(['--recipe=emnist_apfl', '--algorithm=fed_avg'])
+  changed = from_recipe('emnist_apfl', algorithm='fed_avg')
+  assert parsed == changed
+  assert parsed.hyperparameters == Hyperparameters()
+  with pytest.raises(OptionError, match="'fed_avgg'|fed_avgg"):
+    from_recipe('emnist_apfl', algorithm='fed_avgg')
+
+
+def _runs(*grid: str, passed_on: Iterator[str] = ()) -> dict[str, list[str]]:
+  return sweep.planned([], grid, list(passed_on))
+
+
+def test_a_sweep_gives_each_algorithm_what_it_reads():
+  found = _runs(
+    'algorithm=fed_avg,apfl',
+    'mixture=0.2,0.4',
+    passed_on=['--mixture_learning_rate=0.1', '--rounds=3'],
+  )
+  assert found == {
+    # Once, as no mixture makes a difference.
+    'algorithm=fed_avg': ['--rounds=3', '--algorithm=fed_avg'],
+    **{
+      f'algorithm=apfl,mixture={mixture}': [
+        '--mixture_learning_rate=0.1',
+        '--rounds=3',
+        '--algorithm=apfl',
+        f'--mixture={mixture}',
+      ]
+      for mixture in ('0.2', '0.4')
+    },
+  }
+  # Of a single algorithm all is given, and refused by the run.
+  found = _runs('mixture=0.2', passed_on=['--algorithm=fed_avg'])
+  assert found == {'mixture=0.2': ['--algorithm=fed_avg', '--mixture=0.2']}
