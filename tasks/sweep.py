@@ -54,12 +54,31 @@ _passed_on: list[str] = []
 
 
 def take_rest(arguments: Sequence[str]) -> list[str]:
-  """Keeps what follows `--` for the runs and returns the rest."""
+  """Keeps what follows `--` for the runs and returns the rest.
+
+  Raises:
+    OptionError: If a file of flags of the runs does not follow it.
+  """
   arguments = list(arguments)
   if '--' in arguments:
     place = arguments.index('--')
     _passed_on[:] = arguments[place + 1 :]
-    return arguments[:place]
+    arguments = arguments[:place]
+  known = {
+    f.name for kind in (Sweep, plans.Search) for f in dataclasses.fields(kind)
+  }
+  for argument in arguments:
+    name, _, value = argument.lstrip('-').partition('=')
+    is_of_runs = name == 'recipe'
+    if name == 'flagfile' and pathlib.Path(value).is_file():
+      lines = pathlib.Path(value).read_text(encoding='utf-8').splitlines()
+      given = {line.strip().lstrip('-').partition('=')[0] for line in lines}
+      is_of_runs = not given & known
+    if is_of_runs:
+      raise OptionError(
+        f'{argument}: flags of the runs follow `--`: tff-partial sweep '
+        f'--sweep_dir=OUT --grid=seed=0,1 -- {argument}'
+      )
   return arguments
 
 

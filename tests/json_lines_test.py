@@ -128,6 +128,21 @@ def test_a_sentence_of_a_compressed_file_cannot_fill_the_memory(tmp_path):
   assert peak < 30e6
 
 
+def test_records_without_a_time_keep_their_place_in_the_file(tmp_path, caplog):
+  lines = [{'who': who} for who in 'abcd']
+  lines[1]['time'], lines[2]['time'] = 5, None
+  path = _write(tmp_path / 'a.jsonl', *lines)
+  fields = [
+    json_lines.Field(('who',), json_lines.text),
+    json_lines.Field(('time',), json_lines.seconds, 0),
+  ]
+  for _ in range(2):
+    found = list(json_lines.read(path, fields))
+    assert found == [('a', 0), ('b', 5), ('c', 5), ('d', 5)]
+  (said,) = [r for r in caplog.records if "'time' is missing" in r.message]
+  assert 'a.jsonl, line 1: ' in said.message
+
+
 def test_a_name_is_of_whole_characters(tmp_path):
   field = json_lines.Field(('who',), json_lines.identifier)
   path = _write(tmp_path / 'a.jsonl', {'who': 'z\u00f6e \U0001f600\0'})

@@ -11,6 +11,7 @@ from typing import Any
 import optuna
 import pytest
 
+from tasks import sweep
 from tasks.errors import OptionError
 from tasks.searching import plan as plans
 from tasks.searching import reporting
@@ -389,8 +390,6 @@ def test_what_private_trials_cost_is_summed(tmp_path):
 
 
 def test_private_searches_are_warned_of(tmp_path, monkeypatch):
-  from tasks import sweep
-
   monkeypatch.setattr(sweep, '_run', lambda *_: 130)
   outcome = run_here(
     'sweep',
@@ -415,6 +414,18 @@ def test_what_does_not_go_with_a_search(tmp_path, arguments, said):
     'sweep', f'--sweep_dir={tmp_path}', '--search=seed=int:0:9', *arguments
   )
   commands.is_for_users(outcome, said)
+
+
+def test_flags_of_the_runs_of_a_sweep_follow_two_dashes(tmp_path):
+  flags = tmp_path / 'a.flags'
+  flags.write_text('--task=movielens\n')
+  for argument in (f'--flagfile={flags}', '--recipe=demo'):
+    with pytest.raises(OptionError, match=f'follow `--`: .* -- {argument}$'):
+      sweep.take_rest(['sweep', '--grid=seed=0,1', argument])
+    rest = sweep.take_rest(['sweep', '--grid=seed=0,1', '--', argument])
+    assert rest == ['sweep', '--grid=seed=0,1']
+  flags.write_text('--grid=seed=0,1\n')
+  assert sweep.take_rest([f'--flagfile={flags}']) == [f'--flagfile={flags}']
 
 
 def test_a_search_needs_something_to_search_for(tmp_path):

@@ -9,6 +9,7 @@ import bz2
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import fnmatch
+import functools
 import gzip
 import importlib
 import io
@@ -19,6 +20,8 @@ import pathlib
 import re
 from typing import Any, BinaryIO
 import zlib
+
+from absl import logging
 
 from tasks.errors import DataError
 from tasks.files import numbers
@@ -43,10 +46,14 @@ class Field:
     names: The names that it may have in the files; the first one found counts.
     parse: From a JSON value to the field's value; raises ValueError, with a
       text that says what was expected, if it cannot be.
+    first: Where records may lack the field, its value before the first record
+      that has it; later ones keep that of the record before, with a warning
+      once a file.
   """
 
   names: tuple[str, ...]
   parse: Callable[[Any], Any]
+  first: Any = None
 
 
 def text(value: Any) -> str:
@@ -157,16 +164,43 @@ def read(
       line is not as it should be.
   """
   is_empty = True
+  before = [field.first for field in fields]
   for number, line in _lines(path):
     is_empty = False
     try:
-      yield tuple(_parsed(line, fields))
+      values = list(_parsed(line, fields))
+      for place, value in enumerate(values):
+        if value is None:
+          _tell_of_lacking(path, fields[place].names[0], number)
+          values[place] = before[place]
+      before = values
+      yield tuple(values)
     except _Unexpected as error:
       raise DataError(
         f'{path}, line {number}: {error}. Correct the line or remove it.'
       ) from error
   if is_empty:
     raise DataError(f'{path}: the file has no records. Remove it.')
+
+
+@functools.cache
+def _told(path: pathlib.Path, name: str) -> set[int]:
+  """What was said of a file."""
+  return set()
+
+
+def _tell_of_lacking(path: pathlib.Path, name: str, line: int) -> None:
+  """Says once a file that records lack a field."""
+  told = _told(path, name)
+  if not told:
+    told.add(line)
+    logging.warning(
+      '%s, line %d: the field %r is missing or unknown. Such records keep the '
+      'place that they have in the file.',
+      path,
+      line,
+      name,
+    )
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
@@ -214,6 +248,10 @@ def _parsed(line: bytes, fields: Sequence[Field]) -> Iterator[Any]:
     raise _Unexpected(f'expected a JSON object, found {_shown(record)}')
   for field in fields:
     name = next((name for name in field.names if name in record), None)
+    is_known = name is not None and record[name] not in (None, '')
+    if field.first is not None and not is_known:
+      yield None
+      continue
     if name is None:
       raise _Unexpected(
         f'the field {" or ".join(map(repr, field.names))} is missing; there '

@@ -26,7 +26,7 @@ _FEDERATED = {
 }
 _FIELDS = (
   json_lines.Field(('author', 'user'), json_lines.identifier),
-  json_lines.Field(('time', 'created_utc'), json_lines.seconds),
+  json_lines.Field(('time', 'created_utc'), json_lines.seconds, 0),
   json_lines.Field(('text', 'body'), json_lines.text),
 )
 # What Reddit's dumps hold in place of an author or a text that is gone.

@@ -33,13 +33,13 @@ _GONE = frozenset(('[deleted]', '[removed]'))
 _COMMENT = (
   json_lines.Field(('author',), json_lines.identifier),
   json_lines.Field(('subreddit',), json_lines.identifier),
-  json_lines.Field(('created_utc', 'time'), json_lines.seconds),
+  json_lines.Field(('created_utc', 'time'), json_lines.seconds, 0),
   json_lines.Field(('body',), json_lines.text),
 )
 _MESSAGE = (
   json_lines.Field(('user',), json_lines.identifier),
   json_lines.Field(('label',), json_lines.binary),
-  json_lines.Field(('time',), json_lines.seconds),
+  json_lines.Field(('time',), json_lines.seconds, 0),
   json_lines.Field(('text',), json_lines.text),
 )
 
