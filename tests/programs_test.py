@@ -294,13 +294,13 @@ def _slower(world: small_runs.World) -> small_runs.World:
       lambda world: {
         'clients': small_runs.pack(world.process.example_spec, 'train', 11)
       },
-      r'clients was 12 clients \(\w+\) and is now 11 clients',
+      'clients: they were 12 clients and are now 11 clients',
     ),
     (
       lambda world: {
         'clients': small_runs.pack(world.process.example_spec, 'others', 12)
       },
-      'clients was 12 clients',
+      'clients: they are as many, but have other ids',
     ),
     (
       lambda world: {
@@ -308,9 +308,12 @@ def _slower(world: small_runs.World) -> small_runs.World:
           world.process.example_spec, 'train', 12, scale=1.01
         )
       },
-      "the clients' examples was",
+      "the clients' examples are others",
     ),
-    (lambda world: {'validation': None}, 'validation evaluation was'),
+    (
+      lambda world: {'validation': None},
+      'validation evaluation: there is none',
+    ),
     (
       lambda world: {
         'validation': programs.EvaluationSet(
@@ -320,7 +323,7 @@ def _slower(world: small_runs.World) -> small_runs.World:
           ),
         )
       },
-      'validation clients was 5 clients',
+      'validation clients: they were 5 clients and are now 4',
     ),
   ],
 )
@@ -344,7 +347,10 @@ def test_another_process_of_the_same_shapes_is_refused(world, whole):
     lambda: slower.train(output_dir=folder),
     lambda: programs.load(slower.process, folder),
   ):
-    with pytest.raises(programs.ProgramError, match='the process .algorithm'):
+    with pytest.raises(
+      programs.ProgramError,
+      match='the process .algorithm.*: phase 2, epochs was 1 and is now 2. ',
+    ):
       attempt()
 
 

@@ -90,13 +90,17 @@ def is_plain_descent(optimizer: Optimizer) -> bool:
   return set(state) == {'learning_rate'}  # No momentum.
 
 
-def _said(setting: Any) -> str:
-  """Return a setting of a phase as a short text."""
+def in_words(setting: Any) -> str:
+  """Return a setting of a phase as a short text.
+
+  Args:
+    setting: The setting.
+  """
   if isinstance(setting, Mapping):
-    said = (f'{key!r}: {_said(value)}' for key, value in setting.items())
+    said = (f'{key!r}: {in_words(value)}' for key, value in setting.items())
     return f'{{{", ".join(said)}}}'
   if isinstance(setting, tuple):
-    return f'({", ".join(map(_said, setting))})'
+    return f'({", ".join(map(in_words, setting))})'
   if isinstance(setting, Optimizer):
     with tf.init_scope():
       state = setting.initialize(tf.TensorSpec([1], tf.float32))
@@ -221,10 +225,10 @@ class Phase:
     default = {field.name: field.default for field in dataclasses.fields(self)}
     chosen = {'train': self.train, 'on': self.on.name}
     if self.train:
-      chosen['optimizer'] = _said(self.optimizer)
+      chosen['optimizer'] = in_words(self.optimizer)
     for name in set(default) - {'train', 'on', 'optimizer'}:
       if getattr(self, name) != default[name]:
-        chosen[name] = _said(getattr(self, name))
+        chosen[name] = in_words(getattr(self, name))
     said = (f'{name}={chosen[name]}' for name in default if name in chosen)
     return f'Phase({", ".join(said)})'
 

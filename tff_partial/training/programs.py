@@ -376,7 +376,11 @@ def load(
   settings = run.notes.settings
   run_settings.check(
     settings,
-    {**settings, 'process': run_settings.of_process(process)},
+    {
+      **settings,
+      'process': run_settings.of_process(process),
+      run_settings.IN_WORDS: run_settings.in_words(process),
+    },
     output_dir,
   )
   clients = os.path.join(output_dir, CLIENTS_FOLDER)

@@ -1,9 +1,12 @@
 """By what a run is this one, so that no other goes on from its checkpoints."""
 
 from collections.abc import Mapping
+import dataclasses
+import json
 from typing import Any
 
 from tff_partial import fingerprints
+from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial.data import cohorts
@@ -20,6 +23,8 @@ _SETTINGS = {
   'process': 'process (algorithm, model, optimizers or learning rates)',
   'examples': "clients' examples",
 }
+# What is kept beside the fingerprint of a process, to say what has changed.
+IN_WORDS = 'process in words'
 
 
 def describe(
@@ -55,6 +60,7 @@ def describe(
     'select': str(select),
     'privacy': 'None',
     'process': of_process(process),
+    IN_WORDS: in_words(process),
     **_described(clients, sample),
   }
   if sampler.participation != sampling.Participation():
@@ -89,6 +95,37 @@ def of_process(process: processes.PartialProcess) -> str:
   )
 
 
+def in_words(process: processes.PartialProcess) -> str:
+  """What a process was made of, as far as words can say it, in JSON.
+
+  Args:
+    process: The process.
+  """
+  found = {'model': ' '.join(repr(process.model).split())}
+  work = process.work.work if process.work is not None else ()
+  for number, phase in enumerate(phases.flat(work), 1):
+    for field in dataclasses.fields(phase):
+      value = getattr(phase, field.name)
+      found[f'phase {number}, {field.name}'] = (
+        value.name if field.name == 'on' else phases.in_words(value)
+      )
+  return json.dumps(found)
+
+
+def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+  """Which parts of a process have changed, as far as words can say it."""
+  old, new = (json.loads(one.get(IN_WORDS, '{}')) for one in (before, now))
+  changed = [
+    f'{name} was {old.get(name, "nothing")} and is now '
+    f'{new.get(name, "nothing")}'
+    for name in {**old, **new}
+    if old.get(name) != new.get(name)
+  ]
+  if old and new and changed:
+    return '; '.join(changed)
+  return 'it is another one, for instance in what the server does'
+
+
 def _described(
   clients: cohorts.ClientSource, sample: int | None
 ) -> dict[str, str]:
@@ -112,12 +149,26 @@ def check(
     where: Its folder.
   """
   for name in {**before, **now}:
-    if before.get(name) != now.get(name):
+    if name != IN_WORDS and before.get(name) != now.get(name):
       break
   else:
     return
   what = f'the {_SETTINGS[name]}' if name in _SETTINGS else name
   noted = [one.get(name, 'nothing') for one in (before, now)]
+  changed = f'{what} was {noted[0]} and is now {noted[1]}'
+  if name.endswith('process'):
+    changed = f'{what}: {_changed(before, now)}'
+  elif name.endswith('examples'):
+    changed = f'{what} are others'  # Fingerprints tell nothing.
+  elif name.endswith('evaluation'):
+    changed = f'{what}: it is another one'
+    if 'nothing' in noted:
+      changed = f'{what}: there {"is" if noted[0] != "nothing" else "was"} none'
+  elif name.endswith('clients'):
+    counts = [note.partition(' (')[0] for note in noted]
+    changed = f'{what}: they were {counts[0]} and are now {counts[1]}'
+    if counts[0] == counts[1]:
+      changed = f'{what}: they are as many, but have other ids'
   remedy = 'Give the same to go on with it, or choose another folder.'
   if name == 'privacy':
     remedy = (
@@ -125,6 +176,6 @@ def check(
       'on with it; with a target epsilon, the same number of rounds, too.'
     )
   raise ProgramError(
-    f'{where}: the run in this folder was begun with another setting: {what} '
-    f'was {noted[0]} and is now {noted[1]}. {remedy}'
+    f'{where}: the run in this folder was begun with another setting: '
+    f'{changed}. {remedy}'
   )
