@@ -101,12 +101,16 @@ def in_words(setting: Any) -> str:
     return f'{{{", ".join(said)}}}'
   if isinstance(setting, tuple):
     return f'({", ".join(map(in_words, setting))})'
-  if isinstance(setting, Optimizer):
-    with tf.init_scope():
-      state = setting.initialize(tf.TensorSpec([1], tf.float32))
-      rates = {k: float(v) for k, v in setting.get_hparams(state).items()}
-    said = (f'{name}={value:.6g}' for name, value in rates.items())
-    return f'{type(setting).__name__.strip("_")}({", ".join(said)})'
+  if isinstance(setting, tff.learning.optimizers.Optimizer):
+    name = type(setting).__name__.strip('_')
+    try:
+      with tf.init_scope():
+        state = setting.initialize(tf.TensorSpec([1], tf.float32))
+        rates = {k: float(v) for k, v in setting.get_hparams(state).items()}
+    except Exception:  # An optimizer may keep anything, of any weights.
+      return name
+    said = (f'{rate}={value:.6g}' for rate, value in rates.items())
+    return f'{name}({", ".join(said)})'
   if callable(setting):
     return getattr(setting, '__qualname__', type(setting).__name__)
   return repr(setting)
