@@ -206,6 +206,7 @@ def test_other_private_runs(tmp_path, flags, sampling):
     (('--algorithm=furl', '--private_rule=scaled'), '--private_rule=keep'),
     (('--algorithm=centralized',), '--algorithm=centralized'),
     (('--algorithm=local_only',), 'clients send nothing'),
+    (('--algorithm=fed_att',), '--algorithm=fed_att: the server divides'),
     (('--algorithm=scaffold',), '--algorithm=scaffold: its clients send'),
     (('--algorithm=fed_proto',), '--algorithm=fed_proto: its clients send'),
     (('--simulated_population=9999',), '--noise_seed'),

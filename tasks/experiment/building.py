@@ -5,9 +5,11 @@ import dataclasses
 from typing import Any
 
 from tasks import task as tasks_lib
+from tasks.errors import OptionError
 from tasks.experiment.hyperparameters import FedEmbed
 from tasks.experiment.hyperparameters import Hyperparameters
 from tasks.experiment.hyperparameters import SCALED
+from tasks.experiment.privacy import LOCAL
 from tasks.experiment.setting import Setting
 from tasks.experiment.training import LocalTraining
 from tasks.experiment.training import Server
@@ -150,6 +152,11 @@ def furl_leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
 def fed_att(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
+  if run.privacy.is_on and run.privacy.dp != LOCAL:
+    raise OptionError(
+      '--algorithm=fed_att: the server divides by the sum of attentions, which '
+      'its noise would make anything. Give --dp=local, or use fed_avg.'
+    )
   return baselines.build_fed_att(
     model,
     step_size=run.server.learning_rate,
