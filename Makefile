@@ -154,6 +154,17 @@ foreign: $(installed) ## run TFF's own tests, of TFF_SOURCE=DIR, on our runtime
 	  echo "make foreign needs TFF_SOURCE=DIR, a checkout of TFF's sources." >&2; exit 1; }
 	$(python) -m tests.foreign $(TFF_SOURCE) $(ARGS)
 
+# Checkouts of other implementations, and a Python with what they need; with
+# neither, it says what is missing.
+REFERENCE_SOURCES ?=
+REFERENCE_PYTHON ?= $(python)
+.PHONY: references
+references: $(installed) ## compare with other implementations, of REFERENCE_SOURCES=DIR
+	@[[ -n '$(REFERENCE_SOURCES)' ]] || { \
+	  echo 'make references needs REFERENCE_SOURCES=DIR, which holds checkouts of others.'; \
+	  $(python) -m tests.references --help; exit 1; } >&2
+	$(python) -m tests.references $(REFERENCE_SOURCES) --python=$(REFERENCE_PYTHON) $(ARGS)
+
 # In the order of benchmarks/README.md.
 benchmarks := movielens_round 'movielens_round --full' mnist_cnn lstm_step \
   aggregators scaling startup endurance stateful_round sparse_rows accounting \

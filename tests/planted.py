@@ -241,11 +241,20 @@ def trained(
   process: processes.PartialProcess,
   clients: Mapping[str, Fields],
   rounds: Sequence[Sequence[str]],
+  capacities: Sequence[int] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-  """The server's state after some rounds, and what each client remembers."""
+  """The server's state after some rounds, and what each client remembers.
+
+  With capacities that all clients fit, rounds are traced once.
+  """
   state, remembered = process.initialize(), {}
   for number, names in enumerate(rounds):
-    cohort = cohort_of(process, {name: clients[name] for name in names}, number)
+    cohort = cohort_of(
+      process,
+      {name: clients[name] for name in names},
+      number,
+      capacities=capacities,
+    )
     first = first_states(process, cohort)
     kept = [
       remembered.get(name, new) for name, new in zip(names, first, strict=True)
