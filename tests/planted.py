@@ -161,10 +161,16 @@ def cohort_of(
   *words: int | str,
   capacities: Sequence[int] | None = None,
 ) -> cohorts.Cohort:
-  """All the clients as one cohort; their seeds follow from the words."""
-  population = packing.pack(
-    clients, process.example_spec, capacities=capacities
-  )
+  """All the clients as one cohort; their seeds follow from the words.
+
+  Fields that the process does not read, such as times, are left out.
+  """
+  spec = process.example_spec
+  read = {
+    client: {name: values for name, values in fields.items() if name in spec}
+    for client, fields in clients.items()
+  }
+  population = packing.pack(read, spec, capacities=capacities)
   return population.cohort(list(clients), client_seeds(list(clients), *words))
 
 
