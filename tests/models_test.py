@@ -369,7 +369,7 @@ def _traced_objective(
       loss = model.loss(labels, predictions, weight, is_real, regularization)
     gradients = tape.gradient(loss.objective, weights)
     return (
-      (loss.objective, loss.total, loss.num_elements),
+      (loss.objective, loss.total, loss.num_elements, loss.regularization),
       tf.nest.map_structure(tf.convert_to_tensor, gradients),
     )
 

@@ -180,7 +180,10 @@ class Client:
       metrics = self.model.metrics.update(
         metrics, batch['y'], predictions, batch['weight'] * real
       )
-      loss = [loss[0] + value.total, loss[1] + value.num_elements]
+      sums = [value.total, value.num_elements]
+      if self.model.is_regularized:
+        sums.append(value.regularization * value.num_elements)
+      loss = [a + b for a, b in zip(loss, sums, strict=True)]
     return Stand(optimizers, trained, metrics, loss, is_finite)
 
   def steps(

@@ -21,6 +21,7 @@ from tff_partial import tiers
 from tff_partial.data import examples
 from tff_partial.data import splits
 from tff_partial.model import client_tables
+from tff_partial.model import keras_metrics
 from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.sparse import lookups
@@ -126,9 +127,10 @@ def metric_finalizers(
 ) -> collections.OrderedDict[str, Any]:
   """Name to the function that turns a metric's summed state into its value."""
   count = tf.function(lambda state: state[0])
-  finalizers = collections.OrderedDict(
-    loss=tf.function(lambda state: tf.math.divide_no_nan(state[0], state[1]))
-  )
+  mean = tf.function(lambda state: tf.math.divide_no_nan(state[0], state[1]))
+  finalizers = collections.OrderedDict({keras_metrics.LOSS: mean})
+  if model.is_regularized:
+    finalizers[keras_metrics.REGULARIZATION] = mean
   finalizers.update(model.metrics.finalizers())
   for name in ('num_examples', 'num_clients', 'num_not_finite'):
     finalizers[name] = count
@@ -139,7 +141,11 @@ def unfinalized_metrics(result: local_training.ClientResult) -> Any:
   """A client's metric states; zeros but for a count if it is not finite."""
   is_finite = result.is_finite
   counts = result.num_examples > 0
-  states = collections.OrderedDict(loss=result.loss)
+  loss, number, *penalty = result.loss
+  states = collections.OrderedDict({keras_metrics.LOSS: [loss, number]})
+  if penalty:
+    # Beside the loss, whose sum with it is what Keras's `evaluate` says.
+    states[keras_metrics.REGULARIZATION] = [*penalty, number]
   states.update(result.metrics)
   states['num_examples'] = [result.num_examples]
   states['num_clients'] = [tf.cast(counts, tf.int32)]

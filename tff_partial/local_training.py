@@ -32,7 +32,8 @@ class ClientResult(NamedTuple):
     context: What it knows: weights, of GROUP the copy of the client's group,
       and what it computed.
     metrics: States of the metrics over all measured batches.
-    loss: Sum of the losses and number of them, over all measured batches.
+    loss: Sum of the losses and number of them, over all measured batches; also
+      what layers added for their weights, times that number, if they do.
     num_examples: int32, examples that an epoch of the measured phases has.
     num_steps: Tier to how many optimizer steps it was trained by, int32.
     is_finite: Whether every loss and every new weight was a finite number.
@@ -228,7 +229,7 @@ def run(
   done = ClientResult(
     context._replace(weights=weights, received=weights, group=tf.constant(0)),
     context.model.metrics.initial_state(),
-    [tf.constant(0.0), tf.constant(0.0)],
+    [tf.constant(0.0)] * (3 if context.model.is_regularized else 2),
     tf.constant(0),
     dict.fromkeys(weights, tf.constant(0)),
     tf.constant(True),

@@ -32,6 +32,8 @@ MetricState = collections.OrderedDict[str, list[tf.Tensor]]
 
 # Measured of every client beside the model's metrics.
 LOSS = 'loss'
+# What layers add to the loss for their weights, if they do.
+REGULARIZATION = 'regularization'
 COUNTS = ('num_examples', 'num_clients', 'num_not_finite')
 
 
@@ -109,9 +111,10 @@ class PureMetrics:
       built = self.build()
     self.names = tuple(metric.name for metric in built)
     repeated = [n for n, k in collections.Counter(self.names).items() if k > 1]
-    if repeated or {LOSS, *COUNTS} & set(self.names):
+    taken = [REGULARIZATION, LOSS, *COUNTS]
+    if repeated or set(taken) & set(self.names):
       raise ModelError(
-        f'Metrics need distinct names other than {[LOSS, *COUNTS]}, found '
+        f'Metrics need distinct names other than {taken}, found '
         f'{list(self.names)}. Pass `name=` to the metrics.'
       )
     self._initial = collections.OrderedDict(

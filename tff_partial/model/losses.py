@@ -115,8 +115,10 @@ class LossValue:
     objective: What training minimizes; scalar.
     total: Sum of the examples' weighted losses; scalar.
     num_elements: How many losses were summed, padding not counted; scalar.
+    regularization: What layers add to the objective; scalar.
   """
 
   objective: tf.Tensor
   total: tf.Tensor
   num_elements: tf.Tensor
+  regularization: tf.Tensor

@@ -73,6 +73,7 @@ class PartialModel:
     prediction_spec: Specs of one example's prediction.
     metrics: Keras metrics as pure functions.
     given_values: First values that were given rather than drawn, by name.
+    is_regularized: Whether layers add losses of weights.
     only_looked_up: Names of the trainable tables of which the model looks rows
       up, and does nothing else with them.
     seed: Draws the first values of the global weights.
@@ -341,9 +342,11 @@ class PartialModel:
       objective = total
     else:
       objective = total / tf.maximum(num_elements, 1.0)
+    penalty = tf.constant(0.0)
     for term in regularization:
-      objective += tf.cast(tf.reduce_sum(term), tf.float32)
-    return LossValue(objective, total, num_elements)
+      term = tf.cast(tf.reduce_sum(term), tf.float32)
+      objective, penalty = objective + term, penalty + term
+    return LossValue(objective, total, num_elements, penalty)
 
   @contextlib.contextmanager
   def _explaining(self) -> Iterator[None]:
@@ -438,6 +441,7 @@ class PartialModel:
     mask = keras_functions.mask_of(predictions)
     if mask is not None:
       self._mask = tf.TensorSpec(mask.shape[1:], mask.dtype)
+    self.is_regularized = bool(regularization)
     self.check_loss()
     tracing.refuse_hidden_draws(graph)
     if any(outside.dtype == tf.resource for outside, _ in graph.captures):
