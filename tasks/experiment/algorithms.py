@@ -216,11 +216,13 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     building.adaptive(baselines.build_fed_adam),
     _FOR_ALL,
     ignores=building.STEPPING,
+    reads=('tau', 'adaptive_rule'),
   ),
   'fed_yogi': building.Algorithm(
     building.adaptive(baselines.build_fed_yogi),
     _FOR_ALL,
     ignores=building.STEPPING,
+    reads=('tau', 'adaptive_rule'),
   ),
   'centralized': building.Algorithm(
     lambda model, run: baselines.build_centralized(
