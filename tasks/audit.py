@@ -11,9 +11,11 @@ weights are thrown away, as canaries pull them about.
 
 import dataclasses
 import json
+from typing import Any, NamedTuple
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment import releasing
 from tasks.experiment.config import Config
 from tasks.experiment.folder import finite
 from tasks.experiment.folder import Folder
@@ -25,6 +27,8 @@ from tasks.experiment.running import load
 from tasks.experiment.trainable import Trainable
 from tasks.options import option
 from tasks.options import Options
+from tff_partial import processes
+from tff_partial.data import cohorts
 from tff_partial.dp import audit_bounds
 from tff_partial.dp import privacy_audit
 from tff_partial.training import programs
@@ -76,6 +80,38 @@ def with_canaries(
       number = error.largest
 
 
+class _Attacked(NamedTuple):
+  """A run with canaries, checked: what `programs.train` takes."""
+
+  canaries: privacy_audit.Canaries
+  process: processes.PartialProcess
+  clients: cohorts.ClientSource
+  settings: dict[str, Any]
+
+
+def _attacked(
+  config: Config, task: tasks_lib.Task, asked: int | None
+) -> _Attacked:
+  """Builds the run that is attacked, and refuses what it would refuse."""
+  trainable, canaries = with_canaries(config, task, asked)
+  attacked = _Attacked(
+    canaries,
+    trainable.process,
+    canaries.among(trainable.clients()),
+    {
+      'rounds': config.loop.rounds,
+      'clients_per_round': trainable.clients_per_round,
+      'seed': config.seed,
+      'dropout_rate': config.loop.dropout_rate,
+      'privacy': trainable.ledger,
+      'participation': config.loop.cohorts.participation(),
+    },
+  )
+  _, process, clients, settings = attacked
+  programs.check(process, clients, **settings)
+  return attacked
+
+
 def main(config: Config, output: Output, audit: Audit) -> None:
   """Trains with canaries, guesses them, and says what that proves."""
   if not output.output_dir:
@@ -86,20 +122,17 @@ def main(config: Config, output: Output, audit: Audit) -> None:
       '--target_epsilon or --noise_multiplier.'
     )
   folder = Folder(output.output_dir)
-  folder.path.mkdir(parents=True, exist_ok=True)
-  task = load(config)
+  folder.take()
+  task = load(config, releasing.at_start(config, folder))
   with executing(config.runtime):
-    trainable, canaries = with_canaries(config, task, audit.canaries)
+    attacked = _attacked(config, task, audit.canaries)
+    if releasing.is_due(config, folder):
+      # All was checked with something that stood in.
+      task = releasing.drawn(config, folder, task)
+      attacked = _attacked(config, task, audit.canaries)
+    canaries, process, clients, settings = attacked
     trained = programs.train(
-      trainable.process,
-      canaries.among(trainable.clients()),
-      rounds=config.loop.rounds,
-      clients_per_round=trainable.clients_per_round,
-      seed=config.seed,
-      dropout_rate=config.loop.dropout_rate,
-      privacy=trainable.ledger,
-      show_progress=output.shows_progress,
-      participation=config.loop.cohorts.participation(),
+      process, clients, **settings, show_progress=output.shows_progress
     )
   delta = config.privacy.delta
   claimed = float((trained.privacy or {})['epsilon'])

@@ -130,10 +130,10 @@ def main(config: Config, output: Output, chosen: Choices) -> None:
   """Loads the weights of a run and measures clients, or serves one user."""
   folder = Folder(str(output.output_dir))
   done = folder.read_result() or {}
-  task = load(config)
+  task = load(config, folder)
   with executing(config.runtime, done.get('jit_choices')):
     trainable = Trainable(config, task)
-    saved = programs.load(trainable.process, folder.path)
+    saved = trainable.saved(folder.path)
     number = saved.best_round
     if chosen.weights == 'last':
       number = saved.rounds

@@ -341,10 +341,10 @@ def main(config: Config, output: Output, chosen: Export) -> None:
     raise OptionError('--to: name a new folder to write to.')
   folder = Folder(str(output.output_dir))
   done = folder.read_result() or {}
-  task = load(config)
+  task = load(config, folder)
   with executing(config.runtime, done.get('jit_choices')):
     trainable = Trainable(config, task)
-    saved = programs.load(trainable.process, folder.path)
+    saved = trainable.saved(folder.path)
     of_run = served(trainable, saved)
     spec = (of_run.evaluation or of_run.model).example_spec
     clients = task.clients(tasks_lib.TEST, spec)

@@ -31,7 +31,6 @@ from tff_partial import evaluation
 from tff_partial.analysis import support_curves
 from tff_partial.data import splits
 from tff_partial.training import cold_start
-from tff_partial.training import programs
 
 _FILE, _PICTURE = 'new_users.csv', 'new_users.png'
 _WHO, _SUPPORT = 'who', 'support'
@@ -86,7 +85,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
   after = sizes[-1] if asked.after is None else asked.after
   folder = Folder(str(output.output_dir))
   done = folder.read_result() or {}
-  task = load(config)
+  task = load(config, folder)
   new = {name: who for name, who in task.tests.items() if not who.seen}
   if not new:
     raise OptionError(
@@ -97,7 +96,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
   rows = []
   with executing(config.runtime, done.get('jit_choices')):
     trainable = Trainable(config, task)
-    saved = programs.load(trainable.process, folder.path)
+    saved = trainable.saved(folder.path)
     for name, who in new.items():
       build = functools.partial(_evaluation, trainable, who.part)
       spec = build(splits.first(sizes[-1], after)).example_spec

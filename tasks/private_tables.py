@@ -31,6 +31,7 @@ import tensorflow as tf
 from tasks.errors import OptionError
 from tasks.experiment import hyperparameters
 from tasks.experiment.config import Config
+from tasks.experiment.folder import Folder
 from tasks.experiment.folder import with_flags_of_the_run
 from tasks.experiment.loop import Output
 from tasks.experiment.program import Program
@@ -356,7 +357,7 @@ def main(config: Config, output: Output, picture: Picture) -> None:
       raise OptionError(
         f'--beside={other}: there is no file {_MAP}. Draw that run first.'
       )
-  task = load(config)
+  task = load(config, Folder(str(folder)))
   if not isinstance(task, UserModeling):
     raise OptionError(
       f'--output_dir={folder}: clients of the task {task.name} keep no tables '
@@ -365,7 +366,7 @@ def main(config: Config, output: Output, picture: Picture) -> None:
   written = [_SHARES, _SHARES_PICTURE]
   with executing(config.runtime):
     trainable = Trainable(config, task)
-    saved = programs.load(trainable.process, folder)
+    saved = trainable.saved(folder)
     _draw_shares(task.records, folder)
     tables = task.kept_tables()
     rows = kept_tables.read(

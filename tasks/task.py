@@ -1,7 +1,7 @@
 """What the binaries ask of a task, whatever it is about."""
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import os
 from typing import (
@@ -211,17 +211,29 @@ class Spent(NamedTuple):
   delta: float = 0.0
 
 
+def _forget(drawn: Mapping[str, Any]) -> None:
+  """Keeps nothing of a release."""
+
+
 class Release(NamedTuple):
-  """How what a task releases with noise is simulated.
+  """How a task releases something of its users with noise: once.
 
   Attributes:
     noise_seed: Draws the noise; by default the operating system does.
     simulated_population: As if so many users took part; by default as many as
       do.
+    kept: What was released before, as `keep` was given it. It is taken, and
+      nothing is drawn. By default nothing was.
+    keep: Is given what is drawn, as JSON can hold it, before anything is said
+      of it. With None nothing may be drawn: something of the same form that
+      follows from the options alone stands in, to check a run and to plan it.
+      With `kept`, None is to take it whatever the data are now.
   """
 
   noise_seed: int | None = None
   simulated_population: int | None = None
+  kept: Mapping[str, Any] | None = None
+  keep: Callable[[Mapping[str, Any]], None] | None = _forget
 
 
 @runtime_checkable
@@ -238,7 +250,23 @@ class Releases(Protocol):
     Args:
       data: Where they come from.
       seed: The run's seed.
-      release: How the noise is simulated.
+      release: How it is released.
+    """
+
+
+@runtime_checkable
+class Released(Protocol):
+  """A task that may have released something of its users with noise."""
+
+  @property
+  def released(self) -> str:
+    """The fingerprint of what it released; empty if that is nothing."""
+
+  def released_anew(self, release: Release) -> 'Task':
+    """Makes the task again with another release; reads no data again.
+
+    Args:
+      release: How it is released.
     """
 
 

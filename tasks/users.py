@@ -27,6 +27,7 @@ from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment import user_vectors
 from tasks.experiment.config import Config
+from tasks.experiment.folder import Folder
 from tasks.experiment.folder import with_flags_of_the_run
 from tasks.experiment.loop import Output
 from tasks.experiment.program import Program
@@ -117,7 +118,7 @@ def _read(folder: pathlib.Path) -> pd.DataFrame:
 def main(config: Config, output: Output, picture: Picture) -> None:
   """Writes the table and the pictures."""
   folder = pathlib.Path(str(output.output_dir))
-  task = load(config)
+  task = load(config, Folder(str(folder)))
   if not isinstance(task, tasks_lib.KnowsUsers):
     raise OptionError(
       f'--output_dir={folder}: of its users the task {task.name} '
@@ -125,7 +126,7 @@ def main(config: Config, output: Output, picture: Picture) -> None:
     )
   with executing(config.runtime):
     trainable = Trainable(config, task)
-    saved = programs.load(trainable.process, folder)
+    saved = trainable.saved(folder)
     num_groups = trainable.process.model.num_groups
     frame = described(task, saved, num_groups, config.seed)
     spreadsheets.escaped_frame(frame).to_csv(folder / _FILE, index=False)

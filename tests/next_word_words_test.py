@@ -1,6 +1,8 @@
 """Tests of vocabularies: chosen exactly, or under differential privacy."""
 
+import json
 import math
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -305,3 +307,87 @@ def test_fewer_words_than_wanted_are_no_error(caplog):
     released = _chosen(sentences, range(60), 10, mechanism)
   assert set(released.words.words) == {'common', 'the'}
   assert '2 words pass the threshold' in caplog.text
+
+
+# ---- what was drawn is kept --------------------------------------------------
+
+
+_NOISY = private_words.NoisyThreshold(30, 0.3, 0.02)
+
+
+@pytest.fixture(name='many')
+def fixture_many() -> sentences_lib.Sentences:
+  return synthetic.generate(num_authors=40, sentences_per_author=10)
+
+
+def test_words_that_are_kept_are_taken_and_not_drawn(many):
+  kept: list[Any] = []
+  first = private_words.learn(many, range(30), 50, _NOISY, keep=kept.append)
+  (drawn,) = json.loads(json.dumps(kept))
+  again = private_words.learn(many, range(30), 50, _NOISY, kept=drawn)
+  assert again.words == first.words
+  # By the same seed they would come again.
+  assert len(drawn['noise']) == 2
+
+
+@pytest.mark.parametrize(
+  ('changed', 'said'),
+  [
+    ({'size': 49}, 'vocabulary_size=50, and is asked for with .*=49'),
+    ({'users': range(29)}, 'users=30'),
+    ({'noise_seed': 1}, 'noise_seed=None'),
+    (
+      {'mechanism': private_words.NoisyThreshold(30, 0.4, 0.02)},
+      'noise_multiplier=0.3',
+    ),
+  ],
+)
+def test_words_that_were_drawn_otherwise_are_refused(many, changed, said):
+  asked = {
+    'sentences': many,
+    'users': range(30),
+    'size': 50,
+    'mechanism': _NOISY,
+  }
+  kept: list[Any] = []
+  private_words.learn(**asked, keep=kept.append)
+  with pytest.raises(OptionError, match=said):
+    private_words.learn(**{**asked, **changed}, kept=kept[0])
+
+
+def test_a_run_does_not_begin_with_words_of_other_sentences(many):
+  kept: list[Any] = []
+  private_words.learn(many, range(30), 50, _NOISY, keep=kept.append)
+  others = range(1, 31)
+  # To measure others is another thing than to train.
+  private_words.learn(many, others, 50, _NOISY, kept=kept[0])
+  with pytest.raises(OptionError, match='of other users or other sentences'):
+    private_words.learn(
+      many, others, 50, _NOISY, kept=kept[0], keep=kept.append
+    )
+  assert len(kept) == 1
+
+
+def test_that_no_word_passed_is_kept_too():
+  rare = _gather({f'user{number}': f'w{number}' for number in range(30)})
+  mechanism = private_words.NoisyThreshold(1, 1.0, 1e-9)
+  kept: list[Any] = []
+  for options in ({'keep': kept.append}, {}):
+    if kept:
+      options = {'kept': kept[0]}
+    with pytest.raises(DataError, match='no word passes the threshold of 7.0'):
+      private_words.learn(rare, range(30), 5, mechanism, **options)
+  assert kept[0]['words'] == ()
+
+
+def test_what_is_no_draw_is_refused(small):
+  for kept in ({}, {'terms': 1}, {'words': ['the']}):
+    with pytest.raises(OptionError, match='is no vocabulary that was drawn'):
+      private_words.learn(small, _TRAINING, 5, _NOISY, kept=kept)
+
+
+def test_what_stands_in_has_the_size_and_no_word_of_a_user(many):
+  words = private_words.stand_in(50, 5)
+  assert words.tokens == words_lib.Tokens(50, 5)
+  tokens = np.concatenate(list(many.batches(range(40))))
+  assert (words.numbers(tokens) >= words.tokens.first_bucket).all()

@@ -8,6 +8,7 @@ import time
 from typing import Any, ClassVar
 
 from tasks import task as tasks_lib
+from tasks.experiment import releasing
 from tasks.experiment import running
 from tasks.experiment.communication import communication
 from tasks.experiment.config import Config
@@ -44,7 +45,8 @@ class DryRun(Options):
 def describe(config: Config, output: Output) -> Iterator[str]:
   """Says what a run would do, a line after the other as they are known.
 
-  Data are loaded, and some rounds are trained in memory to be timed.
+  Data are loaded, and some rounds are trained in memory to be timed. What the
+  task would release with noise is not drawn.
 
   Args:
     config: The experiment.
@@ -57,6 +59,7 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     UserError: Where the run itself would refuse to begin.
   """
   begun = time.perf_counter()
+  folder = None
   if output.output_dir is not None:
     folder = Folder(output.output_dir)
     folder.check(
@@ -65,7 +68,7 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     )
     where = pathlib.Path(output.output_dir)
     yield _line('folder', f'{where}, {opening.state(output.output_dir)}')
-  task = running.load(config)
+  task = running.load(config, releasing.at_start(config, folder, is_plan=True))
   with running.executing(config.runtime):
     trainable = Trainable(config, task)
     clients = trainable.clients()
@@ -94,6 +97,12 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     yield _line('privacy', _privacy(trainable, rounds))
     if trainable.ledger is not None:
       yield _line('noise', _noise(trainable.ledger.plan, counted))
+    if releasing.is_due(config, folder):
+      yield _line(
+        'release',
+        'drawn when the run begins, once, and kept in its folder; until then '
+        'weights, bytes and seconds are those of the largest there can be',
+      )
     before = time.perf_counter() - begun
     after = _seconds(config, trainable, clients, validation, tests)
     yield _line(

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Iterator, Mapping, Sequence, Set
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -22,6 +23,8 @@ from tff_partial.training import programs
 
 FLAGS_FILE = run_folders.FLAGS_FILE
 RESULT_FILE = run_folders.RESULT_FILE
+# What the run released with noise before its first round, and how.
+RELEASED_FILE = 'released.json'
 
 # Without these, a result says too little to go on with.
 _RESULT_FIELDS = frozenset(
@@ -46,10 +49,22 @@ class Folder:
     """The file of the run's flags."""
     return self.path / FLAGS_FILE
 
-  def claim(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
-    """Makes the folder and writes the flags, or compares them with those there.
+  def take(self) -> None:
+    """Makes the folder, and keeps other processes from training there.
 
     The folder is this process's alone, for as long as this object lives.
+
+    Raises:
+      CheckpointError: If another process is training there.
+    """
+    self.path.mkdir(parents=True, exist_ok=True)
+    if self._lock is None:
+      self._lock = weakref.finalize(
+        self, os.close, checkpoints.locked(self.path)
+      )
+
+  def claim(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
+    """Takes the folder and writes the flags, or compares them with those there.
 
     Args:
       values: What the run's flags say, by their names.
@@ -60,11 +75,7 @@ class Folder:
         that is no run.
       CheckpointError: If another process is training there.
     """
-    self.path.mkdir(parents=True, exist_ok=True)
-    if self._lock is None:
-      self._lock = weakref.finalize(
-        self, os.close, checkpoints.locked(self.path)
-      )
+    self.take()
     self.check(values, may_change)
     write_whole(
       self.flags_file,
@@ -85,7 +96,7 @@ class Folder:
     if not self.path.exists():
       return
     if self.flags_file.exists():
-      if self._has_begun():
+      if self.has_begun:
         self._compare(values, may_change)
     elif others := sorted(
       path.name for path in self.path.iterdir() if path.suffix != _UNFINISHED
@@ -95,7 +106,8 @@ class Folder:
         f'{FLAGS_FILE}, so it is not the folder of a run. Choose another one.'
       )
 
-  def _has_begun(self) -> bool:
+  @property
+  def has_begun(self) -> bool:
     """Whether there is anything that other flags would make wrong."""
     table = self.path / metrics_log.METRICS_FILE
     saved = self.path / programs.CHECKPOINTS_FOLDER
@@ -129,6 +141,39 @@ class Folder:
         f'{details}. Give the same flags to go on with it, or choose another '
         'folder.'
       )
+
+  def keep_released(self, released: Mapping[str, Any]) -> None:
+    """Keeps what was released before the first round, for the owner alone.
+
+    Args:
+      released: As JSON can hold it.
+    """
+    described = {'sha256': _sha256(released), 'released': released}
+    write_whole(
+      self.path / RELEASED_FILE, json.dumps(described) + '\n', is_secret=True
+    )
+
+  def read_released(self) -> dict[str, Any] | None:
+    """Reads what `keep_released` wrote; None if there is nothing.
+
+    Raises:
+      OptionError: If it is damaged.
+    """
+    path = self.path / RELEASED_FILE
+    try:
+      described = json.loads(path.read_text(encoding='utf-8'))
+      released = described['released']
+      if described['sha256'] == _sha256(released):
+        return dict(released)
+    except FileNotFoundError:
+      return None
+    except (KeyError, RecursionError, TypeError, ValueError):
+      pass
+    raise OptionError(
+      f'{path}: the file is damaged. It holds what the run released with noise '
+      'before its first round, which cannot be drawn again. Bring it back from '
+      'a copy, or train anew in another folder.'
+    )
 
   def write_result(self, result: Mapping[str, Any]) -> None:
     """Writes `result.json`, whole or not at all."""
@@ -203,17 +248,39 @@ def _flag_line(name: str, value: Any) -> str:
   return f'--{name}={value}\n'
 
 
-def write_whole(path: pathlib.Path, text: str) -> None:
-  """Replaces a file so that a kill leaves the old one or the new one."""
+def write_whole(
+  path: pathlib.Path, text: str, *, is_secret: bool = False
+) -> None:
+  """Replaces a file so that a kill leaves the old one or the new one.
+
+  Args:
+    path: The file.
+    text: What it is to hold.
+    is_secret: Whether its owner alone may read it. It is then on the disk when
+      this returns.
+  """
   temporary = path.with_name(f'{path.name}{_UNFINISHED}')
   try:
-    temporary.write_text(text)
+    if is_secret:
+      temporary.unlink(missing_ok=True)
+      temporary.touch(0o600, exist_ok=False)
+    with temporary.open('w', encoding='utf-8') as file:
+      file.write(text)
+      if is_secret:
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
   except OSError as error:
     with contextlib.suppress(OSError):
       temporary.unlink()
     # An error of writing, other than one of opening, knows no name.
     raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _sha256(value: Any) -> str:
+  """The checksum of a value of JSON."""
+  text = json.dumps(value, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
 
 
 def finite(value: Any) -> Any:

@@ -213,6 +213,7 @@ class Privacy(Options):
     population: int,
     loop: Loop,
     spent: tasks_lib.Spent = tasks_lib.Spent(),
+    released: str = '',
   ) -> privacy_plans.PrivacyLedger | None:
     """Plans the run; None if it is not private.
 
@@ -220,6 +221,7 @@ class Privacy(Options):
       population: How many clients take part in training.
       loop: The rounds and cohorts.
       spent: What the task spends before the first round.
+      released: The fingerprint of what it releases for that.
 
     Raises:
       UserError: If the plan is impossible; says which is the nearest.
@@ -247,7 +249,7 @@ class Privacy(Options):
       once_delta=spent.delta,
     )
     return privacy_plans.PrivacyLedger(
-      plan, simulation=self.noise_seed is not None
+      plan, simulation=self.noise_seed is not None, released=released
     )
 
   def averaging(

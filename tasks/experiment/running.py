@@ -7,7 +7,7 @@ import pathlib
 import resource
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -16,6 +16,7 @@ from tasks.errors import OptionError
 from tasks.experiment import hooks
 from tasks.experiment import measuring
 from tasks.experiment import privacy as privacy_lib
+from tasks.experiment import releasing
 from tasks.experiment import user_vectors
 from tasks.experiment.communication import communication
 from tasks.experiment.config import Config
@@ -60,7 +61,9 @@ class Result:
       raise programs.ProgramError(_advice(self.report))
 
 
-def load(config: Config) -> tasks_lib.Task:
+def load(
+  config: Config, release: tasks_lib.Release | Folder | None = None
+) -> tasks_lib.Task:
   """Loads the data of an experiment and makes its task.
 
   Where many clients train side by side, TensorFlow is told so before it has any
@@ -69,14 +72,18 @@ def load(config: Config) -> tasks_lib.Task:
 
   Args:
     config: The experiment.
+    release: How the task releases what it releases with noise; or the folder of
+      the run that did. By default it is drawn, and kept nowhere.
 
   Raises:
     DataError: If the data are missing or damaged.
+    OptionError: If what the run released is missing or damaged.
   """
   if config.runtime.runtime != 'native' and not config.how.is_central:
     runtimes.cores_for_clients()
   if isinstance(config.task, tasks_lib.Releases):
-    release = config.privacy.release
+    if not isinstance(release, tasks_lib.Release):
+      release = releasing.of_run(config, release)
     return config.task.load(config.data, config.seed, release)
   return config.task.load(config.data, config.seed)
 
@@ -131,7 +138,7 @@ def run(config: Config, output: Output = Output()) -> Result:
       return Result(done)
   flags = {**config.flags(), **output.flags()}
   with hooks.opened(output.hook, flags) as told:
-    report, trained = _run(config, output, told)
+    report, trained = _run(config, output, told, folder)
     total = time.perf_counter() - started
     report['seconds'] = {**report['seconds'], 'total': total}
     _tell(report, output, told)
@@ -141,25 +148,54 @@ def run(config: Config, output: Output = Output()) -> Result:
   return Result(report, trained)
 
 
-def _run(
-  config: Config, output: Output, told: hooks.Told
-) -> tuple[dict[str, Any], programs.TrainingResult]:
-  """Trains and measures; returns what `result.json` holds, and the weights."""
-  task = load(config)
-  with executing(config.runtime) as context:
-    trainable = Trainable(config, task)
-    projector = None
-    if output.projector and output.output_dir is not None:
-      projector = user_vectors.Projector(trainable, task, output.projector)
-    clients = trainable.clients()
-    validation = trainable.evaluation_set(task.validation)
-    tests = {
+class _Prepared(NamedTuple):
+  """All that the rounds of an experiment need."""
+
+  trainable: Trainable
+  clients: tasks_lib.Clients
+  validation: programs.EvaluationSet
+  tests: dict[str, programs.EvaluationSet]
+  projector: user_vectors.Projector | None
+  callbacks: Sequence[callbacks_lib.Callback]
+
+
+def _prepared(
+  config: Config, output: Output, told: hooks.Told, task: tasks_lib.Task
+) -> _Prepared:
+  """Builds what the rounds need."""
+  trainable = Trainable(config, task)
+  projector = None
+  if output.projector and output.output_dir is not None:
+    projector = user_vectors.Projector(trainable, task, output.projector)
+  ends = config.loop.callbacks(trainable.selection)
+  return _Prepared(
+    trainable,
+    trainable.clients(),
+    trainable.evaluation_set(task.validation),
+    {
       name: trainable.evaluation_set(measured)
       for name, measured in task.tests.items()
-    }
-    ends = config.loop.callbacks(trainable.selection)
+    },
+    projector,
+    [*ends, *told.callbacks],
+  )
+
+
+def _run(
+  config: Config, output: Output, told: hooks.Told, folder: Folder | None
+) -> tuple[dict[str, Any], programs.TrainingResult]:
+  """Trains and measures; returns what `result.json` holds, and the weights."""
+  task = load(config, releasing.at_start(config, folder))
+  with executing(config.runtime) as context:
+    prepared = _prepared(config, output, told, task)
+    if releasing.is_due(config, folder):
+      # Something stood in, to check everything before it is drawn.
+      _check(config, output, prepared)
+      task = releasing.drawn(config, folder, task)
+      prepared = _prepared(config, output, told, task)
+    trainable, clients, validation, tests, projector, callbacks = prepared
     trained = train_rounds(
-      config, output, trainable, clients, validation, [*ends, *told.callbacks]
+      config, output, trainable, clients, validation, callbacks
     )
     measured = _measured(task, trained, tests, config.seed)
     if projector is not None:
@@ -252,24 +288,47 @@ def train_rounds(
   return programs.train(
     trainable.process,
     clients,
-    rounds=config.loop.rounds,
-    clients_per_round=trainable.clients_per_round,
-    seed=config.seed,
-    oversample=config.loop.oversample,
-    dropout_rate=config.loop.dropout_rate,
-    validation=validation,
-    evaluate_every=config.loop.evaluate_every,
-    checkpoint_every=output.checkpoint_every,
-    select=trainable.selection if validation else None,
+    **_checked(config, output, trainable, validation, callbacks),
     stop=config.loop.stopping_rule(),
-    callbacks=callbacks,
     output_dir=output.output_dir,
-    privacy=trainable.accounting,
     diagnostics=config.privacy.diagnostics,
     tensorboard=output.tensorboard,
     show_progress=output.shows_progress,
-    participation=config.loop.cohorts.participation(),
   )
+
+
+def _check(config: Config, output: Output, prepared: _Prepared) -> None:
+  """Refuses what the rounds would refuse."""
+  trainable, clients, validation, _, _, callbacks = prepared
+  programs.check(
+    trainable.process,
+    clients,
+    **_checked(config, output, trainable, validation, callbacks),
+  )
+
+
+def _checked(
+  config: Config,
+  output: Output,
+  trainable: Trainable,
+  validation: programs.EvaluationSet | None,
+  callbacks: Sequence[callbacks_lib.Callback],
+) -> dict[str, Any]:
+  """What of the rounds is checked before they begin, as `train` takes it."""
+  return {
+    'rounds': config.loop.rounds,
+    'clients_per_round': trainable.clients_per_round,
+    'seed': config.seed,
+    'oversample': config.loop.oversample,
+    'dropout_rate': config.loop.dropout_rate,
+    'validation': validation,
+    'evaluate_every': config.loop.evaluate_every,
+    'checkpoint_every': output.checkpoint_every,
+    'select': trainable.selection if validation else None,
+    'callbacks': callbacks,
+    'privacy': trainable.accounting,
+    'participation': config.loop.cohorts.participation(),
+  }
 
 
 def _measured(

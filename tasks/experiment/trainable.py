@@ -1,5 +1,6 @@
 """An algorithm on a task's model, as an experiment says."""
 
+import os
 from typing import Any
 
 from tasks import task as tasks_lib
@@ -52,7 +53,9 @@ class Trainable:
         if config.privacy.is_on and not config.privacy.simulated_population:
           canaries.check_delta(population, config.privacy.delta)
         population += canaries.number
-      ledger = config.privacy.ledger(population, config.loop, config.spent)
+      ledger = config.privacy.ledger(
+        population, config.loop, config.spent, self._released
+      )
     self._setting = Setting(
       task=task,
       local=config.local,
@@ -66,6 +69,24 @@ class Trainable:
     self.ledger = ledger
     self._evaluations: dict[Any, Evaluation] = {}
     self.process = self._algorithm.build(model, self._setting)
+
+  @property
+  def _released(self) -> str:
+    """The fingerprint of what the task released with noise."""
+    if isinstance(self._task, tasks_lib.Released):
+      return self._task.released
+    return ''
+
+  def saved(self, output_dir: str | os.PathLike[str]) -> programs.Saved:
+    """Reads what a run of this algorithm left in its folder.
+
+    Args:
+      output_dir: The folder.
+
+    Raises:
+      UserError: If there is nothing, or it is of another run.
+    """
+    return programs.load(self.process, output_dir, released=self._released)
 
   def _form(self) -> str:
     """The form of the model that the algorithm trains if no flag says one."""

@@ -18,15 +18,17 @@ Given that they do, what is told is the Gaussian mechanism over the words of the
 others. So if that is (epsilon, delta_1)-private, the vocabulary is (epsilon,
 delta_1 + delta)-private; a ledger pays for `event` and keeps `delta` back from
 its own delta. Words, their order and their number follow from the noised counts
-alone, so they cost nothing more. To draw anew, because too few words came, does
-cost: therefore fewer words than wanted are no error. Who is in training, and
-how many these are, is public, as elsewhere.
+alone, so they cost nothing more. To draw anew does cost, whatever for:
+therefore fewer words than wanted are no error, and a run keeps its `Draw`, from
+which every program takes the words. Who is in training, and how many these are,
+is public, as elsewhere.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
+import hashlib
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from absl import logging
 import dp_accounting
@@ -104,6 +106,28 @@ class NoisyThreshold:
     quantile = float(scipy.stats.norm.isf(tail))
     return 1.0 + self.stddev * (quantile + _GRID)
 
+  def check(self, num_users: int) -> None:
+    """Refuses a number of users of which nothing can be released so.
+
+    Args:
+      num_users: How many take part.
+
+    Raises:
+      OptionError: If `delta` allows to publish one of them, or fewer than the
+        threshold take part.
+    """
+    if self.delta * num_users >= 1.0:
+      raise OptionError(
+        f'delta: {self.delta:.3g} would allow to publish one user of '
+        f'{num_users}. Give less than {1.0 / num_users:.3g}.'
+      )
+    if self.threshold > num_users:
+      raise OptionError(
+        f'A word is told if {self.threshold:.1f} users have it, but only '
+        f'{num_users} take part. Give a larger epsilon or less noise, fewer '
+        'words of a user, or more users.'
+      )
+
   @property
   def event(self) -> dp_accounting.DpEvent:
     """What happens to whole users, for a ledger; `delta` comes on top."""
@@ -169,6 +193,146 @@ def calibrate(
   return NoisyThreshold(words_per_user, noise_multiplier, delta / 2.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class Draw:
+  """What was drawn, and how: a run keeps it, so that it is drawn once.
+
+  Attributes:
+    terms: How: numbers by their names.
+    counted: The fingerprint of the counts that the noise was added to.
+    noise: The seed of the noise, two integers. Who knows it sees through it.
+    words: The words, those with the largest noised counts first; perhaps none.
+  """
+
+  terms: Mapping[str, float | None]
+  counted: str
+  noise: tuple[int, ...]
+  words: tuple[str, ...]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns what JSON can hold, and `from_json` takes."""
+    return dataclasses.asdict(self)
+
+  @classmethod
+  def from_json(cls, kept: Mapping[str, Any]) -> Self:
+    """Makes a draw of what `to_json` returned.
+
+    Args:
+      kept: That.
+
+    Raises:
+      OptionError: If it is something else.
+    """
+    try:
+      terms, counted = dict(kept['terms']), str(kept['counted'])
+      noise, words = (tuple(kept[name]) for name in ('noise', 'words'))
+      if all(isinstance(word, str) for word in words):
+        return cls(terms, counted, noise, words)
+    except (KeyError, TypeError, ValueError):
+      pass
+    raise OptionError(
+      'What is kept of the release is no vocabulary that was drawn with noise. '
+      'Give the flags of the run that released it, or choose another folder.'
+    )
+
+  def check(
+    self, terms: Mapping[str, float | None], counted: str | None
+  ) -> None:
+    """Refuses to take the words for what would be drawn otherwise.
+
+    Args:
+      terms: How they would be drawn.
+      counted: The fingerprint of the counts, or None, not to compare it.
+
+    Raises:
+      OptionError: With what differs, and what to do.
+    """
+    remedy = (
+      'To draw anew would be one more release of the same users. Give the same '
+      'to go on with it, or choose another folder.'
+    )
+    for name in {**self.terms, **terms}:
+      before, now = self.terms.get(name), terms.get(name)
+      if before != now:
+        raise OptionError(
+          f'The vocabulary was released with {name}={before}, and is asked for '
+          f'with {name}={now}. {remedy}'
+        )
+    if counted not in (None, self.counted):
+      raise OptionError(
+        'The vocabulary was released of other users or other sentences than '
+        f'those that train now. {remedy}'
+      )
+
+
+def draw(
+  sentences: Sentences,
+  users: Collection[int],
+  size: int,
+  mechanism: NoisyThreshold,
+  *,
+  noise_seed: int | None = None,
+  simulated_users: int | None = None,
+) -> Draw:
+  """Draws the words whose noised numbers of users are largest; says nothing.
+
+  Args:
+    sentences: A corpus.
+    users: Who takes part in training: places in `sentences.authors`.
+    size: V, how many words to choose, at most: as many as pass the threshold.
+    mechanism: What is done.
+    noise_seed: Draws the noise of a simulation, which protects no one from who
+      knows it. By default the operating system draws it.
+    simulated_users: Counts words as if so many took part, each word with as
+      large a share of them; a simulation of more users by those there are.
+
+  Raises:
+    OptionError: If `delta` allows to publish a user, or fewer users than the
+      threshold take part.
+  """
+  num_users = simulated_users or len(users)
+  mechanism.check(num_users)
+  counts = bounded_counts(sentences, users, mechanism.words_per_user)
+  seed = private_rows.seed_maker(noise_seed, 'vocabulary')().numpy()
+  scale = num_users / max(len(users), 1)
+  noised = _noised(scale * counts.counts, mechanism.stddev, seed)
+  passes = noised >= mechanism.threshold
+  number = int(passes.sum())
+  chosen: tuple[str, ...] = ()
+  if number:
+    told = words_lib.Counts(counts.prints[passes], noised[passes])
+    # The number of buckets draws nothing.
+    chosen = words_lib.choose(told, sentences, min(size, number), 1).words
+  return Draw(
+    terms(size, mechanism, num_users, noise_seed),
+    _fingerprint(counts),
+    tuple(seed.tolist()),
+    chosen,
+  )
+
+
+def terms(
+  size: int,
+  mechanism: NoisyThreshold,
+  num_users: int,
+  noise_seed: int | None,
+) -> dict[str, float | None]:
+  """By what words are drawn, as a `Draw` says it.
+
+  Args:
+    size: How many words are chosen at most.
+    mechanism: What is done.
+    num_users: How many take part, or are simulated.
+    noise_seed: Draws the noise of a simulation, or None.
+  """
+  return {
+    'vocabulary_size': size,
+    **dataclasses.asdict(mechanism),
+    'users': num_users,
+    'noise_seed': noise_seed,
+  }
+
+
 def learn(
   sentences: Sentences,
   users: Collection[int],
@@ -178,8 +342,10 @@ def learn(
   buckets: int = 1,
   noise_seed: int | None = None,
   simulated_users: int | None = None,
+  kept: Mapping[str, Any] | None = None,
+  keep: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Released:
-  """Chooses the words whose noised numbers of users are largest.
+  """Draws words, or takes those that were drawn, and makes them a vocabulary.
 
   Args:
     sentences: A corpus.
@@ -187,51 +353,59 @@ def learn(
     size: V, how many words to choose, at most: as many as pass the threshold.
     mechanism: What is done.
     buckets: B, how many numbers stand for all other words.
-    noise_seed: Draws the noise of a simulation, which protects no one from who
-      knows it. By default the operating system draws it.
-    simulated_users: Counts words as if so many took part, each word with as
-      large a share of them; a simulation of more users by those there are.
+    noise_seed: As for `draw`.
+    simulated_users: As for `draw`.
+    kept: What `keep` was given when the words were drawn; nothing is drawn.
+    keep: Is given what is drawn, as JSON can hold it, before anything is said.
+      Where it is given with `kept`, this must be of the same sentences.
 
   Raises:
-    OptionError: If `delta` allows to publish a user, or fewer users than the
-      threshold take part.
+    OptionError: As `draw`, or if the words were drawn otherwise.
     DataError: If no word passes the threshold.
   """
   num_users = simulated_users or len(users)
-  if mechanism.delta * num_users >= 1.0:
-    raise OptionError(
-      f'delta: {mechanism.delta:.3g} would allow to publish one user of '
-      f'{num_users}. Give less than {1.0 / num_users:.3g}.'
+  if kept is None:
+    drawn = draw(
+      sentences,
+      users,
+      size,
+      mechanism,
+      noise_seed=noise_seed,
+      simulated_users=simulated_users,
     )
-  if mechanism.threshold > num_users:
-    raise OptionError(
-      f'A word is told if {mechanism.threshold:.1f} users have it, but only '
-      f'{num_users} take part. Give a larger epsilon or less noise, fewer '
-      'words of a user, or more users.'
-    )
-  counts = bounded_counts(sentences, users, mechanism.words_per_user)
-  scale = num_users / max(len(users), 1)
-  noised = _noised(scale * counts.counts, mechanism.stddev, noise_seed)
-  passes = noised >= mechanism.threshold
-  number = int(passes.sum())
+    if keep is not None:
+      keep(drawn.to_json())
+  else:
+    drawn, counted = Draw.from_json(kept), None
+    if keep is not None:
+      counted = _fingerprint(
+        bounded_counts(sentences, users, mechanism.words_per_user)
+      )
+    drawn.check(terms(size, mechanism, num_users, noise_seed), counted)
+  number = len(drawn.words)
   if not number:
     raise DataError(
       f'{sentences.name}: no word passes the threshold of '
       f'{mechanism.threshold:.1f} users. Give a larger epsilon or less noise, '
-      'or more users. What was drawn is paid for.'
+      'or more users, in another folder. What was drawn is paid for.'
     )
-  if number < size:
+  if number < size and kept is None:
     logging.warning(
       '%s: %d words pass the threshold of %.1f users, %d were wanted.',
       *(sentences.name, number, mechanism.threshold, size),
     )
-  chosen = words_lib.choose(
-    words_lib.Counts(counts.prints[passes], noised[passes]),
-    sentences,
-    min(size, number),
-    buckets,
-  )
-  return Released(chosen, mechanism, num_users)
+  return Released(words_lib.Words(drawn.words, buckets), mechanism, num_users)
+
+
+def stand_in(size: int, buckets: int) -> words_lib.Words:
+  """A vocabulary of no one's words, as large as a release can be.
+
+  Args:
+    size: V, how many words there are.
+    buckets: B, how many numbers stand for all other words.
+  """
+  # No tokenizer leaves a space in a token.
+  return words_lib.Words(tuple(f'word {n}' for n in range(size)), buckets)
 
 
 def bounded_counts(
@@ -258,13 +432,16 @@ def bounded_counts(
   return words_lib.add_up(map(of_user, users, salts))
 
 
-def _noised(
-  counts: np.ndarray, stddev: float, noise_seed: int | None
-) -> np.ndarray:
+def _fingerprint(counts: words_lib.Counts) -> str:
+  """The same for the same counts in every process."""
+  held = (np.ascontiguousarray(part).tobytes() for part in counts)
+  return hashlib.sha256(b''.join(held)).hexdigest()
+
+
+def _noised(counts: np.ndarray, stddev: float, seed: np.ndarray) -> np.ndarray:
   """Adds noise to counts, float64 `[words]`."""
   values = tf.constant(counts, tf.double)
   if stddev:
-    seed = private_rows.seed_maker(noise_seed, 'vocabulary')()
     noise = dp_queries.standard_normal(seed, values.shape)
     values = dp_queries.on_grid(values + stddev * noise, stddev)
   return values.numpy()

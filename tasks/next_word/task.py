@@ -44,6 +44,7 @@ from tasks.task import TRAIN
 from tasks.task import UNSEEN
 from tasks.task import VALIDATION
 import tff_partial
+from tff_partial import random_bits
 from tff_partial.data import examples
 from tff_partial.data import splits
 from tff_partial.model import models
@@ -115,7 +116,7 @@ class Options(TaskOptions):
       data: Where they come from: the folder holds one with the corpus' name, or
         is it. Invented ones need no files.
       seed: The run's seed.
-      release: How noise of the vocabulary is simulated.
+      release: How a vocabulary with noise is released.
 
     Raises:
       DataError: If the data are missing or damaged; says where and what to do.
@@ -168,7 +169,7 @@ class NextWord:
       options: What can be chosen.
       seed: The run's seed: authors are divided by it, and the weights start
         from it.
-      release: How noise of the vocabulary is simulated.
+      release: How a vocabulary with noise is released.
 
     Raises:
       OptionError: If the sentences cannot be divided so.
@@ -194,7 +195,26 @@ class NextWord:
     self._clients = clients_lib.Clients(sentences, self.words, self.parts)
     self._options = options
     self._seed = seed
+    self._is_released = bool(options.vocabulary.mechanism) and (
+      release.kept is not None or release.keep is not None
+    )
     self._models: dict[tuple[str, bool], models.PartialModel] = {}
+
+  @property
+  def released(self) -> str:
+    """The fingerprint of a vocabulary that was released with noise."""
+    if not self._is_released:
+      return ''
+    words = self.words.words
+    return f'{len(words)} words ({random_bits.derive(*words).tobytes().hex()})'
+
+  def released_anew(self, release: Release) -> 'NextWord':
+    """Makes the task again, of the same sentences.
+
+    Args:
+      release: How a vocabulary with noise is released.
+    """
+    return NextWord(self.sentences, self._options, self._seed, release)
 
   @property
   def validation(self) -> EvaluationClients:

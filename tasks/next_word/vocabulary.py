@@ -91,16 +91,20 @@ class Vocabulary(Options):
     Args:
       sentences: A corpus.
       users: Who takes part in training: places in `sentences.authors`.
-      release: How what is released with noise is simulated.
+      release: How what is released with noise is released.
 
     Raises:
-      OptionError: If the mechanism is impossible with so many users.
+      OptionError: If the mechanism is impossible with so many users, or what
+        was released before is something else.
       DataError: If there is no word to choose.
     """
     if self.mechanism is None:
       return words_lib.learn(
         sentences, users, self.vocabulary_size, self.buckets
       )
+    if release.kept is None and release.keep is None:
+      self.mechanism.check(release.simulated_population or len(users))
+      return private_words.stand_in(self.vocabulary_size, self.buckets)
     return private_words.learn(
       sentences,
       users,
@@ -109,4 +113,6 @@ class Vocabulary(Options):
       buckets=self.buckets,
       noise_seed=release.noise_seed,
       simulated_users=release.simulated_population,
+      kept=release.kept,
+      keep=release.keep,
     ).words

@@ -61,7 +61,7 @@ def write(config: Config, output: Output) -> None:
   task = options.load(config.data, config.seed)
   with executing(config.runtime, done.get('jit_choices')):
     trainable = Trainable(config, task)
-    saved = programs.load(trainable.process, run.path)
+    saved = trainable.saved(run.path)
     if ends.top_n_csv:
       try:
         _write_top_n(config, task, trainable, saved, ends, run.path)

@@ -347,7 +347,9 @@ class PrivacyLedger:
   for the rounds before, too. Both are upper bounds; the last is the plan's.
   """
 
-  def __init__(self, plan: PrivacyPlan, *, simulation: bool = False):
+  def __init__(
+    self, plan: PrivacyPlan, *, simulation: bool = False, released: str = ''
+  ):
     """Keeps the plan; counts nothing yet.
 
     Args:
@@ -355,9 +357,12 @@ class PrivacyLedger:
       simulation: Whether somebody knows a seed of the noise or of the sampling,
         or the population is not that of the plan; epsilon is then what the run
         would cost if that were not so.
+      released: The fingerprint of what was released once before the first
+        round, which `plan` counts as `once`. A run goes on with the same only.
     """
     self.plan = plan
     self.simulation = simulation
+    self.released = released
 
   def check(self, mechanism: mechanisms.Mechanism | None) -> None:
     """Refuses to count a process that does not do what the plan says.

@@ -18,6 +18,7 @@ from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial.data import cohorts
 from tff_partial.data import vocabularies
+from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import client_store as client_store_lib
@@ -124,36 +125,25 @@ def train(
   """
   if checkpoint_every is None:
     checkpoint_every = evaluate_every
-  _check_positive(
+  select = select or Selection()
+  sampler, ledger = check(
+    process,
+    clients,
     rounds=rounds,
+    clients_per_round=clients_per_round,
+    seed=seed,
+    oversample=oversample,
+    dropout_rate=dropout_rate,
+    validation=validation,
     evaluate_every=evaluate_every,
     checkpoint_every=checkpoint_every,
+    select=select,
+    callbacks=callbacks,
+    privacy=privacy,
+    participation=participation,
   )
-  for name, value in (('seed', seed), ('clients_per_round', clients_per_round)):
-    wrong = checked_numbers.why_not_whole(value)
-    if wrong:
-      raise ProgramError(f'{name}: {wrong}.')
-  select = select or Selection()
-  callbacks_lib.check(
-    callbacks, None if validation is None else validation.metrics
-  )
-  cohorts.check(clients, process.example_spec)
   if client_store is not None:
     _check_store(client_store, process, seed, output_dir)
-  ledger = run_privacy.ledger_of(
-    process, privacy, len(clients.client_ids), clients_per_round, rounds
-  )
-  if validation is not None:
-    _check_validation(validation, process, select)
-  sampler = sampling.planned(
-    clients.client_ids,
-    clients_per_round,
-    seed,
-    oversample,
-    dropout_rate,
-    ledger,
-    participation,
-  )
   started = time.perf_counter()
   loop = training_loop.TrainingLoop(
     run=run_state.Run(process, ledger),
@@ -185,6 +175,66 @@ def train(
     if loop.run.store is not None and loop.run.store is not client_store:
       loop.run.store.release()
   return loop.result(time.perf_counter() - started)
+
+
+def check(
+  process: processes.PartialProcess,
+  clients: cohorts.ClientSource,
+  *,
+  rounds: int,
+  clients_per_round: int,
+  seed: int = 0,
+  oversample: float = 1.0,
+  dropout_rate: float = 0.0,
+  validation: EvaluationSet | None = None,
+  evaluate_every: int = 50,
+  checkpoint_every: int | None = None,
+  select: Selection | None = None,
+  callbacks: Sequence[callbacks_lib.Callback] = (),
+  privacy: run_privacy.Accounting | None = None,
+  participation: sampling.Participation | None = None,
+) -> tuple[sampling.CohortSampler, privacy_plans.PrivacyLedger | None]:
+  """Refuses what `train` would refuse whatever its folder holds; runs nothing.
+
+  Args:
+    process, clients, rounds, ...: As for `train`.
+
+  Returns:
+    What draws the cohorts, and what counts the run's cost, or None.
+
+  Raises:
+    UserError: As `train`.
+  """
+  _check_positive(
+    rounds=rounds,
+    evaluate_every=evaluate_every,
+    checkpoint_every=evaluate_every
+    if checkpoint_every is None
+    else checkpoint_every,
+  )
+  for name, value in (('seed', seed), ('clients_per_round', clients_per_round)):
+    wrong = checked_numbers.why_not_whole(value)
+    if wrong:
+      raise ProgramError(f'{name}: {wrong}.')
+  callbacks_lib.check(
+    callbacks, None if validation is None else validation.metrics
+  )
+  cohorts.check(clients, process.example_spec)
+  ledger = run_privacy.ledger_of(
+    process, privacy, len(clients.client_ids), clients_per_round, rounds
+  )
+  if validation is not None:
+    _check_validation(validation, process, select or Selection())
+  sampler = sampling.planned(
+    clients.client_ids,
+    clients_per_round,
+    seed,
+    oversample,
+    dropout_rate,
+    ledger,
+    participation,
+  )
+  return sampler, ledger
 
 
 def _begin(
@@ -346,16 +396,22 @@ def _check_rounds_done(run: run_state.Run, rounds: int, where: Any) -> None:
 
 @runtimes.ours()
 def load(
-  process: processes.PartialProcess, output_dir: str | os.PathLike[str]
+  process: processes.PartialProcess,
+  output_dir: str | os.PathLike[str],
+  *,
+  released: str = '',
 ) -> Saved:
   """Reads the weights that `train` left in a folder, and what clients remember.
 
   Args:
     process: The process that was trained.
     output_dir: The folder.
+    released: The fingerprint of what was released before the first round, as
+      `PrivacyLedger` has it, if it is to be compared.
 
   Raises:
     CheckpointError: If there is no checkpoint, or it is of another process.
+    ProgramError: If the run released something else.
     ClientStoreError: If there is a client store that does not go with it.
   """
   folder = os.path.join(output_dir, CHECKPOINTS_FOLDER)
@@ -380,6 +436,7 @@ def load(
       **settings,
       'process': run_settings.of_process(process),
       run_settings.IN_WORDS: run_settings.in_words(process),
+      **({run_settings.RELEASED: released} if released else {}),
     },
     output_dir,
   )

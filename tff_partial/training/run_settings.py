@@ -19,9 +19,11 @@ from tff_partial.training.errors import ProgramError
 # Of a source that has to load its clients, as many are looked at.
 _CLIENTS_COMPARED = 64
 # What makes a run another one, in words, where the value alone tells nothing.
+RELEASED = 'released'
 _SETTINGS = {
   'process': 'process (algorithm, model, optimizers or learning rates)',
   'examples': "clients' examples",
+  RELEASED: 'release before the first round, such as a private vocabulary,',
 }
 # What is kept beside the fingerprint of a process, to say what has changed.
 IN_WORDS = 'process in words'
@@ -70,6 +72,9 @@ def describe(
     # A process whose noise can be drawn again needs such a ledger.
     kind = 'a' if privacy.simulation else 'no'
     settings['privacy'] = f'{privacy.plan.terms}, {kind} simulation'
+    if privacy.released:
+      # First, as clients' examples follow from it.
+      settings = {RELEASED: privacy.released, **settings}
   described: dict[str, str] = {}
   if validation is not None:
     described = {
@@ -149,6 +154,8 @@ def check(
     where: Its folder.
   """
   for name in {**before, **now}:
+    if name == RELEASED and name not in before:
+      continue  # Runs of older versions do not say.
     if name != IN_WORDS and before.get(name) != now.get(name):
       break
   else:

@@ -1,0 +1,109 @@
+"""What a task releases with noise before training: drawn once, then kept.
+
+Each draw is one more release of the same users, which the ledger would have to
+count. So a run draws when all of its options were checked, keeps what came in
+its folder before anything is said of it, and every program takes it from there.
+"""
+
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.experiment.config import Config
+from tasks.experiment.folder import Folder
+from tasks.experiment.folder import RELEASED_FILE
+
+
+def of_run(config: Config, folder: Folder | None) -> tasks_lib.Release:
+  """How a program that reads a run takes what the run released.
+
+  Args:
+    config: The experiment.
+    folder: The run's folder; with None it is drawn, and kept nowhere.
+
+  Raises:
+    OptionError: If it is missing or damaged.
+  """
+  release = config.privacy.release
+  if folder is None or not _releases(config):
+    return release
+  kept = folder.read_released()
+  if kept is not None:
+    return release._replace(kept=kept, keep=None)
+  # What follows from a seed is the same again.
+  if release.noise_seed is None:
+    raise _missing(config, folder)
+  return release
+
+
+def at_start(
+  config: Config, folder: Folder | None, *, is_plan: bool = False
+) -> tasks_lib.Release:
+  """How a run that begins, or goes on, is checked: without a draw.
+
+  Args:
+    config: The experiment.
+    folder: The run's folder, or None.
+    is_plan: Whether nothing is to be trained.
+
+  Raises:
+    OptionError: If the run has begun and what it released is missing, or if
+      that is damaged.
+  """
+  release = config.privacy.release._replace(keep=None)
+  if folder is None or not _releases(config):
+    return release
+  kept = folder.read_released()
+  if kept is None and release.noise_seed is None and folder.has_begun:
+    raise _missing(config, folder)
+  if kept is None or is_plan:
+    return release._replace(kept=kept)
+  return release._replace(kept=kept, keep=folder.keep_released)
+
+
+def is_due(config: Config, folder: Folder | None) -> bool:
+  """Whether something is still to be drawn before the first round.
+
+  Args:
+    config: The experiment.
+    folder: The run's folder, or None.
+  """
+  return _releases(config) and (
+    folder is None or folder.read_released() is None
+  )
+
+
+def drawn(
+  config: Config, folder: Folder | None, task: tasks_lib.Task
+) -> tasks_lib.Task:
+  """Draws what the task releases, and keeps it.
+
+  Args:
+    config: The experiment, which was checked.
+    folder: The run's folder; with None it is kept nowhere.
+    task: The task, with what stood in for the draw.
+
+  Returns:
+    The task with what was drawn.
+
+  Raises:
+    UserError: If nothing comes of it; this is kept, too.
+  """
+  release = config.privacy.release
+  if folder is not None:
+    release = release._replace(keep=folder.keep_released)
+  if not isinstance(task, tasks_lib.Released):
+    raise TypeError(f'The task {task.name} does not say what it released.')
+  return task.released_anew(release)
+
+
+def _releases(config: Config) -> bool:
+  return bool(config.spent.noise_multipliers)
+
+
+def _missing(config: Config, folder: Folder) -> OptionError:
+  return OptionError(
+    f'{folder.path / RELEASED_FILE}: there is no such file. It holds what the '
+    f'task {config.task.name} released with noise before the first round of '
+    'this run, which cannot be drawn again: other noise would be one more '
+    'release, and give weights another meaning. Bring it back from a copy, or '
+    'train anew in another folder; runs of older versions did not keep it.'
+  )
