@@ -11,6 +11,7 @@ Of a search it shows the best trial, all trials and which flags mattered, and
 writes `search.md` and `trials.csv`.
 """
 
+from collections.abc import Iterator, Sequence
 import dataclasses
 import pathlib
 
@@ -70,6 +71,19 @@ class Report(Options):
   y: str = option('accuracy', 'That metric.')
 
 
+def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
+  """What private runs cost together, by the tasks whose users they share."""
+  costs: dict[str, list[tuple[float, float]]] = {}
+  for run in (run for setting in settings for run in setting.runs):
+    privacy = (run.result or {}).get('privacy')
+    if privacy:
+      cost = float(privacy['epsilon']), float(privacy['delta'])
+      costs.setdefault(run.setting('task'), []).append(cost)
+  for task, of_task in costs.items():
+    of = f'{task}: ' if len(costs) > 1 else ''
+    yield f'{of}{reporting.together(of_task, "runs")}'
+
+
 def main(report: Report) -> None:
   """Prints the table and writes it with the figures."""
   if not report.sweep_dir:
@@ -85,6 +99,8 @@ def main(report: Report) -> None:
   table = tables.gather(settings, of=report.of, metrics=report.metrics)
   text = table.to_markdown()
   print(text)
+  for line in _spent(settings):
+    print(line)
   folder.mkdir(parents=True, exist_ok=True)
   written = [folder / 'table.md', folder / 'table.csv']
   write_whole(written[0], text + '\n')

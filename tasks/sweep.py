@@ -16,16 +16,20 @@ that was stopped goes on. A run that fails does not stop the others. At the end,
 of Optuna's, of which poor ones end early (docs/hyperparameter_search.md).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+import contextlib
 import dataclasses
 import itertools
+import math
 import pathlib
 import subprocess
 import sys
 
 from tasks.errors import OptionError
 from tasks.experiment import flags
+from tasks.experiment.config import Config
 from tasks.experiment.folder import Folder
+from tasks.experiment.privacy import Privacy
 from tasks.experiment.program import Program
 from tasks.options import option
 from tasks.options import Options
@@ -205,22 +209,53 @@ def announced(plan: plans.Plan) -> list[str]:
     f'{plan.direction} the validation {plan.metric}, compared after rounds '
     f'{", ".join(map(str, plan.rungs))} ({plan.pruner}).'
   ]
-  privacy = plan.config.privacy
-  if not privacy.is_on:
-    return lines
-  cost = 'as much as its noise says, see result.json; they add up'
-  if privacy.target_epsilon is not None:
-    cost = (
-      f'epsilon {privacy.target_epsilon:g} at delta {privacy.delta:g}, '
-      f'together up to epsilon {number * privacy.target_epsilon:g} at delta '
-      f'{number * privacy.delta:.3g} by their sum'
+  return [*lines, *cost([plan.config] * number, 'trials', 'search')]
+
+
+def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
+  """Warns of what private runs cost those who take part in all of them.
+
+  Args:
+    configs: The experiments, private or not.
+    runs: What the runs are called, such as 'trials'.
+    what: What has them trained, such as 'search'.
+
+  Returns:
+    A line for each task of which runs are private.
+  """
+  by_task: dict[str, list[Privacy]] = {}
+  for config in configs:
+    if config.privacy.is_on:
+      by_task.setdefault(config.task.name, []).append(config.privacy)
+  lines = []
+  for task, private in by_task.items():
+    each = 'as much as its noise says, see result.json; they add up'
+    targets = [
+      one.target_epsilon for one in private if one.target_epsilon is not None
+    ]
+    if len(targets) == len(private):
+      first = private[0]
+      each = f'epsilon {first.target_epsilon:g} at delta {first.delta:g}'
+      if len({(one.target_epsilon, one.delta) for one in private}) > 1:
+        each = 'what its flags say'
+      each += (
+        f', together up to epsilon {math.fsum(targets):g} at delta '
+        f'{math.fsum(one.delta for one in private):.3g} by their sum'
+      )
+    of_task = f' of {task}' if len(by_task) > 1 else ''
+    lines.append(
+      f'WARNING: the runs are private, and each of the {len(private)} {runs}'
+      f'{of_task} costs the same users {each}. Only a {what} on public or '
+      'invented data costs nothing.'
     )
-  lines.append(
-    f'WARNING: the runs are private, and each of the {number} trials costs '
-    f'the same users {cost}. Only a search on public or invented data '
-    'costs nothing.'
-  )
   return lines
+
+
+def _parsed(commands: Iterable[Sequence[str]]) -> Iterator[Config]:
+  """The experiments of command lines, but for those that will be refused."""
+  for arguments in commands:
+    with contextlib.suppress(OptionError):
+      yield flags.parse(arguments)
 
 
 def main(sweep: Sweep, search: plans.Search) -> None:
@@ -240,6 +275,8 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   for name in sweep.recipes:
     recipes.path(name)
   todo = planned(sweep.recipes, sweep.grid, _passed_on)
+  for line in cost(list(_parsed(todo.values())), 'runs', 'sweep'):
+    print(line, flush=True)
   for number, (name, arguments) in enumerate(todo.items(), 1):
     folder = root / name
     print(f'[{number}/{len(todo)}] {folder}', flush=True)

@@ -400,6 +400,39 @@ def test_private_searches_are_warned_of(tmp_path, monkeypatch):
   commands.is_for_users(outcome, 'interrupted')
 
 
+def test_private_grids_are_warned_of(tmp_path, monkeypatch):
+  from tasks import sweep
+
+  monkeypatch.setattr(sweep, '_run', lambda *_: 1)
+
+  def said(*grid: str, given: tuple[str, ...] = ()) -> str:
+    outcome = run_here(
+      *('sweep', f'--sweep_dir={tmp_path}', *grid, '--'),
+      *('--data=synthetic', *given),
+    )
+    return outcome.output
+
+  seeds = '--grid=seed=0,1,2'
+  assert (
+    'each of the 3 runs costs the same users epsilon 8 at delta 1e-05, '
+    'together up to epsilon 24 at delta 3e-05 by their sum'
+  ) in said(seeds, given=('--target_epsilon=8',))
+  # 3 * (2 + 4), and what is refused costs nothing.
+  assert 'each of the 6 runs costs the same users what its flags say, ' in (
+    varied := said(seeds, '--grid=target_epsilon=2,4,x')
+  )
+  assert 'together up to epsilon 18 at delta 6e-05' in varied
+  assert 'they add up' in said(seeds, given=('--noise_multiplier=1',))
+  assert 'WARNING' not in said(seeds)
+
+
+def test_a_report_says_what_private_runs_cost_together():
+  # Three runs of epsilon 0.1 each.
+  said = reporting.together([(0.1, 1e-5)] * 3, 'runs')
+  assert said.startswith('3 private runs on the same users cost epsilon 0.3 at')
+  assert 'delta 3e-05' in said and reporting.together([], 'runs') == ''
+
+
 @pytest.mark.parametrize(
   ('arguments', 'said'),
   [

@@ -1,5 +1,6 @@
 """What a search found: the best trial, all trials, and what mattered."""
 
+from collections.abc import Sequence
 import math
 import pathlib
 from typing import Any
@@ -97,14 +98,24 @@ def spent(study: studies.Study) -> str:
     for attrs in (trial.user_attrs for trial in study.trials())
     if trials_lib.EPSILON in attrs
   ]
+  return together(costs, 'trials')
+
+
+def together(costs: Sequence[tuple[float, float]], runs: str) -> str:
+  """What private runs on the same users cost together, or nothing.
+
+  Args:
+    costs: Epsilon and delta of each.
+    runs: What the runs are called.
+  """
   if not costs:
     return ''
   epsilon, delta = (math.fsum(cost) for cost in zip(*costs, strict=True))
   return (
-    f'{len(costs)} private trials on the same users cost epsilon {epsilon:.4g} '
+    f'{len(costs)} private {runs} on the same users cost epsilon {epsilon:.4g} '
     f'at delta {delta:.3g} together, by the sum of each (basic composition), '
     'and not the epsilon of the best one alone. What validation clients '
-    'measured, by which trials were chosen, is not private at all.'
+    f'measured, by which {runs} are chosen, is not private at all.'
   )
 
 
