@@ -338,10 +338,12 @@ class Worker:
   in a process, and its peak memory never falls.
   """
 
-  def __init__(self, module: str, *arguments: str):
+  def __init__(
+    self, module: str, *arguments: str, python: str = sys.executable
+  ):
     """Starts `python -m module arguments`, whose `main` calls `serve`."""
     self._process = subprocess.Popen(
-      [sys.executable, '-m', module, *arguments],
+      [python, '-m', module, *arguments],
       cwd=ROOT,
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,

@@ -4,7 +4,8 @@ Its servers run their own rounds. What is set from outside is who takes part and
 the order of the examples, and that a server measures and saves nothing.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+import functools
 import importlib
 import pathlib
 import sys
@@ -33,20 +34,24 @@ _SERVERS = {
 }
 
 
-def prepare(source: pathlib.Path) -> None:
-  """Makes the sources importable, and gives them our clients' examples."""
+def prepare(source: pathlib.Path, examples: Sequence[Any] = ()) -> None:
+  """Makes the sources importable, and gives them our clients' examples.
+
+  Args:
+    source: The checkout.
+    examples: Those of each client, pairs; those of the problem by default.
+  """
   sys.path.insert(0, str(source / 'system'))
   # An attack that it can show, and which wants more packages.
-  attack = types.ModuleType('utils.dlg')
+  attack: Any = types.ModuleType('utils.dlg')
   attack.DLG = None
   sys.modules['utils.dlg'] = attack
-  examples = [
+  examples = examples or [
     torch_models.examples(fields) for fields in problem.clients().values()
   ]
   for module in ('clients.clientbase', 'servers.serverbase'):
-    importlib.import_module(f'flcore.{module}').read_client_data = (
-      lambda dataset, number, **_: examples[number]
-    )
+    reading: Any = importlib.import_module(f'flcore.{module}')
+    reading.read_client_data = lambda dataset, number, **_: examples[number]
 
 
 def run(
@@ -201,7 +206,7 @@ def _mend_ditto(server: Any, left_in: Collection[str]) -> None:
       client.model_per.load_state_dict(client.model.state_dict())
 
   for client in server.clients:
-    _before(client, 'ptrain', lambda client=client: begin(client))
+    _before(client, 'ptrain', functools.partial(begin, client))
 
 
 def _mend_p_fed_me(server: Any, left_in: Collection[str]) -> None:
@@ -271,13 +276,13 @@ def _results(method: str, server: Any) -> problem.Arrays:
       arrays_of({f'{part or ""}{n}': v for n, v in names.items()}),
     )
   if method == 'SCAFFOLD':
-    names = list(dict(server.global_model.named_parameters()))
+    of_model = [name for name, _ in server.global_model.named_parameters()]
     holders = {problem.SERVER: server.global_c}
     for name, client in zip(problem.NAMES, server.clients, strict=True):
       holders[name] = client.client_c
     for name, controls in holders.items():
       found |= problem.named(
-        f'{name} control', arrays_of(dict(zip(names, controls, strict=True)))
+        f'{name} control', arrays_of(dict(zip(of_model, controls, strict=True)))
       )
   keeps = {
     'FedPer': ('model', 'head.'),
