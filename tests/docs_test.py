@@ -70,6 +70,11 @@ def test_the_page_of_how_to_does_what_it_says():
   pretrained = known['pretrained'].get_layer('body').get_weights()[0]
   np.testing.assert_array_equal(frozen, pretrained)
   assert len(known['remembered']) > 10  # Of clients in five rounds of ten.
+  states = known['falling'].client_store.read(known['population'].client_ids)
+  slots = [dict(state['slots']['phase_0_0']) for state in states]
+  assert all(list(kept) == ['local'] for kept in slots)
+  # Two epochs of some batches, in each of the rounds that a client was in.
+  assert max(kept['local']['step'] for kept in slots) >= 4
 
 
 def test_the_page_on_experiments_runs_some():

@@ -34,6 +34,7 @@ FLOORS = {
     'layers',
     'local_training',
     'model.*',
+    'optimizer_slots',
     'phases',
     'random_bits',
     'resident_arrays',

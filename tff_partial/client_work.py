@@ -15,6 +15,7 @@ from tff_partial import client_state
 from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import local_training
+from tff_partial import optimizer_slots
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
@@ -42,6 +43,31 @@ class CompositionError(errors.UserError, TypeError):
 def type_of(specs: Any) -> tff.Type:
   """The TFF type of a structure of tensor specs."""
   return tff.types.tensorflow_to_type(specs)
+
+
+def without_slots(remembered: tff.Type) -> tff.Type:
+  """Returns the type of what clients remember, less what optimizers keep.
+
+  Args:
+    remembered: The type of all that they remember.
+  """
+  is_kept = isinstance(remembered, tff.StructType) and (
+    tff.structure.name_list(remembered)
+    == [optimizer_slots.HELD, optimizer_slots.SLOTS]
+  )
+  return remembered[optimizer_slots.HELD] if is_kept else remembered
+
+
+def serves(remembered: tff.Type, taken: tff.Type) -> bool:
+  """Says whether an evaluation can be told what clients remember.
+
+  Args:
+    remembered: The type of that.
+    taken: The type that the evaluation takes: the same, or the same without
+      what optimizers keep.
+  """
+  found = (remembered, without_slots(remembered))
+  return any(taken.is_equivalent_to(one) for one in found)
 
 
 def _specs_of(structure: Any) -> Any:
@@ -171,6 +197,7 @@ class ClientWork:
       what it remembers, its data.
     types: The same as TFF types: weights at the server, C, D.
     tables: Those that a client can train by rows.
+    keeping: The phases whose optimizers keep slots with the client, by name.
   """
 
   def __init__(
@@ -205,10 +232,13 @@ class ClientWork:
       )
     self.example_spec = example_spec_of(model, self.work)
     self.tables = lookups.Tables(model, self.work)
-    first = tracing.traced(
-      lambda seed: self._with_num_rows(client_state.first(model, seed), {}),
-      random_bits.SEED_SPEC,
-    )
+    self.keeping = optimizer_slots.keeping(self.work)
+
+    def remember(seed: tf.Tensor) -> Any:
+      held = self._with_num_rows(client_state.first(model, seed), {})
+      return self._with_slots(held, optimizer_slots.first(self.keeping, model))
+
+    first = tracing.traced(remember, random_bits.SEED_SPEC)
 
     @tff.tensorflow.computation(type_of(random_bits.SEED_SPEC))
     def initialize_client(seed: Any) -> Any:
@@ -221,6 +251,11 @@ class ClientWork:
       _specs_of(first.structured_outputs),
       client_specs,
     )
+    if self.keeping:
+      held = self.specs[2][optimizer_slots.HELD]
+      optimizer_slots.check(
+        self.keeping, model, client_state.recall, held, self.specs[0]
+      )
     self.types = (
       weights_type(model),
       initialize_client.type_signature.result,
@@ -252,6 +287,9 @@ class ClientWork:
     seed = random_bits.fold_in(client['seed'], 'local')
     rows = client.get('rows', {})
     tables = self.model.client_tables
+    slots: Mapping[str, Any] = {}
+    if self.keeping:
+      kept, slots = kept[optimizer_slots.HELD], kept[optimizer_slots.SLOTS]
     kept, num_rows = self._without_num_rows(kept)
     kept = tables.fit(kept, num_rows, rows, seed)
     held = collections.OrderedDict(
@@ -277,6 +315,7 @@ class ClientWork:
       kept,
       server,
       rows=rows,
+      slots=contexts.Slots(slots, slots),
     )
 
   def keep(self, client: contexts.ClientContext) -> Any:
@@ -285,7 +324,8 @@ class ClientWork:
     Args:
       client: What it knows then.
     """
-    return self._with_num_rows(self.client_state.keep(client), client.rows)
+    held = self._with_num_rows(self.client_state.keep(client), client.rows)
+    return self._with_slots(held, client.slots.now)
 
   def keep_as_before(self, client: contexts.ClientContext) -> Any:
     """What a client remembers whose work failed.
@@ -293,7 +333,8 @@ class ClientWork:
     Args:
       client: What it knows.
     """
-    return self._with_num_rows(client.remembered, client.rows)
+    held = self._with_num_rows(client.remembered, client.rows)
+    return self._with_slots(held, client.slots.before)
 
   @property
   def remembers_tables(self) -> bool:
@@ -310,9 +351,18 @@ class ClientWork:
   def remembered_names(self) -> list[str]:
     """The names of what clients remember, at its top."""
     kept = self.initialize_client.type_signature.result
+    kept = without_slots(kept)
     if self.remembers_tables:
       kept = kept[_HELD]
     return tff.structure.name_list(kept)
+
+  def _with_slots(self, held: Any, slots: Mapping[str, Any]) -> Any:
+    """What a client remembers, and what its optimizers keep, if anything."""
+    if not self.keeping:
+      return held
+    return collections.OrderedDict(
+      [(optimizer_slots.HELD, held), (optimizer_slots.SLOTS, slots)]
+    )
 
   def _with_num_rows(self, kept: Any, rows: Mapping[str, tf.Tensor]) -> Any:
     """What a client remembers, and how many rows of each table in it count."""

@@ -144,6 +144,12 @@ def check_settling(
     statistics: What is sent beside the update.
   """
   for statistic in statistics:
+    if statistic.settle is not None and client.keeping:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} settles what clients remember, '
+        "which slots='kept' adds what optimizers keep to: that cannot be "
+        'settled. Leave `slots` out, or do without the statistic.'
+      )
     if statistic.settle is not None and client.remembers_tables:
       raise CompositionError(
         f'The statistic {statistic.name!r} settles what clients remember, but '

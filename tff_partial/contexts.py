@@ -67,6 +67,18 @@ class Outcome(NamedTuple):
   weight: tf.Tensor
 
 
+class Slots(NamedTuple):
+  """What optimizers keep from round to round; see `optimizer_slots.py`.
+
+  Attributes:
+    before: Phase to tier to state, as the round began.
+    now: The same, as it stands.
+  """
+
+  before: Mapping[str, Any]
+  now: Mapping[str, Any]
+
+
 class ClientContext(NamedTuple):
   """What a client knows at some place of its work.
 
@@ -79,7 +91,7 @@ class ClientContext(NamedTuple):
     examples: The client's examples, `[capacity, ...]`.
     count: int32 scalar, how many of them are real.
     seed: int32 `[2]`, for what is drawn at this place.
-    remembered: The client's state as the round began.
+    remembered: The client's state as the round began, without `slots`.
     server: What the server sends beside weights: the process's server state;
       None if it has none, and in an evaluation that is built without
       `server_state`.
@@ -89,6 +101,7 @@ class ClientContext(NamedTuple):
     outcome: What the work came to; None as long as it goes on.
     rows: Of each table of the client's own size, which of its rows are real,
       bool `[rows]`.
+    slots: What optimizers keep; nothing unless a phase says so.
   """
 
   model: models.PartialModel
@@ -105,6 +118,7 @@ class ClientContext(NamedTuple):
   batch: Batch | None = None
   outcome: Outcome | None = None
   rows: Mapping[str, tf.Tensor] = types.MappingProxyType({})
+  slots: Slots = Slots({}, {})
 
   def weight(self, tier: str, name: str) -> tf.Tensor:
     """One variable's tensor, as it stands.

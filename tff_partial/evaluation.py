@@ -120,13 +120,20 @@ def build_evaluation(
       clients are to find it in `ClientContext.server`.
 
   Raises:
-    CompositionError: If no phase measures, or if the model has groups.
+    CompositionError: If no phase measures, or one follows the rounds or is to
+      keep what its optimizer remembers.
   """
   does = client_work.ClientWork(model, client_state, work, 'evaluation')
   if does.follows_rounds:
     raise client_work.CompositionError(
-      'A phase of the evaluation has epochs that follow the rounds, but an '
-      'evaluation is in no round. Give a number of epochs.'
+      'A phase of the evaluation has epochs or a rate factor that follow the '
+      'rounds, but an evaluation is in no round. Give a number.'
+    )
+  if does.keeping:
+    raise client_work.CompositionError(
+      "slots='kept': a phase of an evaluation is to keep what its optimizer "
+      'remembers, but an evaluation keeps nothing. Leave `slots` out, or take '
+      "'reset'."
     )
   finalizers = client_work.metric_finalizers(model)
 

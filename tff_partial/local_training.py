@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_partial import client_batches
 from tff_partial import groups
+from tff_partial import optimizer_slots
 from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
@@ -17,7 +18,6 @@ from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import ContextError
 from tff_partial.contexts import Revise
-from tff_partial.descent import first_state
 from tff_partial.descent import replaced
 from tff_partial.descent import trained_by
 from tff_partial.model import keras_metrics
@@ -90,21 +90,26 @@ def _counted(
 
 
 def _take_turns(
-  turns: Sequence[phases.Phase],
+  named: Mapping[str, phases.Phase],
   tables: lookups.Tables,
   before: ClientResult,
   batches: client_batches.Batches,
   seed: tf.Tensor,
+  round_number: tf.Tensor | None,
 ) -> ClientResult:
   """Runs phases that take turns on each batch, after what was done `before`."""
+  turns = list(named.values())
   client = Client(tables, before.context)
   trained = trained_by(turns, before.weights)
+  slots = before.context.slots
   optimizers = [
-    collections.OrderedDict(
-      (tier, first_state(phase.optimizer_of(tier), named))
-      for tier, named in trained_by([phase], before.weights).items()
+    optimizer_slots.begin(
+      phase,
+      trained_by([phase], before.weights),
+      slots.now.get(name, {}),
+      round_number,
     )
-    for phase in turns
+    for name, phase in named.items()
   ]
 
   def body(step: tf.Tensor, *values: Any) -> tuple[Any, ...]:
@@ -134,12 +139,14 @@ def _take_turns(
     parallel_iterations=1,
   )
   stand = Stand(*values)
+  for name, states in zip(named, stand.optimizers, strict=True):
+    slots = slots._replace(now=optimizer_slots.after(slots.now, name, states))
   num_examples = before.num_examples
   if any(phase.measured for phase in turns):
     num_examples += batches.num_examples
   return before._replace(
     context=before.context._replace(
-      weights=replaced(before.weights, stand.trained)
+      weights=replaced(before.weights, stand.trained), slots=slots
     ),
     metrics=stand.metrics,
     loss=stand.loss,
@@ -249,7 +256,11 @@ def run(
     elif isinstance(part, Revise):
       done = _revised(part, done._replace(context=known))
     else:
-      done = _train(part, done, mine, own_seed, part_seed, round_number)
+      named = {
+        optimizer_slots.name_of(number, place): phase
+        for place, phase in enumerate(phases.taking_turns(part))
+      }
+      done = _train(named, done, mine, own_seed, part_seed, round_number)
   done = mine.whole(done, weights)
   return done._replace(context=done.context._replace(seed=seed))
 
@@ -273,7 +284,7 @@ def _revised(revise: Revise, done: ClientResult) -> ClientResult:
 
 
 def _train(
-  part: phases.Phase | phases.Interleaved,
+  named: Mapping[str, phases.Phase],
   done: ClientResult,
   mine: _Tables,
   own_seed: tf.Tensor,
@@ -281,22 +292,23 @@ def _train(
   round_number: tf.Tensor | None,
 ) -> ClientResult:
   """Trains by a phase, or by several in turn, if there is anything to do."""
-  turns = [
-    phase
-    for phase in phases.taking_turns(part)
+  named = {
+    name: phase
+    for name, phase in named.items()
     if phase.max_steps != 0
     and (phase.measured or trained_by([phase], done.weights))
-  ]
-  if not turns:
+  }
+  if not named:
     return done
+  first, *_ = named.values()
   context = done.context
-  chosen = turns[0].on.choose(context.examples, context.count, part_seed)
+  chosen = first.on.choose(context.examples, context.count, part_seed)
   places = {name: chosen.places for name, chosen in mine.rows.items()}
   batches = client_batches.Batches(
-    turns[0],
+    first,
     {**context.examples, 'places': places},
     chosen,
     random_bits.fold_in(own_seed, 'shuffle'),
     round_number,
   )
-  return _take_turns(turns, mine.tables, done, batches, own_seed)
+  return _take_turns(named, mine.tables, done, batches, own_seed, round_number)

@@ -31,6 +31,13 @@ Term = Callable[[contexts.ClientContext], tf.Tensor]
 Answer: TypeAlias = Callable[[contexts.ClientContext], Any]
 # From how many rounds were done to how many epochs the next one has.
 Epochs: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
+# From how many rounds were done to a factor on learning rates in the next one.
+RateFactor: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
+
+# What becomes of what an optimizer remembers, after a client's round.
+RESET, KEPT = 'reset', 'kept'
+# Where TFF's optimizers have their learning rate.
+RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
 
 def sgd(learning_rate: float) -> Optimizer:
@@ -90,6 +97,19 @@ def is_plain_descent(optimizer: Optimizer) -> bool:
   return set(state) == {'learning_rate'}  # No momentum.
 
 
+def _is_scheduled(optimizer: Optimizer) -> bool:
+  """Whether TFF's `schedule_learning_rate` made it."""
+  schedule = tff.learning.optimizers.schedule_learning_rate
+  return type(optimizer) is type(schedule(sgd(1.0), lambda step: 1.0))
+
+
+def _has_rate(optimizer: Optimizer) -> bool:
+  """Whether it has a learning rate that can be set."""
+  with tf.init_scope():
+    state = optimizer.initialize(tf.TensorSpec([1], tf.float32))
+    return RATE in optimizer.get_hparams(state)
+
+
 def in_words(setting: Any) -> str:
   """Return a setting of a phase as a short text.
 
@@ -128,7 +148,17 @@ class Phase:
     train: The tiers to train; none only measures.
     on: Which examples, in which order.
     optimizer: Any TFF optimizer, or one for each tier. Plain gradient descent
-      touches only the rows of an embedding table that a batch reads.
+      touches only the rows of an embedding table that a batch reads. The
+      schedule of `tff.learning.optimizers.schedule_learning_rate` counts the
+      steps of a client, not rounds: `slots` says since when.
+    slots: What becomes of what the optimizer remembers, such as moments and how
+      many steps it took. 'reset', the default: it begins anew in each round, so
+      that a schedule counts steps within a round. 'kept': that of LOCAL and
+      PERSONAL weights stays with the client, so that a schedule counts steps
+      over a client's life; of other weights it begins anew. An optimizer with a
+      schedule needs one of the two.
+    rate_factor: What learning rates are multiplied by; or a function from how
+      many rounds were done, an int32 scalar, to that: a schedule by round.
     batch_size: Examples per step; the last batch of an epoch may be smaller.
       None takes all examples in each step; padding then changes rounding.
     drop_remainder: Whether the last batch of an epoch is left out if it is
@@ -171,6 +201,8 @@ class Phase:
   reads: tiers.Reads | None = None
   measured: bool = False
   answer: Answer | None = None
+  slots: str | None = None
+  rate_factor: float | RateFactor = 1.0
 
   def __post_init__(self) -> None:
     """Checks the settings."""
@@ -221,6 +253,7 @@ class Phase:
       )
     if isinstance(self.optimizer, Mapping):
       tiers.check_tiers(self.optimizer, 'Phase(optimizer=...)')
+    self._check_rates()
     for tier in train:
       self._check_optimizer(tier)
 
@@ -251,6 +284,18 @@ class Phase:
         'own, with train=().'
       )
 
+  def _check_rates(self) -> None:
+    if self.slots not in (None, RESET, KEPT):
+      raise PhaseError(
+        f'slots={self.slots!r}: what an optimizer remembers is {RESET!r} in '
+        f'each round, or {KEPT!r} with the client.'
+      )
+    if callable(self.rate_factor):
+      return
+    wrong = checked_numbers.why_not_finite(self.rate_factor)
+    if wrong:
+      raise PhaseError(f'rate_factor: {wrong}.')
+
   def _check_optimizer(self, tier: str) -> None:
     if isinstance(self.optimizer, Mapping) and tier not in self.optimizer:
       raise PhaseError(
@@ -260,6 +305,21 @@ class Phase:
     optimizer = self.optimizer_of(tier)
     if not isinstance(optimizer, tff.learning.optimizers.Optimizer):
       raise PhaseError(f'A phase takes {instead_of(optimizer)}')
+    if self.slots is None and _is_scheduled(optimizer):
+      raise PhaseError(
+        'A schedule of `tff.learning.optimizers` counts the steps of a client, '
+        f'not rounds. Say since when: slots={RESET!r} for steps within a '
+        f"round, slots={KEPT!r} for steps over a client's life. For a schedule "
+        'by round, give the optimizer itself, and rate_factor=lambda done: ...'
+      )
+    has_factor = callable(self.rate_factor) or self.rate_factor != 1.0
+    if has_factor and not _has_rate(optimizer):
+      raise PhaseError(
+        f'rate_factor: {type(optimizer).__name__.strip("_")}, which trains '
+        f'{tier!r}, has no learning rate that could be multiplied. Take an '
+        'optimizer of `tff.learning.optimizers` without a schedule of its own, '
+        'or leave `rate_factor` out.'
+      )
 
   @property
   def read(self) -> tiers.Reads:
@@ -325,8 +385,17 @@ def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
   epochs = phase.epochs
   if callable(epochs):
     epochs = int(epochs(tf.constant(rounds)))
+  factor = phase.rate_factor
+  if callable(factor):
+    factor = float(factor(tf.constant(rounds)))
   return dataclasses.replace(
-    phase, train=train, on=on, epochs=epochs, measured=False
+    phase,
+    train=train,
+    on=on,
+    epochs=epochs,
+    rate_factor=factor,
+    slots=RESET,
+    measured=False,
   )
 
 
@@ -335,7 +404,7 @@ def own(work: Work, rounds: int) -> list[Part]:
 
   Args:
     work: A client's work in a round.
-    rounds: How many rounds were done, for epochs that follow them.
+    rounds: How many rounds were done, for epochs and rates that follow them.
 
   Returns:
     The phases that train what is the client's own, and no more than that, and
@@ -370,7 +439,10 @@ def holds_a_copy(work: Work) -> bool:
 
 def follow_rounds(work: Work) -> bool:
   """Whether a client's work depends on how many rounds were done."""
-  return any(callable(phase.epochs) for phase in flat(work))
+  return any(
+    callable(phase.epochs) or callable(phase.rate_factor)
+    for phase in flat(work)
+  )
 
 
 def check(work: Work, model: models.PartialModel) -> None:
@@ -398,7 +470,7 @@ def check(work: Work, model: models.PartialModel) -> None:
     if phase.loss is not None:
       model.check_loss(phase.loss)
     names = [
-      v.name for tier in phase.train for v in model.trainable(_model_tier(tier))
+      v.name for tier in phase.train for v in model.trainable(model_tier(tier))
     ]
     if tiers.PERSONAL in phase.train and tiers.GLOBAL not in model.tiers:
       raise PhaseError(
@@ -439,6 +511,10 @@ def _check_groups(work: Work, model: models.PartialModel) -> None:
       )
 
 
-def _model_tier(tier: str) -> str:
-  """The tier of a model's variables that a tier holds values of."""
+def model_tier(tier: str) -> str:
+  """The tier of a model's variables that a tier holds values of.
+
+  Args:
+    tier: A tier of weights.
+  """
   return tiers.GLOBAL if tier == tiers.PERSONAL else tier

@@ -106,6 +106,14 @@ class _Within(Optimizer):
     """The first state of the other."""
     return self._optimizer.initialize(specs)
 
+  def get_hparams(self, state: Any) -> Any:
+    """Rates and alike of the other."""
+    return self._optimizer.get_hparams(state)
+
+  def set_hparams(self, state: Any, hparams: Any) -> Any:
+    """The other's state with these."""
+    return self._optimizer.set_hparams(state, hparams)
+
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
     """Takes a step of the other, and projects."""
     state, moved = self._optimizer.next(state, weights, gradients)

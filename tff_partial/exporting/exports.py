@@ -265,8 +265,8 @@ def _of_process(
     )
   if rounds is None and work.follows_rounds:
     raise ExportError(
-      'reconstruction: the epochs of the process follow the rounds. Give the '
-      'result of `train`, which says how many were done.'
+      'reconstruction: epochs or rates of the process follow the rounds. Give '
+      'the result of `train`, which says how many were done.'
     )
   own = phases.own(work.work, rounds or 0)
   others = {tier for phase in phases.flat(own) for tier in phase.train}
@@ -307,11 +307,12 @@ def _work(
         'reconstruction: expected phases, '
         f'`tff_partial.Phase(...)`, found a {type(phase).__name__}.'
       )
-    if callable(phase.epochs):
-      raise ExportError(
-        'reconstruction: the epochs of a phase follow the rounds, but a device '
-        'is in no round. Give a number of epochs.'
-      )
+    for name, what in (('epochs', 'epochs'), ('rate_factor', 'rates')):
+      if callable(getattr(phase, name)):
+        raise ExportError(
+          f'reconstruction: the {what} of a phase follow the rounds, but a '
+          f'device is in no round. Give a number, {name}=...'
+        )
     if phase.read is not tiers.as_they_are:
       raise ExportError(
         'reconstruction: a phase reads a copy of the weights, of which a '
@@ -328,6 +329,7 @@ def _work(
         phase,
         train=(tiers.LOCAL,),
         on=splits.everything(),
+        slots=phases.RESET,
         measured=False,
       )
     )

@@ -215,11 +215,20 @@ class Columns(list[Any]):
     Raises:
       AttributeError: If the list has been changed since.
     """
+    return self._convert(iter(self.leaves))
+
+  @property
+  def leaves(self) -> Sequence[Any]:
+    """The leaves of `stacked`, in the order of the type.
+
+    Raises:
+      AttributeError: If the list has been changed since.
+    """
     if self._read is not None:
-      return self._read(range(self._size)).stacked
+      return self._read(range(self._size)).leaves
     if self._leaves is None:
       raise AttributeError('A list that was changed is stacked no longer.')
-    return self._convert(iter(self._leaves))
+    return self._leaves
 
   @property
   def is_dense(self) -> bool:

@@ -35,6 +35,7 @@ import tensorflow_federated as tff
 from tff_partial.runtimes import client_batch
 from tff_partial.runtimes import deposits
 from tff_partial.runtimes import remote_shards
+from tff_partial.runtimes import typed_values
 from tff_partial.training import checkpoints
 from tff_partial.training import deposited_states
 from tff_partial.training import fresh_states
@@ -96,6 +97,24 @@ class ClientStates:
       first = state_codec.first_states(self._initialize_client, seeds)
       records[is_new] = self._layout.records(first)
     return self._layout.columns(records)
+
+  def read_as(
+    self, client_ids: Sequence[str], kind: tff.Type
+  ) -> client_batch.Columns:
+    """What some clients remember, as an evaluation takes it.
+
+    Args:
+      client_ids: As for `read`.
+      kind: The type that it takes: that of the store, or the same without what
+        optimizers keep.
+    """
+    states = self.read(client_ids)
+    if kind.is_equivalent_to(self.type):
+      return states
+    # What optimizers keep comes last.
+    leaves = states.leaves[: len(typed_values.leaf_names(kind))]
+    convert = typed_values.converter(kind)
+    return client_batch.Columns.of(len(client_ids), leaves, convert)
 
   def client(
     self, client_id: str

@@ -86,7 +86,7 @@ class EvaluationSet:
         'training, but there is no client store to read it from. Pass one, '
         'or let `remembering` be False.'
       )
-    if not taken.is_equivalent_to(remembered):
+    if not client_work.serves(remembered, taken):
       raise EvaluationSetError(
         'The clients of this evaluation set come with what they remember from '
         f'training, {remembered}, but its evaluation takes {taken}. Build the '
@@ -241,7 +241,7 @@ def with_memories(
 
   def read(places: Sequence[int]) -> client_batch.Columns:
     if client_store is not None and evaluation_set.remembering:
-      return client_store.read([ids[place] for place in places])
+      return client_store.read_as([ids[place] for place in places], kind)
     return state_codec.first_states(
       evaluation_set.evaluation.initialize_client, seeds[places]
     )

@@ -9,6 +9,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
+from tff_partial import client_work
 from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import evaluation as evaluation_lib
@@ -123,10 +124,9 @@ def _at_client(
   kept: Sequence[Any] = state_codec.first_states(
     evaluation.initialize_client, seeds
   )
-  if store is not None and store.type.is_equivalent_to(
-    evaluation.initialize_client.type_signature.result
-  ):
-    kept = store.read([client_id])
+  kind = evaluation.initialize_client.type_signature.result
+  if store is not None and client_work.serves(store.type, kind):
+    kept = store.read_as([client_id], kind)
   return evaluation, kept[0], cohort[0]
 
 
