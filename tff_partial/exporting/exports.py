@@ -265,8 +265,8 @@ def _of_process(
     )
   if rounds is None and work.follows_rounds:
     raise ExportError(
-      'reconstruction: epochs or rates of the process follow the rounds. Give '
-      'the result of `train`, which says how many were done.'
+      'reconstruction: the epochs of the process follow the rounds, or its '
+      'rates do. Give the result of `train`, which says how many were done.'
     )
   own = phases.own(work.work, rounds or 0)
   others = {tier for phase in phases.flat(own) for tier in phase.train}
