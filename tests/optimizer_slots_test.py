@@ -241,7 +241,7 @@ def test_a_schedule_counts_steps_in_a_round_or_in_a_life(slots, counted):
   planted.assert_close(_vectors(_train(process, 2)[1]), wanted, 1e-5)
 
 
-# ---- runs, measurements and models of one's own ------------------------------
+# ---- runs and measurements ---------------------------------------------------
 
 
 def _world() -> small_runs.World:

@@ -146,9 +146,9 @@ def check_settling(
   for statistic in statistics:
     if statistic.settle is not None and client.keeping:
       raise CompositionError(
-        f'The statistic {statistic.name!r} settles what clients remember, '
-        "which slots='kept' adds what optimizers keep to: that cannot be "
-        'settled. Leave `slots` out, or do without the statistic.'
+        f'The statistic {statistic.name!r} settles what clients remember, to '
+        "which slots='kept' adds what optimizers keep, such as step counts, "
+        'which it cannot settle. Leave `slots` out, or do without it.'
       )
     if statistic.settle is not None and client.remembers_tables:
       raise CompositionError(
