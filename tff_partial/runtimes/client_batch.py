@@ -215,6 +215,8 @@ class Columns(list[Any]):
     Raises:
       AttributeError: If the list has been changed since.
     """
+    if self._read is not None:
+      return self._read(range(self._size)).stacked
     return self._convert(iter(self.leaves))
 
   @property
