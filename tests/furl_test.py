@@ -19,7 +19,6 @@ from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import statistics
 from tff_partial import tiers
-from tff_partial.data import packing
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -164,7 +163,7 @@ def _first_states(
 
 
 def _cohort(process: Any, ids: tuple[str, ...], number: int) -> Any:
-  population = packing.pack(_clients(), process.example_spec)
+  population = planted.pack(_clients(), process.example_spec)
   return population.cohort(ids, planted.client_seeds(ids, number))
 
 

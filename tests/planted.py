@@ -18,7 +18,9 @@ from tff_partial import random_bits
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import cohorts
+from tff_partial.data import examples
 from tff_partial.data import packing
+from tff_partial.data import populations
 from tff_partial.model import keras_models
 from tff_partial.model import models
 
@@ -155,22 +157,35 @@ def client_seeds(client_ids: Sequence[str], *words: int | str) -> np.ndarray:
   return np.stack([random_bits.derive(*words, each) for each in client_ids])
 
 
+def pack(
+  clients: Mapping[str, Fields],
+  spec: examples.ExampleSpec,
+  capacities: Sequence[int] | None = None,
+) -> populations.Population:
+  """The clients, without what the spec has no field or input for."""
+
+  def read(fields: Any, known: Any) -> Any:
+    if not isinstance(fields, Mapping) or not isinstance(known, Mapping):
+      return fields
+    return {
+      n: read(value, known[n]) for n, value in fields.items() if n in known
+    }
+
+  return packing.pack(
+    {client: read(fields, spec) for client, fields in clients.items()},
+    spec,
+    capacities=capacities,
+  )
+
+
 def cohort_of(
   process: Any,
   clients: Mapping[str, Fields],
   *words: int | str,
   capacities: Sequence[int] | None = None,
 ) -> cohorts.Cohort:
-  """All the clients as one cohort; their seeds follow from the words.
-
-  Fields that the process does not read, such as times, are left out.
-  """
-  spec = process.example_spec
-  read = {
-    client: {name: values for name, values in fields.items() if name in spec}
-    for client, fields in clients.items()
-  }
-  population = packing.pack(read, spec, capacities=capacities)
+  """All the clients as one cohort; their seeds follow from the words."""
+  population = pack(clients, process.example_spec, capacities)
   return population.cohort(list(clients), client_seeds(list(clients), *words))
 
 

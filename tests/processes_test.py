@@ -477,7 +477,7 @@ def _without_global() -> models.PartialModel:
     ({'aggregator': 'mean'}, 'must be a factory .*, found str'),
     (
       {'server_optimizer': tf.keras.optimizers.SGD()},
-      'server optimizer must be one of `tff.learning.optimizers`, found SGD',
+      r'server optimizer must be one of `tff.learning.optimizers`.*found SGD',
     ),
     (
       {'work': [Phase(), Phase((tiers.LOCAL,))]},
