@@ -405,6 +405,7 @@ def test_a_report_is_json_and_says_who_is_a_neighbour():
     'population': plan.population,
     'clients_per_round': 20,
     'simulation': True,
+    'assumed_public': ['population'],
     'clip': 0.5,
   }
 
