@@ -532,7 +532,7 @@ def test_clients_may_have_optimizers_with_a_state():
     (
       {'server_optimizer': 1.0},
       client_work.CompositionError,
-      'server optimizer must be one of .*, .*found float',
+      'server optimizer must be one of .*, for example .*; found float',
     ),
   ],
 )

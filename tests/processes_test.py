@@ -477,7 +477,8 @@ def _without_global() -> models.PartialModel:
     ({'aggregator': 'mean'}, 'must be a factory .*, found str'),
     (
       {'server_optimizer': tf.keras.optimizers.SGD()},
-      r'server optimizer must be one of `tff.learning.optimizers`.*found SGD',
+      r'server optimizer must be one of `tff.learning.optimizers`, for example '
+      r'`tff.learning.optimizers.build_sgdm\(0.01\)`; found SGD',
     ),
     (
       {'work': [Phase(), Phase((tiers.LOCAL,))]},
