@@ -14,6 +14,7 @@ import tensorflow as tf
 from tasks.emnist import models as emnist_models
 from tasks.movielens import models as movielens_models
 from tests import commands
+from tests import planted
 import tff_partial
 from tff_partial import baselines
 from tff_partial import errors
@@ -222,19 +223,9 @@ def test_an_example_serves_a_user(case, capsys, monkeypatch):
 # ---- other settings ----------------------------------------------------------
 
 
-def _slope() -> tf.keras.Model:
-  """y = own * x + shared."""
-  x = tf.keras.Input([1])
-  slope = tf.keras.layers.Dense(
-    1, use_bias=False, kernel_initializer='zeros', name='own'
-  )(x)
-  shared = tff_partial.layers.PrivateVector(1, name='shared')(x)
-  return tf.keras.Model(x, slope + shared)
-
-
 @pytest.fixture(scope='module', name='slope')
 def fixture_slope() -> models.PartialModel:
-  return tff_partial.from_keras(_slope, local='own', loss='mse')
+  return tff_partial.from_keras(planted.build_slope, local='own', loss='mse')
 
 
 _SHARED = {'shared/own': np.float32([0.0])}
@@ -316,13 +307,15 @@ def test_it_is_to_be_said_how_devices_rebuild(slope, tmp_path):
     ExportError, match='Say by which steps: `reconstruction=r'
   ):
     tff_partial.export(slope, _SHARED, tmp_path / 'out')
-  ditto = baselines.build_ditto(tff_partial.from_keras(_slope, loss='mse'))
+  ditto = baselines.build_ditto(
+    tff_partial.from_keras(planted.build_slope, loss='mse')
+  )
   with pytest.raises(ExportError, match='train personal weights of their own'):
     tff_partial.export(slope, _SHARED, tmp_path / 'out', reconstruction=ditto)
 
 
 def test_a_model_without_local_weights_predicts_and_no_more(tmp_path):
-  model = tff_partial.from_keras(_slope, loss='mse')
+  model = tff_partial.from_keras(planted.build_slope, loss='mse')
   exported = tff_partial.export(
     model,
     {**_SHARED, 'own/kernel': np.float32([[2.0]])},
@@ -399,7 +392,7 @@ def test_missing_weights_are_refused(slope, tmp_path):
 
 def test_a_model_with_groups_is_refused(tmp_path):
   model = tff_partial.from_keras(
-    _slope, local='own', group='shared', num_groups=2, loss='mse'
+    planted.build_slope, local='own', group='shared', num_groups=2, loss='mse'
   )
   with pytest.raises(ExportError, match='has variables for groups'):
     tff_partial.export(model, _SHARED, tmp_path / 'out')

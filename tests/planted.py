@@ -70,6 +70,16 @@ def constant_user(value: float) -> Callable[[], tf.keras.Model]:
   )
 
 
+def build_slope() -> tf.keras.Model:
+  """y = own * x + shared."""
+  x = tf.keras.Input([1])
+  slope = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='zeros', name='own'
+  )(x)
+  shared = layers.PrivateVector(1, name='shared')(x)
+  return tf.keras.Model(x, slope + shared)
+
+
 def build_tastes() -> tf.keras.Model:
   """Local weights of a shape of their own, behind a layer that draws."""
   item = tf.keras.Input([], dtype=tf.int32)

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
+from tests import planted
 import tff_partial
 from tff_partial.algorithms import build_fed_recon
 from tff_partial.algorithms import build_fed_recon_eval
@@ -13,19 +13,9 @@ from tff_partial.data import examples
 from tff_partial.training.errors import ProgramError
 
 
-def _build() -> tf.keras.Model:
-  """y = own * x + shared."""
-  x = tf.keras.Input([1])
-  slope = tf.keras.layers.Dense(
-    1, use_bias=False, kernel_initializer='zeros', name='own'
-  )(x)
-  shared = tff_partial.layers.PrivateVector(1, name='shared')(x)
-  return tf.keras.Model(x, slope + shared)
-
-
 @pytest.fixture(scope='module', name='model')
 def fixture_model() -> Any:
-  return tff_partial.from_keras(_build, local='own', loss='mse')
+  return tff_partial.from_keras(planted.build_slope, local='own', loss='mse')
 
 
 def _fields(*labels: float) -> dict[str, Any]:

@@ -5,17 +5,14 @@ import numbers
 from typing import Any
 
 
-def why_not_whole(value: Any, least: int | None = None) -> str:
+def why_not_whole(value: Any) -> str:
   """Says why a value is no whole number, or nothing if it is one.
 
   Args:
     value: What was given.
-    least: The least number that may be.
   """
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     return f'expected a whole number, found {value!r}'
-  if least is not None and value < least:
-    return f'expected {least} or more, found {value}'
   return ''
 
 

@@ -312,6 +312,15 @@ def _summarized(values: np.ndarray) -> dict[str, float]:
   return summary
 
 
+def num_measured(metrics: Mapping[str, Any]) -> int:
+  """Counts the clients that had examples to measure, whether finite or not.
+
+  Args:
+    metrics: Pooled metrics of a round's training, or of an evaluation.
+  """
+  return int(metrics['num_clients'] + metrics['num_not_finite'])
+
+
 def by_client(ids: Sequence[str], per_client: Sequence[Any]) -> ByClient:
   """Gathers the values of each metric for each client.
 

@@ -26,6 +26,7 @@ from tasks.experiment.folder import Folder
 from tasks.experiment.folder import RESULT_FILE
 from tasks.experiment.loop import Output
 from tasks.experiment.trainable import Trainable
+from tff_partial import evaluation
 from tff_partial import runtimes
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import metrics_log
@@ -396,7 +397,7 @@ def _advice(report: Mapping[str, Any]) -> str:
     lost = train['num_not_finite']
     in_training = (
       f'the training loss was {float(train["loss"]):.4g}, {lost} of '
-      f'{lost + train["num_clients"]} clients had no finite loss, and '
+      f'{evaluation.num_measured(train)} clients had no finite loss, and '
     )
   return (
     f'The run diverged: at round {report["rounds"]} {in_training}the '

@@ -24,6 +24,7 @@ import zlib
 from absl import logging
 
 from tasks.errors import DataError
+from tasks.files import bounded_lines
 from tasks.files import numbers
 
 _PLAIN = ('.jsonl', '.ndjson')
@@ -208,13 +209,14 @@ def _lines(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
   read = 0
   try:
     with _open(path) as file:
-      while line := file.readline(_LONGEST_LINE + 1):
-        read += 1
-        if len(line) > _LONGEST_LINE:
-          raise DataError(
-            f'{path}, line {read}: longer than {_LONGEST_LINE:,} bytes, as no '
-            'record should be. Divide or remove it.'
-          )
+      lines = bounded_lines.read(
+        path,
+        file,
+        _LONGEST_LINE,
+        'bytes',
+        ', as no record should be. Divide or remove it.',
+      )
+      for read, line in lines:
         if not line.isspace():
           yield read, line
   except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:

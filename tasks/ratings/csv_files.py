@@ -20,6 +20,7 @@ import pandas as pd
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
+from tasks.files import bounded_lines
 from tasks.files import numbers
 from tasks.options import option
 from tasks.options import Options
@@ -194,15 +195,10 @@ def _lines(
 
 def _short(path: pathlib.Path, file: TextIO) -> Iterator[str]:
   """The lines of a file, none of which is longer than one may be."""
-  number = 0
-  while line := file.readline(_LONGEST_LINE + 1):
-    number += 1
-    if len(line) > _LONGEST_LINE:
-      raise DataError(
-        f'{path}, line {number}: longer than {_LONGEST_LINE:,} characters. '
-        'Repair the line.'
-      )
-    yield line
+  lines = bounded_lines.read(
+    path, file, _LONGEST_LINE, 'characters', '. Repair the line.'
+  )
+  return (line for _, line in lines)
 
 
 def _no_text(path: pathlib.Path) -> DataError:

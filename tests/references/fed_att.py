@@ -41,15 +41,7 @@ class _Network(torch.nn.Module):
 def run(
   comparison: table.Comparison, left_in: Collection[str]
 ) -> problem.Arrays:
-  """Trains as the reference does.
-
-  Args:
-    comparison: What is compared.
-    left_in: Departures that are not taken out.
-
-  Returns:
-    The server's weights at the end.
-  """
+  """Trains as the reference does; see `one_reference`."""
   settings = comparison.settings
   update = importlib.import_module('Update')
   aggregate = importlib.import_module('agg.aggregate')

@@ -54,15 +54,7 @@ _gradient = jax.grad(lambda *given: jnp.mean(_losses(*given)))
 def run(
   comparison: table.Comparison, left_in: Collection[str]
 ) -> problem.Arrays:
-  """Trains as the reference does.
-
-  Args:
-    comparison: What is compared.
-    left_in: Departures that are not taken out.
-
-  Returns:
-    What the server and the clients have at the end.
-  """
+  """Trains as the reference does; see `one_reference`."""
   import fedjax
 
   settings = comparison.settings

@@ -81,15 +81,7 @@ def _build(head_is_local: bool) -> Any:
 def run(
   comparison: table.Comparison, left_in: Collection[str]
 ) -> problem.Arrays:
-  """Trains as the reference does.
-
-  Args:
-    comparison: What is compared.
-    left_in: Departures that are not taken out.
-
-  Returns:
-    What the server and the clients have at the end.
-  """
+  """Trains as the reference does; see `one_reference`."""
   settings, method = comparison.settings, comparison.method
   head_is_local = method in ('FedAlt', 'FedSim')
   optim = importlib.import_module('pfl.optim')

@@ -2,8 +2,11 @@
 
   python -m tests.references.one_reference REFERENCE SOURCE RESULTS
 
-It needs no package of this project's, so that PyTorch and JAX may have an
-environment of their own.
+An adapter has `prepare(source)`, which makes the checkout ready to import, and
+`run(comparison, left_in)`, which trains as the reference does, with the
+departures in `left_in` and without all others, and returns what the server and
+the clients have at the end. Adapters need no package of this project's, so that
+PyTorch and JAX may have an environment of their own.
 """
 
 import importlib

@@ -57,15 +57,7 @@ def prepare(source: pathlib.Path, examples: Sequence[Any] = ()) -> None:
 def run(
   comparison: table.Comparison, left_in: Collection[str]
 ) -> problem.Arrays:
-  """Trains as the reference does.
-
-  Args:
-    comparison: What is compared.
-    left_in: Departures that are not taken out.
-
-  Returns:
-    What the server and the clients have at the end.
-  """
+  """Trains as the reference does; see `one_reference`."""
   _fix_batches(table.DROPS in left_in)
   server = make_server(
     comparison.method,

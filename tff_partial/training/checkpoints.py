@@ -26,12 +26,12 @@ from tff_partial.training import saved_variables
 
 _Result = TypeVar('_Result')
 _PREFIX = 'round_'
+# If the newest one was damaged, there is one more.
+NUM_KEPT = 2
 # {{function_node ...}} before a message, and [Op:...] name: behind it.
 _MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
 # Notes and tables are of any length.
 _PACKED = tf.TensorSpec([None], tf.uint8)
-# If the newest one was damaged, there is one more.
-NUM_KEPT = 2
 
 
 class CheckpointError(errors.UserError, RuntimeError):

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_partial import evaluation
 from tff_partial import messages
 from tff_partial import processes
 from tff_partial.data import cohorts
@@ -53,7 +54,7 @@ def describe(
   told = [f'The run diverged; it ended after round {number} of {rounds}.']
   if train:
     lost = int(train['num_not_finite'])
-    size = lost + int(train['num_clients'])
+    size = evaluation.num_measured(train)
     first = None
     if lost and begun is not None:
       first = _first_not_finite(process, begun)

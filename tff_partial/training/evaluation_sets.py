@@ -203,7 +203,7 @@ def measure(
       *evaluation_set.evaluation.beside(server_state),
     )
   result = pooled(measured.metrics)
-  counted = result['num_clients'] + result['num_not_finite']
+  counted = evaluation.num_measured(result)
   result['num_without_query'] = len(cohort) - counted
   if counted < len(cohort):
     _warn(

@@ -73,12 +73,3 @@ def of_validation(
     evaluation_set: Who is measured.
   """
   return {f'validation_{name}': name for name in evaluation_set.metrics}
-
-
-def num_measured(metrics: Mapping[str, Any]) -> int:
-  """How many clients had examples to measure, whether finite or not.
-
-  Args:
-    metrics: Pooled metrics of a round's training, or of an evaluation.
-  """
-  return int(metrics['num_clients'] + metrics['num_not_finite'])

@@ -238,7 +238,7 @@ class Run:
     measured = self.notes.validation
     if measured is None:
       return False
-    size = measured['num_clients'] + measured['num_not_finite']
+    size = evaluation.num_measured(measured)
     if not size:
       return False  # No client had anything to measure.
     return stop.has_diverged(measured, self.notes.first_validation_loss, size)

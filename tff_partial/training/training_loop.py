@@ -118,7 +118,7 @@ class TrainingLoop:
     seconds = time.perf_counter() - begun
     self.durations.append(seconds)
     train = evaluation_sets.pooled(nested['client_work']['train'])
-    size = round_columns.num_measured(train)
+    size = evaluation.num_measured(train)
     if size < len(cohort):
       self._note_without_query(number, len(cohort), size)
     run.note_training(train, len(cohort) if size else 0, self.stop)

@@ -1,0 +1,35 @@
+"""Lines of a file, of which none may be longer than a bound."""
+
+from collections.abc import Iterator
+import pathlib
+from typing import AnyStr, IO
+
+from tasks.errors import DataError
+
+
+def read(
+  path: pathlib.Path, file: IO[AnyStr], longest: int, unit: str, remedy: str
+) -> Iterator[tuple[int, AnyStr]]:
+  """Yield the lines of an open file, with their numbers from 1 on.
+
+  A line is not read further than the bound, so that one line of a compressed
+  file cannot fill the memory.
+
+  Args:
+    path: Names the file in messages.
+    file: The file, of text or of bytes.
+    longest: How many characters or bytes a line may have.
+    unit: Which of the two they are.
+    remedy: Ends the message.
+
+  Raises:
+    DataError: If a line is longer.
+  """
+  number = 0
+  while line := file.readline(longest + 1):
+    number += 1
+    if len(line) > longest:
+      raise DataError(
+        f'{path}, line {number}: longer than {longest:,} {unit}{remedy}'
+      )
+    yield number, line
