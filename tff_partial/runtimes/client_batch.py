@@ -217,7 +217,8 @@ class Columns(list[Any]):
     """
     if self._read is not None:
       return self._read(range(self._size)).stacked
-    return self._convert(iter(self.leaves))
+    leaves = self.leaves
+    return self._convert(iter(leaves))
 
   @property
   def leaves(self) -> Sequence[Any]:
