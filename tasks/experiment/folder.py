@@ -295,9 +295,9 @@ def finite(value: Any) -> Any:
 def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   """Puts the flags of a trained run before those of the command line.
 
-  Flags decide numbers, and a folder may be somebody else's. So those that say
-  what to import, where to write and which cluster to join are not taken from
-  it, and what is no flag of a run is refused.
+  Flags decide numbers, and a folder may come from another author. So those that
+  say what to import, where to write and which cluster to join are not taken
+  from it, and what is no flag of a run is refused.
 
   Args:
     arguments: The command line, the program's name first.

@@ -70,7 +70,7 @@ def private() -> Iterator[dict[str, Any]]:
     private_folders.remove(folder)
 
 
-def say_whom_one_trusts(address: str) -> None:
+def warn_of_access(address: str) -> None:
   """Warns of what others can do on a cluster that this process has joined.
 
   Of one that it has started itself there is nothing to say.

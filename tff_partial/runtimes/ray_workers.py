@@ -85,10 +85,10 @@ def ray(
   variables of their own and over data sets, runs in this process.
 
   Args:
-    address: That of a cluster, as `ray.init` takes it. Whoever reaches it can
-      run code as its user; docs/scale.md says whom one trusts. None (or
-      'local') for one on this machine, which ends with the context and which
-      no other process can use.
+    address: That of a cluster, as `ray.init` takes it. Any process that reaches
+      it can run code as its user; docs/scale.md says more. None (or 'local')
+      for one on this machine, which ends with the context and which no other
+      process can use.
     workers: How many processes run shards. None for as many as the cluster has
       processors for, also when machines join or leave.
     cpus_per_worker: How many shards a worker runs side by side.
@@ -157,7 +157,7 @@ class _Cluster:
     import ray as ray_lib
 
     if ray_lib.is_initialized():
-      ray_access.say_whom_one_trusts(ray_lib.get_runtime_context().gcs_address)
+      ray_access.warn_of_access(ray_lib.get_runtime_context().gcs_address)
       return
     try:
       with contextlib.ExitStack() as stack, warnings.catch_warnings():
@@ -180,7 +180,7 @@ class _Cluster:
       ) from error
     self._is_ours = True
     if self._address is not None:
-      ray_access.say_whom_one_trusts(self._address)
+      ray_access.warn_of_access(self._address)
 
   def _own_options(self, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Arguments of `ray.init` for a cluster that is started, if one is."""
