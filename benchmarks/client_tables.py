@@ -21,7 +21,7 @@ from benchmarks import measuring
 import tff_partial
 from tff_partial import runtimes
 from tff_partial.algorithms import furl
-from tff_partial.training import client_store
+from tff_partial.training.client_store import client_store
 
 OWN, LARGEST = 'own sizes', 'padded to the largest'
 _USERS, _ITEMS = 'users/embeddings', 'items/embeddings'

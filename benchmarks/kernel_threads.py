@@ -16,7 +16,7 @@ import tensorflow as tf
 from benchmarks import measuring
 from benchmarks import recipe
 from tff_partial import runtimes
-from tff_partial.training import client_store
+from tff_partial.training.client_store import client_store
 
 CLIENTS, KERNELS = 'cores for clients', 'cores for kernels'
 RECIPES = (

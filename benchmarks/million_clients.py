@@ -94,7 +94,7 @@ def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
   from benchmarks import stateful_round
   import tff_partial
   from tff_partial import runtimes
-  from tff_partial.training import client_store
+  from tff_partial.training.client_store import client_store
 
   process = build()
   clients = tff_partial.open_clients(

@@ -35,7 +35,7 @@ def ditto(options: Any, context: Any) -> measuring.Run:
   """The same network, and one of each client's own."""
   import tff_partial
   from tff_partial import baselines
-  from tff_partial.training import client_store
+  from tff_partial.training.client_store import client_store
 
   phase = tff_partial.Phase(
     optimizer=tff_partial.sgd(mnist_cnn.LEARNING_RATE),

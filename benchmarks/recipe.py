@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks import measuring
 from tasks import errors
-from tasks.experiment import flags
-from tasks.experiment import running
+from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
+from tasks.experiment.run import running
 from tasks.experiment.trainable import Trainable
 import tff_partial
 
@@ -41,7 +41,7 @@ class Recipe:
 
   @property
   def jit(self) -> Any:
-    """What `tff_partial.runtimes.cohort` takes."""
+    """What `tff_partial.runtimes.cohort_runtime.cohort` takes."""
     return {'true': True, 'false': False}.get(self.settings['jit'], 'auto')
 
   @property

@@ -19,9 +19,9 @@ import tff_partial
 from tff_partial import client_state
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.runtimes import client_batch
-from tff_partial.runtimes import typed_values
-from tff_partial.training import client_store
+from tff_partial.runtimes.values import client_batch
+from tff_partial.runtimes.values import typed_values
+from tff_partial.training.client_store import client_store
 
 FORGOTTEN = 'forgotten'
 IN_MEMORY = 'remembered, in memory'

@@ -3,10 +3,10 @@
 TensorFlow Federated 0.87, TensorFlow Privacy 0.9 and dp-accounting 0.4 are pure
 Python but for TFF's worker, a program for Linux. Their metadata keep them off
 Python 3.12, NumPy 2 and JAX's present versions, with all of which their code
-works (see tff_partial/_newer_tensorflow.py). The wheels made here hold the same
-files with other metadata, without the worker, which only the native runtime
-needs, and with a notice of what was changed, as their licence asks. Their
-versions end in `+relaxed`: pip prefers them to those that they were made of.
+works (see tff_partial/_environment/newer_tensorflow.py). The wheels made here
+hold the same files with other metadata, without the worker, which only the
+native runtime needs, and with a notice of what was changed, as their licence
+asks. Their versions end in `+relaxed`: pip prefers them to the originals.
 
 python -m distribution.relaxed_wheels dist
 """

@@ -3,9 +3,9 @@
 `tff-partial audit --recipe=RECIPE --output_dir=OUT` trains the recipe
 once with `--canaries` more clients, of whom each is there or not by a coin of
 its own, and guesses from what the run releases which ones were there (see
-`tff_partial/dp/privacy_audit.py`). What the guesses prove is a lower bound of
-epsilon. The program ends with status 1 if it is above what the run claims; if
-it is not, nothing is proved. OUT/audit.json says what was found; the trained
+`tff_partial/checks/privacy_audit.py`). What the guesses prove is a lower bound
+of epsilon. The program ends with status 1 if it is above what the run claims;
+if it is not, nothing is proved. OUT/audit.json says what was found; the trained
 weights are thrown away, as canaries pull them about.
 """
 
@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment import releasing
+from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
-from tasks.experiment.folder import finite
-from tasks.experiment.folder import Folder
-from tasks.experiment.folder import write_whole
-from tasks.experiment.loop import Output
-from tasks.experiment.program import Program
-from tasks.experiment.running import executing
-from tasks.experiment.running import load
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run.folder import finite
+from tasks.experiment.run.folder import Folder
+from tasks.experiment.run.folder import write_whole
+from tasks.experiment.run.running import executing
+from tasks.experiment.run.running import load
 from tasks.experiment.trainable import Trainable
 from tasks.options import option
 from tasks.options import Options
 from tff_partial import processes
+from tff_partial.checks import audit_bounds
+from tff_partial.checks import privacy_audit
 from tff_partial.data import cohorts
-from tff_partial.dp import audit_bounds
-from tff_partial.dp import privacy_audit
 from tff_partial.training import programs
 
 _FILE = 'audit.json'

@@ -19,13 +19,13 @@ import pathlib
 import numpy as np
 
 from tasks.errors import OptionError
-from tasks.experiment.program import Program
+from tasks.experiment.command_line.program import Program
 from tasks.options import option
 from tasks.options import Options
 from tff_partial.training import checkpoints
-from tff_partial.training import client_store
 from tff_partial.training import programs
-from tff_partial.training import sqlite_backend
+from tff_partial.training.client_store import client_store
+from tff_partial.training.client_store import sqlite_backend
 
 _SHOWN = 8  # Numbers of each leaf.
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
-from tasks.experiment import measuring
+from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
-from tasks.experiment.folder import finite
-from tasks.experiment.folder import Folder
-from tasks.experiment.folder import with_flags_of_the_run
-from tasks.experiment.loop import Output
-from tasks.experiment.program import Program
-from tasks.experiment.running import executing
-from tasks.experiment.running import load
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run import measuring
+from tasks.experiment.run.folder import finite
+from tasks.experiment.run.folder import Folder
+from tasks.experiment.run.folder import with_flags_of_the_run
+from tasks.experiment.run.running import executing
+from tasks.experiment.run.running import load
 from tasks.experiment.trainable import Trainable
 from tasks.options import option
 from tasks.options import Options

@@ -19,13 +19,13 @@ import tensorflow as tf
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
+from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
-from tasks.experiment.folder import Folder
-from tasks.experiment.folder import with_flags_of_the_run
-from tasks.experiment.loop import Output
-from tasks.experiment.program import Program
-from tasks.experiment.running import executing
-from tasks.experiment.running import load
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run.folder import Folder
+from tasks.experiment.run.folder import with_flags_of_the_run
+from tasks.experiment.run.running import executing
+from tasks.experiment.run.running import load
 from tasks.experiment.trainable import Trainable
 from tasks.options import option
 from tasks.options import Options
@@ -39,7 +39,7 @@ from tff_partial.exporting import serving
 from tff_partial.model import models
 from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
-from tff_partial.training import state_codec
+from tff_partial.training.client_store import state_codec
 
 _CALLS = 30  # Of which the median time is told.
 

@@ -2,8 +2,8 @@
 
 A class of options is a frozen dataclass whose fields come from `option`, or are
 options themselves. In Python one fills its fields; on the command line each
-choice is a flag (`tasks/experiment/flags.py` derives them). Both refuse the
-same values.
+choice is a flag (`tasks/experiment/command_line/flags.py` derives them). Both
+refuse the same values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -29,14 +29,14 @@ import pandas as pd
 import tensorflow as tf
 
 from tasks.errors import OptionError
-from tasks.experiment import hyperparameters
+from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
-from tasks.experiment.folder import Folder
-from tasks.experiment.folder import with_flags_of_the_run
-from tasks.experiment.loop import Output
-from tasks.experiment.program import Program
-from tasks.experiment.running import executing
-from tasks.experiment.running import load
+from tasks.experiment.options import hyperparameters
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run.folder import Folder
+from tasks.experiment.run.folder import with_flags_of_the_run
+from tasks.experiment.run.running import executing
+from tasks.experiment.run.running import load
 from tasks.experiment.trainable import Trainable
 from tasks.user_modeling import clients as clients_lib
 from tasks.user_modeling import kept_tables
@@ -44,12 +44,12 @@ from tasks.user_modeling import models as user_models
 from tasks.user_modeling import records as records_lib
 from tasks.user_modeling.task import UserModeling
 from tasks.users import Picture
-from tff_partial import clustering
-from tff_partial import drafts as drafts_lib
 from tff_partial import tiers
 from tff_partial.analysis import embeddings
 from tff_partial.analysis import shares
 from tff_partial.analysis import spreadsheets
+from tff_partial.clustering import k_means as clustering
+from tff_partial.drafts import centers as drafts_lib
 from tff_partial.training import personal_models
 from tff_partial.training import programs
 

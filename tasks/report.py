@@ -16,8 +16,8 @@ import dataclasses
 import pathlib
 
 from tasks.errors import OptionError
-from tasks.experiment.folder import write_whole
-from tasks.experiment.program import Program
+from tasks.experiment.command_line.program import Program
+from tasks.experiment.run.folder import write_whole
 from tasks.options import option
 from tasks.options import Options
 from tasks.searching import reporting

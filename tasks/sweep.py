@@ -26,11 +26,11 @@ import subprocess
 import sys
 
 from tasks.errors import OptionError
-from tasks.experiment import flags
+from tasks.experiment.command_line import flags
+from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
-from tasks.experiment.folder import Folder
-from tasks.experiment.privacy import Privacy
-from tasks.experiment.program import Program
+from tasks.experiment.options.privacy import Privacy
+from tasks.experiment.run.folder import Folder
 from tasks.options import option
 from tasks.options import Options
 from tasks.searching import plan as plans

@@ -20,20 +20,20 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import aggregators
 from tff_partial import algorithms
-from tff_partial import client_work
-from tff_partial import messages
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.baselines import fed_att
 from tff_partial.baselines import fed_avg
 from tff_partial.baselines import fed_noise
+from tff_partial.client import client_work
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
-from tff_partial.messages import ClientWeighting
+from tff_partial.exchange import messages
+from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase

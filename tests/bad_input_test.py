@@ -14,10 +14,10 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tasks.experiment import flags as run_flags
+from tasks.experiment.command_line import flags as run_flags
 from tasks.experiment.config import Config
-from tasks.experiment.folder import Folder
-from tasks.experiment.loop import Output
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run.folder import Folder
 from tests import commands
 from tests.commands import is_for_users
 from tests.commands import run_here

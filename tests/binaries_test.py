@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 from tasks import train
-from tasks.experiment import flags as run_flags
 from tasks.experiment import from_recipe
+from tasks.experiment.command_line import flags as run_flags
 from tasks.experiment.config import Config
 from tests import commands
 from tests import help_texts

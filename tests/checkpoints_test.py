@@ -19,8 +19,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import typing_extensions
 
-from tff_partial import _require_tff
 from tff_partial import errors
+from tff_partial._environment import require_tff as _require_tff
 from tff_partial.training import checkpoints
 
 _STATE = tff.learning.templates.LearningAlgorithmState

@@ -26,13 +26,13 @@ from tests import commands
 import tff_partial
 from tff_partial import errors
 from tff_partial import random_bits
-from tff_partial.runtimes import deposits
-from tff_partial.training import client_store
-from tff_partial.training import fresh_states
-from tff_partial.training import sampling
-from tff_partial.training import sqlite_backend
-from tff_partial.training import sqlite_file
-from tff_partial.training import state_codec
+from tff_partial.runtimes.values import deposits
+from tff_partial.training.client_store import client_store
+from tff_partial.training.client_store import fresh_states
+from tff_partial.training.client_store import sqlite_backend
+from tff_partial.training.client_store import sqlite_file
+from tff_partial.training.client_store import state_codec
+from tff_partial.training.participation import sampling
 
 ClientStore = client_store.ClientStore
 ClientStoreError = client_store.ClientStoreError
@@ -79,7 +79,7 @@ def take_part(states):
 
 @pytest.fixture(scope='module', autouse=True)
 def fixture_runtime():
-  with tff_partial.runtimes.cohort(jit=False) as context:
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
     yield context
 
 
@@ -192,8 +192,8 @@ def test_first_values_are_the_same_under_every_runtime():
   seeds = sampling.client_seeds(names(*range(9)), 0)
   found = []
   for runtime in (
-    tff_partial.runtimes.cohort(jit=True),
-    tff_partial.runtimes.native(),
+    tff_partial.runtimes.cohort_runtime.cohort(jit=True),
+    tff_partial.runtimes.native_runtime.native(),
   ):
     with runtime:
       first = state_codec.first_states(initialize_client, seeds)

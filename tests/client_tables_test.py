@@ -21,21 +21,21 @@ from tests import small_runs
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import checks
-from tff_partial import client_work
-from tff_partial import descent
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import statistics
 from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.client import descent
 from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
 from tff_partial.model import selectors
-from tff_partial.runtimes import typed_values
+from tff_partial.runtimes.values import typed_values
 from tff_partial.training import checkpoints
-from tff_partial.training import client_store
-from tff_partial.training import sampling
+from tff_partial.training.client_store import client_store
+from tff_partial.training.participation import sampling
 
 # The builder names 4 rows; a family has as many as it needs.
 _BUILT_ROWS, _WIDTH = 4, 3

@@ -11,9 +11,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import threadpoolctl
 
-from tff_partial import clustering
-from tff_partial import first_centers
 from tff_partial import runtimes
+from tff_partial.clustering import first_centers
+from tff_partial.clustering import k_means as clustering
 
 _SEED = np.array([3, 14], np.int32)
 _SIZE, _CAPACITY = 6, 32

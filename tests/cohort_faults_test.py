@@ -18,11 +18,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import on_native
-from tff_partial.runtimes import agreement
-from tff_partial.runtimes import cohort
-from tff_partial.runtimes import doubts
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import operations
+from tff_partial.runtimes.cohort_runtime import cohort
+from tff_partial.runtimes.graphs import operations
+from tff_partial.runtimes.xla import agreement
+from tff_partial.runtimes.xla import doubts
 
 
 def _at_clients(type_spec: Any) -> tff.FederatedType:

@@ -28,12 +28,12 @@ from tests import on_native
 import tff_partial
 from tff_partial.data.cohorts import Cohort
 from tff_partial.data.cohorts import CohortGroup
-from tff_partial.runtimes import client_batch
-from tff_partial.runtimes import cohort
-from tff_partial.runtimes import compiled_loop
-from tff_partial.runtimes import conditionals
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import jit_autotuning as choices_lib
+from tff_partial.runtimes.cohort_runtime import cohort
+from tff_partial.runtimes.cohort_runtime import compiled_loop
+from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
+from tff_partial.runtimes.values import client_batch
+from tff_partial.runtimes.xla import conditionals
 
 _FEW = 5  # One shard.
 _MANY = 100  # Several shards.

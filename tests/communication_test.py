@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tasks.experiment.communication import communication
+from tasks.experiment.run.communication import communication
 import tff_partial
 from tff_partial import baselines
 from tff_partial.phases import Phase

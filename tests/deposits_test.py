@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_partial.runtimes import deposits
+from tff_partial.runtimes.values import deposits
 
 _SPECS = [
   tf.TensorSpec([2, 3], tf.float32),
@@ -145,7 +145,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
 
 _KILLED = """
 import os, signal, sys
-from tff_partial.runtimes import deposits
+from tff_partial.runtimes.values import deposits
 print(deposits.make_folder(sys.argv[1]), flush=True)
 if sys.argv[2] == 'killed':
   os.kill(os.getpid(), signal.SIGKILL)

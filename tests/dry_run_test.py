@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tasks.experiment import dry_run
+from tasks.experiment.run import dry_run
 from tests import commands
 from tests.commands import run_here
 

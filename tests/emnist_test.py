@@ -14,7 +14,7 @@ from tasks.task import Data
 import tff_partial
 from tff_partial import baselines
 from tff_partial import phases
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')
@@ -118,7 +118,7 @@ def test_heads_of_their_own_learn(task):
   evaluation = baselines.build_fed_rep_eval(
     model, split=evaluation_clients.split, personalise=head
   )
-  with tff_partial.runtimes.cohort(jit=False):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
     trained = tff_partial.train(
       process,
       task.clients('train', process.example_spec),

@@ -11,11 +11,11 @@ import tensorflow_federated as tff
 from tests import planted
 from tff_partial import algorithms
 from tff_partial import client_state
-from tff_partial import client_work
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.client import client_work
 from tff_partial.data import splits
 from tff_partial.phases import Phase
 

@@ -21,7 +21,7 @@ from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import random_bits
 from tff_partial import tiers
-from tff_partial.client_work import ModelWeights
+from tff_partial.client.client_work import ModelWeights
 from tff_partial.exporting import exports
 from tff_partial.exporting import running
 from tff_partial.exporting import serving

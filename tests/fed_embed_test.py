@@ -27,13 +27,13 @@ from tff_partial import contexts
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import layers
-from tff_partial import messages
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import smallest
 from tff_partial import tiers
 from tff_partial.baselines import p_fed_km
 from tff_partial.data import splits
+from tff_partial.exchange import messages
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase

@@ -13,11 +13,11 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import algorithms
-from tff_partial import client_work
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.client import client_work
 from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.model.selectors import SelectorError

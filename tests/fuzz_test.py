@@ -21,11 +21,11 @@ import pytest
 import tensorflow as tf
 
 from tasks.errors import OptionError
-from tasks.experiment import flags as run_flags
-from tasks.experiment import running
+from tasks.experiment.command_line import flags as run_flags
 from tasks.experiment.config import Config
-from tasks.experiment.folder import Folder
-from tasks.experiment.loop import Output
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run import running
+from tasks.experiment.run.folder import Folder
 from tasks.files import idx_files
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_files
@@ -39,7 +39,7 @@ from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.training import checkpoints
 from tff_partial.training import metrics_log
-from tff_partial.training import sqlite_backend
+from tff_partial.training.client_store import sqlite_backend
 
 # What nobody expects in the middle of a file.
 _STRANGE = (

@@ -16,10 +16,10 @@ from tests import planted
 import tff_partial
 from tff_partial import aggregators
 from tff_partial import baselines
-from tff_partial import client_work
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial import runtimes
+from tff_partial.client import client_work
 from tff_partial.model import keras_variables
 from tff_partial.model import models
 from tff_partial.phases import Phase

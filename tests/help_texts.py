@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tasks.experiment import flags
+from tasks.experiment.command_line import flags
 from tests import commands
 import tff_partial_programs
 from tff_partial_programs import opening

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tasks.errors import OptionError
-from tasks.experiment import hooks
+from tasks.experiment.run import hooks
 from tests import commands
 from tests.commands import run_here
 from tff_partial.training import callbacks

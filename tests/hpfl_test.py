@@ -15,23 +15,23 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import algorithms
-from tff_partial import client_work
-from tff_partial import clustering
-from tff_partial import collecting
 from tff_partial import composition
 from tff_partial import contexts
-from tff_partial import drafts
 from tff_partial import processes
-from tff_partial import row_means
 from tff_partial import runtimes
 from tff_partial import statistics
 from tff_partial import training
 from tff_partial.algorithms import hpfl
+from tff_partial.client import client_work
+from tff_partial.clustering import k_means as clustering
 from tff_partial.data import packing
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
+from tff_partial.drafts import centers as drafts
+from tff_partial.drafts import collecting
+from tff_partial.drafts import row_means
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase

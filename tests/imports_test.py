@@ -381,6 +381,6 @@ def test_floors_of_modules():
   assert floor_of('tff_partial.tiers') == 'ground'
   assert floor_of('tff_partial.data.splits') == 'ground'
   assert floor_of('tff_partial.runtimes') == 'first'
-  assert floor_of('tff_partial.runtimes.native') == 'first'
+  assert floor_of('tff_partial.runtimes.native_runtime.native') == 'first'
   assert floor_of('tff_partial.algorithms.fed_recon') == 'top'
   assert floor_of('tff_partial.nowhere') is None

@@ -216,10 +216,22 @@ def fixture_trained():
   """Some rounds with dropout, of Keras 3 in every runtime, and of Keras 2."""
   results = {}
   for name, of, runtime in (
-    ('cohort', keras, tff_partial.runtimes.cohort(strict=True, jit=False)),
-    ('XLA', keras, tff_partial.runtimes.cohort(strict=True, jit=True)),
-    ('native', keras, tff_partial.runtimes.native()),
-    ('Keras 2', tf.keras, tff_partial.runtimes.cohort(strict=True, jit=False)),
+    (
+      'cohort',
+      keras,
+      tff_partial.runtimes.cohort_runtime.cohort(strict=True, jit=False),
+    ),
+    (
+      'XLA',
+      keras,
+      tff_partial.runtimes.cohort_runtime.cohort(strict=True, jit=True),
+    ),
+    ('native', keras, tff_partial.runtimes.native_runtime.native()),
+    (
+      'Keras 2',
+      tf.keras,
+      tff_partial.runtimes.cohort_runtime.cohort(strict=True, jit=False),
+    ),
   ):
     model = partial(ratings, of, seed=3)
     process = tff_partial.algorithms.build_fed_recon(

@@ -10,9 +10,9 @@ import tensorflow_federated as tff
 
 from tff_partial import runtimes
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import graphs
-from tff_partial.runtimes import lane_values
-from tff_partial.runtimes import lanes
+from tff_partial.runtimes.graphs import graphs
+from tff_partial.runtimes.lanes import lane_values
+from tff_partial.runtimes.lanes import lanes
 
 _LANES = 3
 _RNG = np.random.default_rng(0)

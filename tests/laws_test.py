@@ -14,13 +14,13 @@ from tests import planted
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import baselines
-from tff_partial import client_work
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.algorithms import hpfl
+from tff_partial.client import client_work
 from tff_partial.data import splits
 from tff_partial.model import first_values
 from tff_partial.model import models

@@ -30,7 +30,7 @@ from tff_partial.learning_process import ClientsRememberError
 from tff_partial.learning_process import ElementSpecError
 from tff_partial.model import keras_models
 from tff_partial.model import models
-from tff_partial.runtimes.native import native
+from tff_partial.runtimes.native_runtime.native import native
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 

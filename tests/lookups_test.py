@@ -15,7 +15,7 @@ from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import terms
 from tff_partial import tiers
-from tff_partial.local_training import run
+from tff_partial.client.local_training import run
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.model import tracing

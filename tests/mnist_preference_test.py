@@ -16,7 +16,7 @@ from tasks.preference import models as preference_models
 from tasks.preference import preferences
 from tasks.task import Data
 import tff_partial
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _SIZES = {'train': 20, 'validation': 10, 'test': 10}
@@ -407,7 +407,7 @@ def test_it_trains_and_is_measured_by_f1(task):
   evaluation = tff_partial.algorithms.build_fed_recon_eval(
     model, split=task.validation.split, batch_size=10
   )
-  with tff_partial.runtimes.cohort(jit=False):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
     trained = tff_partial.train(
       process,
       task.clients('train', process.example_spec),

@@ -12,12 +12,12 @@ from tasks.movielens import data as movielens_data
 from tasks.movielens import task as movielens
 from tasks.task import Data
 import tff_partial
-from tff_partial import client_work
 from tff_partial import evaluation
 from tff_partial import phases
+from tff_partial.client import client_work
 from tff_partial.data import splits
 from tff_partial.training import personal_models
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _PARTS = ('train', 'validation', 'test')
@@ -203,7 +203,7 @@ def test_the_users_weights_are_local():
 
 
 def _first_weights(task: movielens.MovieLens):
-  with tff_partial.runtimes.cohort(jit=False):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
     return client_work.initial_weights(task.model)()
 
 
@@ -245,7 +245,7 @@ def fixture_personal(unseen):
 
 
 def _recommend(task, personal: evaluation.Evaluation, user: str, number: int):
-  with tff_partial.runtimes.cohort(jit=False):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
     keras_model = _own_model(task, personal, user)
   return task.recommend(keras_model, user, number)
 
@@ -283,7 +283,7 @@ def test_recommendations_follow_from_all_of_the_users_ratings(unseen, personal):
   clients = unseen.all_of('17', personal.example_spec)
   (value,) = clients.cohort(['17'], np.zeros([1, 2], np.int32))
   assert len(rated) == int(value['count'])
-  with tff_partial.runtimes.cohort(jit=False):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
     local = personal.personalise(
       weights, personal.initialize_client(value['seed']), value
     )

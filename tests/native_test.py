@@ -20,13 +20,15 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.runtimes import worker as worker_module
-from tff_partial.runtimes.native import native
-from tff_partial.runtimes.worker import NativeRuntimeError
+from tff_partial.runtimes.native_runtime import worker as worker_module
+from tff_partial.runtimes.native_runtime.native import native
+from tff_partial.runtimes.native_runtime.worker import NativeRuntimeError
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The function of this name hides it.
-native_module = importlib.import_module('tff_partial.runtimes.native')
+native_module = importlib.import_module(
+  'tff_partial.runtimes.native_runtime.native'
+)
 _CLIENTS = tff.FederatedType(np.float32, tff.CLIENTS)
 
 
@@ -81,8 +83,8 @@ _PROGRAM = """
 import atexit, os, signal, sys
 import tff_partial  # Before TFF, for the sake of Python 3.12 and later.
 import numpy as np, psutil, tensorflow as tf, tensorflow_federated as tff
-from tff_partial.runtimes.native import native
-from tff_partial.runtimes.worker import NativeRuntimeError
+from tff_partial.runtimes.native_runtime.native import native
+from tff_partial.runtimes.native_runtime.worker import NativeRuntimeError
 
 @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
 def total(values):

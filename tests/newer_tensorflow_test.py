@@ -8,7 +8,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from tff_partial import _newer_tensorflow
+from tff_partial._environment import newer_tensorflow as _newer_tensorflow
 
 later = pytest.mark.skipif(
   sys.version_info < (3, 12), reason='TFF is at home beside TensorFlow 2.14.'

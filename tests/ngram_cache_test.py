@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tasks.experiment import algorithms as experiment_algorithms
+from tasks.experiment.methods import algorithms as experiment_algorithms
 from tasks.next_word import metrics
 from tasks.next_word import models as next_word_models
 from tasks.next_word.classes import build_loss

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_partial.runtimes.native import native
+from tff_partial.runtimes.native_runtime.native import native
 
 
 @contextlib.contextmanager

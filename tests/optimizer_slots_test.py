@@ -14,18 +14,18 @@ import tff_partial
 from tff_partial import algorithms
 from tff_partial import baselines
 from tff_partial import client_state
-from tff_partial import client_work
 from tff_partial import composition
 from tff_partial import evaluation
-from tff_partial import optimizer_slots
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import statistics
 from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.client import optimizer_slots
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.training import sqlite_backend
+from tff_partial.training.client_store import sqlite_backend
 
 optimizers = tff.learning.optimizers
 _OWN = 'user/vector'

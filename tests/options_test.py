@@ -11,13 +11,13 @@ from tasks.experiment import Config
 from tasks.experiment import from_recipe
 from tasks.experiment import Output
 from tasks.experiment import run
+from tasks.experiment.command_line.flags import parse
 from tasks.experiment.config import TASKS
-from tasks.experiment.flags import parse
-from tasks.experiment.folder import Folder
-from tasks.experiment.folder import with_flags_of_the_run
-from tasks.experiment.loop import Loop
-from tasks.experiment.optimizers import Optimizer
-from tasks.experiment.training import Server
+from tasks.experiment.options.loop import Loop
+from tasks.experiment.options.optimizers import Optimizer
+from tasks.experiment.options.training import Server
+from tasks.experiment.run.folder import Folder
+from tasks.experiment.run.folder import with_flags_of_the_run
 from tasks.movielens import task as movielens
 from tasks.subreddit.models import Sizes
 from tests import commands

@@ -160,7 +160,13 @@ def import_beside(fake_tff: str, bare_python, folder: pathlib.Path):
   for name in ('_require_tff.py', '_newer_tensorflow.py'):
     shutil.copy(ROOT / 'tff_partial' / name, package)
   return run(
-    *(bare_python, '-W', 'default', '-c', 'import tff_partial._require_tff'),
+    *(
+      bare_python,
+      '-W',
+      'default',
+      '-c',
+      'import tff_partial._environment.require_tff',
+    ),
     cwd=folder,
     env=outside(),
   )

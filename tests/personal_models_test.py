@@ -312,22 +312,26 @@ def test_without_a_runtime_a_cohort_runtime_is_taken_and_kept(recon):
   del recon  # It was trained under none.
   stack = tff.framework.get_context_stack()
   default = stack.current
-  with tff_partial.runtimes.ours() as first:
+  with tff_partial.runtimes.cohort_runtime.ours() as first:
     assert stack.current is first
-    assert isinstance(first, type(tff_partial.runtimes.cohort()))
+    assert isinstance(first, type(tff_partial.runtimes.cohort_runtime.cohort()))
     assert first.num_compiled  # The fixtures' rounds.
-    with tff_partial.runtimes.ours() as inner:
+    with tff_partial.runtimes.cohort_runtime.ours() as inner:
       assert inner is first
   assert stack.current is default
-  with tff_partial.runtimes.ours() as second:
+  with tff_partial.runtimes.cohort_runtime.ours() as second:
     assert second is first
 
 
 @pytest.mark.parametrize(
-  'make', [tff_partial.runtimes.cohort, tff_partial.runtimes.native]
+  'make',
+  [
+    tff_partial.runtimes.cohort_runtime.cohort,
+    tff_partial.runtimes.native_runtime.native,
+  ],
 )
 def test_a_runtime_that_was_chosen_stays(make):
-  with make() as chosen, tff_partial.runtimes.ours() as found:
+  with make() as chosen, tff_partial.runtimes.cohort_runtime.ours() as found:
     assert found is chosen
 
 
@@ -335,7 +339,7 @@ def test_a_runtime_that_was_chosen_stays(make):
   'make',
   [
     tff.backends.native.create_sync_local_cpp_execution_context,
-    lambda: tff_partial.runtimes.cohort(asynchronous=True),
+    lambda: tff_partial.runtimes.cohort_runtime.cohort(asynchronous=True),
   ],
 )
 def test_one_that_cannot_run_cohorts_does_not(make, recon, clients):

@@ -13,14 +13,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import planted
-from tff_partial import client_work
 from tff_partial import composition
 from tff_partial import contexts
-from tff_partial import local_training
 from tff_partial import phases
 from tff_partial import runtimes
 from tff_partial import terms
 from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.client import local_training
 from tff_partial.data import splits
 from tff_partial.model import keras_metrics
 from tff_partial.model import keras_models

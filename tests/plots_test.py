@@ -22,7 +22,7 @@ from tff_partial.training import programs
 
 @pytest.fixture(scope='module', autouse=True)
 def _cohort_runtime():
-  with tff_partial.runtimes.cohort(jit=False):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
     yield
 
 
@@ -142,7 +142,7 @@ def test_a_plot_has_a_panel_for_each_metric_that_was_validated(result):
     ],
     best=3,
   )
-  drawn = _drawn(told.plot())
+  drawn = _drawn(curves.of_result(told))
   assert list(drawn) == [
     'loss (mean per example)',
     'mae (unit of the labels)',
@@ -156,7 +156,7 @@ def test_a_plot_has_a_panel_for_each_metric_that_was_validated(result):
 
 
 def test_a_plot_of_a_real_run(result, tmp_path):
-  figure = result.plot()
+  figure = curves.of_result(result)
   assert set(_drawn(figure)) == {
     'loss (mean per example)',
     'mae (unit of the labels)',
@@ -171,13 +171,13 @@ def test_rounds_without_a_finite_value_are_left_out(result):
   told = _told(
     result, [{'loss': math.nan}, {'loss': 2.0}, {'loss': math.inf}], best=None
   )
-  assert _drawn(told.plot()) == {
+  assert _drawn(curves.of_result(told)) == {
     'loss (mean per example)': {'training': [[2, 2.0]]}
   }
 
 
 def test_metrics_can_be_chosen(result):
-  drawn = _drawn(result.plot(['num_clients', 'seconds_round']))
+  drawn = _drawn(curves.of_result(result, ['num_clients', 'seconds_round']))
   assert list(drawn) == ['num clients', 'seconds round (s)']
   # Four panels take two lines of three, of which two places stay empty.
   figure = curves.of_result(result, ['loss', 'mae', 'loss', 'mae'])
@@ -187,7 +187,7 @@ def test_metrics_can_be_chosen(result):
 
 def test_a_metric_that_was_not_measured_is_refused(result):
   with pytest.raises(AnalysisError, match='draw of rmse: .*loss, mae, num_'):
-    result.plot(['loss', 'rmse'])
+    curves.of_result(result, ['loss', 'rmse'])
 
 
 def test_a_run_without_anything_to_draw_says_what_there_is(result):
@@ -195,7 +195,7 @@ def test_a_run_without_anything_to_draw_says_what_there_is(result):
   with pytest.raises(
     AnalysisError, match='draw of the run: .* are seconds_round'
   ):
-    told.plot()
+    curves.of_result(told)
 
 
 # ---- private runs ------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_a_private_run_has_and_shows_what_it_publishes():
     assert 'privacy/epsilon' in entry
     assert not {'loss', 'mae', 'num_clients', 'num_examples'} & set(entry)
     assert not [name for name in entry if name.endswith('_not_private')]
-  drawn = _drawn(result.plot())
+  drawn = _drawn(curves.of_result(result))
   assert [list(panel) for panel in drawn.values()] == [
     ['validation', 'best round'],
     ['validation', 'best round'],

@@ -11,15 +11,15 @@ import tensorflow_federated as tff
 
 from tests import small_runs
 from tff_partial import algorithms
-from tff_partial import messages
 from tff_partial import runtimes
+from tff_partial.checks import audit_bounds
+from tff_partial.checks import privacy_audit
 from tff_partial.dp import accounting
-from tff_partial.dp import audit_bounds
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy
-from tff_partial.dp import privacy_audit
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
+from tff_partial.exchange import messages
 from tff_partial.model import keras_models
 from tff_partial.training import programs
 

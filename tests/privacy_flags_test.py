@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tasks import audit
 from tasks.errors import OptionError
-from tasks.experiment import flags
+from tasks.experiment.command_line import flags
 from tasks.experiment.config import TASKS
-from tasks.experiment.running import load
+from tasks.experiment.run.running import load
 from tasks.task import Data
 from tests import commands
 from tests.commands import repeatable_rows

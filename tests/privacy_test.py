@@ -19,7 +19,7 @@ from tff_partial.dp import local_noise
 from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
-from tff_partial.runtimes import typed_values
+from tff_partial.runtimes.values import typed_values
 from tff_partial.training import checkpoints
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')

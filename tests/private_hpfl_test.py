@@ -12,14 +12,14 @@ from tasks.experiment import Config
 from tasks.experiment import from_recipe
 from tasks.experiment import run
 from tasks.experiment.config import TASKS
-from tasks.experiment.hyperparameters import Hpfl
+from tasks.experiment.options.hyperparameters import Hpfl
 from tasks.experiment.trainable import Trainable
 from tasks.task import Data
 from tests import commands
 from tests import small_schools
-from tff_partial import drafts
 from tff_partial import statistics
 from tff_partial.dp import mechanisms
+from tff_partial.drafts import centers as drafts
 
 _PRIVATE: dict[str, Any] = {
   'data': 'synthetic',

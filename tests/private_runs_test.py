@@ -15,7 +15,6 @@ from tests import small_runs
 from tests.commands import repeatable_rows
 import tff_partial
 from tff_partial import aggregators
-from tff_partial import messages
 from tff_partial import phases
 from tff_partial.data import examples
 from tff_partial.data import vocabularies
@@ -26,9 +25,10 @@ from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
+from tff_partial.exchange import messages
 from tff_partial.training import programs
 from tff_partial.training import run_state
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 _CLIENTS = 12
 _SETTINGS: dict[str, Any] = {'clients_per_round': 2}
@@ -68,7 +68,7 @@ def _world(**averaging: Any) -> small_runs.World:
 
 @pytest.fixture(scope='module', autouse=True)
 def _cohort_runtime():
-  with tff_partial.runtimes.cohort(jit=False):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
     yield
 
 

@@ -18,21 +18,21 @@ import tensorflow as tf
 from tasks import private_tables
 from tasks.experiment import Config
 from tasks.experiment import Output
-from tasks.experiment.flags import parse
-from tasks.experiment.folder import Folder
+from tasks.experiment.command_line.flags import parse
+from tasks.experiment.run.folder import Folder
 from tasks.user_modeling import kept_tables
 from tasks.user_modeling import models as user_models
 from tasks.user_modeling import records as records_lib
 from tests import commands
 from tests import small_schools
-from tff_partial import clustering
-from tff_partial import drafts
 from tff_partial import random_bits
 from tff_partial.analysis import embeddings
 from tff_partial.analysis import shares
 from tff_partial.analysis.errors import AnalysisError
-from tff_partial.training import client_store
-from tff_partial.training import sqlite_backend
+from tff_partial.clustering import k_means as clustering
+from tff_partial.drafts import centers as drafts
+from tff_partial.training.client_store import client_store
+from tff_partial.training.client_store import sqlite_backend
 
 _FLAGS = (
   '--task=assist',

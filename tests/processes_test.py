@@ -13,28 +13,28 @@ from tests import planted
 from tff_partial import aggregators
 from tff_partial import assignments
 from tff_partial import client_state
-from tff_partial import client_work
 from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import evaluation
 from tff_partial import groups
-from tff_partial import local_training
-from tff_partial import messages
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
 from tff_partial import statistics
 from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.client import local_training
 from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.data import splits
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
+from tff_partial.exchange import messages
 from tff_partial.model import models
 from tff_partial.phases import Phase
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 layers = tf.keras.layers
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
@@ -541,7 +541,7 @@ def test_parts_that_do_not_fit_are_refused(process, options, message):
 def test_a_client_state_that_changes_its_type_is_refused(process, keep):
   memory = client_state.persist_local._replace(keep=keep)
   with pytest.raises(
-    processes.ClientStateTypeError,
+    client_work.ClientStateTypeError,
     match='A round takes client states .*and returns .* What a client '
     'state keeps must look like what it makes first',
   ):
@@ -581,7 +581,8 @@ def _next_with(process: processes.PartialProcess, change) -> tff.Computation:
 
 def test_client_states_that_go_to_the_server_are_refused(process):
   with pytest.raises(
-    processes.ClientStateTypeError, match='must stay at clients, found .*SERVER'
+    client_work.ClientStateTypeError,
+    match='must stay at clients, found .*SERVER',
   ):
     _process_of(process, next=_next_with(process, tff.federated_sum))
 
@@ -594,7 +595,7 @@ def test_client_states_of_another_type_are_refused(process):
     return state['user/kernel']
 
   with pytest.raises(
-    processes.ClientStateTypeError,
+    client_work.ClientStateTypeError,
     match='A round takes client states of type .*user/bias.* and returns',
   ):
     _process_of(
@@ -609,7 +610,7 @@ def test_client_states_of_another_type_are_refused(process):
     return seed
 
   with pytest.raises(
-    processes.ClientStateTypeError,
+    client_work.ClientStateTypeError,
     match=r'`initialize_client` makes int32\[2\], a round takes .*user/bias',
   ):
     _process_of(process, initialize_client=draw)

@@ -27,7 +27,7 @@ from tff_partial.training import checkpoints
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 _RECONSTRUCTION: dict[str, Any] = {
   'reconstruction_steps': 2,
@@ -48,7 +48,7 @@ def _world(**options: Any) -> small_runs.World:
 
 @pytest.fixture(scope='module', autouse=True, name='runtime')
 def fixture_runtime():
-  with tff_partial.runtimes.cohort(jit=False) as context:
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
     yield context
 
 

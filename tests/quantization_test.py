@@ -7,8 +7,8 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import baselines
-from tff_partial import quantization
 from tff_partial import runtimes
+from tff_partial.exchange import quantization
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 

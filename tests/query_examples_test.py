@@ -65,7 +65,7 @@ def test_each_client_has_values_of_its_own_by_its_id(model):
   given['bob'] = _fields(1.0, 2.0)
   clients = tff_partial.pack(given, measure.example_spec)
   shared = {'shared/own': np.float32([0.0])}
-  weights = tff_partial.client_work.ModelWeights({'global': shared}, {})
+  weights = tff_partial.client.client_work.ModelWeights({'global': shared}, {})
   told = []
   measured = tff_partial.evaluate(
     tff_partial.EvaluationSet(measure, clients), weights, on_clients=told.append

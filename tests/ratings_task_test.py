@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.experiment import flags
+from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
-from tasks.experiment.loop import Output
-from tasks.experiment.running import run
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run import ratings_outputs as outputs
+from tasks.experiment.run.running import run
 from tasks.ratings import csv_files
 from tasks.ratings import models as ratings_models
-from tasks.ratings import outputs
 from tasks.ratings import tables
 from tasks.ratings import task as ratings_task
 from tasks.task import Data
@@ -28,7 +28,7 @@ from tests import commands
 from tff_partial.data import splits
 from tff_partial.data import vocabularies
 from tff_partial.exporting import running as exported_running
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 _TEXT = """user,film,stars,date
 bob,Heat,4,2001-02-03

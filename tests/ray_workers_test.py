@@ -30,9 +30,9 @@ from tff_partial import runtimes
 from tff_partial import sgd
 from tff_partial.data import examples
 from tff_partial.data import stored_clients
-from tff_partial.runtimes import deposits
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import ray_workers
+from tff_partial.runtimes.ray_runtime import ray_workers
+from tff_partial.runtimes.values import deposits
 
 ray = pytest.importorskip('ray')
 

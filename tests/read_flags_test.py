@@ -8,21 +8,21 @@ import pytest
 
 from tasks import sweep
 from tasks.errors import OptionError
-from tasks.experiment import algorithms
-from tasks.experiment import building
 from tasks.experiment import Config
-from tasks.experiment import flags
 from tasks.experiment import from_recipe
-from tasks.experiment.hyperparameters import FedEmbed
-from tasks.experiment.hyperparameters import FedNoise
-from tasks.experiment.hyperparameters import Hpfl
-from tasks.experiment.hyperparameters import Hyperparameters
-from tasks.experiment.memory import Memory
-from tasks.experiment.optimizers import Optimizer
-from tasks.experiment.privacy import Privacy
-from tasks.experiment.setting import Setting
-from tasks.experiment.training import LocalTraining
-from tasks.experiment.training import Server
+from tasks.experiment.command_line import flags
+from tasks.experiment.methods import algorithms
+from tasks.experiment.methods import building
+from tasks.experiment.methods.setting import Setting
+from tasks.experiment.options.hyperparameters import FedEmbed
+from tasks.experiment.options.hyperparameters import FedNoise
+from tasks.experiment.options.hyperparameters import Hpfl
+from tasks.experiment.options.hyperparameters import Hyperparameters
+from tasks.experiment.options.memory import Memory
+from tasks.experiment.options.optimizers import Optimizer
+from tasks.experiment.options.privacy import Privacy
+from tasks.experiment.options.training import LocalTraining
+from tasks.experiment.options.training import Server
 
 
 def _read_by(algorithm: building.Algorithm, patch: pytest.MonkeyPatch) -> set:

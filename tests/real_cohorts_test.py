@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tasks.errors import OptionError
-from tasks.experiment.cohorts import Cohorts
-from tasks.experiment.flags import parse
+from tasks.experiment.command_line.flags import parse
+from tasks.experiment.options.cohorts import Cohorts
 from tests import commands
 from tests import small_runs
 from tests.commands import repeatable_rows
@@ -27,14 +27,14 @@ from tff_partial.data import cohorts
 from tff_partial.data import packing
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
-from tff_partial.training import availability as availability_lib
 from tff_partial.training import checkpoints
-from tff_partial.training import latency as latency_lib
 from tff_partial.training import programs
-from tff_partial.training import sampling
-from tff_partial.training.availability import Availability
-from tff_partial.training.latency import Latency
-from tff_partial.training.sampling import Participation
+from tff_partial.training.participation import availability as availability_lib
+from tff_partial.training.participation import latency as latency_lib
+from tff_partial.training.participation import sampling
+from tff_partial.training.participation.availability import Availability
+from tff_partial.training.participation.latency import Latency
+from tff_partial.training.participation.sampling import Participation
 
 _POPULATION = tuple(f'client {i}' for i in range(40))
 # A day of four rounds in one time zone: midnight, morning, noon, evening.
@@ -254,7 +254,7 @@ def test_clients_without_examples_stay_so():
 
 @pytest.fixture(scope='module', name='runtime', autouse=True)
 def fixture_runtime():
-  with tff_partial.runtimes.cohort(jit=False) as context:
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
     yield context
 
 
@@ -310,7 +310,7 @@ def test_partial_work_is_training_on_the_first_examples(world):
 
 @pytest.mark.slow
 def test_partial_work_compiles_nothing_more(world):
-  with tff_partial.runtimes.cohort(jit=True) as context:
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=True) as context:
     for rounds in (1, 5):
       world.train(
         rounds=rounds,

@@ -18,9 +18,9 @@ from tff_partial import sgd
 from tff_partial.data import packing
 from tff_partial.model import models
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import ray_workers
-from tff_partial.runtimes import remote_shards
-from tff_partial.runtimes.cohort import CohortRuntime
+from tff_partial.runtimes.cohort_runtime.cohort import CohortRuntime
+from tff_partial.runtimes.ray_runtime import ray_workers
+from tff_partial.runtimes.ray_runtime import remote_shards
 
 
 def _travel(value):

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tests import small_clients
 import tff_partial
-from tff_partial import resident_arrays
-from tff_partial.runtimes import client_inputs
+from tff_partial.data import resident_arrays
+from tff_partial.runtimes.values import client_inputs
 
 
 def _is_shared(tensor: tf.Tensor, array: np.ndarray) -> bool:

@@ -11,8 +11,8 @@ import tensorflow_federated as tff
 
 from tests import on_native
 from tff_partial.runtimes import errors
-from tff_partial.runtimes import readers
-from tff_partial.runtimes.cohort import cohort
+from tff_partial.runtimes.cohort_runtime.cohort import cohort
+from tff_partial.runtimes.values import readers
 
 algorithms = tff.learning.algorithms
 Dataset = tf.data.Dataset

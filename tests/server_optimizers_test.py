@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import server_optimizers
 from tff_partial.phases import sgd
+from tff_partial.templates import server_optimizers
 
 _WEIGHTS = collections.OrderedDict(
   shared=collections.OrderedDict(

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tff_partial
-from tff_partial import client_work
 from tff_partial import evaluation
 from tff_partial import learning_process
+from tff_partial.client import client_work
 from tff_partial.contexts import batch_of
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd

@@ -13,7 +13,7 @@ from tasks.preference import speech as speech_preference
 from tasks.preference import speech_models
 from tasks.task import Data
 import tff_partial
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 
@@ -164,7 +164,7 @@ def test_nobody_trains_on_what_is_tested(task):
 
 def test_it_trains(task, model):
   process = tff_partial.algorithms.build_fed_recon(model, batch_size=10)
-  with tff_partial.runtimes.cohort(jit=False):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
     trained = tff_partial.train(
       process,
       task.clients('train', process.example_spec),

@@ -24,18 +24,18 @@ from tff_partial import client_state
 from tff_partial import composition
 from tff_partial import errors
 from tff_partial import evaluation
-from tff_partial import messages
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
-from tff_partial.runtimes import sharding
+from tff_partial.exchange import messages
+from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.training import checkpoints
-from tff_partial.training import client_store
 from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
-from tff_partial.training import sampling
-from tff_partial.training import sqlite_backend
+from tff_partial.training.client_store import client_store
+from tff_partial.training.client_store import sqlite_backend
+from tff_partial.training.participation import sampling
 
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
 
@@ -62,7 +62,7 @@ def make_world() -> small_runs.World:
 
 @pytest.fixture(scope='module', autouse=True)
 def fixture_runtime():
-  with tff_partial.runtimes.cohort(jit=False) as context:
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
     yield context
 
 
@@ -122,7 +122,7 @@ def test_without_a_folder_they_remember_as_well(world, whole):
 
 
 def test_every_runtime_remembers_the_same(world, whole):
-  with tff_partial.runtimes.native():
+  with tff_partial.runtimes.native_runtime.native():
     result = world.train()
   ids = world.clients.client_ids
   for one, two in (
@@ -468,7 +468,7 @@ def test_an_exam_reads_what_is_remembered_shard_by_shard(
 
   monkeypatch.setattr(type(result.client_store), 'read', count)
   monkeypatch.setattr(sharding, '_CLIENTS_PER_SHARD', 2)
-  with tff_partial.runtimes.cohort():
+  with tff_partial.runtimes.cohort_runtime.cohort():
     found = programs.evaluate(exam, result.weights, 0, result.client_store)
   size = len(exam.clients.client_ids)
   assert sum(most) == size

@@ -11,17 +11,17 @@ import tensorflow_federated as tff
 
 from tests import planted
 from tff_partial import client_state
-from tff_partial import client_work
 from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.client import client_work
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
-from tff_partial.messages import ClientWeighting
+from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tasks.experiment import running
+from tasks.experiment.command_line.flags import parse
+from tasks.experiment.command_line.flags import recipe_flags
 from tasks.experiment.config import Config
-from tasks.experiment.flags import parse
-from tasks.experiment.flags import recipe_flags
+from tasks.experiment.run import running
 from tasks.experiment.trainable import Trainable
 from tests import commands
 

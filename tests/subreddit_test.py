@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.experiment.flags import parse
+from tasks.experiment.command_line.flags import parse
 from tasks.subreddit import data as subreddit_data
 from tasks.subreddit import documents
 from tasks.subreddit import models as subreddit_models
@@ -23,7 +23,7 @@ from tasks.task import TABLE
 import tff_partial
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.training import sampling
+from tff_partial.training.participation import sampling
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 _SIZES = subreddit_models.Sizes(

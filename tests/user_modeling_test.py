@@ -15,10 +15,10 @@ from tasks.experiment import from_recipe
 from tasks.experiment import Output
 from tasks.experiment import run
 from tasks.experiment.config import TASKS
-from tasks.experiment.hyperparameters import FedNoise
-from tasks.experiment.hyperparameters import Hpfl
-from tasks.experiment.running import Result
-from tasks.experiment.setting import Setting
+from tasks.experiment.methods.setting import Setting
+from tasks.experiment.options.hyperparameters import FedNoise
+from tasks.experiment.options.hyperparameters import Hpfl
+from tasks.experiment.run.running import Result
 from tasks.experiment.trainable import Trainable
 from tasks.task import Data
 from tasks.task import OWN
@@ -29,14 +29,14 @@ from tasks.task import VALIDATION
 from tasks.user_modeling import measures
 from tests import small_runs
 from tests import small_schools
-from tff_partial import drafts
 from tff_partial import tiers
 from tff_partial.analysis import rating_metrics
-from tff_partial.client_work import CompositionError
+from tff_partial.client.client_work import CompositionError
 from tff_partial.data import splits
 from tff_partial.dp import clipping
 from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
+from tff_partial.drafts import centers as drafts
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tasks.experiment import user_vectors
+from tasks.experiment.run import user_vectors
 from tests import commands
 from tests.commands import run_here
 

@@ -1,8 +1,8 @@
 """Partially local federated learning on TensorFlow Federated."""
 
 # isort: off
-from tff_partial import _quiet as _quiet
-from tff_partial import _require_tff as _require_tff
+from tff_partial._environment import quiet as _quiet
+from tff_partial._environment import require_tff as _require_tff
 # isort: on
 
 from tff_partial import aggregators as aggregators
@@ -35,6 +35,7 @@ from tff_partial.data.packing import from_tff as from_tff
 from tff_partial.data.packing import pack as pack
 from tff_partial.data.vocabularies import load as load_vocabularies
 from tff_partial.data.vocabularies import Vocabulary as Vocabulary
+from tff_partial.exchange.messages import ClientWeighting as ClientWeighting
 from tff_partial.exporting.exports import export as export
 from tff_partial.learning_process import (
   as_evaluation_process as as_evaluation_process,
@@ -42,7 +43,6 @@ from tff_partial.learning_process import (
 from tff_partial.learning_process import (
   as_learning_process as as_learning_process,
 )
-from tff_partial.messages import ClientWeighting as ClientWeighting
 from tff_partial.model.first_values import (
   learn_first_values as learn_first_values,
 )
@@ -52,7 +52,9 @@ from tff_partial.phases import Interleaved as Interleaved
 from tff_partial.phases import Phase as Phase
 from tff_partial.phases import sgd as sgd
 from tff_partial.training import callbacks as callbacks
-from tff_partial.training.client_store import ClientStore as ClientStore
+from tff_partial.training.client_store.client_store import (
+  ClientStore as ClientStore,
+)
 from tff_partial.training.cold_start import (
   measure_by_support as measure_by_support,
 )

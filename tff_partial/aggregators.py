@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import spelling
+from tff_partial.arguments import spelling
 from tff_partial.sparse import rows
 
 WeightedFactory: TypeAlias = tff.aggregators.WeightedAggregationFactory

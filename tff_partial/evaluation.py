@@ -13,13 +13,13 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_partial import client_state
-from tff_partial import client_work
 from tff_partial import errors
-from tff_partial import messages
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.client import client_work
 from tff_partial.data import examples
 from tff_partial.data import splits
+from tff_partial.exchange import messages
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
 

@@ -27,10 +27,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import client_work
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import processes
 from tff_partial import random_bits
+from tff_partial.client import client_work
 from tff_partial.data import examples
 
 templates = tff.learning.templates

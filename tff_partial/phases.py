@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import checked_numbers
 from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import groups
 from tff_partial import tiers
+from tff_partial.arguments import checked_numbers
 from tff_partial.data import splits
 from tff_partial.model import losses
 from tff_partial.model import models

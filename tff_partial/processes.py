@@ -15,14 +15,10 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
-from tff_partial import client_work
+from tff_partial.client import client_work
 from tff_partial.data import examples
 from tff_partial.dp import mechanisms
 from tff_partial.model import models
-
-
-class ClientStateTypeError(client_work.CompositionError):
-  """Raised when a round would change what type of state clients keep."""
 
 
 class PartialProcessOutput(NamedTuple):
@@ -101,8 +97,8 @@ class PartialProcess(tff.templates.IterativeProcess):
       loaded_beside: What it loads beside weights, by name.
 
     Raises:
-      ClientStateTypeError: If the client states that come out are not what
-        goes in.
+      client_work.ClientStateTypeError: If the client states that come out
+        are not what goes in.
     """
     super().__init__(initialize_fn, next_fn, next_is_multi_arg=True)
     taken = next_fn.type_signature.parameter[1]
@@ -111,16 +107,16 @@ class PartialProcess(tff.templates.IterativeProcess):
       not isinstance(kept, tff.FederatedType)
       or kept.placement is not tff.CLIENTS
     ):
-      raise ClientStateTypeError(
+      raise client_work.ClientStateTypeError(
         f'Client states must stay at clients, found {kept}.'
       )
     if not taken.is_assignable_from(kept):
-      raise ClientStateTypeError(
+      raise client_work.ClientStateTypeError(
         f'A round takes client states of type {taken} and returns {kept}.'
       )
     first = initialize_client.type_signature.result
     if not taken.member.is_assignable_from(first):
-      raise ClientStateTypeError(
+      raise client_work.ClientStateTypeError(
         f'`initialize_client` makes {first}, a round takes {taken.member}.'
       )
     self.initialize_client = initialize_client

@@ -1,7 +1,7 @@
 """An experiment: what can be chosen, and how it is run."""
 
+from tasks.experiment.command_line.flags import from_recipe as from_recipe
 from tasks.experiment.config import Config as Config
-from tasks.experiment.flags import from_recipe as from_recipe
-from tasks.experiment.loop import Output as Output
-from tasks.experiment.running import Result as Result
-from tasks.experiment.running import run as run
+from tasks.experiment.options.loop import Output as Output
+from tasks.experiment.run.running import Result as Result
+from tasks.experiment.run.running import run as run

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Self
 from tasks import task as tasks_lib
 from tasks.emnist import task as emnist
 from tasks.errors import OptionError
-from tasks.experiment import algorithms
-from tasks.experiment import building
-from tasks.experiment import privacy as privacy_lib
-from tasks.experiment.hyperparameters import Hyperparameters
-from tasks.experiment.loop import Loop
-from tasks.experiment.privacy import Privacy
-from tasks.experiment.training import LocalTraining
-from tasks.experiment.training import Server
+from tasks.experiment.methods import algorithms
+from tasks.experiment.methods import building
+from tasks.experiment.options import privacy as privacy_lib
+from tasks.experiment.options.hyperparameters import Hyperparameters
+from tasks.experiment.options.loop import Loop
+from tasks.experiment.options.privacy import Privacy
+from tasks.experiment.options.training import LocalTraining
+from tasks.experiment.options.training import Server
 from tasks.movielens import task as movielens
 from tasks.next_word import task as next_word
 from tasks.options import Choice

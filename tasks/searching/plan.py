@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from tasks.errors import OptionError
-from tasks.experiment import flags
+from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
 from tasks.options import option
 from tasks.options import Options

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from tasks.experiment.folder import Folder
+from tasks.experiment.run.folder import Folder
 from tasks.searching import plan as plans
 from tasks.searching import studies
 from tasks.searching import trials as trials_lib

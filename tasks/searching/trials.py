@@ -17,11 +17,11 @@ import pathlib
 from typing import Any
 
 from tasks.errors import OptionError
-from tasks.experiment import flags
-from tasks.experiment.folder import Folder
+from tasks.experiment.command_line import flags
+from tasks.experiment.run.folder import Folder
 from tasks.searching import plan as plans
 from tasks.searching import studies
-from tff_partial.training import checkpoints
+from tff_partial.training import files
 
 # Runs `tasks.train` with some arguments, and returns its exit status.
 Train = Callable[[Sequence[str]], int]
@@ -65,7 +65,7 @@ class Trials:
       CheckpointError: If another process searches in the folder.
     """
     self.root.mkdir(parents=True, exist_ok=True)
-    lock = checkpoints.locked(self.root)
+    lock = files.locked(self.root)
     try:
       study = studies.Study(self.root, self.plan.direction)
       study.claim(self.plan.settings(), self.root)

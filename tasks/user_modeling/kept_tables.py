@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tff_partial import clustering
-from tff_partial import drafts as drafts_lib
 from tff_partial.analysis import nearest_rows
-from tff_partial.training import client_store
-from tff_partial.training import sampling
+from tff_partial.clustering import k_means as clustering
+from tff_partial.drafts import centers as drafts_lib
+from tff_partial.training.client_store import client_store
+from tff_partial.training.participation import sampling
 
 # The table of users' vectors.
 USERS = 'user/embeddings'

@@ -26,7 +26,6 @@ Algorithm 1 sums gradients at one point. For those of section 3.3 see
 import dataclasses
 from typing import Unpack
 
-from tff_partial import assigned_training
 from tff_partial import assignments
 from tff_partial import evaluation
 from tff_partial.assignments import Assignment
@@ -39,6 +38,7 @@ from tff_partial.model import models
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import assigned_training
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL

@@ -14,12 +14,12 @@ counts for nothing and keeps what it had.
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import partial_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.statistics import Statistic
+from tff_partial.templates import partial_training
 
 
 def build_furl(

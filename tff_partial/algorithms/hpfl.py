@@ -41,7 +41,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_partial import client_state
-from tff_partial import drafts as drafts_lib
 from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import tiers
@@ -51,12 +50,13 @@ from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import Revise
 from tff_partial.data import splits
-from tff_partial.messages import BeforeSending
-from tff_partial.messages import ClientWeighting
+from tff_partial.drafts import centers as drafts_lib
+from tff_partial.drafts.row_means import row_means
+from tff_partial.exchange.messages import BeforeSending
+from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
-from tff_partial.row_means import row_means
 from tff_partial.statistics import Join
 from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL

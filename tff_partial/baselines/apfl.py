@@ -18,7 +18,6 @@ import tensorflow as tf
 from tff_partial import client_state
 from tff_partial import errors
 from tff_partial import evaluation
-from tff_partial import server_optimizers
 from tff_partial import tiers
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
@@ -27,6 +26,7 @@ from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import server_optimizers
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import OTHER
 from tff_partial.tiers import PERSONAL

@@ -33,13 +33,13 @@ import tensorflow_federated as tff
 from tff_partial import aggregators
 from tff_partial import errors
 from tff_partial import evaluation
-from tff_partial import partial_training
 from tff_partial.composition import Averaging
-from tff_partial.messages import ClientWeighting
+from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 
 # How far exponents go; with them 10**5 examples times a move stay floats.
 _FARTHEST = 60.0

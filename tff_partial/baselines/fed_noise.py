@@ -25,14 +25,14 @@ from typing import Unpack
 
 from tff_partial import errors
 from tff_partial import evaluation
-from tff_partial import partial_training
 from tff_partial.composition import Joining
 from tff_partial.dp.laplace_noise import LaplaceNoise
 from tff_partial.dp.local_noise import LocalNoise
-from tff_partial.messages import ClientWeighting
+from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 
 
 class NoiseError(errors.UserError, ValueError):

@@ -7,11 +7,11 @@ base layers. Each client draws its first personalization layers itself.
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import partial_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 
 
 def build_fed_per(

@@ -9,11 +9,11 @@ that was trained before; clients count by their examples unless
 from typing import Unpack
 
 from tff_partial import evaluation
-from tff_partial import partial_training
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import partial_training
 
 
 def build_fed_sim(

@@ -22,7 +22,6 @@ from typing import NamedTuple, Unpack
 
 import tensorflow as tf
 
-from tff_partial import assigned_training
 from tff_partial import assignments
 from tff_partial import client_state
 from tff_partial import contexts
@@ -35,6 +34,7 @@ from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
+from tff_partial.templates import assigned_training
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL

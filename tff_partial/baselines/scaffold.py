@@ -28,7 +28,7 @@ from tff_partial.composition import Joining
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import outcome_of
-from tff_partial.messages import ClientWeighting
+from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd

@@ -20,11 +20,11 @@ from tff_partial.checks.split_personalization import Report
 from tff_partial.checks.split_personalization import Violation
 from tff_partial.data import cohorts
 from tff_partial.data import examples as examples_lib
-from tff_partial.runtimes import flat_program
-from tff_partial.runtimes import typed_values
+from tff_partial.runtimes.program import flat_program
+from tff_partial.runtimes.values import typed_values
 from tff_partial.training import metrics_log
-from tff_partial.training import sampling
-from tff_partial.training import state_codec
+from tff_partial.training.client_store import state_codec
+from tff_partial.training.participation import sampling
 
 # How far remembered numbers are moved, in standard deviations.
 _FAR = 0.1

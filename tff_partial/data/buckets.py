@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tff_partial import resident_arrays
 from tff_partial.data import cohorts
 from tff_partial.data import examples
+from tff_partial.data import resident_arrays
 
 
 class Bucket(NamedTuple):

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial import errors
-from tff_partial import spelling
+from tff_partial.arguments import spelling
 from tff_partial.data import id_ranges
 
 WEIGHT_SPEC = tf.TensorSpec([], tf.float32)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_partial import spelling
+from tff_partial.arguments import spelling
 from tff_partial.data import client_forms
 from tff_partial.data import data_frames
 from tff_partial.data import examples

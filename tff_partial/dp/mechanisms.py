@@ -14,6 +14,9 @@ class PrivateTypeError(errors.UserError, TypeError):
 # Who adds noise: the server, once to the sum, or each client before it sends.
 CENTRAL, LOCAL = 'central', 'local'
 
+# Part of the names of operations that hold a seed that differs from run to run.
+SECRET = 'secret_seed'
+
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:

@@ -9,9 +9,9 @@ import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
 from tff_partial import aggregators
-from tff_partial import fingerprints
 from tff_partial import random_bits
 from tff_partial.dp import dp_queries
+from tff_partial.dp import mechanisms
 from tff_partial.sparse import rows
 
 
@@ -29,7 +29,7 @@ def seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
   first = random_bits.derive(source, 'privacy noise', part)
 
   def make_seed() -> tf.Tensor:
-    name = fingerprints.SECRET if is_secret else 'noise_seed'
+    name = mechanisms.SECRET if is_secret else 'noise_seed'
     seed = tf.constant(first, name=name)
     if is_secret:
       for word in tf.unstack(tf.bitcast(tf.timestamp(), tf.int32)):

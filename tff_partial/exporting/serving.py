@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial import contexts
-from tff_partial import local_training
 from tff_partial import phases
 from tff_partial import tiers
+from tff_partial.client import local_training
 from tff_partial.data import examples
 from tff_partial.model import models
 from tff_partial.model import tracing

@@ -4,11 +4,11 @@ import atexit
 
 import tensorflow_federated as tff
 
-from tff_partial.runtimes.cohort import cohort
-from tff_partial.runtimes.cohort import cores_for_clients
-from tff_partial.runtimes.native import native
-from tff_partial.runtimes.ours import ours
-from tff_partial.runtimes.ray_workers import ray
+from tff_partial.runtimes.cohort_runtime.cohort import cohort
+from tff_partial.runtimes.cohort_runtime.cohort import cores_for_clients
+from tff_partial.runtimes.cohort_runtime.ours import ours
+from tff_partial.runtimes.native_runtime.native import native
+from tff_partial.runtimes.ray_runtime.ray_workers import ray
 
 # A default complains if it is still there when Python takes itself apart.
 atexit.register(tff.test.set_no_default_context)

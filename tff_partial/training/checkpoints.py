@@ -9,7 +9,6 @@ from collections.abc import Coroutine
 import json
 import os
 import pathlib
-import re
 import shutil
 import threading
 from typing import Any, NamedTuple, TypeVar
@@ -20,22 +19,18 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import _require_tff
-from tff_partial import errors
+from tff_partial._environment import require_tff as _require_tff
 from tff_partial.training import saved_variables
+from tff_partial.training.files import CheckpointError
+from tff_partial.training.files import first_line
+from tff_partial.training.files import for_owner_only
+from tff_partial.training.files import locked
+from tff_partial.training.files import NUM_KEPT
 
 _Result = TypeVar('_Result')
 _PREFIX = 'round_'
-# If the newest one was damaged, there is one more.
-NUM_KEPT = 2
-# {{function_node ...}} before a message, and [Op:...] name: behind it.
-_MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
 # Notes and tables are of any length.
 _PACKED = tf.TensorSpec([None], tf.uint8)
-
-
-class CheckpointError(errors.UserError, RuntimeError):
-  """Raised for a checkpoint that cannot be read, written or continued."""
 
 
 class Progress(NamedTuple):
@@ -126,7 +121,10 @@ class Checkpoints:
         self._remove_unfinished()
         for_owner_only(self._folder)
       self._manager = tff.program.FileProgramStateManager(
-        str(self._folder), prefix=_PREFIX, keep_total=NUM_KEPT, keep_first=False
+        str(self._folder),
+        prefix=_PREFIX,
+        keep_total=NUM_KEPT,
+        keep_first=False,
       )
     except OSError as error:
       raise CheckpointError(
@@ -238,37 +236,6 @@ def newest_round(folder: pathlib.Path) -> int:
   return max((int(number) for number in rounds if number.isdigit()), default=0)
 
 
-def locked(folder: pathlib.Path) -> int:
-  """Returns an open folder that no other process has locked.
-
-  The lock ends with the process, in whatever way that ends.
-
-  Raises:
-    CheckpointError: If another process has locked it.
-  """
-  opened = os.open(folder, os.O_RDONLY)
-  try:
-    import fcntl  # Not everywhere.
-
-    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    os.close(opened)
-    raise CheckpointError(
-      f'{folder}: another process is training in this folder. Wait for it, end '
-      'it, or choose another output folder.'
-    ) from None
-  except (ImportError, OSError):
-    pass  # A system, or a file system, without locks.
-  return opened
-
-
-def first_line(error: BaseException) -> str:
-  """The first line of a message, as a sentence without TensorFlow's marks."""
-  text = _MARKS.sub('', str(error)).strip() or type(error).__name__
-  line = text.splitlines()[0]
-  return line if line.endswith('.') else f'{line}.'
-
-
 def encode(notes: Any) -> np.ndarray:
   """Packs JSON values into an array that a checkpoint can hold."""
   return np.frombuffer(json.dumps(notes).encode(), np.uint8)
@@ -287,19 +254,3 @@ def compress(text: str) -> np.ndarray:
 def decompress(packed: Any) -> str:
   """Unpacks what `compress` packed."""
   return zlib.decompress(np.asarray(packed, np.uint8).tobytes()).decode()
-
-
-def for_owner_only(folder: pathlib.Path) -> None:
-  """Lets only their owner read a folder and the files below it.
-
-  What a run saves tells more than what it publishes: the seeds of its noise,
-  what its clients remember.
-  """
-  try:
-    folder.chmod(0o700)
-    for path in folder.rglob('*'):
-      path.chmod(0o700 if path.is_dir() else 0o600)
-  except OSError as error:
-    logging.warning(
-      'Others may be able to read %s: %s', folder, first_line(error)
-    )

@@ -9,9 +9,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import evaluation
-from tff_partial import messages
 from tff_partial import processes
 from tff_partial.data import cohorts
+from tff_partial.exchange import messages
 
 _REMEDY = (
   'Try a smaller learning rate at the clients or at the server, or clip what '

@@ -11,21 +11,21 @@ from absl import logging
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_partial import client_work
 from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import runtimes
+from tff_partial.client import client_work
 from tff_partial.data import cohorts
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
-from tff_partial.runtimes import client_batch
-from tff_partial.runtimes import readers
+from tff_partial.runtimes.values import client_batch
+from tff_partial.runtimes.values import readers
 from tff_partial.training import client_errors
-from tff_partial.training import client_rows
-from tff_partial.training import client_store as client_store_lib
 from tff_partial.training import metrics_log
-from tff_partial.training import sampling
-from tff_partial.training import state_codec
+from tff_partial.training.client_store import client_rows
+from tff_partial.training.client_store import client_store as client_store_lib
+from tff_partial.training.client_store import state_codec
+from tff_partial.training.participation import sampling
 
 
 class EvaluationSetError(errors.UserError, ValueError):

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tff_partial import errors
 from tff_partial import evaluation
-from tff_partial.training import checkpoints
+from tff_partial.training import files
 
 METRICS_FILE = 'metrics.csv'
 ROUND = 'round'
@@ -98,7 +98,7 @@ class Records:
         )
     except (OSError, tf.errors.OpError) as error:
       raise RecordError(
-        f'Cannot write to {self._folder}: {checkpoints.first_line(error)} '
+        f'Cannot write to {self._folder}: {files.first_line(error)} '
         'Choose another folder or make room.'
       ) from error
 
@@ -199,7 +199,7 @@ class Records:
     except (OSError, tf.errors.OpError) as error:
       raise RecordError(
         f'Round {round_number} cannot be recorded in {self._folder}: '
-        f'{checkpoints.first_line(error)} Make room and run the same command '
+        f'{files.first_line(error)} Make room and run the same command '
         'again to go on from the last checkpoint.'
       ) from error
 
@@ -279,7 +279,7 @@ def add_curves(
     events.close()
   except (OSError, tf.errors.OpError) as error:
     raise RecordError(
-      f'Cannot write to {folder}: {checkpoints.first_line(error)} '
+      f'Cannot write to {folder}: {files.first_line(error)} '
       'Choose another folder or make room.'
     ) from error
 

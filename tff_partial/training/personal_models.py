@@ -9,7 +9,6 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
-from tff_partial import client_work
 from tff_partial import contexts
 from tff_partial import errors
 from tff_partial import evaluation as evaluation_lib
@@ -17,16 +16,17 @@ from tff_partial import groups
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import spelling
 from tff_partial import tiers
+from tff_partial.arguments import spelling
+from tff_partial.client import client_work
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import vocabularies
 from tff_partial.model import models
-from tff_partial.training import client_store as client_store_lib
 from tff_partial.training import evaluation_sets
-from tff_partial.training import sampling
-from tff_partial.training import state_codec
+from tff_partial.training.client_store import client_store as client_store_lib
+from tff_partial.training.client_store import state_codec
+from tff_partial.training.participation import sampling
 
 
 class PersonalModelError(errors.UserError, ValueError):

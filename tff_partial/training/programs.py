@@ -13,15 +13,14 @@ from typing import Any, TypeAlias
 
 from absl import logging
 
-from tff_partial import checked_numbers
 from tff_partial import processes
 from tff_partial import runtimes
+from tff_partial.arguments import checked_numbers
 from tff_partial.data import cohorts
 from tff_partial.data import vocabularies
 from tff_partial.dp import privacy_plans
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
-from tff_partial.training import client_store as client_store_lib
 from tff_partial.training import evaluation_sets
 from tff_partial.training import history
 from tff_partial.training import metrics_log
@@ -29,10 +28,11 @@ from tff_partial.training import results
 from tff_partial.training import run_privacy
 from tff_partial.training import run_settings
 from tff_partial.training import run_state
-from tff_partial.training import sampling
 from tff_partial.training import selection
 from tff_partial.training import training_loop
+from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.errors import ProgramError as ProgramError
+from tff_partial.training.participation import sampling
 
 CHECKPOINTS_FOLDER = 'checkpoints'
 CLIENTS_FOLDER = 'clients'

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from tff_partial import processes
-from tff_partial.training import client_store as client_store_lib
+from tff_partial.training.client_store import client_store as client_store_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,23 +65,6 @@ class TrainingResult:
   def server_state(self) -> Any:
     """What the server holds beside weights after the last round, or None."""
     return self.process.get_server_state(self.state)
-
-  def plot(self, metrics: Sequence[str] | None = None) -> Any:
-    """Draws how the run went, as `analysis.curves.of_result` does.
-
-    Args:
-      metrics: Which metrics get a panel; the loss and what the validation
-        clients measured if None.
-
-    Returns:
-      A matplotlib figure, which a notebook shows; `figure.savefig` writes it.
-
-    Raises:
-      AnalysisError: If a metric was measured in no round.
-    """
-    from tff_partial.analysis import curves  # Which loads matplotlib.
-
-    return curves.of_result(self, metrics)
 
   def __repr__(self) -> str:
     """How the run went; weights and states are not printed."""

@@ -5,16 +5,16 @@ import dataclasses
 import json
 from typing import Any
 
-from tff_partial import fingerprints
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
 from tff_partial.training import evaluation_sets
-from tff_partial.training import sampling
+from tff_partial.training import fingerprints
 from tff_partial.training import selection
 from tff_partial.training.errors import ProgramError
+from tff_partial.training.participation import sampling
 
 # Of a source that has to load its clients, as many are looked at.
 _CLIENTS_COMPARED = 64

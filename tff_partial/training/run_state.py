@@ -13,15 +13,15 @@ from tff_partial import evaluation
 from tff_partial import processes
 from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
-from tff_partial.runtimes import typed_values
+from tff_partial.runtimes.values import typed_values
 from tff_partial.training import checkpoints
 from tff_partial.training import client_errors
-from tff_partial.training import client_rows
-from tff_partial.training import client_store as client_store_lib
 from tff_partial.training import divergence
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import selection
+from tff_partial.training.client_store import client_rows
+from tff_partial.training.client_store import client_store as client_store_lib
 
 
 @dataclasses.dataclass

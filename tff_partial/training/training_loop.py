@@ -20,8 +20,8 @@ from tff_partial.training import query_examples
 from tff_partial.training import results
 from tff_partial.training import round_columns
 from tff_partial.training import run_state
-from tff_partial.training import sampling
 from tff_partial.training import selection
+from tff_partial.training.participation import sampling
 
 # What takes so long where nothing moves.
 _FIRST = 'tracing and compiling, once'

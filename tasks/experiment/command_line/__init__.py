@@ -1,0 +1,1 @@
+"""Command lines of the programs: flags, help and errors."""

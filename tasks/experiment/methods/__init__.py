@@ -1,0 +1,1 @@
+"""Algorithms of an experiment, built from its flags."""

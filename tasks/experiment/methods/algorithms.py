@@ -1,0 +1,262 @@
+"""The algorithms by name, each built from what is chosen for a run.
+
+A new algorithm is one row of `ALGORITHMS`.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from tasks import task as tasks_lib
+from tasks.experiment.methods import building
+from tasks.experiment.methods import many_users
+from tasks.experiment.methods import memorizing
+from tasks.experiment.options.hyperparameters import FedEmbed
+from tasks.experiment.options.training import LocalTraining
+from tff_partial import algorithms
+from tff_partial import baselines
+from tff_partial.baselines import p_fed_km
+
+_FOR_ALL = many_users.for_all
+_PERSONAL = LocalTraining.of_personal
+_GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
+
+_LOCAL_ONLY = building.Algorithm(
+  building.local_only,
+  building.measured_by(baselines.build_local_only_eval),
+  personal=_PERSONAL,
+  why_not_private='clients send nothing, so nothing needs noise. Leave '
+  '--target_epsilon and --noise_multiplier out.',
+  ignores=building.JOINING,
+)
+
+_FED_RECON = building.Algorithm(
+  building.fed_recon,
+  building.fed_recon_eval,
+  user=tasks_lib.OWN,
+  personal=_PERSONAL,
+  always_personalises=True,
+  reads=('joint',),
+)
+_FED_PROTO = building.Algorithm(
+  building.fed_proto,
+  building.measured_by(baselines.build_fed_proto_eval),
+  user=tasks_lib.FEATURES,
+  personal=_PERSONAL,
+  why_not_private='its clients send the mean features of each class, which '
+  'no noise covers. Use fed_per or fed_avg for a private run.',
+  ignores=building.JOINING,
+  reads=('penalty',),
+)
+_FED_AVG = building.Algorithm(many_users.fed_avg, _FOR_ALL)
+
+ALGORITHMS: dict[str, building.Algorithm] = {
+  'fed_recon': _FED_RECON,
+  'fed_recon_fine_tuning': building.Algorithm(
+    building.fed_recon,
+    building.fed_recon_fine_tuning_eval,
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+    always_personalises=True,
+    reads=('joint', *memorizing.TUNING),
+  ),
+  'fed_recon_knn_per': memorizing.knn_per(_FED_RECON),
+  'fed_recon_cache': memorizing.ngram_cache(_FED_RECON),
+  'furl': building.Algorithm(
+    building.furl,
+    building.measured_by(algorithms.build_furl_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+    leaks=building.furl_leaks,
+    reads=('private_rule',),
+  ),
+  'fed_embed_type': building.fed_embed(FedEmbed.by_type, tasks_lib.HEADS),
+  'fed_embed_prototype': building.fed_embed(
+    FedEmbed.by_prototype,
+    tasks_lib.HEADS,
+    (
+      'triplet_steps',
+      'triplet_learning_rate',
+      'triplet_margin',
+      *building.FORMING,
+      *building.CENTERS,
+    ),
+  ),
+  'fed_embed_som': building.fed_embed(
+    FedEmbed.by_map,
+    tasks_lib.HEADS,
+    ('map_radius', 'map_rows', *building.FORMING, *building.CENTERS),
+  ),
+  'fed_embed_personal': building.fed_embed(
+    FedEmbed.personal, tasks_lib.OWN_HEAD
+  ),
+  'fed_per': building.Algorithm(
+    building.trained_by(baselines.build_fed_per, training=_BOTH),
+    building.measured_by(baselines.build_fed_per_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+  ),
+  'fed_sim': building.Algorithm(
+    building.trained_by(baselines.build_fed_sim, training=_BOTH),
+    building.measured_by(baselines.build_fed_sim_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+  ),
+  'lg_fed_avg': building.Algorithm(
+    building.trained_by(baselines.build_lg_fed_avg, training=_BOTH),
+    building.measured_by(baselines.build_lg_fed_avg_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+  ),
+  'fed_alt': building.Algorithm(
+    building.trained_by(
+      baselines.build_fed_alt, personal=_PERSONAL, shared=_GLOBAL
+    ),
+    building.measured_by(baselines.build_fed_alt_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+  ),
+  'fed_rep': building.Algorithm(
+    building.trained_by(
+      baselines.build_fed_rep, head=_PERSONAL, representation=_GLOBAL
+    ),
+    building.measured_by(baselines.build_fed_rep_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+  ),
+  'fed_babu': building.Algorithm(
+    building.trained_by(baselines.build_fed_babu, training=_GLOBAL),
+    building.measured_by(baselines.build_fed_babu_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+    always_personalises=True,
+  ),
+  'ditto': building.Algorithm(
+    building.trained_by(
+      baselines.build_ditto,
+      has_penalty=True,
+      training=_GLOBAL,
+      personal=_PERSONAL,
+    ),
+    building.held_by(baselines.build_ditto_eval),
+    personal=_PERSONAL,
+    reads=('penalty',),
+  ),
+  'p_fed_me': building.Algorithm(
+    building.p_fed_me,
+    building.held_by(baselines.build_p_fed_me_eval),
+    personal=LocalTraining.of_personal_repeated,
+    always_personalises=True,
+    reads=('penalty', 'repeats'),
+    ignores=building.STEPPING,
+  ),
+  'scaffold': building.Algorithm(
+    building.scaffold,
+    _FOR_ALL,
+    counts_clients=True,
+    why_not_private='its clients send control variates beside their updates, '
+    'which no noise covers. Use fed_prox or fed_avg for a private run.',
+    reads=('scaffold_option',),
+  ),
+  'apfl': building.Algorithm(
+    building.apfl,
+    lambda model, run, measuring: baselines.build_apfl_eval(
+      model, **run.hyperparameters.mixture_arguments, **measuring
+    ),
+    personal=_PERSONAL,
+    reads=('mixture', 'mixture_learning_rate'),
+  ),
+  'fed_proto': _FED_PROTO,
+  'fed_proto_nearest': dataclasses.replace(
+    _FED_PROTO, measure=building.fed_proto_nearest_eval, has_memory=True
+  ),
+  'p_fed_km': building.p_fed_km(p_fed_km.MODEL, tasks_lib.CLUSTERS),
+  'p_fed_km_head': building.p_fed_km(p_fed_km.HEAD, tasks_lib.HEAD_CLUSTERS),
+  'local_only': _LOCAL_ONLY,
+  'distributed': dataclasses.replace(
+    _LOCAL_ONLY,
+    build=many_users.distributed,
+    user=tasks_lib.OWN,
+    personal=LocalTraining.of_own_model,
+  ),
+  'hpfl': many_users.hpfl(),
+  'hpfl_k': many_users.hpfl(drafts=False),
+  'hpfl_r': many_users.hpfl(public=False),
+  'fed_avg': _FED_AVG,
+  'knn_per': memorizing.knn_per(_FED_AVG),
+  'ngram_cache': memorizing.ngram_cache(_FED_AVG),
+  'fine_tuning': building.Algorithm(
+    building.trained_by(baselines.build_fed_avg, training=_GLOBAL),
+    building.measured_by(baselines.build_fine_tuning_eval),
+    personal=LocalTraining.of_tuning,
+    always_personalises=True,
+    reads=('tuned',),
+  ),
+  'fed_sgd': building.Algorithm(many_users.fed_sgd, _FOR_ALL),
+  'fed_prox': building.Algorithm(
+    many_users.fed_prox, _FOR_ALL, reads=('penalty',)
+  ),
+  'fed_att': building.Algorithm(
+    building.fed_att,
+    building.measured_by(baselines.build_fed_att_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+    ignores=building.STEPPING,
+  ),
+  'fed_noise': building.Algorithm(
+    building.fed_noise,
+    building.measured_by(baselines.build_fed_noise_eval),
+    user=tasks_lib.OWN,
+    personal=_PERSONAL,
+    why_not_private='its clients add noise of their own, which no ledger '
+    'counts. Use fed_avg with --dp=local for a run that is accounted for.',
+    adds_noise=True,
+    reads=('client_noise', 'client_noise_clip', 'client_noise_scale'),
+  ),
+  'fed_adam': building.Algorithm(
+    building.adaptive(baselines.build_fed_adam),
+    _FOR_ALL,
+    ignores=building.STEPPING,
+    reads=('tau', 'adaptive_rule'),
+  ),
+  'fed_yogi': building.Algorithm(
+    building.adaptive(baselines.build_fed_yogi),
+    _FOR_ALL,
+    ignores=building.STEPPING,
+    reads=('tau', 'adaptive_rule'),
+  ),
+  'centralized': building.Algorithm(
+    lambda model, run: baselines.build_centralized(
+      model, training=run.local.of_global()
+    ),
+    _FOR_ALL,
+    is_central=True,
+    why_not_private='one client holds the examples of all users, so that '
+    "no update is one user's. Use fed_avg for a private run.",
+    ignores=building.JOINING,
+  ),
+}
+
+
+def readers(flag: str) -> Sequence[str]:
+  """The algorithms that read a flag which some do not.
+
+  Args:
+    flag: Its name.
+  """
+  return [name for name in names() if flag not in unread(name)]
+
+
+def unread(algorithm: str) -> frozenset[str]:
+  """The flags that some algorithms read, and this one does not.
+
+  Args:
+    algorithm: Its name.
+  """
+  special = {flag for each in ALGORITHMS.values() for flag in each.reads}
+  how = ALGORITHMS[algorithm]
+  return frozenset(special.difference(how.reads).union(how.ignores))
+
+
+def names() -> Sequence[str]:
+  """The names that `--algorithm` takes."""
+  return sorted(ALGORITHMS)

@@ -1,0 +1,358 @@
+"""How algorithms are built from what is chosen for a run."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.experiment.methods.setting import Setting
+from tasks.experiment.options.hyperparameters import FedEmbed
+from tasks.experiment.options.hyperparameters import Hyperparameters
+from tasks.experiment.options.hyperparameters import SCALED
+from tasks.experiment.options.privacy import LOCAL
+from tasks.experiment.options.training import LocalTraining
+from tasks.experiment.options.training import Server
+from tasks.options import Leak
+from tff_partial import algorithms
+from tff_partial import assignments
+from tff_partial import baselines
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial.evaluation import Evaluation
+from tff_partial.evaluation import Measuring
+from tff_partial.model import models
+
+# Flags of prototypes, nodes and centers, and of embeddings that are formed.
+CENTERS = ('map_rate', 'map_server_rate')
+FORMING = ('forming_steps', 'forming_learning_rate')
+
+# Flags of a server's optimizer but for its rate, where that is prescribed; and
+# all flags of a server, where it joins nothing or in a way of its own.
+STEPPING = tuple(
+  flag
+  for flag in (*Server().optimizer.flags(), 'server_decay_rounds')
+  if flag != 'server_learning_rate'
+)
+JOINING = tuple(Server().flags())
+
+Build = Callable[[models.PartialModel, Setting], processes.PartialProcess]
+
+
+# (model, setting, what `build_query_evaluation` takes) -> evaluation.
+Measure = Callable[[models.PartialModel, Setting, Measuring], Evaluation]
+
+
+def _nothing(hyperparameters: Hyperparameters) -> Iterator[Leak]:
+  """What a private run may not choose, of most algorithms."""
+  del hyperparameters
+  yield from ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+  """How an algorithm's name becomes computations.
+
+  Attributes:
+    build: Builds the process.
+    measure: Builds the evaluation.
+    user: The form of the model that it trains, if no flag says another.
+    personal: How clients personalise before they are measured.
+    always_personalises: Whether also those do who took part in training;
+      otherwise these come with what they remember.
+    is_central: Whether everybody's examples are given to a single client.
+    has_memory: Whether clients answer by what is no part of a model, such as a
+      memory or the server's prototypes.
+    counts_clients: Whether it needs to know how many clients there are.
+    why_not_private: Why it has no private form, and what to do; or None.
+    adds_noise: Whether its clients add noise that no ledger counts.
+    reads: The flags, of those that only some algorithms read, which it reads.
+    ignores: The flags that most algorithms read, and it does not.
+    leaks: Yields which of its choices a private run may not have.
+  """
+
+  build: Build
+  measure: Measure
+  user: str = tasks_lib.NOBODY
+  personal: Callable[[LocalTraining], phases.Phase] | None = None
+  always_personalises: bool = False
+  is_central: bool = False
+  has_memory: bool = False
+  counts_clients: bool = False
+  why_not_private: str | None = None
+  adds_noise: bool = False
+  ignores: tuple[str, ...] = ()
+  reads: tuple[str, ...] = ()
+  leaks: Callable[[Hyperparameters], Iterator[Leak]] = _nothing
+
+
+def fed_recon(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  personal, update = run.local.of_personal(), run.local.of_global()
+  return algorithms.build_fed_recon(
+    model,
+    split=run.local.build_split(),
+    reconstruction_optimizer=personal.optimizer,
+    reconstruction_epochs=personal.epochs,
+    reconstruction_steps=personal.max_steps,
+    update_optimizer=update.optimizer,
+    update_epochs=update.epochs,
+    update_steps=update.max_steps,
+    batch_size=update.batch_size,
+    joint=run.hyperparameters.joint,
+    **run.joining(),
+  )
+
+
+def fed_recon_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  personal = run.local.when_measured(run.local.of_personal())
+  return algorithms.build_fed_recon_eval(
+    model,
+    split=measuring.get('split') or run.local.build_split(),
+    reconstruction_optimizer=personal.optimizer,
+    reconstruction_epochs=personal.epochs,
+    reconstruction_steps=personal.max_steps,
+    batch_size=personal.batch_size,
+  )
+
+
+def fed_recon_fine_tuning_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  return algorithms.build_fed_recon_fine_tuning_eval(
+    model,
+    split=measuring.get('split') or run.local.build_split(),
+    reconstruct=run.local.when_measured(run.local.of_personal()),
+    tune=run.local.of_tuning_global(),
+  )
+
+
+def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
+  return algorithms.build_furl(
+    model,
+    training=run.local.of_both(),
+    private_rule=run.hyperparameters.private_statistic,
+    **run.joining(),
+  )
+
+
+def furl_leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
+  if hyperparameters.private_rule == SCALED:
+    yield Leak(
+      'private_rule',
+      SCALED,
+      "clients are told the exact number of the cohort's examples",
+      'Use --private_rule=keep.',
+    )
+
+
+def fed_att(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  if run.privacy.is_on and run.privacy.dp != LOCAL:
+    raise OptionError(
+      '--algorithm=fed_att: the server divides by the sum of attentions, which '
+      'its noise would make anything. Give --dp=local, or use fed_avg.'
+    )
+  return baselines.build_fed_att(
+    model,
+    step_size=run.server.learning_rate,
+    training=run.local.of_both(),
+    **run.averaging(alike=True),
+  )
+
+
+def fed_noise(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return baselines.build_fed_noise(
+    model,
+    noise=run.hyperparameters.fed_noise.build(),
+    training=run.local.of_both(),
+    **run.joining(alike=True),
+  )
+
+
+def local_only(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return baselines.build_local_only(model, training=run.local.of_personal())
+
+
+def scaffold(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return baselines.build_scaffold(
+    model,
+    num_clients=run.num_clients,
+    learning_rate=run.local.update.learning_rate,
+    option=int(run.hyperparameters.scaffold_option),
+    training=run.local.of_global(),
+    **run.joining(alike=True),
+  )
+
+
+def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
+  return baselines.build_apfl(
+    model,
+    training=run.local.of_global(),
+    personal=run.local.of_personal_as_global(),
+    **run.hyperparameters.mixture_arguments,
+    **run.joining(),
+  )
+
+
+def fed_proto(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return baselines.build_fed_proto(
+    model,
+    **_class_features(model),
+    training=run.local.of_global(),
+    **dict[str, Any](run.hyperparameters.penalty_argument),
+  )
+
+
+def fed_proto_nearest_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  del run
+  return baselines.build_fed_proto_nearest_eval(
+    model, **_class_features(model), logits=tasks_lib.LOGITS, **measuring
+  )
+
+
+def _class_features(model: models.PartialModel) -> dict[str, Any]:
+  """How many classes a model tells apart, and by which features."""
+  return {
+    'num_classes': model.prediction_spec[tasks_lib.LOGITS].shape[-1],
+    'features': lambda outputs: outputs[tasks_lib.FEATURES],
+  }
+
+
+def p_fed_me(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  return baselines.build_p_fed_me(
+    model,
+    personal=run.local.of_personal_repeated(),
+    learning_rate=run.local.update.learning_rate,
+    mixing=run.server.learning_rate,
+    **run.hyperparameters.penalty_argument,
+    **run.averaging(),
+  )
+
+
+def fed_embed(
+  assignment: Callable[[FedEmbed, assignments.Parts], assignments.Assignment],
+  user: str,
+  reads: tuple[str, ...] = (),
+) -> Algorithm:
+  def build(
+    model: models.PartialModel, run: Setting
+  ) -> processes.PartialProcess:
+    how = assignment(run.hyperparameters.fed_embed, run.parts)
+    if run.ledger is not None:
+      # Heads follow their clients by counts that are exact.
+      how = how._replace(reassign=None)
+    return algorithms.build_fed_embed(
+      model,
+      parts=run.parts,
+      assignment=how,
+      training=run.local.of_both(),
+      **run.joining(),
+    )
+
+  def measure(
+    model: models.PartialModel, run: Setting, measuring: Measuring
+  ) -> Evaluation:
+    return algorithms.build_fed_embed_eval(
+      model,
+      parts=run.parts,
+      assignment=assignment(run.hyperparameters.fed_embed, run.parts),
+      **measuring,
+    )
+
+  return Algorithm(
+    build,
+    measure,
+    user=user,
+    personal=LocalTraining.of_personal,
+    reads=reads,
+  )
+
+
+def p_fed_km(gradients: str, user: str) -> Algorithm:
+  def build(
+    model: models.PartialModel, run: Setting
+  ) -> processes.PartialProcess:
+    return baselines.build_p_fed_km(
+      model,
+      parts=run.parts,
+      gradients=gradients,
+      training=run.local.of_global(),
+      **run.hyperparameters.fed_embed.centers,
+      **run.joining(),
+    )
+
+  def measure(
+    model: models.PartialModel, run: Setting, measuring: Measuring
+  ) -> Evaluation:
+    return baselines.build_p_fed_km_eval(
+      model, parts=run.parts, gradients=gradients, split=measuring.get('split')
+    )
+
+  return Algorithm(build, measure, user=user, reads=CENTERS)
+
+
+def measured_by(build: Callable[..., Evaluation]) -> Measure:
+  return lambda model, run, measuring: build(model, **measuring)
+
+
+def held_by(build: Callable[..., Evaluation]) -> Measure:
+  """An evaluation whose personal models are held near the global one."""
+  return lambda model, run, measuring: build(
+    model, **run.hyperparameters.penalty_argument, **measuring
+  )
+
+
+def trained_by(
+  build: Callable[..., processes.PartialProcess],
+  *,
+  has_penalty: bool = False,
+  **phase_of: Callable[[LocalTraining], phases.Phase],
+) -> Build:
+  """A process from a builder whose arguments are phases and how to join.
+
+  Args:
+    build: The builder.
+    has_penalty: Whether it takes the size of a penalty.
+    **phase_of: Name of each phase that it takes, and what reads its flags.
+  """
+
+  def build_with_flags(
+    model: models.PartialModel, run: Setting
+  ) -> processes.PartialProcess:
+    return build(
+      model,
+      **{name: read(run.local) for name, read in phase_of.items()},
+      **(run.hyperparameters.penalty_argument if has_penalty else {}),
+      **run.joining(),
+    )
+
+  return build_with_flags
+
+
+def adaptive(build: Callable[..., processes.PartialProcess]) -> Build:
+  """A process whose server's optimizer is prescribed, but for its rate."""
+  return lambda model, run: build(
+    model,
+    training=run.local.of_global(),
+    learning_rate=run.server.learning_rate,
+    tau=run.hyperparameters.tau,
+    rule=run.hyperparameters.adaptive_rule,
+    **run.averaging(),
+  )

@@ -1,0 +1,1 @@
+"""Flags of an experiment, grouped by what they configure."""

@@ -1,0 +1,419 @@
+"""What can be chosen about single algorithms."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from typing import ClassVar, TypedDict
+
+from tasks.errors import OptionError
+from tasks.experiment.options.memory import Memory
+from tasks.options import Leak
+from tasks.options import option
+from tasks.options import Options
+from tff_partial import assignments
+from tff_partial import phases
+from tff_partial import statistics
+from tff_partial.baselines import fed_opt
+from tff_partial.clustering import k_means as clustering
+from tff_partial.dp import laplace_noise
+from tff_partial.dp import local_noise
+from tff_partial.drafts import centers as drafts_lib
+from tff_partial.model import first_values
+from tff_partial.model import models
+
+KEEP, SCALED = 'keep', 'scaled'
+CENTERS, SUMS = 'centers', 'sums'
+PRINTED, INVERSE = 'printed', 'inverse'
+
+
+class Penalty(TypedDict, total=False):
+  """The size of a penalty, if it is chosen."""
+
+  penalty: float
+
+
+class Mixture(TypedDict):
+  """What APFL mixes."""
+
+  mixture: float
+  mixture_learning_rate: float
+
+
+class Centers(TypedDict):
+  """How prototypes, nodes and centers move."""
+
+  rate: float
+  server_rate: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class FedEmbed(Options):
+  """How clients come to their sub-population, section 3.3 of FedEmbed."""
+
+  title: ClassVar[str] = 'Algorithms fed_embed_*'
+
+  triplet_steps: int = option(
+    10,
+    'Steps of the triplet loss with which clients draw their embedding to a '
+    'prototype, each round; 0 to join the one that is nearest without.',
+    at_least=0,
+  )
+  triplet_learning_rate: float = option(0.1, 'Rate of these steps.', at_least=0)
+  triplet_margin: float = option(1.0, 'alpha of Eq. 1.')
+  forming_steps: int = option(
+    0,
+    'Steps on all of its examples with which a client forms its embedding, '
+    'through the heads that all share, before it joins a prototype or a node '
+    'of the map.',
+    at_least=0,
+  )
+  forming_learning_rate: float = option(1.0, 'Rate of these steps.', at_least=0)
+  map_rate: float = option(
+    0.1,
+    'Which share of the way clients would move nodes of the self-organizing '
+    'map, prototypical users their prototype, and centers of PFedKM.',
+    at_least=0,
+  )
+  map_server_rate: float | None = option(
+    None,
+    'By how many times the mean of these moves over all clients of a cohort '
+    'the server moves them; of one node, most clients move nothing. By default '
+    "the server's optimizer moves them, as all else.",
+    at_least=0,
+  )
+  map_radius: float = option(
+    1.0,
+    "Standard deviation of a map's neighbourhood, in nodes; 0 moves the "
+    'nearest node only.',
+    at_least=0,
+  )
+  map_rows: int = option(2, 'Rows of the lattice of a map.', at_least=1)
+
+  @property
+  def centers(self) -> Centers:
+    """How prototypes, nodes and centers move."""
+    return {'rate': self.map_rate, 'server_rate': self.map_server_rate}
+
+  def _forming(self) -> phases.Phase | None:
+    """How clients form their embedding before they join, if they do."""
+    if not self.forming_steps:
+      return None
+    return phases.Phase(
+      optimizer=phases.sgd(self.forming_learning_rate),
+      batch_size=None,
+      epochs=self.forming_steps,
+    )
+
+  def by_type(self, parts: assignments.Parts) -> assignments.Assignment:
+    """Clients know their sub-population.
+
+    Args:
+      parts: The parts of the model.
+    """
+    return assignments.by_type(parts)
+
+  def by_prototype(self, parts: assignments.Parts) -> assignments.Assignment:
+    """Clients join the nearest prototype.
+
+    Args:
+      parts: The parts of the model.
+    """
+    return assignments.by_prototype(
+      parts,
+      margin=self.triplet_margin,
+      steps=self.triplet_steps,
+      optimizer=phases.sgd(self.triplet_learning_rate),
+      forming=self._forming(),
+      **self.centers,
+    )
+
+  def by_map(self, parts: assignments.Parts) -> assignments.Assignment:
+    """Clients join the nearest node of a self-organizing map.
+
+    Args:
+      parts: The parts of the model.
+    """
+    return assignments.by_map(
+      parts,
+      forming=self._forming(),
+      radius=self.map_radius,
+      rows=self.map_rows,
+      **self.centers,
+    )
+
+  def personal(self, parts: assignments.Parts) -> assignments.Assignment:
+    """Each client has a head of its own.
+
+    Args:
+      parts: The parts of the model.
+    """
+    del parts
+    return assignments.OWN_HEAD
+
+
+@dataclasses.dataclass(frozen=True)
+class Hpfl(Options):
+  """How clients share drafts and public components, section 4 of HPFL."""
+
+  title: ClassVar[str] = 'Algorithms hpfl, hpfl_k and hpfl_r'
+
+  drafts: str = option(
+    CENTERS,
+    'What clients send of private tables: centers of clusters of their rows, '
+    'as in the paper, or no more than sums of rows near to global centers.',
+    choices=(CENTERS, SUMS),
+  )
+  rows_per_center: int = option(
+    10,
+    'For how many rows there is a center, at a client and again at the server.',
+    at_least=1,
+  )
+  num_centers: int | None = option(
+    None,
+    'How many global centers there are of a table; by default as follows from '
+    '--hpfl_rows_per_center and from how many rows clients have.',
+    at_least=1,
+  )
+  min_users: int = option(
+    1,
+    'Centers of fewer rows, users or items, are not sent. The center of a '
+    'single one is its vector.',
+    at_least=1,
+  )
+  init: str = option(
+    clustering.K_MEANS_PLUS_PLUS,
+    'How k-means of rows begins: with rows far from one another, or with any, '
+    'which takes much less time where there are thousands.',
+    choices=clustering.INITS,
+  )
+  max_iterations: int = option(
+    20, 'The most iterations of k-means.', at_least=1
+  )
+  center_weighting: str = option(
+    PRINTED,
+    'Whether rows move toward centers by their distance, as Eq. 2 is printed, '
+    'or by its inverse, so that near centers count more.',
+    choices=(PRINTED, INVERSE),
+  )
+  threshold: float = option(
+    0.9,
+    'p of Eq. 3: clients share what belongs to an attribute if they are more '
+    'accurate on it than this share of the mean accuracy.',
+    at_least=0,
+  )
+  average_hidden: bool = option(
+    True,
+    'Whether public weights that belong to no attribute, such as HM, are '
+    'averaged, too; otherwise they stay with the clients.',
+  )
+
+  def flag_prefix(self) -> str:
+    """Begins the names of the flags."""
+    return 'hpfl_'
+
+  def __post_init__(self) -> None:
+    """Refuses a limit that sums do not have."""
+    super().__post_init__()
+    if self.drafts == SUMS and self.min_users > 1:
+      raise OptionError(
+        f'--hpfl_min_users={self.min_users}: with --hpfl_drafts=sums a client '
+        'sends no centers of its own. Leave one of the two flags out.'
+      )
+
+  @property
+  def by_nearness(self) -> bool:
+    """Whether near centers count more."""
+    return self.center_weighting == INVERSE
+
+  def leaks(self) -> Iterator[Leak]:
+    """Yields which drafts a private run may not have."""
+    if self.drafts == CENTERS:
+      yield Leak(
+        'hpfl_drafts',
+        CENTERS,
+        'clients send centers of their rows as they are',
+        'Use --hpfl_drafts=sums, or --algorithm=hpfl_k, which has no drafts.',
+      )
+    if self.num_centers is None:
+      yield Leak(
+        'hpfl_num_centers',
+        None,
+        'how many global centers there are would follow from the exact numbers '
+        'of users and items of all clients',
+        'Give a number, such as --hpfl_num_centers=10.',
+      )
+
+  def drafting(
+    self,
+    table_rows: Mapping[str, Sequence[int]],
+    join: statistics.Join = statistics.Join.SUM,
+  ) -> drafts_lib.Centers | drafts_lib.Sums:
+    """How private tables are drafted.
+
+    Args:
+      table_rows: The tables, and how many rows each client has.
+      join: How sums are made.
+
+    Raises:
+      OptionError: If there are no tables.
+    """
+    if not table_rows:
+      raise OptionError(
+        'algorithm: the model has no private vectors of which drafts could be '
+        'made. Choose another --user_model, or --algorithm=hpfl_k.'
+      )
+    each = self.rows_per_center
+    collected = max(
+      sum(-(-number // each) for number in numbers)
+      for numbers in table_rows.values()
+    )
+    num_centers = self.num_centers or -(-collected // each)
+    if self.drafts == SUMS:
+      return drafts_lib.Sums(num_centers=num_centers, join=join)
+    return drafts_lib.Centers(
+      num_collected=collected,
+      num_centers=num_centers,
+      rows_per_center=each,
+      min_rows=self.min_users,
+      init=self.init,
+      max_iterations=self.max_iterations,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FedNoise(Options):
+  """The noise of Fednoise, section 5.2.3 of HPFL."""
+
+  title: ClassVar[str] = 'Algorithm fed_noise'
+
+  noise: str = option(
+    'laplace',
+    'The noise that clients add to what they send.',
+    flag='client_noise',
+    choices=('laplace', 'gaussian'),
+  )
+  clip: float = option(
+    1.0,
+    'The longest update, by its L1 norm for Laplace noise and by its L2 norm '
+    'for Gaussian noise.',
+    flag='client_noise_clip',
+    at_least=0,
+  )
+  scale: float = option(
+    0.01,
+    'Scale of Laplace noise, or standard deviation of Gaussian noise, in '
+    'clips.',
+    flag='client_noise_scale',
+    at_least=0,
+  )
+
+  def build(self) -> laplace_noise.LaplaceNoise | local_noise.LocalNoise:
+    """Builds what clips and noises.
+
+    Raises:
+      PrivacyError: If the clip is 0.
+    """
+    if self.noise == 'laplace':
+      return laplace_noise.LaplaceNoise(self.clip, self.scale)
+    return local_noise.LocalNoise(self.clip, self.scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameters(Options):
+  """What one algorithm or a few have beside local training."""
+
+  title: ClassVar[str] = 'Method'
+
+  fed_embed: FedEmbed = FedEmbed()
+  hpfl: Hpfl = Hpfl()
+  fed_noise: FedNoise = FedNoise()
+  memory: Memory = Memory()
+  joint: bool = option(
+    False, 'Train local weights in the update phase of FedRecon, too.'
+  )
+  learned_first_values: bool = option(
+    False,
+    'Local weights begin with values that all clients learn together, instead '
+    'of drawn ones.',
+  )
+  penalty: float | None = option(
+    None,
+    'mu of FedProx, lambda of Ditto, pFedMe and FedProto; by default the '
+    "algorithm's.",
+    at_least=0,
+  )
+  tau: float = option(
+    1e-3,
+    'Degree of adaptivity of FedAdam and FedYogi. With --adaptive_rule=tff it '
+    'stands outside the bias correction, where it counts ten times as much in '
+    'round 1 as beside corrected moments.',
+    at_least=0,
+  )
+  adaptive_rule: str = option(
+    fed_opt.TFF,
+    "How the server of FedAdam and FedYogi steps: by TFF's optimizers, which "
+    'correct the bias of both moments, or by Algorithm 2 of the paper as '
+    'printed, which does not.',
+    choices=(fed_opt.TFF, fed_opt.PAPER),
+  )
+  scaffold_option: str = option(
+    '2',
+    'How clients of SCAFFOLD renew their control variate: by the gradient of '
+    'all their examples (option I), or by how far their training led them '
+    '(option II).',
+    choices=('1', '2'),
+  )
+  mixture: float = option(
+    0.5,
+    "alpha of APFL: the share of a client's own model in what it uses.",
+    at_least=0,
+    at_most=1,
+  )
+  mixture_learning_rate: float = option(
+    0.0,
+    'Rate at which clients of APFL learn alpha; 0 for a fixed one.',
+    at_least=0,
+  )
+  private_rule: str = option(
+    KEEP,
+    'What clients of FURL remember: what training came to (Eq. 7), or that '
+    "share of their step which is their share of the cohort's examples "
+    '(Eq. 6).',
+    choices=(KEEP, SCALED),
+  )
+
+  def begin_local(self, model: models.PartialModel) -> models.PartialModel:
+    """Lets local weights begin as chosen.
+
+    Args:
+      model: A task's model.
+
+    Raises:
+      OptionError: If nothing of it is local, or not of a size that all share.
+    """
+    if not self.learned_first_values:
+      return model
+    try:
+      return first_values.learn_first_values(model)
+    except models.ModelError as error:
+      raise OptionError(
+        f'--learned_first_values: {error} Of the algorithms, fed_recon and '
+        'others whose clients have weights of their own have use for it.'
+      ) from error
+
+  @property
+  def penalty_argument(self) -> Penalty:
+    """The size of a penalty, as an argument, if it is chosen."""
+    return {} if self.penalty is None else {'penalty': self.penalty}
+
+  @property
+  def mixture_arguments(self) -> Mixture:
+    """What APFL mixes, as arguments."""
+    return {
+      'mixture': self.mixture,
+      'mixture_learning_rate': self.mixture_learning_rate,
+    }
+
+  @property
+  def private_statistic(self) -> statistics.Statistic | None:
+    """What decides what clients of FURL remember, beside their training."""
+    return statistics.SCALED_BY_SHARE if self.private_rule == SCALED else None

@@ -1,0 +1,144 @@
+"""What can be chosen about the loop: its rounds, its cohorts, and its end."""
+
+import dataclasses
+import sys
+from typing import ClassVar
+
+from tasks.errors import OptionError
+from tasks.experiment.options.cohorts import Cohorts
+from tasks.options import option
+from tasks.options import Options
+from tff_partial.training import callbacks
+from tff_partial.training import programs
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop(Options):
+  """The rounds of a run."""
+
+  title: ClassVar[str] = 'Rounds and cohorts'
+
+  rounds: int = option(
+    500, 'Rounds of training.', at_least=1, may_change=True, is_common=True
+  )
+  clients_per_round: int = option(
+    100, 'Clients whose updates a round joins.', at_least=1, is_common=True
+  )
+  oversample: float = option(
+    1.0,
+    'How many times as many clients are asked, since some drop out.',
+    at_least=1,
+  )
+  dropout_rate: float = option(
+    0.0,
+    'Probability that a client that was asked does not answer.',
+    at_least=0,
+    at_most=1,
+    is_common=True,
+  )
+  cohorts: Cohorts = Cohorts()
+  evaluate_every: int = option(
+    50,
+    'Rounds between evaluations on validation clients.',
+    at_least=1,
+    is_common=True,
+  )
+  early_stopping_patience: int | None = option(
+    None,
+    'End the run when so many evaluations in a row were no better than the '
+    'best one before; by default it has all its rounds.',
+    at_least=1,
+    is_common=True,
+  )
+  early_stopping_min_delta: float = option(
+    0.0,
+    'By more than how much an evaluation must be better, for early stopping.',
+    at_least=0,
+  )
+  divergence_factor: float = option(
+    3.0,
+    'Stop when the loss stays above this many times the first one.',
+    at_least=1,
+  )
+
+  def __post_init__(self) -> None:
+    """Refuses half of what early stopping needs, and idle latencies."""
+    super().__post_init__()
+    if self.early_stopping_min_delta and self.early_stopping_patience is None:
+      raise OptionError(
+        f'--early_stopping_min_delta={self.early_stopping_min_delta}: without '
+        '--early_stopping_patience no run ends early. Give both or none.'
+      )
+    self.cohorts.check_reserve(self.oversample)
+
+  def stopping_rule(self) -> programs.StoppingRule:
+    """When a run has diverged."""
+    return programs.StoppingRule(factor=self.divergence_factor)
+
+  def callbacks(self, select: programs.Selection) -> list[callbacks.Callback]:
+    """What ends the run early.
+
+    Args:
+      select: The metric that chooses the best round.
+    """
+    if self.early_stopping_patience is None:
+      return []
+    return [
+      callbacks.EarlyStopping(
+        self.early_stopping_patience,
+        select.metric,
+        select.higher_is_better,
+        self.early_stopping_min_delta,
+      )
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Output(Options):
+  """Where a run writes, how often, and what it shows; it changes no number."""
+
+  title: ClassVar[str] = 'Outputs and resuming'
+
+  output_dir: str | None = option(
+    None,
+    'Folder for everything that the run writes; the same command goes on with '
+    'the run in it.',
+    may_change=True,
+    is_common=True,
+  )
+  checkpoint_every: int | None = option(
+    None,
+    'Rounds between checkpoints; by default as --evaluate_every.',
+    at_least=1,
+    may_change=True,
+  )
+  tensorboard: bool = option(
+    True,
+    'Write TensorBoard events: curves, and how metrics differ from client to '
+    'client.',
+    may_change=True,
+    is_common=True,
+  )
+  projector: int = option(
+    0,
+    "At the end, write the vectors of so many users for TensorBoard's "
+    'embedding projector.',
+    at_least=0,
+    may_change=True,
+    is_common=True,
+  )
+  hook: str | None = option(
+    None,
+    'module:function that is told of every round, to send metrics to a tracker '
+    'such as W&B or MLflow.',
+    may_change=True,
+    is_common=True,
+  )
+  progress: bool | None = option(
+    None, 'Show a progress bar; by default on a terminal.', may_change=True
+  )
+
+  @property
+  def shows_progress(self) -> bool:
+    """Whether a bar is shown: as it is chosen, or if somebody looks."""
+    return sys.stderr.isatty() if self.progress is None else self.progress

@@ -1,0 +1,345 @@
+"""What can be chosen of differential privacy, and what does not go with it.
+
+A run is private if `target_epsilon` or `noise_multiplier` is chosen. What it
+then promises, and what not, docs/privacy.md says.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.experiment.options.loop import Loop
+from tasks.options import Leak
+from tasks.options import option
+from tasks.options import Options
+from tff_partial import aggregators
+from tff_partial import composition
+from tff_partial.checks import privacy_audit
+from tff_partial.dp import clipping as clipping_lib
+from tff_partial.dp import mechanisms
+from tff_partial.dp import privacy
+from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
+from tff_partial.exchange import messages
+
+CENTRAL, LOCAL = mechanisms.CENTRAL, mechanisms.LOCAL
+GAUSSIAN, TREE = 'gaussian', 'tree'
+_SAMPLINGS = {
+  'poisson': samplings.PoissonSampling.name,
+  'fixed': samplings.FixedSizeSampling.name,
+}
+# Who must keep what it knows. Clients are simulated by a program that draws
+# their seeds: their noise hides nothing from whoever runs it.
+_TRUSTED = {
+  CENTRAL: 'the server, and who can read the checkpoints',
+  LOCAL: 'this program, which draws the noise of all clients, and who can read '
+  'the checkpoints; on real devices each client alone',
+}
+# Flags that say nothing without one of the first two.
+_GOAL = ('target_epsilon', 'noise_multiplier')
+_OTHERS = (
+  'clip',
+  'count_stddev',
+  'noise_seed',
+  'dp',
+  'dp_mechanism',
+  'dp_sampling',
+  'simulated_population',
+  'diagnostics',
+)
+# Fields of result.json that the training data enter without noise.
+NOT_PRIVATE = (
+  'rounds',
+  'diverged',
+  'data',
+  'validation',
+  'test',
+  'best',
+  'seconds',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Privacy(Options):
+  """Whether, how and at what price a run protects those who take part."""
+
+  title: ClassVar[str] = 'Privacy'
+
+  target_epsilon: float | None = option(
+    None,
+    'Differential privacy of whole users, as much as this in all rounds '
+    'together: the noise is computed from it. inf clips and adds no noise.',
+    may_be_infinite=True,
+    is_common=True,
+  )
+  noise_multiplier: float | None = option(
+    None,
+    'The same by the noise, in clips: epsilon is computed from it.',
+    at_least=0,
+    is_common=True,
+  )
+  delta: float = option(
+    1e-5,
+    'At which epsilon is meant; below one in the population.',
+    is_common=True,
+  )
+  dp: str = option(
+    CENTRAL,
+    'Who adds noise: the server, once to the sum, or each client before it '
+    'sends, so that the server need not be trusted.',
+    choices=(CENTRAL, LOCAL),
+    is_common=True,
+  )
+  dp_mechanism: str = option(
+    GAUSSIAN,
+    'Noise of its own for each round, or for sums of rounds (DP-FTRL), with '
+    'which no client is drawn twice until all the others were.',
+    choices=(GAUSSIAN, TREE),
+  )
+  dp_sampling: str | None = option(
+    None,
+    'Each client is in a round with the same probability, whoever else is (the '
+    'default), or cohorts have the same size, which costs more.',
+    choices=sorted(_SAMPLINGS),
+  )
+  clip: float | None = option(
+    None,
+    'The largest norm of an update; by default it follows --clip_quantile.',
+    is_common=True,
+  )
+  clip_quantile: float = option(
+    0.5,
+    'Share of the clients that adaptive clipping does not clip.',
+    at_least=0,
+    at_most=1,
+  )
+  initial_clip: float = option(
+    0.1, 'Where adaptive clipping begins.', at_least=0
+  )
+  count_stddev: float | None = option(
+    None,
+    'Noise of the count that adaptive clipping follows, in clients; a '
+    'twentieth of a cohort by default. The more, the more noise updates may '
+    'have.',
+    at_least=0,
+  )
+  noise_seed: int | None = option(
+    None,
+    'Draws the noise, and --seed the cohorts: a simulation, which protects '
+    'from no one who knows them. By default the operating system draws both.',
+    is_common=True,
+  )
+  simulated_population: int | None = option(
+    None,
+    'Computes epsilon as if so many distinct users took part; a simulation of '
+    'a larger population by the one there is.',
+    at_least=1,
+  )
+  diagnostics: bool = option(
+    False,
+    'Writes down what is exact of the cohorts of a private run, too: losses, '
+    'how many clients came, how many were clipped. None of it is private.',
+  )
+
+  @property
+  def is_on(self) -> bool:
+    """Whether the run is private."""
+    return any(getattr(self, name) is not None for name in _GOAL)
+
+  def __post_init__(self) -> None:
+    """Refuses what does not go together.
+
+    Raises:
+      OptionError: With the flag, and what to do.
+    """
+    super().__post_init__()
+    if not self.is_on:
+      for name in _OTHERS:
+        if getattr(self, name) != getattr(type(self), name):
+          raise OptionError(
+            f'--{name}={getattr(self, name)}: the run is not private. Give '
+            '--target_epsilon or --noise_multiplier, too, or leave it out.'
+          )
+      return
+    if all(getattr(self, name) is not None for name in _GOAL):
+      raise OptionError(
+        f'--target_epsilon={self.target_epsilon} and --noise_multiplier='
+        f'{self.noise_multiplier}: each follows from the other. Leave one out.'
+      )
+    if self.simulated_population and self.noise_seed is None:
+      raise OptionError(
+        '--simulated_population: such an epsilon protects no one, so the run '
+        'must be labelled a simulation. Give --noise_seed, too.'
+      )
+    needs_clip = self.dp == LOCAL or self.dp_mechanism == TREE
+    if needs_clip and self.clip is None:
+      raise OptionError(
+        '--dp=local and --dp_mechanism=tree clip to a fixed norm, as no count '
+        'of clipped clients comes with them. Give --clip.'
+      )
+    if needs_clip and self.dp_sampling is not None:
+      raise OptionError(
+        f'--dp_sampling={self.dp_sampling}: chance does not help --dp=local '
+        'and --dp_mechanism=tree. Leave it out.'
+      )
+    if self.dp == LOCAL and self.dp_mechanism == TREE:
+      raise OptionError(
+        '--dp_mechanism=tree: the server adds this noise. Leave it out, or '
+        'use --dp=central.'
+      )
+
+  def _clipping(self, population: int, loop: Loop) -> clipping_lib.Clipping:
+    if self.dp_mechanism == TREE and self.clip is not None:
+      longest = max(population // loop.clients_per_round, 1)
+      return clipping_lib.TreeNoise(self.clip, min(longest, loop.rounds))
+    if self.clip is not None:
+      return clipping_lib.FixedClip(self.clip)
+    return clipping_lib.AdaptiveClip(
+      self.initial_clip,
+      quantile=self.clip_quantile,
+      count_stddev=self.count_stddev,
+    )
+
+  @property
+  def release(self) -> tasks_lib.Release:
+    """How what tasks release before the first round is simulated."""
+    return tasks_lib.Release(self.noise_seed, self.simulated_population)
+
+  def ledger(
+    self,
+    population: int,
+    loop: Loop,
+    spent: tasks_lib.Spent = tasks_lib.Spent(),
+    released: str = '',
+  ) -> privacy_plans.PrivacyLedger | None:
+    """Plans the run; None if it is not private.
+
+    Args:
+      population: How many clients take part in training.
+      loop: The rounds and cohorts.
+      spent: What the task spends before the first round.
+      released: The fingerprint of what it releases for that.
+
+    Raises:
+      UserError: If the plan is impossible; says which is the nearest.
+    """
+    if not self.is_on:
+      return None
+    sampling = _SAMPLINGS[self.dp_sampling or 'poisson']
+    if self.dp_mechanism == TREE:
+      sampling = samplings.OncePerTree.name
+    if self.dp == LOCAL:
+      sampling = samplings.EveryUpdate.name
+    target, noise_multiplier = self.target_epsilon, self.noise_multiplier
+    if target == math.inf:
+      target, noise_multiplier = None, 0.0
+    plan = privacy_plans.plan(
+      self._clipping(population, loop),
+      target_epsilon=target,
+      noise_multiplier=noise_multiplier,
+      delta=self.delta,
+      population=self.simulated_population or population,
+      clients_per_round=loop.clients_per_round,
+      rounds=loop.rounds,
+      sampling=sampling,
+      once=spent.noise_multipliers,
+      once_delta=spent.delta,
+    )
+    return privacy_plans.PrivacyLedger(
+      plan, simulation=self.noise_seed is not None, released=released
+    )
+
+  def averaging(
+    self,
+    ledger: privacy_plans.PrivacyLedger,
+    canaries: privacy_audit.Canaries | None,
+  ) -> composition.Averaging:
+    """How the updates of a private run are joined.
+
+    Args:
+      ledger: Of the run.
+      canaries: Clients that hide among the others, or None.
+    """
+    aggregator: aggregators.Factory = aggregators.MeanFactory()
+    before_sending: messages.BeforeSending | None = None
+    if self.dp == CENTRAL:
+      aggregator = ledger.plan.mean(
+        noise_seed=self.noise_seed, diagnostics=self.diagnostics
+      )
+    else:
+      before_sending = ledger.plan.local_noise(noise_seed=self.noise_seed)
+    if canaries is not None:
+      aggregator = canaries.watched(aggregator)
+      before_sending = canaries.before_sending(before_sending)
+    return {
+      'aggregator': aggregator,
+      'client_weighting': messages.ClientWeighting.UNIFORM,
+      'before_sending': before_sending,
+    }
+
+
+def refuse(leaks: Iterable[Leak]) -> None:
+  """Refuses by what data would leave the clients of a private run.
+
+  Args:
+    leaks: Choices that let them leave.
+
+  Raises:
+    OptionError: If there is one.
+  """
+  for leak in leaks:
+    raise OptionError(
+      f'--{leak.flag}={leak.value}: {leak.why}, which is not covered by '
+      f'--target_epsilon and --noise_multiplier. {leak.remedy}'
+    )
+
+
+def labelled(
+  report: Mapping[str, Any],
+  settings: Privacy,
+  learned_from_training: Iterable[str],
+) -> dict[str, Any]:
+  """The report of a run's privacy, with what it does not cover.
+
+  Args:
+    report: As `PrivacyLedger.report` makes it.
+    settings: What was chosen.
+    learned_from_training: What the task computed of its data before training.
+  """
+  measured = [name for name in report if name.endswith(privacy.NOT_PRIVATE)]
+  return {
+    **report,
+    'clip': report.get('clip', settings.clip),
+    'dp': settings.dp,
+    'mechanism': settings.dp_mechanism,
+    'trusted': _TRUSTED[settings.dp],
+    'not_private': [
+      *NOT_PRIVATE,
+      *(['train'] if settings.diagnostics else []),
+      *(f'privacy/{name}' for name in measured),
+    ],
+    'assumed_public': ['population', *learned_from_training],
+  }
+
+
+def describe(report: Mapping[str, Any]) -> str:
+  """What a run prints of its privacy.
+
+  Args:
+    report: `privacy` in its result.
+  """
+  simulated = (
+    ' A SIMULATION: anyone who knows its seeds sees through the noise.'
+  )
+  return (
+    f'Privacy: epsilon {float(report["epsilon"]):.4g} at delta '
+    f'{report["delta"]:.3g} ({report["neighbours"]}, {report["dp"]} '
+    f'{report["mechanism"]} noise, {report["sampling"]} sampling), '
+    f'noise multiplier {report["noise_multiplier"]:.4g}.'
+    f'{simulated if report["simulation"] else ""}\n'
+    f'Not private: {", ".join(report["not_private"])}. Taken to be public: '
+    f'{", ".join(report["assumed_public"])}. Trusted: {report["trusted"]}.'
+  )

@@ -1,0 +1,362 @@
+"""What can be chosen about local training, and about how updates are joined.
+
+`update_*` is how clients train what is sent, or everything at once;
+`reconstruction_*` how they train what is their own: where an algorithm trains
+it apart, and where clients personalise before they are measured.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tasks.errors import OptionError
+from tasks.experiment.options.optimizers import Optimizer
+from tasks.options import Leak
+from tasks.options import option
+from tasks.options import Options
+from tff_partial import aggregators
+from tff_partial import composition
+from tff_partial import phases
+from tff_partial import tiers
+from tff_partial.data import splits
+from tff_partial.exchange import messages
+from tff_partial.exchange import quantization
+
+EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
+_WEIGHTINGS: dict[
+  str | None, messages.ClientWeighting | messages.ClientWeightFn
+] = {
+  None: messages.ClientWeighting.NUM_EXAMPLES,
+  EXAMPLES: messages.ClientWeighting.NUM_EXAMPLES,
+  # As many as its loss is the mean of.
+  TARGETS: lambda result: result.loss[1],
+  UNIFORM: messages.ClientWeighting.UNIFORM,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTraining(Options):
+  """How a client divides its examples and trains on them."""
+
+  title: ClassVar[str] = 'Training and optimizers'
+
+  update: Optimizer = Optimizer('update', 'global weights', learning_rate=0.5)
+  reconstruction: Optimizer = Optimizer('reconstruction', 'local weights')
+  batch_size: int = option(5, 'Examples of a step.', at_least=1, is_common=True)
+  update_epochs: int = option(
+    1,
+    'Passes of the update over its examples, at most.',
+    at_least=1,
+    is_common=True,
+  )
+  update_steps: int | None = option(
+    50,
+    'Steps of the update, at most; -1 for no limit.',
+    at_least=0,
+    for_none=-1,
+    is_common=True,
+  )
+  reconstruction_epochs: int = option(
+    5,
+    'Passes of the reconstruction over its examples, at most.',
+    at_least=1,
+    is_common=True,
+  )
+  reconstruction_steps: int | None = option(
+    50,
+    'Steps of the reconstruction, at most; -1 for no limit.',
+    at_least=0,
+    for_none=-1,
+    is_common=True,
+  )
+  evaluation_reconstruction_steps: int | None = option(
+    None,
+    'Steps of reconstruction when measuring, if not as in training; -1 for no '
+    'limit.',
+    at_least=-1,
+  )
+  evaluation_reconstruction_epochs: int | None = option(
+    None,
+    'Passes of reconstruction when measuring, if not as in training.',
+    at_least=1,
+  )
+  evaluation_reconstruction_learning_rate: float | None = option(
+    None,
+    'Learning rate of reconstruction when measuring, if not as in training.',
+    at_least=0,
+  )
+  tuned: str | None = option(
+    None,
+    'Which variables clients tune before they are measured, for algorithms of '
+    'fine-tuning: a regular expression over whole names, such as '
+    'bucket_embedding/.*; all by default.',
+  )
+  tuning_learning_rate: float | None = option(
+    None,
+    'Learning rate of global weights that clients tune before they are '
+    'measured: after reconstruction, if not as in training, and before they '
+    'answer by a memory, where they do not tune without this flag. Passes and '
+    'steps are those of reconstruction.',
+    at_least=0,
+  )
+  personalise_seen: bool = option(
+    False,
+    'Have clients who took part train what is their own, from what they '
+    'remember, on what they trained with before they are measured.',
+  )
+  repeats: int = option(5, 'Steps of pFedMe on each batch, K.', at_least=1)
+  shuffle: bool = option(False, 'Take examples in a new order in each pass.')
+  split: str = option(
+    'halves',
+    'Support and query set of a client: first and second half; a first share '
+    'and the rest; even and odd batches; both all examples; the older share '
+    'and the rest.',
+    choices=('halves', 'fraction', 'alternating', 'same', 'by_time'),
+    group='Method',
+    is_common=True,
+  )
+  support_share: float = option(
+    0.5, 'Share of the support set, for the splits fraction and by_time.'
+  )
+  shuffle_split: bool = option(
+    False, 'Split in a new random order every round.'
+  )
+
+  def __post_init__(self) -> None:
+    """Checks the share."""
+    super().__post_init__()
+    if not 0.0 < self.support_share < 1.0:
+      raise OptionError(
+        f'--support_share={self.support_share}: the share must lie between 0 '
+        'and 1. For one set of all examples use --split=same.'
+      )
+
+  def build_split(self) -> splits.Split:
+    """Builds what divides examples into support and query set."""
+    share = self.support_share
+    makers: dict[str, Callable[[], splits.Split]] = {
+      'halves': splits.halves,
+      'fraction': functools.partial(splits.fraction, share),
+      'alternating': functools.partial(splits.alternating, self.batch_size),
+      'same': splits.same,
+      'by_time': functools.partial(splits.by_time, 'time', share),
+    }
+    split = makers[self.split]()
+    return splits.shuffled(split) if self.shuffle_split else split
+
+  def of_global(self) -> phases.Phase:
+    """How clients train what is sent."""
+    return phases.Phase(
+      optimizer=self.update.build(),
+      batch_size=self.batch_size,
+      epochs=self.update_epochs,
+      max_steps=self.update_steps,
+      shuffle=self.shuffle,
+    )
+
+  def of_personal(self) -> phases.Phase:
+    """How clients train what is their own."""
+    return phases.Phase(
+      optimizer=self.reconstruction.build(),
+      batch_size=self.batch_size,
+      epochs=self.reconstruction_epochs,
+      max_steps=self.reconstruction_steps,
+      shuffle=self.shuffle,
+    )
+
+  def of_both(self) -> phases.Phase:
+    """How clients train what is sent and what is their own at once."""
+    optimizers = {
+      tiers.GLOBAL: self.update.build(),
+      tiers.LOCAL: self.reconstruction.build(),
+    }
+    return dataclasses.replace(self.of_global(), optimizer=optimizers)
+
+  def of_own_model(self) -> phases.Phase:
+    """How clients train models of their own.
+
+    What others share they train as if it were sent, in their own copy.
+    """
+    optimizers = {
+      tiers.PERSONAL: self.update.build(),
+      tiers.LOCAL: self.reconstruction.build(),
+    }
+    return dataclasses.replace(
+      self.of_global(), train=tuple(optimizers), optimizer=optimizers
+    )
+
+  def of_personal_as_global(self) -> phases.Phase:
+    """The same steps as of what is sent, with the rate of what is their own."""
+    return dataclasses.replace(
+      self.of_global(), optimizer=self.reconstruction.build()
+    )
+
+  def of_tuning(self) -> phases.Phase:
+    """How clients tune what was trained for all, or some variables of it."""
+    return dataclasses.replace(self.of_personal(), only=self.tuned)
+
+  def of_tuning_global(self) -> phases.Phase:
+    """How clients tune what is sent when they have what is their own."""
+    rate = self.tuning_learning_rate
+    if rate is None:
+      rate = self.update.learning_rate
+    return dataclasses.replace(
+      self.when_measured(self.of_tuning()),
+      optimizer=dataclasses.replace(self.update, learning_rate=rate).build(),
+    )
+
+  def of_personal_repeated(self) -> phases.Phase:
+    """The same, with so many steps on each batch, as pFedMe has."""
+    return dataclasses.replace(
+      self.of_personal_as_global(), repeats=self.repeats
+    )
+
+  def when_measured(self, phase: phases.Phase) -> phases.Phase:
+    """How clients train what is their own before they are measured.
+
+    Args:
+      phase: How they do so in training.
+    """
+    steps = self.evaluation_reconstruction_steps
+    rate = self.evaluation_reconstruction_learning_rate
+    changes: dict[str, Any] = {}
+    if steps is not None:
+      changes['max_steps'] = None if steps < 0 else steps
+    if self.evaluation_reconstruction_epochs is not None:
+      changes['epochs'] = self.evaluation_reconstruction_epochs
+    if rate is not None:
+      changes['optimizer'] = dataclasses.replace(
+        self.reconstruction, learning_rate=rate
+      ).build()
+    return dataclasses.replace(phase, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Server(Options):
+  """How the server joins updates, and what it does with them."""
+
+  title: ClassVar[str] = 'Training and optimizers'
+
+  optimizer: Optimizer = Optimizer(
+    'server', 'the joined update', learning_rate=1.0
+  )
+  server_decay_rounds: int = option(
+    0,
+    "Rounds in which the server's learning rate falls to nothing, by equal "
+    'steps; 0 to keep it.',
+    at_least=0,
+  )
+  aggregator: str = option(
+    'mean',
+    'Joins updates: the weighted mean, or that mean after TFF has clipped long '
+    'updates and zeroed extreme ones by adaptive bounds.',
+    choices=('mean', 'robust'),
+  )
+  clip_norm: float = option(
+    0.0,
+    'Scales down client updates to this norm; 0 for no limit. A remedy where '
+    'single clients make a run diverge.',
+    at_least=0,
+  )
+  quantization_bits: int | None = option(
+    None,
+    'Clients round their updates to so many bits a number, by chance; by '
+    'default they send them as they are.',
+    at_least=1,
+    at_most=16,
+  )
+  client_weighting: str | None = option(
+    None,
+    'Whether a client counts by its query examples (the default); by all '
+    'targets that it trained on, such as the tokens of its sentences; or once '
+    '(if the run is private).',
+    choices=(EXAMPLES, TARGETS, UNIFORM),
+    group='Method',
+  )
+
+  def __post_init__(self) -> None:
+    """Refuses two ways to clip."""
+    super().__post_init__()
+    if self.aggregator == 'robust' and self.clip_norm:
+      raise OptionError(
+        '--clip_norm: the robust aggregator finds its own norm to clip to. '
+        'Leave one of the two flags out.'
+      )
+
+  def leaks(self) -> Iterator[Leak]:
+    """Yields what a private run may not choose."""
+    if self.client_weighting in (EXAMPLES, TARGETS):
+      yield Leak(
+        'client_weighting',
+        self.client_weighting,
+        'a client with many examples would move the mean by more than its clip',
+        'Use --client_weighting=uniform, the default of a private run.',
+      )
+    if self.aggregator != 'mean':
+      yield Leak(
+        'aggregator',
+        self.aggregator,
+        'its bounds follow from what clients send',
+        'Leave it out; private runs have --clip and --clip_quantile.',
+      )
+    if self.quantization_bits is not None:
+      yield Leak(
+        'quantization_bits',
+        self.quantization_bits,
+        'clients would send how far their numbers reach',
+        'Leave it out.',
+      )
+    if self.clip_norm:
+      yield Leak(
+        'clip_norm',
+        self.clip_norm,
+        'a private run clips by itself',
+        'Use --clip instead.',
+      )
+
+  @property
+  def learning_rate(self) -> float:
+    """The rate of the optimizer, for algorithms that prescribe the rest."""
+    return self.optimizer.learning_rate
+
+  def averaging(self) -> composition.Averaging:
+    """How updates are joined if nothing protects them."""
+    averaging: composition.Averaging = {
+      'aggregator': self._aggregator(),
+      'client_weighting': _WEIGHTINGS[self.client_weighting],
+    }
+    if self.quantization is not None:
+      averaging['before_sending'] = self.quantization
+    return averaging
+
+  @property
+  def quantization(self) -> quantization.Quantization | None:
+    """How clients round what they send, if they do."""
+    if self.quantization_bits is None:
+      return None
+    return quantization.Quantization(self.quantization_bits)
+
+  def _aggregator(self) -> composition.AggregationFactory:
+    if self.aggregator == 'robust':
+      return aggregators.robust()
+    if self.clip_norm:
+      return aggregators.MeanFactory(
+        lambda mean: tff.aggregators.clipping_factory(self.clip_norm, mean)
+      )
+    return aggregators.MeanFactory()
+
+  def build_optimizer(self) -> phases.Optimizer:
+    """Builds the server's optimizer, with its schedule."""
+    optimizer = self.optimizer.build()
+    if not self.server_decay_rounds:
+      return optimizer
+
+    def falling(round_number: tf.Tensor) -> tf.Tensor:
+      done = tf.cast(round_number, tf.float32) / self.server_decay_rounds
+      return self.learning_rate * tf.maximum(1.0 - done, 0.0)
+
+    return tff.learning.optimizers.schedule_learning_rate(optimizer, falling)

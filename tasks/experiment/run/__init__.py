@@ -1,0 +1,1 @@
+"""A run of an experiment: its folder, training, and measurements."""

@@ -1,0 +1,109 @@
+"""How many parameters and bytes travel between the server and a client."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_partial import processes
+from tff_partial import tiers
+from tff_partial.exchange import quantization
+from tff_partial.runtimes.values import typed_values
+
+# Of so many clients it is counted which rows of tables they send.
+_COUNTED = 100
+# Of the number of a row, which is sent with it.
+_ID_BYTES = 4
+
+
+def communication(
+  process: processes.PartialProcess,
+  clients: Any,
+  rounding: quantization.Quantization | None = None,
+) -> dict[str, Any]:
+  """Says what a client loads and sends in a round.
+
+  Args:
+    process: The process; what is not sent is not counted.
+    clients: Those who take part in training. Where clients send rows of tables
+      in place of tables, some of these tell how many.
+
+  Returns:
+    `download_` and `upload_` of `parameters` and `bytes`: the whole model and
+    what a client loads beside it, such as control variates; and all that leaves
+    a client at most, but for measurements. `upload_not_counted` names what is
+    of another size at each client, such as drafts. Where clients send rows,
+    `upload_bytes_by_rows`: the mean over clients, with the rows that their
+    examples look up, and their numbers.
+  """
+  weights_type = process.get_model_weights.type_signature.result
+  sent = {tier: weights_type.trainable[tier] for tier in process.sent}
+  loaded = [_size(weights_type), *map(_size, process.loaded_beside.values())]
+  beside = {
+    name: kind
+    for name, kind in process.sent_beside.items()
+    if typed_values.num_bytes(kind) is not None
+  }
+  uploaded = [
+    *(_size(kind, rounding) for kind in sent.values()),
+    *map(_size, beside.values()),
+  ]
+  counted: dict[str, Any] = {
+    f'{way}_{what}': sum(size[place] for size in sizes)
+    for way, sizes in (('download', loaded), ('upload', uploaded))
+    for place, what in enumerate(('parameters', 'bytes'))
+  }
+  others = sorted(process.sent_beside.keys() - beside.keys())
+  if others:
+    counted['upload_not_counted'] = others
+  if process.rows_of and process.work and len(clients):
+    tables = {name: sent[tiers.GLOBAL][name] for name in process.rows_of}
+    whole = sum(_size(kind)[1] for kind in tables.values())
+    frozen = process.model.frozen_weights()
+    rows = [
+      _bytes_of_rows(
+        tables,
+        process.work.tables.num_rows(
+          frozen, client['examples']['x'], client['count']
+        ),
+      )
+      for client in _some(clients)
+    ]
+    counted['upload_bytes_by_rows'] = round(
+      float(counted['upload_bytes'] - whole + np.mean(rows)), 1
+    )
+  return counted
+
+
+def _some(clients: Any) -> Any:
+  """The data of some clients, one after the other."""
+  ids = clients.client_ids
+  places = np.unique(np.linspace(0, len(ids) - 1, _COUNTED).astype(int))
+  for place in places:
+    (client,) = clients.cohort([ids[place]], np.zeros([1, 2], np.int32))
+    yield client
+
+
+def _bytes_of_rows(
+  tables: Mapping[str, tff.Type], number: Mapping[str, int]
+) -> int:
+  """Bytes of some rows of each table, and of their numbers."""
+  return sum(
+    number[name] * (_size(kind)[1] // kind.shape[0] + _ID_BYTES)
+    for name, kind in tables.items()
+  )
+
+
+def _size(
+  kind: tff.Type, rounding: quantization.Quantization | None = None
+) -> tuple[int, int]:
+  """How many parameters a type has, and bytes."""
+  if isinstance(kind, tff.TensorType):
+    number = math.prod(kind.shape or ())
+    if rounding is not None:
+      return number, rounding.num_bytes(kind)
+    return number, number * kind.dtype.type().itemsize
+  sizes = [_size(part, rounding) for part in kind]
+  return sum(size[0] for size in sizes), sum(size[1] for size in sizes)

@@ -1,0 +1,271 @@
+"""What a run would do and cost, without doing it: `tasks.train --dry_run`."""
+
+from collections.abc import Iterator
+import dataclasses
+import math
+import pathlib
+import time
+from typing import Any, ClassVar
+
+from tasks import task as tasks_lib
+from tasks.experiment import releasing
+from tasks.experiment.config import Config
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run import running
+from tasks.experiment.run.communication import communication
+from tasks.experiment.run.folder import Folder
+from tasks.experiment.trainable import Trainable
+from tasks.options import option
+from tasks.options import Options
+from tff_partial import phases
+from tff_partial import tiers
+from tff_partial.dp import privacy_plans
+from tff_partial.training import callbacks
+from tff_partial.training import evaluation_sets
+from tff_partial.training import programs
+from tff_partial_programs import opening
+
+# The first round is traced and compiled; so many more are timed.
+_TIMED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun(Options):
+  """Whether to plan only."""
+
+  title: ClassVar[str] = Output.title
+
+  dry_run: bool = option(
+    False,
+    'Print what the run would do and cost, and write nothing.',
+    is_common=True,
+  )
+
+
+def describe(config: Config, output: Output) -> Iterator[str]:
+  """Says what a run would do, a line after the other as they are known.
+
+  Data are loaded, and some rounds are trained in memory to be timed. What the
+  task would release with noise is not drawn.
+
+  Args:
+    config: The experiment.
+    output: Where it would write.
+
+  Yields:
+    Lines for people.
+
+  Raises:
+    UserError: Where the run itself would refuse to begin.
+  """
+  begun = time.perf_counter()
+  folder = None
+  if output.output_dir is not None:
+    folder = Folder(output.output_dir)
+    folder.check(
+      {**config.flags(), **output.flags()},
+      config.may_change() | output.may_change(),
+    )
+    where = pathlib.Path(output.output_dir)
+    yield _line('folder', f'{where}, {opening.state(output.output_dir)}')
+  task = running.load(config, releasing.at_start(config, folder, is_plan=True))
+  with running.executing(config.runtime):
+    trainable = Trainable(config, task)
+    clients = trainable.clients()
+    validation = trainable.evaluation_set(task.validation)
+    tests = {
+      name: trainable.evaluation_set(measured)
+      for name, measured in task.tests.items()
+    }
+    yield _line('task', _clients(task, clients, validation, tests))
+    yield _line('method', f'{config.algorithm}, {_method(trainable)}')
+    for phase in _phases(trainable):
+      yield _line('phase', phase)
+    yield _line('weights', _weights(trainable))
+    joined, rounds = trainable.clients_per_round, config.loop.rounds
+    yield _line(
+      'rounds',
+      f'{rounds} of {joined} clients, validation every '
+      f'{config.loop.evaluate_every}',
+    )
+    counted = communication(
+      trainable.process,
+      clients if trainable.ledger is None else (),
+      config.server.quantization,
+    )
+    yield _line('bytes', _bytes(counted, joined * rounds))
+    yield _line('privacy', _privacy(trainable, rounds))
+    if trainable.ledger is not None:
+      yield _line('noise', _noise(trainable.ledger.plan, counted))
+    if releasing.is_due(config, folder):
+      yield _line(
+        'release',
+        'drawn when the run begins, once, and kept in its folder; until then '
+        'weights, bytes and seconds are those of the largest there can be',
+      )
+    before = time.perf_counter() - begun
+    after = _seconds(config, trainable, clients, validation, tests)
+    yield _line(
+      'seconds',
+      f'about {_time(before + after)}, {_time(before)} of them before the '
+      f'first round; estimated from {min(1 + _TIMED, rounds)} rounds and an '
+      'evaluation on this machine',
+    )
+
+
+def _line(title: str, text: str) -> str:
+  return f'{title + ":":<9}{text}'
+
+
+def _clients(
+  task: tasks_lib.Task,
+  clients: Any,
+  validation: programs.EvaluationSet,
+  tests: dict[str, programs.EvaluationSet],
+) -> str:
+  """How many clients there are of each kind."""
+  tested = ', '.join(
+    f'{len(test.clients.client_ids)} to test ({name})'
+    for name, test in tests.items()
+  )
+  return (
+    f'{task.name}: {len(clients.client_ids)} clients to train, '
+    f'{len(validation.clients.client_ids)} to validate, {tested}'
+  )
+
+
+def _method(trainable: Trainable) -> str:
+  """What clients send and keep, and how they train."""
+  process = trainable.process
+  sent = [*process.sent_beside]
+  if process.sent:
+    sent.insert(0, f'updates of {", ".join(process.sent)}')
+  kept = 'nothing'
+  if not process.is_stateless:
+    # A structure of names and types would fill the screen.
+    kept = 'what is their own'
+  return f'clients send {"; ".join(sent) or "nothing"}; they remember {kept}'
+
+
+def _phases(trainable: Trainable) -> Iterator[str]:
+  """What a client does in a round, one after the other."""
+  work = trainable.process.work
+  for phase in phases.flat(work.work) if work is not None else ():
+    does = f'train {" and ".join(phase.train)}' if phase.train else 'measure'
+    size = 'all examples' if phase.batch_size is None else phase.batch_size
+    epochs = phase.epochs if isinstance(phase.epochs, int) else 'varying'
+    most = '' if phase.max_steps is None else f', at most {phase.max_steps}'
+    yield (f'{does} on {phase.on.name}, epochs {epochs}, steps of {size}{most}')
+
+
+def _weights(trainable: Trainable) -> str:
+  """How many parameters each tier has."""
+  model = trainable.process.model
+  parts = []
+  for tier in model.tiers:
+    shapes = [spec.shape for spec in model.specs_at_server(tier).values()]
+    if all(shape.is_fully_defined() for shape in shapes):
+      number = sum(math.prod(shape) for shape in shapes)
+      parts.append(f'{number:,} {tier}')
+    else:
+      parts.append(f'{tier} as large as the client needs')
+    if tier == tiers.LOCAL:
+      parts[-1] += ' (at each client)'
+  return ', '.join(parts)
+
+
+def _bytes(counted: dict[str, Any], times: int) -> str:
+  """What travels, by client and round and in all."""
+  down, up = counted['download_bytes'], counted['upload_bytes']
+  by_rows = counted.get('upload_bytes_by_rows')
+  text = f'{down:,} down and {up:,} up for a client in a round'
+  if by_rows is not None:
+    text += f' ({by_rows:,.0f} up by rows)'
+    up = by_rows
+  text += f'; {_size(down * times)} down and {_size(up * times)} up in all'
+  others = counted.get('upload_not_counted')
+  if others:
+    text += f'; not counted: {", ".join(others)}'
+  return text
+
+
+def _size(number: float) -> str:
+  """Bytes for people."""
+  for unit in ('B', 'kB', 'MB', 'GB', 'TB'):
+    if number < 1000 or unit == 'TB':
+      break
+    number /= 1000
+  return f'{number:.3g} {unit}'
+
+
+def _privacy(trainable: Trainable, rounds: int) -> str:
+  """What the run costs its clients."""
+  ledger = trainable.ledger
+  if ledger is None:
+    return 'none; the run is not private'
+  plan = ledger.plan
+  simulated = ', A SIMULATION' if ledger.simulation else ''
+  return (
+    f'epsilon {ledger.epsilon(rounds):.4g} at delta {plan.delta:.3g} after '
+    f'{rounds} rounds, noise multiplier {plan.noise_multiplier:.4g}, '
+    f'{plan.sampling.name} sampling{simulated}'
+  )
+
+
+def _noise(plan: privacy_plans.PrivacyPlan, counted: dict[str, Any]) -> str:
+  """How long the noise of a round is, beside what it is to hide."""
+  norm = plan.noise_norm(counted['upload_parameters'])
+  return f'{norm}{norm.warning and f". WARNING: {norm.warning}"}'
+
+
+def _time(seconds: float) -> str:
+  """A duration for people."""
+  if seconds < 120:
+    return f'{seconds:.0f} s'
+  if seconds < 7200:
+    return f'{seconds / 60:.0f} min'
+  return f'{seconds / 3600:.1f} h'
+
+
+def _seconds(
+  config: Config,
+  trainable: Trainable,
+  clients: Any,
+  validation: programs.EvaluationSet,
+  tests: dict[str, programs.EvaluationSet],
+) -> float:
+  """Times some rounds and an evaluation, and says what all will take."""
+  rounds = config.loop.rounds
+  timed = min(1 + _TIMED, rounds)
+
+  def has_enough(result: callbacks.RoundResult) -> bool:
+    return result.round >= timed
+
+  trained = running.train_rounds(
+    config, Output(), trainable, clients, None, [has_enough]
+  )
+  first, each = (
+    trained.seconds[name] for name in ('first_round', 'per_round_median')
+  )
+  durations = []
+  for _ in range(2):  # The first is traced and compiled, too.
+    begun = time.perf_counter()
+    evaluation_sets.evaluate(
+      validation,
+      trained.weights,
+      config.seed,
+      trained.client_store,
+      server_state=trained.server_state,
+    )
+    durations.append(time.perf_counter() - begun)
+  evaluations = -(-rounds // config.loop.evaluate_every)
+  # Of a test there may be one of the last round, and one of the best.
+  per_client = durations[1] / max(len(validation.clients.client_ids), 1)
+  measured = sum(len(test.clients.client_ids) for test in tests.values())
+  return (
+    first
+    + (rounds - 1) * each
+    + durations[0]
+    + (evaluations - 1) * durations[1]
+    + 2 * per_client * measured
+  )

@@ -1,0 +1,360 @@
+"""The folder that a run writes to, and who may go on there."""
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence, Set
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+import weakref
+
+from absl import logging
+
+from tasks.errors import OptionError
+from tasks.experiment.command_line import flags
+from tasks.experiment.config import Config
+from tasks.experiment.options.loop import Output
+from tff_partial.analysis import run_folders
+from tff_partial.training import files
+from tff_partial.training import metrics_log
+from tff_partial.training import programs
+
+FLAGS_FILE = run_folders.FLAGS_FILE
+RESULT_FILE = run_folders.RESULT_FILE
+# What the run released with noise before its first round, and how.
+RELEASED_FILE = 'released.json'
+
+# Without these, a result says too little to go on with.
+_RESULT_FIELDS = frozenset(
+  ('rounds', 'diverged', 'train', 'validation', 'test', 'best')
+)
+# Of flags that differ from those of a run, a message names so many.
+_MOST_NAMED = 10
+# The suffix of a file that is not written to its end.
+_UNFINISHED = '.tmp'
+
+
+class Folder:
+  """The output folder of a run."""
+
+  def __init__(self, path: str):
+    """Takes a folder that exists or not."""
+    self.path = pathlib.Path(path)
+    self._lock: weakref.finalize | None = None
+
+  @property
+  def flags_file(self) -> pathlib.Path:
+    """The file of the run's flags."""
+    return self.path / FLAGS_FILE
+
+  def take(self) -> None:
+    """Makes the folder, and keeps other processes from training there.
+
+    The folder is this process's alone, for as long as this object lives.
+
+    Raises:
+      CheckpointError: If another process is training there.
+    """
+    self.path.mkdir(parents=True, exist_ok=True)
+    if self._lock is None:
+      self._lock = weakref.finalize(self, os.close, files.locked(self.path))
+
+  def claim(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
+    """Takes the folder and writes the flags, or compares them with those there.
+
+    Args:
+      values: What the run's flags say, by their names.
+      may_change: The flags that may differ from those there.
+
+    Raises:
+      OptionError: If the folder holds a run with other flags, or something
+        that is no run.
+      CheckpointError: If another process is training there.
+    """
+    self.take()
+    self.check(values, may_change)
+    write_whole(
+      self.flags_file,
+      ''.join(_flag_line(name, value) for name, value in values.items()),
+    )
+
+  def check(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
+    """Refuses a folder in which a run cannot begin or go on; writes nothing.
+
+    Args:
+      values: What the run's flags say, by their names.
+      may_change: The flags that may differ from those there.
+
+    Raises:
+      OptionError: If the folder holds a run with other flags, or something
+        that is no run.
+    """
+    if not self.path.exists():
+      return
+    if self.flags_file.exists():
+      if self.has_begun:
+        self._compare(values, may_change)
+    elif others := sorted(
+      path.name for path in self.path.iterdir() if path.suffix != _UNFINISHED
+    ):
+      raise OptionError(
+        f'--output_dir={self.path}: the folder holds {others[0]!r} but no '
+        f'{FLAGS_FILE}, so it is not the folder of a run. Choose another one.'
+      )
+
+  @property
+  def has_begun(self) -> bool:
+    """Whether there is anything that other flags would make wrong."""
+    table = self.path / metrics_log.METRICS_FILE
+    saved = self.path / programs.CHECKPOINTS_FOLDER
+    return (
+      (self.path / RESULT_FILE).exists()
+      or (saved.is_dir() and any(saved.iterdir()))
+      or (table.exists() and table.read_bytes().count(b'\n') > 1)
+    )
+
+  def _compare(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
+    before = run_folders.read_flag_lines(self.flags_file)
+    now = {
+      name: _flag_line(name, value).strip() for name, value in values.items()
+    }
+    differing = [
+      name
+      for name in sorted(set(before) | set(now))
+      if name not in may_change and before.get(name) != now.get(name)
+    ]
+    if differing:
+      # A damaged file can hold anything.
+      details = '; '.join(
+        f'{before.get(name, f"no {name:.80}"):.80} there, '
+        f'{now.get(name, f"no {name:.80}"):.80} now'
+        for name in differing[:_MOST_NAMED]
+      )
+      if len(differing) > _MOST_NAMED:
+        details += f'; and {len(differing) - _MOST_NAMED} more'
+      raise OptionError(
+        f'--output_dir={self.path}: the folder holds a run with other flags: '
+        f'{details}. Give the same flags to go on with it, or choose another '
+        'folder.'
+      )
+
+  def keep_released(self, released: Mapping[str, Any]) -> None:
+    """Keeps what was released before the first round, for the owner alone.
+
+    Args:
+      released: As JSON can hold it.
+    """
+    described = {'sha256': _sha256(released), 'released': released}
+    write_whole(
+      self.path / RELEASED_FILE, json.dumps(described) + '\n', is_secret=True
+    )
+
+  def read_released(self) -> dict[str, Any] | None:
+    """Reads what `keep_released` wrote; None if there is nothing.
+
+    Raises:
+      OptionError: If it is damaged.
+    """
+    path = self.path / RELEASED_FILE
+    try:
+      described = json.loads(path.read_text(encoding='utf-8'))
+      released = described['released']
+      if described['sha256'] == _sha256(released):
+        return dict(released)
+    except FileNotFoundError:
+      return None
+    except (KeyError, RecursionError, TypeError, ValueError):
+      pass
+    raise OptionError(
+      f'{path}: the file is damaged. It holds what the run released with noise '
+      'before its first round, which cannot be drawn again. Bring it back from '
+      'a copy, or train anew in another folder.'
+    )
+
+  def write_result(self, result: Mapping[str, Any]) -> None:
+    """Writes `result.json`, whole or not at all."""
+    text = json.dumps(result, indent=2, allow_nan=False)
+    write_whole(self.path / RESULT_FILE, text + '\n')
+
+  def read_result(self) -> dict[str, Any] | None:
+    """Reads `result.json` if it is there.
+
+    Raises:
+      OptionError: If it is not what `write_result` wrote.
+    """
+    path = self.path / RESULT_FILE
+    if not path.exists():
+      return None
+    line = 1
+    try:
+      result = json.loads(path.read_text(errors='replace'))
+      problem = 'it is not the result of a run'
+    except json.JSONDecodeError as error:
+      result, line, problem = None, error.lineno, f'not JSON ({error.msg})'
+    except (ValueError, RecursionError):
+      result, problem = None, 'no reader of JSON takes its numbers or lists'
+    if not _is_result(result):
+      raise OptionError(
+        f'{path}, line {line}: {problem}. Delete this file and run the '
+        'training command again, which writes it anew.'
+      )
+    return result
+
+
+def _is_result(value: Any) -> bool:
+  """Whether a value of JSON has all that is shown of a result."""
+  if not isinstance(value, dict) or _RESULT_FIELDS - set(value):
+    return False
+  try:
+    tests = value['test']
+    shown = {name for metrics in tests.values() for name in metrics}
+    shown = {n for n in shown if n != 'per_client' and not n.startswith('num_')}
+    for metrics in (
+      *tests.values(),
+      *(value['best']['test'][name] for name in tests),
+    ):
+      for name in shown:
+        float(metrics[name])
+    validation = value['validation']
+    # Not all that tests measure is measured there.
+    for name in {'loss'} | (shown & set(validation)):
+      float(validation[name])
+    if value['train']:  # A private run does not say.
+      for name in ('num_not_finite', 'num_clients'):
+        int(value['train'][name])
+      float(value['train']['loss'])
+    best = value['best']['round']
+    return (
+      bool(tests)
+      and isinstance(value['diverged'], bool)
+      and isinstance(value['rounds'], int)
+      and (best is None or isinstance(best, int))
+      and isinstance(value.get('privacy'), (dict, type(None)))
+    )
+  except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+    return False
+
+
+def _flag_line(name: str, value: Any) -> str:
+  """A flag as a line of a flagfile; unset ones leave a comment."""
+  if value is None:
+    return f'# {name} is not set\n'
+  if isinstance(value, bool):
+    return f'--{name}={str(value).lower()}\n'
+  return f'--{name}={value}\n'
+
+
+def write_whole(
+  path: pathlib.Path, text: str, *, is_secret: bool = False
+) -> None:
+  """Replaces a file so that a kill leaves the old one or the new one.
+
+  Args:
+    path: The file.
+    text: What it is to hold.
+    is_secret: Whether its owner alone may read it. It is then on the disk when
+      this returns.
+  """
+  temporary = path.with_name(f'{path.name}{_UNFINISHED}')
+  try:
+    if is_secret:
+      temporary.unlink(missing_ok=True)
+      temporary.touch(0o600, exist_ok=False)
+    with temporary.open('w', encoding='utf-8') as file:
+      file.write(text)
+      if is_secret:
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+  except OSError as error:
+    with contextlib.suppress(OSError):
+      temporary.unlink()
+    # An error of writing, other than one of opening, knows no name.
+    raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _sha256(value: Any) -> str:
+  """The checksum of a value of JSON."""
+  text = json.dumps(value, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def finite(value: Any) -> Any:
+  """JSON knows no infinity: such numbers become texts."""
+  if isinstance(value, Mapping):
+    return collections.OrderedDict((k, finite(v)) for k, v in value.items())
+  if isinstance(value, float) and value - value != 0.0:
+    return str(value)
+  return value
+
+
+def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
+  """Puts the flags of a trained run before those of the command line.
+
+  Flags decide numbers, and a folder may come from another author. So those that
+  say what to import, where to write and which cluster to join are not taken
+  from it, and what is no flag of a run is refused.
+
+  Args:
+    arguments: The command line, the program's name first.
+
+  Raises:
+    OptionError: If no run is named or found, or its flags are none.
+  """
+  if any(a.lstrip('-').startswith('help') for a in arguments[1:]):
+    return list(arguments)
+  given = _flag_from(arguments, 'output_dir')
+  if given is None:
+    raise OptionError('--output_dir: name the folder of a trained run.')
+  folder = Folder(given)
+  if not folder.flags_file.exists():
+    raise OptionError(
+      f'--output_dir={given}: there is no run here, since there is no '
+      f'{FLAGS_FILE}. Train one with `tff-partial train`.'
+    )
+  return [arguments[0], *_kept_flags(folder.flags_file), *arguments[1:]]
+
+
+# Programs that read a run ask for these anew, beside those of `Output`.
+_PLACES = ('ray_address', 'ray_folder')
+
+
+def _kept_flags(path: pathlib.Path) -> Iterator[str]:
+  """The flags of a run that decide its numbers, one by one."""
+  known = {choice.flag for choice in flags.all_choices(Config())}
+  left_out = {*Output().flags(), *_PLACES}
+  text = path.read_text(encoding='utf-8', errors='replace')
+  for number, line in enumerate(text.splitlines(), 1):
+    line = line.strip()
+    if not line or line.startswith('#'):
+      continue
+    name = line.removeprefix('--').partition('=')[0]
+    if name in left_out:
+      if name in _PLACES:
+        logging.warning(
+          '%s, line %d: %s is not taken from a folder. Give it to this '
+          'program, if you trust it.',
+          path,
+          number,
+          line,
+        )
+    elif line.startswith('--') and name in known:
+      yield line
+    else:
+      raise OptionError(
+        f'{path}, line {number}: {line:.80} is no flag of a run. Bring the '
+        'file back from a copy, or train in another folder.'
+      )
+
+
+def _flag_from(arguments: Sequence[str], name: str) -> str | None:
+  """Finds a flag's value on a command line that is not parsed yet."""
+  for place, argument in enumerate(arguments):
+    for prefix in (f'--{name}', f'-{name}'):
+      if argument.startswith(f'{prefix}='):
+        return argument.split('=', 1)[1]
+      if argument == prefix and place + 1 < len(arguments):
+        return arguments[place + 1]
+  return None

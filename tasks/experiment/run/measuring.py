@@ -1,0 +1,76 @@
+"""Measures clients: by their examples, and by their models."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tasks import task as tasks_lib
+from tff_partial.data import examples
+from tff_partial.training import evaluation_sets
+from tff_partial.training import personal_models
+from tff_partial.training import programs
+from tff_partial.training.client_store import client_store as client_store_lib
+
+
+def evaluate(
+  task: tasks_lib.Task,
+  clients: programs.EvaluationSet,
+  weights: Any,
+  seed: int,
+  client_store: client_store_lib.ClientStates | None,
+  has_diverged: bool = False,
+  server_state: Any = None,
+) -> dict[str, Any]:
+  """Measures clients by all that the task knows to measure.
+
+  Args:
+    task: The task.
+    clients: Who is measured, and how.
+    weights: The weights at the server.
+    seed: The run's seed.
+    client_store: What clients remember.
+    has_diverged: Whether weights need not be finite, as it is known already
+      that the run diverged.
+    server_state: What the server holds beside weights.
+
+  Returns:
+    Pooled metrics by name, and under `per_client` their distribution.
+  """
+  measure = evaluation_sets.measure if has_diverged else programs.evaluate
+  measured = measure(
+    clients, weights, seed, client_store, server_state=server_state
+  )
+  if isinstance(task, tasks_lib.MeasuresModels):
+    own = own_models(clients, weights, seed, client_store, server_state)
+    measured = {**measured, **task.measure_models(own)}
+  return measured
+
+
+def own_models(
+  clients: programs.EvaluationSet,
+  weights: Any,
+  seed: int,
+  client_store: client_store_lib.ClientStates | None,
+  server_state: Any = None,
+) -> Iterator[tasks_lib.OwnModel]:
+  """Makes the models that clients are measured with, one after another.
+
+  Args:
+    clients: Who is measured, and how they personalise before.
+    weights: The weights at the server.
+    seed: The run's seed.
+    client_store: What clients remember.
+    server_state: What the server holds beside weights.
+  """
+  kept, cohort = evaluation_sets.with_memories(clients, seed, client_store)
+  ids = clients.clients.client_ids
+  for client, own, value in zip(ids, kept, cohort, strict=True):
+    keras_model = personal_models.model_of(
+      clients.evaluation, weights, own, value, server_state
+    )
+    yield tasks_lib.OwnModel(client, keras_model, _without_padding(value))
+
+
+def _without_padding(client: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The examples of a client's value."""
+  count = int(client['count'])
+  return examples.map_fields(lambda array: array[:count], client['examples'])

@@ -1,0 +1,162 @@
+"""What a run on ratings of one's own leaves beside its result.
+
+`top_n.csv` names items for users, and the folder `export` has the model for
+devices. Both are made from what was saved, so that the command of a run that
+has ended writes them anew, for another user for instance.
+"""
+
+from collections.abc import Iterator
+import csv
+import io
+import pathlib
+import shutil
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks import export
+from tasks.experiment.config import Config
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run import folder as folder_lib
+from tasks.experiment.run.running import executing
+from tasks.experiment.trainable import Trainable
+from tasks.ratings import task as ratings_task
+from tff_partial import errors
+from tff_partial.analysis import spreadsheets
+from tff_partial.training import personal_models
+from tff_partial.training import programs
+
+TOP_N_FILE = 'top_n.csv'
+EXPORT_FOLDER = 'export'
+
+
+class _Row(NamedTuple):
+  """A line of `top_n.csv`."""
+
+  user: str
+  rank: int
+  item: str
+  score: str
+
+
+def write(config: Config, output: Output) -> None:
+  """Writes what the options of a run on ratings ask for, and says so.
+
+  What an algorithm cannot give, such as items for each user where users have
+  nothing of their own, is left out, and why is said.
+
+  Args:
+    config: The experiment. If it is about another task, nothing is written.
+    output: The folder that it has trained in.
+  """
+  options = config.task
+  if not isinstance(options, ratings_task.Options):
+    return
+  ends = options.ends
+  if not (ends.top_n_csv or ends.export_formats):
+    return
+  run = folder_lib.Folder(str(output.output_dir))
+  done = run.read_result() or {}
+  task = options.load(config.data, config.seed)
+  with executing(config.runtime, done.get('jit_choices')):
+    trainable = Trainable(config, task)
+    saved = trainable.saved(run.path)
+    if ends.top_n_csv:
+      try:
+        _write_top_n(config, task, trainable, saved, ends, run.path)
+      except errors.UserError as error:
+        print(f'No {TOP_N_FILE} is written. {error}')
+    if ends.export_formats:
+      try:
+        _write_export(config, task, trainable, saved, ends, run.path)
+      except errors.UserError as error:
+        print(f'No folder {EXPORT_FOLDER} is written. {error}')
+
+
+def _write_top_n(
+  config: Config,
+  task: ratings_task.Ratings,
+  trainable: Trainable,
+  saved: programs.Saved,
+  ends: ratings_task.Ends,
+  folder: pathlib.Path,
+) -> None:
+  personal = trainable.personal()
+  predictor = personal_models.Predictor(
+    saved,
+    task.everybody(personal.example_spec),
+    evaluation=personal,
+    seed=config.seed,
+  )
+  names = task.ratings.user_names
+  users = names if ends.top_n_user is None else (ends.top_n_user,)
+  text = io.StringIO()
+  lines = csv.writer(text, lineterminator='\n')
+  lines.writerow(_Row._fields)
+  for user in users:
+    lines.writerows(best(task, predictor, user, ends.top_n))
+  path = folder / TOP_N_FILE
+  folder_lib.write_whole(path, text.getvalue())
+  whom = f'{len(users):,} users' if len(users) > 1 else f'user {users[0]}'
+  print(f'The {ends.top_n} best items for {whom}: {path}')
+
+
+def best(
+  task: ratings_task.Ratings,
+  predictor: personal_models.Predictor,
+  user: str,
+  number: int,
+) -> Iterator[_Row]:
+  """Ranks the items that a user has not rated; fewer, if there are no more.
+
+  Args:
+    task: The task.
+    predictor: Predicts ratings of the user.
+    user: Its name.
+    number: How many items.
+
+  Yields:
+    Lines of `top_n.csv`, the best item first, with texts that a spreadsheet
+    takes for texts.
+  """
+  ratings = task.ratings
+  scores = predictor.predict(user, np.arange(ratings.num_items, dtype=np.int32))
+  scores = np.clip(scores, *ratings.scale)
+  rated = task.rated_by(user)['item_id'].to_numpy()
+  unrated = np.setdiff1d(np.arange(ratings.num_items), rated)
+  best = unrated[np.argsort(-scores[unrated], kind='stable')][:number]
+  for rank, item in enumerate(best, 1):
+    yield _Row(
+      spreadsheets.escaped(user),
+      rank,
+      spreadsheets.escaped(ratings.item_titles[item]),
+      f'{scores[item]:.4f}',
+    )
+
+
+def _write_export(
+  config: Config,
+  task: ratings_task.Ratings,
+  trainable: Trainable,
+  saved: programs.Saved,
+  ends: ratings_task.Ends,
+  folder: pathlib.Path,
+) -> None:
+  counts = task.ratings.frame['user_id'].value_counts()
+  target = folder / EXPORT_FOLDER
+  with tempfile.TemporaryDirectory(dir=folder, suffix='.tmp') as scratch:
+    exported = export.write(
+      config,
+      task,
+      export.served(trainable, saved),
+      pathlib.Path(scratch) / EXPORT_FOLDER,
+      ends.export_formats,
+      int(counts.max()),
+    )
+    # What an earlier call wrote is replaced when all is there.
+    if target.exists():
+      shutil.rmtree(target)
+    shutil.move(exported.folder, target)
+  files = ', '.join(path.name for path in exported.paths.values())
+  print(f'The model for devices: {target} ({files}, vocabularies.json)')

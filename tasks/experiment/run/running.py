@@ -1,0 +1,459 @@
+"""Runs an experiment: trains, measures the test clients, writes the result."""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import pathlib
+import resource
+import sys
+import time
+from typing import Any, NamedTuple
+
+import psutil
+
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.experiment import releasing
+from tasks.experiment.config import Config
+from tasks.experiment.config import Runtime
+from tasks.experiment.options import privacy as privacy_lib
+from tasks.experiment.options.loop import Output
+from tasks.experiment.run import hooks
+from tasks.experiment.run import measuring
+from tasks.experiment.run import user_vectors
+from tasks.experiment.run.communication import communication
+from tasks.experiment.run.folder import finite
+from tasks.experiment.run.folder import Folder
+from tasks.experiment.run.folder import RESULT_FILE
+from tasks.experiment.trainable import Trainable
+from tff_partial import evaluation
+from tff_partial import runtimes
+from tff_partial.training import callbacks as callbacks_lib
+from tff_partial.training import metrics_log
+from tff_partial.training import programs
+
+_JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Result:
+  """What came of an experiment.
+
+  Attributes:
+    report: All that is measured, as `result.json` holds it; docs/results.md
+      and `str` of this object show the most of it.
+    trained: The weights and what clients remember, of the best round and of
+      the last; None if the folder held the whole run already.
+  """
+
+  report: Mapping[str, Any]
+  trained: programs.TrainingResult | None = None
+
+  def __str__(self) -> str:
+    return table(self.report)
+
+  def check(self) -> None:
+    """Refuses a run that diverged, with advice.
+
+    Raises:
+      ProgramError: If it did.
+    """
+    if self.report['diverged']:
+      raise programs.ProgramError(_advice(self.report))
+
+
+def load(
+  config: Config, release: tasks_lib.Release | Folder | None = None
+) -> tasks_lib.Task:
+  """Loads the data of an experiment and makes its task.
+
+  Where many clients train side by side, TensorFlow is told so before it has any
+  threads: each kernel gets one. A single client with everybody's examples uses
+  all cores.
+
+  Args:
+    config: The experiment.
+    release: How the task releases what it releases with noise; or the folder of
+      the run that did. By default it is drawn, and kept nowhere.
+
+  Raises:
+    DataError: If the data are missing or damaged.
+    OptionError: If what the run released is missing or damaged.
+  """
+  if config.runtime.runtime != 'native' and not config.how.is_central:
+    runtimes.cores_for_clients()
+  if isinstance(config.task, tasks_lib.Releases):
+    if not isinstance(release, tasks_lib.Release):
+      release = releasing.of_run(config, release)
+    return config.task.load(config.data, config.seed, release)
+  return config.task.load(config.data, config.seed)
+
+
+@contextlib.contextmanager
+def executing(
+  runtime: Runtime, choices: Mapping[str, bool] | None = None
+) -> Iterator[Any]:
+  """Within the context, computations run as an experiment says.
+
+  Args:
+    runtime: What executes them.
+    choices: What `--jit=auto` chose in an earlier process, to choose it again.
+  """
+  jit = _JIT[runtime.jit]
+  context: Any
+  match runtime.runtime:
+    case 'native':
+      context = runtimes.native()
+    case 'ray':
+      context = runtimes.ray(
+        runtime.ray_address,
+        runtime.ray_workers,
+        jit=jit,
+        choices=choices,
+        folder=runtime.ray_folder,
+        lanes=runtime.lanes,
+      )
+    case _:
+      context = runtimes.cohort(jit=jit, choices=choices, lanes=runtime.lanes)
+  with context:
+    yield context
+
+
+def run(config: Config, output: Output = Output()) -> Result:
+  """Trains, measures the test clients, and says what came of it.
+
+  Args:
+    config: The experiment.
+    output: Where to write. A folder with the same experiment is gone on with
+      where it was killed; with None nothing is written.
+
+  Raises:
+    UserError: If the data, the options or the folder do not go together.
+  """
+  started = time.perf_counter()
+  folder = None
+  if output.output_dir is not None:
+    folder = Folder(output.output_dir)
+    done = _claim(folder, config, output)
+    if done is not None:
+      return Result(done)
+  flags = {**config.flags(), **output.flags()}
+  with hooks.opened(output.hook, flags) as told:
+    report, trained = _run(config, output, told, folder)
+    total = time.perf_counter() - started
+    report['seconds'] = {**report['seconds'], 'total': total}
+    _tell(report, output, told)
+  report = finite(report)
+  if folder is not None:
+    folder.write_result(report)
+  return Result(report, trained)
+
+
+class _Prepared(NamedTuple):
+  """All that the rounds of an experiment need."""
+
+  trainable: Trainable
+  clients: tasks_lib.Clients
+  validation: programs.EvaluationSet
+  tests: dict[str, programs.EvaluationSet]
+  projector: user_vectors.Projector | None
+  callbacks: Sequence[callbacks_lib.Callback]
+
+
+def _prepared(
+  config: Config, output: Output, told: hooks.Told, task: tasks_lib.Task
+) -> _Prepared:
+  """Builds what the rounds need."""
+  trainable = Trainable(config, task)
+  projector = None
+  if output.projector and output.output_dir is not None:
+    projector = user_vectors.Projector(trainable, task, output.projector)
+  ends = config.loop.callbacks(trainable.selection)
+  return _Prepared(
+    trainable,
+    trainable.clients(),
+    trainable.evaluation_set(task.validation),
+    {
+      name: trainable.evaluation_set(measured)
+      for name, measured in task.tests.items()
+    },
+    projector,
+    [*ends, *told.callbacks],
+  )
+
+
+def _run(
+  config: Config, output: Output, told: hooks.Told, folder: Folder | None
+) -> tuple[dict[str, Any], programs.TrainingResult]:
+  """Trains and measures; returns what `result.json` holds, and the weights."""
+  task = load(config, releasing.at_start(config, folder))
+  with executing(config.runtime) as context:
+    prepared = _prepared(config, output, told, task)
+    if releasing.is_due(config, folder):
+      # Something stood in, to check everything before it is drawn.
+      _check(config, output, prepared)
+      task = releasing.drawn(config, folder, task)
+      prepared = _prepared(config, output, told, task)
+    trainable, clients, validation, tests, projector, callbacks = prepared
+    trained = train_rounds(
+      config, output, trainable, clients, validation, callbacks
+    )
+    measured = _measured(task, trained, tests, config.seed)
+    if projector is not None:
+      projector.write(trained, str(output.output_dir), config.seed)
+  packed: dict[str, Any] = {
+    tasks_lib.TRAIN: clients,
+    tasks_lib.VALIDATION: validation.clients,
+    **{task.tests[name].part: test.clients for name, test in tests.items()},
+  }
+  return {
+    **_description(config, trainable, trained),
+    'communication': communication(
+      trainable.process,
+      # Which rows clients send is theirs, and no noise would hide it.
+      clients if trainable.ledger is None else (),
+      config.server.quantization,
+    ),
+    'jit_choices': dict(getattr(context, 'choices', {})),
+    'data': {
+      **task.counts,
+      'clients': {part: len(p) for part, p in packed.items()},
+      'clients_filtered': {part: p.num_filtered for part, p in packed.items()},
+    },
+    **measured,
+    'privacy': trained.privacy
+    and privacy_lib.labelled(
+      trained.privacy, config.privacy, task.learned_from_training
+    ),
+    'seconds': trained.seconds,
+    'peak_rss_mb': peak_memory_mb(),
+  }, trained
+
+
+def _tell(report: Mapping[str, Any], output: Output, told: hooks.Told) -> None:
+  """Shows what the test clients measured where the rounds are shown."""
+  numbers = {
+    f'test/{name}/{metric}': float(value)
+    for name, measured in report['test'].items()
+    for metric, value in measured.items()
+    if isinstance(value, (int, float))
+  }
+  told.tell(report['rounds'], numbers)
+  if output.tensorboard and output.output_dir is not None:
+    metrics_log.add_curves(output.output_dir, numbers, report['rounds'])
+
+
+def _claim(
+  folder: Folder, config: Config, output: Output
+) -> dict[str, Any] | None:
+  """Takes a folder; returns the result if the whole run is in it."""
+  folder.claim(
+    {**config.flags(), **output.flags()},
+    config.may_change() | output.may_change(),
+  )
+  done = folder.read_result()
+  if done is None:
+    return None
+  if done['rounds'] > config.loop.rounds:
+    raise OptionError(
+      f'--rounds={config.loop.rounds}: {folder.path} holds a run of '
+      f'{done["rounds"]} rounds. Ask for as many or more, or choose another '
+      '--output_dir.'
+    )
+  is_whole = (
+    done['diverged']
+    or done['rounds'] == config.loop.rounds
+    or done.get('ended_by')  # Runs of older versions do not have it.
+  )
+  return done if is_whole else None
+
+
+def train_rounds(
+  config: Config,
+  output: Output,
+  trainable: Trainable,
+  clients: Any,
+  validation: programs.EvaluationSet | None,
+  callbacks: Sequence[callbacks_lib.Callback],
+) -> programs.TrainingResult:
+  """Trains the rounds of an experiment.
+
+  Args:
+    config: The experiment.
+    output: Where to write; nowhere without an output folder.
+    trainable: Its algorithm.
+    clients: Who takes part.
+    validation: Who chooses the best round, or None.
+    callbacks: Are called after each round.
+  """
+  return programs.train(
+    trainable.process,
+    clients,
+    **_checked(config, output, trainable, validation, callbacks),
+    stop=config.loop.stopping_rule(),
+    output_dir=output.output_dir,
+    diagnostics=config.privacy.diagnostics,
+    tensorboard=output.tensorboard,
+    show_progress=output.shows_progress,
+  )
+
+
+def _check(config: Config, output: Output, prepared: _Prepared) -> None:
+  """Refuses what the rounds would refuse."""
+  trainable, clients, validation, _, _, callbacks = prepared
+  programs.check(
+    trainable.process,
+    clients,
+    **_checked(config, output, trainable, validation, callbacks),
+  )
+
+
+def _checked(
+  config: Config,
+  output: Output,
+  trainable: Trainable,
+  validation: programs.EvaluationSet | None,
+  callbacks: Sequence[callbacks_lib.Callback],
+) -> dict[str, Any]:
+  """What of the rounds is checked before they begin, as `train` takes it."""
+  return {
+    'rounds': config.loop.rounds,
+    'clients_per_round': trainable.clients_per_round,
+    'seed': config.seed,
+    'oversample': config.loop.oversample,
+    'dropout_rate': config.loop.dropout_rate,
+    'validation': validation,
+    'evaluate_every': config.loop.evaluate_every,
+    'checkpoint_every': output.checkpoint_every,
+    'select': trainable.selection if validation else None,
+    'callbacks': callbacks,
+    'privacy': trainable.accounting,
+    'participation': config.loop.cohorts.participation(),
+  }
+
+
+def _measured(
+  task: tasks_lib.Task,
+  trained: programs.TrainingResult,
+  tests: Mapping[str, programs.EvaluationSet],
+  seed: int,
+) -> dict[str, Any]:
+  """What clients are measured by the last weights and the best ones."""
+
+  def tested(weights: Any, remembered: Any, held: Any) -> dict[str, Any]:
+    return {
+      name: measuring.evaluate(
+        task, test, weights, seed, remembered, trained.diverged, held
+      )
+      for name, test in tests.items()
+    }
+
+  last = tested(trained.weights, trained.client_store, trained.server_state)
+  best = last
+  if trained.best_round != trained.rounds:
+    best = tested(
+      trained.best_weights,
+      trained.best_client_store,
+      trained.best_server_state,
+    )
+  return {
+    'train': trained.train,
+    'validation': {
+      **(trained.validation or {}),
+      'best_round': trained.best_round,
+    },
+    'test': last,
+    'best': {
+      'round': trained.best_round,
+      'validation': trained.best_validation,
+      'test': best,
+    },
+  }
+
+
+def _description(
+  config: Config, trainable: Trainable, trained: programs.TrainingResult
+) -> dict[str, Any]:
+  """What was run, and how it ended."""
+  return {
+    'config': config.to_json(),
+    'task': config.task.name,
+    'algorithm': config.algorithm,
+    'seed': config.seed,
+    'rounds': trained.rounds,
+    'clients_per_round': trainable.clients_per_round,
+    'runtime': config.runtime.runtime,
+    'jit': config.runtime.jit,
+    'diverged': trained.diverged,
+    'ended_by': trained.ended_by,
+  }
+
+
+def _advice(report: Mapping[str, Any]) -> str:
+  """What to do about a run that diverged."""
+  train, validation = report['train'], report['validation']
+  in_training = ''
+  if train:  # A private run does not say.
+    lost = train['num_not_finite']
+    in_training = (
+      f'the training loss was {float(train["loss"]):.4g}, {lost} of '
+      f'{evaluation.num_measured(train)} clients had no finite loss, and '
+    )
+  return (
+    f'The run diverged: at round {report["rounds"]} {in_training}the '
+    f'validation loss was {float(validation["loss"]):.4g}. Try --clip_norm=1, '
+    'a smaller learning rate, or another --seed, in another --output_dir; the '
+    f'best round so far is in {RESULT_FILE}.'
+  )
+
+
+def table(report: Mapping[str, Any]) -> str:
+  """The pooled metrics of a result as a small table, and what they cost.
+
+  Args:
+    report: What `result.json` holds.
+  """
+  best = report['best']
+  rows = [(f'validation, round {report["rounds"]}', report['validation'])]
+  for name, last in report['test'].items():
+    rows += [
+      (f'test ({name}), round {report["rounds"]}', last),
+      (
+        f'test ({name}), best round {best["round"] or "-"}',
+        best['test'][name],
+      ),
+    ]
+  names = [
+    name
+    for name in rows[1][1]
+    if name != 'per_client' and not name.startswith('num_')
+  ]
+  width = max(len(label) for label, _ in rows)
+  columns = {name: max(12, len(name) + 2) for name in names}
+  lines = [' ' * width + ''.join(f'{n:>{w}}' for n, w in columns.items())]
+  for label, metrics in rows:
+    cells = (f'{_cell(metrics.get(name)):>{w}}' for name, w in columns.items())
+    lines.append(f'{label:<{width}}' + ''.join(cells))
+  if report['privacy']:
+    lines.append(privacy_lib.describe(report['privacy']))
+  return '\n'.join(lines)
+
+
+def _cell(value: Any) -> str:
+  """A number of the table; JSON has no infinity, so such a one is a text."""
+  if value is None:
+    return '-'  # Not measured here.
+  number = float(value)
+  return f'{number:.4{"f" if abs(number) < 1e6 else "g"}}'
+
+
+def peak_memory_mb() -> float:
+  """The most memory that this process and its living children have held."""
+  kilobytes = 1024 if sys.platform == 'darwin' else 1  # Others say kilobytes.
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 / kilobytes
+  for child in psutil.Process().children(recursive=True):
+    with contextlib.suppress(OSError, psutil.Error, StopIteration):
+      status = pathlib.Path(f'/proc/{child.pid}/status').read_text()
+      line = next(x for x in status.splitlines() if x.startswith('VmHWM'))
+      peak += int(line.split()[1]) / 1024
+  return round(peak, 1)

@@ -1,0 +1,203 @@
+"""The vectors that users have, and TensorBoard's embedding projector.
+
+A user's vector is what it remembers, its row in a table at the server, or what
+it would rebuild from all of its examples.
+"""
+
+from collections.abc import Mapping
+import os
+import pathlib
+import re
+from typing import Any
+
+from absl import logging
+import numpy as np
+
+from tasks import task as tasks_lib
+from tasks.errors import OptionError
+from tasks.experiment.trainable import Trainable
+from tff_partial import evaluation as evaluation_lib
+from tff_partial import tiers
+from tff_partial.training import evaluation_sets
+from tff_partial.training import metrics_log
+from tff_partial.training import programs
+from tff_partial.training.client_store import state_codec
+from tff_partial.training.participation import sampling
+
+VECTORS_FILE, NAMES_FILE = 'user_vectors.tsv', 'users.tsv'
+# A browser shows no more.
+_MOST_NUMBERS = 5_000_000
+
+
+def own_vector(
+  remembered: Mapping[str, Any], pattern: str
+) -> np.ndarray | None:
+  """Joins what a user remembers to one vector.
+
+  Args:
+    remembered: Its numbers, by name.
+    pattern: Which of them, as a regular expression; '' for all.
+
+  Returns:
+    Floats `[size]`; None if there are none.
+  """
+  own = [
+    np.ravel(leaf)
+    for name, leaf in remembered.items()
+    if np.asarray(leaf).dtype.kind == 'f' and re.search(pattern, name)
+  ]
+  return np.concatenate(own) if own else None
+
+
+class Projector:
+  """Writes the vectors of a run's users for TensorBoard's projector."""
+
+  def __init__(self, trainable: Trainable, task: tasks_lib.Task, number: int):
+    """Finds where users' vectors are.
+
+    Args:
+      trainable: The algorithm.
+      task: What is learned.
+      number: Of how many users, the first ones of the training clients.
+
+    Raises:
+      OptionError: If users have nothing of their own, or tables of many users.
+    """
+    if isinstance(task, tasks_lib.KeepsTables):
+      raise OptionError(
+        f'--projector={number}: a client of --task={task.name} has many users, '
+        'in tables of its own. Leave the flag out.'
+      )
+    self._trainable = trainable
+    self._task = task
+    self._number = number
+    self._rebuilt: evaluation_lib.Evaluation | None = None
+    if trainable.process.is_stateless and not self._in_table:
+      self._rebuilt = trainable.personal()
+
+  @property
+  def _in_table(self) -> bool:
+    """Whether users are rows of a table at the server."""
+    return isinstance(self._task, tasks_lib.KnowsUsers) and (
+      self._trainable.user_form == tasks_lib.TABLE
+    )
+
+  def vectors(
+    self, trained: programs.TrainingResult, seed: int
+  ) -> dict[str, np.ndarray]:
+    """Reads or rebuilds the users' vectors, of the best round.
+
+    Args:
+      trained: What the run ended with.
+      seed: The run's seed.
+
+    Returns:
+      User to floats `[size]`.
+    """
+    pattern = getattr(self._task, 'own_weights', '')
+    spec = self._trainable.process.example_spec
+    users = self._task.clients(tasks_lib.TRAIN, spec).client_ids[: self._number]
+    found: dict[str, np.ndarray | None] = {}
+    if self._rebuilt is not None:
+      found = dict(self._rebuild(trained, users, seed))
+    elif trained.best_client_store is not None:
+      for user in users:
+        remembered = trained.best_client_store.client(user)
+        found[user] = own_vector(remembered or {}, pattern)
+    elif isinstance(self._task, tasks_lib.KnowsUsers):
+      rows = self._task.vectors_at_server(trained.best_weights)
+      found = {user: rows.get(user) for user in users}
+    return {user: row for user, row in found.items() if row is not None}
+
+  def _rebuild(
+    self, trained: programs.TrainingResult, users: Any, seed: int
+  ) -> dict[str, np.ndarray | None]:
+    """Users rebuild what is their own from all their examples."""
+    evaluation = self._rebuilt
+    if evaluation is None:
+      return {}
+    clients = self._task.clients(tasks_lib.TRAIN, evaluation.example_spec)
+    seeds = sampling.client_seeds(users, seed, 'evaluation')
+    kept = state_codec.first_states(evaluation.initialize_client, seeds)
+    cohort = clients.cohort(users, seeds)
+    weights = evaluation_sets.weights_of(evaluation.model, trained.best_weights)
+    local = evaluation.model.specs(tiers.LOCAL)
+    found = {}
+    for user, own, value in zip(users, kept, cohort, strict=True):
+      personal = dict(evaluation.personalise(weights, own, value))
+      named = {name: personal[name] for name in local}
+      found[user] = own_vector(named, '')
+    return found
+
+  def write(
+    self,
+    trained: programs.TrainingResult,
+    folder: str | os.PathLike[str],
+    seed: int,
+  ) -> None:
+    """Writes vectors and names to where TensorBoard finds them.
+
+    Args:
+      trained: What the run ended with.
+      folder: The run's folder.
+      seed: The run's seed.
+    """
+    vectors = self.vectors(trained, seed)
+    numbers = sum(row.size for row in vectors.values())
+    if not vectors or numbers > _MOST_NUMBERS:
+      logging.warning(
+        'No vectors are written for the projector: %d users have %d numbers.',
+        len(vectors),
+        numbers,
+      )
+      return
+    known: Mapping[str, str] = {}
+    title = None
+    if isinstance(self._task, tasks_lib.KnowsUsers):
+      known, title = self._task.attributes, self._task.attribute
+    write(
+      pathlib.Path(folder) / metrics_log.TENSORBOARD,
+      vectors,
+      title,
+      {user: str(known.get(user, '')) for user in vectors},
+    )
+
+
+def write(
+  folder: pathlib.Path,
+  vectors: Mapping[str, np.ndarray],
+  attribute: str | None = None,
+  values: Mapping[str, str] | None = None,
+) -> None:
+  """Writes `user_vectors.tsv`, `users.tsv` and the projector's configuration.
+
+  Args:
+    folder: Where TensorBoard's events are.
+    vectors: User to floats `[size]`.
+    attribute: What else is known of users, the heading of its column; or None.
+    values: What it is of each user.
+  """
+  from tensorboard.plugins import projector
+
+  folder.mkdir(parents=True, exist_ok=True)
+  lines = ('\t'.join(f'{x:.7g}' for x in row) for row in vectors.values())
+  (folder / VECTORS_FILE).write_text('\n'.join(lines) + '\n', encoding='utf-8')
+  names = [_cell(user) for user in vectors]
+  if attribute is not None:
+    # TensorBoard reads a heading where there are several columns, only.
+    names = [
+      f'user\t{_cell(attribute)}',
+      *(f'{_cell(user)}\t{_cell((values or {})[user])}' for user in vectors),
+    ]
+  (folder / NAMES_FILE).write_text('\n'.join(names) + '\n', encoding='utf-8')
+  config = projector.ProjectorConfig()
+  embedding = config.embeddings.add()
+  embedding.tensor_name = 'users'
+  embedding.tensor_path = VECTORS_FILE
+  embedding.metadata_path = NAMES_FILE
+  projector.visualize_embeddings(str(folder), config)
+
+
+def _cell(text: str) -> str:
+  """A text without what would end its cell."""
+  return ' '.join(text.split())

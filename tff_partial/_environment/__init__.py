@@ -1,0 +1,1 @@
+"""Adjustments to Python and TensorFlow that make TFF importable and quiet."""

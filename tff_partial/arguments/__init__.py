@@ -1,0 +1,1 @@
+"""Checks of arguments, with messages that name the argument."""

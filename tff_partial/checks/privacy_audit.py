@@ -1,0 +1,358 @@
+"""Attacks with canaries, to see whether a claimed epsilon can be true.
+
+A canary is a client that sends one number, as large as it can, where nobody
+else sends any. Who sees what is released guesses from that number whether the
+canary took part. If the guesses are better than an epsilon allows, the claim is
+wrong. What an attack proves is a lower bound: one that fails proves nothing.
+
+`canary_scores` and `epsilon_lower_bound` attack an aggregation alone.
+`Canaries` hide in a whole training run, each by a coin of its own, and one run
+is enough for a bound: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with
+One (1) Training Run", theorem 5.2. `tasks.audit` does so with any recipe.
+"""
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import aggregators
+from tff_partial import random_bits
+from tff_partial import runtimes
+from tff_partial.checks.audit_bounds import FEWEST_GUESSES
+from tff_partial.data import cohorts
+from tff_partial.dp import clipping as clipping_lib
+from tff_partial.dp import mechanisms
+from tff_partial.exchange import messages
+
+# Larger than any clip.
+_LOUD = 1e6
+
+
+class TooManyCanariesError(clipping_lib.PrivacyError):
+  """Raised for more canaries than a run can hide.
+
+  Attributes:
+    largest: How many it can hide.
+  """
+
+  def __init__(self, number: int, largest: int, why: str):
+    """Says so.
+
+    Args:
+      number: How many were asked for.
+      largest: How many the run can hide.
+      why: Why not more; ends a sentence.
+    """
+    super().__init__(
+      f'{number} canaries are too many: {why}. Give {max(largest, 0)} or fewer.'
+    )
+    self.largest = largest
+
+
+@runtimes.ours()
+def canary_scores(
+  process: tff.templates.AggregationProcess,
+  *,
+  seed: int,
+  rounds: int = 1,
+  probability: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Attacks an aggregation, with as many canaries as a vector has elements.
+
+  Each canary has an element of its own. A random half of them is among the
+  clients. As the elements' noise is independent, so are the canaries' scores.
+
+  Args:
+    process: An unweighted aggregation of vectors, float32 `[canaries]`.
+    seed: Of which canaries are present, and when.
+    rounds: How many rounds the canaries are clients.
+    probability: That a client takes part in a round (Poisson sampling).
+
+  Returns:
+    The scores of the canaries that were present, and of those that were not:
+    the sum over the rounds of what was released of the canary's element.
+  """
+  value_type = process.next.type_signature.parameter[1].member
+  (size,) = value_type.shape
+  random = np.random.default_rng(seed)
+  present = random.permutation(size) < size // 2
+  state = process.initialize()
+  scores = np.zeros(size)
+  for _ in range(rounds):
+    sampled = present & (random.uniform(size=size) < probability)
+    loud = np.float32(_LOUD) * np.eye(size, dtype=np.float32)[sampled]
+    output = process.next(state, list(loud))
+    state = output.state
+    scores += output.result
+  return scores[present], scores[~present]
+
+
+# ---- in one training run -----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Canaries:
+  """Clients of whom each is there or not, by a coin of its own.
+
+  They learn nothing: each sends one element of the update, its own, as large as
+  it can, and the other clients leave these elements alone. Have a process built
+  with `before_sending` and `watched`, and train it with `among` as its clients;
+  `scores` are in the state that it ends with.
+
+  Attributes:
+    number: How many there are.
+    seed: Tosses the coins and chooses the elements.
+  """
+
+  number: int
+  seed: int
+
+  def __post_init__(self) -> None:
+    if self.number < FEWEST_GUESSES:
+      raise clipping_lib.PrivacyError(
+        f'{self.number} canaries prove nothing: give {FEWEST_GUESSES} or more.'
+      )
+
+  def _generator(self, purpose: str) -> np.random.Generator:
+    seed = random_bits.derive(self.seed, 'canaries', purpose)
+    return np.random.default_rng(seed.view(np.uint32))
+
+  @functools.cached_property
+  def present(self) -> np.ndarray:
+    """Which of them are there, bool `[number]`."""
+    return self._generator('coins').integers(0, 2, self.number).astype(bool)
+
+  @functools.cached_property
+  def ids(self) -> tuple[str, ...]:
+    """Their ids as clients."""
+    return tuple(f'canary {place}' for place in range(self.number))
+
+  @functools.cached_property
+  def seeds(self) -> np.ndarray:
+    """Their seeds in every round, int32 `[number, 2]`."""
+    return random_bits.derive_each((self.seed, 'canary'), self.ids)
+
+  @functools.cached_property
+  def sending_seeds(self) -> np.ndarray:
+    """The seeds with which they send, by which they are known there."""
+    with tf.init_scope():
+      to_sending = tf.function(
+        lambda seeds: tf.map_fn(messages.sending_seed, seeds)
+      )
+      return to_sending(tf.constant(self.seeds)).numpy()
+
+  def among(self, clients: cohorts.ClientSource) -> cohorts.ClientSource:
+    """The clients and the canaries, of whom those that are there come.
+
+    Args:
+      clients: The clients of a run.
+    """
+    return _WithCanaries(clients, self)
+
+  def before_sending(
+    self, then: messages.BeforeSending | None = None
+  ) -> messages.BeforeSending:
+    """What clients do before they send, where canaries are among them.
+
+    Args:
+      then: What they do without canaries, such as adding noise.
+    """
+    return _Sending(self, then)
+
+  def watched(
+    self, aggregator: aggregators.Factory
+  ) -> aggregators.WeightedFactory:
+    """The same aggregation, which adds up what is released of each canary.
+
+    Args:
+      aggregator: How updates are joined.
+    """
+    return _WatchedFactory(self, aggregator)
+
+  def scores(self, state: Any) -> np.ndarray:
+    """The sums of what was released of each canary's element, `[number]`.
+
+    Args:
+      state: The server's state after a run.
+    """
+    return np.asarray(state.aggregator['scores'])
+
+  def check_delta(self, num_clients: int, delta: float) -> None:
+    """Checks that canaries leave delta below one in the population.
+
+    Args:
+      num_clients: How many clients there are beside them.
+      delta: At which epsilon is meant.
+
+    Raises:
+      TooManyCanariesError: If it would not be, but is without canaries.
+    """
+    largest = math.ceil(1.0 / delta) - 1 - num_clients
+    if 0 <= largest < self.number:
+      raise TooManyCanariesError(
+        self.number,
+        largest,
+        f'they count as clients, of whom there are {num_clients} beside them, '
+        f'and delta, {delta:g}, must be below one in the population',
+      )
+
+  def places(self, sizes: Sequence[int]) -> np.ndarray:
+    """Which element of an update is each canary's, int32 `[number]`.
+
+    Args:
+      sizes: How many elements each tensor of the update has.
+
+    Raises:
+      TooManyCanariesError: If there are more canaries than elements.
+    """
+    if self.number > sum(sizes):
+      raise TooManyCanariesError(
+        self.number,
+        sum(sizes),
+        f'each needs an element of the update, which has {sum(sizes)}',
+      )
+    drawn = self._generator('places').permutation(sum(sizes))
+    return drawn[: self.number].astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithCanaries:
+  """Clients with canaries among them; a `ClientSource`."""
+
+  clients: cohorts.ClientSource
+  canaries: Canaries
+
+  @property
+  def example_spec(self) -> Any:
+    return self.clients.example_spec
+
+  @functools.cached_property
+  def client_ids(self) -> tuple[str, ...]:
+    return (*self.clients.client_ids, *self.canaries.ids)
+
+  def fingerprint(self, sample: int | None = None) -> str:
+    return f'{self.clients.fingerprint(sample)} with {self.canaries}'
+
+  @functools.cached_property
+  def _place_of(self) -> dict[str, int]:
+    return {canary: place for place, canary in enumerate(self.canaries.ids)}
+
+  def cohort(
+    self, client_ids: Sequence[str], seeds: np.ndarray
+  ) -> cohorts.Cohort:
+    # A canary brings the examples of some client, which do not matter.
+    stand_in = self.clients.client_ids[0]
+    coming, examined, drawn = [], [], []
+    for client, seed in zip(client_ids, seeds, strict=True):
+      place = self._place_of.get(client)
+      if place is None or self.canaries.present[place]:
+        coming.append(client)
+        examined.append(client if place is None else stand_in)
+        drawn.append(seed if place is None else self.canaries.seeds[place])
+    found = self.clients.cohort(
+      examined, np.array(drawn, np.int32).reshape([-1, 2])
+    )
+    return cohorts.Cohort(coming, found.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sending:
+  """Has canaries send their element; see `Canaries.before_sending`."""
+
+  canaries: Canaries
+  then: messages.BeforeSending | None
+
+  @property
+  def mechanism(self) -> mechanisms.Mechanism | None:
+    """What makes updates private; that of `then`."""
+    return getattr(self.then, 'mechanism', None)
+
+  def __call__(self, update: Any, seed: tf.Tensor) -> Any:
+    leaves = tf.nest.flatten(update)
+    sizes = [leaf.shape.num_elements() for leaf in leaves]
+    places = self.canaries.places(sizes)
+    is_own = tf.reduce_all(tf.equal(self.canaries.sending_seeds, seed), -1)
+    loud = tf.scatter_nd(
+      places[:, np.newaxis], _LOUD * tf.cast(is_own, tf.float32), [sum(sizes)]
+    )
+    # Only canaries send these elements.
+    is_free = np.ones([sum(sizes)], np.float32)
+    is_free[places] = 0.0
+    is_canary = tf.reduce_any(is_own)
+    sent = []
+    for leaf, own, free in zip(
+      leaves,
+      tf.split(loud, sizes),
+      np.split(is_free, np.cumsum(sizes)[:-1]),
+      strict=True,
+    ):
+      own, free = (
+        tf.cast(tf.reshape(part, leaf.shape), leaf.dtype)
+        for part in (own, free)
+      )
+      sent.append(tf.where(is_canary, own, leaf * free))
+    update = tf.nest.pack_sequence_as(update, sent)
+    return update if self.then is None else self.then(update, seed)
+
+
+class _WatchedFactory(tff.aggregators.WeightedAggregationFactory):
+  """Adds up what is released of each canary; see `Canaries.watched`."""
+
+  def __init__(self, canaries: Canaries, aggregator: aggregators.Factory):
+    self._canaries = canaries
+    self._aggregator = aggregators.as_weighted(aggregator)
+    self.mechanism = getattr(aggregator, 'mechanism', None)
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    process = self._aggregator.create(value_type, weight_type)
+    specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(value_type))
+    places = self._canaries.places([s.shape.num_elements() for s in specs])
+    result_type = process.next.type_signature.result.result.member
+
+    @tff.tensorflow.computation
+    def zeros() -> Any:
+      return tf.zeros([self._canaries.number])
+
+    @tff.tensorflow.computation(zeros.type_signature.result, result_type)
+    def add(scores: Any, result: Any) -> Any:
+      flat = [
+        tf.cast(tf.reshape(leaf, [-1]), tf.float32)
+        for leaf in tf.nest.flatten(result)
+      ]
+      return scores + tf.gather(tf.concat(flat, 0), places)
+
+    @tff.federated_computation
+    def initialize() -> Any:
+      return tff.federated_zip(
+        collections.OrderedDict(
+          inner=process.initialize(),
+          scores=tff.federated_eval(zeros, tff.SERVER),
+        )
+      )
+
+    @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state: Any, value: Any, weight: Any) -> Any:
+      output = process.next(state['inner'], value, weight)
+      scores = tff.federated_map(add, (state['scores'], output.result))
+      return tff.templates.MeasuredProcessOutput(
+        tff.federated_zip(
+          collections.OrderedDict(inner=output.state, scores=scores)
+        ),
+        output.result,
+        output.measurements,
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)

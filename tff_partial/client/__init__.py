@@ -1,0 +1,1 @@
+"""A client's work: batches, steps of its phases, and what it returns."""

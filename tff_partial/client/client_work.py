@@ -1,0 +1,416 @@
+"""What a client does in a round, with TFF's types: recall, work, measure.
+
+Training and evaluation run the same work; only what becomes of it differs.
+"""
+
+import collections
+from collections.abc import Callable, Mapping
+import types
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import client_state
+from tff_partial import contexts
+from tff_partial import errors
+from tff_partial import phases
+from tff_partial import random_bits
+from tff_partial import tiers
+from tff_partial.client import local_training
+from tff_partial.client import optimizer_slots
+from tff_partial.data import examples
+from tff_partial.data import splits
+from tff_partial.model import client_tables
+from tff_partial.model import keras_metrics
+from tff_partial.model import models
+from tff_partial.model import tracing
+from tff_partial.sparse import lookups
+
+ModelWeights: TypeAlias = tff.learning.models.ModelWeights
+# A model -> the server's state beside its weights, a structure of tensors.
+ServerState: TypeAlias = Callable[[models.PartialModel], Any]
+
+# Of clients with tables of their own size: what they remember, and how many of
+# the tables' rows count.
+_HELD, _NUM_ROWS = 'held', 'num_rows'
+
+
+class CompositionError(errors.UserError, TypeError):
+  """Raised when the parts of an algorithm do not fit together."""
+
+
+class ClientStateTypeError(CompositionError):
+  """Raised when a round would change the type of client states."""
+
+
+def type_of(specs: Any) -> tff.Type:
+  """The TFF type of a structure of tensor specs."""
+  return tff.types.tensorflow_to_type(specs)
+
+
+def without_slots(remembered: tff.Type) -> tff.Type:
+  """Returns the type of what clients remember, less what optimizers keep.
+
+  Args:
+    remembered: The type of all that they remember.
+  """
+  is_kept = isinstance(remembered, tff.StructType) and (
+    tff.structure.name_list(remembered)
+    == [optimizer_slots.HELD, optimizer_slots.SLOTS]
+  )
+  return remembered[optimizer_slots.HELD] if is_kept else remembered
+
+
+def serves(remembered: tff.Type, taken: tff.Type) -> bool:
+  """Says whether an evaluation can be told what clients remember.
+
+  Args:
+    remembered: The type of that.
+    taken: The type that the evaluation takes: the same, or the same without
+      what optimizers keep.
+  """
+  found = (remembered, without_slots(remembered))
+  return any(taken.is_equivalent_to(one) for one in found)
+
+
+def _specs_of(structure: Any) -> Any:
+  return tf.nest.map_structure(
+    lambda t: tf.TensorSpec(t.shape, t.dtype), structure
+  )
+
+
+def weights_specs(model: models.PartialModel) -> tuple[Any, Any]:
+  """Specs of trainable weights at the server by tier, and of frozen ones."""
+  shared = collections.OrderedDict(
+    (tier, model.specs_at_server(tier))
+    for tier in model.tiers
+    if tier != tiers.LOCAL
+  )
+  frozen = collections.OrderedDict(
+    (v.name, tf.TensorSpec(v.shape, v.dtype))
+    for v in model.variables
+    if not v.trainable
+  )
+  return shared, frozen
+
+
+def weights_type(model: models.PartialModel) -> tff.Type:
+  """The type of the weights at the server."""
+  shared, frozen = map(type_of, weights_specs(model))
+  return tff.StructWithPythonType(
+    [('trainable', shared), ('non_trainable', frozen)], ModelWeights
+  )
+
+
+def initial_weights(model: models.PartialModel) -> tff.Computation:
+  """Makes `( -> ModelWeights)`: the first weights at the server."""
+
+  def draw() -> ModelWeights:
+    seed = random_bits.derive(model.seed, 'server')
+    shared = collections.OrderedDict(
+      (tier, model.initial_weights_at_server(tier, seed))
+      for tier in model.tiers
+      if tier != tiers.LOCAL
+    )
+    return ModelWeights(shared, model.frozen_weights())
+
+  drawn = tracing.traced(draw)
+
+  @tff.tensorflow.computation
+  def initialize() -> Any:
+    return drawn()
+
+  return initialize
+
+
+def first_server_state(
+  model: models.PartialModel, server_state: ServerState
+) -> tff.Computation:
+  """Makes `( -> server state)`: what the server holds beside weights at first.
+
+  Args:
+    model: The model.
+    server_state: Says what that is.
+  """
+
+  @tff.tensorflow.computation
+  def first() -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, server_state(model))
+
+  return first
+
+
+def example_spec_of(
+  model: models.PartialModel, work: phases.Work
+) -> examples.ExampleSpec:
+  """What an example consists of, for a model and the phases that read it."""
+  spec = examples.ExampleSpec(model.example_spec, model.example_spec.ids)
+  parts = [phase.on for phase in phases.flat(work)]
+  parts += [part.on for part in work if isinstance(part, contexts.Compute)]
+  spec.update(splits.example_fields(*parts))
+  return spec
+
+
+def metric_finalizers(
+  model: models.PartialModel,
+) -> collections.OrderedDict[str, Any]:
+  """Name to the function that turns a metric's summed state into its value."""
+  count = tf.function(lambda state: state[0])
+  mean = tf.function(lambda state: tf.math.divide_no_nan(state[0], state[1]))
+  finalizers = collections.OrderedDict({keras_metrics.LOSS: mean})
+  if model.is_regularized:
+    finalizers[keras_metrics.REGULARIZATION] = mean
+  finalizers.update(model.metrics.finalizers())
+  for name in ('num_examples', 'num_clients', 'num_not_finite'):
+    finalizers[name] = count
+  return finalizers
+
+
+def unfinalized_metrics(result: local_training.ClientResult) -> Any:
+  """A client's metric states; zeros but for a count if it is not finite."""
+  is_finite = result.is_finite
+  counts = result.num_examples > 0
+  loss, number, *penalty = result.loss
+  states = collections.OrderedDict({keras_metrics.LOSS: [loss, number]})
+  if penalty:
+    # Beside the loss, whose sum with it is what Keras's `evaluate` says.
+    states[keras_metrics.REGULARIZATION] = [*penalty, number]
+  states.update(result.metrics)
+  states['num_examples'] = [result.num_examples]
+  states['num_clients'] = [tf.cast(counts, tf.int32)]
+  states = collections.OrderedDict(
+    (name, [tf.where(is_finite, t, tf.zeros_like(t)) for t in tensors])
+    for name, tensors in states.items()
+  )
+  states['num_not_finite'] = [tf.cast(tf.logical_not(is_finite), tf.int32)]
+  return states
+
+
+class ClientWork:
+  """What every client does in a round.
+
+  Attributes:
+    model: The model.
+    client_state: What a client remembers.
+    work: The phases of a round.
+    example_spec: What an example of a client consists of.
+    initialize_client: `(int32[2] -> C)`: what a client remembers that never
+      took part, from its seed.
+    specs: Of what a client starts with: shared weights by tier, frozen weights,
+      what it remembers, its data.
+    types: The same as TFF types: weights at the server, C, D.
+    tables: Those that a client can train by rows.
+    keeping: The phases whose optimizers keep slots with the client, by name.
+  """
+
+  def __init__(
+    self,
+    model: models.PartialModel,
+    client_state: client_state.ClientState,
+    work: phases.Work,
+    what: str,
+  ):
+    """Checks the parts and traces the client_state.
+
+    Args:
+      model: The model.
+      client_state: What a client remembers.
+      work: The phases of a round.
+      what: What the work is for; for error messages.
+
+    Raises:
+      CompositionError: If no phase is measured.
+      ModelError: If the model is another than one of `from_keras`.
+      PhaseError, GroupError: If phases do not fit each other or the model.
+    """
+    models.check(model)
+    self.model = model
+    self.client_state = client_state
+    self.work = list(work)
+    phases.check(self.work, model)
+    if not any(phase.measured for phase in phases.flat(self.work)):
+      raise CompositionError(
+        f'No phase of the {what} is measured, so that no client would have a '
+        'weight or metrics.'
+      )
+    self.example_spec = example_spec_of(model, self.work)
+    self.tables = lookups.Tables(model, self.work)
+    self.keeping = optimizer_slots.keeping(self.work)
+
+    def remember(seed: tf.Tensor) -> Any:
+      held = self._with_num_rows(client_state.first(model, seed), {})
+      return self._with_slots(held, optimizer_slots.first(self.keeping, model))
+
+    first = tracing.traced(remember, random_bits.SEED_SPEC)
+
+    @tff.tensorflow.computation(type_of(random_bits.SEED_SPEC))
+    def initialize_client(seed: Any) -> Any:
+      return first(seed)
+
+    self.initialize_client = initialize_client
+    client_specs = examples.client_spec(self.example_spec)
+    self.specs = (
+      *weights_specs(model),
+      _specs_of(first.structured_outputs),
+      client_specs,
+    )
+    if self.keeping:
+      held = self.specs[2][optimizer_slots.HELD]
+      optimizer_slots.check(
+        self.keeping, model, client_state.recall, held, self.specs[0]
+      )
+    self.types = (
+      weights_type(model),
+      initialize_client.type_signature.result,
+      type_of(client_specs),
+    )
+
+  @property
+  def follows_rounds(self) -> bool:
+    """Whether it depends on how many rounds were done."""
+    return phases.follow_rounds(self.work)
+
+  def begin(
+    self,
+    shared: Any,
+    frozen: Any,
+    kept: Any,
+    client: Any,
+    server: Any = None,
+  ) -> contexts.ClientContext:
+    """What a client knows as it begins.
+
+    Args:
+      shared: The weights received, by tier.
+      frozen: Weights that are never trained.
+      kept: What the client remembers.
+      client: Its data.
+      server: What the server sends beside weights, if anything.
+    """
+    seed = random_bits.fold_in(client['seed'], 'local')
+    rows = client.get('rows', {})
+    tables = self.model.client_tables
+    slots: Mapping[str, Any] = {}
+    if self.keeping:
+      kept, slots = kept[optimizer_slots.HELD], kept[optimizer_slots.SLOTS]
+    kept, num_rows = self._without_num_rows(kept)
+    kept = tables.fit(kept, num_rows, rows, seed)
+    held = collections.OrderedDict(
+      self.client_state.recall(self.model, kept, shared, seed)
+    )
+    if tiers.LOCAL in held:
+      # What was not remembered has no rows yet.
+      new = {n: tf.constant(0) for n in tables.names if n not in num_rows}
+      held[tiers.LOCAL] = tables.fit(held[tiers.LOCAL], new, rows, seed)
+    weights = tiers.join(shared, held)
+    if phases.holds_a_copy(self.work) and tiers.PERSONAL not in weights:
+      weights[tiers.PERSONAL] = collections.OrderedDict(
+        shared.get(tiers.GLOBAL, {})
+      )
+    return contexts.ClientContext(
+      self.model,
+      weights,
+      weights,
+      frozen,
+      client['examples'],
+      client['count'],
+      client['seed'],
+      kept,
+      server,
+      rows=rows,
+      slots=contexts.Slots(slots, slots),
+    )
+
+  def keep(self, client: contexts.ClientContext) -> Any:
+    """What a client remembers after its work.
+
+    Args:
+      client: What it knows then.
+    """
+    held = self._with_num_rows(self.client_state.keep(client), client.rows)
+    return self._with_slots(held, client.slots.now)
+
+  def keep_as_before(self, client: contexts.ClientContext) -> Any:
+    """What a client remembers whose work failed.
+
+    Args:
+      client: What it knows.
+    """
+    held = self._with_num_rows(client.remembered, client.rows)
+    return self._with_slots(held, client.slots.before)
+
+  @property
+  def remembers_tables(self) -> bool:
+    """Whether clients remember tables of their own size."""
+    return tff.types.contains(
+      self.initialize_client.type_signature.result,
+      lambda kind: (
+        isinstance(kind, tff.TensorType)
+        and (kind.shape is None or None in kind.shape)
+      ),
+    )
+
+  @property
+  def remembered_names(self) -> list[str]:
+    """The names of what clients remember, at its top."""
+    kept = self.initialize_client.type_signature.result
+    kept = without_slots(kept)
+    if self.remembers_tables:
+      kept = kept[_HELD]
+    return tff.structure.name_list(kept)
+
+  def _with_slots(self, held: Any, slots: Mapping[str, Any]) -> Any:
+    """What a client remembers, and what its optimizers keep, if anything."""
+    if not self.keeping:
+      return held
+    return collections.OrderedDict(
+      [(optimizer_slots.HELD, held), (optimizer_slots.SLOTS, slots)]
+    )
+
+  def _with_num_rows(self, kept: Any, rows: Mapping[str, tf.Tensor]) -> Any:
+    """What a client remembers, and how many rows of each table in it count."""
+    held = client_tables.names_in(kept, self.model.client_tables.names)
+    if not held:
+      return kept
+    numbers = client_tables.num_rows(rows)
+    return collections.OrderedDict(
+      {
+        _HELD: kept,
+        _NUM_ROWS: collections.OrderedDict(
+          (name, numbers.get(name, tf.constant(0))) for name in sorted(held)
+        ),
+      }
+    )
+
+  def _without_num_rows(self, kept: Any) -> tuple[Any, Any]:
+    """What a client remembers without these numbers, and the numbers."""
+    if not (isinstance(kept, Mapping) and _NUM_ROWS in kept):
+      return kept, {}
+    return kept[_HELD], kept[_NUM_ROWS]
+
+  def run(
+    self,
+    shared: Any,
+    frozen: Any,
+    kept: Any,
+    client: Any,
+    sent: Mapping[str, Any] = types.MappingProxyType({}),
+  ) -> local_training.ClientResult:
+    """A client recalls its weights and goes through its phases.
+
+    Args:
+      shared: The weights received, by tier.
+      frozen: Weights that are never trained.
+      kept: What the client remembers.
+      client: Its data.
+      sent: What the server sends beside weights: `round`, how many rounds were
+        done, if the work follows them, and `server`, its state, if it has one.
+
+    Returns:
+      What it then has.
+    """
+    context = self.begin(shared, frozen, kept, client, sent.get('server'))
+    return local_training.run(
+      self.work, context, self.tables, sent.get('round')
+    )

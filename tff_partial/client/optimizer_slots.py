@@ -1,0 +1,208 @@
+"""What an optimizer has at a client: its rate in a round, and what it keeps.
+
+Beside the learning rate an optimizer has slots, such as the moments of Adam and
+how many steps it has taken. They begin anew in every round, unless a phase says
+`slots='kept'`: then those of the client's own weights stay with the client, as
+its weights do. Those of weights that the server holds never stay.
+"""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial import phases
+from tff_partial import tiers
+from tff_partial.client.descent import first_state
+from tff_partial.client.descent import trained_by
+from tff_partial.model import models
+from tff_partial.model import tracing
+
+# The tiers of weights that are the client's own.
+_OWN = (tiers.LOCAL, tiers.PERSONAL)
+
+HELD, SLOTS = 'held', 'slots'
+
+# Name of a phase to tier to the optimizer's state.
+Kept = Mapping[str, Mapping[str, Any]]
+
+
+def name_of(number: int, place: int) -> str:
+  """Names a phase within a client's work.
+
+  Args:
+    number: The number of the part of the work.
+    place: The phase's place among those that take turns there.
+  """
+  return f'phase_{number}_{place}'
+
+
+def keeping(work: phases.Work) -> dict[str, phases.Phase]:
+  """Finds the phases whose slots stay with the client, by name.
+
+  Args:
+    work: A client's work in a round.
+  """
+  return {
+    name_of(number, place): phase
+    for number, part in enumerate(work)
+    if isinstance(part, phases.Phase | phases.Interleaved)
+    for place, phase in enumerate(phases.taking_turns(part))
+    if phase.slots == phases.KEPT
+  }
+
+
+def _trained(
+  phase: phases.Phase, model: models.PartialModel
+) -> dict[str, collections.OrderedDict[str, tf.TensorSpec]]:
+  """Tier to specs of the client's own weights that a phase trains."""
+  own = collections.OrderedDict(
+    (tier, model.specs(phases.model_tier(tier)))
+    for tier in _OWN
+    if tier in phase.train
+  )
+  return trained_by([phase], own)
+
+
+def first(
+  keeping: Mapping[str, phases.Phase], model: models.PartialModel
+) -> collections.OrderedDict[str, Any]:
+  """Makes what is kept of a client that never took part.
+
+  Args:
+    keeping: The phases whose slots stay.
+    model: The model.
+  """
+  return collections.OrderedDict(
+    (
+      name,
+      collections.OrderedDict(
+        (tier, first_state(phase.optimizer_of(tier), named))
+        for tier, named in _trained(phase, model).items()
+      ),
+    )
+    for name, phase in keeping.items()
+  )
+
+
+def begin(
+  phase: phases.Phase,
+  weights: tiers.Weights,
+  kept: Mapping[str, Any],
+  round_number: tf.Tensor | None,
+) -> collections.OrderedDict[str, Any]:
+  """Makes the states of a phase's optimizers as the phase begins.
+
+  Args:
+    phase: The phase.
+    weights: Tier to the weights that it trains.
+    kept: Tier to the state that stayed with the client, where one did.
+    round_number: int32 scalar: how many rounds were done, if it is known.
+
+  Returns:
+    Tier to state.
+  """
+  factor = phase.rate_factor
+  if callable(factor):
+    factor = factor(round_number)
+  states = collections.OrderedDict()
+  for tier, named in weights.items():
+    optimizer = phase.optimizer_of(tier)
+    new = state = first_state(optimizer, named)
+    if tier in kept:
+      state = tf.nest.pack_sequence_as(new, tf.nest.flatten(kept[tier]))
+    if tf.is_tensor(factor) or factor != 1.0:
+      rate = optimizer.get_hparams(new)[phases.RATE]
+      given = collections.OrderedDict(optimizer.get_hparams(state))
+      given[phases.RATE] = rate * tf.cast(factor, rate.dtype)
+      state = optimizer.set_hparams(state, given)
+    states[tier] = state
+  return states
+
+
+def after(
+  kept: Kept, name: str, states: Mapping[str, Any]
+) -> collections.OrderedDict[str, Any]:
+  """Replaces what is kept of one phase by its optimizers' new states.
+
+  Args:
+    kept: What is kept of all phases.
+    name: The phase.
+    states: Tier to state, of all tiers that it trains.
+  """
+  return collections.OrderedDict(
+    (
+      one,
+      collections.OrderedDict((tier, states[tier]) for tier in held)
+      if one == name
+      else held,
+    )
+    for one, held in kept.items()
+  )
+
+
+def check(
+  keeping: Mapping[str, phases.Phase],
+  model: models.PartialModel,
+  recall: Callable[..., Any],
+  remembered: Any,
+  shared: Any,
+) -> None:
+  """Refuses to keep slots that cannot stay with a client.
+
+  Args:
+    keeping: The phases whose slots are to stay.
+    model: The model.
+    recall: How a client recalls its weights; see `ClientState`.
+    remembered: The specs of what else it remembers.
+    shared: The specs of the weights that it receives, by tier.
+
+  Raises:
+    PhaseError: If such a phase trains no weights of the client's own, or the
+      client forgets them, or some of its tables have a size of their own.
+  """
+  if not keeping:
+    return
+  sized = list(model.client_tables.names)
+  if sized:
+    raise phases.PhaseError(
+      f"slots='kept': the tables {sized} have the size that a client's data "
+      'need, which changes, and what an optimizer keeps of them would have to '
+      'follow. Leave `slots` out, or build the model without `client_sized`.'
+    )
+
+  def look(held: Any, received: Any, seed: tf.Tensor) -> Any:
+    weights = recall(model, held, received, seed)
+    for phase in keeping.values():
+      _check_phase(phase, model, weights, tf.nest.flatten(held))
+    return ()
+
+  seed = tf.TensorSpec([2], tf.int32)
+  tracing.traced(look, remembered, shared, seed)
+
+
+def _check_phase(
+  phase: phases.Phase,
+  model: models.PartialModel,
+  recalled: Mapping[str, Any],
+  remembered: list[tf.Tensor],
+) -> None:
+  """Checks one phase against the weights that a client recalls."""
+  own = _trained(phase, model)
+  if not own:
+    raise phases.PhaseError(
+      f"slots='kept': a phase trains {list(phase.train)}, of which the model "
+      "has no weights of the client's own: those of the server change between "
+      "a client's rounds. Give the phase that trains "
+      f'{" or ".join(map(repr, _OWN))} weights, or leave `slots` out.'
+    )
+  for tier in own:
+    known = list(recalled.get(tier, {}).values())
+    if not tracing.depends_on(known, remembered):
+      raise phases.PhaseError(
+        f"slots='kept': clients of this algorithm forget their {tier!r} "
+        'weights after each round, and begin with others in the next, for '
+        'which what an optimizer kept would be wrong. Leave `slots` out, or '
+        'take an algorithm whose clients remember them, such as FURL.'
+      )

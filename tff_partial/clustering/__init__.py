@@ -1,0 +1,1 @@
+"""K-means in TensorFlow, for tables of private attributes (HPFL)."""

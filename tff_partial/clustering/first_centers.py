@@ -1,0 +1,142 @@
+"""The first centers of k-means, by greedy k-means++, or any rows.
+
+Arthur and Vassilvitskii (2007), section 2.2, draw each further center among the
+rows in proportion to its squared distance to the nearest center so far. Of
+several rows so drawn, the one counts that lowers the inertia most (section 7).
+"""
+
+import math
+
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial.clustering import row_blocks
+
+# How many rows compete for each center.
+_CANDIDATES = 8
+
+
+def draw(
+  points: tf.Tensor,
+  is_row: tf.Tensor,
+  capacity: int | tf.Tensor,
+  num_centers: tf.Tensor,
+  seed: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses rows as first centers; no two of them are equal.
+
+  Args:
+    points: float32 `[n, d]`, whole blocks.
+    is_row: bool `[n]`.
+    capacity: Rows of the result.
+    num_centers: int32 scalar, how many centers are wanted.
+    seed: Integer `[2]`.
+
+  Returns:
+    The centers, `[capacity, d]`, and which are real: the first so many.
+  """
+  squares = tf.reduce_sum(tf.square(points), -1)
+
+  def choose(
+    place: tf.Tensor, chosen: tf.Tensor, distances: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    times = race(distances, random_bits.fold_in(seed, place))
+    later, rows = tf.math.top_k(-times, _CANDIDATES)
+    inertias = _inertias(points, squares, distances, tf.gather(points, rows))
+    best = tf.argmin(tf.where(later > -math.inf, inertias, math.inf))
+    row = tf.gather(rows, best)
+    return (
+      place + 1,
+      tf.tensor_scatter_nd_update(chosen, [[place]], [row]),
+      tf.minimum(
+        distances,
+        tf.reduce_sum(
+          tf.math.squared_difference(points, tf.gather(points, row)), -1
+        ),
+      ),
+    )
+
+  def goes_on(
+    place: tf.Tensor, chosen: tf.Tensor, distances: tf.Tensor
+  ) -> tf.Tensor:
+    del chosen
+    is_wanted = place < tf.minimum(num_centers, capacity)
+    return is_wanted & tf.reduce_any(distances > 0.0)
+
+  number, chosen, _ = tf.while_loop(
+    goes_on,
+    choose,
+    (
+      tf.constant(0),
+      tf.zeros([capacity], tf.int32),
+      # Before there is a center, all rows are equally far.
+      tf.where(is_row, tf.float32.max, 0.0),
+    ),
+    parallel_iterations=1,
+  )
+  return tf.gather(points, chosen), tf.range(tf.size(chosen)) < number
+
+
+def any_rows(
+  points: tf.Tensor,
+  is_row: tf.Tensor,
+  capacity: int | tf.Tensor,
+  num_centers: tf.Tensor,
+  seed: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Chooses as many rows, each set of them as likely; some may be equal.
+
+  Args and results are those of `draw`.
+  """
+  times = race(tf.cast(is_row, tf.float32), seed)
+  # Padding comes last of all.
+  order = tf.argsort(times, stable=True)
+  size = tf.minimum(tf.size(order), capacity)
+  chosen = tf.pad(order[:size], [[0, capacity - size]])
+  number = tf.minimum(num_centers, tf.reduce_sum(tf.cast(is_row, tf.int32)))
+  return tf.gather(points, chosen), tf.range(capacity) < number
+
+
+def race(weights: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Draws when each row arrives: rows come first in proportion to weights.
+
+  A row's time is an exponential draw, by the inverse of its distribution, over
+  the row's weight. So the first of all is drawn in proportion to the weights,
+  the second in proportion to the weights of the others, and so on. Unlike a
+  draw from cumulated weights this takes no sum, and depends on no padding.
+
+  Args:
+    weights: float32 `[n]`, 0 or more, and one at least above 0.
+    seed: Integer `[2]`.
+
+  Returns:
+    Positive float32 `[n]`; infinity where the weight is 0.
+  """
+  shares = weights / tf.reduce_max(weights)
+  draws = random_bits.uniform(seed, tf.shape(weights))
+  # From the middle of the draw's step: neither 0 nor 1.
+  draws = tf.minimum(draws + 2.0**-25, 1.0 - 2.0**-24)
+  times = tf.math.divide_no_nan(-tf.math.log1p(-draws), shares)
+  return tf.where(shares > 0.0, times, math.inf)
+
+
+def _inertias(
+  points: tf.Tensor,
+  squares: tf.Tensor,
+  distances: tf.Tensor,
+  candidates: tf.Tensor,
+) -> tf.Tensor:
+  """The inertia with each candidate as a further center, `[candidates]`."""
+  to_candidates = row_blocks.to_centers(candidates)
+
+  def of_block(
+    block: tf.Tensor, squares: tf.Tensor, distances: tf.Tensor
+  ) -> tf.Tensor:
+    found = tf.maximum(to_candidates(block) + squares[:, None], 0.0)
+    return tf.reduce_sum(tf.minimum(distances[:, None], found), 0)
+
+  blocks = row_blocks.by_block(
+    of_block, (points, squares, distances), tf.float32
+  )
+  first = tf.zeros_like(blocks[:, 0], tf.int32)
+  return tf.math.unsorted_segment_sum(blocks, first, 1)[0]

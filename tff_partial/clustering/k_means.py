@@ -1,0 +1,416 @@
+"""K-means of a client's rows, inside the client's own computation.
+
+HPFL (Wu et al., WWW '21, section 4.2) has each client cluster the vectors of
+its users and of its items; what it sends are the centers, called drafts.
+
+Rows come with a mask, because clients pad theirs at the end. Padding changes no
+bit of a result: see `row_blocks`, and what a row draws depends on its place
+alone.
+"""
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tff_partial import errors
+from tff_partial import random_bits
+from tff_partial.clustering import first_centers
+from tff_partial.clustering import row_blocks
+
+# How the first centers are chosen, as in scikit-learn.
+K_MEANS_PLUS_PLUS, RANDOM = 'k-means++', 'random'
+INITS = (K_MEANS_PLUS_PLUS, RANDOM)
+# Gains below this share of what leaving saves are rounding.
+_LEAST_GAIN = 1e-5
+
+
+class ClusteringError(errors.UserError, ValueError):
+  """Raised when points cannot be clustered as asked."""
+
+
+class KMeans(NamedTuple):
+  """What k-means found.
+
+  Attributes:
+    centers: float32 `[k, d]`, the mean of the rows of each; of those that are
+      not real zeros.
+    is_real: bool `[k]`: which are centers at all.
+    assignment: int32 `[n]`: the cluster of each row, of padding 0.
+    inertia: float32 scalar: the sum of squared distances of real rows to the
+      means of their clusters.
+    counts: int32 `[k]`: how many rows each center has; 0 if it is not real.
+  """
+
+  centers: tf.Tensor
+  is_real: tf.Tensor
+  assignment: tf.Tensor
+  inertia: tf.Tensor
+  counts: tf.Tensor
+
+
+def k_means(
+  points: tf.Tensor,
+  is_real: tf.Tensor,
+  capacity: int | tf.Tensor,
+  num_centers: int | tf.Tensor,
+  seed: tf.Tensor,
+  *,
+  init: str = K_MEANS_PLUS_PLUS,
+  restarts: int = 4,
+  max_iterations: int = 50,
+  min_rows: int = 1,
+) -> KMeans:
+  """Clusters a client's rows around the means of their clusters.
+
+  Each restart chooses first centers (`first_centers`), moves them to the means
+  of the rows that are nearest to them (Lloyd's algorithm), and then exchanges
+  single rows between clusters for as long as that lowers the inertia
+  (`exchange`), which also fills clusters that are left empty. Of all restarts
+  the one with the lowest inertia counts, of equal ones the first. Centers are
+  the means of their rows, also if iterations end before assignments rest.
+
+  Args:
+    points: Float `[n, d]`.
+    is_real: bool `[n]`; False for padding, which comes last.
+    capacity: Rows of the result's centers, however many are wanted: a number,
+      or a vector of so many elements, since XLA knows sizes by shapes alone.
+    num_centers: Integer scalar, how many centers are wanted, at most
+      `capacity`. Where fewer rows than that differ from one another, surplus
+      centers are not real.
+    seed: Integer `[2]`.
+    init: How first centers are chosen: `K_MEANS_PLUS_PLUS`, far from one
+      another, or any rows, `RANDOM`, which takes a small part of the time where
+      thousands are wanted.
+    restarts: How many times to begin anew.
+    max_iterations: The most iterations of a restart, of either kind.
+    min_rows: Centers of fewer rows are not real in the result. The center of a
+      single row is that row, so that 1 reveals it.
+
+  Returns:
+    The best clusters found.
+
+  Raises:
+    ClusteringError: If shapes do not fit, a number is below 1, or first centers
+      cannot be chosen so.
+  """
+  if init not in INITS:
+    raise ClusteringError(
+      f'init={init!r}: k-means begins with one of {", ".join(INITS)}.'
+    )
+  choose = (
+    first_centers.draw
+    if init == K_MEANS_PLUS_PLUS
+    else (first_centers.any_rows)
+  )
+  if not tf.is_tensor(capacity):
+    _check_sizes(capacity=capacity)
+    capacity = tf.zeros([capacity])
+  _check_sizes(
+    restarts=restarts, max_iterations=max_iterations, min_rows=min_rows
+  )
+  points = _checked(points, 'points')
+  _check_one_a_row(is_real, points, 'is_real')
+  padded, is_row = row_blocks.in_blocks(points, is_real)
+  num_centers = tf.cast(num_centers, tf.int32)
+  together = tf.zeros_like(is_row, tf.int32)
+  middle, _ = row_blocks.means(padded, is_row, together, 1)
+  shifted = tf.where(is_row[:, None], padded - middle, 0.0)
+
+  def restart(
+    number: tf.Tensor, best: tf.Tensor, least: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    own = random_bits.fold_in(seed, number)
+    first, is_center = choose(
+      shifted, is_row, tf.size(capacity), num_centers, own
+    )
+    found = lloyd(shifted, is_row, first, is_center, max_iterations)
+    found = exchange(shifted, is_row, found, is_center, max_iterations)
+    means, _ = row_blocks.means(shifted, is_row, found, tf.size(capacity))
+    inertia = row_blocks.inertia(shifted, is_row, means, found)
+    is_better = inertia < least
+    return (
+      number + 1,
+      tf.where(is_better, found, best),
+      tf.where(is_better, inertia, least),
+    )
+
+  _, assignment, _ = tf.while_loop(
+    lambda number, *_: number < restarts,
+    restart,
+    (tf.constant(0), together, tf.constant(math.inf)),
+    parallel_iterations=1,
+  )
+  number = tf.size(capacity)
+  centers, counts = row_blocks.means(padded, is_row, assignment, number)
+  is_kept = (counts >= min_rows) & (tf.range(number) < num_centers)
+  return KMeans(
+    tf.where(is_kept[:, None], centers, 0.0),
+    is_kept,
+    row_blocks.unpadded(assignment, points),
+    row_blocks.inertia(padded, is_row, centers, assignment),
+    tf.where(is_kept, counts, 0),
+  )
+
+
+def assign(
+  points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Finds the nearest center of each row, in Euclidean distance.
+
+  Args:
+    points: Float `[n, d]`.
+    centers: Float `[k, d]`.
+    is_center: bool `[k]`: which of them count.
+
+  Returns:
+    int32 `[n]`, the nearest center, of equally near ones the first; and float32
+    `[n]`, the squared distance to it. If no center counts, 0 and infinity.
+
+  Raises:
+    ClusteringError: If shapes do not fit.
+  """
+  points, centers = _checked_pair(points, centers, is_center)
+  padded, _ = row_blocks.in_blocks(points, tf.ones_like(points[:, 0], tf.bool))
+  nearest = _nearest(padded, centers, is_center)
+  distances = tf.where(
+    tf.reduce_any(is_center),
+    row_blocks.squared_distances(padded, centers, nearest),
+    math.inf,
+  )
+  return (
+    row_blocks.unpadded(nearest, points),
+    row_blocks.unpadded(distances, points),
+  )
+
+
+def sums_and_counts(
+  points: tf.Tensor,
+  is_real: tf.Tensor,
+  centers: tf.Tensor,
+  is_center: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Sums the rows that are nearest to each center: one step of Lloyd's.
+
+  Added up over clients, sums over counts are the next centers of a k-means of
+  all their rows, though no row is sent.
+
+  Args:
+    points: Float `[n, d]`.
+    is_real: bool `[n]`; False for padding, which comes last.
+    centers: Float `[k, d]`.
+    is_center: bool `[k]`: which of them count.
+
+  Returns:
+    float32 `[k, d]`, the sums, and int32 `[k]`, the numbers of rows; zeros for
+    centers that do not count.
+
+  Raises:
+    ClusteringError: If shapes do not fit.
+  """
+  points, centers = _checked_pair(points, centers, is_center)
+  _check_one_a_row(is_real, points, 'is_real')
+  padded, is_row = row_blocks.in_blocks(points, is_real)
+  nearest = _nearest(padded, centers, is_center)
+  is_counted = is_row & tf.gather(is_center, nearest)
+  return row_blocks.sums(padded, is_counted, nearest, tf.shape(centers)[0])
+
+
+def _nearest(
+  points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
+) -> tf.Tensor:
+  """The nearest centers, which may lie far from the origin."""
+  together = tf.zeros_like(is_center, tf.int32)
+  middle, _ = row_blocks.means(centers, is_center, together, 1)
+  return row_blocks.nearest(points - middle, centers - middle, is_center)
+
+
+# ---- better assignments ------------------------------------------------------
+
+
+def lloyd(
+  points: tf.Tensor,
+  is_row: tf.Tensor,
+  centers: tf.Tensor,
+  is_center: tf.Tensor,
+  max_iterations: int,
+) -> tf.Tensor:
+  """Moves centers to the means of their rows until assignments rest.
+
+  Args:
+    points: float32 `[n, d]`, whole blocks.
+    is_row: bool `[n]`.
+    centers: float32 `[k, d]`: the first ones.
+    is_center: bool `[k]`: which of them count.
+    max_iterations: When to end at the latest.
+
+  Returns:
+    The assignment, int32 `[n]`.
+  """
+
+  def iterate(
+    is_done: tf.Tensor, centers: tf.Tensor, assignment: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    del is_done
+    nearest = row_blocks.nearest(points, centers, is_center)
+    nearest = tf.where(is_row, nearest, 0)
+    number = tf.size(is_center)
+    means, counts = row_blocks.means(points, is_row, nearest, number)
+    return (
+      tf.reduce_all(tf.equal(nearest, assignment)),
+      # A center without rows waits where it is.
+      tf.where(counts[:, None] > 0, means, centers),
+      nearest,
+    )
+
+  *_, assignment = tf.while_loop(
+    lambda is_done, *_: ~is_done,
+    iterate,
+    (
+      tf.constant(False),
+      centers,
+      tf.fill(tf.shape(is_row), row_blocks.NOWHERE),
+    ),
+    maximum_iterations=max_iterations,
+    parallel_iterations=1,
+  )
+  return assignment
+
+
+def exchange(
+  points: tf.Tensor,
+  is_row: tf.Tensor,
+  assignment: tf.Tensor,
+  is_center: tf.Tensor,
+  max_iterations: int,
+) -> tf.Tensor:
+  """Moves rows to other clusters for as long as that lowers the inertia.
+
+  A row at distance d from the mean of its n rows adds d^2 n / (n - 1) to the
+  inertia, and at distance e from the mean of m others it would add
+  e^2 m / (m + 1) (Hartigan and Wong, 1979). Where clusters are small, as with
+  a tenth of the rows as centers, this lowers by several percent what Lloyd's
+  algorithm leaves. Each iteration moves the rows that gain most of all that
+  would leave or join either cluster, so that no two moves have a cluster in
+  common and every one gains. A cluster without rows costs nothing to join: it
+  takes the row that gains most by leaving, far from its own mean.
+
+  Args:
+    points: float32 `[n, d]`, whole blocks, around the origin.
+    is_row: bool `[n]`.
+    assignment: int32 `[n]`.
+    is_center: bool `[k]`: which clusters may have rows.
+    max_iterations: When to end at the latest.
+
+  Returns:
+    The assignment, int32 `[n]`.
+  """
+
+  def iterate(
+    is_done: tf.Tensor, assignment: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    del is_done
+    number = tf.size(is_center)
+    means, counts = row_blocks.means(points, is_row, assignment, number)
+    sizes = tf.cast(counts, tf.float32)
+    own = tf.gather(sizes, assignment)
+    saved = row_blocks.squared_distances(points, means, assignment)
+    saved *= own / tf.maximum(own - 1.0, 1.0)
+    other, added = _best_others(points, means, sizes, assignment, is_center)
+    gains = saved - added
+    is_gain = is_row & (gains > _LEAST_GAIN * saved)
+    # Equal gains, as of equal rows, are ordered by their places.
+    order = tf.argsort(
+      tf.where(is_gain, gains, 0.0), direction='DESCENDING', stable=True
+    )
+    rank = tf.math.invert_permutation(order)
+    first = tf.minimum(
+      tf.math.unsorted_segment_min(rank, assignment, number),
+      tf.math.unsorted_segment_min(rank, other, number),
+    )
+    is_moved = is_gain & tf.equal(
+      rank,
+      tf.minimum(tf.gather(first, assignment), tf.gather(first, other)),
+    )
+    return ~tf.reduce_any(is_moved), tf.where(is_moved, other, assignment)
+
+  _, assignment = tf.while_loop(
+    lambda is_done, _: ~is_done,
+    iterate,
+    (tf.constant(False), assignment),
+    maximum_iterations=max_iterations,
+    parallel_iterations=1,
+  )
+  return assignment
+
+
+def _best_others(
+  points: tf.Tensor,
+  means: tf.Tensor,
+  sizes: tf.Tensor,
+  assignment: tf.Tensor,
+  is_center: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """The other cluster that each row would best join, and what it would add."""
+  to_means = row_blocks.to_centers(means)
+  places = tf.range(tf.size(sizes))
+
+  def of_block(
+    block: tf.Tensor, assignment: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    squares = tf.reduce_sum(tf.square(block), -1, keepdims=True)
+    added = tf.maximum(to_means(block) + squares, 0.0) * sizes / (sizes + 1.0)
+    is_other = is_center & tf.not_equal(places, assignment[:, None])
+    added = tf.where(is_other, added, math.inf)
+    return tf.argmin(added, -1, output_type=tf.int32), tf.reduce_min(added, -1)
+
+  best, added = row_blocks.by_block(
+    of_block, (points, assignment), (tf.int32, tf.float32)
+  )
+  return tf.reshape(best, [-1]), tf.reshape(added, [-1])
+
+
+# ---- what cannot be clustered ------------------------------------------------
+
+
+def _check_sizes(**sizes: int) -> None:
+  for name, size in sizes.items():
+    if size < 1:
+      raise ClusteringError(
+        f'{name}={size}: k-means needs a whole number of at least 1.'
+      )
+
+
+def _checked(vectors: tf.Tensor, name: str) -> tf.Tensor:
+  vectors = tf.convert_to_tensor(vectors)
+  shape = vectors.shape
+  if shape.rank != 2 or shape[1] is None or not vectors.dtype.is_floating:
+    raise ClusteringError(
+      f'{name}: expected floats [rows, size], found {vectors.dtype.name} of '
+      f'the shape {shape}. Make one vector of known size of each row.'
+    )
+  return tf.cast(vectors, tf.float32)
+
+
+def _checked_pair(
+  points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  points, centers = _checked(points, 'points'), _checked(centers, 'centers')
+  if points.shape[1] != centers.shape[1]:
+    raise ClusteringError(
+      f'centers: they are vectors of {centers.shape[1]} numbers, points of '
+      f'{points.shape[1]}. Distances need the same size.'
+    )
+  _check_one_a_row(is_center, centers, 'is_center')
+  return points, centers
+
+
+def _check_one_a_row(mask: tf.Tensor, vectors: tf.Tensor, name: str) -> None:
+  mask = tf.convert_to_tensor(mask)
+  if mask.dtype != tf.bool or not mask.shape.is_compatible_with(
+    vectors.shape[:1]
+  ):
+    raise ClusteringError(
+      f'{name}: expected booleans {vectors.shape[:1]}, one for each row, found '
+      f'{mask.dtype.name} of the shape {mask.shape}.'
+    )

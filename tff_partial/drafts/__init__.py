@@ -1,0 +1,1 @@
+"""Drafts of private tables of clients whose models differ (HPFL)."""

@@ -1,0 +1,314 @@
+"""Drafts of private tables: centers of their rows, and what is joined of them.
+
+HPFL (Wu et al., 2021) lets the rows of a private table, the vectors of users
+and items, never leave a client. What leaves are drafts: centers of clusters of
+these rows. The server joins the drafts of all clients to global centers, and
+clients draw their rows toward these (Eq. 2).
+
+Two ways. `Centers` is the paper's: each client clusters its rows and sends the
+centers, and the server clusters what it collected. The center of one row is
+that row, and the center of few is near to them, so that drafts may reveal what
+they stand for; `min_rows` sets how many rows a draft stands for at least.
+`Sums` sends no center of a client: the server sends its centers, a client adds
+up its rows nearest to each, and the server divides the sums of all clients, one
+step of Lloyd's algorithm in each round. Sums may be clipped and noised with the
+update, and are then paid for as that is.
+"""
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial.clustering import k_means as clustering
+from tff_partial.contexts import ClientContext
+from tff_partial.drafts import collecting
+from tff_partial.drafts import row_means
+from tff_partial.model import models
+from tff_partial.statistics import Join
+from tff_partial.statistics import Server
+from tff_partial.statistics import Statistic
+from tff_partial.tiers import LOCAL
+
+# Where the server's state has the centers, by table.
+CENTERS = 'centers'
+_ROWS, _IS_REAL = 'rows', 'is_real'
+_SUMS, _COUNTS = 'sums', 'counts'
+
+
+@dataclasses.dataclass(frozen=True)
+class Centers:
+  """Clients send centers of their rows; the server clusters these again.
+
+  Attributes:
+    num_collected: How many centers of all clients the server has room for.
+    num_centers: How many global centers there are at most.
+    rows_per_center: For how many rows there is a center, at a client and again
+      at the server; ten in the paper.
+    min_rows: Centers of fewer rows are not sent.
+    init: How k-means begins, one of `clustering.INITS`.
+    restarts: How many times k-means begins anew.
+    max_iterations: The most iterations of k-means.
+  """
+
+  num_collected: int
+  num_centers: int
+  rows_per_center: int = 10
+  min_rows: int = 1
+  init: str = clustering.K_MEANS_PLUS_PLUS
+  restarts: int = 1
+  max_iterations: int = 20
+
+  def clusters(
+    self, rows: tf.Tensor, is_real: tf.Tensor, seed: tf.Tensor
+  ) -> clustering.KMeans:
+    """Clusters a client's rows of a table; their centers are its drafts.
+
+    Args:
+      rows: Float `[rows, width]`.
+      is_real: bool `[rows]`; False for padding, which comes last.
+      seed: Integer `[2]`.
+
+    Returns:
+      The clusters. The client sends the centers that are real: those of at
+      least `min_rows` rows.
+    """
+    return clustering.k_means(
+      rows,
+      is_real,
+      is_real[:: self.rows_per_center],
+      self._wanted(is_real),
+      seed,
+      init=self.init,
+      restarts=self.restarts,
+      max_iterations=self.max_iterations,
+      min_rows=self.min_rows,
+    )
+
+  def statistic(self, model: models.PartialModel, table: str) -> Statistic:
+    """What clients send of a table, and what the server makes of it."""
+
+    def summarize(client: ClientContext) -> Any:
+      seed = random_bits.fold_in(client.seed, f'drafts of {table}')
+      found = self.clusters(*rows_of(client, table), seed)
+      return collections.OrderedDict(
+        {_ROWS: found.centers, _IS_REAL: found.is_real}
+      )
+
+    def update(server: Server, collected: Any) -> Server:
+      is_real = collected[_IS_REAL]
+      seed = tf.constant(random_bits.derive(model.seed, f'centers of {table}'))
+      found = clustering.k_means(
+        collected[_ROWS],
+        is_real,
+        self.num_centers,
+        tf.minimum(self._wanted(is_real), self.num_centers),
+        seed,
+        init=self.init,
+        restarts=self.restarts,
+        max_iterations=self.max_iterations,
+      )
+      return _with_centers(server, table, found.centers, found.is_real)
+
+    return Statistic(
+      f'drafts/{table}',
+      summarize,
+      join=collecting.CollectRowsFactory(self.num_collected),
+      update=update,
+    )
+
+  def _wanted(self, is_real: tf.Tensor) -> tf.Tensor:
+    """How many centers some rows get, at least one if there are any."""
+    number = tf.reduce_sum(tf.cast(is_real, tf.int32))
+    return -(-number // self.rows_per_center)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+  """Clients send sums of their rows nearest to each of the server's centers.
+
+  In the first round there are none yet, and each row goes to a center at
+  random.
+
+  With the update clients send shares of their rows in place of counts, and in
+  place of sums by how much their rows differ from the centers, times the same,
+  so that a client of many rows counts no more than others. Centers go by the
+  means of these moves (`row_means.moved`), where few rows are near by less.
+
+  Attributes:
+    num_centers: How many global centers there are.
+    join: How sums are made; with the update, they are clipped and noised as
+      that is.
+    least: A center stays where it is if fewer rows than this are near to it, of
+      all clients together; not with the update.
+  """
+
+  num_centers: int
+  join: Join = Join.SUM
+  least: float = 0.5
+
+  def statistic(self, model: models.PartialModel, table: str) -> Statistic:
+    """What clients send of a table, and what the server makes of it."""
+    del model
+    by_shares = self.join is Join.WITH_UPDATE
+
+    def summarize(client: ClientContext) -> Any:
+      rows, is_real = rows_of(client, table)
+      centers = client.server[CENTERS][table]
+      sums, counts = clustering.sums_and_counts(
+        rows, is_real, centers[_ROWS], centers[_IS_REAL]
+      )
+      any_sums, any_counts = _at_random(
+        rows,
+        is_real,
+        self.num_centers,
+        random_bits.fold_in(client.seed, f'drafts of {table}'),
+      )
+      has_centers = tf.reduce_any(centers[_IS_REAL])
+      sums = tf.where(has_centers, sums, any_sums)
+      counts = tf.where(has_centers, tf.cast(counts, tf.float32), any_counts)
+      if by_shares:
+        number = tf.reduce_sum(counts)
+        ways = sums - counts[:, None] * centers[_ROWS]
+        sums = tf.math.divide_no_nan(ways, number)
+        counts = row_means.SENT * tf.math.divide_no_nan(counts, number)
+      return collections.OrderedDict({_SUMS: sums, _COUNTS: counts})
+
+    def update(server: Server, joined: Any) -> Server:
+      before = server.state[CENTERS][table]
+      sums, counts = joined[_SUMS], joined[_COUNTS]
+      if by_shares:
+        rows = row_means.moved(
+          before[_ROWS], sums, counts, 1.0 / self.num_centers
+        )
+        all_are = tf.ones_like(before[_IS_REAL])
+        return _with_centers(server, table, rows, all_are)
+      counts_enough = counts >= self.least
+      means = sums / tf.where(counts_enough, counts, 1.0)[:, None]
+      return _with_centers(
+        server,
+        table,
+        tf.where(counts_enough[:, None], means, before[_ROWS]),
+        counts_enough | before[_IS_REAL],
+      )
+
+    return Statistic(
+      f'drafts/{table}', summarize, join=self.join, update=update
+    )
+
+
+def rows_of(client: ClientContext, table: str) -> tuple[tf.Tensor, tf.Tensor]:
+  """A client's rows of a table, and which of them are real.
+
+  Args:
+    client: What it knows.
+    table: Name of a local variable, `[rows, ...]`.
+  """
+  rows = client.weight(LOCAL, table)
+  is_real = client.rows.get(table)
+  if is_real is None:
+    is_real = tf.ones(tf.shape(rows)[:1], tf.bool)
+  return rows, is_real
+
+
+def first_centers(
+  model: models.PartialModel, tables: Sequence[str], num_centers: int
+) -> Any:
+  """The server's centers before the first round: none is real.
+
+  Args:
+    model: The model.
+    tables: The tables of which clients send drafts.
+    num_centers: How many there will be at most.
+  """
+  specs = model.specs(LOCAL)
+  return collections.OrderedDict(
+    (
+      table,
+      collections.OrderedDict(
+        {
+          _ROWS: tf.zeros([num_centers, specs[table].shape[1]]),
+          _IS_REAL: tf.zeros([num_centers], tf.bool),
+        }
+      ),
+    )
+    for table in tables
+  )
+
+
+def at_server(state: Any, table: str) -> np.ndarray | None:
+  """The centers of a table that the server holds.
+
+  Args:
+    state: The process's state, with numbers in it: as a run ends with it.
+    table: The table.
+
+  Returns:
+    Floats `[centers, width]`, those that are real; None if clients of this
+    process send no drafts of it.
+  """
+  held = state.client_work.get('server') or {}
+  centers = held.get(CENTERS, {}).get(table)
+  if centers is None:
+    return None
+  return np.asarray(centers[_ROWS])[np.asarray(centers[_IS_REAL])]
+
+
+def toward_centers(
+  rows: tf.Tensor, centers: Any, own_share: tf.Tensor, *, by_nearness: bool
+) -> tf.Tensor:
+  """Rows move toward a mean of all centers (Eq. 2).
+
+  Args:
+    rows: `[rows, width]`.
+    centers: The server's, of one table.
+    own_share: How much of each row stays its own, from 0 to 1: a scalar, or
+      `[width]`.
+    by_nearness: Whether a center counts by the inverse of its distance. As the
+      equation is printed it counts by its distance, so that far ones count
+      more.
+
+  Returns:
+    The rows, as they are if there are no centers yet.
+  """
+  is_real = tf.cast(centers[_IS_REAL], tf.float32)
+  points = centers[_ROWS]
+  squared = (
+    tf.reduce_sum(tf.square(rows), -1)[:, None]
+    - 2.0 * tf.matmul(rows, points, transpose_b=True)
+    + tf.reduce_sum(tf.square(points), -1)
+  )
+  distances = tf.sqrt(tf.maximum(squared, 1e-12))
+  weights = (1.0 / distances if by_nearness else distances) * is_real
+  total = tf.reduce_sum(weights, -1, keepdims=True)
+  mean = tf.math.divide_no_nan(tf.matmul(weights, points), total)
+  moved = own_share * rows + (1.0 - own_share) * mean
+  return tf.where(tf.reduce_any(centers[_IS_REAL]), moved, rows)
+
+
+def _at_random(
+  rows: tf.Tensor, is_real: tf.Tensor, number: int, seed: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Sums and counts of rows that go to centers at random."""
+  drawn = random_bits.uniform(seed, tf.shape(is_real), 0.0, float(number))
+  places = tf.minimum(tf.cast(drawn, tf.int32), number - 1)
+  places = tf.where(is_real, places, -1)
+  return (
+    tf.math.unsorted_segment_sum(rows, places, number),
+    tf.math.unsorted_segment_sum(tf.cast(is_real, tf.float32), places, number),
+  )
+
+
+def _with_centers(
+  server: Server, table: str, rows: tf.Tensor, is_real: tf.Tensor
+) -> Server:
+  state = collections.OrderedDict(server.state)
+  state[CENTERS] = collections.OrderedDict(state[CENTERS])
+  state[CENTERS][table] = collections.OrderedDict(
+    {_ROWS: rows, _IS_REAL: is_real}
+  )
+  return server._replace(state=state)

@@ -1,0 +1,1 @@
+"""Updates that travel from clients to the server, and their aggregation."""

@@ -1,0 +1,216 @@
+"""What cannot be composed, refused when it is asked for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_partial import aggregators
+from tff_partial import groups
+from tff_partial import phases
+from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.client.client_work import CompositionError
+from tff_partial.dp import mechanisms
+from tff_partial.exchange.messages import BeforeSending
+from tff_partial.exchange.messages import ClientWeightFn
+from tff_partial.exchange.messages import ClientWeighting
+from tff_partial.statistics import Join
+from tff_partial.statistics import Statistic
+
+
+def check_joining(aggregator: Any, server_optimizer: Any) -> None:
+  """Refuses what neither joins updates nor steps.
+
+  Args:
+    aggregator: Joins updates.
+    server_optimizer: Steps.
+  """
+  if not isinstance(
+    aggregator,
+    (
+      tff.aggregators.WeightedAggregationFactory,
+      tff.aggregators.UnweightedAggregationFactory,
+    ),
+  ):
+    raise CompositionError(
+      'The aggregator must be a factory such as `tff.aggregators.MeanFactory()`'
+      f', found {type(aggregator).__name__}.'
+    )
+  if not isinstance(server_optimizer, phases.Optimizer):
+    raise CompositionError(
+      f'The server optimizer must be {phases.instead_of(server_optimizer)}'
+    )
+
+
+def check_statistics(
+  statistics: Sequence[Statistic], before_sending: BeforeSending | None
+) -> None:
+  """Refuses statistics that share a name, or would be sent without noise.
+
+  Args:
+    statistics: What clients send beside their update.
+    before_sending: What they do with the update before, or None.
+  """
+  names = [statistic.name for statistic in statistics]
+  taken = set(tiers.TIERS)
+  for statistic in statistics:
+    if statistic.name in taken:
+      raise CompositionError(
+        f'statistics: the name {statistic.name!r} is taken, of {names} and the '
+        f'tiers {list(tiers.TIERS)}.'
+      )
+    taken.add(statistic.name)
+    if statistic.join is not Join.WITH_UPDATE:
+      continue
+    if statistic.after_update:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} is computed after the update, and '
+        'cannot be joined with it.'
+      )
+    if statistic.settle is not None and before_sending is not None:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} settles what clients remember by '
+        'what they send themselves, which `before_sending` changes.'
+      )
+
+
+def check_privacy(
+  aggregator: aggregators.Factory,
+  before_sending: BeforeSending | None,
+  client_weighting: ClientWeighting | ClientWeightFn,
+  statistics: Sequence[Statistic],
+) -> None:
+  """Refuses what clients would send beside what gets noise."""
+  local = getattr(before_sending, 'mechanism', None)
+  if not any(
+    each.noise_multiplier for each in mechanisms_of(aggregator, before_sending)
+  ):
+    return
+  noised = 'clients noise' if local else 'the private aggregator noises'
+  unpaid = (
+    f'exactly, beside the updates that {noised}, and no one would account for '
+    'it.'
+  )
+  for statistic in statistics:
+    if statistic.join is not Join.WITH_UPDATE:
+      raise CompositionError(
+        f'The statistic {statistic.name!r}: clients would send it {unpaid} '
+        'Leave it out, join it WITH_UPDATE, or do without noise.'
+      )
+  # A private aggregator takes no weights.
+  if local and client_weighting is not ClientWeighting.UNIFORM:
+    raise CompositionError(
+      f'client_weighting: clients would send how much they weigh, {unpaid} '
+      'Pass ClientWeighting.UNIFORM, or do without noise.'
+    )
+
+
+def mechanisms_of(
+  aggregator: aggregators.Factory, before_sending: BeforeSending | None
+) -> list[mechanisms.Mechanism]:
+  """Finds all that clips and noises some of what clients send.
+
+  Args:
+    aggregator: Joins updates.
+    before_sending: What clients do with their update, or None.
+  """
+  parts = [*getattr(aggregator, 'parts', [aggregator]), before_sending]
+  found = (getattr(part, 'mechanism', None) for part in parts)
+  return [each for each in found if each is not None]
+
+
+def mechanism(
+  aggregator: aggregators.Factory, before_sending: BeforeSending | None
+) -> mechanisms.Mechanism | None:
+  """What makes the updates private, if one mechanism does so for all of them.
+
+  What a server does with sums that have noise already, changes nothing.
+  """
+  for part in (aggregator, before_sending):
+    found: mechanisms.Mechanism | None = getattr(part, 'mechanism', None)
+    if found is not None:
+      return found
+  return None
+
+
+def check_settling(
+  client: client_work.ClientWork, statistics: Sequence[Statistic]
+) -> None:
+  """Refuses to compare what clients remembered before and after a round.
+
+  Args:
+    client: What clients do.
+    statistics: What is sent beside the update.
+  """
+  for statistic in statistics:
+    if statistic.settle is not None and client.keeping:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} settles what clients remember, to '
+        "which slots='kept' adds what optimizers keep, such as step counts, "
+        'which it cannot settle. Leave `slots` out, or do without it.'
+      )
+    if statistic.settle is not None and client.remembers_tables:
+      raise CompositionError(
+        f'The statistic {statistic.name!r} settles what clients remember, but '
+        f'their tables {list(client.model.client_tables.names)} have a size of '
+        'their own, which changes with their data. Give the tables a fixed '
+        'size, or do without.'
+      )
+
+
+def check_members(
+  aggregator: aggregators.Factory, client: client_work.ClientWork
+) -> None:
+  """Refuses means over the members of groups where there can be none.
+
+  Args:
+    aggregator: Joins updates.
+    client: What clients do.
+
+  Raises:
+    GroupError: If clients train no weights of groups.
+    CompositionError: If the aggregator does not weigh clients.
+  """
+  names = client.model.specs(tiers.GROUP)
+  trained = [p for p in phases.flat(client.work) if tiers.GROUP in p.train]
+  if not (names and trained):
+    raise groups.GroupError(
+      'mean_of_members: no phase trains weights of groups. Leave it out, or '
+      'train the tier GROUP of a model that has groups.'
+    )
+  for name in names:
+    joins = aggregators.joining(aggregator, name)
+    if not isinstance(joins, aggregators.WeightedFactory):
+      raise CompositionError(
+        f'mean_of_members: {type(joins).__name__}, which joins {name!r}, does '
+        'not weigh clients by their weights, so that a mean over some of them '
+        'does not follow from it. Take a weighted mean, or do without.'
+      )
+
+
+def check_tiers(client: client_work.ClientWork) -> None:
+  """Refuses work that does not fit the model's tiers.
+
+  Args:
+    client: What clients do.
+  """
+  held = {tiers.GLOBAL, tiers.GROUP} & set(client.model.tiers)
+  if not held:
+    raise CompositionError(
+      'The model has no variable at the server to train: all are local.'
+    )
+  trained = {t for phase in phases.flat(client.work) for t in phase.train}
+  if trained & {tiers.GLOBAL, tiers.GROUP} and not trained & held:
+    raise CompositionError(
+      f'The work trains {sorted(trained)} variables, but at the server the '
+      f'model has {sorted(held)} ones alone.'
+    )
+  is_trained = any(tiers.LOCAL in p.train for p in phases.flat(client.work))
+  if not (is_trained or client.client_state.is_frozen):
+    names = list(client.model.specs(tiers.LOCAL))
+    if names:
+      raise CompositionError(
+        f'The model has local variables, {names}, which no phase trains. Build '
+        'it without `local`, or take an algorithm that trains them.'
+      )

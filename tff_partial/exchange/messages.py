@@ -1,0 +1,283 @@
+"""What a client sends and what it keeps, after its work in a round."""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import groups
+from tff_partial import random_bits
+from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.client import local_training
+from tff_partial.contexts import Outcome
+from tff_partial.model import tracing
+from tff_partial.statistics import Join
+from tff_partial.statistics import Settle
+from tff_partial.statistics import Statistic
+
+ClientWeighting: TypeAlias = tff.learning.ClientWeighting
+# (what is joined with the update, by tier or statistic, the client's seed for
+# it) -> what it sends instead.
+BeforeSending: TypeAlias = Callable[[Any, tf.Tensor], Any]
+# What a client's phases came to -> how much it counts, zero or more.
+ClientWeightFn: TypeAlias = Callable[[local_training.ClientResult], tf.Tensor]
+
+
+def sending_seed(seed: tf.Tensor) -> tf.Tensor:
+  """The seed that `before_sending` gets, int32 `[2]`, of a client's own."""
+  return random_bits.fold_in(seed, 'sending')
+
+
+class Message(NamedTuple):
+  """What a client's work comes to.
+
+  Attributes:
+    update: Tier to what the client sends, named tensors; and what statistics
+      are joined with it, by name.
+    ids: Tier and name to the ids of the rows that stand in `update` in place of
+      a whole table.
+    weight: How much the update counts.
+    kept: What the client remembers.
+    statistics: What it sends beside, by name.
+    group: The client's group, int32.
+    metrics: States of metrics.
+  """
+
+  update: Any
+  ids: Any
+  weight: Any
+  kept: Any
+  statistics: Any
+  group: Any
+  metrics: Any
+
+
+class Sending(NamedTuple):
+  """How a client makes its message.
+
+  Attributes:
+    tiers: Those whose updates are sent.
+    weighting: How much a client counts.
+    by_rows: Whether rows of tables are sent, where no more is trained.
+    before_sending: What a client does with its update before it sends it.
+    statistics: What is sent beside.
+  """
+
+  tiers: Sequence[str]
+  weighting: ClientWeighting | ClientWeightFn
+  by_rows: bool
+  before_sending: BeforeSending | None
+  statistics: Sequence[Statistic]
+
+  def messages(
+    self, work: client_work.ClientWork, sent: Mapping[str, tf.TensorSpec]
+  ) -> tff.Computation:
+    """Makes `(ModelWeights, C, D[, sent] -> Message)`, for one client.
+
+    Args:
+      work: What a client does.
+      sent: Specs of what the server sends beside weights; nothing if empty.
+    """
+
+    def make(
+      shared: Any, frozen: Any, kept: Any, client: Any, *beside: Any
+    ) -> Message:
+      result = work.run(shared, frozen, kept, client, *beside)
+      return self._message(work, result, shared)
+
+    return for_a_client(make, work, sent)
+
+  def _message(
+    self,
+    work: client_work.ClientWork,
+    result: local_training.ClientResult,
+    shared: Any,
+  ) -> Message:
+    """The message of one client."""
+    result, weight = _weighed(result, self.weighting)
+    zero_unless_finite = _zero_unless(result.is_finite)
+    weight = zero_unless_finite(weight)
+    update, ids = self._update(work, result, shared)
+    known = result.context._replace(
+      outcome=Outcome(result.num_examples, result.num_steps, weight)
+    )
+    beside = collections.OrderedDict()
+    for statistic in self.statistics:
+      if statistic.after_update:
+        continue
+      value = zero_unless_finite(statistic.summarize(known))
+      if statistic.join is Join.WITH_UPDATE:
+        update[statistic.name] = value
+      else:
+        beside[statistic.name] = value
+    if self.before_sending is not None and update:
+      update = self.before_sending(update, sending_seed(known.seed))
+    if getattr(self.before_sending, 'mechanism', None) is not None:
+      # Its weight does not tell whether it had any examples either.
+      weight = tf.ones([])
+    return Message(
+      update,
+      ids,
+      weight,
+      _unless_spoilt(
+        result.is_finite, work.keep_as_before(known), work.keep(known)
+      ),
+      beside,
+      result.group,
+      client_work.unfinalized_metrics(result),
+    )
+
+  def _update(
+    self,
+    work: client_work.ClientWork,
+    result: local_training.ClientResult,
+    shared: Any,
+  ) -> tuple[Any, Any]:
+    """What a client's training changed, and the ids of rows that it sends."""
+    zero_unless_finite = _zero_unless(result.is_finite)
+    update: Any = collections.OrderedDict()
+    ids: Any = collections.OrderedDict()
+    for tier in self.tiers:
+      received = shared[tier]
+      if tier == tiers.GROUP:
+        received = groups.copy_of(received, result.group)
+      moved = zero_unless_finite(tiers.delta(received, result.weights[tier]))
+      if tier == tiers.GROUP:
+        moved = groups.for_all(moved, result.group, work.model.num_groups)
+      changes = result.changes if tier == tiers.GLOBAL else {}
+      for name, change in zero_unless_finite(changes).items():
+        if self.by_rows:
+          moved[name] = change.values
+          ids.setdefault(tier, collections.OrderedDict())[name] = change.ids
+        else:
+          moved[name] = change.added_to(tf.zeros_like(shared[tier][name]))
+      update[tier] = moved
+    return update, ids
+
+
+def for_a_client(
+  function: Callable[..., Any],
+  work: client_work.ClientWork,
+  beside: Mapping[str, tf.TensorSpec],
+) -> tff.Computation:
+  """Makes `(ModelWeights, C, D[, beside] -> ...)` of a function.
+
+  Args:
+    function: (shared weights by tier, frozen ones, what a client remembers, its
+      data, what it is told beside by name, if anything) -> a structure.
+    work: What a client does.
+    beside: Specs of what it is told beside; nothing if empty.
+  """
+  if not beside:
+    traced = tracing.traced(function, *work.specs)
+
+    @tff.tensorflow.computation(*work.types)
+    def alone(weights: Any, kept: Any, client: Any) -> Any:
+      return traced(weights.trainable, weights.non_trainable, kept, client)
+
+    return alone
+
+  spec = collections.OrderedDict(beside)
+  traced = tracing.traced(function, *work.specs, spec)
+
+  @tff.tensorflow.computation(*work.types, client_work.type_of(spec))
+  def told(weights: Any, kept: Any, client: Any, beside: Any) -> Any:
+    return traced(
+      weights.trainable, weights.non_trainable, kept, client, beside
+    )
+
+  return told
+
+
+def after_update(
+  statistic: Statistic,
+  work: client_work.ClientWork,
+  sent: Mapping[str, Any],
+) -> tff.Computation:
+  """Makes `(new ModelWeights, C, D, what is known beside -> summary)`.
+
+  That are `sent`, and the client's `group` and `weight`.
+  """
+
+  def summarize(
+    shared: Any, frozen: Any, kept: Any, client: Any, beside: Any
+  ) -> Any:
+    known = work.begin(shared, frozen, kept, client, beside.get('server'))
+    weight = beside['weight']
+    known = known._replace(
+      group=beside['group'], outcome=Outcome(tf.constant(0), {}, weight)
+    )
+    return _zero_unless(weight > 0)(statistic.summarize(known))
+
+  beside = {
+    **sent,
+    'group': tf.TensorSpec([], tf.int32),
+    'weight': tf.TensorSpec([], tf.float32),
+  }
+  return for_a_client(summarize, work, beside)
+
+
+def settling(
+  settle: Settle,
+  kept_type: tff.Type,
+  own_type: tff.Type,
+  joined_type: tff.Type,
+) -> tff.Computation:
+  """Makes `(C, C, own statistic, joined statistic -> C)`, for one client."""
+
+  @tff.tensorflow.computation(kept_type, kept_type, own_type, joined_type)
+  def settled(before: Any, after: Any, own: Any, joined: Any) -> Any:
+    return settle(before, after, own, joined)
+
+  return settled
+
+
+def _zero_unless(condition: tf.Tensor) -> Callable[[Any], Any]:
+  """Makes what puts zeros in the place of tensors."""
+  return lambda structure: tf.nest.map_structure(
+    lambda t: tf.where(condition, t, tf.zeros_like(t)), structure
+  )
+
+
+def _unless_spoilt(is_finite: tf.Tensor, kept: Any, new: Any) -> Any:
+  """What a client remembers: the new state, or its old one if that failed."""
+  try:
+    return tf.nest.map_structure(
+      lambda old, new: tf.where(is_finite, new, old), kept, new
+    )
+  except (TypeError, ValueError) as error:
+    raise client_work.ClientStateTypeError(
+      f'A round takes client states {kept} and returns {new}. What a client '
+      'state keeps must look like what it makes first.'
+    ) from error
+
+
+def _weighed(
+  result: local_training.ClientResult,
+  client_weighting: ClientWeighting | ClientWeightFn,
+) -> tuple[local_training.ClientResult, tf.Tensor]:
+  """Says how much a client counts.
+
+  Returns:
+    What its phases came to, which is not finite if its weight is no number that
+    can weigh, and the weight, float32.
+  """
+  if client_weighting is ClientWeighting.NUM_EXAMPLES:
+    return result, tf.cast(result.num_examples, tf.float32)
+  if client_weighting is ClientWeighting.UNIFORM:
+    return result, tf.cast(result.num_examples > 0, tf.float32)
+  weight = tf.convert_to_tensor(client_weighting(result))
+  if weight.shape.rank != 0 or not (
+    weight.dtype.is_floating or weight.dtype.is_integer
+  ):
+    raise client_work.CompositionError(
+      'client_weighting: a client has one number for a weight, found '
+      f'{weight.dtype.name}{weight.shape}.'
+    )
+  weight = tf.cast(weight, tf.float32)
+  can_weigh = tf.logical_and(tf.math.is_finite(weight), weight >= 0.0)
+  is_finite = tf.logical_and(result.is_finite, can_weigh)
+  return result._replace(is_finite=is_finite), weight

@@ -1,0 +1,304 @@
+"""What the server does with the messages of a round."""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow_federated as tff
+
+from tff_partial import aggregators
+from tff_partial import groups
+from tff_partial import phases
+from tff_partial.client import client_work
+from tff_partial.statistics import Join
+from tff_partial.statistics import Server
+from tff_partial.statistics import Statistic
+from tff_partial.tiers import GROUP
+
+
+class Joined(NamedTuple):
+  """What joining the messages of a round comes to, all at the server.
+
+  Attributes:
+    weights: The new weights.
+    statistics: Name to the joined statistic.
+    aggregator: The new state of what joins.
+    finalizer: The server optimizer's new state.
+    measurements: Of both, by name.
+  """
+
+  weights: Any
+  statistics: dict[str, Any]
+  aggregator: Any
+  finalizer: Any
+  measurements: dict[str, Any]
+
+
+class JoinUpdates:
+  """Joins what clients send by one aggregator, and steps by the updates.
+
+  It does nothing if clients send nothing. To be used within a federated
+  computation.
+  """
+
+  def __init__(
+    self,
+    aggregator: Any,
+    server_optimizer: phases.Optimizer,
+    server_type: tff.Type,
+    message_type: tff.Type,
+    with_update: Sequence[Statistic],
+  ):
+    """Makes the processes.
+
+    Args:
+      aggregator: The aggregation factory.
+      server_optimizer: Takes the joined updates for gradients.
+      server_type: Of the weights.
+      message_type: Of what a client sends.
+      with_update: The statistics that are joined with the updates.
+    """
+    self._aggregation: Any = None
+    self._finalizer: Any = None
+    # If not all tiers at the server are trained: those that are.
+    self._trained: Any = None
+    self._with_update = [statistic.name for statistic in with_update]
+    update_type = message_type.update
+    tiers = [
+      name
+      for name, _ in tff.structure.iter_elements(update_type)
+      if name not in self._with_update
+    ]
+    self._by_rows = bool(len(message_type.ids))
+    if self._by_rows:
+      whole = collections.OrderedDict(
+        (tier, server_type.trainable[tier]) for tier in tiers
+      )
+      for name in self._with_update:
+        whole[name] = update_type[name]
+      self._aggregation = aggregator.create_by_rows(
+        update_type, message_type.weight, message_type.ids, tff.to_type(whole)
+      )
+    elif len(update_type):
+      self._aggregation = aggregators.as_weighted(aggregator).create(
+        update_type, message_type.weight
+      )
+    self._chooses: dict[str, tff.Computation] = {}
+    if self._aggregation is not None and self._with_update:
+      joined = self._aggregation.next.type_signature.result.result.member
+      self._chooses = {
+        name: _chosen(joined, name) for name in self._with_update
+      }
+      self._tiers = _chosen_all(joined, tiers)
+    if tiers:
+      trained_type = server_type
+      if len(tiers) < len(server_type.trainable):
+        self._trained = _of_tiers(server_type, tiers)
+        trained_type = self._trained.type_signature.result
+        self._replaced = _replaced(server_type, trained_type)
+      build = tff.learning.templates.build_apply_optimizer_finalizer
+      self._finalizer = build(server_optimizer, trained_type)
+      self._update_type = trained_type.trainable
+
+  def initialize(self) -> tuple[Any, Any]:
+    """The first states of the aggregator and of the server optimizer."""
+    nothing = tff.federated_value((), tff.SERVER)
+    return (
+      self._aggregation.initialize() if self._aggregation else nothing,
+      self._finalizer.initialize() if self._finalizer else nothing,
+    )
+
+  def next(
+    self, state: Any, weights: Any, sent: Any, members: Any = None
+  ) -> Joined:
+    """Joins what was sent and moves the weights by it.
+
+    Args:
+      state: The states of the aggregator and of the server optimizer.
+      weights: The weights.
+      sent: The clients' messages.
+      members: The weights of each group's members, joined, if each copy of a
+        group moves by the mean of its members.
+    """
+    aggregator, finalizer = state
+    if self._aggregation is None:
+      return Joined(weights, {}, aggregator, finalizer, {})
+    weight = sent.weight
+    if self._by_rows:
+      weight = tff.federated_zip(
+        collections.OrderedDict(weight=weight, ids=sent.ids)
+      )
+    joined = self._aggregation.next(aggregator, sent.update, weight)
+    measurements = {'aggregator': joined.measurements}
+    statistics = {
+      name: tff.federated_map(choose, joined.result)
+      for name, choose in self._chooses.items()
+    }
+    if self._finalizer is not None:
+      update = joined.result
+      if self._chooses:
+        update = tff.federated_map(self._tiers, update)
+      if members is not None:
+        update = tff.federated_map(
+          _by_members(self._update_type, members.type_signature.member),
+          (update, members),
+        )
+      trained = weights
+      if self._trained is not None:
+        trained = tff.federated_map(self._trained, weights)
+      moved = self._finalizer.next(finalizer, trained, update)
+      measurements['finalizer'] = moved.measurements
+      finalizer, new = moved.state, moved.result
+      if self._trained is not None:
+        new = tff.federated_map(self._replaced, (weights, new))
+      weights = new
+    return Joined(weights, statistics, joined.state, finalizer, measurements)
+
+
+def _chosen(structure: tff.Type, name: str) -> tff.Computation:
+  @tff.tensorflow.computation(structure)
+  def choose(joined: Any) -> Any:
+    return joined[name]
+
+  return choose
+
+
+def _chosen_all(structure: tff.Type, names: Sequence[str]) -> tff.Computation:
+  @tff.tensorflow.computation(structure)
+  def choose(joined: Any) -> Any:
+    return collections.OrderedDict((name, joined[name]) for name in names)
+
+  return choose
+
+
+def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
+  """Makes `(ModelWeights -> ModelWeights)`: those of some tiers alone."""
+
+  @tff.tensorflow.computation(server_type)
+  def choose(weights: Any) -> Any:
+    return client_work.ModelWeights(
+      collections.OrderedDict(
+        (tier, weights.trainable[tier]) for tier in tiers
+      ),
+      weights.non_trainable,
+    )
+
+  return choose
+
+
+def _replaced(server_type: tff.Type, new_type: tff.Type) -> tff.Computation:
+  """Makes `(ModelWeights, of some tiers -> ModelWeights)`."""
+
+  @tff.tensorflow.computation(server_type, new_type)
+  def replace(weights: Any, new: Any) -> Any:
+    return client_work.ModelWeights(
+      collections.OrderedDict(weights.trainable, **new.trainable),
+      weights.non_trainable,
+    )
+
+  return replace
+
+
+def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
+  """Makes `(update, members -> update)`: see `groups.members_mean`."""
+
+  @tff.tensorflow.computation(update_type, members)
+  def by_members(update: Any, members: Any) -> Any:
+    update[GROUP] = groups.members_mean(update[GROUP], members)
+    return update
+
+  return by_members
+
+
+class JoinStatistics:
+  """Joins the statistics that have aggregations of their own.
+
+  To be used within a federated computation.
+  """
+
+  def __init__(
+    self, statistics: Sequence[Statistic], types: dict[str, tff.Type]
+  ):
+    """Makes the aggregations.
+
+    Args:
+      statistics: Those that are not joined with the updates.
+      types: What a client sends of each.
+    """
+    self._names = [statistic.name for statistic in statistics]
+    self._processes = {
+      statistic.name: statistic.join.create(types[statistic.name])
+      for statistic in statistics
+      if not isinstance(statistic.join, Join)
+    }
+    self.types = {
+      name: (
+        self._processes[name].next.type_signature.result.result.member
+        if name in self._processes
+        else types[name]
+      )
+      for name in self._names
+    }
+
+  @property
+  def has_states(self) -> bool:
+    """Whether there is more than sums."""
+    return bool(self._processes)
+
+  def initialize(self) -> Any:
+    """The first states, by name."""
+    return collections.OrderedDict(
+      (name, process.initialize()) for name, process in self._processes.items()
+    )
+
+  def next(self, state: Any, name: str, sent: Any) -> tuple[Any, Any]:
+    """Joins one of them.
+
+    Returns:
+      Its new state, if it has one, and what was joined.
+    """
+    if name not in self._processes:
+      return None, tff.federated_sum(sent)
+    output = self._processes[name].next(state[name], sent)
+    return output.state, output.result
+
+
+def updating(
+  name: str,
+  update: Callable[[Server, Any], Server],
+  server_type: tff.Type,
+  work_type: tff.Type,
+  joined_type: tff.Type,
+) -> tff.Computation:
+  """Makes `(ModelWeights, work state, joined -> (ModelWeights, work state))`.
+
+  Args:
+    name: The statistic's.
+    update: How it moves what the server holds.
+    server_type: Of the weights.
+    work_type: Of the work's state, with the server state as `server`, if there
+      is one.
+    joined_type: Of the joined statistic.
+
+  Raises:
+    CompositionError: If the update would change the type of what the server
+      holds.
+  """
+
+  @tff.tensorflow.computation(server_type, work_type, joined_type)
+  def step(weights: Any, held: Any, joined: Any) -> Any:
+    moved = update(Server(weights.trainable, held.get('server')), joined)
+    if 'server' in held:
+      held['server'] = moved.state
+    return (
+      client_work.ModelWeights(moved.weights, weights.non_trainable),
+      held,
+    )
+
+  expected = tff.StructType([server_type, work_type])
+  if not expected.is_assignable_from(step.type_signature.result):
+    raise client_work.CompositionError(
+      f'The statistic {name!r} makes {step.type_signature.result} of '
+      f'{expected} at the server. What the server holds must keep its type.'
+    )
+  return step

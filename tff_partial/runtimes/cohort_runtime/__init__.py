@@ -1,0 +1,1 @@
+"""The cohort runtime: one compiled loop over a round's clients."""

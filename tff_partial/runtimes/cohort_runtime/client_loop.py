@@ -1,0 +1,204 @@
+"""The clients' part of a round: what a loop over clients computes.
+
+A loop runs clients one after the other and adds what each sends to
+accumulators. This module says which steps that takes, and what goes in and
+out; `compiled_loop` makes a program of it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial.runtimes.graphs import graphs
+from tff_partial.runtimes.program import flat_program
+from tff_partial.runtimes.program import leaves
+from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import sequences
+from tff_partial.runtimes.values import typed_values
+
+Key: TypeAlias = flat_program.Key
+Values: TypeAlias = flat_program.Values
+
+
+class ClientLoop:
+  """One stage of client values, and the aggregates that they end in.
+
+  Attributes:
+    program: The program that the loop is a part of.
+    aggregates: The aggregates that it accumulates.
+    outputs: Values of each client that outlive the loop.
+    arguments: The parts of the parameter with a value for each client.
+    steps: What each client computes, in order.
+    shared: What the server hands to every client.
+    kept: Values of each client that an earlier loop kept for this one.
+    leaves: The graphs that clients and accumulators run.
+    output_specs: The leaves of `outputs`.
+    accumulator_specs: The leaves of the accumulators.
+  """
+
+  def __init__(
+    self,
+    program: flat_program.Program,
+    aggregates: Iterable[flat_program.Step],
+    outputs: Iterable[Key],
+    kept: frozenset[Key],
+  ):
+    """Finds out what the loop has to compute.
+
+    Args:
+      program: The program.
+      aggregates: The aggregates to accumulate.
+      outputs: The client values to return.
+      kept: All client values that are kept by earlier loops.
+    """
+    self.program = program
+    self.aggregates, self.outputs = list(aggregates), list(outputs)
+    self.arguments = [a for a in program.arguments.values() if a.is_at_clients]
+    self._layouts = [
+      [
+        sequences.Layout(leaf) if isinstance(leaf, tff.SequenceType) else None
+        for leaf in typed_values.leaves(program.pattern(argument.key))
+      ]
+      for argument in self.arguments
+    ]
+    reads: set[Key] = set()
+    waiting = [*self.outputs, *[k for s in self.aggregates for k in s.reads]]
+    while waiting:
+      key = waiting.pop()
+      if key in reads:
+        continue
+      reads.add(key)
+      is_computed = key in program.steps and key not in kept
+      if is_computed and program.is_at_clients(key):
+        waiting.extend(program.steps[key].reads)
+    self.steps = [
+      step
+      for step in program.steps.values()
+      if step.key in reads - kept and program.is_at_clients(step.key)
+    ]
+    self.kept = sorted(reads & kept, key=str)
+    self.shared = sorted(
+      (key for key in reads if not program.is_at_clients(key)), key=str
+    )
+    self.leaves: list[leaves.Leaf] = [
+      leaf for step in [*self.steps, *self.aggregates] for leaf in step.leaves
+    ]
+    self.output_specs = [
+      spec
+      for key in self.outputs
+      for spec in typed_values.tensor_specs(program.type_of(key))
+    ]
+    self._accumulators = [program.accumulator(s) for s in self.aggregates]
+    self.accumulator_specs = typed_values.leaves(self._accumulators)
+
+  @property
+  def is_empty(self) -> bool:
+    """Whether nothing has to be computed."""
+    return not (self.aggregates or self.outputs)
+
+  @property
+  def owns_resources(self) -> bool:
+    """Whether clients have variables, which two threads must not share."""
+    return any(leaf.owns_resources for leaf in self.leaves)
+
+  @functools.cached_property
+  def reads_sequences(self) -> bool:
+    """Whether something that clients are handed is a sequence."""
+    read = [argument.key for argument in self.arguments]
+    return any(
+      typed_values.has_sequences(self.program.type_of(key))
+      for key in [*read, *self.shared]
+    )
+
+  @property
+  def is_random(self) -> bool:
+    """Whether clients draw randomness of their own."""
+    return any(leaf.is_random for leaf in self.leaves)
+
+  def client_inputs(
+    self,
+    feeds: Sequence[client_inputs.Feed],
+    kept: Mapping[Key, Sequence[tf.Tensor]],
+    index: tf.Tensor,
+  ) -> dict[Key, Any]:
+    """A client's share of the arguments, and of what was kept for it."""
+    # Under XLA, a strided slice at a computed place copies the whole array;
+    # `tf.gather` does not.
+    values = {}
+    for argument, layouts, feed in zip(
+      self.arguments, self._layouts, feeds, strict=True
+    ):
+      row = tf.gather(feed.rows, index)
+      fed = iter(zip(feed.tensors, feed.kinds, strict=True))
+      flat = []
+      for layout in layouts:
+        rows = []
+        if layout is not None:
+          rows = [next(fed)[0] for _ in range(layout.num_components)]
+        tensor, kind = next(fed)
+        leaf = tf.gather(
+          tensor, row if kind is client_inputs.Kind.RESIDENT else index
+        )
+        flat.append(leaf if layout is None else layout.dataset(rows, leaf))
+      values[argument.key] = typed_values.like(
+        self.program.pattern(argument.key), iter(flat)
+      )
+    for key, stacked in kept.items():
+      values[key] = typed_values.like(
+        self.program.pattern(key),
+        iter([tf.gather(leaf, index) for leaf in stacked]),
+      )
+    return values
+
+  def returned(self, values: Values) -> list[tf.Tensor]:
+    """The leaves of what one client returns."""
+    return [
+      leaf for key in self.outputs for leaf in typed_values.leaves(values[key])
+    ]
+
+  def contributed(self, values: Values) -> list[typed_values.Nested]:
+    """What one client adds to each aggregate."""
+    return [
+      self.program.aggregation(step, values).value() for step in self.aggregates
+    ]
+
+  def accumulate(
+    self,
+    totals: Sequence[tf.Tensor],
+    contributed: Sequence[typed_values.Nested],
+  ) -> list[tf.Tensor]:
+    """Adds what one client contributed to the accumulators."""
+    nested = typed_values.like(self._accumulators, iter(totals))
+    return typed_values.leaves(
+      [
+        self.program.aggregation(step, {}).accumulate(total, new)
+        for step, total, new in zip(
+          self.aggregates, nested, contributed, strict=True
+        )
+      ]
+    )
+
+  def merge(
+    self, one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]
+  ) -> Sequence[tf.Tensor]:
+    """Merges the accumulators of shards and of those behind them."""
+    return self._merger(*one, *other) if self.aggregates else one
+
+  @functools.cached_property
+  def _merger(self) -> Callable[..., list[tf.Tensor]]:
+    inputs = self.accumulator_specs * 2
+
+    def merge(*flat: tf.Tensor) -> list[tf.Tensor]:
+      left = iter(flat)
+      one = typed_values.like(self._accumulators, left)
+      other = typed_values.like(self._accumulators, left)
+      merged = [
+        self.program.aggregation(step, {}).merge(*totals)
+        for step, *totals in zip(self.aggregates, one, other, strict=True)
+      ]
+      return [tf.identity(leaf) for leaf in typed_values.leaves(merged)]
+
+    return graphs.quick(graphs.trace(merge, inputs), inputs)

@@ -1,0 +1,368 @@
+"""A loop over the clients of a shard, as one program.
+
+The bound of the loop is a tensor, so that one program serves every shard that
+fits into its bucket. Only what the computation returns outlives a client.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import functools
+from typing import Any, NamedTuple, TypeAlias
+
+from absl import logging
+import tensorflow as tf
+
+from tff_partial.runtimes.cohort_runtime import client_loop
+from tff_partial.runtimes.cohort_runtime import loop_inputs
+from tff_partial.runtimes.graphs import graphs
+from tff_partial.runtimes.lanes import lane_values
+from tff_partial.runtimes.lanes import lanes
+from tff_partial.runtimes.program import flat_program
+from tff_partial.runtimes.values import client_batch
+from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import typed_values
+from tff_partial.runtimes.xla import agreement
+from tff_partial.runtimes.xla import doubts
+from tff_partial.runtimes.xla import reductions
+
+Key: TypeAlias = flat_program.Key
+
+
+class Results(NamedTuple):
+  """What a loop over a shard leaves.
+
+  Attributes:
+    totals: The leaves of the accumulators.
+    outputs: For each output, its leaves; of each, one part per client.
+  """
+
+  totals: list[tf.Tensor]
+  outputs: dict[Key, list[tf.Tensor | client_batch.Ragged]]
+
+
+class _OfClient(NamedTuple):
+  """What a loop keeps of one client.
+
+  Attributes:
+    contributed: What it adds to each aggregate.
+    returned: The leaves of what it returns.
+    doubts: Whether XLA may have computed something else; see `doubts`.
+  """
+
+  contributed: list[typed_values.Nested]
+  returned: list[tf.Tensor]
+  doubts: list[tf.Tensor]
+
+
+class CompiledLoop:
+  """A `ClientLoop` for one signature; traced once, run with XLA or without."""
+
+  def __init__(
+    self,
+    loop: client_loop.ClientLoop,
+    signature: loop_inputs.Signature,
+    num_lanes: int = 1,
+  ):
+    """Traces the loop.
+
+    Args:
+      loop: The loop.
+      signature: The exact shapes.
+      num_lanes: How many clients run in lock-step.
+
+    Raises:
+      UnfitForLanesError: If clients of this loop cannot.
+    """
+    self._loop, self._signature = loop, signature
+    self._num_lanes = min(num_lanes, signature.bucket)
+    self._is_doubted = False
+    self._inputs = self._specs()
+    self._columns = [client_batch.Column(spec) for spec in loop.output_specs]
+    if self._is_ragged:
+      # Dimensions that the type leaves open may still follow from the shapes
+      # of what this group of clients is fed.
+      shapes = graphs.trace(self._returned, self._inputs).output_shapes
+      self._columns = [
+        client_batch.Column(tf.TensorSpec(shape, spec.dtype))
+        for shape, spec in zip(shapes, loop.output_specs, strict=True)
+      ]
+    self._refuse_lanes()
+    self._traced = graphs.trace(self._run, self._inputs)
+
+  def __call__(self, inputs: Sequence[tf.Tensor], jit: bool) -> Results:
+    """Runs the loop, with XLA or without; see `Inputs.flat`.
+
+    What XLA may compute otherwise than kernels do is computed without it. What
+    fails in lanes, which also go where a client would not, runs without them.
+    """
+    try:
+      return self._run_without_doubt(inputs, jit)
+    except tf.errors.OpError:
+      if self._num_lanes == 1:
+        raise
+    results = self._without_lanes(inputs, jit)
+    logging.warning('Some clients failed in lanes, and ran one by one.')
+    return results
+
+  @functools.cached_property
+  def _without_lanes(self) -> 'CompiledLoop':
+    return CompiledLoop(self._loop, self._signature)
+
+  def _run_without_doubt(
+    self, inputs: Sequence[tf.Tensor], jit: bool
+  ) -> Results:
+    if jit:
+      is_doubtful, results = self.run(inputs, jit=True)
+      if not is_doubtful.numpy():
+        return results
+      if not self._is_doubted:
+        self._is_doubted = True
+        logging.warning(
+          'XLA computes something else for some clients (of NaN, an index out '
+          'of range, an integer divided by zero, or the like). Their loop runs '
+          'again without XLA, now and whenever that happens.'
+        )
+    return self.run(inputs, jit=False)[1]
+
+  def run(
+    self, inputs: Sequence[tf.Tensor], jit: bool
+  ) -> tuple[tf.Tensor, Results]:
+    """Runs the loop, and says whether the results are in doubt."""
+    is_doubtful, *results_of_loop = (self._jitted if jit else self._plain)(
+      *inputs
+    )
+    results = iter(results_of_loop)
+    totals = [next(results) for _ in self._loop.accumulator_specs]
+    return is_doubtful, Results(
+      totals, gathered(self._loop, self._columns, results)
+    )
+
+  def _refuse_lanes(self) -> None:
+    """Raises an error if lanes are asked for where clients need their own."""
+    loop = self._loop
+    if self._num_lanes == 1:
+      return
+    for is_so, what in (
+      (loop.owns_resources, 'clients have variables or tables'),
+      (loop.is_random, 'clients draw randomness without a seed'),
+      (loop.reads_sequences, 'clients read sequences'),
+      (self._is_ragged, 'clients return values of different shapes'),
+    ):
+      if is_so:
+        raise lane_values.UnfitForLanesError(what)
+
+  @property
+  def _is_ragged(self) -> bool:
+    return any(column.is_ragged for column in self._columns)
+
+  @functools.cached_property
+  def _plain(self) -> Callable[..., list[tf.Tensor]]:
+    return graphs.quick(self._traced, self._inputs)
+
+  @functools.cached_property
+  def _jitted(self) -> Callable[..., list[tf.Tensor]]:
+    if self._is_ragged:
+      raise agreement.UnfitForXlaError(
+        'a client returns a value whose shape is unknown before it has run'
+      )
+    if self._loop.is_random:
+      raise agreement.UnfitForXlaError(
+        'clients draw randomness without a seed, and XLA would draw the same '
+        'in every run'
+      )
+    if self._loop.reads_sequences:
+      raise agreement.UnfitForXlaError(
+        'clients read sequences, which XLA does not know'
+      )
+    if not agreement.are_nans_kept():
+      raise agreement.UnfitForXlaError(
+        'XLA loses NaN in maxima: XLA_FLAGS say so, or XLA was used before '
+        'this package was imported'
+      )
+    with reductions.folded():
+      traced = graphs.trace(self._run, self._inputs, jit=True)
+    return graphs.quick(traced, self._inputs)
+
+  def _specs(self) -> list[tf.TensorSpec]:
+    """The specs of `Inputs.flat`."""
+    loop, bucket = self._loop, self._signature.bucket
+    specs = [tf.TensorSpec([], tf.int32)]
+    for key in loop.shared:
+      specs.extend(typed_values.tensor_specs(loop.program.type_of(key)))
+    for key in loop.kept:
+      for spec in typed_values.tensor_specs(loop.program.type_of(key)):
+        specs.append(tf.TensorSpec([bucket] + spec.shape, spec.dtype))
+    for tensors, _ in self._signature.feeds:
+      specs.extend(tf.TensorSpec(shape, dtype) for dtype, shape in tensors)
+      specs.append(tf.TensorSpec([bucket], tf.int32))
+    return [*specs, *loop.accumulator_specs]
+
+  def _open(
+    self, flat: Sequence[tf.Tensor]
+  ) -> tuple[tf.Tensor, loop_inputs.Inputs]:
+    """The bound of the loop, and what `Inputs.flat` was made of."""
+    loop, left = self._loop, iter(flat)
+    pattern = loop.program.pattern
+    stop = next(left)
+    return stop, loop_inputs.Inputs(
+      {key: typed_values.like(pattern(key), left) for key in loop.shared},
+      {
+        key: [next(left) for _ in typed_values.leaves(pattern(key))]
+        for key in loop.kept
+      },
+      [
+        client_inputs.Feed([next(left) for _ in tensors], kinds, next(left))
+        for tensors, kinds in self._signature.feeds
+      ],
+      list(left),
+    )
+
+  def _client(
+    self, inputs: loop_inputs.Inputs, index: tf.Tensor
+  ) -> client_loop.Values:
+    """All values of one client."""
+    loop = self._loop
+    values = {
+      **inputs.values,
+      **loop.client_inputs(inputs.feeds, inputs.kept, index),
+    }
+    for step in loop.steps:
+      values[step.key] = loop.program.run(step, values)
+    return values
+
+  def _returned(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+    _, inputs = self._open(flat)
+    return self._loop.returned(self._client(inputs, tf.constant(0)))
+
+  def _one(self, inputs: loop_inputs.Inputs, index: tf.Tensor) -> _OfClient:
+    """What the loop keeps of one client."""
+    with doubts.noticed() as noticed:
+      values = self._client(inputs, index)
+      return _OfClient(
+        self._loop.contributed(values), self._loop.returned(values), noticed
+      )
+
+  def _in_lanes(
+    self, flat: Sequence[tf.Tensor], indices: tf.Tensor
+  ) -> tuple[tf.Tensor, Callable[[tf.Tensor], _OfClient]]:
+    """Computes for several clients in lock-step.
+
+    Args:
+      flat: See `Inputs.flat`.
+      indices: Which clients.
+
+    Returns:
+      Whether any of them is in doubt, and what picks a client by its lane.
+    """
+    pattern: list[typed_values.Nested] = []
+
+    def one(*flat: tf.Tensor) -> list[tf.Tensor]:
+      client = self._one(self._open(flat[:-1])[1], flat[-1])
+      pattern[:] = client.contributed
+      doubt = functools.reduce(tf.logical_or, client.doubts, tf.constant(False))
+      return [doubt, *typed_values.leaves(pattern), *client.returned]
+
+    traced = graphs.trace(one, [*self._inputs, tf.TensorSpec([], tf.int32)])
+    differ = [*[False] * len(self._inputs), True]
+    doubt, *stacked = lanes.Lanes(traced, self._num_lanes, differ)(
+      *flat, indices
+    )
+
+    def client(lane: tf.Tensor) -> _OfClient:
+      leaves = iter([tf.gather(leaf, lane) for leaf in stacked])
+      contributed = typed_values.like(pattern, leaves)
+      return _OfClient(contributed, list(leaves), [])
+
+    return tf.reduce_any(doubt), client
+
+  def _run(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+    loop = self._loop
+    stop, inputs = self._open(flat)
+    count = len(inputs.totals)
+
+    def add(
+      index: tf.Tensor,
+      client: _OfClient,
+      doubt: tf.Tensor,
+      state: Sequence[Any],
+    ) -> list[Any]:
+      with doubts.noticed() as noticed:
+        totals = [
+          tf.ensure_shape(leaf, spec.shape)
+          for leaf, spec in zip(
+            loop.accumulate(state[:count], client.contributed),
+            loop.accumulator_specs,
+            strict=True,
+          )
+        ]
+      arrays = iter(state[count:])
+      written = [
+        array
+        for column, leaf in zip(self._columns, client.returned, strict=True)
+        for array in column.write(arrays, index, leaf)
+      ]
+      doubt = functools.reduce(tf.logical_or, [*client.doubts, *noticed], doubt)
+      return [doubt, *totals, *written]
+
+    def one_client(index: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
+      return index + 1, *add(index, self._one(inputs, index), doubt, state)
+
+    def all_lanes(first: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
+      # Lanes to spare compute for the last client once more.
+      indices = tf.minimum(first + tf.range(self._num_lanes), stop - 1)
+      is_doubtful, client = self._in_lanes(flat, indices)
+
+      def lane(number: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
+        added = add(first + number, client(number), doubt, state)
+        return number + 1, *added
+
+      return first + self._num_lanes, *loop_over(
+        tf.minimum(self._num_lanes, stop - first),
+        lane,
+        [tf.logical_or(doubt, is_doubtful), *state],
+      )
+
+    def loop_over(
+      stop: tf.Tensor, body: Callable[..., Any], state: Sequence[Any]
+    ) -> Sequence[Any]:
+      arrays = state[1 + count :]
+      return tf.while_loop(
+        lambda index, *_: index < stop,
+        body,
+        [tf.constant(0), *state],
+        shape_invariants=[
+          tf.TensorShape([]),
+          tf.TensorShape([]),
+          *[spec.shape for spec in loop.accumulator_specs],
+          *[tf.TensorShape(None) for _ in arrays],
+        ],
+        parallel_iterations=1,
+      )[1:]
+
+    arrays = [
+      array
+      for column in self._columns
+      for array in column.arrays(self._signature.bucket, stop)
+    ]
+    results = loop_over(
+      stop,
+      one_client if self._num_lanes == 1 else all_lanes,
+      [tf.constant(False), *inputs.totals, *arrays],
+    )
+    written = iter(results[1 + count :])
+    stacked = [
+      tensor for column in self._columns for tensor in column.stack(written)
+    ]
+    return [*results[: 1 + count], *stacked]
+
+
+def gathered(
+  loop: client_loop.ClientLoop,
+  gatherers: Sequence[client_batch.Column],
+  tensors: Iterator[tf.Tensor],
+) -> dict[Key, list[tf.Tensor | client_batch.Ragged]]:
+  """The clients' outputs, leaf by leaf, out of what columns stacked."""
+  leaves = iter([column.read(tensors) for column in gatherers])
+  return {
+    key: [next(leaves) for _ in typed_values.leaves(loop.program.pattern(key))]
+    for key in loop.outputs
+  }

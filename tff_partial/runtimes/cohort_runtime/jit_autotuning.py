@@ -1,0 +1,231 @@
+"""Whether XLA compiles a loop: chosen by measuring, once, and remembered.
+
+XLA makes some clients many times faster (embeddings, recurrent steps) and
+others many times slower (convolutions on a CPU). The two differ in the last
+bits, so the measured executions, each of one client, are thrown away: a run
+that measured equals, bit for bit, a run that was told the same choice from the
+start.
+
+On a CPU, XLA wins for convolutions only where they are so small that starting
+a kernel takes longer than what it computes. A client that convolves, and takes
+long without XLA, is not tried with it, since that may take as long as many
+rounds.
+
+There is one choice for each loop of a computation, measured on the first
+shapes that it meets; for others the same is done. So what a checkpoint knows of
+one set of clients decides for all: an evaluation of test users has the same
+bits whether or not the run was interrupted before it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+import functools
+import re
+import threading
+import time
+from typing import Literal, TypeAlias
+
+from absl import logging
+import tensorflow as tf
+
+from tff_partial.runtimes import errors
+from tff_partial.runtimes.cohort_runtime import client_loop
+from tff_partial.runtimes.cohort_runtime import compiled_loop
+from tff_partial.runtimes.cohort_runtime import loop_inputs
+from tff_partial.runtimes.lanes import lane_values
+
+Jit: TypeAlias = bool | Literal['auto']
+# Runs a loop over clients: `loop_inputs.Inputs.flat` to its results.
+Run: TypeAlias = Callable[[Sequence[tf.Tensor]], compiled_loop.Results]
+
+# Measuring stops after so many executions, or so many seconds.
+_REPEATS = 3
+_BUDGET = 0.5
+# XLA is kept unless TensorFlow's own kernels take less than this share of its
+# time: so where it hardly matters, the choice is the same every time.
+_SHARE = 0.8
+# Seconds that a client that convolves may take without XLA to be tried with it,
+# on a CPU; there XLA may take thirty times as long.
+_LONG = 0.01
+_CONVOLUTION = re.compile(r'Conv\dD', re.IGNORECASE)
+
+
+class Chooser:
+  """Compiles loops, with or without XLA.
+
+  Attributes:
+    choices: What was chosen so far, from a loop's name, which is the same in
+      every process, to whether XLA compiles it; JSON can hold it.
+  """
+
+  def __init__(
+    self,
+    jit: Jit,
+    choices: Mapping[str, bool] | None,
+    strict: bool,
+    threads: int,
+    lanes: int = 1,
+  ):
+    """Takes the options of `cohort`, where they are described."""
+    if jit not in ('auto', True, False):
+      raise ValueError(
+        f"Expected jit to be 'auto', True or False, found {jit!r}."
+      )
+    if lanes < 1:
+      raise ValueError(f'Expected at least one lane, found {lanes}.')
+    self._jit, self._strict, self._threads = jit, strict, threads
+    self._lanes = lanes
+    self.choices: dict[str, bool] = dict(choices or {})
+    self._lock = threading.Lock()
+    self._runs: dict[
+      tuple[client_loop.ClientLoop, loop_inputs.Signature], Run
+    ] = {}
+
+  @property
+  def num_compiled(self) -> int:
+    """How many loops were compiled so far."""
+    return len(self._runs)
+
+  def is_undecided(self, name: str) -> bool:
+    """Whether a loop has yet to be measured."""
+    return self._jit == 'auto' and name not in self.choices
+
+  def compiled(
+    self,
+    name: str,
+    loop: client_loop.ClientLoop,
+    signature: loop_inputs.Signature,
+    sample: Callable[[], Sequence[tf.Tensor]],
+  ) -> Run:
+    """What runs a loop.
+
+    Args:
+      name: A name of the loop that is the same in every process.
+      loop: The loop.
+      signature: The exact shapes.
+      sample: Makes inputs with a single client, to measure on.
+    """
+    key = (loop, signature)
+    if key not in self._runs:
+      # Only one thread compiles or measures at a time.
+      with self._lock:
+        if key not in self._runs:
+          compiled = self._traced(name, loop, signature)
+          jit = self._choose(name, loop, compiled, sample)
+          self._runs[key] = functools.partial(compiled, jit=jit)
+          logging.info(
+            'Program %d of this context: a loop over up to %d clients of %s, '
+            '%s XLA.',
+            self.num_compiled,
+            signature.bucket,
+            signature,
+            'with' if jit else 'without',
+          )
+    return self._runs[key]
+
+  def _traced(
+    self,
+    name: str,
+    loop: client_loop.ClientLoop,
+    signature: loop_inputs.Signature,
+  ) -> compiled_loop.CompiledLoop:
+    """Traces a loop, with lanes if it can have them."""
+    try:
+      return compiled_loop.CompiledLoop(loop, signature, self._lanes)
+    except lane_values.UnfitForLanesError as error:
+      if self._strict:
+        raise errors.LanesRefusedError(str(error)) from error
+      logging.warning(
+        'Clients of the loop %s cannot run in lanes, and run one by one: %s',
+        name,
+        error,
+      )
+      return compiled_loop.CompiledLoop(loop, signature)
+
+  def _choose(
+    self,
+    name: str,
+    loop: client_loop.ClientLoop,
+    compiled: compiled_loop.CompiledLoop,
+    make_sample: Callable[[], Sequence[tf.Tensor]],
+  ) -> bool:
+    """Whether XLA compiles a loop; what is run to find out is thrown away."""
+    wanted = self._jit
+    if wanted == 'auto':
+      wanted = self.choices.get(name, 'auto')
+    if wanted is False:
+      return False
+    if wanted == 'auto' and loop.reads_sequences:
+      self.choices[name] = False  # XLA does not know them.
+      return False
+    sample = make_sample()
+    if wanted == 'auto' and _convolves_on_cpu(loop):
+      compiled.run(sample, jit=False)  # The first call takes longer.
+      seconds = self._seconds(
+        functools.partial(compiled.run, sample, jit=False)
+      )
+      if seconds > _LONG:
+        self.choices[name] = False
+        logging.info(
+          'The loop %s runs without XLA, which was not tried: its clients '
+          'convolve, and one takes %.2g s.',
+          name,
+          seconds,
+        )
+        return False
+    try:
+      compiled.run(sample, jit=True)  # XLA compiles when it is first called.
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+      compiled.run(sample, jit=False)  # If this fails too, XLA is innocent.
+      if self._jit is True and self._strict:
+        raise errors.XlaRefusedError(errors.telling_line(error)) from error
+      logging.warning(
+        'XLA refuses the loop %s, which runs without it: %s',
+        name,
+        errors.telling_line(error),
+      )
+      # It may have taken the loop for other shapes.
+      self.choices.setdefault(name, False)
+      return False
+    if wanted is True:
+      self.choices.setdefault(name, True)
+      return True
+    compiled.run(sample, jit=False)
+    with_xla = self._seconds(functools.partial(compiled.run, sample, jit=True))
+    without = self._seconds(functools.partial(compiled.run, sample, jit=False))
+    self.choices[name] = without >= _SHARE * with_xla
+    logging.info(
+      'The loop %s runs %s XLA: a client takes %.2g s with it, %.2g s without.',
+      name,
+      'with' if self.choices[name] else 'without',
+      with_xla,
+      without,
+    )
+    return self.choices[name]
+
+  def _seconds(
+    self, run: Callable[[], tuple[tf.Tensor, compiled_loop.Results]]
+  ) -> float:
+    """The least time that as many executions as there are threads take.
+
+    All at once, since a plain kernel that has all cores to itself would look
+    faster than it is in a round.
+    """
+    least, start = float('inf'), time.perf_counter()
+    with futures.ThreadPoolExecutor(self._threads) as pool:
+      for _ in range(_REPEATS):
+        before = time.perf_counter()
+        runs = [pool.submit(run) for _ in range(self._threads)]
+        for is_doubtful, _ in [one.result() for one in runs]:
+          is_doubtful.numpy()  # A device may answer before it is done.
+        least = min(least, time.perf_counter() - before)
+        if time.perf_counter() - start > _BUDGET:
+          break
+    return least
+
+
+def _convolves_on_cpu(loop: client_loop.ClientLoop) -> bool:
+  """Whether clients convolve, and no GPU does it for them."""
+  return not tf.config.list_physical_devices('GPU') and any(
+    _CONVOLUTION.search(op) for leaf in loop.leaves for op in leaf.op_types
+  )

@@ -1,0 +1,347 @@
+"""One call of a computation: server stages and loops, in turn.
+
+A `CompiledComputation` is made once per computation and called every round.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+import contextlib
+import dataclasses
+import functools
+import threading
+from typing import Any, Protocol, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial.runtimes import merging
+from tff_partial.runtimes.cohort_runtime import client_loop
+from tff_partial.runtimes.cohort_runtime import compiled_loop
+from tff_partial.runtimes.cohort_runtime import debugging
+from tff_partial.runtimes.cohort_runtime import jit_autotuning
+from tff_partial.runtimes.cohort_runtime import loop_inputs
+from tff_partial.runtimes.cohort_runtime import schedule
+from tff_partial.runtimes.cohort_runtime import sharding
+from tff_partial.runtimes.program import flat_program
+from tff_partial.runtimes.values import client_batch
+from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.values import readers
+from tff_partial.runtimes.values import sequences
+from tff_partial.runtimes.values import typed_values
+
+Key: TypeAlias = flat_program.Key
+
+# For each client value that outlives its loop, its leaves, shard by shard, or
+# the file that they are in.
+Outputs: TypeAlias = dict[Key, list[Any]]
+# The same of one shard: a list of leaves, or a `deposits.Deposit`.
+Returned: TypeAlias = dict[Key, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+  """What all computations of a context share.
+
+  Attributes:
+    arrays: Resident arrays, on the device.
+    chooser: Decides which loops XLA compiles.
+    pool: Runs shards side by side; None for one after the other.
+    debug: Whether clients run one by one, checked step by step.
+    workers: Other processes that run shards; None if there are none.
+  """
+
+  arrays: client_inputs.DeviceArrays
+  chooser: jit_autotuning.Chooser
+  pool: futures.Executor | None = None
+  debug: bool = False
+  workers: 'Workers | None' = None
+
+
+class Workers(Protocol):
+  """Other processes, which run shards.
+
+  Attributes:
+    arrays: Resident arrays, where these find them.
+  """
+
+  arrays: client_inputs.DeviceArrays
+
+  def start(self) -> None:
+    """Begins to start them, unless they have been started."""
+
+  def close(self) -> None:
+    """Ends them."""
+
+  def run(
+    self,
+    computation: tff.Computation,
+    number: int,
+    stage: 'ClientStage',
+    shares: 'Sequence[Callable[[], Share]]',
+    chooser: jit_autotuning.Chooser,
+  ) -> 'tuple[Sequence[tf.Tensor], list[Returned]]':
+    """Does what `stage.run` does.
+
+    Args:
+      computation: What the loop is a part of.
+      number: Which of its loops, counted from 0.
+      stage: The loop.
+      shares: Make what each shard is given.
+      chooser: Knows, and is told, whether XLA compiles the loop.
+    """
+
+
+class CompiledComputation:
+  """A computation in parts, which are compiled when they are first needed."""
+
+  def __init__(self, computation: tff.Computation):
+    """Reads a computation.
+
+    Args:
+      computation: Any computation.
+
+    Raises:
+      UnsupportedComputationError: If it has parts that cannot be compiled.
+    """
+    self._computation = computation
+    self._program = flat_program.Program(computation)
+    self._plan = schedule.Plan(self._program)
+    # Two threads that call the same must not share its variables.
+    self._turn: contextlib.AbstractContextManager[Any] = (
+      contextlib.nullcontext()
+    )
+    if any(step.owns_resources for step in self._program.steps.values()):
+      self._turn = threading.Lock()
+    parameter = computation.type_signature.parameter
+    self._reader = readers.Reader(
+      tff.StructType([]) if parameter is None else parameter
+    )
+
+  def __call__(
+    self,
+    argument: Any,
+    convert: Callable[[Iterator[Any]], Any],
+    resources: Resources,
+  ) -> Any:
+    """Runs the computation.
+
+    Args:
+      argument: The argument, as TFF hands it to a context.
+      convert: Puts leaves into the containers of the result: equal computations
+        share a program, but may differ in these.
+      resources: What to run it with.
+    """
+    with self._turn:
+      values = self._values(argument, resources)
+    nested = self._program.evaluate(self._program.result, values)
+    return convert(map(_to_numpy, typed_values.leaves(nested)))
+
+  def _values(
+    self, argument: Any, resources: Resources
+  ) -> dict[Key, typed_values.Nested]:
+    """All values at the server in the end, and those of clients returned."""
+    values, clients = self._open(argument, resources.arrays)
+    shards = sharding.cut(clients, self._program.shows_order)
+    outputs: Outputs = {}
+    totals: Sequence[tf.Tensor] = []
+    for number, stage in enumerate(self._plan.stages):
+      computed, totals = stage(values, totals)
+      values.update(computed)
+      if number < len(self._plan.loops) and shards:
+        client_stage = self.client_stage(number, values, totals)
+        shares = [
+          functools.partial(
+            _share,
+            shard,
+            clients.values(),
+            {key: outputs[key][place] for key in client_stage.loop.kept},
+          )
+          for place, shard in enumerate(shards)
+        ]
+        if resources.workers is not None and client_stage.may_travel:
+          totals, returned = resources.workers.run(
+            self._computation, number, client_stage, shares, resources.chooser
+          )
+        else:
+          totals, returned = client_stage.run(shares, resources)
+        for of_shard in returned:
+          for key, leaves in of_shard.items():
+            outputs.setdefault(key, []).append(leaves)
+    for key in self._plan.client_results:
+      values[key] = self._of_clients(key, shards, outputs)
+    return values
+
+  def client_stage(
+    self, number: int, values: flat_program.Values, zeros: Sequence[tf.Tensor]
+  ) -> 'ClientStage':
+    """One of the loops over clients, for a round.
+
+    Args:
+      number: Which one, counted from 0.
+      values: Values at the server, among them all that the loop reads.
+      zeros: The leaves of its first accumulators.
+    """
+    name = f'{self._program.fingerprint}/{number}'
+    return ClientStage(name, self._plan.loops[number], values, zeros)
+
+  @functools.cached_property
+  def may_be_deposited(self) -> frozenset[Key]:
+    """What clients return that no other loop reads, arrays all of it."""
+    read = {key for loop in self._plan.loops for key in loop.kept}
+    return frozenset(
+      key
+      for key in self._plan.client_results
+      if key not in read
+      and all(
+        spec.shape.is_fully_defined() and spec.dtype != tf.string
+        for spec in typed_values.tensor_specs(self._program.type_of(key))
+      )
+    )
+
+  @property
+  def program(self) -> flat_program.Program:
+    """The steps that it consists of."""
+    return self._program
+
+  def _open(
+    self, argument: Any, arrays: client_inputs.DeviceArrays
+  ) -> tuple[dict[Key, typed_values.Nested], dict[str, client_inputs.Clients]]:
+    """Values at the server, and arguments with a value for each client."""
+    values, clients = {}, {}
+    for part in self._program.arguments.values():
+      value, reader = argument, self._reader
+      for index in part.key[1:]:
+        value = reader.open(value, 'the arguments')[index]
+        reader = reader.elements[index][1]
+      if part.is_at_clients:
+        clients[part.name] = client_inputs.open_argument(
+          value, reader, part.name, arrays
+        )
+      else:
+        nested = reader(value, part.name)
+        values[part.key] = typed_values.like(
+          nested, map(_to_tensor, typed_values.leaves(nested))
+        )
+    return values, clients
+
+  def _of_clients(
+    self, key: Key, shards: Sequence[sharding.Shard], outputs: Outputs
+  ) -> typed_values.ClientValues:
+    """A client value of the whole cohort, in its order."""
+    positions = [shard.positions for shard in shards]
+    size = sum(map(len, positions))
+    specs = typed_values.tensor_specs(self._program.type_of(key))
+    parts = outputs.get(key, ())
+    if any(isinstance(part, deposits.Deposit) for part in parts):
+      return typed_values.ClientValues(
+        size, deposits.Scattered.of(specs, list(map(_source, parts)), positions)
+      )
+    return typed_values.ClientValues(
+      size,
+      [
+        client_batch.gather(
+          spec, [leaves[place].numpy() for leaves in parts], positions, size
+        )
+        for place, spec in enumerate(specs)
+      ],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """What the loop over one shard is given, beside what all are given.
+
+  Attributes:
+    shard: Its clients.
+    feeds: Their share of each argument.
+    kept: What earlier loops kept for them, leaf by leaf.
+  """
+
+  shard: sharding.Shard
+  feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
+  kept: Mapping[Key, Sequence[Any]]
+
+
+def _share(
+  shard: sharding.Shard,
+  arguments: Iterable[client_inputs.Clients],
+  kept: Mapping[Key, Sequence[Any]],
+) -> Share:
+  return Share(shard, shard.feeds(arguments), kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientStage:
+  """One loop over clients, shard by shard.
+
+  Attributes:
+    name: A name of the loop that is the same in every process.
+    loop: The loop.
+    values: All values at the server that the loop reads.
+    zeros: The leaves of the first accumulators, for each shard.
+  """
+
+  name: str
+  loop: client_loop.ClientLoop
+  values: flat_program.Values
+  zeros: Sequence[tf.Tensor]
+
+  @property
+  def may_travel(self) -> bool:
+    """Whether another process may run it: variables and data sets stay."""
+    return not (self.loop.owns_resources or self.loop.reads_sequences)
+
+  def run(
+    self, shares: Sequence[Callable[[], Share]], resources: Resources
+  ) -> tuple[Sequence[tf.Tensor], list[Returned]]:
+    """Runs all shards in this process.
+
+    Args:
+      shares: Make what each shard is given, when its turn comes.
+      resources: What to run them with.
+
+    Returns:
+      The merged accumulators, and what clients return, shard by shard.
+    """
+    run: Callable[..., Iterable[compiled_loop.Results]] = map
+    may_share = not (resources.debug or self.loop.owns_resources)
+    if resources.pool is not None and may_share and len(shares) > 1:
+      run = resources.pool.map
+    tree = merging.Tree(self.loop.merge)
+    returned = []
+    # Merged in the order of the shards, whichever is done first.
+    for results in run(lambda share: self._run(share(), resources), shares):
+      tree.add(results.totals)
+      returned.append(results.outputs)
+    return tree.root(), returned
+
+  def _run(self, share: Share, resources: Resources) -> compiled_loop.Results:
+    loop, feeds = self.loop, resources.arrays.here(share.feeds)
+    inputs = loop_inputs.Inputs(self.values, share.kept, feeds, self.zeros)
+    one_by_one = debugging.OneByOne(loop, share.shard, inputs)
+    if resources.debug:
+      return one_by_one.run()
+    signature = loop_inputs.signature_of(feeds, share.shard.bucket)
+    with one_by_one.explaining():
+      compiled = resources.chooser.compiled(
+        self.name, loop, signature, lambda: inputs.flat(loop, 1)
+      )
+      return compiled(inputs.flat(loop, len(share.shard)))
+
+
+def _source(part: Any) -> deposits.Source:
+  """Where the leaves of a shard are; a file goes when nobody names it."""
+  if isinstance(part, deposits.Deposit):
+    return part.owned()
+  return deposits.Held([leaf.numpy() for leaf in part])
+
+
+def _to_tensor(leaf: Any) -> tf.Tensor:
+  if isinstance(leaf, sequences.Elements):
+    return leaf.dataset()
+  return tf.convert_to_tensor(leaf)
+
+
+def _to_numpy(leaf: Any) -> Any:
+  return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf

@@ -1,0 +1,139 @@
+"""Which parts a program is run in: server stages, and loops between them."""
+
+from collections.abc import Iterable
+
+from tff_partial.runtimes import errors
+from tff_partial.runtimes.cohort_runtime import client_loop
+from tff_partial.runtimes.cohort_runtime import server_stage
+from tff_partial.runtimes.program import flat_program
+from tff_partial.runtimes.values import typed_values
+
+Key = flat_program.Key
+Kind = flat_program.Kind
+
+# A client value of at most this many bytes is kept for a later loop rather
+# than computed again.
+_FEW_BYTES = 1 << 14
+
+
+class Plan:
+  """A program in parts: stage 0, loop 0, stage 1, loop 1, ..., the last stage.
+
+  Attributes:
+    stages: What the server computes before, between and after the loops.
+    loops: The loops over clients.
+    client_results: The client values that the program returns.
+  """
+
+  def __init__(self, program: flat_program.Program):
+    """Sorts the program's steps.
+
+    Args:
+      program: The program.
+
+    Raises:
+      UnsupportedComputationError: If a value would have to be kept for a later
+        loop that cannot be.
+    """
+    self._program = program
+    results = program.keys_read(program.result)
+    self._steps = _needed(program, results)
+    self.client_results = sorted(
+      (key for key in results if program.is_at_clients(key)), key=str
+    )
+    outputs = {*self.client_results, *self._kept()}
+    stages = [program.stage_of(key) for key in outputs]
+    stages += [
+      step.stage for step in self._steps if step.kind is Kind.AGGREGATE
+    ]
+    self.loops = [
+      self._loop(stage, outputs) for stage in range(max(stages, default=-1) + 1)
+    ]
+    self.stages = [
+      self._stage(stage, results) for stage in range(len(self.loops) + 1)
+    ]
+
+  def _aggregates(self, stage: int) -> list[flat_program.Step]:
+    return [
+      step
+      for step in self._steps
+      if step.kind is Kind.AGGREGATE and step.stage == stage
+    ]
+
+  def _kept(self) -> set[Key]:
+    """Client values that a later loop reads and does not compute again.
+
+    What a client draws at random has one value a round, so it must be kept.
+    What is small may be. The rest, such as updates, is computed again: to keep
+    it would take memory for all clients at once.
+    """
+    program = self._program
+    drawn: set[Key] = set()
+    for step in self._steps:
+      if step.kind is Kind.CLIENT and (step.is_random or step.reads & drawn):
+        drawn.add(step.key)
+    kept = set()
+    for step in self._steps:
+      for key in step.reads:
+        known = program.steps.get(key)
+        if known is None or step.kind is Kind.SERVER:
+          continue
+        if known.kind is not Kind.CLIENT or known.stage == step.stage:
+          continue
+        size = typed_values.num_bytes(known.type_spec)
+        if size is None and key in drawn:
+          raise errors.UnsupportedComputationError(
+            f'a random client value of unknown shape ({known.type_spec}) that '
+            'is read after another aggregate',
+            'it can neither be kept nor drawn again',
+          )
+        if key in drawn or (size is not None and size <= _FEW_BYTES):
+          kept.add(key)
+    return kept
+
+  def _loop(self, stage: int, outputs: set[Key]) -> client_loop.ClientLoop:
+    stage_of = self._program.stage_of
+    return client_loop.ClientLoop(
+      self._program,
+      self._aggregates(stage),
+      sorted((key for key in outputs if stage_of(key) == stage), key=str),
+      frozenset(key for key in outputs if stage_of(key) < stage),
+    )
+
+  def _stage(
+    self, stage: int, results: Iterable[Key]
+  ) -> server_stage.ServerStage:
+    """What the server computes before loop number `stage`."""
+    steps = [
+      step
+      for step in self._steps
+      if step.kind is Kind.SERVER and step.stage == stage
+    ]
+    reports = self._aggregates(stage - 1)
+    read_later = set(results)
+    for step in self._steps:
+      if step.kind is not Kind.CLIENT and step.stage >= stage:
+        read_later |= step.reads
+    for loop in self.loops[stage:]:
+      read_later.update(loop.shared)
+    computed = {step.key for step in [*steps, *reports]}
+    return server_stage.ServerStage(
+      self._program,
+      reports,
+      steps,
+      self._aggregates(stage),
+      computed & read_later,
+    )
+
+
+def _needed(
+  program: flat_program.Program, results: Iterable[Key]
+) -> list[flat_program.Step]:
+  """The steps that the result depends on, in order."""
+  needed, waiting = set(), list(results)
+  while waiting:
+    key = waiting.pop()
+    if key in program.steps and key not in needed:
+      needed.add(key)
+      waiting.extend(program.steps[key].reads)
+  return [step for step in program.steps.values() if step.key in needed]

@@ -1,0 +1,205 @@
+"""Loops in place of `Dataset.reduce`, which is slow to start.
+
+TensorFlow makes the function of a `ReduceDataset` ready each time that it runs,
+which takes longer than a client's few batches. A loop over an iterator of the
+data set calls the same function, made ready once, to the same end.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.runtimes.graphs import graphs
+from tff_partial.runtimes.graphs import operations
+
+_serial = itertools.count()
+
+
+def as_loops(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Replaces every `ReduceDataset` of a graph, in its functions too."""
+  known = {f.signature.name: f for f in graph_def.library.function}
+  changed = set()
+  for function in list(known.values()):
+    replaced = _replace(function.node_def, known, graph_def)
+    for node in function.node_def:
+      node.input[:] = [_renamed(name, replaced) for name in node.input]
+    for returned in (function.ret, function.control_ret):
+      for key, name in returned.items():
+        returned[key] = _renamed(name, replaced)
+    if replaced:
+      changed.add(function.signature.name)
+  _replace(graph_def.node, known, graph_def)
+  for function in graph_def.library.function:
+    if function.signature.name not in known:
+      changed.add(function.signature.name)
+  _rename_functions(graph_def, changed)
+
+
+def _rename_functions(
+  graph_def: tf.compat.v1.GraphDef, changed: set[str]
+) -> None:
+  """Gives functions that were changed, and their callers, new names.
+
+  TensorFlow may know a function by that name as it was.
+  """
+  called = {
+    function.signature.name: {
+      inner.name for node in function.node_def for inner in _functions(node)
+    }
+    for function in graph_def.library.function
+  }
+  before = 0
+  while len(changed) > before:
+    before = len(changed)
+    changed |= {name for name, inner in called.items() if inner & changed}
+  suffix = f'_loops_{next(_serial)}'
+  for function in graph_def.library.function:
+    if function.signature.name in changed:
+      function.signature.name += suffix
+  for nodes in operations.scopes(graph_def):
+    for node in nodes:
+      for inner in _functions(node):
+        if inner.name in changed:
+          inner.name += suffix
+
+
+def _functions(node: Any) -> Iterator[Any]:
+  """What a node says of the functions that it calls."""
+  for attribute in node.attr.values():
+    if attribute.HasField('func'):
+      yield attribute.func
+    yield from attribute.list.func
+
+
+def _replace(
+  nodes: Any, known: dict[str, Any], graph_def: tf.compat.v1.GraphDef
+) -> set[str]:
+  """Has nodes call loops; returns the names of those that do now."""
+  replaced = set()
+  for node in nodes:
+    if node.op != 'ReduceDataset':
+      continue
+    reduce = known[node.attr['f'].func.name]
+    states = [
+      tf.TensorSpec(shape, dtype)
+      for shape, dtype in zip(
+        node.attr['output_shapes'].list.shape,
+        node.attr['Tstate'].list.type,
+        strict=True,
+      )
+    ]
+    others = [
+      tf.TensorSpec(None, dtype) for dtype in node.attr['Targuments'].list.type
+    ]
+    end = len(reduce.signature.input_arg) - len(others)
+    elements = [
+      argument.type
+      for argument in reduce.signature.input_arg[len(states) : end]
+    ]
+    loop, *inner = _loop(states, elements, others, reduce.signature.name)
+    graph_def.library.function.extend([loop, *inner])
+    node.op = 'StatefulPartitionedCall'
+    node.attr.clear()
+    for name in ('input', 'output'):
+      arguments = getattr(loop.signature, f'{name}_arg')
+      kinds = node.attr[f'T{name.removesuffix("put")}'].list.type
+      kinds.extend(argument.type for argument in arguments)
+    node.attr['f'].func.name = loop.signature.name
+    replaced.add(node.name)
+  return replaced
+
+
+def reduced(
+  dataset: tf.Tensor,
+  dtypes: Sequence[tf.DType],
+  step: Callable[..., Sequence[Any]],
+  state: Sequence[Any],
+  shapes: Sequence[tf.TensorShape],
+) -> Sequence[Any]:
+  """Reduces a data set by a loop; within a graph.
+
+  Args:
+    dataset: The data set.
+    dtypes: The dtypes of an element's components.
+    step: From the components of an element and the state to the next state.
+    state: The first state.
+    shapes: The shapes that each part of it always has.
+  """
+  kinds = {
+    'output_types': dtypes,
+    'output_shapes': [tf.TensorShape(None)] * len(dtypes),
+  }
+  iterator = tf.raw_ops.AnonymousIteratorV3(**kinds)
+
+  def following() -> tf.Tensor:
+    return tf.raw_ops.IteratorGetNextAsOptional(iterator=iterator, **kinds)
+
+  def once(optional: tf.Tensor, *state: Any) -> tuple[Any, ...]:
+    values = tf.raw_ops.OptionalGetValue(optional=optional, **kinds)
+    new = step(values, *state)
+    return (following(), *new)
+
+  tf.raw_ops.MakeIterator(dataset=dataset, iterator=iterator)
+  return tf.while_loop(
+    lambda optional, *_: tf.raw_ops.OptionalHasValue(optional=optional),
+    once,
+    [following(), *state],
+    shape_invariants=[tf.TensorShape([]), *shapes],
+    parallel_iterations=1,
+  )[1:]
+
+
+def _loop(
+  states: Sequence[tf.TensorSpec],
+  elements: Sequence[int],
+  others: Sequence[tf.TensorSpec],
+  name: str,
+) -> list[Any]:
+  """Functions: from data set, first states and others to last states.
+
+  Args:
+    states: What is handed from element to element.
+    elements: The dtypes of an element.
+    others: What the function is called with besides.
+    name: The function's name.
+
+  Returns:
+    First the one to call, then those that it calls.
+  """
+  dtypes = [tf.as_dtype(dtype) for dtype in elements]
+  element = [tf.TensorSpec(None, dtype) for dtype in dtypes]
+  # Stands for the function, which nothing outside its graph can call.
+  stand_in = graphs.trace(
+    lambda *flat: [tf.identity(state) for state in flat[: len(states)]],
+    [*states, *element, *others],
+  )
+
+  def run(dataset: tf.Tensor, *flat: tf.Tensor) -> Any:
+    def step(values: Sequence[tf.Tensor], *state: tf.Tensor) -> Any:
+      return stand_in(*state, *values, *flat[len(states) :])
+
+    shapes = [state.shape for state in states]
+    return reduced(dataset, dtypes, step, flat[: len(states)], shapes)
+
+  traced = graphs.trace(run, [tf.TensorSpec([], tf.variant), *states, *others])
+  functions = [
+    traced.function_def,
+    *traced.graph.as_graph_def().library.function,
+  ]
+  standing = stand_in.function_def.signature.name
+  for function in functions:
+    for node in function.node_def:
+      if 'f' in node.attr and node.attr['f'].func.name == standing:
+        node.op = 'StatefulPartitionedCall'
+        node.attr['f'].func.name = name
+  return [f for f in functions if f.signature.name != standing]
+
+
+def _renamed(name: str, replaced: set[str]) -> str:
+  """In functions, results have the names that an operation has for them."""
+  node, _, result = name.partition(':')
+  if node in replaced and result:
+    return f'{node}:output:{result.rpartition(":")[2]}'
+  return name

@@ -1,0 +1,1 @@
+"""Experimental: several clients in lock-step in one vectorized program."""

@@ -1,0 +1,615 @@
+"""Lanes: one program that computes for several clients in lock-step.
+
+What one client computes is read as a graph, and built anew with a leading
+dimension of clients, *lanes*, wherever values differ between them; what all
+lanes have alike, such as the server's weights, stays as it is. A loop that ends
+sooner for some lanes goes on until all are done, and what it computes for the
+others is dropped; where lanes go different ways, both are computed. Single
+operations are those of `tf.vectorized_map`: matrix products become batched
+ones. Convolutions become grouped ones. What nobody knows to do for several
+clients at once, such as to draw from their seeds, is done once for each lane.
+
+A lane that is done, or on another way, is handed no index and no divisor of its
+own, so that it raises no error.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+import functools
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.runtimes.graphs import operations
+from tff_partial.runtimes.lanes import function_bodies
+from tff_partial.runtimes.lanes import lane_rules
+from tff_partial.runtimes.lanes import lane_values
+from tff_partial.runtimes.lanes.function_bodies import Body
+from tff_partial.runtimes.lanes.lane_values import Value
+
+_VARIANT = tf.variant.as_datatype_enum
+# These say that they keep something between calls, but nothing that counts.
+_HARMLESS = frozenset(
+  (
+    *(*operations.CALLS, *operations.CASES),
+    *(*operations.CONDITIONALS, *operations.LOOPS),
+    *('Assert', 'DeviceIndex', 'GuaranteeConst', 'StatelessRandomGetAlg'),
+  )
+)
+# Control flow of TensorFlow 1, in which a graph goes in circles.
+_FRAMES = frozenset(('Enter', 'Exit', 'Merge', 'NextIteration', 'Switch'))
+# Operations on the last dimension of their first input, or on each number,
+# which `vectorized_map` does not know.
+_OF_LAST_DIMENSION = frozenset(('Bitcast', 'OnesLike', 'TopKV2'))
+# Inputs that must be sound whatever becomes of the result: operation to the
+# place of the input, and a number that is always sound.
+_MUST_BE_SOUND = {
+  **dict.fromkeys(('Gather', 'GatherNd', 'GatherV2'), (1, 0)),
+  **dict.fromkeys(('Slice', 'StridedSlice'), (1, 0)),
+  'ScatterNd': (0, 0),
+  **dict.fromkeys(lane_rules.SCATTERS, (1, 0)),
+  **dict.fromkeys(
+    ('UnsortedSegmentMax', 'UnsortedSegmentMin', 'UnsortedSegmentSum'), (1, 0)
+  ),
+  'SparseSoftmaxCrossEntropyWithLogits': (1, 0),
+  **dict.fromkeys(
+    ('Div', 'FloorDiv', 'FloorMod', 'Mod', 'TruncateDiv', 'TruncateMod'), (1, 1)
+  ),
+}
+_MASK = 'lanes_at_work'
+
+
+class Lanes:
+  """A traced function, built anew for several clients at once."""
+
+  def __init__(
+    self,
+    traced: Any,
+    number: int,
+    has_lanes: Sequence[bool],
+    groups_convolutions: bool | None = None,
+  ):
+    """Reads a function.
+
+    Args:
+      traced: A concrete function of flat tensors, to flat tensors.
+      number: The number of lanes.
+      has_lanes: Which of its arguments differ between lanes.
+      groups_convolutions: Whether convolutions of all lanes become one with
+        groups of channels, which TensorFlow knows on a GPU and under XLA; if
+        not, each lane has its own. By default where there is a GPU.
+
+    Raises:
+      UnfitForLanesError: If it holds what lanes cannot run.
+    """
+    self.number = number
+    if groups_convolutions is None:
+      groups_convolutions = bool(tf.config.list_physical_devices('GPU'))
+    self.groups_convolutions = groups_convolutions
+    graph_def = traced.graph.as_graph_def()
+    self.functions = function_bodies.Functions(graph_def)
+    # What TensorFlow does not vectorize, as far as it was met; see `_kind`.
+    self.one_by_one: set[tuple[str, ...]] = set()
+    self._captured = list(traced.captured_inputs)
+    self._has_lanes = [*has_lanes, *[False] * len(self._captured)]
+    self._body = Body(
+      graph_def.node,
+      [tensor.name for tensor in traced.inputs],
+      [tensor.name for tensor in traced.outputs],
+      [operation.name for operation in traced.graph.control_outputs],
+    )
+
+  def __call__(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+    """Computes for all lanes.
+
+    Args:
+      *flat: The arguments; what differs between lanes has them in front.
+
+    Returns:
+      The results, with a leading dimension of lanes.
+    """
+    values = [
+      Value(tensor, flag)
+      for tensor, flag in zip(
+        [*flat, *self._captured], self._has_lanes, strict=True
+      )
+    ]
+    return [
+      lane_values.spread(value, self.number).tensor
+      for value in self.run(self._body, values, None)
+    ]
+
+  def run(
+    self, body: Body, values: Sequence[Value], mask: Value | None
+  ) -> list[Value]:
+    """Builds a graph or a function."""
+    return _Builder(self, body, values, mask).build()
+
+
+class _Builder:
+  """Builds one body in the current graph."""
+
+  def __init__(
+    self,
+    lanes: Lanes,
+    body: Body,
+    values: Sequence[Value],
+    mask: Value | None,
+  ):
+    self._lanes, self._body, self._mask = lanes, body, mask
+    self._known = dict(zip(body.inputs, values, strict=True))
+    if mask is not None:
+      self._known[f'{_MASK}:0'] = mask
+    self._flags = {name: value.has_lanes for name, value in self._known.items()}
+    self._constants = dict(body.constants)
+    self._readers = dict(body.readers)
+    # Nodes that are not built yet: several at once are built sooner.
+    self._waiting: dict[str, tf.compat.v1.NodeDef] = {}
+
+  def build(self) -> list[Value]:
+    """Builds everything; returns the outputs."""
+    for node in self._body.nodes:
+      self._add(node)
+    self._flush()
+    return self._values(self._body.outputs)
+
+  def _values(self, names: Iterable[str]) -> list[Value]:
+    """What tensors were built as; constants are built when they are read."""
+    for name in names:
+      source = operations.source(name)
+      if name not in self._known and source in self._constants:
+        nodes = {source: self._constants[source]}
+        (self._known[name],) = self._import(nodes, [name])
+    return [self._known[name] for name in names]
+
+  def _add(self, node: tf.compat.v1.NodeDef) -> None:
+    names = function_bodies.data_inputs(node)
+    defined = operations.definition(node)
+    if defined is None:
+      raise lane_values.UnfitForLanesError(
+        f'clients call the function {node.op}'
+      )
+    if node.op in _FRAMES:
+      raise lane_values.UnfitForLanesError(
+        "clients have TensorFlow 1's control flow"
+      )
+    if defined.is_stateful and node.op not in _HARMLESS:
+      raise lane_values.UnfitForLanesError(
+        f'clients read and write something step by step ({node.op})'
+      )
+    given = [self._flags[name] for name in names]
+    for place, flag in enumerate(
+      self._lanes.functions.differing_of_node(node, given)
+    ):
+      self._flags[f'{node.name}:{place}'] = flag
+    if node.op == 'Const':
+      return
+    self._take(self._made_sound(node, names, given))
+
+  def _take(self, node: tf.compat.v1.NodeDef) -> None:
+    """Builds a node, or lets it wait for others."""
+    names = function_bodies.data_inputs(node)
+    build = self._special(node, any(self._flags[name] for name in names))
+    if build is None:
+      self._waiting[node.name] = node
+      return
+    if any(operations.source(name) in self._waiting for name in names):
+      self._flush()
+    results = build(node, self._values(names))
+    for place, value in enumerate(results):
+      self._known[f'{node.name}:{place}'] = value
+
+  def _special(
+    self, node: tf.compat.v1.NodeDef, has_lanes: bool
+  ) -> Callable[..., list[Value]] | None:
+    """What builds a node that is no ordinary operation of tensors."""
+    if node.op in operations.CALLS:
+      return self._call
+    if node.op in operations.LOOPS:
+      return self._loop
+    if node.op in (*operations.CONDITIONALS, *operations.CASES):
+      return self._choice
+    if node.op == 'Assert':
+      return self._assert
+    rule = lane_rules.rule_of(node, has_lanes, self._lanes.groups_convolutions)
+    if rule is not None:
+      return functools.partial(rule, self._lanes.number)
+    first, *others = [
+      self._flags[name] for name in function_bodies.data_inputs(node)
+    ] or [False]
+    if node.op in _OF_LAST_DIMENSION and first and not any(others):
+      return self._plain
+    if has_lanes and self._kind(node) in self._lanes.one_by_one:
+      return self._one_by_one
+    # To ask for an attribute that is missing would add it.
+    if 'T' in node.attr and node.attr['T'].type == _VARIANT:
+      return self._plain
+    return None
+
+  def _made_sound(
+    self,
+    node: tf.compat.v1.NodeDef,
+    names: Sequence[str],
+    given: Sequence[bool],
+  ) -> tf.compat.v1.NodeDef:
+    """A node that raises no error for lanes that are not at work."""
+    place, number = _MUST_BE_SOUND.get(node.op, (None, 0))
+    if self._mask is None or place is None or not given[place]:
+      return node
+    dtype = tf.as_dtype(_input_type(node, place))
+    if not dtype.is_integer:
+      return node
+    sound = tf.compat.v1.NodeDef(name=f'{node.name}/{_MASK}/sound', op='Const')
+    sound.attr['dtype'].type = dtype.as_datatype_enum
+    sound.attr['value'].tensor.CopyFrom(tf.make_tensor_proto(number, dtype))
+    chosen = tf.compat.v1.NodeDef(
+      name=f'{node.name}/{_MASK}/chosen',
+      op='SelectV2',
+      input=[f'{_MASK}:0', names[place], f'{sound.name}:0'],
+    )
+    chosen.attr['T'].type = dtype.as_datatype_enum
+    self._constants[sound.name] = sound
+    self._readers[f'{chosen.name}:0'] = {node.name}
+    self._flags[f'{sound.name}:0'] = False
+    self._flags[f'{chosen.name}:0'] = True
+    self._take(chosen)
+    guarded = tf.compat.v1.NodeDef()
+    guarded.CopyFrom(node)
+    guarded.input[place] = f'{chosen.name}:0'
+    return guarded
+
+  def _flush(self) -> None:
+    """Builds the nodes that wait."""
+    waiting, self._waiting = self._waiting, {}
+    if not waiting:
+      return
+    nodes = {
+      name: node
+      for name, node in waiting.items()
+      if not any(
+        self._flags[given] for given in function_bodies.data_inputs(node)
+      )
+    }
+    wanted = self._read_elsewhere(nodes, waiting)
+    if wanted:
+      values = self._import(nodes, wanted)
+      self._known.update(zip(wanted, values, strict=True))
+    nodes = {n: node for n, node in waiting.items() if n not in nodes}
+    wanted = self._read_elsewhere(nodes, waiting)
+    if wanted:
+      try:
+        values = self._vectorize(nodes, wanted)
+      except (AssertionError, NotImplementedError, TypeError, ValueError):
+        self._find_what_fails(nodes)
+      else:
+        self._known.update(zip(wanted, values, strict=True))
+
+  def _find_what_fails(self, nodes: Mapping[str, Any]) -> None:
+    """Builds nodes one after the other; what fails alone, once for each lane.
+
+    That other nodes of the kind fail as well is remembered.
+    """
+    for node in nodes.values():
+      if len(nodes) == 1:
+        self._lanes.one_by_one.add(self._kind(node))
+      self._take(node)
+      self._flush()
+
+  def _kind(self, node: tf.compat.v1.NodeDef) -> tuple[str, ...]:
+    """An operation, and which of its inputs have lanes."""
+    return (
+      node.op,
+      *(str(self._flags[name]) for name in function_bodies.data_inputs(node)),
+    )
+
+  def _read_elsewhere(
+    self, nodes: Mapping[str, Any], waiting: Mapping[str, Any]
+  ) -> list[str]:
+    """The tensors of nodes that others read."""
+    outputs = set(self._body.outputs)
+    inner = {
+      name
+      for node in waiting.values()
+      if node.name not in nodes
+      for name in function_bodies.data_inputs(node)
+    }
+    return [
+      name
+      for name in self._flags
+      if operations.source(name) in nodes
+      and (
+        name in outputs
+        or name in inner
+        or not self._readers.get(name, set()) <= waiting.keys()
+      )
+    ]
+
+  def _import(
+    self, nodes: Mapping[str, Any], wanted: Sequence[str]
+  ) -> list[Value]:
+    """Builds nodes as they are, which compute the same for all lanes."""
+    nodes = self._with_constants(nodes)
+    tensors = _imported(
+      nodes, {name: self._known[name].tensor for name in _read(nodes)}, wanted
+    )
+    return [
+      Value(tensor, self._flags[name])
+      for name, tensor in zip(wanted, tensors, strict=True)
+    ]
+
+  def _vectorize(
+    self, nodes: Mapping[str, Any], wanted: Sequence[str]
+  ) -> list[Value]:
+    """Builds nodes that compute something else for each lane."""
+    nodes = self._with_constants(nodes)
+    given = {name: self._known[name] for name in _read(nodes)}
+    apart = [name for name, value in given.items() if value.has_lanes]
+
+    def one(*tensors: tf.Tensor) -> list[tf.Tensor]:
+      inputs = {name: value.tensor for name, value in given.items()}
+      inputs.update(zip(apart, tensors, strict=True))
+      return _imported(nodes, inputs, wanted)
+
+    with _silence():
+      results = tf.vectorized_map(
+        lambda tensors: one(*tensors),
+        tuple(given[name].tensor for name in apart),
+        fallback_to_while_loop=False,
+      )
+    return [Value(tensor, True) for tensor in results]
+
+  def _with_constants(self, nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nodes, and the constants that they read, which many operations need."""
+    constants = self._constants
+    read = [operations.source(name) for name in _read(nodes)]
+    return {
+      **{name: constants[name] for name in read if name in constants},
+      **nodes,
+    }
+
+  def _one_by_one(
+    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
+  ) -> list[Value]:
+    """An operation that is built once for each lane."""
+    nodes = self._with_constants({node.name: node})
+    wanted = function_bodies.outputs(node)
+    of_lanes = []
+    for lane in range(self._lanes.number):
+      inputs = {
+        name: value.tensor[lane] if value.has_lanes else value.tensor
+        for name, value in zip(
+          function_bodies.data_inputs(node), given, strict=True
+        )
+        if operations.source(name) not in nodes
+      }
+      of_lanes.append(_imported(nodes, inputs, wanted))
+    return [
+      Value(tf.stack(tensors), True) for tensors in zip(*of_lanes, strict=True)
+    ]
+
+  def _plain(
+    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
+  ) -> list[Value]:
+    """An operation that takes lanes as they are, and so leaves them."""
+    del given
+    return self._import({node.name: node}, function_bodies.outputs(node))
+
+  def _assert(
+    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
+  ) -> list[Value]:
+    condition, *data = given
+    holds = condition.tensor
+    if self._mask is not None:
+      holds = tf.logical_or(holds, tf.logical_not(self._mask.tensor))
+    tf.debugging.Assert(
+      tf.reduce_all(holds),
+      [value.tensor for value in data],
+      node.attr['summarize'].i,
+    )
+    return []
+
+  def _spread(self, value: Value) -> Value:
+    return lane_values.spread(value, self._lanes.number)
+
+  def _call(
+    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
+  ) -> list[Value]:
+    body = self._lanes.functions.body(node.attr['f'].func.name)
+    return self._lanes.run(body, given, self._mask)
+
+  def _choice(
+    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
+  ) -> list[Value]:
+    index, *inputs = given
+    names = [branch.name for branch in operations.branches(node)]
+    flags = self._lanes.functions.differing_of_node(
+      node, [v.has_lanes for v in given]
+    )
+    bodies = [self._lanes.functions.body(name) for name in names]
+    which = index.tensor
+    if node.op in operations.CONDITIONALS:
+      if which.dtype != tf.bool:
+        raise lane_values.UnfitForLanesError('a condition is no Boolean')
+      which = tf.cast(which, tf.int32)
+    # Whatever else is asked for, the last branch is run.
+    which = tf.where((which < 0) | (which >= len(names)), len(names) - 1, which)
+    if not index.has_lanes:
+
+      def way(body: Body) -> list[tf.Tensor]:
+        results = self._lanes.run(body, inputs, self._mask)
+        return [
+          tf.constant(0),
+          *(
+            (self._spread(value) if flag else value).tensor
+            for value, flag in zip(results, flags, strict=True)
+          ),
+        ]
+
+      _, *tensors = tf.switch_case(
+        which, [functools.partial(way, body) for body in bodies]
+      )
+      return [
+        Value(tensor, flag) for tensor, flag in zip(tensors, flags, strict=True)
+      ]
+    chosen: list[Value] = []
+    for number, body in enumerate(bodies):
+      mine = tf.equal(which, number)
+      if self._mask is not None:
+        at_work = tf.logical_and(mine, self._mask.tensor)
+      else:
+        at_work = mine
+      results = [
+        self._spread(value)
+        for value in self._lanes.run(body, inputs, Value(at_work, True))
+      ]
+      chosen = (
+        lane_values.selected(mine, results, chosen) if number else results
+      )
+    return chosen
+
+  def _loop(
+    self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
+  ) -> list[Value]:
+    flags, ends_apart = self._lanes.functions.differing_of_loop(
+      node, [value.has_lanes for value in given]
+    )
+    condition = self._lanes.functions.body(node.attr['cond'].func.name)
+    body = self._lanes.functions.body(node.attr['body'].func.name)
+    varying = [place for place, kept in enumerate(body.kept) if not kept]
+    first = [
+      self._spread(given[place]) if flags[place] else given[place]
+      for place in varying
+    ]
+
+    def all_of(tensors: Sequence[tf.Tensor]) -> list[Value]:
+      values = list(given)
+      for place, tensor in zip(varying, tensors, strict=True):
+        values[place] = Value(tensor, flags[place])
+      return values
+
+    def after(tensors: Sequence[tf.Tensor], mask: Value | None) -> list[Value]:
+      results = self._lanes.run(body, all_of(tensors), mask)
+      return [
+        self._spread(results[place]) if flags[place] else results[place]
+        for place in varying
+      ]
+
+    def goes_on(tensors: Sequence[tf.Tensor], mask: Value | None) -> tf.Tensor:
+      return self._lanes.run(condition, all_of(tensors), mask)[0].tensor
+
+    start = [value.tensor for value in first]
+    shapes = _loop_shapes(node, varying, first)
+    if not ends_apart:
+      results = tf.while_loop(
+        lambda *tensors: goes_on(tensors, self._mask),
+        lambda *tensors: _like(
+          [v.tensor for v in after(tensors, self._mask)], shapes
+        ),
+        start,
+        shape_invariants=shapes,
+        parallel_iterations=1,
+      )
+    else:
+
+      def step(at_work: tf.Tensor, *tensors: tf.Tensor) -> Any:
+        mask = Value(at_work, True)
+        before = [Value(tensor, True) for tensor in tensors]
+        selected = lane_values.selected(at_work, after(tensors, mask), before)
+        new = _like([value.tensor for value in selected], shapes)
+        return tf.logical_and(at_work, goes_on(new, mask)), *new
+
+      begins = goes_on(start, self._mask)
+      if self._mask is not None:
+        begins = tf.logical_and(begins, self._mask.tensor)
+      results = tf.while_loop(
+        lambda at_work, *_: tf.reduce_any(at_work),
+        step,
+        [begins, *start],
+        shape_invariants=[begins.shape, *shapes],
+        parallel_iterations=1,
+      )[1:]
+    return all_of(results)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+  """TensorFlow logs what it cannot vectorize, for which there is a remedy."""
+  logger = tf.get_logger()
+  level = logger.level
+  logger.setLevel(logging.CRITICAL)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
+
+
+def _read(nodes: Mapping[str, Any]) -> list[str]:
+  """The tensors from elsewhere that nodes read, each once."""
+  return list(
+    dict.fromkeys(
+      name
+      for node in nodes.values()
+      for name in function_bodies.data_inputs(node)
+      if operations.source(name) not in nodes
+    )
+  )
+
+
+def _imported(
+  nodes: Mapping[str, Any],
+  given: Mapping[str, tf.Tensor],
+  wanted: Sequence[str],
+) -> list[tf.Tensor]:
+  """Builds nodes in the current graph."""
+  graph_def = tf.compat.v1.GraphDef()
+  for node in nodes.values():
+    copy = graph_def.node.add()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.input.extend(function_bodies.data_inputs(node))
+    for name in ('_output_shapes', '_class'):
+      if name in copy.attr:
+        del copy.attr[name]
+  graph_def.versions.CopyFrom(tf.Graph().as_graph_def().versions)
+  return tf.graph_util.import_graph_def(
+    graph_def,
+    # A function does not know the tensors of those around it.
+    input_map={name: tf.identity(tensor) for name, tensor in given.items()},
+    return_elements=list(wanted),
+    name='lanes',
+  )
+
+
+def _loop_shapes(
+  node: tf.compat.v1.NodeDef, varying: Sequence[int], first: Sequence[Value]
+) -> list[tf.TensorShape]:
+  """The shapes that the variables of a loop keep."""
+  declared = node.attr['output_shapes'].list.shape
+  shapes = []
+  for place, value in zip(varying, first, strict=True):
+    shape = value.tensor.shape
+    if declared and value.tensor.dtype != tf.variant:
+      kept = tf.TensorShape(declared[place])
+      if value.has_lanes:
+        kept = tf.TensorShape([shape[0]]).concatenate(kept)
+      if kept.rank is None or not kept.is_fully_defined():
+        shape = kept
+    shapes.append(shape)
+  return shapes
+
+
+def _like(
+  tensors: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]
+) -> list[tf.Tensor]:
+  """Tensors whose shapes importing lost."""
+  for tensor, shape in zip(tensors, shapes, strict=True):
+    if tensor.dtype != tf.variant:
+      tensor.set_shape(shape)
+  return list(tensors)
+
+
+def _input_type(node: tf.compat.v1.NodeDef, place: int) -> int:
+  """The dtype of an input."""
+  argument = operations.definition(node).input_arg[place]
+  return argument.type or node.attr[argument.type_attr].type

@@ -1,0 +1,1 @@
+"""TFF's native runtime in a process of its own."""

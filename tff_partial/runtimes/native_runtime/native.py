@@ -1,0 +1,202 @@
+"""TFF's own C++ runtime, with the life of its worker under control.
+
+TFF runs a computation in a child process, `worker_binary`. Started the stock
+way, that child outlives Python and keeps its standard output open, so that
+`python train.py | tail -1` never ends; and it keeps the values of every cohort
+size it has seen, so that its memory grows for as long as the sizes vary. Here
+TFF's contexts, compiler and executors stand around a child of our own making:
+
+*   The kernel itself kills the worker when this process ends, in whatever way
+    it ends (Linux's parent death signal). So no signal handler is touched,
+    exit statuses stay what they are, and SIGKILL leaves nothing behind either.
+*   Leaving the `with`, or dropping the runtime, ends its worker at once.
+*   Ctrl-C reaches Python alone, and stops the computation under way.
+*   What runs outside any `with` runs so, too: TFF's own default runtime, whose
+    worker survives a program that is killed, is replaced on import.
+*   What a cohort size needed in the worker is freed when it falls out of use.
+
+```python
+with native():
+  state = process.initialize()
+
+native().set_default()  # In a notebook.
+
+with native(asynchronous=True) as context:  # For TFF's own programs.
+  federated = tff.program.NativeFederatedContext(context)
+  with tff.framework.get_context_stack().install(federated):
+    asyncio.run(tff.learning.programs.train_model(...))
+```
+
+Values placed at clients may be any `Sequence`, for instance one that reads a
+client only when asked for it; TFF alone takes lists and tuples only.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+import contextlib
+from typing import Any, Self
+import weakref
+
+import tensorflow_federated as tff
+
+from tff_partial.runtimes.native_runtime.worker import ATTEMPTS
+from tff_partial.runtimes.native_runtime.worker import is_one_per_client
+from tff_partial.runtimes.native_runtime.worker import NativeRuntimeError
+from tff_partial.runtimes.native_runtime.worker import noted_failures
+from tff_partial.runtimes.native_runtime.worker import Worker
+
+
+def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
+  """Turns sequences of clients' values into the lists that TFF wants."""
+  if isinstance(type_spec, tff.FederatedType):
+    is_other_sequence = isinstance(value, Sequence) and not isinstance(
+      value, (list, tuple, str, bytes)
+    )
+    if is_other_sequence and is_one_per_client(type_spec):
+      return list(value)
+    return value
+  if not isinstance(type_spec, tff.StructType):
+    return value
+  try:
+    elements = tff.structure.from_container(value)
+  except TypeError:  # A value of TFF's own, or one it will refuse.
+    return value
+  if len(elements) != len(type_spec):
+    return value  # TFF says what is wrong.
+  converted = [
+    (name, _with_lists(element, element_type))
+    for (name, element), (_, element_type) in zip(
+      tff.structure.iter_elements(elements),
+      tff.structure.iter_elements(type_spec),
+      strict=True,
+    )
+  ]
+  if all(new is old for (_, new), old in zip(converted, elements, strict=True)):
+    return value  # In the container it came in.
+  return tff.structure.Struct(converted)
+
+
+class _Runtime:
+  """What both kinds of runtime share: a worker, and a place on TFF's stack."""
+
+  def __init__(
+    self,
+    parallel_calls: int = -1,
+    compiler: Callable[[tff.Computation], object] = (
+      tff.backends.native.desugar_and_transform_to_native
+    ),
+  ):
+    """Starts nothing yet.
+
+    Args:
+      parallel_calls: See `native`.
+      compiler: Makes of a computation what the worker runs.
+    """
+    self._worker = Worker(parallel_calls)
+    super().__init__(  # type: ignore[call-arg]  # Of the other base.
+      executor_fn=self._worker,
+      compiler_fn=compiler,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
+    )
+    self._places: list[contextlib.AbstractContextManager] = []
+    # Also runs when Python ends.
+    weakref.finalize(self, self._worker.close)
+
+  def __enter__(self) -> Self:
+    place = tff.framework.get_context_stack().install(self)
+    place.__enter__()
+    self._places.append(place)
+    self._worker.open = True
+    return self
+
+  def __exit__(self, *error: Any) -> None:
+    try:
+      self._places.pop().__exit__(*error)
+    finally:
+      if not self._places:
+        self.close()
+
+  def close(self) -> None:
+    """Ends the worker, also where no `with` does."""
+    self._worker.close()
+
+  def set_default(self) -> None:
+    """Runs here what this thread calls outside any `with`, from now on."""
+    tff.framework.set_default_context(self)
+    self._places.append(contextlib.nullcontext())  # No `with` closes it now.
+    self._worker.open = True
+
+  def _prepare(self, computation: tff.Computation, argument: object) -> object:
+    if not self._worker.is_ours:
+      raise NativeRuntimeError(
+        'A native runtime cannot be used in a fork of the process that made '
+        'it: make one in the new process.'
+      )
+    noted_failures.set([])
+    return _with_lists(argument, computation.type_signature.parameter)
+
+
+class NativeRuntime(_Runtime, tff.framework.SyncExecutionContext):
+  """Runs a computation when it is called, and returns its result."""
+
+  def invoke(self, comp: tff.Computation, arg: object) -> object:
+    """Runs `comp`; an interrupt ends it, and the worker with it."""
+    arg = self._prepare(comp, arg)
+    try:
+      return super().invoke(comp, arg)
+    except (KeyboardInterrupt, SystemExit) as interrupt:
+      # The computation is in another thread, which would go on and try again.
+      noted_failures.get().extend([interrupt] * ATTEMPTS)
+      self._worker.end()
+      raise
+
+
+class AsyncNativeRuntime(_Runtime, tff.framework.AsyncExecutionContext):
+  """Runs a computation when it is awaited."""
+
+  async def invoke(self, comp: tff.Computation, arg: object) -> object:
+    """Runs `comp` on `arg`, or on what comes of awaiting it."""
+    if asyncio.iscoroutine(arg):
+      arg = await arg
+    return await super().invoke(comp, self._prepare(comp, arg))
+
+
+def native(
+  *, asynchronous: bool = False, parallel_calls: int = -1
+) -> NativeRuntime | AsyncNativeRuntime:
+  """TFF's native runtime, whose worker never outlives its use.
+
+  Keep one for a whole run: each compiles what it is asked to run, and its
+  worker starts with the first computation.
+
+  Args:
+    asynchronous: Whether its computations are awaited, as TFF's programs and
+      `tff.program.NativeFederatedContext` want, instead of called.
+    parallel_calls: How many clients the worker runs side by side at most;
+      -1 for all.
+
+  Returns:
+    A context for `with`, or for its method `set_default`.
+  """
+  if asynchronous:
+    return AsyncNativeRuntime(parallel_calls)
+  return NativeRuntime(parallel_calls)
+
+
+def replace_stock_default() -> NativeRuntime | None:
+  """Makes a native runtime the default in the place of TFF's own.
+
+  TFF sets its own when it is imported: the same compiler and executors around a
+  worker that outlives whoever is killed. A default of another kind stays, such
+  as an asynchronous one.
+
+  Returns:
+    The new default, if there is one.
+  """
+  current = tff.framework.get_context_stack().current
+  if type(current) is not tff.framework.SyncExecutionContext:
+    return None
+  runtime = NativeRuntime()
+  runtime.set_default()
+  return runtime

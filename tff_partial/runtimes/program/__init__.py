@@ -1,0 +1,1 @@
+"""TFF computations as flat programs, and their evaluation."""

@@ -1,0 +1,312 @@
+"""A federated computation as a straight-line program, cut into stages.
+
+TFF rewrites any computation into a flat list of assignments: intrinsics over
+placed values, with TensorFlow graphs at the leaves. Each becomes a `Step`.
+Steps at the server run once a round; steps at the clients run once per client,
+inside a loop over the cohort. A `federated_aggregate` is the only way from
+clients to server, so a step's *stage* is the number of aggregates that must be
+finished, one after the other, before it can run:
+
+  server steps of stage 0 · loop 0 · server steps of stage 1 · loop 1 · ...
+
+Most algorithms have one loop. What all clients hold alike (a broadcast, a map
+over it) is computed once, with the server's steps.
+"""
+
+from collections.abc import Sequence
+import functools
+import hashlib
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial.runtimes import errors
+from tff_partial.runtimes.program import evaluator
+from tff_partial.runtimes.program import intrinsics
+from tff_partial.runtimes.program import ops
+from tff_partial.runtimes.values import typed_values
+
+framework = tff.framework
+Block = intrinsics.Block
+
+# Names used by readers of a program.
+Key: TypeAlias = ops.Key
+Values: TypeAlias = ops.Values
+Kind = ops.Kind
+Step = ops.Step
+Argument = ops.Argument
+
+
+class Program:
+  """The steps of a computation, and how to run one.
+
+  Attributes:
+    arguments: The parts of the parameter.
+    steps: The steps, in an order in which they can run.
+    result: The block of the result: names of steps and arguments.
+    fingerprint: The same for the same program in every process.
+  """
+
+  def __init__(self, computation: tff.Computation):
+    """Reads a computation.
+
+    Args:
+      computation: Any computation.
+
+    Raises:
+      UnsupportedComputationError: If it has parts that have no rule here.
+    """
+    self._type = computation.type_signature
+    _refuse_other_types(self._type)
+    self._evaluator = evaluator.Evaluator()
+    self._patterns: dict[Key, typed_values.Nested] = {}
+    self._parameter: str | None = None
+    self.arguments: dict[Key, Argument] = {}
+    self.steps: dict[Key, Step] = {}
+    self.result = self._read(_flatten(computation))
+    self.fingerprint = self._fingerprint()
+
+  def _read(self, block: Block) -> Block:
+    """Notes arguments and steps; returns the block of the result."""
+    parameter = self._type.parameter
+    if isinstance(block, framework.CompiledComputation):
+      argument = None
+      if parameter is not None:
+        self._parameter = 'argument'
+        argument = framework.Reference('argument', parameter)
+      block = framework.Call(block, argument)
+    elif isinstance(block, framework.Lambda):
+      self._parameter = block.parameter_name
+      block = block.result
+    if self._parameter is not None:
+      self._add_arguments((self._parameter,), parameter)
+    assignments: Sequence[tuple[str, Block]] = ()
+    if isinstance(block, framework.Block):
+      assignments, block = block.locals, block.result
+    for name, value in assignments:
+      self._add_step(name, value)
+    if isinstance(
+      block, framework.Reference | framework.Selection | framework.Struct
+    ):
+      return block
+    self._add_step('result', block)
+    return framework.Reference('result', block.type_signature)
+
+  def _add_arguments(self, key: Key, type_spec: tff.Type) -> None:
+    if isinstance(type_spec, tff.StructType) and tff.types.contains(
+      type_spec, lambda inner: isinstance(inner, tff.FederatedType)
+    ):
+      for index, (_, element) in enumerate(typed_values.fields(type_spec)):
+        self._add_arguments((*key, index), element)
+    else:
+      self.arguments[key] = Argument(key, type_spec)
+
+  def _add_step(self, name: str, block: Block) -> None:
+    kind = Kind.SERVER
+    if _uri(block) in intrinsics.AGGREGATES:
+      kind = Kind.AGGREGATE
+    elif ops.is_at_clients(block.type_signature):
+      kind = Kind.CLIENT
+    reads = frozenset(self.keys_read(block))
+    step = self.steps[(name,)] = Step(
+      (name,),
+      block,
+      kind,
+      reads,
+      max([self.stage_of(key) for key in reads], default=0),
+      self._evaluator.leaves_in(block),
+    )
+    if _uri(block) in intrinsics.SELECTS and step.is_random:
+      raise errors.UnsupportedComputationError(
+        'a selection that draws at random',
+        'its values would be drawn again whenever they are read',
+      )
+
+  def _fingerprint(self) -> str:
+    digest = hashlib.sha256(self._type.compact_representation().encode())
+    for step in self.steps.values():
+      digest.update(f'{_uri(step.block)} {step.kind} {step.stage}'.encode())
+      for leaf in step.leaves:
+        # Names and order within a graph depend on what was traced before.
+        digest.update(' '.join(sorted(leaf.op_types)).encode())
+    return digest.hexdigest()[:16]
+
+  @functools.cached_property
+  def keys(self) -> list[Key]:
+    """All keys; at one place here are the same values in every process.
+
+    The names in them are TFF's, which counts on from one program to the next.
+    """
+    return [*self.arguments, *self.steps]
+
+  def stage_of(self, key: Key) -> int:
+    """The stage in which a value is there to be read."""
+    step = self.steps.get(key)
+    if step is None:
+      return 0
+    return step.stage + (step.kind is Kind.AGGREGATE)
+
+  def is_at_clients(self, key: Key) -> bool:
+    """Whether each client has a value of its own under this key."""
+    if key in self.arguments:
+      return self.arguments[key].is_at_clients
+    return self.steps[key].kind is Kind.CLIENT
+
+  @functools.cached_property
+  def shows_order(self) -> bool:
+    """Whether an aggregate tells in which order clients were added.
+
+    Sums of numbers do, but in their last bits only. Strings, and rows that are
+    put one behind the other, do for everybody to see.
+    """
+    return any(
+      spec.dtype == tf.string or not spec.shape.is_fully_defined()
+      for step in self.steps.values()
+      if step.kind is Kind.AGGREGATE
+      for spec in typed_values.leaves(self.accumulator(step))
+    )
+
+  def type_of(self, key: Key) -> tff.Type:
+    """The type of a value."""
+    return (self.arguments.get(key) or self.steps[key]).type_spec
+
+  def pattern(self, key: Key) -> typed_values.Nested:
+    """How a value is nested."""
+    if key not in self._patterns:
+      self._patterns[key] = typed_values.pattern(self.type_of(key))
+    return self._patterns[key]
+
+  def keys_read(
+    self, block: Block, bound: frozenset[str] = frozenset()
+  ) -> set[Key]:
+    """The steps and arguments whose values a block needs."""
+    if isinstance(block, framework.Reference | framework.Selection):
+      path: list[int] = []
+      while isinstance(block, framework.Selection):
+        path.insert(0, evaluator.index_of(block))
+        block = block.source
+      if not isinstance(block, framework.Reference):
+        return self.keys_read(block, bound)
+      if block.name in bound:
+        return set()
+      if block.name != self._parameter:
+        return {(block.name,)}
+      wanted = (block.name, *path)
+      return {
+        key
+        for key in self.arguments
+        if key[: len(wanted)] == wanted or wanted[: len(key)] == key
+      }
+    if isinstance(block, framework.Struct):
+      return {key for inner in block for key in self.keys_read(inner, bound)}
+    if isinstance(block, framework.Call):
+      keys = self.keys_read(block.function, bound)
+      if block.argument is not None:
+        keys |= self.keys_read(block.argument, bound)
+      return keys
+    if isinstance(block, framework.Lambda):
+      return self.keys_read(block.result, bound | {block.parameter_name})
+    if isinstance(block, framework.Block):
+      keys = set()
+      for name, value in block.locals:
+        keys |= self.keys_read(value, bound)
+        bound |= {name}
+      return keys | self.keys_read(block.result, bound)
+    return set()
+
+  def run(self, step: Step, values: Values) -> typed_values.Nested:
+    """The value of a step at the server, or at one client."""
+    return self.evaluate(step.block, values)
+
+  def evaluate(self, block: Block, values: Values) -> typed_values.Nested:
+    """The value of a block, given all that it reads."""
+    return self._evaluator.evaluate(block, self._names(values))
+
+  def aggregation(self, step: Step, values: Values) -> intrinsics.Aggregation:
+    """The parts of an aggregate, given what they will read when called."""
+    names = self._names(values)
+    return intrinsics.AGGREGATES[step.block.function.uri](
+      list(step.block.argument),
+      lambda block: self._evaluator.evaluate(block, names),
+    )
+
+  def accumulator(self, step: Step) -> typed_values.Nested:
+    """How an aggregate's accumulator is nested, as specs."""
+    return self.aggregation(step, {}).accumulator
+
+  def _names(self, values: Values) -> dict[str, Any]:
+    """What the program's names stand for."""
+    names = {key[0]: value for key, value in values.items() if len(key) == 1}
+    if self._parameter is not None:
+      names[self._parameter] = self._assemble((self._parameter,), values)
+    return names
+
+  def _assemble(self, key: Key, values: Values) -> typed_values.Nested:
+    """The parameter, with None for parts that are not at hand."""
+    if key in self.arguments:
+      return values.get(key)
+    places = [
+      known[len(key)] for known in self.arguments if known[: len(key)] == key
+    ]
+    return [
+      self._assemble((*key, index), values)
+      for index in range(max(places, default=-1) + 1)
+    ]
+
+
+def _flatten(computation: tff.Computation) -> Block:
+  """The program as one list of assignments, every intrinsic in it known."""
+  try:
+    block = tff.tensorflow.replace_intrinsics_with_bodies(
+      computation.to_building_block()
+    )[0]
+    if not isinstance(block, framework.CompiledComputation):
+      block = framework.to_call_dominant(block)
+  except (TypeError, ValueError, NotImplementedError) as error:
+    raise errors.UnsupportedComputationError(
+      'a program that TFF cannot flatten', str(error)
+    ) from error
+
+  def check(inner: Block) -> tuple[Block, bool]:
+    unknown = None
+    if isinstance(inner, framework.Data | framework.Placement):
+      unknown = f'a {type(inner).__name__} block'
+    if isinstance(inner, framework.Intrinsic) and (
+      inner.uri not in intrinsics.KNOWN
+    ):
+      unknown = f'the intrinsic {inner.uri}'
+    if unknown:
+      raise errors.UnsupportedComputationError(unknown, 'it has no rule here')
+    return inner, False
+
+  framework.transform_postorder(block, check)
+  return block
+
+
+def _refuse_other_types(type_spec: tff.FunctionType) -> None:
+  """Refuses arguments and results that cannot be fed and fetched."""
+  function = 'a function cannot be fed to a graph'
+  refused = [
+    (tff.FunctionType, 'a function', 'parameter', function),
+    (tff.FunctionType, 'a function', 'result', function),
+    (
+      tff.SequenceType,
+      'a sequence',
+      'result',
+      'a sequence is not a dense tensor',
+    ),
+  ]
+  for kind, what, place, why in refused:
+    part = getattr(type_spec, place)
+    if part is not None and tff.types.contains(
+      part, lambda inner, kind=kind: isinstance(inner, kind)
+    ):
+      raise errors.UnsupportedComputationError(
+        f'{what} in the {place} ({part.compact_representation()})', why
+      )
+
+
+def _uri(block: Block) -> str | None:
+  function = getattr(block, 'function', None)
+  return function.uri if isinstance(function, framework.Intrinsic) else None

@@ -1,0 +1,221 @@
+"""Leaves of a TFF program: serialized TensorFlow graphs as Python functions.
+
+A leaf is called, inside a `tf.function` or eagerly, with nested lists of
+tensors. Importing a graph straight into a loop body mixes up control flow
+frames, so it is wrapped as a function first. A leaf that owns variables or
+tables brings an initialiser, which runs before each call, as in TFF: nothing
+in a leaf outlives a call.
+"""
+
+from collections.abc import Sequence
+import itertools
+import re
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial.runtimes.graphs import data_loops
+from tff_partial.runtimes.graphs import operations
+from tff_partial.runtimes.values import typed_values
+from tff_partial.runtimes.xla import conditionals
+from tff_partial.runtimes.xla import doubts
+from tff_partial.runtimes.xla import reductions
+
+_serial = itertools.count()
+# What TensorFlow calls a variable without a shared name.
+_ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
+
+
+class Leaf:
+  """A serialized TF graph as a function over nested lists of tensors.
+
+  Attributes:
+    type_signature: Its type.
+    op_types: The types of all operations in it.
+    function_names: The Python functions that were traced into it.
+    owns_resources: Whether it has variables or tables.
+    draws: An operation for which two calls on the same arguments may differ.
+  """
+
+  def __init__(self, block: tff.framework.CompiledComputation):
+    """Reads a graph.
+
+    Args:
+      block: The graph.
+
+    Raises:
+      UnsupportedComputationError: If something would outlive a call.
+    """
+    self.type_signature = block.type_signature
+    program = block.proto.tensorflow
+    self._graph_def = tf.compat.v1.GraphDef()
+    program.graph_def.Unpack(self._graph_def)
+    self.op_types = [
+      node.op
+      for nodes in operations.executed(self._graph_def)
+      for node in nodes
+    ]
+    self.function_names = sorted(
+      set(
+        filter(
+          None,
+          [
+            _python_name(function.signature.name)
+            for function in self._graph_def.library.function
+          ],
+        )
+      )
+    )
+    data_loops.as_loops(self._graph_def)
+    self._initializer = program.initialize_op
+    self.owns_resources = bool(self._initializer)
+    self._result = _tensor_names(program.result)
+    self._inputs = (
+      typed_values.leaves(_tensor_names(program.parameter))
+      if program.HasField('parameter')
+      else []
+    )
+    operations.check_resources(self._graph_def, self._initializer, self._inputs)
+    if self.owns_resources:
+      _separate_resources(self._graph_def)
+    self.draws = operations.draws(self._graph_def)
+    self._outputs = typed_values.leaves(self._result)
+    parameter = self.type_signature.parameter
+    self._is_open = parameter is not None and any(
+      not spec.shape.is_fully_defined()
+      for spec in typed_values.tensor_specs(parameter)
+    )
+    self._result_specs = typed_values.tensor_specs(self.type_signature.result)
+    self._functions: dict[Any, _Imported] = {}
+
+  @property
+  def is_random(self) -> bool:
+    """Whether two calls on the same arguments may differ."""
+    return self.draws is not None
+
+  def __call__(self, *arguments: typed_values.Nested) -> typed_values.Nested:
+    """Runs the graph."""
+    if not self._outputs:
+      return typed_values.like(self._result, iter([]))
+    flat = [leaf for value in arguments for leaf in typed_values.leaves(value)]
+    results = list(self._function(flat)(*flat))
+    if len(results) > len(self._outputs):
+      doubts.notice(results.pop())
+    for result, spec in zip(results, self._result_specs, strict=True):
+      # Importing a graph loses static shapes, and XLA's loops need them.
+      if result.dtype != tf.variant:
+        result.set_shape(spec.shape)
+    return typed_values.like(self._result, iter(results))
+
+  def _function(self, flat: Sequence[Any]) -> '_Imported':
+    """The graph; where its type leaves dimensions open, those of `flat`."""
+    shapes = tuple(tuple(leaf.shape) for leaf in flat) if self._is_open else ()
+    key = (shapes, reductions.are_folded())
+    if key not in self._functions:
+      self._functions[key] = _Imported(
+        self._with_shapes(shapes) if shapes else self._graph_def,
+        self._inputs,
+        self._outputs,
+        self._initializer,
+        reductions.are_folded(),
+      )
+    return self._functions[key]
+
+  def _with_shapes(
+    self, shapes: Sequence[tuple[int | None, ...]]
+  ) -> tf.compat.v1.GraphDef:
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.CopyFrom(self._graph_def)
+    shape_of = {
+      name.split(':')[0]: shape
+      for name, shape in zip(self._inputs, shapes, strict=True)
+    }
+    for node in graph_def.node:
+      if (
+        node.op == 'Placeholder'
+        and node.name in shape_of
+        and node.attr['dtype'].type != tf.variant.as_datatype_enum
+      ):
+        node.attr['shape'].shape.CopyFrom(
+          tf.TensorShape(shape_of[node.name]).as_proto()
+        )
+    return graph_def
+
+
+class _Imported:
+  """A graph as a function over flat tensors.
+
+  XLA is given another form of it, which may have a doubt as its last result.
+  """
+
+  def __init__(
+    self,
+    graph_def: tf.compat.v1.GraphDef,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    initializer: str,
+    folded: bool,
+  ):
+    if folded:
+      graph_def, doubt = doubts.added(graph_def, outputs)
+      outputs = [*outputs, doubt] if doubt else outputs
+    wrapped = tf.compat.v1.wrap_function(
+      lambda: tf.graph_util.import_graph_def(graph_def, name=''), []
+    )
+    element = wrapped.graph.as_graph_element
+    self._initialize = (
+      wrapped.prune([], element(initializer)) if initializer else None
+    )
+    ends = [element(name) for name in [*inputs, *outputs]]
+    if folded:
+      found = reductions.find(wrapped.graph)
+      chosen = conditionals.as_choices(graph_def, wrapped.graph)
+      if found or chosen is not graph_def:
+        ends = []
+        wrapped = tf.compat.v1.wrap_function(
+          lambda: ends.extend(reductions.fold(chosen, found, inputs, outputs)),
+          [],
+        )
+    self._function = wrapped.prune(ends[: len(inputs)], ends[len(inputs) :])
+
+  def __call__(self, *flat: tf.Tensor) -> Sequence[tf.Tensor]:
+    if self._initialize is not None:
+      self._initialize()
+    results = self._function(*flat)
+    return results if isinstance(results, list | tuple) else [results]
+
+
+def _tensor_names(binding: Any) -> Any:
+  """The names of a binding's tensors, nested as the value is."""
+  kind = binding.WhichOneof('binding')
+  if kind == 'struct':
+    return [_tensor_names(element) for element in binding.struct.element]
+  if kind == 'tensor':
+    return binding.tensor.tensor_name
+  if kind == 'sequence':
+    return binding.sequence.variant_tensor_name
+  return []
+
+
+def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
+  """Keeps variables of equal names in different leaves apart."""
+  prefix = f'cohort_leaf_{next(_serial)}'
+  for node in graph_def.node:
+    if 'shared_name' in node.attr:
+      name = node.attr['shared_name'].s.decode()
+      if name in ('', _ANONYMOUS):
+        name = node.name
+      node.attr['shared_name'].s = f'{prefix}/{name}'.encode()
+
+
+_TRACED = re.compile(r'__(?:inference|forward)_(.+?)_\d+$')
+_CONTROL_FLOW = re.compile(r'(while|cond)(_\d+)?_(body|cond|true|false)')
+
+
+def _python_name(function: str) -> str | None:
+  """The name that a traced function has in Python, if a user gave it one."""
+  found = _TRACED.match(function)
+  if found is None or _CONTROL_FLOW.search(found.group(1)):
+    return None
+  return found.group(1)

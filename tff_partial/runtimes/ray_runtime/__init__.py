@@ -1,0 +1,1 @@
+"""The Ray runtime: cohorts spread over processes and machines."""

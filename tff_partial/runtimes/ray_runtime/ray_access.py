@@ -1,0 +1,117 @@
+"""Who may use the Ray cluster that runs clients.
+
+By itself Ray listens on all interfaces, asks for no secret, and has a folder
+that everyone can write to; and who reaches a cluster has it run any code as its
+user. What the Ray runtime starts is closed to others. What it joins is not its
+own, and it says what one trusts then.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import secrets
+import tempfile
+from typing import Any
+
+from absl import logging
+
+from tff_partial.runtimes.values import private_folders
+
+LOOPBACK = '127.0.0.1'
+# What Ray reads of the token, in this process and in those that it starts.
+_MODE, _TOKEN = 'RAY_AUTH_MODE', 'RAY_AUTH_TOKEN'
+_TOKEN_PATH = 'RAY_AUTH_TOKEN_PATH'
+# The system lets a socket's path have so many bytes, of which a folder's name
+# and what Ray adds take some.
+_LONGEST_SOCKET = 107
+_ADDED = (
+  '/tff_partial.12345678/files'
+  '/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store'
+)
+# Whether this process is on a cluster that it has started.
+_is_private = False
+
+
+@contextlib.contextmanager
+def private() -> Iterator[dict[str, Any]]:
+  """Closes the cluster that is started within the context to other processes.
+
+  It listens on the loopback interface alone. Its files lie in a folder that
+  only this user can enter, and so does a token that it asks all processes for,
+  where the version of Ray has tokens.
+
+  Yields:
+    Arguments of `ray.init`.
+
+  Raises:
+    OSError: If there can be no such folder.
+  """
+  global _is_private
+  folder = private_folders.make(_parent())
+  token = os.path.join(folder, 'token')
+  before = {name: os.environ.get(name) for name in (_MODE, _TOKEN, _TOKEN_PATH)}
+  try:
+    with open(token, 'x', encoding='utf-8') as file:
+      os.chmod(token, 0o600)
+      file.write(secrets.token_hex(32))
+    os.environ.pop(_TOKEN, None)
+    os.environ.update({_MODE: 'token', _TOKEN_PATH: token})
+    _read_anew()
+    _is_private = True
+    yield {'_node_ip_address': LOOPBACK, '_temp_dir': folder}
+  finally:
+    _is_private = False
+    for name, value in before.items():
+      if value is None:
+        os.environ.pop(name, None)
+      else:
+        os.environ[name] = value
+    _read_anew()
+    private_folders.remove(folder)
+
+
+def warn_of_access(address: str) -> None:
+  """Warns of what others can do on a cluster that this process has joined.
+
+  Of one that it has started itself there is nothing to say.
+
+  Args:
+    address: Where it is.
+  """
+  if _is_private:
+    return
+  if os.environ.get(_MODE) == 'token':
+    others = 'Who has its token'
+    advice = 'its traffic is not encrypted unless Ray is told so'
+  else:
+    others = 'Who reaches it'
+    advice = f'it can ask for a token ({_MODE}=token)'
+  logging.warning(
+    'Clients run on the Ray cluster at %s. %s can run any code as its user, '
+    'read what clients and the server send, and change it. Keep it in a '
+    'network that you trust; %s. docs/scale.md says more.',
+    address,
+    others,
+    advice,
+  )
+
+
+def _parent() -> str:
+  """A folder for temporary files whose path is short enough for sockets."""
+  for parent in (os.environ.get('RAY_TMPDIR'), tempfile.gettempdir()):
+    if parent and len(os.fsencode(parent + _ADDED)) <= _LONGEST_SOCKET:
+      return parent
+  return '/tmp'
+
+
+def _read_anew() -> None:
+  """Has Ray read what it reads of the token once in a process, or so it does.
+
+  Versions without tokens have nothing to read.
+  """
+  with contextlib.suppress(ImportError, AttributeError):
+    from ray._raylet import AuthenticationTokenLoader
+    from ray._raylet import Config
+
+    AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize('')

@@ -1,0 +1,1 @@
+"""Values of TFF types, and the data of a cohort's clients."""

@@ -1,0 +1,190 @@
+"""Values as nested lists, in the order of their TFF type.
+
+TFF's programs speak of structures by position, Python callers by name and in
+containers of their own choice. Between the two, the runtime keeps every value
+as nested lists whose leaves are tensors or arrays. `readers` makes them from
+Python values; here they are taken apart, and put into the containers that a
+type asks for.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial.runtimes.values import client_batch
+from tff_partial.runtimes.values import deposits
+
+# A tensor, an array, or a list of nested values.
+Nested: TypeAlias = Any
+
+
+def leaves(value: Nested) -> list[Any]:
+  """The leaves of a nested value, left to right."""
+  if isinstance(value, list):
+    return [leaf for element in value for leaf in leaves(element)]
+  return [value]
+
+
+def like(pattern: Nested, flat: Iterator[Any]) -> Nested:
+  """Arranges the next leaves of `flat` as `pattern` is nested."""
+  if isinstance(pattern, list):
+    return [like(element, flat) for element in pattern]
+  return next(flat)
+
+
+def fields(type_spec: tff.StructType) -> list[tuple[str | None, tff.Type]]:
+  """The names (None where unnamed) and types of a structure's elements."""
+  return list(tff.structure.iter_elements(type_spec))
+
+
+def pattern(type_spec: tff.Type) -> Nested:
+  """The type as nested lists of its leaf types, placements removed."""
+  if isinstance(type_spec, tff.FederatedType):
+    return pattern(type_spec.member)
+  if isinstance(type_spec, tff.StructType):
+    return [pattern(element) for _, element in fields(type_spec)]
+  return type_spec
+
+
+def leaf_names(type_spec: tff.Type, prefix: str = '') -> list[str]:
+  """A readable path for each leaf of the type, as 'weights/trainable/0'."""
+  if isinstance(type_spec, tff.FederatedType):
+    return leaf_names(type_spec.member, prefix)
+  if not isinstance(type_spec, tff.StructType):
+    return [prefix or 'value']
+  names = []
+  for index, (name, element) in enumerate(fields(type_spec)):
+    step = name or str(index)
+    names.extend(leaf_names(element, f'{prefix}/{step}' if prefix else step))
+  return names
+
+
+def leaf_spec(leaf: tff.Type) -> tf.TensorSpec:
+  """What a compiled program expects for a leaf."""
+  if isinstance(leaf, tff.SequenceType):
+    return tf.TensorSpec([], tf.variant)
+  if leaf.dtype is np.str_:
+    return tf.TensorSpec(leaf.shape, tf.string)
+  return tf.TensorSpec(leaf.shape, leaf.dtype)
+
+
+def specs(type_spec: tff.Type) -> Nested:
+  """What a compiled program expects at each leaf of the type, nested."""
+  nested = pattern(type_spec)
+  return like(nested, map(leaf_spec, leaves(nested)))
+
+
+def tensor_specs(type_spec: tff.Type) -> list[tf.TensorSpec]:
+  """The same, one after the other."""
+  return leaves(specs(type_spec))
+
+
+def zeros(flat: Iterable[tf.TensorSpec]) -> list[tf.Tensor]:
+  """A zero for each spec, unknown dimensions taken as zero."""
+  return [
+    tf.zeros([size or 0 for size in spec.shape.as_list()], spec.dtype)
+    for spec in flat
+  ]
+
+
+def num_bytes(type_spec: tff.Type) -> int | None:
+  """The size of a value, or None if the type leaves that open."""
+  total = 0
+  for spec in tensor_specs(type_spec):
+    if spec.dtype == tf.variant or not spec.shape.is_fully_defined():
+      return None
+    total += spec.shape.num_elements() * spec.dtype.size
+  return total
+
+
+class ClientValues(NamedTuple):
+  """A value at CLIENTS, as a leaf.
+
+  Attributes:
+    size: The number of clients.
+    leaves: What `client_batch.gather` returned, leaf by leaf, or where they
+      lie.
+  """
+
+  size: int
+  leaves: Sequence[Any] | deposits.Scattered
+
+
+def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
+  """Builds what puts leaves into the containers that a type asks for.
+
+  To look at a type and at its containers takes longer than many a round, so
+  this is done once for each type.
+
+  Args:
+    type_spec: The type; the leaves are taken off an iterator, in its order. A
+      value at CLIENTS is one leaf, `ClientValues`.
+  """
+  if isinstance(type_spec, tff.FederatedType):
+    convert = converter(type_spec.member)
+    if type_spec.placement is tff.CLIENTS and not type_spec.all_equal:
+      return lambda flat: _columns(next(flat), convert)
+    return convert
+  if not isinstance(type_spec, tff.StructType):
+    return next
+  make = _maker(type_spec)
+  converters = [converter(element) for _, element in fields(type_spec)]
+  return lambda flat: make([convert(flat) for convert in converters])
+
+
+def _columns(
+  value: ClientValues, convert: Callable[[Iterator[Any]], Any]
+) -> client_batch.Columns:
+  if isinstance(value.leaves, deposits.Scattered):
+    return client_batch.Columns.of_scattered(value.leaves, convert)
+  return client_batch.Columns.of(value.size, value.leaves, convert)
+
+
+def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:
+  """What makes a structure's container of its elements."""
+  names = [name for name, _ in fields(type_spec)]
+  container = type_spec.python_container
+  shallow = [(name, np.int32) if name else np.int32 for name in names]
+  # TFF refuses here what it has no container for.
+  example = tff.types.type_to_py_container(
+    tff.structure.Struct([(name, 0) for name in names]),
+    tff.StructWithPythonType(shallow, container)
+    if container
+    else tff.StructType(shallow),
+  )
+  container = type(example)
+  if hasattr(container, '_fields') or hasattr(container, '__attrs_attrs__'):
+    return lambda values: container(**dict(zip(names, values, strict=True)))
+  if any(names):
+    return lambda values: container(zip(names, values, strict=True))
+  return container
+
+
+def has_sequences(type_spec: tff.Type) -> bool:
+  """Whether a leaf of the type is a sequence."""
+  return tff.types.contains(
+    type_spec, lambda inner: isinstance(inner, tff.SequenceType)
+  )
+
+
+def to_element(value: Nested, type_spec: tff.Type) -> Any:
+  """A nested value as TFF's datasets hold it: in dicts, or in tuples."""
+  if not isinstance(type_spec, tff.StructType):
+    return value
+  elements = [
+    to_element(element, element_type)
+    for element, (_, element_type) in zip(value, fields(type_spec), strict=True)
+  ]
+  names = [name for name, _ in fields(type_spec)]
+  # `tf.data` sorts the fields of a mapping, not those of a class.
+  container = type_spec.python_container
+  is_class = hasattr(container, '_fields') or hasattr(
+    container, '__attrs_attrs__'
+  )
+  if names and None not in names and not is_class:
+    return collections.OrderedDict(zip(names, elements, strict=True))
+  return tuple(elements)

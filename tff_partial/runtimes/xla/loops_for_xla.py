@@ -1,0 +1,100 @@
+"""Has XLA know in loops what is known outside of them.
+
+A size that a loop only reads is one of its variables, which every turn hands
+on. XLA must know it as a constant to shape what the loop computes. TensorFlow
+passes constants on into loops, but only if a loop says so; and it loses count
+where a loop reads the size from another loop, which it may have rewritten
+later: then XLA is refused.
+"""
+
+from collections.abc import Callable, Iterable
+import functools
+import itertools
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.runtimes.graphs import operations
+
+
+def prepared(
+  graph_def: tf.compat.v1.GraphDef, ending: str
+) -> tf.compat.v1.GraphDef:
+  """Returns a graph that computes the same as another one.
+
+  Args:
+    graph_def: That graph.
+    ending: Is appended to the names of all functions, since TensorFlow knows
+      functions by their names, and here these change. Loops are marked, and
+      what a loop only reads is read from where the loop has it.
+  """
+  graph = tf.compat.v1.GraphDef()
+  graph.CopyFrom(graph_def)
+  functions = {
+    function.signature.name: function for function in graph.library.function
+  }
+
+  @functools.cache
+  def handed_on(name: str) -> list[int]:
+    function = functions[name]
+    passed = _prepare(function.node_def, ':output:', handed_on)
+    for result, tensor in function.ret.items():
+      function.ret[result] = passed.get(tensor, tensor)
+    return _handed_on(function)
+
+  _prepare(graph.node, ':', handed_on)
+  for name, function in functions.items():
+    handed_on(name)
+    function.signature.name += ending
+  for nodes in operations.scopes(graph):
+    for called in itertools.chain.from_iterable(
+      map(operations.named_functions, nodes)
+    ):
+      if called.name in functions:
+        called.name += ending
+  return graph
+
+
+def _prepare(
+  nodes: Any, separator: str, handed_on: Callable[[str], Iterable[int]]
+) -> dict[str, str]:
+  """Prepares nodes; returns what loops hand on, and what they were given.
+
+  Args:
+    nodes: The nodes of a graph or of a function.
+    separator: What stands between the names of a loop and of its result there.
+    handed_on: The places of the variables that the body of a loop, a function,
+      hands on as they are.
+  """
+  passed: dict[str, str] = {}
+  for node in nodes:
+    if node.op in operations.LOOPS:
+      # TensorFlow says so of loops that it traces for XLA.
+      node.attr['_xla_propagate_compile_time_consts'].b = True
+      for place in handed_on(node.attr['body'].func.name):
+        passed[f'{node.name}{separator}{place}'] = node.input[place]
+        if not place and separator == ':':
+          passed[node.name] = node.input[place]
+  for result in passed:
+    while passed[result] in passed:  # It comes from a loop as well.
+      passed[result] = passed[passed[result]]
+  for node in nodes:
+    for place, name in enumerate(node.input):
+      node.input[place] = passed.get(name, name)
+  return passed
+
+
+def _handed_on(function: Any) -> list[int]:
+  """The places of a function's arguments that it returns there as they are."""
+  known = {node.name: node for node in function.node_def}
+  return [
+    place
+    for place, (given, returned) in enumerate(
+      zip(
+        function.signature.input_arg,
+        function.signature.output_arg,
+        strict=False,
+      )
+    )
+    if operations.origin(known, function.ret[returned.name]) == given.name
+  ]

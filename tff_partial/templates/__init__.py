@@ -1,0 +1,1 @@
+"""Shared bodies of algorithms that differ in a few arguments."""

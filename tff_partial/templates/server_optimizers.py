@@ -1,0 +1,122 @@
+"""Optimizers around others: some variables apart, or kept within bounds."""
+
+import collections
+from collections.abc import Mapping
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial.arguments import spelling
+from tff_partial.phases import Optimizer
+
+
+def by_name(apart: Mapping[str, Optimizer], rest: Optimizer) -> Optimizer:
+  """Moves some variables by optimizers of their own.
+
+  Args:
+    apart: Regular expression over whole names of variables to what moves these;
+      of several that match the first counts.
+    rest: What moves all others. A schedule of the learning rate is to be around
+      this one, not around both.
+
+  Raises:
+    UnknownNameError: When it is to move weights of which an expression matches
+      none.
+  """
+  return _ByName(apart, rest) if apart else rest
+
+
+class _ByName(Optimizer):
+  """Optimizers side by side, of weights by tier and name."""
+
+  def __init__(self, apart: Mapping[str, Optimizer], rest: Optimizer):
+    self._rules = [*apart.items(), ('.*', rest)]
+
+  def _divided(self, weights: Any) -> list[dict[str, Any]]:
+    """For each optimizer the weights that it moves, by tier and name."""
+    parts: list[dict[str, Any]] = [{} for _ in self._rules]
+    for tier, named in weights.items():
+      for name, value in named.items():
+        first = next(
+          place
+          for place, (rule, _) in enumerate(self._rules)
+          if re.fullmatch(rule, name)
+        )
+        parts[first][f'{tier}/{name}'] = value
+    return parts
+
+  def initialize(self, specs: Any) -> Any:
+    """The first states of all."""
+    names = [name for named in specs.values() for name in named]
+    spelling.check_patterns(
+      'by_name', [rule for rule, _ in self._rules[:-1]], names
+    )
+    return [
+      optimizer.initialize(part)
+      for (_, optimizer), part in zip(
+        self._rules, self._divided(specs), strict=True
+      )
+    ]
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """Each takes a step on its part."""
+    states: list[Any] = []
+    moved: dict[str, Any] = {}
+    for (_, optimizer), before, part, slopes in zip(
+      self._rules,
+      state,
+      self._divided(weights),
+      self._divided(gradients),
+      strict=True,
+    ):
+      after, values = optimizer.next(before, part, slopes)
+      states.append(after)
+      moved.update(values)
+    whole = collections.OrderedDict(
+      (
+        tier,
+        collections.OrderedDict(
+          (name, moved[f'{tier}/{name}']) for name in named
+        ),
+      )
+      for tier, named in weights.items()
+    )
+    return states, whole
+
+
+def within(optimizer: Optimizer, low: float, high: float) -> Optimizer:
+  """Moves weights as another optimizer does, but not out of an interval.
+
+  Args:
+    optimizer: Moves them.
+    low: Where the interval begins.
+    high: Where it ends.
+  """
+  return _Within(optimizer, low, high)
+
+
+class _Within(Optimizer):
+  """Projects what another optimizer comes to onto an interval."""
+
+  def __init__(self, optimizer: Optimizer, low: float, high: float):
+    self._optimizer, self._low, self._high = optimizer, low, high
+
+  def initialize(self, specs: Any) -> Any:
+    """The first state of the other."""
+    return self._optimizer.initialize(specs)
+
+  def get_hparams(self, state: Any) -> Any:
+    """Rates and alike of the other."""
+    return self._optimizer.get_hparams(state)
+
+  def set_hparams(self, state: Any, hparams: Any) -> Any:
+    """The other's state with these."""
+    return self._optimizer.set_hparams(state, hparams)
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """Takes a step of the other, and projects."""
+    state, moved = self._optimizer.next(state, weights, gradients)
+    return state, tf.nest.map_structure(
+      lambda tensor: tf.clip_by_value(tensor, self._low, self._high), moved
+    )

@@ -1,0 +1,1 @@
+"""Client states between rounds, in SQLite files that survive kills."""

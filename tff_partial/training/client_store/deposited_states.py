@@ -1,0 +1,118 @@
+"""What clients remember in files that workers left, which ran them.
+
+A store that knows where tells it those who run the clients next, and they read
+it themselves. What was saved since is kept as long as a file is in use for half
+of its clients, since to read it again from the store's file would be slower.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+import weakref
+
+import numpy as np
+
+from tff_partial.runtimes.values import deposits
+from tff_partial.training.client_store import state_codec
+
+# How much is read at once to be saved.
+_BYTES_AT_ONCE = 1 << 24
+
+
+class DepositedStates:
+  """Where the newest states of some clients lie."""
+
+  def __init__(self, layout: state_codec.Layout):
+    """Knows none yet.
+
+    Args:
+      layout: How records lie.
+    """
+    self._format = layout.format
+    self._places: dict[str, tuple[deposits.Source, int]] = {}
+    self._unsaved: dict[str, None] = {}
+    # Where older states lie, in files that others still use.
+    self._older: dict[str, list[tuple[weakref.ref, int]]] = {}
+
+  def __contains__(self, client_id: str) -> bool:
+    """Whether the newest state of a client lies here."""
+    return client_id in self._places
+
+  def write(
+    self, client_ids: Sequence[str], states: deposits.Scattered
+  ) -> None:
+    """Takes where the states of clients lie."""
+    for client, which, row in zip(
+      client_ids, states.which.tolist(), states.rows.tolist(), strict=True
+    ):
+      self.forget(client)
+      self._places[client] = states.sources[which], row
+      self._unsaved[client] = None
+
+  def forget(self, client_id: str) -> bool:
+    """Forgets a client; returns whether its newest state lay here."""
+    self._unsaved.pop(client_id, None)
+    source, row = self._places.pop(client_id, (None, 0))
+    if isinstance(source, deposits.Deposit):
+      older = self._older.setdefault(client_id, [])
+      older.append((weakref.ref(source), row))
+    return source is not None
+
+  def delete(self, client_id: str) -> bool:
+    """Overwrites all states of a client.
+
+    Returns:
+      Whether its newest one lay here.
+
+    Raises:
+      DepositError: If a file cannot be written.
+    """
+    newest = self._places.get(client_id)  # Holds its file until it is erased.
+    was_here = self.forget(client_id)
+    for alive, row in self._older.pop(client_id, ()):
+      source = alive()
+      if source is not None:
+        source.erase(row)
+    del newest
+    return was_here
+
+  def read(self, client_ids: Sequence[str]) -> deposits.Scattered:
+    """Says where the states of clients lie, of whom each has one here."""
+    sources: dict[int, deposits.Source] = {}
+    which, rows = [], []
+    for client in client_ids:
+      source, row = self._places[client]
+      sources[id(source)] = source
+      which.append(id(source))
+      rows.append(row)
+    numbers = {key: number for number, key in enumerate(sources)}
+    return deposits.Scattered(
+      self._format.specs,
+      [*sources.values()],
+      np.array([numbers[key] for key in which], np.int64),
+      np.array(rows, np.int64),
+    )
+
+  def unsaved(self) -> Iterator[tuple[str, bytes]]:
+    """The clients whose states are not saved yet, and the bytes of these."""
+    clients = [*self._unsaved]
+    number = max(1, _BYTES_AT_ONCE // self._format.record_type.itemsize)
+    for start in range(0, len(clients), number):
+      some = clients[start : start + number]
+      records = self._format.records(self.read(some).leaves(), len(some))
+      for client, record in zip(some, records, strict=True):
+        yield client, self._format.to_bytes(record)
+
+  def saved(self) -> None:
+    """Notes that all is saved, and lets files go that are little in use."""
+    self._unsaved.clear()
+    used = collections.Counter(id(s) for s, _ in self._places.values())
+    self._places = {
+      client: (source, row)
+      for client, (source, row) in self._places.items()
+      if isinstance(source, deposits.Deposit)
+      and 2 * used[id(source)] >= source.clients
+    }
+    for client, older in [*self._older.items()]:
+      self._older[client] = [place for place in older if place[0]() is not None]
+      if not self._older[client]:
+        del self._older[client]

@@ -1,0 +1,65 @@
+"""Folders of a run: locks, permissions, and errors of the file system."""
+
+import os
+import pathlib
+import re
+
+from absl import logging
+
+from tff_partial import errors
+
+# Checkpoints kept: the newest, and one more in case the newest is damaged.
+NUM_KEPT = 2
+# {{function_node ...}} before a message, and [Op:...] name: behind it.
+_MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
+
+
+class CheckpointError(errors.UserError, RuntimeError):
+  """Raised for a checkpoint that cannot be read, written or continued."""
+
+
+def locked(folder: pathlib.Path) -> int:
+  """Returns an open folder that no other process has locked.
+
+  The lock ends with the process, in whatever way that ends.
+
+  Raises:
+    CheckpointError: If another process has locked it.
+  """
+  opened = os.open(folder, os.O_RDONLY)
+  try:
+    import fcntl  # Not everywhere.
+
+    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    os.close(opened)
+    raise CheckpointError(
+      f'{folder}: another process is training in this folder. Wait for it, end '
+      'it, or choose another output folder.'
+    ) from None
+  except (ImportError, OSError):
+    pass  # A system, or a file system, without locks.
+  return opened
+
+
+def first_line(error: BaseException) -> str:
+  """The first line of a message, as a sentence without TensorFlow's marks."""
+  text = _MARKS.sub('', str(error)).strip() or type(error).__name__
+  line = text.splitlines()[0]
+  return line if line.endswith('.') else f'{line}.'
+
+
+def for_owner_only(folder: pathlib.Path) -> None:
+  """Lets only their owner read a folder and the files below it.
+
+  What a run saves tells more than what it publishes: the seeds of its noise,
+  what its clients remember.
+  """
+  try:
+    folder.chmod(0o700)
+    for path in folder.rglob('*'):
+      path.chmod(0o700 if path.is_dir() else 0o600)
+  except OSError as error:
+    logging.warning(
+      'Others may be able to read %s: %s', folder, first_line(error)
+    )
