@@ -184,7 +184,7 @@ bench: $(installed) ## run all benchmarks, one after the other
 lint: $(installed) ## check style, types, floors and house rules
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
-	$(python) -m mypy $(sort $(dir $(wildcard $(addsuffix /*.py,tff_partial tff_partial_programs tasks benchmarks distribution))))
+	$(python) -m mypy $(sort $(dir $(wildcard $(addsuffix /*.py,baselines tff_partial tff_partial_programs tasks benchmarks distribution))))
 	$(python) -m pytest -q tests/imports_test.py tests/house_rules_test.py tests/build_test.py
 
 .PHONY: dist

@@ -2,9 +2,11 @@
 
 import setuptools
 
-# `tasks` is too common a name to be installed under.
+# `baselines` and `tasks` are too common names to be installed under.
 _PROGRAMS = 'tff_partial_programs'
-_INSIDE = setuptools.find_packages(include=['tasks', 'tasks.*'])
+_INSIDE = setuptools.find_packages(
+  include=['baselines', 'baselines.*', 'tasks', 'tasks.*']
+)
 
 setuptools.setup(
   packages=[

@@ -28,7 +28,7 @@ def dense(options: Any, context: Any) -> measuring.Run:
   import tensorflow as tf
 
   import tff_partial
-  from tff_partial import baselines
+  from tff_partial import algorithms
 
   def build() -> Any:
     layers = tf.keras.layers
@@ -40,7 +40,7 @@ def dense(options: Any, context: Any) -> measuring.Run:
       ]
     )
 
-  process = baselines.build_fed_avg(
+  process = algorithms.build_fed_avg(
     tff_partial.from_keras(
       build,
       loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),

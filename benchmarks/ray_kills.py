@@ -53,7 +53,6 @@ def build(method: str) -> Any:
   """Builds one of the methods."""
   import tff_partial
   from tff_partial import algorithms
-  from tff_partial import baselines
 
   is_personal = method == 'ditto'
   model = tff_partial.from_keras(
@@ -64,7 +63,7 @@ def build(method: str) -> Any:
     'fed_recon': functools.partial(algorithms.build_fed_recon, model),
     'furl': functools.partial(algorithms.build_furl, model, training=phase),
     'ditto': functools.partial(
-      baselines.build_ditto, model, training=phase, personal=phase
+      algorithms.build_ditto, model, training=phase, personal=phase
     ),
   }
   return builders[method]()

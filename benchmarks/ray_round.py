@@ -34,14 +34,14 @@ def mnist(options: Any, context: Any) -> measuring.Run:
 def ditto(options: Any, context: Any) -> measuring.Run:
   """The same network, and one of each client's own."""
   import tff_partial
-  from tff_partial import baselines
+  from tff_partial import algorithms
   from tff_partial.training.client_store import client_store
 
   phase = tff_partial.Phase(
     optimizer=tff_partial.sgd(mnist_cnn.LEARNING_RATE),
     batch_size=mnist_cnn.BATCH_SIZE,
   )
-  process = baselines.build_ditto(
+  process = algorithms.build_ditto(
     mnist_cnn.our_model(), penalty=0.1, training=phase, personal=phase
   )
   clients = mnist_cnn.our_clients(process, options.population)

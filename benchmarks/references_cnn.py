@@ -65,8 +65,9 @@ def _build_network() -> Any:
 def _our_process(method: str) -> Any:
   import tensorflow as tf
 
+  import baselines
   import tff_partial
-  from tff_partial import baselines
+  from tff_partial import algorithms
 
   model = tff_partial.from_keras(
     _build_network,
@@ -77,9 +78,9 @@ def _our_process(method: str) -> Any:
     optimizer=tff_partial.sgd(RATE), batch_size=BATCH_SIZE, shuffle=True
   )
   builders = {
-    'FedAvg': lambda: baselines.build_fed_avg(model, training=training),
-    'FedPer': lambda: baselines.build_fed_per(model, training=training),
-    'FedRep': lambda: baselines.build_fed_rep(
+    'FedAvg': lambda: algorithms.build_fed_avg(model, training=training),
+    'FedPer': lambda: algorithms.build_fed_per(model, training=training),
+    'FedRep': lambda: algorithms.build_fed_rep(
       model, head=training, representation=training
     ),
     'FedProx': lambda: baselines.build_fed_prox(
@@ -88,7 +89,7 @@ def _our_process(method: str) -> Any:
     'SCAFFOLD': lambda: baselines.build_scaffold(
       model, num_clients=CLIENTS, learning_rate=RATE, training=training
     ),
-    'Ditto': lambda: baselines.build_ditto(
+    'Ditto': lambda: algorithms.build_ditto(
       model, penalty=PENALTY, training=training, personal=training
     ),
   }

@@ -16,6 +16,7 @@ from typing import Any
 import sphinx.application
 
 import tff_partial  # Before TensorFlow, which then says less.
+from tff_partial_programs import baselines
 
 _DOCS = pathlib.Path(__file__).parent
 _ROOT = _DOCS.parent
@@ -49,8 +50,13 @@ default_role = 'literal'
 # Rooms of the library, in the order of a reader's questions.
 _ROOMS = {
   'algorithms': 'Algorithms of the papers',
-  'baselines': 'What they are compared with',
-  '': 'Parts of which algorithms are composed',
+  'baselines': 'Methods to compare with',
+  '': 'Parts that algorithms are composed of',
+  'templates': 'Shared bodies of algorithms',
+  'client': "A client's work",
+  'exchange': 'Between clients and the server',
+  'drafts': 'Drafts of private tables',
+  'clustering': 'K-means',
   'model': 'Keras models as pure functions',
   'data': "Clients' examples",
   'training': 'Training, evaluation, what is written',
@@ -60,16 +66,19 @@ _ROOMS = {
   'analysis': 'Figures and tables',
   'checks': 'Checks of models and processes',
   'sparse': 'Tables of which clients read some rows',
+  'arguments': 'Checks of arguments',
 }
 
 
 def _modules() -> dict[str, list[str]]:
   """Room to the names of its public modules."""
   rooms: dict[str, list[str]] = {room: [] for room in _ROOMS}
-  for module in pkgutil.walk_packages(tff_partial.__path__, 'tff_partial.'):
-    parts = module.name.split('.')[1:]
-    if not module.ispkg and not any(part.startswith('_') for part in parts):
-      rooms['.'.join(parts[:-1])].append(module.name)
+  for package in (baselines, tff_partial):
+    prefix = f'{package.__name__}.'
+    for module in pkgutil.walk_packages(package.__path__, prefix):
+      parts = module.name.removeprefix('tff_partial.').split('.')
+      if not module.ispkg and not any(part.startswith('_') for part in parts):
+        rooms[parts[0] if len(parts) > 1 else ''].append(module.name)
   return rooms
 
 
@@ -83,7 +92,7 @@ def _page_of(target: str) -> str | None:
     return f'api/{path}'
   if path in ('CHANGELOG.md', 'benchmarks/README.md'):
     return f'api/{_name(path)}.md'
-  if path.startswith('tff_partial'):
+  if path.startswith(('baselines', 'tff_partial')):
     name = path.removesuffix('.py').rstrip('/').replace('/', '.')
     if (_MADE / f'{name}.rst').exists():
       return f'api/{name}.rst'

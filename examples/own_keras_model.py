@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import tff_partial  # Before TensorFlow, which then says less.
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import sgd
 from tff_partial import splits
@@ -54,7 +54,7 @@ def accuracy(build, measure, **parts) -> float:
   return found['accuracy']
 
 
-ours = baselines.build_fed_per, baselines.build_fed_per_eval
+ours = algorithms.build_fed_per, algorithms.build_fed_per_eval
 head = accuracy(*ours, local='head')
-alone = accuracy(baselines.build_fed_avg, baselines.build_fed_avg_eval)
+alone = accuracy(algorithms.build_fed_avg, algorithms.build_fed_avg_eval)
 print(f'A head for each: {head:.3f}. One model for all: {alone:.3f}.')

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
-from tasks.experiment import releasing
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
+from tasks.experiment.run import releasing
 from tasks.experiment.run.folder import finite
 from tasks.experiment.run.folder import Folder
 from tasks.experiment.run.folder import write_whole

@@ -10,12 +10,12 @@ With `--dry_run` it says what that would do and cost.
 
 import pathlib
 
+from tasks import ratings_outputs as outputs
 from tasks.errors import OptionError
 from tasks.experiment.command_line.program import Program
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
 from tasks.experiment.run import dry_run
-from tasks.experiment.run import ratings_outputs as outputs
 from tasks.experiment.run.running import run
 
 

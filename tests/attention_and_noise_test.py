@@ -17,14 +17,14 @@ from scipy import stats
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from baselines import fed_att
+from baselines import fed_noise
 from tests import planted
 from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.baselines import fed_att
-from tff_partial.baselines import fed_avg
-from tff_partial.baselines import fed_noise
+from tff_partial.algorithms import fed_avg
 from tff_partial.client import client_work
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import laplace_noise

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import baselines
 from tests import planted
 from tff_partial import algorithms
-from tff_partial import baselines
 from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import phases
@@ -129,13 +129,13 @@ def _assert_moved(one: Any, other: Any) -> None:
 
 @pytest.fixture(scope='module', name='fed_avg')
 def fixture_fed_avg() -> Run:
-  return _run(baselines.build_fed_avg(_model(), training=_TRAINING))
+  return _run(algorithms.build_fed_avg(_model(), training=_TRAINING))
 
 
 @pytest.fixture(scope='module', name='plain')
 def fixture_plain() -> list[dict[str, np.ndarray]]:
   """The weights before and after rounds of FedAvg in which nothing is drawn."""
-  process = baselines.build_fed_avg(_model(), training=_PLAIN)
+  process = algorithms.build_fed_avg(_model(), training=_PLAIN)
   return [_run(process, rounds).weights for rounds in range(4)]
 
 
@@ -143,11 +143,11 @@ def fixture_plain() -> list[dict[str, np.ndarray]]:
   ('build', 'options'),
   [
     (baselines.build_fed_prox, {'penalty': 0.0, 'training': _TRAINING}),
-    (baselines.build_fed_per, {'training': _TRAINING}),
-    (baselines.build_fed_sim, {'training': _TRAINING}),
-    (baselines.build_fed_babu, {'training': _TRAINING}),
+    (algorithms.build_fed_per, {'training': _TRAINING}),
+    (algorithms.build_fed_sim, {'training': _TRAINING}),
+    (algorithms.build_fed_babu, {'training': _TRAINING}),
     (baselines.build_centralized, {'training': _TRAINING}),
-    (baselines.build_ditto, {'penalty': 2.0, 'training': _TRAINING}),
+    (algorithms.build_ditto, {'penalty': 2.0, 'training': _TRAINING}),
   ],
 )
 def test_without_local_weights_it_is_fed_avg_bit_for_bit(
@@ -160,8 +160,8 @@ def test_without_local_weights_it_is_fed_avg_bit_for_bit(
 @pytest.mark.parametrize(
   ('build', 'second'),
   [
-    (baselines.build_fed_rep, 'representation'),
-    (baselines.build_fed_alt, 'shared'),
+    (algorithms.build_fed_rep, 'representation'),
+    (algorithms.build_fed_alt, 'shared'),
   ],
 )
 def test_whose_first_phase_is_left_out_is_fed_avg(plain, build, second):
@@ -174,7 +174,7 @@ def test_fed_recon_without_local_weights_is_fed_avg_on_its_query_set():
   split = splits.halves()
   found = _run(algorithms.build_fed_recon(_model(), split=split, batch_size=4))
   training = Phase(on=split.query, batch_size=4)
-  expected = _run(baselines.build_fed_avg(_model(), training=training))
+  expected = _run(algorithms.build_fed_avg(_model(), training=training))
   planted.assert_same(found.weights, expected.weights)
 
 
@@ -185,11 +185,11 @@ def _assert_same_run(one: Run, other: Run) -> None:
 
 @pytest.fixture(scope='module', name='fed_per')
 def fixture_fed_per() -> Run:
-  return _run(baselines.build_fed_per(_model('head'), training=_TRAINING))
+  return _run(algorithms.build_fed_per(_model('head'), training=_TRAINING))
 
 
 @pytest.mark.parametrize(
-  'build', [baselines.build_fed_sim, baselines.build_lg_fed_avg]
+  'build', [algorithms.build_fed_sim, algorithms.build_lg_fed_avg]
 )
 def test_whoever_trains_both_parts_together_is_fed_per(fed_per, build):
   found = _run(build(_model('head'), training=_TRAINING))
@@ -204,8 +204,8 @@ def test_fed_per_is_furl(fed_per):
 
 def test_fed_alt_is_fed_rep():
   head = Phase(batch_size=4, epochs=3)
-  found = baselines.build_fed_alt(_model('head'), personal=head, shared=_PLAIN)
-  expected = baselines.build_fed_rep(
+  found = algorithms.build_fed_alt(_model('head'), personal=head, shared=_PLAIN)
+  expected = algorithms.build_fed_rep(
     _model('head'), head=head, representation=_PLAIN
   )
   _assert_same_run(_run(found), _run(expected))
@@ -214,7 +214,7 @@ def test_fed_alt_is_fed_rep():
 def test_fed_sgd_is_fed_avg_with_a_batch_of_everything(fed_avg):
   found = _run(baselines.build_fed_sgd(_model(), learning_rate=0.3))
   training = Phase(optimizer=sgd(0.3), batch_size=13)
-  expected = _run(baselines.build_fed_avg(_model(), training=training))
+  expected = _run(algorithms.build_fed_avg(_model(), training=training))
   planted.assert_close(found.weights, expected.weights)
   _assert_moved(found.weights, fed_avg.weights)
 
@@ -222,7 +222,7 @@ def test_fed_sgd_is_fed_avg_with_a_batch_of_everything(fed_avg):
 def test_local_training_is_what_ditto_does_where_nothing_holds_it():
   personal = Phase(batch_size=4, epochs=2)
   alone = _run(baselines.build_local_only(_model(), training=personal))
-  ditto = _run(baselines.build_ditto(_model(), penalty=0.0, personal=personal))
+  ditto = _run(algorithms.build_ditto(_model(), penalty=0.0, personal=personal))
   # Both begin as what all clients receive in the first round, and never meet
   # the global weights again.
   planted.assert_same(alone.kept, ditto.kept)
@@ -350,7 +350,7 @@ def test_ditto_stays_nearer_to_the_global_weights_the_more_it_is_held():
   # what the client received: 0 in the first round and 0.5 in the second.
   training = Phase(optimizer=sgd(0.25), max_steps=1)
   for penalty in _STRENGTHS:
-    process = baselines.build_ditto(
+    process = algorithms.build_ditto(
       _number(), penalty=penalty, training=training, personal=_CONVERGE
     )
     for rounds, received in ((1, 0.0), (2, 0.5)):
@@ -365,7 +365,7 @@ def test_ditto_stays_nearer_to_the_global_weights_the_more_it_is_held():
 def test_p_fed_me_does_what_algorithm_1_says():
   penalty, inner, eta, mixing = 2.0, 0.1, 0.05, 0.5
   personal = Phase(optimizer=sgd(inner), batch_size=1, epochs=2, repeats=3)
-  process = baselines.build_p_fed_me(
+  process = algorithms.build_p_fed_me(
     _number(),
     penalty=penalty,
     personal=personal,
@@ -386,9 +386,9 @@ def test_p_fed_me_does_what_algorithm_1_says():
 
 
 def test_p_fed_me_uses_the_minimum_of_the_moreau_envelope():
-  process = baselines.build_p_fed_me(_number())
+  process = algorithms.build_p_fed_me(_number())
   for penalty in _STRENGTHS:
-    measuring = baselines.build_p_fed_me_eval(
+    measuring = algorithms.build_p_fed_me_eval(
       _number(),
       penalty=penalty,
       personalise=Phase(optimizer=sgd(0.05), repeats=300),
@@ -402,14 +402,14 @@ def test_p_fed_me_uses_the_minimum_of_the_moreau_envelope():
 def test_p_fed_me_with_one_step_may_be_fed_avg(plain):
   # One step of rate 1 / lambda takes theta to w less the slope over lambda, and
   # then eta = 1 / lambda takes w to theta.
-  process = baselines.build_p_fed_me(
+  process = algorithms.build_p_fed_me(
     _model(), penalty=10.0, personal=_PLAIN, learning_rate=0.1
   )
   planted.assert_close(_run(process, 3).weights, plain[3])
 
 
 def test_p_fed_me_does_not_move_where_nothing_ties_it():
-  process = baselines.build_p_fed_me(_model(), penalty=0.0)
+  process = algorithms.build_p_fed_me(_model(), penalty=0.0)
   planted.assert_same(_run(process).weights, _run(process, 0).weights)
 
 
@@ -417,12 +417,12 @@ def test_p_fed_me_does_not_move_where_nothing_ties_it():
 
 
 def test_seen_clients_use_what_they_remember_and_new_ones_train_it(fed_per):
-  seen = baselines.build_fed_per_eval(_model('head'))
+  seen = algorithms.build_fed_per_eval(_model('head'))
   for own, kept in zip(
     _personal_weights(seen, fed_per, fed_per.kept), fed_per.kept, strict=True
   ):
     planted.assert_same(own, {**fed_per.weights, **kept})
-  new = baselines.build_fed_per_eval(_model('head'), personalise=Phase())
+  new = algorithms.build_fed_per_eval(_model('head'), personalise=Phase())
   cohort = planted.cohort_of(new, _clients(), 'measured')
   firsts = planted.first_states(new, cohort)
   for own, first in zip(
@@ -436,7 +436,7 @@ def test_seen_clients_use_what_they_remember_and_new_ones_train_it(fed_per):
   'options', [{'personalise': Phase()}, {'split': splits.halves()}]
 )
 def test_who_personalises_is_measured_on_the_query_set_alone(fed_per, options):
-  measuring = baselines.build_fed_per_eval(_model('head'), **options)
+  measuring = algorithms.build_fed_per_eval(_model('head'), **options)
   cohort = planted.cohort_of(measuring, _clients())
   weights = fed_per.process.get_model_weights(fed_per.state)
   output = measuring.evaluate(weights, fed_per.kept, cohort)
@@ -444,8 +444,8 @@ def test_who_personalises_is_measured_on_the_query_set_alone(fed_per, options):
 
 
 def test_personal_copies_are_measured():
-  run = _run(baselines.build_ditto(_model()))
-  seen = baselines.build_ditto_eval(_model())
+  run = _run(algorithms.build_ditto(_model()))
+  seen = algorithms.build_ditto_eval(_model())
   for own, kept in zip(
     _personal_weights(seen, run, run.kept), run.kept, strict=True
   ):
@@ -454,7 +454,7 @@ def test_personal_copies_are_measured():
   # Who never took part has but the global weights, unless it trains first.
   for own in _personal_weights(seen, run):
     planted.assert_same(own, run.weights)
-  new = baselines.build_ditto_eval(_model(), personalise=Phase())
+  new = algorithms.build_ditto_eval(_model(), personalise=Phase())
   for own in _personal_weights(new, run):
     _assert_moved(own, run.weights)
 
@@ -472,23 +472,23 @@ def test_the_metrics_are_those_of_the_personal_copy():
 
 def test_fed_babu_has_one_head_for_all_until_it_is_measured():
   model = _model('head')
-  run = _run(baselines.build_fed_babu(model))
+  run = _run(algorithms.build_fed_babu(model))
   assert run.process.is_stateless
   assert list(run.weights) == ['body/kernel', 'body/bias']
   seed = random_bits.derive(model.seed, 'alike')
   drawn = model.initial_weights(tiers.LOCAL, seed)
   head = {name: tensor.numpy() for name, tensor in drawn.items()}
-  idle = baselines.build_fed_babu_eval(model, personalise=Phase(max_steps=0))
+  idle = algorithms.build_fed_babu_eval(model, personalise=Phase(max_steps=0))
   for own in _personal_weights(idle, run):
     planted.assert_same(own, {**run.weights, **head})
-  tuned = _personal_weights(baselines.build_fed_babu_eval(model), run)
+  tuned = _personal_weights(algorithms.build_fed_babu_eval(model), run)
   for own in tuned:
     _assert_moved({n: own[n] for n in run.weights}, run.weights)
     _assert_moved({n: own[n] for n in head}, head)
 
 
 def test_fine_tuning_moves_the_part_that_is_named(fed_avg, fed_per):
-  tuned = baselines.build_fine_tuning_eval(
+  tuned = algorithms.build_fine_tuning_eval(
     _model(), personalise=Phase(only='head/.*')
   )
   for own in _personal_weights(tuned, fed_avg):
@@ -496,7 +496,7 @@ def test_fine_tuning_moves_the_part_that_is_named(fed_avg, fed_per):
       moved = (tensor != fed_avg.weights[name]).any()
       assert moved == name.startswith('head/')
   # Local weights begin as they are remembered.
-  tuned = baselines.build_fine_tuning_eval(
+  tuned = algorithms.build_fine_tuning_eval(
     _model('head'),
     personalise=Phase(only='body/kernel'),
     client_state=client_state.persist_local,
@@ -535,7 +535,7 @@ def test_centralized_training_is_that_of_keras_on_the_pool():
 
 def test_examples_tell_whose_they_are():
   source = packing.pack(
-    _clients(), baselines.build_fed_avg(_model()).example_spec
+    _clients(), algorithms.build_fed_avg(_model()).example_spec
   )
   spec = collections.OrderedDict(
     x=collections.OrderedDict(
@@ -574,10 +574,10 @@ def test_examples_tell_whose_they_are():
   'build',
   [
     baselines.build_fed_prox,
-    baselines.build_ditto,
-    baselines.build_p_fed_me,
-    baselines.build_ditto_eval,
-    baselines.build_p_fed_me_eval,
+    algorithms.build_ditto,
+    algorithms.build_p_fed_me,
+    algorithms.build_ditto_eval,
+    algorithms.build_p_fed_me_eval,
   ],
 )
 def test_terms_that_drive_away_are_refused(build):
@@ -589,13 +589,13 @@ def test_an_optimizer_for_one_of_two_parts_is_refused():
   with pytest.raises(
     phases.PhaseError, match=r"trains 'local' but has optimizers for \['global"
   ):
-    baselines.build_fed_sim(
+    algorithms.build_fed_sim(
       _model('head'), training=Phase(optimizer={tiers.GLOBAL: sgd(0.1)})
     )
 
 
 def test_a_part_that_does_not_exist_cannot_be_tuned():
   with pytest.raises(phases.PhaseError, match="only='tail/.*' names none"):
-    baselines.build_fine_tuning_eval(
+    algorithms.build_fine_tuning_eval(
       _model(), personalise=Phase(only='tail/.*')
     )

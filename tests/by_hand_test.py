@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import baselines
+from baselines import fed_opt
+from baselines import fed_proto
+from baselines import scaffold
 from tests import planted
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial import evaluation
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.baselines import apfl
-from tff_partial.baselines import fed_opt
-from tff_partial.baselines import fed_proto
-from tff_partial.baselines import scaffold
+from tff_partial.algorithms import apfl
 from tff_partial.data import splits
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -198,7 +199,7 @@ def test_adaptive_servers(name, rule, model, clients):
 def test_where_tau_stands_in_round_1(model, clients):
   # An update u moves weights by eta u / (|u| + 10 tau) with TFF's rule, and as
   # printed by eta .1 u / (sqrt(.99 tau^2 + .01 u^2) + tau).
-  plain = baselines.build_fed_avg(model, training=_TRAINING)
+  plain = algorithms.build_fed_avg(model, training=_TRAINING)
   moved = {}
   for rule in (None, fed_opt.TFF, fed_opt.PAPER):
     process = plain
@@ -229,7 +230,7 @@ def test_a_rule_that_is_none_is_refused(model):
 
 @pytest.mark.parametrize('mixture_rate', [0.0, 0.3], ids=['fixed', 'adaptive'])
 def test_apfl(mixture_rate, model, clients):
-  process = baselines.build_apfl(
+  process = algorithms.build_apfl(
     model,
     mixture=0.4,
     mixture_learning_rate=mixture_rate,
@@ -260,7 +261,7 @@ def test_apfl(mixture_rate, model, clients):
       assert alpha != 0.4
       assert kept[tiers.OTHER]['alpha'] == pytest.approx(alpha, abs=1e-6)
   # A client is measured with its mixture, and that is its own Keras model.
-  measuring = baselines.build_apfl_eval(
+  measuring = algorithms.build_apfl_eval(
     model, mixture=0.4, mixture_learning_rate=mixture_rate
   )
   cohort = planted.cohort_of(measuring, {'ann': clients['ann']}, 0)
@@ -281,7 +282,7 @@ def test_apfl(mixture_rate, model, clients):
 @pytest.mark.parametrize('mixture', [-0.1, 1.1, float('nan')])
 def test_mixtures_that_are_none_are_refused(mixture, model):
   with pytest.raises(apfl.MixtureError, match='lies between 0 and 1'):
-    baselines.build_apfl(model, mixture=mixture)
+    algorithms.build_apfl(model, mixture=mixture)
 
 
 # ---- FedProto ----------------------------------------------------------------
@@ -494,7 +495,7 @@ def test_what_fed_proto_cannot_do_is_refused(options, message, with_features):
     lambda model: baselines.build_scaffold(
       model, num_clients=4, option=1, training=_TRAINING
     ),
-    lambda model: baselines.build_apfl(
+    lambda model: algorithms.build_apfl(
       model, mixture_learning_rate=0.3, training=_TRAINING
     ),
   ],

@@ -4,9 +4,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import baselines
 from tasks.experiment.run.communication import communication
 import tff_partial
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 
@@ -22,7 +23,7 @@ def _build() -> tf.keras.Model:
 
 def _count(**joining):
   model = tff_partial.from_keras(_build, loss='mse')
-  process = baselines.build_fed_avg(
+  process = algorithms.build_fed_avg(
     model, training=Phase(optimizer=sgd(0.1)), **joining
   )
   items = {
@@ -72,7 +73,7 @@ def test_what_differs_in_size_is_named():
   table = tff.StructType([('rows', tff.TensorType(np.float32, (None, 3)))])
   number = tff.TensorType(np.int64, (2,))
   model = tff_partial.from_keras(_build, loss='mse')
-  process = baselines.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))
+  process = algorithms.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))
   process.sent_beside = {'drafts/user': table, 'counts': number}
   found = communication(process, ())
   assert found['upload_not_counted'] == ['drafts/user']
@@ -82,7 +83,7 @@ def test_what_differs_in_size_is_named():
 
 def test_without_clients_nothing_of_them_is_counted():
   model = tff_partial.from_keras(_build, loss='mse')
-  process = baselines.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))
+  process = algorithms.build_fed_avg(model, training=Phase(optimizer=sgd(0.1)))
   assert 'upload_bytes_by_rows' not in communication(process, ())
 
 

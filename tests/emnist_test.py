@@ -12,7 +12,7 @@ from tasks.emnist import task as emnist
 from tasks.errors import OptionError
 from tasks.task import Data
 import tff_partial
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial import phases
 from tff_partial.training.participation import sampling
 
@@ -113,9 +113,9 @@ def test_other_layers_may_be_the_users():
 def test_heads_of_their_own_learn(task):
   """Better than to name every user's most frequent label."""
   model, evaluation_clients = task.model_with('own'), task.tests['seen']
-  process = baselines.build_fed_rep(model)
+  process = algorithms.build_fed_rep(model)
   head = phases.Phase(train=('local',), epochs=5)
-  evaluation = baselines.build_fed_rep_eval(
+  evaluation = algorithms.build_fed_rep_eval(
     model, split=evaluation_clients.split, personalise=head
   )
   with tff_partial.runtimes.cohort_runtime.cohort(jit=False):

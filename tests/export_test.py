@@ -16,7 +16,7 @@ from tasks.movielens import models as movielens_models
 from tests import commands
 from tests import planted
 import tff_partial
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import random_bits
@@ -307,7 +307,7 @@ def test_it_is_to_be_said_how_devices_rebuild(slope, tmp_path):
     ExportError, match='Say by which steps: `reconstruction=r'
   ):
     tff_partial.export(slope, _SHARED, tmp_path / 'out')
-  ditto = baselines.build_ditto(
+  ditto = algorithms.build_ditto(
     tff_partial.from_keras(planted.build_slope, loss='mse')
   )
   with pytest.raises(ExportError, match='train personal weights of their own'):

@@ -16,11 +16,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import baselines
+from baselines import p_fed_km
 from tests import planted
 from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import assignments
-from tff_partial import baselines
 from tff_partial import client_state
 from tff_partial import composition
 from tff_partial import contexts
@@ -31,7 +32,6 @@ from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import smallest
 from tff_partial import tiers
-from tff_partial.baselines import p_fed_km
 from tff_partial.data import splits
 from tff_partial.exchange import messages
 from tff_partial.model import keras_models

@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 from tests import planted
 import tff_partial
 from tff_partial import aggregators
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial import runtimes
@@ -264,7 +264,7 @@ def test_means_of_members_that_are_not_weighed_are_refused(aggregator, message):
 
 def test_means_of_members_are_refused_where_no_group_is_trained():
   with pytest.raises(groups.GroupError, match='no phase trains weights of gro'):
-    baselines.build_fed_avg(
+    algorithms.build_fed_avg(
       tff_partial.from_keras(lambda: _build('w'), loss='mse'),
       mean_of_members=True,
     )

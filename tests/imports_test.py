@@ -1,7 +1,9 @@
 """Who may import whom: the three floors, and TFF's public names only."""
 
 import ast
-from collections.abc import Iterator
+import collections
+from collections.abc import Callable, Collection, Iterator
+import functools
 import importlib.metadata
 import pathlib
 import re
@@ -18,63 +20,49 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A name that ends in `.*` places all modules of a folder, with its `__init__`.
 FLOORS = {
   'ground': (
-    '_newer_tensorflow',
-    '_quiet',
-    '_require_tff',
-    'checked_numbers',
-    'client_batches',
-    'client_steps',
-    'clustering',
+    '_environment.*',
+    'arguments.*',
+    'client.client_batches',
+    'client.client_steps',
+    'client.descent',
+    'client.local_training',
+    'client.optimizer_slots',
+    'clustering.*',
     'contexts',
     'data.*',
-    'descent',
     'errors',
-    'first_centers',
     'groups',
     'layers',
-    'local_training',
     'model.*',
-    'optimizer_slots',
     'phases',
     'random_bits',
-    'resident_arrays',
-    'row_blocks',
-    'server_optimizers',
     'sparse.*',
-    'spelling',
+    'templates.server_optimizers',
     'terms',
     'tiers',
   ),
   'first': (
     'aggregators',
-    'assigned_training',
     'assignments',
+    'client.client_work',
     'client_state',
-    'client_work',
-    'collecting',
     'composition',
-    'composition_checks',
     'dp.*',
-    'drafts',
+    'drafts.*',
     'evaluation',
-    'fingerprints',
+    'exchange.*',
     'learning_process',
-    'memories',
-    'messages',
-    'partial_training',
     'processes',
-    'quantization',
-    'row_means',
     'runtimes.*',
-    'server_update',
     'smallest',
     'statistics',
+    'templates.assigned_training',
+    'templates.partial_training',
   ),
   'top': (
     '__init__',
     'algorithms.*',
     'analysis.*',
-    'baselines.*',
     'checks.*',
     'exporting.*',
     'training.*',
@@ -114,16 +102,15 @@ def find_modules(*packages: str) -> dict[str, pathlib.Path]:
 
 
 LIBRARY = find_modules('tff_partial')
-MODULES = find_modules('tff_partial', 'tasks', 'tests')
+MODULES = find_modules('tff_partial', 'baselines', 'tasks', 'tests')
 
 
+@functools.cache
 def read(path: pathlib.Path) -> ast.Module:
   return ast.parse(path.read_text(encoding='utf-8'), filename=str(path))
 
 
-def imports_of(
-  tree: ast.Module, modules: dict[str, pathlib.Path]
-) -> set[Import]:
+def imports_of(tree: ast.Module, modules: Collection[str]) -> set[Import]:
   """What a module imports, anywhere in it.
 
   `from package import name` imports `package.name` if that is one of `modules`,
@@ -169,9 +156,17 @@ def dotted_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def floor_of(module: str) -> str | None:
   """The floor of a module of the library, or None if it has no place."""
   name = module.removeprefix('tff_partial').removeprefix('.') or '__init__'
+  folder = name.split('.')[0]
   for floor, places in FLOORS.items():
-    if name in places or f'{name.split(".")[0]}.*' in places:
+    if name in places or f'{folder}.*' in places:
       return floor
+  # The `__init__` of a folder whose modules are on two floors: it is a title.
+  if any(
+    place.startswith(f'{name}.')
+    for places in FLOORS.values()
+    for place in places
+  ):
+    return 'ground'
   return None
 
 
@@ -227,13 +222,13 @@ def test_library_imports_nothing_beside_it():
       f'{path}:{line}: tff_partial knows nothing of {imported}.'
       for path in LIBRARY.values()
       for line, imported, _ in imports_of(read(path), MODULES)
-      if imported.split('.')[0] in ('tasks', 'tests')
+      if imported.split('.')[0] in ('baselines', 'tasks', 'tests')
     ]
   )
 
 
 def test_algorithms_import_no_other_algorithm():
-  folders = ('tff_partial.algorithms', 'tff_partial.baselines')
+  folders = ('tff_partial.algorithms', 'baselines')
   complain(
     [
       f'{path}:{line}: {module} imports {imported}: algorithms share parts, '
@@ -242,8 +237,68 @@ def test_algorithms_import_no_other_algorithm():
       if module.startswith(tuple(f'{folder}.' for folder in folders))
       for line, imported, _ in imports_of(read(path), MODULES)
       if any(is_below(imported, folder) for folder in folders)
+      and imported != 'baselines.memories'  # A part, of two of them.
     ]
   )
+
+
+def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+  """The sets of nodes that reach each other."""
+
+  def reached(start: str) -> set[str]:
+    found, pending = set(), [start]
+    while pending:
+      for node in arrows.get(pending.pop(), set()) - found:
+        found.add(node)
+        pending.append(node)
+    return found
+
+  below = {node: reached(node) for node in arrows}
+  found = {
+    frozenset(other for other in below[node] if node in below.get(other, ()))
+    for node in arrows
+    if node in below[node]
+  }
+  return [set(circle) for circle in found]
+
+
+@functools.cache
+def room_of(module: str) -> str:
+  """The folder of a module; a module next to folders is a room of its own."""
+  folder = MODULES[module].parent
+  has_rooms = any(path.parent.parent == folder for path in MODULES.values())
+  return module if has_rooms else str(folder.relative_to(ROOT))
+
+
+def arrows_of(
+  name: Callable[[str], str], *packages: str
+) -> dict[str, set[str]]:
+  """Which modules, or rooms, import which others, lazy imports included."""
+  arrows = collections.defaultdict(set)
+  for module in find_modules(*packages):
+    if MODULES[module].name == '__init__.py':
+      continue
+    for _, imported, _ in imports_of(read(MODULES[module]), MODULES):
+      if imported in MODULES and MODULES[imported].name != '__init__.py':
+        arrows[name(module)].add(name(imported))
+  return arrows
+
+
+PRODUCT = ('baselines', 'tasks', 'tff_partial')
+
+
+def test_no_circle_of_modules():
+  assert not circles(arrows_of(str, *PRODUCT))
+
+
+def test_no_circle_of_rooms():
+  arrows = arrows_of(room_of, *PRODUCT)
+  assert not circles({room: below - {room} for room, below in arrows.items()})
+
+
+def test_circles_are_found():
+  assert circles({'a': {'b'}, 'b': {'c'}, 'c': {'b'}}) == [{'b', 'c'}]
+  assert not circles({'a': {'b', 'c'}, 'b': {'c'}, 'c': set()})
 
 
 def test_ground_floor_takes_little_of_tff():

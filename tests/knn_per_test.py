@@ -16,15 +16,15 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import baselines
+from baselines.memories import MemoryOptionError
 from tasks.emnist import models as emnist_models
 from tests import planted
 from tff_partial import algorithms
-from tff_partial import baselines
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.data import splits
-from tff_partial.memories import MemoryOptionError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -247,7 +247,7 @@ def test_clients_without_support_use_the_model_alone(model, clients):
     clients,
   )
   expected = planted.evaluate(
-    baselines.build_fed_avg_eval(model), _weights(_HEAD), clients
+    algorithms.build_fed_avg_eval(model), _weights(_HEAD), clients
   )
   planted.assert_same(dict(found.metrics), dict(expected.metrics))
 
@@ -303,7 +303,7 @@ def test_a_memory_is_of_the_tuned_model(model, clients):
   """As if the server's weights were those that the client tunes to."""
   tune = Phase(optimizer=sgd(0.5), epochs=8)
   dot = {'dot': clients['dot']}
-  tuning = baselines.build_fine_tuning_eval(model, personalise=tune)
+  tuning = algorithms.build_fine_tuning_eval(model, personalise=tune)
   (value,) = planted.cohort_of(tuning, dot, 1)
   tuned = tuning.personalise(_weights(_HEAD), (), value)
   moved = np.abs(tuned['turn/kernel'] - np.eye(2))

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import baselines
 from tests import planted
 import tff_partial
 from tff_partial import algorithms
-from tff_partial import baselines
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import processes
@@ -89,7 +89,7 @@ _OF_ITEMS = hpfl.Attributes(
   lambda labels, predictions: tf.abs(labels - predictions) < 0.5,
 )
 _TRAINING = Phase(optimizer=sgd(0.1), epochs=5, shuffle=True)
-_GLOBAL = baselines.build_fed_avg_eval
+_GLOBAL = algorithms.build_fed_avg_eval
 
 
 def _partly_local(
@@ -203,14 +203,14 @@ ROWS = [
   ),
   _partly_local(
     'fed_rep',
-    baselines.build_fed_rep_eval,
+    algorithms.build_fed_rep_eval,
     head=Phase(optimizer=sgd(0.05), epochs=5),
     representation=Phase(optimizer=sgd(0.05), epochs=5, shuffle=True),
   ),
   Row(
     'fed_babu',
     {'training': _TRAINING},
-    baselines.build_fed_babu_eval,
+    algorithms.build_fed_babu_eval,
     {
       'personalise': Phase(optimizer=sgd(0.1), epochs=30),
       'split': splits.same(),
@@ -225,7 +225,7 @@ ROWS = [
   Row(
     'ditto',
     {'penalty': 0.01, 'training': _TRAINING, 'personal': _TRAINING},
-    baselines.build_ditto_eval,
+    algorithms.build_ditto_eval,
     {'penalty': 0.01},
     personal=True,
   ),
@@ -236,7 +236,7 @@ ROWS = [
       'personal': Phase(optimizer=sgd(0.1), epochs=5, repeats=5, shuffle=True),
       'learning_rate': 2.0,
     },
-    baselines.build_p_fed_me_eval,
+    algorithms.build_p_fed_me_eval,
     {
       'penalty': 0.1,
       'personalise': Phase(optimizer=sgd(0.1), epochs=5, repeats=5),
@@ -252,7 +252,7 @@ ROWS = [
   Row(
     'apfl',
     {'mixture': 0.8, 'mixture_learning_rate': 0.01, 'training': _TRAINING},
-    baselines.build_apfl_eval,
+    algorithms.build_apfl_eval,
     {'mixture': 0.8, 'mixture_learning_rate': 0.01},
     personal=True,
   ),

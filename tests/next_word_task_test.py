@@ -200,7 +200,7 @@ def test_clients_count_by_their_tokens():
     labels=tf.TensorSpec([4], tf.int32),
   )
   config = _config('fed_yogi', client_weighting='targets')
-  process = tff_partial.baselines.build_fed_avg(
+  process = tff_partial.algorithms.build_fed_avg(
     model,
     training=phases.Phase(optimizer=phases.sgd(1.0)),
     **config.server.averaging(),

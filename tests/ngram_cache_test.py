@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import baselines
+from baselines.memories import MemoryOptionError
 from tasks.experiment.methods import algorithms as experiment_algorithms
 from tasks.next_word import metrics
 from tasks.next_word import models as next_word_models
@@ -21,11 +23,10 @@ from tasks.next_word.classes import Classes
 from tasks.next_word.classes import VOCABULARY
 from tasks.next_word.tokens import Tokens
 from tests import planted
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.data import splits
-from tff_partial.memories import MemoryOptionError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -221,7 +222,7 @@ def test_clients_without_support_use_the_model_alone(model, clients):
     planted.evaluate(measuring, table, clients)
     for measuring in (
       baselines.build_ngram_cache_eval(model, split=splits.first(0)),
-      baselines.build_fed_avg_eval(model),
+      algorithms.build_fed_avg_eval(model),
     )
   )
   planted.assert_same(dict(found.metrics), dict(expected.metrics))

@@ -12,7 +12,6 @@ from tests import planted
 from tests import small_runs
 import tff_partial
 from tff_partial import algorithms
-from tff_partial import baselines
 from tff_partial import client_state
 from tff_partial import composition
 from tff_partial import evaluation
@@ -251,7 +250,7 @@ def _world() -> small_runs.World:
   )
   model = small_runs.build_model()
   return small_runs.World(
-    baselines.build_fed_alt(
+    algorithms.build_fed_alt(
       model,
       personal=Phase(optimizer=scheduled, slots='kept', epochs=2),
       shared=Phase(
@@ -259,7 +258,7 @@ def _world() -> small_runs.World:
         rate_factor=lambda done: 0.5 ** tf.cast(done, tf.float32),
       ),
     ),
-    baselines.build_fed_alt_eval(model),
+    algorithms.build_fed_alt_eval(model),
     remembering=True,
   )
 

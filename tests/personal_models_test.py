@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_partial
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial import tiers
 from tff_partial.data import examples
 from tff_partial.model import models
@@ -79,7 +79,7 @@ def _by_hand(result, clients, client: str, steps: int) -> np.ndarray:
 
 
 def _ditto(model):
-  return baselines.build_ditto(model, penalty=0.0)
+  return algorithms.build_ditto(model, penalty=0.0)
 
 
 def _predicted(keras_model: tf.keras.Model) -> np.ndarray:
@@ -144,7 +144,7 @@ def test_a_saved_run_personalises_alike(model, clients, tmp_path):
     )
 
 
-@pytest.mark.parametrize('build', [_ditto, baselines.build_p_fed_me])
+@pytest.mark.parametrize('build', [_ditto, algorithms.build_p_fed_me])
 def test_a_personal_copy_of_the_model_is_what_a_client_has(build, clients):
   model = tff_partial.from_keras(_build, loss='mse')
   process = build(model)
@@ -167,11 +167,11 @@ def test_an_evaluation_says_how_to_personalise_instead(recon, clients, model):
 
 def test_who_has_nothing_of_its_own_is_told_so(clients):
   model = tff_partial.from_keras(_build, loss='mse')
-  process = baselines.build_fed_avg(model)
+  process = algorithms.build_fed_avg(model)
   result = tff_partial.train(process, clients, rounds=1, clients_per_round=2)
   with pytest.raises(PersonalModelError, match='would have the same model'):
     tff_partial.personalise(result, clients, 'u3')
-  tuning = baselines.build_fine_tuning_eval(
+  tuning = algorithms.build_fine_tuning_eval(
     model, personalise=tff_partial.Phase()
   )
   tuned = tff_partial.personalise(result, clients, 'u3', evaluation=tuning)

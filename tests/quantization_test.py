@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests import planted
-from tff_partial import baselines
+from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial.exchange import quantization
 from tff_partial.phases import Phase
@@ -69,7 +69,7 @@ def test_a_round_of_few_bits_is_near_one_of_all():
   """The mean over clients strays by less than one step of each."""
   moved = {}
   for bits in (None, 8):
-    process = baselines.build_fed_avg(
+    process = algorithms.build_fed_avg(
       planted.factorization(local=None),
       training=Phase(optimizer=sgd(0.1), epochs=3),
       before_sending=bits and quantization.Quantization(bits, smallest=1),

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
+from tasks import ratings_outputs as outputs
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
-from tasks.experiment.run import ratings_outputs as outputs
 from tasks.experiment.run.running import run
 from tasks.ratings import csv_files
 from tasks.ratings import models as ratings_models

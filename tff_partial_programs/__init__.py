@@ -7,10 +7,12 @@ that it takes no such common name from anybody; in a clone it is its neighbour.
 
 import ast
 from collections.abc import Sequence
+import importlib
 import os
 import pathlib
 import runpy
 import sys
+import types
 
 from tff_partial_programs import opening
 from tff_partial_programs import recipes
@@ -33,6 +35,16 @@ _HELP = ('-h', '-help', '--help', '-?')
 _FULL_HELP = ('-helpfull', '--helpfull')
 # What has more flags than two screens can show.
 _LONG = ('train',)
+
+
+def __getattr__(name: str) -> types.ModuleType:
+  """Import `baselines` or `tasks`, from a clone or from an installed wheel."""
+  if name not in ('baselines', 'tasks'):
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  folder = str(recipes.root())
+  if folder not in sys.path:
+    sys.path.append(folder)
+  return importlib.import_module(name)
 
 
 def description(program: str) -> str:

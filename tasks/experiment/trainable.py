@@ -3,12 +3,12 @@
 import os
 from typing import Any
 
+from baselines import centralized
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.config import Config
 from tasks.experiment.methods import algorithms
 from tasks.experiment.methods.setting import Setting
-from tff_partial.baselines import centralized
 from tff_partial.checks import privacy_audit
 from tff_partial.data import splits
 from tff_partial.evaluation import Evaluation

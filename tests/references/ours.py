@@ -5,11 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
+import baselines
 from tests import planted
 from tests.references import problem
 from tests.references import table
 from tff_partial import algorithms
-from tff_partial import baselines
 from tff_partial import Phase
 from tff_partial import runtimes
 from tff_partial import sgd
@@ -79,13 +79,13 @@ def _process(method: str, settings: problem.Settings) -> Any:
   personal = phase(epochs=settings.personal_epochs)
   penalty = settings.penalty
   builders: Mapping[str, Callable[[], Any]] = {
-    'FedAvg': lambda: baselines.build_fed_avg(model, training=training),
-    'FedPer': lambda: baselines.build_fed_per(model, training=training),
-    'FedRep': lambda: baselines.build_fed_rep(
+    'FedAvg': lambda: algorithms.build_fed_avg(model, training=training),
+    'FedPer': lambda: algorithms.build_fed_per(model, training=training),
+    'FedRep': lambda: algorithms.build_fed_rep(
       model, head=personal, representation=training
     ),
-    'FedBABU': lambda: baselines.build_fed_babu(model, training=training),
-    'LG-FedAvg': lambda: baselines.build_lg_fed_avg(model, training=training),
+    'FedBABU': lambda: algorithms.build_fed_babu(model, training=training),
+    'LG-FedAvg': lambda: algorithms.build_lg_fed_avg(model, training=training),
     'FedProx': lambda: baselines.build_fed_prox(
       model, penalty=penalty, training=training
     ),
@@ -96,13 +96,13 @@ def _process(method: str, settings: problem.Settings) -> Any:
       training=training,
       server_optimizer=sgd(settings.server_rate),
     ),
-    'Ditto': lambda: baselines.build_ditto(
+    'Ditto': lambda: algorithms.build_ditto(
       model, penalty=penalty, training=training, personal=personal
     ),
-    'FedAlt': lambda: baselines.build_fed_alt(
+    'FedAlt': lambda: algorithms.build_fed_alt(
       model, personal=training, shared=training
     ),
-    'FedSim': lambda: baselines.build_fed_sim(model, training=training),
+    'FedSim': lambda: algorithms.build_fed_sim(model, training=training),
     'FedRecon': lambda: algorithms.build_fed_recon(
       model,
       split=splits.alternating(settings.batch_size),
@@ -115,13 +115,13 @@ def _process(method: str, settings: problem.Settings) -> Any:
     'FedAtt': lambda: baselines.build_fed_att(
       model, step_size=settings.server_rate, training=training
     ),
-    'APFL': lambda: baselines.build_apfl(
+    'APFL': lambda: algorithms.build_apfl(
       model,
       mixture=settings.mixture,
       mixture_learning_rate=settings.rate,
       training=training,
     ),
-    'pFedMe': lambda: baselines.build_p_fed_me(
+    'pFedMe': lambda: algorithms.build_p_fed_me(
       model,
       penalty=penalty,
       personal=phase(settings.personal_rate, repeats=settings.repeats),

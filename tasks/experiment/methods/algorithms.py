@@ -6,6 +6,8 @@ A new algorithm is one row of `ALGORITHMS`.
 from collections.abc import Sequence
 import dataclasses
 
+import baselines
+from baselines import p_fed_km
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
 from tasks.experiment.methods import many_users
@@ -13,8 +15,6 @@ from tasks.experiment.methods import memorizing
 from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.training import LocalTraining
 from tff_partial import algorithms
-from tff_partial import baselines
-from tff_partial.baselines import p_fed_km
 
 _FOR_ALL = many_users.for_all
 _PERSONAL = LocalTraining.of_personal
@@ -90,60 +90,60 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     FedEmbed.personal, tasks_lib.OWN_HEAD
   ),
   'fed_per': building.Algorithm(
-    building.trained_by(baselines.build_fed_per, training=_BOTH),
-    building.measured_by(baselines.build_fed_per_eval),
+    building.trained_by(algorithms.build_fed_per, training=_BOTH),
+    building.measured_by(algorithms.build_fed_per_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'fed_sim': building.Algorithm(
-    building.trained_by(baselines.build_fed_sim, training=_BOTH),
-    building.measured_by(baselines.build_fed_sim_eval),
+    building.trained_by(algorithms.build_fed_sim, training=_BOTH),
+    building.measured_by(algorithms.build_fed_sim_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'lg_fed_avg': building.Algorithm(
-    building.trained_by(baselines.build_lg_fed_avg, training=_BOTH),
-    building.measured_by(baselines.build_lg_fed_avg_eval),
+    building.trained_by(algorithms.build_lg_fed_avg, training=_BOTH),
+    building.measured_by(algorithms.build_lg_fed_avg_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'fed_alt': building.Algorithm(
     building.trained_by(
-      baselines.build_fed_alt, personal=_PERSONAL, shared=_GLOBAL
+      algorithms.build_fed_alt, personal=_PERSONAL, shared=_GLOBAL
     ),
-    building.measured_by(baselines.build_fed_alt_eval),
+    building.measured_by(algorithms.build_fed_alt_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'fed_rep': building.Algorithm(
     building.trained_by(
-      baselines.build_fed_rep, head=_PERSONAL, representation=_GLOBAL
+      algorithms.build_fed_rep, head=_PERSONAL, representation=_GLOBAL
     ),
-    building.measured_by(baselines.build_fed_rep_eval),
+    building.measured_by(algorithms.build_fed_rep_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
   ),
   'fed_babu': building.Algorithm(
-    building.trained_by(baselines.build_fed_babu, training=_GLOBAL),
-    building.measured_by(baselines.build_fed_babu_eval),
+    building.trained_by(algorithms.build_fed_babu, training=_GLOBAL),
+    building.measured_by(algorithms.build_fed_babu_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     always_personalises=True,
   ),
   'ditto': building.Algorithm(
     building.trained_by(
-      baselines.build_ditto,
+      algorithms.build_ditto,
       has_penalty=True,
       training=_GLOBAL,
       personal=_PERSONAL,
     ),
-    building.held_by(baselines.build_ditto_eval),
+    building.held_by(algorithms.build_ditto_eval),
     personal=_PERSONAL,
     reads=('penalty',),
   ),
   'p_fed_me': building.Algorithm(
     building.p_fed_me,
-    building.held_by(baselines.build_p_fed_me_eval),
+    building.held_by(algorithms.build_p_fed_me_eval),
     personal=LocalTraining.of_personal_repeated,
     always_personalises=True,
     reads=('penalty', 'repeats'),
@@ -159,7 +159,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'apfl': building.Algorithm(
     building.apfl,
-    lambda model, run, measuring: baselines.build_apfl_eval(
+    lambda model, run, measuring: algorithms.build_apfl_eval(
       model, **run.hyperparameters.mixture_arguments, **measuring
     ),
     personal=_PERSONAL,
@@ -185,8 +185,8 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   'knn_per': memorizing.knn_per(_FED_AVG),
   'ngram_cache': memorizing.ngram_cache(_FED_AVG),
   'fine_tuning': building.Algorithm(
-    building.trained_by(baselines.build_fed_avg, training=_GLOBAL),
-    building.measured_by(baselines.build_fine_tuning_eval),
+    building.trained_by(algorithms.build_fed_avg, training=_GLOBAL),
+    building.measured_by(algorithms.build_fine_tuning_eval),
     personal=LocalTraining.of_tuning,
     always_personalises=True,
     reads=('tuned',),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any
 
+import baselines
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods.setting import Setting
@@ -16,7 +17,6 @@ from tasks.experiment.options.training import Server
 from tasks.options import Leak
 from tff_partial import algorithms
 from tff_partial import assignments
-from tff_partial import baselines
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial.evaluation import Evaluation
@@ -196,7 +196,7 @@ def scaffold(
 
 
 def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
-  return baselines.build_apfl(
+  return algorithms.build_apfl(
     model,
     training=run.local.of_global(),
     personal=run.local.of_personal_as_global(),
@@ -236,7 +236,7 @@ def _class_features(model: models.PartialModel) -> dict[str, Any]:
 def p_fed_me(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return baselines.build_p_fed_me(
+  return algorithms.build_p_fed_me(
     model,
     personal=run.local.of_personal_repeated(),
     learning_rate=run.local.update.learning_rate,

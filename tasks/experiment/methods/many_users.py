@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
+import baselines
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
@@ -14,7 +15,6 @@ from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.training import LocalTraining
 from tasks.options import Leak
 from tff_partial import algorithms
-from tff_partial import baselines
 from tff_partial import composition
 from tff_partial import phases
 from tff_partial import processes
@@ -49,10 +49,10 @@ def fed_avg(
 ) -> processes.PartialProcess:
   """FedAvg; where clients keep tables, these are trained, too, as in FedPer."""
   if _keeps_tables(model, run):
-    return baselines.build_fed_per(
+    return algorithms.build_fed_per(
       model, training=run.local.of_both(), **run.joining()
     )
-  return baselines.build_fed_avg(
+  return algorithms.build_fed_avg(
     model, training=run.local.of_global(), **run.joining()
   )
 
@@ -68,7 +68,7 @@ def fed_prox(
     training = dataclasses.replace(
       run.local.of_both(), terms=(terms.proximal(penalty),)
     )
-    return baselines.build_fed_per(model, training=training, **run.joining())
+    return algorithms.build_fed_per(model, training=training, **run.joining())
   return baselines.build_fed_prox(
     model,
     training=run.local.of_global(),
@@ -87,7 +87,7 @@ def fed_sgd(
       tiers.GLOBAL: phases.sgd(rate),
       tiers.LOCAL: run.local.reconstruction.build(),
     }
-    return baselines.build_fed_per(
+    return algorithms.build_fed_per(
       model,
       training=phases.Phase(optimizer=optimizers, batch_size=None),
       **run.joining(),
@@ -107,8 +107,8 @@ def for_all(
 ) -> Evaluation:
   """Clients have one model, but for tables that they keep."""
   if _keeps_tables(model, run):
-    return baselines.build_fed_per_eval(model, **measuring)
-  return baselines.build_fed_avg_eval(model, **measuring)
+    return algorithms.build_fed_per_eval(model, **measuring)
+  return algorithms.build_fed_avg_eval(model, **measuring)
 
 
 def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:

@@ -9,12 +9,12 @@ from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
 
+import baselines
+from baselines import memories
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
-from tff_partial import baselines
-from tff_partial import memories
 from tff_partial import phases
 from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 from typing import ClassVar, TypedDict
 
+from baselines import fed_opt
 from tasks.errors import OptionError
 from tasks.experiment.options.memory import Memory
 from tasks.options import Leak
@@ -12,7 +13,6 @@ from tasks.options import Options
 from tff_partial import assignments
 from tff_partial import phases
 from tff_partial import statistics
-from tff_partial.baselines import fed_opt
 from tff_partial.clustering import k_means as clustering
 from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise

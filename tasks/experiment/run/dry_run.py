@@ -8,9 +8,9 @@ import time
 from typing import Any, ClassVar
 
 from tasks import task as tasks_lib
-from tasks.experiment import releasing
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
+from tasks.experiment.run import releasing
 from tasks.experiment.run import running
 from tasks.experiment.run.communication import communication
 from tasks.experiment.run.folder import Folder

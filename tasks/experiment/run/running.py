@@ -13,13 +13,13 @@ import psutil
 
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
-from tasks.experiment import releasing
 from tasks.experiment.config import Config
 from tasks.experiment.config import Runtime
 from tasks.experiment.options import privacy as privacy_lib
 from tasks.experiment.options.loop import Output
 from tasks.experiment.run import hooks
 from tasks.experiment.run import measuring
+from tasks.experiment.run import releasing
 from tasks.experiment.run import user_vectors
 from tasks.experiment.run.communication import communication
 from tasks.experiment.run.folder import finite

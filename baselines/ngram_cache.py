@@ -24,8 +24,8 @@ from typing import Unpack
 
 import tensorflow as tf
 
+from baselines import memories
 from tff_partial import evaluation
-from tff_partial import memories
 from tff_partial.model import models
 
 # Stands before the first token of an example.

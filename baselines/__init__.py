@@ -1,0 +1,21 @@
+"""Methods to compare with that need no partial model, one module a paper."""
+
+from baselines.centralized import build_centralized
+from baselines.fed_att import build_fed_att
+from baselines.fed_att import build_fed_att_eval
+from baselines.fed_noise import build_fed_noise
+from baselines.fed_noise import build_fed_noise_eval
+from baselines.fed_opt import build_fed_adam
+from baselines.fed_opt import build_fed_yogi
+from baselines.fed_proto import build_fed_proto
+from baselines.fed_proto import build_fed_proto_eval
+from baselines.fed_proto import build_fed_proto_nearest_eval
+from baselines.fed_prox import build_fed_prox
+from baselines.fed_sgd import build_fed_sgd
+from baselines.knn_per import build_knn_per_eval
+from baselines.local_only import build_local_only
+from baselines.local_only import build_local_only_eval
+from baselines.ngram_cache import build_ngram_cache_eval
+from baselines.p_fed_km import build_p_fed_km
+from baselines.p_fed_km import build_p_fed_km_eval
+from baselines.scaffold import build_scaffold
