@@ -122,7 +122,7 @@ $(docs_made): $(installed)
 
 .PHONY: ray
 ray: $(ray_made) ## run the tests of the Ray runtime; Ray lies in .venv-ray
-	.venv-ray/bin/python -m pytest tests/ray_workers_test.py $(ARGS)
+	.venv-ray/bin/python -m pytest tests/runtimes/ray_workers_test.py $(ARGS)
 
 $(ray_made): $(installed)
 	$(call over,-ray)
@@ -185,7 +185,7 @@ lint: $(installed) ## check style, types, floors and house rules
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m mypy $(sort $(dir $(wildcard $(addsuffix /*.py,baselines tff_partial tff_partial_programs tasks benchmarks distribution))))
-	$(python) -m pytest -q tests/imports_test.py tests/house_rules_test.py tests/build_test.py
+	$(python) -m pytest -q tests/house/imports_test.py tests/house/house_rules_test.py tests/house/build_test.py
 
 .PHONY: dist
 dist: $(installed) ## build wheels in dist/: ours, and TFF with pins that pip can meet

@@ -1,9 +1,7 @@
-"""What holds for all tests: a quiet TensorFlow, names that stay, slow ones."""
+"""Settings of all tests: a quiet TensorFlow, names of cases that stay."""
 
-import collections
 from collections.abc import Iterator
 import os
-import pathlib
 import signal
 import sys
 
@@ -22,47 +20,6 @@ if sys.version_info >= (3, 12):
 # all programs that they start; some tests are about just that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
   signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-# The tests that `make test` leaves out, a line each: one case, or a function
-# with all its cases. Written by `make test-all ARGS=--note-slow=2`, where 2 is
-# in seconds. What is not in it, such as a new test, is run.
-_SLOW = pathlib.Path(__file__).with_name('slow_tests.txt')
-_seconds: collections.Counter[str] = collections.Counter()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-  """Adds --note-slow."""
-  parser.addoption(
-    '--note-slow',
-    type=float,
-    metavar='SECONDS',
-    help=f'Write into {_SLOW.name} which tests take longer.',
-  )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-  """Marks slow tests, before pytest chooses by marks."""
-  slow = set(_SLOW.read_text(encoding='utf-8').splitlines())
-  for item in items:
-    is_slow = not slow.isdisjoint((item.nodeid, item.nodeid.split('[')[0]))
-    if is_slow and item.get_closest_marker('quick') is None:
-      item.add_marker(pytest.mark.slow)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-  """Counts what a test and its own fixtures take."""
-  _seconds[report.nodeid] += report.duration
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-  """Writes down which tests are slow, if that is asked for."""
-  limit = session.config.getoption('--note-slow')
-  if limit is None or hasattr(session.config, 'workerinput'):
-    return
-  slow = sorted(name for name, taken in _seconds.items() if taken > limit)
-  _SLOW.write_text(''.join(f'{name}\n' for name in slow), encoding='utf-8')
 
 
 def pytest_make_parametrize_id(

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from tasks.experiment.command_line import flags
-from tests import commands
+from tests.support import commands
 import tff_partial_programs
 from tff_partial_programs import opening
 

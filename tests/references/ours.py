@@ -6,9 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 import baselines
-from tests import planted
 from tests.references import problem
 from tests.references import table
+from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import runtimes

@@ -1,0 +1,268 @@
+"""Means to which clients add rows: as TFF's, which add whole tables."""
+
+import collections
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import planted
+from tff_partial import aggregators
+from tff_partial import client_state
+from tff_partial import composition
+from tff_partial import processes
+from tff_partial import runtimes
+from tff_partial import tiers
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+_TABLE = 'items/embeddings'
+# More clients than one shard takes, with more or fewer ratings than items.
+_CLIENTS = planted.rate({f'{n}': 1 + n % 40 for n in range(40)})
+_FACTORIES = {
+  'mean': (
+    aggregators.MeanFactory,
+    functools.partial(tff.aggregators.MeanFactory, no_nan_division=True),
+  ),
+  'robust': (aggregators.robust, tff.learning.robust_aggregator),
+}
+
+
+class Spy(aggregators.MeanFactory):
+  """Remembers what it was created for."""
+
+  value_type: Any = None
+
+  def create_by_rows(self, value_type: Any, *types: Any) -> Any:
+    self.value_type = value_type
+    return super().create_by_rows(value_type, *types)
+
+
+# ---- alone -------------------------------------------------------------------
+
+
+def _type(dtype: Any, *shape: int | None) -> tff.Type:
+  return tff.TensorType(dtype, shape)
+
+
+def _nested(**named: Any) -> tff.Type:
+  inner = collections.OrderedDict(named)
+  return tff.to_type(collections.OrderedDict({tiers.GLOBAL: inner}))
+
+
+def test_mean_of_rows_by_hand():
+  mean = aggregators.MeanFactory().create_by_rows(
+    _nested(table=_type(np.float32, None, 1), bias=_type(np.float32)),
+    _type(np.float32),
+    _nested(table=_type(np.int32, None)),
+    _nested(table=_type(np.float32, 4, 1), bias=_type(np.float32)),
+  )
+
+  def value(rows: list[float], bias: float) -> Any:
+    table = np.array(rows, np.float32)[:, None]
+    return {tiers.GLOBAL: {'table': table, 'bias': np.float32(bias)}}
+
+  def weight(number: float, ids: list[int]) -> Any:
+    table = np.array(ids, np.int32)
+    return {
+      'weight': np.float32(number),
+      'ids': {tiers.GLOBAL: {'table': table}},
+    }
+
+  with runtimes.native():
+    output = mean.next(
+      mean.initialize(),
+      # The second client's row 2 stands there twice.
+      [value([4.0, 8.0], 1.0), value([1.0, 2.0, 0.0], 2.0)],
+      [weight(1.0, [0, 2]), weight(3.0, [2, 3, 2])],
+    )
+    result = output.result[tiers.GLOBAL]
+    # Row 2 is (1 * 8 + 3 * 1) / 4.
+    np.testing.assert_allclose(
+      result['table'][:, 0], [1.0, 0.0, 11.0 / 4.0, 6.0 / 4.0]
+    )
+    np.testing.assert_allclose(result['bias'], 7.0 / 4.0)
+    nothing = mean.next(output.state, [value([5.0], 6.0)], [weight(0.0, [1])])
+    assert not np.any(nothing.result[tiers.GLOBAL]['table'])
+    assert not nothing.result[tiers.GLOBAL]['bias']
+
+
+# ---- in a round --------------------------------------------------------------
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model():
+  return planted.factorization()
+
+
+def _compose(model: Any, aggregator: Any) -> processes.PartialProcess:
+  return composition.compose(
+    model,
+    work=[
+      Phase(
+        (tiers.GLOBAL, tiers.LOCAL),
+        optimizer=sgd(0.1),
+        epochs=2,
+        batch_size=4,
+        measured=True,
+      )
+    ],
+    client_state=client_state.persist_local,
+    aggregator=aggregator,
+  )
+
+
+@pytest.fixture(scope='module', name='pairs')
+def fixture_pairs(model):
+  """A process with our aggregator and with TFF's, and what that makes."""
+  pairs = {}
+  for name, (ours, theirs) in _FACTORIES.items():
+    reference = _compose(model, theirs())
+    wanted = _two_rounds(reference, runtimes.native())
+    pairs[name] = _compose(model, ours()), reference, wanted
+  return pairs
+
+
+@pytest.fixture(scope='module', params=_FACTORIES, name='pair')
+def fixture_pair(request, pairs):
+  return pairs[request.param]
+
+
+@pytest.fixture(scope='module', name='process')
+def fixture_process(model):
+  return _compose(model, None)
+
+
+def _two_rounds(
+  process: processes.PartialProcess,
+  context: Any,
+  clients: Any = _CLIENTS,
+  **options: Any,
+) -> processes.PartialProcessOutput:
+  with context:
+    cohort = planted.cohort_of(process, clients, 'seed', **options)
+    output = planted.run(process, cohort)
+    return planted.run(process, cohort, output.state)
+
+
+@pytest.mark.slow
+def test_only_rows_are_sent_to_a_mean_that_takes_them(model):
+  spy = Spy()
+  _compose(model, spy)
+  (sent,) = spy.value_type[tiers.GLOBAL]
+  assert sent == _type(np.float32, None, planted.NUM_FACTORS)
+
+
+@pytest.mark.slow
+def test_types_are_those_with_tffs_aggregator(pair):
+  ours, theirs, _ = pair
+  assert ours.next.type_signature.is_equivalent_to(theirs.next.type_signature)
+
+
+@pytest.mark.slow
+def test_a_round_is_as_with_tffs_aggregator(pair):
+  ours, _, wanted = pair
+  planted.assert_same(_two_rounds(ours, runtimes.native()), wanted)
+
+
+@pytest.fixture(scope='module', params=[False, True], name='jit')
+def fixture_jit(request):
+  return request.param
+
+
+@pytest.fixture(scope='module', name='runtime')
+def fixture_runtime(jit):
+  return runtimes.cohort(jit=jit, threads=2)
+
+
+@pytest.mark.slow
+def test_the_cohort_runtime_makes_the_same_of_rows(pair, runtime):
+  ours, _, wanted = pair
+  planted.assert_close(
+    _two_rounds(ours, runtime).state.global_model_weights,
+    wanted.state.global_model_weights,
+  )
+
+
+@pytest.mark.slow
+def test_any_number_of_threads_makes_the_same_bits(process, runtime, jit):
+  wanted = _two_rounds(process, runtime)
+  for threads in (1, 4):
+    other = runtimes.cohort(jit=jit, threads=threads)
+    planted.assert_same(_two_rounds(process, other), wanted)
+
+
+@pytest.mark.slow
+def test_padding_changes_nothing(process, runtime):
+  planted.assert_same(
+    _two_rounds(process, runtime),
+    _two_rounds(process, runtime, capacities=[100]),
+  )
+
+
+@pytest.mark.slow
+def test_a_spoilt_client_counts_for_nothing(process, runtime):
+  # The square of its error is no finite number.
+  diverging = {'x': np.array([1, 2]), 'y': np.array([1.0, 1e30], np.float32)}
+  few = dict(list(_CLIENTS.items())[:5])
+  more = {**few, 'diverging': diverging}
+  wanted, output = (
+    _two_rounds(process, runtime, clients, capacities=[40])
+    for clients in (few, more)
+  )
+  planted.assert_same(
+    output.state.global_model_weights, wanted.state.global_model_weights
+  )
+  assert planted.train_metrics(output)['num_not_finite'] == 1
+
+
+@pytest.mark.slow
+def test_an_id_that_the_table_lacks_is_an_error(process):
+  outside = {'x': np.array([planted.NUM_ITEMS]), 'y': np.zeros([1], np.float32)}
+  clients = {'outside': outside}
+  with pytest.raises(examples.ClientDataError, match='0 is 29, but table'):
+    packing.pack(clients, process.example_spec)
+  # Whoever packs without knowing the tables is told when they are read.
+  plain = collections.OrderedDict(process.example_spec)
+  cohort = packing.pack(clients, plain).cohort(
+    ['outside'], np.zeros([1, 2], np.int32)
+  )
+  for jit in (False, True):
+    with (
+      runtimes.cohort(jit=jit),
+      pytest.raises(Exception, match=r'29 is not in \[0, 29\)'),
+    ):
+      planted.run(process, cohort)
+
+
+@pytest.mark.slow
+def test_a_table_with_a_regularizer_is_sent_as_a_whole():
+  def build() -> tf.keras.Model:
+    item = tf.keras.Input([], dtype=tf.int32)
+    vectors = tf.keras.layers.Embedding(
+      planted.NUM_ITEMS, 2, embeddings_regularizer='l2', name='items'
+    )(item)
+    return tf.keras.Model(item, planted.UserVector(name='user')(vectors))
+
+  spy = Spy()
+  process = _compose(planted.factorization(build), spy)
+  assert spy.value_type is None
+  with runtimes.native():
+    state = process.initialize()
+    before = planted.global_weights(process, state)[_TABLE]
+    cohort = planted.cohort_of(
+      process, {'one': planted.rate({'1': 3})['1']}, 's'
+    )
+    output = planted.run(process, cohort, state)
+    after = planted.global_weights(process, output.state)[_TABLE]
+  # Rows that nobody looked up shrink, too: twice, by 2 * 0.01 * 0.1.
+  seen = planted.rate({'1': 3})['1']['x']
+  unseen = np.delete(np.arange(planted.NUM_ITEMS), seen)
+  np.testing.assert_allclose(
+    after[unseen], before[unseen] * 0.998**2, rtol=1e-5
+  )

@@ -1,0 +1,320 @@
+"""Clients that personalise a model, and how well it serves each of them."""
+
+import collections
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import planted
+from tff_partial import algorithms
+from tff_partial import client_state
+from tff_partial import evaluation
+from tff_partial import groups
+from tff_partial import runtimes
+from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.data import splits
+from tff_partial.phases import Phase
+
+_COUNTS = {'ann': 8, 'bob': 11, 'cid': 1, 'dot': 2, 'eve': 30}
+_START = 0.3
+_RATE = 0.1
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime():
+  with runtimes.native():
+    yield
+
+
+@pytest.fixture(scope='module', name='evaluation')
+def fixture_evaluation() -> evaluation.Evaluation:
+  return algorithms.build_fed_recon_eval(
+    planted.factorization(planted.constant_user(_START)),
+    reconstruction_epochs=2,
+    batch_size=3,
+    measure_batch_size=7,
+  )
+
+
+@pytest.fixture(scope='module', name='weights')
+def fixture_weights() -> tff.learning.models.ModelWeights:
+  generator = np.random.default_rng(5)
+  table = generator.normal(size=[planted.NUM_ITEMS, planted.NUM_FACTORS])
+  return tff.learning.models.ModelWeights(
+    collections.OrderedDict(
+      {
+        tiers.GLOBAL: collections.OrderedDict(
+          {'items/embeddings': table.astype(np.float32)}
+        )
+      }
+    ),
+    collections.OrderedDict(),
+  )
+
+
+def _by_hand(weights, fields) -> tuple[np.ndarray, np.ndarray]:
+  """A client's vector after two passes in batches of 3, and its errors."""
+  table = weights.trainable[tiers.GLOBAL]['items/embeddings'].astype(float)
+  user = np.full([planted.NUM_FACTORS], _START)
+  count = len(fields['x'])
+  half = max(min(round(count / 2), count - 1), 1)
+  for _ in range(2):
+    for start in range(0, half, 3):
+      rows = slice(start, min(start + 3, half))
+      vectors = table[fields['x'][rows]]
+      slope = 2 * (vectors @ user - fields['y'][rows]) / len(vectors)
+      user -= _RATE * slope @ vectors
+  query = slice(half, count)
+  return user, table[fields['x'][query]] @ user - fields['y'][query]
+
+
+def _evaluate(evaluation, weights, clients, **options):
+  cohort = planted.cohort_of(evaluation, clients, **options)
+  return evaluation.evaluate(
+    weights, planted.first_states(evaluation, cohort), cohort
+  )
+
+
+@pytest.mark.slow
+def test_metrics_are_pooled_over_all_examples(evaluation, weights):
+  clients = planted.rate(_COUNTS)
+  errors = [_by_hand(weights, fields)[1] for fields in clients.values()]
+  pooled = np.concatenate(errors)
+  found = _evaluate(evaluation, weights, clients).metrics
+  assert found['loss'] == pytest.approx(np.mean(pooled**2), rel=1e-5)
+  assert found['rmse'] == pytest.approx(np.sqrt(np.mean(pooled**2)), rel=1e-5)
+  # The client with one example keeps it for its support set.
+  assert found['num_examples'] == len(pooled) == 4 + 5 + 0 + 1 + 15
+  assert found['num_clients'] == 4
+  assert found['num_not_finite'] == 0
+
+
+def test_each_client_has_metrics_of_its_own(evaluation, weights):
+  clients = planted.rate(_COUNTS)
+  per_client = _evaluate(evaluation, weights, clients).per_client
+  assert len(per_client) == len(clients)
+  for found, fields in zip(per_client, clients.values(), strict=True):
+    _, errors = _by_hand(weights, fields)
+    assert found['num_examples'] == len(errors)
+    assert found['num_clients'] == (len(errors) > 0)
+    expected = np.sqrt(np.mean(errors**2)) if len(errors) else np.nan
+    np.testing.assert_allclose(found['rmse'], expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_client_can_have_its_weights(evaluation, weights):
+  clients = planted.rate(_COUNTS)
+  cohort = planted.cohort_of(evaluation, clients)
+  for value, fields in zip(cohort, clients.values(), strict=True):
+    nothing = collections.OrderedDict()
+    own = evaluation.personalise(weights, nothing, value)
+    user, _ = _by_hand(weights, fields)
+    planted.assert_close(own['user/vector'], user, 1e-5)
+    states, measured = evaluation.measure(weights, nothing, value)
+    assert list(states) == list(measured)
+    assert measured['num_examples'] == states['num_examples'][0]
+  # With them a Keras model of its own predicts what was measured.
+  keras = evaluation.model.to_keras(weights.trainable[tiers.GLOBAL], own)
+  _, errors = _by_hand(weights, clients['eve'])
+  found = keras(clients['eve']['x'])[15:] - clients['eve']['y'][15:]
+  planted.assert_close(found, errors, 1e-5)
+
+
+def test_a_spoilt_client_is_left_out_and_counted(evaluation, weights):
+  clients = planted.rate(_COUNTS)
+  others = {name: clients[name] for name in clients if name != 'bob'}
+  expected = _evaluate(evaluation, weights, others)
+  clients['bob']['y'][2] = 1e30  # In the support set: its weights are lost.
+  found = _evaluate(evaluation, weights, clients)
+  assert found.metrics['num_not_finite'] == 1
+  for name, value in expected.metrics.items():
+    if name != 'num_not_finite':
+      np.testing.assert_array_equal(found.metrics[name], value)
+  assert found.per_client[1]['num_clients'] == 0
+  assert np.isnan(found.per_client[1]['rmse'])  # Of no example.
+
+
+def test_padding_changes_no_bit(evaluation, weights):
+  clients = planted.rate(_COUNTS)
+  expected = _evaluate(evaluation, weights, clients)
+  for capacities in ([30], [1, 2, 8, 11, 30], [64]):
+    found = _evaluate(evaluation, weights, clients, capacities=capacities)
+    planted.assert_same(dict(found.metrics), dict(expected.metrics))
+    for one, other in zip(found.per_client, expected.per_client, strict=True):
+      planted.assert_same(dict(one), dict(other))
+
+
+def test_nobody_may_come(evaluation, weights):
+  found = evaluation.evaluate(weights, [], [])
+  assert np.isnan(found.metrics['rmse'])
+  assert not any(v for n, v in found.metrics.items() if n != 'rmse')
+  assert not found.per_client
+
+
+@pytest.mark.slow
+def test_the_evaluation_of_tff_is_ours_too(evaluation, weights):
+  clients = planted.rate(_COUNTS)
+  reconstruction = tff.learning.models.ReconstructionModel
+
+  def model_fn():
+    keras = planted.constant_user(_START)()
+    return reconstruction.from_keras_model_and_layers(
+      keras,
+      global_layers=[keras.get_layer('items')],
+      local_layers=[keras.get_layer('user')],
+      input_spec=collections.OrderedDict(
+        x=tf.TensorSpec([None], tf.int32), y=tf.TensorSpec([None], tf.float32)
+      ),
+    )
+
+  theirs = tff.learning.algorithms.build_fed_recon_eval(
+    model_fn,
+    loss_fn=tf.keras.losses.MeanSquaredError,
+    metrics_fn=lambda: [tf.keras.metrics.RootMeanSquaredError(name='rmse')],
+    reconstruction_optimizer_fn=tff.learning.optimizers.build_sgdm(_RATE),
+    dataset_split_fn=reconstruction.build_dataset_split_fn(
+      recon_epochs=2, split_dataset=True
+    ),
+  )
+  state = theirs.set_model_weights(
+    theirs.initialize(),
+    tff.learning.models.ModelWeights(
+      [weights.trainable[tiers.GLOBAL]['items/embeddings']], []
+    ),
+  )
+  data = [
+    tf.data.Dataset.from_tensor_slices(collections.OrderedDict(fields)).batch(3)
+    for fields in clients.values()
+  ]
+  metrics = theirs.next(state, data).metrics
+  expected = metrics['client_work']['eval']['current_round_metrics']
+  # TFF splits by batches.
+  mine = algorithms.build_fed_recon_eval(
+    evaluation.model,
+    split=splits.alternating(3),
+    reconstruction_epochs=2,
+    batch_size=3,
+  )
+  found = _evaluate(mine, weights, clients).metrics
+  assert found['rmse'] == pytest.approx(expected['rmse'], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_what_clients_remember_can_be_evaluated(weights):
+  mine = evaluation.build_evaluation(
+    planted.factorization(planted.constant_user(_START)),
+    client_state=client_state.persist_local,
+    work=[Phase((), measured=True)],
+  )
+  clients = planted.rate({'ann': 6, 'bob': 9})
+  cohort = planted.cohort_of(mine, clients)
+  remembered = [
+    collections.OrderedDict(
+      {'user/vector': np.arange(4, dtype=np.float32) * scale}
+    )
+    for scale in (1.0, -0.5)
+  ]
+  found = mine.evaluate(weights, remembered, cohort)
+  table = weights.trainable[tiers.GLOBAL]['items/embeddings']
+  for own, fields, kept in zip(
+    found.per_client, clients.values(), remembered, strict=True
+  ):
+    errors = table[fields['x']] @ kept['user/vector'] - fields['y']
+    assert own['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+
+
+# ---- summaries ---------------------------------------------------------------
+
+
+def test_a_summary_by_hand():
+  clients = [
+    {'rmse': value, 'num_wins': 3, 'num_examples': 9, 'num_clients': count}
+    for value, count in [(1.0, 1), (2.0, 1), (3.0, 1), (6.0, 1), (99.0, 0)]
+  ]
+  summary = evaluation.summarize(clients)
+  assert set(summary) == {'rmse', 'num_wins'}
+  # Four clients count: their mean is 3, their squared distances 4, 1, 0 and 9.
+  assert summary['rmse'] == pytest.approx(
+    {
+      'mean': 3.0,
+      'std': np.sqrt(3.5),
+      'p10': 1.3,
+      'p50': 2.5,
+      'p90': 5.1,
+    }
+  )
+
+
+def test_an_undefined_metric_is_counted_and_left_out():
+  clients = [
+    {'auc': value, 'num_clients': 1} for value in (np.nan, 1.0, np.nan)
+  ]
+  summary = evaluation.summarize(clients)['auc']
+  assert summary['mean'] == 1.0
+  assert summary['num_undefined'] == 2
+  assert evaluation.summarize(clients[:1]) == {'auc': {'num_undefined': 1}}
+  np.testing.assert_array_equal(
+    evaluation.over_clients(clients)['auc'], [np.nan, 1, np.nan]
+  )
+
+
+def test_a_client_of_one_class_has_no_area_under_a_curve():
+  dense = functools.partial(tf.keras.layers.Dense, 1, 'sigmoid')
+  model = planted.factorization(
+    lambda: tf.keras.Sequential(
+      [
+        *(tf.keras.Input([1]), dense(name='shared', kernel_initializer='ones')),
+        dense(name='user', kernel_initializer='ones'),
+      ]
+    ),
+    metrics=['AUC'],
+  )
+  labels = {'ann': [0, 1, 1, 1], 'bob': [0, 0, 0, 0], 'cid': [1, 1, 1, 1]}
+  clients = {
+    name: {
+      'x': np.arange(4, dtype=np.float32)[:, None],
+      'y': np.array(y, np.float32)[:, None],
+    }
+    for name, y in labels.items()
+  }
+  found = _evaluate(
+    evaluation.build_query_evaluation(model),
+    client_work.initial_weights(model)(),
+    clients,
+  )
+  summary = evaluation.summarize(found.per_client)['auc']
+  assert summary['mean'] == summary['p10'] == pytest.approx(1.0)
+  assert summary['num_undefined'] == 2
+  assert 0.5 < found.metrics['auc'] < 1.0
+
+
+def test_a_summary_of_nobody_is_empty():
+  assert evaluation.summarize([]) == {}
+  assert evaluation.summarize([{'rmse': 0.0, 'num_clients': 0}]) == {}
+
+
+# ---- refusals ----------------------------------------------------------------
+
+
+def test_an_evaluation_that_measures_nothing_is_refused():
+  with pytest.raises(
+    client_work.CompositionError, match='No phase of the evaluation is measured'
+  ):
+    evaluation.build_evaluation(
+      planted.factorization(),
+      client_state=client_state.stateless,
+      work=[Phase()],
+    )
+
+
+def test_a_model_with_groups_is_refused():
+  with pytest.raises(groups.GroupError, match='has no groups'):
+    evaluation.build_evaluation(
+      planted.factorization(group='items', num_groups=2),
+      client_state=client_state.stateless,
+      work=[Phase((), measured=True)],
+    )

@@ -1,0 +1,302 @@
+"""Server tiers that are trained alone, and how far a group's copy moves.
+
+The model is `w x` for one input, or `head (body x)`; steps are by hand, and in
+NumPy for clients that join the group whose model fits them best.
+"""
+
+import collections
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import planted
+import tff_partial
+from tff_partial import aggregators
+from tff_partial import algorithms
+from tff_partial import groups
+from tff_partial import phases
+from tff_partial import runtimes
+from tff_partial.client import client_work
+from tff_partial.model import keras_variables
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import GROUP
+from tff_partial.tiers import PERSONAL
+
+# A client knows its group: the sign of its inputs.
+_BY_SIGN = groups.by_attribute(
+  lambda held: tf.cast(held['x'][:, 0] > 0, tf.int32)
+)
+
+
+def _build(*layers: str, value: float = 1.0) -> tf.keras.Model:
+  inputs = outputs = tf.keras.Input([1])
+  for name in layers:
+    outputs = tf.keras.layers.Dense(
+      1,
+      use_bias=False,
+      kernel_initializer=tf.keras.initializers.Constant(value),
+      name=name,
+    )(outputs)
+  return tf.keras.Model(inputs, outputs)
+
+
+def _model(*layers: str, group: Any, **options: Any) -> models.PartialModel:
+  return tff_partial.from_keras(
+    lambda: _build(*layers), loss='mse', group=group, num_groups=2, **options
+  )
+
+
+def _client(*xs: float, slope: float) -> planted.Fields:
+  x = np.array(xs, np.float32)[:, None]
+  return {'x': x, 'y': slope * x}
+
+
+# One example each, twice as much for cid: 'ann' is of group 0, others of 1.
+_CLIENTS = {
+  'ann': _client(-1.0, slope=2.0),
+  'bob': _client(1.0, slope=3.0),
+  'cid': _client(2.0, 2.0, slope=2.0),
+}
+
+
+def _weights(process: Any, clients: Any, rounds: int = 1) -> Any:
+  state, _ = planted.trained(process, clients, [list(clients)] * rounds)
+  found = process.get_model_weights(state).trainable
+  return {
+    tier: {n: np.ravel(t).tolist() for n, t in named.items()}
+    for tier, named in found.items()
+  }
+
+
+@pytest.mark.parametrize(
+  ('train', 'expected'),
+  [
+    # Slopes of (head body x - y)^2 are -2, -4 and -8: of group 0 a quarter of
+    # -2, of group 1 a quarter of -4 and a half of -8, times the rate .1.
+    ((GROUP,), {GLOBAL: [1.0], GROUP: [1.05, 1.5]}),
+    ((GLOBAL,), {GLOBAL: [1.55], GROUP: [1.0, 1.0]}),
+    ((GLOBAL, GROUP), {GLOBAL: [1.55], GROUP: [1.05, 1.5]}),
+  ],
+  ids=['heads under a frozen body', 'a body under frozen heads', 'both'],
+)
+def test_one_server_tier_is_trained_and_the_other_stays(train, expected):
+  process = tff_partial.compose(
+    _model('body', 'head', group='head'),
+    work=[_BY_SIGN, Phase(train=train, optimizer=sgd(0.1), measured=True)],
+  )
+  with runtimes.native():
+    found = _weights(process, _CLIENTS)
+  for tier, values in expected.items():
+    (value,) = found[tier].values()
+    np.testing.assert_allclose(value, values, rtol=1e-6)
+
+
+def test_rows_of_a_table_are_sent_without_the_groups_heads():
+  def build():
+    item = tf.keras.Input([], dtype=tf.int32)
+    vectors = tf.keras.layers.Embedding(
+      3, 1, embeddings_initializer='ones', name='items'
+    )(item)
+    return tf.keras.Model(
+      item,
+      tf.keras.layers.Dense(
+        1, use_bias=False, kernel_initializer='ones', name='head'
+      )(vectors),
+    )
+
+  process = tff_partial.compose(
+    tff_partial.from_keras(build, loss='mse', group='head', num_groups=2),
+    work=[
+      groups.by_attribute(lambda held: held['x'] % 2),
+      Phase(optimizer=sgd(0.1), measured=True),
+    ],
+  )
+  assert process.rows_of == ('items/embeddings',)
+  client = {'x': np.array([2], np.int32), 'y': np.array([[3.0]], np.float32)}
+  with runtimes.native():
+    found = _weights(process, {'ann': client})
+  np.testing.assert_allclose(
+    found[GLOBAL]['items/embeddings'], [1.0, 1.0, 1.4], rtol=1e-6
+  )
+  assert found[GROUP]['head/kernel'] == [1.0, 1.0]
+
+
+_RUNTIMES = {
+  **planted.RUNTIMES,
+  'lanes': lambda: runtimes.cohort(jit=False, lanes=2, strict=True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('runtime', _RUNTIMES)
+def test_a_copy_moves_by_the_mean_of_its_members(runtime):
+  process = tff_partial.compose(
+    _model('head', group='head'),
+    work=[
+      _BY_SIGN,
+      Phase(train=(GROUP,), optimizer=sgd(0.1), measured=True),
+    ],
+    mean_of_members=True,
+  )
+  assert 'members' in process.sent_beside
+  with _RUNTIMES[runtime]():
+    # Of group 1: a third of -4 and two of -8. Nobody of group 0 is there later.
+    first = _weights(process, _CLIENTS)
+    others = {name: _CLIENTS[name] for name in ('bob', 'cid')}
+    second = _weights(process, others)
+  np.testing.assert_allclose(
+    first[GROUP]['head/kernel'], [1.2, 1 + 0.2 * 10 / 3], rtol=1e-6
+  )
+  np.testing.assert_allclose(
+    second[GROUP]['head/kernel'], [1.0, 1 + 0.2 * 10 / 3], rtol=1e-6
+  )
+
+
+# ---- every variable in groups ------------------------------------------------
+
+
+def _best(client: tff_partial.contexts.ClientContext) -> tf.Tensor:
+  """The group whose model has the least error, as IFCA has it."""
+
+  def error(group: int) -> tf.Tensor:
+    found = client.predict(
+      lambda weights: collections.OrderedDict(
+        {GROUP: groups.copy_of(weights[GROUP], tf.constant(group))}
+      )
+    )
+    squares = tf.square(found - client.examples['y'])[:, 0]
+    return tf.reduce_sum(tf.where(client.is_real, squares, 0.0))
+
+  number = client.model.num_groups
+  errors = tf.stack([error(group) for group in range(number)])
+  return tf.argmin(errors, output_type=tf.int32)
+
+
+@pytest.mark.parametrize('mean_of_members', [False, True])
+def test_clusters_of_whole_models_beside_numpy(mean_of_members):
+  model = _model(
+    'w',
+    group='w',
+    initial_weights=[_build('w', value=value) for value in (-1.0, 1.0)],
+  )
+  assert model.tiers == (GROUP,)
+  process = tff_partial.compose(
+    model,
+    work=[
+      groups.Assign(_best),
+      Phase(train=(GROUP,), optimizer=sgd(0.1), batch_size=None, measured=True),
+    ],
+    mean_of_members=mean_of_members,
+  )
+  clients = {
+    'ann': _client(1.0, 0.5, slope=-3.0),
+    'bob': _client(1.0, slope=2.0),
+    'cid': _client(0.5, 1.0, 1.0, slope=-2.0),
+  }
+  copies = [-1.0, 1.0]
+  for _ in range(3):
+    moves = [[], []]
+    for fields in clients.values():
+      x, y = fields['x'], fields['y']
+      group = np.argmin([np.sum((w * x - y) ** 2) for w in copies])
+      slope = 2 * np.mean(x * (copies[group] * x - y))
+      moves[group].append((len(y), -0.1 * slope))
+    for group, found in enumerate(moves):
+      total = sum(n for n, _ in found) if mean_of_members else 6
+      copies[group] += sum(n * move for n, move in found) / total
+  with runtimes.cohort(jit=False):
+    found = _weights(process, clients, rounds=3)
+  np.testing.assert_allclose(found[GROUP]['w/kernel'], copies, rtol=1e-5)
+
+
+def test_copies_begin_apart_and_other_variables_with_the_first():
+  trained = [_build('body', 'head', value=value) for value in (2.0, 3.0)]
+  model = _model('body', 'head', group='head', initial_weights=trained)
+  seed = tf.zeros([2], tf.int32)
+  (body,) = model.initial_weights_at_server(GLOBAL, seed).values()
+  (head,) = model.initial_weights_at_server(GROUP, seed).values()
+  assert np.ravel(body).tolist() == [2.0]
+  assert np.ravel(head).tolist() == [2.0, 3.0]
+
+
+# ---- what does not fit -------------------------------------------------------
+
+
+def test_models_of_another_number_than_groups_are_refused():
+  with pytest.raises(
+    keras_variables.ModelError, match='3 models, but there are num_groups=2'
+  ):
+    _model('w', group='w', initial_weights=[_build('w')] * 3)
+
+
+_PRIVATE = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+  1.0, 2, 1.0
+)
+
+
+@pytest.mark.parametrize(
+  ('aggregator', 'message'),
+  [
+    (
+      tff.aggregators.UnweightedMeanFactory(),
+      "UnweightedMeanFactory, which joins 'w/kernel', does not weigh clients",
+    ),
+    (
+      aggregators.by_name({'w/.*': _PRIVATE}),
+      "DifferentiallyPrivateFactory, which joins 'w/kernel'",
+    ),
+  ],
+)
+def test_means_of_members_that_are_not_weighed_are_refused(aggregator, message):
+  with pytest.raises(client_work.CompositionError, match=message):
+    tff_partial.compose(
+      _model('w', 'v', group='w'),
+      work=[_BY_SIGN, Phase((GLOBAL, GROUP), measured=True)],
+      aggregator=aggregator,
+      mean_of_members=True,
+    )
+
+
+def test_means_of_members_are_refused_where_no_group_is_trained():
+  with pytest.raises(groups.GroupError, match='no phase trains weights of gro'):
+    algorithms.build_fed_avg(
+      tff_partial.from_keras(lambda: _build('w'), loss='mse'),
+      mean_of_members=True,
+    )
+  with pytest.raises(groups.GroupError, match='no phase trains weights of gro'):
+    tff_partial.compose(
+      _model('w', 'v', group='w'),
+      work=[_BY_SIGN, Phase((GLOBAL,), measured=True)],
+      mean_of_members=True,
+    )
+
+
+@pytest.mark.parametrize(
+  ('train', 'error', 'message'),
+  [
+    (
+      (GLOBAL,),
+      client_work.CompositionError,
+      r"trains \['global'\] variables, but at the server the model has "
+      r"\['group'\] ones alone",
+    ),
+    (
+      (GROUP, PERSONAL),
+      phases.PhaseError,
+      'trains copies of the global variables, but the model has no',
+    ),
+  ],
+)
+def test_work_on_global_variables_that_there_are_not_is_refused(
+  train, error, message
+):
+  with pytest.raises(error, match=message):
+    tff_partial.compose(
+      _model('w', group='w'), work=[_BY_SIGN, Phase(train, measured=True)]
+    )

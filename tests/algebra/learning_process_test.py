@@ -1,0 +1,545 @@
+"""TFF's own programs train and evaluate our processes, to the same numbers."""
+
+import asyncio
+import collections
+from collections.abc import Iterator, Mapping
+import csv
+import datetime
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import composition
+from tff_partial import evaluation
+from tff_partial import learning_process
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial.algorithms import fed_recon
+from tff_partial.client_state import persist_local
+from tff_partial.data import cohorts
+from tff_partial.data import packing
+from tff_partial.data import splits
+from tff_partial.learning_process import as_evaluation_process
+from tff_partial.learning_process import as_learning_process
+from tff_partial.learning_process import client_seed
+from tff_partial.learning_process import ClientsRememberError
+from tff_partial.learning_process import ElementSpecError
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.runtimes.native_runtime.native import native
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+ITEMS = 13
+COUNTS = (9, 4, 17, 1, 6)
+TIMED = splits.shuffled(splits.by_time('time'))
+
+
+def build_matrix_factorization() -> tf.keras.Model:
+  item = tf.keras.Input([], dtype=tf.int32, name='item')
+  vector = tf.keras.layers.Embedding(ITEMS, 3, name='items')(item)
+  rating = tf.keras.layers.Dense(1, use_bias=False, name='user')(vector)
+  return tf.keras.Model(item, rating)
+
+
+def make_clients() -> dict[str, dict[str, np.ndarray]]:
+  random = np.random.default_rng(5)
+  return {
+    str(number): {
+      'x': random.integers(0, ITEMS, count).astype(np.int32),
+      'y': random.integers(1, 6, [count, 1]).astype(np.float32),
+      'weight': random.uniform(0.5, 2.0, count).astype(np.float32),
+      'time': random.permutation(count).astype(np.int64),
+    }
+    for number, count in enumerate(COUNTS)
+  }
+
+
+CLIENTS = make_clients()
+
+
+def as_dataset(
+  client: Mapping[str, np.ndarray], *, batch_size: int, fields: str
+) -> tf.data.Dataset:
+  chosen = collections.OrderedDict((f, client[f]) for f in fields.split())
+  return tf.data.Dataset.from_tensor_slices(chosen).batch(
+    # Then the size of a batch is known, and written in the element's spec.
+    batch_size,
+    drop_remainder=batch_size == 1,
+  )
+
+
+def pack(
+  process: Any, round_number: int, clients: Mapping[str, Any] = CLIENTS, seed=0
+) -> cohorts.Cohort:
+  """What the face makes of sequences, made on the host and padded."""
+  seeds = [
+    client_seed(
+      {
+        name: client.get(name, np.ones_like(client['y'][:, 0]))
+        for name in process.example_spec
+      },
+      len(client['y']),
+      round_number,
+      seed=seed,
+    )
+    for client in clients.values()
+  ]
+  population = packing.pack(clients, process.example_spec, capacities=[20])
+  return population.cohort(list(clients), np.stack(seeds))
+
+
+def assert_same(first: Any, second: Any) -> None:
+  tf.nest.map_structure(np.testing.assert_array_equal, first, second)
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model() -> models.PartialModel:
+  return keras_models.from_keras(
+    build_matrix_factorization,
+    local='user',
+    loss=tf.keras.losses.MeanSquaredError(),
+    metrics=lambda: [tf.keras.metrics.RootMeanSquaredError(name='rmse')],
+  )
+
+
+@pytest.fixture(scope='module', name='process')
+def fixture_process(model) -> processes.PartialProcess:
+  return fed_recon.build_fed_recon(
+    model, split=TIMED, batch_size=4, server_optimizer=phases.sgd(0.9)
+  )
+
+
+@pytest.fixture(scope='module', name='measuring')
+def fixture_measuring(model) -> evaluation.Evaluation:
+  return fed_recon.build_fed_recon_eval(model, batch_size=3)
+
+
+@pytest.fixture(scope='module', name='face')
+def fixture_face(process) -> Any:
+  return as_learning_process(process)
+
+
+@pytest.fixture(scope='module', name='measuring_face')
+def fixture_measuring_face(measuring) -> Any:
+  # The batches have a field that the evaluation does not read.
+  return as_evaluation_process(measuring, _specs())
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime() -> Iterator[None]:
+  with native():
+    yield
+
+
+@pytest.mark.slow
+def test_types_are_those_of_the_process(process, face):
+  assert isinstance(face, tff.learning.templates.LearningProcess)
+  state_type, data_type = face.next.type_signature.parameter
+  assert state_type.is_identical_to(process.next.type_signature.parameter[0])
+  assert (
+    str(data_type) == '{<x=int32[?],y=float32[?,1],time=int64[?]>*}@CLIENTS'
+  )
+  result = face.next.type_signature.result
+  assert result.python_container is tff.learning.templates.LearningProcessOutput
+  assert result.metrics.is_identical_to(
+    process.next.type_signature.result.metrics
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'fields, batch_size',
+  [
+    ('x y weight time', 5),
+    ('time user weight y x', 1),
+    ('x y time', 100),
+  ],
+)
+def test_rounds_equal_those_on_packed_clients(process, fields, batch_size):
+  clients = {
+    name: {f: client[f] for f in client if f in fields}
+    for name, client in CLIENTS.items()
+  }
+  datasets = [
+    as_dataset(
+      client | {'user': np.zeros(len(client['y']))},
+      batch_size=batch_size,
+      fields=fields,
+    )
+    for client in clients.values()
+  ]
+  face = as_learning_process(process, datasets[0].element_spec, seed=3)
+  state = expected = process.initialize()
+  for round_number in range(2):
+    cohort = pack(process, round_number, clients, seed=3)
+    nothing = [collections.OrderedDict()] * len(cohort)
+    expected, _, measured = process.next(expected, nothing, cohort)
+    state, metrics = face.next(state, datasets)
+    assert_same(metrics, measured)
+    assert_same(
+      face.get_model_weights(state), process.get_model_weights(expected)
+    )
+  assert state.client_work['round'] == 2
+  # The client with a single example has nothing to be measured on.
+  assert metrics['client_work']['train']['num_clients'] == 4
+
+
+@pytest.mark.slow
+def test_a_client_without_examples_counts_for_nothing(face):
+  datasets = [
+    as_dataset(client, batch_size=3, fields='x y time')
+    for client in CLIENTS.values()
+  ]
+  state = face.initialize()
+  alone, metrics = face.next(state, datasets)
+  joined, others = face.next(state, [*datasets, datasets[0].take(0)])
+  assert_same(alone.global_model_weights, joined.global_model_weights)
+  assert_same(metrics['client_work'], others['client_work'])
+
+
+def test_weights_can_be_set(face):
+  state = face.initialize()
+  weights = face.get_model_weights(state)
+  weights.trainable[GLOBAL] = tf.nest.map_structure(
+    lambda w: w + 1.0, weights.trainable[GLOBAL]
+  )
+  changed = face.set_model_weights(state, weights)
+  assert_same(face.get_model_weights(changed), weights)
+  assert changed.client_work['round'] == 0
+
+
+@pytest.mark.slow
+def test_evaluation_equals_that_on_packed_clients(
+  measuring, measuring_face, process
+):
+  face = measuring_face
+  weights = process.get_model_weights(process.initialize())
+  weights.trainable[GLOBAL] = tf.nest.map_structure(
+    lambda w: w + 0.5, weights.trainable[GLOBAL]
+  )
+  state = face.set_model_weights(face.initialize(), weights)
+  assert_same(face.get_model_weights(state), weights)
+  clients = {
+    name: {'x': client['x'], 'y': client['y']}
+    for name, client in CLIENTS.items()
+  }
+  halves = list(clients)[:2], list(clients)[2:]
+  for round_number, names in enumerate(halves):
+    chosen = {name: clients[name] for name in names}
+    state, metrics = face.next(
+      state,
+      [
+        as_dataset(CLIENTS[name], batch_size=4, fields='x y time')
+        for name in names
+      ],
+    )
+    cohort = pack(measuring, round_number, chosen)
+    nothing = [collections.OrderedDict()] * len(cohort)
+    expected = measuring.evaluate(weights, nothing, cohort).metrics
+    measured = metrics['client_work']['eval']
+    assert_same(measured['current_round_metrics'], expected)
+    if not round_number:
+      first = expected
+      assert_same(measured['total_rounds_metrics'], expected)
+  total = measured['total_rounds_metrics']
+  counts = np.array([first['num_examples'], expected['num_examples']])
+  assert total['num_examples'] == counts.sum()
+  np.testing.assert_allclose(
+    total['rmse'] ** 2,
+    np.average([first['rmse'] ** 2, expected['rmse'] ** 2], weights=counts),
+    rtol=1e-5,
+  )
+  assert_same(face.get_model_weights(state), weights)
+
+
+def test_seeds_of_clients_tell_them_apart():
+  random = np.random.default_rng(2)
+  values = {
+    'x': random.integers(0, 2, [6, 3]).astype(np.int64),
+    'y': np.array([b'a', b'b', b'a', b'c', b'', b'a'], object),
+    'weight': np.ones(6, np.float32),
+    'flag': np.array([True, False, True, True, False, True]),
+    'half': np.arange(6).astype(np.float16),
+    'double': np.arange(6).astype(np.float64),
+    'wave': np.arange(6).astype(np.complex64),
+  }
+  others = [
+    values | {'x': values['x'][::-1]},
+    values | {'y': np.array([b'b', b'a', b'a', b'c', b'', b'a'], object)},
+    values | {'weight': np.float32([1, 1, 1, 1, 1, 2])},
+    values | {'flag': ~values['flag']},
+    values | {'half': values['half'] + np.float16(1)},
+    values | {'double': values['double'] * 2},
+    values | {'wave': values['wave'] * 1j},
+  ]
+
+  def seed_of(client, count=6, number=0, **kwargs):
+    tensors = {name: tf.constant(value) for name, value in client.items()}
+    seed = client_seed(tensors, count, number, **kwargs)
+    assert seed.dtype == tf.int32 and seed.shape == [2]
+    return tuple(seed.numpy().tolist())
+
+  seed = seed_of(values)
+  assert seed == seed_of(dict(reversed(values.items())))
+  padded = {
+    name: np.concatenate([value, value[:2]]) for name, value in values.items()
+  }
+  assert seed == seed_of(padded)
+  found = {
+    seed,
+    *map(seed_of, others),
+    seed_of(values, count=5),
+    seed_of(values, number=1),
+    seed_of(values, seed=1),
+  }
+  assert len(found) == 4 + len(others)
+
+
+@pytest.mark.parametrize('dtype', [np.float32, np.float64, np.int64])
+def test_fingerprints_of_small_numbers_hardly_ever_agree(dtype):
+  # Clients with three ratings each: the numbers differ in few bits.
+  ratings = np.random.default_rng(0).permutation(40**3)[:2_000]
+  ratings = np.stack([ratings // 1600, ratings // 40 % 40, ratings % 40], 1)
+
+  @tf.function
+  def fingerprints(clients):
+    return tf.map_fn(
+      learning_process._fingerprint, clients, fn_output_signature=tf.int32
+    )
+
+  seen = fingerprints(tf.constant(ratings.astype(dtype)))
+  assert len(np.unique(seen)) >= len(ratings) - 1
+  shares = [np.mean(np.bitwise_and(seen, 1 << bit) != 0) for bit in range(31)]
+  np.testing.assert_allclose(shares, 0.5, atol=0.06)
+
+
+@pytest.mark.slow
+def test_fingerprints_stay_what_they_are():
+  # A resumed run, perhaps on another machine, draws what the first one did.
+  client = {'x': tf.range(4), 'y': tf.constant([1.0, 2.0, 3.0, 4.0])}
+  golden = [1600411845, 816034204]
+  assert client_seed(client, 4, 7, seed=1).numpy().tolist() == golden
+  for compiled in (False, True):
+    traced = tf.function(
+      lambda c: client_seed(c, 4, 7, seed=1), jit_compile=compiled
+    )
+    assert traced(client).numpy().tolist() == golden
+
+
+@pytest.mark.slow
+def test_refuses_clients_that_remember(model):
+  process = composition.compose(
+    model,
+    client_state=persist_local,
+    work=[phases.Phase(train=(GLOBAL, LOCAL), measured=True)],
+    aggregator=tff.aggregators.MeanFactory(),
+    server_optimizer=phases.sgd(1.0),
+  )
+  with pytest.raises(ClientsRememberError, match=r'float32\[3,1\]'):
+    as_learning_process(process)
+  measuring = evaluation.build_evaluation(
+    model,
+    client_state=persist_local,
+    work=[phases.Phase(train=(), measured=True)],
+  )
+  with pytest.raises(ClientsRememberError, match='this evaluation'):
+    as_evaluation_process(measuring)
+
+
+def _specs(**changes: Any) -> Any:
+  specs = collections.OrderedDict(
+    x=tf.TensorSpec([None], tf.int32),
+    y=tf.TensorSpec([None, 1], tf.float32),
+    time=tf.TensorSpec([None], tf.int64),
+  )
+  specs.update(changes)
+  return collections.OrderedDict(
+    (name, spec) for name, spec in specs.items() if spec is not None
+  )
+
+
+@pytest.mark.parametrize(
+  'element_spec, message',
+  [
+    (tuple(_specs().values()), 'mappings with the fields'),
+    (_specs(time=None), r"lack the fields \['time'\]"),
+    (_specs(y=tf.TensorSpec([None], tf.float32)), "field 'y'"),
+    (_specs(y=tf.TensorSpec([None, 1], tf.float64)), "field 'y'"),
+    (_specs(x=tf.TensorSpec([], tf.int32)), "field 'x'"),
+    (_specs(x=[_specs()['x']] * 2), "field 'x'"),
+    (_specs(x=tf.RaggedTensorSpec([None, None], tf.int32)), "field 'x'"),
+    (_specs(weight=tf.TensorSpec([None, 2], tf.float32)), "field 'weight'"),
+  ],
+)
+def test_refuses_batches_that_do_not_fit(process, element_spec, message):
+  with pytest.raises(ElementSpecError, match=message):
+    as_learning_process(process, element_spec)
+
+
+@pytest.mark.slow
+def test_inputs_may_be_nested_and_weights_have_a_shape():
+  def build():
+    inputs = {
+      'word': tf.keras.Input([4], dtype=tf.string, name='word'),
+      'age': tf.keras.Input([1], name='age'),
+    }
+    words = tf.keras.layers.Hashing(num_bins=3)(inputs['word'])
+    vectors = tf.keras.layers.Embedding(3, 2, name='table')(words)
+    ages = tf.keras.layers.RepeatVector(4)(inputs['age'])
+    both = tf.keras.layers.Concatenate()([vectors, ages])
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(1, name='out')(both))
+
+  model = keras_models.from_keras(
+    build,
+    local='out',
+    loss=tf.keras.losses.MeanSquaredError(),
+    weights=tf.TensorSpec([4], tf.float32),
+  )
+  process = fed_recon.build_fed_recon(model, batch_size=2)
+  random = np.random.default_rng(0)
+  words = random.choice([b'a', b'b', b'c'], [5, 4]).astype(object)
+  client = {
+    'x': {'age': random.random([5, 1], np.float32), 'word': words},
+    'y': random.random([5, 4, 1], np.float32),
+    'weight': np.ones([5, 4], np.float32),
+  }
+  seed = client_seed(client, 5, 0)
+  cohort = packing.pack({'a': client}, process.example_spec).cohort(
+    ['a'], seed[None].numpy()
+  )
+  expected = process.next(
+    process.initialize(), [collections.OrderedDict()], cohort
+  )
+  # Fields in another order than the model has them.
+  inputs = collections.OrderedDict((f, client['x'][f]) for f in ('word', 'age'))
+  dataset = tf.data.Dataset.from_tensor_slices(
+    collections.OrderedDict(y=client['y'], x=inputs)
+  ).batch(2)
+  face = as_learning_process(process, dataset.element_spec)
+  state, metrics = face.next(face.initialize(), [dataset])
+  assert_same(state, expected.state)
+  assert_same(metrics, expected.metrics)
+
+
+# TFF's programs.
+
+
+@tff.tensorflow.computation(np.str_)
+def read_client(client_id):
+  """Makes a client's batches out of its id, inside the client's computation."""
+  number = tf.strings.to_number(client_id, tf.int32)
+  end = tf.cumsum(COUNTS)[number]
+  start = end - tf.constant(COUNTS)[number]
+  examples_of_client = collections.OrderedDict(
+    (f, tf.concat([c[f] for c in CLIENTS.values()], 0)[start:end])
+    for f in ('x', 'y', 'time')
+  )
+  return tf.data.Dataset.from_tensor_slices(examples_of_client).batch(5)
+
+
+def run_program(
+  folder: pathlib.Path, face: Any, measuring_face: Any, rounds: int
+) -> dict[str, Any]:
+  """Trains as TFF's users do, and returns what was released."""
+  released: dict[str, Any] = {
+    name: tff.program.MemoryReleaseManager()
+    for name in ('model', 'train', 'rounds', 'evaluation')
+  }
+  clients = tff.program.ClientIdDataSource(list(CLIENTS))
+  manager = tff.learning.programs.EvaluationManager(
+    data_source=clients,
+    aggregated_metrics_manager=released['evaluation'],
+    create_state_manager_fn=lambda name: tff.program.FileProgramStateManager(
+      folder / 'evaluations' / name, prefix='version_'
+    ),
+    create_process_fn=lambda name: (measuring_face, released['rounds']),
+    cohort_size=5,
+    duration=datetime.timedelta(0),
+  )
+  with native(asynchronous=True) as context:
+    federated = tff.program.NativeFederatedContext(context)
+    with tff.framework.get_context_stack().install(federated):
+      asyncio.run(
+        tff.learning.programs.train_model(
+          train_process=face,
+          train_data_source=clients,
+          train_per_round_clients=5,
+          train_total_rounds=rounds,
+          program_state_manager=tff.program.FileProgramStateManager(
+            folder / 'states', prefix='round_'
+          ),
+          model_output_manager=released['model'],
+          train_metrics_manager=tff.program.GroupingReleaseManager(
+            [
+              released['train'],
+              tff.program.CSVFileReleaseManager(
+                folder / 'train.csv', key_fieldname='round'
+              ),
+            ]
+          ),
+          evaluation_manager=manager,
+          evaluation_periodicity=2,
+        )
+      )
+  return {name: manager.values() for name, manager in released.items()}
+
+
+@pytest.mark.slow
+def test_train_model_trains_saves_evaluates_and_resumes(
+  tmp_path, process, face, measuring, measuring_face
+):
+  faces = [
+    tff.simulation.compose_dataset_computation_with_learning_process(
+      read_client, each
+    )
+    for each in (face, measuring_face)
+  ]
+  first = run_program(tmp_path, *faces, rounds=2)
+  assert list(first['train']) == [1, 2]
+  then = run_program(tmp_path, *faces, rounds=3)
+  assert list(then['train']) == [3]
+
+  # All clients take part, in an order that TFF draws.
+  clients = {
+    name: {field: client[field] for field in ('x', 'y', 'time')}
+    for name, client in CLIENTS.items()
+  }
+  nothing = [collections.OrderedDict()] * len(clients)
+
+  def assert_close(found, expected):
+    tf.nest.map_structure(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+      found,
+      expected,
+    )
+
+  state = process.initialize()
+  for number in (1, 2, 3):
+    cohort = pack(process, number - 1, clients)
+    state, _, metrics = process.next(state, nothing, cohort)
+    released = first if number < 3 else then
+    assert_close(
+      released['train'][number]['model_metrics'],
+      metrics['client_work']['train'],
+    )
+    if number == 1:
+      continue
+    # The second and the last round are evaluated, in one round of evaluation.
+    expected = measuring.evaluate(
+      process.get_model_weights(state), nothing, pack(measuring, 0, clients)
+    )
+    for name in ('rounds', 'evaluation'):
+      assert list(released[name]) == [number]
+      assert_close(released[name][number]['model_metrics'], expected.metrics)
+  released_state = then['model']['training_checkpoint_round_3']
+  assert_close(released_state.global_model_weights, state.global_model_weights)
+  assert released_state.client_work['round'] == 3
+  with open(tmp_path / 'train.csv', encoding='utf-8') as file:
+    rows = list(csv.DictReader(file))
+  assert [row['round'] for row in rows] == ['1', '2', '3']
+  assert float(rows[-1]['model_metrics/rmse']) > 0

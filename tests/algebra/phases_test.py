@@ -1,0 +1,1241 @@
+"""How phases train the weights of some tiers on some examples."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import planted
+from tff_partial import composition
+from tff_partial import contexts
+from tff_partial import phases
+from tff_partial import runtimes
+from tff_partial import terms
+from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.client import local_training
+from tff_partial.data import splits
+from tff_partial.model import keras_metrics
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.model import tracing
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+layers = tf.keras.layers
+optimizers = tff.learning.optimizers
+_SEED = np.array([8, 9], np.int32)
+_BOTH = (tiers.GLOBAL, tiers.LOCAL)
+
+
+def _pad(array: np.ndarray, capacity: int) -> np.ndarray:
+  missing = capacity - len(array)
+  return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
+
+
+class Client:
+  """Runs phases on one client, traced once for all sizes."""
+
+  def __init__(
+    self,
+    model: models.PartialModel,
+    *work: Phase | phases.Interleaved,
+    jit: bool = False,
+  ):
+    self.model = model
+    self._has_copy = phases.holds_a_copy(work)
+    self._spec = client_work.example_spec_of(model, work)
+
+    def run(weights, examples, count, seed):
+      frozen = model.frozen_weights()
+      context = contexts.ClientContext(
+        model, weights, weights, frozen, examples, count, seed
+      )
+      done = local_training.run(work, context)
+      known = {**done._asdict(), 'weights': done.weights, 'group': done.group}
+      del known['context']
+      return known
+
+    example_specs = tf.nest.map_structure(
+      lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), self._spec
+    )
+    weight_specs = collections.OrderedDict(
+      (tier, model.specs(tier)) for tier in model.tiers
+    )
+    if self._has_copy:
+      weight_specs[tiers.PERSONAL] = model.specs(tiers.GLOBAL)
+    traced = tracing.traced(
+      run,
+      weight_specs,
+      example_specs,
+      tf.TensorSpec([], tf.int32),
+      tf.TensorSpec([2], tf.int32),
+    )
+    if jit:
+      traced = tf.function(traced, jit_compile=True, autograph=False)
+    self._run = traced
+
+  def first_weights(self) -> tiers.Weights:
+    """First values; a copy of the global weights has others than they."""
+    first = collections.OrderedDict(
+      (tier, self.model.initial_weights(tier, _SEED))
+      for tier in self.model.tiers
+    )
+    if self._has_copy:
+      first[tiers.PERSONAL] = self.model.initial_weights(
+        tiers.GLOBAL, _SEED + 1
+      )
+    return first
+
+  def __call__(
+    self,
+    fields: dict[str, Any],
+    capacity: int | None = None,
+    seed: np.ndarray = _SEED,
+    weights: tiers.Weights | None = None,
+  ) -> Any:
+    count = len(fields['y'])
+    fields = {'weight': np.ones([count], np.float32), **fields}
+    examples = collections.OrderedDict(
+      (
+        name,
+        tf.nest.map_structure(
+          lambda array: tf.constant(_pad(array, capacity or count)),
+          fields[name],
+        ),
+      )
+      for name in self._spec
+    )
+    done = self._run(
+      weights or self.first_weights(),
+      examples,
+      tf.constant(count),
+      tf.constant(seed),
+    )
+    return types.SimpleNamespace(
+      **tf.nest.map_structure(lambda t: t.numpy(), done)
+    )
+
+  def measure(self, done: Any) -> dict[str, float]:
+    """The metrics of what was done."""
+    states = client_work.unfinalized_metrics(done)
+    finalizers = client_work.metric_finalizers(self.model)
+    return {
+      name: finalize(states[name]).numpy()
+      for name, finalize in finalizers.items()
+    }
+
+
+# ---- padding is inert --------------------------------------------------------
+
+
+def _rated(count: int, seed: int = 0) -> planted.Fields:
+  (fields,) = planted.rate({'client': count}, seed).values()
+  generator = np.random.default_rng(seed)
+  return {
+    **fields,
+    'weight': generator.uniform(0.5, 2.0, [count]).astype(np.float32),
+    'time': generator.integers(0, 5, [count]),
+  }
+
+
+@functools.cache
+def _drawing_client(jit: bool) -> Client:
+  """Everything that is drawn: splits, orders, dropout."""
+  support, query = splits.shuffled(splits.by_time())
+  return Client(
+    planted.factorization(planted.build_tastes),
+    Phase(
+      (tiers.LOCAL,),
+      on=support,
+      batch_size=4,
+      epochs=3,
+      max_steps=5,
+      shuffle=True,
+    ),
+    Phase(
+      _BOTH,
+      on=query,
+      optimizer=optimizers.build_adam(0.1),
+      batch_size=3,
+      epochs=2,
+      shuffle=True,
+      measured=True,
+    ),
+    jit=jit,
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('jit', [False, True], ids=['plain', 'xla'])
+def test_padding_changes_no_bit(jit):
+  client = _drawing_client(jit)
+  # XLA compiles each size anew.
+  for count, num_query in (
+    [(7, 3)] if jit else [(1, 0), (2, 1), (16, 8), (7, 3)]
+  ):
+    fields = _rated(count)
+    expected = client(fields)
+    for capacity in (33,) if jit else (count + 1, 16, 33):
+      found = client(fields, capacity)
+      planted.assert_same(vars(found), vars(expected))
+    assert expected.num_examples == num_query
+    moved = expected.weights[tiers.GLOBAL]['items/embeddings']
+    before = client.first_weights()[tiers.GLOBAL]['items/embeddings']
+    assert (moved != before.numpy()).any() == (num_query > 0)
+  # And something was drawn: other seeds make other weights.
+  other = client(fields, seed=_SEED + 1)
+  assert not np.allclose(
+    other.weights[tiers.LOCAL]['user/kernel'],
+    expected.weights[tiers.LOCAL]['user/kernel'],
+  )
+
+
+@pytest.mark.slow
+def test_what_padding_consists_of_does_not_matter():
+  client = _drawing_client(jit=False)
+  fields = _rated(7)
+  expected = client(fields, 12)
+  longer = _rated(12, seed=1)  # Longer, and other numbers.
+  spoilt = {
+    name: np.concatenate([array, longer[name][7:].astype(array.dtype)])
+    for name, array in fields.items()
+  }
+  spoilt['y'][7:] = np.nan
+  found = client._run(
+    client.first_weights(),
+    collections.OrderedDict(
+      (name, tf.constant(spoilt[name]))
+      for name in client_work.example_spec_of(
+        client.model, [Phase(on=splits.by_time().support)]
+      )
+    ),
+    tf.constant(7),
+    tf.constant(_SEED),
+  )
+  planted.assert_same(
+    tf.nest.map_structure(lambda t: t.numpy(), found), vars(expected)
+  )
+
+
+@pytest.mark.slow
+def test_a_client_without_examples_does_nothing():
+  client = _drawing_client(jit=False)
+  fields = {name: array[:0] for name, array in _rated(1).items()}
+  done = client(fields, capacity=5)
+  planted.assert_same(
+    done.weights,
+    tf.nest.map_structure(lambda t: t.numpy(), client.first_weights()),
+  )
+  assert done.num_examples == 0
+  assert done.is_finite
+  assert not any(done.loss)
+
+
+# ---- order -------------------------------------------------------------------
+
+
+class _ByStep(optimizers.Optimizer):
+  """Step s subtracts s + 1 times the gradient, so that s can be read."""
+
+  def initialize(self, specs):
+    return collections.OrderedDict(step=tf.constant(0.0))
+
+  def next(self, state, weights, gradients):
+    gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
+    step = state['step'] + 1.0
+    moved = tf.nest.map_structure(lambda w, g: w - step * g, weights, gradients)
+    return collections.OrderedDict(step=step), moved
+
+  def get_hparams(self, state):
+    return collections.OrderedDict()
+
+  def set_hparams(self, state, hparams):
+    return state
+
+
+def _table(rows: int) -> models.PartialModel:
+  """Predicts an entry of a table; the prediction is the loss."""
+
+  def build():
+    item = tf.keras.Input([], dtype=tf.int32)
+    entry = layers.Embedding(rows, 1, 'zeros', name='table')(item)
+    one = layers.Dense(1, use_bias=False, kernel_initializer='ones')
+    return tf.keras.Model(item, one(entry))
+
+  return keras_models.from_keras(
+    build, loss=lambda labels, predictions: predictions[:, 0], local='table'
+  )
+
+
+def _steps_of(work: Phase, count: int, **options: Any) -> np.ndarray:
+  """At which step, from 1, each example was read; the sum if it was at many."""
+  client = Client(_table(count), work)
+  fields = {
+    'x': np.arange(count, dtype=np.int32),
+    'y': np.zeros([count, 1], np.float32),
+  }
+  done = client(fields, **options)
+  return -done.weights[tiers.LOCAL]['table/embeddings'][:, 0]
+
+
+def _one_by_one(**options: Any) -> Phase:
+  return Phase(
+    (tiers.LOCAL,),
+    **{'optimizer': _ByStep(), 'batch_size': 1, **options},
+  )
+
+
+@pytest.mark.slow
+def test_examples_are_read_in_their_order():
+  np.testing.assert_array_equal(_steps_of(_one_by_one(), 5), [1, 2, 3, 4, 5])
+  # Batches of 2, of which each example has one half; the last has but one.
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(batch_size=2), 5), [0.5, 0.5, 1, 1, 3]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(on=splits.alternating(2).query), 7),
+    [0, 0, 1, 2, 0, 0, 3],
+  )
+
+
+@pytest.mark.slow
+def test_epochs_and_steps_end_a_phase():
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(epochs=2), 3), [1 + 4, 2 + 5, 3 + 6]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(epochs=2, max_steps=4), 3), [1 + 4, 2, 3]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(epochs=1, max_steps=9), 3), [1, 2, 3]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(max_steps=0), 3), [0, 0, 0]
+  )
+
+
+def test_a_last_small_batch_may_be_left_out():
+  dropping = functools.partial(_one_by_one, batch_size=2, drop_remainder=True)
+  for capacity in (5, 9):
+    np.testing.assert_array_equal(
+      _steps_of(dropping(epochs=2), 5, capacity=capacity),
+      [(1 + 3) / 2, (1 + 3) / 2, (2 + 4) / 2, (2 + 4) / 2, 0],
+    )
+  np.testing.assert_array_equal(_steps_of(dropping(), 4), [0.5, 0.5, 1, 1])
+  np.testing.assert_array_equal(_steps_of(dropping(epochs=3), 1), [0])
+  # Each epoch leaves out another one: five times four of five examples.
+  shuffled = _steps_of(dropping(epochs=5, shuffle=True), 5)
+  assert shuffled.sum() == sum(range(1, 11)) and shuffled.all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'runtime',
+  [
+    runtimes.native,
+    functools.partial(runtimes.cohort, strict=True, jit=False),
+    functools.partial(runtimes.cohort, strict=True, jit=True),
+    functools.partial(runtimes.cohort, strict=True, jit=False, lanes=2),
+  ],
+  ids=['native', 'cohort', 'XLA', 'lanes'],
+)
+def test_what_is_left_out_counts_in_no_runtime(runtime):
+  # As the same clients without their last examples, and without bob.
+  counts = {'ann': 5, 'bob': 1, 'cid': 4, 'dot': 3}
+  clients = planted.rate(counts)
+  full = {
+    client: {
+      name: array[: counts[client] // 2 * 2] for name, array in fields.items()
+    }
+    for client, fields in clients.items()
+    if counts[client] > 1
+  }
+  model = planted.factorization()
+  phase = Phase(_BOTH, batch_size=2, epochs=2, measured=True)
+  dropping = dataclasses.replace(phase, drop_remainder=True)
+  found = []
+  with runtime():
+    for work, given in ((dropping, clients), (phase, full)):
+      process = composition.compose(model, work=[work])
+      cohort = planted.cohort_of(process, given, capacities=[5])
+      found.append(planted.run(process, cohort))
+  one, other = found
+  planted.assert_same(
+    one.state.global_model_weights, other.state.global_model_weights
+  )
+  assert one.metrics == other.metrics
+  train = one.metrics['client_work']['train']
+  assert train['num_examples'] == 4 + 4 + 2
+  assert train['num_clients'] == 3
+
+
+@pytest.mark.slow
+def test_a_batch_of_everything_is_a_step_an_epoch():
+  everything = functools.partial(_one_by_one, batch_size=None)
+  for capacity in (4, 9):
+    np.testing.assert_array_equal(
+      _steps_of(everything(), 4, capacity=capacity), [0.25] * 4
+    )
+  np.testing.assert_array_equal(
+    _steps_of(everything(epochs=3, max_steps=2), 4), [(1 + 2) / 4] * 4
+  )
+  np.testing.assert_array_equal(
+    _steps_of(everything(on=splits.halves().query), 4), [0, 0, 0.5, 0.5]
+  )
+
+
+@pytest.mark.slow
+def test_a_batch_is_gone_through_again_before_the_next():
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(repeats=3), 2), [1 + 2 + 3, 4 + 5 + 6]
+  )
+  np.testing.assert_array_equal(
+    _steps_of(_one_by_one(repeats=2, epochs=2, max_steps=3), 2),
+    [1 + 2 + 5 + 6, 3 + 4],
+  )
+
+
+@pytest.mark.slow
+def test_each_epoch_has_an_order_of_its_own():
+  count = 12
+  shuffled = functools.partial(_one_by_one, epochs=3, shuffle=True)
+  sums = [
+    _steps_of(shuffled(max_steps=epochs * count), count, capacity=20)
+    for epochs in (1, 2, 3)
+  ]
+  orders = [sums[0], sums[1] - sums[0], sums[2] - sums[1]]
+  for epoch, order in enumerate(orders):
+    expected = np.arange(count) + 1 + epoch * count
+    np.testing.assert_array_equal(np.sort(order), expected)
+    assert (order != expected).any()
+  assert (orders[0] != orders[1] - count).any()
+  assert (orders[1] - count != orders[2] - 2 * count).any()
+  other = _steps_of(shuffled(max_steps=count), count, seed=_SEED + 1)
+  assert (other != orders[0]).any()
+
+
+@pytest.mark.slow
+def test_phases_share_one_shuffled_split():
+  support, query = splits.shuffled(splits.halves())
+  client = Client(
+    _table(9),
+    _one_by_one(on=support),
+    _one_by_one(on=query, shuffle=True),
+  )
+  fields = {
+    'x': np.arange(9, dtype=np.int32),
+    'y': np.zeros([9, 1], np.float32),
+  }
+  for seed in (_SEED, _SEED + 1):
+    done = client(fields, seed=seed)
+    steps = -done.weights[tiers.LOCAL]['table/embeddings'][:, 0]
+    # Four examples of one part, five of the other, and each in one of them.
+    assert sorted(steps) == [1, 1, 2, 2, 3, 3, 4, 4, 5]
+
+
+# ---- steps -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_plain_descent_on_a_table_is_that_on_all_of_it():
+  # The rows that a batch reads more than once move as often.
+  model = planted.factorization()
+  fields = _rated(11)
+  fields['x'][:4] = 3
+  plain = Client(model, Phase(_BOTH, batch_size=4, epochs=2))
+  weights = plain.first_weights()
+  found = plain(fields).weights
+  table = weights[tiers.GLOBAL]['items/embeddings'].numpy().astype(np.float64)
+  user = weights[tiers.LOCAL]['user/vector'].numpy().astype(np.float64)
+  for start in (0, 4, 8, 0, 4, 8):
+    rows = slice(start, min(start + 4, 11))
+    items, weight = fields['x'][rows], fields['weight'][rows]
+    slope = 2 * weight * (table[items] @ user - fields['y'][rows]) / len(items)
+    user_step = slope @ table[items]
+    np.add.at(table, items, -0.1 * np.outer(slope, user))
+    user -= 0.1 * user_step
+  planted.assert_close(found[tiers.GLOBAL]['items/embeddings'], table)
+  planted.assert_close(found[tiers.LOCAL]['user/vector'], user)
+  unread = np.setdiff1d(np.arange(planted.NUM_ITEMS), fields['x'])
+  np.testing.assert_array_equal(
+    found[tiers.GLOBAL]['items/embeddings'][unread],
+    weights[tiers.GLOBAL]['items/embeddings'].numpy()[unread],
+  )
+
+
+class _DenseDescent(_ByStep):
+  """Plain gradient descent that is not known to be plain."""
+
+  def next(self, state, weights, gradients):
+    gradients = tf.nest.map_structure(tf.convert_to_tensor, gradients)
+    return state, tf.nest.map_structure(
+      lambda w, g: w - 0.1 * g, weights, gradients
+    )
+
+
+class _TableSum(layers.Layer):
+  """Adds something of all rows of a table to its input."""
+
+  def __init__(self, table):
+    super().__init__()
+    self.table = table
+
+  def call(self, inputs):
+    return inputs + 0.01 * tf.reduce_sum(self.table**2)
+
+
+def _read_in_two_ways(regularizer: Any = None) -> tf.keras.Model:
+  """A table of which a step reads some rows, and all of them."""
+  item = tf.keras.Input([], dtype=tf.int32)
+  items = layers.Embedding(
+    planted.NUM_ITEMS, 4, embeddings_regularizer=regularizer, name='items'
+  )
+  rating = planted.UserVector(name='user')(items(item))
+  if regularizer is None:
+    rating = _TableSum(items.embeddings)(rating)
+  return tf.keras.Model(item, rating)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('regularizer', [None, 'l2'])
+def test_rows_that_a_batch_does_not_read_may_move_too(regularizer):
+  model = planted.factorization(
+    functools.partial(_read_in_two_ways, regularizer)
+  )
+  fields = _rated(11)
+  fields['x'][:4] = 3
+  found, expected = (
+    Client(model, Phase(_BOTH, batch_size=4, optimizer=optimizer))(fields)
+    for optimizer in (sgd(0.1), _DenseDescent())
+  )
+  for tier in _BOTH:
+    planted.assert_close(
+      dict(found.weights[tier]), dict(expected.weights[tier])
+    )
+  unread = np.setdiff1d(np.arange(planted.NUM_ITEMS), fields['x'])
+  before = model.initial_weights(tiers.GLOBAL, _SEED)['items/embeddings']
+  after = found.weights[tiers.GLOBAL]['items/embeddings']
+  assert (before.numpy() != after)[unread].all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'optimizer',
+  [
+    optimizers.build_adam(0.1),
+    optimizers.build_yogi(0.1),
+    optimizers.build_adagrad(0.1),
+    optimizers.build_sgdm(0.1, momentum=0.9),
+    optimizers.build_rmsprop(0.1),
+  ],
+  ids=['adam', 'yogi', 'adagrad', 'momentum', 'rmsprop'],
+)
+def test_optimizers_with_a_state_keep_it_from_step_to_step(optimizer):
+  model = planted.factorization()
+  client = Client(
+    model, Phase(_BOTH, optimizer=optimizer, batch_size=4, epochs=2)
+  )
+  fields = _rated(11)
+  weights = client.first_weights()
+  # What it should be: the optimizer over dense gradients, step by step.
+  held = collections.OrderedDict(
+    (name, tf.Variable(tensor))
+    for named in weights.values()
+    for name, tensor in named.items()
+  )
+  state = optimizer.initialize(
+    tf.nest.map_structure(lambda v: tf.TensorSpec(v.shape, v.dtype), held)
+  )
+  for start in (0, 4, 8, 0, 4, 8):
+    rows = slice(start, min(start + 4, 11))
+    with tf.GradientTape() as tape:
+      table, user = held['items/embeddings'], held['user/vector']
+      vectors = tf.gather(tf.convert_to_tensor(table), fields['x'][rows])
+      errors = tf.linalg.matvec(vectors, user) - fields['y'][rows]
+      loss = tf.reduce_mean(fields['weight'][rows] * errors**2)
+    gradients = tf.nest.map_structure(
+      tf.convert_to_tensor, tape.gradient(loss, held)
+    )
+    state, moved = optimizer.next(
+      state, tf.nest.map_structure(tf.convert_to_tensor, held), gradients
+    )
+    for name, tensor in moved.items():
+      held[name].assign(tensor)
+  found = client(fields, capacity=20).weights
+  for named in found.values():
+    for name, tensor in named.items():
+      planted.assert_close(tensor, held[name].numpy(), 1e-5)
+
+
+@pytest.mark.slow
+def test_tiers_that_are_not_trained_stay_as_they_are():
+  fields = _rated(6)
+  for trained in _BOTH:
+    client = Client(planted.factorization(), Phase((trained,)))
+    before, after = client.first_weights(), client(fields).weights
+    for tier in _BOTH:
+      for name, tensor in before[tier].items():
+        assert (after[tier][name] != tensor.numpy()).any() == (tier == trained)
+
+
+@pytest.mark.parametrize('optimizer', [sgd(0.1), optimizers.build_adam(0.1)])
+def test_variables_that_are_not_named_stay_as_they_are(optimizer):
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([1]),
+        layers.Dense(2, name='body'),
+        layers.Dense(1, name='user'),
+      ]
+    )
+
+  work = Phase(_BOTH, optimizer=optimizer, only='user/kernel|.*/bias')
+  client = Client(planted.factorization(build, metrics=list), work)
+  fields = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
+  before, after = client.first_weights(), client(fields).weights
+  moved = {
+    name: (after[tier][name] != tensor.numpy()).any()
+    for tier, named in before.items()
+    for name, tensor in named.items()
+  }
+  assert moved == {
+    'body/kernel': False,
+    'body/bias': True,
+    'user/kernel': True,
+    'user/bias': True,
+  }
+
+
+@pytest.mark.slow
+def test_each_tier_may_have_an_optimizer_of_its_own():
+  model = planted.factorization()
+  fields = _rated(6)
+  client = Client(model, Phase(_BOTH))
+  before, after = client.first_weights(), client(fields).weights
+  other = Client(
+    model,
+    Phase(_BOTH, optimizer={tiers.GLOBAL: sgd(0.2), tiers.LOCAL: sgd(0.3)}),
+  )(fields).weights
+  # One step: all of the slopes are those at the first weights.
+  for tier, factor in ((tiers.GLOBAL, 2), (tiers.LOCAL, 3)):
+    for name, tensor in before[tier].items():
+      step = after[tier][name] - tensor.numpy()
+      planted.assert_close(other[tier][name], tensor.numpy() + factor * step)
+
+
+@pytest.mark.slow
+def test_phases_take_turns_on_each_batch():
+  local = Phase((tiers.LOCAL,), batch_size=4, epochs=2, repeats=2)
+  shared = Phase((tiers.GLOBAL,), batch_size=4, epochs=2)
+  client = Client(planted.factorization(), phases.Interleaved((local, shared)))
+  fields = _rated(11)
+  weights = client.first_weights()
+  table = weights[tiers.GLOBAL]['items/embeddings'].numpy().astype(np.float64)
+  user = weights[tiers.LOCAL]['user/vector'].numpy().astype(np.float64)
+  for start in (0, 4, 8, 0, 4, 8):
+    rows = slice(start, min(start + 4, 11))
+    items, weight = fields['x'][rows], fields['weight'][rows]
+    for turn in ('local', 'local', 'shared'):
+      error = table[items] @ user - fields['y'][rows]
+      slope = 2 * weight * error / len(items)
+      if turn == 'local':
+        user = user - 0.1 * slope @ table[items]
+      else:
+        np.add.at(table, items, -0.1 * np.outer(slope, user))
+  found = client(fields, capacity=20).weights
+  planted.assert_close(found[tiers.GLOBAL]['items/embeddings'], table)
+  planted.assert_close(found[tiers.LOCAL]['user/vector'], user)
+
+
+def test_phases_that_take_turns_keep_their_optimizers():
+  still = Phase((tiers.GLOBAL,), optimizer=sgd(0.0), batch_size=1)
+  work = phases.Interleaved((still, _one_by_one(), still))
+  np.testing.assert_array_equal(_steps_of(work, 4), [1, 2, 3, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('local', [(), (tiers.LOCAL,)])
+def test_a_copy_of_the_global_weights_is_trained_in_their_place(local):
+  model = planted.factorization()
+  fields = _rated(11)
+  work = Phase((tiers.PERSONAL, *local), batch_size=4, measured=True)
+  client = Client(model, work)
+  first = client.first_weights()
+  done = client(fields)
+  planted.assert_same(
+    dict(done.weights[tiers.GLOBAL]),
+    {name: tensor.numpy() for name, tensor in first[tiers.GLOBAL].items()},
+  )
+  # As global weights of the same values would be.
+  instead = Phase((tiers.GLOBAL, *local), batch_size=4, measured=True)
+  expected = Client(model, instead)(fields, weights=tiers.personal_copy(first))
+  for tier, other in (
+    (tiers.PERSONAL, tiers.GLOBAL),
+    (tiers.LOCAL, tiers.LOCAL),
+  ):
+    planted.assert_same(dict(done.weights[tier]), dict(expected.weights[other]))
+  assert done.loss == expected.loss
+
+
+@pytest.mark.slow
+def test_a_phase_reads_the_copy_if_it_says_so():
+  model = planted.factorization()
+  fields = _rated(5)
+  plain = Client(model, Phase((), measured=True))
+  idle = Phase((tiers.PERSONAL,), max_steps=0)
+  losses = []
+  for reads in (tiers.as_they_are, tiers.personal_copy):
+    client = Client(model, idle, Phase((), reads=reads, measured=True))
+    weights = reads(client.first_weights())
+    losses.append(client(fields).loss)
+    assert losses[-1] == plain(fields, weights=weights).loss
+  assert losses[0] != losses[1]
+
+
+@pytest.mark.slow
+def test_a_variable_without_a_gradient_stays_as_it_is():
+  class Unused(layers.Layer):
+    def build(self, _):
+      self.spare = self.add_weight('spare', [2], initializer='ones')
+
+    def call(self, inputs):
+      return inputs
+
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([1]),
+        Unused(name='unused'),
+        layers.Dense(1, name='body'),
+        layers.Dense(1, name='user'),
+      ]
+    )
+
+  model = planted.factorization(build, metrics=list)
+  fields = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
+  for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
+    done = Client(model, Phase(_BOTH, optimizer=optimizer))(fields)
+    spare = done.weights[tiers.GLOBAL]['unused/spare']
+    np.testing.assert_array_equal(spare, [1, 1])
+    assert done.is_finite
+    assert done.weights[tiers.LOCAL]['user/bias'] > 0
+  only = Phase((tiers.GLOBAL, tiers.LOCAL), only='unused/.*|user/.*')
+  with pytest.raises(
+    phases.PhaseError,
+    match=r"trains 'global', but what it minimizes depends on none of "
+    r"\['unused/spare'\], so that they would stay as they are",
+  ):
+    Client(model, only)(fields)
+
+
+@pytest.mark.slow
+def test_weights_of_two_types_are_trained_together():
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([2]),
+        layers.Dense(2, dtype='float64', name='wide'),
+        layers.Dense(1, name='user'),
+      ]
+    )
+
+  model = planted.factorization(build, metrics=list)
+  fields = {'x': np.ones([5, 2], 'f'), 'y': np.ones([5, 1], 'f')}
+  for optimizer in (sgd(0.1), optimizers.build_adam(0.1)):
+    work = Phase(_BOTH, optimizer=optimizer, epochs=30, measured=True)
+    client = Client(model, work, Phase((), measured=True))
+    done = client(fields)
+    assert done.weights[tiers.GLOBAL]['wide/kernel'].dtype == np.float64
+    first = Client(model, Phase((), measured=True))(fields)
+    assert done.loss[0] / done.loss[1] < 0.5 * first.loss[0] / first.loss[1]
+
+
+# ---- what is drawn in a step -------------------------------------------------
+
+
+@pytest.mark.slow
+def test_dropout_is_another_one_in_each_step_and_phase():
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([64]),
+        layers.Dropout(0.5),
+        layers.Dense(
+          1, use_bias=False, kernel_initializer='zeros', name='user'
+        ),
+        layers.Dense(1, use_bias=False, kernel_initializer='ones'),
+      ]
+    )
+
+  model = keras_models.from_keras(
+    build, loss=lambda labels, predictions: predictions[:, 0], local='user'
+  )
+  fields = {'x': np.ones([1, 64], 'f'), 'y': np.zeros([1, 1], 'f')}
+  local = functools.partial(Phase, (tiers.LOCAL,), optimizer=sgd(1.0), epochs=2)
+
+  def kernel(*work: Phase, **options: Any) -> np.ndarray:
+    done = Client(model, *work)(fields, **options)
+    return done.weights[tiers.LOCAL]['user/kernel'][:, 0]
+
+  one = kernel(local(max_steps=1))
+  # Each step subtracts 2 where an input is kept, and 0 where it is dropped.
+  assert set(one) == {0.0, -2.0}
+  second = kernel(local()) - one
+  assert set(second) == {0.0, -2.0}
+  third = kernel(local(max_steps=1), local(max_steps=1)) - one
+  assert set(third) == {0.0, -2.0}
+  again = kernel(local(epochs=1, repeats=2)) - one
+  assert set(again) == {0.0, -2.0}
+  for mask, other in itertools.combinations((one, second, third, again), 2):
+    assert 10 < (mask != other).sum() < 54
+  np.testing.assert_array_equal(kernel(local(max_steps=1)), one)
+  assert (kernel(local(max_steps=1), seed=_SEED + 1) != one).any()
+
+
+# ---- losses ------------------------------------------------------------------
+
+
+def _decaying() -> tf.keras.Model:
+  """Weights on which nothing but their regularization works."""
+  layer = functools.partial(
+    layers.Dense,
+    1,
+    use_bias=False,
+    kernel_initializer='ones',
+    kernel_regularizer=tf.keras.regularizers.L2(0.5),
+  )
+  return tf.keras.Sequential(
+    [tf.keras.Input([1]), layer(name='shared'), layer(name='user')]
+  )
+
+
+def test_regularization_counts_in_every_phase():
+  client = Client(
+    planted.factorization(_decaying, metrics=list),
+    Phase((tiers.LOCAL,), epochs=3),
+    Phase((tiers.GLOBAL,), epochs=2, measured=True),
+  )
+  done = client({'x': np.zeros([2, 1], 'f'), 'y': np.zeros([2, 1], 'f')}, 5)
+  # The slope of w**2 / 2 is w: a step with the rate 0.1 leaves nine tenths.
+  local, shared = (
+    done.weights[t][n]
+    for t, n in (
+      (tiers.LOCAL, 'user/kernel'),
+      (tiers.GLOBAL, 'shared/kernel'),
+    )
+  )
+  np.testing.assert_allclose(local, [[0.9**3]], rtol=1e-6)
+  np.testing.assert_allclose(shared, [[0.9**2]], rtol=1e-6)
+  # The loss that is reported is that of the examples.
+  assert done.loss[:2] == [0.0, 4.0]
+
+
+def _one_weight_from_zero() -> tf.keras.Model:
+  """A prediction is the local weight times the input, times one."""
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([1]),
+      layers.Dense(1, use_bias=False, kernel_initializer='zeros', name='user'),
+      layers.Dense(1, use_bias=False, kernel_initializer='ones'),
+    ]
+  )
+
+
+def test_the_loss_and_the_regularization_are_those_of_keras():
+  def build():
+    dense = functools.partial(layers.Dense, kernel_regularizer='l2')
+    return tf.keras.Sequential(
+      [tf.keras.Input([6]), dense(4, name='user'), dense(1)]
+    )
+
+  model = planted.factorization(build, loss='mse', metrics=list)
+  generator = np.random.default_rng(0)
+  fields = {
+    'x': generator.normal(size=[7, 6]).astype(np.float32),
+    'y': generator.normal(size=[7, 1]).astype(np.float32),
+  }
+  client = Client(model, Phase((), batch_size=3, measured=True))
+  found = client.measure(client(fields, 11))
+  keras = model.to_keras(*client.first_weights().values())
+  keras.compile(loss='mse')
+  expected = keras.evaluate(fields['x'], fields['y'], verbose=0)
+  penalty = sum(0.01 * (v.numpy() ** 2).sum() for v in keras.variables[::2])
+  np.testing.assert_allclose(found['regularization'], penalty, rtol=1e-5)
+  np.testing.assert_allclose(
+    found['loss'] + found['regularization'], expected, rtol=1e-5
+  )
+
+
+def test_without_the_loss_a_phase_trains_on_its_terms_alone():
+  client = Client(
+    planted.factorization(),
+    Phase(
+      (tiers.GLOBAL,),
+      epochs=3,
+      with_loss=False,
+      terms=(terms.l2(1.0, tiers.GLOBAL),),
+    ),
+  )
+  fields = _rated(4)
+  fields['y'][:] = np.nan  # Nobody looks.
+  done = client(fields)
+  assert done.is_finite
+  for name, tensor in client.first_weights()[tiers.GLOBAL].items():
+    # A step with the rate 0.1 leaves nine tenths.
+    planted.assert_close(done.weights[tiers.GLOBAL][name], 0.9**3 * tensor)
+
+
+@pytest.mark.slow
+def test_terms_compare_with_the_weights_as_the_round_began():
+  def toward_start(client):
+    difference = (
+      client.weights[tiers.LOCAL]['user/kernel']
+      - client.received[tiers.LOCAL]['user/kernel']
+    )
+    return 50.0 * tf.reduce_sum(difference**2)
+
+  model = planted.factorization(_one_weight_from_zero, metrics=list)
+  fields = {'x': np.ones([1, 1], 'f'), 'y': np.ones([1, 1], 'f')}
+  work = Phase(
+    (tiers.LOCAL,), optimizer=sgd(0.01), epochs=50, terms=(toward_start,)
+  )
+  # The loss is (w - 1)**2 + 50 (w - w0)**2: least at (1 + 50 w0) / 51, where
+  # w0 = 0 also for a second phase.
+  for times in (1, 2):
+    done = Client(model, *[work] * times)(fields)
+    np.testing.assert_allclose(
+      done.weights[tiers.LOCAL]['user/kernel'], [[1 / 51]], rtol=1e-4
+    )
+
+
+# ---- measuring ---------------------------------------------------------------
+
+
+def _classifier() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([6]),
+      layers.Dense(4, 'tanh', name='user'),
+      layers.Dropout(0.5),
+      layers.Dense(1, 'sigmoid'),
+    ]
+  )
+
+
+def _metrics() -> list[tf.keras.metrics.Metric]:
+  return [
+    tf.keras.metrics.AUC(name='auc'),
+    tf.keras.metrics.Precision(name='precision'),
+    tf.keras.metrics.BinaryAccuracy(name='accuracy'),
+    tf.keras.metrics.RootMeanSquaredError(name='rmse'),
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('loss', 'batch_size'),
+  [
+    (tf.keras.losses.BinaryCrossentropy(label_smoothing=0.1), 8),
+    (tf.keras.losses.MeanSquaredError(), 100),
+  ],
+  ids=['ragged batches', 'one large batch'],
+)
+def test_what_is_measured_is_what_keras_evaluates(loss, batch_size):
+  model = planted.factorization(_classifier, loss=loss, metrics=_metrics)
+  generator = np.random.default_rng(0)
+  fields = {
+    'x': generator.normal(size=[37, 6]).astype(np.float32),
+    'y': generator.integers(0, 2, [37, 1]).astype(np.float32),
+    'weight': generator.uniform(0.5, 2.0, [37]).astype(np.float32),
+  }
+  client = Client(model, Phase((), batch_size=batch_size, measured=True))
+  found = client.measure(client(fields, 50))
+  keras = model.to_keras(*client.first_weights().values())
+  keras.compile(loss=loss, weighted_metrics=_metrics())
+  expected = keras.evaluate(
+    fields['x'],
+    fields['y'],
+    sample_weight=fields['weight'],
+    batch_size=37,
+    return_dict=True,
+    verbose=0,
+  )
+  assert set(found) == {*expected, *keras_metrics.COUNTS}
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+  assert found['num_examples'] == 37
+
+
+@pytest.mark.slow
+def test_masked_sequences_are_measured_as_keras_evaluates_them():
+  def build():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([5], dtype=tf.int32),
+        layers.Embedding(9, 4, mask_zero=True, name='user'),
+        layers.SimpleRNN(3, return_sequences=True),
+        layers.Dense(9),
+      ]
+    )
+
+  loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  metrics = lambda: [  # noqa: E731
+    tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')
+  ]
+  model = planted.factorization(build, loss=loss, metrics=metrics)
+  generator = np.random.default_rng(0)
+  words = generator.integers(1, 9, [7, 5]).astype(np.int32)
+  words *= np.arange(5) < generator.integers(1, 6, [7, 1])
+  fields = {
+    'x': words,
+    'y': np.roll(words, -1, 1),
+    'weight': np.linspace(0.5, 1.5, 7, dtype=np.float32),
+  }
+  client = Client(model, Phase((), batch_size=3, measured=True))
+  found = client.measure(client(fields, 11))
+  keras = model.to_keras(*client.first_weights().values())
+  keras.compile(loss=loss, weighted_metrics=metrics())
+  expected = keras.evaluate(
+    fields['x'],
+    fields['y'],
+    sample_weight=fields['weight'],
+    return_dict=True,
+    verbose=0,
+  )
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_predictions_count_before_each_step():
+  # The prediction is w, beginning with 0; labels are 1. A step with rate 0.5
+  # moves w by 0.5 * 2 * (1 - w): to 1, where the error is 0.
+  model = planted.factorization(_one_weight_from_zero)
+  ones = np.ones([4, 1], np.float32)
+  work = Phase(
+    (tiers.LOCAL,), optimizer=sgd(0.5), batch_size=2, epochs=1, measured=True
+  )
+  client = Client(model, work)
+  done = client({'x': ones, 'y': ones})
+  assert done.loss == [2.0, 4.0]
+  assert client.measure(done)['loss'] == 0.5
+  np.testing.assert_allclose(client.measure(done)['rmse'], np.sqrt(0.5))
+
+
+@pytest.mark.slow
+def test_a_batch_that_is_gone_through_again_is_measured_once():
+  # As above, but each of two steps leaves half of the error.
+  ones = np.ones([4, 1], np.float32)
+  work = Phase(
+    (tiers.LOCAL,),
+    optimizer=sgd(0.25),
+    batch_size=2,
+    repeats=2,
+    measured=True,
+  )
+  client = Client(planted.factorization(_one_weight_from_zero), work)
+  done = client({'x': ones, 'y': ones})
+  assert done.loss == [2.0 + 2 * 0.25**2, 4.0]
+  assert done.num_examples == 4
+
+
+@pytest.mark.slow
+def test_only_measured_phases_weigh_a_client():
+  support, query = splits.fraction(0.7)
+  model = planted.factorization()
+  fields = _rated(10)
+  measured = functools.partial(Phase, (), measured=True)
+  for work, expected in [
+    ([Phase(on=support), measured(on=query)], 3),
+    ([measured(on=support), measured(on=query)], 10),
+    ([Phase(on=query)], 0),
+    ([measured(on=support, epochs=2)], 7),
+    ([measured(max_steps=0)], 0),
+  ]:
+    done = Client(model, *work)(fields)
+    assert done.num_examples == expected
+    if not expected:
+      assert done.loss == [0.0, 0.0]
+
+
+# ---- numbers that are none ---------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('spoil', 'is_finite'),
+  [
+    ({}, True),
+    ({'y': 1e30}, False),  # Its square is no number.
+    ({'y': np.nan}, False),
+    ({'y': 1e18}, True),
+    ({'weight': np.inf}, False),
+  ],
+)
+def test_losses_that_are_no_numbers_are_noticed(spoil, is_finite):
+  fields = _rated(9)
+  for name, value in spoil.items():
+    fields[name][6] = value
+  for client in _in_three_ways():
+    assert client(fields).is_finite == is_finite
+
+
+@functools.cache
+def _in_three_ways() -> list[Client]:
+  model = planted.factorization()
+  measured = functools.partial(Phase, batch_size=4, measured=True)
+  return [
+    Client(model, Phase((tiers.LOCAL,), batch_size=4), measured(())),
+    Client(model, measured((tiers.GLOBAL,))),
+    Client(model, measured(())),
+  ]
+
+
+@pytest.mark.slow
+def test_weights_that_are_no_numbers_are_noticed():
+  # The loss is a number before the one step, and nobody looks at it after.
+  fields = _rated(4)
+  fields['y'][:] = 1e10
+  model = planted.factorization()
+  for tier, momentum in ((tiers.GLOBAL, None), (tiers.LOCAL, 0.5)):
+    optimizer = optimizers.build_sgdm(1e38, momentum)
+    work = Phase((tier,), optimizer=optimizer, measured=True)
+    done = Client(model, work)(fields)
+    assert not done.is_finite
+    assert np.isfinite(done.loss).all()
+
+
+# ---- refusals ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'batch_size': 0}, 'batch_size must be positive, found 0'),
+    (
+      {'epochs': 0},
+      'epochs must be positive, found 0. To skip a phase, pass max_steps=0',
+    ),
+    ({'repeats': 0}, 'repeats must be positive, found 0'),
+    (
+      {'drop_remainder': True, 'batch_size': None},
+      'a batch of all examples has no remainder. Give a batch size',
+    ),
+    ({'max_steps': -1}, 'max_steps is negative: -1'),
+    (
+      {'train': (tiers.PERSONAL,), 'reads': 'mixture'},
+      "reads='mixture': which weights the model reads is a function of those",
+    ),
+    (
+      {'train': (tiers.GLOBAL, tiers.PERSONAL)},
+      "the loss does not depend on the 'global' weights where the model reads",
+    ),
+    (
+      {'reads': tiers.personal_copy},
+      "the loss does not depend on the 'global' weights where the model reads",
+    ),
+    ({'with_loss': False}, 'trains on nothing: with_loss=False, and it has no'),
+    (
+      {'optimizer': {tiers.LOCAL: sgd(0.1)}},
+      r"trains 'global' but has optimizers for \['local'\] alone",
+    ),
+    (
+      {'optimizer': tf.keras.optimizers.SGD},
+      'takes one of `tff.learning.optimizers`, for example '
+      r'`tff.learning.optimizers.build_sgdm\(0.1\)`; found SGD',
+    ),
+    (
+      {'optimizer': tf.keras.optimizers.Adam(0.02)},
+      r'`tff.learning.optimizers.build_adam\(0.02\)`; found Adam',
+    ),
+    (
+      {'optimizer': 'adam'},
+      r"`tff.learning.optimizers.build_adam\(0.1\)`; found 'adam'",
+    ),
+    ({'epochs': 1.5}, 'epochs: expected a whole number, found 1.5'),
+    ({'batch_size': True}, 'batch_size: expected a whole number, found True'),
+    ({'max_steps': np.nan}, 'max_steps: expected a whole number, found nan'),
+  ],
+)
+def test_settings_that_make_no_sense_are_refused(options, message):
+  with pytest.raises(phases.PhaseError, match=message):
+    Phase(**options)
+
+
+@pytest.mark.parametrize('rate', [np.nan, np.inf, 'fast'])
+def test_a_learning_rate_is_a_finite_number(rate):
+  with pytest.raises(phases.PhaseError, match='expected a finite number'):
+    sgd(rate)
+
+
+@pytest.mark.parametrize('train', ['mine', ('mine',), (tiers.LOCAL, 'mine')])
+def test_tiers_that_are_none_are_refused(train):
+  with pytest.raises(
+    tiers.UnknownTierError, match=r"Phase\(train=...\): 'mine' is not a tier"
+  ):
+    Phase(train)
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'on': splits.halves().query},
+    {'batch_size': 5},
+    {'drop_remainder': True},
+    {'epochs': 2},
+    {'max_steps': 3},
+    {'shuffle': True},
+  ],
+)
+def test_phases_with_other_batches_cannot_take_turns(options):
+  (name,) = options
+  work = phases.Interleaved((Phase(), Phase((tiers.LOCAL,), **options)))
+  with pytest.raises(
+    phases.PhaseError, match=f'take turns on each batch differ in {name}: '
+  ):
+    phases.check([work], planted.factorization())
+
+
+@pytest.mark.parametrize('tier', [tiers.GLOBAL, tiers.PERSONAL])
+def test_names_of_no_variable_are_refused(tier):
+  with pytest.raises(
+    phases.PhaseError,
+    match=r"only='user/.\*' names none of the variables that the phase could "
+    r"train: \['items/embeddings'\]",
+  ):
+    phases.check([Phase((tier,), only='user/.*')], planted.factorization())
+
+
+def test_one_tier_may_be_named_alone():
+  assert Phase(tiers.LOCAL).train == (tiers.LOCAL,)
+
+
+def test_a_phase_says_in_a_line_what_is_chosen():
+  assert repr(Phase()) == (
+    "Phase(train=('global',), on=everything, optimizer=SGD(learning_rate=0.1))"
+  )
+  chosen = Phase(
+    train=_BOTH,
+    on=splits.halves().support,
+    optimizer={
+      tiers.GLOBAL: sgd(0.5),
+      tiers.LOCAL: optimizers.build_sgdm(0.25, momentum=0.5),
+    },
+    epochs=5,
+    terms=(terms.proximal(0.1),),
+    reads=tiers.as_they_are,
+  )
+  shown = repr(chosen)
+  assert "optimizer={'global': SGD(learning_rate=0.5), 'local': SGD(" in shown
+  assert 'momentum=0.5' in shown and 'epochs=5' in shown
+  assert 'reads=as_they_are' in shown and ' at 0x' not in shown
+  assert len(shown) < 300
+  assert 'optimizer' not in repr(Phase(train=()))  # It only measures.

@@ -1,0 +1,523 @@
+"""Baselines with a state at the server or a mixed model, beside NumPy loops.
+
+The model is `w x` for two inputs, the loss the squared error, and clients take
+their examples in their order, so that a reader can follow each loop.
+"""
+
+import collections
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import baselines
+from baselines import fed_opt
+from baselines import fed_proto
+from baselines import scaffold
+from tests.support import planted
+from tff_partial import algorithms
+from tff_partial import evaluation
+from tff_partial import runtimes
+from tff_partial import tiers
+from tff_partial.algorithms import apfl
+from tff_partial.data import splits
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.training import personal_models
+
+_SIZES = {'ann': 5, 'bob': 3, 'cid': 4, 'dan': 2}
+_BATCH, _EPOCHS, _RATE = 2, 2, 0.1
+_TRAINING = Phase(optimizer=sgd(_RATE), batch_size=_BATCH, epochs=_EPOCHS)
+# Two take part in each round, and some of them again.
+_ROUNDS = (['ann', 'bob'], ['cid', 'ann'], ['bob', 'dan'], ['ann', 'cid'])
+_NAME = 'predict/kernel'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime() -> Iterator[None]:
+  with runtimes.cohort(jit=False):
+    yield
+
+
+def _build() -> tf.keras.Model:
+  inputs = tf.keras.Input([2])
+  predict = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='ones', name='predict'
+  )
+  return tf.keras.Model(inputs, predict(inputs))
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model() -> models.PartialModel:
+  return keras_models.from_keras(_build, loss='mse')
+
+
+@pytest.fixture(scope='module', name='clients')
+def fixture_clients() -> dict[str, planted.Fields]:
+  random = np.random.default_rng(1)
+  return {
+    name: {
+      'x': random.normal(size=[size, 2]).astype(np.float32),
+      'y': random.normal(size=[size, 1]).astype(np.float32),
+    }
+    for name, size in _SIZES.items()
+  }
+
+
+def _gradient(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  """Of the mean squared error."""
+  return 2 * x.T @ (x @ w - y) / len(y)
+
+
+def _batches(fields: planted.Fields) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  x, y = (fields[name].astype(np.float64) for name in ('x', 'y'))
+  for _ in range(_EPOCHS):
+    for begin in range(0, len(y), _BATCH):
+      yield x[begin : begin + _BATCH], y[begin : begin + _BATCH]
+
+
+def _global(state: Any) -> Any:
+  return state.global_model_weights.trainable[tiers.GLOBAL][_NAME]
+
+
+# ---- SCAFFOLD ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('option', [1, 2])
+def test_scaffold(option, model, clients):
+  process = baselines.build_scaffold(
+    model,
+    num_clients=len(clients),
+    learning_rate=_RATE,
+    option=option,
+    training=_TRAINING,
+    server_optimizer=sgd(0.8),
+  )
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  w, c = np.ones([2, 1]), np.zeros([2, 1])
+  own = {name: np.zeros([2, 1]) for name in clients}
+  for names in _ROUNDS:
+    moves, changes = [], []
+    for name in names:
+      local, steps = w, 0
+      for x, y in _batches(clients[name]):
+        local = local - _RATE * (_gradient(local, x, y) - own[name] + c)
+        steps += 1
+      new = own[name] - c + (w - local) / (steps * _RATE)
+      if option == 1:
+        new = _gradient(w, clients[name]['x'], clients[name]['y'])
+      moves.append(local - w)
+      changes.append(new - own[name])
+      own[name] = new
+    w = w + 0.8 * np.mean(moves, 0)
+    c = c + len(names) / len(clients) * np.mean(changes, 0)
+  np.testing.assert_allclose(_global(state), w, atol=1e-6)
+  np.testing.assert_allclose(state.client_work['server'][_NAME], c, atol=1e-6)
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(kept[_NAME], own[name], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_client_without_examples_keeps_its_control_variate(model, clients):
+  # One example leaves none for the second half.
+  training = dataclasses.replace(_TRAINING, on=splits.halves().query)
+  process = baselines.build_scaffold(model, num_clients=2, training=training)
+  single = {name: values[:1] for name, values in clients['ann'].items()}
+  state, remembered = planted.trained(
+    process, {'ann': clients['ann'], 'eve': single}, [['ann', 'eve']] * 2
+  )
+  np.testing.assert_array_equal(remembered['eve'][_NAME], [[0.0], [0.0]])
+  own = remembered['ann'][_NAME]
+  assert np.abs(own).min() > 0
+  planted.assert_close(state.client_work['server'][_NAME], own / 2)
+
+
+@pytest.mark.slow
+def test_first_weights_may_be_set_and_control_variates_stay(model, clients):
+  process = baselines.build_scaffold(model, num_clients=4, training=_TRAINING)
+  state, _ = planted.trained(process, clients, _ROUNDS[:1])
+  weights = process.get_model_weights(state)
+  changed = process.set_model_weights(state, weights)
+  planted.assert_same(
+    dict(changed.client_work['server']), dict(state.client_work['server'])
+  )
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'option': 3}, 'option=3: the paper has the options 1 and 2'),
+    ({'num_clients': 0}, 'num_clients=0, .*: both must be positive'),
+    ({'learning_rate': 0.0}, 'learning_rate=0.0: both must be positive'),
+  ],
+)
+def test_what_scaffold_cannot_do_is_refused(options, message, model):
+  with pytest.raises(scaffold.ScaffoldError, match=message):
+    baselines.build_scaffold(model, **{'num_clients': 4, **options})
+
+
+# ---- FedAdam and FedYogi -----------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rule', [fed_opt.TFF, fed_opt.PAPER])
+@pytest.mark.parametrize('name', ['adam', 'yogi'])
+def test_adaptive_servers(name, rule, model, clients):
+  # Of the size of updates, so that it matters where it stands.
+  rate, beta_1, beta_2, tau = 0.1, 0.9, 0.99, 0.1
+  build = {'adam': baselines.build_fed_adam, 'yogi': baselines.build_fed_yogi}
+  process = build[name](
+    model, training=_TRAINING, learning_rate=rate, tau=tau, rule=rule
+  )
+  state, _ = planted.trained(process, clients, _ROUNDS)
+  w, m = np.ones([2, 1]), np.zeros([2, 1])
+  begins = 0.0 if (name, rule) == ('adam', fed_opt.TFF) else tau**2
+  v = np.full([2, 1], begins)
+  for number, names in enumerate(_ROUNDS, 1):
+    moves, sizes = [], []
+    for client in names:
+      local = w
+      for x, y in _batches(clients[client]):
+        local = local - _RATE * _gradient(local, x, y)
+      moves.append(local - w)
+      sizes.append(len(clients[client]['y']))
+    move = np.average(moves, axis=0, weights=sizes)
+    m = beta_1 * m + (1 - beta_1) * move
+    if name == 'adam':
+      v = beta_2 * v + (1 - beta_2) * move**2
+    else:
+      v = v - (1 - beta_2) * move**2 * np.sign(v - move**2)
+    step = rate * m / (np.sqrt(v) + tau)
+    if rule == fed_opt.TFF:
+      step *= np.sqrt(1 - beta_2**number) / (1 - beta_1**number)
+    w = w + step
+  np.testing.assert_allclose(_global(state), w, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_where_tau_stands_in_round_1(model, clients):
+  # An update u moves weights by eta u / (|u| + 10 tau) with TFF's rule, and as
+  # printed by eta .1 u / (sqrt(.99 tau^2 + .01 u^2) + tau).
+  plain = algorithms.build_fed_avg(model, training=_TRAINING)
+  moved = {}
+  for rule in (None, fed_opt.TFF, fed_opt.PAPER):
+    process = plain
+    if rule is not None:
+      process = baselines.build_fed_adam(
+        model, training=_TRAINING, learning_rate=0.1, tau=0.05, rule=rule
+      )
+    state, _ = planted.trained(process, clients, _ROUNDS[:1])
+    moved[rule] = _global(state) - 1.0
+  u = moved[None]
+  np.testing.assert_allclose(
+    moved[fed_opt.TFF], 0.1 * u / (np.abs(u) + 0.5), rtol=1e-4
+  )
+  np.testing.assert_allclose(
+    moved[fed_opt.PAPER],
+    0.01 * u / (np.sqrt(0.99 * 0.05**2 + 0.01 * u**2) + 0.05),
+    rtol=1e-4,
+  )
+
+
+def test_a_rule_that_is_none_is_refused(model):
+  with pytest.raises(fed_opt.RuleError, match="rule='adam' is none of"):
+    baselines.build_fed_yogi(model, rule='adam')
+
+
+# ---- APFL --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mixture_rate', [0.0, 0.3], ids=['fixed', 'adaptive'])
+def test_apfl(mixture_rate, model, clients):
+  process = algorithms.build_apfl(
+    model,
+    mixture=0.4,
+    mixture_learning_rate=mixture_rate,
+    training=_TRAINING,
+  )
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  w = np.ones([2, 1])
+  own: dict[str, tuple[np.ndarray, float]] = {}
+  for names in _ROUNDS:
+    updates = []
+    for name in names:
+      local = w
+      v, alpha = own.get(name, (w, 0.4))
+      for x, y in _batches(clients[name]):
+        slope = _gradient(alpha * v + (1 - alpha) * local, x, y)
+        new_alpha = alpha - mixture_rate * float(np.sum((v - local) * slope))
+        v = v - _RATE * alpha * slope
+        local = local - _RATE * _gradient(local, x, y)
+        alpha = min(max(new_alpha, 0.0), 1.0)
+      own[name] = v, alpha
+      updates.append((len(clients[name]['y']), local - w))
+    w = w + sum(n * u for n, u in updates) / sum(n for n, _ in updates)
+  np.testing.assert_allclose(_global(state), w, atol=1e-6)
+  for name, kept in remembered.items():
+    v, alpha = own[name]
+    np.testing.assert_allclose(kept[tiers.PERSONAL][_NAME], v, atol=1e-6)
+    if mixture_rate:
+      assert alpha != 0.4
+      assert kept[tiers.OTHER]['alpha'] == pytest.approx(alpha, abs=1e-6)
+  # A client is measured with its mixture, and that is its own Keras model.
+  measuring = algorithms.build_apfl_eval(
+    model, mixture=0.4, mixture_learning_rate=mixture_rate
+  )
+  cohort = planted.cohort_of(measuring, {'ann': clients['ann']}, 0)
+  weights = process.get_model_weights(state)
+  v, alpha = own['ann']
+  mixed = alpha * v + (1 - alpha) * w
+  errors = clients['ann']['x'] @ mixed - clients['ann']['y']
+  found = measuring.evaluate(weights, [remembered['ann']], cohort)
+  assert found.metrics['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+  keras_model = personal_models.model_of(
+    measuring, weights, remembered['ann'], cohort[0]
+  )
+  np.testing.assert_allclose(
+    keras_model.get_layer('predict').kernel, mixed, atol=1e-6
+  )
+
+
+@pytest.mark.parametrize('mixture', [-0.1, 1.1, float('nan')])
+def test_mixtures_that_are_none_are_refused(mixture, model):
+  with pytest.raises(apfl.MixtureError, match='lies between 0 and 1'):
+    algorithms.build_apfl(model, mixture=mixture)
+
+
+# ---- FedProto ----------------------------------------------------------------
+
+
+def _two_layers() -> tf.keras.Model:
+  """Features `w x`, of which the sum of both is the prediction."""
+  inputs = tf.keras.Input([2])
+  features = tf.keras.layers.Dense(
+    2, use_bias=False, kernel_initializer='identity', name='features'
+  )(inputs)
+  total = tf.keras.layers.Lambda(
+    lambda t: tf.reduce_sum(t, -1, keepdims=True), name='total'
+  )(features)
+  return tf.keras.Model(inputs, {'features': features, 'total': total})
+
+
+@pytest.fixture(scope='module', name='with_features')
+def fixture_with_features() -> models.PartialModel:
+  return keras_models.from_keras(
+    _two_layers,
+    loss=lambda labels, outputs: tf.square(labels - outputs['total'])[:, 0],
+    labels=tf.TensorSpec([1], tf.float32),
+  )
+
+
+def _proto(model: models.PartialModel, **options: Any) -> Any:
+  return baselines.build_fed_proto(
+    model,
+    **{
+      'num_classes': 3,
+      'features': lambda outputs: outputs['features'],
+      'classes': _classes,
+      'penalty': 0.5,
+      'training': _TRAINING,
+      **options,
+    },
+  )
+
+
+def _classes(labels: tf.Tensor) -> tf.Tensor:
+  """Labels below and above zero; nobody has the third class."""
+  return tf.cast(labels[:, 0] > 0, tf.int32)
+
+
+def _proto_step(
+  w: np.ndarray, x: np.ndarray, y: np.ndarray, known: dict[int, np.ndarray]
+) -> np.ndarray:
+  """A step on the squared error and half of what holds features."""
+  features = x @ w
+  slopes = 2 * (features.sum(1, keepdims=True) - y) / len(y) * np.ones([1, 2])
+  for row, label in enumerate(y[:, 0] > 0):
+    if label in known:
+      # Mean over two features, and over the batch.
+      slopes[row] += 0.5 * (features[row] - known[label]) / len(y)
+  return w - _RATE * x.T @ slopes
+
+
+@pytest.mark.slow
+def test_fed_proto(with_features, clients):
+  process = _proto(with_features)
+  assert not process.sent
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  known: dict[int, np.ndarray] = {}
+  own: dict[str, np.ndarray] = {}
+  for names in _ROUNDS:
+    features = collections.defaultdict(list)
+    for name in names:
+      w = own.get(name, np.eye(2))
+      for x, y in _batches(clients[name]):
+        w = _proto_step(w, x, y, known)
+      own[name] = w
+      for x, y in zip(clients[name]['x'], clients[name]['y'], strict=True):
+        features[int(y[0] > 0)].append(x @ w)
+    known |= {of: np.mean(found, 0) for of, found in features.items()}
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(
+      kept[tiers.PERSONAL]['features/kernel'], own[name], atol=1e-6
+    )
+  server = state.client_work['server']
+  np.testing.assert_array_equal(server['is_known'], [True, True, False])
+  np.testing.assert_allclose(
+    server['prototypes'], [known[0], known[1], [0.0, 0.0]], atol=1e-6
+  )
+
+
+def _with_logits() -> models.PartialModel:
+  """The same features, and the logits of three classes."""
+
+  def build() -> tf.keras.Model:
+    inputs = tf.keras.Input([2])
+    features = tf.keras.layers.Dense(
+      2, use_bias=False, kernel_initializer='identity', name='features'
+    )(inputs)
+    head = tf.keras.layers.Dense(3, kernel_initializer='ones', name='head')
+    return tf.keras.Model(
+      inputs, {'features': features, 'logits': head(features)}
+    )
+
+  return keras_models.from_keras(
+    build,
+    loss=lambda labels, outputs: tf.nn.sparse_softmax_cross_entropy_with_logits(
+      _classes(labels), outputs['logits']
+    ),
+    labels=tf.TensorSpec([1], tf.float32),
+  )
+
+
+def _cross_entropy(logits: np.ndarray, classes: np.ndarray) -> float:
+  odds = np.exp(logits - logits.max(1, keepdims=True))
+  chosen = odds[np.arange(len(classes)), classes] / odds.sum(1)
+  return float(-np.log(chosen).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('runtime', [*planted.RUNTIMES, 'lanes'])
+def test_fed_proto_by_the_nearest_prototype(runtime, clients):
+  model = _with_logits()
+  process = _proto(model)
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  server = process.get_server_state(state)
+  measuring = baselines.build_fed_proto_nearest_eval(
+    model,
+    num_classes=3,
+    features=lambda outputs: outputs['features'],
+    logits='logits',
+  )
+  cohort = planted.cohort_of(measuring, clients, 0)
+  losses = []
+  for name, fields in clients.items():
+    own = remembered[name][tiers.PERSONAL]['features/kernel']
+    ways = (fields['x'] @ own)[:, np.newaxis] - server['prototypes']
+    distances = np.sum(ways**2, -1)
+    # Nobody has the third class.
+    distances[:, 2] = distances[:, :2].max(1) + 1.0
+    losses.append(
+      _cross_entropy(-distances, (fields['y'][:, 0] > 0).astype(int))
+    )
+  lanes = {'lanes': lambda: runtimes.cohort(jit=False, lanes=2, strict=True)}
+  with {**planted.RUNTIMES, **lanes}[runtime]():
+    found = measuring.evaluate(
+      process.get_model_weights(state),
+      [remembered[name] for name in clients],
+      cohort,
+      *measuring.beside(server),
+    )
+  measured = [client['loss'] for client in found.per_client]
+  np.testing.assert_allclose(measured, losses, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_without_prototypes_heads_predict(clients):
+  model = _with_logits()
+  process = _proto(model)
+  state = process.initialize()
+  options = {
+    'num_classes': 3,
+    'features': lambda outputs: outputs['features'],
+    'logits': 'logits',
+  }
+  measuring = baselines.build_fed_proto_nearest_eval(model, **options)
+  by_head = baselines.build_fed_proto_eval(model)
+  cohort = planted.cohort_of(measuring, clients, 0)
+  kept = planted.first_states(measuring, cohort)
+  weights = process.get_model_weights(state)
+  beside = measuring.beside(process.get_server_state(state))
+  planted.assert_same(
+    measuring.evaluate(weights, kept, cohort, *beside).metrics,
+    by_head.evaluate(weights, kept, cohort).metrics,
+  )
+  with pytest.raises(evaluation.ServerStateError, match="server's state, <"):
+    measuring.beside(None)
+  with pytest.raises(fed_proto.PrototypeError, match="logits='features': the"):
+    baselines.build_fed_proto_nearest_eval(
+      model, **{**options, 'logits': 'features'}
+    )
+
+
+@pytest.mark.slow
+def test_without_its_penalty_fed_proto_trains_locally(with_features, clients):
+  alone = baselines.build_local_only(with_features, training=_TRAINING)
+  _, expected = planted.trained(alone, clients, _ROUNDS)
+  _, found = planted.trained(
+    _proto(with_features, penalty=0.0), clients, _ROUNDS
+  )
+  for name, kept in expected.items():
+    planted.assert_close(
+      dict(found[name][tiers.PERSONAL]), dict(kept[tiers.PERSONAL])
+    )
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'penalty': -1.0}, 'the penalty must be a finite number of 0 or more'),
+    ({'num_classes': 0}, 'num_classes=0: .* there must be a class'),
+    (
+      {'features': lambda outputs: outputs['features'][:, 0]},
+      r'features: those of one example are \(\), not a vector',
+    ),
+  ],
+)
+def test_what_fed_proto_cannot_do_is_refused(options, message, with_features):
+  with pytest.raises(fed_proto.PrototypeError, match=message):
+    _proto(with_features, **options)
+
+
+# ---- every runtime -----------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'build',
+  [
+    lambda model: baselines.build_scaffold(
+      model, num_clients=4, option=1, training=_TRAINING
+    ),
+    lambda model: algorithms.build_apfl(
+      model, mixture_learning_rate=0.3, training=_TRAINING
+    ),
+  ],
+  ids=['scaffold', 'apfl'],
+)
+def test_every_runtime_comes_to_the_same(
+  build: Callable[..., Any], model, clients
+):
+  process = build(model)
+  state, remembered = planted.trained(process, clients, _ROUNDS[:2])
+  with runtimes.native():
+    other, others = planted.trained(process, clients, _ROUNDS[:2])
+  planted.assert_close(_global(other), _global(state))
+  tf.nest.map_structure(planted.assert_close, others, remembered)

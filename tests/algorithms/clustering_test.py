@@ -1,0 +1,516 @@
+"""K-means inside a client's computation: by hand, and against scikit-learn."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import cluster
+from sklearn import datasets
+import tensorflow as tf
+import tensorflow_federated as tff
+import threadpoolctl
+
+from tff_partial import runtimes
+from tff_partial.clustering import first_centers
+from tff_partial.clustering import k_means as clustering
+
+_SEED = np.array([3, 14], np.int32)
+_SIZE, _CAPACITY = 6, 32
+
+
+@functools.cache
+def _compiled(jit: bool = False, **options: Any) -> Any:
+  """K-means as a graph, of any number of rows of `_SIZE`."""
+  signature = [
+    tf.TensorSpec([None, _SIZE]),
+    tf.TensorSpec([None], tf.bool),
+    tf.TensorSpec([], tf.int32),
+    tf.TensorSpec([2], tf.int32),
+  ]
+
+  @tf.function(jit_compile=jit, input_signature=signature, autograph=False)
+  def run(points, is_real, num_centers, seed):
+    return clustering.k_means(
+      points, is_real, _CAPACITY, num_centers, seed, **options
+    )
+
+  return run
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_compiled():
+  yield
+  _compiled.cache_clear()
+
+
+def _found(
+  rows: np.ndarray,
+  num_centers: int,
+  *,
+  padding: int = 0,
+  seed: np.ndarray = _SEED,
+  **options: Any,
+) -> clustering.KMeans:
+  """What k-means finds among rows, in arrays without padding."""
+  rows = np.asarray(rows, np.float32)
+  # Padding may hold anything.
+  points = np.full([len(rows) + padding, _SIZE], np.nan, np.float32)
+  points[: len(rows)] = 0.0
+  points[: len(rows), : rows.shape[1]] = rows
+  is_real = np.arange(len(points)) < len(rows)
+  found = _compiled(**options)(points, is_real, num_centers, seed)
+  found = clustering.KMeans(*[value.numpy() for value in found])
+  assert not found.assignment[len(rows) :].any()
+  return found._replace(assignment=found.assignment[: len(rows)])
+
+
+def _blobs(seed: int, number: int, num_blobs: int) -> np.ndarray:
+  points, _ = datasets.make_blobs(
+    number, _SIZE, centers=num_blobs, random_state=seed
+  )
+  return points.astype(np.float32)
+
+
+def _uniform(seed: int, number: int) -> np.ndarray:
+  return np.random.default_rng(seed).uniform(size=[number, _SIZE])
+
+
+def _scikit_learn(rows: np.ndarray, num_centers: int) -> float:
+  """The inertia of the best of ten starts of scikit-learn."""
+  with threadpoolctl.threadpool_limits(1):  # More would wait for each other.
+    found = cluster.KMeans(num_centers, n_init=10, random_state=0).fit(rows)
+  return float(found.inertia_)
+
+
+def _blocks(rows: list[float]) -> tuple[tf.Tensor, tf.Tensor]:
+  """Numbers as a block of vectors of one number, and which are rows."""
+  points = tf.constant(rows, tf.float32)[:, None]
+  padded, is_row = clustering.row_blocks.in_blocks(
+    points, tf.ones([len(rows)], tf.bool)
+  )
+  return padded, is_row
+
+
+# ---- what is found -----------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_clusters_by_hand():
+  found = _found([[0.0], [1.0], [10.0], [11.0], [12.0]], 2)
+  assert found.is_real.sum() == 2
+  low, high = found.assignment[0], found.assignment[-1]
+  np.testing.assert_array_equal(found.assignment, [low] * 2 + [high] * 3)
+  assert found.centers[low, 0] == 0.5
+  assert found.centers[high, 0] == 11.0
+  assert found.counts[low] == 2
+  assert found.counts[high] == 3
+  # Twice a half squared, and twice one.
+  assert found.inertia == pytest.approx(2.5)
+
+
+@pytest.mark.slow
+def test_as_good_as_scikit_learn():
+  worst = 0.0
+  for seed in range(20):
+    random = np.random.default_rng(seed)
+    number = int(random.integers(60, 200))
+    wanted = int(random.integers(2, 15))
+    if seed % 2:
+      rows = _uniform(seed, number)
+    else:
+      rows = _blobs(seed, number, wanted)
+    found = _found(rows, wanted, padding=200 - number)
+    expected = _scikit_learn(rows, wanted)
+    assert found.is_real.sum() == wanted
+    worst = max(worst, found.inertia / expected)
+  assert worst < 1.01
+
+
+@pytest.mark.slow
+def test_a_tenth_of_the_rows_as_centers_is_better_than_scikit_learn():
+  rows = _uniform(0, 300)
+  assert _found(rows, 30).inertia < 0.99 * _scikit_learn(rows, 30)
+
+
+def test_results_belong_together():
+  rows = _uniform(1, 200).astype(np.float32)
+  found = _found(rows, 20)
+  counts = np.bincount(found.assignment, minlength=_CAPACITY)
+  np.testing.assert_array_equal(found.counts, counts)
+  np.testing.assert_array_equal(found.is_real, counts > 0)
+  inertia = 0.0
+  for place in range(_CAPACITY):
+    own = rows[found.assignment == place]
+    mean = own.mean(0) if len(own) else np.zeros(_SIZE)
+    np.testing.assert_allclose(found.centers[place], mean, atol=1e-6)
+    inertia += np.sum(np.square(own - mean))
+  assert found.inertia == pytest.approx(inertia, rel=1e-5)
+  # Each row is nearest to its own center.
+  nearest, _ = clustering.assign(rows, found.centers, found.is_real)
+  np.testing.assert_array_equal(nearest, found.assignment)
+
+
+@pytest.mark.slow
+def test_centers_are_means_also_if_iterations_end_early():
+  rows = _uniform(2, 200).astype(np.float32)
+  found = _found(rows, 20, max_iterations=1, restarts=1)
+  assert found.inertia > _found(rows, 20).inertia
+  for place in np.flatnonzero(found.is_real):
+    np.testing.assert_allclose(
+      found.centers[place], rows[found.assignment == place].mean(0), atol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_more_restarts_are_never_worse():
+  for seed in range(5):
+    rows = _uniform(seed, 150)
+    assert _found(rows, 12).inertia <= _found(rows, 12, restarts=1).inertia
+
+
+def test_rows_far_from_the_origin():
+  rows = _blobs(3, 100, 4)
+  near, far = _found(rows, 4), _found(rows + 5000.0, 4)
+  assert far.inertia == pytest.approx(near.inertia, rel=1e-3)
+
+
+# ---- few rows ----------------------------------------------------------------
+
+
+def test_no_row_has_no_center():
+  for padding in (0, 5):
+    found = _found(np.zeros([0, 1]), 3, padding=padding)
+    assert not found.is_real.any()
+    assert not found.centers.any()
+    assert not found.counts.any()
+    assert found.inertia == 0.0
+
+
+def test_equal_rows_share_a_center():
+  rows = np.repeat([[1.0], [5.0], [7.0]], [4, 1, 3], axis=0)
+  found = _found(rows, 5)
+  assert found.is_real.sum() == 3
+  assert found.inertia == 0.0
+  centers = dict(zip(found.centers[:, 0], found.counts, strict=True))
+  assert centers == {1.0: 4, 5.0: 1, 7.0: 3, 0.0: 0}
+  assert not found.centers[~found.is_real].any()
+
+
+def test_the_center_of_one_row_is_that_row():
+  rows = _uniform(4, 3).astype(np.float32)
+  found = _found(rows, 3)
+  for row, place in zip(rows, found.assignment, strict=True):
+    np.testing.assert_array_equal(found.centers[place], row)
+  assert found.inertia == 0.0
+
+
+def test_the_capacity_may_follow_from_a_shape():
+  rows = tf.constant([[1.0], [2.0], [7.0], [8.0]])
+  found, expected = (
+    clustering.k_means(
+      rows, tf.ones([4], tf.bool), capacity, 2, _SEED, restarts=1
+    )
+    for capacity in (rows[:3, 0], 3)
+  )
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(one, other)
+  assert found.centers.shape == (3, 1)
+
+
+def test_no_center_is_wanted():
+  assert not _found([[1.0], [2.0]], 0).is_real.any()
+
+
+def test_centers_of_few_rows_are_not_real():
+  rows = [[0.0], [0.2], [0.4], [50.0], [90.0], [90.2]]
+  found = _found(rows, 3, min_rows=2)
+  assert sorted(found.counts[found.is_real]) == [2, 3]
+  assert not found.centers[~found.is_real].any()
+  assert not found.counts[~found.is_real].any()
+  # The row that stands alone does not join the others.
+  assert not found.is_real[found.assignment[3]]
+  np.testing.assert_allclose(
+    sorted(found.centers[found.is_real, 0]), [0.2, 90.1], rtol=1e-6
+  )
+
+
+# ---- exchanges ---------------------------------------------------------------
+
+
+def test_a_row_moves_though_its_own_center_is_nearer():
+  # The mean of 0 and 4 is 2, nearer to 4 than 7 is. But to leave saves
+  # 2^2 * 2/1 = 8, and to join adds 3^2 * 1/2 = 4.5.
+  points, is_row = _blocks([0.0, 4.0, 7.0])
+  first = tf.pad(tf.constant([0, 0, 1]), [[0, len(points) - 3]])
+  is_center = tf.constant([True, True])
+  settled = clustering.lloyd(
+    points, is_row, tf.constant([[2.0], [7.0]]), is_center, 10
+  )
+  np.testing.assert_array_equal(settled, first)
+  found = clustering.exchange(points, is_row, first, is_center, 10)
+  np.testing.assert_array_equal(found[:3], [0, 1, 1])
+
+
+def test_an_empty_cluster_takes_the_farthest_row():
+  points, is_row = _blocks([0.0, 1.0, 2.0, 9.0])
+  together = tf.zeros_like(is_row, tf.int32)
+  is_center = tf.constant([True, True, False])
+  found = clustering.exchange(points, is_row, together, is_center, 1)
+  np.testing.assert_array_equal(found[:4], [0, 0, 0, 1])
+
+
+def test_equal_rows_move_one_after_the_other():
+  # Both gain alike. If both moved, nothing would be gained.
+  points, is_row = _blocks([3.0, 3.0, 0.0, 6.0])
+  first = tf.pad(tf.constant([0, 0, 0, 1]), [[0, len(points) - 4]])
+  is_center = tf.constant([True, True])
+  found = clustering.exchange(points, is_row, first, is_center, 1)
+  assert np.sum(found != first) <= 1
+
+
+# ---- the first centers -------------------------------------------------------
+
+
+def test_rows_come_first_in_proportion_to_weights():
+  weights = tf.constant([1.0, 0.0, 2.0, 5.0])
+  seeds = tf.stack([tf.range(4000), tf.zeros([4000], tf.int32)], -1)
+
+  @tf.function(autograph=False)
+  def race_each(seeds):
+    return tf.map_fn(
+      lambda seed: first_centers.race(weights, seed),
+      seeds,
+      fn_output_signature=tf.float32,
+    )
+
+  times = race_each(seeds).numpy()
+  assert np.isinf(times[:, 1]).all()
+  shares = np.bincount(times.argmin(1), minlength=4) / 4000
+  # Three standard deviations of a share are 0.024 at most.
+  np.testing.assert_allclose(shares, [1 / 8, 0, 2 / 8, 5 / 8], atol=0.024)
+
+
+def test_first_centers_differ_from_one_another():
+  points, is_row = _blocks([1.0, 1.0, 1.0, 4.0, 8.0])
+  centers, is_real = first_centers.draw(
+    points, is_row, 6, tf.constant(6), _SEED
+  )
+  np.testing.assert_array_equal(is_real, [True] * 3 + [False] * 3)
+  assert sorted(centers[:3, 0].numpy()) == [1.0, 4.0, 8.0]
+
+
+def test_any_rows_may_be_first_centers():
+  points, is_row = _blocks([1.0, 2.0, 4.0, 8.0])
+  times = np.zeros(4, int)
+  for seed in range(100):
+    centers, is_real = first_centers.any_rows(
+      points, is_row, 6, tf.constant(2), np.array([seed, 0], np.int32)
+    )
+    np.testing.assert_array_equal(is_real, [True] * 2 + [False] * 4)
+    chosen = np.log2(centers[:2, 0].numpy()).astype(int)
+    assert chosen[0] != chosen[1]
+    times[chosen] += 1
+  # Each is chosen with probability one half, give or take three deviations.
+  assert ((times > 35) & (times < 65)).all()
+
+
+def test_more_centers_than_rows():
+  points, is_row = _blocks([1.0, 2.0])
+  centers, is_real = first_centers.any_rows(
+    points, is_row, 2000, tf.constant(1500), _SEED
+  )
+  assert centers.shape == (2000, 1) and is_real.numpy().sum() == 2
+  assert sorted(centers[:2, 0].numpy()) == [1.0, 2.0]
+
+
+@pytest.mark.slow
+def test_any_first_centers_come_near_to_those_far_apart():
+  rows = _uniform(2, 300)
+  far, near = (
+    _found(rows, 30, init=init, restarts=1).inertia for init in clustering.INITS
+  )
+  assert near < 1.05 * far
+
+
+# ---- the same numbers everywhere ---------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('jit', 'init'),
+  [
+    (False, clustering.K_MEANS_PLUS_PLUS),
+    (False, clustering.RANDOM),
+    (True, clustering.K_MEANS_PLUS_PLUS),
+  ],
+)
+def test_padding_changes_no_bit(jit, init):
+  rows = _uniform(5, 130)
+  expected = _found(rows, 13, jit=jit, init=init)
+  # In the same block, and up to a third; XLA compiles each size anew.
+  for padding in (2000,) if jit else (1, 2000):
+    found = _found(rows, 13, jit=jit, init=init, padding=padding)
+    for one, other in zip(found, expected, strict=True):
+      np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_xla_comes_to_the_same():
+  for rows in (_blobs(6, 130, 5), _uniform(7, 130)):
+    plain, compiled = _found(rows, 13), _found(rows, 13, jit=True)
+    np.testing.assert_array_equal(compiled.assignment, plain.assignment)
+    np.testing.assert_allclose(compiled.centers, plain.centers, rtol=1e-5)
+    assert compiled.inertia == pytest.approx(plain.inertia, rel=1e-5)
+
+
+def test_the_seed_decides():
+  rows = _uniform(8, 200)
+  once, again = (_found(rows, 20, restarts=1) for _ in range(2))
+  for one, other in zip(once, again, strict=True):
+    np.testing.assert_array_equal(one, other)
+  elsewhere = _found(rows, 20, restarts=1, seed=_SEED + 1)
+  assert not np.array_equal(once.assignment, elsewhere.assignment)
+
+
+@pytest.mark.slow
+def test_clients_of_other_sizes_in_one_computation():
+  @tff.tensorflow.computation(tff.TensorType(np.float32, [None, 2]))
+  def cluster_rows(rows):
+    found = clustering.k_means(
+      rows, tf.ones(tf.shape(rows)[:1], tf.bool), 3, 2, _SEED, restarts=1
+    )
+    return found.centers, found.counts
+
+  computation = tff.federated_computation(
+    lambda clients: tff.federated_map(cluster_rows, clients),
+    tff.FederatedType(cluster_rows.type_signature.parameter, tff.CLIENTS),
+  )
+  clients = [
+    np.array([[0, 0], [0, 2], [9, 9]], np.float32),
+    np.array([[4, 4], [8, 8], [8, 8], [8, 8], [8, 8]], np.float32),
+  ]
+  compiled = runtimes.cohort(jit=True)
+  for runtime in (compiled, runtimes.native()):
+    with runtime:
+      found = computation(clients)
+    for (centers, counts), expected in zip(
+      found,
+      ([(0, 0, 0), (0, 1, 2), (9, 9, 1)], [(0, 0, 0), (4, 4, 1), (8, 8, 4)]),
+      strict=True,
+    ):
+      rows = np.column_stack([centers, counts])
+      assert sorted(map(tuple, rows)) == expected
+  # XLA was never in doubt.
+  assert set(compiled.choices.values()) == {True}
+
+
+# ---- nearest centers ---------------------------------------------------------
+
+
+def test_nearest_centers_as_in_a_loop():
+  random = np.random.default_rng(10)
+  rows = random.normal(size=[30, 3]).astype(np.float32)
+  centers = random.normal(size=[7, 3]).astype(np.float32)
+  is_center = np.array([1, 0, 1, 1, 0, 1, 1], bool)
+  # Near the origin and far from it.
+  for place in (0.0, 300.0):
+    nearest, distances = clustering.assign(
+      rows + place, centers + place, is_center
+    )
+    for row, found, distance in zip(
+      rows, nearest.numpy(), distances.numpy(), strict=True
+    ):
+      squares = np.sum(np.square(row - centers), -1)
+      squares[~is_center] = np.inf
+      assert found == squares.argmin()
+      assert distance == pytest.approx(squares.min(), rel=1e-3)
+
+
+def test_nothing_is_near_if_there_is_no_center():
+  nearest, distances = clustering.assign(
+    np.ones([2, 3], np.float32), np.zeros([4, 3], np.float32), np.zeros(4, bool)
+  )
+  np.testing.assert_array_equal(nearest, [0, 0])
+  np.testing.assert_array_equal(distances, [np.inf, np.inf])
+
+
+def test_sums_of_clients_make_a_step_of_lloyds_algorithm():
+  centers = np.array([[0.0], [10.0], [11.0]], np.float32)
+  # The last center does not count, and so 11 is nearest to 10.
+  is_center = np.array([True, True, False])
+  one = clustering.sums_and_counts(
+    np.array([[1.0], [9.0], [99.0]], np.float32),
+    np.array([True, True, False]),
+    centers,
+    is_center,
+  )
+  other = clustering.sums_and_counts(
+    np.array([[3.0], [2.0], [11.0]], np.float32),
+    np.ones(3, bool),
+    centers,
+    is_center,
+  )
+  np.testing.assert_array_equal(one[0][:, 0], [1.0, 9.0, 0.0])
+  np.testing.assert_array_equal(one[1], [1, 1, 0])
+  np.testing.assert_array_equal(other[0][:, 0], [5.0, 11.0, 0.0])
+  np.testing.assert_array_equal(other[1], [2, 1, 0])
+  # The means of 1, 3 and 2, and of 9 and 11.
+  sums, counts = (
+    a.numpy() + b.numpy() for a, b in zip(one, other, strict=True)
+  )
+  means = sums[:2, 0] / counts[:2]
+  np.testing.assert_array_equal(means, [2.0, 10.0])
+
+
+def test_no_center_sums_nothing():
+  sums, counts = clustering.sums_and_counts(
+    np.ones([2, 3], np.float32),
+    np.ones(2, bool),
+    np.ones([4, 3], np.float32),
+    np.zeros(4, bool),
+  )
+  assert not np.any(sums)
+  assert not np.any(counts)
+
+
+# ---- refusals ----------------------------------------------------------------
+
+_ROWS, _MASK = np.zeros([4, 2], np.float32), np.ones(4, bool)
+
+
+@pytest.mark.parametrize(
+  'name', ['capacity', 'restarts', 'max_iterations', 'min_rows']
+)
+def test_numbers_below_one_are_refused(name):
+  options = {'capacity': 3, 'num_centers': 2, 'seed': _SEED, name: 0}
+  with pytest.raises(clustering.ClusteringError, match=f'{name}=0: k-means'):
+    clustering.k_means(_ROWS, _MASK, **options)
+
+
+def test_other_first_centers_are_refused():
+  with pytest.raises(clustering.ClusteringError, match="init='far': k-means"):
+    clustering.k_means(_ROWS, _MASK, 3, 2, _SEED, init='far')
+
+
+@pytest.mark.parametrize(
+  'points',
+  [np.zeros([4], np.float32), np.zeros([4, 2], np.int32)],
+  ids=['no vectors', 'integers'],
+)
+def test_points_that_are_no_vectors_are_refused(points):
+  with pytest.raises(clustering.ClusteringError, match='points: expected flo'):
+    clustering.k_means(points, _MASK, 3, 2, _SEED)
+
+
+@pytest.mark.parametrize(
+  'mask', [np.ones(3, bool), np.ones(4)], ids=['too short', 'floats']
+)
+def test_masks_of_other_rows_are_refused(mask):
+  with pytest.raises(clustering.ClusteringError, match='is_real: expected bo'):
+    clustering.k_means(_ROWS, mask, 3, 2, _SEED)
+
+
+def test_centers_of_another_size_are_refused():
+  with pytest.raises(clustering.ClusteringError, match='vectors of 3 numbers'):
+    clustering.assign(_ROWS, np.zeros([5, 3], np.float32), np.ones(5, bool))

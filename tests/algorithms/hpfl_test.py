@@ -1,0 +1,691 @@
+"""HPFL beside a NumPy loop, and what leaves a client.
+
+The model predicts `sum over k of m_k u_k c_k`: m says which attributes a record
+has, u is the row of the record's user, a private table of the client's own
+size, and c, public, has a number for each attribute.
+"""
+
+import collections
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_partial import algorithms
+from tff_partial import composition
+from tff_partial import contexts
+from tff_partial import processes
+from tff_partial import runtimes
+from tff_partial import statistics
+from tff_partial import training
+from tff_partial.algorithms import hpfl
+from tff_partial.client import client_work
+from tff_partial.clustering import k_means as clustering
+from tff_partial.data import packing
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy
+from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
+from tff_partial.drafts import centers as drafts
+from tff_partial.drafts import collecting
+from tff_partial.drafts import row_means
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+_ATTRIBUTES, _RATE = 3, 0.05
+_USERS = 'users/embeddings'
+_PUBLIC = 'public/kernel'
+_NUM_USERS = {'ann': 3, 'bob': 5}
+_NUM_RECORDS = {'ann': 12, 'bob': 20}
+_THRESHOLD = 0.9
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime() -> Iterator[None]:
+  with runtimes.cohort(jit=False, strict=True):
+    yield
+
+
+def _build() -> tf.keras.Model:
+  user = tf.keras.Input([], dtype=tf.int32, name='user')
+  has = tf.keras.Input([_ATTRIBUTES], name='has')
+  rows = tf.keras.layers.Embedding(
+    4, _ATTRIBUTES, embeddings_initializer='glorot_uniform', name='users'
+  )
+  public = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='ones', name='public'
+  )
+  return tf.keras.Model(
+    {'user': user, 'has': has}, public(has * rows(user)), name='by_hand'
+  )
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model() -> models.PartialModel:
+  return keras_models.from_keras(
+    _build, loss='mse', local='users', client_sized='users'
+  )
+
+
+def _is_correct(labels: Any, predictions: Any) -> Any:
+  return abs(labels - predictions)[:, 0] < 0.5
+
+
+_KNOWN = hpfl.Attributes(
+  _ATTRIBUTES, lambda x: x['has'], [_PUBLIC], _is_correct
+)
+
+
+def _examples(name: str) -> dict[str, Any]:
+  random = np.random.default_rng(len(name) + _NUM_USERS[name])
+  number = _NUM_RECORDS[name]
+  user = np.arange(number) % _NUM_USERS[name]
+  has = (random.random([number, _ATTRIBUTES]) < 0.6).astype(np.float32)
+  has[:, 0] = 1.0
+  return {
+    'x': {'user': user.astype(np.int32), 'has': has},
+    'y': random.normal(size=[number, 1]).astype(np.float32),
+    'is_validation': np.arange(number) % 3 == 0,
+  }
+
+
+_DATA = {name: _examples(name) for name in _NUM_USERS}
+
+
+def _trained(
+  model: models.PartialModel,
+  *,
+  rounds: int = 3,
+  data: Any = None,
+  attributes: hpfl.Attributes = _KNOWN,
+  threshold: float = _THRESHOLD,
+  privacy: Any = None,
+  **options: Any,
+) -> Any:
+  process = algorithms.build_hpfl(
+    model,
+    attributes=attributes,
+    tables=[_USERS],
+    training=Phase(optimizer=sgd(_RATE), batch_size=None, epochs=2),
+    threshold=threshold,
+    **options,
+  )
+  clients = packing.pack(data or _DATA, process.example_spec)
+  if process.is_noised and privacy is None:
+    privacy = 'unaccounted'
+  return training.programs.train(
+    process, clients, rounds=rounds, clients_per_round=2, privacy=privacy
+  )
+
+
+def _users(state: Any) -> np.ndarray:
+  (table,) = [state[name] for name in state if name.endswith(f'local/{_USERS}')]
+  return table
+
+
+def _by_hand(
+  first: dict[str, np.ndarray],
+  *,
+  rounds: int = 3,
+  public: bool = True,
+  centers_of: Any = None,
+  with_update: bool = False,
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+  """The rounds in NumPy: the server's c, and each client's own and users."""
+  c = np.ones([_ATTRIBUTES])
+  own = {name: c.copy() for name in _DATA}
+  users = {name: first[name].astype(np.float64) for name in _DATA}
+  accuracy: dict[str, tuple[np.ndarray, float]] = {}
+  threshold = np.zeros([_ATTRIBUTES])
+  centers = None
+  for _ in range(rounds):
+    sums, weights = np.zeros([2, _ATTRIBUTES])
+    measured: list[tuple[np.ndarray, np.ndarray]] = []
+    for name, data in _DATA.items():
+      has, user = data['x']['has'], data['x']['user']
+      if name in accuracy:
+        a = accuracy[name][0]
+        if public:
+          own[name] = a * own[name] + (1 - a) * c
+        if centers is not None:
+          for row in users[name]:
+            distance = np.linalg.norm(row - centers, axis=1)
+            mean = (distance / distance.sum()) @ centers
+            row[:] = a * row + (1 - a) * mean
+      held_out = data['is_validation']
+      h, u, y = has[~held_out], user[~held_out], data['y'][~held_out, 0]
+      for _ in range(2):
+        error = (h * users[name][u]) @ own[name] - y
+        slope = 2 * error[:, None] / len(y)
+        of_users = np.zeros_like(users[name])
+        np.add.at(of_users, u, slope * h * own[name])
+        of_public = (slope * h * users[name][u]).sum(0)
+        users[name] -= _RATE * of_users
+        own[name] = own[name] - _RATE * of_public
+      predictions = (has * users[name][user]) @ own[name]
+      right = np.abs(predictions - data['y'][:, 0]) < 0.5
+      number = has[held_out].sum(0)
+      mean = right[held_out].mean()
+      on_each = np.where(
+        number > 0,
+        (has * right[:, None])[held_out].sum(0) / np.maximum(number, 1),
+        mean,
+      )
+      accuracy[name] = on_each, mean
+      measured.append((on_each * (number > 0), number > 0))
+      weight = np.where(on_each > threshold, on_each * h.sum(0), 0.0)
+      if with_update:
+        # Shares of the client's records, halved as a mean over two clients is.
+        weight /= 2 * h.sum()
+      sums += weight * (own[name] - with_update * c)
+      weights += weight
+    totals, numbers = np.sum(measured, 0)
+    if with_update:
+      c = c + sums / np.maximum(weights, 0.5 / _ATTRIBUTES)
+      of_measured = [_THRESHOLD * a - n * threshold for a, n in measured]
+      threshold = threshold + np.mean(of_measured, 0)
+    else:
+      if public:
+        c = np.where(weights > 0, sums / np.where(weights > 0, weights, 1), c)
+      threshold = _THRESHOLD * totals / np.maximum(numbers, 1)
+    if centers_of is not None:
+      centers = centers_of(users)
+  return c, own, users
+
+
+def _first_rows(model: models.PartialModel) -> dict[str, np.ndarray]:
+  """Users as clients draw them: trained by nothing, with a rate of 0."""
+  process = algorithms.build_hpfl(
+    model,
+    attributes=_KNOWN,
+    drafts=None,
+    public=False,
+    training=Phase(optimizer=sgd(0.0), batch_size=None),
+  )
+  clients = packing.pack(_DATA, process.example_spec)
+  result = training.programs.train(
+    process, clients, rounds=1, clients_per_round=2
+  )
+  return {
+    name: _users(result.client_store.client(name))[: _NUM_USERS[name]]
+    for name in _DATA
+  }
+
+
+@pytest.fixture(scope='module', name='first')
+def fixture_first(model: models.PartialModel) -> dict[str, np.ndarray]:
+  return _first_rows(model)
+
+
+def _assert_alike(result: Any, expected: Any, atol: float = 1e-6) -> None:
+  c, own, users = expected
+  np.testing.assert_allclose(
+    result.weights.trainable['global'][_PUBLIC][:, 0], c, atol=atol
+  )
+  for name, number in _NUM_USERS.items():
+    state = result.client_store.client(name)
+    (mine,) = [state[n] for n in state if n.endswith(f'personal/{_PUBLIC}')]
+    np.testing.assert_allclose(mine[:, 0], own[name], atol=atol)
+    np.testing.assert_allclose(_users(state)[:number], users[name], atol=atol)
+
+
+@pytest.mark.slow
+def test_hpfl_k_is_eqs_1_and_3(
+  model: models.PartialModel, first: dict[str, np.ndarray]
+) -> None:
+  result = _trained(model, drafts=None)
+  _assert_alike(result, _by_hand(first))
+
+
+def _mean_of_all(users: dict[str, np.ndarray]) -> np.ndarray:
+  return np.concatenate(list(users.values())).mean(0, keepdims=True)
+
+
+@pytest.mark.slow
+def test_hpfl_r_moves_users_to_the_center_of_all(
+  model: models.PartialModel, first: dict[str, np.ndarray]
+) -> None:
+  # Of one center, that of all users, sums know what it is.
+  result = _trained(model, drafts=drafts.Sums(1), public=False)
+  _assert_alike(result, _by_hand(first, public=False, centers_of=_mean_of_all))
+
+
+@pytest.mark.slow
+def test_hpfl_is_both(
+  model: models.PartialModel, first: dict[str, np.ndarray]
+) -> None:
+  # Each user is a center where a draft stands for one row: Eq. 2 of them all.
+  result = _trained(
+    model, rounds=2, drafts=drafts.Centers(8, 8, rows_per_center=1)
+  )
+  expected = _by_hand(
+    first,
+    rounds=2,
+    centers_of=lambda users: np.concatenate(list(users.values())),
+  )
+  # A row's distance to itself is a difference of squares, in single precision.
+  _assert_alike(result, expected, atol=5e-5)
+
+
+def test_eq_2_as_printed_weighs_far_centers_more() -> None:
+  centers = {
+    'rows': tf.constant([[1.0, 0.0], [4.0, 0.0], [9.0, 9.0]]),
+    'is_real': tf.constant([True, True, False]),
+  }
+  row, share = tf.constant([[0.0, 0.0]]), tf.constant(0.5)
+  printed = drafts.toward_centers(row, centers, share, by_nearness=False)
+  nearer = drafts.toward_centers(row, centers, share, by_nearness=True)
+  # Distances are 1 and 4: shares 1/5 and 4/5, or 4/5 and 1/5.
+  np.testing.assert_allclose(printed, [[0.5 * (0.2 * 1 + 0.8 * 4), 0.0]])
+  np.testing.assert_allclose(nearer, [[0.5 * (0.8 * 1 + 0.2 * 4), 0.0]])
+
+
+def test_without_centers_rows_stay() -> None:
+  centers = {'rows': tf.zeros([2, 2]), 'is_real': tf.zeros([2], tf.bool)}
+  row = tf.constant([[3.0, 4.0]])
+  moved = drafts.toward_centers(
+    row, centers, tf.constant(0.0), by_nearness=False
+  )
+  np.testing.assert_array_equal(moved, row)
+
+
+@pytest.fixture(scope='module', name='process')
+def fixture_process(model: models.PartialModel) -> processes.PartialProcess:
+  return algorithms.build_hpfl(
+    model,
+    attributes=_KNOWN,
+    drafts=drafts.Centers(6, 2, rows_per_center=3, min_rows=2),
+    tables=[_USERS],
+    training=Phase(optimizer=sgd(_RATE)),
+  )
+
+
+@pytest.mark.slow
+def test_no_private_table_has_a_type_at_the_server(
+  process: processes.PartialProcess,
+) -> None:
+  state = process.initialize.type_signature.result
+  text = state.formatted_representation()
+  # Centers have a fixed number of rows; tables have an open one.
+  assert 'centers' in text
+  assert '?' not in text
+
+
+@pytest.mark.slow
+def test_both_runtimes_agree(process: processes.PartialProcess) -> None:
+  clients = packing.pack(_DATA, process.example_spec)
+
+  def run() -> Any:
+    result = training.programs.train(
+      process, clients, rounds=2, clients_per_round=2
+    )
+    return result.weights.trainable['global'][_PUBLIC]
+
+  with runtimes.native():
+    native = run()
+  np.testing.assert_allclose(run(), native, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_client_that_joins_later_begins_with_the_public_components(
+  process: processes.PartialProcess,
+) -> None:
+  clients = packing.pack(_DATA, process.example_spec)
+  early = training.programs.train(
+    process,
+    packing.pack({'ann': _DATA['ann']}, process.example_spec),
+    rounds=2,
+    clients_per_round=1,
+  )
+  seeds = np.zeros([1, 2], np.int32)
+  first = training.state_codec.first_states(process.initialize_client, seeds)
+  state = process.set_model_weights(process.initialize(), early.weights)
+  output = process.next(state, first, clients.cohort(['bob'], seeds))
+  (kept,) = output.client_states
+  assert kept['held']['initialized']
+  assert kept['num_rows'][_USERS] == 5
+
+
+@pytest.mark.slow
+def test_a_client_may_leave_between_rounds(
+  process: processes.PartialProcess,
+) -> None:
+  """Both are in the first round, Ann alone in the second."""
+  clients = packing.pack(_DATA, process.example_spec)
+  seeds = np.zeros([2, 2], np.int32)
+  first = training.state_codec.first_states(process.initialize_client, seeds)
+  both = process.next(
+    process.initialize(), first, clients.cohort(['ann', 'bob'], seeds)
+  )
+  alone = process.next(
+    both.state, both.client_states[:1], clients.cohort(['ann'], seeds[:1])
+  )
+  assert alone.metrics['client_work']['train']['num_clients'] == 1
+  (kept,) = alone.client_states
+  assert kept['num_rows'][_USERS] == _NUM_USERS['ann']
+  table = kept['held']['local'][_USERS]
+  before = both.client_states[0]['held']['local'][_USERS]
+  assert np.isfinite(table).all()
+  assert (table != before[: len(table)]).any()
+
+
+class TestCollecting:
+  """The buffer in which the server has the rows of all clients."""
+
+  def _collected(self, sent: list[Any], capacity: int) -> Any:
+    kind = tff.to_type(
+      collections.OrderedDict(
+        rows=tff.TensorType(np.float32, [None, 2]),
+        is_real=tff.TensorType(np.bool_, [None]),
+      )
+    )
+    process = collecting.CollectRowsFactory(capacity).create(kind)
+    value = [
+      collections.OrderedDict(
+        rows=np.array(rows, np.float32).reshape([-1, 2]),
+        is_real=np.array(is_real, bool),
+      )
+      for rows, is_real in sent
+    ]
+    return process.next(process.initialize(), value).result
+
+  def test_real_rows_come_one_after_another(self) -> None:
+    result = self._collected(
+      [([[1, 1], [2, 2]], [True, False]), ([[3, 3]], [True]), ([], [])], 4
+    )
+    assert result['rows'].tolist() == [[1, 1], [3, 3], [0, 0], [0, 0]]
+    assert result['is_real'].tolist() == [True, True, False, False]
+    assert result['num_sent'] == 2
+
+  def test_what_finds_no_room_is_counted_and_lost(self) -> None:
+    result = self._collected(
+      [([[1, 1], [2, 2]], [True, True]), ([[3, 3]], [True])], 2
+    )
+    assert result['rows'].tolist() == [[1, 1], [2, 2]]
+    assert result['num_sent'] == 3
+
+  def test_no_room_at_all_is_refused(self) -> None:
+    with pytest.raises(collecting.CollectionError, match='at least one row'):
+      collecting.CollectRowsFactory(0)
+
+
+def test_sums_are_a_step_of_lloyds() -> None:
+  points = tf.constant([[0.0], [2.0], [10.0]])
+  sums, counts = clustering.sums_and_counts(
+    points,
+    tf.ones([3], tf.bool),
+    tf.constant([[1.0], [9.0]]),
+    tf.ones([2], tf.bool),
+  )
+  assert sums.numpy().tolist() == [[2.0], [10.0]]
+  assert counts.numpy().tolist() == [2, 1]
+
+
+def _rows(**options: Any) -> statistics.Statistic:
+  """Means of `table`, of what clients compute and how they weigh it."""
+  return row_means.row_means(
+    'rows',
+    lambda client: {'table': client.computed['values']},
+    lambda client: client.computed['weights'],
+    **options,
+  )
+
+
+def _knows(
+  model: models.PartialModel, values: Any, weights: Any
+) -> contexts.ClientContext:
+  """A client that received rows of 1 and 2, and has others by now."""
+  received = {'global': {'table': tf.constant([[1.0], [2.0]])}}
+  seed = tf.zeros([2], tf.int32)
+  client = contexts.ClientContext(
+    model, received, received, {}, {}, tf.constant(1), seed
+  )
+  return client._replace(
+    computed={'values': tf.constant(values), 'weights': tf.constant(weights)}
+  )
+
+
+def test_row_means_keep_what_no_client_weighs(
+  model: models.PartialModel,
+) -> None:
+  statistic = _rows()
+  held = {'table': tf.constant([[1.0], [2.0]])}
+  sent = [
+    statistic.summarize(_knows(model, v, w))
+    for v, w in (
+      ([[4.0], [7.0]], [1.0, 0.0]),
+      ([[8.0], [9.0]], [3.0, 0.0]),
+    )
+  ]
+  joined = tf.nest.map_structure(lambda *parts: sum(parts), *sent)
+  server = statistic.update(statistics.Server({'global': held}, None), joined)
+  # (4 + 3 * 8) / 4 = 7 for the first row; nothing was said of the second.
+  assert server.weights['global']['table'].numpy().tolist() == [[7.0], [2.0]]
+
+
+def test_a_variable_without_attributes_is_refused(
+  model: models.PartialModel,
+) -> None:
+  with pytest.raises(hpfl.HpflError, match=r'no global variable with a row'):
+    algorithms.build_hpfl(
+      model, attributes=_KNOWN._replace(number=7), drafts=None
+    )
+
+
+def test_a_table_that_is_not_local_is_refused(
+  model: models.PartialModel,
+) -> None:
+  with pytest.raises(hpfl.HpflError, match=r"'public/kernel' is no local"):
+    algorithms.build_hpfl(
+      model, attributes=_KNOWN, drafts=drafts.Sums(2), tables=[_PUBLIC]
+    )
+
+
+# ---- one record, clipped and noised ------------------------------------------
+
+_TOGETHER = statistics.Join.WITH_UPDATE
+_CENTERS_OF_USERS = f'drafts/{_USERS}'
+
+
+def _private(
+  clip: Any, *, noise_multiplier: float = 0.0, **options: Any
+) -> privacy.PrivateFactory:
+  return privacy.private_mean(
+    clip, noise_multiplier=noise_multiplier, clients_per_round=2, **options
+  )
+
+
+@pytest.mark.slow
+def test_with_the_update_clients_send_shares_and_moves(
+  model: models.PartialModel, first: dict[str, np.ndarray]
+) -> None:
+  # Nothing is clipped, and there is no noise. The center is the mean of the
+  # clients' means, though bob has more users.
+  result = _trained(
+    model,
+    drafts=drafts.Sums(1, join=_TOGETHER),
+    join=_TOGETHER,
+    aggregator=_private(clipping.FixedClip(10.0)),
+  )
+  expected = _by_hand(
+    first,
+    centers_of=lambda users: np.mean(
+      [rows.mean(0, keepdims=True) for rows in users.values()], 0
+    ),
+    with_update=True,
+  )
+  _assert_alike(result, expected)
+
+
+@pytest.mark.slow
+def test_of_clients_of_one_size_all_means_are_the_same(
+  model: models.PartialModel,
+) -> None:
+  # Shares and numbers have the same proportions. Clients are right so often
+  # that no weight is less than half of what is usual.
+  random = np.random.default_rng(5)
+  data = {
+    name: {
+      'x': {
+        'user': np.arange(12, dtype=np.int32) % 4,
+        'has': np.ones([12, _ATTRIBUTES], np.float32),
+      },
+      'y': random.normal(size=[12, 1]).astype(np.float32),
+      'is_validation': np.arange(12) % 3 == 0,
+    }
+    for name in ('ann', 'bob')
+  }
+  known = _KNOWN._replace(
+    is_correct=lambda y, found: abs(y - found)[:, 0] < 1.3
+  )
+  found = [
+    _trained(
+      model,
+      data=data,
+      attributes=known,
+      threshold=0.0,
+      drafts=drafts.Sums(2, join=join),
+      join=join,
+      aggregator=aggregator,
+    )
+    for join, aggregator in (
+      (statistics.Join.SUM, None),
+      (_TOGETHER, _private(clipping.FixedClip(10.0))),
+    )
+  ]
+  exact, together = (result.state.client_work['server'] for result in found)
+  np.testing.assert_allclose(
+    exact['centers'][_USERS]['rows'],
+    together['centers'][_USERS]['rows'],
+    atol=1e-6,
+  )
+  exact, together = (
+    result.weights.trainable['global'][_PUBLIC] for result in found
+  )
+  np.testing.assert_allclose(exact, together, atol=1e-6)
+  assert not np.allclose(exact, 1.0, atol=1e-3)  # Where it began.
+
+
+def test_a_clipped_client_counts_for_less(model: models.PartialModel) -> None:
+  # One client would move a row from 1 to 1.1 with the weight 0.8, so it sends
+  # 0.08, and a tenth of its weight, 0.08; the other moves it by 0.05 with the
+  # weight 0.4. The clip halves what the first one sends.
+  statistic = _rows(join=_TOGETHER, usual=0.2)
+  sent = [
+    statistic.summarize(_knows(model, [[value], [2.0]], [weight, 0.0]))
+    for value, weight in ((1.1, 0.8), (1.05, 0.4))
+  ]
+  kind = tff.types.tensorflow_to_type(
+    tf.nest.map_structure(tf.TensorSpec.from_tensor, sent[0])
+  )
+  held = {'table': tf.constant([[1.0], [2.0]])}
+  moved = []
+  for clip in (1.0, 0.04 * 2**0.5):
+    process = _private(clipping.FixedClip(clip)).create(kind)
+    joined = process.next(process.initialize(), sent).result
+    joined = tf.nest.map_structure(tf.constant, joined)
+    server = statistic.update(statistics.Server({'global': held}, None), joined)
+    moved.append(server.weights['global']['table'].numpy()[:, 0])
+  np.testing.assert_allclose(moved[0], [1.0 + 0.1 / 1.2, 2.0], atol=1e-6)
+  np.testing.assert_allclose(moved[1], [1.0 + 0.06 / 0.8, 2.0], atol=1e-6)
+
+
+def test_a_sum_of_little_weight_moves_a_row_a_part_of_the_way() -> None:
+  # Of a weight of 0.1, where 1 is usual, noise may have made most.
+  before, moves = tf.constant([[1.0], [1.0]]), tf.constant([[0.1], [0.8]])
+  weight = row_means.SENT * tf.constant([0.1, 0.8])
+  after = row_means.moved(before, moves, weight, 1.0)
+  np.testing.assert_allclose(after, [[1.0 + 0.1 / 0.5], [2.0]], rtol=1e-6)
+  # Also if there is no weight at all, or less.
+  after = row_means.moved(before, moves, tf.constant(-1.0), 1.0)
+  np.testing.assert_allclose(after, [[1.2], [2.6]], rtol=1e-6)
+
+
+def _noised(
+  model: models.PartialModel,
+  of_tables: Any,
+  join: statistics.Join = _TOGETHER,
+  clip: Any = None,
+) -> processes.PartialProcess:
+  return algorithms.build_hpfl(
+    model,
+    attributes=_KNOWN,
+    drafts=of_tables,
+    tables=[_USERS],
+    join=join,
+    aggregator=_private(clip or clipping.FixedClip(1.0), noise_multiplier=1.0),
+  )
+
+
+@pytest.mark.parametrize(
+  ('of_tables', 'join', 'exact'),
+  [
+    (drafts.Centers(4, 2), _TOGETHER, _CENTERS_OF_USERS),
+    (drafts.Sums(2), _TOGETHER, _CENTERS_OF_USERS),
+    (drafts.Sums(2, join=_TOGETHER), statistics.Join.SUM, 'public'),
+    (None, statistics.Join.SUM, 'public'),
+  ],
+)
+def test_what_is_exact_beside_noise_is_refused(
+  model: models.PartialModel, of_tables: Any, join: Any, exact: str
+) -> None:
+  with pytest.raises(
+    client_work.CompositionError,
+    match=f'{exact!r}: clients would send it exactly',
+  ):
+    _noised(model, of_tables, join)
+
+
+@pytest.mark.slow
+def test_all_that_clients_send_is_in_the_record(
+  model: models.PartialModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  composed: list[Any] = []
+
+  def spy(*args: Any, **options: Any) -> processes.PartialProcess:
+    composed.extend(options['statistics'])
+    return composition.compose(*args, **options)
+
+  monkeypatch.setattr(hpfl, 'compose', spy)
+  # A clip for each part: a record that had others would be refused.
+  parts = ('public', 'accuracy', _CENTERS_OF_USERS)
+  clips = {part: clipping.FixedClip(1.0) for part in parts}
+  process = _noised(model, drafts.Sums(2, join=_TOGETHER), clip=clips)
+  assert {s.name: s.join for s in composed} == dict.fromkeys(parts, _TOGETHER)
+  assert not process.sent  # Nor is there another update.
+  assert process.mechanism is not None
+  assert process.mechanism.clipping == clips
+
+
+@pytest.mark.slow
+def test_sums_are_noised_with_all_else(model: models.PartialModel) -> None:
+  plan = privacy_plans.plan(
+    clipping.FixedClip(1.0),
+    noise_multiplier=1.0,
+    delta=1e-3,
+    population=2,
+    clients_per_round=2,
+    rounds=2,
+  )
+  ledger = privacy_plans.PrivacyLedger(plan)
+
+  def train(**options: Any) -> Any:
+    return _trained(model, rounds=2, privacy=ledger, **options)
+
+  result = train(
+    drafts=drafts.Sums(2, join=_TOGETHER),
+    join=_TOGETHER,
+    aggregator=plan.mean(),
+  )
+  assert result.privacy['epsilon'] == plan.epsilon
+  assert not result.diverged
+  # Sums that are joined by themselves have no noise that could be counted.
+  with pytest.raises(
+    samplings.AccountingError, match='noise that the process does not add'
+  ):
+    train(drafts=drafts.Sums(2))

@@ -1,0 +1,438 @@
+"""Runs as tables and curves: what is averaged, marked and refused."""
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import matplotlib
+from matplotlib import image
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks import report
+from tests.support import commands
+from tff_partial.analysis import curves
+from tff_partial.analysis import figures
+from tff_partial.analysis import run_folders
+from tff_partial.analysis import tables
+from tff_partial.analysis.errors import AnalysisError
+
+_ROUNDS = 'round,loss,validation_rmse\n1,3.0,\n2,2.0,1.5\n3,1.0,\n4,0.5,1.1\n'
+
+
+def _write(
+  root: pathlib.Path,
+  name: str,
+  *,
+  seed: int = 0,
+  rmse: Any = 1.0,
+  diverged: bool = False,
+  ended: bool = True,
+  rounds: str = _ROUNDS,
+  more: Any = None,
+  **flags: Any,
+) -> pathlib.Path:
+  """A folder as a run leaves it."""
+  folder = root / name
+  folder.mkdir(parents=True)
+  flags = {'algorithm': 'fed_recon', 'seed': seed, **flags}
+  lines = [f'--{name}={value}' for name, value in flags.items()]
+  lines += [f'--output_dir={folder}', '# clip is not set']
+  (folder / 'flags.txt').write_text('\n'.join(lines) + '\n')
+  (folder / 'metrics.csv').write_text(rounds)
+  if ended:
+    test = {'rmse': rmse, 'num_clients': 3, 'per_client': {'rmse': {}}}
+    best = {**test, 'rmse': 0.5}
+    result = {
+      'seed': seed,
+      'diverged': diverged,
+      'test': {'unseen': test},
+      'best': {'test': {'unseen': best}},
+      'privacy': None,
+      'seconds': {'total': 7.5},
+      **(more or {}),
+    }
+    (folder / 'result.json').write_text(json.dumps(result))
+  return folder
+
+
+def _settings(root: pathlib.Path, *by: str) -> list[run_folders.Setting]:
+  return run_folders.settings(run_folders.find([root]), by)
+
+
+def _is_picture(path: pathlib.Path) -> np.ndarray:
+  """The pixels of a PNG file that shows something."""
+  pixels = image.imread(path)
+  assert min(pixels.shape[:2]) > 300
+  assert len(np.unique(pixels[..., :3].reshape(-1, 3), axis=0)) > 20
+  return pixels
+
+
+# ---- which runs belong together ----------------------------------------------
+
+
+def test_runs_that_differ_in_their_seed_are_one_setting(tmp_path):
+  for seed in (0, 1):
+    for rate in (10.0, 0.5):
+      _write(tmp_path, f'{rate},{seed}', seed=seed, rate=rate)
+  settings = _settings(tmp_path)
+  # Numbers in their order, not as texts.
+  assert [s.values for s in settings] == [{'rate': '0.5'}, {'rate': '10.0'}]
+  assert [s.label for s in settings] == ['rate=0.5', 'rate=10.0']
+  assert [[run.seed for run in s.runs] for s in settings] == [['0', '1']] * 2
+
+
+def test_settings_may_be_told_apart_by_the_folder(tmp_path):
+  for method in ('ours', 'theirs'):
+    for seed in (0, 1):
+      _write(tmp_path, f'{method},seed={seed}', seed=seed, method=method)
+  settings = _settings(tmp_path, 'folder')
+  assert [s.label for s in settings] == ['ours', 'theirs']
+
+
+def test_a_run_alone_is_named_after_its_algorithm(tmp_path):
+  (setting,) = run_folders.settings(run_folders.find([_write(tmp_path, 'a')]))
+  assert setting.label == 'fed_recon'
+
+
+def test_different_runs_are_not_averaged_in_silence(tmp_path):
+  _write(tmp_path, 'a', rate=1, algorithm='furl')
+  _write(tmp_path, 'b', rate=2, seed=1, algorithm='furl')
+  with pytest.raises(AnalysisError, match="differ in rate: '1' and '2'"):
+    _settings(tmp_path, 'algorithm')
+
+
+def test_a_seed_counts_once(tmp_path):
+  _write(tmp_path, 'a', seed=3)
+  _write(tmp_path, 'b', seed=3)
+  with pytest.raises(AnalysisError, match='same seed 3.*not count twice'):
+    _settings(tmp_path)
+
+
+def test_an_unknown_flag_is_named(tmp_path):
+  _write(tmp_path, 'a', rate=1)
+  _write(tmp_path, 'b', rate=2)
+  with pytest.raises(AnalysisError, match="a flag 'speed'.*These differ: rate"):
+    _settings(tmp_path, 'speed')
+
+
+def test_a_folder_is_found_once(tmp_path):
+  folder = _write(tmp_path, 'a')
+  assert len(run_folders.find([tmp_path, folder])) == 1
+
+
+def test_missing_and_damaged_folders_are_refused(tmp_path):
+  with pytest.raises(AnalysisError, match='no such folder'):
+    run_folders.find([tmp_path / 'nowhere'])
+  with pytest.raises(AnalysisError, match='no run here or below'):
+    run_folders.find([tmp_path])
+  folder = _write(tmp_path, 'a')
+  (folder / 'result.json').write_text('{"seed": 0,')
+  with pytest.raises(AnalysisError, match='result.json: not JSON'):
+    run_folders.find([tmp_path])
+  (folder / 'result.json').write_text('{"seed": 0}')
+  with pytest.raises(AnalysisError, match='not the result of a run'):
+    run_folders.find([tmp_path])
+
+
+# ---- tables ------------------------------------------------------------------
+
+
+@pytest.fixture(name='sweep')
+def fixture_sweep(tmp_path):
+  """Two seeds of one rate; one of another, beside two that were lost."""
+  _write(tmp_path, 'a0', rate=1, seed=0, rmse=0.8)
+  _write(tmp_path, 'a1', rate=1, seed=1, rmse=1.0)
+  _write(tmp_path, 'b0', rate=2, seed=0, rmse=0.7)
+  _write(tmp_path, 'b1', rate=2, seed=1, rmse='inf', diverged=True)
+  _write(tmp_path, 'b2', rate=2, seed=2, ended=False)
+  _write(tmp_path, 'c0', rate=3, seed=0, rmse='nan', diverged=True)
+  return tmp_path
+
+
+def test_a_row_is_a_mean_over_seeds(sweep):
+  table = tables.gather(_settings(sweep))
+  assert table.settings == ('rate',)
+  assert table.metrics == ('rmse',)
+  frame = table.frame
+  # 0.8 and 1.0 lie 0.1 around their mean.
+  assert frame['rmse'][0] == pytest.approx(0.9)
+  assert frame['rmse_std'][0] == pytest.approx(0.1)
+  assert frame['rmse'][1] == pytest.approx(0.7)
+  assert math.isnan(frame['rmse'][2])
+  assert list(frame['seeds']) == [2, 1, 0]
+  assert list(frame['diverged']) == [0, 1, 1]
+  assert list(frame['unfinished']) == [0, 1, 0]
+
+
+def test_markdown_marks_what_was_lost(sweep):
+  lines = tables.gather(_settings(sweep)).to_markdown().splitlines()
+  assert lines[0] == '| rate | seeds | rmse |'
+  assert lines[2:5] == [
+    '| 1 | 2 | 0.9000 ± 0.1000 |',
+    '| 2 | 1, 1 diverged, 1 unfinished | 0.7000 |',
+    '| 3 | 0, 1 diverged | - |',
+  ]
+  assert lines[-3:] == [
+    f'- {sweep / "b1"}: diverged',
+    f'- {sweep / "b2"}: unfinished',
+    f'- {sweep / "c0"}: diverged',
+  ]
+
+
+def test_csv_holds_the_same_numbers(sweep, tmp_path):
+  table = tables.gather(_settings(sweep))
+  path = tmp_path / 'table.csv'
+  path.write_text(table.to_csv())
+  read = pd.read_csv(path)
+  assert list(read.columns) == list(table.frame.columns)
+  np.testing.assert_allclose(read['rmse'], table.frame['rmse'])
+
+
+def test_the_best_round_and_other_numbers_are_reported(sweep):
+  settings = _settings(sweep)
+  assert tables.gather(settings, of='best').frame['rmse'][0] == 0.5
+  table = tables.gather(settings, metrics=['rmse', 'seconds/total'])
+  assert table.frame['seconds/total'][0] == 7.5
+  with pytest.raises(AnalysisError, match="'auc'.*rmse.*seconds/total"):
+    tables.gather(settings, metrics=['auc'])
+
+
+def test_epsilon_stands_in_the_table_where_there_is_one(tmp_path):
+  _write(tmp_path, 'a', more={'privacy': {'epsilon': 8.0, 'delta': 1e-5}})
+  table = tables.gather(_settings(tmp_path))
+  assert table.metrics == ('rmse', 'privacy/epsilon')
+  assert table.frame['privacy/epsilon'][0] == 8.0
+
+
+def test_several_exams_are_told_apart(tmp_path):
+  exams = {'seen': {'rmse': 0.8}, 'unseen': {'rmse': 0.9}}
+  _write(tmp_path, 'a', more={'test': exams})
+  table = tables.gather(_settings(tmp_path))
+  assert table.metrics == ('seen rmse', 'unseen rmse')
+  assert list(table.frame.loc[0, list(table.metrics)]) == [0.8, 0.9]
+
+
+def test_a_table_of_unfinished_runs_says_so(tmp_path):
+  _write(tmp_path, 'a', ended=False)
+  text = tables.gather(_settings(tmp_path)).to_markdown()
+  assert '| 0, 1 unfinished |' in text
+
+
+@pytest.mark.slow
+def test_a_metric_over_a_setting(sweep, tmp_path):
+  table = tables.gather(_settings(sweep))
+  path = tables.draw_over(table, 'rate', 'rmse', tmp_path / 'over.png')
+  _is_picture(path)
+  for x, y in (('speed', 'rmse'), ('rate', 'auc')):
+    with pytest.raises(AnalysisError, match='The table has no'):
+      tables.draw_over(table, x, y, tmp_path / 'over.png')
+
+
+# ---- curves ------------------------------------------------------------------
+
+
+def test_empty_cells_are_no_values(tmp_path):
+  (run,) = run_folders.find([_write(tmp_path, 'a')])
+  assert curves.read(run, 'validation_rmse').values.to_dict() == {
+    2: 1.5,
+    4: 1.1,
+  }
+  assert curves.read(run, 'loss', smooth=2).values.tolist() == [
+    3.0,
+    2.5,
+    1.5,
+    0.75,
+  ]
+
+
+def test_half_a_line_is_no_round(tmp_path):
+  folder = _write(tmp_path, 'a', ended=False, rounds=_ROUNDS + '5,0.')
+  (run,) = run_folders.find([folder])
+  assert list(curves.read(run, 'loss').values.index) == [1, 2, 3, 4]
+
+
+def test_the_band_is_one_deviation_over_common_rounds():
+  traces = [
+    curves.Trace(pd.Series([1.0, 2.0, 9.0], [1, 2, 3])),
+    curves.Trace(pd.Series([3.0, 2.0], [1, 2])),
+  ]
+  mean, deviation = curves.mean_and_deviation(traces)
+  assert mean.to_dict() == {1: 2.0, 2: 2.0}
+  assert deviation.to_dict() == {1: 1.0, 2: 0.0}
+
+
+def test_what_cannot_be_read_is_refused(tmp_path):
+  folder = _write(tmp_path, 'a')
+  (run,) = run_folders.find([folder])
+  with pytest.raises(AnalysisError, match="no metric 'auc'.*loss"):
+    curves.read(run, 'auc')
+  (folder / 'metrics.csv').write_text('step,loss\n1,2\n')
+  with pytest.raises(AnalysisError, match='not a table with a row a round'):
+    curves.read(run, 'loss')
+  (folder / 'metrics.csv').unlink()
+  with pytest.raises(AnalysisError, match='no table of rounds'):
+    curves.read(run, 'loss')
+
+
+def test_a_run_that_never_began_leaves_no_trace(tmp_path):
+  folder = _write(tmp_path, 'a', ended=False)
+  (folder / 'metrics.csv').unlink()
+  (run,) = run_folders.find([folder])
+  trace = curves.read(run, 'loss')
+  assert trace.state == 'unfinished'
+  assert trace.values.empty
+  with pytest.raises(AnalysisError, match='no round of any run'):
+    curves.draw({'a': [trace]}, tmp_path / 'a.png', metric='loss')
+
+
+@pytest.mark.slow
+def test_curves_are_drawn_and_lost_runs_with_them(tmp_path):
+  def line(last: int, state: str = 'done') -> curves.Trace:
+    rounds = np.arange(1, last + 1)
+    return curves.Trace(pd.Series(1.0 / rounds, rounds), state)
+
+  def draw(name: str, *traces: curves.Trace) -> np.ndarray:
+    path = tmp_path / name
+    curves.draw({'fed_avg': traces}, path, metric='loss', references={'a': 0.5})
+    return _is_picture(path)
+
+  backend = matplotlib.get_backend()
+  whole = draw('a.png', line(40), line(40))
+  again = draw('b.png', line(40), line(40))
+  np.testing.assert_array_equal(whole, again)
+  lost = draw('c.png', line(40), line(40), line(20, 'diverged'))
+  assert whole.shape != lost.shape or (whole != lost).any()
+  assert matplotlib.get_backend() == backend
+  assert sorted(path.name for path in tmp_path.iterdir()) == [
+    'a.png',
+    'b.png',
+    'c.png',
+  ]
+
+
+def test_a_run_that_diverged_does_not_flatten_the_others(tmp_path, monkeypatch):
+  seen = []
+  monkeypatch.setattr(
+    figures, 'label_ends', lambda axes, ends: seen.append(axes.get_ylim())
+  )
+  curves.draw(
+    {
+      'a': [
+        curves.Trace(pd.Series([2.0, 1.0], [1, 2])),
+        curves.Trace(pd.Series([2.0, 1e9], [1, 2]), 'diverged'),
+      ]
+    },
+    tmp_path / 'a.png',
+    metric='loss',
+  )
+  ((low, high),) = seen
+  assert 0.5 < low < 1.0 < 2.0 < high < 2.5
+
+
+def _counted(**counted: Any) -> dict[str, Any]:
+  return {
+    'communication': {
+      'download_parameters': 10,
+      'download_bytes': 40,
+      'upload_parameters': 5,
+      'upload_bytes': 20,
+      **counted,
+    }
+  }
+
+
+_OF_CLIENTS = 'round,loss,num_clients\n1,3.0,4\n2,2.0,6\n4,0.5,5\n'
+
+
+def test_curves_are_put_over_what_has_travelled(tmp_path):
+  for seed, by_rows in enumerate((4.0, 6.0)):
+    more = _counted(upload_bytes_by_rows=by_rows)
+    name = f'seed={seed}'
+    _write(tmp_path, name, seed=seed, rounds=_OF_CLIENTS, more=more)
+  _write(tmp_path, 'seed=2', seed=2, rounds=_OF_CLIENTS, ended=False)
+  (setting,) = _settings(tmp_path)
+  traces = [curves.read(run, 'loss') for run in setting.runs]
+  # Five clients a round load 10 parameters and send 5.
+  over = curves.over_traffic(traces, setting.runs, curves.PARAMETERS)
+  assert [list(t.values.index) for t in over] == [[75.0, 150.0, 300.0]] * 2
+  assert list(over[0].values) == [3.0, 2.0, 0.5]
+  # They load 40 bytes, and send rows of 5 in the mean of both.
+  over = curves.over_traffic(traces, setting.runs, curves.BYTES)
+  assert [list(t.values.index) for t in over] == [[225.0, 450.0, 900.0]] * 2
+
+
+@pytest.mark.parametrize(
+  ('more', 'message'),
+  [
+    ({}, 'does not say what its clients load'),
+    (_counted(upload_not_counted=['drafts/user']), r'size .*\(drafts/user\)'),
+  ],
+)
+def test_traffic_that_was_not_counted_is_refused(tmp_path, more, message):
+  _write(tmp_path, 'run', rounds=_OF_CLIENTS, more=more)
+  (setting,) = _settings(tmp_path)
+  traces = [curves.read(run, 'loss') for run in setting.runs]
+  with pytest.raises(AnalysisError, match=message):
+    curves.over_traffic(traces, setting.runs, curves.BYTES)
+
+
+def test_labels_do_not_cover_one_another():
+  wanted, heights = [0.5, 0.52, 0.51, 0.99, 0.0], [0.1] * 5
+  places = figures.spread(wanted, heights)
+  # The three in the middle move apart around theirs, in their order.
+  np.testing.assert_allclose(places, [0.41, 0.61, 0.51, 0.95, 0.05], atol=1e-9)
+  assert figures.spread([], []) == []
+
+
+def test_axes_say_what_they_count_in():
+  assert figures.axis_name('validation_rmse') == (
+    'validation rmse (unit of the labels)'
+  )
+  assert figures.axis_name('accuracy') == 'accuracy (0 to 1)'
+  assert figures.axis_name('seconds_round') == 'seconds round (s)'
+  assert figures.axis_name('colour') == 'colour'
+
+
+# ---- the binary --------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_report_is_written(sweep, tmp_path):
+  output = tmp_path / 'report'
+  arguments = [f'--sweep_dir={sweep}', f'--report_dir={output}']
+  outcome = commands.run_program(
+    commands.command('report', *arguments, '--x=rate', '--y=rmse')
+  )
+  assert outcome.status == 0, outcome
+  assert {path.name for path in output.iterdir()} == {
+    'table.md',
+    'table.csv',
+    'curves.png',
+    'rmse_over_rate.png',
+  }
+  assert (output / 'table.md').read_text() in outcome.output
+  _is_picture(output / 'curves.png')
+
+
+def test_the_report_draws_curves_over_bytes(tmp_path):
+  _write(tmp_path, 'run', rounds=_OF_CLIENTS, more=_counted())
+  output = tmp_path / 'report'
+  report.main(
+    report.Report(
+      sweep_dir=(str(tmp_path),),
+      report_dir=str(output),
+      curve='loss',
+      curve_over='bytes',
+    )
+  )
+  _is_picture(output / 'curves_over_bytes.png')
+  assert not (output / 'curves.png').exists()
+
+
+@pytest.mark.slow
+def test_the_report_needs_a_folder():
+  outcome = commands.run_program(commands.command('report'))
+  commands.is_for_users(outcome, '--sweep_dir')

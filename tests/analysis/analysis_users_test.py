@@ -1,0 +1,184 @@
+"""Users as maps and matrices: scores that can be redone by hand."""
+
+import matplotlib
+from matplotlib import image
+import numpy as np
+import pytest
+
+from tff_partial.analysis import confusion
+from tff_partial.analysis import embeddings
+from tff_partial.analysis.errors import AnalysisError
+
+
+def _clusters(number: int = 20, distance: float = 20.0) -> embeddings.Users:
+  """Two clouds of users."""
+  draw = np.random.default_rng(0).normal(size=[2 * number, 5])
+  draw[number:, 0] += distance
+  return embeddings.Users(draw, ['cats'] * number + ['dogs'] * number)
+
+
+# ---- maps of embeddings ------------------------------------------------------
+
+
+def test_the_silhouette_by_hand():
+  # Users at 0, 1, 4 and 5. The first is 1 from its own and 4.5 from the others
+  # on average: (4.5 - 1) / 4.5; the second: (3.5 - 1) / 3.5; and mirrored.
+  found = embeddings.silhouette(
+    np.array([[0.0], [1.0], [4.0], [5.0]]), ['a', 'a', 'b', 'b']
+  )
+  assert found == pytest.approx((3.5 / 4.5 + 2.5 / 3.5) / 2)
+
+
+def test_clusters_score_high_and_chance_does_not():
+  users = _clusters()
+  assert embeddings.silhouette(*users) > 0.7
+  mixed = np.random.default_rng(1).permutation(users.attribute)
+  assert abs(embeddings.silhouette(users.embeddings, mixed)) < 0.1
+
+
+@pytest.mark.slow
+def test_the_seed_decides_the_map():
+  users = _clusters().embeddings
+  one = embeddings.project(users, seed=1)
+  assert one.shape == (40, 2)
+  np.testing.assert_array_equal(one, embeddings.project(users, seed=1))
+
+
+@pytest.mark.slow
+def test_a_map_keeps_clusters(tmp_path):
+  backend, path = matplotlib.get_backend(), tmp_path / 'map.png'
+  users = _clusters()
+  scores = embeddings.draw(
+    {'server': users, 'federated': _clusters(distance=3.0)},
+    path,
+    attribute='pet',
+  )
+  assert list(scores) == ['server', 'federated']
+  assert scores['server'].embeddings == embeddings.silhouette(*users)
+  assert scores['server'].map > 0.5
+  assert scores['server'].embeddings > scores['federated'].embeddings
+  assert min(image.imread(path).shape[:2]) > 300
+  assert matplotlib.get_backend() == backend
+
+
+def test_places_that_are_known_are_kept(tmp_path):
+  users = _clusters()
+  points = np.random.default_rng(0).normal(size=[40, 2])
+  scores = embeddings.draw(
+    {'one': users},
+    tmp_path / 'map.png',
+    attribute='pet',
+    places={'one': embeddings.Places(points, points[:3])},
+  )
+  assert scores['one'].map == embeddings.silhouette(points, users.attribute)
+
+
+@pytest.mark.slow
+def test_few_of_many_users_are_drawn_but_all_are_scored(tmp_path):
+  users = _clusters()
+  scores = embeddings.draw(
+    {'all': users}, tmp_path / 'map.png', attribute='pet', max_users=10
+  )
+  assert scores['all'].embeddings == embeddings.silhouette(*users)
+
+
+def test_rare_values_share_a_colour():
+  values = [str(i) for i in range(25)] * 2 + ['0', '1']
+  colours = embeddings._colours(
+    {'many': embeddings.Users(np.zeros([52, 2]), values)}
+  )
+  assert len(colours) == 21
+  assert list(colours)[:6] == ['0', '1', '2', '3', '4', '10']
+  assert list(colours)[-1] == 'other'
+
+
+@pytest.mark.parametrize(
+  'vectors, attribute, expected',
+  [
+    (np.eye(3), list('aab'), '3 users make no map'),
+    (np.eye(4), list('aaaa'), '1 values among 4 users'),
+    (np.eye(4), list('abcd'), '4 values among 4 users'),
+    (np.eye(4), list('aab'), '4 embeddings, but the attribute of 3'),
+    (np.ones([4, 2]), list('aabb'), 'all 4 embeddings are equal'),
+    (np.ones([4]), list('aabb'), r'\[users, size\]'),
+    (
+      np.array([[0.0], [1.0], [np.nan], [2.0]]),
+      list('aabb'),
+      'the embedding of user 2 is not finite',
+    ),
+  ],
+)
+def test_what_makes_no_map_is_refused(vectors, attribute, expected, tmp_path):
+  with pytest.raises(AnalysisError, match=expected):
+    embeddings.silhouette(vectors, attribute)
+  path = tmp_path / 'map.png'
+  with pytest.raises(AnalysisError, match=f'server: .*{expected}'):
+    embeddings.draw(
+      {'server': embeddings.Users(vectors, attribute)}, path, attribute='pet'
+    )
+  assert not path.exists()
+
+
+# ---- assignments against the truth -------------------------------------------
+
+_TRUTH = [0, 0, 0, 1, 1, 1, 2, 2]
+_ASSIGNED = [2, 2, 1, 1, 1, 1, 0, 2]
+
+
+def test_users_are_counted():
+  found = confusion.confusion(_TRUTH, _ASSIGNED)
+  np.testing.assert_array_equal(found.counts, [[0, 1, 2], [0, 3, 0], [1, 0, 1]])
+  assert found.num_users == 8
+  # The largest classes of the groups have 1, 3 and 2 users.
+  assert found.purity == 6 / 8
+  # In the group of their number are 0, 3 and 1.
+  assert found.accuracy == 4 / 8
+  np.testing.assert_allclose(found.shares[0], [0, 1 / 3, 2 / 3])
+
+
+def test_groups_without_names_are_matched():
+  found = confusion.confusion(_TRUTH, _ASSIGNED, groups=range(4)).matched()
+  # Group 2 stands for sub-population 0, and group 0 for 2; 3 is nobody's.
+  assert found.groups == ('0', '1', '2', '3?')
+  np.testing.assert_array_equal(
+    found.counts, [[2, 1, 0, 0], [0, 3, 0, 0], [1, 0, 1, 0]]
+  )
+  assert found.accuracy == found.purity == 6 / 8
+
+
+def test_numbers_come_in_their_order():
+  found = confusion.confusion([10, 9, 2], [10, 9, 2])
+  assert found.classes == found.groups == ('2', '9', '10')
+  assert found.purity == found.accuracy == 1.0
+
+
+def test_a_group_of_ones_own_is_pure():
+  assert confusion.confusion(_TRUTH, range(8)).purity == 1.0
+
+
+@pytest.mark.slow
+def test_matrices_are_drawn(tmp_path):
+  path = tmp_path / 'matrix.png'
+  found = confusion.confusion(_TRUTH, _ASSIGNED)
+  confusion.draw({'SOM': found, 'matched': found.matched()}, path)
+  assert min(image.imread(path).shape[:2]) > 300
+
+
+@pytest.mark.parametrize(
+  'truth, assigned, options, expected',
+  [
+    ([], [], {}, 'at least one'),
+    ([1], [1, 2], {}, 'of 1 users, the assignment of 2'),
+    ([1], [5], {'groups': [1, 2]}, 'in the group 5, which is none of 1, 2'),
+    ([5], [1], {'classes': [1, 2]}, 'in the sub-population 5'),
+  ],
+)
+def test_what_makes_no_matrix_is_refused(truth, assigned, options, expected):
+  with pytest.raises(AnalysisError, match=expected):
+    confusion.confusion(truth, assigned, **options)
+
+
+def test_too_many_groups_are_no_picture(tmp_path):
+  found = confusion.confusion(range(61), range(61))
+  with pytest.raises(AnalysisError, match='61 groups are too many'):
+    confusion.draw({'Personal': found}, tmp_path / 'matrix.png')

@@ -1,0 +1,242 @@
+"""Plots of one run: its history in memory, and the figure drawn of it."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import small_runs
+from tests.support.commands import repeatable_rows
+import tff_partial
+from tff_partial import phases
+from tff_partial.analysis import curves
+from tff_partial.analysis import figures
+from tff_partial.analysis.errors import AnalysisError
+from tff_partial.dp import clipping
+from tff_partial.dp import privacy_plans
+from tff_partial.training import history
+from tff_partial.training import programs
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _cohort_runtime():
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+    yield
+
+
+def _world(**options: Any) -> small_runs.World:
+  model = small_runs.build_model()
+  steps: dict[str, Any] = {'reconstruction_steps': 2}
+  return small_runs.World(
+    tff_partial.algorithms.build_fed_recon(
+      model, update_optimizer=phases.sgd(0.5), **steps, **options
+    ),
+    tff_partial.algorithms.build_fed_recon_eval(model, **steps),
+  )
+
+
+@pytest.fixture(scope='module', name='world')
+def fixture_world():
+  return _world()
+
+
+@pytest.fixture(scope='module', name='result')
+def fixture_result(world):
+  """Seven rounds in memory, of which 3, 6 and 7 are validated."""
+  return world.train()
+
+
+def _told(
+  result: programs.TrainingResult, rounds: list[dict[str, Any]], best: Any
+) -> programs.TrainingResult:
+  """A result whose rounds went otherwise."""
+  numbered = [
+    history.entry(number, row) for number, row in enumerate(rounds, 1)
+  ]
+  return dataclasses.replace(result, history=numbered, best_round=best)
+
+
+def _drawn(figure: figures.Figure) -> dict[str, dict[str, list[list[float]]]]:
+  """By the vertical axis' name: each line's label to its points."""
+  return {
+    axes.get_ylabel(): {
+      str(line.get_label()): np.transpose(line.get_data()).tolist()
+      for line in axes.lines
+    }
+    for axes in figure.axes
+    if axes.get_visible()
+  }
+
+
+# ---- history -----------------------------------------------------------------
+
+
+def test_an_entry_is_a_row_without_what_is_empty():
+  row = {'loss': 0.5, 'validation_loss': '', 'num_clients': 3}
+  assert history.entry(4, row) == {'round': 4, 'loss': 0.5, 'num_clients': 3}
+
+
+def test_a_table_is_read_as_it_was_written():
+  table = 'round,loss,is_odd,rmse\r\n1,0.1,True,\r\n2,nan,False,1e-07\r\n'
+  first, second = history.read(table)
+  assert first == {'round': 1, 'loss': 0.1, 'is_odd': True}
+  assert math.isnan(second.pop('loss'))
+  assert second == {'round': 2, 'is_odd': False, 'rmse': 1e-7}
+  assert [type(value) for value in second.values()] == [int, bool, float]
+  assert history.read('') == []
+
+
+def test_a_run_in_memory_has_a_history(result):
+  assert [entry['round'] for entry in result.history] == [1, 2, 3, 4, 5, 6, 7]
+  assert result.history[-1]['loss'] == result.train['loss']
+  validated = {
+    entry['round']: entry['validation_mae']
+    for entry in result.history
+    if 'validation_mae' in entry
+  }
+  assert list(validated) == [3, 6, 7]
+  assert validated[7] == result.validation['mae']
+  assert validated[result.best_round] == result.best_validation['mae']
+  assert 'history' not in repr(result)
+
+
+def test_a_run_that_goes_on_has_the_history_of_all_rounds(
+  world, result, tmp_path
+):
+  def repeatable(one: programs.TrainingResult) -> list[dict[str, Any]]:
+    return [
+      {name: v for name, v in entry.items() if not name.startswith('seconds')}
+      for entry in one.history
+    ]
+
+  with pytest.raises(small_runs.Killed):
+    spy = small_runs.Spy(world.clients, ends_at=6)
+    world.train(clients=spy, output_dir=tmp_path)
+  resumed = world.train(output_dir=tmp_path)
+  # Bit for bit, though rounds 1 to 3 were read from the checkpoint's text.
+  assert repeatable(resumed) == repeatable(result)
+  # So does one in which nothing was left to do.
+  again = world.train(output_dir=tmp_path)
+  assert list(again.history) == list(resumed.history)
+  assert len(repeatable_rows(tmp_path)) == len(again.history)
+
+
+def test_a_callback_that_ends_a_run_has_its_round_validated(world):
+  ended = world.train(callbacks=[lambda result: result.round == 2])
+  assert [entry['round'] for entry in ended.history] == [1, 2]
+  assert ended.history[-1]['validation_loss'] == ended.validation['loss']
+
+
+# ---- the figure --------------------------------------------------------------
+
+
+def test_a_plot_has_a_panel_for_each_metric_that_was_validated(result):
+  told = _told(
+    result,
+    [
+      {'loss': 4.0, 'mae': 2.0, 'num_clients': 4},
+      {'loss': 2.0, 'mae': 1.5, 'num_clients': 4, 'validation_loss': 3.0},
+      {'loss': 1.0, 'mae': 1.0, 'validation_loss': 2.5, 'validation_mae': 0.5},
+    ],
+    best=3,
+  )
+  drawn = _drawn(curves.of_result(told))
+  assert list(drawn) == [
+    'loss (mean per example)',
+    'mae (unit of the labels)',
+  ]
+  loss, mae = drawn.values()
+  assert loss['training'] == [[1, 4.0], [2, 2.0], [3, 1.0]]
+  assert loss['validation'] == [[2, 3.0], [3, 2.5]]
+  assert loss['best round'] == [[3, 0], [3, 1]]  # From foot to head.
+  assert mae['training'] == [[1, 2.0], [2, 1.5], [3, 1.0]]
+  assert mae['validation'] == [[3, 0.5]]
+
+
+def test_a_plot_of_a_real_run(result, tmp_path):
+  figure = curves.of_result(result)
+  assert set(_drawn(figure)) == {
+    'loss (mean per example)',
+    'mae (unit of the labels)',
+  }
+  # What a notebook shows is a PNG; no pyplot is needed for it.
+  assert figure._repr_png_().startswith(b'\x89PNG')
+  figures.save(figure, tmp_path / 'run.png')
+  assert (tmp_path / 'run.png').stat().st_size > 5_000
+
+
+def test_rounds_without_a_finite_value_are_left_out(result):
+  told = _told(
+    result, [{'loss': math.nan}, {'loss': 2.0}, {'loss': math.inf}], best=None
+  )
+  assert _drawn(curves.of_result(told)) == {
+    'loss (mean per example)': {'training': [[2, 2.0]]}
+  }
+
+
+def test_metrics_can_be_chosen(result):
+  drawn = _drawn(curves.of_result(result, ['num_clients', 'seconds_round']))
+  assert list(drawn) == ['num clients', 'seconds round (s)']
+  # Four panels take two lines of three, of which two places stay empty.
+  figure = curves.of_result(result, ['loss', 'mae', 'loss', 'mae'])
+  shown = [axes.get_visible() for axes in figure.axes]
+  assert shown == [True, True, True, True, False, False]
+
+
+def test_a_metric_that_was_not_measured_is_refused(result):
+  with pytest.raises(AnalysisError, match='draw of rmse: .*loss, mae, num_'):
+    curves.of_result(result, ['loss', 'rmse'])
+
+
+def test_a_run_without_anything_to_draw_says_what_there_is(result):
+  told = _told(result, [{'seconds_round': 0.1}], best=None)
+  with pytest.raises(
+    AnalysisError, match='draw of the run: .* are seconds_round'
+  ):
+    curves.of_result(told)
+
+
+# ---- private runs ------------------------------------------------------------
+
+
+def _plan() -> privacy_plans.PrivacyPlan:
+  return privacy_plans.plan(
+    clipping.FixedClip(1.0),
+    noise_multiplier=1.0,
+    delta=1e-3,
+    population=12,
+    clients_per_round=4,
+    rounds=2,
+  )
+
+
+@pytest.mark.slow
+def test_a_private_run_has_and_shows_what_it_publishes():
+  plan = _plan()
+  world = _world(
+    aggregator=plan.mean(), client_weighting=tff_partial.ClientWeighting.UNIFORM
+  )
+  ledger = privacy_plans.PrivacyLedger(plan)
+  result = world.train(privacy=ledger, rounds=2)
+  for entry in result.history:
+    assert 'privacy/epsilon' in entry
+    assert not {'loss', 'mae', 'num_clients', 'num_examples'} & set(entry)
+    assert not [name for name in entry if name.endswith('_not_private')]
+  drawn = _drawn(curves.of_result(result))
+  assert [list(panel) for panel in drawn.values()] == [
+    ['validation', 'best round'],
+    ['validation', 'best round'],
+    ['training', 'best round'],
+  ]
+  epsilon = drawn['privacy epsilon (of differential privacy)']
+  assert epsilon['training'][-1] == [2, result.privacy['epsilon']]
+
+
+def test_diagnostics_of_a_private_run_are_drawn_as_what_they_are(result):
+  rounds = [{'loss_not_private': 2.0, 'privacy/epsilon': 1.0}]
+  drawn = _drawn(_told(result, rounds, best=None).plot())
+  assert drawn['loss (mean per example)'] == {
+    'training, not private': [[1, 2.0]]
+  }

@@ -1,0 +1,621 @@
+"""FedAtt and Fednoise beside NumPy loops, and Laplace noise by itself.
+
+The model is `b (A x) + u`: two layers, so that attention differs by layer, and
+of some tests a number u that each client keeps. The loss is the squared error,
+and clients take one step on all of their examples an epoch.
+"""
+
+import collections
+from collections.abc import Iterator
+import math
+import secrets
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from baselines import fed_att
+from baselines import fed_noise
+from tests.support import planted
+from tff_partial import aggregators
+from tff_partial import algorithms
+from tff_partial import runtimes
+from tff_partial import tiers
+from tff_partial.algorithms import fed_avg
+from tff_partial.client import client_work
+from tff_partial.dp import clipping as clipping_lib
+from tff_partial.dp import laplace_noise
+from tff_partial.dp import local_noise
+from tff_partial.dp import privacy
+from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
+from tff_partial.exchange import messages
+from tff_partial.exchange.messages import ClientWeighting
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+_SIZES = {'ann': 5, 'bob': 3, 'cid': 4, 'dan': 2}
+_RATE, _EPOCHS = 0.05, 3
+_TRAINING = Phase(optimizer=sgd(_RATE), batch_size=None, epochs=_EPOCHS)
+_ROUNDS = (['ann', 'bob', 'cid'], ['dan', 'ann'], ['cid', 'bob', 'dan'])
+_FIRST, _SECOND, _OWN = 'first/kernel', 'second/kernel', 'user/vector'
+# Chance fails a statistical test once in 10**9 times.
+_CHANCE = 1e-9
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime() -> Iterator[None]:
+  with runtimes.cohort(jit=False):
+    yield
+
+
+def _build(local: bool = False) -> tf.keras.Model:
+  inputs = tf.keras.Input([2])
+  hidden = tf.keras.layers.Dense(
+    2, use_bias=False, kernel_initializer='identity', name='first'
+  )(inputs)
+  found = tf.keras.layers.Dense(
+    1, use_bias=False, kernel_initializer='ones', name='second'
+  )(hidden)
+  if local:
+    one = tf.ones_like(inputs[:, :1])
+    own = planted.UserVector('zeros', name='user')(one)
+    found = found + own[:, tf.newaxis]
+  return tf.keras.Model(inputs, found)
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model() -> models.PartialModel:
+  return keras_models.from_keras(_build, loss='mse')
+
+
+@pytest.fixture(scope='module', name='partly_local')
+def fixture_partly_local() -> models.PartialModel:
+  return keras_models.from_keras(
+    lambda: _build(local=True), local='user', loss='mse'
+  )
+
+
+@pytest.fixture(scope='module', name='clients')
+def fixture_clients() -> dict[str, planted.Fields]:
+  random = np.random.default_rng(1)
+  return {
+    name: {
+      'x': random.normal(size=[size, 2]).astype(np.float32),
+      'y': random.normal(size=[size, 1], loc=2.0).astype(np.float32),
+    }
+    for name, size in _SIZES.items()
+  }
+
+
+def _moves(
+  a: np.ndarray, b: np.ndarray, u: float, fields: planted.Fields, own: bool
+) -> tuple[np.ndarray, np.ndarray, float]:
+  """What training takes away from A and b, and what u then is."""
+  x, y = (fields[name].astype(np.float64) for name in ('x', 'y'))
+  first, second = a, b
+  for _ in range(_EPOCHS):
+    slope = 2 * (x @ first @ second + u - y) / len(y)
+    to_first, to_second = x.T @ slope @ second.T, (x @ first).T @ slope
+    first, second = first - _RATE * to_first, second - _RATE * to_second
+    if own:
+      u = u - _RATE * float(slope.sum())
+  return a - first, b - second, u
+
+
+def _assert_weights(
+  process: Any, state: Any, a: np.ndarray, b: np.ndarray
+) -> None:
+  found = planted.global_weights(process, state)
+  np.testing.assert_allclose(found[_FIRST], a, atol=2e-6)
+  np.testing.assert_allclose(found[_SECOND], b, atol=2e-6)
+
+
+def _attended(moves: list[np.ndarray], weights: Any = 1.0) -> np.ndarray:
+  """The mean of moves by the softmax of their norms."""
+  shares = weights * np.exp([np.linalg.norm(move) for move in moves])
+  return np.tensordot(shares / np.sum(shares), np.array(moves), 1)
+
+
+# ---- FedAtt ------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('local', [False, True], ids=['global', 'partly local'])
+def test_fed_att(local, model, partly_local, clients):
+  model = partly_local if local else model
+  process = fed_att.build_fed_att(model, step_size=1.2, training=_TRAINING)
+  state, remembered = planted.trained(process, clients, _ROUNDS)
+  a, b, own = np.eye(2), np.ones([2, 1]), dict.fromkeys(clients, 0.0)
+  for names in _ROUNDS:
+    first, second = [], []
+    for name in names:
+      to_a, to_b, own[name] = _moves(a, b, own[name], clients[name], local)
+      first.append(to_a)
+      second.append(to_b)
+    # Each layer by its own distances, whatever the clients' numbers of
+    # examples.
+    a = a - 1.2 * _attended(first)
+    b = b - 1.2 * _attended(second)
+  _assert_weights(process, state, a, b)
+  assert process.sent == (tiers.GLOBAL,)
+  if not local:
+    return
+  for name, kept in remembered.items():
+    np.testing.assert_allclose(kept[_OWN], [own[name]], atol=2e-6)
+  # A client is measured with what it remembers.
+  measuring = fed_att.build_fed_att_eval(model)
+  cohort = planted.cohort_of(measuring, {'ann': clients['ann']}, 0)
+  weights = process.get_model_weights(state)
+  metrics = measuring.evaluate(weights, [remembered['ann']], cohort).metrics
+  errors = clients['ann']['x'] @ a @ b + own['ann'] - clients['ann']['y']
+  assert metrics['loss'] == pytest.approx(np.mean(errors**2), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_weights_of_clients_multiply_their_attention(model, clients):
+  process = fed_att.build_fed_att(
+    model, training=_TRAINING, client_weighting=ClientWeighting.NUM_EXAMPLES
+  )
+  state, _ = planted.trained(process, clients, _ROUNDS[:1])
+  a, b = np.eye(2), np.ones([2, 1])
+  moves = [_moves(a, b, 0.0, clients[name], False) for name in _ROUNDS[0]]
+  sizes = [_SIZES[name] for name in _ROUNDS[0]]
+  _assert_weights(
+    process,
+    state,
+    a - _attended([m[0] for m in moves], sizes),
+    b - _attended([m[1] for m in moves], sizes),
+  )
+
+
+@pytest.mark.slow
+def test_of_one_client_fed_att_is_fed_avg(model, clients):
+  rounds = [['ann']] * 2
+  attentive = fed_att.build_fed_att(model, training=_TRAINING)
+  plain = fed_avg.build_fed_avg(model, training=_TRAINING)
+  planted.assert_close(
+    planted.global_weights(
+      attentive, planted.trained(attentive, clients, rounds)[0]
+    ),
+    planted.global_weights(plain, planted.trained(plain, clients, rounds)[0]),
+  )
+
+
+def _attend(
+  rounds: list[tuple[list[list[float]], list[float]]],
+  mean: aggregators.Factory | None = None,
+) -> list[np.ndarray]:
+  """By how much the server would move a layer, of clients' moves by round."""
+  value_type = tff.to_type(
+    collections.OrderedDict(
+      [
+        (
+          tiers.GLOBAL,
+          collections.OrderedDict([(_FIRST, tff.TensorType(np.float32, [2]))]),
+        )
+      ]
+    )
+  )
+  factory = fed_att.AttentiveFactory(mean or aggregators.MeanFactory())
+  process = factory.create(value_type, tff.TensorType(np.float32))
+  state, results = process.initialize(), []
+  for moves, weights in rounds:
+    sent = [
+      {tiers.GLOBAL: {_FIRST: np.array(move, np.float32)}} for move in moves
+    ]
+    output = process.next(state, sent, np.array(weights, np.float32).tolist())
+    state = output.state
+    results.append(np.asarray(output.result[tiers.GLOBAL][_FIRST]))
+  return results
+
+
+def test_attention_is_a_softmax_however_far_clients_move():
+  # exp(300) is no float32. In the first round, that both are farther than 60
+  # is all that counts; from the second one on, that one is farther by log(3).
+  near, far = [300.0, 0.0], [0.0, 300.0 + math.log(3.0)]
+  first, second, third = _attend([([near, far], [1.0, 1.0])] * 3)
+  np.testing.assert_allclose(first, [150.0, far[1] / 2], rtol=1e-5)
+  for found in (second, third):
+    np.testing.assert_allclose(found, [300.0 / 4, far[1] * 3 / 4], rtol=1e-4)
+
+
+def test_distances_that_shrink_are_followed():
+  far, near = [[200.0, 0.0]], [[3.0, 0.0], [0.0, 3.0 + math.log(3.0)]]
+  found = _attend([(far, [1.0])] * 2 + [(near, [1.0, 1.0])] * 2)
+  np.testing.assert_allclose(found[1], [200.0, 0.0])
+  # In one round both are nearer by more than 60.
+  np.testing.assert_allclose(found[2], [1.5, near[1][1] / 2], rtol=1e-5)
+  np.testing.assert_allclose(found[3], [0.75, near[1][1] * 0.75], rtol=1e-5)
+
+
+def test_a_client_that_does_not_count_has_no_attention():
+  moves = [[1.0, 0.0], [0.0, 0.0]]
+  (alone,) = _attend([(moves, [2.0, 0.0])])
+  np.testing.assert_allclose(alone, [1.0, 0.0])
+  # Nor has it where the weights are not asked for.
+  (alone,) = _attend([(moves, [2.0, 0.0])], tff.aggregators.SumFactory())
+  np.testing.assert_allclose(alone, [1.0, 0.0])
+
+
+def test_where_no_client_counts_nothing_moves_and_nothing_is_forgotten():
+  near, far = [300.0, 0.0], [0.0, 300.0 + math.log(3.0)]
+  both = ([near, far], [1.0, 1.0])
+  found = _attend([both, both, ([near, far], [0.0, 0.0]), both])
+  np.testing.assert_array_equal(found[2], [0.0, 0.0])
+  np.testing.assert_allclose(found[3], found[1], rtol=1e-6)
+
+
+def test_clients_that_are_clipped_keep_their_attention():
+  # The factor of a clip is in both sums of a quotient.
+  clipped = aggregators.MeanFactory(
+    lambda mean: tff.aggregators.clipping_factory(0.1, mean)
+  )
+  found = _attend([([[3.0, 4.0]], [1.0])] * 40, clipped)
+  np.testing.assert_allclose(found, [[3.0, 4.0]] * 40, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'step_size': 0.0}, 'step_size=0.0: the server follows by a positive'),
+    ({'step_size': math.inf}, 'step_size=inf'),
+    (
+      {
+        'aggregator': privacy.private_mean(
+          clipping_lib.FixedClip(1.0),
+          noise_multiplier=1.0,
+          clients_per_round=2.0,
+        )
+      },
+      'a private aggregator would noise, .* Let clients add noise',
+    ),
+  ],
+)
+def test_what_fed_att_cannot_do_is_refused(options, message, model):
+  with pytest.raises(fed_att.AttentionError, match=message):
+    fed_att.build_fed_att(model, **options)
+
+
+@pytest.mark.slow
+def test_fed_att_of_local_noise_attends_to_what_is_sent(model, clients):
+  noise = laplace_noise.LaplaceNoise(0.5, 0.1, noise_seed=3)
+  process = fed_att.build_fed_att(
+    model, training=_TRAINING, before_sending=noise
+  )
+  assert process.mechanism == noise.mechanism
+  state, _ = planted.trained(process, clients, _ROUNDS[:1])
+  sent = _sent(process, clients, noise)
+  _assert_weights(
+    process,
+    state,
+    np.eye(2) - _attended([one[_FIRST] for one in sent]),
+    np.ones([2, 1]) - _attended([one[_SECOND] for one in sent]),
+  )
+
+
+# ---- Fednoise ----------------------------------------------------------------
+
+
+def _sent(
+  process: Any, clients: dict[str, planted.Fields], noise: Any
+) -> list[dict[str, np.ndarray]]:
+  """What each client of the first round sends."""
+  cohort = planted.cohort_of(
+    process, {name: clients[name] for name in _ROUNDS[0]}, 0
+  )
+  found = []
+  for name, value in zip(_ROUNDS[0], cohort, strict=True):
+    to_a, to_b, _ = _moves(
+      np.eye(2), np.ones([2, 1]), 0.0, clients[name], False
+    )
+    moved = {tiers.GLOBAL: {_FIRST: to_a, _SECOND: to_b}}
+    update = tf.nest.map_structure(lambda t: tf.constant(t, tf.float32), moved)
+    with tf.init_scope():
+      seed = messages.sending_seed(tf.constant(value['seed']))
+      sent = noise(update, seed)[tiers.GLOBAL]
+    found.append({name: tensor.numpy() for name, tensor in sent.items()})
+  return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'noise',
+  [
+    laplace_noise.LaplaceNoise(0.5, 0.1),
+    laplace_noise.LaplaceNoise(0.5, 0.1, noise_seed=3),
+    local_noise.LocalNoise(0.5, 0.1),
+  ],
+  ids=['laplace', 'laplace of a seed', 'gaussian'],
+)
+def test_fed_noise(noise, model, clients):
+  process = fed_noise.build_fed_noise(model, noise=noise, training=_TRAINING)
+  assert process.mechanism == noise.mechanism
+  state, _ = planted.trained(process, clients, _ROUNDS[:1])
+  # All clients count alike.
+  sent = _sent(process, clients, noise)
+  _assert_weights(
+    process,
+    state,
+    np.eye(2) - np.mean([one[_FIRST] for one in sent], 0),
+    np.ones([2, 1]) - np.mean([one[_SECOND] for one in sent], 0),
+  )
+
+
+@pytest.mark.slow
+def test_fed_noise_without_noise_clips_by_the_sum_of_absolute_values(
+  model, clients
+):
+  process = fed_noise.build_fed_noise(
+    model, noise=laplace_noise.LaplaceNoise(0.5, 0.0), training=_TRAINING
+  )
+  state, _ = planted.trained(process, clients, _ROUNDS)
+  a, b, norms = np.eye(2), np.ones([2, 1]), []
+  for names in _ROUNDS:
+    first, second = [], []
+    for name in names:
+      to_a, to_b, _ = _moves(a, b, 0.0, clients[name], False)
+      norms.append(np.abs(to_a).sum() + np.abs(to_b).sum())
+      share = 0.5 / max(norms[-1], 0.5)
+      first.append(share * to_a)
+      second.append(share * to_b)
+    a, b = a - np.mean(first, 0), b - np.mean(second, 0)
+  # Some are clipped, others are not.
+  assert min(norms) < 0.5 < max(norms)
+  _assert_weights(process, state, a, b)
+
+
+@pytest.mark.slow
+def test_fed_noise_is_furl_that_adds_noise_before_sending(
+  partly_local, clients
+):
+  noise = laplace_noise.LaplaceNoise(0.5, 0.1)
+  process = fed_noise.build_fed_noise(
+    partly_local, noise=noise, training=_TRAINING
+  )
+  furl = algorithms.build_furl(
+    partly_local,
+    training=_TRAINING,
+    before_sending=noise,
+    client_weighting=ClientWeighting.UNIFORM,
+  )
+  found, remembered = planted.trained(process, clients, _ROUNDS)
+  expected, others = planted.trained(furl, clients, _ROUNDS)
+  planted.assert_same(
+    planted.global_weights(process, found),
+    planted.global_weights(furl, expected),
+  )
+  planted.assert_same(remembered, others)
+  # They are measured alike.
+  measured = []
+  for build in (fed_noise.build_fed_noise_eval, algorithms.build_furl_eval):
+    measuring = build(partly_local)
+    cohort = planted.cohort_of(measuring, {'ann': clients['ann']}, 0)
+    weights = process.get_model_weights(found)
+    measured.append(
+      measuring.evaluate(weights, [remembered['ann']], cohort).metrics
+    )
+  planted.assert_same(*map(dict, measured))
+
+
+def test_two_kinds_of_noise_are_refused(model):
+  noise = laplace_noise.LaplaceNoise(1.0, 1.0)
+  with pytest.raises(fed_noise.NoiseError, match='Pass one of the two'):
+    fed_noise.build_fed_noise(
+      model, noise=noise, before_sending=local_noise.LocalNoise(1.0, 1.0)
+    )
+  # As may be said, there is none beside.
+  fed_noise.build_fed_noise(model, noise=noise, before_sending=None)
+
+
+def test_noise_beside_weights_that_are_not_noised_is_refused(model):
+  with pytest.raises(
+    client_work.CompositionError, match='client_weighting: clients would send'
+  ):
+    fed_noise.build_fed_noise(
+      model,
+      noise=laplace_noise.LaplaceNoise(1.0, 1.0),
+      client_weighting=ClientWeighting.NUM_EXAMPLES,
+    )
+
+
+# ---- Laplace noise -----------------------------------------------------------
+
+
+def _fresh() -> tf.Tensor:
+  return tf.constant(
+    np.frombuffer(secrets.token_bytes(8), np.int32).astype(np.int32)
+  )
+
+
+def test_noise_is_of_laplace():
+  one, other = laplace_noise.standard_laplace(_fresh(), [2, 200_000]).numpy()
+  assert stats.kstest(one, 'laplace').pvalue > _CHANCE
+  # The variance is 2.
+  assert abs(np.mean(one * other)) < 7.0 * 2.0 / np.sqrt(len(one))
+  far = np.abs(laplace_noise.standard_laplace(_fresh(), [2**22]).numpy())
+  beyond = math.exp(-10.0) * len(far)
+  assert abs(np.sum(far > 10.0) - beyond) < 7.0 * np.sqrt(beyond)
+
+
+def test_noise_has_no_edge(monkeypatch):
+  # The smallest bits that can be drawn give the largest noise.
+  monkeypatch.setattr(
+    laplace_noise.random_bits,
+    'bits',
+    lambda seed, shape: tf.zeros(shape, tf.uint32),
+  )
+  largest = laplace_noise.standard_laplace(_fresh(), [1]).numpy()
+  np.testing.assert_allclose(largest, [-64 * math.log(2)], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_noise_is_the_same_with_xla():
+  noise = laplace_noise.LaplaceNoise(2.0, 1.5)
+  update, seed = tf.linspace(-1.0, 1.0, 1000), _fresh()
+  np.testing.assert_array_equal(
+    tf.function(noise)(update, seed),
+    tf.function(noise, jit_compile=True)(update, seed),
+  )
+
+
+@pytest.mark.parametrize(
+  'update',
+  [
+    [3e38, -3e38, 3e38],
+    [np.nan, 1.0, 1.0],
+    [0.0, -np.inf, 0.0],
+    [1e-45, 0.0, 0.0],
+    [0.0, 0.0, 0.0],
+    [2.0000002, 0.0, 0.0],
+    [1.0, -0.5, 0.25],
+  ],
+)
+def test_no_update_is_longer_than_the_clip(update):
+  noise = laplace_noise.LaplaceNoise(2.0, 0.0)
+  sent = noise({'a': tf.constant(update), 'b': tf.zeros([2, 1])}, _fresh())
+  found = sent['a'].numpy().astype(np.float64)
+  assert np.abs(found).sum() <= 2.0
+  if not np.isfinite(update).all():
+    np.testing.assert_array_equal(found, np.zeros(3))
+  elif np.abs(update).sum() <= 2.0:
+    np.testing.assert_allclose(found, update, rtol=2e-6, atol=1e-40)
+  else:
+    assert np.abs(found).sum() == pytest.approx(2.0, rel=2e-6)
+
+
+def test_random_updates_are_never_above_the_clip():
+  random = np.random.default_rng()
+  for _ in range(50):
+    update = random.normal(size=500) * 10.0 ** random.uniform(-3, 30)
+    clip = random.uniform(1e-3, 10.0)
+    sent = laplace_noise.LaplaceNoise(clip, 0.0)(tf.constant(update), _fresh())
+    assert np.abs(sent.numpy()).sum() <= clip
+
+
+def test_noise_follows_from_the_seeds():
+  update = collections.OrderedDict(
+    a=tf.zeros([5000]), b=tf.constant([3e38]), c=tf.zeros([2], tf.double)
+  )
+  noise = laplace_noise.LaplaceNoise(2.0, 1.5)
+  one, again, other = (
+    noise(update, tf.constant([1, last])) for last in (2, 2, 3)
+  )
+  planted.assert_same(one, again)
+  assert [leaf.dtype for leaf in one.values()] == [
+    leaf.dtype for leaf in update.values()
+  ]
+  assert stats.kstest(one['a'] / 3.0, 'laplace').pvalue > _CHANCE
+  correlation = np.corrcoef(one['a'], other['a'])[0, 1]
+  assert abs(correlation) < 7.0 / np.sqrt(5000)
+  # The huge number was clipped to 2 before.
+  assert abs(one['b'] - 2.0) < 25.0 * 3.0
+  simulated = laplace_noise.LaplaceNoise(2.0, 1.5, noise_seed=1)
+  assert np.any(simulated(update, tf.constant([1, 2]))['a'] != one['a'])
+
+
+def test_epsilon_is_two_clips_over_the_scale_and_adds_up():
+  noise = laplace_noise.LaplaceNoise(3.0, 4.0)
+  # The scale is 12.
+  assert noise.epsilon() == 2 * 3.0 / 12.0
+  assert noise.epsilon(participations=10) == 5.0
+  assert noise.epsilon(participations=0) == 0.0
+  assert laplace_noise.LaplaceNoise(3.0, 0.0).epsilon() == math.inf
+
+
+@pytest.mark.slow
+def test_what_is_sent_is_as_likely_as_epsilon_says():
+  # Of the two updates that are farthest apart, how often more than a threshold
+  # is sent, by many clients.
+  noise, number = laplace_noise.LaplaceNoise(1.0, 2.0), 20_000
+  seeds = tf.bitcast(
+    tf.random.stateless_uniform([number, 2], _fresh(), None, None, tf.uint32),
+    tf.int32,
+  )
+  send = tf.function(
+    lambda update: tf.map_fn(
+      lambda seed: noise(update, seed), seeds, fn_output_signature=tf.float32
+    )
+  )
+  low, high = (send(tf.constant(update)).numpy() for update in (-1.0, 1.0))
+  factor, slack = math.exp(noise.epsilon()), 7.0 / np.sqrt(number)
+  for threshold in (-1.0, 0.0, 1.0, 2.0):
+    less, more = np.mean(low > threshold), np.mean(high > threshold)
+    assert more <= factor * (less + slack)
+    # At the larger update and above it, the bound is reached.
+    if threshold >= 1.0:
+      assert more >= factor * (less - slack)
+
+
+def test_no_ledger_of_gaussian_noise_counts_it(model):
+  plan = privacy_plans.plan(
+    clipping_lib.FixedClip(0.5),
+    noise_multiplier=0.1 * math.sqrt(2.0),
+    delta=1e-5,
+    population=4,
+    clients_per_round=2,
+    rounds=3,
+    sampling=samplings.EveryUpdate.name,
+  )
+  process = fed_noise.build_fed_noise(
+    model, noise=laplace_noise.LaplaceNoise(0.5, 0.1), training=_TRAINING
+  )
+  with pytest.raises(
+    samplings.AccountingError, match=r'clipping=FixedClip.* has L1Clip'
+  ):
+    privacy_plans.PrivacyLedger(plan).check(process.mechanism)
+
+
+@pytest.mark.parametrize(
+  ('call', 'message'),
+  [
+    (lambda: laplace_noise.LaplaceNoise(0.0, 1.0), '`clip`'),
+    (lambda: laplace_noise.LaplaceNoise(1.0, -1.0), '`noise_multiplier`'),
+    (
+      lambda: laplace_noise.L1Clip(1.0).query(
+        1.0, _fresh, tf.TensorSpec([]), 1.0
+      ),
+      'L1Clip is for LaplaceNoise',
+    ),
+  ],
+)
+def test_impossible_noise_is_refused(call, message):
+  with pytest.raises(clipping_lib.PrivacyError, match=message):
+    call()
+
+
+def test_noised_numbers_are_on_a_grid_of_the_noise():
+  # 2**-20 of the largest power of two that is not above the scale, in clips.
+  noise = laplace_noise.LaplaceNoise(1.0, 3.0)
+  sent = noise(tf.constant([0.1, 0.2], tf.double), _fresh())
+  steps = sent.numpy() * 2.0**19
+  np.testing.assert_array_equal(steps, np.round(steps))
+
+
+# ---- every runtime -----------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('algorithm', ['fed_att', 'fed_noise'])
+def test_every_runtime_comes_to_the_same(algorithm, partly_local, clients):
+  if algorithm == 'fed_att':
+    process = fed_att.build_fed_att(partly_local, training=_TRAINING)
+  else:
+    process = fed_noise.build_fed_noise(
+      partly_local,
+      noise=laplace_noise.LaplaceNoise(0.5, 0.1),
+      training=_TRAINING,
+    )
+  state, remembered = planted.trained(process, clients, _ROUNDS[:2])
+  with runtimes.native():
+    other, others = planted.trained(process, clients, _ROUNDS[:2])
+  planted.assert_close(
+    planted.global_weights(process, other),
+    planted.global_weights(process, state),
+  )
+  tf.nest.map_structure(planted.assert_close, others, remembered)

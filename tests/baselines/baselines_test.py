@@ -1,0 +1,625 @@
+"""Other papers' methods: what they are special cases of, and by hand."""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import baselines
+from tests.support import planted
+from tff_partial import algorithms
+from tff_partial import client_state
+from tff_partial import evaluation
+from tff_partial import phases
+from tff_partial import processes
+from tff_partial import random_bits
+from tff_partial import runtimes
+from tff_partial import terms
+from tff_partial import tiers
+from tff_partial.data import packing
+from tff_partial.data import splits
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+
+layers = tf.keras.layers
+_TRAINING = Phase(batch_size=4, epochs=2, shuffle=True)
+_PLAIN = Phase(batch_size=4)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime():
+  with runtimes.cohort(jit=False):
+    yield
+
+
+# ---- a small network and its clients -----------------------------------------
+
+
+def _network() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([3]),
+      layers.Dense(4, 'tanh', name='body'),
+      layers.Dense(1, name='head'),
+    ]
+  )
+
+
+@functools.cache
+def _model(local: str | None = None) -> models.PartialModel:
+  return keras_models.from_keras(
+    _network, local=local, loss=tf.keras.losses.MeanSquaredError()
+  )
+
+
+def _clients() -> dict[str, planted.Fields]:
+  """Some clients like what others do not."""
+  generator = np.random.default_rng(0)
+  clients = {}
+  for place, count in enumerate((9, 6, 13)):
+    x = generator.normal(size=[count, 3]).astype(np.float32)
+    y = (-1) ** place * x.sum(1, keepdims=True) + 0.5
+    clients[f'client {place}'] = {'x': x, 'y': y.astype(np.float32)}
+  return clients
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What rounds of all clients come to.
+
+  Attributes:
+    process: What was run.
+    weights: The global weights.
+    kept: What the clients remember.
+    state: The server's state.
+  """
+
+  process: processes.PartialProcess
+  weights: dict[str, np.ndarray]
+  kept: list[Any]
+  state: Any
+
+
+def _run(
+  process: processes.PartialProcess,
+  rounds: int = 2,
+  clients: Mapping[str, planted.Fields] | None = None,
+) -> Run:
+  clients = clients or _clients()
+  state, kept = process.initialize(), None
+  for number in range(rounds):
+    cohort = planted.cohort_of(process, clients, number)
+    output = planted.run(process, cohort, state, kept)
+    state, kept = output.state, list(output.client_states)
+  return Run(process, planted.global_weights(process, state), kept, state)
+
+
+def _personal_weights(
+  measuring: evaluation.Evaluation,
+  run: Run,
+  kept: list[Any] | None = None,
+  clients: Mapping[str, planted.Fields] | None = None,
+) -> list[dict[str, np.ndarray]]:
+  """The weights that each client would use, by name."""
+  cohort = planted.cohort_of(measuring, clients or _clients(), 'measured')
+  if kept is None:
+    kept = planted.first_states(measuring, cohort)
+  weights = run.process.get_model_weights(run.state)
+  return [
+    dict(measuring.personalise(weights, remembered, client))
+    for remembered, client in zip(kept, cohort, strict=True)
+  ]
+
+
+def _assert_moved(one: Any, other: Any) -> None:
+  flat = zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
+  assert max(abs(a - b).max() for a, b in flat) > 1e-3
+
+
+# ---- special cases of one another --------------------------------------------
+
+
+@pytest.fixture(scope='module', name='fed_avg')
+def fixture_fed_avg() -> Run:
+  return _run(algorithms.build_fed_avg(_model(), training=_TRAINING))
+
+
+@pytest.fixture(scope='module', name='plain')
+def fixture_plain() -> list[dict[str, np.ndarray]]:
+  """The weights before and after rounds of FedAvg in which nothing is drawn."""
+  process = algorithms.build_fed_avg(_model(), training=_PLAIN)
+  return [_run(process, rounds).weights for rounds in range(4)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('build', 'options'),
+  [
+    (baselines.build_fed_prox, {'penalty': 0.0, 'training': _TRAINING}),
+    (algorithms.build_fed_per, {'training': _TRAINING}),
+    (algorithms.build_fed_sim, {'training': _TRAINING}),
+    (algorithms.build_fed_babu, {'training': _TRAINING}),
+    (baselines.build_centralized, {'training': _TRAINING}),
+    (algorithms.build_ditto, {'penalty': 2.0, 'training': _TRAINING}),
+  ],
+)
+def test_without_local_weights_it_is_fed_avg_bit_for_bit(
+  fed_avg, build, options
+):
+  planted.assert_same(_run(build(_model(), **options)).weights, fed_avg.weights)
+  _assert_moved(_run(fed_avg.process, 0).weights, fed_avg.weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('build', 'second'),
+  [
+    (algorithms.build_fed_rep, 'representation'),
+    (algorithms.build_fed_alt, 'shared'),
+  ],
+)
+def test_whose_first_phase_is_left_out_is_fed_avg(plain, build, second):
+  # Not in a random order, which is another one in a second phase.
+  found = _run(build(_model(), **{second: _PLAIN}))
+  planted.assert_same(found.weights, plain[2])
+
+
+@pytest.mark.slow
+def test_fed_recon_without_local_weights_is_fed_avg_on_its_query_set():
+  split = splits.halves()
+  found = _run(algorithms.build_fed_recon(_model(), split=split, batch_size=4))
+  training = Phase(on=split.query, batch_size=4)
+  expected = _run(algorithms.build_fed_avg(_model(), training=training))
+  planted.assert_same(found.weights, expected.weights)
+
+
+def _assert_same_run(one: Run, other: Run) -> None:
+  planted.assert_same(one.weights, other.weights)
+  planted.assert_same(one.kept, other.kept)
+
+
+@pytest.fixture(scope='module', name='fed_per')
+def fixture_fed_per() -> Run:
+  return _run(algorithms.build_fed_per(_model('head'), training=_TRAINING))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'build', [algorithms.build_fed_sim, algorithms.build_lg_fed_avg]
+)
+def test_whoever_trains_both_parts_together_is_fed_per(fed_per, build):
+  found = _run(build(_model('head'), training=_TRAINING))
+  _assert_same_run(found, fed_per)
+  _assert_moved(found.kept[0], found.kept[1])
+
+
+@pytest.mark.slow
+def test_fed_per_is_furl(fed_per):
+  furl = algorithms.build_furl(_model('head'), training=_TRAINING)
+  _assert_same_run(_run(furl), fed_per)
+
+
+@pytest.mark.slow
+def test_fed_alt_is_fed_rep():
+  head = Phase(batch_size=4, epochs=3)
+  found = algorithms.build_fed_alt(_model('head'), personal=head, shared=_PLAIN)
+  expected = algorithms.build_fed_rep(
+    _model('head'), head=head, representation=_PLAIN
+  )
+  _assert_same_run(_run(found), _run(expected))
+
+
+@pytest.mark.slow
+def test_fed_sgd_is_fed_avg_with_a_batch_of_everything(fed_avg):
+  found = _run(baselines.build_fed_sgd(_model(), learning_rate=0.3))
+  training = Phase(optimizer=sgd(0.3), batch_size=13)
+  expected = _run(algorithms.build_fed_avg(_model(), training=training))
+  planted.assert_close(found.weights, expected.weights)
+  _assert_moved(found.weights, fed_avg.weights)
+
+
+@pytest.mark.slow
+def test_local_training_is_what_ditto_does_where_nothing_holds_it():
+  personal = Phase(batch_size=4, epochs=2)
+  alone = _run(baselines.build_local_only(_model(), training=personal))
+  ditto = _run(algorithms.build_ditto(_model(), penalty=0.0, personal=personal))
+  # Both begin as what all clients receive in the first round, and never meet
+  # the global weights again.
+  planted.assert_same(alone.kept, ditto.kept)
+  first = planted.global_weights(alone.process, alone.process.initialize())
+  planted.assert_same(alone.weights, first)
+  _assert_moved(ditto.weights, first)
+
+
+# ---- as others say -----------------------------------------------------------
+
+
+def _of_tff(
+  reference: tff.learning.templates.LearningProcess,
+  weights: Mapping[str, np.ndarray],
+) -> list[np.ndarray]:
+  """The weights after three rounds of a process of TFF's, from given ones."""
+  datasets = [
+    tf.data.Dataset.from_tensor_slices((fields['x'], fields['y'])).batch(4)
+    for fields in _clients().values()
+  ]
+  with runtimes.native():
+    state = reference.set_model_weights(
+      reference.initialize(),
+      tff.learning.models.ModelWeights(list(weights.values()), []),
+    )
+    for _ in range(3):
+      state = reference.next(state, datasets).state
+    return list(reference.get_model_weights(state).trainable)
+
+
+def _model_of_tff() -> tff.learning.models.VariableModel:
+  return tff.learning.models.from_keras_model(
+    _network(),
+    loss=tf.keras.losses.MeanSquaredError(),
+    input_spec=(
+      tf.TensorSpec([None, 3], tf.float32),
+      tf.TensorSpec([None, 1], tf.float32),
+    ),
+  )
+
+
+@pytest.mark.slow
+def test_fed_avg_agrees_with_tff(plain):
+  reference = tff.learning.algorithms.build_weighted_fed_avg(
+    _model_of_tff,
+    client_optimizer_fn=sgd(0.1),
+    server_optimizer_fn=sgd(1.0),
+  )
+  expected = _of_tff(reference, plain[0])
+  planted.assert_close(list(plain[3].values()), expected)
+
+
+@pytest.mark.slow
+def test_fed_sgd_agrees_with_tff(plain):
+  process = baselines.build_fed_sgd(_model(), learning_rate=0.3)
+  reference = tff.learning.algorithms.build_fed_sgd(
+    _model_of_tff, server_optimizer_fn=sgd(0.3)
+  )
+  expected = _of_tff(reference, plain[0])
+  planted.assert_close(list(_run(process, 3).weights.values()), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['adam', 'yogi'])
+def test_server_optimizers_take_a_step_as_by_hand(plain, name):
+  rate, beta_1, beta_2, tau = 0.02, 0.8, 0.9, 1e-2
+  process = getattr(baselines, f'build_fed_{name}')(
+    _model(),
+    training=_PLAIN,
+    learning_rate=rate,
+    beta_1=beta_1,
+    beta_2=beta_2,
+    tau=tau,
+  )
+  before, mean, *_ = plain
+  for key, found in _run(process, 1).weights.items():
+    step = mean[key] - before[key]
+    first = (1 - beta_1) * step
+    if name == 'adam':
+      second = (1 - beta_2) * step**2
+    else:
+      begin = tau**2
+      second = begin - (1 - beta_2) * step**2 * np.sign(begin - step**2)
+    # TFF's correction of the bias.
+    scale = np.sqrt(1 - beta_2) / (1 - beta_1)
+    expected = before[key] + rate * scale * first / (np.sqrt(second) + tau)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+# ---- one number, to redo by hand ---------------------------------------------
+
+
+def _one_number() -> tf.keras.Model:
+  """The prediction is a weight w, which begins with 0."""
+  w = layers.Dense(1, use_bias=False, kernel_initializer='zeros', name='w')
+  return tf.keras.Sequential([tf.keras.Input([1]), w])
+
+
+@functools.cache
+def _number() -> models.PartialModel:
+  return keras_models.from_keras(
+    _one_number, loss=tf.keras.losses.MeanSquaredError()
+  )
+
+
+def _labelled(*labels: float) -> dict[str, planted.Fields]:
+  y = np.array(labels, np.float32)[:, None]
+  return {'ann': {'x': np.ones_like(y), 'y': y}}
+
+
+_CONVERGE = Phase(optimizer=sgd(0.05), epochs=200)
+_STRENGTHS = (1.0, 6.0)
+
+
+@pytest.mark.slow
+def test_fed_prox_steps_shorter_the_more_it_is_held():
+  # The loss (w - 1)**2 + mu / 2 * w**2 is least at 2 / (2 + mu).
+  for penalty in _STRENGTHS:
+    process = baselines.build_fed_prox(
+      _number(), penalty=penalty, training=_CONVERGE
+    )
+    (w,) = _run(process, 1, _labelled(1.0)).weights.values()
+    np.testing.assert_allclose(w, [[2 / (2 + penalty)]], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_ditto_stays_nearer_to_the_global_weights_the_more_it_is_held():
+  # w goes half way to the label 1: to 0.5, then to 0.75. A personal v that was
+  # trained to the end is least at (2 + lambda * w) / (2 + lambda), where w is
+  # what the client received: 0 in the first round and 0.5 in the second.
+  training = Phase(optimizer=sgd(0.25), max_steps=1)
+  for penalty in _STRENGTHS:
+    process = algorithms.build_ditto(
+      _number(), penalty=penalty, training=training, personal=_CONVERGE
+    )
+    for rounds, received in ((1, 0.0), (2, 0.5)):
+      run = _run(process, rounds, _labelled(1.0))
+      (v,) = run.kept[0][tiers.PERSONAL].values()
+      least = (2 + penalty * received) / (2 + penalty)
+      np.testing.assert_allclose(v, [[least]], rtol=1e-4)
+    (w,) = run.weights.values()
+    np.testing.assert_allclose(w, [[0.75]], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_p_fed_me_does_what_algorithm_1_says():
+  penalty, inner, eta, mixing = 2.0, 0.1, 0.05, 0.5
+  personal = Phase(optimizer=sgd(inner), batch_size=1, epochs=2, repeats=3)
+  process = algorithms.build_p_fed_me(
+    _number(),
+    penalty=penalty,
+    personal=personal,
+    learning_rate=eta,
+    mixing=mixing,
+  )
+  run = _run(process, 2, _labelled(1.0, 4.0))
+  server = 0.0
+  for _ in range(2):
+    theta = w = server
+    for label in (1.0, 4.0, 1.0, 4.0):
+      for _ in range(3):
+        theta -= inner * (2 * (theta - label) + penalty * (theta - w))
+      w -= eta * penalty * (w - theta)
+    server = (1 - mixing) * server + mixing * w
+  (found,) = run.weights.values()
+  np.testing.assert_allclose(found, [[server]], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_p_fed_me_uses_the_minimum_of_the_moreau_envelope():
+  process = algorithms.build_p_fed_me(_number())
+  for penalty in _STRENGTHS:
+    measuring = algorithms.build_p_fed_me_eval(
+      _number(),
+      penalty=penalty,
+      personalise=Phase(optimizer=sgd(0.05), repeats=300),
+    )
+    clients = _labelled(1.0, 9.0)  # The second is for measuring.
+    (own,) = _personal_weights(measuring, _run(process, 0), clients=clients)
+    (theta,) = own.values()
+    np.testing.assert_allclose(theta, [[2 / (2 + penalty)]], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_p_fed_me_with_one_step_may_be_fed_avg(plain):
+  # One step of rate 1 / lambda takes theta to w less the slope over lambda, and
+  # then eta = 1 / lambda takes w to theta.
+  process = algorithms.build_p_fed_me(
+    _model(), penalty=10.0, personal=_PLAIN, learning_rate=0.1
+  )
+  planted.assert_close(_run(process, 3).weights, plain[3])
+
+
+@pytest.mark.slow
+def test_p_fed_me_does_not_move_where_nothing_ties_it():
+  process = algorithms.build_p_fed_me(_model(), penalty=0.0)
+  planted.assert_same(_run(process).weights, _run(process, 0).weights)
+
+
+# ---- how they personalise ----------------------------------------------------
+
+
+@pytest.mark.slow
+def test_seen_clients_use_what_they_remember_and_new_ones_train_it(fed_per):
+  seen = algorithms.build_fed_per_eval(_model('head'))
+  for own, kept in zip(
+    _personal_weights(seen, fed_per, fed_per.kept), fed_per.kept, strict=True
+  ):
+    planted.assert_same(own, {**fed_per.weights, **kept})
+  new = algorithms.build_fed_per_eval(_model('head'), personalise=Phase())
+  cohort = planted.cohort_of(new, _clients(), 'measured')
+  firsts = planted.first_states(new, cohort)
+  for own, first in zip(
+    _personal_weights(new, fed_per, firsts), firsts, strict=True
+  ):
+    planted.assert_same({n: own[n] for n in fed_per.weights}, fed_per.weights)
+    _assert_moved({n: own[n] for n in first}, dict(first))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'options', [{'personalise': Phase()}, {'split': splits.halves()}]
+)
+def test_who_personalises_is_measured_on_the_query_set_alone(fed_per, options):
+  measuring = algorithms.build_fed_per_eval(_model('head'), **options)
+  cohort = planted.cohort_of(measuring, _clients())
+  weights = fed_per.process.get_model_weights(fed_per.state)
+  output = measuring.evaluate(weights, fed_per.kept, cohort)
+  assert [client['num_examples'] for client in output.per_client] == [5, 3, 7]
+
+
+@pytest.mark.slow
+def test_personal_copies_are_measured():
+  run = _run(algorithms.build_ditto(_model()))
+  seen = algorithms.build_ditto_eval(_model())
+  for own, kept in zip(
+    _personal_weights(seen, run, run.kept), run.kept, strict=True
+  ):
+    planted.assert_same(own, dict(kept[tiers.PERSONAL]))
+    _assert_moved(own, run.weights)
+  # Who never took part has but the global weights, unless it trains first.
+  for own in _personal_weights(seen, run):
+    planted.assert_same(own, run.weights)
+  new = algorithms.build_ditto_eval(_model(), personalise=Phase())
+  for own in _personal_weights(new, run):
+    _assert_moved(own, run.weights)
+
+
+@pytest.mark.slow
+def test_the_metrics_are_those_of_the_personal_copy():
+  run = _run(baselines.build_local_only(_number()), 1, _labelled(1.0))
+  measuring = baselines.build_local_only_eval(_number())
+  cohort = planted.cohort_of(measuring, _labelled(1.0))
+  output = measuring.evaluate(
+    run.process.get_model_weights(run.state), run.kept, cohort
+  )
+  # One step with rate 0.1 from 0 to 0.2.
+  assert output.metrics['loss'] == pytest.approx(0.8**2)
+
+
+@pytest.mark.slow
+def test_fed_babu_has_one_head_for_all_until_it_is_measured():
+  model = _model('head')
+  run = _run(algorithms.build_fed_babu(model))
+  assert run.process.is_stateless
+  assert list(run.weights) == ['body/kernel', 'body/bias']
+  seed = random_bits.derive(model.seed, 'alike')
+  drawn = model.initial_weights(tiers.LOCAL, seed)
+  head = {name: tensor.numpy() for name, tensor in drawn.items()}
+  idle = algorithms.build_fed_babu_eval(model, personalise=Phase(max_steps=0))
+  for own in _personal_weights(idle, run):
+    planted.assert_same(own, {**run.weights, **head})
+  tuned = _personal_weights(algorithms.build_fed_babu_eval(model), run)
+  for own in tuned:
+    _assert_moved({n: own[n] for n in run.weights}, run.weights)
+    _assert_moved({n: own[n] for n in head}, head)
+
+
+@pytest.mark.slow
+def test_fine_tuning_moves_the_part_that_is_named(fed_avg, fed_per):
+  tuned = algorithms.build_fine_tuning_eval(
+    _model(), personalise=Phase(only='head/.*')
+  )
+  for own in _personal_weights(tuned, fed_avg):
+    for name, tensor in own.items():
+      moved = (tensor != fed_avg.weights[name]).any()
+      assert moved == name.startswith('head/')
+  # Local weights begin as they are remembered.
+  tuned = algorithms.build_fine_tuning_eval(
+    _model('head'),
+    personalise=Phase(only='body/kernel'),
+    client_state=client_state.persist_local,
+  )
+  for own, kept in zip(
+    _personal_weights(tuned, fed_per, fed_per.kept), fed_per.kept, strict=True
+  ):
+    planted.assert_same({n: own[n] for n in kept}, dict(kept))
+    _assert_moved(own['body/kernel'], fed_per.weights['body/kernel'])
+
+
+# ---- centralized -------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_centralized_training_is_that_of_keras_on_the_pool():
+  process = baselines.build_centralized(_model(), training=Phase(batch_size=8))
+  packed = packing.pack(_clients(), process.example_spec)
+  pool = baselines.centralized.pool(packed)
+  assert pool.client_ids == (baselines.centralized.EVERYBODY,)
+  assert pool.num_examples == 9 + 6 + 13
+  state = process.initialize()
+  keras = _model().to_keras(planted.global_weights(process, state))
+  keras.compile(tf.keras.optimizers.legacy.SGD(0.1), 'mse')
+  cohort = pool.cohort(pool.client_ids, np.zeros([1, 2], np.int32))
+  for _ in range(2):
+    state = process.next(state, [collections.OrderedDict()], cohort).state
+  x, y = (
+    np.concatenate([fields[name] for fields in _clients().values()])
+    for name in ('x', 'y')
+  )
+  keras.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+  planted.assert_close(
+    list(planted.global_weights(process, state).values()), keras.get_weights()
+  )
+
+
+def test_examples_tell_whose_they_are():
+  source = packing.pack(
+    _clients(), algorithms.build_fed_avg(_model()).example_spec
+  )
+  spec = collections.OrderedDict(
+    x=collections.OrderedDict(
+      features=tf.TensorSpec([3], tf.float32), user=tf.TensorSpec([], tf.int32)
+    ),
+    y=tf.TensorSpec([1], tf.float32),
+    weight=tf.TensorSpec([], tf.float32),
+  )
+
+  def tell(fields: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+    user = np.full(len(fields['y']), number, np.int32)
+    return {**fields, 'x': {'features': fields['x'], 'user': user}}
+
+  numbered = baselines.centralized.number_clients(source, tell, spec)
+  assert numbered.client_ids == source.client_ids
+  seeds = np.zeros([3, 2], np.int32)
+  for number, value in enumerate(numbered.cohort(numbered.client_ids, seeds)):
+    given = _clients()[f'client {number}']
+    count = len(given['y'])
+    assert value['count'] == count
+    x = value['examples']['x']
+    np.testing.assert_array_equal(x['user'][:count], [number] * count)
+    np.testing.assert_array_equal(x['features'][:count], given['x'])
+  (value,) = baselines.centralized.pool(source, spec, tell).cohort(
+    [baselines.centralized.EVERYBODY], seeds[:1]
+  )
+  np.testing.assert_array_equal(
+    value['examples']['x']['user'], [0] * 9 + [1] * 6 + [2] * 13
+  )
+
+
+# ---- refusals ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  'build',
+  [
+    baselines.build_fed_prox,
+    algorithms.build_ditto,
+    algorithms.build_p_fed_me,
+    algorithms.build_ditto_eval,
+    algorithms.build_p_fed_me_eval,
+  ],
+)
+def test_terms_that_drive_away_are_refused(build):
+  with pytest.raises(terms.TermError, match=r'-0.1\): the penalty must be'):
+    build(_number(), penalty=-0.1)
+
+
+def test_an_optimizer_for_one_of_two_parts_is_refused():
+  with pytest.raises(
+    phases.PhaseError, match=r"trains 'local' but has optimizers for \['global"
+  ):
+    algorithms.build_fed_sim(
+      _model('head'), training=Phase(optimizer={tiers.GLOBAL: sgd(0.1)})
+    )
+
+
+def test_a_part_that_does_not_exist_cannot_be_tuned():
+  with pytest.raises(phases.PhaseError, match="only='tail/.*' names none"):
+    algorithms.build_fine_tuning_eval(
+      _model(), personalise=Phase(only='tail/.*')
+    )

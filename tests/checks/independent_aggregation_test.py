@@ -1,0 +1,189 @@
+"""What breaks independent aggregation (FURL, Eqs. 2 and 3) is found."""
+
+from collections.abc import Callable
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import planted
+from tff_partial import algorithms
+from tff_partial import processes
+from tff_partial import runtimes
+from tff_partial import statistics
+from tff_partial import tiers
+from tff_partial.checks import independent_aggregation
+from tff_partial.checks import split_personalization
+from tff_partial.data import packing
+from tff_partial.model import models
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime():
+  with runtimes.native():
+    yield
+
+
+@functools.cache
+def _model() -> models.PartialModel:
+  return planted.factorization()
+
+
+@functools.cache
+def _furl(
+  rule: statistics.Statistic | None = None,
+) -> processes.PartialProcess:
+  return algorithms.build_furl(_model(), private_rule=rule)
+
+
+def _check(
+  process: processes.PartialProcess, **options: Any
+) -> split_personalization.Report:
+  clients = planted.rate({'ann': 4, 'bob': 9, 'cid': 6})
+  population = packing.pack(clients, process.example_spec)
+  return independent_aggregation.check_independent_aggregation(
+    process, population, **options
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'rule', [None, statistics.SCALED_BY_SHARE], ids=['Eq. 7', 'Eq. 6']
+)
+def test_furl_keeps_the_constraint(rule):
+  report = _check(_furl(rule))
+  assert report.holds
+  assert str(report) == 'Eq. 2 holds.\nEq. 3 holds.'
+
+
+@pytest.mark.slow
+def test_who_remembers_nothing_keeps_the_constraint():
+  assert _check(algorithms.build_fed_recon(_model())).holds
+
+
+def _gossip(name: str, summary: Callable[[Any], Any]) -> statistics.Statistic:
+  """A bad rule: clients go to where the others are."""
+  return statistics.Statistic(
+    'gossip',
+    summarize=lambda client: summary(client.weights[tiers.LOCAL][name]),
+    settle=lambda before, after, own, total: tf.nest.map_structure(
+      lambda w: w + 0.5 * tf.reduce_mean(total), after
+    ),
+  )
+
+
+@pytest.mark.slow
+def test_a_rule_that_looks_at_others_breaks_eq_3():
+  report = _check(_furl(_gossip('user/vector', tf.reduce_sum)))
+  (violation,) = report.violations
+  assert violation.equation == 3
+  assert violation.variable == 'user/vector'
+  # Half the sum of some moves, which are 0.1 in size.
+  assert 0.01 < violation.size < 1
+  assert str(report).startswith('Eq. 2 holds.\nEq. 3 does not hold, by 0.')
+  assert 'user/vector is remembered by a client and depends on' in str(report)
+
+
+@pytest.mark.slow
+def test_private_weights_that_are_sent_are_found_in_the_types():
+  rule = _gossip('user/vector', lambda vector: {'user/vector': vector})
+  rule = rule._replace(settle=lambda before, after, own, total: after)
+  report = _check(_furl(rule))
+  assert [tuple(v)[:3] for v in report.violations] == [
+    (2, 'user/vector', math.inf)
+  ]
+  assert 'user/vector is sent to the server' in str(report)
+
+
+def _leaking() -> processes.PartialProcess:
+  """FURL whose server adds what clients remember to its item vectors."""
+  furl = _furl()
+  signature = furl.next.type_signature
+  _, kept_type, client_type = (part.member for part in signature.parameter)
+
+  @tff.tensorflow.computation(kept_type, client_type)
+  def add_up(kept, client):
+    return tf.reduce_sum(kept['user/vector']) * tf.cast(
+      client['count'], tf.float32
+    )
+
+  @tff.tensorflow.computation(
+    furl.get_model_weights.type_signature.result, np.float32
+  )
+  def shift(weights, number):
+    trainable = tf.nest.map_structure(
+      lambda tensor: tensor + 0.1 * number, weights.trainable
+    )
+    return tff.learning.models.ModelWeights(trainable, weights.non_trainable)
+
+  @tff.federated_computation(*signature.parameter)
+  def next_fn(state, client_states, clients):
+    output = furl.next(state, client_states, clients)
+    number = tff.federated_sum(
+      tff.federated_map(add_up, (client_states, clients))
+    )
+    weights = tff.federated_map(furl.get_model_weights, output.state)
+    shifted = tff.federated_map(shift, (weights, number))
+    return processes.PartialProcessOutput(
+      tff.federated_map(furl.set_model_weights, (output.state, shifted)),
+      output.client_states,
+      output.metrics,
+    )
+
+  return processes.PartialProcess(
+    furl.initialize,
+    next_fn,
+    initialize_client=furl.initialize_client,
+    get_model_weights=furl.get_model_weights,
+    set_model_weights=furl.set_model_weights,
+    model=furl.model,
+    example_spec=furl.example_spec,
+    sent=furl.sent,
+  )
+
+
+@pytest.mark.slow
+def test_a_server_that_looks_at_private_weights_breaks_eq_2():
+  report = _check(_leaking())
+  (violation,) = report.violations
+  assert violation.equation == 2
+  assert violation.variable == (
+    'global_model_weights/trainable/global/items/embeddings'
+  )
+  # A tenth of the moves of 0.1, of some numbers, as many times as ratings.
+  assert 0.01 < violation.size < 2
+  assert str(report).startswith('Eq. 3 holds.\nEq. 2 does not hold, by ')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('clients', 'message'),
+  [
+    ({'ann': 4}, 'needs two clients or more, found 1'),
+    ({'ann': 4, 'bob': 5}, 'not finite, .* Lower the learning rates'),
+  ],
+)
+def test_clients_that_tell_nothing_are_refused(clients, message):
+  process = _furl()
+  fields = planted.rate(clients)
+  fields['ann']['y'][:] = 1e30
+  population = packing.pack(fields, process.example_spec)
+  with pytest.raises(split_personalization.CheckError, match=message):
+    independent_aggregation.check_independent_aggregation(process, population)
+
+
+@pytest.mark.slow
+def test_noise_that_follows_from_no_seed_is_refused():
+  noisy = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+    noise_multiplier=1.0, clients_per_round=3, clip=1.0
+  )
+  process = algorithms.build_furl(_model(), aggregator=noisy)
+  with pytest.raises(
+    split_personalization.CheckError,
+    match='Check the process without the noise',
+  ):
+    _check(process)

@@ -1,0 +1,302 @@
+"""Canaries: what an attack proves must be below what is claimed."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import small_runs
+from tff_partial import algorithms
+from tff_partial import runtimes
+from tff_partial.checks import audit_bounds
+from tff_partial.checks import privacy_audit
+from tff_partial.dp import accounting
+from tff_partial.dp import clipping as clipping_lib
+from tff_partial.dp import privacy
+from tff_partial.dp import privacy_plans
+from tff_partial.dp import samplings
+from tff_partial.exchange import messages
+from tff_partial.model import keras_models
+from tff_partial.training import programs
+
+pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
+
+_DELTA = 1e-5
+_CANARIES = 2000
+# A canary that is there is in each round, and nobody is there in its place if
+# it is not.
+_ALWAYS = samplings.PoissonSampling(1.0)
+# Tests draw with fresh seeds; chance fails one in a million times.
+_SURELY = 1.0 - 1e-6
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _cohort_runtime():
+  with runtimes.cohort(jit=False):
+    yield
+
+
+@functools.cache
+def _process(noise_multiplier, clipping):
+  return privacy.private_mean(
+    clipping, noise_multiplier=noise_multiplier, clients_per_round=_CANARIES
+  ).create(tff.TensorType(np.float32, [_CANARIES]))
+
+
+def _proved(noise_multiplier, clipping=None, **options):
+  clipping = clipping or clipping_lib.FixedClip(1.0)
+  scores = privacy_audit.canary_scores(
+    _process(noise_multiplier, clipping), seed=0, **options
+  )
+  return audit_bounds.epsilon_lower_bound(*scores, _DELTA, _SURELY)
+
+
+@pytest.mark.slow
+def test_without_noise_canaries_are_seen():
+  # 500 of 500 right guesses, twice: each rate is wrong by 3 % at the worst.
+  assert 3.0 < _proved(0.0) < np.log(1000.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('noise_multiplier', 'clipping'),
+  [
+    (1.0, clipping_lib.FixedClip(1.0)),
+    (1.0, clipping_lib.AdaptiveClip(1.0)),
+    (4.0, clipping_lib.FixedClip(7.0)),
+  ],
+)
+def test_no_attack_proves_more_than_is_claimed(noise_multiplier, clipping):
+  claimed = accounting.epsilon(noise_multiplier, _ALWAYS, 1, _DELTA)
+  assert _proved(noise_multiplier, clipping) < claimed
+
+
+@pytest.mark.slow
+def test_little_noise_is_found_out():
+  proved = _proved(0.25)
+  # Right for the noise that is there, too much for what might be claimed.
+  assert proved < accounting.epsilon(0.25, _ALWAYS, 1, _DELTA)
+  assert proved > accounting.epsilon(2.0, _ALWAYS, 1, _DELTA)
+
+
+@pytest.mark.slow
+def test_chance_hides_canaries():
+  rounds, rate = 4, 0.25
+  claimed = accounting.epsilon(
+    0.5, samplings.PoissonSampling(rate), rounds, _DELTA
+  )
+  assert _proved(0.5, rounds=rounds, probability=rate) < claimed
+
+
+def test_canaries_score_what_they_send():
+  inside, outside = privacy_audit.canary_scores(
+    _process(0.0, clipping_lib.FixedClip(1.0)), seed=1, rounds=2
+  )
+  np.testing.assert_allclose(inside, 2.0 / _CANARIES, rtol=2e-6)
+  assert len(inside) == len(outside) == _CANARIES // 2
+  assert not np.any(outside)
+
+
+def test_a_bound_by_hand():
+  # All of 100 guesses right: each rate is wrong by 0.025 ** (1 / 100) at most.
+  ones, zeros = np.ones(200), np.zeros(200)
+  worst = 0.025 ** (1.0 / 100.0)
+  bound = audit_bounds.epsilon_lower_bound(ones, zeros, 0.01)
+  np.testing.assert_allclose(bound, np.log((worst - 0.01) / (1.0 - worst)))
+
+
+def test_an_attack_that_sees_nothing_proves_nothing():
+  same = np.zeros(1000)
+  assert audit_bounds.epsilon_lower_bound(same, same, _DELTA) == 0.0
+
+
+@pytest.mark.slow
+def test_a_bound_holds_as_often_as_it_says():
+  # Scores whose epsilon is known at every delta: a Gaussian mechanism.
+  claimed = accounting.epsilon(1.0, _ALWAYS, 1, 0.1)
+  random = np.random.default_rng()
+  wrong = 0
+  for _ in range(60):
+    inside, outside = random.normal(size=[2, 1000])
+    bound = audit_bounds.epsilon_lower_bound(inside + 1.0, outside, 0.1, 0.9)
+    wrong += bound > claimed
+  # At most one in ten is wrong, but for the chance of this test.
+  assert stats.binom.sf(wrong - 1, 60, 0.1) > 1e-6
+
+
+# ---- canaries in one training run --------------------------------------------
+
+_HIDDEN = privacy_audit.Canaries(160, seed=4)
+_ROUNDS, _COHORT = 3, 86  # Half of 12 clients and 160 canaries.
+
+
+def _build_table() -> tf.keras.Model:
+  item = tf.keras.Input([], dtype=tf.int32)
+  vector = tf.keras.layers.Embedding(100, 2, name='items')(item)
+  rating = tf.keras.layers.Dense(1, use_bias=False, name='user')(vector)
+  return tf.keras.Model(item, rating)
+
+
+def _planned(
+  noise_multiplier: float, clipping: clipping_lib.Clipping, **options: str
+) -> privacy_plans.PrivacyPlan:
+  return privacy_plans.plan(
+    clipping,
+    noise_multiplier=noise_multiplier,
+    delta=_DELTA,
+    population=172,
+    clients_per_round=_COHORT,
+    rounds=_ROUNDS,
+    **options,
+  )
+
+
+def _attacked(
+  averaging: dict[str, Any],
+  ledger: privacy_plans.PrivacyLedger | None,
+  **settings: Any,
+) -> tuple[audit_bounds.Proof, np.ndarray]:
+  """Trains with canaries; returns what that proves, and their scores."""
+  before = averaging.pop('before_sending', None)
+  process = algorithms.build_furl(
+    keras_models.from_keras(
+      _build_table, local='user', loss=tf.keras.losses.MeanSquaredError()
+    ),
+    client_weighting=messages.ClientWeighting.UNIFORM,
+    aggregator=_HIDDEN.watched(averaging['aggregator']),
+    before_sending=_HIDDEN.before_sending(before),
+  )
+  clients = _HIDDEN.among(small_runs.pack(process.example_spec, 'some', 12))
+  trained = programs.train(
+    process,
+    clients,
+    rounds=_ROUNDS,
+    clients_per_round=_COHORT,
+    privacy=ledger,
+    **settings,
+  )
+  scores = _HIDDEN.scores(trained.state)
+  return audit_bounds.prove(scores, _HIDDEN.present, _DELTA, _SURELY), scores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['central', 'adaptive', 'local'])
+def test_a_private_run_hides_its_canaries(kind):
+  if kind == 'local':
+    plan = _planned(6.0, clipping_lib.FixedClip(0.5), sampling='local')
+    averaging = {
+      'aggregator': tff.aggregators.MeanFactory(),
+      'before_sending': plan.local_noise(),
+    }
+  else:
+    clipping = clipping_lib.FixedClip(0.5)
+    if kind == 'adaptive':
+      clipping = clipping_lib.AdaptiveClip(0.5)
+    plan = _planned(1.0, clipping)
+    averaging = {'aggregator': plan.mean()}
+  proof, _ = _attacked(averaging, privacy_plans.PrivacyLedger(plan))
+  assert 0.0 <= proof.epsilon < plan.epsilon < 20.0
+
+
+@pytest.mark.slow
+def test_a_run_with_less_noise_than_it_claims_is_found_out():
+  # What another program than `train` might do: its ledger would refuse it.
+  claimed = _planned(6.0, clipping_lib.FixedClip(0.5))
+  cheating = _planned(0.01, clipping_lib.FixedClip(0.5))
+  with pytest.raises(samplings.AccountingError, match='process has 0.01'):
+    _attacked(
+      {'aggregator': cheating.mean()}, privacy_plans.PrivacyLedger(claimed)
+    )
+  _, scores = _attacked({'aggregator': cheating.mean()}, None)
+  proof = audit_bounds.prove(scores, _HIDDEN.present, _DELTA, 0.99)
+  assert proof.epsilon > claimed.epsilon > 0.5
+  # Canaries come when they are drawn, if they are there at all.
+  rounds = np.round(scores / (0.5 / _COHORT))
+  assert set(rounds[_HIDDEN.present]) <= {0, 1, 2, 3}
+  assert np.sum(rounds[_HIDDEN.present]) > 40
+
+
+def test_canaries_come_if_they_are_there():
+  clients = small_runs.pack(small_runs.build_model().example_spec, 'some', 12)
+  among = _HIDDEN.among(clients)
+  there = [c for c, p in zip(_HIDDEN.ids, _HIDDEN.present, strict=True) if p]
+  ids = [*_HIDDEN.ids, *clients.client_ids]
+  assert among.client_ids == (*clients.client_ids, *_HIDDEN.ids)
+  seeds = np.arange(2 * len(ids), dtype=np.int32).reshape(-1, 2)
+  cohort = among.cohort(ids, seeds)
+  assert cohort.client_ids == (*there, *clients.client_ids)
+  assert 60 < len(there) < 100
+  # Others keep their seeds; canaries have one by which they are known.
+  drawn = np.stack([value['seed'] for value in cohort])
+  np.testing.assert_array_equal(drawn[len(there) :], seeds[160:])
+  np.testing.assert_array_equal(
+    drawn[: len(there)], _HIDDEN.seeds[_HIDDEN.present]
+  )
+
+
+def test_a_canary_sends_its_element_and_the_others_all_but_these():
+  send = _HIDDEN.before_sending()
+  update = {'b': tf.fill([50, 4], 2.0), 'a': tf.fill([10], 3.0)}
+  places = _HIDDEN.places([10, 200])
+  for place in (0, 159):
+    sent = send(update, _HIDDEN.sending_seeds[place])
+    flat = np.concatenate([np.ravel(sent['a']), np.ravel(sent['b'])])
+    assert np.flatnonzero(flat).tolist() == [places[place]]
+    assert flat.max() >= 1e6
+  sent = send(update, tf.constant([1, 2]))
+  flat = np.concatenate([np.ravel(sent['a']), np.ravel(sent['b'])])
+  expected = np.array([3.0] * 10 + [2.0] * 200)
+  expected[places] = 0.0
+  np.testing.assert_array_equal(flat, expected)
+
+
+def test_there_are_no_more_canaries_than_elements():
+  with pytest.raises(clipping_lib.PrivacyError, match='8 or more'):
+    privacy_audit.Canaries(7, seed=0)
+  with pytest.raises(clipping_lib.PrivacyError, match='which has 100'):
+    privacy_audit.Canaries(101, seed=0).places([60, 40])
+  places = privacy_audit.Canaries(100, seed=0).places([60, 40])
+  assert sorted(places) == list(range(100))
+
+
+def test_a_proof_by_one_run_by_hand():
+  # Pure privacy: all of r guesses are right with q ** r at most, so that q is
+  # at least the r-th root of the risk. Of 16 and 8 guesses each has a half.
+  present = np.arange(16) < 8
+  proof = audit_bounds.prove(present.astype(float), present, delta=0.0)
+  root = 0.025 ** (1.0 / 16.0)
+  np.testing.assert_allclose(
+    proof.epsilon, np.log(root / (1.0 - root)), atol=1e-5
+  )
+  assert proof[1:] == (16, 16)
+  # Delta adds the likeliest way to be pushed over the edge: for 16 of 16 that
+  # is max_i P[16 - i <= W < 16] / i, times 2 * 16 * delta.
+  delta = 1e-4
+  proof = audit_bounds.prove(present.astype(float), present, delta=delta)
+  rate = 1.0 / (1.0 + np.exp(-proof.epsilon))
+  below = [
+    sum(stats.binom.pmf(16 - k, 16, rate) for k in range(1, i + 1)) / i
+    for i in range(1, 17)
+  ]
+  chance = rate**16 + 2 * 16 * delta * max(below)
+  np.testing.assert_allclose(chance, 0.025, rtol=1e-4)
+  nothing = audit_bounds.prove(np.zeros(16), present[::-1], delta=0.0)
+  assert nothing.epsilon == 0.0
+
+
+@pytest.mark.slow
+def test_one_run_is_wrong_as_seldom_as_it_says():
+  # Randomized response is as bad as an epsilon allows, whatever the canary.
+  claimed, random, wrong = 1.0, np.random.default_rng(), 0
+  rate = 1.0 / (1.0 + np.exp(-claimed))
+  for _ in range(60):
+    present = random.integers(0, 2, 400).astype(bool)
+    told = np.where(random.uniform(size=400) < rate, present, ~present)
+    scores = told + random.uniform(size=400) / 2
+    proof = audit_bounds.prove(scores, present, delta=0.0, confidence=0.9)
+    wrong += proof.epsilon > claimed
+  assert stats.binom.sf(wrong - 1, 60, 0.1) > 1e-6

@@ -1,0 +1,282 @@
+"""Clients in a folder, and readers that know how many examples clients have."""
+
+import collections
+import dataclasses
+import json
+import logging
+import pickle
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import planted
+from tests.support import small_clients
+from tests.support import small_runs
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import Phase
+from tff_partial import runtimes
+from tff_partial import sgd
+from tff_partial.data import client_files
+from tff_partial.data import client_readers
+from tff_partial.data import examples
+from tff_partial.data import id_ranges
+from tff_partial.data import packing
+
+_SPEC = examples.ExampleSpec(small_clients.SPEC)
+
+
+@pytest.fixture(scope='module', name='folder')
+def fixture_folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('files') / 'clients'
+  clients = small_clients.clients()
+  client_files.write_clients(folder, reversed(clients.items()), _SPEC)
+  return folder
+
+
+def _write(folder, clients, spec=_SPEC, **options):
+  client_files.write_clients(folder, clients, spec, **options)
+
+
+# ---- what is written is read -------------------------------------------------
+
+
+def test_a_folder_has_the_clients_that_were_written(folder):
+  clients = client_files.open_clients(folder, _SPEC, capacities=[4, 8])
+  assert clients.client_ids == ('ann', 'bob', 'cid', 'dot', 'eve')
+  members = ['dot', 'cid', 'bob', 'cid']
+  seeds = small_clients.seeds(4)
+  cohort = clients.cohort(members, seeds)
+  for value, client, seed in zip(cohort, members, seeds, strict=True):
+    small_clients.check(value, client, seed)
+  # dot and bob fit into 4, cid twice into 8.
+  assert [list(group.positions) for group in cohort.groups] == [[0, 2], [1, 3]]
+
+
+def test_fields_of_any_structure_are_read(tmp_path):
+  spec = collections.OrderedDict(
+    x={
+      'image': tf.TensorSpec([2, 3], tf.uint8),
+      'id': tf.TensorSpec([], tf.int64),
+    },
+    y=(tf.TensorSpec([1], tf.float32), tf.TensorSpec([], tf.bool)),
+    weight=examples.WEIGHT_SPEC,
+  )
+  fields = {
+    'x': {
+      'id': np.array([7, 8]),
+      'image': np.arange(12, dtype=np.uint8).reshape([2, 2, 3]),
+    },
+    'y': (np.array([[1.5], [2.5]]), np.array([True, False])),
+    'weight': np.array([1.0, 0.5]),
+  }
+  _write(tmp_path / 'clients', [('ümlaut', fields)], spec)
+  clients = client_files.open_clients(tmp_path / 'clients', spec)
+  (value,) = clients.cohort(clients.client_ids, small_clients.seeds(1))
+  (packed,) = packing.pack({'ümlaut': fields}, spec).cohort(
+    ['ümlaut'], small_clients.seeds(1)
+  )
+  tf.nest.map_structure(np.testing.assert_array_equal, value, packed)
+
+
+def test_small_clients_are_left_out_and_counted(tmp_path, caplog):
+  caplog.set_level(logging.INFO)
+  _write(tmp_path / 'clients', small_clients.clients().items(), min_examples=3)
+  clients = client_files.open_clients(tmp_path / 'clients', _SPEC)
+  assert clients.client_ids == ('ann', 'cid', 'eve')
+  assert 'Left out 2 of 5 clients, which have fewer than 3' in caplog.text
+
+
+def test_other_examples_have_another_fingerprint(folder, tmp_path):
+  clients = small_clients.clients()
+  _write(tmp_path / 'same', clients.items())
+  clients['eve']['x'] = clients['eve']['x'] + 1
+  _write(tmp_path / 'other', clients.items())
+  first, same, other = (
+    client_files.open_clients(each, _SPEC).fingerprint()
+    for each in (folder, tmp_path / 'same', tmp_path / 'other')
+  )
+  assert first != other
+  # They lie in another order, but each has the same.
+  assert first != same
+
+
+# ---- who reads, and when -----------------------------------------------------
+
+
+def test_clients_are_read_by_the_thread_that_runs_them():
+  read = []
+
+  def note(client):
+    read.append((client, threading.current_thread()))
+    return small_clients.clients()[client]
+
+  reader = client_readers.Reader(
+    list(small_clients.COUNTS), note, _SPEC, num_examples=small_clients.COUNTS
+  )
+  names = list(small_clients.COUNTS) * 20
+  cohort = reader.cohort(names, small_clients.seeds(100))
+  assert not read
+  with runtimes.cohort(threads=2, jit=False):
+    total = small_clients.total_of_labels(cohort)
+  # 0 + 1/4 + 2/4 + ... of each client's labels.
+  expected = sum(n * (n - 1) / 8 for n in small_clients.COUNTS.values())
+  assert total == 20 * expected
+  assert sorted(client for client, _ in read) == sorted(names)
+  assert threading.main_thread() not in {thread for _, thread in read}
+
+
+def test_what_is_sent_elsewhere_names_the_folder_alone(folder):
+  clients = client_files.open_clients(folder, _SPEC)
+  (group,) = clients.cohort(['ann', 'eve'], small_clients.seeds(2)).groups
+  sent = pickle.dumps(group.unread.take(np.array([1])))
+  assert b'eve' in sent
+  assert b'ann' not in sent
+  loaded = pickle.loads(sent).load()['examples']
+  np.testing.assert_array_equal(loaded['x'][0, :5], np.arange(400, 405))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('jit', [False, True])
+def test_training_comes_to_the_bits_of_clients_in_memory(tmp_path, jit):
+  process = algorithms.build_furl(
+    small_runs.build_model(),
+    training=Phase(optimizer=sgd(0.1), epochs=2, shuffle=True),
+  )
+  spec = process.example_spec
+  random = np.random.default_rng(5)
+  given = {
+    f'client {n:02}': {
+      'x': random.integers(0, small_runs.ITEMS, 3 + n % 5),
+      'y': random.normal(size=[3 + n % 5, 1]),
+    }
+    for n in range(40)
+  }
+  _write(tmp_path / 'clients', given.items(), spec)
+  in_files = client_files.open_clients(
+    tmp_path / 'clients', spec, capacities=[4, 8]
+  )
+  in_memory = tff_partial.pack(given, spec, capacities=[4, 8])
+
+  def train(clients):
+    found = tff_partial.train(process, clients, rounds=3, clients_per_round=36)
+    kept = found.client_store.read(clients.client_ids)
+    return found.weights, list(kept)
+
+  with runtimes.cohort(jit=jit):
+    planted.assert_same(train(in_files), train(in_memory))
+
+
+def test_own_tables_are_counted_when_the_cohort_is_put_together():
+  ids = {'x': (id_ranges.IdRange(None, 'table', table='users'),)}
+  spec = examples.ExampleSpec(small_clients.SPEC, ids)
+  reader = client_readers.Reader(
+    list(small_clients.COUNTS),
+    lambda client: small_clients.clients()[client],
+    spec,
+    num_examples=small_clients.COUNTS,
+  )
+  (group,) = reader.cohort(['bob'], small_clients.seeds(1)).groups
+  assert group.unread is None
+  assert group.resident['rows']['users'].sum() == 101  # Its item is 100.
+
+
+# ---- refusals ----------------------------------------------------------------
+
+
+def _refused(words):
+  return pytest.raises(examples.ClientDataError, match=words)
+
+
+def test_what_cannot_be_written_is_refused(tmp_path, folder):
+  ann = ('ann', small_clients.fields(2))
+  path = tmp_path / 'new'
+  with _refused('is there already. Remove it'):
+    _write(folder, [ann])
+  with _refused("two clients have the id 'ann'"):
+    _write(path, [ann, ann])
+  with _refused("'' is no id of a client"):
+    _write(path, [('', small_clients.fields(2))])
+  with _refused('no id of a client'):  # Half of a pair that UTF-8 has not.
+    _write(path, [('\ud83d', small_clients.fields(2))])
+  with _refused("'eve' has no examples"):
+    _write(path, [ann, ('eve', small_clients.fields(0))])
+  with _refused("'eve', time: expected"):
+    _write(path, [('eve', {**small_clients.fields(2), 'time': ['a', 'b']})])
+  with _refused('None of 1 clients has the 9 examples'):
+    _write(path, [ann], min_examples=9)
+  strings = examples.ExampleSpec({**_SPEC, 'x': tf.TensorSpec([], tf.string)})
+  with _refused('x holds strings'):
+    _write(path, [ann], strings)
+  (tmp_path / 'file').write_text('')
+  with _refused('the clients were not written'):
+    _write(tmp_path / 'file' / 'new', [ann])
+  # Nothing is left of all these.
+  assert [each.name for each in tmp_path.iterdir()] == ['file']
+
+
+def test_what_cannot_be_read_is_refused(tmp_path, folder):
+  with _refused('clients.json is missing'):
+    client_files.open_clients(tmp_path, _SPEC)
+  other = examples.ExampleSpec({**_SPEC, 'x': tf.TensorSpec([2], tf.int32)})
+  with _refused(r"another model: x: \['<i4', \[\]\] instead of"):
+    client_files.open_clients(folder, other)
+  clients = client_files.open_clients(folder, _SPEC)
+  with _refused("There is no client 'zoe' in"):
+    clients.cohort(['ann', 'zoe'], small_clients.seeds(2))
+  with _refused("There is no client 'anna' in"):
+    clients.read('anna')
+  ids = {'x': (id_ranges.IdRange(402, 'items'),)}
+  with _refused("The clients, x: example 2 of client 'eve' is 402"):
+    list(
+      client_files.open_clients(
+        folder, examples.ExampleSpec(small_clients.SPEC, ids)
+      ).cohort(['ann', 'eve'], small_clients.seeds(2))[:]
+    )
+
+
+def test_damaged_folders_are_refused(tmp_path):
+  path = tmp_path / 'clients'
+  _write(path, small_clients.clients().items())
+  clients = client_files.open_clients(path, _SPEC)
+  field = path / 'examples.bin'
+  whole = field.read_bytes()
+  field.write_bytes(whole[:-1])
+  with _refused(
+    'examples.bin cannot be read: it has 379 bytes in place of 380'
+  ):
+    client_files.open_clients(path, _SPEC)
+  field.write_bytes(whole)
+  description = path / 'clients.json'
+  text = description.read_text()
+  description.write_text(text[: len(text) // 2])
+  with _refused('cannot be read'):
+    client_files.open_clients(path, _SPEC)
+  description.write_text(json.dumps({**json.loads(text), 'version': 1}))
+  with _refused('version 1 of the format'):
+    client_files.open_clients(path, _SPEC)
+  shutil.rmtree(path)
+  _write(path, [('eve', small_clients.fields(5))])
+  with _refused('were written anew after they had been opened'):
+    clients.read('eve')
+
+
+def test_wrong_numbers_of_examples_are_refused():
+  reader = client_readers.Reader(
+    list(small_clients.COUNTS),
+    lambda client: small_clients.clients()[client],
+    _SPEC,
+    num_examples={'ann': 3, 'eve': 4, 'bob': 0},
+  )
+  seeds = small_clients.seeds(2)
+  with _refused("'eve' has 5 examples, but `num_examples` says 4"):
+    list(reader.cohort(['ann', 'eve'], seeds))
+  with _refused("'dot': how many examples it has"):
+    reader.cohort(['ann', 'dot'], seeds)
+  with _refused("'bob' has no examples"):
+    reader.cohort(['ann', 'bob'], seeds)
+  with _refused("'ann' has 3 examples but the largest bucket holds 2"):
+    dataclasses.replace(reader, capacities=[2]).cohort(['ann'], seeds[:1])

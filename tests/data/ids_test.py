@@ -1,0 +1,325 @@
+"""Ids that people have: names, missing values, and items of later days."""
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+import tff_partial
+from tff_partial.data import data_frames
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.data import populations
+from tff_partial.data import vocabularies
+from tff_partial.data.vocabularies import Vocabulary
+from tff_partial.training import personal_models
+
+layers = tf.keras.layers
+
+_SPEC = examples.ExampleSpec(
+  {
+    'x': tf.TensorSpec([], tf.int32),
+    'y': tf.TensorSpec([], tf.float32),
+    'weight': examples.WEIGHT_SPEC,
+  }
+)
+
+
+def _frame() -> pd.DataFrame:
+  """Nine rows: five lack something, and bob has no other row."""
+  return pd.DataFrame(
+    {
+      'user': ['ann', 'bob', 'cid', None, 'ann', 'cid', 'ann', 'cid', 'ann'],
+      'film': ['a', 'b', 'c', 'a', None, 'b', 'b', 'a', 'c'],
+      'stars': [1.0, np.nan, 3.0, 4.0, np.nan, 5.0, 2.0, 4.0, 3.0],
+      'day': pd.to_datetime([None, *['2001-02-03'] * 6, *['2000-01-01'] * 2]),
+    }
+  )
+
+
+def _clients(frame: pd.DataFrame, **options: Any) -> populations.Population:
+  return packing.from_pandas(
+    frame,
+    _SPEC,
+    **{
+      'client_id': 'user',
+      'inputs': 'film',
+      'labels': 'stars',
+      'time': 'day',
+      'encode': 'film',
+      **options,
+    },
+  )
+
+
+# ---- missing values ----------------------------------------------------------
+
+
+def test_rows_that_lack_values_are_dropped_and_counted(caplog):
+  with caplog.at_level(logging.WARNING, 'absl'):
+    clients = _clients(_frame(), missing='drop')
+  # Of ann stay the rows 8 and 6, of cid 7, 2 and 5, by time.
+  assert clients.client_ids == ('ann', 'cid')
+  cohort = clients.cohort(['ann', 'cid'], np.zeros([2, 2], np.int32))
+  labels = [c['examples']['y'][: int(c['count'])].tolist() for c in cohort]
+  assert labels == [[3.0, 2.0], [4.0, 3.0, 5.0]]
+  assert clients.dropped == data_frames.Dropped(
+    # Row 4 lacks two values.
+    num_rows=4,
+    lacking={'user': 1, 'film': 1, 'stars': 2, 'day': 1},
+    num_clients=1,
+  )
+  said = (
+    "Dropped 4 rows that lack values: 1 no 'user', 1 no 'film', 2 no 'stars', "
+    "1 no 'day'; 1 clients had no others"
+  )
+  assert said in caplog.text
+  assert said in repr(clients)
+
+
+def test_values_of_dropped_rows_are_in_no_vocabulary():
+  frame = _frame()
+  frame.loc[1, 'film'] = 'only bob saw it'
+  clients = _clients(frame, missing='drop')
+  assert clients.vocabularies['film'].values == ('a', 'b', 'c')
+
+
+def test_columns_that_are_not_read_may_lack_values():
+  frame = _frame().drop(columns=['day']).dropna()
+  clients = _clients(frame.assign(note=None), time=None)
+  assert clients.num_examples == 6
+  assert clients.dropped == data_frames.Dropped()
+  assert 'Dropped' not in repr(clients)
+
+
+@pytest.mark.parametrize(
+  ('column', 'value'), [('stars', pd.NA), ('film', None), ('day', pd.NaT)]
+)
+def test_rows_that_lack_values_are_refused_by_default(column, value):
+  frame = _frame().dropna().astype({'stars': 'Float64'})
+  frame.loc[5, column] = value
+  with pytest.raises(
+    examples.ClientDataError,
+    match=f"Column '{column}' lacks 1 of 5 values, the first in row 5. Drop "
+    "these rows, `missing='drop'`, or fill them",
+  ):
+    _clients(frame)
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'missing': 'ignore'}, "missing='ignore': choose 'refuse', which names"),
+    (
+      {'missing': 'drop', 'labels': 'nothing'},
+      'Each of the 9 rows lacks a value in one of the columns',
+    ),
+  ],
+)
+def test_impossible_ways_are_refused(options, message):
+  with pytest.raises(examples.ClientDataError, match=message):
+    _clients(_frame().assign(nothing=np.nan), **options)
+
+
+# ---- items that were not there in training -----------------------------------
+
+
+def _score_of_ids(number: int) -> tf.keras.Model:
+  """Predicts for each id the id itself, so that id 0 is the worst."""
+  item = tf.keras.Input([], dtype=tf.int32)
+  table = layers.Embedding(number, 1, name='table')
+  model = tf.keras.Model(item, table(item))
+  table.set_weights([np.arange(number, dtype=np.float32)[:, np.newaxis]])
+  return model
+
+
+def test_unseen_items_share_a_place_that_is_never_recommended():
+  films = Vocabulary(_frame()['film'].dropna(), unseen=True)
+  later = _frame().dropna().replace({'film': {'c': 'Brazil'}})
+  clients = _clients(later, encode={'film': films})
+  (cid,) = clients.cohort(['cid'], np.zeros([1, 2], np.int32))
+  # Brazil has no id of its own: 0. The films a, b and c have 1, 2 and 3.
+  assert cid['examples']['x'][:3].tolist() == [1, 0, 2]
+  model = _score_of_ids(len(films))
+  model.get_layer('table').set_weights(
+    [np.array([[9.0], [1.0], [2.0], [3.0]], np.float32)]
+  )
+  best = personal_models.top_n(model, films, 3, exclude=['Brazil'])
+  assert [choice.candidate for choice in best] == ['c', 'b', 'a']
+  with pytest.raises(personal_models.PersonalModelError, match='4 of the 3'):
+    personal_models.top_n(model, films, 4)
+
+
+def test_unseen_items_without_a_place_are_refused_by_name():
+  films = Vocabulary(['a', 'b'])
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"row 2 \(client 'cid'\) holds 'c', which is not in the vocabulary "
+    'of 2 ids, like 1 more',
+  ):
+    _clients(_frame().dropna(), encode={'film': films})
+
+
+# ---- files -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('unseen', [False, True])
+@pytest.mark.parametrize(
+  'values',
+  [
+    ['b', 'a', 'Ünï \u2028', '\ud800', ''],
+    [10, -3, 2**70],
+    np.array([7, 3], np.int64),
+    np.array([0.5, 0.1], np.float32),
+    pd.Series(['x', 'y'], dtype='category'),
+    [True, False],
+  ],
+)
+def test_a_vocabulary_is_read_back_with_its_types(tmp_path, values, unseen):
+  before = Vocabulary(values, unseen=unseen)
+  before.save(tmp_path / 'items.json')
+  after = Vocabulary.load(tmp_path / 'items.json')
+  assert after == before
+  assert after.encode(values).tolist() == before.encode(values).tolist()
+  kinds = {type(value) for value in after.values}
+  assert kinds <= {str, int, float, bool}
+
+
+def test_a_file_says_which_id_is_whose(tmp_path):
+  written = vocabularies.save(
+    {'film': Vocabulary('ba', unseen=True), 'shop': Vocabulary([4, 2])},
+    tmp_path,
+  )
+  assert written == tmp_path / 'vocabularies.json'
+  assert json.loads(written.read_text()) == {
+    'film': {'values': ['a', 'b'], 'unseen': 0},
+    'shop': {'values': [2, 4], 'unseen': None},
+  }
+  for place in (tmp_path, written):
+    assert vocabularies.load(place)['shop'].decode([1]) == [4]
+
+
+@pytest.mark.parametrize(
+  'values', [[pd.Timestamp('2001-02-03')], [b'a'], [('a', 1)], [np.inf]]
+)
+def test_values_that_json_cannot_hold_are_refused(tmp_path, values):
+  with pytest.raises(
+    vocabularies.VocabularyError,
+    match="Column 'day': A file takes values that are texts or finite numbers",
+  ):
+    vocabularies.save({'day': Vocabulary(values)}, tmp_path)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  'described',
+  [
+    {'values': ['b', 'a'], 'unseen': None},
+    {'values': ['a', 'a'], 'unseen': None},
+    {'values': [], 'unseen': 0},
+    {'values': ['a'], 'unseen': 1},
+    {'values': ['a', None], 'unseen': 0},
+    {'values': 'ab', 'unseen': 0},
+    {'values': [[1]], 'unseen': 0},
+    ['a', 'b'],
+    None,
+  ],
+)
+def test_damaged_files_are_refused(tmp_path, described):
+  (tmp_path / 'vocabularies.json').write_text(json.dumps({'film': described}))
+  with pytest.raises(
+    vocabularies.VocabularyError,
+    match="vocabularies.json: column 'film': This describes no vocabulary",
+  ):
+    vocabularies.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    (None, 'there is no such file of vocabularies'),
+    (b'{"film": ', 'cannot be read'),
+    (b'\xff', 'cannot be read'),
+    (b'[1]', 'expected vocabularies by columns, found a list'),
+  ],
+)
+def test_files_of_something_else_are_refused(tmp_path, text, message):
+  if text is not None:
+    (tmp_path / 'vocabularies.json').write_bytes(text)
+  with pytest.raises(vocabularies.VocabularyError, match=message):
+    vocabularies.load(tmp_path)
+
+
+def test_what_is_not_for_a_file_is_not_kept_but_said(tmp_path, caplog):
+  days = {'day': Vocabulary([pd.Timestamp('2001-02-03')])}
+  with caplog.at_level(logging.WARNING, 'absl'):
+    vocabularies.keep(days, tmp_path, goes_on=False)
+  assert 'The vocabularies are not kept' in caplog.text
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_run_goes_on_with_the_vocabularies_it_began_with(tmp_path):
+  films = {'film': Vocabulary('ab')}
+  vocabularies.keep(films, tmp_path / 'run', goes_on=False)
+  vocabularies.keep(films, tmp_path / 'run', goes_on=True)
+  with pytest.raises(
+    vocabularies.VocabularyError, match='the run in this folder has other'
+  ):
+    vocabularies.keep(
+      {'film': Vocabulary('xy')}, tmp_path / 'run', goes_on=True
+    )
+  # A new run is free, and one without vocabularies leaves no file.
+  vocabularies.keep({'film': Vocabulary('xy')}, tmp_path / 'run', goes_on=False)
+  vocabularies.keep({}, tmp_path / 'none', goes_on=False)
+  assert not (tmp_path / 'none').exists()
+
+
+@pytest.mark.slow
+def test_a_run_and_an_export_leave_their_vocabularies(tmp_path):
+  films = Vocabulary(_frame()['film'].dropna(), unseen=True)
+
+  def build() -> tf.keras.Model:
+    film = tf.keras.Input([], dtype=tf.int32)
+    vector = layers.Embedding(len(films), 2, name='films')(film)
+    return tf.keras.Model(film, layers.Dense(1, name='likes')(vector))
+
+  model = tff_partial.from_keras(build, local='likes', loss='mse')
+  process = tff_partial.algorithms.build_fed_recon(model, batch_size=2)
+  clients = packing.from_pandas(
+    _frame().dropna(),
+    process.example_spec,
+    client_id='user',
+    inputs='film',
+    labels='stars',
+    encode={'film': films},
+  )
+  result = tff_partial.train(
+    process,
+    clients,
+    rounds=1,
+    clients_per_round=2,
+    output_dir=tmp_path / 'run',
+    tensorboard=False,
+  )
+  assert vocabularies.load(tmp_path / 'run') == {'film': films}
+  exported = tff_partial.export(
+    model,
+    result.best_weights,
+    tmp_path / 'device',
+    ('saved_model',),
+    reconstruction=result,
+    vocabularies=clients.vocabularies,
+  )
+  assert vocabularies.load(exported.folder) == {'film': films}
+  with pytest.raises(vocabularies.VocabularyError, match="Column 'day'"):
+    tff_partial.export(
+      model,
+      result.best_weights,
+      tmp_path / 'other',
+      vocabularies={'day': Vocabulary([pd.Timestamp('2001-02-03')])},
+    )
+  assert not (tmp_path / 'other').exists()

@@ -1,0 +1,637 @@
+"""Clients made of dictionaries, of data frames, and of TFF's data sets."""
+
+import collections
+import inspect
+import logging
+import textwrap
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import small_clients
+import tff_partial
+from tff_partial.data import buckets
+from tff_partial.data import examples
+from tff_partial.data import packing
+from tff_partial.data import populations
+from tff_partial.data import vocabularies
+
+
+def test_clients_are_padded_to_the_largest():
+  population = packing.pack(small_clients.clients(), small_clients.SPEC)
+  assert population.client_ids == tuple(small_clients.COUNTS)
+  assert len(population) == 5
+  assert population.num_examples == 19
+  assert population.num_filtered == 0
+
+  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
+  for value, client, seed in zip(
+    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
+  ):
+    small_clients.check(value, client, seed)
+    assert len(value['examples']['y']) == 8
+
+
+def test_capacities_may_be_given():
+  population = packing.pack(
+    small_clients.clients(), small_clients.SPEC, capacities=[20, 2, 4]
+  )
+  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
+  assert [len(v['examples']['y']) for v in cohort] == [4, 2, 20, 2, 20]
+  for value, client, seed in zip(
+    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
+  ):
+    small_clients.check(value, client, seed)
+
+
+@pytest.mark.parametrize(
+  ('counts', 'capacities'),
+  [
+    ([7], {7}),
+    ([1, 1], {1}),
+    ([100, 99], {100}),
+    ([100, 25, 24, 7, 1], {100, 25, 7}),
+    ([2314] + [20] * 9, {2314, 145}),
+  ],
+)
+def test_where_padding_is_dear_there_are_capacities_of_a_quarter(
+  counts, capacities, monkeypatch
+):
+  effort = buckets._OF_EXAMPLES._replace(wasted_bytes=0)
+  monkeypatch.setattr(buckets, '_OF_EXAMPLES', effort)
+  population = packing.pack(
+    {str(i): small_clients.fields(count) for i, count in enumerate(counts)},
+    small_clients.SPEC,
+  )
+  cohort = population.cohort(
+    population.client_ids, small_clients.seeds(len(counts))
+  )
+  assert {len(value['examples']['y']) for value in cohort} == capacities
+
+
+def test_structures_and_strings_keep_their_form():
+  spec = collections.OrderedDict(
+    x=collections.OrderedDict(
+      words=tf.TensorSpec([2], tf.string),
+      # Not in alphabetical order, which computations must not mind.
+      a=(tf.TensorSpec([], tf.bool), tf.TensorSpec([3], tf.float32)),
+    ),
+    y=tf.TensorSpec([], tf.int64),
+    weight=tf.TensorSpec([2], tf.float32),
+  )
+  fields = {
+    'x': {
+      'a': ([True, False], np.arange(6).reshape(2, 3)),
+      'words': [['aha', 'b'], ['c', 'd']],
+    },
+    'y': [4, 5],
+  }
+  population = packing.pack({'ann': fields}, spec, capacities=[3])
+  (value,) = population.cohort(['ann'], small_clients.seeds(1))
+  held = value['examples']
+  assert list(held['x']) == ['words', 'a']
+  assert held['x']['words'].tolist() == [['aha', 'b'], ['c', 'd'], [b'', b'']]
+  assert held['x']['a'][0].tolist() == [True, False, False]
+  assert held['x']['a'][1].dtype == np.float32
+  assert held['y'].tolist() == [4, 5, 0]
+  # Weights are one for each part of an example.
+  assert held['weight'].tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+def _squares(**fields: Any) -> dict[str, Any]:
+  return {'ann': {'x': [0.0, 0.0], 'y': [3.0, 1.0], **fields}}
+
+
+def test_weights_count_in_the_loss_and_misspelt_ones_are_refused():
+  # As in Keras: (0 * 9 + 1 * 1) / 2. Without weights it is (9 + 1) / 2 = 5.
+  model = tff_partial.from_keras(
+    lambda: tf.keras.Sequential(
+      [tf.keras.layers.Dense(1, kernel_initializer='zeros', input_shape=[1])]
+    ),
+    loss='mse',
+  )
+  process = tff_partial.compose(model, work=[tff_partial.Phase(measured=True)])
+  clients = tff_partial.pack(_squares(weight=[0.0, 1.0]), process.example_spec)
+  result = tff_partial.train(process, clients, rounds=1, clients_per_round=1)
+  assert result.train['loss'] == 0.5
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"^Client 'ann': unknown field 'weights'; did you mean 'weight'\? "
+    r"What is read is \['x', 'y', 'weight'\]. Leave others out.$",
+  ):
+    tff_partial.pack(_squares(weights=[0.0, 1.0]), process.example_spec)
+
+
+def test_names_that_are_not_read_are_refused():
+  spec = collections.OrderedDict(
+    x=collections.OrderedDict(item=tf.TensorSpec([], tf.int32)),
+    y=tf.TensorSpec([], tf.float32),
+    weight=examples.WEIGHT_SPEC,
+  )
+  fields = {'x': {'item': [1], 'itme': [2]}, 'y': [0.0]}
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"'ann', x: unknown key 'itme'; did you mean 'item'\?",
+  ):
+    packing.pack({'ann': fields}, spec)
+  del fields['x']['itme']
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"num_rows: unknown client 'anne'; did you mean 'ann'\?",
+  ):
+    packing.pack({'ann': fields}, spec, num_rows={'anne': {}})
+  frame = pd.DataFrame({'user': ['ann'], 'item': [1], 'rating': [0.0]})
+  columns = {'client_id': 'user', 'labels': 'rating'}
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"unknown input 'itme'; did you mean 'item'\? The model reads "
+    r"\['item'\].$",
+  ):
+    packing.from_pandas(
+      frame, spec, inputs={'item': 'item', 'itme': 'item'}, **columns
+    )
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"The data frame: unknown field 'wieght'; did you mean 'weight'\?",
+  ):
+    packing.from_pandas(
+      frame,
+      spec,
+      inputs={'item': 'item'},
+      fields={'wieght': 'rating'},
+      **columns,
+    )
+
+
+def test_an_empty_client_is_refused():
+  with pytest.raises(
+    examples.EmptyClientError,
+    match="Client 'nobody' has no examples. Leave it out, or pass "
+    '`min_examples`',
+  ):
+    packing.pack(
+      {**small_clients.clients(), 'nobody': small_clients.fields(0)},
+      small_clients.SPEC,
+    )
+
+
+def test_a_client_that_no_bucket_holds_is_refused():
+  with pytest.raises(
+    examples.ClientDataError,
+    match="Client 'cid' has 8 examples but the largest bucket holds 7. Add a "
+    'larger one to `capacities`',
+  ):
+    packing.pack(small_clients.clients(), small_clients.SPEC, capacities=[2, 7])
+
+
+# ---- small clients -----------------------------------------------------------
+
+
+def test_small_clients_are_filtered_and_counted(caplog):
+  clients = {**small_clients.clients(), 'nobody': small_clients.fields(0)}
+  with caplog.at_level(logging.INFO, 'absl'):
+    population = packing.pack(clients, small_clients.SPEC, min_examples=3)
+  assert population.client_ids == ('ann', 'cid', 'eve')
+  assert population.num_filtered == 3
+  assert population.num_examples == 16
+  assert (
+    'Left out 3 of 6 clients, which have fewer than 3 examples.' in caplog.text
+  )
+
+
+def test_nothing_is_logged_where_nobody_is_filtered(caplog):
+  caplog.set_level(logging.INFO, 'absl')
+  packing.pack(small_clients.clients(), small_clients.SPEC, min_examples=1)
+  assert not caplog.text
+
+
+@pytest.mark.parametrize(
+  'clients', [small_clients.clients(), {}], ids=['small', 'none']
+)
+def test_no_eligible_client_is_refused(clients):
+  with pytest.raises(
+    examples.NoEligibleClientError,
+    match=f'None of {len(clients)} clients has the 9 examples that it takes. '
+    'Lower `min_examples` or give more data',
+  ):
+    packing.pack(clients, small_clients.SPEC, min_examples=9)
+
+
+# ---- data frames -------------------------------------------------------------
+
+
+def _frame() -> pd.DataFrame:
+  """The examples of all clients, one client's not next to one another."""
+  rows = [
+    (client, x, y, time, place)
+    for client, fields in small_clients.clients().items()
+    for place, (x, y, time) in enumerate(
+      zip(fields['x'], fields['y'], fields['time'], strict=True)
+    )
+  ]
+  rows.sort(key=lambda row: row[-1])
+  return pd.DataFrame(
+    [row[:-1] for row in rows], columns=['user', 'item', 'rating', 'when']
+  )
+
+
+def _from_frame(frame: pd.DataFrame, **options) -> populations.Population:
+  return packing.from_pandas(
+    frame,
+    small_clients.SPEC,
+    **{
+      'client_id': 'user',
+      'inputs': 'item',
+      'labels': 'rating',
+      'fields': {'time': 'when'},
+      **options,
+    },
+  )
+
+
+def test_rows_of_a_frame_go_to_their_clients_in_order():
+  population = _from_frame(_frame())
+  assert population.client_ids == tuple(sorted(small_clients.COUNTS))
+  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
+  for value, client, seed in zip(
+    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
+  ):
+    small_clients.check(value, client, seed)
+
+
+def test_a_frame_may_hold_several_inputs_vectors_and_weights():
+  spec = collections.OrderedDict(
+    x=collections.OrderedDict(
+      item=tf.TensorSpec([], tf.int32), user=tf.TensorSpec([2], tf.float32)
+    ),
+    y=tf.TensorSpec([], tf.float32),
+    weight=examples.WEIGHT_SPEC,
+  )
+  frame = pd.DataFrame(
+    {
+      'who': [7, 3, 7],
+      'item': [1, 2, 3],
+      'traits': [[0.5, 1.0], [2.0, 2.5], [3.0, 3.5]],
+      'rating': [4, 5, 3],
+      'trust': [0.5, 1.0, 0.25],
+    }
+  )
+  population = packing.from_pandas(
+    frame,
+    spec,
+    client_id='who',
+    inputs={'item': 'item', 'user': 'traits'},
+    labels='rating',
+    weight='trust',
+  )
+  assert population.client_ids == ('3', '7')
+  (value,) = population.cohort(['7'], small_clients.seeds(1))
+  held = value['examples']
+  np.testing.assert_array_equal(held['x']['item'], [1, 3])
+  np.testing.assert_array_equal(held['x']['user'], [[0.5, 1.0], [3.0, 3.5]])
+  np.testing.assert_array_equal(held['weight'], [0.5, 0.25])
+
+
+def test_small_clients_of_a_frame_are_filtered_and_counted(caplog):
+  with caplog.at_level(logging.INFO, 'absl'):
+    population = _from_frame(_frame(), min_examples=3)
+  assert population.client_ids == ('ann', 'cid', 'eve')
+  assert population.num_filtered == 2
+  assert 'Left out 2 of 5 clients' in caplog.text
+  (value,) = population.cohort(['eve'], small_clients.seeds(1))
+  small_clients.check(value, 'eve', small_clients.seeds(1)[0])
+
+
+def test_a_time_that_is_not_finite_is_refused():
+  frame = _frame()
+  times = np.arange(len(frame), dtype=float)
+  times[3] = np.inf
+  label, user = frame.index[3], frame['user'].iloc[3]
+  with pytest.raises(
+    examples.ClientDataError,
+    match=rf"'never': row {label!r} \(client '{user}'\) has the time inf",
+  ):
+    _from_frame(frame.assign(never=times), time='never')
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      {'inputs': 'movie', 'weight': 'trust'},
+      r"has no columns \['movie', 'trust'\]; it has "
+      r"\['user', 'item', 'rating', 'when', 'when_as_date'\]",
+    ),
+    ({'client_id': 'who'}, r"no columns \['who'\]"),
+    (
+      {'inputs': {'a': 'item', 'b': 'movie'}},
+      "the model reads one input. Name the column of each: `inputs='column'`",
+    ),
+    (
+      {'fields': {}},
+      "a field 'time', for which no column is named. Say which: "
+      "`fields={'time': column}`",
+    ),
+    (
+      {'inputs': 'rating'},
+      "Column 'rating': expected int32, found float64, whose fractions",
+    ),
+    (
+      {'labels': 'user'},
+      r"Column 'user' holds strings such as 'ann', where float32 is read. "
+      r"Number them with `encode=\['user'\]`; if they are numbers",
+    ),
+    ({'labels': 'when_as_date'}, 'holds dates or times, where float32 is read'),
+    (
+      {'time': 'user'},
+      r"Column 'user' holds str such as 'ann', whose order need not be that of "
+      r"time. .* `pd.to_datetime\(frame\['user'\]\)`",
+    ),
+    (
+      {'encode': ['user']},
+      r"encode=\['user'\]: \['user'\] are no columns of inputs, labels",
+    ),
+    (
+      {'encode': {'item': ['a']}},
+      "encode={'item': ...}: expected a Vocabulary, found a list",
+    ),
+    (
+      {'encode': {'item': vocabularies.Vocabulary([100, 200])}},
+      r"Column 'item': row 0 \(client 'ann'\) holds 0, which is not in the "
+      'vocabulary of 2 ids, like 16 more. .*unseen=True',
+    ),
+  ],
+)
+def test_columns_that_do_not_fit_are_refused(options, message):
+  frame = _frame().assign(when_as_date=pd.Timestamp('2001-02-03'))
+  with pytest.raises(examples.ClientDataError, match=message):
+    _from_frame(frame, **options)
+
+
+def test_a_row_without_a_value_or_a_client_is_refused():
+  frame = _frame()
+  frame.loc[4, 'rating'] = np.nan
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"Column 'rating' lacks 1 of 19 values, the first in row 4. Drop "
+    "these rows, `missing='drop'`, or fill them",
+  ):
+    _from_frame(frame)
+  frame = _frame()
+  frame.loc[[6, 9], 'user'] = None
+  with pytest.raises(
+    examples.ClientDataError, match="Column 'user' lacks 2 .* in row 6"
+  ):
+    _from_frame(frame)
+  frame = _frame().set_index('when', drop=False)
+  frame['rating'] = frame['rating'].replace(1.0, np.inf)
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"Column 'rating': row 3 \(client 'cid'\) is inf, which is not",
+  ):
+    _from_frame(frame)
+
+
+@pytest.mark.parametrize(
+  ('frame', 'count'), [(_frame(), 5), (_frame()[:0], 0)], ids=['small', 'empty']
+)
+def test_a_frame_without_eligible_client_is_refused(frame, count):
+  with pytest.raises(
+    examples.NoEligibleClientError, match=f'None of {count} clients has the 9'
+  ):
+    _from_frame(frame, min_examples=9)
+
+
+def _held(population: populations.Population, client: str) -> dict:
+  """The real examples of one client."""
+  (value,) = population.cohort([client], small_clients.seeds(1))
+  count = value['count']
+  return tf.nest.map_structure(lambda array: array[:count], value['examples'])
+
+
+_NAMED = collections.OrderedDict(
+  x=tf.TensorSpec([], tf.int32),
+  y=tf.TensorSpec([], tf.float32),
+  weight=examples.WEIGHT_SPEC,
+)
+_FILMS = pd.DataFrame(
+  {
+    'user': ['u', 'v', 'u', 'v', 'u'],
+    'film': ['Heat', 'Alien', 'Alien', 'Zorro', 'Heat'],
+    'stars': [1, 2, 3, 4, 5],
+    'day': pd.to_datetime(
+      ['2005-01-01', '2004-01-01', '2001-01-01', '1999-01-01', '2003-01-01']
+    ),
+  }
+)
+
+
+def _films(frame: pd.DataFrame = _FILMS, **options) -> populations.Population:
+  return packing.from_pandas(
+    frame,
+    _NAMED,
+    **{
+      'client_id': 'user',
+      'inputs': 'film',
+      'labels': 'stars',
+      'encode': ['film'],
+      **options,
+    },
+  )
+
+
+def test_strings_are_encoded_by_a_vocabulary_that_is_kept():
+  population = _films()
+  films = population.vocabularies['film']
+  assert films.values == ('Alien', 'Heat', 'Zorro')
+  assert _held(population, 'u')['x'].tolist() == [1, 0, 1]
+  assert _held(population, 'v')['x'].tolist() == [0, 2]
+  # Another frame is encoded alike, whatever it holds.
+  later = _films(_FILMS[3:], encode=population.vocabularies)
+  assert later.vocabularies == population.vocabularies
+  assert _held(later, 'v')['x'].tolist() == [2]
+
+
+def test_unseen_values_have_an_id_if_the_vocabulary_says_so():
+  known = vocabularies.Vocabulary(_FILMS['film'][:2], unseen=True)
+  population = _films(encode={'film': known})
+  assert _held(population, 'v')['x'].tolist() == [1, 0]
+  assert len(known) == 3
+
+
+@pytest.mark.parametrize('kind', [pd.Timestamp, str, 'utc', int])
+def test_examples_are_sorted_by_time(kind):
+  days = _FILMS['day']
+  if kind == 'utc':
+    days = days.dt.tz_localize('Asia/Tokyo')
+  elif kind is int:
+    days = days.dt.year
+  population = _films(
+    _FILMS.assign(day=days), **({} if kind is str else {'time': 'day'})
+  )
+  stars = _held(population, 'u')['y'].tolist()
+  assert stars == ([1, 3, 5] if kind is str else [3, 5, 1])
+
+
+def test_times_are_the_field_of_a_split_too():
+  spec = collections.OrderedDict(_NAMED, time=tf.TensorSpec([], tf.int64))
+  population = packing.from_pandas(
+    _FILMS,
+    spec,
+    client_id='user',
+    inputs='film',
+    labels='stars',
+    encode='film',
+    time='day',
+  )
+  held = _held(population, 'v')['time']
+  assert held.tolist() == [915148800 * 10**9, 1072915200 * 10**9]
+
+
+@pytest.mark.parametrize(
+  'dtype', ['Int64', 'category', 'object', 'int8', 'Float32', 'bool', 'boolean']
+)
+def test_types_of_pandas_are_read(dtype):
+  frame = _FILMS.assign(stars=(_FILMS['stars'] > 2).astype(int).astype(dtype))
+  assert _held(_films(frame), 'u')['y'].tolist() == [0.0, 1.0, 1.0]
+
+
+def test_the_example_in_the_docstring_runs():
+  _, _, rest = inspect.getdoc(packing.from_pandas).partition(':\n\n')
+  code, _, _ = rest.partition('\nArgs:')
+  names = {'pd': pd, 'tf': tf, 'tff_partial': tff_partial}
+  exec(textwrap.dedent(code), names)
+  assert _held(names['clients'], 'ann')['x'].tolist() == [0, 1]
+  assert names['clients'].vocabularies['item'].decode([0]) == ['Alien']
+
+
+@pytest.mark.parametrize('dtype', ['string', 'category', 'object'])
+def test_columns_of_strings_may_be_encoded(dtype):
+  frame = _FILMS.astype({'film': dtype, 'user': dtype})
+  population = _films(frame)
+  assert population.client_ids == ('u', 'v')
+  assert _held(population, 'u')['x'].tolist() == [1, 0, 1]
+  with pytest.raises(
+    examples.ClientDataError, match="Column 'film' holds strings such as 'Heat'"
+  ):
+    _films(frame, encode=())
+
+
+@pytest.mark.parametrize(
+  ('frame', 'message'),
+  [
+    ({'user': [1]}, 'Expected a pandas data frame, found a dict'),
+    (
+      pd.concat([_FILMS, _FILMS[['film']]], axis=1),
+      "The data frame has 2 columns 'film'. Rename all but one",
+    ),
+    (
+      _FILMS.assign(user=[1, '1', 2, 3, 4]),
+      "Column 'user' holds ids that read alike, such as 1 and '1'",
+    ),
+    (
+      _FILMS.assign(stars=[[1, 2], [1, 2], [3], [4, 5], [6, 7]]),
+      r"Column 'stars': row 2 \(client 'u'\) holds an array of shape \(1,\), "
+      r'other rows one of \(2,\). Pad or cut',
+    ),
+    (
+      _FILMS.assign(stars=pd.array([1, 2, None, 4, None], 'Int64')),
+      "Column 'stars' lacks 2 of 5 values, the first in row 2",
+    ),
+    (
+      _FILMS.assign(film=['Heat', None, 'Heat', 'Alien', 'Alien']),
+      "Column 'film' lacks 1 of 5 values, the first in row 1",
+    ),
+  ],
+)
+def test_frames_that_cannot_be_read_are_refused(frame, message):
+  with pytest.raises(examples.ClientDataError, match=message):
+    _films(frame)
+
+
+# ---- TFF's data sets ---------------------------------------------------------
+
+
+def _client_data(**form) -> tff.simulation.datasets.TestClientData:
+  return tff.simulation.datasets.TestClientData(
+    {
+      client: collections.OrderedDict(
+        (form.get(name, name), array) for name, array in fields.items()
+      )
+      for client, fields in small_clients.clients().items()
+    }
+  )
+
+
+def test_clients_of_tff_are_read_into_memory():
+  population = packing.from_tff(_client_data(), small_clients.SPEC)
+  assert population.client_ids == tuple(sorted(small_clients.COUNTS))
+  cohort = population.cohort(list(small_clients.COUNTS), small_clients.seeds(5))
+  for value, client, seed in zip(
+    cohort, small_clients.COUNTS, small_clients.seeds(5), strict=True
+  ):
+    small_clients.check(value, client, seed)
+
+
+def test_examples_of_tff_may_need_another_form(caplog):
+  def to_fields(example):
+    return {'x': example['item'], 'y': example['y'], 'time': example['time']}
+
+  with caplog.at_level(logging.INFO, 'absl'):
+    population = packing.from_tff(
+      _client_data(x='item'),
+      small_clients.SPEC,
+      to_fields=to_fields,
+      client_ids=['cid', 'bob', 'eve'],
+      min_examples=2,
+      capacities=[9],
+    )
+  assert population.client_ids == ('cid', 'eve')
+  assert 'Left out 1 of 3 clients' in caplog.text
+  cohort = population.cohort(['eve', 'cid'], small_clients.seeds(2))
+  for value, client, seed in zip(
+    cohort, ('eve', 'cid'), small_clients.seeds(2), strict=True
+  ):
+    assert len(value['examples']['y']) == 9
+    small_clients.check(value, client, seed)
+
+
+class _Pairs:
+  """A data set of pairs, of which one client has none."""
+
+  client_ids = ['one', 'none']
+
+  def create_tf_dataset_for_client(self, client: str) -> tf.data.Dataset:
+    count = 3 if client == 'one' else 0
+    pairs = tf.data.Dataset.from_tensor_slices(
+      (np.arange(3, dtype=np.int32), np.ones([3, 2], np.float32))
+    )
+    return pairs.take(count)
+
+
+def test_pairs_of_tff_are_inputs_and_labels(caplog):
+  spec = collections.OrderedDict(
+    x=tf.TensorSpec([], tf.int32),
+    y=tf.TensorSpec([2], tf.float32),
+    weight=examples.WEIGHT_SPEC,
+  )
+  with pytest.raises(examples.EmptyClientError, match="'none' has no examples"):
+    packing.from_tff(_Pairs(), spec)
+  population = packing.from_tff(_Pairs(), spec, min_examples=1)
+  assert population.client_ids == ('one',)
+  (value,) = population.cohort(['one'], small_clients.seeds(1))
+  assert value['examples']['x'].tolist() == [0, 1, 2]
+  assert value['examples']['y'].tolist() == [[1, 1]] * 3
+
+
+def test_examples_of_tff_that_do_not_fit_are_refused():
+  with pytest.raises(
+    examples.ClientDataError,
+    match=r"'ann' lacks .*\['x'\].*: an example has \['item', 'y', 'time'\]. "
+    r"Say .*\{'x': example\['item'\], 'y': example\['y'\]\}`",
+  ):
+    packing.from_tff(_client_data(x='item'), small_clients.SPEC)

@@ -1,0 +1,89 @@
+"""Arrays that TensorFlow uses where they lie."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import small_clients
+import tff_partial
+from tff_partial.data import resident_arrays
+from tff_partial.runtimes.values import client_inputs
+
+
+def _is_shared(tensor: tf.Tensor, array: np.ndarray) -> bool:
+  """Whether a change of an array is one of the tensor, too."""
+  before = array.copy()
+  array[...] = before + 1
+  changed = not np.array_equal(tensor[: len(array)], before)
+  array[...] = before
+  return changed
+
+
+def test_few_numbers_of_rows_occur():
+  assert [resident_arrays.rounded(n) for n in (0, 1, 3, 1000, 1024)] == [
+    *(1, 1, 4, 1024, 1024)
+  ]
+  assert [resident_arrays.rounded(n) for n in (1025, 5000, 9000)] == [
+    *(1152, 5120, 9216)
+  ]
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.float32, np.int64, np.float16])
+@pytest.mark.parametrize('shape', [(3,), (5, 2, 3), (1100, 7)])
+def test_a_tensor_shares_the_memory_of_its_array(dtype, shape):
+  array = resident_arrays.zeros(shape, dtype)
+  assert array.shape == shape
+  assert not array.any()
+  array[...] = np.arange(array.size).reshape(shape) % 100
+  tensor = client_inputs.DeviceArrays().tensor(array)
+  assert tensor.shape == (resident_arrays.rounded(len(array)), *shape[1:])
+  np.testing.assert_array_equal(tensor[: len(array)], array)
+  assert _is_shared(tensor, array)
+
+
+@pytest.mark.parametrize(
+  'array',
+  [
+    np.arange(6.0),
+    resident_arrays.zeros((6, 2), np.float32)[1:],
+    resident_arrays.zeros((6, 2), np.float32)[:, :1],
+    resident_arrays.zeros((6, 0), np.float32),
+    np.zeros([100], np.uint8)[1:7],
+  ],
+  ids=['of NumPy', 'not its start', 'not all of it', 'empty', 'of bytes'],
+)
+def test_other_arrays_are_copied(array):
+  array = array if array.size == 0 else array + np.arange(1, dtype=array.dtype)
+  tensor = client_inputs.DeviceArrays().tensor(array)
+  assert len(tensor) >= len(array)
+  np.testing.assert_array_equal(tensor[: len(array)], array)
+  assert not _is_shared(tensor, array)
+
+
+@pytest.mark.parametrize('dtype', [np.bool_, object])
+def test_what_cannot_be_shared_is_copied(dtype):
+  array = resident_arrays.zeros((3, 2), dtype)
+  array[1] = dtype(True) if dtype is np.bool_ else b'text'
+  tensor = client_inputs.DeviceArrays().tensor(array)
+  np.testing.assert_array_equal(tensor[:3], array)
+
+
+def test_memory_is_given_back_with_its_array():
+  arrays = client_inputs.DeviceArrays()
+  array = resident_arrays.zeros((100, 3), np.float32)
+  memory = weakref.ref(array.base)
+  arrays.tensor(array)
+  del array
+  gc.collect()
+  assert memory() is None
+
+
+def test_a_population_is_in_memory_once():
+  clients = tff_partial.pack(small_clients.clients(), small_clients.SPEC)
+  arrays = client_inputs.DeviceArrays()
+  (group,) = clients.cohort(clients.client_ids, small_clients.seeds(5)).groups
+  for array in tf.nest.flatten(group.resident['examples']):
+    assert _is_shared(arrays.tensor(array), array)

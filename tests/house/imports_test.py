@@ -1,0 +1,443 @@
+"""Who may import whom: the three floors, and TFF's public names only."""
+
+import ast
+import collections
+from collections.abc import Callable, Collection, Iterator
+import functools
+import importlib.metadata
+import pathlib
+import re
+import sys
+import textwrap
+from typing import NamedTuple
+
+from packaging import requirements
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# A module of a floor may import those of its own floor and of the floors below.
+# A name that ends in `.*` places all modules of a folder, with its `__init__`.
+FLOORS = {
+  'ground': (
+    '_environment.*',
+    'arguments.*',
+    'client.client_batches',
+    'client.client_steps',
+    'client.descent',
+    'client.local_training',
+    'client.optimizer_slots',
+    'clustering.*',
+    'contexts',
+    'data.*',
+    'errors',
+    'groups',
+    'layers',
+    'model.*',
+    'phases',
+    'random_bits',
+    'sparse.*',
+    'templates.server_optimizers',
+    'terms',
+    'tiers',
+  ),
+  'first': (
+    'aggregators',
+    'assignments',
+    'client.client_work',
+    'client_state',
+    'composition',
+    'dp.*',
+    'drafts.*',
+    'evaluation',
+    'exchange.*',
+    'learning_process',
+    'processes',
+    'runtimes.*',
+    'smallest',
+    'statistics',
+    'templates.assigned_training',
+    'templates.partial_training',
+  ),
+  'top': (
+    '__init__',
+    'algorithms.*',
+    'analysis.*',
+    'checks.*',
+    'exporting.*',
+    'training.*',
+  ),
+}
+HEIGHTS = {floor: height for height, floor in enumerate(FLOORS)}
+
+# The ground floor runs eagerly on TensorFlow. Of TFF it takes these only.
+TFF_ON_THE_GROUND = (
+  'tff.learning.metrics',
+  'tff.learning.models',
+  'tff.learning.optimizers',
+  'tff.simulation.datasets',
+)
+
+
+class Import(NamedTuple):
+  """One imported module, and where."""
+
+  line: int
+  module: str
+  # Whether it is imported together with the module it stands in, so not by a
+  # function when that is called.
+  at_load: bool
+
+
+def find_modules(*packages: str) -> dict[str, pathlib.Path]:
+  """The modules of the packages that exist, by their dotted names."""
+  modules = {}
+  for package in packages:
+    for path in sorted((ROOT / package).rglob('*.py')):
+      parts = path.relative_to(ROOT).with_suffix('').parts
+      if parts[-1] == '__init__':
+        parts = parts[:-1]
+      modules['.'.join(parts)] = path
+  return modules
+
+
+LIBRARY = find_modules('tff_partial')
+MODULES = find_modules('tff_partial', 'baselines', 'tasks', 'tests')
+
+
+@functools.cache
+def read(path: pathlib.Path) -> ast.Module:
+  return ast.parse(path.read_text(encoding='utf-8'), filename=str(path))
+
+
+def imports_of(tree: ast.Module, modules: Collection[str]) -> set[Import]:
+  """What a module imports, anywhere in it.
+
+  `from package import name` imports `package.name` if that is one of `modules`,
+  and `package` otherwise.
+  """
+  found = set()
+
+  def visit(node: ast.AST, at_load: bool) -> None:
+    if isinstance(node, ast.Import):
+      for alias in node.names:
+        found.add(Import(node.lineno, alias.name, at_load))
+    elif isinstance(node, ast.ImportFrom):
+      for alias in node.names:
+        name = f'{node.module}.{alias.name}'
+        name = name if name in modules else str(node.module)
+        found.add(Import(node.lineno, name, at_load))
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+      at_load = False
+    elif isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.dump(node.test):
+      at_load = False
+    for child in ast.iter_child_nodes(node):
+      visit(child, at_load)
+
+  visit(tree, at_load=True)
+  return found
+
+
+def dotted_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+  """All chains of attributes that start at a name, each in full, with lines."""
+  inner = {
+    id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+  }
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Attribute) and id(node) not in inner:
+      parts, start = [], node
+      while isinstance(start, ast.Attribute):
+        parts.append(start.attr)
+        start = start.value
+      if isinstance(start, ast.Name):
+        yield node.lineno, '.'.join([start.id, *reversed(parts)])
+
+
+def floor_of(module: str) -> str | None:
+  """The floor of a module of the library, or None if it has no place."""
+  name = module.removeprefix('tff_partial').removeprefix('.') or '__init__'
+  folder = name.split('.')[0]
+  for floor, places in FLOORS.items():
+    if name in places or f'{folder}.*' in places:
+      return floor
+  # The `__init__` of a folder whose modules are on two floors: it is a title.
+  if any(
+    place.startswith(f'{name}.')
+    for places in FLOORS.values()
+    for place in places
+  ):
+    return 'ground'
+  return None
+
+
+def is_below(module: str, package: str) -> bool:
+  return module == package or module.startswith(f'{package}.')
+
+
+def complain(offences: list[str]) -> None:
+  assert not offences, '\n'.join(['', *offences])
+
+
+def test_every_module_has_a_floor():
+  complain(
+    [
+      f'{module} has no floor: place it in FLOORS of {__file__}.'
+      for module in LIBRARY
+      if floor_of(module) is None
+    ]
+  )
+
+
+def test_imports_go_downward():
+  offences = []
+  for module, path in LIBRARY.items():
+    floor = floor_of(module)
+    for line, imported, _ in imports_of(read(path), LIBRARY):
+      if not is_below(imported, 'tff_partial'):
+        continue
+      below = floor_of(imported)
+      if floor and below and HEIGHTS[below] > HEIGHTS[floor]:
+        offences.append(
+          f'{path}:{line}: {module} ({floor} floor) imports {imported} '
+          f'({below} floor): imports go downward only.'
+        )
+  complain(offences)
+
+
+def test_library_imports_its_modules_and_not_its_face():
+  complain(
+    [
+      f'{path}:{line}: import the module that is meant, not tff_partial, whose '
+      '__init__ imports every module.'
+      for path in LIBRARY.values()
+      for line, imported, _ in imports_of(read(path), LIBRARY)
+      if imported == 'tff_partial'
+    ]
+  )
+
+
+def test_library_imports_nothing_beside_it():
+  complain(
+    [
+      f'{path}:{line}: tff_partial knows nothing of {imported}.'
+      for path in LIBRARY.values()
+      for line, imported, _ in imports_of(read(path), MODULES)
+      if imported.split('.')[0] in ('baselines', 'tasks', 'tests')
+    ]
+  )
+
+
+def test_algorithms_import_no_other_algorithm():
+  folders = ('tff_partial.algorithms', 'baselines')
+  complain(
+    [
+      f'{path}:{line}: {module} imports {imported}: algorithms share parts, '
+      'not one another.'
+      for module, path in MODULES.items()
+      if module.startswith(tuple(f'{folder}.' for folder in folders))
+      for line, imported, _ in imports_of(read(path), MODULES)
+      if any(is_below(imported, folder) for folder in folders)
+      and imported != 'baselines.memories'  # A part, of two of them.
+    ]
+  )
+
+
+def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+  """The sets of nodes that reach each other."""
+
+  def reached(start: str) -> set[str]:
+    found, pending = set(), [start]
+    while pending:
+      for node in arrows.get(pending.pop(), set()) - found:
+        found.add(node)
+        pending.append(node)
+    return found
+
+  below = {node: reached(node) for node in arrows}
+  found = {
+    frozenset(other for other in below[node] if node in below.get(other, ()))
+    for node in arrows
+    if node in below[node]
+  }
+  return [set(circle) for circle in found]
+
+
+@functools.cache
+def room_of(module: str) -> str:
+  """The folder of a module; a module next to folders is a room of its own."""
+  folder = MODULES[module].parent
+  has_rooms = any(path.parent.parent == folder for path in MODULES.values())
+  return module if has_rooms else str(folder.relative_to(ROOT))
+
+
+def arrows_of(
+  name: Callable[[str], str], *packages: str
+) -> dict[str, set[str]]:
+  """Which modules, or rooms, import which others, lazy imports included."""
+  arrows = collections.defaultdict(set)
+  for module in find_modules(*packages):
+    if MODULES[module].name == '__init__.py':
+      continue
+    for _, imported, _ in imports_of(read(MODULES[module]), MODULES):
+      if imported in MODULES and MODULES[imported].name != '__init__.py':
+        arrows[name(module)].add(name(imported))
+  return arrows
+
+
+PRODUCT = ('baselines', 'tasks', 'tff_partial')
+
+
+def test_no_circle_of_modules():
+  assert not circles(arrows_of(str, *PRODUCT))
+
+
+def test_no_circle_of_rooms():
+  arrows = arrows_of(room_of, *PRODUCT)
+  assert not circles({room: below - {room} for room, below in arrows.items()})
+
+
+def test_circles_are_found():
+  assert circles({'a': {'b'}, 'b': {'c'}, 'c': {'b'}}) == [{'b', 'c'}]
+  assert not circles({'a': {'b', 'c'}, 'b': {'c'}, 'c': set()})
+
+
+def test_ground_floor_takes_little_of_tff():
+  offences = []
+  for module, path in LIBRARY.items():
+    if floor_of(module) != 'ground':
+      continue
+    for line, name in dotted_names(read(path)):
+      if name.startswith('tff.') and not any(
+        is_below(name, allowed) for allowed in TFF_ON_THE_GROUND
+      ):
+        offences.append(
+          f'{path}:{line}: {name} is above the ground floor, which takes '
+          f'{", ".join(TFF_ON_THE_GROUND)} of TFF and no more.'
+        )
+  complain(offences)
+
+
+def private_tff(tree: ast.Module) -> Iterator[tuple[int, str]]:
+  """Uses of TFF's private package, with their lines."""
+  private = 'tensorflow_federated.python'
+  for line, imported, _ in imports_of(tree, [private]):
+    if is_below(imported, private):
+      yield line, imported
+  for line, name in dotted_names(tree):
+    if re.match(r'(tff|tensorflow_federated)\.python\b', name):
+      yield line, name
+
+
+@pytest.mark.slow
+def test_only_public_names_of_tff_are_used():
+  complain(
+    [
+      f'{path}:{line}: {name} is private to TFF.'
+      for path in MODULES.values()
+      for line, name in private_tff(read(path))
+    ]
+  )
+
+
+def brought_by(distribution: str) -> set[str]:
+  """The distribution and all that it requires, as normalised names."""
+  found, pending = set(), [distribution]
+  while pending:
+    name = re.sub(r'[-_.]+', '-', pending.pop()).lower()
+    if name in found:
+      continue
+    found.add(name)
+    try:
+      needs = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+      continue  # For another platform.
+    for need in map(requirements.Requirement, needs):
+      if need.marker is None or need.marker.evaluate({'extra': ''}):
+        pending.append(need.name)
+  return found
+
+
+@pytest.mark.slow
+def test_wheel_needs_nothing_but_tff():
+  # The wheel lists no requirements: what its modules import while they are
+  # loaded has to come with TFF. The others are for functions to import. Only
+  # the analysis may ask for more, and nothing loads that unasked.
+  with_tff = brought_by('tensorflow-federated')
+  owners = importlib.metadata.packages_distributions()
+  offences = []
+  for module, path in LIBRARY.items():
+    if is_below(module, 'tff_partial.analysis'):
+      continue
+    for line, imported, at_load in imports_of(read(path), LIBRARY):
+      top = imported.split('.')[0]
+      if not at_load or top in sys.stdlib_module_names:
+        continue
+      if is_below(imported, 'tff_partial.analysis'):
+        offences.append(f'{path}:{line}: loads {imported} unasked.')
+      owned_by = {
+        re.sub(r'[-_.]+', '-', owner).lower() for owner in owners.get(top, ())
+      }
+      if top != 'tff_partial' and not owned_by & with_tff:
+        offences.append(
+          f'{path}:{line}: {imported} does not come with TFF: import it in the '
+          'function that uses it.'
+        )
+  complain(offences)
+
+
+def parse(code: str) -> ast.Module:
+  return ast.parse(textwrap.dedent(code))
+
+
+def test_imports_are_found_wherever_they_are():
+  tree = parse("""
+      from typing import TYPE_CHECKING
+      from tff_partial import groups, train
+      if TYPE_CHECKING:
+        import tff_partial.phases
+      def load():
+        from tff_partial.algorithms import fed_recon
+  """)
+  modules = {
+    'tff_partial.groups': ROOT,
+    'tff_partial.algorithms.fed_recon': ROOT,
+  }
+  assert imports_of(tree, modules) == {
+    Import(2, 'typing', True),
+    Import(3, 'tff_partial.groups', True),
+    Import(3, 'tff_partial', True),
+    Import(5, 'tff_partial.phases', False),
+    Import(7, 'tff_partial.algorithms.fed_recon', False),
+  }
+
+
+@pytest.mark.parametrize(
+  'code',
+  [
+    'import tensorflow_federated.python.learning',
+    'from tensorflow_federated import python',
+    'from tensorflow_federated.python import learning',
+    'from tensorflow_federated.python.core.impl import types as t',
+    'import tensorflow_federated as tff\ntff.python.core',
+  ],
+)
+def test_private_names_of_tff_are_found(code):
+  assert list(private_tff(parse(code)))
+
+
+def test_public_names_of_tff_are_left_alone():
+  assert not list(
+    private_tff(
+      parse('import tensorflow_federated as tff\ntff.learning.python_')
+    )
+  )
+
+
+def test_floors_of_modules():
+  assert floor_of('tff_partial') == 'top'
+  assert floor_of('tff_partial.tiers') == 'ground'
+  assert floor_of('tff_partial.data.splits') == 'ground'
+  assert floor_of('tff_partial.runtimes') == 'first'
+  assert floor_of('tff_partial.runtimes.native_runtime.native') == 'first'
+  assert floor_of('tff_partial.algorithms.fed_recon') == 'top'
+  assert floor_of('tff_partial.nowhere') is None

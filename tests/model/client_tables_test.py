@@ -1,0 +1,956 @@
+"""Tables that have as many rows as a client's own examples name.
+
+Families rate items: each numbers its own users and its own items from 0, and
+has a row of two tables for each of them. What joins a user's row with an item's
+is learned together.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import pathlib
+import sqlite3
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import small_runs
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import checks
+from tff_partial import processes
+from tff_partial import runtimes
+from tff_partial import statistics
+from tff_partial import tiers
+from tff_partial.client import client_work
+from tff_partial.client import descent
+from tff_partial.data import client_readers
+from tff_partial.data import examples
+from tff_partial.data import populations
+from tff_partial.model import models
+from tff_partial.model import selectors
+from tff_partial.runtimes.values import typed_values
+from tff_partial.training import checkpoints
+from tff_partial.training.client_store import client_store
+from tff_partial.training.participation import sampling
+
+# The builder names 4 rows; a family has as many as it needs.
+_BUILT_ROWS, _WIDTH = 4, 3
+_INPUTS, _TABLES = ['user', 'item'], ['users', 'items']
+_USERS, _ITEMS = 'users/embeddings', 'items/embeddings'
+_ADAM = tff.learning.optimizers.build_adam(0.05)
+
+# Family to its users, its items and its ratings.
+_SIZES = {'ann': (2, 4, 9), 'bob': (3, 9, 30), 'cid': (1, 2, 3)}
+# So that ann and cid are padded to one size, and bob to another.
+_CAPACITIES = [10, 30]
+
+Fields = Mapping[str, Any]
+
+
+def _build(
+  rows: int = _BUILT_ROWS,
+  initializer: Any = 'glorot_uniform',
+  dtype: tf.DType = tf.int32,
+) -> tf.keras.Model:
+  """A rating is a weighted sum of a user's row times an item's."""
+  inputs = {
+    name: tf.keras.Input([], dtype=dtype, name=name) for name in _INPUTS
+  }
+  user, item = (
+    tf.keras.layers.Embedding(
+      rows, _WIDTH, embeddings_initializer=initializer, name=f'{name}s'
+    )(given)
+    for name, given in inputs.items()
+  )
+  join = tf.keras.layers.Dense(
+    1, kernel_initializer='ones', use_bias=False, name='join'
+  )
+  return tf.keras.Model(inputs, join(user * item))
+
+
+def _model(**options: Any) -> models.PartialModel:
+  """Each family has its own number of rows."""
+  return tff_partial.from_keras(
+    lambda: _build(**options), loss='mse', local=_TABLES, client_sized=_TABLES
+  )
+
+
+def _ratings(users: Any, items: Any, scale: float = 1.0) -> Fields:
+  """Ratings of some items by some users; the values do not matter."""
+  labels = scale * np.cos(np.arange(len(users)))
+  return {
+    'x': {'user': np.asarray(users), 'item': np.asarray(items)},
+    'y': labels.astype(np.float32)[:, np.newaxis],
+  }
+
+
+def _family(users: int, items: int, number: int) -> Fields:
+  """Ratings that name so many users and so many items."""
+  places = np.arange(number)
+  return _ratings(places % users, places % items)
+
+
+def _families() -> dict[str, Fields]:
+  return {name: _family(*sizes) for name, sizes in _SIZES.items()}
+
+
+def _pack(
+  process: Any, families: Mapping[str, Fields] | None = None, **options: Any
+) -> populations.Population:
+  options = {'capacities': _CAPACITIES, **options}
+  return tff_partial.pack(
+    families or _families(), process.example_spec, **options
+  )
+
+
+class _Run(NamedTuple):
+  """A process between two rounds.
+
+  Attributes:
+    process: The process.
+    state: The server's.
+    store: What families remember.
+  """
+
+  process: processes.PartialProcess
+  state: Any
+  store: client_store.ClientStore
+
+  @classmethod
+  def of(
+    cls,
+    process: processes.PartialProcess,
+    folder: pathlib.Path | None = None,
+    seed: int = 0,
+  ) -> '_Run':
+    store = client_store.ClientStore(
+      process.initialize_client, seed=seed, folder=folder
+    )
+    return cls(process, process.initialize(), store)
+
+  def after(self, clients: Any, number: int = 1) -> '_Run':
+    """A round in which all clients take part."""
+    ids = clients.client_ids
+    cohort = clients.cohort(ids, sampling.client_seeds(ids, number))
+    output = self.process.next(self.state, self.store.read(ids), cohort)
+    self.store.write(ids, output.client_states)
+    return self._replace(state=output.state)
+
+  @property
+  def kernel(self) -> np.ndarray:
+    """What families learned together, `[width, 1]`."""
+    weights = self.state.global_model_weights.trainable[tiers.GLOBAL]
+    return np.asarray(weights['join/kernel'])
+
+  def padded(self, client: str, name: str) -> np.ndarray:
+    """A family's table with its padding."""
+    state = self.store.client(client)
+    assert state is not None
+    return state[f'held/{name}' if f'held/{name}' in state else name]
+
+  def number(self, client: str, name: str) -> int:
+    """How many of its rows count."""
+    state = self.store.client(client)
+    assert state is not None
+    return int(state[f'num_rows/{name}'])
+
+  def rows(self, client: str, name: str) -> np.ndarray:
+    """A family's table without its padding."""
+    return self.padded(client, name)[: self.number(client, name)]
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_runtime() -> Iterator[None]:
+  with runtimes.cohort(jit=False):
+    yield
+
+
+@pytest.fixture(scope='module', name='furl')
+def fixture_furl() -> processes.PartialProcess:
+  """Rows are drawn, and trained by an optimizer that goes through all."""
+  optimizers = {tiers.GLOBAL: tff_partial.sgd(0.1), tiers.LOCAL: _ADAM}
+  return algorithms.build_furl(
+    _model(),
+    training=tff_partial.Phase(optimizer=optimizers, batch_size=4, epochs=2),
+  )
+
+
+@pytest.fixture(scope='module', name='trained')
+def fixture_trained(furl: processes.PartialProcess) -> _Run:
+  """After a round of all families; not to be changed."""
+  return _Run.of(furl).after(_pack(furl))
+
+
+# ---- the same as a table of fixed size ---------------------------------------
+
+
+class _Equal(NamedTuple):
+  """The same training in three ways."""
+
+  fixed: _Run
+  sized: _Run
+  native: _Run
+
+
+def _two_rounds(process: processes.PartialProcess) -> _Run:
+  clients = _pack(process, capacities=[30])  # One shape, to be quick.
+  return _Run.of(process).after(clients, 1).after(clients, 2)
+
+
+@pytest.fixture(scope='module', name='equal', params=['sgd', 'adam'])
+def fixture_equal(request: pytest.FixtureRequest) -> _Equal:
+  """All rows begin as 0.3, so that no draw depends on how many there are."""
+  constant = tf.keras.initializers.Constant(0.3)
+  most = max(max(users, items) for users, items, _ in _SIZES.values())
+  training = tff_partial.Phase(
+    optimizer=_ADAM if request.param == 'adam' else tff_partial.sgd(0.1),
+    batch_size=4,
+    epochs=2,
+  )
+  sized, fixed = (
+    algorithms.build_furl(model, training=training)
+    for model in (
+      _model(initializer=constant),
+      tff_partial.from_keras(
+        lambda: _build(most, constant), loss='mse', local=_TABLES
+      ),
+    )
+  )
+  in_cohorts = [_two_rounds(process) for process in (fixed, sized)]
+  with runtimes.native():
+    return _Equal(in_cohorts[0], in_cohorts[1], _two_rounds(sized))
+
+
+@pytest.mark.slow
+def test_rows_are_those_of_a_table_as_large_as_the_largest(
+  equal: _Equal,
+) -> None:
+  np.testing.assert_allclose(equal.sized.kernel, equal.fixed.kernel, atol=1e-6)
+  assert np.abs(equal.sized.kernel - 1).max() > 1e-3  # It was trained.
+  for client, (users, items, _) in _SIZES.items():
+    for name, number in ((_USERS, users), (_ITEMS, items)):
+      rows = equal.sized.rows(client, name)
+      assert rows.shape == (number, _WIDTH)
+      np.testing.assert_allclose(
+        rows, equal.fixed.padded(client, name)[:number], atol=1e-6
+      )
+      assert np.abs(rows - 0.3).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_runtimes_agree(equal: _Equal) -> None:
+  np.testing.assert_allclose(equal.sized.kernel, equal.native.kernel, atol=1e-6)
+  for client in _SIZES:
+    for name in (_USERS, _ITEMS):
+      np.testing.assert_allclose(
+        equal.sized.padded(client, name),
+        equal.native.padded(client, name),
+        atol=1e-6,
+      )
+
+
+def test_padding_is_zero(equal: _Equal) -> None:
+  # All share a bucket, whose largest tables are bob's.
+  for run in (equal.sized, equal.native):
+    for client, (users, items, _) in _SIZES.items():
+      assert run.padded(client, _USERS).shape == (3, _WIDTH)
+      assert run.padded(client, _ITEMS).shape == (9, _WIDTH)
+      np.testing.assert_array_equal(run.padded(client, _USERS)[users:], 0.0)
+      np.testing.assert_array_equal(run.padded(client, _ITEMS)[items:], 0.0)
+
+
+# ---- padding -----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_padding_changes_no_bit(
+  furl: processes.PartialProcess, trained: _Run
+) -> None:
+  repacked: list[dict[str, Any]] = [
+    {'capacities': [30]},
+    {'num_rows': {'ann': {_ITEMS: 50}}},  # Shares cid's bucket.
+  ]
+  for options in repacked:
+    other = _Run.of(furl).after(_pack(furl, **options))
+    # The families have other padding, and the same rows.
+    assert len(other.padded('cid', _ITEMS)) in (9, 50)
+    assert other.kernel.tobytes() == trained.kernel.tobytes()
+    for client, (users, items, _) in _SIZES.items():
+      for name, number in ((_USERS, users), (_ITEMS, items)):
+        one, two = (run.padded(client, name) for run in (other, trained))
+        assert one[:number].tobytes() == two[:number].tobytes()
+      assert not other.padded(client, _USERS)[users:].any()
+
+
+# ---- the first rows ----------------------------------------------------------
+
+
+@pytest.fixture(scope='module', name='drawn')
+def fixture_drawn(furl: processes.PartialProcess) -> _Run:
+  """Two families alike, with 600 items each of which they rate the first."""
+  alike = {client: _ratings([0, 0], [0, 0]) for client in ('dan', 'eve')}
+  number = {client: {_ITEMS: 600} for client in alike}
+  return _Run.of(furl).after(_pack(furl, alike, num_rows=number))
+
+
+@pytest.mark.slow
+def test_rows_are_distributed_as_the_builder_says(drawn: _Run) -> None:
+  # Those that no example names are as they were drawn: Glorot's limit is
+  # sqrt(6 / (4 rows + 3 columns)), and not that of 600 rows.
+  limit = np.sqrt(6 / (_BUILT_ROWS + _WIDTH))
+  rows = drawn.rows('dan', _ITEMS)[1:]
+  assert 0.99 * limit < np.abs(rows).max() <= limit
+  # A uniform draw up to a limit has the standard deviation limit / sqrt(3);
+  # of 1,797 numbers, within 5 %.
+  np.testing.assert_allclose(rows.std(), limit / np.sqrt(3), rtol=0.05)
+  assert abs(rows.mean()) < 0.05
+
+
+@pytest.mark.slow
+def test_families_draw_rows_of_their_own(drawn: _Run) -> None:
+  one, two = (drawn.rows(client, _ITEMS)[1:] for client in ('dan', 'eve'))
+  assert not np.isin(one, two).any()
+  # And each row is another one.
+  assert len(np.unique(one, axis=0)) == 599
+
+
+def test_the_same_seed_draws_the_same_first_rows(
+  furl: processes.PartialProcess, drawn: _Run
+) -> None:
+  # Fewer rows, and no other family; only the round's seed counts.
+  fewer = _pack(
+    furl, {'dan': _ratings([0, 0], [0, 0])}, num_rows={'dan': {_ITEMS: 20}}
+  )
+  again = _Run.of(furl).after(fewer).rows('dan', _ITEMS)
+  np.testing.assert_array_equal(again[1:], drawn.rows('dan', _ITEMS)[1:20])
+  other = _Run.of(furl).after(fewer, number=2).rows('dan', _ITEMS)
+  assert not np.isin(other[1:], again).any()
+
+
+# ---- data that grow and shrink -----------------------------------------------
+
+
+@pytest.mark.slow
+def test_rows_come_and_go_with_the_data(furl: processes.PartialProcess) -> None:
+  def rated(*items: int) -> populations.Population:
+    return _pack(furl, {'ann': _ratings([0] * len(items), items)})
+
+  run = _Run.of(furl).after(rated(0, 1, 2), 1)
+  three = run.rows('ann', _ITEMS)
+  # A later rating names item 4 alone. Rows 0 to 2 stay as they were trained,
+  # row 3 is drawn, and row 4 is drawn and trained.
+  run = run.after(rated(4), 2)
+  five = run.rows('ann', _ITEMS)
+  assert five.shape == (5, _WIDTH)
+  assert five[:3].tobytes() == three.tobytes()
+  assert (five[3:] != 0).all() and not np.isin(five[3:], three).any()
+  # Item 0 alone is left, and then 1 and 2 are new ones.
+  run = run.after(rated(0), 3)
+  assert run.rows('ann', _ITEMS).shape == (1, _WIDTH)
+  run = run.after(rated(2), 4)
+  again = run.rows('ann', _ITEMS)
+  assert again.shape == (3, _WIDTH)
+  assert (again[1:] != 0).all() and not np.isin(again[1:], five).any()
+
+
+@pytest.mark.slow
+def test_a_second_run_goes_on_with_more_data(
+  furl: processes.PartialProcess,
+) -> None:
+  def train(
+    families: Mapping[str, Fields], store: client_store.ClientStore
+  ) -> None:
+    tff_partial.train(
+      furl,
+      _pack(furl, families),
+      rounds=1,
+      clients_per_round=3,
+      client_store=store,
+    )
+
+  first, second = (
+    client_store.ClientStore(furl.initialize_client) for _ in range(2)
+  )
+  train(_families(), first)
+  # What is saved as round 0 is what families remember before the first round.
+  second.write(list(_SIZES), first.read(list(_SIZES)))
+  second.save(0)
+  train({**_families(), 'ann': _family(2, 6, 9)}, second)
+  before, after = first.client('ann'), second.client('ann')
+  assert before is not None and after is not None
+  assert [int(s[f'num_rows/{_ITEMS}']) for s in (before, after)] == [4, 6]
+  before_rows, rows = (s[f'held/{_ITEMS}'] for s in (before, after))
+  # Six steps of Adam at 0.05 each move the rows that there were.
+  assert 0 < np.abs(rows[:4] - before_rows[:4]).max() < 0.31
+  assert (rows[4:6] != 0).all()
+
+
+@pytest.mark.slow
+def test_a_spoilt_round_leaves_rows_as_they_were(
+  furl: processes.PartialProcess,
+) -> None:
+  run = _Run.of(furl).after(_pack(furl, {'ann': _ratings([0], [1])}), 1)
+  before = run.rows('ann', _ITEMS)
+  # The loss, a square, is larger than any float.
+  spoilt = run.after(_pack(furl, {'ann': _ratings([0], [2], 1e30)}), 2)
+  assert spoilt.kernel.tobytes() == run.kernel.tobytes()
+  after = spoilt.rows('ann', _ITEMS)
+  assert after[:2].tobytes() == before.tobytes()
+  assert after.shape == (3, _WIDTH) and (after[2] != 0).all()
+
+
+@pytest.mark.slow
+def test_families_without_examples_have_no_rows(
+  furl: processes.PartialProcess, trained: _Run
+) -> None:
+  families = {**_families(), 'dan': _family(1, 1, 0)}
+  run = _Run.of(furl).after(_pack(furl, families, min_examples=0))
+  assert run.rows('dan', _ITEMS).shape == (0, _WIDTH)
+  assert not run.padded('dan', _ITEMS).any()
+  assert run.kernel.tobytes() == trained.kernel.tobytes()
+
+
+# ---- what is stored ----------------------------------------------------------
+
+
+def _bits(states: client_store.ClientStates) -> dict[str, list[bytes]]:
+  """All numbers of all families, bit by bit."""
+  return {
+    client: small_runs.flat(state)
+    for client, state in zip(_SIZES, states.read(list(_SIZES)), strict=True)
+  }
+
+
+@pytest.fixture(name='folder', params=['memory', 'file'])
+def fixture_folder(
+  request: pytest.FixtureRequest, tmp_path: pathlib.Path
+) -> pathlib.Path | None:
+  return tmp_path / 'clients' if request.param == 'file' else None
+
+
+def test_a_store_keeps_shapes_apart(
+  furl: processes.PartialProcess,
+  folder: pathlib.Path | None,
+  tmp_path: pathlib.Path,
+) -> None:
+  clients = _pack(furl)
+  run = _Run.of(furl, folder)
+  store = run.store
+  with contextlib.closing(store):
+    run = run.after(clients, 1)
+    first = _bits(store)
+    store.save(1)
+    assert _bits(store) == first
+    # States that are read back go on to a second round.
+    run = run.after(clients, 2)
+    second = _bits(store)
+    store.save(2)
+    assert _bits(store) == second != first
+    assert _bits(store.at(1)) == first
+    sizes = {client: len(run.padded(client, _ITEMS)) for client in _SIZES}
+    assert sizes == {'ann': 4, 'bob': 9, 'cid': 4}
+    bob, file = store.client('bob'), tmp_path / 'bob.npz'
+    assert bob is not None
+    client_store.export(bob, file)
+    with np.load(file) as exported:
+      np.testing.assert_array_equal(
+        exported[f'held/{_ITEMS}'], run.padded('bob', _ITEMS)
+      )
+    store.go_back_to(1)
+    assert _bits(store) == first
+    assert store.delete('bob') and store.client('bob') is None
+    left = _bits(store)
+    assert {c: left[c] for c in ('ann', 'cid')} == {
+      c: first[c] for c in ('ann', 'cid')
+    }
+    # A deleted family begins anew, without rows.
+    assert [leaf.shape for leaf in store.read(['bob'])[0]['held'].values()] == [
+      (0, _WIDTH),
+      (0, _WIDTH),
+    ]
+
+
+def test_a_file_holds_the_sum_of_what_families_need(
+  furl: processes.PartialProcess, tmp_path: pathlib.Path
+) -> None:
+  run = _Run.of(furl, tmp_path).after(_pack(furl))
+  run.store.save(1)
+  run.store.close()
+  assert run.store.path is not None
+  with contextlib.closing(sqlite3.connect(run.store.path)) as file:
+    stored = dict(file.execute('SELECT client, length(state) FROM states'))
+  # Two tables have two dimensions each, told in 8 bytes; rows are 3 floats of 4
+  # bytes; and two numbers of rows are 4 bytes each.
+  rows = {'ann': 2 + 4, 'bob': 3 + 9, 'cid': 2 + 4}
+  assert stored == {
+    client: 2 * 2 * 8 + number * _WIDTH * 4 + 2 * 4
+    for client, number in rows.items()
+  }
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on(
+  furl: processes.PartialProcess,
+  tmp_path: pathlib.Path,
+  monkeypatch: pytest.MonkeyPatch,
+) -> None:
+  clients = _pack(furl)
+
+  def train(name: str) -> Any:
+    return tff_partial.train(
+      furl,
+      clients,
+      rounds=4,
+      clients_per_round=2,
+      evaluate_every=2,
+      output_dir=tmp_path / name,
+      tensorboard=False,
+    )
+
+  with monkeypatch.context() as patch:
+    # After round 4, when the families are saved and the server is not.
+    small_runs.kill(checkpoints.Checkpoints, 'save', 2, patch, before=True)
+    with pytest.raises(small_runs.Killed):
+      train('killed')
+  resumed, whole = train('killed'), train('whole')
+  small_runs.assert_same(resumed, whole)
+  assert _bits(resumed.client_store) == _bits(whole.client_store)
+
+
+# ---- clients -----------------------------------------------------------------
+
+
+def _num_rows(clients: Any, name: str = _ITEMS) -> dict[str, tuple[int, int]]:
+  """Client to its number of rows and that with padding."""
+  ids = clients.client_ids
+  cohort = clients.cohort(ids, np.zeros([len(ids), 2], np.int32))
+  masks = {
+    client: value['rows'][name]
+    for client, value in zip(ids, cohort, strict=True)
+  }
+  return {client: (int(m.sum()), len(m)) for client, m in masks.items()}
+
+
+def test_tables_are_padded_to_the_most_in_a_bucket(
+  furl: processes.PartialProcess,
+) -> None:
+  clients = _pack(furl)
+  assert _num_rows(clients) == {'ann': (4, 4), 'bob': (9, 9), 'cid': (2, 4)}
+  assert _num_rows(clients, _USERS)['cid'] == (1, 2)
+  clients = _pack(furl, num_rows={'cid': {_ITEMS: 7}})
+  assert _num_rows(clients) == {'ann': (4, 7), 'bob': (9, 9), 'cid': (7, 7)}
+
+
+def test_memory_follows_the_sum_of_rows(furl: processes.PartialProcess) -> None:
+  # From 8 ratings to 8,000, each of another item: 8, 9, 11, 13, ...
+  sizes = np.geomspace(8, 8000, 40).astype(int)
+  families = {str(n): _family(1, n, n) for n in sizes}
+  clients = _pack(furl, families, capacities=None)
+  rows = _num_rows(clients)
+  assert {int(c): number for c, (number, _) in rows.items()} == {
+    n: n for n in sizes
+  }
+  padded = sum(size for _, size in rows.values())
+  assert sizes.sum() < padded <= 2.5 * sizes.sum()
+  # One size for all would be 40 times 8,000.
+  assert padded < 0.25 * 40 * 8000
+  assert len({size for _, size in rows.values()}) <= 8
+
+
+def test_ids_of_few_bits_are_counted() -> None:
+  clients = _pack(_model(dtype=tf.uint8))
+  assert _num_rows(clients)['bob'] == (9, 9)
+
+
+@pytest.mark.slow
+def test_readers_read_the_same(
+  furl: processes.PartialProcess, trained: _Run
+) -> None:
+  families = _families()
+  reader = client_readers.Reader(
+    list(families), families.__getitem__, furl.example_spec
+  )
+  # Sizes are powers of two, so that few occur.
+  assert _num_rows(reader) == {'ann': (4, 16), 'bob': (9, 16), 'cid': (2, 16)}
+  run = _Run.of(furl).after(reader)
+  assert run.kernel.tobytes() == trained.kernel.tobytes()
+  for client in families:
+    for name in (_USERS, _ITEMS):
+      one, two = (r.rows(client, name) for r in (run, trained))
+      assert one.tobytes() == two.tobytes()
+
+
+@pytest.mark.parametrize(
+  ('said', 'message'),
+  [
+    (
+      {_ITEMS: 8},
+      f"Client 'bob': num_rows says 8 rows of '{_ITEMS}', but its examples "
+      'name 9',
+    ),
+    ({'items': 10}, "Client 'bob': num_rows names 'items', but the tables"),
+    ({_ITEMS: 9.5}, f"Client 'bob': num_rows says 9.5 rows of '{_ITEMS}'"),
+    (10, "Client 'bob': num_rows is 10. Give a mapping"),
+  ],
+)
+def test_numbers_of_rows_that_cannot_be_are_refused(
+  furl: processes.PartialProcess, said: Any, message: str
+) -> None:
+  with pytest.raises(examples.ClientDataError, match=message):
+    _pack(furl, num_rows={'bob': said})
+
+
+def test_clients_of_a_model_with_fixed_tables_are_refused(
+  furl: processes.PartialProcess,
+) -> None:
+  fixed = tff_partial.from_keras(
+    lambda: _build(9), loss='mse', local=_TABLES, client_sized='users'
+  )
+  with pytest.raises(
+    examples.ClientDataError,
+    match=rf"count rows of the client-sized tables \['{_USERS}'\] instead of",
+  ):
+    _pack(fixed).check(furl.example_spec)
+
+
+def test_ids_below_zero_are_refused(furl: processes.PartialProcess) -> None:
+  with pytest.raises(
+    examples.ClientDataError,
+    match="Client 'ann', x.item: example 1 is -1, but table 'items' has as "
+    'many rows as a client needs: ids are 0 and up',
+  ):
+    _pack(furl, {'ann': _ratings([0, 0], [0, -1])})
+
+
+# ---- after training ----------------------------------------------------------
+
+
+@pytest.fixture(scope='module', name='result')
+def fixture_result(furl: processes.PartialProcess) -> Any:
+  return tff_partial.train(furl, _pack(furl), rounds=1, clients_per_round=3)
+
+
+def _rows_of(result: Any, client: str, name: str, number: int) -> np.ndarray:
+  return result.client_store.client(client)[f'held/{name}'][:number]
+
+
+@pytest.mark.slow
+def test_seen_families_are_measured_on_held_out_ratings(
+  furl: processes.PartialProcess, result: Any
+) -> None:
+  measure = algorithms.build_furl_eval(furl.model)
+  # They name fewer rows than the families have.
+  held_out = {'ann': _ratings([1, 0], [2, 3]), 'cid': _ratings([0], [1])}
+  measured = tff_partial.evaluate(
+    tff_partial.EvaluationSet(
+      measure, _pack(measure, held_out), remembering=True
+    ),
+    result.weights,
+    client_store=result.client_store,
+  )
+  kernel = result.weights.trainable[tiers.GLOBAL]['join/kernel']
+  errors = []
+  for client, fields in held_out.items():
+    user, item = (
+      _rows_of(result, client, f'{name}s/embeddings', 4)[fields['x'][name]]
+      for name in _INPUTS
+    )
+    errors.extend((user * item) @ np.asarray(kernel) - fields['y'])
+  assert measured['num_examples'] == 3
+  np.testing.assert_allclose(
+    measured['loss'], np.mean(np.square(errors)), rtol=1e-5
+  )
+
+
+@pytest.mark.slow
+def test_a_familys_own_model_has_its_rows(
+  furl: processes.PartialProcess, result: Any, tmp_path: pathlib.Path
+) -> None:
+  keras_model = tff_partial.personalise(result, _pack(furl), 'bob')
+  for name, number in ((_USERS, 3), (_ITEMS, 9)):
+    layer = keras_model.get_layer(name.removesuffix('/embeddings'))
+    np.testing.assert_array_equal(
+      layer.embeddings.numpy(), _rows_of(result, 'bob', name, number)
+    )
+    assert layer.input_dim == number
+  other = tff_partial.personalise(result, _pack(furl), 'cid')
+  assert other.get_layer('items').embeddings.shape == (2, _WIDTH)  # Unpadded.
+  # The builder's tables have no item 8. What is saved can be loaded.
+  last = {'user': np.array([2]), 'item': np.array([8])}
+  user, item = (
+    _rows_of(result, 'bob', name, number)[-1]
+    for name, number in ((_USERS, 3), (_ITEMS, 9))
+  )
+  kernel = result.weights.trainable[tiers.GLOBAL]['join/kernel']
+  expected = (user * item) @ np.asarray(kernel)
+  keras_model.save(tmp_path / 'bob.keras')
+  for one in (keras_model, tf.keras.models.load_model(tmp_path / 'bob.keras')):
+    found = one.predict(last, verbose=0)[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+# ---- tables that are built anew ----------------------------------------------
+
+
+@pytest.mark.slow
+def test_families_that_forget_rebuild_as_many_rows_as_they_need(
+  furl: processes.PartialProcess,
+) -> None:
+  process = algorithms.build_fed_recon(furl.model, batch_size=None)
+  remembered = process.initialize_client.type_signature.result
+  assert process.is_stateless and len(remembered) == 0
+  clients = _pack(process)
+  result = tff_partial.train(process, clients, rounds=1, clients_per_round=3)
+  assert result.client_store is None
+  assert np.isfinite(result.train['loss'])
+  kernel = result.weights.trainable[tiers.GLOBAL]['join/kernel']
+  assert np.abs(np.asarray(kernel) - 1).max() > 1e-4
+
+
+# ---- what reaches the server -------------------------------------------------
+
+
+def test_no_table_is_at_the_server(furl: processes.PartialProcess) -> None:
+  kind = furl.next.type_signature
+  placed: dict[Any, list[str]] = collections.defaultdict(list)
+  for part in [*kind.parameter, *kind.result]:
+    placed[part.placement] += typed_values.leaf_names(part.member)
+  tables = {
+    where: [path for path in paths if path.endswith('/embeddings')]
+    for where, paths in placed.items()
+  }
+  assert not tables[tff.SERVER]
+  # Of the clients there are what they remember, before and after, and masks.
+  assert len(tables[tff.CLIENTS]) > 4
+  assert any('join/kernel' in path for path in placed[tff.SERVER])
+
+
+@pytest.mark.slow
+def test_what_others_remember_makes_no_difference(
+  furl: processes.PartialProcess,
+) -> None:
+  report = tff_partial.check_independent_aggregation(
+    furl, _pack(furl), num_clients=2
+  )
+  assert isinstance(report, checks.split_personalization.Report)
+  assert report.holds, report
+
+
+# ---- the state of optimizers -------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_optimizer_begins_alike_for_all_rows() -> None:
+  # Adafactor keeps a number for each row, one for each column, and a table.
+  adafactor = tff.learning.optimizers.build_adafactor(0.1)
+
+  def shapes(rows: int, open_rows: bool) -> list[tuple[int, ...]]:
+    @tf.function(
+      input_signature=[
+        tf.TensorSpec([None if open_rows else rows, _WIDTH]),
+        tf.TensorSpec([2]),
+      ]
+    )
+    def first(table: tf.Tensor, bias: tf.Tensor) -> Any:
+      weights = collections.OrderedDict(table=table, bias=bias)
+      return tf.nest.flatten(descent.first_state(adafactor, weights))
+
+    return [
+      tuple(leaf.shape) for leaf in first(tf.zeros([rows, _WIDTH]), [0.0, 0.0])
+    ]
+
+  assert shapes(5, True) == shapes(5, False)
+  assert {(5,), (3,), (5, 3), (2,)} <= set(shapes(5, True))
+
+
+# ---- what is refused ---------------------------------------------------------
+
+
+def _one_table(
+  look_up: Callable[[Any, tf.Tensor], tf.Tensor] = lambda table, ids: table(
+    ids
+  ),
+  **options: Any,
+) -> Callable[[], tf.keras.Model]:
+  def build() -> tf.keras.Model:
+    ids = tf.keras.Input([], dtype=tf.int32)
+    table = tf.keras.layers.Embedding(
+      _BUILT_ROWS, _WIDTH, name='items', **options
+    )
+    join = tf.keras.layers.Dense(1, name='join')
+    return tf.keras.Model(ids, join(look_up(table, ids)))
+
+  return build
+
+
+def _refused(
+  build: Callable[[], tf.keras.Model],
+  message: str,
+  error: type[Exception] = models.ModelError,
+  **options: Any,
+) -> None:
+  options = {'local': 'items', 'client_sized': 'items', **options}
+  with pytest.raises(error, match=message):
+    tff_partial.from_keras(build, loss='mse', **options)
+
+
+def test_a_table_that_is_not_local_is_refused() -> None:
+  _refused(
+    _one_table(),
+    f"client_sized='items': '{_ITEMS}' is not local.*name it in `local`",
+    selectors.SelectorError,
+    local='join',
+  )
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+  _refused(
+    _one_table(),
+    "client_sized='item' matches no variable. The model has the layers",
+    selectors.SelectorError,
+    client_sized='item',
+  )
+
+
+def test_what_is_no_table_is_refused() -> None:
+  _refused(
+    _one_table(),
+    r"'join/bias' of the shape \[1\] is no table",
+    selectors.SelectorError,
+    local='join',
+    client_sized='join/bias',
+  )
+
+
+def test_a_matrix_in_which_nothing_is_looked_up_is_refused() -> None:
+  _refused(
+    _one_table(),
+    "how many rows of 'join/kernel' a client needs does not follow",
+    local='join',
+    client_sized='join/kernel',
+  )
+
+
+def test_a_table_of_given_values_is_refused() -> None:
+  _refused(
+    _one_table(weights=[np.ones([_BUILT_ROWS, _WIDTH])]),
+    f"'{_ITEMS}' .* is no table whose rows an initializer makes",
+    selectors.SelectorError,
+  )
+
+
+def test_ids_that_are_computed_are_refused() -> None:
+  _refused(
+    _one_table(lambda table, ids: table(ids % _BUILT_ROWS)),
+    f"how many rows of '{_ITEMS}' a client needs does not follow",
+  )
+
+
+@pytest.mark.parametrize(
+  'beside',
+  [
+    lambda table, ids: table(ids + 1),
+    lambda table, ids: table(tf.constant([2])),
+    lambda table, ids: tf.gather(table.embeddings, [0], axis=1)[0],
+  ],
+)
+def test_rows_that_are_read_beside_those_of_ids_are_refused(
+  beside: Callable[[Any, tf.Tensor], tf.Tensor],
+) -> None:
+  _refused(
+    _one_table(lambda table, ids: table(ids) + beside(table, ids)),
+    f"how many rows of '{_ITEMS}' a client needs does not follow",
+  )
+
+
+def test_a_penalty_of_all_rows_is_refused() -> None:
+  _refused(
+    _one_table(embeddings_regularizer='l2'),
+    f"rows of '{_ITEMS}' a client needs .* and be read in no other way",
+  )
+
+
+def test_a_product_with_all_rows_is_refused() -> None:
+  def attend(table: Any, ids: tf.Tensor) -> tf.Tensor:
+    scores = tf.matmul(table(ids), table.embeddings, transpose_b=True)
+    return tf.matmul(tf.nn.softmax(scores), table.embeddings)
+
+  _refused(
+    _one_table(attend),
+    f"rows of '{_ITEMS}' a client needs .* and be read in no other way",
+  )
+
+
+@pytest.mark.parametrize(
+  'initializer',
+  [
+    tf.keras.initializers.Constant(np.arange(12.0).reshape(4, 3)),
+    tf.keras.initializers.Identity(),
+    # Draws by itself, the same numbers in every client.
+    lambda shape, dtype: tf.random.stateless_uniform(
+      shape, [1, 2], dtype=dtype
+    ),
+  ],
+)
+def test_first_values_of_certain_rows_are_refused(initializer: Any) -> None:
+  _refused(
+    _one_table(embeddings_initializer=initializer),
+    f"'{_ITEMS}:0' begins with other values in each row",
+  )
+
+
+def test_first_values_that_rows_share_are_taken() -> None:
+  row = np.array([[1.0, 2.0, 3.0]])
+  initializer = tf.keras.initializers.Constant(np.repeat(row, 4, axis=0))
+  model = tff_partial.from_keras(
+    _one_table(embeddings_initializer=initializer),
+    loss='mse',
+    local='items',
+    client_sized='items',
+  )
+  (table,) = (v for v in model.variables if v.name == _ITEMS)
+  assert table.draw_rows is not None
+  np.testing.assert_array_equal(
+    table.draw_rows(tf.constant([0, 0]), tf.constant(6)), row.repeat(6, axis=0)
+  )
+
+
+def test_first_values_of_a_whole_matrix_are_refused() -> None:
+  _refused(
+    _one_table(embeddings_initializer='orthogonal'),
+    f"the initializer of '{_ITEMS}' makes all rows together",
+  )
+
+
+def test_a_statistic_that_settles_is_refused(
+  furl: processes.PartialProcess,
+) -> None:
+  with pytest.raises(
+    client_work.CompositionError,
+    match=rf"'weight' settles .* their tables \['{_USERS}', '{_ITEMS}'\]",
+  ):
+    algorithms.build_furl(furl.model, private_rule=statistics.SCALED_BY_SHARE)
+
+
+# ---- what is said ------------------------------------------------------------
+
+
+def test_a_model_says_that_rows_are_the_clients_own(
+  furl: processes.PartialProcess,
+) -> None:
+  assert repr(furl.model).splitlines()[1:7] == [
+    '  global: 3 parameters',
+    '    join/kernel: float32 [3, 1]',
+    '  local: 0 parameters, and rows as each client needs them',
+    f'    {_USERS}: float32 [None, 3]',
+    f'    {_ITEMS}: float32 [None, 3]',
+    '  ExampleSpec:',
+  ]
+  assert (
+    "x.item: int32 [], 0 and up (table 'items' has as many rows as a client "
+    'needs)' in repr(furl.example_spec)
+  )

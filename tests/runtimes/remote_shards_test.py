@@ -1,0 +1,286 @@
+"""What goes to other processes and back; here they are in this process."""
+
+import gc
+import importlib.util
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import planted
+from tff_partial import algorithms
+from tff_partial import Phase
+from tff_partial import runtimes
+from tff_partial import sgd
+from tff_partial.data import packing
+from tff_partial.model import models
+from tff_partial.runtimes import errors
+from tff_partial.runtimes.cohort_runtime.cohort import CohortRuntime
+from tff_partial.runtimes.ray_runtime import ray_workers
+from tff_partial.runtimes.ray_runtime import remote_shards
+
+
+def _travel(value):
+  return pickle.loads(pickle.dumps(value))
+
+
+class _Crew:
+  """Workers whose messages are pickled, though they never leave."""
+
+  def __init__(self, workers: int, jit: bool = False, folder=None, lanes=1):
+    self.arrays = remote_shards.RemoteArrays(lambda array: array.copy())
+    self.workers = [
+      remote_shards.ShardWorker(jit, False, 1 + number % 2, lanes, folder)
+      for number in range(workers)
+    ]
+    self.num_messages = self.num_bytes = 0
+
+  def start(self):
+    pass
+
+  def close(self):
+    pass
+
+  def run(self, computation, number, stage, shares, chooser):
+    program = _travel(remote_shards.Program.of(computation))
+    common = remote_shards.Common.of(stage, number)
+    answers = []
+    for worker, block in zip(
+      itertools.cycle(self.workers),
+      remote_shards.blocks(len(shares), len(self.workers)),
+    ):
+      if not worker.knows(program.key):
+        worker.learn(program)
+      sent = [
+        remote_shards.Share.of(shares[place](), stage.loop.program)
+        for place in block
+      ]
+      message = pickle.dumps((common, sent, chooser.choices))
+      self.num_bytes += len(message)
+      answer = worker.run(
+        program.key,
+        *pickle.loads(message),
+        fetch=lambda where: where,
+        keys=self.arrays.keys(),
+      )
+      self.num_messages += 1
+      message = pickle.dumps(answer)
+      self.num_bytes += len(message)
+      answers.append(pickle.loads(message))
+    return remote_shards.joined(stage, answers)
+
+
+def _runtime(workers: int, jit: bool = False, folder=None) -> CohortRuntime:
+  crew = _Crew(workers, jit, folder)
+  return CohortRuntime(jit, None, True, False, None, crew)
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model() -> models.PartialModel:
+  return planted.factorization(planted.build_tastes)
+
+
+@pytest.fixture(scope='module', name='clients')
+def fixture_clients():
+  # Seven shards of two shapes, so that blocks end within a group.
+  return planted.rate({f'client {i}': 3 + 9 * (i % 3 > 0) for i in range(150)})
+
+
+def _train(process, clients, capacities=(4, 16)):
+  state, kept, outputs = process.initialize(), None, []
+  for number in range(2):
+    cohort = planted.cohort_of(process, clients, number, capacities=capacities)
+    output = planted.run(process, cohort, state, kept)
+    state = output.state
+    kept = None if process.is_stateless else output.client_states
+    outputs.append(output)
+  return [
+    (
+      planted.global_weights(process, output.state),
+      planted.train_metrics(output),
+      list(output.client_states),
+    )
+    for output in outputs
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('build', ['fed_recon', 'furl'])
+def test_any_number_of_workers_comes_to_the_same_bits(model, clients, build):
+  options = {
+    'fed_recon': {
+      'reconstruction_optimizer': sgd(0.1),
+      'update_optimizer': sgd(0.1),
+    },
+    'furl': {'training': Phase(optimizer=sgd(0.1))},
+  }[build]
+  process = getattr(algorithms, f'build_{build}')(model, **options)
+  with runtimes.cohort(jit=False):
+    expected = _train(process, clients)
+  for workers in (1, 2, 3, 8):
+    with _runtime(workers):
+      planted.assert_same(_train(process, clients), expected)
+
+
+@pytest.mark.slow
+def test_workers_have_lanes_too(model, clients):
+  process = algorithms.build_furl(model, training=Phase(optimizer=sgd(0.1)))
+  with runtimes.cohort(jit=False, lanes=4, strict=True):
+    expected = _train(process, clients)
+  with CohortRuntime(
+    jit=False,
+    threads=None,
+    strict=True,
+    debug=False,
+    choices=None,
+    workers=_Crew(2, lanes=4),
+  ):
+    planted.assert_same(_train(process, clients), expected)
+
+
+@pytest.fixture(name='much')
+def fixture_much(monkeypatch):
+  """What clients remember is much enough to be left in files."""
+  monkeypatch.setattr(remote_shards, '_BYTES_OF_DEPOSIT', 1)
+
+
+@pytest.mark.slow
+def test_what_clients_remember_stays_in_files(model, clients, much, tmp_path):
+  process = algorithms.build_furl(model, training=Phase(optimizer=sgd(0.1)))
+  with runtimes.cohort(jit=False):
+    expected = _train(process, clients)
+  with _runtime(2) as runtime:
+    _train(process, clients)
+    sent = runtime._resources.workers.num_bytes
+  with _runtime(2, folder=str(tmp_path)) as runtime:
+    found = _train(process, clients)
+    assert runtime._resources.workers.num_bytes < sent
+  planted.assert_same(found, expected)
+  # They were read in the end, and nobody names the files any more.
+  gc.collect()
+  assert not list(tmp_path.iterdir())
+
+
+def test_what_an_earlier_loop_kept_goes_with_the_shards():
+  at_clients = tff.FederatedType(np.float32, tff.CLIENTS)
+
+  @tff.tensorflow.computation(np.float32)
+  def shift(number):
+    return number + tf.random.stateless_uniform([], [1, 2])
+
+  @tff.tensorflow.computation(np.float32, np.float32)
+  def subtract(number, mean):
+    return number - mean
+
+  @tff.federated_computation(at_clients)
+  def spread(numbers):
+    shifted = tff.federated_map(shift, numbers)
+    mean = tff.federated_broadcast(tff.federated_mean(shifted))
+    return (
+      tff.federated_mean(tff.federated_map(subtract, (shifted, mean))),
+      shifted,
+    )
+
+  numbers = np.arange(100, dtype=np.float32).tolist()
+  with runtimes.cohort(jit=False):
+    expected = spread(numbers)
+  runtime = _runtime(2)
+  with runtime:
+    found = spread(numbers)
+  planted.assert_same(found[0], expected[0])
+  planted.assert_same(list(found[1]), list(expected[1]))
+  # Two loops of two blocks each.
+  assert runtime._resources.workers.num_messages == 4
+
+
+def test_values_of_open_shapes_come_back():
+  @tff.tensorflow.computation(tff.TensorType(np.int32, [None]))
+  def repeat(row):
+    return tf.repeat(row, 1 + tf.size(row) % 3)
+
+  @tff.federated_computation(
+    tff.FederatedType(tff.TensorType(np.int32, [None]), tff.CLIENTS)
+  )
+  def repeated(rows):
+    return tff.federated_map(repeat, rows)
+
+  rows = [np.arange(number % 5, dtype=np.int32) for number in range(70)]
+  with _runtime(3):
+    found = repeated(rows)
+  for row, one in zip(rows, found, strict=True):
+    np.testing.assert_array_equal(one, np.repeat(row, 1 + len(row) % 3))
+
+
+@pytest.mark.slow
+def test_an_array_is_sent_once(model, clients):
+  process = algorithms.build_furl(model, training=Phase(optimizer=sgd(0.1)))
+  population = packing.pack(clients, process.example_spec)
+  crew, sent = _Crew(2), []
+  crew.arrays = remote_shards.RemoteArrays(
+    lambda array: sent.append(array.nbytes) or array
+  )
+  numbers = []
+  with CohortRuntime(False, None, True, False, None, crew):
+    for number in range(2):
+      seeds = planted.client_seeds(list(clients), number)
+      planted.run(process, population.cohort(list(clients), seeds))
+      numbers.append(len(sent))
+  assert numbers[0] == numbers[1] > 0
+  assert len(crew.workers[0]._arrays) == len(sent)
+  # And again to the workers of a context that is opened again.
+  crew.arrays.forget()
+  with CohortRuntime(False, None, True, False, None, crew):
+    planted.run(process, population.cohort(list(clients), seeds))
+  assert len(sent) == 2 * numbers[0]
+
+
+def test_what_cannot_travel_is_run_here():
+  @tff.tensorflow.computation(tff.SequenceType(np.int32))
+  def add(numbers):
+    return numbers.reduce(np.int32(0), lambda a, b: a + b)
+
+  @tff.federated_computation(
+    tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
+  )
+  def total(numbers):
+    return tff.federated_sum(tff.federated_map(add, numbers))
+
+  runtime = _runtime(2)
+  with runtime:
+    assert total([[1, 2], [3], []] * 20) == 120
+  assert runtime._resources.workers.num_messages == 0
+
+
+def test_blocks_are_subtrees():
+  assert remote_shards.blocks(8, 2) == [range(4), range(4, 8)]
+  assert remote_shards.blocks(4, 3) == [range(at, at + 1) for at in range(4)]
+  assert remote_shards.blocks(7, 2) == [range(2), range(2, 4), *_pairs(4, 7)]
+  assert remote_shards.blocks(1, 8) == [range(1)]
+  assert remote_shards.blocks(0, 2) == []
+
+
+def _pairs(start, stop):
+  return [range(at, min(at + 2, stop)) for at in range(start, stop, 2)]
+
+
+def test_without_ray_there_is_advice(monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(ray_workers.RayRuntimeError, match='pip install'):
+    runtimes.ray()
+
+
+@pytest.mark.parametrize('name', ['workers', 'cpus_per_worker'])
+def test_there_must_be_somebody_to_work(name):
+  with pytest.raises(ValueError, match=f'{name}=0'):
+    runtimes.ray(**{name: 0})
+
+
+def test_errors_travel_with_all_that_they_know():
+  error = errors.ClientComputationError(3, 10, 'a step', 'float32[]', 'no')
+  again = _travel(error)
+  assert type(again) is errors.ClientComputationError
+  assert str(again) == str(error)
+  assert (again.client, again.step, again.reason) == (3, 'a step', 'no')

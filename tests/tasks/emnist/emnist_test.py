@@ -1,0 +1,218 @@
+"""Laws of the EMNIST task: who holds which images, and what models see."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.emnist import images as emnist_images
+from tasks.emnist import models as emnist_models
+from tasks.emnist import task as emnist
+from tasks.errors import OptionError
+from tasks.task import Data
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import phases
+from tff_partial.training.participation import sampling
+
+_REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
+_PARTS = ('train', 'validation', 'test')
+_LABELS = np.repeat(np.arange(10), 300)
+
+
+def _load(data: str = 'synthetic', seed: int = 0, **options) -> emnist.Emnist:
+  return emnist.Options(**options).load(Data(data=data, data_dir=_REAL), seed)
+
+
+def _sets(holdings) -> list[set[int]]:
+  return [set(images.tolist()) for images in holdings.values()]
+
+
+def _client(task: emnist.Emnist, part: str, user: str, spec) -> dict:
+  """A user's real examples."""
+  clients = task.clients(part, spec)
+  (client,) = clients.cohort([user], sampling.client_seeds([user], 0))
+  count = int(client['count'])
+  return {name: array[:count] for name, array in client['examples'].items()}
+
+
+# ---- the task ----------------------------------------------------------------
+
+
+@pytest.fixture(scope='module', name='task')
+def fixture_task():
+  return _load(model='dense', hidden=8)
+
+
+def test_users_are_measured_on_further_images(task):
+  model = task.model_with('nobody')
+  evaluation_clients = task.tests['seen']
+  assert (evaluation_clients.part, evaluation_clients.seen) == ('test', True)
+  assert task.validation.part == 'validation'
+  support, _ = evaluation_clients.split
+  spec = {**model.example_spec, **support.fields}
+  for user in ('0000', '0007'):
+    trained = _client(task, 'train', user, model.example_spec)
+    measured = _client(task, 'test', user, spec)
+    is_query = measured['is_query'].astype(bool)
+    np.testing.assert_array_equal(measured['x'][~is_query], trained['x'])
+    assert set(measured['y']) == set(trained['y'])
+    assert 0.2 < is_query.mean() < 0.35
+
+
+def test_counts_are_those_of_the_clients(task):
+  spec = task.model_with('nobody').example_spec
+  counts = task.counts
+  assert counts['name'] == 'digits'
+  assert counts['images'] == 1797 == sum(counts[p]['images'] for p in _PARTS)
+  assert counts['users'] == 20 == counts['train']['users']
+  assert task.clients('train', spec).num_examples == counts['train']['images']
+
+
+def test_each_user_has_an_attribute(task):
+  attributes = task.attributes
+  assert attributes['0003'] in ('3', '4')
+  assert len(attributes) == 20
+
+
+def test_unseen_users_took_no_part():
+  task = _load(protocol='unseen', max_examples=30)
+  spec = task.model_with('nobody').example_spec
+  parts = [task.clients(part, spec) for part in _PARTS]
+  assert [len(part) for part in parts] == [16, 2, 2]
+  assert len(set().union(*(part.client_ids for part in parts))) == 20
+  assert sum(part.num_examples for part in parts) == 600
+  assert task.tests['unseen'].split is None
+  assert not task.tests['unseen'].seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'kind, own',
+  [
+    ('linear', {'head/bias'}),
+    ('dense', {'head/kernel', 'head/bias'}),
+    ('cnn', {'head/kernel', 'head/bias'}),
+  ],
+)
+def test_the_last_layer_may_be_the_users(kind, own):
+  task = _load(model=kind)
+  names = {v.name for v in task.model_with('own').trainable('local')}
+  assert names == own
+  assert not list(task.model_with('nobody').trainable('local'))
+  with pytest.raises(OptionError, match="no form 'table'"):
+    task.model_with('table')
+
+
+def test_other_layers_may_be_the_users():
+  task = _load(model='dense', local='hidden')
+  names = {v.name for v in task.model_with('own').trainable('local')}
+  assert names == {'hidden/kernel', 'hidden/bias'}
+
+
+@pytest.mark.slow
+def test_heads_of_their_own_learn(task):
+  """Better than to name every user's most frequent label."""
+  model, evaluation_clients = task.model_with('own'), task.tests['seen']
+  process = algorithms.build_fed_rep(model)
+  head = phases.Phase(train=('local',), epochs=5)
+  evaluation = algorithms.build_fed_rep_eval(
+    model, split=evaluation_clients.split, personalise=head
+  )
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+    trained = tff_partial.train(
+      process,
+      task.clients('train', process.example_spec),
+      rounds=10,
+      clients_per_round=5,
+    )
+    clients = task.clients('test', evaluation.example_spec)
+    exam = tff_partial.EvaluationSet(evaluation, clients)
+    measured = tff_partial.evaluate(exam, trained.weights)
+  assert measured['num_clients'] == 20
+  assert measured['num_examples'] == task.counts['test']['images']
+  labels = [task.images.labels[held] for held in task._parts['test'].values()]
+  majority = sum(np.bincount(mine).max() for mine in labels)
+  assert measured['accuracy'] > majority / measured['num_examples'] + 0.1
+
+
+@pytest.mark.parametrize(
+  'options, expected',
+  [
+    ({'partition': 'alphabet'}, '--emnist_partition=alphabet: .* of labels'),
+    ({'protocol': 'blind'}, '--emnist_protocol=blind'),
+    ({'model': 'forest'}, '--emnist_model=forest'),
+    ({'edition': 'letters'}, '--emnist_edition=letters'),
+    ({'max_examples': 2}, 'max_examples: 2'),
+  ],
+)
+def test_impossible_options_are_refused(options, expected):
+  with pytest.raises(OptionError, match=expected):
+    emnist.Options(**options)
+
+
+def test_digits_without_writers_are_refused():
+  with pytest.raises(OptionError, match="who wrote the images of 'digits'"):
+    _load(partition='writers')
+
+
+def test_federated_emnist_is_fetched_on_demand_only(monkeypatch):
+  asked = []
+
+  def load(data_dir):
+    asked.append(data_dir)
+    return emnist_images.load_digits()
+
+  monkeypatch.setattr(emnist_images, 'load_federated_emnist', load)
+  options = emnist.Options(edition='federated_emnist')
+  with pytest.raises(OptionError, match='--download'):
+    options.load(Data(data_dir='somewhere'), 0)
+  assert not asked
+  task = options.load(Data(data_dir='somewhere', download=True), 0)
+  assert asked == ['somewhere']
+  assert task.counts['users'] == 20
+
+
+@pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')
+def test_the_real_users():
+  counts = _load('real').counts
+  assert (counts['images'], counts['users']) == (70_000, 20)
+  smallest, largest = counts['images_of_a_user']
+  # In pFedMe's experiments, 1,165 to 3,834.
+  assert 2 < largest / smallest < 4
+  counts = _load('real', partition='writers').counts
+  assert (counts['images'], counts['users']) == (60_000, 539)
+  assert counts['images_of_a_user'] == [19, 131]
+
+
+# ---- models ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  'kind, parameters',
+  [
+    # 784 pixels and a one, for ten digits; and the same for 100 units first.
+    ('linear', 785 * 10),
+    ('dense', 785 * 100 + 101 * 10),
+    ('cnn', 10 * 32 + 289 * 64 + (144 * 64 + 1) * 128 + 129 * 10),
+  ],
+)
+def test_sizes_of_models(kind, parameters):
+  model = emnist_models.build_classifier(kind, (28, 28), 10, 255)
+  assert model.count_params() == parameters
+  assert model.output_shape == (None, 10)
+
+
+def test_ink_is_one():
+  model = emnist_models.build_classifier('linear', (2, 1), 1, 16)
+  model.get_layer('head').set_weights([np.array([[1.0], [10.0]]), np.zeros(1)])
+  image = np.array([[[16], [8]]], np.uint8)
+  assert float(model(tf.constant(image))) == pytest.approx(1.0 + 5.0)
+
+
+def test_impossible_models_are_refused():
+  with pytest.raises(OptionError, match='hidden: a layer of 0 units'):
+    emnist_models.build_classifier('dense', (8, 8), 10, 16, hidden=0)
+  with pytest.raises(OptionError, match="model: 'forest'"):
+    emnist_models.build_classifier('forest', (8, 8), 10, 16)

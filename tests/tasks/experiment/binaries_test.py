@@ -1,0 +1,630 @@
+"""What the binaries do, as their user sees it."""
+
+from collections.abc import Callable, Sequence
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks import train
+from tasks.experiment import from_recipe
+from tasks.experiment.command_line import flags as run_flags
+from tasks.experiment.config import Config
+from tests import help_texts
+from tests.support import commands
+from tests.support.commands import repeatable_rows
+from tests.support.commands import run_here
+import tff_partial_programs
+from tff_partial_programs import opening
+
+_RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))
+
+# Runs a binary in which something happens to a function. Given after the code:
+# the module's name and its flags.
+_MEDDLE = """
+import os, runpy, signal, sys
+import psutil, tensorflow as tf
+from tff_partial.training import metrics_log
+
+def die():
+  os.kill(os.getpid(), signal.SIGKILL)
+
+{meddle}
+module = sys.argv.pop(1)
+sys.argv[0] = module
+runpy.run_module(module, run_name='__main__', alter_sys=True)
+"""
+
+_DIE_WHILE_SAVING = """
+save, saves = tf.saved_model.save, []
+def meddle(module, path, **options):
+  save(module, path, **options)
+  saves.append(path)
+  if len(saves) == {number}:
+    data = os.path.join(path, 'variables', 'variables.data-00000-of-00001')
+    os.truncate(data, os.path.getsize(data) // 2)
+    die()
+tf.saved_model.save = meddle
+"""
+
+_DIE_IN_A_ROUND = """
+release = metrics_log.Records.release
+def meddle(self, row, number):
+  if number == {number}:
+    with open(self._folder / metrics_log.METRICS_FILE, 'a') as table:
+      table.write('{number},0.12')
+    die()
+  release(self, row, number)
+metrics_log.Records.release = meddle
+"""
+
+_SAY_MEMORY = """
+release = metrics_log.Records.release
+def meddle(self, row, number):
+  release(self, row, number)
+  if number % 5 == 0:
+    us = psutil.Process()
+    tree = [us, *us.children(recursive=True)]
+    print('memory', number, sum(p.memory_info().rss for p in tree))
+metrics_log.Records.release = meddle
+"""
+
+
+def _meddled(meddle: str, name: str, *arguments: str) -> list[str]:
+  code = _MEDDLE.format(meddle=meddle)
+  return [sys.executable, '-c', code, f'tasks.{name}', *arguments]
+
+
+def _result(folder: pathlib.Path) -> dict[str, Any]:
+  """The result, which must be strict JSON."""
+
+  def refuse(constant: str) -> None:
+    raise AssertionError(f'{constant} is not JSON')
+
+  text = (folder / 'result.json').read_text()
+  return json.loads(text, parse_constant=refuse)
+
+
+def _repeatable(result: dict[str, Any]) -> dict[str, Any]:
+  """A result without what is never the same."""
+  return {
+    name: value
+    for name, value in result.items()
+    if name not in ('seconds', 'peak_rss_mb')
+  }
+
+
+@pytest.fixture(scope='module', name='trained')
+def fixture_trained():
+  return commands.trained()
+
+
+# ---- what a run leaves -------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_leaves_a_result(trained):
+  result = _result(trained.folder)
+  assert result['task'] == 'movielens'
+  assert result['algorithm'] == 'fed_recon'
+  assert (result['seed'], result['rounds']) == (0, 6)
+  assert result['clients_per_round'] == 5
+  assert (result['runtime'], result['jit']) == ('cohort', 'false')
+  assert result['diverged'] is False
+  assert result['data']['ratings'] == 35_640
+  assert result['data']['clients'] == {
+    'train': 480,
+    'validation': 60,
+    'test': 60,
+  }
+  assert result['validation']['best_round'] == 6
+  for measured in (result['validation'], result['test']['unseen']):
+    assert measured['num_clients'] == 60
+    assert 0 < measured['rmse'] < 5
+    assert 0 <= measured['accuracy'] <= 1
+    for metric in ('rmse', 'accuracy'):
+      assert set(measured['per_client'][metric]) == {
+        'mean',
+        'std',
+        'p10',
+        'p50',
+        'p90',
+      }
+  assert set(result['test']) == {'unseen'}
+  # Two hundred items with four factors, of four bytes each.
+  counted = result['communication']
+  assert counted.pop('upload_bytes_by_rows') < 3200
+  assert counted == {
+    'download_parameters': 800,
+    'download_bytes': 3200,
+    'upload_parameters': 800,
+    'upload_bytes': 3200,
+  }
+  assert result['privacy'] is None
+  assert set(result['seconds']) >= {'total', 'per_round_median', 'first_round'}
+  assert all(seconds > 0 for seconds in result['seconds'].values())
+  assert result['peak_rss_mb'] > 100
+
+
+def test_a_run_leaves_records(trained):
+  names = {path.name for path in trained.folder.iterdir()}
+  assert names == {
+    'checkpoints',
+    'flags.txt',
+    'metrics.csv',
+    'result.json',
+    'tensorboard',
+  }
+  header = (trained.folder / 'metrics.csv').read_text().splitlines()[0]
+  columns = header.split(',')
+  assert columns[0] == 'round'
+  assert {'loss', 'rmse', 'accuracy', 'seconds_round'} < set(columns)
+  rows = repeatable_rows(trained.folder)
+  assert [row['round'] for row in rows] == list('123456')
+  result = _result(trained.folder)
+  assert float(rows[-1]['validation_rmse']) == result['validation']['rmse']
+  tags, steps = set(), set()
+  for path in (trained.folder / 'tensorboard').iterdir():
+    for event in tf.compat.v1.train.summary_iterator(str(path)):
+      tags |= {value.tag for value in event.summary.value}
+      steps.add(event.step)
+  assert tags >= {
+    'train/rmse',
+    'validation/rmse',
+    'validation_clients/rmse',
+    'test/unseen/rmse',
+  }
+  assert steps >= set(range(1, 7))
+
+
+def test_a_run_prints_a_small_table(trained):
+  assert trained.outcome.errors == ''
+  lines = trained.outcome.output.splitlines()
+  assert lines[0].split() == ['loss', 'rmse', 'accuracy']
+  assert [line.split(',')[0] for line in lines[1:4]] == [
+    'validation',
+    'test (unseen)',
+    'test (unseen)',
+  ]
+  assert lines[-1] == f'Written to {trained.folder}.'
+
+
+def test_a_run_that_is_done_is_shown_again(trained):
+  before = commands.files(trained.folder)
+  again = run_here('train', *commands.SMALL, f'--output_dir={trained.folder}')
+  assert again.status == 0
+  assert 'holds this run already' in again.output
+  table = trained.outcome.output.splitlines()[:-1]
+  assert again.output.splitlines()[1:] == table
+  assert commands.files(trained.folder) == before
+
+
+@pytest.mark.slow
+def test_a_run_may_end_early(tmp_path):
+  # Nothing is ever so much better.
+  command = (
+    *('train', *commands.SMALL, f'--output_dir={tmp_path}'),
+    *('--early_stopping_patience=1', '--early_stopping_min_delta=100'),
+    '--checkpoint_every=100',
+  )
+  outcome = run_here(*command)
+  assert outcome.status == 0, outcome
+  assert 'Ended after round 4 by EarlyStopping(patience=1' in outcome.output
+  result = _result(tmp_path)
+  assert result['rounds'] == 4
+  assert result['best']['round'] == 4  # Better, if by less than 100.
+  assert "metric='rmse'" in result['ended_by']
+  assert [row['round'] for row in repeatable_rows(tmp_path)] == list('1234')
+  again = run_here(*command)
+  assert 'holds this run already' in again.output
+
+
+# ---- kills -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(trained, tmp_path):
+  # In the middle of its second checkpoint; and in its fifth round, in the
+  # middle of a line.
+  kills = {
+    'saving': _DIE_WHILE_SAVING.format(number=2),
+    'round': _DIE_IN_A_ROUND.format(number=5),
+  }
+  with contextlib.ExitStack() as stack:
+    killed = {
+      name: stack.enter_context(
+        commands.started(
+          _meddled(
+            meddle,
+            'train',
+            f'--flagfile={trained.folder}/flags.txt',
+            '--rounds=60',
+            f'--output_dir={tmp_path / name}',
+          )
+        )
+      )
+      for name, meddle in kills.items()
+    }
+    for program in killed.values():
+      outcome = program.finish()
+      assert outcome.status == -signal.SIGKILL, outcome
+      assert program.all_ended()
+  left = {
+    name: {path.name for path in (tmp_path / name / 'checkpoints').iterdir()}
+    for name in kills
+  }
+  (unfinished,) = left['saving'] - {'round_2'}
+  assert unfinished.startswith('round_4_temp')
+  assert left['round'] == {'round_2', 'round_4'}
+  assert (tmp_path / 'round/metrics.csv').read_text().endswith('\n5,0.12')
+  for name in kills:
+    folder = tmp_path / name
+    assert not (folder / 'result.json').exists()
+    outcome = run_here('train', *commands.SMALL, f'--output_dir={folder}')
+    assert outcome.status == 0, outcome
+    assert repeatable_rows(folder) == repeatable_rows(trained.folder)
+    assert _repeatable(_result(folder)) == _repeatable(_result(trained.folder))
+
+
+@pytest.mark.slow
+def test_more_rounds_go_on(trained, tmp_path):
+  folder = tmp_path / 'out'
+  shutil.copytree(trained.folder, folder)
+  outcome = run_here(
+    'train', *commands.SMALL, '--rounds=9', f'--output_dir={folder}'
+  )
+  assert outcome.status == 0
+  rows = repeatable_rows(folder)
+  assert [row['round'] for row in rows] == list('123456789')
+  assert rows[:6] == repeatable_rows(trained.folder)
+  assert _result(folder)['rounds'] == 9
+  assert '--rounds=9\n' in (folder / 'flags.txt').read_text()
+
+
+# ---- measuring again ---------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_evaluate_measures_the_same_again(trained):
+  before = commands.files(trained.folder)
+  result = _result(trained.folder)
+  for weights, part, expected in (
+    ('last', 'test', result['test']['unseen']),
+    ('best', 'validation', result['best']['validation']),
+  ):
+    outcome = run_here(
+      'evaluate',
+      f'--output_dir={trained.folder}',
+      f'--weights={weights}',
+      f'--part={part}',
+    )
+    assert outcome.status == 0, outcome
+    measured = json.loads(outcome.output)
+    assert measured.pop('round') == 6
+    assert measured.pop('part') == part
+    assert measured == expected
+  assert commands.files(trained.folder) == before
+
+
+@pytest.mark.slow
+def test_evaluate_recommends(trained):
+  outcome = run_here(
+    'evaluate', f'--output_dir={trained.folder}', '--user=42', '--top_n=7'
+  )
+  assert outcome.status == 0, outcome
+  title, *lines = outcome.output.splitlines()
+  assert title == 'For user 42, by the weights of round 6:'
+  assert [line.split('.')[0].strip() for line in lines] == list('1234567')
+  assert all('Film' in line for line in lines)
+
+
+@pytest.mark.slow
+def test_evaluate_saves_the_model_of_one_user(trained, tmp_path):
+  file = tmp_path / '42.keras'
+  outcome = run_here(
+    'evaluate',
+    f'--output_dir={trained.folder}',
+    '--user=42',
+    f'--save_model={file}',
+  )
+  assert outcome.status == 0, outcome
+  assert f'the model of user 42, of round 6: {file}' in outcome.output
+  keras_model = tf.keras.models.load_model(file)
+  predicted = keras_model.predict(np.arange(3), verbose=0)
+  assert predicted.shape[0] == 3 and np.isfinite(predicted).all()
+  assert len(set(predicted.ravel().tolist())) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'arguments, expected',
+  [
+    (['--user=42', '--save_model=42.h5'], '42.h5: name a file that ends in'),
+    (['--user=none', '--save_model=a.keras'], "no user 'none'"),
+    (['--user=42', '--save_model=/nowhere/a.keras'], '/nowhere/a.keras: '),
+  ],
+)
+def test_evaluate_says_why_no_model_is_saved(trained, arguments, expected):
+  outcome = run_here('evaluate', f'--output_dir={trained.folder}', *arguments)
+  commands.is_for_users(outcome, expected)
+
+
+# ---- other settings ----------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_says_so(tmp_path):
+  arguments = (
+    *commands.SMALL,
+    '--rounds=80',
+    '--update_learning_rate=30',
+    f'--output_dir={tmp_path}',
+  )
+  outcome = run_here('train', *arguments)
+  commands.is_for_users(outcome, 'diverged', 'round 7', '--clip_norm')
+  assert 'nan' in outcome.output
+  result = _result(tmp_path)
+  assert result['diverged'] is True
+  assert result['rounds'] == 7
+  assert result['test']['unseen']['rmse'] == 'nan'
+  assert result['test']['unseen']['num_not_finite'] == 60
+  assert len(repeatable_rows(tmp_path)) == 7
+  before = commands.files(tmp_path)
+  again = run_here('train', *arguments)
+  assert (again.status, again.errors) == (1, outcome.errors)
+  assert commands.files(tmp_path) == before
+
+
+@pytest.mark.parametrize('path', _RECIPES, ids=lambda path: path.stem)
+def test_recipes_are_for_flags_that_exist(path):
+  config = from_recipe(path)
+  assert f'{path.stem}_'.startswith(f'{config.task.name}_') or (
+    path.stem == 'demo'
+  )
+  for task, algorithm in (('movielens', 'fed_recon'),):
+    if path.stem.startswith(f'{task}_{algorithm}'):
+      assert config.algorithm == algorithm
+  text = path.read_text()
+  assert text.startswith('# ')
+
+
+@pytest.mark.parametrize('name', tff_partial_programs.PROGRAMS)
+def test_help_is_what_was_noted_of_it(name):
+  outcome = run_here(name, '--help')
+  assert (outcome.status, outcome.errors) == (0, '')
+  assert outcome.output == tff_partial_programs.help_text(name), (
+    'Note it again: python -m tests.help_texts'
+  )
+  full = run_here(name, '--helpfull').output
+  assert full == tff_partial_programs.help_text(name, full=True)
+  if name == 'train':
+    for flag in run_flags.define(Config()):
+      assert f'  --{flag}' in full
+  lines = outcome.output.splitlines()
+  # Two screens.
+  assert len(lines) <= 100 and max(map(len, lines)) <= 80
+
+
+def test_the_flags_that_a_run_is_announced_by_are_as_noted():
+  assert help_texts.flags_of(train.PROGRAM) == (
+    opening.FLAGS_FILE.read_text('utf-8')
+  ), 'Note them again: python -m tests.help_texts'
+
+
+# ---- whole programs ----------------------------------------------------------
+
+_ENDLESS = (*commands.SMALL, '--rounds=1000000')
+_NATIVE = ('--runtime=native', '--jit=auto')
+_PROGRAMS: dict[str, tuple[str, ...]] = {
+  'SIGINT': _ENDLESS,
+  'SIGTERM': (*_ENDLESS, *_NATIVE),
+  'piped': (*commands.SMALL, '--rounds=2', *_NATIVE),
+  'seen': (
+    *commands.SMALL,
+    '--protocol=seen',
+    '--min_examples=30',
+    '--oversample=1.6',
+    '--dropout_rate=0.4',
+    '--progress',
+  ),
+}
+
+
+@pytest.fixture(scope='module', name='ended')
+def fixture_ended(tmp_path_factory):
+  """The folder of programs that ran side by side, and how each ended."""
+  folder = tmp_path_factory.mktemp('programs')
+  started = {}
+  with contextlib.ExitStack() as stack:
+    for name, arguments in _PROGRAMS.items():
+      command = commands.command(
+        'train', *arguments, f'--output_dir={folder / name}'
+      )
+      if name == 'piped':
+        command = ['sh', '-c', '"$@" | tail -1', 'sh', *command]
+      started[name] = stack.enter_context(commands.started(command))
+    for name in ('SIGINT', 'SIGTERM'):
+      commands.wait_for_rounds(folder / name / 'metrics.csv', 4, started[name])
+      started[name].process.send_signal(signal.Signals[name])
+    outcomes = {name: program.finish() for name, program in started.items()}
+    left = {name: p.alive() for name, p in started.items() if not p.all_ended()}
+    assert not left
+  return folder, outcomes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['SIGINT', 'SIGTERM'])
+def test_a_signal_ends_a_run_in_good_order(ended, name):
+  folder, outcomes = ended
+  outcome = outcomes[name]
+  assert outcome.status == 128 + signal.Signals[name], outcome
+  assert outcome.errors == (
+    f'error: Ended by {name}. Run the same command again to go on from the '
+    'last checkpoint.\n'
+  )
+  # No more than what it was about to do.
+  assert outcome.output.count('\n') == 1 and 'a new run' in outcome.output
+  # What was written before is whole.
+  assert len(repeatable_rows(folder / name)) >= 4
+  left = {path.name for path in (folder / name / 'checkpoints').iterdir()}
+  assert left
+  assert all(path.removeprefix('round_').isdigit() for path in left)
+
+
+@pytest.mark.slow
+def test_a_pipe_ends_with_its_program(ended):
+  folder, outcomes = ended
+  assert outcomes['piped'] == (0, f'Written to {folder}/piped.\n', '')
+  assert _result(folder / 'piped')['runtime'] == 'native'
+
+
+@pytest.mark.slow
+def test_later_ratings_of_seen_users(ended):
+  folder, outcomes = ended
+  outcome = outcomes['seen']
+  assert outcome.status == 0, outcome
+  result = _result(folder / 'seen')
+  assert list(result['test']) == ['seen']
+  clients = result['data']['clients']
+  filtered = result['data']['clients_filtered']
+  assert clients['train'] + filtered['train'] == 600
+  assert filtered['train'] > 0
+  # Of the test ratings all are measured, and no training rating is.
+  assert (
+    result['test']['seen']['num_examples'] <= result['data']['test']['ratings']
+  )
+  sizes = [int(row['num_clients']) for row in repeatable_rows(folder / 'seen')]
+  assert max(sizes) <= 5
+  assert min(sizes) < 5
+  # The bar is for the eyes, not for the output.
+  assert '6/6' in outcome.errors
+  assert 'validation_rmse=' in outcome.errors
+  assert 'round/s' not in outcome.output
+  assert 'test (seen)' in outcome.output
+
+
+# ---- slow --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['native', 'cohort'])
+def test_memory_does_not_grow(tmp_path, name):
+  outcome = commands.run_program(
+    _meddled(
+      _SAY_MEMORY,
+      'train',
+      '--data=synthetic',
+      '--clients_per_round=20',
+      '--rounds=350',
+      '--evaluate_every=25',
+      f'--runtime={name}',
+      f'--output_dir={tmp_path}',
+    )
+  )
+  assert outcome.status == 0, outcome
+  memory = {
+    int(line.split()[1]): int(line.split()[2])
+    for line in outcome.output.splitlines()
+    if line.startswith('memory')
+  }
+
+  def about(number: int) -> float:
+    # What a process holds goes up and down a little from round to round.
+    return np.median([memory[number - back] for back in (0, 5, 10)])
+
+  assert about(350) < 1.05 * about(60), memory
+
+
+def _kill_when(
+  condition: Callable[[], bool], arguments: Sequence[str]
+) -> commands.Outcome:
+  """Trains, and kills the program when something has happened."""
+  with commands.started(commands.command('train', *arguments)) as program:
+    while program.process.poll() is None and not condition():
+      time.sleep(0.01)
+    program.process.kill()
+    return program.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'arguments',
+  [
+    pytest.param(
+      (
+        f'--flagfile={commands.ROOT}/tasks/recipes/movielens_fed_recon.flags',
+        '--rounds=60',
+        '--evaluate_every=10',
+      ),
+      id='recipe',
+      marks=pytest.mark.skipif(
+        not os.environ.get('TFF_PARTIAL_DATA_DIR'),
+        reason='needs TFF_PARTIAL_DATA_DIR',
+      ),
+    ),
+    pytest.param(
+      ('--data=synthetic', '--rounds=400', '--evaluate_every=50', '--jit=auto'),
+      id='auto',
+    ),
+    pytest.param(
+      (
+        '--data=synthetic',
+        '--rounds=40',
+        '--evaluate_every=10',
+        '--clients_per_round=20',
+        '--runtime=native',
+      ),
+      id='native',
+    ),
+  ],
+)
+def test_kills_at_random_moments_change_nothing(tmp_path, arguments, request):
+  seed = int(np.random.SeedSequence().generate_state(1)[0])
+  print('The moments are those of seed', seed)
+  generator = np.random.default_rng(seed)
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  table = killed / 'metrics.csv'
+  if request.node.callspec.id == 'auto':
+    # What is faster is measured, hence a matter of chance: both go on from a
+    # checkpoint that knows what was chosen.
+    checkpoint = killed / 'checkpoints' / 'round_50'
+    _kill_when(checkpoint.exists, (*arguments, f'--output_dir={killed}'))
+    shutil.copytree(killed, whole)
+  outcome = commands.run_program(
+    commands.command('train', *arguments, f'--output_dir={whole}')
+  )
+  assert outcome.status == 0, outcome
+  for _ in range(4):
+    before = table.stat().st_mtime_ns if table.exists() else 0
+
+    outcome = _kill_when(
+      lambda before=before: (
+        table.exists()
+        and table.stat().st_mtime_ns != before
+        and generator.random() < 0.02
+      ),
+      (*arguments, f'--output_dir={killed}'),
+    )
+  assert outcome.status == -signal.SIGKILL or (killed / 'result.json').exists()
+  outcome = commands.run_program(
+    commands.command('train', *arguments, f'--output_dir={killed}')
+  )
+  assert outcome.status == 0, outcome
+  assert repeatable_rows(killed) == repeatable_rows(whole)
+  result, expected = _result(killed), _result(whole)
+  if request.node.callspec.id == 'auto':
+    for each in (result, expected):
+      # The loop over the test clients was not chosen yet.
+      each.pop('test')
+      each['best'].pop('test')
+      each.pop('jit_choices')
+  assert _repeatable(result) == _repeatable(expected)

@@ -1,0 +1,146 @@
+"""Options are the same values in Python and on the command line."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tasks.errors import OptionError
+from tasks.experiment import Config
+from tasks.experiment import from_recipe
+from tasks.experiment import Output
+from tasks.experiment import run
+from tasks.experiment.command_line.flags import parse
+from tasks.experiment.config import TASKS
+from tasks.experiment.options.loop import Loop
+from tasks.experiment.options.optimizers import Optimizer
+from tasks.experiment.options.training import Server
+from tasks.experiment.run.folder import Folder
+from tasks.experiment.run.folder import with_flags_of_the_run
+from tasks.movielens import task as movielens
+from tasks.subreddit.models import Sizes
+from tests.support import commands
+
+_RECIPES = sorted((commands.ROOT / 'tasks' / 'recipes').glob('*.flags'))
+
+
+@pytest.mark.parametrize('path', _RECIPES, ids=lambda path: path.stem)
+def test_a_config_is_read_back_from_its_flags(tmp_path, path):
+  config = from_recipe(path)
+  folder = Folder(str(tmp_path))
+  folder.claim({**config.flags(), **Output('x').flags()}, set())
+  assert parse([f'--flagfile={folder.flags_file}']) == config
+
+
+def _kept(folder, *lines):
+  (folder / 'flags.txt').write_text(''.join(f'{line}\n' for line in lines))
+  command = ['tasks/evaluate.py', f'--output_dir={folder}']
+  program, *kept, given = with_flags_of_the_run(command)
+  assert [program, given] == command
+  return kept
+
+
+def test_no_hook_and_no_address_are_taken_from_a_folder(tmp_path, caplog):
+  kept = _kept(
+    tmp_path,
+    '--task=emnist',
+    '--runtime=ray',
+    '--ray_address=ray://example.org:10001',
+    '--ray_folder=/tmp/elsewhere',
+    '# ray_workers is not set',
+    '--output_dir=/tmp/elsewhere',
+    '--hook=os:system',
+    '--clip_norm=0.5',
+  )
+  assert kept == ['--task=emnist', '--runtime=ray', '--clip_norm=0.5']
+  for said in ('line 3', 'ray://example.org:10001', 'if you trust it'):
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+  'line',
+  [
+    '--flagfile=/tmp/more.txt',
+    '--save_model=/tmp/a.keras',  # Of `tasks.evaluate`, but not of a run.
+    '--profile_file=/tmp/profile',
+    '-hook=os:system',
+    'os:system',
+  ],
+)
+def test_what_is_no_flag_of_a_run_is_not_taken_either(tmp_path, line):
+  with pytest.raises(OptionError, match=f'txt, line 2: {line} is no flag'):
+    _kept(tmp_path, '--task=emnist', line)
+
+
+def test_no_two_choices_of_a_config_share_a_flag():
+  for task in TASKS.values():
+    names = [choice.flag for choice in Config(task=task()).choices()]
+    assert len(set(names)) == len(names) > 80
+
+
+def test_flags_change_what_they_name_and_nothing_else():
+  config = Config()
+  changed = config.with_flags({'update_learning_rate': 2, 'biases': True})
+  assert changed.local.update == dataclasses.replace(
+    config.local.update, learning_rate=2.0
+  )
+  assert changed.task == movielens.Options(biases=True)
+  assert changed.with_flags({'update_learning_rate': 0.5, 'biases': False}) == (
+    config
+  )
+  other = config.with_flags({'task': 'emnist', 'emnist_hidden': 7})
+  assert (other.task.name, other.task.hidden) == ('emnist', 7)
+
+
+def test_numbers_of_other_kinds_become_pythons():
+  # So that flags.txt says the same, however a number was written.
+  loop = Loop(rounds=np.int64(4), oversample=2)
+  assert type(loop.rounds) is int and type(loop.oversample) is float
+  assert loop.flags()['oversample'] == 2.0
+
+
+@pytest.mark.parametrize(
+  ('make', 'expected'),
+  [
+    (lambda: Loop(rounds=0), '--rounds=0: give at least 1'),
+    (lambda: Loop(rounds=2.0), '--rounds=2.0: give a whole number'),
+    (lambda: Loop(rounds=True), '--rounds=True: give a whole number'),
+    (lambda: Loop(rounds=2**31), 'give a number below 2147483648'),
+    (lambda: Loop(oversample=float('inf')), 'give a finite number'),
+    (lambda: Loop(dropout_rate=1.5), '--dropout_rate=1.5: give at most 1'),
+    (lambda: Server(aggregator='median'), 'choose one of mean, robust'),
+    (lambda: Server(clip_norm='1'), '--clip_norm=1: give a number'),
+    (lambda: Sizes(mlp_units=[64]), 'give a tuple of whole numbers'),
+    (lambda: Sizes(learned_default=1), 'give True or False'),
+    (lambda: movielens.Options(data_set=1), '--data_set=1: give a text'),
+    (lambda: Config(loop=5), 'loop: give a Loop, found 5'),
+    (lambda: Config(algorithm='fedavg'), '--algorithm=fedavg: choose one of'),
+    (lambda: Config().with_flags({'runds': 3}), 'Did you mean --rounds?'),
+    (lambda: Config().with_flags({'task': 'x'}), '--task=x: choose one of'),
+    (
+      lambda: Optimizer('update', 'all', optimizer='adam', momentum=0.9),
+      '--update_momentum: adam has no momentum',
+    ),
+    (lambda: from_recipe('dmo'), 'Did you mean demo?'),
+    (lambda: from_recipe('demo', runds=3), 'Did you mean --rounds?'),
+    (lambda: parse(['--runds=3']), 'runds'),
+    (lambda: parse(['rounds']), 'unknown arguments'),
+  ],
+)
+def test_impossible_choices_are_refused(make, expected):
+  with pytest.raises(OptionError) as caught:
+    make()
+  assert expected in str(caught.value)
+
+
+@pytest.mark.slow
+def test_python_runs_what_the_program_runs():
+  result = run(parse(commands.SMALL))
+  written = json.loads((commands.trained().folder / 'result.json').read_text())
+  report = json.loads(json.dumps(result.report))
+  for measured in ('seconds', 'peak_rss_mb'):
+    del written[measured], report[measured]
+  assert report == written
+  assert 'test (unseen), best round' in str(result)
+  assert result.trained is not None and result.trained.rounds == 6

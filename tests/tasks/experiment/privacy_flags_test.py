@@ -1,0 +1,322 @@
+"""Private runs as the user of the binaries sees them."""
+
+import json
+import pathlib
+
+import pytest
+import tensorflow as tf
+
+from tasks import audit
+from tasks.errors import OptionError
+from tasks.experiment.command_line import flags
+from tasks.experiment.config import TASKS
+from tasks.experiment.run.running import load
+from tasks.task import Data
+from tests.support import commands
+from tests.support.commands import repeatable_rows
+from tests.support.commands import run_here
+from tff_partial.dp import dp_queries
+
+_PRIVATE = ('--target_epsilon=8', '--delta=1e-3')
+_NOISE = ('--noise_multiplier=0.4', '--delta=1e-3', '--noise_seed=5')
+
+
+def _result(folder: pathlib.Path) -> dict[str, object]:
+  return json.loads((folder / 'result.json').read_text())
+
+
+@pytest.fixture(scope='module', name='private')
+def fixture_private(tmp_path_factory):
+  """A private run of which nobody knows the seeds, and how it ended."""
+  folder = tmp_path_factory.mktemp('private')
+  outcome = run_here(
+    'train', *commands.SMALL, *_PRIVATE, f'--output_dir={folder}'
+  )
+  assert outcome.status == 0, outcome
+  return folder, outcome
+
+
+# ---- what a private run says -------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_result_says_what_is_protected_and_what_is_not(private):
+  folder, outcome = private
+  said = _result(folder)['privacy']
+  assert 7.9 < said['epsilon'] <= 8.0
+  assert said['delta'] == 1e-3
+  assert said['noise_multiplier'] > 0.1
+  assert said['sampling'] == 'poisson'
+  assert said['neighbours'] == 'one user more or less'
+  assert (said['dp'], said['mechanism']) == ('central', 'gaussian')
+  assert said['population'] == 480
+  assert said['simulation'] is False
+  for name in ('clip', 'share_clipped', 'signal_to_noise', 'noise_stddev'):
+    assert said[name] >= 0.0
+  assert {'validation', 'test', 'best'} < set(said['not_private'])
+  assert 'share_clipped_not_private' not in said
+  assert said['assumed_public'] == [
+    'population',
+    'list of items',
+    'scale of ratings',
+  ]
+  assert said['trusted'] == 'the server, and who can read the checkpoints'
+  assert _result(folder)['train'] == {}
+  rows = repeatable_rows(folder)
+  spent = [float(row['privacy/epsilon']) for row in rows]
+  assert spent == sorted(spent) and spent[-1] == said['epsilon']
+  assert not {'loss', 'num_clients', 'rmse'} & set(rows[0])
+  assert f'epsilon {said["epsilon"]:.4g} at delta 0.001' in outcome.output
+  assert 'Not private: rounds, diverged, data, validation' in outcome.output
+  assert 'SIMULATION' not in outcome.output
+
+
+@pytest.mark.slow
+def test_what_is_exact_is_written_on_request_and_labelled(tmp_path):
+  outcome = run_here(
+    'train',
+    *commands.SMALL,
+    *_NOISE,
+    '--rounds=2',
+    '--diagnostics',
+    f'--output_dir={tmp_path}',
+  )
+  assert outcome.status == 0, outcome
+  (row, _) = repeatable_rows(tmp_path)
+  assert int(row['num_clients_not_private']) >= 0
+  assert 'loss_not_private' in row
+  result = _result(tmp_path)
+  assert 'train' in result['privacy']['not_private']
+  assert 'privacy/share_clipped_not_private' in result['privacy']['not_private']
+  assert result['train']['num_clients'] >= 0
+
+
+@pytest.mark.slow
+def test_every_task_says_what_it_learned_before_training():
+  # Public, or paid for, or absent: a vocabulary of training texts is neither.
+  data = Data(data='synthetic')
+  said = {
+    name: task().load(data, seed=0).learned_from_training
+    for name, task in TASKS.items()
+  }
+  assert said == {
+    'assist': ('list of attributes', 'median numbers of users and items'),
+    'emnist': (),
+    'mnist_preference': (),
+    'movielens': ('list of items', 'scale of ratings'),
+    'next_word': ('vocabulary',),
+    'ratings': ('list of items', 'scale of ratings'),
+    'movielens_hpfl': (
+      'list of attributes',
+      'median numbers of users and items',
+    ),
+    'speech_preference': (),
+    'sticker': ('vocabulary',),
+    'subreddit': ('list of subreddits', 'vocabulary'),
+  }
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_private_says_so():
+  trained = commands.trained()
+  assert _result(trained.folder)['privacy'] is None
+  assert 'rivacy' not in trained.outcome.output
+
+
+@pytest.mark.slow
+def test_more_rounds_of_a_target_would_need_more_noise(private):
+  folder, _ = private
+  before = commands.files(folder)
+  outcome = run_here(
+    'train',
+    *commands.SMALL,
+    *_PRIVATE,
+    f'--output_dir={folder}',
+    '--rounds=8',
+  )
+  commands.is_for_users(outcome, '--rounds=6 there, --rounds=8 now')
+  assert commands.files(folder) == before
+
+
+@pytest.mark.slow
+def test_a_private_run_can_be_measured_again(private):
+  folder, _ = private
+  outcome = run_here('evaluate', f'--output_dir={folder}', '--weights=last')
+  assert outcome.status == 0, outcome
+  measured = json.loads(outcome.output)
+  assert measured['rmse'] == _result(folder)['test']['unseen']['rmse']
+
+
+@pytest.mark.slow
+def test_a_simulation_repeats_and_is_labelled(tmp_path):
+  folders = [tmp_path / name for name in ('one', 'other')]
+  for folder in folders:
+    outcome = run_here(
+      'train', *commands.SMALL, *_NOISE, '--rounds=2', f'--output_dir={folder}'
+    )
+    assert outcome.status == 0, outcome
+    assert 'A SIMULATION' in outcome.output
+    assert _result(folder)['privacy']['simulation'] is True
+  assert repeatable_rows(folders[0]) == repeatable_rows(folders[1])
+  # With the same noise, more rounds are counted as what they are.
+  outcome = run_here(
+    'train', *commands.SMALL, *_NOISE, '--rounds=4', f'--output_dir={folder}'
+  )
+  assert outcome.status == 0, outcome
+  spent = [float(row['privacy/epsilon']) for row in repeatable_rows(folder)]
+  assert len(spent) == 4 and spent == sorted(set(spent))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('flags', 'sampling'),
+  [
+    (('--dp_mechanism=tree', '--clip=0.5'), 'once_per_tree'),
+    (('--dp=local', '--clip=0.5'), 'local'),
+    (('--dp_sampling=fixed',), 'fixed_size'),
+    (('--clip=0.5', '--algorithm=furl'), 'poisson'),
+    (('--algorithm=p_fed_me',), 'poisson'),
+    (('--algorithm=fed_sgd',), 'poisson'),
+    # At its default rate, Adam follows the noise until nothing is left.
+    (('--algorithm=fed_adam', '--server_learning_rate=0.01'), 'poisson'),
+  ],
+)
+def test_other_private_runs(tmp_path, flags, sampling):
+  outcome = run_here(
+    'train', *commands.SMALL, *_NOISE, *flags, f'--output_dir={tmp_path}'
+  )
+  assert outcome.status == 0, outcome
+  said = _result(tmp_path)['privacy']
+  assert said['sampling'] == sampling
+  assert 0.0 < said['epsilon'] < float('inf')
+  assert said['clip'] > 0.0
+
+
+# ---- what is refused ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('flags', 'expected'),
+  [
+    (('--target_epsilon=0.001',), 'the nearest possible is'),
+    (('--noise_multiplier=1',), '--target_epsilon=8.0 and --noise_multiplier'),
+    (('--target_epsilon=-1',), 'finite number above zero'),
+    (('--target_epsilon=nan',), '--target_epsilon=nan: give a finite number'),
+    (('--delta=0.01',), 'below one in the population'),
+    (('--clients_per_round=481',), 'between 1 and 480'),
+    (('--clip=0',), 'clip'),
+    (('--client_weighting=examples',), '--client_weighting=uniform'),
+    (('--noise_seed=1', '--count_stddev=0.1'), 'larger `count_stddev`'),
+    (('--aggregator=robust',), '--aggregator=robust'),
+    (('--clip_norm=1',), 'Use --clip instead'),
+    (('--centred',), '--public_mean'),
+    (('--algorithm=furl', '--private_rule=scaled'), '--private_rule=keep'),
+    (('--algorithm=centralized',), '--algorithm=centralized'),
+    (('--algorithm=local_only',), 'clients send nothing'),
+    (('--algorithm=fed_att',), '--algorithm=fed_att: the server divides'),
+    (('--algorithm=scaffold',), '--algorithm=scaffold: its clients send'),
+    (('--algorithm=fed_proto',), '--algorithm=fed_proto: its clients send'),
+    (('--simulated_population=9999',), '--noise_seed'),
+    (('--dp=local',), 'Give --clip'),
+    (('--dp_mechanism=tree',), 'Give --clip'),
+    (('--dp=local', '--clip=1', '--dp_sampling=fixed'), 'chance does not help'),
+    (('--dp=local', '--clip=1', '--dp_mechanism=tree'), '--dp=central'),
+    (('--oversample=2',), 'none is asked in reserve'),
+  ],
+)
+def test_what_is_not_covered_is_refused(tmp_path, flags, expected):
+  outcome = run_here(
+    'train', *commands.SMALL, *_PRIVATE, *flags, f'--output_dir={tmp_path}'
+  )
+  commands.is_for_users(outcome, expected)
+
+
+@pytest.mark.parametrize(
+  'flag',
+  [
+    '--clip=1',
+    '--noise_seed=0',
+    '--dp_sampling=fixed',
+    '--simulated_population=9999',
+    '--dp=local',
+    '--dp_mechanism=tree',
+    '--diagnostics',
+  ],
+)
+def test_what_says_nothing_without_a_goal_is_refused(tmp_path, flag):
+  outcome = run_here('train', *commands.SMALL, flag, f'--output_dir={tmp_path}')
+  commands.is_for_users(outcome, flag, 'the run is not private')
+
+
+# ---- an attack on a recipe of one's own --------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('flags', [(), ('--dp=local', '--clip=0.5')])
+def test_an_audit_says_what_a_run_proves_about_its_epsilon(tmp_path, flags):
+  outcome = run_here(
+    'audit',
+    *commands.SMALL,
+    '--noise_multiplier=1',
+    '--delta=1e-3',
+    '--clients_per_round=100',
+    '--rounds=3',
+    '--canaries=100',
+    *flags,
+    f'--output_dir={tmp_path}',
+  )
+  assert outcome.status == 0, outcome
+  assert 'is not refuted' in outcome.output
+  found = json.loads((tmp_path / 'audit.json').read_text())
+  assert 0.0 <= found['proved_epsilon'] < found['claimed_epsilon']
+  assert found['canaries'] == 100 and 8 <= found['guesses'] <= 100
+
+
+@pytest.mark.slow
+def test_an_audit_finds_out_a_run_with_too_little_noise(tmp_path, monkeypatch):
+  # As if somebody had mistaken a variance for a deviation, or worse.
+  monkeypatch.setattr(
+    dp_queries,
+    'standard_normal',
+    lambda seed, shape: tf.zeros(shape, tf.double),
+  )
+  outcome = run_here(
+    'audit',
+    *commands.SMALL,
+    '--noise_multiplier=3',
+    '--clip=0.5',
+    '--delta=1e-4',
+    '--clients_per_round=290',
+    '--rounds=3',
+    '--canaries=100',
+    f'--output_dir={tmp_path}',
+  )
+  commands.is_for_users(outcome, 'is refuted', 'Do not publish')
+  found = json.loads((tmp_path / 'audit.json').read_text())
+  assert found['proved_epsilon'] > found['claimed_epsilon']
+
+
+def _hidden(asked, *arguments):
+  config = flags.parse(
+    [*commands.SMALL, '--noise_multiplier=1', '--clip=0.5', *arguments]
+  )
+  return audit.with_canaries(config, load(config), asked)[1].number
+
+
+@pytest.mark.slow
+def test_an_audit_has_as_many_canaries_as_the_run_can_hide():
+  # Each has an element of the update.
+  with pytest.raises(OptionError, match='--canaries=100000.* Give .* or fewer'):
+    _hidden(100_000, '--delta=1e-6')
+  # 480 clients and 19 canaries are fewer than 500.
+  with pytest.raises(OptionError, match='--canaries=20.* Give 19 or fewer'):
+    _hidden(20, '--delta=2e-3')
+  assert _hidden(19, '--delta=2e-3') == 19
+  assert _hidden(None, '--delta=2e-3') == 19
+  assert _hidden(None, '--delta=1e-6') == 500
+
+
+@pytest.mark.slow
+def test_a_run_without_a_claim_cannot_be_audited(tmp_path):
+  outcome = run_here('audit', *commands.SMALL, f'--output_dir={tmp_path}')
+  commands.is_for_users(outcome, 'Give --target_epsilon')

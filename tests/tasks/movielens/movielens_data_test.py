@@ -1,0 +1,1068 @@
+"""Tests of the MovieLens readers, splits, generator and download."""
+
+import errno
+import functools
+import hashlib
+import http.server
+import io
+import os
+import pathlib
+import shutil
+import socket
+import stat
+import threading
+import time
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks.errors import DataError
+from tasks.errors import TaskError
+from tasks.files import downloads
+from tasks.movielens import data as movielens_data
+from tasks.movielens import files as movielens_files
+from tasks.movielens import rating_files
+from tasks.movielens import synthetic
+
+# Items 5, 17 and 90 by users 2 and 30; user 30 rates two items in one second.
+_ROWS = (
+  (30, 90, 4, 1_000_000_300),
+  (30, 17, 1, 1_000_000_100),
+  (30, 5, 3, 1_000_000_100),
+  (2, 17, 5, 1_000_000_200),
+  (2, 90, 2, 1_000_000_050),
+)
+_TITLES = {5: 'Été (1996)', 17: 'Heat, The (1995)', 90: 'Ran', 91: 'Unseen'}
+_USERS = {
+  2: ('F', 25, '7', '02139'),
+  30: ('M', 56, '12', 'V3N4P'),
+  31: ('F', 1, '0', '00000'),
+}
+_DAMAGED = 'Correct the line, or move the folder away'
+
+
+def _write(folder: pathlib.Path, name: str, lines, encoding='latin-1') -> None:
+  folder.mkdir(parents=True, exist_ok=True)
+  text = ''.join(f'{line}\n' for line in lines)
+  (folder / name).write_bytes(text.encode(encoding))
+
+
+def _write_ml_1m(folder, rows=_ROWS, titles=_TITLES, users=_USERS):
+  _write(folder, 'ratings.dat', ('::'.join(map(str, row)) for row in rows))
+  _write(
+    folder,
+    'movies.dat',
+    (f'{item}::{title}::Drama|War' for item, title in titles.items()),
+  )
+  _write(
+    folder,
+    'users.dat',
+    (f'{user}::{"::".join(map(str, known))}' for user, known in users.items()),
+  )
+
+
+def _write_ml_100k(folder, rows=_ROWS, titles=_TITLES, users=_USERS):
+  _write(folder, 'u.data', ('\t'.join(map(str, row)) for row in rows))
+  flags = '|'.join(['0'] * 19)
+  _write(
+    folder,
+    'u.item',
+    (
+      f'{i}|{title}|01-Jan-1996||http://x|{flags}'
+      for i, title in titles.items()
+    ),
+  )
+  _write(
+    folder,
+    'u.user',
+    (f'{user}|{a}|{g}|{o}|{z}' for user, (g, a, o, z) in users.items()),
+  )
+
+
+def _write_tables(folder, rows=_ROWS, titles=_TITLES, users=None):
+  del users  # The newer data sets tell nothing about them.
+  lines = [f'{u},{i},{float(r)},{t}' for u, i, r, t in rows]
+  _write(folder, 'ratings.csv', ['userId,movieId,rating,timestamp', *lines])
+  lines = [f'{item},"{title}",Drama|War' for item, title in titles.items()]
+  _write(folder, 'movies.csv', ['movieId,title,genres', *lines], 'utf-8')
+
+
+_WRITERS = {
+  'ml-1m': _write_ml_1m,
+  'ml-100k': _write_ml_100k,
+  'ml-latest-small': _write_tables,
+}
+
+
+def _message(error: pytest.ExceptionInfo) -> str:
+  """The text of an error, which must be one paragraph in whole sentences."""
+  text = str(error.value)
+  assert '\n' not in text
+  assert text.endswith('.')
+  return text
+
+
+# ---- reading -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize('name', _WRITERS)
+def test_every_layout_is_read(tmp_path, name):
+  _WRITERS[name](tmp_path / name)
+  ratings = movielens_data.load(tmp_path / name)
+
+  assert ratings.name == name
+  assert ratings.num_users == 2
+  assert ratings.num_items == 3
+  assert ratings.item_titles == ('Été (1996)', 'Heat, The (1995)', 'Ran')
+  np.testing.assert_array_equal(ratings.original_item_ids, [5, 17, 90])
+  pd.testing.assert_frame_equal(
+    ratings.frame,
+    pd.DataFrame(
+      {
+        'user_id': np.array([2, 2, 30, 30, 30], np.int64),
+        # Of the ratings in one second, item 17 comes first, as in the file.
+        'item_id': np.array([2, 1, 1, 0, 2], np.int32),
+        'rating': np.array([2, 5, 1, 3, 4], np.float32),
+        'timestamp': 1_000_000_000 + np.array([50, 200, 100, 100, 300]),
+      }
+    ),
+  )
+  if name == 'ml-latest-small':
+    assert ratings.users is None
+    assert ratings.scale == (0.5, 5.0)
+  else:
+    assert ratings.scale == (1.0, 5.0)
+    pd.testing.assert_frame_equal(
+      ratings.users,
+      pd.DataFrame(
+        {
+          'user_id': [2, 30],
+          'gender': ['F', 'M'],
+          'age': [25, 56],
+          'occupation': ['7', '12'],
+          'zip': ['02139', 'V3N4P'],
+        }
+      ),
+    )
+
+
+@pytest.mark.parametrize('name', _WRITERS)
+def test_what_is_written_is_what_is_read(tmp_path, name):
+  invented = synthetic.invent(61, 23, seed=5)
+  ids = invented.original_item_ids
+  rows = [
+    (user, ids[item], int(rating), second)
+    for user, item, rating, second in invented.frame.itertuples(index=False)
+  ]
+  users = {row[0]: row[1:] for row in invented.users.itertuples(index=False)}
+  titles = dict(zip(ids.tolist(), invented.item_titles, strict=True))
+  _WRITERS[name](tmp_path / 'movielens' / name, rows, titles, users)
+
+  ratings = movielens_data.load(tmp_path)
+  pd.testing.assert_frame_equal(ratings.frame, invented.frame)
+  assert ratings.item_titles == invented.item_titles
+  if ratings.users is not None:
+    pd.testing.assert_frame_equal(ratings.users, invented.users)
+
+
+@pytest.mark.parametrize('name', _WRITERS)
+def test_both_parsers_agree(tmp_path, monkeypatch, name):
+  _WRITERS[name](tmp_path)
+  place, layout = movielens_files.locate(tmp_path)
+  body = (place / layout.ratings).read_bytes()
+  quick = movielens_files.read_ratings(place, layout)
+  parsed = rating_files.parse_quickly
+  body = body.partition(b'\n')[2] if layout.header else body
+  pd.testing.assert_frame_equal(parsed(body, layout), quick)
+
+  monkeypatch.setattr(movielens_files, 'parse_quickly', lambda *_: None)
+  pd.testing.assert_frame_equal(
+    movielens_files.read_ratings(place, layout), quick
+  )
+
+
+def test_unusual_but_whole_files_are_read(tmp_path):
+  plain, odd = tmp_path / 'plain', tmp_path / 'odd'
+  _write_tables(plain)
+  for name in ('ratings.csv', 'movies.csv'):
+    data = (plain / name).read_bytes().replace(b'\n', b'\r\n')
+    odd.mkdir(exist_ok=True)
+    (odd / name).write_bytes(b'\xef\xbb\xbf' + data + b'\r\n\r\n')
+  pd.testing.assert_frame_equal(
+    movielens_data.load(odd).frame, movielens_data.load(plain).frame
+  )
+
+
+def test_older_files_may_have_been_turned_into_utf_8(tmp_path):
+  _write_ml_1m(tmp_path)
+  text = (tmp_path / 'movies.dat').read_text('latin-1')
+  (tmp_path / 'movies.dat').write_text(text, 'utf-8')
+  assert movielens_data.load(tmp_path).item_titles[0] == 'Été (1996)'
+
+
+def test_users_attributes_may_be_missing(tmp_path):
+  _write_ml_1m(tmp_path)
+  (tmp_path / 'users.dat').unlink()
+  assert movielens_data.load(tmp_path).users is None
+
+
+def test_half_stars_are_read_where_they_exist(tmp_path):
+  _write_tables(tmp_path, rows=[(1, 5, 0.5, 7), (1, 17, 4.5, 8)])
+  frame = movielens_data.load(tmp_path).frame
+  np.testing.assert_array_equal(frame['rating'], [0.5, 4.5])
+
+
+def test_the_data_set_can_be_chosen(tmp_path):
+  for name in ('ml-100k', 'ml-1m', 'ml-latest-small', 'ml-25m'):
+    write = _WRITERS.get(name, _write_tables)
+    write(tmp_path / 'movielens' / name)
+  assert movielens_data.load(tmp_path).name == 'ml-1m'
+  for name in ('ml-100k', 'ml-latest-small', 'ml-25m'):
+    assert movielens_data.load(tmp_path, name).name == name
+  inside = tmp_path / 'movielens' / 'ml-25m'
+  assert movielens_data.load(inside, 'ml-25m').name == 'ml-25m'
+  # The files have the right names, but are those of another data set.
+  with pytest.raises(DataError, match='holds no MovieLens ratings'):
+    movielens_data.load(inside, 'ml-latest-small')
+
+
+# ---- refusing ----------------------------------------------------------------
+
+
+def test_errors_are_the_users():
+  assert issubclass(DataError, TaskError)
+  assert issubclass(TaskError, ValueError)
+
+
+@pytest.mark.parametrize(
+  ('line', 'complaint'),
+  [
+    ('30::90::4', "3 fields parted by '::' instead of 4"),
+    ('30::90::4::1000::7', "5 fields parted by '::' instead of 4"),
+    ('30,90,4,1000', "1 fields parted by '::' instead of 4"),
+    ('', 'the line is empty'),
+    ('30::90::four::1000', "the rating 'four' is not a number"),
+    ('30::90::::1000', "the rating '' is not a number"),
+    ('30::90::nan::1000', "the rating 'nan' is not a number"),
+    ('30::90::inf::1000', "the rating 'inf' is off the scale"),
+    ('30::90::6::1000', 'off the scale, which goes from 1 to 5 in steps of 1'),
+    ('30::90::0::1000', "the rating '0' is off the scale"),
+    ('30::90::-3::1000', "the rating '-3' is off the scale"),
+    ('30::90::3.5::1000', "the rating '3.5' is off the scale"),
+    ('30::90::4::noon', "the timestamp 'noon' is not an integer"),
+    ('30::90::4::1000.5', "the timestamp '1000.5' is not an integer"),
+    ('30::90::4::', "the timestamp '' is not an integer"),
+    ('30::90::4::-1', "the timestamp '-1' is not an integer"),
+    ('30::90::4::9223372036854775808', 'is too large, with 19 digits'),
+    (f'{"9" * 5_000}::90::4::1000', 'is too large, with 5,000 digits'),
+    (f'30::{"9" * 5_000}::4::1000', 'is too large, with 5,000 digits'),
+    (f'30::90::{"9" * 5_000}::1000', 'is off the scale'),
+    (f'30::90::4::{"9" * 5_000}', 'is too large, with 5,000 digits'),
+    ('30::90::0_4::1000', "the rating '0_4' is not a number"),
+    ('thirty::90::4::1000', "the user id 'thirty' is not an integer"),
+    ('30:::90::4::1000', "the item id ':90' is not an integer"),
+    ('30::90::4::1000\x00', 'is not an integer'),
+    ('30::90::\xe9::1000', 'the byte 0xe9 is not text'),
+    ('30::17::4::1000', 'rates item 17 a second time; the first is on line 2'),
+  ],
+)
+def test_a_damaged_line_is_named(tmp_path, line, complaint):
+  _write_ml_1m(tmp_path)
+  path = tmp_path / 'ratings.dat'
+  lines = path.read_text('latin-1').splitlines()
+  # A second damaged line, which is not the first one, is not the one named.
+  _write(tmp_path, 'ratings.dat', [*lines[:3], line, *lines[3:], 'later'][:6])
+  with pytest.raises(DataError) as error:
+    movielens_data.load(tmp_path)
+  message = _message(error)
+  assert message.startswith(f'{path}, line 4: ')
+  assert complaint in message
+  assert _DAMAGED in message
+
+
+def test_short_and_long_lines_do_not_make_up_for_each_other(tmp_path):
+  _write_ml_1m(tmp_path)
+  _write(tmp_path, 'ratings.dat', ['2::5::4::7::8', '2::90::4', '2::17::4::9'])
+  with pytest.raises(DataError, match='line 1: 5 fields'):
+    movielens_data.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('write', 'file', 'line'),
+  [
+    (_write_ml_1m, 'ratings.dat', 5),
+    (_write_ml_1m, 'movies.dat', 4),
+    (_write_ml_1m, 'users.dat', 3),
+    (_write_ml_100k, 'u.data', 5),
+    (_write_tables, 'ratings.csv', 6),
+    (_write_tables, 'movies.csv', 5),
+  ],
+)
+def test_a_file_that_is_cut_off_is_refused(tmp_path, write, file, line):
+  write(tmp_path)
+  path = tmp_path / file
+  whole = path.read_bytes()
+  # Also where the number that is left would do.
+  for missing in (1, 2, 5):
+    path.write_bytes(whole[:-missing])
+    with pytest.raises(DataError) as error:
+      movielens_data.load(tmp_path)
+    message = _message(error)
+    assert f'{path}, line {line}: ' in message
+    assert 'line end' in message or 'fields' in message
+
+
+@pytest.mark.parametrize(
+  ('write', 'file', 'content', 'complaint'),
+  [
+    (_write_ml_1m, 'ratings.dat', b'', 'holds no ratings'),
+    (_write_tables, 'ratings.csv', b'', 'holds no ratings'),
+    (
+      _write_tables,
+      'ratings.csv',
+      b'userId,movieId,rating,timestamp\n',
+      'holds no ratings',
+    ),
+    (
+      _write_tables,
+      'ratings.csv',
+      b'user,item,rating,timestamp\n1,5,4.0,7\n',
+      "line 1: the header is 'user,item,rating,timestamp' instead of",
+    ),
+    (
+      _write_tables,
+      'ratings.csv',
+      b'userId,movieId,rating,timestamp\n2,5,4.0,7\n2,5,4.0,8\n',
+      'line 3: user 2 rates item 5 a second time; the first is on line 2',
+    ),
+    (
+      _write_tables,
+      'ratings.csv',
+      b'userId,movieId,rating,timestamp\n2,5,4.2,7\n',
+      'from 0.5 to 5 in steps of 0.5',
+    ),
+    (_write_ml_1m, 'movies.dat', b'', 'is empty'),
+    (_write_ml_1m, 'movies.dat', b'5::Ran\n', 'line 1: 2 fields'),
+    (_write_ml_1m, 'movies.dat', b'five::Ran::War\n', 'line 1: the item id'),
+    (_write_ml_1m, 'movies.dat', b'5:: ::War\n', 'item 5 has no title'),
+    (
+      _write_ml_1m,
+      'movies.dat',
+      b'5::Ran::War\n5::Ran::War\n',
+      'line 2: item 5 is there a second time',
+    ),
+    (_write_ml_1m, 'movies.dat', b'5::R\xe9n\x00::War\n', 'does not belong'),
+    (
+      _write_ml_1m,
+      'movies.dat',
+      b'5::Ran::War\n',
+      'no line for item 17, which has ratings; 2 of 3 items are missing',
+    ),
+    (_write_tables, 'movies.csv', b'id,title\n', 'line 1: the header is'),
+    (
+      _write_tables,
+      'movies.csv',
+      b'movieId,title,genres\n5,\xe9t\xe9,War\n',
+      'line 2: the byte 0xe9 is not text in UTF-8',
+    ),
+    (
+      _write_tables,
+      'movies.csv',
+      b'movieId,title,genres\n5,"Ran,War\n',
+      'line 2: cannot be parsed',
+    ),
+    (
+      _write_tables,
+      'movies.csv',
+      b'movieId,title,genres\n5,Ran, War,War\n',
+      'line 2: 4 fields instead of 3',
+    ),
+    (
+      _write_ml_1m,
+      'movies.dat',
+      b'9' * 5_000 + b'::Ran::War\n',
+      'line 1: the item id',
+    ),
+    (
+      _write_tables,
+      'movies.csv',
+      b'movieId,title,genres\n' + b'9' * 5_000 + b',Ran,War\n',
+      'line 2: the item id',
+    ),
+    (
+      _write_tables,
+      'movies.csv',
+      b'movieId,title,genres\n5,"' + b'x' * 200_000 + b'",War\n',
+      'line 2: cannot be parsed',
+    ),
+    (
+      _write_ml_1m,
+      'users.dat',
+      b'2::F::' + b'9' * 5_000 + b'::7::0\n',
+      'line 1: the age',
+    ),
+    (_write_ml_1m, 'users.dat', b'2::F::1::7\n', 'line 1: 4 fields'),
+    (_write_ml_1m, 'users.dat', b'2::F::old::7::0\n', "the age 'old' is not"),
+    (
+      _write_ml_1m,
+      'users.dat',
+      b'2::F::1::7::0\n2::F::1::7::0\n',
+      'line 2: user 2 is there a second time',
+    ),
+    (
+      _write_ml_1m,
+      'users.dat',
+      b'2::F::1::7::0\n',
+      'no line for user 30, which has ratings; 1 of 2 users are missing',
+    ),
+  ],
+)
+def test_a_damaged_file_is_named(tmp_path, write, file, content, complaint):
+  write(tmp_path)
+  (tmp_path / file).write_bytes(content)
+  with pytest.raises(DataError) as error:
+    movielens_data.load(tmp_path)
+  message = _message(error)
+  assert message.startswith(str(tmp_path / file))
+  assert complaint in message
+  assert '--download' in message
+
+
+@pytest.mark.parametrize('name', _WRITERS)
+def test_any_damage_is_read_or_refused_by_both_parsers(
+  tmp_path, monkeypatch, name
+):
+  _WRITERS[name](tmp_path)
+  path = tmp_path / movielens_files.DATA_SETS[name].ratings
+  whole = path.read_bytes()
+  generator = np.random.default_rng(0)
+  strange = b'0159.\n:\t,-+e \r"\x00\xe9'
+  parsers = (rating_files.parse_quickly, lambda *_: None)
+  num_refused = 0
+  for _ in range(100):
+    damaged = bytearray(whole)
+    place = int(generator.integers(len(damaged)))
+    removed = int(generator.integers(3))
+    inserted = bytes(generator.choice(list(strange), 1).tolist())
+    damaged[place : place + removed] = inserted
+    path.write_bytes(damaged)
+    outcomes = []
+    for parser in parsers:
+      monkeypatch.setattr(movielens_files, 'parse_quickly', parser)
+      try:
+        outcomes.append(movielens_data.load(tmp_path).frame.to_csv())
+      except DataError as error:
+        outcomes.append(str(error))
+        num_refused += 1
+    assert outcomes[0] == outcomes[1], bytes(damaged)
+  assert 100 < num_refused < 200
+
+
+def test_missing_data_are_explained(tmp_path):
+  (tmp_path / 'file').write_text('text')
+  (tmp_path / 'empty').mkdir()
+  _write(tmp_path / 'part', 'ratings.dat', ['2::5::4::7'])
+  for folder, complaint in (
+    ('absent', 'does not exist'),
+    ('file', 'is not a folder'),
+    ('empty', 'Looked for ratings.dat or u.data or ratings.csv'),
+    ('part', 'movies.dat: the file is missing'),
+    ('x' * 300, 'cannot be looked into'),
+  ):
+    with pytest.raises(DataError) as error:
+      movielens_data.load(tmp_path / folder)
+    message = _message(error)
+    assert complaint in message
+    assert str(tmp_path / folder) in message
+    assert '--download' in message
+    if folder != 'part':
+      assert '--data_dir' in message
+      assert '$TFF_PARTIAL_DATA_DIR' in message
+      assert '--data=synthetic' in message
+  with pytest.raises(DataError, match='No data folder was named'):
+    movielens_data.load('')
+  with pytest.raises(DataError, match="'ml-9' is not .* Choose one of ml-1m, "):
+    movielens_data.load(tmp_path, 'ml-9')
+
+
+def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
+  _write_ml_1m(tmp_path)
+
+  def refuse(self):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+  monkeypatch.setattr(pathlib.Path, 'read_bytes', refuse)
+  with pytest.raises(DataError, match=r'ratings\.dat: cannot be read \(Perm'):
+    movielens_data.load(tmp_path)
+
+
+# ---- splits ------------------------------------------------------------------
+
+
+@functools.cache
+def _invented() -> movielens_data.Ratings:
+  return synthetic.invent(101, 53, seed=3)
+
+
+def _together(parts) -> pd.DataFrame:
+  columns = ['user_id', 'timestamp', 'item_id']
+  return pd.concat(parts).sort_values(columns).reset_index(drop=True)
+
+
+def test_users_are_divided():
+  ratings = _invented()
+  parts = movielens_data.split_users(ratings, seed=1)
+  users = [set(part['user_id']) for part in parts]
+  assert [len(each) for each in users] == [81, 10, 10]
+  assert len(set.union(*users)) == 101
+  pd.testing.assert_frame_equal(_together(parts), _together([ratings.frame]))
+
+  same = movielens_data.split_users(ratings, seed=1)
+  other = movielens_data.split_users(ratings, seed=2)
+  shuffled = movielens_data.split_users(
+    ratings.frame.sample(frac=1, random_state=0), seed=1
+  )
+  for part, again, mixed in zip(parts, same, shuffled, strict=True):
+    pd.testing.assert_frame_equal(part, again)
+    assert set(mixed['user_id']) == set(part['user_id'])
+  assert set(other[0]['user_id']) != users[0]
+
+
+def test_users_are_divided_in_the_papers_numbers():
+  frame = pd.DataFrame({'user_id': np.arange(6040), 'item_id': 0})
+  parts = movielens_data.split_users(frame)
+  assert [len(part) for part in parts] == [4832, 604, 604]
+
+
+def test_time_divides_each_users_ratings():
+  ratings = _invented()
+  parts = movielens_data.split_by_time(ratings)
+  pd.testing.assert_frame_equal(_together(parts), _together([ratings.frame]))
+  counts = ratings.frame.groupby('user_id').size()
+  train, validation, test = (part.groupby('user_id').size() for part in parts)
+  assert (train == counts * 8 // 10).all()
+  assert (validation == counts * 9 // 10 - counts * 8 // 10).all()
+  assert (test == counts - counts * 9 // 10).all()
+  for before, after in zip(parts[:-1], parts[1:], strict=True):
+    last = before.groupby('user_id')['timestamp'].max()
+    first = after.groupby('user_id')['timestamp'].min()
+    assert (last < first).all()
+
+
+def test_every_user_keeps_a_rating_to_train_on():
+  frame = pd.DataFrame(
+    {
+      'user_id': [1, 2, 2, 3, 3, 3],
+      'item_id': [0, 1, 2, 3, 4, 5],
+      'timestamp': [9, 5, 5, 3, 2, 1],
+    }
+  )
+  parts = movielens_data.split_by_time(frame, (0.1, 0.4, 0.5))
+  # Of user 2's ratings, both of one second, the first one is the older one.
+  assert [part['item_id'].tolist() for part in parts] == [
+    [0, 1, 5],
+    [],
+    [2, 4, 3],
+  ]
+
+
+def test_shares_are_not_lost_in_rounding():
+  frame = pd.DataFrame(
+    {'user_id': 1, 'item_id': range(300), 'timestamp': range(300)}
+  )
+  for fractions, sizes in (
+    ((0.7, 0.2, 0.1), [210, 60, 30]),
+    ((1 / 3, 1 / 3, 1 / 3), [100, 100, 100]),
+    ((0.7, 0.2, 0.0999995), [210, 60, 30]),
+    ((1.0,), [300]),
+  ):
+    parts = movielens_data.split_by_time(frame, fractions)
+    assert [len(part) for part in parts] == sizes
+
+
+@pytest.mark.parametrize(
+  'fractions', [(), (0.5, 0.4), (1.2, -0.2), (float('nan'), 1.0)]
+)
+def test_shares_that_are_none_are_refused(fractions):
+  for split in (movielens_data.split_users, movielens_data.split_by_time):
+    with pytest.raises(DataError) as error:
+      split(_invented(), fractions)
+    assert 'together they must be 1' in _message(error)
+
+
+def test_parts_without_anything_are_refused():
+  few = synthetic.invent(4, 30)
+  with pytest.raises(DataError) as error:
+    movielens_data.split_users(few)
+  assert '4 users cannot be divided' in _message(error)
+  with pytest.raises(DataError, match='leave no ratings to train on'):
+    movielens_data.split_by_time(few, (0.0, 1.0))
+  with pytest.raises(DataError, match='At most 0 ratings per user'):
+    movielens_data.limit_per_user(few, 0)
+
+
+def test_each_user_is_limited_and_shuffled():
+  frame = _invented().frame
+  limited = movielens_data.limit_per_user(frame, 25, seed=1)
+  counts = frame.groupby('user_id').size()
+  assert (limited.groupby('user_id').size() == counts.clip(upper=25)).all()
+  assert not limited.duplicated().any()
+  assert len(limited.merge(frame)) == len(limited)
+  assert (np.diff(limited['user_id']) >= 0).all()
+  assert (
+    np.diff(limited['timestamp'])[np.diff(limited['user_id']) == 0] < 0
+  ).any()
+
+  whole = movielens_data.limit_per_user(frame, None, seed=1)
+  pd.testing.assert_frame_equal(_together([whole]), frame)
+  pd.testing.assert_frame_equal(
+    whole.groupby('user_id').head(25).reset_index(drop=True), limited
+  )
+  other = movielens_data.limit_per_user(frame, 25, seed=2)
+  assert not other.equals(limited)
+
+
+def test_a_users_order_does_not_depend_on_other_users():
+  frame = _invented().frame
+  together = movielens_data.limit_per_user(frame, 25, seed=1)
+  some = frame[frame['user_id'].isin([3, 7, 11])]
+  alone = movielens_data.limit_per_user(some, 25, seed=1)
+  expected = together[together['user_id'].isin([3, 7, 11])]
+  pd.testing.assert_frame_equal(alone, expected.reset_index(drop=True))
+
+
+def test_counts():
+  ratings = _invented()
+  assert movielens_data.describe(ratings) == {
+    'ratings': len(ratings.frame),
+    'users': 101,
+    'items': 53,
+  }
+  nothing = ratings.frame[:0]
+  assert movielens_data.limit_per_user(nothing).empty
+  assert movielens_data.describe(nothing)['users'] == 0
+
+
+# ---- invented ratings --------------------------------------------------------
+
+
+def test_invented_ratings_have_the_schema():
+  ratings = synthetic.invent(61, 23, seed=5)
+  frame = ratings.frame
+  assert list(frame.dtypes.astype(str)) == [
+    'int64',
+    'int32',
+    'float32',
+    'int64',
+  ]
+  assert set(frame['rating']) <= {1.0, 2.0, 3.0, 4.0, 5.0}
+  assert set(frame['item_id']) == set(range(ratings.num_items))
+  assert not frame.duplicated(['user_id', 'item_id']).any()
+  assert frame.groupby('user_id').size().min() >= 20
+  same_user = np.diff(frame['user_id']) == 0
+  assert (np.diff(frame['timestamp'])[same_user] > 0).all()
+  assert ratings.item_titles[0] == 'Film 0001'
+  assert ratings.users['user_id'].tolist() == list(range(1, 62))
+
+  again = synthetic.invent(61, 23, seed=5)
+  pd.testing.assert_frame_equal(frame, again.frame)
+  assert not frame.equals(synthetic.invent(61, 23, seed=6).frame)
+
+
+def test_few_invented_items_are_all_rated():
+  ratings = synthetic.invent(3, 7)
+  assert movielens_data.describe(ratings) == {
+    'ratings': 21,
+    'users': 3,
+    'items': 7,
+  }
+
+
+def test_some_invented_items_are_more_popular():
+  counts = synthetic.invent().frame['item_id'].value_counts()
+  assert len(counts) == 200
+  assert counts.max() > 4 * counts.min()
+
+
+def _root_mean_square(errors) -> float:
+  return float(np.sqrt(np.mean(np.square(errors, dtype=np.float64))))
+
+
+def _alternating_least_squares(
+  train: pd.DataFrame, num_factors: int, penalty: float = 1.5
+) -> np.ndarray:
+  """Predicts all ratings, `[user, item]`, by a model with biases."""
+  users = train['user_id'].to_numpy() - 1
+  items = train['item_id'].to_numpy()
+  mean = train['rating'].mean()
+  generator = np.random.default_rng(0)
+
+  def fit(rows, columns, rated, factors, offsets):
+    """Fits a row's vector and bias to the columns that it rates."""
+    result = np.zeros([rows.max() + 1, num_factors + 1])
+    for row in range(len(result)):
+      mine = rows == row
+      inputs = np.column_stack([factors[columns[mine]], np.ones(mine.sum())])
+      target = rated[mine] - offsets[columns[mine]]
+      result[row] = np.linalg.solve(
+        inputs.T @ inputs + penalty * np.eye(num_factors + 1),
+        inputs.T @ target,
+      )
+    return result[:, :-1], result[:, -1]
+
+  rated = train['rating'].to_numpy(np.float64) - mean
+  item_factors = generator.normal(0.0, 0.3, [items.max() + 1, num_factors])
+  item_biases = np.zeros(items.max() + 1)
+  for _ in range(8):
+    user_factors, user_biases = fit(
+      users, items, rated, item_factors, item_biases
+    )
+    item_factors, item_biases = fit(
+      items, users, rated, user_factors, user_biases
+    )
+  predicted = mean + user_biases[:, np.newaxis] + item_biases
+  return np.clip(predicted + user_factors @ item_factors.T, 1.0, 5.0)
+
+
+def test_planted_tastes_can_be_learned():
+  ratings = synthetic.invent()
+  train, _, test = movielens_data.split_by_time(ratings)
+  item_means = train.groupby('item_id')['rating'].mean()
+  by_item = _root_mean_square(
+    item_means.reindex(test['item_id']).to_numpy() - test['rating'].to_numpy()
+  )
+  predicted = _alternating_least_squares(train, 3)
+  personal = _root_mean_square(
+    predicted[test['user_id'] - 1, test['item_id']] - test['rating']
+  )
+  assert ratings.noise_floor < personal < ratings.noise_floor + 0.08
+  assert personal < by_item - 0.25
+
+
+def test_the_noise_floor_is_that_of_who_knows_the_tastes():
+  # Without any planted differences the best prediction is the mean.
+  ratings = synthetic.invent(400, 100, taste_scale=0.0, noise_scale=0.4, seed=1)
+  generator = np.random.default_rng(0)
+  planted = np.repeat([2.2, 3.4, 4.9], 200_000)
+  drawn = np.clip(np.rint(planted + generator.logistic(0, 0.4, 600_000)), 1, 5)
+  variance = np.mean([part.var() for part in np.split(drawn, 3)])
+  floor = synthetic._noise_floor(planted[::200_000], 0.4)
+  assert floor == pytest.approx(np.sqrt(variance), abs=2e-3)
+  assert 0.5 < ratings.noise_floor < ratings.frame['rating'].std()
+  assert synthetic.invent(20, 20, noise_scale=0.0).noise_floor == 0.0
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {'num_users': 0},
+    {'num_items': -1},
+    {'num_factors': 0},
+    {'noise_scale': -0.1},
+    {'taste_scale': -0.1},
+  ],
+)
+def test_impossible_inventions_are_refused(options):
+  with pytest.raises(DataError) as error:
+    synthetic.invent(**options)
+  _message(error)
+
+
+# ---- downloads ---------------------------------------------------------------
+
+
+def _archive(members: dict[str, bytes]) -> bytes:
+  stream = io.BytesIO()
+  with zipfile.ZipFile(stream, 'w', zipfile.ZIP_DEFLATED) as opened:
+    for name, content in members.items():
+      opened.writestr(name, content)
+  return stream.getvalue()
+
+
+@pytest.fixture(scope='module')
+def whole_archive(tmp_path_factory) -> bytes:
+  folder = tmp_path_factory.mktemp('archive')
+  _write_ml_1m(folder)
+  files = {path.name: path.read_bytes() for path in folder.iterdir()}
+  members = {f'ml-1m/{name}': content for name, content in files.items()}
+  return _archive({'ml-1m/': b'', '__MACOSX/._ml-1m': b'?', **members})
+
+
+class _Site:
+  """A web site on this machine: path to content, or to a status."""
+
+  def __init__(self):
+    self.pages: dict[str, bytes | int] = {}
+    self.announced: dict[str, int] = {}
+    self.requests: list[str] = []
+    site = self
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+      def do_GET(self):
+        site.requests.append(self.path)
+        page = site.pages.get(self.path, 404)
+        if isinstance(page, int):
+          self.send_error(page)
+          return
+        self.send_response(200)
+        length = site.announced.get(self.path, len(page))
+        self.send_header('Content-Length', str(length))
+        self.end_headers()
+        self.wfile.write(page)
+
+      def log_message(self, *_):
+        pass
+
+    self._server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Handler)
+    self.address = f'http://127.0.0.1:{self._server.server_port}/'
+    self._thread = threading.Thread(
+      target=self._server.serve_forever, kwargs={'poll_interval': 0.02}
+    )
+    self._thread.start()
+
+  def publish(self, archive: bytes, checksum: str = '') -> None:
+    digest = hashlib.md5(archive, usedforsecurity=False).hexdigest()
+    self.pages['/ml-1m.zip'] = archive
+    text = checksum or f'MD5 (ml-1m.zip) = {digest}\n'
+    self.pages['/ml-1m.zip.md5'] = text.encode()
+
+  def close(self) -> None:
+    self._server.shutdown()
+    self._server.server_close()
+    self._thread.join()
+
+
+@pytest.fixture
+def site(monkeypatch):
+  # Whatever proxy this machine uses, it is not for its own pages.
+  monkeypatch.setenv('no_proxy', '127.0.0.1')
+  opened = _Site()
+  yield opened
+  opened.close()
+
+
+def test_a_download_is_checked_and_unpacked(site, tmp_path, whole_archive):
+  site.publish(whole_archive)
+  folder = tmp_path / 'new' / 'folder'
+  place = movielens_data.download(folder, address=site.address)
+  assert place == folder / 'ml-1m'
+  assert movielens_data.load(folder).num_users == 2
+  assert [path.name for path in folder.iterdir()] == ['ml-1m']
+  assert sorted(path.name for path in place.iterdir()) == [
+    'movies.dat',
+    'ratings.dat',
+    'users.dat',
+  ]
+  # What is there is not fetched again.
+  requests = list(site.requests)
+  assert movielens_data.download(folder, address=site.address) == place
+  assert site.requests == requests
+
+
+@pytest.mark.parametrize('form', ['{}  ml-1m.zip\n', '{}', 'MD5(x)= {}'])
+def test_a_checksum_comes_in_several_forms(site, tmp_path, whole_archive, form):
+  digest = hashlib.md5(whole_archive, usedforsecurity=False).hexdigest()
+  site.publish(whole_archive, form.format(digest.upper()))
+  movielens_data.download(tmp_path, address=site.address)
+  assert movielens_data.load(tmp_path).num_items == 3
+
+
+def _refused(site: _Site, folder: pathlib.Path) -> str:
+  """The message of a download that fails and leaves nothing behind."""
+  with pytest.raises(DataError) as error:
+    movielens_data.download(folder, address=site.address, timeout=5.0)
+  assert not folder.exists() or not list(folder.iterdir())
+  return _message(error)
+
+
+def test_damage_on_the_way_is_noticed(site, tmp_path, whole_archive):
+  site.publish(whole_archive, '0' * 32)
+  message = _refused(site, tmp_path)
+  assert 'checksum' in message
+  assert '0' * 32 in message
+  site.publish(whole_archive, 'See our web site.')
+  assert 'holds no MD5 checksum' in _refused(site, tmp_path)
+  site.publish(whole_archive)
+  site.announced['/ml-1m.zip'] = len(whole_archive) + 1000
+  message = _refused(site, tmp_path)
+  assert f'{len(whole_archive):,} of {len(whole_archive) + 1000:,}' in message
+
+
+def test_absent_pages_are_named(site, tmp_path, whole_archive):
+  assert f'{site.address}ml-1m.zip.md5: the server answered 404' in _refused(
+    site, tmp_path
+  )
+  site.publish(whole_archive)
+  site.pages['/ml-1m.zip'] = 503
+  assert f'{site.address}ml-1m.zip: the server answered 503' in _refused(
+    site, tmp_path
+  )
+
+
+def test_no_connection_is_explained(tmp_path):
+  with socket.socket() as unused:
+    unused.bind(('127.0.0.1', 0))
+    port = unused.getsockname()[1]
+    for address in (f'http://127.0.0.1:{port}/', 'nowhere/'):
+      with pytest.raises(DataError) as error:
+        movielens_data.download(tmp_path, address=address)
+      message = _message(error)
+      assert f'{address}ml-1m.zip.md5: cannot be reached' in message
+      assert '--data=synthetic' in message
+
+
+def test_a_silent_server_does_not_hold_up_for_ever(tmp_path):
+  with socket.socket() as silent:
+    silent.bind(('127.0.0.1', 0))
+    silent.listen()
+    address = f'http://127.0.0.1:{silent.getsockname()[1]}/'
+    with pytest.raises(DataError, match='cannot be reached .*timed out'):
+      movielens_data.download(tmp_path, address=address, timeout=0.2)
+
+
+def _link() -> dict[zipfile.ZipInfo, bytes]:
+  link = zipfile.ZipInfo('ml-1m/ratings.dat')
+  link.external_attr = (stat.S_IFLNK | 0o777) << 16
+  return {link: b'/etc/hostname'}
+
+
+@pytest.mark.parametrize(
+  'members',
+  [
+    {'ml-1m/../../outside': b'x'},
+    {'../outside': b'x'},
+    {'/outside': b'x'},
+    {'ml-1m\\..\\..\\outside': b'x'},
+    {'C:/outside': b'x'},
+    _link(),
+  ],
+)
+def test_an_archive_cannot_write_elsewhere(site, tmp_path, members):
+  site.publish(_archive({'ml-1m/README': b'1', **members}))
+  folder = tmp_path / 'data'
+  assert 'written outside of its folder' in _refused(site, folder)
+  assert [path.name for path in tmp_path.iterdir()] == ['data']
+
+
+def test_an_archive_of_something_else_is_refused(site, tmp_path, whole_archive):
+  site.publish(_archive({'other/ratings.dat': b'1'}))
+  assert "holds no folder 'ml-1m'" in _refused(site, tmp_path)
+  site.publish(b'<html>Please log in.</html>')
+  assert 'is not a readable zip archive' in _refused(site, tmp_path)
+  broken = bytearray(whole_archive)
+  broken[whole_archive.index(b'ml-1m/ratings.dat') + 20] ^= 0xFF
+  site.publish(bytes(broken))
+  assert 'is not a readable zip archive' in _refused(site, tmp_path)
+
+
+def test_a_full_disk_is_named(site, tmp_path, whole_archive, monkeypatch):
+  site.publish(whole_archive)
+
+  def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(downloads.shutil, 'copyfileobj', full)
+  assert 'the disk is full' in _refused(site, tmp_path)
+  monkeypatch.undo()
+  usage = shutil.disk_usage(tmp_path)._replace(free=10)
+  monkeypatch.setattr(downloads.shutil, 'disk_usage', lambda _: usage)
+  assert 'the disk is full' in _refused(site, tmp_path)
+
+
+def test_places_that_cannot_be_written_are_named(site, tmp_path, whole_archive):
+  site.publish(whole_archive)
+  (tmp_path / 'file').write_text('text')
+  for folder in (tmp_path / 'file', tmp_path / 'file' / 'below'):
+    with pytest.raises(DataError) as error:
+      movielens_data.download(folder, address=site.address)
+    message = _message(error)
+    assert message.startswith(f'{folder}: cannot be written to')
+  with pytest.raises(DataError, match='No folder was named'):
+    movielens_data.download('')
+  with pytest.raises(DataError, match='Choose one of ml-1m, '):
+    movielens_data.download(tmp_path, '../ml-1m')
+
+
+def test_what_is_there_is_not_replaced(site, tmp_path, whole_archive):
+  site.publish(whole_archive)
+  (tmp_path / 'ml-1m').mkdir()
+  (tmp_path / 'ml-1m' / 'notes').write_text('mine')
+  with pytest.raises(DataError) as error:
+    movielens_data.download(tmp_path, address=site.address)
+  assert 'would replace what is already there' in _message(error)
+  assert [p.name for p in tmp_path.rglob('*')] == ['ml-1m', 'notes']
+
+
+# ---- the real data, where there are any --------------------------------------
+
+
+def _real(name: str) -> pathlib.Path:
+  folder = os.environ.get('TFF_PARTIAL_DATA_DIR', '')
+  if not folder:
+    pytest.skip('$TFF_PARTIAL_DATA_DIR names no data.')
+  try:
+    return movielens_files.locate(folder, name)[0]
+  except DataError as error:
+    pytest.skip(str(error))
+
+
+@pytest.mark.slow
+def test_a_million_ratings_are_read_quickly(tmp_path):
+  # Stands in for MovieLens 1M: as many rows, under the same parser.
+  users, items = np.divmod(np.arange(1_000_000), 500)
+  table = pd.DataFrame(
+    {
+      'user': users + 1,
+      'item': items + 1,
+      'rating': 1 + (users + items) % 5,
+      'timestamp': 978_300_000 + items,
+    }
+  )
+  text = table.to_csv(sep='\t', header=False, index=False)
+  _write_ml_1m(tmp_path)
+  (tmp_path / 'users.dat').unlink()
+  (tmp_path / 'ratings.dat').write_bytes(text.replace('\t', '::').encode())
+  titles = (f'{item + 1}::Film {item}::War' for item in range(500))
+  _write(tmp_path, 'movies.dat', titles)
+
+  start = time.process_time()
+  ratings = movielens_data.load(tmp_path)
+  limited = movielens_data.limit_per_user(ratings)
+  # Thrice what it takes, as other programs may slow this one down.
+  assert time.process_time() - start < 5.0
+  assert movielens_data.describe(ratings)['ratings'] == 1_000_000
+  assert len(limited) == 600_000
+
+
+@pytest.mark.slow
+def test_movielens_1m():
+  ratings = movielens_data.load(_real('ml-1m'))
+  assert ratings.name == 'ml-1m'
+  assert movielens_data.describe(ratings) == {
+    'ratings': 1_000_209,
+    'users': 6_040,
+    'items': 3_706,
+  }
+  assert ratings.item_titles[0] == 'Toy Story (1995)'
+  assert ratings.original_item_ids[-1] == 3_952
+  assert len(ratings.users) == 6_040
+  assert ratings.frame['rating'].mean() == pytest.approx(3.58156, abs=1e-5)
+  by_user = movielens_data.split_users(ratings)
+  assert [part['user_id'].nunique() for part in by_user] == [4_832, 604, 604]
+  by_time = movielens_data.split_by_time(ratings)
+  assert [len(part) for part in by_time] == [797_758, 99_692, 102_759]
+  assert len(movielens_data.limit_per_user(ratings)) == 784_767
+
+
+def test_movielens_100k():
+  ratings = movielens_data.load(_real('ml-100k'), 'ml-100k')
+  assert ratings.name == 'ml-100k'
+  assert movielens_data.describe(ratings) == {
+    'ratings': 100_000,
+    'users': 943,
+    'items': 1_682,
+  }
+  assert ratings.item_titles[266] == 'unknown'
+  assert ratings.users['occupation'].nunique() == 21

@@ -1,0 +1,386 @@
+"""Laws of the MovieLens task: who is measured on what, and recommendations."""
+
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.movielens import data as movielens_data
+from tasks.movielens import task as movielens
+from tasks.task import Data
+import tff_partial
+from tff_partial import evaluation
+from tff_partial import phases
+from tff_partial.client import client_work
+from tff_partial.data import splits
+from tff_partial.training import personal_models
+from tff_partial.training.participation import sampling
+
+_REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
+_PARTS = ('train', 'validation', 'test')
+
+
+def _make(seed: int = 0, **options) -> movielens.MovieLens:
+  options = {'num_factors': 3, **options}
+  return movielens.Options(**options).load(Data(data='synthetic'), seed)
+
+
+@pytest.fixture(scope='module', name='unseen')
+def fixture_unseen():
+  return _make()
+
+
+@pytest.fixture(scope='module', name='seen')
+def fixture_seen():
+  return _make(protocol='seen')
+
+
+def _client(task: movielens.MovieLens, part: str, user: str, spec=None) -> dict:
+  """A user's real examples, as a computation gets them."""
+  clients = task.clients(part, spec or task.model.example_spec)
+  (client,) = clients.cohort([user], sampling.client_seeds([user], 0))
+  count = int(client['count'])
+  return {name: array[:count] for name, array in client['examples'].items()}
+
+
+def _trained(task: movielens.MovieLens) -> list[str]:
+  return list(task.clients('train', task.model.example_spec).client_ids)
+
+
+# ---- users that were never seen ----------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('known, after', [(0, 3), (2, 2), (3, 5)])
+def test_the_mean_of_known_ratings_by_hand(unseen, known, after):
+  task = unseen
+  clients = task.clients('test', task.model.example_spec).client_ids
+  of_training = np.concatenate(
+    [_client(task, 'train', user)['y'] for user in _trained(task)]
+  ).mean()
+  errors: list[float] = []
+  for user in clients:
+    rated = _client(task, 'test', user)['y']
+    mean = rated[:known].mean() if known else of_training
+    errors.extend(rated[after:] - mean)
+  found = task.from_labels_alone(known, after)
+  assert found == {
+    'support_mean': {
+      'unseen': pytest.approx(np.sqrt(np.mean(np.square(errors))))
+    }
+  }
+
+
+@pytest.mark.slow
+def test_users_are_divided(unseen):
+  clients = [unseen.clients(p, unseen.model.example_spec) for p in _PARTS]
+  assert [len(c) for c in clients] == [480, 60, 60]
+  users = [set(c.client_ids) for c in clients]
+  assert len(set.union(*users)) == 600
+  assert unseen.protocol == 'unseen'
+  assert unseen.tests['unseen'].split is None
+
+
+def test_the_counts_are_those_of_the_parts(unseen):
+  counts = unseen.counts
+  assert counts['name'] == 'synthetic'
+  assert [counts[part]['users'] for part in _PARTS] == [480, 60, 60]
+  for part in _PARTS:
+    clients = unseen.clients(part, unseen.model.example_spec)
+    assert counts[part]['ratings'] == clients.num_examples
+  # No user of the invented ones has more ratings than are used.
+  assert counts['ratings'] == sum(counts[p]['ratings'] for p in _PARTS)
+  assert counts['users'] == 600
+  assert counts['items'] == unseen.ratings.num_items
+
+
+def test_examples_are_the_users_ratings(unseen):
+  frame = unseen.ratings.frame
+  for part in _PARTS:
+    ids = unseen.clients(part, unseen.model.example_spec).client_ids
+    for user in ids[:3]:
+      mine = frame[frame['user_id'] == int(user)]
+      found = _client(unseen, part, user)
+      expected = sorted(zip(mine['item_id'], mine['rating'], strict=True))
+      assert sorted(zip(found['x'], found['y'], strict=True)) == expected
+      assert found['x'].dtype == np.int32
+      assert found['y'].dtype == np.float32
+      # Shuffled once, since the halves must not be older and newer ratings.
+      assert list(found['x']) != list(mine['item_id'])
+      assert (found['weight'] == 1.0).all()
+
+
+@pytest.mark.slow
+def test_the_seed_divides_and_shuffles(unseen):
+  def ids(task):
+    return task.clients('test', task.model.example_spec).client_ids
+
+  again, other = _make(), _make(seed=1)
+  assert ids(again) == ids(unseen) != ids(other)
+  user = ids(unseen)[0]
+  found = _client(unseen, 'test', user)
+  np.testing.assert_array_equal(_client(again, 'test', user)['x'], found['x'])
+  part = next(
+    p
+    for p in _PARTS
+    if user in other.clients(p, other.model.example_spec).client_ids
+  )
+  assert list(_client(other, part, user)['x']) != list(found['x'])
+
+
+@pytest.mark.slow
+def test_few_of_many_ratings_are_used():
+  limited, whole = _make(max_examples=30), _make(max_examples=None)
+  for part in _PARTS:
+    spec = limited.model.example_spec
+    for user in limited.clients(part, spec).client_ids[:5]:
+      few = _client(limited, part, user)['x']
+      every = _client(whole, part, user)['x']
+      assert len(few) == min(30, len(every))
+      np.testing.assert_array_equal(few, every[: len(few)])
+
+
+@pytest.mark.slow
+def test_users_with_few_ratings_are_left_out_and_counted():
+  task = _make(min_examples=40)
+  every = _make().ratings.frame.groupby('user_id').size()
+  clients = [task.clients(part, task.model.example_spec) for part in _PARTS]
+  assert sum(len(c) for c in clients) == (every >= 40).sum()
+  assert sum(c.num_filtered for c in clients) == (every < 40).sum()
+
+
+# ---- later ratings of users who took part ------------------------------------
+
+
+@pytest.mark.slow
+def test_users_are_measured_on_later_ratings(seen):
+  assert seen.protocol == 'seen'
+  split = seen.tests['seen'].split
+  support, query = split
+  process_spec = client_work.example_spec_of(
+    seen.model, [phases.Phase(on=support), phases.Phase(on=query)]
+  )
+  assert 'is_query' in process_spec
+  assert 'is_query' not in seen.model.example_spec
+  frame = seen.ratings.frame
+  ids = seen.clients('train', seen.model.example_spec).client_ids
+  assert len(ids) == 600
+  for user in ids[:5]:
+    mine = frame[frame['user_id'] == int(user)]
+    trained = _client(seen, 'train', user)
+    later = {}
+    for part in ('validation', 'test'):
+      found = _client(seen, part, user, process_spec)
+      is_query = found['is_query'].astype(bool)
+      # What was trained with rebuilds the local weights.
+      np.testing.assert_array_equal(found['x'][~is_query], trained['x'])
+      later[part] = set(found['x'][is_query])
+    oldest_first = list(mine['item_id'])
+    past = set(oldest_first[: len(trained['x'])])
+    assert set(trained['x']) == past
+    assert past | later['validation'] | later['test'] == set(oldest_first)
+    assert not later['validation'] & later['test']
+    assert len(past) + len(later['validation']) + len(later['test']) == len(
+      oldest_first
+    )
+    times = mine.set_index('item_id')['timestamp']
+    assert times[list(past)].max() <= times[list(later['validation'])].min()
+    assert (
+      times[list(later['validation'])].max() <= times[list(later['test'])].min()
+    )
+
+
+# ---- the model ---------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_users_weights_are_local():
+  model = _make(biases=True).model
+  assert {v.name for v in model.trainable('local')} == {
+    'user_embedding/vector',
+    'user_bias/bias',
+  }
+  assert {v.name for v in model.trainable('global')} == {
+    'item_embedding/embeddings',
+    'item_bias/embeddings',
+  }
+
+
+def _first_weights(task: movielens.MovieLens):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+    return client_work.initial_weights(task.model)()
+
+
+@pytest.mark.slow
+def test_predictions_may_be_centred():
+  plain, centred = _make(), _make(centred=True)
+  frames = [
+    _client(centred, 'train', user)['y']
+    for user in centred.clients('train', centred.model.example_spec).client_ids
+  ]
+  mean = np.concatenate(frames).mean()
+  items = np.arange(5, dtype=np.int32)
+  weights = _first_weights(plain)
+  predictions = [
+    _predict(task.model, weights, [0.0, 0.0, 0.0], items)
+    for task in (plain, centred)
+  ]
+  np.testing.assert_allclose(predictions[0], 0.0, atol=1e-6)
+  np.testing.assert_allclose(predictions[1], mean, rtol=1e-5)
+
+
+def _predict(model, weights, vector, items) -> np.ndarray:
+  local = {'user_embedding/vector': np.array(vector, np.float32)}
+  (shared,) = weights.trainable.values()
+  return np.asarray(model.to_keras(shared, weights.non_trainable, local)(items))
+
+
+# ---- recommendations ---------------------------------------------------------
+
+
+@pytest.fixture(scope='module', name='personal')
+def fixture_personal(unseen):
+  return tff_partial.algorithms.build_fed_recon_eval(
+    unseen.model,
+    split=splits.same(),
+    reconstruction_steps=20,
+    reconstruction_optimizer=phases.sgd(0.5),
+    batch_size=5,
+  )
+
+
+def _recommend(task, personal: evaluation.Evaluation, user: str, number: int):
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+    keras_model = _own_model(task, personal, user)
+  return task.recommend(keras_model, user, number)
+
+
+def _own_model(task, personal: evaluation.Evaluation, user: str):
+  """The user's model as `personal` makes it, and as `evaluate` asks for it."""
+  clients = task.all_of(user, personal.example_spec)
+  (value,) = clients.cohort([user], np.zeros([1, 2], np.int32))
+  first = personal.initialize_client(value['seed'])
+  return personal_models.model_of(personal, _first_weights(task), first, value)
+
+
+@pytest.mark.slow
+def test_recommendations_are_the_best_of_what_is_unrated(unseen, personal):
+  found = _recommend(unseen, personal, '17', 10)
+  frame = unseen.ratings.frame
+  rated = set(frame[frame['user_id'] == 17]['item_id'])
+  items = [item.item_id for item in found]
+  assert len(set(items)) == 10
+  assert not rated & set(items)
+  ratings = [item.score for item in found]
+  assert ratings == sorted(ratings, reverse=True)
+  assert all(1.0 <= rating <= 5.0 for rating in ratings)
+  assert [item.title for item in found] == [
+    unseen.ratings.item_titles[item] for item in items
+  ]
+  # More of them begin with the same ones, and they are the same every time.
+  every = _recommend(unseen, personal, '17', 200 - len(rated))
+  assert every[:10] == found
+  assert {item.item_id for item in every} == set(range(200)) - rated
+
+
+@pytest.mark.slow
+def test_recommendations_follow_from_all_of_the_users_ratings(unseen, personal):
+  weights = _first_weights(unseen)
+  rated = unseen.rated_by('17')
+  clients = unseen.all_of('17', personal.example_spec)
+  (value,) = clients.cohort(['17'], np.zeros([1, 2], np.int32))
+  assert len(rated) == int(value['count'])
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+    local = personal.personalise(
+      weights, personal.initialize_client(value['seed']), value
+    )
+  found = _recommend(unseen, personal, '17', 3)
+  unrated = np.setdiff1d(np.arange(200), rated['item_id']).astype(np.int32)
+  scores = _predict(
+    unseen.model, weights, local['user_embedding/vector'], unrated
+  )
+  best = unrated[np.argsort(-scores, kind='stable')[:3]]
+  assert [item.item_id for item in found] == list(best)
+
+
+@pytest.mark.parametrize('user', ['0', '601', 'Anna', '-1', '17.0', ''])
+def test_an_unknown_user_is_named(unseen, personal, user):
+  with pytest.raises(OptionError, match='no user') as caught:
+    _recommend(unseen, personal, user, 3)
+  assert repr(user) in str(caught.value)
+  assert '1 to 600' in str(caught.value)
+
+
+@pytest.mark.parametrize('number', [0, -1, 200, 10_000])
+def test_more_items_than_there_are_is_refused(unseen, personal, number):
+  with pytest.raises(OptionError, match=f'top_n.* {number} of the'):
+    _recommend(unseen, personal, '17', number)
+
+
+# ---- options and data --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  'options, expected',
+  [
+    ({'protocol': 'random'}, '--protocol=random: choose one of unseen, seen'),
+    ({'num_factors': 2.5}, '--num_factors=2.5: give a whole number'),
+    ({'l2': float('nan')}, '--l2=nan: give a finite number'),
+    ({'l2': -1}, '--l2=-1: give at least 0'),
+    ({'max_examples': 1}, 'max_examples: 1'),
+  ],
+)
+def test_impossible_options_are_refused(options, expected):
+  with pytest.raises(OptionError, match=expected):
+    movielens.Options(**options)
+
+
+@pytest.mark.parametrize('data_dir', [None, ''])
+def test_a_folder_must_be_named(data_dir):
+  with pytest.raises(DataError, match='no data folder is named') as caught:
+    movielens.Options().load(Data(data_dir=data_dir), 0)
+  for way in ('--data_dir', 'TFF_PARTIAL_DATA_DIR', '--data=synthetic'):
+    assert way in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'data_set, fetched', [('', 'ml-1m'), ('ml-100k', 'ml-100k')]
+)
+def test_downloads_go_to_the_tasks_own_folder(
+  tmp_path, monkeypatch, data_set, fetched
+):
+  asked = []
+
+  def download(folder, name):
+    asked.append((pathlib.Path(folder), name))
+    raise DataError('no net')
+
+  monkeypatch.setattr(movielens_data, 'download', download)
+  with pytest.raises(DataError, match='no net'):
+    movielens.Options(data_set=data_set).load(
+      Data(data_dir=str(tmp_path), download=True), 0
+    )
+  assert asked == [(tmp_path / 'movielens', fetched)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')
+@pytest.mark.parametrize('protocol', ['unseen', 'seen'])
+def test_the_papers_numbers_of_users(protocol):
+  options = movielens.Options(
+    data_set='ml-1m', protocol=protocol, num_factors=2
+  )
+  task = options.load(Data(data_dir=_REAL), 0)
+  counts = task.counts
+  assert counts['name'] == 'ml-1m'
+  assert (counts['ratings'], counts['users'], counts['items']) == (
+    1_000_209,
+    6_040,
+    3_706,
+  )
+  clients = [task.clients(p, task.model.example_spec) for p in _PARTS]
+  expected = [4832, 604, 604] if protocol == 'unseen' else [6040, 6040, 6040]
+  assert [len(c) for c in clients] == expected

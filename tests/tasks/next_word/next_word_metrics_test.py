@@ -1,0 +1,285 @@
+"""Metrics of next-word prediction, beside loops over tokens.
+
+The vocabulary has three words, and there are two buckets for all others:
+
+  padding 0, words 1 2 3, buckets 4 5, beginning 6, end 7.
+"""
+
+import collections
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tasks.next_word import metrics
+from tasks.next_word.classes import ALL
+from tasks.next_word.classes import build_loss
+from tasks.next_word.classes import Classes
+from tasks.next_word.classes import OUTPUTS
+from tasks.next_word.classes import VOCABULARY
+from tasks.next_word.tokens import Tokens
+from tests.support import planted
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import evaluation as evaluation_lib
+from tff_partial import runtimes
+from tff_partial import tiers
+from tff_partial.model import keras_metrics
+
+_TOKENS = Tokens(words=3, buckets=2)
+_TOP = 3
+# Sentences without their beginning: what is to be predicted.
+_LABELS = np.array(
+  [
+    [1, 2, 7, 0, 0],
+    [3, 4, 3, 5, 7],
+    [5, 4, 7, 0, 0],  # Nothing that is known.
+    [0, 0, 0, 0, 0],
+    [2, 1, 1, 2, 3],  # Cut off before its end.
+  ],
+  np.int32,
+)
+_WEIGHTS = np.array([1.0, 0.5, 2.0, 1.0, 0.0], np.float32)
+_NAMES = (
+  'accuracy',
+  'accuracy_in_vocabulary',
+  'accuracy_top_3',
+  'perplexity',
+  'num_tokens',
+)
+
+
+def _logits(classes: Classes, seed: int = 0) -> np.ndarray:
+  generator = np.random.default_rng(seed)
+  return generator.normal(size=[*_LABELS.shape, classes.number]).astype('f')
+
+
+def _by_hand(labels, logits, weights, classes) -> dict[str, float]:
+  """The metrics, by a loop over tokens."""
+  right = dict.fromkeys(_NAMES[:3], 0.0)
+  words = entropy = targets = 0.0
+  tokens = 0
+  # Where words lie among the classes, and where the end of a sentence.
+  first, end = (1, 7) if classes.output == ALL else (0, 3)
+  for sentence, scores, weight in zip(labels, logits, weights, strict=True):
+    for label, score in zip(sentence, scores, strict=True):
+      if label == 0:
+        continue
+      tokens += weight > 0
+      if label in (1, 2, 3):
+        words += weight
+        place = label - 1
+        of_words = score[first : first + 3]
+        best = np.argsort(-of_words, kind='stable')
+        right['accuracy'] += weight * (score.argmax() == first + place)
+        right['accuracy_in_vocabulary'] += weight * (best[0] == place)
+        right['accuracy_top_3'] += weight * (place in best[:_TOP])
+        answer = first + place
+      elif label == 7:
+        answer = end
+      elif classes.output == ALL:
+        answer = label
+      else:
+        continue
+      targets += weight
+      entropy += weight * (math.log(np.exp(score).sum()) - score[answer])
+  found = {name: value / words for name, value in right.items()}
+  found['perplexity'] = math.exp(entropy / targets)
+  return {**found, 'num_tokens': tokens}
+
+
+def _measured(classes, labels, logits, weights=None) -> dict[str, float]:
+  found = {}
+  for metric in metrics.build_metrics(classes):
+    metric.update_state(labels, logits, sample_weight=weights)
+    found[metric.name] = metric.result().numpy()
+  return found
+
+
+# ---- values ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('output', OUTPUTS)
+def test_metrics_are_those_of_a_loop_over_tokens(output):
+  classes = Classes(_TOKENS, output)
+  logits = _logits(classes)
+  expected = _by_hand(_LABELS, logits, _WEIGHTS, classes)
+  assert expected['num_tokens'] == 3 + 5 + 3
+  found = _measured(classes, _LABELS, logits, _WEIGHTS)
+  assert tuple(found) == _NAMES
+  assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize('output', OUTPUTS)
+def test_batches_add_up(output):
+  classes = Classes(_TOKENS, output)
+  logits = _logits(classes)
+  pure = keras_metrics.PureMetrics(
+    lambda: metrics.build_metrics(classes),
+    tf.TensorSpec([5], tf.int32),
+    tf.TensorSpec([5, classes.number]),
+    tf.TensorSpec([]),
+  )
+  state = pure.initial_state()
+  for rows in (slice(0, 2), slice(2, 5)):
+    batch = _LABELS[rows], logits[rows], _WEIGHTS[rows]
+    state = pure.update(state, *map(tf.constant, batch))
+  expected = _by_hand(_LABELS, logits, _WEIGHTS, classes)
+  for name, finalize in pure.finalizers().items():
+    assert finalize(state[name]).numpy() == pytest.approx(
+      expected[name], rel=1e-5
+    )
+  assert state['num_tokens'][0].dtype == tf.int64
+
+
+def test_tokens_can_have_weights_of_their_own():
+  classes = Classes(_TOKENS)
+  scores = np.zeros([1, 2, 8], np.float32)
+  scores[0, :, 2] = 1.0  # Always says 2.
+  labels = np.array([[2, 3]], np.int32)
+  found = _measured(classes, labels, scores, np.array([[3.0, 1.0]], 'f'))
+  assert found['accuracy'] == 0.75
+
+
+def test_answers_outside_of_the_vocabulary_are_wrong_in_one_accuracy_only():
+  scores = np.zeros([1, 4, 8], np.float32)
+  scores[..., 2] = 1.0  # The likeliest word is 2, but at first comes
+  for place, other in enumerate([4, 5, 7, 0]):
+    scores[0, place, other] = 9.0  # a bucket, the end, or padding.
+  found = _measured(Classes(_TOKENS), np.full([1, 4], 2, np.int32), scores)
+  assert found['accuracy'] == 0.0
+  assert found['accuracy_in_vocabulary'] == 1.0
+
+
+def test_the_three_likeliest_of_more_words():
+  tokens = Tokens(words=6, buckets=1)
+  scores = np.zeros([1, 6, tokens.total], np.float32)
+  scores[..., 1:7] = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+  scores[..., tokens.end] = 9.0
+  labels = np.arange(1, 7, dtype=np.int32)[None]  # Each word once.
+  found = _measured(Classes(tokens), labels, scores)
+  assert found['accuracy_top_3'] == 3 / 6
+  assert found['accuracy_in_vocabulary'] == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(('output', 'classes'), [(ALL, 8), (VOCABULARY, 4)])
+def test_guessing_has_as_much_perplexity_as_there_are_classes(output, classes):
+  scores = np.zeros([5, 5, classes], np.float32)
+  found = _measured(Classes(_TOKENS, output), _LABELS, scores)
+  assert found['perplexity'] == pytest.approx(classes, rel=1e-5)
+
+
+def test_ties_count_against_the_right_class():
+  scores = tf.constant([[[1.0, 2.0, 2.0, 0.0, 3.0]] * 5])
+  found = metrics.rank(scores, tf.range(5)[None])
+  # Two classes are as likely, and one is likelier.
+  assert found.numpy().tolist() == [[3, 2, 2, 4, 0]]
+
+
+def test_what_is_no_number_is_never_right():
+  scores = np.full([1, 1, 8], np.nan, np.float32)
+  found = _measured(Classes(_TOKENS), np.array([[1]], np.int32), scores)
+  assert found['accuracy'] == found['accuracy_in_vocabulary'] == 0.0
+
+
+@pytest.mark.parametrize('output', OUTPUTS)
+@pytest.mark.parametrize('labels', [[0, 0], [4, 5]])
+def test_of_no_target_all_is_undefined(output, labels):
+  classes = Classes(_TOKENS, output)
+  labels = np.array([labels], np.int32)
+  logits = _logits(classes)[:1, :2]
+  found = _measured(classes, labels, logits)
+  has_targets = output == ALL and labels.any()
+  assert found.pop('num_tokens') == (labels != 0).sum()
+  assert (found.pop('perplexity') > 0) == has_targets
+  assert np.isnan(list(found.values())).all()
+  # Nor is there a number at a client that has no examples at all.
+  *means, count = metrics.build_metrics(classes)
+  assert np.isnan([metric.result() for metric in means]).all()
+  assert count.result() == 0
+
+
+def test_metrics_can_be_given_as_a_list_of_which_copies_are_made():
+  for metric in metrics.build_metrics(Classes(_TOKENS, VOCABULARY)):
+    again = type(metric).from_config(metric.get_config())
+    assert again.get_config() == metric.get_config()
+    assert again.name == metric.name
+
+
+# ---- clients -----------------------------------------------------------------
+
+
+@pytest.fixture(scope='module', name='measured')
+def fixture_measured():
+  """Clients with some of the sentences each, measured by the library.
+
+  The model predicts from the last token alone.
+  """
+  classes = Classes(_TOKENS, VOCABULARY)
+
+  def build() -> tf.keras.Model:
+    tokens = tf.keras.Input([5], dtype=tf.int32)
+    scores = tf.keras.layers.Embedding(8, classes.number, 'random_normal')
+    return tf.keras.Model(tokens, scores(tokens))
+
+  model = tff_partial.from_keras(
+    build,
+    loss=build_loss(classes),
+    metrics=lambda: metrics.build_metrics(classes),
+    labels=tf.TensorSpec([5], tf.int32),
+  )
+  evaluation = algorithms.build_fed_avg_eval(model, measure_batch_size=2)
+  read = np.concatenate([np.full([5, 1], 6), _LABELS[:, :-1]], 1)
+  clients = {
+    name: {'x': read[rows].astype(np.int32), 'y': _LABELS[rows]}
+    for name, rows in {'ann': [0, 1, 4], 'bob': [2, 3], 'cid': [3]}.items()
+  }
+  weights = tff.learning.models.ModelWeights(
+    collections.OrderedDict(
+      {tiers.GLOBAL: model.initial_weights(tiers.GLOBAL, [0, 1])}
+    ),
+    collections.OrderedDict(),
+  )
+  with runtimes.cohort(jit=False):
+    cohort = planted.cohort_of(evaluation, clients)
+    found = evaluation.evaluate(
+      weights, planted.first_states(evaluation, cohort), cohort
+    )
+  (table,) = weights.trainable['global'].values()
+  expected = {
+    name: (fields['y'], table.numpy()[fields['x']])
+    for name, fields in clients.items()
+  }
+  return found, expected, classes
+
+
+@pytest.mark.slow
+def test_clients_are_measured_each_by_itself(measured):
+  found, expected, classes = measured
+  ann, bob, cid = found.per_client
+  labels, logits = expected['ann']
+  wanted = _by_hand(labels, logits, np.ones(3), classes)
+  assert {name: ann[name] for name in _NAMES} == pytest.approx(wanted, rel=1e-5)
+  # One has no word of the vocabulary, but the end of a sentence; one nothing.
+  assert bob['num_tokens'] == 3 and bob['perplexity'] > 1.0
+  assert np.isnan([bob['accuracy'], bob['accuracy_top_3']]).all()
+  assert np.isnan([cid[name] for name in _NAMES if name != 'num_tokens']).all()
+  summary = evaluation_lib.summarize(found.per_client)
+  assert summary['accuracy']['mean'] == ann['accuracy']
+  assert summary['accuracy']['num_undefined'] == 2
+  assert summary['perplexity']['num_undefined'] == 1
+  assert 'num_undefined' not in summary['num_tokens']
+
+
+def test_clients_are_measured_together(measured):
+  found, expected, classes = measured
+  labels, logits = (
+    np.concatenate(arrays) for arrays in zip(*expected.values(), strict=True)
+  )
+  wanted = _by_hand(labels, logits, np.ones(len(labels)), classes)
+  pooled = {name: found.metrics[name] for name in _NAMES}
+  assert pooled == pytest.approx(wanted, rel=1e-5)
+  assert found.metrics['num_examples'] == 6
+  assert found.metrics['num_not_finite'] == 0

@@ -1,0 +1,373 @@
+"""Models of the next word: classes, forms, tiers, the loss, training.
+
+The vocabulary of most tests has three words, and two buckets for all others:
+
+  padding 0, words 1 2 3, buckets 4 5, beginning 6, end 7.
+"""
+
+import collections
+from collections.abc import Callable
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.next_word import metrics
+from tasks.next_word import models
+from tasks.next_word.classes import ALL
+from tasks.next_word.classes import build_loss
+from tasks.next_word.classes import Classes
+from tasks.next_word.classes import OUTPUTS
+from tasks.next_word.classes import VOCABULARY
+from tasks.next_word.models import BUCKET_LAYER
+from tasks.next_word.models import LSTM
+from tasks.next_word.models import Sizes
+from tasks.next_word.models import TRANSFORMER
+from tasks.next_word.tokens import Tokens
+from tests.support import planted
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import runtimes
+from tff_partial import tiers
+
+_TOKENS = Tokens(words=3, buckets=2)
+_LENGTH = 5
+# Sentences with their beginning and their end.
+_SENTENCES = np.array(
+  [
+    [6, 1, 2, 7, 0, 0],
+    [6, 3, 4, 3, 5, 7],
+    [6, 2, 1, 1, 2, 3],
+    [6, 5, 4, 7, 0, 0],
+  ],
+  np.int32,
+)
+_READ, _LABELS = _SENTENCES[:, :-1], _SENTENCES[:, 1:]
+
+
+def _sizes(**sizes: Any) -> Sizes:
+  small = {'embedding': 4, 'lstm_units': 6, 'projection': 4}
+  return Sizes(**{**small, 'hidden_units': 5, 'layers': 1, **sizes})
+
+
+def _build(**sizes: Any) -> tf.keras.Model:
+  return models.build_next_word_model(_TOKENS, _LENGTH, _sizes(**sizes))
+
+
+def _from_keras(
+  build: Callable[[], tf.keras.Model], output: str = ALL, **options: Any
+) -> Any:
+  return tff_partial.from_keras(
+    build,
+    loss=build_loss(Classes(_TOKENS, output)),
+    labels=tf.TensorSpec([_LENGTH], tf.int32),
+    **options,
+  )
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model() -> Any:
+  return _from_keras(_build, local=BUCKET_LAYER)
+
+
+# ---- tokens and classes ------------------------------------------------------
+
+
+def test_ids_of_tokens():
+  assert _TOKENS == (3, 2)
+  assert (_TOKENS.pad, _TOKENS.first_bucket) == (0, 4)
+  assert (_TOKENS.begin, _TOKENS.end, _TOKENS.total) == (6, 7, 8)
+
+
+def test_classes_of_targets():
+  labels = tf.range(8)[None]
+  everything = Classes(_TOKENS, ALL)
+  ids, counted = everything.targets(labels)
+  assert ids.numpy().tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+  assert counted.numpy().tolist() == [[False] + [True] * 7]
+  vocabulary = Classes(_TOKENS, VOCABULARY)
+  assert (everything.number, vocabulary.number) == (8, 4)
+  ids, counted = vocabulary.targets(labels)
+  # Words are the first classes, and the end of a sentence is the last one.
+  assert ids.numpy().tolist() == [[0, 0, 1, 2, 0, 0, 0, 3]]
+  assert counted.numpy()[0].nonzero()[0].tolist() == [1, 2, 3, 7]
+  for classes, first in ((everything, 1), (vocabulary, 0)):
+    ids, counted = classes.word_targets(labels)
+    assert counted.numpy()[0].nonzero()[0].tolist() == [1, 2, 3]
+    assert ids.numpy()[0, 1:4].tolist() == [first, first + 1, first + 2]
+    assert classes.words == slice(first, first + 3)
+
+
+@pytest.mark.parametrize(
+  ('problem', 'classes'),
+  [
+    ('words: a model .* found 0', Classes(Tokens(0, 2))),
+    ('buckets: a model .* found 0', Classes(Tokens(3, 0))),
+    ("output: 'half' is none of all, vocabulary", Classes(_TOKENS, 'half')),
+  ],
+)
+def test_classes_that_make_no_sense_are_refused(problem, classes):
+  with pytest.raises(OptionError, match=problem):
+    classes.check()
+
+
+# ---- models ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('output', OUTPUTS)
+@pytest.mark.parametrize('tied', [False, True])
+@pytest.mark.parametrize('architecture', [LSTM, TRANSFORMER])
+def test_a_model_makes_a_logit_for_each_class(architecture, tied, output):
+  model = _build(architecture=architecture, tied=tied, output=output)
+  logits = model(_READ)
+  number = {ALL: 8, VOCABULARY: 4}[output]
+  assert logits.shape == (4, _LENGTH, number)
+  # What comes later changes nothing that was said before.
+  other = _READ.copy()
+  other[:, 3] = 2
+  change = np.abs(model(other) - logits).max((0, 2))
+  assert change[:3].max() < 1e-6 < change[3:].min()
+
+
+@pytest.mark.parametrize(
+  ('words', 'sent'), [(1000, 2_362_055), (10_000, 4_099_055)]
+)
+def test_the_papers_sizes(words, sent):
+  """V words, 500 buckets: (V + 3) 96 are embeddings of words.
+
+  The LSTM has 4 (96 + 670 + 1) 670 weights, the projection (670 + 1) 96, and
+  the output (96 + 1) (V + 503).
+  """
+  model = models.build_next_word_model(Tokens(words, 500), 20, models.PAPER)
+  local = model.get_layer(BUCKET_LAYER).count_params()
+  assert local == 500 * 96
+  assert model.count_params() - local == sent
+
+
+def test_a_bucket_is_read_by_its_own_vector():
+  model = _build()
+  before = model(_READ)
+  table = model.get_layer(BUCKET_LAYER)
+  (rows,) = table.get_weights()
+  table.set_weights([rows + [[0.0], [1.0]]])  # The vector of 5.
+  change = np.abs(model(_READ) - before).max(2)
+  # Only sentences with a 5 change, and these from there on.
+  assert (change > 1e-6).tolist() == [
+    [False] * 5,
+    [False] * 4 + [True],
+    [False] * 5,
+    [False] + [True] * 4,
+  ]
+
+
+def test_tied_outputs_are_in_the_order_of_classes():
+  for output, classes in ((ALL, [5]), (VOCABULARY, [])):
+    model = _build(tied=True, output=output)
+    before = model(_READ[:1])  # Without buckets.
+    table = model.get_layer(BUCKET_LAYER)
+    (rows,) = table.get_weights()
+    table.set_weights([rows + [[0.0], [1.0]]])
+    change = np.abs(model(_READ[:1]) - before).max((0, 1))
+    assert change.nonzero()[0].tolist() == classes
+  for output, end in ((ALL, 7), (VOCABULARY, 3)):
+    model = _build(tied=True, output=output)
+    before = model(_READ[:1, :1].repeat(5, 1))
+    table = model.get_layer('word_embedding')
+    (rows,) = table.get_weights()
+    rows[5] += 1.0  # The end of a sentence.
+    table.set_weights([rows])
+    change = np.abs(model(_READ[:1, :1].repeat(5, 1)) - before).max((0, 1))
+    assert change.nonzero()[0].tolist() == [end]
+
+
+@pytest.mark.parametrize(
+  ('problem', 'sizes'),
+  [
+    ('next_word_architecture=rnn', {'architecture': 'rnn'}),
+    ('next_word_output=words', {'output': 'words'}),
+    ('next_word_embedding=0', {'embedding': 0}),
+    ('next_word_lstm_units=0', {'lstm_units': 0}),
+    ('next_word_projection=0', {'projection': 0}),
+    ('next_word_layers=0', {'layers': 0}),
+    ('next_word_hidden_units=0', {'hidden_units': 0}),
+    ('next_word_heads=0', {'heads': 0}),
+    (
+      'next_word_heads=3: .* embedding of 4',
+      {'heads': 3, 'architecture': TRANSFORMER},
+    ),
+    ('next_word_projection=5: .* length 4', {'projection': 5, 'tied': True}),
+  ],
+)
+def test_sizes_that_make_no_sense_are_refused(problem, sizes):
+  with pytest.raises(OptionError, match=problem):
+    _sizes(**sizes)
+
+
+@pytest.mark.parametrize(
+  ('problem', 'tokens', 'length'),
+  [('words', Tokens(0, 1), 5), ('length: sentences of 0', _TOKENS, 0)],
+)
+def test_models_of_nothing_are_refused(problem, tokens, length):
+  with pytest.raises(OptionError, match=problem):
+    models.build_next_word_model(tokens, length, _sizes())
+
+
+# ---- tiers -------------------------------------------------------------------
+
+
+def test_vectors_of_buckets_can_be_local(model):
+  assert {n: s.shape for n, s in model.specs(tiers.LOCAL).items()} == {
+    'bucket_embedding/embeddings': (2, 4)
+  }
+  # The output of buckets is global, as with the authors.
+  assert model.specs(tiers.GLOBAL)['logits/kernel'].shape == (4, 8)
+  # A client needs no more of the tables than the rows that it reads.
+  assert 'word_embedding/embeddings' in model.only_looked_up
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('tied', [False, True])
+def test_first_values_of_local_vectors_can_be_learned(tied):
+  model = tff_partial.learn_first_values(
+    _from_keras(lambda: _build(tied=tied), local=BUCKET_LAYER)
+  )
+  table = f'{BUCKET_LAYER}/embeddings'
+  assert list(model.specs(tiers.LOCAL)) == [table]
+  shared = model.initial_weights(tiers.GLOBAL, [0, 1])
+
+  def said(own_value: float, first_value: float) -> np.ndarray:
+    named = collections.OrderedDict(shared)
+    named[f'first_values/{table}'] = tf.fill([2, 4], first_value)
+    logits, _ = model.predict(
+      {
+        tiers.GLOBAL: named,
+        tiers.LOCAL: {table: tf.fill([2, 4], own_value)},
+      },
+      {},
+      tf.constant(_READ),
+      training=False,
+      seed=[0, 1],
+    )
+    return logits.numpy()
+
+  np.testing.assert_allclose(said(0.5, 0.25), said(0.0, 0.75), rtol=1e-5)
+
+
+# ---- the loss ----------------------------------------------------------------
+
+
+def test_the_loss_is_a_cross_entropy_for_each_target():
+  scores = np.zeros([1, 3, 4], np.float32)
+  scores[0, 0, 1] = math.log(3.0)  # Word 2 has probability 3 / 6.
+  labels = tf.constant([[2, 5, 7]])
+  losses = build_loss(Classes(_TOKENS, VOCABULARY))(labels, scores)
+  np.testing.assert_allclose(losses, [[math.log(2), 0, math.log(4)]], rtol=1e-6)
+  assert losses._keras_mask.numpy().tolist() == [[True, False, True]]
+
+
+@pytest.mark.parametrize(('output', 'targets'), [(ALL, 8), (VOCABULARY, 6)])
+def test_the_loss_is_a_mean_over_targets_not_over_sentences(output, targets):
+  classes = Classes(_TOKENS, output)
+
+  def build() -> tf.keras.Model:
+    tokens = tf.keras.Input([_LENGTH], dtype=tf.int32)
+    scores = tf.keras.layers.Embedding(8, classes.number)
+    return tf.keras.Model(tokens, scores(tokens))
+
+  labels = tf.constant(_LABELS[[0, 1, 3]])
+  right = tf.one_hot(classes.targets(labels).ids, classes.number)
+  # The first sentence has three targets, of which nothing is known; all of the
+  # second are known for sure; the third one only pads the batch.
+  scores = right * tf.constant([0.0, 100.0, 0.0])[:, None, None]
+  value = _from_keras(build, output).loss(
+    labels, scores, tf.ones([3]), tf.constant([True, True, False])
+  )
+  total = 3 * math.log(classes.number)
+  assert value.num_elements.numpy() == targets
+  assert value.total.numpy() == pytest.approx(total)
+  assert value.objective.numpy() == pytest.approx(total / targets)
+
+
+@pytest.mark.parametrize('output', OUTPUTS)
+def test_without_targets_there_is_no_loss(output):
+  labels = tf.constant([[0, 0]] if output == ALL else [[4, 5]])
+  scores = tf.ones([1, 2, Classes(_TOKENS, output).number])
+  with tf.GradientTape() as tape:
+    tape.watch(scores)
+    losses = build_loss(Classes(_TOKENS, output))(labels, scores)
+  assert not losses.numpy().any()
+  assert not tape.gradient(losses, scores).numpy().any()
+
+
+# ---- training ----------------------------------------------------------------
+
+
+@pytest.fixture(scope='module', name='rounds')
+def fixture_rounds():
+  """FedRecon on three clients, one of whom writes nothing that is known."""
+  process = algorithms.build_fed_recon(
+    _from_keras(
+      lambda: _build(output=VOCABULARY),
+      VOCABULARY,
+      local=BUCKET_LAYER,
+      metrics=lambda: metrics.build_metrics(Classes(_TOKENS, VOCABULARY)),
+    ),
+    batch_size=2,
+    reconstruction_optimizer=tff_partial.sgd(0.5),
+    update_optimizer=tff_partial.sgd(0.5),
+    update_epochs=5,
+  )
+  clients = {
+    'ann': {'x': _READ, 'y': _LABELS},
+    'bob': {'x': _READ[1:], 'y': _LABELS[1:]},
+    'cid': {'x': np.full([2, 5], 4), 'y': np.full([2, 5], 5)},
+  }
+  outputs = []
+  with runtimes.cohort(jit=False):
+    cohort = planted.cohort_of(process, clients)
+    state = None
+    for _ in range(3):
+      outputs.append(planted.run(process, cohort, state))
+      state = outputs[-1].state
+  return process, outputs
+
+
+@pytest.mark.slow
+def test_federated_reconstruction_trains_the_model(rounds):
+  process, outputs = rounds
+  first, *_, last = map(planted.train_metrics, outputs)
+  assert first['num_not_finite'] == last['num_not_finite'] == 0
+  assert 1.0 < last['perplexity'] < first['perplexity']
+  assert last['loss'] == pytest.approx(math.log(last['perplexity']), rel=1e-5)
+  weights = planted.global_weights(process, outputs[-1].state)
+  assert not any(name.startswith(BUCKET_LAYER) for name in weights)
+
+
+@pytest.mark.slow
+def test_a_training_step_is_the_same_under_xla(model):
+  held = {tier: model.initial_weights(tier, [0, 1]) for tier in model.tiers}
+
+  def gradients(weights):
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      logits, _ = model.predict(
+        weights, {}, tf.constant(_READ), training=True, seed=[0, 1]
+      )
+      value = model.loss(
+        tf.constant(_LABELS), logits, tf.ones([4]), tf.fill([4], True)
+      )
+    found = tape.gradient(value.objective, weights)
+    return tf.nest.map_structure(tf.convert_to_tensor, found)
+
+  plain, fused = (
+    tf.function(gradients, jit_compile=jit, autograph=False)(held)
+    for jit in (False, True)
+  )
+  tf.nest.map_structure(
+    lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6),
+    plain,
+    fused,
+  )

@@ -1,0 +1,460 @@
+"""Laws of the preference task: who likes what, its F1, and its model."""
+
+import collections
+import os
+
+import numpy as np
+import pytest
+from sklearn import metrics
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.preference import f1
+from tasks.preference import losses
+from tasks.preference import mnist as mnist_preference
+from tasks.preference import models as preference_models
+from tasks.preference import preferences
+from tasks.task import Data
+import tff_partial
+from tff_partial.training.participation import sampling
+
+_REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
+_SIZES = {'train': 20, 'validation': 10, 'test': 10}
+_KINDS = np.repeat(np.arange(10), 100)
+
+
+def _load(data: str = 'synthetic', seed: int = 0, **options):
+  chosen = mnist_preference.MnistOptions(**options)
+  return chosen.load(Data(data=data, data_dir=_REAL), seed)
+
+
+# ---- who likes what ----------------------------------------------------------
+
+
+def test_users_are_as_common_as_in_the_paper():
+  def users(name: str, number: int = 9_000) -> list[int]:
+    shares = mnist_preference.SHARES[name]
+    return preferences.numbers_of_users(number, shares)
+
+  assert users('balanced') == [900] * 10
+  assert users('imbalanced') == [2250, 1350, *[900] * 4, *[450] * 4]
+  assert sum(users('imbalanced', 333)) == 333
+
+
+@pytest.mark.parametrize('repeat', [True, False])
+def test_half_of_what_users_see_is_liked(repeat):
+  users_of = [2] * 10
+  parts = preferences.draw(_KINDS, users_of, _SIZES, repeat=repeat)
+  assert set(parts) == set(_SIZES)
+  seen = collections.Counter()
+  for part, size in _SIZES.items():
+    assert len(parts[part]) == 20
+    for user, held in parts[part].items():
+      assert len(held) == size
+      liked = _KINDS[held] == preferences.kind_liked_by(user)
+      assert liked.sum() == size // 2
+      # In no order.
+      assert 0 < liked[: size // 2].sum() < size // 2 or size == 10
+  for user in parts['train']:
+    mine = np.concatenate([parts[part][user] for part in _SIZES])
+    assert len(set(mine)) == 40  # Within a user nothing occurs twice.
+    seen.update(mine.tolist())
+  assert (max(seen.values()) > 1) == repeat
+
+
+def test_dislikes_are_of_every_other_kind():
+  parts = preferences.draw(_KINDS, [20] * 10, _SIZES)
+  disliked = [
+    kind
+    for user, held in parts['train'].items()
+    for kind in _KINDS[held]
+    if kind != preferences.kind_liked_by(user)
+  ]
+  assert len(disliked) == 2000
+  # 200 of a kind are expected, give or take 14.
+  assert np.abs(np.bincount(disliked) - 200).max() < 60
+
+
+def test_a_user_does_not_depend_on_the_others():
+  few = preferences.draw(_KINDS, [1] * 10, _SIZES)
+  many = preferences.draw(_KINDS, [5] * 10, _SIZES)
+  for part in _SIZES:
+    for user in few[part]:
+      np.testing.assert_array_equal(few[part][user], many[part][user])
+  other = preferences.draw(_KINDS, [1] * 10, _SIZES, seed=1)
+  assert set(other['train']['3-0000']) != set(few['train']['3-0000'])
+
+
+def test_all_examples_can_be_shared_out():
+  # 25 users with 40 each take all 1,000.
+  users_of = [3, 3, 3, 3, 3, 2, 2, 2, 2, 2]
+  parts = preferences.draw(_KINDS, users_of, _SIZES, repeat=False)
+  held = [h for part in parts.values() for h in part.values()]
+  assert sorted(np.concatenate(held)) == list(range(1000))
+
+
+@pytest.mark.parametrize(
+  'users_of, expected',
+  [
+    # 26 users need 1,040 examples.
+    ([3] * 6 + [2] * 4, '26 users.*1,000 examples are enough for 25'),
+    # Six users would need 120 of the 100 that they like. Five sixths of seven.
+    ([6, 1], '7 users .* are enough for 5'),
+  ],
+)
+def test_too_many_users_are_refused(users_of, expected):
+  with pytest.raises(OptionError, match=expected):
+    preferences.draw(_KINDS, users_of, _SIZES, repeat=False)
+
+
+def test_what_others_dislike_is_left_over():
+  # Whoever likes 0 dislikes 1, of which the others must leave enough.
+  kinds = np.repeat([0, 1, 2], [20, 20, 40])
+  parts = preferences.draw(kinds, [1, 0, 1], _SIZES, repeat=False)
+  assert sum(len(h) for part in parts.values() for h in part.values()) == 80
+  with pytest.raises(OptionError, match='are enough for 1'):
+    preferences.draw(np.repeat([0, 1], [100, 20]), [2, 0], _SIZES, repeat=False)
+
+
+def test_a_user_cannot_like_more_than_there_is():
+  kinds = np.repeat([0, 1], [19, 100])
+  with pytest.raises(OptionError, match='19 examples of kind 0.*needs 20'):
+    preferences.draw(kinds, [1, 1], _SIZES)
+  with pytest.raises(OptionError, match='100 examples of kind 1 and 19 others'):
+    preferences.draw(kinds, [0, 1], _SIZES)
+
+
+# ---- F1 ----------------------------------------------------------------------
+
+
+def test_the_constant_predictor_of_the_paper():
+  # Of ten examples five are liked; all are said to be disliked.
+  assert float(f1.macro([0, 0, 5, 5])) == pytest.approx(1 / 3)
+  assert float(f1.macro([5, 5, 0, 0])) == pytest.approx(1 / 3)
+  assert float(f1.average([[0, 0, 5, 5]] * 10)) == pytest.approx(1 / 3)
+
+
+def test_f1_by_hand():
+  # Liked: precision 3/4, recall 3/5, F1 6/9. Disliked: 4/6, 4/5, 8/11.
+  assert float(f1.macro([3, 1, 2, 4])) == pytest.approx((6 / 9 + 8 / 11) / 2)
+  assert float(f1.macro([5, 0, 0, 5])) == 1.0
+  assert float(f1.macro([0, 5, 5, 0])) == 0.0
+
+
+def test_f1_agrees_with_scikit_learn():
+  draw = np.random.default_rng(0)
+  truth, said = draw.integers(0, 2, [2, 100])
+  (tn, fp), (fn, tp) = metrics.confusion_matrix(truth, said)
+  expected = metrics.f1_score(truth, said, average='macro')
+  assert float(f1.macro([tp, fp, fn, tn])) == pytest.approx(expected)
+
+
+def test_sub_populations_count_alike_or_by_their_size():
+  # One that is right about all of 30, one that is wrong about all of 10.
+  counts = [[15, 0, 0, 15], [0, 5, 5, 0]]
+  assert float(f1.average(counts)) == pytest.approx(0.5)
+  assert float(f1.weighted(counts)) == pytest.approx(0.75)
+  # Who is not there does not count; nobody at all is no number.
+  assert float(f1.average([*counts, [0, 0, 0, 0]])) == pytest.approx(0.5)
+  assert np.isnan(float(f1.average([[0, 0, 0, 0]])))
+  assert np.isnan(float(f1.weighted([[0, 0, 0, 0]])))
+
+
+def test_clients_are_added_up_by_sub_population():
+  counts = [[1, 2, 3, 4], [10, 20, 30, 40], [5, 5, 5, 5]]
+  np.testing.assert_array_equal(
+    f1.sum_by_group(counts, [2, 0, 2], 3),
+    [[10, 20, 30, 40], [0, 0, 0, 0], [6, 7, 8, 9]],
+  )
+
+
+def test_f1_by_prevalence():
+  by_name = {m.name: m for m in f1.build_metrics([0.2, 0.2, 0.6])}
+  assert list(by_name)[-2:] == ['f1_share_0.6', 'f1_share_0.2']
+  # The first says what is right of both of its users' images, the second
+  # always no, the third the opposite of what is right.
+  labels = [[1, 0, 0], [0, 1, 0], [1, 0, 1], [0, 1, 1], [1, 0, 2], [0, 1, 2]]
+  said = tf.one_hot([1, 0, 0, 0, 0, 1], 2)
+  for metric in by_name.values():
+    metric.update_state(tf.constant(labels), said)
+  assert float(by_name['f1_share_0.6'].result()) == 0.0
+  assert float(by_name['f1_share_0.2'].result()) == pytest.approx(
+    (1 + 1 / 3) / 2
+  )
+  alike = [m.name for m in f1.build_metrics([0.5, 0.5])]
+  assert alike == ['f1', 'f1_weighted', 'f1_0', 'f1_1']
+
+
+def test_the_metric_counts_what_the_functions_take():
+  # Liked or not, what is shown, the user's sub-population.
+  labels = tf.constant([[1, 0, 0], [0, 2, 0], [1, 1, 1], [0, 0, 1], [1, 1, 1]])
+  said = tf.constant([1, 1, 1, 0, 0])
+  logits = tf.one_hot(said, 2)
+  by_name = {m.name: m for m in f1.build_metrics([1 / 3] * 3)}
+  for metric in by_name.values():
+    metric.update_state(labels, logits, sample_weight=[1, 1, 1, 1, 0])
+  counts = [[1, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]]
+  np.testing.assert_array_equal(by_name['f1'].counts, counts)
+  assert float(by_name['f1'].result()) == float(f1.average(counts))
+  assert float(by_name['f1_weighted'].result()) == float(f1.weighted(counts))
+  assert float(by_name['f1_0'].result()) == float(f1.macro(counts[0]))
+  assert float(by_name['f1_1'].result()) == 1.0
+  assert np.isnan(float(by_name['f1_2'].result()))
+  clone = f1.PreferenceF1.from_config(by_name['f1_1'].get_config())
+  assert (clone.name, clone.groups) == ('f1_1', [1])
+
+
+# ---- the model ---------------------------------------------------------------
+
+
+def test_the_encoder_of_appendix_b():
+  encoder = preference_models.build_encoder((28, 28), 2)
+  assert encoder.output_shape == (None, 64)
+  shapes = [
+    encoder.get_layer(f'convolution_{i}').output_shape[1:] for i in (1, 2, 3)
+  ]
+  assert shapes == [(14, 14, 16), (7, 7, 32), (1, 1, 64)]
+  # Weights and biases of convolutions; a scale and a shift of each output.
+  convolutions = (2 * 9 + 1) * 16 + (16 * 9 + 1) * 32 + (32 * 49 + 1) * 64
+  normalizations = 2 * (14 * 14 * 16 + 7 * 7 * 32 + 64)
+  assert encoder.count_params() == convolutions + normalizations
+  small = preference_models.build_encoder((8, 8), 1)
+  assert small.output_shape == (None, 64)
+
+
+def test_normalizations_go_over_the_whole_output():
+  encoder = preference_models.build_encoder((28, 28), 1)
+  inner = tf.keras.Model(
+    encoder.input, encoder.get_layer('normalization_1').output
+  )
+  images = np.random.default_rng(0).normal(size=[3, 28, 28, 1])
+  out = inner(images.astype(np.float32)).numpy().reshape(3, -1)
+  np.testing.assert_allclose(out.mean(axis=1), 0.0, atol=1e-5)
+  np.testing.assert_allclose(out.std(axis=1), 1.0, atol=1e-3)
+
+
+def test_the_embedding_is_a_diagonal_beside_the_image():
+  image = tf.zeros([2, 4, 3, 1])
+  personal = tf.constant([[5.0, 6.0], [7.0, 8.0]])
+  both = preference_models.append_to_image(image, personal)
+  assert both.shape == (2, 4, 3, 2)
+  expected = np.zeros([2, 4, 3])
+  expected[:, 0, 0], expected[:, 1, 1] = [5, 7], [6, 8]
+  np.testing.assert_array_equal(both[..., 1], expected)
+  with pytest.raises(OptionError, match='4 numbers do not fit.*at most 3'):
+    preference_models.append_to_image(image, tf.zeros([2, 4]))
+
+
+@pytest.mark.slow
+def test_the_head_sees_features_and_embedding():
+  model = preference_models.build_preference((28, 28), 255, 28)
+  assert model.get_layer('head').input_shape == (None, 92)  # As in the paper.
+  assert model.output_shape == (None, 2)
+  plain = preference_models.build_preference((28, 28), 255)
+  assert plain.get_layer('head').input_shape == (None, 64)
+  image = np.zeros([3, 28, 28], np.uint8)
+  assert model(image).shape == (3, 2)
+  (vector,) = model.get_layer('personal_embedding').get_weights()
+  assert vector.shape == (28,)
+  assert 0 <= vector.min() < vector.max() <= 1
+
+
+def test_only_liking_is_learned():
+  labels = tf.constant([[1, 7, 3, 0], [0, 3, 3, 0]])
+  logits = tf.constant([[0.0, 0.0], [0.0, 0.0]])
+  loss = losses.preference_loss(labels, logits)
+  np.testing.assert_allclose(loss, np.log([2.0, 2.0]), rtol=1e-6)
+  metric = losses.PreferenceAccuracy('accuracy')
+  metric.update_state(labels, tf.constant([[0.0, 1.0], [0.0, 1.0]]))
+  assert float(metric.result()) == 0.5
+
+
+# ---- the task ----------------------------------------------------------------
+
+
+@pytest.fixture(scope='module', name='task')
+def fixture_task():
+  return _load(num_users=50, embedding_size=4, validation_users=20)
+
+
+def test_the_paper_is_the_default():
+  options = mnist_preference.MnistOptions()
+  assert (options.shares, options.repeat_images) == ('balanced', True)
+
+
+@pytest.mark.slow
+def test_users_come_with_what_they_think(task):
+  model = task.model_with('own')
+  support, _ = task.tests['seen'].split
+  spec = {**model.example_spec, **support.fields}
+  parts = {part: task.clients(part, spec) for part in _SIZES}
+  assert [len(p) for p in parts.values()] == [50, 20, 50]
+  client = {}
+  for part in ('train', 'test'):
+    (value,) = parts[part].cohort(
+      ['3-0001'], sampling.client_seeds(['3-0001'], 0)
+    )
+    client[part] = value['examples']
+    assert int(value['count']) == {'train': 20, 'test': 30}[part]
+  liked, digit, group, is_prototypical = client['test']['y'].T
+  assert not is_prototypical.any()  # There is one of five, the first.
+  np.testing.assert_array_equal(liked, digit == 3)
+  assert (group == 3).all()
+  np.testing.assert_array_equal(client['test']['is_query'], [0] * 20 + [1] * 10)
+  np.testing.assert_array_equal(client['test']['x'][:20], client['train']['x'])
+  assert client['test']['x'].dtype == np.uint8
+  assert liked[:20].sum() == 10
+  assert liked[20:].sum() == 5
+
+
+def test_counts_and_attributes(task):
+  counts = task.counts
+  assert counts['users_of_sub_populations'] == [5] * 10
+  assert counts['train'] == {
+    'users': 50,
+    'images': 1000,
+    'distinct_images': counts['train']['distinct_images'],
+  }
+  assert 0 < counts['test_images_trained_on_by_somebody'] < 1
+  assert task.attributes['7-0002'] == '7'
+  assert len(task.attributes) == 50
+
+
+def test_nobody_trains_on_test_images_of_others():
+  counts = _load(num_users=40, repeat_images=False).counts
+  assert counts['test_images_trained_on_by_somebody'] == 0.0
+  assert counts['train']['distinct_images'] == 800
+
+
+@pytest.mark.slow
+def test_what_is_the_users(task):
+  def own(task):
+    return {v.name for v in task.model_with('own').trainable('local')}
+
+  assert own(task) == {'personal_embedding/own'}
+  assert own(_load(num_users=10)) == {'head/kernel', 'head/bias'}
+  assert own(_load(num_users=10, local='encoder')) > {'convolution_1/kernel'}
+  assert not list(task.model_with('nobody').trainable('local'))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('share', 'expected'),
+  [(0.0, ['0']), (0.4, ['0', '1']), (1.0, ['0', '1', '2', '3', '4'])],
+)
+def test_the_first_users_of_a_digit_are_prototypical(share, expected):
+  task = _load(num_users=50, prototypical_share=share)
+  spec = task.model_with('heads').example_spec
+  users = [f'{digit}-000{number}' for digit in (0, 7) for number in range(5)]
+  seeds = sampling.client_seeds(users, 0)
+  found = [
+    user
+    for user, client in zip(
+      users, task.clients('train', spec).cohort(users, seeds), strict=True
+    )
+    if client['examples']['y'][:, losses.IS_PROTOTYPICAL].all()
+  ]
+  assert found == [f'{digit}-000{n}' for digit in (0, 7) for n in expected]
+
+
+def test_what_is_not_liked_is_of_no_type_for_the_triplet_loss():
+  labels = tf.constant([[1, 7, 3, 0], [0, 3, 3, 0]])
+  found = preference_models.PARTS.liked_type(labels)
+  np.testing.assert_array_equal(found, [7, -1])
+
+
+def test_first_embeddings_may_be_nearer_to_each_other():
+  model = preference_models.build_fed_embed((8, 8), 16, 8, 10, spread=0.25)
+  for name in ('personal_embedding', 'prototypes'):
+    (vectors,) = model.get_layer(name).get_weights()
+    assert 0 <= vectors.min() < vectors.max() <= 0.25
+
+
+@pytest.mark.slow
+def test_pfedkm_clusters_the_gradient_of_the_whole_model():
+  task = _load(num_users=10)
+  model = task.model_with('clusters')
+  sizes = {v.name: np.prod(v.shape) for v in model.trainable('global')}
+  centers = sizes.pop('prototypes/vectors')
+  assert set(sizes) > {'convolution_1/kernel', 'global_head/bias'}
+  assert centers == 10 * sum(sizes.values())
+  assert [v.name for v in model.trainable('group')] == [
+    'head/kernel',
+    'head/bias',
+  ]
+  # The other clusters that of 64 features and one, for two labels.
+  (own,) = task.model_with('head_clusters').trainable('local')
+  assert tuple(own.shape) == (130,)
+
+
+@pytest.mark.slow
+def test_the_type_head_can_be_left_out_of_the_loss():
+  labels = tf.constant([[1, 3, 3, 0], [0, 5, 3, 0]])
+  logits = tf.constant([[0.2, -0.1], [1.0, 0.5]])
+  types = tf.random.stateless_normal([2, 10], seed=[0, 0])
+  predictions = {'liked': logits, 'type': types}
+  entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+
+  def loss(**options) -> float:
+    model = _load(num_users=10, **options).model_with('heads')
+    is_real = tf.constant([True, True])
+    value = model.loss(labels, predictions, tf.ones([2]), is_real)
+    return float(value.objective)
+
+  of_liked = entropy([1, 0], logits).numpy().mean()
+  of_type = entropy([3, 5], types).numpy().mean()
+  assert loss(type_head=False) == pytest.approx(of_liked)
+  assert loss() == pytest.approx(of_liked + of_type)
+
+
+@pytest.mark.slow
+def test_it_trains_and_is_measured_by_f1(task):
+  model = task.model_with('own')
+  process = tff_partial.algorithms.build_fed_recon(model, batch_size=10)
+  evaluation = tff_partial.algorithms.build_fed_recon_eval(
+    model, split=task.validation.split, batch_size=10
+  )
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+    trained = tff_partial.train(
+      process,
+      task.clients('train', process.example_spec),
+      rounds=2,
+      clients_per_round=3,
+    )
+    clients = task.clients('validation', evaluation.example_spec)
+    measured = tff_partial.evaluate(
+      tff_partial.EvaluationSet(evaluation, clients), trained.weights
+    )
+  assert measured['num_clients'] == 20
+  assert measured['num_examples'] == 200
+  assert 0 < measured['f1'] <= 1
+  names = {name for name in measured if name.startswith('f1')}
+  assert names == {'f1', 'f1_weighted', *(f'f1_{g}' for g in range(10))}
+
+
+@pytest.mark.parametrize(
+  'options, expected',
+  [
+    ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),
+    ({'num_users': 9}, 'num_users: 9 users'),
+    ({'validation_users': 0}, 'validation_users=0'),
+    ({'embedding_size': -1}, 'embedding_size=-1'),
+    ({'embedding_spread': 0.0}, 'embedding_spread: 0.0'),
+    ({'prototypical_share': 1.5}, 'prototypical_share=1.5'),
+  ],
+)
+def test_impossible_options_are_refused(options, expected):
+  with pytest.raises(OptionError, match=expected):
+    _load(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')
+def test_the_papers_users():
+  counts = _load('real', shares='imbalanced').counts
+  assert counts['users'] == 9_000
+  assert counts['users_of_sub_populations'][:3] == [2250, 1350, 900]
+  assert counts['train']['images'] == 180_000
+  counts = _load('real', num_users=1_350, repeat_images=False).counts
+  assert counts['test']['distinct_images'] == 13_500
+  assert counts['test_images_trained_on_by_somebody'] == 0.0

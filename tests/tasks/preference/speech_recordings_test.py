@@ -1,0 +1,506 @@
+"""Laws of recordings: wav files, their spectrograms, and voices between two."""
+
+import itertools
+import os
+import pathlib
+import wave
+
+import numpy as np
+import pytest
+from sklearn import discriminant_analysis
+import tensorflow as tf
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.preference import speech_recordings
+from tasks.preference import speech_spectrograms
+from tasks.preference import speech_synthetic
+from tasks.preference import speech_voices
+from tasks.preference.speech_recordings import Recording
+
+_REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
+_RATE = 8_000
+
+
+def _write(
+  path: pathlib.Path,
+  samples=(0, 100, -100, 200),
+  *,
+  rate: int = _RATE,
+  width: int = 2,
+  channels: int = 1,
+) -> pathlib.Path:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with wave.open(str(path), 'wb') as file:
+    file.setnchannels(channels)
+    file.setsampwidth(width)
+    file.setframerate(rate)
+    dtype = {1: 'u1', 2: '<i2', 3: 'V3'}[width]
+    file.writeframes(np.array(samples).astype(dtype).tobytes())
+  return path
+
+
+def _tone(hertz: float, seconds: float = 0.5) -> np.ndarray:
+  times = np.arange(round(seconds * _RATE)) / _RATE
+  return np.sin(2 * np.pi * hertz * times).astype(np.float32)
+
+
+def _corpus(speakers, words, takes: int) -> speech_recordings.Corpus:
+  """Noise, a tenth of a second each, which tells all recordings apart."""
+  draw = np.random.default_rng(0)
+  return speech_recordings.build_corpus(
+    'noise',
+    _RATE,
+    [
+      Recording(
+        speaker, word, take, draw.normal(0, 0.1, _RATE // 10).astype('f4')
+      )
+      for speaker in speakers
+      for word in words
+      for take in range(takes)
+    ],
+  )
+
+
+# ---- files -------------------------------------------------------------------
+
+
+def test_samples_lie_between_minus_one_and_one(tmp_path):
+  path = _write(tmp_path / 'a.wav', [0, 16384, -32768])
+  samples, rate = speech_recordings.read_wav(path)
+  assert (samples.dtype, rate) == (np.float32, _RATE)
+  np.testing.assert_array_equal(samples, [0, 0.5, -1])
+  path = _write(tmp_path / 'b.wav', [128, 192, 0], width=1, rate=16_000)
+  samples, rate = speech_recordings.read_wav(path)
+  assert rate == 16_000
+  np.testing.assert_array_equal(samples, [0, 0.5, -1])
+
+
+def test_channels_are_averaged(tmp_path):
+  path = _write(tmp_path / 'a.wav', [0, 16384, -16384, 16384], channels=2)
+  samples, _ = speech_recordings.read_wav(path)
+  np.testing.assert_array_equal(samples, [0.25, 0])
+
+
+def test_digits_are_found_from_any_folder_on_the_way(tmp_path):
+  folder = tmp_path / 'speech' / 'fsdd' / 'recordings'
+  for name in ('7_theo_10', '7_theo_2', '0_lucas_0', '1_theo_2'):
+    _write(folder / f'{name}.wav')
+  (folder / '._7_theo_2.wav').write_bytes(b'of another system')
+  (folder / 'notes.txt').write_text('of somebody')
+  for start in (tmp_path, tmp_path / 'speech', folder.parent, folder):
+    corpus = speech_recordings.load(start)
+    assert (corpus.name, corpus.rate) == ('fsdd', _RATE)
+    # By speaker, take as a number, and word.
+    assert [(r.speaker, r.take, r.word) for r in corpus.recordings] == [
+      ('lucas', 0, '0'),
+      ('theo', 2, '1'),
+      ('theo', 2, '7'),
+      ('theo', 10, '7'),
+    ]
+
+
+def test_a_speaker_may_be_a_folder(tmp_path):
+  _write(tmp_path / 'speech' / 'ada' / 'good_morning_3.wav')
+  _write(tmp_path / 'speech' / 'ada' / 'arctic-a0001.WAV')
+  _write(tmp_path / 'speech' / 'bob' / 'good_morning_0.wav')
+  corpus = speech_recordings.load(tmp_path)
+  assert corpus.speakers == ['ada', 'bob']
+  assert [(r.speaker, r.word, r.take) for r in corpus.recordings] == [
+    ('ada', 'arctic-a0001', 0),
+    ('ada', 'good_morning', 3),
+    ('bob', 'good_morning', 0),
+  ]
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+  with pytest.raises(DataError, match='no data folder is named.*synthetic'):
+    speech_recordings.load(None)
+  with pytest.raises(DataError, match='nowhere: there is no such folder'):
+    speech_recordings.load(tmp_path / 'nowhere')
+
+
+def test_a_folder_without_sound_is_refused(tmp_path):
+  (tmp_path / 'speech' / 'ada').mkdir(parents=True)
+  with pytest.raises(DataError, match='speech: there are no wav files'):
+    speech_recordings.load(tmp_path)
+
+
+def test_other_names_are_refused(tmp_path):
+  _write(tmp_path / 'seven-theo.wav')
+  with pytest.raises(DataError, match='seven-theo.wav: .*WORD_SPEAKER_TAKE'):
+    speech_recordings.load(tmp_path)
+
+
+def test_what_is_no_wav_file_is_refused(tmp_path):
+  (tmp_path / '7_theo_0.wav').write_text('This is the word seven.')
+  with pytest.raises(DataError, match='7_theo_0.wav, byte 0: no wav.*RIFF'):
+    speech_recordings.load(tmp_path)
+  (tmp_path / '7_theo_0.wav').write_bytes(b'')
+  with pytest.raises(DataError, match='7_theo_0.wav, byte 0: no wav.*RIFF'):
+    speech_recordings.load(tmp_path)
+
+
+def test_half_a_file_is_refused(tmp_path):
+  path = _write(tmp_path / '7_theo_0.wav', [1, 2, 3, 4])
+  data = path.read_bytes()
+  path.write_bytes(data[:-4])
+  with pytest.raises(DataError, match='byte 4: .*should have 52 .* has 48'):
+    speech_recordings.load(tmp_path)
+  path.write_bytes(data[:4] + bytes([40]) + data[5:-4])
+  with pytest.raises(DataError, match='byte 44: expected 8 bytes .* found 4'):
+    speech_recordings.load(tmp_path)
+  _write(path, [])
+  with pytest.raises(DataError, match='byte 44: expected 0 bytes .* found 0'):
+    speech_recordings.load(tmp_path)
+
+
+# A file of 44 bytes of header and 8 of sound: the format is from byte 20 on.
+@pytest.mark.parametrize(
+  'place, value, expected',
+  [
+    (4, b'\x2d', 'byte 4: .*it should have 53 bytes and has 52'),
+    (8, b'WAXE', 'byte 0: .*does not begin as a RIFF file'),
+    (12, b'fmx ', 'byte 0: .*no whole chunk of the format'),
+    (16, b'\x0f', 'byte 20: .*no whole chunk of the format'),
+    (16, b'\xff\xff\xff\x7f', "byte 12: .*chunk b'fmt ' has 2147483647 bytes"),
+    (20, b'\x03', 'byte 20: the format is 0x0003'),
+    (22, b'\x00', 'byte 20: .*0 channels of 16 bits'),
+    (22, b'\x02', 'byte 20: .*2 channels of 16 bits .* do not make 2 bytes'),
+    (24, b'\x41', 'byte 20: .*8001 samples a second do not make'),
+    (28, b'\x00', 'byte 20: .*15872 a second'),
+    (32, b'\x04', 'byte 20: .*4 bytes a sample'),
+    (34, b'\x08', 'byte 20: .*1 channels of 8 bits'),
+    (36, b'dada', 'byte 52: .*no chunk of sound'),
+    (40, b'\x07', 'byte 44: expected 7 bytes of sound, 2 a sample'),
+    (40, b'\xff\xff\xff\xff', 'byte 44: expected 4294967295 .*found 8'),
+  ],
+)
+def test_damage_of_a_header_is_named_with_its_place(
+  tmp_path, place, value, expected
+):
+  path = _write(tmp_path / '7_theo_0.wav', [1, 2, 3, 4])
+  data = bytearray(path.read_bytes())
+  assert len(data) == 52
+  data[place : place + len(value)] = value
+  path.write_bytes(data)
+  with pytest.raises(DataError, match=f'7_theo_0.wav, {expected}'):
+    speech_recordings.read_wav(path)
+
+
+def test_other_chunks_are_passed_over(tmp_path):
+  path = _write(tmp_path / 'a.wav', [1, 2, 3, 4])
+  expected, _ = speech_recordings.read_wav(path)
+  data = path.read_bytes()
+  # One of odd length has a byte more behind it; what follows sound is not read.
+  notes = b'LIST\x03\x00\x00\x00abc\x00'
+  size = (len(data) + 2 * len(notes) - 8).to_bytes(4, 'little')
+  path.write_bytes(data[:4] + size + data[8:36] + notes + data[36:] + notes)
+  found, _ = speech_recordings.read_wav(path)
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_other_depths_are_refused(tmp_path):
+  _write(tmp_path / '7_theo_0.wav', [b'abc'], width=3)
+  with pytest.raises(DataError, match='byte 20: .* have 24 bits. Convert it'):
+    speech_recordings.load(tmp_path)
+
+
+def test_differing_sampling_rates_are_refused(tmp_path):
+  _write(tmp_path / '7_ada_0.wav')
+  _write(tmp_path / '7_theo_0.wav', rate=16_000)
+  with pytest.raises(
+    DataError, match='theo_0.wav: 16000 samples a second, but .*ada_0.* 8000'
+  ):
+    speech_recordings.load(tmp_path)
+
+
+def test_low_sampling_rates_are_refused(tmp_path):
+  _write(tmp_path / '7_ada_0.wav', rate=1_000)
+  with pytest.raises(DataError, match='1000 samples a second .* 4000 are'):
+    speech_recordings.load(tmp_path)
+
+
+# ---- parts -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_tenth_is_for_tests_the_first_takes():
+  words = [str(digit) for digit in range(10)]
+  divided = speech_recordings.divide(_corpus(['ada', 'bob'], words, 50))
+  for speaker in ('ada', 'bob'):
+    takes = {
+      part: {r.take for r in divided[speaker, part]}
+      for part in ('train', 'validation', 'test')
+    }
+    assert takes['test'] == set(range(5))  # As its publishers ask for.
+    assert takes['validation'] == set(range(5, 10))
+    assert takes['train'] == set(range(10, 50))
+
+
+def test_few_recordings_make_equal_parts():
+  divided = speech_recordings.divide(_corpus(['ada', 'bob'], ['yes'], 20))
+  sizes = [len(divided['bob', p]) for p in ('train', 'validation', 'test')]
+  assert sizes == [10, 5, 5]
+
+
+def test_a_speaker_with_too_few_recordings_is_refused():
+  full = _corpus(['ada', 'bob'], ['yes'], 20)
+  few = speech_recordings.build_corpus('few', _RATE, full.recordings[:-1])
+  with pytest.raises(DataError, match="few: speaker 'bob' has 19 .* 20 are"):
+    speech_recordings.divide(few)
+
+
+def test_a_single_speaker_is_refused():
+  with pytest.raises(DataError, match="noise: all .* are of 'ada'"):
+    speech_recordings.divide(_corpus(['ada'], ['yes'], 20))
+
+
+# ---- spectrograms ------------------------------------------------------------
+
+
+def _middle_of_band(band: int) -> float:
+  """In Hertz: 41 equal steps of mel lead from 80 Hz to 4 kHz."""
+  low, high = (1127 * np.log(1 + f / 700) for f in (80, 4_000))
+  mel = low + (high - low) * (band + 1) / 41
+  return 700 * (np.exp(mel / 1127) - 1)
+
+
+@pytest.mark.parametrize('band', [0, 7, 20, 39])
+def test_a_pure_tone_lights_its_band(band):
+  found = speech_spectrograms.log_mel(_tone(_middle_of_band(band)), _RATE)
+  assert found.shape == (25, 40)
+  inner = found[1:-3]  # Windows that are full of it.
+  assert (inner.argmax(axis=1) == band).all()
+  assert inner[:, band].min() > -1  # Alike at all times, as loud as anything.
+  far = np.abs(np.arange(40) - band) > 3
+  assert inner[:, far].max() < -20
+
+
+def test_loudness_is_not_seen():
+  tone = _tone(1_000.0)
+  np.testing.assert_allclose(
+    speech_spectrograms.log_mel(tone, _RATE),
+    speech_spectrograms.log_mel(tone / 4, _RATE),
+    atol=0.01,
+  )
+
+
+def test_silence_is_paper():
+  silence = speech_spectrograms.log_mel(np.zeros(800, np.float32), _RATE)
+  np.testing.assert_array_equal(silence, np.full([5, 40], -80))
+  assert not speech_spectrograms.to_picture(silence).any()
+
+
+def test_a_frame_begins_every_20_milliseconds():
+  for samples, frames in [(1, 1), (160, 1), (161, 2), (50_000, 48)]:
+    noise = np.random.default_rng(0).normal(size=samples).astype(np.float32)
+    found = speech_spectrograms.log_mel(noise, _RATE)
+    assert found.shape == (frames, 40)
+    # And the same again.
+    np.testing.assert_array_equal(
+      found, speech_spectrograms.log_mel(noise, _RATE)
+    )
+
+
+def test_spectrograms_agree_with_tensorflow():
+  noise = np.random.default_rng(0).normal(size=4_000).astype(np.float32)
+  power = tf.abs(tf.signal.stft(noise, 320, 160, 1024, pad_end=True)) ** 2
+  bands = tf.signal.linear_to_mel_weight_matrix(40, 513, _RATE, 80, 4_000)
+  expected = 10 * np.log10(power.numpy() @ bands.numpy())
+  np.testing.assert_allclose(
+    speech_spectrograms.log_mel(noise, _RATE),
+    np.maximum(expected - expected.max(), -80),
+    atol=0.01,
+  )
+
+
+def test_a_picture_is_low_to_high_and_left_to_right():
+  decibels = np.full([3, 40], -80.0)
+  decibels[0, 0], decibels[2, 39], decibels[1, 5] = 0, -40, -79.9
+  picture = speech_spectrograms.to_picture(decibels)
+  assert (picture.shape, picture.dtype) == ((40, 48), np.uint8)
+  assert (picture[0, 0], picture[39, 2]) == (255, 128)
+  assert picture.astype(int).sum() == 255 + 128
+  assert speech_spectrograms.to_picture(np.zeros([60, 40])).min() == 255
+
+
+# ---- voices ------------------------------------------------------------------
+
+
+def test_speakers_come_first_then_the_middles_of_pairs():
+  voices = speech_voices.choose('abcdef', 20)
+  assert [str(v) for v in voices[:8]] == [
+    *'abcdef',
+    '0.5 a + 0.5 b',
+    '0.5 b + 0.5 c',
+  ]
+  speakers = [s for v in voices[6:] for s in (v.first, v.second)]
+  assert sorted(map(speakers.count, 'abcdef')) == [4, 4, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize('number', [2, 3, 5, 6])
+def test_all_voices_differ(number):
+  speakers = 'abcdef'[:number]
+  pairs = number * (number - 1) // 2
+  voices = speech_voices.choose(speakers, number + 3 * pairs)
+  described = {
+    frozenset({(v.first, 1 - v.share), (v.second, v.share)}) for v in voices
+  }
+  assert len(described) == len(voices)
+  halves = {frozenset((v.first, v.second)) for v in voices if v.share == 0.5}
+  assert halves == set(map(frozenset, itertools.combinations(speakers, 2)))
+
+
+@pytest.mark.parametrize('number', [5, 52])
+def test_other_numbers_of_voices_are_refused(number):
+  with pytest.raises(OptionError, match=f'6 to 51 voices, not {number}'):
+    speech_voices.choose('abcdef', number)
+
+
+def _words(*lengths: int) -> list[np.ndarray]:
+  draw = np.random.default_rng(1)
+  return [
+    speech_spectrograms.from_loudest(draw.uniform(-60, 0, [length, 40]))
+    for length in lengths
+  ]
+
+
+def test_a_stretched_word_is_aligned_with_itself():
+  (word,) = _words(5)
+  slowly = word[[0, 0, 1, 2, 2, 2, 3, 4]]
+  (path,) = speech_voices.align([word], [slowly])
+  # By hand; bands without their means are not quite the same in both.
+  assert path[0].tolist() == [0, 0]
+  assert path[-1].tolist() == [4, 7]
+  expected = dict(enumerate([0, 0, 1, 2, 2, 2, 3, 4]))
+  assert {int(column): int(row) for row, column in path} == expected
+
+
+def test_no_other_path_is_shorter():
+  ones, others = _words(5, 6), _words(4, 3)[::-1]
+  paths = speech_voices.align(ones, others)
+
+  def centred(word):
+    return word - word.mean(axis=0)
+
+  for one, other, path in zip(ones, others, paths, strict=True):
+    distances = np.linalg.norm(
+      centred(one)[:, np.newaxis] - centred(other), axis=-1
+    )
+
+    def least(row, column, distances=distances):
+      before = [
+        least(row - down, column - right)
+        for down, right in ((1, 1), (1, 0), (0, 1))
+        if row >= down and column >= right
+      ]
+      return distances[row, column] + min(before, default=0)
+
+    assert set(map(tuple, np.diff(path, axis=0))) <= {(1, 1), (1, 0), (0, 1)}
+    taken = distances[path[:, 0], path[:, 1]].sum()
+    expected = least(len(one) - 1, len(other) - 1)
+    assert taken == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_word_mixed_with_itself_stays():
+  words = _words(6, 1, 9)
+  for share in (0.25, 0.5):
+    for mixed, word in zip(
+      speech_voices.mix(words, words, share), words, strict=True
+    ):
+      np.testing.assert_allclose(mixed, word, atol=1e-4)
+
+
+def test_a_mix_lies_between_its_words():
+  # Frame by frame, of words that go together one by one.
+  rise = np.array([[-60, -60], [0, -60], [-60, 0]], np.float32)
+  fall = rise - np.array([[0, 0], [0, -10], [0, 0]], np.float32)
+  (mixed,) = speech_voices.mix([rise], [fall], 0.25)
+  np.testing.assert_allclose(mixed, 0.75 * rise + 0.25 * fall, atol=1e-4)
+  # In length.
+  (word,) = _words(20)
+  (mixed,) = speech_voices.mix([word], [np.repeat(word, 2, axis=0)], 0.25)
+  assert len(mixed) == 25
+
+
+def test_nothing_crosses_parts():
+  corpus = _corpus(['ada', 'bob'], ['yes', 'no'], 20)
+  spoken = speech_voices.speak(corpus, 3)
+  np.testing.assert_array_equal(spoken.images.labels, np.repeat(range(3), 40))
+  names, counts = np.unique(spoken.part_of, return_counts=True)
+  assert dict(zip(names, counts, strict=True)) == {
+    'train': 3 * 30,
+    'validation': 3 * 5,
+    'test': 3 * 5,
+  }
+  # Another noise in a recording that is for tests: bob's first one.
+  changed = list(corpus.recordings)
+  (place,) = [
+    i
+    for i, r in enumerate(changed)
+    if (r.speaker, r.word, r.take) == ('bob', 'no', 0)
+  ]
+  samples = changed[place].samples[::-1] ** 2
+  changed[place] = Recording('bob', 'no', 0, samples)
+  other = speech_voices.speak(
+    speech_recordings.build_corpus('other', _RATE, changed), 3
+  )
+  differs = np.flatnonzero(
+    (spoken.images.pixels != other.images.pixels).any(axis=(1, 2))
+  )
+  # Seen by bob's voice, and by the one between both.
+  assert spoken.images.labels[differs].tolist() == [1, 2]
+  assert spoken.part_of[differs].tolist() == ['test', 'test']
+
+
+def test_speakers_without_common_words_have_no_voice_between_them():
+  ones = _corpus(['ada'], ['yes'], 20).recordings
+  others = _corpus(['bob'], ['no'], 20).recordings
+  corpus = speech_recordings.build_corpus('own', _RATE, [*ones, *others])
+  assert len(speech_voices.speak(corpus, 2).images) == 40
+  with pytest.raises(
+    DataError, match='voice 0.5 ada . 0.5 bob: .* have 0 .* as many voices as'
+  ):
+    speech_voices.speak(corpus, 3)
+
+
+def _recognised(spoken: speech_voices.Utterances) -> float:
+  """The share of test utterances whose voice a linear model finds out.
+
+  It knows of each band the mean and the deviation over time.
+  """
+  pixels = spoken.images.pixels.astype(np.float32)
+  seen = [p[:, p.any(axis=0)] for p in pixels]
+  known = np.stack(
+    [np.concatenate([p.mean(axis=1), p.std(axis=1)]) for p in seen]
+  )
+  labels, is_test = spoken.images.labels, spoken.part_of == 'test'
+  model = discriminant_analysis.LinearDiscriminantAnalysis()
+  model.fit(known[~is_test], labels[~is_test])
+  return model.score(known[is_test], labels[is_test])
+
+
+@pytest.mark.slow
+def test_invented_voices_can_be_told_apart():
+  corpus = speech_synthetic.invent(num_speakers=4, num_words=3, num_takes=10)
+  again = speech_synthetic.invent(num_speakers=4, num_words=3, num_takes=10)
+  for one, other in zip(corpus.recordings, again.recordings, strict=True):
+    np.testing.assert_array_equal(one.samples, other.samples)
+    assert np.abs(one.samples).max() <= 1
+  # By chance it would be one of ten.
+  assert _recognised(speech_voices.speak(corpus, 10)) > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')
+def test_the_voices_of_spoken_digits():
+  corpus = speech_recordings.load(_REAL)
+  assert corpus.name == 'fsdd'
+  assert len(corpus.recordings) == 3_000
+  assert len(corpus.speakers) == 6
+  spoken = speech_voices.speak(corpus, 20)
+  np.testing.assert_array_equal(np.bincount(spoken.images.labels), [500] * 20)
+  assert (spoken.part_of == 'test').sum() == 20 * 50
+  # By chance it would be one of 20.
+  assert _recognised(spoken) > 0.8

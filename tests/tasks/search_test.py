@@ -1,0 +1,518 @@
+"""A search: what it may vary, which trials it runs, and how it goes on."""
+
+from collections.abc import Sequence
+import json
+import math
+import pathlib
+import signal
+import sys
+from typing import Any
+
+import optuna
+import pytest
+
+from tasks import sweep
+from tasks.errors import OptionError
+from tasks.searching import plan as plans
+from tasks.searching import reporting
+from tasks.searching import space
+from tasks.searching import studies
+from tasks.searching import trials
+from tests.support import commands
+from tests.support.commands import run_here
+
+_RATE = 'update_learning_rate'
+_BASE = ('--data=synthetic', '--rounds=90', '--evaluate_every=10')
+_PRIVATE = ('--noise_multiplier=1', '--noise_seed=0')
+
+
+class Killed(Exception):
+  """Stands for a kill: nothing after it is done."""
+
+
+class Trainer:
+  """Trains nothing, but writes the result of a run.
+
+  The loss is the square of how far the rate is from 0.1, in powers of ten, and
+  1 / rounds.
+
+  Attributes:
+    runs: The number of the trial, and the rounds, of each run.
+    dies_at: Is killed in this run, from 0.
+    status: How runs end.
+    epsilon: What a round costs; None if runs are not private.
+  """
+
+  def __init__(self, dies_at: int | None = None):
+    self.runs: list[tuple[int, int]] = []
+    self.dies_at = dies_at
+    self.status = 0
+    self.epsilon: float | None = None
+
+  def __call__(self, arguments: Sequence[str]) -> int:
+    given = dict(a.removeprefix('--').split('=', 1) for a in arguments)
+    folder, rounds = pathlib.Path(given['output_dir']), int(given['rounds'])
+    if len(self.runs) == self.dies_at:
+      self.dies_at = None
+      raise Killed
+    self.runs.append((int(folder.name.removeprefix('trial_')), rounds))
+    if self.status:
+      return self.status
+    rate = float(given[_RATE])
+    loss = (math.log10(rate) + 1) ** 2 + 1 / rounds
+    measured = {'loss': loss, 'rmse': loss**0.5, 'num_clients': 3}
+    result: dict[str, Any] = {
+      'rounds': rounds,
+      'diverged': rate > 5,
+      'train': None,
+      'validation': {**measured, 'best_round': rounds},
+      'test': {'unseen': measured},
+      'best': {'round': rounds, 'test': {'unseen': measured}},
+    }
+    if self.epsilon is not None:
+      result['privacy'] = {'epsilon': self.epsilon * rounds, 'delta': 1e-5}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / 'result.json').write_text(json.dumps(result))
+    return int(rate > 5)
+
+
+def _plan(*base: str, **chosen: Any) -> plans.Plan:
+  chosen = {'search': (f'{_RATE}=log:0.001:1',), 'trials': 8, **chosen}
+  return plans.make(plans.Search(**chosen), base or _BASE)
+
+
+def _tried(study: studies.Study) -> list[Any]:
+  return [
+    (t.number, t.state.name, t.params, t.intermediate_values)
+    for t in study.trials()
+  ]
+
+
+# ---- what is varied ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('text', 'low', 'high', 'kind'),
+  [
+    ('a=float:-1:2.5', -1, 2.5, float),
+    ('a=log:0.01:1', 0.01, 1, float),
+    ('a=int:3:5', 3, 5, int),
+    ('a=logint:1:100', 1, 100, int),
+  ],
+)
+def test_a_number_is_drawn_between_its_ends(text, low, high, kind):
+  (parameter,) = space.parse([text], ['a'])
+  study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+  drawn = [parameter.suggest(study.ask()) for _ in range(20)]
+  assert all(
+    low <= value <= high and isinstance(value, kind) for value in drawn
+  )
+  assert len(set(drawn)) >= 3
+
+
+def test_a_choice_is_one_of_those_named():
+  (parameter,) = space.parse(['a=choice:x,y'], ['a'])
+  study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+  drawn = [parameter.suggest(study.ask()) for _ in range(20)]
+  assert set(drawn) == {'x', 'y'}
+
+
+@pytest.mark.parametrize(
+  ('text', 'said'),
+  [
+    ('update_learnin_rate=log:1:2', 'Did you mean update_learning_rate?'),
+    ('rounds=int:1:9', 'decides --rounds'),
+    ('seed=between:1:2', 'expected flag=float:LOW:HIGH'),
+    ('seed=int:1', 'give two numbers after int:'),
+    ('seed=int:1:x', 'give two numbers after int:'),
+    ('seed=int:2:1', 'must lie below'),
+    ('seed=float:0:nan', 'must lie below'),
+    ('seed=log:0:1', 'and above 0'),
+    ('split=choice:halves', 'two different values'),
+    ('split=choice:halves,halves', 'two different values'),
+  ],
+)
+def test_what_cannot_be_varied_is_refused(text, said):
+  with pytest.raises(OptionError) as refused:
+    _plan(search=(text,))
+  assert text in str(refused.value) and said in str(refused.value)
+
+
+def test_a_flag_is_searched_once():
+  with pytest.raises(OptionError, match='seed is searched twice'):
+    _plan(search=('seed=int:1:2', 'seed=int:3:4'))
+
+
+# ---- what it is for ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('metric', 'name', 'direction'),
+  [
+    ('loss', 'loss', 'minimize'),
+    ('validation.rmse', 'rmse', 'minimize'),
+    ('validation_accuracy', 'accuracy', 'maximize'),
+    ('validation/f1', 'f1', 'maximize'),
+  ],
+)
+def test_a_metric_of_the_validation_clients(metric, name, direction):
+  plan = _plan(metric=metric)
+  assert (plan.metric, plan.direction) == (name, direction)
+
+
+@pytest.mark.parametrize(
+  'metric', ['test.rmse', 'test/unseen/rmse', 'best.test']
+)
+def test_no_search_looks_at_the_test_clients(metric):
+  with pytest.raises(OptionError, match='validation clients alone'):
+    _plan(metric=metric)
+
+
+def test_rungs_are_apart_by_a_factor():
+  assert plans.rungs(900, None, 3) == [100, 300, 900]
+  assert plans.rungs(900, 200, 2) == [200, 400, 800, 900]
+  assert plans.rungs(2, None, 3) == [1, 2]
+  assert plans.rungs(900, None, 3, is_pruned=False) == [900]
+  with pytest.raises(OptionError, match='--first_rung=901: runs have 900'):
+    plans.rungs(900, 901, 3)
+
+
+def test_the_better_third_is_kept():
+  plan = _plan()
+  # The first is alone, and the best; the next ones only if they are the best.
+  assert trials.is_kept([5.0], plan)
+  assert not trials.is_kept([5.0, 6.0], plan)
+  assert trials.is_kept([5.0, 4.0], plan)
+  # Of six, two are kept.
+  assert trials.is_kept([1.0, 3.0, 3.0, 3.0, 3.0, 2.0], plan)
+  assert not trials.is_kept([1.0, 2.0, 3.0, 3.0, 3.0, 2.5], plan)
+  assert not trials.is_kept([math.nan], plan)
+  assert trials.is_kept([0.5, 0.6], _plan(metric='accuracy'))
+
+
+def test_planned_noise_leaves_no_run_to_be_continued():
+  private = (*_BASE, '--target_epsilon=8', '--noise_seed=0')
+  assert _plan(*private).rungs == [90]
+  with pytest.raises(OptionError, match='--pruner=halving: .*--target_epsilon'):
+    _plan(*private, pruner='halving')
+
+
+# ---- trials ------------------------------------------------------------------
+
+
+def test_a_search_finds_the_best_rate(tmp_path):
+  train = Trainer()
+  study = trials.Trials(_plan(trials=16), tmp_path, train).run()
+  assert math.log10(study.study.best_params[_RATE]) == pytest.approx(
+    -1, abs=0.3
+  )
+  states = [trial.state.name for trial in study.trials()]
+  assert len(states) == 16 and {'COMPLETE', 'PRUNED'} == set(states)
+  # Each begins with ten rounds; those that are kept go on, and at most one is
+  # not the best third.
+  assert train.runs[:3] == [(0, 10), (0, 30), (0, 90)]
+  assert sum(rounds == 10 for _, rounds in train.runs) == 16
+  assert sum(rounds == 90 for _, rounds in train.runs) < 8
+
+
+def test_the_median_ends_runs_too(tmp_path):
+  train = Trainer()
+  plan = _plan(trials=12, pruner='median')
+  study = trials.Trials(plan, tmp_path, train).run()
+  states = [trial.state.name for trial in study.trials()]
+  assert states[:4] == ['COMPLETE'] * 4 and 'PRUNED' in states[4:]
+
+
+def test_without_a_pruner_all_runs_have_all_rounds(tmp_path):
+  train = Trainer()
+  trials.Trials(_plan(trials=3, pruner='never'), tmp_path, train).run()
+  assert train.runs == [(0, 90), (1, 90), (2, 90)]
+
+
+@pytest.mark.parametrize('dies_at', [0, 1, 5])
+def test_a_killed_search_goes_on_alike(tmp_path, dies_at):
+  plan = _plan(trials=6)
+  whole = Trainer()
+  expected = _tried(trials.Trials(plan, tmp_path / 'whole', whole).run())
+  killed = Trainer(dies_at)
+  with pytest.raises(Killed):
+    trials.Trials(plan, tmp_path / 'killed', killed).run()
+  study = trials.Trials(plan, tmp_path / 'killed', killed).run()
+  assert _tried(study) == expected
+  # What was measured before the kill is not measured again.
+  assert killed.runs == whole.runs
+
+
+def test_a_kill_between_report_and_decision_changes_nothing(
+  tmp_path, monkeypatch
+):
+  plan = _plan(trials=6)
+  expected = _tried(trials.Trials(plan, tmp_path / 'whole', Trainer()).run())
+
+  def die(*_: Any) -> bool:
+    raise Killed
+
+  with monkeypatch.context() as patched:
+    patched.setattr(trials.Trials, '_is_poor', die)
+    with pytest.raises(Killed):
+      trials.Trials(plan, tmp_path / 'killed', Trainer()).run()
+  study = trials.Trials(plan, tmp_path / 'killed', Trainer()).run()
+  assert _tried(study) == expected
+
+
+def test_seeds_try_other_values(tmp_path):
+  found = [
+    trials.Trials(
+      _plan(trials=2, search_seed=seed), tmp_path / str(seed), Trainer()
+    ).run()
+    for seed in (0, 1)
+  ]
+  assert _tried(found[0])[0][2] != _tried(found[1])[0][2]
+
+
+def test_more_trials_go_on(tmp_path):
+  trials.Trials(_plan(trials=3), tmp_path, Trainer()).run()
+  more = Trainer()
+  study = trials.Trials(_plan(trials=5), tmp_path, more).run()
+  assert len(study.trials()) == 5
+  assert {number for number, _ in more.runs} == {3, 4}
+
+
+def test_another_search_does_not_go_on_there(tmp_path):
+  trials.Trials(_plan(trials=1), tmp_path, Trainer()).run()
+  with pytest.raises(OptionError, match='metric=loss, now it is rmse'):
+    trials.Trials(_plan(metric='rmse'), tmp_path, Trainer()).run()
+  with pytest.raises(OptionError, match='clients_per_round=100, now it is 7'):
+    plan = _plan(*_BASE, '--clients_per_round=7')
+    trials.Trials(plan, tmp_path, Trainer()).run()
+
+
+def test_a_run_that_was_interrupted_stays_unfinished(tmp_path):
+  train = Trainer()
+  train.status = 128 + signal.SIGTERM
+  with pytest.raises(OptionError, match='interrupted .*same command again'):
+    trials.Trials(_plan(trials=2), tmp_path, train).run()
+  train.status = 0
+  study = trials.Trials(_plan(trials=2), tmp_path, train).run()
+  assert [trial.number for trial in study.trials()] == [0, 1]
+
+
+def test_runs_that_diverge_or_fail_are_noted(tmp_path):
+  plan = _plan(search=(f'{_RATE}=log:6:9',), trials=2)
+  study = trials.Trials(plan, tmp_path / 'diverged', Trainer()).run()
+  table = reporting.frame(study)
+  assert list(table['state']) == ['diverged', 'diverged']
+  train = Trainer()
+  train.status = 1
+  study = trials.Trials(_plan(trials=2), tmp_path / 'failed', train).run()
+  assert list(reporting.frame(study)['state']) == ['failed', 'failed']
+
+
+def test_a_trial_whose_metric_is_undefined_is_never_the_best(tmp_path):
+  class Undefined(Trainer):
+    def __call__(self, arguments):
+      status = super().__call__(arguments)
+      number, _ = self.runs[-1]
+      path = tmp_path / f'trial_{number:04}' / 'result.json'
+      if number == 1:
+        result = json.loads(path.read_text())
+        result['validation']['rmse'] = 'nan'
+        path.write_text(json.dumps(result))
+      return status
+
+  plan = _plan(metric='validation.rmse', trials=3)
+  study = trials.Trials(plan, tmp_path, Undefined()).run()
+  first, undefined, last = study.trials()
+  assert 'rmse is undefined' in undefined.user_attrs[trials.WHY]
+  assert study.study.best_trial.number in (first.number, last.number)
+
+
+def test_values_that_do_not_go_together_are_not_run(tmp_path):
+  # Adam has no momentum.
+  plan = _plan(
+    *(*_BASE, '--update_momentum=0.9'),
+    search=('update_optimizer=choice:adam,yogi',),
+    trials=2,
+  )
+  train = Trainer()
+  study = trials.Trials(plan, tmp_path, train).run()
+  assert not train.runs
+  assert 'has no momentum' in study.trials()[0].user_attrs[trials.WHY]
+
+
+def test_a_metric_that_is_not_measured_is_refused(tmp_path):
+  with pytest.raises(OptionError, match='measured by loss, rmse'):
+    plan = _plan(metric='validation.f1')
+    trials.Trials(plan, tmp_path, Trainer()).run()
+
+
+# ---- the report --------------------------------------------------------------
+
+
+def test_the_report_has_the_best_and_what_mattered(tmp_path):
+  plan = _plan(
+    search=(f'{_RATE}=log:0.001:1', 'server_momentum=float:0:0.5'),
+    trials=20,
+    pruner='never',
+  )
+  study = trials.Trials(plan, tmp_path, Trainer()).run()
+  text = reporting.report(tmp_path, tmp_path)
+  best = study.study.best_trial
+  assert f'The best of 20 trials is {best.number}' in text
+  assert f'--{_RATE}={best.params[_RATE]}' in text
+  assert 'Its test clients (unseen): loss ' in text
+  shares = reporting.importances(study)
+  assert isinstance(shares, dict)
+  # The trainer looks at the rate alone.
+  assert list(shares)[0] == _RATE and shares[_RATE] > 0.6
+  assert sum(shares.values()) == pytest.approx(1.0)
+  assert len((tmp_path / 'trials.csv').read_text().splitlines()) == 21
+  outcome = run_here('report', f'--sweep_dir={tmp_path}')
+  assert outcome.status == 0 and text in outcome.output
+
+
+def test_too_few_trials_have_no_importance(tmp_path):
+  study = trials.Trials(_plan(trials=1), tmp_path, Trainer()).run()
+  assert '1 finished trials say nothing' in str(reporting.importances(study))
+
+
+def test_what_private_trials_cost_is_summed(tmp_path):
+  train = Trainer()
+  train.epsilon = 0.1
+  plan = _plan(*_BASE, *_PRIVATE, trials=3, pruner='never')
+  study = trials.Trials(plan, tmp_path, train).run()
+  # Three of 90 rounds.
+  assert 'cost epsilon 27 at delta 3e-05' in reporting.spent(study)
+  assert 'epsilon' in reporting.frame(study)
+
+
+# ---- the program -------------------------------------------------------------
+
+
+def test_private_searches_are_warned_of(tmp_path, monkeypatch):
+  monkeypatch.setattr(sweep, '_run', lambda *_: 130)
+  outcome = run_here(
+    'sweep',
+    *(f'--sweep_dir={tmp_path}', f'--search={_RATE}=log:0.1:1', '--trials=5'),
+    *('--', '--target_epsilon=8', '--data=synthetic'),
+  )
+  assert 'epsilon 8 at delta 1e-05, together up to epsilon 40' in outcome.output
+  commands.is_for_users(outcome, 'interrupted')
+
+
+def test_private_grids_are_warned_of(tmp_path, monkeypatch):
+  from tasks import sweep
+
+  monkeypatch.setattr(sweep, '_run', lambda *_: 1)
+
+  def said(*grid: str, given: tuple[str, ...] = ()) -> str:
+    outcome = run_here(
+      *('sweep', f'--sweep_dir={tmp_path}', *grid, '--'),
+      *('--data=synthetic', *given),
+    )
+    return outcome.output
+
+  seeds = '--grid=seed=0,1,2'
+  assert (
+    'each of the 3 runs costs the same users epsilon 8 at delta 1e-05, '
+    'together up to epsilon 24 at delta 3e-05 by their sum'
+  ) in said(seeds, given=('--target_epsilon=8',))
+  # 3 * (2 + 4), and what is refused costs nothing.
+  assert 'each of the 6 runs costs the same users what its flags say, ' in (
+    varied := said(seeds, '--grid=target_epsilon=2,4,x')
+  )
+  assert 'together up to epsilon 18 at delta 6e-05' in varied
+  assert 'they add up' in said(seeds, given=('--noise_multiplier=1',))
+  assert 'WARNING' not in said(seeds)
+
+
+def test_a_report_says_what_private_runs_cost_together():
+  # Three runs of epsilon 0.1 each.
+  said = reporting.together([(0.1, 1e-5)] * 3, 'runs')
+  assert said.startswith('3 private runs on the same users cost epsilon 0.3 at')
+  assert 'delta 3e-05' in said and reporting.together([], 'runs') == ''
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'said'),
+  [
+    (['--grid=seed=0,1'], '--search=seed=choice:0,1'),
+    (['--recipes=demo,movielens_furl'], 'a search is of one recipe'),
+    (['--recipes=demoo'], 'Did you mean demo?'),
+    (['--metric=test.rmse'], '--metric=test.rmse'),
+  ],
+)
+def test_what_does_not_go_with_a_search(tmp_path, arguments, said):
+  outcome = run_here(
+    'sweep', f'--sweep_dir={tmp_path}', '--search=seed=int:0:9', *arguments
+  )
+  commands.is_for_users(outcome, said)
+
+
+def test_flags_of_the_runs_of_a_sweep_follow_two_dashes(tmp_path):
+  flags = tmp_path / 'a.flags'
+  flags.write_text('--task=movielens\n')
+  for argument in (f'--flagfile={flags}', '--recipe=demo'):
+    with pytest.raises(OptionError, match=f'follow `--`: .* -- {argument}$'):
+      sweep.take_rest(['sweep', '--grid=seed=0,1', argument])
+    rest = sweep.take_rest(['sweep', '--grid=seed=0,1', '--', argument])
+    assert rest == ['sweep', '--grid=seed=0,1']
+  flags.write_text('--grid=seed=0,1\n')
+  assert sweep.take_rest([f'--flagfile={flags}']) == [f'--flagfile={flags}']
+
+
+def test_a_search_needs_something_to_search_for(tmp_path):
+  outcome = run_here('sweep', f'--sweep_dir={tmp_path}', '--trials=3')
+  commands.is_for_users(outcome, 'nothing to search for')
+
+
+def test_a_search_without_optuna_says_what_to_type(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'optuna', None)
+  with pytest.raises(OptionError, match='pip install optuna'):
+    trials.Trials(_plan(), tmp_path, Trainer()).run()
+
+
+def test_another_file_is_no_journal(tmp_path):
+  (tmp_path / studies.JOURNAL).write_text('no journal\n')
+  with pytest.raises(OptionError, match='no journal of a search'):
+    trials.Trials(_plan(), tmp_path, Trainer()).run()
+
+
+# ---- real runs ---------------------------------------------------------------
+
+
+def _command(folder: pathlib.Path) -> list[str]:
+  return commands.command(
+    'sweep',
+    *(f'--sweep_dir={folder}', '--trials=2', '--metric=validation.rmse'),
+    *('--first_rung=2', f'--search={_RATE}=log:0.01:1'),
+    *('--', *commands.SMALL, '--tensorboard=false'),
+  )
+
+
+@pytest.mark.slow
+def test_a_search_is_killed_and_goes_on(tmp_path):
+  """Sweep and run are killed in the second trial."""
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  with commands.started(_command(killed)) as program:
+    table = killed / 'trial_0001' / 'metrics.csv'
+    commands.wait_for_rounds(table, 1, program)
+    for process in program.alive():
+      process.kill()
+    program.process.wait()
+  found = {}
+  for folder in (killed, whole):
+    outcome = commands.run_program(_command(folder))
+    assert outcome.status == 0, outcome
+    assert 'The best of 2 trials is ' in outcome.output
+    found[folder] = studies.Study(folder)
+  assert _tried(found[killed]) == _tried(found[whole])
+  rungs = [sorted(t.intermediate_values) for t in found[whole].trials()]
+  # The first is the best so far at each rung: 2 and 6 of six rounds.
+  assert rungs[0] == [2, 6] and all(each in ([2], [2, 6]) for each in rungs)
+  for trial in found[whole].trials():
+    rows = [
+      commands.repeatable_rows(trials.trial_folder(folder, trial.number))
+      for folder in (killed, whole)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) == rungs[trial.number][-1]

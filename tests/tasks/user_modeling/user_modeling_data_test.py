@@ -1,0 +1,825 @@
+"""Tests of the records of user modeling: filters, files, splits, invention."""
+
+import collections
+import json
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+from tasks.user_modeling import assist_files
+from tasks.user_modeling import data_files
+from tasks.user_modeling import movielens_files
+from tasks.user_modeling import parts
+from tasks.user_modeling import records
+from tasks.user_modeling import school_files
+from tasks.user_modeling import synthetic
+
+_REAL = pathlib.Path(os.environ.get('TFF_PARTIAL_DATA_DIR') or '/nowhere')
+
+# ---- records -----------------------------------------------------------------
+
+# School x has the users 1 and 7, school y has another user 1.
+_CLIENT = ['y', 'x', 'x', 'x', 'y']
+_USER = [1, 7, 1, 7, 1]
+_ITEM = [30, 10, 30, 20, 20]
+_ANSWER = [1.0, 0.0, 1.0, 1.0, 0.0]
+_TAGS = records.Tags(
+  item=np.array([10, 20, 30, 30, 40, 30]),
+  attribute=np.array([5, 5, 9, 5, 8, 9]),
+  names={5: 'sums', 8: 'angles', 9: 'areas'},
+)
+
+
+def _build(**changes) -> records.Records:
+  arguments = {
+    'client': np.array(_CLIENT),
+    'user': np.array(_USER),
+    'item': np.array(_ITEM),
+    'answer': np.array(_ANSWER),
+    'tags': _TAGS,
+    'scale': (0.0, 1.0),
+  }
+  return records.build('small', **{**arguments, **changes})
+
+
+def test_records_are_sorted_and_numbered_within_their_client():
+  built = _build()
+  assert built.clients == ('x', 'y')
+  assert built.user_names == (('1', '7'), ('1',))
+  assert built.item_names == ('10', '20', '30')
+  # The order of the files is kept within a user.
+  assert built.place.tolist() == [2, 1, 3, 0, 4]
+  assert built.client.tolist() == [0, 0, 0, 1, 1]
+  assert built.user.tolist() == [0, 1, 1, 0, 0]
+  assert built.public_item.tolist() == [2, 0, 1, 2, 1]
+  # School y has no item 10, so that its first item is 20.
+  assert built.item.tolist() == [2, 0, 1, 1, 0]
+  assert [own.tolist() for own in built.own_items] == [[0, 1, 2], [1, 2]]
+  assert built.answer.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
+  assert [built.num_users(client) for client in (0, 1)] == [2, 1]
+  assert [built.num_own_items(client) for client in (0, 1)] == [3, 2]
+  for name in ('client', 'user', 'item', 'public_item', 'attributes'):
+    assert getattr(built, name).dtype == np.int32
+  assert built.answer.dtype == np.float32
+
+
+def test_attributes_are_those_of_the_items_that_are_there():
+  built = _build()
+  # Item 40 has no record, so that angles get no number.
+  assert built.attribute_names == ('sums', 'areas')
+  assert (built.num_attributes, built.num_items) == (2, 3)
+  assert built.item_attributes.tolist() == [[0, -1], [0, -1], [0, 1]]
+  assert built.attributes.tolist() == [
+    [0, 1],
+    [0, -1],
+    [0, -1],
+    [0, 1],
+    [0, -1],
+  ]
+
+
+def test_counts_are_those_of_table_1():
+  built = _build()
+  assert built.describe() == {
+    'clients': 2,
+    'users': 3,
+    'items': 3,
+    'records': 5,
+    'attributes': 2,
+    'attributes_per_item': pytest.approx(4 / 3),
+    'attributes_per_record': pytest.approx(7 / 5),
+    'left_out': {},
+  }
+  # The user 7 alone: two records of items with one attribute.
+  alone = built.take(np.array([1, 2])).describe()
+  assert (alone['users'], alone['items'], alone['attributes']) == (1, 2, 1)
+  assert built.take(np.zeros(5, bool)).describe()['attributes_per_item'] == 0.0
+
+
+def test_a_part_keeps_all_names_and_numbers():
+  own = _build().of_client(1)
+  assert len(own) == 2
+  assert own.place.tolist() == [0, 4]
+  assert own.item.tolist() == [1, 0]
+  assert own.num_own_items(0) == 3
+  assert own.clients == ('x', 'y')
+
+
+@pytest.mark.parametrize('client', [-1, 2])
+def test_a_client_that_is_not_there_is_refused(client):
+  with pytest.raises(DataError, match=f'no client number {client}. .* 0 to 1'):
+    _build().of_client(client)
+
+
+def test_clients_with_few_users_or_records_are_left_out():
+  # a: 2 users with 3 records each; b: 1 user with 9; c: 2 users with 1 each.
+  client = np.repeat(['a', 'b', 'c'], [6, 9, 2])
+  user = np.concatenate([[1, 1, 1, 2, 2, 2], [3] * 9, [4, 5]])
+  ones = np.full(17, 10)
+  arrays = {'client': client, 'user': user, 'item': ones, 'answer': ones > 0}
+  built = _build(**arrays, min_users=2, min_records_per_user=3.0)
+  assert built.clients == ('a',)
+  assert len(built) == 6
+  assert built.left_out == {
+    'clients_with_few_users': 1,
+    'clients_with_few_records': 1,
+    'users_of_these_clients': 3,
+    'records_of_these_clients': 11,
+  }
+  # Three records on average are not fewer than three; four are more.
+  with pytest.raises(DataError, match='none of 3 clients has at least 2 users'):
+    _build(**arrays, min_users=2, min_records_per_user=4.0)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'user': np.array([1])}, r'\[5, 1, 5, 5\] clients, users, items and answ'),
+    (
+      dict.fromkeys(('client', 'user', 'item', 'answer'), np.zeros(0)),
+      'at least one record',
+    ),
+    (
+      {'answer': np.array([0, 0, 2, 0, 0])},
+      'answer of record 2 is 2, off the scale from 0 to 1',
+    ),
+    ({'answer': np.full(5, np.nan)}, 'answer of record 0 is nan'),
+    (
+      {'item': np.array([10, 10, 77, 88, 10])},
+      '2 of 3 items have no attribute, such as the item 77',
+    ),
+  ],
+)
+def test_records_that_cannot_be_are_refused(changes, message):
+  with pytest.raises(DataError, match=message):
+    _build(**changes)
+
+
+def test_shares_of_attributes_add_up_to_one_by_client():
+  shares = records.attribute_shares(_build())
+  # School x: sums three times, areas once; school y: twice and once.
+  np.testing.assert_allclose(shares, [[3 / 4, 1 / 4], [2 / 3, 1 / 3]])
+  part = records.attribute_shares(_build().of_client(0))
+  np.testing.assert_allclose(part, [[3 / 4, 1 / 4], [0.0, 0.0]])
+
+
+# ---- splits ------------------------------------------------------------------
+
+
+def _users_of(*sizes: int) -> records.Records:
+  """One client whose users have that many items each, all of them twice."""
+  user = np.repeat(np.arange(len(sizes)), sizes)
+  item = np.concatenate([np.arange(size) for size in sizes])
+  user, item = np.tile(user, 2), np.tile(item, 2)
+  highest = int(item.max())
+  return _build(
+    client=np.zeros(len(user), int),
+    user=user,
+    item=item,
+    answer=np.zeros(len(user)),
+    tags=records.Tags(
+      np.arange(highest + 1), np.zeros(highest + 1, int), {0: 'any'}
+    ),
+  )
+
+
+def test_each_users_pairs_are_divided_by_rounded_shares():
+  sizes = (25, 1, 2, 3, 7, 10, 75)
+  own = _users_of(*sizes)
+  codes = parts.divide(own)
+  assert codes.dtype == np.int8
+  counts = [np.bincount(codes[own.user == u], minlength=3) for u in range(7)]
+  # Pairs that train, validate and test. Of 75, 15 test and 6 of 60 validate; of
+  # 7, 1.4 and 0.6 are rounded; 0.1 * 5 would be rounded upward.
+  pairs = [18, 2, 5], [1, 0, 0], [2, 0, 0], [2, 0, 1], [5, 1, 1], [7, 1, 2]
+  expected = 2 * np.array([*pairs, [54, 6, 15]])
+  assert np.array(counts).tolist() == expected.tolist()
+
+
+def test_a_repeated_pair_lies_in_one_part():
+  own = _users_of(30, 40)
+  codes = parts.divide(own, test_share=0.5, validation_share=0.5)
+  part_of = collections.defaultdict(set)
+  for user, item, code in zip(own.user, own.item, codes, strict=True):
+    part_of[int(user), int(item)].add(int(code))
+  assert len(part_of) == 70
+  assert {len(found) for found in part_of.values()} == {1}
+
+
+def test_every_user_trains_however_large_the_shares():
+  own = _users_of(1, 2, 3, 50)
+  codes = parts.divide(own, test_share=0.99, validation_share=0.99)
+  assert set(own.user[codes == 0].tolist()) == {0, 1, 2, 3}
+
+
+def test_a_split_belongs_to_its_seed_and_repetition():
+  own = _users_of(40)
+  codes = parts.divide(own, seed=3, repeat=1)
+  assert np.array_equal(codes, parts.divide(own, seed=3, repeat=1))
+  for other in (
+    {'seed': 3},
+    {'seed': 4, 'repeat': 1},
+    {'seed': 1, 'repeat': 3},
+  ):
+    assert not np.array_equal(codes, parts.divide(own, **other))
+
+
+def test_a_clients_split_depends_on_its_own_records_only():
+  many = synthetic.generate(3, 6, 12, num_items=30, seed=1)
+  codes = parts.divide(many)
+  alone = many.client == 1
+  assert np.array_equal(parts.divide(many.take(alone)), codes[alone])
+  # Nor does the order of the records matter.
+  order = np.random.default_rng(0).permutation(len(many))
+  assert np.array_equal(parts.divide(many.take(order)), codes[order])
+
+
+def test_records_are_cut_into_parts():
+  own = _users_of(25)
+  cut = parts.cut(own, parts.divide(own))
+  assert {part: len(taken) for part, taken in cut.items()} == {
+    TRAIN: 36,
+    VALIDATION: 4,
+    TEST: 10,
+  }
+
+
+@pytest.mark.parametrize('name', ['test_share', 'validation_share'])
+@pytest.mark.parametrize('share', [-0.1, 1.0, float('nan')])
+def test_what_is_no_share_is_refused(name, share):
+  with pytest.raises(OptionError, match=f'{name}: {share} leaves nothing'):
+    parts.divide(_users_of(3), **{name: share})
+
+
+# ---- ASSISTments -------------------------------------------------------------
+
+_HEADER = (
+  'user_id,position,problem_id,skill,skill_name,correct,teacher_id,school_id'
+)
+# Student 5 meets problem 80, of two skills, twice; the first answer is wrong.
+_LOGS = (
+  '5,0,80,3,Mean,0,70,1',
+  '5,1,80,4,"Area, Circle",0,70,1',
+  '5,2,80,3,Mean,1,70,1',
+  '5,3,80,4,"Area, Circle",1,70,1',
+  '5,4,81,4,"Area, Circle",1,70,1',
+  '2,0,81,4,"Area, Circle",0,60,1',
+)
+
+
+def _write_logs(
+  folder: pathlib.Path, rows=_LOGS, header: str = _HEADER, end: str = '\n'
+) -> pathlib.Path:
+  text = '\n'.join([header, *rows]) + end
+  path = folder / assist_files.FILE
+  path.write_bytes(text.encode('latin-1'))
+  return path
+
+
+def _load_logs(folder: pathlib.Path, **options) -> records.Records:
+  limits = {'min_users': 1, 'min_records_per_user': 1.0}
+  return assist_files.load(folder, **{**limits, **options})
+
+
+def test_rows_of_one_attempt_are_one_record(tmp_path):
+  _write_logs(tmp_path)
+  loaded = _load_logs(tmp_path)
+  assert loaded.clients == ('60', '70')
+  assert loaded.attribute_names == ('Mean', 'Area, Circle')
+  assert loaded.item_names == ('80', '81')
+  assert loaded.public_item.tolist() == [1, 0, 0, 1]
+  assert loaded.answer.tolist() == [0.0, 0.0, 1.0, 1.0]
+  assert loaded.item_attributes.tolist() == [[0, 1], [1, -1]]
+  # Without joining, each row is a record with all attributes of its item.
+  apart = _load_logs(tmp_path, join_skills=False)
+  assert len(apart) == 6
+  assert apart.attributes[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+  ('skills', 'correct', 'attempts'),
+  [
+    ('34', '11', 1),
+    ('3434', '1111', 2),
+    ('3344', '1111', 2),
+    ('33', '11', 2),
+    ('34', '10', 2),
+    ('343', '111', 2),
+  ],
+)
+def test_a_skill_or_answer_that_comes_again_begins_an_attempt(
+  skills, correct, attempts, tmp_path
+):
+  rows = [
+    f'5,{position},80,{skill},Skill {skill},{answer},70,1'
+    for position, (skill, answer) in enumerate(
+      zip(skills, correct, strict=True)
+    )
+  ]
+  _write_logs(tmp_path, rows)
+  assert len(_load_logs(tmp_path)) == attempts
+
+
+def test_skills_may_share_a_position(tmp_path):
+  rows = ('5,0,80,3,Mean,1,70,1', '5,0,80,4,Area,1,70,1')
+  _write_logs(tmp_path, rows)
+  loaded = _load_logs(tmp_path)
+  assert loaded.attributes.tolist() == [[0, 1]]
+
+
+def test_rows_are_ordered_by_their_positions(tmp_path):
+  _write_logs(tmp_path, reversed(_LOGS))
+  loaded = _load_logs(tmp_path)
+  assert loaded.public_item.tolist() == [1, 0, 0, 1]
+  assert loaded.answer.tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+def test_teachers_with_few_students_are_left_out(tmp_path):
+  rows = [
+    f'{100 * teacher + student},{position},80,3,Mean,1,{teacher},1'
+    for teacher, students in ((1, 5), (2, 4))
+    for student in range(students)
+    for position in range(5)
+  ]
+  (tmp_path / 'assistments').mkdir()
+  _write_logs(tmp_path / 'assistments', rows)
+  loaded = assist_files.load(tmp_path)
+  assert loaded.clients == ('1',)
+  assert loaded.left_out == {
+    'clients_with_few_users': 1,
+    'users_of_these_clients': 4,
+    'records_of_these_clients': 20,
+  }
+
+
+def _changed(line: int, old: str, new: str) -> tuple[str, ...]:
+  """The logs with one line changed; the header is line 1."""
+  rows = list(_LOGS)
+  assert old in rows[line - 2]
+  rows[line - 2] = rows[line - 2].replace(old, new)
+  return tuple(rows)
+
+
+@pytest.mark.parametrize(
+  ('rows', 'message'),
+  [
+    (_changed(4, '80', ''), "line 4: problem_id should be .*, found ''"),
+    (_changed(4, '80', 'x'), 'line 4: problem_id should be a whole number'),
+    (_changed(4, '80', '-8'), "line 4: problem_id .*, found '-8'"),
+    (_changed(4, '80', '9' * 30), 'line 4: problem_id should be'),
+    (_changed(4, '1,70', '2,70'), 'line 4: correct should be 0 or 1, found 2'),
+    (_changed(4, 'Mean', ' '), 'line 4: the skill has no name'),
+    (_changed(4, ',70,1', ''), 'line 4: teacher_id should be'),
+    (_changed(4, ',70,1', ',70'), 'line 4: 7 fields instead of 8'),
+    (_changed(4, ',70,1', ',70,1,1'), 'line 4: 9 fields instead of 8'),
+    (
+      ('5,0,80,3,"Mean,0,70,1', '5,1,80,3,Mean",0,70,1'),
+      'line 2: a quotation mark is not closed',
+    ),
+    (_changed(3, 'Circle"', 'Circle'), 'line 3: cannot be parsed'),
+    (_changed(7, 'Circle"', 'Circle'), 'line 7: cannot be parsed'),
+    ((*_LOGS, ''), "line 8: user_id should be .*, found ''"),
+    (_changed(4, 'Mean', 'Mean \xe9'), 'line 4: the byte 0xe9 is not text'),
+    ((), 'line 2: the table has no rows'),
+    (
+      _changed(4, ',70,', ',60,'),
+      'line 4: a student has one teacher, but user_id 5 has the teacher_id 60 '
+      'here and 70 before',
+    ),
+    (_changed(4, 'Mean', 'Mode'), 'line 4: a skill has one name, .* Mode here'),
+    (_changed(6, '5,4', '5,3'), 'line 6: a position has one problem'),
+    (_changed(4, '5,2', '5,1'), 'line 4: a position has one answer'),
+    ((*_LOGS, _LOGS[4]), 'line 8: the same user_id, position and skill'),
+  ],
+)
+def test_a_damaged_line_is_named(rows, message, tmp_path):
+  path = _write_logs(tmp_path, rows)
+  with pytest.raises(DataError, match=message) as caught:
+    _load_logs(tmp_path)
+  assert str(caught.value).startswith(f'{path}, line ')
+  assert 'Correct the line, or fetch the file again.' in str(caught.value)
+
+
+def test_a_file_that_stops_within_a_line_is_refused(tmp_path):
+  _write_logs(tmp_path, end='')
+  with pytest.raises(DataError, match='line 7: the file stops within this'):
+    _load_logs(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('header', 'message'),
+  [
+    (_HEADER.replace('correct', 'right'), "the column 'correct' is missing"),
+    (_HEADER.replace('school', 'teacher'), "'teacher_id' is there 2 times"),
+    ('', "the column 'user_id' is missing"),
+  ],
+)
+def test_a_column_that_is_not_there_once_is_refused(header, message, tmp_path):
+  _write_logs(tmp_path, header=header)
+  with pytest.raises(DataError, match=f'line 1: .*{message}') as caught:
+    _load_logs(tmp_path)
+  assert 'needed are user_id' in str(caught.value)
+
+
+@pytest.mark.parametrize('quickly', [True, False])
+def test_marks_and_line_ends_of_other_systems_are_read(
+  quickly, tmp_path, monkeypatch
+):
+  path = _write_logs(tmp_path)
+  text = path.read_bytes()
+  expected = assist_files.read(path)
+  if not quickly:
+    monkeypatch.setattr(assist_files, '_parse_quickly', lambda data: None)
+  assert assist_files.read(path).equals(expected)
+  path.write_bytes(b'\xef\xbb\xbf' + text.replace(b'\n', b'\r\n'))
+  assert assist_files.read(path).equals(expected)
+  # White space around names and numbers is no part of them.
+  path.write_bytes(text.replace(b'Mean,0', b'Mean ,0 '))
+  assert assist_files.read(path).equals(expected)
+
+
+def test_a_missing_file_is_named_with_the_ways_out(tmp_path):
+  cases = {
+    '': 'No data folder was named',
+    tmp_path / 'none': 'the data folder does not exist',
+    _write_logs(tmp_path): 'the data folder is not a folder',
+  }
+  for folder, message in cases.items():
+    with pytest.raises(DataError, match=message):
+      assist_files.load(folder)
+  (tmp_path / 'empty').mkdir()
+  with pytest.raises(DataError) as caught:
+    assist_files.load(tmp_path / 'empty')
+  assert f'{assist_files.FILE!r} is missing: looked into ' in str(caught.value)
+  for way in ('--data_dir', 'TFF_PARTIAL_DATA_DIR', '--data=synthetic'):
+    assert way in str(caught.value)
+  with pytest.raises(DataError, match='none: cannot be read .No such file'):
+    data_files.read(tmp_path / 'none')
+
+
+# ---- the published schools ---------------------------------------------------
+
+
+def _train_entry(user: int, exercise: int, score: float = 1.0) -> dict:
+  return {
+    'user_id': user,
+    'exer_id': exercise,
+    'score': score,
+    'knowledge_code': [280],
+  }
+
+
+def _test_entry(user: int, *exercises: int) -> dict:
+  logs = [
+    {'exer_id': exercise, 'score': 0.0, 'knowledge_code': [280, 7]}
+    for exercise in exercises
+  ]
+  return {'user_id': user, 'teacher': 0, 'log_num': len(logs), 'logs': logs}
+
+
+_SCHOOLS = {
+  'train/0.json': [_train_entry(4, 9), _train_entry(3, 8, 0.0)],
+  'test/0.json': [_test_entry(3, 9), _test_entry(4, 8)],
+  'train/1.json': [_train_entry(3, 9)],
+  'test/1.json': [_test_entry(3, 7), _test_entry(5, 9)],
+}
+
+
+def _write_schools(folder: pathlib.Path, changes: dict | None = None) -> None:
+  for name, entries in {**_SCHOOLS, **(changes or {})}.items():
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    is_text = isinstance(entries, str)
+    path.write_text(entries if is_text else json.dumps(entries, indent=2))
+
+
+def test_schools_come_with_their_split(tmp_path):
+  _write_schools(tmp_path)
+  loaded, codes = school_files.load(tmp_path)
+  assert loaded.clients == ('0', '1')
+  assert loaded.user_names == (('3', '4'), ('3', '5'))
+  assert loaded.item_names == ('7', '8', '9')
+  assert loaded.attribute_names == ('code 7', 'code 280')
+  assert loaded.client.tolist() == [0, 0, 0, 0, 1, 1, 1]
+  assert loaded.public_item.tolist() == [1, 2, 2, 1, 2, 0, 2]
+  assert loaded.answer.tolist() == [0, 0, 1, 0, 1, 0, 0]
+  assert [parts.PARTS[code] for code in codes] == (
+    [TRAIN, TEST] * 2 + [TRAIN, TEST, TEST]
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'entries', 'message'),
+  [
+    ('train/0.json', '[\n{,\n', 'line 2: the file is not JSON'),
+    ('train/0.json', '[' * 100_000, 'is not JSON'),
+    ('train/0.json', {}, 'should be a list that is not empty'),
+    ('train/0.json', [], 'should be a list that is not empty'),
+    ('train/0.json', [3], "entry 1: the field 'user_id' is missing"),
+    (
+      'train/0.json',
+      [_train_entry(4, 9), {'user_id': 4}],
+      "entry 2: the field 'exer_id' is missing",
+    ),
+    (
+      'train/0.json',
+      [_train_entry(4, -1)],
+      'entry 1: exer_id should be a whole number from 0 up, found -1',
+    ),
+    (
+      'train/0.json',
+      [_train_entry(4, 9, 0.5)],
+      'entry 1: score should be 0 or 1, found 0.5',
+    ),
+    (
+      'train/0.json',
+      [{**_train_entry(4, 9), 'knowledge_code': []}],
+      r'entry 1: knowledge_code should be a list of numbers, found \[\]',
+    ),
+    (
+      'test/1.json',
+      [_test_entry(3, 9), {**_test_entry(4), 'logs': 2}],
+      'entry 2: logs should be a list, found 2',
+    ),
+    (
+      'test/1.json',
+      [{**_test_entry(4), 'logs': [{}]}],
+      "entry 1, log 1: the field 'exer_id' is missing",
+    ),
+  ],
+)
+def test_a_damaged_entry_is_named(name, entries, message, tmp_path):
+  _write_schools(tmp_path, {name: entries})
+  with pytest.raises(DataError, match=message) as caught:
+    school_files.load(tmp_path)
+  assert str(caught.value).startswith(str(tmp_path / name))
+
+
+def test_a_school_without_counterpart_is_refused(tmp_path):
+  _write_schools(tmp_path)
+  (tmp_path / 'test' / '1.json').unlink()
+  with pytest.raises(DataError, match='1.json: cannot be read'):
+    school_files.load(tmp_path)
+  for path in (tmp_path / 'train').iterdir():
+    path.unlink()
+  with pytest.raises(DataError, match='train: there is no file .*json'):
+    school_files.load(tmp_path)
+
+
+# ---- MovieLens ---------------------------------------------------------------
+
+_GENRES = ['unknown', *(f'Genre {number}' for number in range(1, 19))]
+_ZIPS = {1: '55455', 2: '50010', 3: '02139', 4: 'V3N4P'}
+# User, movie and rating.
+_RATINGS = ((1, 6, 4), (2, 6, 5), (2, 8, 1), (3, 8, 3), (4, 7, 2))
+# Movie to its genres.
+_MOVIES = {6: (1, 5), 7: (18,), 8: (5,)}
+
+
+def _movie(number: int, genres: tuple[int, ...]) -> str:
+  flags = '|'.join('1' if genre in genres else '0' for genre in range(19))
+  return f'{number}|Film {number}|01-Jan-1995||http://film|{flags}'
+
+
+def _write_movielens(folder: pathlib.Path, **changes) -> pathlib.Path:
+  files = {
+    'u_data': [f'{u}\t{i}\t{r}\t88000{u}{i}' for u, i, r in _RATINGS],
+    'u_user': [f'{u}|30|F|other|{code}' for u, code in _ZIPS.items()],
+    'u_item': [_movie(*movie) for movie in _MOVIES.items()],
+    'u_genre': [f'{name}|{code}' for code, name in enumerate(_GENRES)],
+  }
+  place = folder / 'movielens' / 'ml-100k'
+  place.mkdir(parents=True)
+  for name, lines in {**files, **changes}.items():
+    text = ''.join(f'{line}\n' for line in lines)
+    (place / name.replace('_', '.')).write_text(text)
+  return place
+
+
+def test_regions_are_clients(tmp_path):
+  _write_movielens(tmp_path)
+  loaded = movielens_files.load(tmp_path, min_users=1)
+  assert loaded.clients == ('0', '5')
+  assert loaded.user_names == (('3',), ('1', '2'))
+  # Film 7 is rated by the user without a region only.
+  assert loaded.item_names == ('6', '8')
+  assert loaded.attribute_names == ('Genre 1', 'Genre 5')
+  assert loaded.item_attributes.tolist() == [[0, 1], [1, -1]]
+  assert loaded.client.tolist() == [0, 1, 1, 1]
+  assert loaded.public_item.tolist() == [1, 0, 0, 1]
+  assert loaded.answer.tolist() == [3.0, 4.0, 5.0, 1.0]
+  assert loaded.scale == (1.0, 5.0)
+  assert loaded.left_out == {
+    'users_without_region': 1,
+    'records_without_region': 1,
+  }
+
+
+def test_regions_with_few_users_are_left_out(tmp_path):
+  _write_movielens(tmp_path)
+  loaded = movielens_files.load(tmp_path, min_users=2)
+  assert loaded.clients == ('5',)
+  assert loaded.left_out['clients_with_few_users'] == 1
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'u_item': [_movie(6, (1,)), _movie(7, ()), _movie(8, (5,))]},
+      'u.item, line 2: item 7 has no genre',
+    ),
+    (
+      {'u_item': [_movie(*m).replace('|1', '|2') for m in _MOVIES.items()]},
+      'u.item, line 1: the genres should be 0 or 1',
+    ),
+    (
+      {'u_genre': [f'{name}|{k}' for k, name in enumerate(_GENRES, 1)]},
+      "u.genre, line 1: the genre 'unknown' has the number 1 instead of 0",
+    ),
+    ({'u_genre': ['unknown|0']}, 'u.genre, line 1: 1 genres instead of 19'),
+    ({'u_genre': ['unknown']}, 'u.genre, line 1: 1 fields'),
+  ],
+)
+def test_damaged_genres_are_named(changes, message, tmp_path):
+  _write_movielens(tmp_path, **changes)
+  with pytest.raises(DataError, match=message):
+    movielens_files.load(tmp_path, min_users=1)
+
+
+@pytest.mark.parametrize('name', ['u.user', 'u.genre'])
+def test_a_missing_file_of_movielens_is_named(name, tmp_path):
+  (_write_movielens(tmp_path) / name).unlink()
+  with pytest.raises(DataError, match=f'{name}: the file is missing'):
+    movielens_files.load(tmp_path, min_users=1)
+
+
+# ---- invented records --------------------------------------------------------
+
+
+def _num_pairs(some: records.Records) -> int:
+  """Counts different pairs of user and item."""
+  return len(set(zip(some.client, some.user, some.item, strict=True)))
+
+
+def _same(one: records.Records, other: records.Records) -> bool:
+  return all(
+    np.array_equal(getattr(one, name), getattr(other, name))
+    for name in ('client', 'user', 'public_item', 'answer', 'item_attributes')
+  )
+
+
+def test_invented_records_belong_to_their_seed():
+  one = synthetic.generate(seed=1)
+  assert _same(one, synthetic.generate(seed=1))
+  assert not _same(one, synthetic.generate(seed=2))
+
+
+def test_invented_clients_differ_in_size_and_attributes():
+  invented = synthetic.generate(4, 6, 48, num_items=100)
+  # 6 times 2 to the power of 0 to 3.
+  assert [invented.num_users(client) for client in range(4)] == [6, 12, 24, 48]
+  own = [invented.num_own_items(client) for client in range(4)]
+  assert own == sorted(own)
+  assert own[-1] > 2 * own[0]
+  width = (invented.item_attributes >= 0).sum(axis=1)
+  assert (width.min(), width.max()) == (1, 3)
+  assert set(invented.answer.tolist()) == {0.0, 1.0}
+  shares = records.attribute_shares(invented)
+  np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+  assert np.abs(shares[0] - shares[-1]).max() > 0.05
+  assert _num_pairs(invented) == len(invented)
+
+
+def _means(
+  keys: np.ndarray, values: np.ndarray, size: int, few: float = 3.0
+) -> np.ndarray:
+  """The mean value of each key, drawn to 0 where values are few."""
+  sums = np.bincount(keys, values, minlength=size)
+  return sums / (np.bincount(keys, minlength=size) + few)
+
+
+@pytest.mark.parametrize('five_points', [False, True])
+def test_invented_answers_can_be_learned(five_points):
+  invented = synthetic.generate(five_points=five_points)
+  cut = parts.cut(invented, parts.divide(invented))
+  train, test = cut[TRAIN], cut[TEST]
+  size = invented.num_items
+  mean = train.answer.mean()
+  by_item = _means(train.public_item, train.answer - mean, size)
+
+  # A user's residuals by attribute: answers less the item's mean.
+  def cells(some: records.Records) -> tuple[np.ndarray, np.ndarray]:
+    user = some.client * 1000 + some.user
+    has = some.attributes >= 0
+    code = user[:, np.newaxis] * invented.num_attributes + some.attributes
+    return np.where(has, code, 0), has
+
+  codes, has = cells(train)
+  residual = train.answer - mean - by_item[train.public_item]
+  spread = np.broadcast_to(residual[:, np.newaxis], has.shape)
+  highest = 1000 * len(invented.clients) * invented.num_attributes
+  by_attribute = _means(codes[has], spread[has], highest)
+
+  codes, has = cells(test)
+  own = (by_attribute[codes] * has).sum(axis=1) / has.sum(axis=1)
+  bias = mean + by_item[test.public_item]
+  errors = {
+    name: float(np.sqrt(np.mean(np.square(test.answer - predicted))))
+    for name, predicted in (
+      ('constant', mean),
+      ('items', bias),
+      ('attributes', bias + own),
+    )
+  }
+  assert errors['items'] < 0.95 * errors['constant']
+  assert errors['attributes'] < 0.95 * errors['items']
+
+
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ({'num_clients': 0}, '0 clients'),
+    ({'smallest': 0}, '0 users of the smallest client'),
+    ({'smallest': 9, 'largest': 8}, 'clients of 9 to 8 users'),
+    ({'num_items': 0}, '0 items'),
+    ({'num_attributes': 0}, '0 attributes'),
+    ({'records_per_user': 0}, '0 records per user'),
+  ],
+)
+def test_invented_records_that_cannot_be_are_refused(options, message):
+  with pytest.raises(DataError, match=f'{message} are not possible'):
+    synthetic.generate(**options)
+
+
+def test_the_smallest_invention():
+  invented = synthetic.generate(
+    1, 1, 1, num_items=1, num_attributes=1, records_per_user=1
+  )
+  assert len(invented) == 1
+  assert parts.divide(invented).tolist() == [0]
+
+
+# ---- the real data, where there are any --------------------------------------
+
+
+def _counts(loaded: records.Records) -> tuple[int, ...]:
+  counts = loaded.describe()
+  names = ('clients', 'users', 'items', 'records', 'attributes')
+  return tuple(counts[name] for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  not (_REAL / 'assistments').is_dir(), reason='needs TFF_PARTIAL_DATA_DIR'
+)
+def test_assistments():
+  loaded = assist_files.load(_REAL)
+  assert _counts(loaded) == (60, 1_970, 16_518, 240_639, 108)
+  # Those of the paper's Table 1 are 1.20 and 1.20.
+  counts = loaded.describe()
+  assert counts['attributes_per_item'] == pytest.approx(1.20, abs=0.005)
+  assert counts['attributes_per_record'] == pytest.approx(1.20, abs=0.01)
+  # A row a record, an attempt counts for each of its skills.
+  rows = assist_files.load(_REAL, join_skills=False)
+  assert _counts(rows) == (61, 1_975, 16_518, 287_512, 108)
+  codes = parts.divide(loaded)
+  cut = parts.cut(loaded, codes)
+  assert _num_pairs(loaded) == 236_633 == sum(map(_num_pairs, cut.values()))
+  # The users' shares are rounded one by one.
+  assert np.mean(codes == 2) == pytest.approx(0.2, abs=0.002)
+  assert np.mean(codes == 1) == pytest.approx(0.08, abs=0.002)
+
+
+@pytest.mark.skipif(
+  not (_REAL / 'movielens' / 'ml-100k').is_dir(),
+  reason='needs TFF_PARTIAL_DATA_DIR',
+)
+def test_movielens_by_region():
+  loaded = movielens_files.load(_REAL)
+  assert _counts(loaded) == (10, 925, 1_679, 97_914, 19)
+  assert loaded.clients == tuple('0123456789')
+  assert loaded.attribute_names[:2] == ('unknown', 'Action')
+  assert loaded.left_out == {
+    'users_without_region': 18,
+    'records_without_region': 2_086,
+  }
+  # That of the paper's Table 1 is 1.72.
+  counts = loaded.describe()
+  assert counts['attributes_per_item'] == pytest.approx(1.72, abs=0.005)
+
+
+@pytest.mark.skipif(
+  not (_REAL / 'hpfl_reference').is_dir(), reason='needs TFF_PARTIAL_DATA_DIR'
+)
+def test_published_schools():
+  loaded, codes = school_files.load(_REAL)
+  assert _counts(loaded) == (2, 156, 190, 2_344, 1)
+  assert np.bincount(codes).tolist() == [1_829, 0, 515]

@@ -1,0 +1,464 @@
+"""User models: their predictions by hand, that they learn, and their tiers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tasks.errors import OptionError
+from tasks.user_modeling import models
+import tff_partial
+from tff_partial import tiers
+
+_SIZES = models.Sizes(users=4, items=5, attributes=3, attributes_width=2)
+# The last item has no attribute; the one before it has the same one twice.
+_INPUTS = {
+  models.USER: np.array([0, 3, 1, 2], np.int32),
+  models.ITEM: np.array([1, 2, 4, 0], np.int32),
+  models.ATTRIBUTES: np.array([[0, 2], [1, -1], [1, 1], [-1, -1]], np.int32),
+}
+_MULTI_HOT = np.array([[1, 0, 1], [0, 1, 0], [0, 1, 0], [0, 0, 0]], np.float32)
+_BUILDERS = {
+  'gum': models.build_gum,
+  'gum with biases': lambda *args: models.build_gum(*args, biases=True),
+  'gum as in the code': lambda *args: models.build_gum(
+    *args, is_as_in_code=True
+  ),
+  'ncd': lambda *args: models.build_ncd(*args, hidden=(6, 4)),
+  'ncf': lambda *args: models.build_ncf(*args, factors=2),
+  'bias': models.build_bias,
+}
+
+
+def _build(model: str, **options: Any) -> tf.keras.Model:
+  return models.build(
+    model,
+    num_users=4,
+    num_items=5,
+    num_attributes=3,
+    attributes_width=2,
+    **options,
+  )
+
+
+def _filled(
+  model: tf.keras.Model, deviation: float = 1.0
+) -> dict[str, np.ndarray]:
+  """Draws all weights anew, and returns them by their names."""
+  random = np.random.default_rng(0)
+  weights = {}
+  for variable in model.trainable_variables:
+    value = random.normal(0.0, deviation, variable.shape).astype(np.float32)
+    variable.assign(value)
+    weights[variable.name.removesuffix(':0')] = value
+  return weights
+
+
+def _set(model: tf.keras.Model, **values: Any) -> None:
+  """Gives layers their values, by the layers' names."""
+  for name, value in values.items():
+    model.get_layer(name).set_weights([np.asarray(value, np.float32)])
+
+
+def _examples() -> Any:
+  """Each example: user, item, multi-hot attributes."""
+  return zip(
+    _INPUTS[models.USER], _INPUTS[models.ITEM], _MULTI_HOT, strict=True
+  )
+
+
+def _sigmoid(x: Any) -> Any:
+  return 1 / (1 + np.exp(-x))
+
+
+# ---- GUM ---------------------------------------------------------------------
+
+
+def _tiny_gum(**options: Any) -> tf.keras.Model:
+  """One user, one item, two attributes of which the item has the second."""
+  model = models.build_gum(models.Sizes(1, 1, 2, 1), width=1, **options)
+  _set(
+    model,
+    user=[[5.0, 3.0]],
+    item=[[7.0, 1.0]],
+    relation=[[9.0, 9.0], [0.5, 2.0]],
+    knowledge_user=[[2.0], [1.0]],
+    knowledge_item=[[1.0], [4.0]],
+    hidden=[[0.5]],
+  )
+  return model
+
+
+def _of_tiny(model: tf.keras.Model) -> float:
+  inputs = {
+    models.USER: np.array([0]),
+    models.ITEM: np.array([0]),
+    models.ATTRIBUTES: np.array([[1]]),
+  }
+  return float(model(inputs)[0, 0])
+
+
+def test_gum_by_hand():
+  # Emb_c is the second row of RM, (.5, 2). R_u = 5 * .5 * 2 + 3 * 2 * 1 = 11,
+  # R_v = 7 * .5 * 1 + 1 * 2 * 4 = 11.5, and (11 - 11.5) * .5 = -.25.
+  assert _of_tiny(_tiny_gum()) == pytest.approx(_sigmoid(-0.25))
+  ratings = _tiny_gum(output=models.RATINGS)
+  assert _of_tiny(ratings) == pytest.approx(1 + 4 * _sigmoid(-0.25))
+  linear = _tiny_gum(output=models.Output(1.0, 5.0, is_linear=True))
+  assert _of_tiny(linear) == pytest.approx(3 - 0.25)
+  biased = _tiny_gum(biases=True, biases_in_attributes=True)
+  _set(
+    biased,
+    user_bias=[[1.0]],
+    item_bias=[[0.5]],
+    common_bias=0.25,
+    attribute_bias=[[9.0], [0.125]],
+    user_attribute_bias=[[9.0, 0.0625]],
+  )
+  # Of the biases in attributes those of the second.
+  assert _of_tiny(biased) == pytest.approx(_sigmoid(-0.25 + 1.9375))
+
+
+@pytest.mark.slow
+def test_gum_as_in_the_code_by_hand():
+  model = _tiny_gum(output=models.RATINGS, is_as_in_code=True)
+  _set(model, item_slip=[[1.0]], item_guess=[[-1.0]])
+  x = 0.5 * (_sigmoid(11.0) - _sigmoid(11.5))
+  # sigmoid(1 - 1) is a half.
+  score = 0.5 * x + _sigmoid(-2.0) * (1 - x)
+  assert _of_tiny(model) == pytest.approx(5 * _sigmoid(score))
+
+
+@pytest.mark.parametrize('is_as_in_code', [False, True], ids=['paper', 'code'])
+def test_gum_as_in_a_loop(is_as_in_code):
+  model = models.build_gum(
+    _SIZES, biases=True, biases_in_attributes=True, is_as_in_code=is_as_in_code
+  )
+  weights = _filled(model)
+  outer = _sigmoid if is_as_in_code else lambda x: x
+  found = model(_INPUTS).numpy()
+  assert found.shape == (4, 1)
+  for place, (user, item, attributes) in enumerate(_examples()):
+    emb_c = attributes @ weights['relation/kernel']
+    projected = [
+      outer((vector * emb_c) @ weights[f'knowledge_{whose}/kernel'])
+      for whose, vector in (
+        ('user', weights['user/embeddings'][user]),
+        ('item', weights['item/embeddings'][item]),
+      )
+    ]
+    score = (projected[0] - projected[1]) @ weights['hidden/kernel']
+    if is_as_in_code:
+      slip, guess = (
+        _sigmoid(weights[f'item_{name}/embeddings'][item] - 1)
+        for name in ('slip', 'guess')
+      )
+      score = (1 - slip) * score + guess * (1 - score)
+    score += weights['user_bias/embeddings'][user]
+    score += weights['item_bias/embeddings'][item]
+    score += attributes @ weights['attribute_bias/kernel']
+    score += attributes @ weights['user_attribute_bias/embeddings'][user]
+    score += weights['common_bias/bias']
+    np.testing.assert_allclose(found[place], _sigmoid(score), rtol=1e-5)
+
+
+def test_gum_begins_by_xavier():
+  tf.keras.utils.set_random_seed(0)  # Five values may all be small by chance.
+  model = models.build_gum(models.Sizes(300, 200, 40, 3))
+  for variable in model.trainable_variables:
+    limit = np.sqrt(6 / sum(variable.shape))
+    values = variable.numpy()
+    assert 0.5 * limit < np.abs(values).max() <= limit, variable.name
+  assert model.get_layer('knowledge_user').kernel.shape == (40, 5)
+
+
+def test_gum_begins_as_in_the_code():
+  model = models.build_gum(_SIZES, is_as_in_code=True, width=200)
+  for name in ('user', 'item', 'item_slip', 'item_guess'):
+    assert not model.get_layer(name).get_weights()[0].any()
+  relation = model.get_layer('relation').get_weights()[0]
+  np.testing.assert_array_equal(relation, np.eye(3))
+  users, items = (
+    model.get_layer(f'knowledge_{whose}').get_weights()[0]
+    for whose in ('user', 'item')
+  )
+  assert not np.array_equal(users, items)
+  # The root of two times the limit of Xavier.
+  limit = np.sqrt(2) * np.sqrt(6 / 203)
+  assert 0.9 * limit < np.abs(users).max() <= limit
+
+
+def test_hidden_characteristics_by_hand():
+  found = models.hidden_characteristic(
+    np.array([[1.0, 2.0], [3.0, -1.0]]),
+    np.array([[1.0, 0.0], [2.0, 3.0]]),
+    np.array([[10.0], [1.0]]),
+  )
+  # KM_u HM is (10, 23).
+  np.testing.assert_array_equal(found, [[10.0, 46.0], [30.0, -23.0]])
+
+
+def test_what_models_say_of_users_and_attributes():
+  gum = models.build_gum(_SIZES)
+  weights = _filled(gum)
+  found = models.hidden_characteristics(gum)
+  assert found.shape == (4, 3)
+  strengths = weights['knowledge_user/kernel'] @ weights['hidden/kernel']
+  for user in range(4):
+    for attribute in range(3):
+      vector = weights['user/embeddings'][user]
+      expected = vector[attribute] * strengths[attribute, 0]
+      assert found[user, attribute] == pytest.approx(expected, rel=1e-5)
+  shapes = {name: x.shape for name, x in models.knowledge(gum).items()}
+  assert shapes == {
+    'knowledge_user/kernel': (3, 5),
+    'knowledge_item/kernel': (3, 5),
+    'relation/kernel': (3, 3),
+  }
+  assert models.biases_in_attributes(gum) == 0.0
+  biased = models.build_gum(_SIZES, biases=True, biases_in_attributes=True)
+  weights = _filled(biased)
+  np.testing.assert_allclose(
+    models.biases_in_attributes(biased),
+    weights['user_attribute_bias/embeddings'],
+    rtol=1e-6,
+  )
+  ncd = models.build_ncd(_SIZES)
+  weights = _filled(ncd)
+  np.testing.assert_allclose(
+    models.hidden_characteristics(ncd),
+    _sigmoid(weights['user/embeddings']),
+    rtol=1e-5,
+  )
+  assert not models.knowledge(ncd)
+  assert models.hidden_characteristics(models.build_ncf(_SIZES)) is None
+  assert models.hidden_characteristics(models.build_bias(_SIZES)) is None
+
+
+# ---- the other models --------------------------------------------------------
+
+
+def test_ncd_as_in_a_loop():
+  model = models.build_ncd(_SIZES, hidden=(6, 4))
+  weights = _filled(model)
+  found = model(_INPUTS)
+  for place, (user, item, attributes) in enumerate(_examples()):
+    mastery, difficulty, discrimination = (
+      _sigmoid(weights[f'{name}/embeddings'][row])
+      for name, row in (
+        ('user', user),
+        ('item', item),
+        ('item_discrimination', item),
+      )
+    )
+    x = attributes * (mastery - difficulty) * discrimination
+    for layer, activation in (
+      ('interaction_1', np.tanh),
+      ('interaction_2', np.tanh),
+      ('score', _sigmoid),
+    ):
+      kernel = np.abs(weights[f'{layer}/kernel'])
+      x = activation(x @ kernel + weights[f'{layer}/bias'])
+    np.testing.assert_allclose(found[place], x, rtol=1e-5)
+
+
+def test_in_ncd_mastery_never_harms():
+  model = models.build_ncd(_SIZES, hidden=(6, 4))
+  weights = _filled(model)
+  before = model(_INPUTS).numpy()
+  _set(model, user=weights['user/embeddings'] + 1.0)
+  after = model(_INPUTS).numpy()
+  # What an item without attributes asks for is known to all.
+  assert (after[:3] > before[:3]).all()
+  assert after[3] == before[3]
+
+
+def test_ncd_of_the_usual_size_can_learn_from_its_first_step_on():
+  model = models.build_ncd(_SIZES)
+  with tf.GradientTape() as tape:
+    loss = tf.reduce_sum(model(_INPUTS))
+  # It does not begin where a sigmoid is flat.
+  (slope,) = tape.gradient(loss, [model.get_layer('user').embeddings])
+  assert np.abs(tf.convert_to_tensor(slope)).max() > 1e-2
+
+
+def test_ncf_as_in_a_loop():
+  model = models.build_ncf(_SIZES, models.RATINGS, factors=2)
+  weights = _filled(model)
+  found = model(_INPUTS)
+  for place, (user, item, _) in enumerate(_examples()):
+    rows = {'user': user, 'item': item, 'user_tower': user, 'item_tower': item}
+    vectors = {
+      name: weights[f'{name}/embeddings'][row] for name, row in rows.items()
+    }
+    x = np.concatenate([vectors['user_tower'], vectors['item_tower']])
+    for layer, size in (('tower_1', 8), ('tower_2', 4), ('tower_3', 2)):
+      x = x @ weights[f'{layer}/kernel'] + weights[f'{layer}/bias']
+      x = np.maximum(x, 0)
+      assert x.shape == (size,)
+    x = np.concatenate([vectors['user'] * vectors['item'], x])
+    score = x @ weights['score/kernel'] + weights['score/bias']
+    np.testing.assert_allclose(found[place], 1 + 4 * _sigmoid(score), rtol=1e-5)
+
+
+def test_biases_are_added():
+  model = models.build_bias(_SIZES, models.Output(1.0, 5.0, is_linear=True))
+  _set(
+    model,
+    user_bias=[[0.1], [0.2], [0.3], [0.4]],
+    item_bias=[[1.0], [2.0], [3.0], [4.0], [5.0]],
+    common_bias=-1.0,
+  )
+  # 3 is the middle of the scale.
+  expected = [3 + 0.1 + 2 - 1, 3 + 0.4 + 3 - 1, 3 + 0.2 + 5 - 1, 3 + 0.3]
+  np.testing.assert_allclose(model(_INPUTS)[:, 0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize('is_linear', [False, True])
+def test_biases_begin_at_a_mean(is_linear):
+  output = models.Output(1.0, 5.0, is_linear)
+  for model in (
+    models.build_bias(_SIZES, output, mean=3.6),
+    models.build_bias(_SIZES, output),
+  ):
+    expected = 3.6 if model.get_layer('common_bias').first else 3.0
+    np.testing.assert_allclose(model(_INPUTS), np.full([4, 1], expected))
+
+
+# ---- all models --------------------------------------------------------------
+
+
+def test_attributes_become_multi_hot():
+  found = models.multi_hot(tf.constant(_INPUTS[models.ATTRIBUTES]), 3)
+  np.testing.assert_array_equal(found, _MULTI_HOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', _BUILDERS)
+def test_models_learn(name):
+  model = _BUILDERS[name](_SIZES, models.RATINGS)
+  _filled(model, 0.3)
+  random = np.random.default_rng(2)
+  users, items = random.integers(4, size=60), random.integers(5, size=60)
+  inputs = {
+    models.USER: users.astype(np.int32),
+    models.ITEM: items.astype(np.int32),
+    models.ATTRIBUTES: np.stack([items % 3, np.full(60, -1)], -1),
+  }
+  # Users differ, and so do items.
+  ratings = np.clip(1.0 + users + 0.5 * items, 1.0, 5.0)[:, None]
+  model.compile(tf.keras.optimizers.Adam(0.1), 'mse')
+  history = model.fit(
+    inputs, ratings, batch_size=20, epochs=15, shuffle=False, verbose=0
+  )
+  losses = history.history['loss']
+  assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', _BUILDERS)
+def test_tables_stay_with_clients(name):
+  own = [*models.USER_LAYERS, *models.ITEM_LAYERS]
+  partial = tff_partial.from_keras(
+    lambda: _BUILDERS[name](_SIZES),
+    local=own,
+    client_sized=own,
+    loss=tf.keras.losses.MeanSquaredError(),
+  )
+  local = partial.specs(tiers.LOCAL)
+  assert all(variable.endswith('/embeddings') for variable in local)
+  keras_names = {v.name for v in _BUILDERS[name](_SIZES).variables}
+  tables = {v.removesuffix(':0') for v in keras_names if 'embeddings' in v}
+  assert set(local) == tables
+  assert all(spec.shape[0] is None for spec in local.values())
+  assert partial.specs(tiers.GLOBAL)
+  assert set(partial.example_spec['x']) == set(_INPUTS)
+
+
+@pytest.mark.parametrize('name', _BUILDERS)
+def test_models_can_be_saved(name, tmp_path):
+  model = _BUILDERS[name](_SIZES, models.RATINGS)
+  _filled(model)
+  model.save(tmp_path / 'model.keras')
+  again = tf.keras.models.load_model(tmp_path / 'model.keras')
+  np.testing.assert_allclose(again(_INPUTS), model(_INPUTS), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_models_by_their_names():
+  expected = {
+    models.GUM: models.build_gum(_SIZES, width=7),
+    models.GUM_CODE: models.build_gum(_SIZES, width=7, is_as_in_code=True),
+    models.NCD: models.build_ncd(_SIZES),
+    models.NCF: models.build_ncf(_SIZES),
+    models.BIAS: models.build_bias(_SIZES),
+  }
+  assert tuple(expected) == models.MODELS
+  for name, model in expected.items():
+    built = _build(name, width=7)
+    shapes = {v.name: v.shape for v in model.variables}
+    assert {v.name: v.shape for v in built.variables} == shapes
+  with_biases = _build(models.GUM, biases=True, scale=(1.0, 5.0))
+  _set(with_biases, user=np.zeros([4, 3]), item=np.zeros([5, 3]))
+  np.testing.assert_allclose(with_biases(_INPUTS), np.full([4, 1], 3.0))
+  linear = _build(models.BIAS, scale=(0.0, 1.0), is_linear=True)
+  _set(linear, common_bias=2.0)
+  np.testing.assert_allclose(linear(_INPUTS), np.full([4, 1], 2.5))
+
+
+# ---- refusals ----------------------------------------------------------------
+
+
+def test_unknown_models_are_refused():
+  with pytest.raises(OptionError, match='user_model=mf: there is no such'):
+    _build('mf')
+
+
+@pytest.mark.parametrize('name', [models.NCD, models.NCF, models.BIAS])
+def test_biases_of_other_models_are_refused(name):
+  with pytest.raises(OptionError, match=f'biases: the model {name} has them'):
+    _build(name, biases=True)
+
+
+@pytest.mark.parametrize('size', ['users', 'items', 'attributes'])
+def test_models_of_nothing_are_refused(size):
+  sizes = _SIZES._replace(**{size: 0})
+  with pytest.raises(OptionError, match=f'{size}: a model with 0 of them'):
+    models.build_bias(sizes)
+
+
+def test_knowledge_without_numbers_is_refused():
+  with pytest.raises(OptionError, match='width: a model with 0 of them'):
+    models.build_gum(_SIZES, width=0)
+
+
+def test_hidden_layers_without_numbers_are_refused():
+  with pytest.raises(OptionError, match='hidden_2: a model with 0 of them'):
+    models.build_ncd(_SIZES, hidden=(4, 0))
+
+
+def test_scales_without_extent_are_refused():
+  with pytest.raises(OptionError, match=r'answers from 5\.0 to 5\.0'):
+    models.build_gum(_SIZES, models.Output(5.0, 5.0))
+
+
+@pytest.mark.parametrize('mean', [0.5, 5.0])
+def test_means_beyond_the_scale_are_refused(mean):
+  with pytest.raises(OptionError, match=f'mean={mean}: predictions lie betwee'):
+    models.build_bias(_SIZES, models.RATINGS, mean=mean)
+
+
+def test_biases_in_attributes_without_others_are_refused():
+  with pytest.raises(OptionError, match='biases_in_attributes: without other'):
+    models.build_gum(_SIZES, biases_in_attributes=True)
+
+
+def test_a_mean_without_biases_is_refused():
+  with pytest.raises(OptionError, match='without biases no weight can begin'):
+    models.build_gum(_SIZES, mean=0.5)
+
+
+def test_the_form_of_the_code_is_never_linear():
+  with pytest.raises(OptionError, match='has a sigmoid at its end'):
+    _build(models.GUM_CODE, is_linear=True)

@@ -1,0 +1,536 @@
+"""The tasks of user modeling, from records to a result: HPFL and its rivals."""
+
+from collections.abc import Iterator
+import functools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.errors import DataError
+from tasks.errors import OptionError
+from tasks.experiment import Config
+from tasks.experiment import from_recipe
+from tasks.experiment import Output
+from tasks.experiment import run
+from tasks.experiment.config import TASKS
+from tasks.experiment.methods.setting import Setting
+from tasks.experiment.options.hyperparameters import FedNoise
+from tasks.experiment.options.hyperparameters import Hpfl
+from tasks.experiment.run.running import Result
+from tasks.experiment.trainable import Trainable
+from tasks.task import Data
+from tasks.task import OWN
+from tasks.task import TABLE
+from tasks.task import TEST
+from tasks.task import TRAIN
+from tasks.task import VALIDATION
+from tasks.user_modeling import measures
+from tests.support import small_runs
+from tests.support import small_schools
+from tff_partial import tiers
+from tff_partial.analysis import rating_metrics
+from tff_partial.client.client_work import CompositionError
+from tff_partial.data import splits
+from tff_partial.dp import clipping
+from tff_partial.dp import laplace_noise
+from tff_partial.dp import local_noise
+from tff_partial.drafts import centers as drafts
+
+_REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
+
+_SMALL: dict[str, Any] = {
+  'data': 'synthetic',
+  'rounds': 2,
+  'clients_per_round': 3,
+  'reconstruction_epochs': 1,
+  'reconstruction_learning_rate': 0.01,
+  'update_optimizer': 'adam',
+  'update_learning_rate': 0.01,
+  'jit': 'false',
+}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def fixture_small_data() -> Iterator[None]:
+  with small_schools.instead():
+    yield
+
+
+def _config(task: str = 'assist', **flags: Any) -> Config:
+  return from_recipe(f'{task}_hpfl'.replace('hpfl_hpfl', 'hpfl')).with_flags(
+    {**_SMALL, **flags}
+  )
+
+
+@functools.cache
+def _run(**flags: Any) -> Result:
+  """A run in memory, once for all tests that look at it."""
+  return run(_config(**flags))
+
+
+def _seen(**flags: Any) -> dict[str, Any]:
+  return _run(**flags).report['test']['seen']
+
+
+@functools.cache
+def _task(name: str = 'assist', **options: Any) -> Any:
+  return TASKS[name](**options).load(Data(data='synthetic'), 0)
+
+
+def _fields(population: Any, client: str) -> dict[str, Any]:
+  """A client's examples, without padding."""
+  (value,) = population.cohort([client], np.zeros([1, 2], np.int32))
+  count = int(value['count'])
+  flat = {**value['examples'], **value['examples']['x']}
+  del flat['x']
+  return {name: np.asarray(x)[:count] for name, x in flat.items()}
+
+
+# ---- clients -----------------------------------------------------------------
+
+
+def test_a_client_trains_without_what_it_is_measured_on():
+  task, spec = _task(), _task().model_with(OWN).example_spec
+  parts = [task.clients(part, spec) for part in (TRAIN, VALIDATION, TEST)]
+  counts = task.counts
+  for part, clients in zip((TRAIN, VALIDATION, TEST), parts, strict=True):
+    assert clients.client_ids == task.records.clients == ('0', '1', '2')
+    assert clients.num_examples == counts[part]['records']
+  # No item occurs twice at a user, so that each pair is in one part.
+  for client in task.records.clients:
+    pairs = [
+      set(zip(fields['user'].tolist(), fields['item'].tolist(), strict=True))
+      for fields in (_fields(part, client) for part in parts)
+    ]
+    assert not (pairs[0] & pairs[1] or pairs[0] & pairs[2])
+    assert not pairs[1] & pairs[2]
+  assert (
+    counts['records']
+    == sum(counts[p]['records'] for p in (TRAIN, TEST))
+    + (counts[VALIDATION]['records'])
+  )
+  assert counts['users'] == 25
+
+
+def test_records_that_measure_accuracy_are_marked():
+  task, spec = _task(), _task().model_with(OWN).example_spec
+  marked = spec.copy()
+  marked.ids = spec.ids
+  marked.update(splits.example_fields(*splits.by_mark('is_validation')))
+  found = _fields(task.clients(TRAIN, marked), '1')
+  is_validation = found['is_validation'].astype(bool)
+  for part, of_part in ((TRAIN, ~is_validation), (VALIDATION, is_validation)):
+    alone = _fields(task.clients(part, spec), '1')
+    np.testing.assert_array_equal(found['item'][of_part], alone['item'])
+    np.testing.assert_array_equal(found['y'][of_part], alone['y'])
+  assert is_validation.any() and not is_validation.all()
+
+
+def test_clients_that_personalise_come_with_their_past():
+  task, spec = _task(), _task().model_with(OWN).example_spec
+  marked = spec.copy()
+  marked.ids = spec.ids
+  marked.update(splits.example_fields(*splits.by_mark()))
+  found = _fields(task.clients(TEST, marked), '0')
+  is_query = found['is_query'].astype(bool)
+  for part, of_part in ((TRAIN, ~is_query), (TEST, is_query)):
+    alone = _fields(task.clients(part, spec), '0')
+    np.testing.assert_array_equal(found['user'][of_part], alone['user'])
+
+
+def test_tables_have_rows_for_users_and_items_of_all_parts():
+  task = _task()
+  spec = task.model_with(OWN).example_spec
+  tables = task.kept_tables()
+  assert tables['user/embeddings'] == (5, 8, 12)
+  own_items = tuple(map(len, task.records.own_items))
+  assert tables['item/embeddings'] == own_items
+  for part in (TRAIN, VALIDATION, TEST):
+    clients = task.clients(part, spec)
+    cohort = clients.cohort(clients.client_ids, np.zeros([3, 2], np.int32))
+    for table, expected in tables.items():
+      assert tuple(value['rows'][table].sum() for value in cohort) == expected
+
+
+def test_public_items_are_numbered_alike_at_all_clients():
+  task = _task(items='public')
+  model = task.model_with(OWN)
+  assert list(task.kept_tables()) == ['user/embeddings']
+  assert 'item/embeddings' in model.specs(tiers.GLOBAL)
+  assert model.specs(tiers.GLOBAL)['item/embeddings'].shape[0] == 19
+  assert 'list of items' in task.learned_from_training
+  found = _fields(task.clients(TEST, model.example_spec), '2')
+  own = _fields(
+    _task().clients(TEST, _task().model_with(OWN).example_spec), '2'
+  )
+  own_items = task.records.own_items[2]
+  np.testing.assert_array_equal(found['item'], own_items[own['item']])
+  np.testing.assert_array_equal(found['user'], own['user'])
+
+
+def test_for_central_training_users_are_numbered_among_all():
+  task = _task()
+  model = task.model_with(TABLE)
+  assert model.tiers == (tiers.GLOBAL,)
+  assert model.specs(tiers.GLOBAL)['user/embeddings'].shape[0] == 25
+  users = [
+    _fields(task.clients(TRAIN, model.example_spec), client)['user']
+    for client in task.records.clients
+  ]
+  assert [(x.min(), x.max()) for x in users] == [(0, 4), (5, 12), (13, 24)]
+
+
+def test_records_are_divided_anew_by_repeat_and_by_seed():
+  spec = _task().model_with(OWN).example_spec
+  options = {'data': Data(data='synthetic'), 'seed': 0}
+  tasks = [
+    TASKS['assist'](repeat=repeat).load(**{**options, 'seed': seed})
+    for repeat, seed in ((0, 0), (0, 0), (1, 0), (0, 1))
+  ]
+  first, again, repeated, other = (
+    _fields(task.clients(TEST, spec), '2')['item'].tolist() for task in tasks
+  )
+  assert first == again
+  assert first != repeated and first != other
+
+
+def test_other_forms_are_refused():
+  with pytest.raises(OptionError, match='user_form=nobody: .* Choose own'):
+    _task().model_with('nobody')
+
+
+def test_a_part_without_records_is_refused():
+  with pytest.raises(OptionError, match='validation: no record is left'):
+    _task(validation_share=0.0)
+  with pytest.raises(OptionError, match='test_share: 1.0 leaves nothing'):
+    _task(test_share=1.0)
+
+
+@pytest.mark.parametrize('name', ['assist', 'movielens_hpfl'])
+def test_data_that_are_missing_are_asked_for(name, tmp_path):
+  for folder in (None, str(tmp_path)):
+    with pytest.raises(DataError, match='--data=synthetic'):
+      TASKS[name]().load(Data(data_dir=folder), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')
+@pytest.mark.parametrize(
+  ('name', 'users', 'records'),
+  [('assist', 1_970, 240_639), ('movielens_hpfl', 925, 97_914)],
+)
+def test_recipes_have_all_clients_in_every_round(name, users, records):
+  recipe = 'assist_hpfl' if name == 'assist' else name
+  config = from_recipe(recipe, data_dir=_REAL)
+  task = config.task.load(config.data, config.seed)
+  assert (task.counts['users'], task.counts['records']) == (users, records)
+  assert config.loop.clients_per_round == len(task.records.clients)
+
+
+# ---- measures ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize('levels', [(0, 1), (1, 2, 3, 4, 5)])
+def test_in_training_accuracy_is_as_in_the_result(levels):
+  answers = np.tile(np.float32(levels), 9)
+  # Also halfway between two answers, and beyond all.
+  predictions = np.float32(np.linspace(-1.0, 6.5, 9 * len(levels) * 10))
+  predictions = np.round(predictions[::10] * 2) / 2
+  expected = rating_metrics.RatingMetrics(levels)
+  expected.update(answers, predictions)
+  scale = (float(levels[0]), float(levels[-1]))
+  found = measures.is_right(scale)(answers[:, None], predictions[:, None])
+  assert np.mean(found) == pytest.approx(expected.result()['accuracy'])
+  metrics = measures.build_metrics(scale)
+  assert found.shape == answers.shape
+  names = [getattr(m, 'name', getattr(m, '__name__', '')) for m in metrics]
+  assert (
+    names == ['rmse', 'mae', 'accuracy', 'auc'][: 4 if scale[1] == 1 else 3]
+  )
+
+
+def test_auc_in_training_takes_any_prediction():
+  metric = measures.ClippedAUC(num_thresholds=1000)
+  metric.update_state(
+    [[0.0], [1.0], [0.0], [1.0]], [[-2.0], [3.0], [0.4], [0.3]]
+  )
+  # Of four pairs three are in order.
+  assert float(metric.result()) == pytest.approx(0.75, abs=1e-3)
+
+
+def _answers(client: str, **changes: Any) -> measures.Answers:
+  """One user who answered an item of each of two attributes."""
+  given: dict[str, Any] = {
+    'user': np.array([0, 0]),
+    'attributes': np.array([[0], [1]]),
+    'answer': np.array([1.0, 0.0]),
+    'prediction': np.array([0.9, 0.2]),
+    'hidden': {'': np.array([[2.0, 1.0]])},
+    'public': {'knowledge': np.array([[1.0, 0.0], [0.0, 1.0]])},
+    'num_records': 2,
+  }
+  return measures.Answers(client, **{**given, **changes})
+
+
+def test_users_are_compared_across_clients():
+  clients = [
+    _answers('a'),
+    _answers(
+      'b',
+      answer=np.array([0.0, 0.0]),
+      prediction=np.array([0.4, 0.6]),
+      hidden={'': np.array([[1.0, 3.0]])},
+      public={'knowledge': np.array([[1.0, 0.0], [0.0, -1.0]])},
+    ),
+  ]
+  found = measures.measure(clients, (0.0, 1.0), 2)
+  # By the first attribute the user of a is better, and answers better. By the
+  # second one b's is, and both answer alike, which counts half.
+  assert found['doa'] == pytest.approx((1.0 + 0.5) / 2)
+  # Both users' attributes are predicted in the order of h.
+  assert found['ndcg'] == pytest.approx(1.0)
+  # The only right answer has the largest of four predictions.
+  assert found['auc'] == 1.0
+  # The second attribute points the other way: 1 - cos is 2 for both orders of
+  # the clients, over two attributes.
+  assert found['similarity'] == pytest.approx((2 + 2) / 2)
+
+
+def test_a_model_that_is_not_finite_has_no_numbers():
+  lost = np.array([[np.nan, 1.0]])
+  clients = [
+    _answers('a', hidden={'': lost}, public={'knowledge': lost.T}),
+    _answers('b', public={'knowledge': lost.T}),
+  ]
+  found = measures.measure(clients, (0.0, 1.0), 2)
+  assert all(np.isnan(found[name]) for name in ('doa', 'ndcg', 'similarity'))
+
+
+def test_a_model_without_characteristics_is_not_ranked():
+  found = measures.measure(
+    [_answers('a', hidden={}, public={}, answer=np.array([4.0, 2.0]))],
+    (1.0, 5.0),
+    2,
+  )
+  assert found == {}
+
+
+# ---- runs --------------------------------------------------------------------
+
+_METRICS = {
+  'rmse',
+  'mae',
+  'accuracy',
+  'auc',
+  'doa',
+  'ndcg',
+  'doa_related',
+  'ndcg_related',
+  'similarity',
+}
+
+
+def _check(report: dict[str, Any], names: set[str] = _METRICS) -> None:
+  seen = report['test']['seen']
+  assert names <= set(seen)
+  assert all(np.isfinite(seen[name]) for name in names)
+  assert seen['num_clients'] == 3
+  assert seen['num_examples'] == report['data']['test']['records']
+  assert (
+    report['validation']['num_examples']
+    == (report['data']['validation']['records'])
+  )
+
+
+@pytest.mark.slow
+def test_hpfl_learns_and_is_measured():
+  result = _run()
+  _check(result.report)
+  assert 'ndcg_related' in str(result)
+  seen = result.report['test']['seen']
+  # AUC by thresholds is of each client; the exact one is of all records.
+  assert 0.0 <= seen['auc'] <= 1.0 and 0.0 <= seen['doa'] <= 1.0
+  assert 'auc' in seen['per_client']
+  # Clients keep tables of their own sizes and copies of what is public.
+  store = result.trained.client_store
+  for client, users in (('0', 5), ('1', 8), ('2', 12)):
+    kept = store.client(client)
+    assert kept['num_rows/user/embeddings'] == users
+    table = kept['held/local/user/embeddings']
+    assert table[:users].all() and not table[users:].any()
+    assert kept['held/personal/relation/kernel'].shape == (4, 4)
+    assert kept['held/accuracy/trained']
+  # The server has centers of both tables: of 1 + 1 + 2 collected ones one.
+  centers = result.trained.state.client_work['server']['centers']
+  assert set(centers) == {'user/embeddings', 'item/embeddings'}
+  assert centers['user/embeddings']['is_real'].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'flags',
+  [
+    {'algorithm': 'hpfl_k'},
+    {'algorithm': 'hpfl_r', 'task': 'movielens_hpfl'},
+    {'algorithm': 'hpfl', 'hpfl_drafts': 'sums', 'user_model': 'gum_code'},
+    {'algorithm': 'distributed', 'user_model_biases_in_attributes': True},
+    {'algorithm': 'fed_avg'},
+    {'algorithm': 'fed_avg', 'user_model_items': 'public'},
+    {'algorithm': 'fed_sgd'},
+    {'algorithm': 'fed_prox', 'task': 'movielens_hpfl'},
+    {'algorithm': 'fed_att'},
+    {'algorithm': 'fed_noise', 'client_noise_scale': 1e-4},
+    {
+      'algorithm': 'centralized',
+      'user_model': 'ncd',
+      'user_model_biases': False,
+      'user_model_biases_in_attributes': False,
+    },
+  ],
+  ids=lambda flags: ' '.join(map(str, flags.values())),
+)
+def test_the_others_learn_and_are_measured(flags):
+  report = _run(**flags).report
+  names = {*_METRICS}
+  if flags.get('task') == 'movielens_hpfl':
+    names -= {'auc'}
+  if flags.get('user_model') == 'ncd':
+    names -= {'doa_related', 'ndcg_related', 'similarity'}
+  _check(report, names)
+
+
+@pytest.fixture(scope='module', name='resumed')
+def fixture_resumed(tmp_path_factory) -> Result:
+  """One round of HPFL, and the second one in another call."""
+  output = Output(str(tmp_path_factory.mktemp('run')), tensorboard=False)
+  run(_config(rounds=1), output)
+  return run(_config(), output)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_bit_for_bit(resumed):
+  whole = _run()
+  for name in ('state', 'weights', 'best_weights'):
+    one, other = (
+      small_runs.flat(getattr(result.trained, name))
+      for result in (whole, resumed)
+    )
+    assert one == other, name
+  for client in ('0', '1', '2'):
+    one, other = (
+      result.trained.client_store.client(client) for result in (whole, resumed)
+    )
+    assert small_runs.flat(one) == small_runs.flat(other)
+  for name in ('test', 'best', 'validation'):
+    assert str(whole.report[name]) == str(resumed.report[name])
+
+
+@pytest.mark.slow
+def test_fed_avg_leaves_tables_to_the_clients():
+  result = _run(algorithm='fed_avg')
+  shared = result.trained.weights.trainable
+  assert list(shared) == [tiers.GLOBAL]
+  assert 'relation/kernel' in shared[tiers.GLOBAL]
+  kept = result.trained.client_store.client('2')
+  assert kept['held/user/embeddings'].shape == (12, 4)
+  items = kept['num_rows/item/embeddings']
+  assert items == len(_task().records.own_items[2])
+  assert kept['held/item/embeddings'][:items].all()
+  # What all share is alike at all clients, up to rounding.
+  assert result.report['test']['seen']['similarity'] < 1e-9
+  assert _seen()['similarity'] > 1e-3
+
+
+@pytest.mark.slow
+def test_fed_avg_of_public_items_has_one_table_of_them():
+  result = _run(algorithm='fed_avg', user_model_items='public')
+  shared = result.trained.weights.trainable[tiers.GLOBAL]
+  assert shared['item/embeddings'].shape == (19, 4)
+  kept = result.trained.client_store.client('2')
+  assert set(kept) == {
+    f'{what}/{table}/embeddings'
+    for what in ('held', 'num_rows')
+    for table in ('user', 'user_bias', 'user_attribute_bias')
+  }
+
+
+# ---- options -----------------------------------------------------------------
+
+
+def test_drafts_by_hand():
+  rows = {'user': (5, 8, 12), 'item': (10, 11, 25)}
+  # At most 1 + 2 + 3 centers of items are collected, and a tenth of them is 1.
+  assert Hpfl().drafting(rows) == drafts.Centers(6, 1, 10)
+  # 5 + 6 + 13, and half of them.
+  found = Hpfl(rows_per_center=2, min_users=3).drafting(rows)
+  assert found == drafts.Centers(24, 12, 2, min_rows=3)
+  assert Hpfl(drafts='sums').drafting(rows) == drafts.Sums(1)
+  assert Hpfl(center_weighting='inverse').by_nearness
+  assert not Hpfl().by_nearness
+
+
+@pytest.mark.parametrize(
+  ('make', 'expected'),
+  [
+    (lambda: Hpfl(drafts='all'), '--hpfl_drafts=all: choose one of'),
+    (lambda: Hpfl(rows_per_center=0), '--hpfl_rows_per_center=0: give at le'),
+    (lambda: Hpfl(drafts='sums', min_users=2), '--hpfl_min_users=2: with --hp'),
+    (lambda: Hpfl().drafting({}), '--algorithm=hpfl_k'),
+    (lambda: _config(user_model='mf'), '--user_model=mf: choose one of'),
+    (lambda: _config(hpfl_threshold=-1), '--hpfl_threshold=-1: give at least'),
+    (
+      lambda: _config(noise_multiplier=1.0),
+      '--hpfl_drafts=centers: clients send centers',
+    ),
+    (
+      lambda: _config(algorithm='fed_noise', noise_multiplier=1.0),
+      '--algorithm=fed_noise: its clients add noise of their own',
+    ),
+    (
+      lambda: _config(algorithm='distributed', noise_multiplier=1.0),
+      'clients send nothing',
+    ),
+  ],
+)
+def test_impossible_choices_are_refused(make, expected):
+  with pytest.raises(OptionError) as caught:
+    make()
+  assert expected in str(caught.value)
+
+
+def test_noise_of_clients_by_its_name():
+  assert FedNoise().build() == laplace_noise.LaplaceNoise(1.0, 0.01)
+  gaussian = FedNoise(noise='gaussian', clip=2.0, scale=0.5)
+  assert gaussian.build() == local_noise.LocalNoise(2.0, 0.5)
+  with pytest.raises(clipping.PrivacyError, match='clip'):
+    FedNoise(clip=0.0).build()
+
+
+@pytest.mark.parametrize(
+  ('ask', 'what'),
+  [
+    (lambda setting: setting.item_attributes, 'attributes of items'),
+    (lambda setting: setting.table_rows, 'tables of many users'),
+  ],
+)
+def test_hpfl_is_for_tasks_of_many_users(ask, what):
+  config = Config()
+  other = TASKS['emnist']().load(Data(data='synthetic'), 0)
+  setting = Setting(
+    other, config.local, config.server, config.hyperparameters, config.privacy
+  )
+  assert not setting.keeps_tables
+  with pytest.raises(OptionError, match=f'--task=emnist: .* no {what}. Choose'):
+    ask(setting)
+
+
+def test_what_trains_no_tables_is_refused_with_them():
+  with pytest.raises(CompositionError, match='local variables, .*user/embeddi'):
+    Trainable(_config(algorithm='fed_adam'), _task())
+
+
+def test_drafts_of_biases_are_refused():
+  with pytest.raises(OptionError, match='no private vectors'):
+    Trainable(_config(user_model='bias'), _task(model='bias'))

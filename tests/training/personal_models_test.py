@@ -1,0 +1,403 @@
+"""A client's own Keras model after training, and what it would choose."""
+
+import collections
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import tiers
+from tff_partial.data import examples
+from tff_partial.model import models
+from tff_partial.training import personal_models
+from tff_partial.training.personal_models import PersonalModelError
+
+_ITEMS = 6
+_RATE = 0.1
+
+
+def _build() -> tf.keras.Model:
+  item = tf.keras.Input([], dtype=tf.int32)
+  height = tf.keras.layers.Embedding(_ITEMS, 1, name='items')(item)
+  own = tf.keras.layers.Dense(
+    1, name='user', kernel_initializer='zeros', bias_initializer='ones'
+  )
+  return tf.keras.Model(item, own(height))
+
+
+@pytest.fixture(scope='module', name='model')
+def fixture_model():
+  return tff_partial.from_keras(_build, loss='mse', local='user')
+
+
+@pytest.fixture(scope='module', name='clients')
+def fixture_clients(model):
+  random = np.random.default_rng(0)
+  return tff_partial.pack(
+    {
+      f'u{user}': {'x': np.arange(4), 'y': random.normal(size=4)}
+      for user in range(6)
+    },
+    model.example_spec,
+  )
+
+
+@pytest.fixture(scope='module', name='recon')
+def fixture_recon(model, clients):
+  process = tff_partial.algorithms.build_fed_recon(
+    model, batch_size=None, reconstruction_epochs=2
+  )
+  return tff_partial.train(process, clients, rounds=2, clients_per_round=3)
+
+
+@pytest.fixture(scope='module', name='furl')
+def fixture_furl(model, clients):
+  """Of whose six clients only some took part."""
+  process = tff_partial.algorithms.build_furl(
+    model, training=tff_partial.Phase(batch_size=None, epochs=3)
+  )
+  return tff_partial.train(process, clients, rounds=2, clients_per_round=2)
+
+
+def _by_hand(result, clients, client: str, steps: int) -> np.ndarray:
+  """Predictions after gradient steps on the two numbers of a user alone."""
+  table = np.asarray(
+    result.best_weights.trainable[tiers.GLOBAL]['items/embeddings']
+  )[:, 0]
+  value = clients.cohort([client], np.zeros([1, 2], np.int32))[0]['examples']
+  heights, labels = table[value['x'][:4]], value['y'][:4, 0]
+  slope, offset = 0.0, 1.0
+  for _ in range(steps):
+    error = slope * heights + offset - labels
+    slope -= _RATE * np.mean(2 * error * heights)
+    offset -= _RATE * np.mean(2 * error)
+  return slope * table + offset
+
+
+def _ditto(model):
+  return algorithms.build_ditto(model, penalty=0.0)
+
+
+def _predicted(keras_model: tf.keras.Model) -> np.ndarray:
+  return keras_model.predict(np.arange(_ITEMS), verbose=0)[:, 0]
+
+
+@pytest.mark.slow
+def test_a_client_that_forgets_rebuilds_what_is_its_own_on_all_examples(
+  recon, clients
+):
+  found = _predicted(tff_partial.personalise(recon, clients, 'u3'))
+  np.testing.assert_allclose(
+    found, _by_hand(recon, clients, 'u3', steps=2), atol=1e-6
+  )
+
+
+@pytest.mark.slow
+def test_a_client_that_took_part_has_what_it_remembers(furl, clients, model):
+  (client, *_) = [
+    c for c in clients.client_ids if furl.client_store.client(c) is not None
+  ]
+  remembered = furl.best_client_store.client(client)
+  found = _predicted(tff_partial.personalise(furl, clients, client))
+  own = collections.OrderedDict(
+    (name, remembered[leaf])
+    for name in model.specs(tiers.LOCAL)
+    for leaf in remembered
+    if name in leaf
+  )
+  expected = model.to_keras(furl.best_weights, own)
+  np.testing.assert_array_equal(found, _predicted(expected))
+
+
+@pytest.mark.slow
+def test_a_new_client_trains_what_is_its_own_as_in_a_round(furl, clients):
+  (client, *_) = [
+    c for c in clients.client_ids if furl.client_store.client(c) is None
+  ]
+  found = _predicted(tff_partial.personalise(furl, clients, client))
+  np.testing.assert_allclose(
+    found, _by_hand(furl, clients, client, steps=3), atol=1e-6
+  )
+
+
+@pytest.mark.slow
+def test_a_predictor_predicts_as_the_models_of_clients_do(recon, furl, clients):
+  for result in (recon, furl):
+    predictor = personal_models.Predictor(result, clients)
+    for client in clients.client_ids:
+      np.testing.assert_allclose(
+        predictor.predict(client, np.arange(_ITEMS))[:, 0],
+        _predicted(tff_partial.personalise(result, clients, client)),
+        rtol=1e-6,
+      )
+
+
+@pytest.mark.slow
+def test_a_saved_run_personalises_alike(model, clients, tmp_path):
+  process = tff_partial.algorithms.build_furl(model)
+  options = {'rounds': 1, 'clients_per_round': 2}
+  result = tff_partial.train(process, clients, **options, output_dir=tmp_path)
+  saved = tff_partial.load(process, tmp_path)
+  for client in clients.client_ids:
+    np.testing.assert_array_equal(
+      _predicted(tff_partial.personalise(result, clients, client)),
+      _predicted(tff_partial.personalise(saved, clients, client)),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('build', [_ditto, algorithms.build_p_fed_me])
+def test_a_personal_copy_of_the_model_is_what_a_client_has(build, clients):
+  model = tff_partial.from_keras(_build, loss='mse')
+  process = build(model)
+  result = tff_partial.train(process, clients, rounds=1, clients_per_round=2)
+  of_all = _predicted(model.to_keras(result.best_weights))
+  for client in clients.client_ids:
+    found = _predicted(tff_partial.personalise(result, clients, client))
+    assert np.abs(found - of_all).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_an_evaluation_says_how_to_personalise_instead(recon, clients, model):
+  evaluation = tff_partial.algorithms.build_fed_recon_eval(
+    model, batch_size=None, reconstruction_steps=0
+  )
+  keras_model = tff_partial.personalise(
+    recon, clients, 'u3', evaluation=evaluation
+  )
+  np.testing.assert_array_equal(_predicted(keras_model), 1.0)
+
+
+@pytest.mark.slow
+def test_who_has_nothing_of_its_own_is_told_so(clients):
+  model = tff_partial.from_keras(_build, loss='mse')
+  process = algorithms.build_fed_avg(model)
+  result = tff_partial.train(process, clients, rounds=1, clients_per_round=2)
+  with pytest.raises(PersonalModelError, match='would have the same model'):
+    tff_partial.personalise(result, clients, 'u3')
+  tuning = algorithms.build_fine_tuning_eval(
+    model, personalise=tff_partial.Phase()
+  )
+  tuned = tff_partial.personalise(result, clients, 'u3', evaluation=tuning)
+  assert np.any(
+    _predicted(tuned) != _predicted(model.to_keras(result.best_weights))
+  )
+
+
+def test_a_client_may_be_named_by_a_number(recon):
+  given = {'x': np.arange(4), 'y': np.ones([4, 1])}
+  clients = tff_partial.pack({'1': given}, recon.process.example_spec)
+  mine, same = (
+    _predicted(tff_partial.personalise(recon, clients, name))
+    for name in (1, '1')
+  )
+  np.testing.assert_array_equal(mine, same)
+
+
+@pytest.mark.slow
+def test_an_unknown_client_is_named(recon, clients):
+  with pytest.raises(examples.ClientDataError, match="no client 'u7' among"):
+    tff_partial.personalise(recon, clients, 'u7')
+
+
+# ---- weights of a Keras model ------------------------------------------------
+
+
+def test_weights_of_a_result_and_a_clients_own_make_a_model(model, recon):
+  own = {'user/kernel': np.ones([1, 1]), 'user/bias': np.zeros([1])}
+  found = _predicted(model.to_keras(recon.best_weights, own))
+  table = recon.best_weights.trainable[tiers.GLOBAL]['items/embeddings']
+  np.testing.assert_array_equal(found, np.asarray(table)[:, 0])
+
+
+@pytest.mark.parametrize(
+  'given, expected',
+  [
+    ({'user/kernal': 0.0}, r"no variables \['user/kernal'\], but \['items"),
+    (3.0, 'Expected weights, .* found a float'),
+  ],
+)
+def test_what_is_no_weight_is_refused(model, recon, given, expected):
+  with pytest.raises(models.ModelError, match=expected):
+    model.to_keras(recon.best_weights, given)
+
+
+def test_weights_of_the_server_alone_are_no_clients_model(model, recon):
+  with pytest.raises(models.ModelError, match='tff_partial.personalise'):
+    model.to_keras(recon.best_weights)
+
+
+# ---- the best of some candidates ---------------------------------------------
+
+
+def _scorer(shape: tuple[int, ...] = ()) -> tf.keras.Model:
+  """A model that scores a candidate by the negative of its sum."""
+  given = tf.keras.Input(shape)
+  total = tf.reduce_sum(tf.reshape(given, [tf.shape(given)[0], -1]), 1)
+  return tf.keras.Model(given, -total)
+
+
+def test_the_best_come_first_and_equals_in_their_order():
+  found = personal_models.top_n(_scorer(), [2.0, 1.0, 3.0, 1.0], 3)
+  assert found == [(1.0, -1.0), (1.0, -1.0), (2.0, -2.0)]
+  assert found[0].candidate == 1.0 and found[0].score == -1.0
+
+
+@pytest.mark.parametrize('unseen', [False, True])
+def test_values_of_a_vocabulary_are_named(unseen):
+  words = tff_partial.Vocabulary(['b', 'a', 'c'], unseen=unseen)
+  found = personal_models.top_n(_scorer(), words, 2, exclude=['a'])
+  assert [choice.candidate for choice in found] == ['b', 'c']
+  assert [choice.score for choice in found] == [-1.0 - unseen, -2.0 - unseen]
+
+
+@pytest.mark.parametrize('kind', [int, str])
+def test_numbers_exclude_texts_that_read_alike(kind):
+  words = tff_partial.Vocabulary(map(kind, [1, 2, 3, 4]))
+  for exclude in ([1, 2], ['1', '2'], np.array([1.0, 2.0])):
+    found = personal_models.top_n(_scorer(), words, 2, exclude=exclude)
+    assert [choice.candidate for choice in found] == [kind(3), kind(4)]
+
+
+def test_a_misspelt_candidate_excludes_nothing_and_is_named(caplog):
+  films = ['Alien', 'Brazil', 'Heat']
+  with pytest.raises(
+    PersonalModelError,
+    match="^exclude: unknown candidate 'Aline'; did you mean 'Alien'\\?",
+  ):
+    personal_models.top_n(
+      _scorer(), tff_partial.Vocabulary(films), 1, exclude=['Heat', 'Aline']
+    )
+  known = tff_partial.Vocabulary(films, unseen=True)
+  # What a client has had may be a value that the vocabulary never saw.
+  found = personal_models.top_n(_scorer(), known, 1, exclude=['Heat', 'Jaws'])
+  assert found[0].candidate == 'Alien'
+  assert "unknown candidate 'Jaws'." in caplog.text
+
+
+def test_other_inputs_are_the_same_for_all_candidates():
+  item, hour = (tf.keras.Input([], name=name) for name in ('item', 'hour'))
+  keras_model = tf.keras.Model({'item': item, 'hour': hour}, item * hour)
+  found = personal_models.top_n(
+    keras_model, np.array([1.0, 2.0]), 1, context={'hour': -3.0}
+  )
+  assert found == [(1.0, -3.0)]
+  with pytest.raises(PersonalModelError, match=r"inputs \['hour', 'item'\]|in"):
+    personal_models.top_n(keras_model, [1.0], 1, context={'day': 1.0})
+
+
+@pytest.mark.parametrize(
+  'candidates, number, exclude, expected',
+  [
+    ([1.0, 2.0], 3, [], 'cannot name 3 of the 2 candidates'),
+    ([1.0, 2.0], 2, [2.0], 'cannot name 2 of the 1 candidates'),
+    ([1.0, 2.0], 0, [], 'cannot name 0'),
+    ([1.0, np.nan], 1, [], 'one finite number'),
+    ([[1.0], [2.0]], 1, [1.0], r'exclude: candidates are arrays \[1\]'),
+  ],
+)
+def test_what_cannot_be_chosen_is_refused(
+  candidates, number, exclude, expected
+):
+  keras_model = _scorer((1,) if np.ndim(candidates) == 2 else ())
+  with pytest.raises(PersonalModelError, match=expected):
+    personal_models.top_n(keras_model, candidates, number, exclude=exclude)
+
+
+def test_a_model_of_several_outputs_ranks_nothing():
+  keras_model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
+  with pytest.raises(PersonalModelError, match=r'predicts \[3, 2\] for 3'):
+    personal_models.top_n(keras_model, np.ones([3, 1]), 1)
+
+
+# ---- the runtime that is taken -----------------------------------------------
+
+
+def test_without_a_runtime_a_cohort_runtime_is_taken_and_kept(recon):
+  del recon  # It was trained under none.
+  stack = tff.framework.get_context_stack()
+  default = stack.current
+  with tff_partial.runtimes.cohort_runtime.ours() as first:
+    assert stack.current is first
+    assert isinstance(first, type(tff_partial.runtimes.cohort_runtime.cohort()))
+    assert first.num_compiled  # The fixtures' rounds.
+    with tff_partial.runtimes.cohort_runtime.ours() as inner:
+      assert inner is first
+  assert stack.current is default
+  with tff_partial.runtimes.cohort_runtime.ours() as second:
+    assert second is first
+
+
+@pytest.mark.parametrize(
+  'make',
+  [
+    tff_partial.runtimes.cohort_runtime.cohort,
+    tff_partial.runtimes.native_runtime.native,
+  ],
+)
+def test_a_runtime_that_was_chosen_stays(make):
+  with make() as chosen, tff_partial.runtimes.cohort_runtime.ours() as found:
+    assert found is chosen
+
+
+@pytest.mark.parametrize(
+  'make',
+  [
+    tff.backends.native.create_sync_local_cpp_execution_context,
+    lambda: tff_partial.runtimes.cohort_runtime.cohort(asynchronous=True),
+  ],
+)
+def test_one_that_cannot_run_cohorts_does_not(make, recon, clients):
+  with tff.framework.get_context_stack().install(make()):
+    again = tff_partial.train(
+      recon.process, clients, rounds=2, clients_per_round=3
+    )
+  tf.nest.map_structure(
+    np.testing.assert_array_equal, again.weights, recon.weights
+  )
+
+
+# ---- tables that are larger than a client needs ------------------------------
+
+
+def _with_table(rows: int) -> tff_partial.PartialModel:
+  def build() -> tf.keras.Model:
+    user = tf.keras.Input([], dtype=tf.int32, name='user')
+    item = tf.keras.Input([], dtype=tf.int32, name='item')
+    own = tf.keras.layers.Embedding(rows, 1, name='user_embedding')(user)
+    height = tf.keras.layers.Embedding(_ITEMS, 1, name='items')(item)
+    return tf.keras.Model({'user': user, 'item': item}, own + height)
+
+  return tff_partial.from_keras(build, loss='mse', local='user_embedding')
+
+
+@pytest.mark.parametrize(
+  'rows, users, is_warned_of',
+  [(3, [0, 1, 2], True), (1, [0, 0, 0], False), (3, [0, 1, [1, 0]], False)],
+)
+def test_a_table_of_all_users_at_each_client_is_warned_of(
+  rows, users, is_warned_of, caplog
+):
+  model = _with_table(rows)
+  clients = tff_partial.pack(
+    {
+      f'u{place}': {
+        'x': {'user': np.zeros(2, int) + user, 'item': np.arange(2)},
+        'y': np.zeros(2),
+      }
+      for place, user in enumerate(users)
+    },
+    model.example_spec,
+  )
+  with caplog.at_level(logging.WARNING, 'absl'):
+    for _ in range(2):
+      clients.check(model.example_spec)
+  told = [r.message for r in caplog.records if 'PrivateVector' in r.message]
+  assert len(told) == is_warned_of
+  if told:
+    assert "table 'user_embedding' of 3 rows" in told[0]
+    assert "'x.user'" in told[0]

@@ -1,0 +1,997 @@
+"""Laws of programs: a run is a function of its arguments, whatever happens."""
+
+import asyncio
+import json
+import logging
+import math
+import os
+import shutil
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tests.support import small_runs
+from tests.support.commands import files
+from tests.support.commands import repeatable_rows
+import tff_partial
+from tff_partial import errors
+from tff_partial import phases
+from tff_partial.data import cohorts
+from tff_partial.data import packing
+from tff_partial.training import callbacks
+from tff_partial.training import checkpoints
+from tff_partial.training import evaluation_sets
+from tff_partial.training import metrics_log
+from tff_partial.training import programs
+from tff_partial.training.participation import sampling
+
+_RECONSTRUCTION: dict[str, Any] = {
+  'reconstruction_steps': 2,
+  'reconstruction_optimizer': phases.sgd(0.3),
+}
+
+
+def _world(**options: Any) -> small_runs.World:
+  """Federated reconstruction of user vectors."""
+  model = small_runs.build_model()
+  return small_runs.World(
+    tff_partial.algorithms.build_fed_recon(
+      model, update_optimizer=phases.sgd(0.5), **_RECONSTRUCTION, **options
+    ),
+    tff_partial.algorithms.build_fed_recon_eval(model, **_RECONSTRUCTION),
+  )
+
+
+@pytest.fixture(scope='module', autouse=True, name='runtime')
+def fixture_runtime():
+  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
+    yield context
+
+
+@pytest.fixture(scope='module', name='plain')
+def fixture_plain():
+  return _world()
+
+
+@pytest.fixture(scope='module', name='world')
+def fixture_world():
+  """A process of which every part has a state that changes in each round."""
+  return _world(
+    aggregator=tff.learning.robust_aggregator(),
+    server_optimizer=tff.learning.optimizers.build_adam(0.1),
+  )
+
+
+@pytest.fixture(scope='module', name='whole')
+def fixture_whole(world, tmp_path_factory):
+  """The result of a run that nobody interrupted, and its folder."""
+  folder = tmp_path_factory.mktemp('whole')
+  return world.train(output_dir=folder), folder
+
+
+# ---- a run is a function of its arguments ------------------------------------
+
+
+@pytest.mark.slow
+def test_the_same_call_gives_the_same_numbers(world, whole, tmp_path):
+  result, folder = whole
+  again = world.train(output_dir=tmp_path)
+  small_runs.assert_same(result, again)
+  assert repeatable_rows(folder) == repeatable_rows(tmp_path)
+
+
+@pytest.mark.slow
+def test_another_seed_gives_other_numbers(world, whole, tmp_path):
+  result, folder = whole
+  other = world.train(output_dir=tmp_path, seed=1)
+  assert small_runs.flat(other.weights) != small_runs.flat(result.weights)
+  assert repeatable_rows(folder) != repeatable_rows(tmp_path)
+
+
+@pytest.mark.slow
+def test_without_a_folder_nothing_is_written(
+  world, whole, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  small_runs.assert_same(world.train(), whole[0])
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_may_start_inside_a_running_loop(world, whole, tmp_path):
+  async def in_a_notebook():
+    return world.train(output_dir=tmp_path)
+
+  small_runs.assert_same(asyncio.run(in_a_notebook()), whole[0])
+
+
+@pytest.mark.slow
+def test_what_a_run_writes(whole):
+  result, folder = whole
+  assert sorted(p.name for p in folder.iterdir()) == [
+    'checkpoints',
+    'metrics.csv',
+  ]
+  rows = repeatable_rows(folder)
+  assert [row['round'] for row in rows] == list('1234567')
+  header = (folder / 'metrics.csv').read_text().splitlines()[0].split(',')
+  assert header[0] == 'round'
+  assert 'seconds_round' in header
+  assert {'loss', 'mae', 'num_clients', 'num_examples'} < set(header)
+  assert all(row['num_clients'] == '4' for row in rows)
+  # Validation: every third round, and the last.
+  measured = [row['round'] for row in rows if row['validation_mae']]
+  assert measured == ['3', '6', '7']
+  assert float(rows[-1]['validation_mae']) == result.validation['mae']
+  assert float(rows[-1]['loss']) == result.train['loss']
+  assert result.rounds == 7
+  assert not result.diverged
+  assert result.seconds['total'] >= result.seconds['first_round'] > 0
+  assert result.seconds['per_round_median'] > 0
+
+
+@pytest.mark.slow
+def test_a_run_learns(plain):
+  first = plain.train(rounds=1)
+  result = plain.train(rounds=60, evaluate_every=60)
+  assert result.validation['loss'] < 0.5 * first.validation['loss']
+
+
+# ---- a run that is killed goes on --------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('at', [1, 3, 4, 5, 7])
+def test_killed_in_any_round(world, whole, tmp_path, at):
+  result, folder = whole
+  with pytest.raises(small_runs.Killed):
+    world.train(output_dir=tmp_path, clients=small_runs.Spy(world.clients, at))
+  clients = small_runs.Spy(world.clients)
+  small_runs.assert_same(
+    world.train(output_dir=tmp_path, clients=clients), result
+  )
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+  # It went on from the last checkpoint and did not begin anew.
+  assert len(clients.cohorts) == small_runs.ROUNDS - (at - 1) // 3 * 3
+
+
+# The table is replaced by one with columns; TFF renames each checkpoint when it
+# is whole.
+_MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
+  'before there is a table': (os, 'replace', 1, True),
+  'before there is a row': (os, 'replace', 1, False),
+  'before the first save': (tf.saved_model, 'save', 1, True),
+  'in the first save': (tf.saved_model, 'save', 1, False),
+  'in the last save': (tf.saved_model, 'save', 3, False),
+  'before an old one is removed': (tf.io.gfile, 'rename', 3, False),
+  'before a row': (metrics_log.Records, 'release', 4, True),
+  'between row and save': (metrics_log.Records, 'release', 6, False),
+  'after the last save': (checkpoints.Checkpoints, 'save', 3, False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('moment', _MOMENTS)
+def test_killed_at_a_bad_moment(world, whole, tmp_path, monkeypatch, moment):
+  result, folder = whole
+  owner, name, at, before = _MOMENTS[moment]
+  with monkeypatch.context() as patch:
+    small_runs.kill(owner, name, at, patch, before=before)
+    with pytest.raises(small_runs.Killed):
+      world.train(output_dir=tmp_path)
+  small_runs.assert_same(world.train(output_dir=tmp_path), result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+  left = sorted(p.name for p in (tmp_path / 'checkpoints').iterdir())
+  # An old one goes when another is saved, and after the last round none is.
+  first = 1 if moment == 'before an old one is removed' else 0
+  assert left[first:] == ['round_6', 'round_7']
+  assert left[:first] == ['round_3'][:first]
+
+
+@pytest.mark.slow
+def test_killed_again_and_again(world, whole, tmp_path):
+  result, folder = whole
+  for ends_at in (5, 3):
+    with pytest.raises(small_runs.Killed):
+      world.train(
+        output_dir=tmp_path, clients=small_runs.Spy(world.clients, ends_at)
+      )
+    # What a kill in the middle of a line leaves.
+    with (tmp_path / 'metrics.csv').open('a') as file:
+      file.write('5,0.1')
+  small_runs.assert_same(world.train(output_dir=tmp_path), result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+
+
+@pytest.mark.slow
+def test_a_truncated_checkpoint_costs_a_few_rounds(
+  world, whole, tmp_path, caplog
+):
+  result, folder = whole
+  with pytest.raises(small_runs.Killed):
+    world.train(output_dir=tmp_path, clients=small_runs.Spy(world.clients, 7))
+  (data,) = (tmp_path / 'checkpoints' / 'round_6').rglob('variables.data*')
+  os.truncate(data, data.stat().st_size // 2)
+  clients = small_runs.Spy(world.clients)
+  with caplog.at_level(logging.WARNING):
+    small_runs.assert_same(
+      world.train(output_dir=tmp_path, clients=clients), result
+    )
+  assert 'going on from round 3' in caplog.text
+  assert len(clients.cohorts) == small_runs.ROUNDS - 3
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_done_is_not_done_again(world, whole, tmp_path, caplog):
+  result, folder = whole
+  copy = tmp_path / 'copy'
+  shutil.copytree(folder, copy)
+  clients = small_runs.Spy(world.clients)
+  with caplog.at_level(logging.WARNING):
+    again = world.train(output_dir=copy, clients=clients)
+  small_runs.assert_same(again, result)
+  assert 'round 7 of 7 is done' in caplog.text
+  # A longer run is no shorter one.
+  with pytest.raises(
+    programs.ProgramError, match='has done 7 rounds, and 4 are asked for'
+  ):
+    world.train(output_dir=copy, clients=clients, rounds=4)
+  assert not clients.cohorts
+  assert repeatable_rows(copy) == repeatable_rows(folder)
+
+
+@pytest.mark.slow
+def test_more_rounds_go_on(world, whole, tmp_path):
+  result, folder = whole
+  world.train(output_dir=tmp_path, rounds=3)
+  more = world.train(output_dir=tmp_path)
+  small_runs.assert_same(more, result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+
+
+@pytest.mark.slow
+def test_the_runtime_chooses_again_what_it_chose(
+  world, tmp_path, monkeypatch, runtime
+):
+  recalled: list[dict[str, bool]] = []
+  monkeypatch.setattr(type(runtime), 'choices', {'some loop': True})
+  monkeypatch.setattr(runtime, 'recall', recalled.append, raising=False)
+  world.train(output_dir=tmp_path, rounds=1)
+  assert not recalled
+  world.train(output_dir=tmp_path, rounds=2)
+  programs.load(world.process, tmp_path)
+  assert recalled == [{'some loop': True}] * 2
+
+
+@pytest.mark.slow
+def test_another_process_is_refused(plain, world, tmp_path):
+  plain.train(output_dir=tmp_path, rounds=2)
+  before = (tmp_path / 'metrics.csv').read_bytes()
+  with pytest.raises(checkpoints.CheckpointError, match='another model'):
+    world.train(output_dir=tmp_path)
+  assert (tmp_path / 'metrics.csv').read_bytes() == before
+  plain.train(output_dir=tmp_path, rounds=3)
+
+
+def _slower(world: small_runs.World) -> small_runs.World:
+  """The same process with another learning rate, of the same shapes."""
+  slower = _world(
+    aggregator=tff.learning.robust_aggregator(),
+    server_optimizer=tff.learning.optimizers.build_adam(0.1),
+    update_epochs=2,
+  )
+  slower.clients, slower.validation = world.clients, world.validation
+  return slower
+
+
+@pytest.mark.parametrize(
+  ('settings', 'expected'),
+  [
+    (lambda world: {'seed': 1}, 'seed was 0 and is now 1'),
+    (
+      lambda world: {'clients_per_round': 3},
+      'clients_per_round was 4 and is now 3',
+    ),
+    (lambda world: {'oversample': 1.5}, 'oversample was 1.0'),
+    (lambda world: {'dropout_rate': 0.5}, 'dropout_rate was 0.0'),
+    (lambda world: {'evaluate_every': 2}, 'evaluate_every was 3'),
+    (
+      lambda world: {'select': programs.Selection('mae')},
+      "select was Selection.metric='loss'",
+    ),
+    (
+      lambda world: {
+        'clients': small_runs.pack(world.process.example_spec, 'train', 11)
+      },
+      'clients: they were 12 clients and are now 11 clients',
+    ),
+    (
+      lambda world: {
+        'clients': small_runs.pack(world.process.example_spec, 'others', 12)
+      },
+      'clients: they are as many, but have other ids',
+    ),
+    (
+      lambda world: {
+        'clients': small_runs.pack(
+          world.process.example_spec, 'train', 12, scale=1.01
+        )
+      },
+      "the clients' examples are others",
+    ),
+    (
+      lambda world: {'validation': None},
+      'validation evaluation: there is none',
+    ),
+    (
+      lambda world: {
+        'validation': programs.EvaluationSet(
+          world.validation.evaluation,
+          small_runs.pack(
+            world.validation.evaluation.example_spec, 'validation', 4
+          ),
+        )
+      },
+      'validation clients: they were 5 clients and are now 4',
+    ),
+  ],
+)
+def test_another_run_is_refused_and_what_differs_is_named(
+  world, whole, tmp_path, settings, expected
+):
+  _, folder = whole
+  copy = tmp_path / 'copy'
+  shutil.copytree(folder, copy)
+  before = files(copy)
+  with pytest.raises(programs.ProgramError, match=expected) as caught:
+    world.train(output_dir=copy, rounds=9, **settings(world))
+  assert str(copy) in str(caught.value)
+  assert files(copy) == before
+
+
+@pytest.mark.slow
+def test_another_process_of_the_same_shapes_is_refused(world, whole):
+  _, folder = whole
+  slower = _slower(world)
+  for attempt in (
+    lambda: slower.train(output_dir=folder),
+    lambda: programs.load(slower.process, folder),
+  ):
+    with pytest.raises(
+      programs.ProgramError,
+      match='the process .algorithm.*: phase 2, epochs was 1 and is now 2. ',
+    ):
+      attempt()
+
+
+@pytest.mark.slow
+def test_two_runs_cannot_share_a_folder(world, tmp_path):
+  with pytest.raises(checkpoints.CheckpointError, match='another process'):
+
+    class Intruder(small_runs.Spy):
+      def cohort(self, client_ids, seeds):
+        world.train(output_dir=tmp_path)
+
+    world.train(output_dir=tmp_path, clients=Intruder(world.clients))
+  world.train(output_dir=tmp_path, rounds=1)
+
+
+# ---- cohorts -----------------------------------------------------------------
+
+
+def test_cohorts_are_those_of_the_sampler(world):
+  clients = small_runs.Spy(world.clients)
+  world.train(clients=clients, oversample=1.5, dropout_rate=0.4, seed=3)
+  sampler = sampling.CohortSampler(world.clients.client_ids, 4, 3, 1.5, 0.4)
+  rounds = range(1, small_runs.ROUNDS + 1)
+  assert clients.cohorts == [tuple(sampler.cohort(n)) for n in rounds]
+  assert len({len(cohort) for cohort in clients.cohorts}) > 1
+
+
+@pytest.mark.slow
+def test_the_rows_count_who_took_part(world, tmp_path):
+  world.train(output_dir=tmp_path, dropout_rate=0.4, seed=3)
+  sampler = sampling.CohortSampler(world.clients.client_ids, 4, 3, 1.0, 0.4)
+  assert [int(row['num_clients']) for row in repeatable_rows(tmp_path)] == [
+    len(sampler.cohort(number)) for number in range(1, small_runs.ROUNDS + 1)
+  ]
+
+
+@pytest.mark.slow
+def test_rounds_without_clients_leave_the_weights_alone(plain, tmp_path):
+  def sizes(seed: int) -> list[int]:
+    sampler = sampling.CohortSampler(
+      plain.clients.client_ids, 1, seed, dropout_rate=0.6
+    )
+    return [len(sampler.cohort(number)) for number in (1, 2, 3, 4)]
+
+  seed = next(seed for seed in range(1000) if sizes(seed) == [1, 0, 0, 1])
+  results = [
+    plain.train(
+      output_dir=tmp_path,
+      rounds=rounds,
+      seed=seed,
+      clients_per_round=1,
+      dropout_rate=0.6,
+    )
+    for rounds in (1, 2, 3, 4)
+  ]
+  weights = [small_runs.flat(result.weights) for result in results]
+  assert weights[0] == weights[1] == weights[2] != weights[3]
+  assert [row['num_clients'] for row in repeatable_rows(tmp_path)] == list(
+    '1001'
+  )
+  assert not any(result.diverged for result in results)
+
+
+@pytest.mark.slow
+def test_a_run_whose_clients_never_answer_ends(plain):
+  result = plain.train(dropout_rate=0.999999, rounds=12)
+  first = plain.process.get_model_weights(plain.process.initialize())
+  assert small_runs.flat(result.weights) == small_runs.flat(first)
+  assert result.rounds == 12
+  assert not result.diverged
+
+
+# ---- the best round ----------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('higher_is_better', [False, True])
+@pytest.mark.parametrize('metric', ['loss', 'mae'])
+def test_the_best_round_is_kept(world, tmp_path, metric, higher_is_better):
+  result = world.train(
+    output_dir=tmp_path,
+    rounds=12,
+    select=programs.Selection(metric, higher_is_better),
+  )
+  measured = {
+    int(row['round']): float(row[f'validation_{metric}'])
+    for row in repeatable_rows(tmp_path)
+    if row[f'validation_{metric}']
+  }
+  choose = max if higher_is_better else min
+  assert result.best_round == choose(measured, key=measured.__getitem__)
+  assert result.best_validation[metric] == measured[result.best_round]
+  assert (
+    programs.evaluate(world.validation, result.best_weights)
+    == result.best_validation
+  )
+  assert (
+    programs.evaluate(world.validation, result.weights) == result.validation
+  )
+  until = world.train(rounds=result.best_round)
+  assert small_runs.flat(until.weights) == small_runs.flat(result.best_weights)
+
+
+def test_without_validation_the_last_round_is_the_best(world):
+  result = world.train(validation=None)
+  assert result.best_round is None
+  assert result.validation is None
+  assert small_runs.flat(result.best_weights) == small_runs.flat(result.weights)
+
+
+def _measured(rmse: float, lost: int = 0, clients: int = 9) -> dict[str, Any]:
+  return {'rmse': rmse, 'num_not_finite': lost, 'num_clients': clients}
+
+
+@pytest.mark.parametrize(
+  'new, best, expected',
+  [
+    (_measured(0.9), None, True),
+    (_measured(0.9), _measured(1.0), True),
+    (_measured(1.0), _measured(1.0), False),
+    (_measured(1.1), _measured(1.0), False),
+    (_measured(math.nan), None, False),
+    (_measured(math.nan), _measured(1.0), False),
+    (_measured(math.inf), None, False),
+    # Clients that were lost count for nothing, so the rest looks better.
+    (_measured(0.0, lost=9, clients=0), None, False),
+    (_measured(0.5, lost=4, clients=5), _measured(1.0), False),
+    (_measured(1.0), _measured(0.5, lost=4, clients=5), True),
+    (_measured(0.4, lost=4), _measured(0.5, lost=4), True),
+  ],
+)
+def test_what_is_better(new, best, expected):
+  select = programs.Selection('rmse')
+  assert select.is_better(new, best) == expected
+  if best and not new['num_not_finite'] and not best['num_not_finite']:
+    opposite = programs.Selection('rmse', higher_is_better=True)
+    assert opposite.is_better(new, best) == (new['rmse'] > best['rmse'])
+
+
+# ---- runs that diverge -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  'loss, lost, first, expected',
+  [
+    (2.9, 0, 1.0, False),
+    (3.1, 0, 1.0, True),
+    (math.nan, 0, 1.0, True),
+    (math.inf, 0, None, True),
+    (5.0, 0, None, False),
+    (1.0, 5, 1.0, False),
+    (1.0, 6, 1.0, True),
+    (0.0, 10, None, True),
+    # A loss may be negative, such as a similarity.
+    (-0.9, 0, -1.0, False),
+    (0.9, 0, -1.0, False),
+    (1.1, 0, -1.0, True),
+  ],
+)
+def test_when_a_round_has_diverged(loss, lost, first, expected):
+  train = {'loss': loss, 'num_not_finite': lost}
+  assert programs.StoppingRule().has_diverged(train, first, 10) == expected
+
+
+class _Changing(small_runs.Spy):
+  """Clients that have other examples from some round on."""
+
+  def __init__(self, before: Any, after: Any, last: int):
+    super().__init__(before)
+    self._after = after
+    self._last = last
+
+  def cohort(self, client_ids, seeds):
+    if len(self.cohorts) == self._last:
+      self._clients = self._after
+    return super().cohort(client_ids, seeds)
+
+
+# Ratings of this size leave losses finite for a while, or not at all.
+@pytest.mark.slow
+@pytest.mark.parametrize('scale, patience', [(10.0, 2), (1e30, 5)])
+def test_a_run_that_diverges_is_stopped(plain, tmp_path, scale, patience):
+  spec = plain.process.example_spec
+  other = small_runs.pack(spec, 'train', 12, scale)
+  clients = _Changing(plain.clients, other, 7)
+  settings = {'rounds': 100, 'stop': programs.StoppingRule(rounds=patience)}
+  result = plain.train(output_dir=tmp_path, clients=clients, **settings)
+  assert result.diverged
+  rows = repeatable_rows(tmp_path)
+  assert len(rows) == result.rounds == 7 + patience
+  first = float(rows[0]['loss'])
+  for row in rows[7:]:
+    if scale == 10.0:
+      assert float(row['loss']) > 3 * first
+      assert row['num_not_finite'] == '0'
+    else:
+      assert row['num_not_finite'] == '4'
+      # Nobody was measured, so that there is no loss, least of all zero.
+      assert row['loss'] == row['mae'] == 'nan'
+  # What the best round left can be used. It was before, or in a round to which
+  # nobody contributed.
+  assert result.best_round in ((3, 6) if scale == 10.0 else (3, 6, 9, 12))
+  assert math.isfinite(result.best_validation['loss'])
+  # The same call does not go on training.
+  again = plain.train(output_dir=tmp_path, **settings)
+  small_runs.assert_same(again, result)
+  assert len(repeatable_rows(tmp_path)) == 7 + patience
+
+
+@pytest.mark.slow
+def test_a_run_that_never_had_a_finite_loss_is_stopped(plain, tmp_path):
+  spec = plain.process.example_spec
+  clients = small_runs.pack(spec, 'train', 12, 1e30)
+  result = plain.train(output_dir=tmp_path, rounds=100, clients=clients)
+  assert result.diverged
+  assert result.rounds == 5
+  weights = plain.process.get_model_weights(plain.process.initialize())
+  assert small_runs.flat(result.weights) == small_runs.flat(weights)
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_tells_why_once(plain, caplog):
+  spec = plain.process.example_spec
+  # Of twelve clients seven are far off, among them the first of the cohort.
+  ids = plain.clients.client_ids
+  data = {name: _examples_of(plain.clients, name) for name in ids}
+  for name in ids[:7]:
+    data[name]['y'] = data[name]['y'] * np.float32(1e30)
+  clients = small_runs.Spy(packing.pack(data, spec))
+  result = plain.train(
+    rounds=400,
+    clients=clients,
+    clients_per_round=12,
+    validation=None,
+    stop=programs.StoppingRule(rounds=2),
+  )
+  assert result.rounds == 2
+  (told,) = [r.getMessage() for r in caplog.records if 'diverged' in r.message]
+  first = next(name for name in clients.cohorts[-1] if name in ids[:7])
+  assert told.startswith(
+    'The run diverged; it ended after round 2 of 400. In that round 7 of 12 '
+    f'clients had no finite loss or weights, first {first!r}, whose loss was '
+  )
+  assert 'smaller learning rate' in told and 'aggregators.robust()' in told
+
+
+def _examples_of(clients: Any, name: str) -> dict[str, np.ndarray]:
+  (value,) = clients.cohort([name], np.zeros([1, 2], np.int32))
+  number = int(value['count'])
+  return {key: np.array(v[:number]) for key, v in value['examples'].items()}
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_above_its_first_loss_has_diverged(plain):
+  other = small_runs.pack(plain.process.example_spec, 'train', 12, 10.0)
+  clients = _Changing(plain.clients, other, 5)
+  result = plain.train(clients=clients)
+  assert result.rounds == small_runs.ROUNDS
+  assert result.diverged
+  assert result.best_round == 3
+
+
+def test_losses_of_the_validation_are_compared_with_each_other(plain):
+  """Others' examples may be far worse than those that clients train on."""
+  exam = plain.validation
+  far = small_runs.pack(exam.evaluation.example_spec, 'validation', 5, 10.0)
+  result = plain.train(validation=programs.EvaluationSet(exam.evaluation, far))
+  assert result.validation['loss'] > 30 * result.train['loss']
+  assert not result.diverged
+
+
+def test_where_nobody_can_be_measured_there_is_no_metric(plain):
+  weights = plain.process.get_model_weights(plain.process.initialize())
+  weights = tf.nest.map_structure(lambda w: w * np.nan, weights)
+  with pytest.raises(
+    evaluation_sets.EvaluationSetError,
+    match=r"not finite: 14 of 14 numbers of 'items/embeddings'",
+  ):
+    programs.evaluate(plain.validation, weights)
+  measured = evaluation_sets.measure(plain.validation, weights)
+  assert math.isnan(measured['loss'])
+  assert math.isnan(measured['mae'])
+  assert (measured['num_clients'], measured['num_not_finite']) == (0, 5)
+  assert measured['per_client'] == {}
+
+
+def test_a_bad_round_alone_is_forgiven(world, monkeypatch):
+  diverged = iter([True] * 4 + [False] + [True] * 4 + [False] * 20)
+  monkeypatch.setattr(
+    programs.StoppingRule, 'has_diverged', lambda *_: next(diverged)
+  )
+  result = world.train(rounds=12)
+  assert result.rounds == 12
+  assert not result.diverged
+
+
+# ---- measuring ---------------------------------------------------------------
+
+
+def test_all_clients_of_an_exam_are_measured(world, whole):
+  exam, weights = world.validation, whole[0].weights
+  measured = programs.evaluate(exam, weights)
+  assert measured['num_clients'] == 5
+  alone = [
+    programs.evaluate(
+      programs.EvaluationSet(exam.evaluation, _Only(exam.clients, client)),
+      weights,
+    )
+    for client in exam.clients.client_ids
+  ]
+  # A client's measurement does not depend on who else is measured.
+  maes = [one['mae'] for one in alone]
+  counts = [one['num_examples'] for one in alone]
+  assert measured['num_examples'] == sum(counts)
+  assert measured['mae'] == pytest.approx(np.average(maes, weights=counts))
+  spread = measured['per_client']['mae']
+  assert set(spread) == {'mean', 'std', 'p10', 'p50', 'p90'}
+  assert spread['mean'] == pytest.approx(np.mean(maes))
+  assert spread['std'] == pytest.approx(np.std(maes))
+  assert spread['p10'] == pytest.approx(np.quantile(maes, 0.1))
+  assert programs.evaluate(exam, weights) == measured
+  json.dumps(measured, allow_nan=False)
+
+
+class _Only:
+  """One of some clients."""
+
+  def __init__(self, clients: cohorts.ClientSource, client_id: str):
+    self.client_ids = (client_id,)
+    self.example_spec = clients.example_spec
+    self.cohort = clients.cohort
+
+
+# ---- loading -----------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_trained_run_can_be_loaded(world, whole):
+  result, folder = whole
+  saved = programs.load(world.process, folder)
+  assert saved.rounds == result.rounds
+  assert saved.best_round == result.best_round
+  assert small_runs.flat(saved.last_weights) == small_runs.flat(result.weights)
+  assert small_runs.flat(saved.best_weights) == small_runs.flat(
+    result.best_weights
+  )
+  assert isinstance(saved.last_weights, tff.learning.models.ModelWeights)
+
+
+@pytest.mark.slow
+def test_loading_does_not_disturb_a_run_under_way(world, tmp_path):
+  class Reader(small_runs.Spy):
+    def cohort(self, client_ids, seeds):
+      cohort = super().cohort(client_ids, seeds)
+      if len(self.cohorts) == 7:
+        (tmp_path / 'checkpoints' / 'round_7_temp1').mkdir()
+        assert programs.load(world.process, tmp_path).rounds == 6
+        assert (tmp_path / 'checkpoints' / 'round_7_temp1').exists()
+      return cohort
+
+  world.train(output_dir=tmp_path, clients=Reader(world.clients))
+
+
+def test_where_nothing_was_trained_nothing_is_loaded(plain, world, tmp_path):
+  with pytest.raises(checkpoints.CheckpointError, match='Train first') as c:
+    programs.load(world.process, tmp_path / 'missing')
+  assert 'missing' in str(c.value)
+  assert not list(tmp_path.iterdir())
+  plain.train(output_dir=tmp_path, rounds=1)
+  with pytest.raises(checkpoints.CheckpointError, match='another model'):
+    programs.load(world.process, tmp_path)
+
+
+# ---- mistakes are said before the first round --------------------------------
+
+
+@pytest.mark.parametrize(
+  'settings, expected',
+  [
+    ({'rounds': 0}, 'rounds must be positive, found 0'),
+    ({'rounds': 1.5}, 'rounds: expected a whole number, found 1.5'),
+    ({'seed': 'x'}, "seed: expected a whole number, found 'x'"),
+    (
+      {'clients_per_round': 1.5},
+      'clients_per_round: expected a whole number, found 1.5',
+    ),
+    ({'evaluate_every': 0}, 'evaluate_every must be positive, found 0'),
+    ({'checkpoint_every': 0}, 'checkpoint_every must be positive, found 0'),
+    ({'callbacks': [1]}, '1 is no callback'),
+    ({'clients_per_round': 13}, 'asks 13 clients .* population has 12'),
+    ({'oversample': 4.0}, 'asks 16 clients .* population has 12'),
+    ({'dropout_rate': 1.5}, 'dropout_rate=1.5'),
+    (
+      {'select': programs.Selection('rsme')},
+      r"no metric 'rsme' .*\['loss', 'mae'",
+    ),
+  ],
+)
+def test_impossible_runs_are_refused_at_once(
+  world, tmp_path, settings, expected
+):
+  clients = small_runs.Spy(world.clients)
+  with pytest.raises(errors.UserError, match=expected):
+    world.train(output_dir=tmp_path, clients=clients, **settings)
+  assert not clients.cohorts
+  assert not list(tmp_path.iterdir())
+
+
+# ---- callbacks and early stopping --------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_callback_sees_each_round(world, whole, tmp_path):
+  seen = []
+
+  def see(result: callbacks.RoundResult) -> None:
+    seen.append((result, small_runs.flat(result.weights)))
+
+  result = world.train(output_dir=tmp_path, callbacks=[see])
+  small_runs.assert_same(result, whole[0])  # To look changes nothing.
+  assert result.ended_by is None
+  assert [each.round for each, _ in seen] == [1, 2, 3, 4, 5, 6, 7]
+  assert seen[-1][1] == small_runs.flat(result.weights)
+  for (each, _), row in zip(seen, repeatable_rows(tmp_path), strict=True):
+    told = {name: str(value) for name, value in each.metrics.items()}
+    del told['seconds_round']
+    assert told == {k: v for k, v in row.items() if v and k != 'round'}
+  last = seen[-1][0]
+  assert list(last.validations) == [3, 6, 7]
+  for name in ('loss', 'mae', 'num_clients', 'num_not_finite'):
+    assert last.validations[7][name] == result.validation[name]
+    assert last.validations[7][name] == last.metrics[f'validation_{name}']
+
+
+def _ends_at(number: int) -> callbacks.Callback:
+  def enough(result: callbacks.RoundResult) -> bool:
+    return result.round == number
+
+  return enough
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('at', [3, 5])
+def test_a_callback_ends_a_run_as_its_last_round_would(world, tmp_path, at):
+  short = world.train(output_dir=tmp_path / 'short', rounds=at)
+  ended = world.train(output_dir=tmp_path / 'ended', callbacks=[_ends_at(at)])
+  small_runs.assert_same(ended, short)
+  assert (ended.ended_by, short.ended_by) == ('enough', None)
+  assert repeatable_rows(tmp_path / 'ended') == repeatable_rows(
+    tmp_path / 'short'
+  )
+
+
+@pytest.mark.slow
+def test_a_run_that_a_callback_ended_stays_so(world, tmp_path, caplog):
+  ended = world.train(output_dir=tmp_path, callbacks=[_ends_at(5)])
+  before = files(tmp_path)
+  clients = small_runs.Spy(world.clients)
+  for callback in (_ends_at(5), _ends_at(6)):
+    again = world.train(
+      output_dir=tmp_path, clients=clients, callbacks=[callback]
+    )
+    small_runs.assert_same(again, ended)
+    assert again.ended_by == 'enough'
+  assert not clients.cohorts
+  assert files(tmp_path) == before
+  assert 'was ended after round 5 by enough' in caplog.text
+
+
+@pytest.mark.slow
+def test_a_killed_run_calls_for_the_rounds_that_it_repeats(world, tmp_path):
+  rounds: list[int] = []
+
+  def note(result: callbacks.RoundResult) -> None:
+    rounds.append(result.round)
+
+  with pytest.raises(small_runs.Killed):
+    world.train(
+      output_dir=tmp_path,
+      clients=small_runs.Spy(world.clients, 6),
+      callbacks=[note],
+    )
+  world.train(output_dir=tmp_path, callbacks=[note])
+  assert rounds == [1, 2, 3, 4, 5, 4, 5, 6, 7]
+
+
+@pytest.mark.slow
+def test_what_a_callback_raises_reaches_the_caller(world, whole, tmp_path):
+  def fail(result: callbacks.RoundResult) -> None:
+    if result.round == 5:
+      raise ZeroDivisionError('mine')
+
+  with pytest.raises(ZeroDivisionError, match='mine'):
+    world.train(output_dir=tmp_path, callbacks=[fail])
+  small_runs.assert_same(world.train(output_dir=tmp_path), whole[0])
+
+
+# The rounds of these runs get better and better, so that "better" is turned.
+_STOPPING = callbacks.EarlyStopping(2, 'mae', higher_is_better=True)
+_LONG: dict[str, Any] = {'rounds': 30, 'callbacks': [_STOPPING]}
+
+
+@pytest.fixture(scope='module', name='stopped')
+def fixture_stopped(world, tmp_path_factory):
+  """A run that was ended early, and its folder."""
+  folder = tmp_path_factory.mktemp('stopped')
+  return world.train(output_dir=folder, **_LONG), folder
+
+
+@pytest.mark.slow
+def test_early_stopping_ends_where_the_table_says(stopped):
+  result, folder = stopped
+  measured = [
+    float(row['validation_mae'])
+    for row in repeatable_rows(folder)
+    if row['validation_mae']
+  ]
+  assert result.ended_by == repr(_STOPPING)
+  assert result.rounds == 3 * len(measured) < 30
+  best = measured.index(max(measured))
+  assert best == len(measured) - 3  # Two more were no better.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('at', [2, 5, 8])
+def test_a_killed_run_ends_where_it_would_have(world, stopped, tmp_path, at):
+  result, folder = stopped
+  with pytest.raises(small_runs.Killed):
+    world.train(
+      output_dir=tmp_path, clients=small_runs.Spy(world.clients, at), **_LONG
+    )
+  again = world.train(output_dir=tmp_path, **_LONG)
+  small_runs.assert_same(again, result)
+  assert again.ended_by == result.ended_by
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+
+
+# ---- checkpoints apart from evaluations --------------------------------------
+
+
+def _saved(folder: Any) -> list[str]:
+  return sorted(path.name for path in (folder / 'checkpoints').iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('every', 'at', 'saved', 'repeated'),
+  [
+    (2, 6, ['round_2', 'round_4'], 3),
+    (5, 7, ['round_5'], 2),
+    (100, 7, [], 7),
+  ],
+)
+def test_checkpoints_need_no_evaluation(
+  world, whole, tmp_path, every, at, saved, repeated
+):
+  result, folder = whole
+  with pytest.raises(small_runs.Killed):
+    world.train(
+      output_dir=tmp_path,
+      clients=small_runs.Spy(world.clients, at),
+      checkpoint_every=every,
+    )
+  assert _saved(tmp_path) == saved
+  clients = small_runs.Spy(world.clients)
+  again = world.train(
+    output_dir=tmp_path, clients=clients, checkpoint_every=every
+  )
+  small_runs.assert_same(again, result)
+  assert repeatable_rows(tmp_path) == repeatable_rows(folder)
+  assert len(clients.cohorts) == repeated
+
+
+# ---- what is printed of a run ------------------------------------------------
+
+
+def test_a_process_and_a_result_fit_on_a_screen(world, whole):
+  result, folder = whole
+  first, second, *_ = repr(world.process).splitlines()
+  assert first == 'PartialProcess: clients send global and remember nothing'
+  assert (
+    second
+    == '  PartialModel with the loss MeanSquaredError and the metrics mae'
+  )
+  first, *lines = repr(result).splitlines()
+  assert first.startswith('TrainingResult after 7 rounds in ')
+  assert [line.split(':')[0].strip() for line in lines] == [
+    'train',
+    'validation',
+    f'best validation, round {result.best_round}',
+  ]
+  assert f'loss {result.train["loss"]:.4g}, mae' in lines[0]
+  saved = programs.load(world.process, folder)
+  assert repr(saved).startswith('Saved(rounds=7, best_round=')
+  assert small_runs.flat(saved.state) == small_runs.flat(result.state)
+  exam = repr(world.validation).splitlines()
+  assert exam[0] == 'EvaluationSet of clients that come with nothing'
+  assert exam[1:3] == ['  Evaluation', f'  {second}']
+  for shown in (repr(result), repr(world.process), repr(world.validation)):
+    assert len(shown) < 1000
+
+
+# ---- the bar -----------------------------------------------------------------
+
+
+def test_the_bar_stays_out_of_the_output(world, capsys):
+  world.train(show_progress=True)
+  shown = capsys.readouterr()
+  assert shown.out == ''
+  assert '7/7' in shown.err
+  assert 'validation_loss=' in shown.err
+  # Where nothing moves for long.
+  first, *_ = shown.err.split('1/7')
+  assert 'tracing and compiling, once' in first
+  assert 'validation: tracing and compiling, once' in shown.err
+  world.train()
+  assert capsys.readouterr() == ('', '')
+
+
+def test_an_interactive_shell_shows_the_bar_without_being_asked(
+  monkeypatch, capsys
+):
+  metrics_log.Bar(7, 0).close()
+  assert capsys.readouterr().err == ''
+  monkeypatch.setattr(sys, 'ps1', '>>> ', raising=False)  # As Python has it.
+  metrics_log.Bar(7, 0).close()
+  assert '0/7' in capsys.readouterr().err
+  metrics_log.Bar(7, 0, shown=False).close()
+  assert capsys.readouterr().err == ''
