@@ -25,7 +25,7 @@ COUNTING, RUN = 'counting privacy', 'the whole run'
 
 
 def count(folder: pathlib.Path) -> float:
-  """Counts what the run in a folder counted, and returns the seconds."""
+  """Count what the run in a folder counted, and returns the seconds."""
   spent = json.loads((folder / folders.RESULT_FILE).read_text())['privacy']
   started = time.perf_counter()
   plan = privacy_plans.plan(
@@ -44,7 +44,7 @@ def count(folder: pathlib.Path) -> float:
 
 
 def compare(options: Any, root: pathlib.Path) -> None:
-  """Runs and counts again and again, in turn."""
+  """Run and counts again and again, in turn."""
   measuring.begin('Accounting: its share of a private run of MovieLens')
   folders: list[pathlib.Path] = []
   # Says so, and changes the choice, if ratings have to be invented.
@@ -76,7 +76,7 @@ def compare(options: Any, root: pathlib.Path) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or counts once."""
+  """Read the arguments and measures, or counts once."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=3, help='turns of each that count')

@@ -25,7 +25,7 @@ ADAPTIVE = 'private: gaussian_adaptive'
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=20, help='turns of each that count')

@@ -29,7 +29,7 @@ _WIDTH = 108
 
 
 def build(batch_size: int) -> Any:
-  """Builds a process whose clients keep tables of their users and items.
+  """Build a process whose clients keep tables of their users and items.
 
   Args:
     batch_size: Answers in a step.
@@ -84,7 +84,7 @@ def invent(number: int, largest: int) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=5, help='turns of each that count')

@@ -22,7 +22,7 @@ from tff_partial import runtimes
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--rounds', type=int, default=1000, help='rounds of the run')

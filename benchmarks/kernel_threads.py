@@ -71,7 +71,7 @@ def compare(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and measures, or serves."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=10, help='turns of each that count')

@@ -98,7 +98,7 @@ _RUNS: Mapping[str, tuple[Callable[[Any, Any], measuring.Run], bool]] = {
 
 
 def compare(name: str, options: Any) -> None:
-  """Compares the weights after a round, then the seconds of rounds."""
+  """Compare the weights after a round, then the seconds of rounds."""
   import tensorflow as tf
 
   from tff_partial import runtimes
@@ -134,7 +134,7 @@ def compare(name: str, options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

@@ -75,7 +75,7 @@ def our_run(
   *,
   build: Callable[[Any], Any] = build_network,
 ) -> measuring.Run:
-  """Rounds in which all clients take part."""
+  """Round in which all clients take part."""
   process = our_process(options, build)
   texts = {str(client): text(options, client) for client in range(num_clients)}
   clients = tff_partial.pack(
@@ -185,7 +185,7 @@ def floor(options: Any) -> measuring.Floor:
 
 
 def check_same(run: measuring.Run, bare: Mapping[str, Callable]) -> None:
-  """Takes a round of each and compares the weights.
+  """Take a round of each and compares the weights.
 
   Raises:
     BenchmarkError: If they differ by more than rounding.
@@ -202,7 +202,7 @@ def check_same(run: measuring.Run, bare: Mapping[str, Callable]) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

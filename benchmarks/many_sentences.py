@@ -31,7 +31,7 @@ _DISTINCT, _AT_ONCE = 100_000, 50_000
 
 
 def write(path: pathlib.Path, number: int) -> None:
-  """Writes messages of a sentence each, in the order of time."""
+  """Write messages of a sentence each, in the order of time."""
   draw = np.random.default_rng(0)
   shares = 1.0 / np.arange(1, NUM_WORDS + 1)
   lengths = np.clip(draw.poisson(MEAN_TOKENS, _DISTINCT), 1, MAX_TOKENS)
@@ -91,7 +91,7 @@ def _watched(work: Callable[[], Any]) -> tuple[Any, float, int]:
 
 
 def read(path: str) -> dict[str, float]:
-  """Reads a file and some cohorts of its authors, in this process."""
+  """Read a file and some cohorts of its authors, in this process."""
   from tasks import task as tasks
   from tasks.next_word import task as next_word
 
@@ -128,7 +128,7 @@ def read(path: str) -> dict[str, float]:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or reads one file."""
+  """Read the arguments and measures, or reads one file."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add(

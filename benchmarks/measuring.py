@@ -37,7 +37,7 @@ class BenchmarkError(RuntimeError):
 
 
 def say(text: str = '') -> None:
-  """Writes a line for whoever runs the benchmark."""
+  """Write a line for whoever runs the benchmark."""
   sys.stdout.write(f'{text}\n')
   sys.stdout.flush()
 
@@ -49,7 +49,7 @@ class _HelpFormatter(
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-  """Makes a parser that explains a benchmark with its own docstring."""
+  """Make a parser that explains a benchmark with its own docstring."""
   return argparse.ArgumentParser(
     description=description, formatter_class=_HelpFormatter
   )
@@ -303,7 +303,7 @@ def in_mib(size: float) -> str:
 
 @contextlib.contextmanager
 def ending_children() -> Iterator[None]:
-  """Ends what is still running below this process when the context ends.
+  """End what is still running below this process when the context ends.
 
   The worker that TFF's stock runtime starts would outlive Python.
   """
@@ -318,7 +318,7 @@ def ending_children() -> Iterator[None]:
 
 
 def new_process(*command: str) -> tuple[float, str]:
-  """Runs Python; returns the seconds and the last line that it wrote."""
+  """Run Python; returns the seconds and the last line that it wrote."""
   started = time.monotonic()
   done = subprocess.run(
     [sys.executable, *command],
@@ -341,7 +341,7 @@ class Worker:
   def __init__(
     self, module: str, *arguments: str, python: str = sys.executable
   ):
-    """Starts `python -m module arguments`, whose `main` calls `serve`."""
+    """Start `python -m module arguments`, whose `main` calls `serve`."""
     self._process = subprocess.Popen(
       [python, '-m', module, *arguments],
       cwd=ROOT,
@@ -351,7 +351,7 @@ class Worker:
     )
 
   def ask(self, request: str) -> dict[str, Any]:
-    """Returns the answer to a request.
+    """Return the answer to a request.
 
     Raises:
       BenchmarkError: If the worker has ended; it said why.
@@ -374,7 +374,7 @@ class Worker:
     return float(self.ask('turn')['seconds'])
 
   def close(self) -> None:
-    """Ends the worker."""
+    """End the worker."""
     for pipe in (self._process.stdin, self._process.stdout):
       if pipe:
         pipe.close()
@@ -385,7 +385,7 @@ class Worker:
 def workers(
   module: str, arguments: Mapping[str, Sequence[str]]
 ) -> Iterator[dict[str, Worker]]:
-  """Starts workers, one after the other, and ends them with the context.
+  """Start workers, one after the other, and ends them with the context.
 
   Args:
     module: The module that they run.
@@ -448,7 +448,7 @@ class Run:
     seed: int = 0,
     store: Any = None,
   ):
-    """Makes the first state.
+    """Make the first state.
 
     Args:
       process: A `PartialProcess`.

@@ -69,7 +69,7 @@ def invented(number: int) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
 
 
 def write(folder: pathlib.Path, number: int, example_spec: Any) -> None:
-  """Writes a population, unless it is there."""
+  """Write a population, unless it is there."""
   import tff_partial
 
   if folder.exists():
@@ -85,7 +85,7 @@ def write(folder: pathlib.Path, number: int, example_spec: Any) -> None:
 
 
 def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
-  """Makes one setting ready for the program that compares them.
+  """Make one setting ready for the program that compares them.
 
   Args:
     options: The arguments of the program.
@@ -141,7 +141,7 @@ def _memory() -> dict[str, float]:
 
 
 def sweep(options: Any, folder: str, runtime: str) -> None:
-  """Compares populations under a runtime, then runs the largest on."""
+  """Compare populations under a runtime, then runs the largest on."""
   populations = options.populations
   names = {number: f'{number:,}' for number in populations}
   arguments = {
@@ -190,7 +190,7 @@ def sweep(options: Any, folder: str, runtime: str) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and measures, or serves."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add(

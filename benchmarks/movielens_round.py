@@ -46,7 +46,7 @@ class StockRun:
   def __init__(
     self, paper: recipe.Recipe, sampler: Any, first: Any, context: Any
   ):
-    """Builds the process and gives it our first weights.
+    """Build the process and gives it our first weights.
 
     Args:
       paper: The recipe.
@@ -69,7 +69,7 @@ class StockRun:
       )
 
   def prepare(self) -> None:
-    """Makes the data sets of the next round's clients."""
+    """Make the data sets of the next round's clients."""
     for client in self._sampler.cohort(self.round + 1):
       if client not in self._datasets:
         self._datasets[client] = self._dataset(client)
@@ -253,7 +253,7 @@ def _say_test(paper: recipe.Recipe, name: str, weights: Any) -> None:
 
 
 def train_fully(options: Any) -> None:
-  """Times the training binary from process start to `result.json`."""
+  """Time the training binary from process start to `result.json`."""
   measuring.begin(
     f'MovieLens, {options.full_rounds} rounds with evaluation every 50, from '
     'process start to result.json'
@@ -282,7 +282,7 @@ def train_fully(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--rounds', type=int, default=30, help='rounds that stock TFF trains')

@@ -58,7 +58,7 @@ def save(path: pathlib.Path, weights: list[np.ndarray]) -> None:
 
 
 def load(path: pathlib.Path) -> list[np.ndarray]:
-  """Reads what `save` left."""
+  """Read what `save` left."""
   with np.load(path) as arrays:
     return list(arrays.values())
 
@@ -218,7 +218,7 @@ def has_pfl(options: argparse.Namespace) -> bool:
 def check_same(
   options: argparse.Namespace, started: Mapping[str, measuring.Worker]
 ) -> None:
-  """Compares the weights of all after their first round.
+  """Compare the weights of all after their first round.
 
   Raises:
     BenchmarkError: If they differ by more than rounding.
@@ -281,7 +281,7 @@ _SIZES = {
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and measures, or serves."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

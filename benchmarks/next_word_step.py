@@ -99,7 +99,7 @@ def bare_steps(
 
 
 def check_same(run: measuring.Run, bare: Mapping[str, Callable]) -> None:
-  """Takes a round of each and compares the weights.
+  """Take a round of each and compares the weights.
 
   Raises:
     BenchmarkError: If they differ by more than rounding.
@@ -117,7 +117,7 @@ def check_same(run: measuring.Run, bare: Mapping[str, Callable]) -> None:
 
 
 def compare(options: Any, jitted: Any) -> None:
-  """Compares one architecture, and says how many tokens a second it reads."""
+  """Compare one architecture, and says how many tokens a second it reads."""
   measuring.say(f'\n{options.architecture}:')
   run = lstm_step.our_run(options, jitted, build=build_network)
   bare = bare_steps(options, run.weights().trainable['global'])
@@ -143,7 +143,7 @@ def compare(options: Any, jitted: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

@@ -45,7 +45,7 @@ class _Server:
   """A process that does rounds when it is asked."""
 
   def __init__(self, python: str, options: Any, stack: contextlib.ExitStack):
-    """Starts it, and waits until it is ready."""
+    """Start it, and waits until it is ready."""
     command = [python, '-m', 'benchmarks.pythons', '--serve']
     command += [f'--rounds={options.rounds}']
     command += [f'--clients_per_round={options.clients_per_round}']
@@ -78,7 +78,7 @@ class _Server:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--other', help='the interpreter of the other environment')

@@ -50,7 +50,7 @@ def _build_keras_model() -> Any:
 
 
 def build(method: str) -> Any:
-  """Builds one of the methods."""
+  """Build one of the methods."""
   import tff_partial
   from tff_partial import algorithms
   from tff_partial import baselines
@@ -204,7 +204,7 @@ class _Disturbed:
     return any(line.startswith('round') for line in self.lines)
 
   def look(self) -> list[psutil.Process]:
-    """Notes all processes below it; returns those that run clients."""
+    """Note all processes below it; returns those that run clients."""
     workers = []
     with contextlib.suppress(psutil.Error):
       for child in psutil.Process(self._process.pid).children(recursive=True):
@@ -215,7 +215,7 @@ class _Disturbed:
     return workers
 
   def kill(self) -> None:
-    """Ends the driver as the system would."""
+    """End the driver as the system would."""
     self.look()
     self._process.send_signal(signal.SIGKILL)
     self._process.wait()
@@ -290,7 +290,7 @@ def disturb(
 
 
 def main() -> None:
-  """Reads the arguments and kills, or trains."""
+  """Read the arguments and kills, or trains."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--kills_of_workers', type=int, default=14, help='for each method')

@@ -97,7 +97,7 @@ def empty(context: Any) -> measuring.Candidate:
 
 
 def compare(name: str, runs: dict[str, measuring.Run], options: Any) -> None:
-  """Compares the weights after a round, then the seconds of rounds."""
+  """Compare the weights after a round, then the seconds of rounds."""
   for run in runs.values():
     run.step()
   one, other = (
@@ -123,7 +123,7 @@ def _leaves(nested: Any) -> Iterator[Any]:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

@@ -56,7 +56,7 @@ def flags_file(name: str = MOVIELENS) -> pathlib.Path:
 
 
 def read(*arguments: str, name: str = MOVIELENS) -> Config:
-  """Reads the recipe.
+  """Read the recipe.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
@@ -66,7 +66,7 @@ def read(*arguments: str, name: str = MOVIELENS) -> Config:
 
 
 def load_task(*arguments: str, name: str = MOVIELENS) -> tuple[Config, Any]:
-  """Reads the recipe and loads its task.
+  """Read the recipe and loads its task.
 
   Invented data stand in for the real ones where $TFF_PARTIAL_DATA_DIR does not
   name a folder that holds them.
@@ -85,7 +85,7 @@ def load_task(*arguments: str, name: str = MOVIELENS) -> tuple[Config, Any]:
 
 
 def load(*arguments: str, name: str = MOVIELENS) -> Recipe:
-  """Loads the recipe's task and builds its process.
+  """Load the recipe's task and builds its process.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
@@ -98,7 +98,7 @@ def load(*arguments: str, name: str = MOVIELENS) -> Recipe:
 
 
 def build(model: Any, settings: Mapping[str, Any], **changes: Any) -> Any:
-  """Builds the recipe's process on a model.
+  """Build the recipe's process on a model.
 
   Args:
     model: A `PartialModel`.

@@ -242,7 +242,7 @@ def compare(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and measures, or serves."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--sources', default='', help='the folder with a checkout of PFLlib')

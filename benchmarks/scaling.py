@@ -36,7 +36,7 @@ def read_client(client: str) -> dict[str, np.ndarray]:
 
 
 def make_source(options: Any, example_spec: Any) -> Any:
-  """Makes the clients: a reader, or resident arrays."""
+  """Make the clients: a reader, or resident arrays."""
   import tff_partial
   from tff_partial.data import populations
 
@@ -63,7 +63,7 @@ def make_source(options: Any, example_spec: Any) -> Any:
 
 
 def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
-  """Makes one setting ready for the program that compares them.
+  """Make one setting ready for the program that compares them.
 
   Args:
     options: The arguments of the program.
@@ -166,7 +166,7 @@ def sweep(
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and measures, or serves."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--sweep', choices=['cohort', 'population', 'both'], default='both')

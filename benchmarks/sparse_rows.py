@@ -49,7 +49,7 @@ def make_clients(num_items: int, example_spec: Any) -> populations.Population:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=10, help='turns of each that count')

@@ -21,7 +21,7 @@ STAGES = (IMPORT, DATA, BUILDING, WEIGHTS, COMPILING, ROUND)
 
 
 def start(options: Any) -> dict[str, float]:
-  """Starts from nothing and returns the seconds of each stage."""
+  """Start from nothing and returns the seconds of each stage."""
   ends = [options.started]
 
   def stage() -> float:
@@ -56,7 +56,7 @@ def start(options: Any) -> dict[str, float]:
 
 
 def compare(options: Any) -> None:
-  """Starts again and again, in turn with a bare import."""
+  """Start again and again, in turn with a bare import."""
   measuring.begin('Start-up: MovieLens to the end of the first round')
   found: list[dict[str, float]] = []
 
@@ -107,7 +107,7 @@ def compare(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or starts once."""
+  """Read the arguments and measures, or starts once."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=5, help='turns of each that count')

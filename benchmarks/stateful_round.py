@@ -29,7 +29,7 @@ IN_FILE = 'remembered, in a file'
 
 
 def build(paper: recipe.Recipe, memory: client_state.ClientState) -> Any:
-  """Builds joint training of items and user vectors.
+  """Build joint training of items and user vectors.
 
   Args:
     paper: The recipe.
@@ -48,7 +48,7 @@ def build(paper: recipe.Recipe, memory: client_state.ClientState) -> Any:
 
 
 def fill(store: client_store.ClientStore, client_ids: list[str]) -> None:
-  """Gives clients something to remember, and saves it."""
+  """Give clients something to remember, and saves it."""
   draw = np.random.default_rng(0)
   specs = typed_values.tensor_specs(store.type)
   leaves = [
@@ -89,7 +89,7 @@ def say_store(store: client_store.ClientStore, client_ids: list[str]) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and measures."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=20, help='turns of each that count')

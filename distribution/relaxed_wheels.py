@@ -110,7 +110,7 @@ class WheelError(ValueError):
 
 
 def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
-  """Writes the relaxed form of a wheel, the same bytes each time.
+  """Write the relaxed form of a wheel, the same bytes each time.
 
   Args:
     wheel: The original.
@@ -164,7 +164,7 @@ def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
 
 
 def _metadata(metadata: bytes, version: str, package: Package) -> bytes:
-  """Replaces version and requirements; the rest stays to the letter."""
+  """Replace version and requirements; the rest stays to the letter."""
   message = email.message_from_bytes(metadata)
   for name in ('Version', 'Requires-Python', 'Requires-Dist', 'Provides-Extra'):
     del message[name]
@@ -185,7 +185,7 @@ def _record(files: dict[str, bytes], own_name: str) -> bytes:
 
 
 def locked(lock: str, package: Package) -> str:
-  """Returns a package's lines of the lock: its version, and its hashes.
+  """Return a package's lines of the lock: its version, and its hashes.
 
   Raises:
     WheelError: If the lock lacks it.
@@ -201,7 +201,7 @@ def locked(lock: str, package: Package) -> str:
 
 
 def _download(lock: str, folder: pathlib.Path) -> None:
-  """Downloads what is relaxed, as the lock has it."""
+  """Download what is relaxed, as the lock has it."""
   wanted = folder / 'wanted.txt'
   wanted.write_text(''.join(locked(lock, package) for package in PACKAGES))
   subprocess.run(
@@ -218,7 +218,7 @@ def _download(lock: str, folder: pathlib.Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Downloads the originals, and writes their relaxed forms into a folder."""
+  """Download the originals, and writes their relaxed forms into a folder."""
   parser = argparse.ArgumentParser(
     description=__doc__.splitlines()[0] if __doc__ else None
   )

@@ -119,7 +119,7 @@ def _with_pages(text: str, folder: str, up: str) -> str:
 
 
 def _write_pages(app: sphinx.application.Sphinx) -> None:
-  """Writes the pages that follow from the rest of the project."""
+  """Write the pages that follow from the rest of the project."""
   del app
   shutil.rmtree(_MADE, ignore_errors=True)
   (_MADE / 'included').mkdir(parents=True)
@@ -164,7 +164,7 @@ def _as_written(
   options: Any,
   lines: list[str],
 ) -> None:
-  """Takes docstrings for what they are: text with `code`, and no RST."""
+  """Take docstrings for what they are: text with `code`, and no RST."""
   del app, what, name, documented, options
   parts = re.split(
     r'(?m)^```(?:python)?\n(.*?)^```$', '\n'.join(lines), flags=re.S
@@ -230,7 +230,7 @@ def _skip(
 
 
 def setup(app: sphinx.application.Sphinx) -> None:
-  """Connects the functions above; Sphinx calls this."""
+  """Connect the functions above; Sphinx calls this."""
   app.connect('builder-inited', _write_pages)
   app.connect('source-read', _lead_links)
   # Before napoleon, which turns sections of a docstring into RST.

@@ -59,7 +59,7 @@ class RefutedError(programs.ProgramError):
 def with_canaries(
   config: Config, task: tasks_lib.Task, asked: int | None
 ) -> tuple[Trainable, privacy_audit.Canaries]:
-  """Builds a run that hides canaries.
+  """Build a run that hides canaries.
 
   Args:
     config: The experiment.
@@ -92,7 +92,7 @@ class _Attacked(NamedTuple):
 def _attacked(
   config: Config, task: tasks_lib.Task, asked: int | None
 ) -> _Attacked:
-  """Builds the run that is attacked, and refuses what it would refuse."""
+  """Build the run that is attacked, and refuses what it would refuse."""
   trainable, canaries = with_canaries(config, task, asked)
   attacked = _Attacked(
     canaries,

@@ -52,7 +52,7 @@ class Choices(Options):
 
 
 def _whom(task: tasks_lib.Task, part: str) -> tasks_lib.EvaluationClients:
-  """Finds who is to be measured.
+  """Find who is to be measured.
 
   Raises:
     OptionError: If there is no such part.
@@ -79,7 +79,7 @@ def _serve_user(
   chosen: Choices,
   seed: int,
 ) -> None:
-  """Makes a user's own model, and saves it or ranks items by it.
+  """Make a user's own model, and saves it or ranks items by it.
 
   Args:
     task: The task.
@@ -127,7 +127,7 @@ def _serve_user(
 
 
 def main(config: Config, output: Output, chosen: Choices) -> None:
-  """Loads the weights of a run and measures clients, or serves one user."""
+  """Load the weights of a run and measures clients, or serves one user."""
   folder = Folder(str(output.output_dir))
   done = folder.read_result() or {}
   task = load(config, folder)

@@ -116,7 +116,7 @@ class _Simulation:
   """Test clients as the simulation has them."""
 
   def __init__(self, of_run: Served, exported: exports.Exported):
-    """Takes what all clients have in common.
+    """Take what all clients have in common.
 
     Args:
       of_run: What devices have of the run.
@@ -222,7 +222,7 @@ def _measure(
   clients: Sequence[_Client],
   size: int | None,
 ) -> _Row:
-  """Runs one format for some clients.
+  """Run one format for some clients.
 
   Args:
     exported: What was written.
@@ -276,7 +276,7 @@ def _table(rows: Mapping[str, _Row]) -> str:
 
 
 def served(trainable: Trainable, saved: programs.Saved) -> Served:
-  """Takes from a run what devices are to have.
+  """Take from a run what devices are to have.
 
   Args:
     trainable: The algorithm.
@@ -303,7 +303,7 @@ def write(
   num_support: int,
   **options: Any,
 ) -> exports.Exported:
-  """Writes a run's model, and its task's vocabularies if it has some.
+  """Write a run's model, and its task's vocabularies if it has some.
 
   Args:
     config: The experiment.
@@ -336,7 +336,7 @@ def _reconstruction(config: Config) -> phases.Phase:
 
 
 def main(config: Config, output: Output, chosen: Export) -> None:
-  """Exports the best weights of a run, and compares."""
+  """Export the best weights of a run, and compares."""
   if not chosen.to:
     raise OptionError('--to: name a new folder to write to.')
   folder = Folder(str(output.output_dir))

@@ -64,7 +64,7 @@ def pack(
   label: Callable[[str, np.ndarray], np.ndarray],
   example_spec: examples.ExampleSpec,
 ) -> populations.Population:
-  """Makes clients of their images.
+  """Make clients of their images.
 
   Args:
     pixels: `[images, height, width]`.
@@ -89,7 +89,7 @@ def pack(
 
 
 def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:
-  """Returns a model's input, and the same from 0 to 1 with a channel.
+  """Return a model's input, and the same from 0 to 1 with a channel.
 
   Args:
     shape: Height and width of an image.
@@ -104,7 +104,7 @@ def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:
 def build_partial(
   build: Callable[[], tf.keras.Model], user: str, local: str, **options: Any
 ) -> models.PartialModel:
-  """Takes a model apart in a form that a task is asked for.
+  """Take a model apart in a form that a task is asked for.
 
   Args:
     build: Makes the Keras model.

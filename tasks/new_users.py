@@ -80,7 +80,7 @@ def _evaluation(
 
 
 def main(config: Config, output: Output, asked: Support) -> None:
-  """Writes the table and the picture."""
+  """Write the table and the picture."""
   sizes = _sizes(asked)
   after = sizes[-1] if asked.after is None else asked.after
   folder = Folder(str(output.output_dir))

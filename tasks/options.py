@@ -76,7 +76,7 @@ class Option:
 def option(
   default: Any, text: str, *, choices: Sequence[str] = (), **limits: Any
 ) -> Any:
-  """Makes a field of a class of options.
+  """Make a field of a class of options.
 
   Args:
     default: The value if nothing is chosen.
@@ -180,7 +180,7 @@ class Options:
   title: ClassVar[str] = ''
 
   def __post_init__(self) -> None:
-    """Checks each choice by itself, and makes numbers of its type.
+    """Check each choice by itself, and makes numbers of its type.
 
     Raises:
       OptionError: If one is impossible.
@@ -243,11 +243,11 @@ class Options:
     return {c.flag for c in self.choices() if c.option.may_change}
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield what a private run may not choose."""
     yield from ()
 
   def with_flags(self, values: Mapping[str, Any]) -> Self:
-    """Returns the same but for some choices.
+    """Return the same but for some choices.
 
     Args:
       values: Their values by the names of their flags.

@@ -93,7 +93,7 @@ def largest(records: records_lib.Records, number: int) -> list[int]:
 
 
 def _draw_shares(records: records_lib.Records, folder: pathlib.Path) -> None:
-  """Writes and draws how often attributes occur at the largest clients."""
+  """Write and draws how often attributes occur at the largest clients."""
   places = largest(records, _COMPARED)
   table = records_lib.attribute_shares(records)[places]
   names = list(records.attribute_names)
@@ -235,7 +235,7 @@ def _draw_map(
 
 
 def _read(path: pathlib.Path) -> tuple[embeddings.Users, embeddings.Places]:
-  """Reads a map that was written."""
+  """Read a map that was written."""
   texts = dict.fromkeys((_CLIENT, _USER), spreadsheets.unescaped)
   frame = pd.read_csv(path, converters=texts)
   is_user = (frame[_WHAT] == _OF_USER).to_numpy()
@@ -332,7 +332,7 @@ def measured(
 
 
 def _say_drafts(frame: pd.DataFrame, saved: programs.Saved) -> None:
-  """Prints the table, and what it is of."""
+  """Print the table, and what it is of."""
   found = kept_tables.summary(frame).rename(columns=_HEADS)
   print(found.to_string(index=False, float_format='%.4g'))
   print(
@@ -350,7 +350,7 @@ def _say_drafts(frame: pd.DataFrame, saved: programs.Saved) -> None:
 
 
 def main(config: Config, output: Output, picture: Picture) -> None:
-  """Writes the tables and the pictures."""
+  """Write the tables and the pictures."""
   folder = pathlib.Path(str(output.output_dir))
   for other in picture.beside:
     if not (pathlib.Path(other) / _MAP).exists():

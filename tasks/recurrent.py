@@ -15,7 +15,7 @@ class LSTMLayer(tf.keras.layers.Layer):
   first_bias: ClassVar[Any] = 'zeros'
 
   def __init__(self, units: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       units: Length of the output.

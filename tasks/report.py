@@ -85,7 +85,7 @@ def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
 
 
 def main(report: Report) -> None:
-  """Prints the table and writes it with the figures."""
+  """Print the table and writes it with the figures."""
   if not report.sweep_dir:
     raise OptionError('--sweep_dir: name a folder of runs.')
   folder = pathlib.Path(report.report_dir or report.sweep_dir[0])

@@ -58,7 +58,7 @@ _passed_on: list[str] = []
 
 
 def take_rest(arguments: Sequence[str]) -> list[str]:
-  """Keeps what follows `--` for the runs and returns the rest.
+  """Keep what follows `--` for the runs and returns the rest.
 
   Raises:
     OptionError: If a file of flags of the runs does not follow it.
@@ -87,7 +87,7 @@ def take_rest(arguments: Sequence[str]) -> list[str]:
 
 
 def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
-  """Yields the value of every varied flag, for each run of a grid.
+  """Yield the value of every varied flag, for each run of a grid.
 
   Args:
     grid: Texts `flag=value,value,...`.
@@ -156,7 +156,7 @@ def planned(
 
 
 def _run(binary: str, *arguments: str) -> int:
-  """Runs a binary in a process of its own, and returns its exit status."""
+  """Run a binary in a process of its own, and returns its exit status."""
   command = [sys.executable, '-m', binary, *arguments]
   return subprocess.run(command, check=False).returncode
 
@@ -164,7 +164,7 @@ def _run(binary: str, *arguments: str) -> int:
 def _search(
   search: plans.Search, sweep: Sweep, root: pathlib.Path, train: trials.Train
 ) -> None:
-  """Searches for the best values of flags.
+  """Search for the best values of flags.
 
   Args:
     search: What is searched for, and how.
@@ -259,7 +259,7 @@ def _parsed(commands: Iterable[Sequence[str]]) -> Iterator[Config]:
 
 
 def main(sweep: Sweep, search: plans.Search) -> None:
-  """Runs what is not done yet."""
+  """Run what is not done yet."""
   if not sweep.sweep_dir:
     raise OptionError('--sweep_dir: name a folder for the runs.')
   root = pathlib.Path(sweep.sweep_dir)

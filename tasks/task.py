@@ -186,7 +186,7 @@ class Task(Protocol):
     """The clients that a result is about, by the names that it gives them."""
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model in one of `USER_FORMS`.
+    """Build the model in one of `USER_FORMS`.
 
     Args:
       user: Where it has what belongs to one user.
@@ -212,7 +212,7 @@ class Spent(NamedTuple):
 
 
 def _forget(drawn: Mapping[str, Any]) -> None:
-  """Keeps nothing of a release."""
+  """Keep nothing of a release."""
 
 
 class Release(NamedTuple):
@@ -245,7 +245,7 @@ class Releases(Protocol):
     """What that costs."""
 
   def load(self, data: 'Data', seed: int, release: Release) -> 'Task':
-    """Loads the data and makes the task.
+    """Load the data and makes the task.
 
     Args:
       data: Where they come from.
@@ -263,7 +263,7 @@ class Released(Protocol):
     """The fingerprint of what it released; empty if that is nothing."""
 
   def released_anew(self, release: Release) -> 'Task':
-    """Makes the task again with another release; reads no data again.
+    """Make the task again with another release; reads no data again.
 
     Args:
       release: How it is released.
@@ -316,7 +316,7 @@ class TaskOptions(Options, abc.ABC):
 
   @abc.abstractmethod
   def load(self, data: Data, seed: int) -> 'Task':
-    """Loads the data and makes the task.
+    """Load the data and makes the task.
 
     Args:
       data: Where they come from.
@@ -443,7 +443,7 @@ class KnowsAllOf(Protocol):
 def one_user(
   task: Task, user_id: str, example_spec: examples.ExampleSpec
 ) -> Clients:
-  """Finds the clients among which a user is.
+  """Find the clients among which a user is.
 
   Args:
     task: The task.

@@ -60,7 +60,7 @@ class Picture(Options):
 def described(
   task: tasks_lib.KnowsUsers, saved: programs.Saved, num_groups: int, seed: int
 ) -> pd.DataFrame:
-  """Describes the users who took part in training.
+  """Describe the users who took part in training.
 
   Args:
     task: The task that was learned.
@@ -116,7 +116,7 @@ def _read(folder: pathlib.Path) -> pd.DataFrame:
 
 
 def main(config: Config, output: Output, picture: Picture) -> None:
-  """Writes the table and the pictures."""
+  """Write the table and the pictures."""
   folder = pathlib.Path(str(output.output_dir))
   task = load(config, Folder(str(folder)))
   if not isinstance(task, tasks_lib.KnowsUsers):

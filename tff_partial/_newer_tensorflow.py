@@ -78,7 +78,7 @@ tff_partial needs the package tf_keras, Keras 2, beside TensorFlow {version}:
 
 
 def _tensorflow_version() -> tuple[int, int] | None:
-  """Returns what TensorFlow is installed, without importing it."""
+  """Return what TensorFlow is installed, without importing it."""
   for name in ('tensorflow', 'tensorflow-cpu', 'tf-nightly'):
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       major, minor = importlib.metadata.version(name).split('.')[:2]
@@ -87,7 +87,7 @@ def _tensorflow_version() -> tuple[int, int] | None:
 
 
 def _choose_keras_2(version: tuple[int, int]) -> None:
-  """Makes `tf.keras` mean Keras 2, or says what is in the way."""
+  """Make `tf.keras` mean Keras 2, or says what is in the way."""
   if importlib.util.find_spec('tf_keras') is None:
     minor = '.'.join(map(str, version))
     raise ImportError(
@@ -132,7 +132,7 @@ class _AbsentClass(abc.ABCMeta):
 
 
 def _absent(module: str, name: str) -> _AbsentClass:
-  """Returns what stands for a name of a module that is not there."""
+  """Return what stands for a name of a module that is not there."""
   if name.startswith('__'):
     raise AttributeError(name)
   # A class, since some are derived from and some stand in annotations.
@@ -171,7 +171,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _of(packages: frozenset[str]) -> list[str]:
-  """Returns the names of packages' modules that are imported."""
+  """Return the names of packages' modules that are imported."""
   return [name for name in sys.modules if name.split('.')[0] in packages]
 
 
@@ -190,7 +190,7 @@ def _flush() -> None:
 
 @contextlib.contextmanager
 def _without_noise() -> Iterator[None]:
-  """Holds back what is written to the error output, and its noise for good.
+  """Hold back what is written to the error output, and its noise for good.
 
   TensorFlow writes there past Python. An import that fails loses nothing.
   """

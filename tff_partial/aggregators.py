@@ -76,7 +76,7 @@ class RowAggregationFactory(abc.ABC):
     ids_type: tff.Type,
     result_type: tff.Type,
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that joins rows of some tables.
+    """Create the process that joins rows of some tables.
 
     Args:
       value_type: What clients send: by tier, named tensors; of some tables only
@@ -103,7 +103,7 @@ class MeanFactory(RowAggregationFactory, WeightedFactory):
     self,
     around: Callable[[WeightedFactory], WeightedFactory] = lambda mean: mean,
   ):
-    """Makes the factory.
+    """Make the factory.
 
     Args:
       around: Puts the mean into an aggregator that changes what each client
@@ -116,7 +116,7 @@ class MeanFactory(RowAggregationFactory, WeightedFactory):
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that joins whole tables."""
+    """Create the process that joins whole tables."""
     mean = tff.aggregators.MeanFactory(no_nan_division=True)
     return self._around(mean).create(value_type, weight_type)
 
@@ -127,7 +127,7 @@ class MeanFactory(RowAggregationFactory, WeightedFactory):
     ids_type: tff.Type,
     result_type: tff.Type,
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that joins rows of some tables."""
+    """Create the process that joins rows of some tables."""
     mean = _RowMeanFactory(result_type)
     # The weight passes through what stands around the mean untouched.
     pair = tff.to_type(
@@ -241,7 +241,7 @@ class _RowMeanFactory(WeightedFactory):
 def by_name(
   apart: Mapping[str, Factory], rest: Factory | None = None
 ) -> 'ByNameFactory':
-  """Joins some variables in ways of their own.
+  """Join some variables in ways of their own.
 
   Private aggregators among them clip and noise each their part; what all of
   them cost together, no ledger counts. Clip by tier for that.
@@ -259,7 +259,7 @@ def by_name(
 
 
 def joining(factory: Factory, name: str) -> Factory:
-  """Returns what joins a variable: of `by_name` the part, else the factory."""
+  """Return what joins a variable: of `by_name` the part, else the factory."""
   if not isinstance(factory, ByNameFactory):
     return factory
   return factory.parts[factory.part_of(name)]
@@ -273,7 +273,7 @@ class ByNameFactory(WeightedFactory):
   """
 
   def __init__(self, apart: Mapping[str, Factory], rest: Factory):
-    """Keeps the factories; unweighted ones join all clients alike."""
+    """Keep the factories; unweighted ones join all clients alike."""
     self._rules = [
       (rule, as_weighted(factory))
       for rule, factory in [*apart.items(), ('.*', rest)]
@@ -291,7 +291,7 @@ class ByNameFactory(WeightedFactory):
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that joins each part in its own way."""
+    """Create the process that joins each part in its own way."""
     paths: list[list[tuple[str, str]]] = [[] for _ in self._rules]
     names = collections.OrderedDict(
       (tier, [name for name, _ in tff.structure.iter_elements(named)])

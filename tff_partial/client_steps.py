@@ -119,7 +119,7 @@ class Client:
     seed: tf.Tensor,
     measured: bool,
   ) -> Stand:
-    """Takes one step of a phase, and measures it before."""
+    """Take one step of a phase, and measures it before."""
     mine = trained_by([phase], stand.trained)
     metrics, loss = stand.metrics, stand.loss
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -195,7 +195,7 @@ class Client:
     is_real: tf.Tensor,
     seed: tf.Tensor,
   ) -> Stand:
-    """Takes all steps of a phase on one batch."""
+    """Take all steps of a phase on one batch."""
     stand = self.step(phase, place, stand, batch, is_real, seed, phase.measured)
     if phase.repeats == 1:
       return stand

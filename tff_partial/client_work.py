@@ -46,7 +46,7 @@ def type_of(specs: Any) -> tff.Type:
 
 
 def without_slots(remembered: tff.Type) -> tff.Type:
-  """Returns the type of what clients remember, less what optimizers keep.
+  """Return the type of what clients remember, less what optimizers keep.
 
   Args:
     remembered: The type of all that they remember.
@@ -100,7 +100,7 @@ def weights_type(model: models.PartialModel) -> tff.Type:
 
 
 def initial_weights(model: models.PartialModel) -> tff.Computation:
-  """Makes `( -> ModelWeights)`: the first weights at the server."""
+  """Make `( -> ModelWeights)`: the first weights at the server."""
 
   def draw() -> ModelWeights:
     seed = random_bits.derive(model.seed, 'server')
@@ -123,7 +123,7 @@ def initial_weights(model: models.PartialModel) -> tff.Computation:
 def first_server_state(
   model: models.PartialModel, server_state: ServerState
 ) -> tff.Computation:
-  """Makes `( -> server state)`: what the server holds beside weights at first.
+  """Make `( -> server state)`: what the server holds beside weights at first.
 
   Args:
     model: The model.
@@ -207,7 +207,7 @@ class ClientWork:
     work: phases.Work,
     what: str,
   ):
-    """Checks the parts and traces the client_state.
+    """Check the parts and traces the client_state.
 
     Args:
       model: The model.

@@ -156,7 +156,7 @@ def k_means(
 def assign(
   points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Finds the nearest center of each row, in Euclidean distance.
+  """Find the nearest center of each row, in Euclidean distance.
 
   Args:
     points: Float `[n, d]`.
@@ -190,7 +190,7 @@ def sums_and_counts(
   centers: tf.Tensor,
   is_center: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sums the rows that are nearest to each center: one step of Lloyd's.
+  """Sum the rows that are nearest to each center: one step of Lloyd's.
 
   Added up over clients, sums over counts are the next centers of a k-means of
   all their rows, though no row is sent.
@@ -235,7 +235,7 @@ def lloyd(
   is_center: tf.Tensor,
   max_iterations: int,
 ) -> tf.Tensor:
-  """Moves centers to the means of their rows until assignments rest.
+  """Move centers to the means of their rows until assignments rest.
 
   Args:
     points: float32 `[n, d]`, whole blocks.
@@ -284,7 +284,7 @@ def exchange(
   is_center: tf.Tensor,
   max_iterations: int,
 ) -> tf.Tensor:
-  """Moves rows to other clusters for as long as that lowers the inertia.
+  """Move rows to other clusters for as long as that lowers the inertia.
 
   A row at distance d from the mean of its n rows adds d^2 n / (n - 1) to the
   inertia, and at distance e from the mean of m others it would add

@@ -40,7 +40,7 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
     self._capacity = capacity
 
   def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    """Makes the process; see `tff.aggregators`."""
+    """Make the process; see `tff.aggregators`."""
     rows = value_type['rows']
     capacity, rest = self._capacity, list(rows.shape[1:])
     dtype = tf.dtypes.as_dtype(rows.dtype)

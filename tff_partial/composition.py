@@ -69,7 +69,7 @@ def compose(
   statistics: Sequence[Statistic] = (),
   server_state: ServerState | None = None,
 ) -> PartialProcess:
-  """Makes a process in which each client does its work and the server joins it.
+  """Make a process in which each client does its work and the server joins it.
 
   A client whose losses or weights are not all finite counts for nothing: its
   update and its weight are zero and its measurements are left out, but for
@@ -253,7 +253,7 @@ class _Round:
     return specs
 
   def _trace(self) -> None:
-    """Makes the federated computations."""
+    """Make the federated computations."""
     state_of = tff.learning.templates.LearningAlgorithmState
 
     @tff.federated_computation
@@ -397,7 +397,7 @@ class _Round:
 def _first_round(
   model: models.PartialModel, server_state: ServerState | None
 ) -> tff.Computation:
-  """Makes `( -> (rounds done[, server state]))`."""
+  """Make `( -> (rounds done[, server state]))`."""
   if server_state is not None:
     first_server_state = client_work.first_server_state(model, server_state)
 

@@ -109,7 +109,7 @@ def check_privacy(
 def mechanisms_of(
   aggregator: aggregators.Factory, before_sending: BeforeSending | None
 ) -> list[mechanisms.Mechanism]:
-  """Finds all that clips and noises some of what clients send.
+  """Find all that clips and noises some of what clients send.
 
   Args:
     aggregator: Joins updates.

@@ -293,7 +293,7 @@ def toward_centers(
 def _at_random(
   rows: tf.Tensor, is_real: tf.Tensor, number: int, seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sums and counts of rows that go to centers at random."""
+  """Sum and counts of rows that go to centers at random."""
   drawn = random_bits.uniform(seed, tf.shape(is_real), 0.0, float(number))
   places = tf.minimum(tf.cast(drawn, tf.int32), number - 1)
   places = tf.where(is_real, places, -1)

@@ -74,7 +74,7 @@ class Evaluation(NamedTuple):
   server_type: tff.Type | None = None
 
   def beside(self, server_state: Any) -> tuple[Any, ...]:
-    """Returns what the computations take after a client's data.
+    """Return what the computations take after a client's data.
 
     Args:
       server_state: What the server holds beside weights, such as
@@ -178,7 +178,7 @@ def build_evaluation(
 def _for_all(
   measure: tff.Computation, pool: tff.Computation
 ) -> tff.Computation:
-  """Makes `evaluate` of an `Evaluation`, from its `measure`."""
+  """Make `evaluate` of an `Evaluation`, from its `measure`."""
   taken = [
     tff.FederatedType(kind, place)
     for (_, kind), place in zip(
@@ -281,7 +281,7 @@ def build_query_evaluation(
 
 
 def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
-  """Describes how a metric differs from client to client.
+  """Describe how a metric differs from client to client.
 
   Args:
     per_client: Each client's metrics, as `evaluate` returns them. Clients
@@ -313,7 +313,7 @@ def _summarized(values: np.ndarray) -> dict[str, float]:
 
 
 def num_measured(metrics: Mapping[str, Any]) -> int:
-  """Counts the clients that had examples to measure, whether finite or not.
+  """Count the clients that had examples to measure, whether finite or not.
 
   Args:
     metrics: Pooled metrics of a round's training, or of an evaluation.

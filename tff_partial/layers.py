@@ -43,7 +43,7 @@ class PrivateVector(tf.keras.layers.Layer):
     regularizer: Any = None,
     **kwargs: Any,
   ):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       units: Length of the vector.
@@ -60,7 +60,7 @@ class PrivateVector(tf.keras.layers.Layer):
     self.regularizer = tf.keras.regularizers.get(regularizer)
 
   def build(self, input_shape: tf.TensorShape) -> None:
-    """Makes the weights."""
+    """Make the weights."""
     if self.learned_default:
       self.default = self.add_weight(
         name='default', shape=[self.units], initializer=self.initializer
@@ -74,12 +74,12 @@ class PrivateVector(tf.keras.layers.Layer):
     super().build(input_shape)
 
   def call(self, batch: tf.Tensor) -> tf.Tensor:
-    """Returns the vector as often as there are examples."""
+    """Return the vector as often as there are examples."""
     vector = self.default + self.own if self.learned_default else self.own
     return tf.repeat(vector[None], tf.shape(batch)[0], axis=0)
 
   def get_config(self) -> dict[str, Any]:
-    """Returns what makes the same layer again."""
+    """Return what makes the same layer again."""
     return {
       **super().get_config(),
       'units': self.units,
@@ -106,7 +106,7 @@ class Centers(tf.keras.layers.Layer):
     initializer: Any = 'uniform',
     **kwargs: Any,
   ):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       num_groups: How many there are.
@@ -120,7 +120,7 @@ class Centers(tf.keras.layers.Layer):
     self.initializer = tf.keras.initializers.get(initializer)
 
   def build(self, input_shape: tf.TensorShape) -> None:
-    """Makes the weights."""
+    """Make the weights."""
     self.vectors = self.add_weight(
       name='vectors',
       shape=[self.num_groups, self.size],
@@ -129,11 +129,11 @@ class Centers(tf.keras.layers.Layer):
     super().build(input_shape)
 
   def call(self, inputs: tf.Tensor) -> tf.Tensor:
-    """Returns the inputs."""
+    """Return the inputs."""
     return tf.identity(inputs)
 
   def get_config(self) -> dict[str, Any]:
-    """Returns what makes the same layer again."""
+    """Return what makes the same layer again."""
     return {
       **super().get_config(),
       'num_groups': self.num_groups,

@@ -48,7 +48,7 @@ class ElementSpecError(client_work.CompositionError):
 
 
 def _fingerprint(tensor: tf.Tensor) -> tf.Tensor:
-  """Sums up what a tensor holds and where, int32 scalar.
+  """Sum up what a tensor holds and where, int32 scalar.
 
   Only whole numbers are added and multiplied, modulo a power of two, so neither
   the order of a sum nor the machine makes a difference.
@@ -82,7 +82,7 @@ def client_seed(
   *,
   seed: int = 0,
 ) -> tf.Tensor:
-  """Returns the seed, int32 `[2]`, of a client that has no id.
+  """Return the seed, int32 `[2]`, of a client that has no id.
 
   With it, `process.next` on packed clients does what the face does.
 
@@ -102,7 +102,7 @@ def client_seed(
 
 
 def _ordered_like(spec: Any, values: Any) -> Any:
-  """Returns values in the spec's containers, with its order of fields."""
+  """Return values in the spec's containers, with its order of fields."""
   return tf.nest.map_structure(
     lambda _, value: value, spec, values, check_types=False
   )
@@ -150,7 +150,7 @@ def _element_type(
 def _pack(
   batches: tf.data.Dataset, example_spec: examples.ExampleSpec
 ) -> collections.OrderedDict[str, Any]:
-  """Joins a client's batches to its examples; they need no padding here."""
+  """Join a client's batches to its examples; they need no padding here."""
   specs = collections.OrderedDict(
     (name, spec)
     for name, spec in examples.client_spec(example_spec)['examples'].items()
@@ -181,7 +181,7 @@ def _pack(
 def _packing(
   example_spec: examples.ExampleSpec, element_spec: Any, seed: int
 ) -> tff.Computation:
-  """Makes `(int32, E* -> D)`: from the round's number and batches to data."""
+  """Make `(int32, E* -> D)`: from the round's number and batches to data."""
 
   @tff.tensorflow.computation(
     np.int32, tff.SequenceType(_element_type(example_spec, element_spec))

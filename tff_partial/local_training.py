@@ -97,7 +97,7 @@ def _take_turns(
   seed: tf.Tensor,
   round_number: tf.Tensor | None,
 ) -> ClientResult:
-  """Runs phases that take turns on each batch, after what was done `before`."""
+  """Run phases that take turns on each batch, after what was done `before`."""
   turns = list(named.values())
   client = Client(tables, before.context)
   trained = trained_by(turns, before.weights)
@@ -215,7 +215,7 @@ def run(
   tables: lookups.Tables | None = None,
   round_number: tf.Tensor | None = None,
 ) -> ClientResult:
-  """Runs phases one after another on one client's examples.
+  """Run phases one after another on one client's examples.
 
   Args:
     work: What to do.
@@ -266,7 +266,7 @@ def run(
 
 
 def _revised(revise: Revise, done: ClientResult) -> ClientResult:
-  """Replaces weights as a client says."""
+  """Replace weights as a client says."""
   new = revise.function(done.context)
   for tier, named in new.items():
     unknown = [n for n in named if n not in done.weights.get(tier, {})]

@@ -91,7 +91,7 @@ def classes_from_zero(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def check_mixing(mixing: float) -> None:
-  """Checks how much of an answer comes from a memory.
+  """Check how much of an answer comes from a memory.
 
   Raises:
     MemoryOptionError: If it is no share, or all: what a memory never saw would
@@ -236,7 +236,7 @@ def _chosen(outputs: Any, name: str | None) -> Any:
 def check_output(
   model: models.PartialModel, argument: str, name: str | None
 ) -> tf.TensorSpec:
-  """Finds one of a model's outputs.
+  """Find one of a model's outputs.
 
   Args:
     model: The model.
@@ -267,7 +267,7 @@ def _check_shapes(
   logits: str | None,
   targets: TargetsFn,
 ) -> None:
-  """Checks that there are a key and a class for each prediction."""
+  """Check that there are a key and a class for each prediction."""
 
   def one(specs: Any) -> Any:
     return tf.nest.map_structure(

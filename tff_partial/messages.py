@@ -76,7 +76,7 @@ class Sending(NamedTuple):
   def messages(
     self, work: client_work.ClientWork, sent: Mapping[str, tf.TensorSpec]
   ) -> tff.Computation:
-    """Makes `(ModelWeights, C, D[, sent] -> Message)`, for one client.
+    """Make `(ModelWeights, C, D[, sent] -> Message)`, for one client.
 
     Args:
       work: What a client does.
@@ -164,7 +164,7 @@ def for_a_client(
   work: client_work.ClientWork,
   beside: Mapping[str, tf.TensorSpec],
 ) -> tff.Computation:
-  """Makes `(ModelWeights, C, D[, beside] -> ...)` of a function.
+  """Make `(ModelWeights, C, D[, beside] -> ...)` of a function.
 
   Args:
     function: (shared weights by tier, frozen ones, what a client remembers, its
@@ -198,7 +198,7 @@ def after_update(
   work: client_work.ClientWork,
   sent: Mapping[str, Any],
 ) -> tff.Computation:
-  """Makes `(new ModelWeights, C, D, what is known beside -> summary)`.
+  """Make `(new ModelWeights, C, D, what is known beside -> summary)`.
 
   That are `sent`, and the client's `group` and `weight`.
   """
@@ -227,7 +227,7 @@ def settling(
   own_type: tff.Type,
   joined_type: tff.Type,
 ) -> tff.Computation:
-  """Makes `(C, C, own statistic, joined statistic -> C)`, for one client."""
+  """Make `(C, C, own statistic, joined statistic -> C)`, for one client."""
 
   @tff.tensorflow.computation(kept_type, kept_type, own_type, joined_type)
   def settled(before: Any, after: Any, own: Any, joined: Any) -> Any:
@@ -237,7 +237,7 @@ def settling(
 
 
 def _zero_unless(condition: tf.Tensor) -> Callable[[Any], Any]:
-  """Makes what puts zeros in the place of tensors."""
+  """Make what puts zeros in the place of tensors."""
   return lambda structure: tf.nest.map_structure(
     lambda t: tf.where(condition, t, tf.zeros_like(t)), structure
   )

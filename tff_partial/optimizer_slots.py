@@ -39,7 +39,7 @@ def name_of(number: int, place: int) -> str:
 
 
 def keeping(work: phases.Work) -> dict[str, phases.Phase]:
-  """Finds the phases whose slots stay with the client, by name.
+  """Find the phases whose slots stay with the client, by name.
 
   Args:
     work: A client's work in a round.
@@ -68,7 +68,7 @@ def _trained(
 def first(
   keeping: Mapping[str, phases.Phase], model: models.PartialModel
 ) -> collections.OrderedDict[str, Any]:
-  """Makes what is kept of a client that never took part.
+  """Make what is kept of a client that never took part.
 
   Args:
     keeping: The phases whose slots stay.
@@ -92,7 +92,7 @@ def begin(
   kept: Mapping[str, Any],
   round_number: tf.Tensor | None,
 ) -> collections.OrderedDict[str, Any]:
-  """Makes the states of a phase's optimizers as the phase begins.
+  """Make the states of a phase's optimizers as the phase begins.
 
   Args:
     phase: The phase.
@@ -124,7 +124,7 @@ def begin(
 def after(
   kept: Kept, name: str, states: Mapping[str, Any]
 ) -> collections.OrderedDict[str, Any]:
-  """Replaces what is kept of one phase by its optimizers' new states.
+  """Replace what is kept of one phase by its optimizers' new states.
 
   Args:
     kept: What is kept of all phases.
@@ -188,7 +188,7 @@ def _check_phase(
   recalled: Mapping[str, Any],
   remembered: list[tf.Tensor],
 ) -> None:
-  """Checks one phase against the weights that a client recalls."""
+  """Check one phase against the weights that a client recalls."""
   own = _trained(phase, model)
   if not own:
     raise phases.PhaseError(

@@ -205,7 +205,7 @@ class Phase:
   rate_factor: float | RateFactor = 1.0
 
   def __post_init__(self) -> None:
-    """Checks the settings."""
+    """Check the settings."""
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
     if not (self.reads is None or callable(self.reads)):
@@ -330,7 +330,7 @@ class Phase:
     return tiers.personal_copy if is_own else tiers.as_they_are
 
   def optimizer_of(self, tier: str) -> Optimizer:
-    """Returns what trains a tier."""
+    """Return what trains a tier."""
     if isinstance(self.optimizer, Mapping):
       return self.optimizer[tier]
     return self.optimizer
@@ -446,7 +446,7 @@ def follow_rounds(work: Work) -> bool:
 
 
 def check(work: Work, model: models.PartialModel) -> None:
-  """Checks a client's work as a whole.
+  """Check a client's work as a whole.
 
   Raises:
     PhaseError: If a phase trains no variable that it names or copies of global

@@ -78,7 +78,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     sent_beside: Mapping[str, tff.Type] | None = None,
     loaded_beside: Mapping[str, tff.Type] | None = None,
   ):
-    """Checks the types and keeps the computations.
+    """Check the types and keeps the computations.
 
     Args:
       initialize_fn: `( -> S@SERVER)`.
@@ -138,7 +138,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.loaded_beside = dict(loaded_beside or {})
 
   def get_server_state(self, state: Any) -> Any:
-    """Returns what the server holds beside weights; None if that is nothing.
+    """Return what the server holds beside weights; None if that is nothing.
 
     Args:
       state: The process's state at the server.

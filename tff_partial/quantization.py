@@ -43,7 +43,7 @@ class Quantization:
   smallest: int = 100
 
   def __post_init__(self) -> None:
-    """Checks the bits.
+    """Check the bits.
 
     Raises:
       QuantizationError: If there cannot be so many.
@@ -55,7 +55,7 @@ class Quantization:
       )
 
   def __call__(self, update: Any, seed: tf.Tensor) -> Any:
-    """Rounds what one client is about to send.
+    """Round what one client is about to send.
 
     Args:
       update: Floating-point tensors of known shapes.

@@ -33,7 +33,7 @@ _LANES = 64
 
 
 def derive(*words: int | str) -> np.ndarray:
-  """Returns the seed, int32 `[2]`, that belongs to a sequence of words.
+  """Return the seed, int32 `[2]`, that belongs to a sequence of words.
 
   The same words give the same seed on every machine, and different words give
   seeds that have nothing to do with one another.
@@ -48,7 +48,7 @@ def derive(*words: int | str) -> np.ndarray:
 def derive_each(
   words: Sequence[int | str], last: Sequence[int | str]
 ) -> np.ndarray:
-  """Returns `derive(*words, word)` for each last word, int32 `[words, 2]`.
+  """Return `derive(*words, word)` for each last word, int32 `[words, 2]`.
 
   Args:
     words: What all have in common, for example a run's seed and a round.
@@ -77,7 +77,7 @@ def _text(word: int | str) -> str:
 
 
 def generator(*words: int | str) -> np.random.Generator:
-  """Returns NumPy's generator of the seed that belongs to some words.
+  """Return NumPy's generator of the seed that belongs to some words.
 
   Args:
     *words: As for `derive`: for example a seed, and what is drawn.
@@ -109,7 +109,7 @@ def _philox(key: Any, counter: tf.Tensor, shape: Any) -> tf.Tensor:
 
 
 def fold_in(seed: tf.Tensor, purpose: int | str | tf.Tensor) -> tf.Tensor:
-  """Returns a new seed, int32 `[2]`, for one purpose of the given seed.
+  """Return a new seed, int32 `[2]`, for one purpose of the given seed.
 
   Args:
     seed: Integer `[2]`.

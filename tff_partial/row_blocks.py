@@ -24,7 +24,7 @@ NOWHERE = -1
 def in_blocks(
   points: tf.Tensor, is_real: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Pads rows to whole blocks, one at least.
+  """Pad rows to whole blocks, one at least.
 
   Args:
     points: float32 `[n, d]`.
@@ -71,7 +71,7 @@ def by_block(
 
 
 def to_centers(centers: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Returns what makes of a block |x - c|^2 - |x|^2, `[BLOCK, k]`."""
+  """Return what makes of a block |x - c|^2 - |x|^2, `[BLOCK, k]`."""
   squares = tf.reduce_sum(tf.square(centers), -1)
   scaled = -2.0 * centers
   return lambda block: tf.matmul(block, scaled, transpose_b=True) + squares
@@ -125,7 +125,7 @@ def sums(
   segments: tf.Tensor,
   number: int | tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sums and counts of the rows of each segment, in the order of the rows.
+  """Sum and counts of the rows of each segment, in the order of the rows.
 
   Args:
     values: float32 `[n, ...]`.

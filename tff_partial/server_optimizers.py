@@ -12,7 +12,7 @@ from tff_partial.phases import Optimizer
 
 
 def by_name(apart: Mapping[str, Optimizer], rest: Optimizer) -> Optimizer:
-  """Moves some variables by optimizers of their own.
+  """Move some variables by optimizers of their own.
 
   Args:
     apart: Regular expression over whole names of variables to what moves these;
@@ -86,7 +86,7 @@ class _ByName(Optimizer):
 
 
 def within(optimizer: Optimizer, low: float, high: float) -> Optimizer:
-  """Moves weights as another optimizer does, but not out of an interval.
+  """Move weights as another optimizer does, but not out of an interval.
 
   Args:
     optimizer: Moves them.
@@ -115,7 +115,7 @@ class _Within(Optimizer):
     return self._optimizer.set_hparams(state, hparams)
 
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-    """Takes a step of the other, and projects."""
+    """Take a step of the other, and projects."""
     state, moved = self._optimizer.next(state, weights, gradients)
     return state, tf.nest.map_structure(
       lambda tensor: tf.clip_by_value(tensor, self._low, self._high), moved

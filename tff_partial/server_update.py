@@ -49,7 +49,7 @@ class JoinUpdates:
     message_type: tff.Type,
     with_update: Sequence[Statistic],
   ):
-    """Makes the processes.
+    """Make the processes.
 
     Args:
       aggregator: The aggregation factory.
@@ -111,7 +111,7 @@ class JoinUpdates:
   def next(
     self, state: Any, weights: Any, sent: Any, members: Any = None
   ) -> Joined:
-    """Joins what was sent and moves the weights by it.
+    """Join what was sent and moves the weights by it.
 
     Args:
       state: The states of the aggregator and of the server optimizer.
@@ -172,7 +172,7 @@ def _chosen_all(structure: tff.Type, names: Sequence[str]) -> tff.Computation:
 
 
 def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
-  """Makes `(ModelWeights -> ModelWeights)`: those of some tiers alone."""
+  """Make `(ModelWeights -> ModelWeights)`: those of some tiers alone."""
 
   @tff.tensorflow.computation(server_type)
   def choose(weights: Any) -> Any:
@@ -187,7 +187,7 @@ def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
 
 
 def _replaced(server_type: tff.Type, new_type: tff.Type) -> tff.Computation:
-  """Makes `(ModelWeights, of some tiers -> ModelWeights)`."""
+  """Make `(ModelWeights, of some tiers -> ModelWeights)`."""
 
   @tff.tensorflow.computation(server_type, new_type)
   def replace(weights: Any, new: Any) -> Any:
@@ -200,7 +200,7 @@ def _replaced(server_type: tff.Type, new_type: tff.Type) -> tff.Computation:
 
 
 def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
-  """Makes `(update, members -> update)`: see `groups.members_mean`."""
+  """Make `(update, members -> update)`: see `groups.members_mean`."""
 
   @tff.tensorflow.computation(update_type, members)
   def by_members(update: Any, members: Any) -> Any:
@@ -219,7 +219,7 @@ class JoinStatistics:
   def __init__(
     self, statistics: Sequence[Statistic], types: dict[str, tff.Type]
   ):
-    """Makes the aggregations.
+    """Make the aggregations.
 
     Args:
       statistics: Those that are not joined with the updates.
@@ -252,7 +252,7 @@ class JoinStatistics:
     )
 
   def next(self, state: Any, name: str, sent: Any) -> tuple[Any, Any]:
-    """Joins one of them.
+    """Join one of them.
 
     Returns:
       Its new state, if it has one, and what was joined.
@@ -270,7 +270,7 @@ def updating(
   work_type: tff.Type,
   joined_type: tff.Type,
 ) -> tff.Computation:
-  """Makes `(ModelWeights, work state, joined -> (ModelWeights, work state))`.
+  """Make `(ModelWeights, work state, joined -> (ModelWeights, work state))`.
 
   Args:
     name: The statistic's.

@@ -34,7 +34,7 @@ def unknown(what: str, found: Iterable[object], known: Collection[str]) -> str:
 def check_patterns(
   where: str, patterns: Iterable[str], names: Collection[str]
 ) -> None:
-  """Checks that each regular expression means a variable.
+  """Check that each regular expression means a variable.
 
   Args:
     where: Begins the error message.

@@ -41,7 +41,7 @@ def _half_square(
 
 
 def proximal(penalty: float, tier: str = tiers.GLOBAL) -> phases.Term:
-  """Holds weights near the ones that the client received.
+  """Hold weights near the ones that the client received.
 
   `penalty / 2 * ||w - w_received||^2`: FedProx (Li et al., 2020, Eq. 2) for
   the GLOBAL tier, Ditto (Li et al., 2021, Eq. 2) for PERSONAL, which is held
@@ -92,7 +92,7 @@ def moreau(penalty: float) -> phases.Term:
 
 
 def l2(penalty: float, tier: str) -> phases.Term:
-  """Pulls the weights of a tier to zero, `penalty / 2 * ||w||^2`.
+  """Pull the weights of a tier to zero, `penalty / 2 * ||w||^2`.
 
   Args:
     penalty: At least 0.
@@ -117,7 +117,7 @@ def linear(
   slopes: Callable[[ClientContext], tiers.NamedTensors],
   tier: str = tiers.GLOBAL,
 ) -> phases.Term:
-  """Adds the same slopes to the gradient in each step, `<slopes, w>`.
+  """Add the same slopes to the gradient in each step, `<slopes, w>`.
 
   Args:
     slopes: (what the client knows) -> a slope for each variable of the tier, by

@@ -37,7 +37,7 @@ class UnknownTierError(errors.UserError, ValueError):
 
 
 def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
-  """Returns `tiers` as a tuple, or raises an error that names the wrong one.
+  """Return `tiers` as a tuple, or raises an error that names the wrong one.
 
   Args:
     tiers: Names of tiers.
@@ -68,7 +68,7 @@ def split(
 
 
 def join(*parts: Mapping[str, Any]) -> Weights:
-  """Merges weights of different tiers into one mapping, in the tiers' order.
+  """Merge weights of different tiers into one mapping, in the tiers' order.
 
   Raises:
     ValueError: If two parts hold the same tier.
@@ -85,7 +85,7 @@ def join(*parts: Mapping[str, Any]) -> Weights:
 
 
 def delta(before: NamedTensors, after: NamedTensors) -> NamedTensors:
-  """Returns `before - after`: what a server optimizer takes for a gradient."""
+  """Return `before - after`: what a server optimizer takes for a gradient."""
   return collections.OrderedDict(
     (name, tensor - after[name]) for name, tensor in before.items()
   )

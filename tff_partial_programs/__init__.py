@@ -128,7 +128,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
-  """Runs a program, as `python -m tasks.PROGRAM` does in a clone.
+  """Run a program, as `python -m tasks.PROGRAM` does in a clone.
 
   Args:
     arguments: The command line without the name of the command; by default

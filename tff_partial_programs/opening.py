@@ -58,7 +58,7 @@ class FlagError(ValueError):
 def given(
   arguments: Sequence[str], known: Mapping[str, Noted]
 ) -> dict[str, str]:
-  """Reads flags off a command line, and off the files that it names.
+  """Read flags off a command line, and off the files that it names.
 
   Args:
     arguments: The command line, without the program's name.
@@ -190,7 +190,7 @@ def state(folder: str) -> str:
 
 
 def say(arguments: Sequence[str]) -> None:
-  """Prints what `train` is about to do, or ends it where a flag is misspelt.
+  """Print what `train` is about to do, or ends it where a flag is misspelt.
 
   Args:
     arguments: Its command line, without the program's name.

@@ -56,7 +56,7 @@ def load_mnist(
   test: bool = False,
   writers: bool = False,
 ) -> Images:
-  """Reads MNIST from its original files, packed by gzip or not.
+  """Read MNIST from its original files, packed by gzip or not.
 
   Args:
     data_dir: Holds the folder `emnist` with the files, or is it.
@@ -127,7 +127,7 @@ def load_federated_emnist(
   only_digits: bool = True,
   load_data: Callable[..., Any] | None = None,
 ) -> Images:
-  """Fetches TFF's federated EMNIST, or takes it from where it was kept before.
+  """Fetch TFF's federated EMNIST, or takes it from where it was kept before.
 
   Args:
     data_dir: Keeps what is fetched, in its folder `emnist`.

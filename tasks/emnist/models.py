@@ -30,7 +30,7 @@ def build_classifier(
   ink: int,
   hidden: int = 100,
 ) -> tf.keras.Model:
-  """Builds a model from images to logits, `[batch, num_classes]`.
+  """Build a model from images to logits, `[batch, num_classes]`.
 
   Args:
     kind: LINEAR is multinomial logistic regression; DENSE has one hidden layer
@@ -72,7 +72,7 @@ def build_classifier(
 
 
 def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
-  """Builds a model that also tells what its last layer reads.
+  """Build a model that also tells what its last layer reads.
 
   Args:
     build: Builds a model from images to logits.
@@ -91,7 +91,7 @@ def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
 def build_with_prototypes(
   build: Callable[[], tf.keras.Model], **options: Any
 ) -> models.PartialModel:
-  """Builds FedProto's model, of which nothing is local.
+  """Build FedProto's model, of which nothing is local.
 
   Args:
     build: Builds a model from images to logits.
@@ -117,7 +117,7 @@ class LogitsAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
     y_pred: Any,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch of labels `[batch]`."""
+    """Add a batch of labels `[batch]`."""
     return super().update_state(y_true, y_pred[LOGITS], sample_weight)
 
 
@@ -127,5 +127,5 @@ def classification_loss() -> tf.keras.losses.Loss:
 
 
 def build_classification_metrics() -> list[tf.keras.metrics.Metric]:
-  """Builds the metric `accuracy`."""
+  """Build the metric `accuracy`."""
   return [tf.keras.metrics.SparseCategoricalAccuracy('accuracy')]

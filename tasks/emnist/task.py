@@ -112,7 +112,7 @@ class Options(TaskOptions):
     return 'emnist_'
 
   def __post_init__(self) -> None:
-    """Checks that images can be divided."""
+    """Check that images can be divided."""
     super().__post_init__()
     if self.max_examples is not None and self.max_examples < 3:
       raise OptionError(
@@ -121,7 +121,7 @@ class Options(TaskOptions):
       )
 
   def load(self, data: Data, seed: int) -> 'Emnist':
-    """Loads the images and makes the task.
+    """Load the images and makes the task.
 
     Args:
       data: Where they come from: the folder holds `emnist`, or is it.
@@ -197,7 +197,7 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
     self._seed = seed
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model, with a part that is the user's or without.
+    """Build the model, with a part that is the user's or without.
 
     Args:
       user: OWN, NOBODY or FEATURES.

@@ -109,7 +109,7 @@ class Cohorts(Options):
   def leaks_when(
     self, *, oversample: float, once_per_tree: bool
   ) -> Iterator[Leak]:
-    """Yields what a private run may not choose.
+    """Yield what a private run may not choose.
 
     Args:
       oversample: How many times as many clients are asked.

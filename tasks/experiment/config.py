@@ -192,7 +192,7 @@ class Config(Options):
       )
 
   def _unread(self) -> Iterator[tuple[str, Any]]:
-    """Yields what is chosen for other algorithms alone, flag and value."""
+    """Yield what is chosen for other algorithms alone, flag and value."""
     unread = algorithms.unread(self.algorithm)
     for part in (self.local, self.server, self.hyperparameters):
       for choice in part.choices():
@@ -200,7 +200,7 @@ class Config(Options):
           yield choice.flag, choice.value
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield what a private run may not choose."""
     yield from self.server.leaks()
     yield from self.loop.cohorts.leaks_when(
       oversample=self.loop.oversample,
@@ -236,7 +236,7 @@ class Config(Options):
     yield from super().choices()
 
   def with_flags(self, values: Mapping[str, Any]) -> Self:
-    """Returns the same but for some choices.
+    """Return the same but for some choices.
 
     Args:
       values: Their values by the names of their flags. Another `task` comes

@@ -234,7 +234,7 @@ def _seconds(
   validation: programs.EvaluationSet,
   tests: dict[str, programs.EvaluationSet],
 ) -> float:
-  """Times some rounds and an evaluation, and says what all will take."""
+  """Time some rounds and an evaluation, and says what all will take."""
   rounds = config.loop.rounds
   timed = min(1 + _TIMED, rounds)
 

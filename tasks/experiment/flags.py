@@ -24,7 +24,7 @@ _Options = TypeVar('_Options', bound=Options)
 
 
 def all_choices(options: Options) -> Iterator[Choice]:
-  """Yields all choices there are, also of the tasks that are not chosen."""
+  """Yield all choices there are, also of the tasks that are not chosen."""
   yield from options.choices()
   if isinstance(options, Config):
     for task in config_lib.TASKS.values():
@@ -34,7 +34,7 @@ def all_choices(options: Options) -> Iterator[Choice]:
 def define(
   options: Options, flag_values: flags.FlagValues = flags.FLAGS
 ) -> dict[str, Choice]:
-  """Defines the flags of options, with these as defaults.
+  """Define the flags of options, with these as defaults.
 
   Args:
     options: Whose fields become flags.
@@ -52,7 +52,7 @@ def define(
 
 
 def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
-  """Defines one flag. Limits are not absl's to check, but the options'."""
+  """Define one flag. Limits are not absl's to check, but the options'."""
   said = choice.option
   default = None if said.differs_by_task else choice.on_command_line
   if said.choices is not None:
@@ -80,7 +80,7 @@ class _OneOf(flags.EnumParser):
   """Takes one of some values; of another says which was probably meant."""
 
   def parse(self, argument: str) -> str:
-    """Returns the value.
+    """Return the value.
 
     Raises:
       ValueError: If it is none of them.
@@ -93,7 +93,7 @@ class _OneOf(flags.EnumParser):
 def read(
   options: _Options, flag_values: flags.FlagValues = flags.FLAGS
 ) -> _Options:
-  """Returns options as the flags choose them.
+  """Return options as the flags choose them.
 
   Args:
     options: The defaults.
@@ -149,7 +149,7 @@ def is_given(name: str) -> bool:
 
 
 def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
-  """Reads an experiment from a flagfile.
+  """Read an experiment from a flagfile.
 
   Args:
     recipe: The file; or the name of one in `tasks/recipes`, such as 'demo'.
@@ -162,7 +162,7 @@ def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
 
 
 def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
-  """Reads the flags of a recipe.
+  """Read the flags of a recipe.
 
   Args:
     recipe: The file; or the name of one in `tasks/recipes`.
@@ -180,7 +180,7 @@ def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
 
 
 def algorithm_of(arguments: Sequence[str]) -> str:
-  """Finds the algorithm that a command line chooses.
+  """Find the algorithm that a command line chooses.
 
   Args:
     arguments: The command line, with recipes and files of flags expanded.
@@ -208,7 +208,7 @@ def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-  """Replaces recipes and files of flags by their flags.
+  """Replace recipes and files of flags by their flags.
 
   Where a recipe, or the run of a folder, chooses one algorithm and a later flag
   another one, the flags that came before it, and that only others read, go.
@@ -237,7 +237,7 @@ _ALGORITHM = '--algorithm='
 
 
 def parse(arguments: Sequence[str]) -> Config:
-  """Reads an experiment from a command line.
+  """Read an experiment from a command line.
 
   Args:
     arguments: Flags of `tasks.train`, such as `--rounds=10`.

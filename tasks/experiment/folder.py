@@ -40,7 +40,7 @@ class Folder:
   """The output folder of a run."""
 
   def __init__(self, path: str):
-    """Takes a folder that exists or not."""
+    """Take a folder that exists or not."""
     self.path = pathlib.Path(path)
     self._lock: weakref.finalize | None = None
 
@@ -50,7 +50,7 @@ class Folder:
     return self.path / FLAGS_FILE
 
   def take(self) -> None:
-    """Makes the folder, and keeps other processes from training there.
+    """Make the folder, and keeps other processes from training there.
 
     The folder is this process's alone, for as long as this object lives.
 
@@ -64,7 +64,7 @@ class Folder:
       )
 
   def claim(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
-    """Takes the folder and writes the flags, or compares them with those there.
+    """Take the folder and writes the flags, or compares them with those there.
 
     Args:
       values: What the run's flags say, by their names.
@@ -143,7 +143,7 @@ class Folder:
       )
 
   def keep_released(self, released: Mapping[str, Any]) -> None:
-    """Keeps what was released before the first round, for the owner alone.
+    """Keep what was released before the first round, for the owner alone.
 
     Args:
       released: As JSON can hold it.
@@ -154,7 +154,7 @@ class Folder:
     )
 
   def read_released(self) -> dict[str, Any] | None:
-    """Reads what `keep_released` wrote; None if there is nothing.
+    """Read what `keep_released` wrote; None if there is nothing.
 
     Raises:
       OptionError: If it is damaged.
@@ -176,12 +176,12 @@ class Folder:
     )
 
   def write_result(self, result: Mapping[str, Any]) -> None:
-    """Writes `result.json`, whole or not at all."""
+    """Write `result.json`, whole or not at all."""
     text = json.dumps(result, indent=2, allow_nan=False)
     write_whole(self.path / RESULT_FILE, text + '\n')
 
   def read_result(self) -> dict[str, Any] | None:
-    """Reads `result.json` if it is there.
+    """Read `result.json` if it is there.
 
     Raises:
       OptionError: If it is not what `write_result` wrote.
@@ -251,7 +251,7 @@ def _flag_line(name: str, value: Any) -> str:
 def write_whole(
   path: pathlib.Path, text: str, *, is_secret: bool = False
 ) -> None:
-  """Replaces a file so that a kill leaves the old one or the new one.
+  """Replace a file so that a kill leaves the old one or the new one.
 
   Args:
     path: The file.
@@ -293,7 +293,7 @@ def finite(value: Any) -> Any:
 
 
 def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
-  """Puts the flags of a trained run before those of the command line.
+  """Put the flags of a trained run before those of the command line.
 
   Flags decide numbers, and a folder may come from another author. So those that
   say what to import, where to write and which cluster to join are not taken
@@ -352,7 +352,7 @@ def _kept_flags(path: pathlib.Path) -> Iterator[str]:
 
 
 def _flag_from(arguments: Sequence[str], name: str) -> str | None:
-  """Finds a flag's value on a command line that is not parsed yet."""
+  """Find a flag's value on a command line that is not parsed yet."""
   for place, argument in enumerate(arguments):
     for prefix in (f'--{name}', f'-{name}'):
       if argument.startswith(f'{prefix}='):

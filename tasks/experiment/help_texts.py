@@ -14,7 +14,7 @@ def of_program(
   groups: Mapping[str, Iterable[Choice]],
   more: str = '',
 ) -> str:
-  """Returns what there is to know of a program.
+  """Return what there is to know of a program.
 
   Args:
     name: The program.

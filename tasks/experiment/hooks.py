@@ -20,7 +20,7 @@ class Tracker(Protocol):
   """What is told of a run."""
 
   def on_metrics(self, round: int, metrics: Mapping[str, float]) -> None:
-    """Takes the metrics of a round.
+    """Take the metrics of a round.
 
     Args:
       round: The number of the round, from 1. A run that goes on after a kill
@@ -38,7 +38,7 @@ Make: TypeAlias = Callable[[Mapping[str, Any]], Tracker]
 
 @contextlib.contextmanager
 def opened(name: str | None, config: Mapping[str, Any]) -> Iterator['Told']:
-  """Makes the tracker that a flag names, and closes it in the end.
+  """Make the tracker that a flag names, and closes it in the end.
 
   Args:
     name: `module:function`; with None nobody is told of anything.
@@ -68,7 +68,7 @@ class Told:
   """Tells a tracker of rounds; a callback of the run."""
 
   def __init__(self, tracker: Tracker | None):
-    """Takes the tracker, or None if there is none."""
+    """Take the tracker, or None if there is none."""
     self._tracker = tracker
 
   @property

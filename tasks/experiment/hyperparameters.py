@@ -225,7 +225,7 @@ class Hpfl(Options):
     return self.center_weighting == INVERSE
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields which drafts a private run may not have."""
+    """Yield which drafts a private run may not have."""
     if self.drafts == CENTERS:
       yield Leak(
         'hpfl_drafts',
@@ -307,7 +307,7 @@ class FedNoise(Options):
   )
 
   def build(self) -> laplace_noise.LaplaceNoise | local_noise.LocalNoise:
-    """Builds what clips and noises.
+    """Build what clips and noises.
 
     Raises:
       PrivacyError: If the clip is 0.

@@ -52,7 +52,7 @@ def own_models(
   client_store: client_store_lib.ClientStates | None,
   server_state: Any = None,
 ) -> Iterator[tasks_lib.OwnModel]:
-  """Makes the models that clients are measured with, one after another.
+  """Make the models that clients are measured with, one after another.
 
   Args:
     clients: Who is measured, and how they personalise before.

@@ -75,7 +75,7 @@ class Optimizer(Options):
       )
 
   def build(self) -> phases.Optimizer:
-    """Builds TFF's optimizer."""
+    """Build TFF's optimizer."""
     extra: dict[str, Any] = {}
     if self.optimizer == 'sgd':
       extra['momentum'] = self.momentum or None

@@ -51,7 +51,7 @@ class Program:
   complete: Callable[[Sequence[str]], list[str]] = list
 
   def run(self) -> None:
-    """Runs the program on the command line of this process, and ends it."""
+    """Run the program on the command line of this process, and ends it."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
       sys.exit(_guarded(self._start))

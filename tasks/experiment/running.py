@@ -65,7 +65,7 @@ class Result:
 def load(
   config: Config, release: tasks_lib.Release | Folder | None = None
 ) -> tasks_lib.Task:
-  """Loads the data of an experiment and makes its task.
+  """Load the data of an experiment and makes its task.
 
   Where many clients train side by side, TensorFlow is told so before it has any
   threads: each kernel gets one. A single client with everybody's examples uses
@@ -163,7 +163,7 @@ class _Prepared(NamedTuple):
 def _prepared(
   config: Config, output: Output, told: hooks.Told, task: tasks_lib.Task
 ) -> _Prepared:
-  """Builds what the rounds need."""
+  """Build what the rounds need."""
   trainable = Trainable(config, task)
   projector = None
   if output.projector and output.output_dir is not None:
@@ -231,7 +231,7 @@ def _run(
 
 
 def _tell(report: Mapping[str, Any], output: Output, told: hooks.Told) -> None:
-  """Shows what the test clients measured where the rounds are shown."""
+  """Show what the test clients measured where the rounds are shown."""
   numbers = {
     f'test/{name}/{metric}': float(value)
     for name, measured in report['test'].items()
@@ -246,7 +246,7 @@ def _tell(report: Mapping[str, Any], output: Output, told: hooks.Told) -> None:
 def _claim(
   folder: Folder, config: Config, output: Output
 ) -> dict[str, Any] | None:
-  """Takes a folder; returns the result if the whole run is in it."""
+  """Take a folder; returns the result if the whole run is in it."""
   folder.claim(
     {**config.flags(), **output.flags()},
     config.may_change() | output.may_change(),

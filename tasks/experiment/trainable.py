@@ -31,7 +31,7 @@ class Trainable:
     task: tasks_lib.Task,
     canaries: privacy_audit.Canaries | None = None,
   ):
-    """Builds the process.
+    """Build the process.
 
     Args:
       config: The experiment.
@@ -78,7 +78,7 @@ class Trainable:
     return ''
 
   def saved(self, output_dir: str | os.PathLike[str]) -> programs.Saved:
-    """Reads what a run of this algorithm left in its folder.
+    """Read what a run of this algorithm left in its folder.
 
     Args:
       output_dir: The folder.
@@ -193,7 +193,7 @@ class Trainable:
     )
 
   def personal(self) -> Evaluation:
-    """Builds what personalises on all of a client's examples.
+    """Build what personalises on all of a client's examples.
 
     Raises:
       OptionError: If the algorithm's clients have nothing of their own, or

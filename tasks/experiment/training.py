@@ -127,7 +127,7 @@ class LocalTraining(Options):
   )
 
   def __post_init__(self) -> None:
-    """Checks the share."""
+    """Check the share."""
     super().__post_init__()
     if not 0.0 < self.support_share < 1.0:
       raise OptionError(
@@ -136,7 +136,7 @@ class LocalTraining(Options):
       )
 
   def build_split(self) -> splits.Split:
-    """Builds what divides examples into support and query set."""
+    """Build what divides examples into support and query set."""
     share = self.support_share
     makers: dict[str, Callable[[], splits.Split]] = {
       'halves': splits.halves,
@@ -288,7 +288,7 @@ class Server(Options):
       )
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield what a private run may not choose."""
     if self.client_weighting in (EXAMPLES, TARGETS):
       yield Leak(
         'client_weighting',
@@ -350,7 +350,7 @@ class Server(Options):
     return aggregators.MeanFactory()
 
   def build_optimizer(self) -> phases.Optimizer:
-    """Builds the server's optimizer, with its schedule."""
+    """Build the server's optimizer, with its schedule."""
     optimizer = self.optimizer.build()
     if not self.server_decay_rounds:
       return optimizer

@@ -32,7 +32,7 @@ _MOST_NUMBERS = 5_000_000
 def own_vector(
   remembered: Mapping[str, Any], pattern: str
 ) -> np.ndarray | None:
-  """Joins what a user remembers to one vector.
+  """Join what a user remembers to one vector.
 
   Args:
     remembered: Its numbers, by name.
@@ -53,7 +53,7 @@ class Projector:
   """Writes the vectors of a run's users for TensorBoard's projector."""
 
   def __init__(self, trainable: Trainable, task: tasks_lib.Task, number: int):
-    """Finds where users' vectors are.
+    """Find where users' vectors are.
 
     Args:
       trainable: The algorithm.
@@ -85,7 +85,7 @@ class Projector:
   def vectors(
     self, trained: programs.TrainingResult, seed: int
   ) -> dict[str, np.ndarray]:
-    """Reads or rebuilds the users' vectors, of the best round.
+    """Read or rebuilds the users' vectors, of the best round.
 
     Args:
       trained: What the run ended with.
@@ -135,7 +135,7 @@ class Projector:
     folder: str | os.PathLike[str],
     seed: int,
   ) -> None:
-    """Writes vectors and names to where TensorBoard finds them.
+    """Write vectors and names to where TensorBoard finds them.
 
     Args:
       trained: What the run ended with.
@@ -169,7 +169,7 @@ def write(
   attribute: str | None = None,
   values: Mapping[str, str] | None = None,
 ) -> None:
-  """Writes `user_vectors.tsv`, `users.tsv` and the projector's configuration.
+  """Write `user_vectors.tsv`, `users.tsv` and the projector's configuration.
 
   Args:
     folder: Where TensorBoard's events are.

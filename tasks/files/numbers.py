@@ -7,7 +7,7 @@ _NUMBER = re.compile(r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?')
 
 
 def number(text: str) -> float:
-  """Parses a finite number in digits from 0 to 9.
+  """Parse a finite number in digits from 0 to 9.
 
   Python also reads `1_0` as 10, digits of other scripts, and `inf`.
 

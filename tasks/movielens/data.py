@@ -70,7 +70,7 @@ class Ratings:
 
 
 def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
-  """Reads a MovieLens data set from its original files.
+  """Read a MovieLens data set from its original files.
 
   Args:
     folder: Holds the files, or the data set's folder (`ml-1m`), or the folder
@@ -110,7 +110,7 @@ def download(
   address: str = OFFICIAL_ADDRESS,
   timeout: float = 60.0,
 ) -> pathlib.Path:
-  """Fetches a data set from its official address, unless it is there already.
+  """Fetch a data set from its official address, unless it is there already.
 
   The archive is compared with the MD5 checksum that the publisher keeps beside
   it, and the data set's folder appears whole or not at all.
@@ -147,7 +147,7 @@ def download(
 
 
 def describe(ratings: Ratings | pd.DataFrame) -> dict[str, int]:
-  """Counts ratings, users and items, under these names.
+  """Count ratings, users and items, under these names.
 
   Args:
     ratings: All ratings, or the frame of a part of them; then the items are
@@ -349,7 +349,7 @@ def _frame(ratings: Ratings | pd.DataFrame) -> pd.DataFrame:
 
 
 def _ends(fractions: Sequence[float]) -> np.ndarray:
-  """Returns the summed fractions, after checking that they are shares of 1."""
+  """Return the summed fractions, after checking that they are shares of 1."""
   shares = np.asarray(fractions, dtype=np.float64)
   if not (shares.ndim == 1 and shares.size and (shares >= 0).all()) or (
     abs(shares.sum() - 1.0) > 1e-6
@@ -365,7 +365,7 @@ def _ends(fractions: Sequence[float]) -> np.ndarray:
 
 
 def _runs(sorted_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns where each id begins in a sorted array and how often it occurs."""
+  """Return where each id begins in a sorted array and how often it occurs."""
   _, starts, counts = np.unique(
     sorted_ids, return_index=True, return_counts=True
   )
@@ -373,7 +373,7 @@ def _runs(sorted_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def generator(seed: int, *words: int) -> np.random.Generator:
-  """Returns a generator that belongs to a seed and what it is used for."""
+  """Return a generator that belongs to a seed and what it is used for."""
   # Seeds are taken modulo 2**64, as negative ones are not allowed here.
   return np.random.Generator(
     np.random.PCG64(np.random.SeedSequence([seed % 2**64, *words]))

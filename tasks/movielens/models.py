@@ -36,7 +36,7 @@ def build_matrix_factorization(
   initial_scale: float = 0.05,
   num_users: int | None = None,
 ) -> tf.keras.Model:
-  """Builds a model from item ids, int32 `[batch]`, to ratings, `[batch]`.
+  """Build a model from item ids, int32 `[batch]`, to ratings, `[batch]`.
 
   With the defaults it is the model of the FedRecon paper, section 5.1.1. The
   predictions have no axis of length one. To weight examples, give a Keras loss
@@ -164,7 +164,7 @@ def _check_sizes(
 def _biases(
   number: int | None, ids: Any, whose: str, regularizer: Any = None
 ) -> Any:
-  """Looks up a bias for each id, zero at first."""
+  """Look up a bias for each id, zero at first."""
   found = tf.keras.layers.Embedding(
     number,
     1,
@@ -176,7 +176,7 @@ def _biases(
 
 
 def build_metrics(scale: Scale | None = None) -> list[tf.keras.metrics.Metric]:
-  """Builds the metrics `rmse` and `accuracy` of the FedRecon paper, Table 1.
+  """Build the metrics `rmse` and `accuracy` of the FedRecon paper, Table 1.
 
   Args:
     scale: The lowest and the highest possible rating, if predictions beyond
@@ -203,7 +203,7 @@ class UserEmbedding(tf.keras.layers.Layer):
     regularizer: Any = None,
     **kwargs: Any,
   ):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       initializer: Keras initializer of the vector.
@@ -240,7 +240,7 @@ class UserBias(tf.keras.layers.Layer):
     regularizer: Any = None,
     **kwargs: Any,
   ):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       initializer: Keras initializer of the bias, a scalar.
@@ -274,7 +274,7 @@ class RatingError(tf.keras.metrics.RootMeanSquaredError):
   def __init__(
     self, scale: Scale | None = None, name: str = 'rmse', **kwargs: Any
   ):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       scale: Limits to which predictions are clipped first, or None.
@@ -290,7 +290,7 @@ class RatingError(tf.keras.metrics.RootMeanSquaredError):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
+    """Add a batch; all arguments are `[batch]` or `[batch, 1]`."""
     return super().update_state(
       flat(y_true),
       clip(flat(y_pred), self.scale),
@@ -305,7 +305,7 @@ class _MeanOfDistances(tf.keras.metrics.Mean):
   """A mean over how far predictions are off; its state is two sums."""
 
   def __init__(self, scale: Scale | None = None, **kwargs: Any):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       scale: Limits to which predictions are clipped first, or None.
@@ -315,7 +315,7 @@ class _MeanOfDistances(tf.keras.metrics.Mean):
     self.scale = checked_scale(scale)
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
-    """Returns what counts of distances, `[batch]`: they themselves."""
+    """Return what counts of distances, `[batch]`: they themselves."""
     return distance
 
   def update_state(
@@ -324,7 +324,7 @@ class _MeanOfDistances(tf.keras.metrics.Mean):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
+    """Add a batch; all arguments are `[batch]` or `[batch, 1]`."""
     predicted = clip(flat(y_pred), self.scale)
     distance = tf.abs(tf.cast(flat(y_true), predicted.dtype) - predicted)
     return super().update_state(
@@ -343,7 +343,7 @@ class AbsoluteError(_MeanOfDistances):
   def __init__(
     self, scale: Scale | None = None, name: str = 'mae', **kwargs: Any
   ):
-    """Makes the metric: see `_MeanOfDistances`."""
+    """Make the metric: see `_MeanOfDistances`."""
     super().__init__(scale, name=name, **kwargs)
 
 
@@ -362,7 +362,7 @@ class RatingAccuracy(_MeanOfDistances):
     name: str = 'accuracy',
     **kwargs: Any,
   ):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       scale: Limits to which predictions are clipped first, or None.
@@ -374,7 +374,7 @@ class RatingAccuracy(_MeanOfDistances):
     self.tolerance = tolerance
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
-    """Returns 1 for what is near enough, and 0 for the rest."""
+    """Return 1 for what is near enough, and 0 for the rest."""
     return tf.cast(distance <= self.tolerance, self.dtype)
 
   def get_config(self) -> dict[str, Any]:
@@ -397,7 +397,7 @@ def _weight_config(layer: UserEmbedding | UserBias) -> dict[str, Any]:
 
 
 def checked_scale(scale: Scale | None) -> Scale | None:
-  """Returns a scale as numbers, or refuses one that has no extent."""
+  """Return a scale as numbers, or refuses one that has no extent."""
   if scale is None:
     return None
   lowest, highest = scale
@@ -410,10 +410,10 @@ def checked_scale(scale: Scale | None) -> Scale | None:
 
 
 def clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:
-  """Returns predictions on the scale, if there is one."""
+  """Return predictions on the scale, if there is one."""
   return predictions if scale is None else tf.clip_by_value(predictions, *scale)
 
 
 def flat(values: Any) -> tf.Tensor:
-  """Returns values as `[batch]`, so that two of them never meet as a matrix."""
+  """Return values as `[batch]`, so that two of them never meet as a matrix."""
   return tf.reshape(tf.convert_to_tensor(values), [-1])

@@ -131,7 +131,7 @@ def _invent_users(
 
 
 def _noise_floor(planted: np.ndarray, noise_scale: float) -> float:
-  """Returns the root mean variance of ratings whose planted part is known."""
+  """Return the root mean variance of ratings whose planted part is known."""
   if noise_scale == 0.0:
     return 0.0
   # A rating exceeds k stars if planted part plus noise exceeds k + 1/2.

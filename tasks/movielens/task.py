@@ -96,7 +96,7 @@ class Options(TaskOptions):
   )
 
   def __post_init__(self) -> None:
-    """Checks what no model checks."""
+    """Check what no model checks."""
     super().__post_init__()
     if self.max_examples is not None and self.max_examples < 2:
       raise OptionError(
@@ -110,7 +110,7 @@ class Options(TaskOptions):
       )
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield what a private run may not choose."""
     if self.centred:
       yield Leak(
         'centred',
@@ -120,7 +120,7 @@ class Options(TaskOptions):
       )
 
   def load(self, data: Data, seed: int) -> 'MovieLens':
-    """Loads the ratings and makes the task.
+    """Load the ratings and makes the task.
 
     Args:
       data: Where they come from: the folder holds `movielens/<data_set>`, or
@@ -203,7 +203,7 @@ class MovieLens(MeasuredByProtocol):
     return self.model_with(OWN)
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model with the user's weights at the user, in a table, or not.
+    """Build the model with the user's weights at the user, in a table, or not.
 
     Args:
       user: OWN, TABLE, or NOBODY for weights that all users share.
@@ -317,7 +317,7 @@ class MovieLens(MeasuredByProtocol):
     return self._pack(self.rated_by(user_id), example_spec, 1)
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
-    """Returns one user's ratings.
+    """Return one user's ratings.
 
     Raises:
       OptionError: If there is no such user.

@@ -120,7 +120,7 @@ class Classes(NamedTuple):
 def build_loss(
   classes: Classes,
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Builds the loss: the cross-entropy of each target, from logits.
+  """Build the loss: the cross-entropy of each target, from logits.
 
   As in Keras's own losses that ignore a class, what is returned carries a mask
   of the targets that count, over which training takes the mean: all tokens of a

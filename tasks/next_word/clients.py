@@ -61,7 +61,7 @@ class Clients:
   def reader(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> client_readers.Reader:
-    """Reads the users of a part when their round comes; for large corpora.
+    """Read the users of a part when their round comes; for large corpora.
 
     Args:
       part: One of the parts.

@@ -46,7 +46,7 @@ def load(
   *,
   download: bool = False,
 ) -> Sentences:
-  """Reads a corpus, of which memory holds little (see `sentences`).
+  """Read a corpus, of which memory holds little (see `sentences`).
 
   Args:
     corpus: One of `NAMES`, or the path of a file of JSON lines, compressed or

@@ -86,7 +86,7 @@ SHAKESPEARE = DataSet(
 def read(
   data_set: DataSet, folder: str | os.PathLike[str], limits: Limits
 ) -> Iterator[Message]:
-  """Reads the texts of clients, one client after the other.
+  """Read the texts of clients, one client after the other.
 
   Args:
     data_set: Which one.
@@ -230,7 +230,7 @@ def _read_sqlite(
 def _rows(
   database: sqlite3.Connection, part: str, clients: Sequence[str]
 ) -> Iterator[list[tuple[str, bytes]]]:
-  """Yields some rows at a time, each a client and a serialized example.
+  """Yield some rows at a time, each a client and a serialized example.
 
   A file with an index is asked for one client after the other. Without an index
   each question would read all of it, so it is read once from end to end.

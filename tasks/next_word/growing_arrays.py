@@ -19,7 +19,7 @@ class GrowingArray:
   """
 
   def __init__(self, dtype: type[np.generic]):
-    """Opens the file.
+    """Open the file.
 
     Raises:
       DataError: If no temporary file can be made.
@@ -31,7 +31,7 @@ class GrowingArray:
       raise _disk_error(error) from error
 
   def extend(self, values: np.ndarray) -> None:
-    """Appends items.
+    """Append items.
 
     Args:
       values: `[items]`, of any type of numbers that fits.
@@ -45,7 +45,7 @@ class GrowingArray:
       raise _disk_error(error) from error
 
   def finish(self) -> np.ndarray:
-    """Returns all items, `[items]`, to be read only; nothing more is appended.
+    """Return all items, `[items]`, to be read only; nothing more is appended.
 
     The system reads them from the file when they are looked at, and forgets
     them when it needs the memory.

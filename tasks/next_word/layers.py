@@ -22,7 +22,7 @@ class TokenRows(tf.keras.layers.Layer):
   """
 
   def __init__(self, words: int, buckets: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       words: How many words the vocabulary has.
@@ -130,7 +130,7 @@ class LoopedLSTM(recurrent.LSTMLayer):
 def _recur(
   gates: tf.Tensor, kernel: tf.Tensor
 ) -> tuple[tf.Tensor, Callable[..., tuple[tf.Tensor, tf.Tensor]]]:
-  """Runs the loop over time.
+  """Run the loop over time.
 
   Args:
     gates: What the input says to input, forget, cell and output gate, float
@@ -193,7 +193,7 @@ def _recur_backwards(
   kernel: tf.Tensor,
   of_outputs: tf.Tensor,
 ) -> tf.Tensor:
-  """Takes gradients from the outputs of an LSTM back to its gates.
+  """Take gradients from the outputs of an LSTM back to its gates.
 
   Args:
     opened: How far gates were open, float `[time, batch, 4 * units]`.

@@ -27,7 +27,7 @@ from tff_partial.model import keras_metrics
 
 
 def rank(logits: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-  """Counts the other classes that are at least as likely as the right one.
+  """Count the other classes that are at least as likely as the right one.
 
   A tie counts against the right class, so that a model that says the same of
   all classes, or no number, is never right. Under XLA on a CPU counting takes a
@@ -55,7 +55,7 @@ class _OverTokens(tf.keras.metrics.Metric):
   """
 
   def __init__(self, classes: Classes, name: str, **kwargs: Any):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       classes: What the model predicts.
@@ -116,7 +116,7 @@ class AccuracyInVocabulary(_OverTokens):
     name: str = 'accuracy_in_vocabulary',
     **kwargs: Any,
   ):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       classes: What the model predicts.
@@ -160,7 +160,7 @@ class NumTokens(tf.keras.metrics.Metric):
   """Counts the targets that are no padding, of examples with a weight."""
 
   def __init__(self, pad: int = 0, name: str = 'num_tokens', **kwargs: Any):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       pad: The id of padding.
@@ -195,7 +195,7 @@ def _of_tokens(weight: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def build_metrics(classes: Classes) -> list[tf.keras.metrics.Metric]:
-  """Builds all metrics of the table above.
+  """Build all metrics of the table above.
 
   Args:
     classes: What the model predicts.

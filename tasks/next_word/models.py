@@ -84,7 +84,7 @@ class Sizes(Options):
     return 'next_word_'
 
   def __post_init__(self) -> None:
-    """Checks that a model can have these sizes."""
+    """Check that a model can have these sizes."""
     super().__post_init__()
     if self.architecture == TRANSFORMER and self.embedding % self.heads:
       raise OptionError(
@@ -110,7 +110,7 @@ def build_next_word_model(
   *,
   features: bool = False,
 ) -> tf.keras.Model:
-  """Builds a model from sentences to logits for each next token.
+  """Build a model from sentences to logits for each next token.
 
   Args:
     tokens: The sizes that fix all ids.
@@ -162,7 +162,7 @@ class OfLogits(tf.keras.metrics.Metric):
   """A metric of logits, for a model that also tells its features."""
 
   def __init__(self, metric: tf.keras.metrics.Metric):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       metric: That of labels and logits.

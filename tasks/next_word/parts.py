@@ -39,7 +39,7 @@ class Part:
   knows_past: bool = False
 
   def describe(self) -> dict[str, int]:
-    """Counts users and sentences."""
+    """Count users and sentences."""
     counted = [self.newer] if self.knows_past else [self.older, self.newer]
     return {
       'users': len(self.users),
@@ -142,7 +142,7 @@ def divide_sentences(
 
 
 def describe(parts: Mapping[str, Part]) -> dict[str, Any]:
-  """Counts users and sentences of each part."""
+  """Count users and sentences of each part."""
   return {part: held.describe() for part, held in parts.items()}
 
 

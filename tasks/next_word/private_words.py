@@ -173,7 +173,7 @@ class Released(NamedTuple):
 def calibrate(
   target_epsilon: float, delta: float, words_per_user: int
 ) -> NoisyThreshold:
-  """Finds the least noise for a vocabulary that is to be private by itself.
+  """Find the least noise for a vocabulary that is to be private by itself.
 
   Half of delta is for the noise, half for the threshold.
 
@@ -210,12 +210,12 @@ class Draw:
   words: tuple[str, ...]
 
   def to_json(self) -> dict[str, Any]:
-    """Returns what JSON can hold, and `from_json` takes."""
+    """Return what JSON can hold, and `from_json` takes."""
     return dataclasses.asdict(self)
 
   @classmethod
   def from_json(cls, kept: Mapping[str, Any]) -> Self:
-    """Makes a draw of what `to_json` returned.
+    """Make a draw of what `to_json` returned.
 
     Args:
       kept: That.
@@ -411,7 +411,7 @@ def stand_in(size: int, buckets: int) -> words_lib.Words:
 def bounded_counts(
   sentences: Sentences, users: Collection[int], words_per_user: int
 ) -> words_lib.Counts:
-  """Counts the users of words, each user for a bounded number of words.
+  """Count the users of words, each user for a bounded number of words.
 
   Args:
     sentences: A corpus.
@@ -439,7 +439,7 @@ def _fingerprint(counts: words_lib.Counts) -> str:
 
 
 def _noised(counts: np.ndarray, stddev: float, seed: np.ndarray) -> np.ndarray:
-  """Adds noise to counts, float64 `[words]`."""
+  """Add noise to counts, float64 `[words]`."""
   values = tf.constant(counts, tf.double)
   if stddev:
     noise = dp_queries.standard_normal(seed, values.shape)

@@ -143,7 +143,7 @@ class Sentences:
     return self.between(self.bounds[user], self.bounds[user + 1])[0]
 
   def batches(self, users: Iterable[int]) -> Iterator[np.ndarray]:
-    """Yields the tokens of authors, of some of them at a time.
+    """Yield the tokens of authors, of some of them at a time.
 
     Args:
       users: Places in `authors`.
@@ -173,7 +173,7 @@ class Sentences:
     ]
 
   def describe(self) -> dict[str, Any]:
-    """Counts sentences, authors and tokens, and what was left out."""
+    """Count sentences, authors and tokens, and what was left out."""
     return {
       'sentences': len(self),
       'authors': len(self.authors),
@@ -232,7 +232,7 @@ class _Columns(NamedTuple):
 
 
 def _blocks(messages: Iterable[Message]) -> Iterator[list[Message]]:
-  """Yields messages together that have so many characters."""
+  """Yield messages together that have so many characters."""
   held: list[Message] = []
   size = 0
   for message in messages:

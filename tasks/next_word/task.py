@@ -110,7 +110,7 @@ class Options(TaskOptions):
   def load(
     self, data: Data, seed: int, release: Release = Release()
   ) -> 'NextWord':
-    """Reads the sentences, learns the vocabulary and makes the task.
+    """Read the sentences, learns the vocabulary and makes the task.
 
     Args:
       data: Where they come from: the folder holds one with the corpus' name, or
@@ -209,7 +209,7 @@ class NextWord:
     return f'{len(words)} words ({random_bits.derive(*words).tobytes().hex()})'
 
   def released_anew(self, release: Release) -> 'NextWord':
-    """Makes the task again, of the same sentences.
+    """Make the task again, of the same sentences.
 
     Args:
       release: How a vocabulary with noise is released.
@@ -247,7 +247,7 @@ class NextWord:
     }
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model.
+    """Build the model.
 
     Args:
       user: OWN for buckets whose vectors are each client's own, NOBODY for

@@ -70,13 +70,13 @@ CHARACTERS = Rule(_tokens('[^\0\1]'), in_pieces=True)
 
 
 def fingerprint(word: str) -> int:
-  """Returns the 64 bits that stand for a word on every machine, at least 2."""
+  """Return the 64 bits that stand for a word on every machine, at least 2."""
   digest = hashlib.blake2b(_bytes(word), digest_size=8).digest()
   return max(int.from_bytes(digest, 'little'), len(_ENDS))
 
 
 def fingerprints(words: Sequence[str]) -> np.ndarray:
-  """Returns the fingerprints of words, uint64 `[words]`."""
+  """Return the fingerprints of words, uint64 `[words]`."""
   return np.array([fingerprint(word) for word in words], np.uint64)
 
 
@@ -90,20 +90,20 @@ class Lexicon:
     self._pages: list[tuple[int, int]] = []  # Their words, their letters.
 
   def add(self, word: str) -> int:
-    """Adds a word, which may be there already, and returns its fingerprint."""
+    """Add a word, which may be there already, and returns its fingerprint."""
     self._words[word] = found = fingerprint(word)
     if len(self._words) == _PAGE:
       self._turn()
     return found
 
   def finish(self) -> None:
-    """Writes the last words down; from now on it can be asked."""
+    """Write the last words down; from now on it can be asked."""
     self._turn()
     self._read_letters = self._letters.finish()
     self._read_prints = self._prints.finish()
 
   def words_of(self, prints: np.ndarray) -> list[str]:
-    """Returns the words of fingerprints, in one pass over the file.
+    """Return the words of fingerprints, in one pass over the file.
 
     Args:
       prints: uint64 `[words]`, of words that were added.
@@ -121,7 +121,7 @@ class Lexicon:
     return [found[each] for each in prints.tolist()]
 
   def _turn(self) -> None:
-    """Writes a page."""
+    """Write a page."""
     if not self._words:
       return
     text = _bytes(_END_OF_SENTENCE.join(self._words))

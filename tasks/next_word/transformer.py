@@ -30,7 +30,7 @@ class AddPositions(tf.keras.layers.Layer):
 
 
 def read(vectors: Any, num_layers: int, heads: int, hidden_units: int) -> Any:
-  """Builds the blocks, each of attention to what came before and two layers.
+  """Build the blocks, each of attention to what came before and two layers.
 
   Args:
     vectors: A Keras tensor `[batch, time, size]`.

@@ -67,7 +67,7 @@ class Words:
     return Tokens(len(self.words), self.buckets)
 
   def numbers(self, prints: np.ndarray) -> np.ndarray:
-    """Returns the numbers of words.
+    """Return the numbers of words.
 
     Args:
       prints: Their fingerprints, uint64 `[words]`.
@@ -114,7 +114,7 @@ class Words:
     return rows
 
   def decode(self, numbers: Iterable[int]) -> list[str]:
-    """Returns what numbers stand for: words, or their kind in <>."""
+    """Return what numbers stand for: words, or their kind in <>."""
     ids = self.tokens
     special = {ids.pad: '<pad>', ids.begin: '<begin>', ids.end: '<end>'}
     return [
@@ -130,7 +130,7 @@ class Words:
   def coverage(
     self, sentences: Sentences, users: Iterable[int]
   ) -> dict[str, Any]:
-    """Counts tokens, and what share of them is in the vocabulary.
+    """Count tokens, and what share of them is in the vocabulary.
 
     Args:
       sentences: A corpus.
@@ -172,7 +172,7 @@ def learn(
 
 
 def count(sentences: Sentences, users: Iterable[int]) -> Counts:
-  """Counts the words of users; memory grows with different words alone."""
+  """Count the words of users; memory grows with different words alone."""
   return add_up(
     Counts(*np.unique(tokens, return_counts=True))
     for tokens in sentences.batches(users)
@@ -180,7 +180,7 @@ def count(sentences: Sentences, users: Iterable[int]) -> Counts:
 
 
 def add_up(parts: Iterable[Counts]) -> Counts:
-  """Adds counts up, a bounded number of them at a time."""
+  """Add counts up, a bounded number of them at a time."""
   total = Counts(np.zeros(0, np.uint64), np.zeros(0, np.int64))
   held: list[Counts] = []
   size = 0

@@ -34,7 +34,7 @@ def macro(counts: Any) -> tf.Tensor:
 
 
 def sum_by_group(counts: Any, groups: Any, num_groups: int) -> tf.Tensor:
-  """Adds the counts of clients up by their sub-populations.
+  """Add the counts of clients up by their sub-populations.
 
   Args:
     counts: `[clients, 4]`.
@@ -92,7 +92,7 @@ class PreferenceF1(tf.keras.metrics.Metric):
     name: str = 'f1',
     **kwargs: Any,
   ):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       groups: The sub-populations; users of others are not measured.
@@ -113,7 +113,7 @@ class PreferenceF1(tf.keras.metrics.Metric):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch."""
+    """Add a batch."""
     is_liked = tf.cast(y_true[:, IS_LIKED], tf.bool)
     logits = logits_of(y_pred)
     says_so = logits[:, 1] > logits[:, 0]
@@ -149,7 +149,7 @@ class PreferenceF1(tf.keras.metrics.Metric):
 
 
 def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
-  """Builds `f1`, `f1_weighted`, and the F1 of sub-populations.
+  """Build `f1`, `f1_weighted`, and the F1 of sub-populations.
 
   Those are `f1_0`, `f1_1`, ... of each alone, and where some are more common
   than others also `f1_share_0.25`, ... of those that are equally common

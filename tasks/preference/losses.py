@@ -56,7 +56,7 @@ class PreferenceAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch of labels `[batch, 4]`, of which the first is predicted."""
+    """Add a batch of labels `[batch, 4]`, of which the first is predicted."""
     return super().update_state(
       y_true[:, IS_LIKED], logits_of(y_pred), sample_weight
     )

@@ -41,7 +41,7 @@ class MnistOptions(Options):
   name: ClassVar[str] = NAME
 
   def load(self, data: Data, seed: int) -> 'MnistPreference':
-    """Loads the images and makes the task.
+    """Load the images and makes the task.
 
     Args:
       data: Where they come from: the folder holds `emnist`, or is it, of which

@@ -54,7 +54,7 @@ _LAYER_NORM_EPSILON = 1e-5
 def build_encoder(
   shape: tuple[int, int], channels: int, activation: str | None = None
 ) -> tf.keras.Model:
-  """Builds the encoder of appendix B.1, from images to 64 features.
+  """Build the encoder of appendix B.1, from images to 64 features.
 
   Three convolutions, each followed by a normalization over its whole output:
   16 and 32 filters of 3 x 3 at every second pixel, and 64 of the size that is
@@ -96,7 +96,7 @@ def build_preference(
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
-  """Builds FedEmbed's model with a single head, from images to two logits.
+  """Build FedEmbed's model with a single head, from images to two logits.
 
   Without an embedding it is the baseline Global, and with `head` local FedRep.
   With one it is Global+: the user's vector is the diagonal of a second channel
@@ -137,7 +137,7 @@ def build_fed_embed(
   encoder: Callable[..., tf.keras.Model] = build_encoder,
   spread: float = 1.0,
 ) -> tf.keras.Model:
-  """Builds FedEmbed's model with all heads (Figure 2), of one client.
+  """Build FedEmbed's model with all heads (Figure 2), of one client.
 
   All heads read the features and the embedding. The head of the client's
   sub-population is named `head`; the server has one for each.
@@ -187,7 +187,7 @@ def build_clustered(
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
-  """Builds PFedKM's model: the encoder, a head of the cluster and one for all.
+  """Build PFedKM's model: the encoder, a head of the cluster and one for all.
 
   Args:
     shape: Height and width of an image.
@@ -226,7 +226,7 @@ def build_head_clustered(
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
-  """Builds our PFedKM's model, which clusters the gradients of a linear head.
+  """Build our PFedKM's model, which clusters the gradients of a linear head.
 
   Args:
     shape: Height and width of an image.
@@ -270,7 +270,7 @@ def build_head_clustered(
 def build_personal_embedding(
   size: int, spread: float = 1.0
 ) -> layers_lib.PrivateVector:
-  """Builds the layer of one user's vector, the same for all of its examples.
+  """Build the layer of one user's vector, the same for all of its examples.
 
   FedEmbed's section 3.2 draws the first values from a uniform distribution
   without saying which; ours begins at 0 and ends at 1, PyTorch's default, or
@@ -286,7 +286,7 @@ def build_personal_embedding(
 
 
 def append_to_image(image: tf.Tensor, personal: tf.Tensor) -> tf.Tensor:
-  """Appends a personal embedding to an image, as FedEmbed's section 4 does.
+  """Append a personal embedding to an image, as FedEmbed's section 4 does.
 
   Args:
     image: Floats `[batch, height, width, channels]`.
@@ -323,7 +323,7 @@ def build_partial(
   type_head: bool = True,
   **options: Any,
 ) -> models.PartialModel:
-  """Takes FedEmbed's or PFedKM's model apart.
+  """Take FedEmbed's or PFedKM's model apart.
 
   Args:
     build: Makes the Keras model with all heads, or with clusters.
@@ -367,7 +367,7 @@ PARTS_WITHOUT_TYPES = dataclasses.replace(PARTS, shared_loss=None)
 def normalize(
   number: int, axes: Sequence[int] = (1, 2, 3)
 ) -> tf.keras.layers.Layer:
-  """Builds the normalization of an example over these axes, as PyTorch's.
+  """Build the normalization of an example over these axes, as PyTorch's.
 
   Args:
     number: Which one it is, for its name.

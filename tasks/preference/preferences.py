@@ -37,7 +37,7 @@ def draw(
   repeat: bool = True,
   seed: int = 0,
 ) -> dict[str, Partition]:
-  """Gives each user examples for every part, of which it likes one half.
+  """Give each user examples for every part, of which it likes one half.
 
   Args:
     kinds: Integers `[examples]`, from 0.

@@ -47,7 +47,7 @@ class SpeechOptions(Options):
   )
 
   def load(self, data: Data, seed: int) -> 'SpeechPreference':
-    """Loads the recordings, makes the voices and the task.
+    """Load the recordings, makes the voices and the task.
 
     Args:
       data: Where they come from: the folder holds `speech`, see

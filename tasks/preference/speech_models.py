@@ -21,7 +21,7 @@ _PAPER_SHAPE = (200, 375)
 def build_encoder(
   shape: tuple[int, int], channels: int, activation: str | None = None
 ) -> tf.keras.Model:
-  """Builds the encoder of appendix B.2, from pictures to 256 features.
+  """Build the encoder of appendix B.2, from pictures to 256 features.
 
   Three convolutions of 16, 32 and 64 filters and a dense layer, each followed
   by a normalization over its whole output. The convolutions make 20 x 16, 8 x 6

@@ -130,7 +130,7 @@ def divide(corpus: Corpus) -> dict[tuple[str, str], list[Recording]]:
 
 
 def load(data_dir: str | os.PathLike[str] | None) -> Corpus:
-  """Reads all recordings below a folder, see the module.
+  """Read all recordings below a folder, see the module.
 
   Args:
     data_dir: Holds `speech/fsdd/recordings`, or is a folder on the way there,
@@ -177,7 +177,7 @@ def load(data_dir: str | os.PathLike[str] | None) -> Corpus:
 def build_corpus(
   name: str, rate: int, recordings: Sequence[Recording]
 ) -> Corpus:
-  """Puts recordings in order.
+  """Put recordings in order.
 
   Args:
     name: Where they come from.
@@ -192,7 +192,7 @@ def build_corpus(
 
 
 def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
-  """Reads a file; of several channels it takes the mean.
+  """Read a file; of several channels it takes the mean.
 
   Args:
     path: A wav file, PCM of 8 or 16 bits.

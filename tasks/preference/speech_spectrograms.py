@@ -27,7 +27,7 @@ _LEAST_POWER = 1e-10
 
 
 def log_mel(samples: np.ndarray, rate: int) -> np.ndarray:
-  """Computes the spectrogram of a recording, at most `NUM_FRAMES` frames.
+  """Compute the spectrogram of a recording, at most `NUM_FRAMES` frames.
 
   Args:
     samples: float32 `[samples]`, at least one.
@@ -51,13 +51,13 @@ def log_mel(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def from_loudest(decibels: np.ndarray) -> np.ndarray:
-  """Puts the loudest number to 0 dB and all that is faint to -80 dB."""
+  """Put the loudest number to 0 dB and all that is faint to -80 dB."""
   below = decibels - decibels.max()
   return np.maximum(below, -_RANGE_DECIBELS).astype(np.float32)
 
 
 def to_picture(decibels: np.ndarray) -> np.ndarray:
-  """Makes a picture of a spectrogram, with frames cut off or added as needed.
+  """Make a picture of a spectrogram, with frames cut off or added as needed.
 
   Args:
     decibels: `[frames, NUM_BANDS]`, from -80 to 0.

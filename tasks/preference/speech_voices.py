@@ -101,7 +101,7 @@ def choose(speakers: Sequence[str], num_voices: int) -> list[Voice]:
 
 
 def speak(corpus: speech_recordings.Corpus, num_voices: int) -> Utterances:
-  """Makes all utterances of all voices.
+  """Make all utterances of all voices.
 
   Args:
     corpus: Recordings of speakers.
@@ -208,7 +208,7 @@ def _mix_along(
 def align(
   first: Sequence[np.ndarray], second: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-  """Finds which frames go together, by dynamic time warping.
+  """Find which frames go together, by dynamic time warping.
 
   The path from both beginnings to both ends on which the Euclidean distances
   of frames, each band without its mean over the word, sum up to the least.

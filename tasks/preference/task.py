@@ -111,7 +111,7 @@ class Options(TaskOptions):
     return 'preference_'
 
   def __post_init__(self) -> None:
-    """Checks the spread."""
+    """Check the spread."""
     super().__post_init__()
     if self.embedding_spread <= 0:
       raise OptionError(
@@ -205,7 +205,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     self._build_encoder = build_encoder
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds FedEmbed's model, with a single head or with all heads.
+    """Build FedEmbed's model, with a single head or with all heads.
 
     Args:
       user: OWN for personal embeddings or heads, see `Options`; NOBODY; or
@@ -330,7 +330,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
 
 
 def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
-  """Builds `accuracy`, and `f1` as a whole and of each sub-population.
+  """Build `accuracy`, and `f1` as a whole and of each sub-population.
 
   Args:
     shares: The share of each sub-population among the users.

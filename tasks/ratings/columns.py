@@ -22,7 +22,7 @@ USUAL = {
 def named(
   path: pathlib.Path, header: Sequence[str], what: str, given: str
 ) -> str:
-  """Returns a column that was named.
+  """Return a column that was named.
 
   Args:
     path: The file.
@@ -49,7 +49,7 @@ def named(
 
 
 def guessed(path: pathlib.Path, header: Sequence[str], what: str) -> str | None:
-  """Returns the only column with a usual name; None for a time, if none has.
+  """Return the only column with a usual name; None for a time, if none has.
 
   Args:
     path: The file.

@@ -99,7 +99,7 @@ class Csv(Options):
       )
 
   def read(self) -> Table:
-    """Reads the file.
+    """Read the file.
 
     Raises:
       DataError: If there is no such file or column, or a line is damaged; it
@@ -264,7 +264,7 @@ class _Reader:
     self._number_of: dict[str, float] = {}
 
   def read(self, lines: Iterator[tuple[int, list[str]]]) -> Table:
-    """Reads all lines.
+    """Read all lines.
 
     Args:
       lines: Numbers of lines, and their fields.

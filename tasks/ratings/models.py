@@ -25,7 +25,7 @@ class SquaredStars(tf.keras.losses.MeanSquaredError):
   """Mean squared error in stars."""
 
   def __init__(self, unit: float = 1.0, **kwargs: Any):
-    """Makes the loss.
+    """Make the loss.
 
     Args:
       unit: What a star is on the scale of the ratings.
@@ -46,7 +46,7 @@ class SquaredStars(tf.keras.losses.MeanSquaredError):
 def build_metrics(
   scale: Scale | None, step: float | None
 ) -> list[tf.keras.metrics.Metric]:
-  """Builds the metrics `rmse`, `mae` and, of ratings in steps, `accuracy`.
+  """Build the metrics `rmse`, `mae` and, of ratings in steps, `accuracy`.
 
   Args:
     scale: Limits to which predictions are clipped first, or None.

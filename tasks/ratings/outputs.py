@@ -41,7 +41,7 @@ class _Row(NamedTuple):
 
 
 def write(config: Config, output: Output) -> None:
-  """Writes what the options of a run on ratings ask for, and says so.
+  """Write what the options of a run on ratings ask for, and says so.
 
   What an algorithm cannot give, such as items for each user where users have
   nothing of their own, is left out, and why is said.

@@ -131,7 +131,7 @@ class Options(TaskOptions):
       )
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield what a private run may not choose."""
     if self.centred:
       yield Leak(
         'ratings_centred',
@@ -141,7 +141,7 @@ class Options(TaskOptions):
       )
 
   def load(self, data: Data, seed: int) -> 'Ratings':
-    """Reads the ratings and makes the task.
+    """Read the ratings and makes the task.
 
     Args:
       data: Whether they are real or invented.
@@ -241,7 +241,7 @@ class Ratings(movielens.MovieLens):
     }
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
-    """Returns one user's ratings.
+    """Return one user's ratings.
 
     Raises:
       OptionError: If there is no such user.

@@ -120,7 +120,7 @@ def together(costs: Sequence[tuple[float, float]], runs: str) -> str:
 
 
 def report(folder: pathlib.Path, output: pathlib.Path) -> str:
-  """Describes a search, and writes `trials.csv` and `search.md`.
+  """Describe a search, and writes `trials.csv` and `search.md`.
 
   Args:
     folder: The folder of the sweep.

@@ -38,7 +38,7 @@ class Parameter:
 
 
 def parse(texts: Sequence[str], known: Sequence[str]) -> list[Parameter]:
-  """Reads what is to be varied.
+  """Read what is to be varied.
 
   Args:
     texts: Such as `server_learning_rate=log:0.01:1`.

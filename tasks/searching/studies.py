@@ -13,7 +13,7 @@ _SETTINGS = 'settings'
 
 
 def optuna() -> Any:
-  """Imports Optuna, which only a search needs.
+  """Import Optuna, which only a search needs.
 
   Raises:
     OptionError: If it is not installed.
@@ -41,7 +41,7 @@ class Study:
   """
 
   def __init__(self, folder: pathlib.Path, direction: str | None = None):
-    """Opens the journal of a folder.
+    """Open the journal of a folder.
 
     Args:
       folder: The folder of the sweep.
@@ -79,7 +79,7 @@ class Study:
     return dict(self.study.user_attrs.get(_SETTINGS, {}))
 
   def claim(self, settings: dict[str, Any], where: pathlib.Path) -> None:
-    """Notes the settings of a new search, or compares them.
+    """Note the settings of a new search, or compares them.
 
     Args:
       settings: Names to values that JSON has.

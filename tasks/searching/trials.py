@@ -54,7 +54,7 @@ class Trials:
   train: Train
 
   def run(self) -> studies.Study:
-    """Runs those that are not done yet.
+    """Run those that are not done yet.
 
     Returns:
       The study, with all trials.
@@ -78,7 +78,7 @@ class Trials:
     return study
 
   def _run_one(self, study: studies.Study, number: int) -> None:
-    """Runs a trial, or goes on with it, and notes how it ended."""
+    """Run a trial, or goes on with it, and notes how it ended."""
     trial = study.open_trial(
       number, list(self.plan.parameters), self.plan.search.search_seed
     )
@@ -113,14 +113,14 @@ class Trials:
     return flags.without_unread(arguments, flags.algorithm_of(arguments))
 
   def _check(self, chosen: dict[str, Any]) -> None:
-    """Ends a trial whose values do not go together, before it is run."""
+    """End a trial whose values do not go together, before it is run."""
     try:
       flags.parse(self._arguments(chosen))
     except OptionError as error:
       raise _Ended(str(error)) from error
 
   def _climb(self, study: studies.Study, trial: Any) -> float | None:
-    """Runs a trial from rung to rung.
+    """Run a trial from rung to rung.
 
     Returns:
       The metric after all rounds; None if it is ended before.

@@ -84,7 +84,7 @@ class Documents:
     return (label_counts(self, np.ones(len(self), bool)) > 0).sum(axis=1) > 1
 
   def describe(self) -> dict[str, Any]:
-    """Counts documents, authors and classes, and what was left out."""
+    """Count documents, authors and classes, and what was left out."""
     return {
       'documents': len(self),
       'authors': len(self.authors),
@@ -102,7 +102,7 @@ def load_comments(
   max_comments: int | None = 500,
   max_chars: int = 280,
 ) -> Documents:
-  """Reads Reddit's comments from files of JSON lines, in two passes.
+  """Read Reddit's comments from files of JSON lines, in two passes.
 
   A dump may be large: the first pass counts, the second one keeps what is
   used. Comments whose author or text is gone, and empty ones, are left out
@@ -141,7 +141,7 @@ def load_messages(
   max_messages: int | None = None,
   max_chars: int = 280,
 ) -> Documents:
-  """Reads messages that each have a label of 0 or 1 from files of JSON lines.
+  """Read messages that each have a label of 0 or 1 from files of JSON lines.
 
   Args:
     folder: Holds files `*.jsonl` or `*.ndjson`, perhaps compressed, or a folder
@@ -168,12 +168,12 @@ def load_messages(
 def from_records(
   name: str, records: Sequence[_Record], labels: Sequence[Any] | None = None
 ) -> Documents:
-  """Makes documents of records in memory, of which none is left out."""
+  """Make documents of records in memory, of which none is left out."""
   return _gather(name, lambda: iter(records), labels=labels)
 
 
 def label_counts(documents: Documents, rows: np.ndarray) -> np.ndarray:
-  """Counts each author's documents by class.
+  """Count each author's documents by class.
 
   Args:
     documents: All documents.
@@ -188,7 +188,7 @@ def label_counts(documents: Documents, rows: np.ndarray) -> np.ndarray:
 
 
 def generator(seed: int, *words: int | str) -> np.random.Generator:
-  """Returns a generator that belongs to a seed and what it is used for."""
+  """Return a generator that belongs to a seed and what it is used for."""
   return random_bits.generator('documents', seed, *words)
 
 
@@ -220,7 +220,7 @@ def _gather(
   max_documents: int | None = None,
   max_chars: int | None = None,
 ) -> Documents:
-  """Counts the records, then keeps those that are used.
+  """Count the records, then keeps those that are used.
 
   Args:
     name: Name of the data set.

@@ -83,7 +83,7 @@ class Options(TaskOptions):
   sizes: subreddit_models.Sizes = subreddit_models.Sizes()
 
   def __post_init__(self) -> None:
-    """Checks the numbers against each other."""
+    """Check the numbers against each other."""
     super().__post_init__()
     if self.num_reserved < self.num_support:
       raise OptionError(
@@ -168,7 +168,7 @@ class DocumentTask(KnowsUsers):
     return self.model_with(OWN)
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model, with the user's vector at the user, in a table, or not.
+    """Build the model, with the user's vector at the user, in a table, or not.
 
     Args:
       user: OWN, TABLE, or NOBODY for a model that does not know who writes.

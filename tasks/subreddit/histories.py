@@ -34,7 +34,7 @@ def places_in_history(documents: Documents, known: np.ndarray) -> np.ndarray:
 def author_orders(
   documents: Documents, *, by_time: bool, seed: int
 ) -> Iterator[np.ndarray]:
-  """Yields the places of each author's documents, in time or a drawn order."""
+  """Yield the places of each author's documents, in time or a drawn order."""
   bounds = np.searchsorted(
     documents.author, np.arange(len(documents.authors) + 1)
   )

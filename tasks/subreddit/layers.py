@@ -27,7 +27,7 @@ class FusedLSTM(recurrent.LSTMLayer):
   """
 
   def __init__(self, units: int, go_backwards: bool = False, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       units: Length of the output.
@@ -94,7 +94,7 @@ class Drift(tf.keras.layers.Layer):
   """
 
   def __init__(self, num_vectors: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       num_vectors: The vector that stays and the control points, at least two.
@@ -126,7 +126,7 @@ class SometimesUnknown(tf.keras.layers.Layer):
   """
 
   def __init__(self, share: float, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       share: How many of the vectors are zero, of one.
@@ -153,7 +153,7 @@ class NGrams(tf.keras.layers.Layer):
   """
 
   def __init__(self, length: int, buckets: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       length: How many characters are numbered together.

@@ -110,7 +110,7 @@ class Sizes(Options):
   )
 
   def __post_init__(self) -> None:
-    """Checks that a model can have these sizes."""
+    """Check that a model can have these sizes."""
     super().__post_init__()
     for units in self.mlp_units:
       _check_positive('mlp_units', units)
@@ -139,7 +139,7 @@ def build_document_model(
   user: str = NOBODY,
   num_users: int | None = None,
 ) -> tf.keras.Model:
-  """Builds a model from texts to logits.
+  """Build a model from texts to logits.
 
   Args:
     vocabulary_size: How many characters there are; 0 pads.

@@ -46,7 +46,7 @@ class Parts:
     return [own for own in pieces if len(own)]
 
   def describe(self) -> dict[str, dict[str, int]]:
-    """Counts documents and authors of each part."""
+    """Count documents and authors of each part."""
     return {
       part: {
         'documents': len(rows),

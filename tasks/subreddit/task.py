@@ -96,7 +96,7 @@ class SubredditOptions(Options):
   name: ClassVar[str] = NAME
 
   def load(self, data: Data, seed: int) -> Subreddit:
-    """Loads the comments and makes the task.
+    """Load the comments and makes the task.
 
     Args:
       data: Where they come from: the folder holds `subreddit`, or is it. Of
@@ -127,7 +127,7 @@ class StickerOptions(Options):
   sizes: subreddit_models.Sizes = subreddit_models.Sizes(user_embedding=4)
 
   def load(self, data: Data, seed: int) -> Sticker:
-    """Loads the messages and makes the task.
+    """Load the messages and makes the task.
 
     Args:
       data: Where they come from: the folder holds `sticker`, or is it.

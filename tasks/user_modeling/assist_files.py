@@ -45,7 +45,7 @@ def load(
   min_records_per_user: float = 5.0,
   join_skills: bool = True,
 ) -> records.Records:
-  """Reads ASSISTments: clients are teachers, answers are 0 or 1.
+  """Read ASSISTments: clients are teachers, answers are 0 or 1.
 
   Args:
     folder: Holds `FILE`, or a folder `assistments` that does.
@@ -87,7 +87,7 @@ def load(
 
 
 def read(path: pathlib.Path) -> pd.DataFrame:
-  """Reads the table, sorted by student, then position.
+  """Read the table, sorted by student, then position.
 
   Returns:
     Columns user_id, position, problem_id, skill, correct and teacher_id (int64)
@@ -117,7 +117,7 @@ def read(path: pathlib.Path) -> pd.DataFrame:
 
 
 def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
-  """Keeps one row of each attempt.
+  """Keep one row of each attempt.
 
   Rows that follow one another, of one student, problem and answer, are one
   attempt; where a skill comes again, a second attempt begins.
@@ -133,7 +133,7 @@ def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _header(data: bytes, path: pathlib.Path) -> list[str]:
-  """Returns the names of the columns, if all that are needed are there once."""
+  """Return the names of the columns, if all that are needed are there once."""
   line = data.partition(b'\n')[0].decode('utf-8-sig', 'replace')
   header = next(csv.reader([line]), [])
   for column in _COLUMNS:
@@ -150,7 +150,7 @@ def _header(data: bytes, path: pathlib.Path) -> list[str]:
 
 
 def _parse_quickly(data: bytes) -> pd.DataFrame | None:
-  """Parses the table if all of it is beyond doubt, else returns None."""
+  """Parse the table if all of it is beyond doubt, else returns None."""
   types: collections.defaultdict[str, type] = collections.defaultdict(
     lambda: str, dict.fromkeys(_NUMBERS, np.int64)
   )
@@ -184,7 +184,7 @@ def _parse_quickly(data: bytes) -> pd.DataFrame | None:
 def _parse_slowly(
   data: bytes, header: Sequence[str], path: pathlib.Path
 ) -> pd.DataFrame:
-  """Parses line by line and names the first line that is damaged."""
+  """Parse line by line and names the first line that is damaged."""
   try:
     text = data.decode('utf-8-sig')
   except UnicodeDecodeError as error:
@@ -217,7 +217,7 @@ def _parse_slowly(
 def _row(
   fields: dict[str, str], path: pathlib.Path, line: int
 ) -> tuple[int | str, ...]:
-  """Parses one line, or says what is wrong with it."""
+  """Parse one line, or says what is wrong with it."""
   row: list[int | str] = []
   for column in _NUMBERS:
     field = fields.get(column, '').strip()
@@ -238,7 +238,7 @@ def _row(
 
 
 def _refuse_contradictions(table: pd.DataFrame, path: pathlib.Path) -> None:
-  """Compares each row with the first one that it must agree with."""
+  """Compare each row with the first one that it must agree with."""
   for keys, column, what in (
     (['user_id'], 'teacher_id', 'a student has one teacher'),
     (['skill'], 'skill_name', 'a skill has one name'),

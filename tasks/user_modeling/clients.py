@@ -34,7 +34,7 @@ class Clients:
     records: records_lib.Records,
     parts: Mapping[str, records_lib.Records],
   ):
-    """Counts users and items.
+    """Count users and items.
 
     Args:
       records: All records.

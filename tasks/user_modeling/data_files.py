@@ -19,7 +19,7 @@ _REMEDY = (
 def find(
   folder: str | os.PathLike[str], places: Sequence[str], name: str
 ) -> pathlib.Path:
-  """Finds a file or folder below the data folder.
+  """Find a file or folder below the data folder.
 
   Args:
     folder: The data folder.
@@ -53,7 +53,7 @@ def find(
 
 
 def read(path: pathlib.Path) -> bytes:
-  """Reads a file whole, with line ends as on Unix.
+  """Read a file whole, with line ends as on Unix.
 
   Raises:
     DataError: If it is missing or cannot be read.
@@ -68,7 +68,7 @@ def read(path: pathlib.Path) -> bytes:
 
 
 def damaged(path: pathlib.Path, line: int, problem: str) -> DataError:
-  """Makes the error for a line that is not as it should be."""
+  """Make the error for a line that is not as it should be."""
   return DataError(
     f'{path}, line {line}: {problem}. Correct the line, or fetch the file '
     'again.'

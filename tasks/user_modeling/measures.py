@@ -48,7 +48,7 @@ class Answers(NamedTuple):
 def is_right(
   scale: tuple[float, float],
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Makes what says whether predictions are right, as `RatingMetrics` does.
+  """Make what says whether predictions are right, as `RatingMetrics` does.
 
   A prediction is right if the nearest answer on the scale, of whole numbers, is
   the true one; halfway between two the lower one is taken for the nearest.
@@ -74,14 +74,14 @@ class ClippedAUC(tf.keras.metrics.AUC):
   def update_state(
     self, y_true: Any, y_pred: Any, sample_weight: Any = None
   ) -> Any:
-    """Counts a batch."""
+    """Count a batch."""
     return super().update_state(
       y_true, tf.clip_by_value(y_pred, 0.0, 1.0), sample_weight
     )
 
 
 def build_metrics(scale: tuple[float, float]) -> list[Any]:
-  """Makes the metrics of training, anew with every call.
+  """Make the metrics of training, anew with every call.
 
   Args:
     scale: The lowest and the highest answer.
@@ -147,7 +147,7 @@ class _Users:
     self._predicted: list[np.ndarray] = []
 
   def add(self, client: Answers) -> None:
-    """Adds those users of a client who have a record."""
+    """Add those users of a client who have a record."""
     if not len(client.user):
       return
     own, number = np.unique(client.user, return_inverse=True)

@@ -49,7 +49,7 @@ class Output:
   is_linear: bool = False
 
   def of(self, score: Any) -> Any:
-    """Makes predictions of scores, Keras tensors `[batch, 1]`."""
+    """Make predictions of scores, Keras tensors `[batch, 1]`."""
     layers = tf.keras.layers
     if self.is_linear:
       middle = (self.low + self.high) / 2
@@ -91,7 +91,7 @@ class MultiHot(tf.keras.layers.Layer):
   """Maps lists of attributes to vectors; see `multi_hot`."""
 
   def __init__(self, number: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       number: How many attributes there are.
@@ -135,7 +135,7 @@ class CommonBias(tf.keras.layers.Layer):
   """Adds the same number to all scores."""
 
   def __init__(self, first: float = 0.0, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       first: Its first value.
@@ -180,7 +180,7 @@ def attributes_of(inputs: dict[str, Any], sizes: Sizes) -> Any:
 def attribute_biases(
   inputs: dict[str, Any], sizes: Sizes, *, of_users: bool
 ) -> list[Any]:
-  """Sums over an item's attributes: of their biases, and of the user's in them.
+  """Sum over an item's attributes: of their biases, and of the user's in them.
 
   Args:
     inputs: The inputs.
@@ -208,7 +208,7 @@ def users(
   name: str,
   initializer: str = XAVIER,
 ) -> Any:
-  """Looks up the user's row of a new table."""
+  """Look up the user's row of a new table."""
   return tf.keras.layers.Embedding(
     sizes.users, length, embeddings_initializer=initializer, name=name
   )(inputs[USER])
@@ -221,7 +221,7 @@ def items(
   name: str,
   initializer: str = XAVIER,
 ) -> Any:
-  """Looks up the item's row of a new table."""
+  """Look up the item's row of a new table."""
   return tf.keras.layers.Embedding(
     sizes.items, length, embeddings_initializer=initializer, name=name
   )(inputs[ITEM])

@@ -59,7 +59,7 @@ def build(
   scale: tuple[float, float] = (0.0, 1.0),
   is_linear: bool = False,
 ) -> tf.keras.Model:
-  """Builds one of `MODELS`.
+  """Build one of `MODELS`.
 
   Args:
     model: Which one.
@@ -113,7 +113,7 @@ def build_gum(
   is_as_in_code: bool = False,
   mean: float | None = None,
 ) -> tf.keras.Model:
-  """Builds the general user model of HPFL, section 4.4.
+  """Build the general user model of HPFL, section 4.4.
 
   Of the multi-hot vector m of the item's attributes comes Emb_c = m RM. A user
   is R_u = (Emb_u * Emb_c) KM_u (Eq. 4), an item R_v = (Emb_v * Emb_c) KM_v
@@ -226,7 +226,7 @@ def build_ncd(
   *,
   hidden: tuple[int, ...] = (512, 256),
 ) -> tf.keras.Model:
-  """Builds neural cognitive diagnosis (Wang et al., AAAI 2020).
+  """Build neural cognitive diagnosis (Wang et al., AAAI 2020).
 
   A user's mastery of each attribute and an item's difficulty in it, both
   between 0 and 1, are compared on the item's attributes and multiplied by how
@@ -277,7 +277,7 @@ def build_ncd(
 def build_ncf(
   sizes: Sizes, output: Output = BINARY, *, factors: int = 8
 ) -> tf.keras.Model:
-  """Builds neural collaborative filtering, NeuMF (He et al., WWW 2017).
+  """Build neural collaborative filtering, NeuMF (He et al., WWW 2017).
 
   One pair of tables is multiplied, another goes through a tower of layers that
   halve; a last layer makes a score of both results. It reads no attribute.
@@ -317,7 +317,7 @@ def build_ncf(
 def build_bias(
   sizes: Sizes, output: Output = BINARY, *, mean: float | None = None
 ) -> tf.keras.Model:
-  """Builds what knows of each user and item one number; no attribute is read.
+  """Build what knows of each user and item one number; no attribute is read.
 
   Args:
     sizes: How much there is of everything.

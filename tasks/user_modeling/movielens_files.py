@@ -26,7 +26,7 @@ _DIGITS = tuple('0123456789')
 def load(
   folder: str | os.PathLike[str], *, min_users: int = 5
 ) -> records.Records:
-  """Reads MovieLens 100K: answers are 1 to 5, attributes are the genres.
+  """Read MovieLens 100K: answers are 1 to 5, attributes are the genres.
 
   Args:
     folder: Holds the files, or the folder `ml-100k` or `movielens/ml-100k`.
@@ -63,7 +63,7 @@ def load(
 
 
 def read_genres(folder: pathlib.Path) -> records.Tags:
-  """Reads the genres of all movies.
+  """Read the genres of all movies.
 
   Args:
     folder: Holds `u.genre` and `u.item`.
@@ -94,7 +94,7 @@ def read_genres(folder: pathlib.Path) -> records.Tags:
 
 
 def _read_names(path: pathlib.Path) -> list[str]:
-  """Reads the names of the genres, which are numbered from 0."""
+  """Read the names of the genres, which are numbered from 0."""
   names: list[str] = []
   for number, line in rating_files.lines(path):
     name, code = rating_files.split_fields(line, '|', 2, path, number)

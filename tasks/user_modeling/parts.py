@@ -142,7 +142,7 @@ def _divide_client(
   validation_share: float,
   generator: np.random.Generator,
 ) -> np.ndarray:
-  """Returns the codes of one client's records."""
+  """Return the codes of one client's records."""
   if not len(user):
     return np.zeros(0, np.int8)
   size = int(item.max()) + 1

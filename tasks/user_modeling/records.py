@@ -127,7 +127,7 @@ class Records:
     return dataclasses.replace(self, **taken)
 
   def describe(self) -> dict[str, Any]:
-    """Counts what there is, as Table 1 of the paper, and what was left out.
+    """Count what there is, as Table 1 of the paper, and what was left out.
 
     Only clients, users, items and attributes with a record count.
     """
@@ -161,7 +161,7 @@ def build(
   min_records_per_user: float = 0.0,
   left_out: Mapping[str, int] | None = None,
 ) -> Records:
-  """Makes records of raw ids, leaves out small clients and numbers the rest.
+  """Make records of raw ids, leaves out small clients and numbers the rest.
 
   Clients, users, items and attributes are numbered by ascending id. Users of
   two clients are two users, even if their ids are the same; an item is the same
@@ -316,7 +316,7 @@ def _filter(
 def _attributes(
   name: str, item_ids: np.ndarray, tags: Tags
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-  """Returns the attributes of items, int32 `[items, width]`, and their names.
+  """Return the attributes of items, int32 `[items, width]`, and their names.
 
   Attributes that none of the items has get no number.
   """

@@ -130,7 +130,7 @@ def _invent_client(
   num_items: int,
   records_per_user: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns users, items and advantages, strength less difficulty, of records.
+  """Return users, items and advantages, strength less difficulty, of records.
 
   Args:
     generator: Chooses everything.

@@ -129,7 +129,7 @@ class AssistOptions(Options):
   )
 
   def load(self, data: Data, seed: int) -> 'UserModeling':
-    """Loads the answers and makes the task.
+    """Load the answers and makes the task.
 
     Args:
       data: Where they come from: the folder holds `assistments`, or is it; for
@@ -156,7 +156,7 @@ class MovielensOptions(Options):
   name: ClassVar[str] = MOVIELENS
 
   def load(self, data: Data, seed: int) -> 'UserModeling':
-    """Loads the ratings and makes the task.
+    """Load the ratings and makes the task.
 
     Args:
       data: Where they come from: the folder holds `movielens/ml-100k`, or is
@@ -262,7 +262,7 @@ class UserModeling:
   # ---- the model -------------------------------------------------------------
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model with tables at the clients, or all of them in one.
+    """Build the model with tables at the clients, or all of them in one.
 
     Args:
       user: OWN for tables that clients keep, or TABLE for one of the users of

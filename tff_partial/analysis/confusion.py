@@ -60,7 +60,7 @@ class Confusion:
     return self.counts / np.maximum(sizes, 1)
 
   def matched(self) -> 'Confusion':
-    """Renames and orders groups: each sub-population gets at most one.
+    """Rename and orders groups: each sub-population gets at most one.
 
     The assignment with the most users on the diagonal is chosen. Groups that
     no sub-population gets keep their names, with a mark, and come last.
@@ -81,7 +81,7 @@ def confusion(
   classes: Sequence[Any] | None = None,
   groups: Sequence[Any] | None = None,
 ) -> Confusion:
-  """Counts users by their sub-population and the group they were assigned to.
+  """Count users by their sub-population and the group they were assigned to.
 
   Args:
     truth: The sub-population of each user, `[users]`.
@@ -174,7 +174,7 @@ def draw(
 
 
 def _write(axes: Any, shares: np.ndarray) -> None:
-  """Writes shares into their fields, in per cent; empty fields stay empty."""
+  """Write shares into their fields, in per cent; empty fields stay empty."""
   for (row, column), share in np.ndenumerate(shares):
     if share >= 0.005:
       axes.text(

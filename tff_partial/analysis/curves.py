@@ -48,7 +48,7 @@ class Trace(NamedTuple):
 
 
 def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
-  """Reads a metric from a run's table of rounds.
+  """Read a metric from a run's table of rounds.
 
   Args:
     run: The run.
@@ -84,7 +84,7 @@ def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
 def over_traffic(
   traces: Sequence[Trace], runs: Sequence[run_folders.Run], what: str
 ) -> list[Trace]:
-  """Puts the rounds of repetitions where their traffic had come to by then.
+  """Put the rounds of repetitions where their traffic had come to by then.
 
   Args:
     traces: A trace by round for each run.
@@ -145,7 +145,7 @@ def default_metric(settings: Sequence[run_folders.Setting]) -> str:
 def mean_and_deviation(
   traces: Sequence[Trace],
 ) -> tuple[pd.Series, pd.Series]:
-  """Joins repetitions at the rounds that all of them have measured.
+  """Join repetitions at the rounds that all of them have measured.
 
   Args:
     traces: One a seed; at least one.

@@ -183,7 +183,7 @@ def draw(
 
 
 def _checked(users: Users, where: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns embeddings as floats and values as numbers, if they are sound."""
+  """Return embeddings as floats and values as numbers, if they are sound."""
   vectors = np.asarray(users.embeddings, np.float64)
   if vectors.ndim != 2:
     raise AnalysisError(

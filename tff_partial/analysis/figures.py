@@ -68,7 +68,7 @@ def axis_name(metric: str) -> str:
 
 
 def new(width: float, height: float) -> Figure:
-  """Makes an empty figure, in inches; no window and no global state."""
+  """Make an empty figure, in inches; no window and no global state."""
   return Figure(
     figsize=(width, height), layout='constrained', facecolor='white'
   )
@@ -84,14 +84,14 @@ def tidy(axes: Any) -> None:
 
 
 def wrap(text: str, width: int = 30) -> str:
-  """Breaks a long label into lines."""
+  """Break a long label into lines."""
   return '\n'.join(textwrap.wrap(text, width)) or text
 
 
 def label_ends(
   axes: Any, ends: Sequence[tuple[float, float, str, Any]]
 ) -> None:
-  """Writes each line's label beside its end, none upon another.
+  """Write each line's label beside its end, none upon another.
 
   Args:
     axes: Has its final limits.
@@ -125,7 +125,7 @@ def label_ends(
 
 
 def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-  """Moves labels apart until none covers another.
+  """Move labels apart until none covers another.
 
   Args:
     wanted: Where the middles should be, in shares of the axis.
@@ -153,7 +153,7 @@ def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
 def save(
   figure: matplotlib_figure.Figure, path: str | os.PathLike[str]
 ) -> pathlib.Path:
-  """Writes a figure as PNG, whole or not at all; the same bits every time."""
+  """Write a figure as PNG, whole or not at all; the same bits every time."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   temporary = path.with_name(f'.{path.name}.tmp')

@@ -45,7 +45,7 @@ class Nearness(NamedTuple):
 def nearness(
   distances: Sequence[float] | np.ndarray, between_rows: float
 ) -> Nearness:
-  """Sums up how near drafts come to rows.
+  """Sum up how near drafts come to rows.
 
   Args:
     distances: Floats `[drafts]`, as `to_nearest` makes them.

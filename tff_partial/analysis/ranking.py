@@ -107,7 +107,7 @@ def degree_of_agreement(
   across_clients: Sequence[Any] | None = None,
   ties: float = 0.0,
 ) -> Agreement:
-  """Counts how often the user with more of an attribute answers better (Eq. 9).
+  """Count how often the user with more of an attribute answers better (Eq. 9).
 
   DOA(k) is a share of pairs of users (a, b) who both answered items with the
   attribute k, and of whom h_ak > h_bk: of those with g_ak > g_bk. So pairs with
@@ -193,7 +193,7 @@ def _ranks(values: Any) -> np.ndarray:
 
 
 def _count_pairs(h: np.ndarray, g: np.ndarray, group: np.ndarray) -> np.ndarray:
-  """Counts pairs within groups whose h differs.
+  """Count pairs within groups whose h differs.
 
   Args:
     h: Ranks, `[users]`.
@@ -260,7 +260,7 @@ def _num_rising(values: np.ndarray, groups: np.ndarray) -> int:
 def ndcg(
   hidden: np.ndarray, predicted_order: np.ndarray, *, shift: bool = True
 ) -> Gain:
-  """Compares the order of predicted answers with that of h (Eq. 10).
+  """Compare the order of predicted answers with that of h (Eq. 10).
 
   DCG(u) = sum_k h_uk / (log2(k) + 1), read as printed, so the first two
   attributes count 1 and 1/2, where the usual discount log2(k + 1) gives 1 and

@@ -31,7 +31,7 @@ class RatingMetrics:
   """
 
   def __init__(self, levels: Sequence[float]):
-    """Counts nothing yet.
+    """Count nothing yet.
 
     Args:
       levels: What users may answer, ascending, such as `BINARY`.
@@ -57,7 +57,7 @@ class RatingMetrics:
     return self._num_records
 
   def update(self, answers: np.ndarray, predictions: np.ndarray) -> None:
-    """Compares a batch.
+    """Compare a batch.
 
     Args:
       answers: True answers, each of them one of the levels.
@@ -92,7 +92,7 @@ class RatingMetrics:
         scores.append(predictions[answers == level])
 
   def merge(self, other: 'RatingMetrics') -> None:
-    """Adds what another one has counted, such as that of another client.
+    """Add what another one has counted, such as that of another client.
 
     Args:
       other: Of the same levels; it stays as it is.

@@ -72,7 +72,7 @@ class Run:
     return ','.join(parts) or self.flags.get('algorithm', self.folder.name)
 
   def table(self) -> pd.DataFrame:
-    """Reads the table of rounds, whole lines only; its index is the round.
+    """Read the table of rounds, whole lines only; its index is the round.
 
     Raises:
       AnalysisError: If there is none, or it is not one.
@@ -97,7 +97,7 @@ class Run:
 
 
 def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
-  """Returns the lines of a file of flags by the names of the flags."""
+  """Return the lines of a file of flags by the names of the flags."""
   lines = {}
   text = pathlib.Path(path).read_text(encoding='utf-8', errors='replace')
   for line in text.splitlines():
@@ -109,7 +109,7 @@ def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def find(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
-  """Finds all runs in some folders and below them, sorted by path.
+  """Find all runs in some folders and below them, sorted by path.
 
   Args:
     folders: Where to look.
@@ -193,7 +193,7 @@ class Setting:
 
 
 def settings(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Setting]:
-  """Puts runs together that differ in their seed alone.
+  """Put runs together that differ in their seed alone.
 
   Args:
     runs: The runs.

@@ -8,7 +8,7 @@ from tff_partial.analysis.errors import AnalysisError
 
 
 def dissimilarity(components: Mapping[str, np.ndarray]) -> float:
-  """Adds up how far the clients' vectors of attributes point apart (Eq. 11).
+  """Add up how far the clients' vectors of attributes point apart (Eq. 11).
 
   For each ordered pair of clients (i, j) the mean over attributes k of
   1 - cos(c_ki, c_kj) is added; a client with itself adds nothing. The paper

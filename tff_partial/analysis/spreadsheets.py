@@ -16,7 +16,7 @@ _NUMBER = re.compile(r'[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?')
 
 
 def escaped(text: str) -> str:
-  """Puts an apostrophe before a text that begins like a formula.
+  """Put an apostrophe before a text that begins like a formula.
 
   Args:
     text: What a cell shall hold.
@@ -27,7 +27,7 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-  """Returns the text from which `escaped` made a cell.
+  """Return the text from which `escaped` made a cell.
 
   Args:
     text: What the cell holds.

@@ -80,7 +80,7 @@ def gather(
   of: str = LAST,
   metrics: Sequence[str] = (),
 ) -> Table:
-  """Makes a table of what runs ended with.
+  """Make a table of what runs ended with.
 
   Args:
     settings: What `run_folders.settings` returns.

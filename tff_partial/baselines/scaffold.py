@@ -152,7 +152,7 @@ def _zeros(model: models.PartialModel) -> tiers.NamedTensors:
 def _each(
   function: Any, *structures: Mapping[str, tf.Tensor]
 ) -> tiers.NamedTensors:
-  """Applies a function to the tensors of the same name."""
+  """Apply a function to the tensors of the same name."""
   first, *_ = structures
   return collections.OrderedDict(
     (name, function(*(named[name] for named in structures))) for name in first

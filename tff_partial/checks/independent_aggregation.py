@@ -157,7 +157,7 @@ def check_independent_aggregation(
   num_clients: int = 4,
   seed: int = 0,
 ) -> Report:
-  """Checks Eqs. 2 and 3 on a process, under the runtime that is current.
+  """Check Eqs. 2 and 3 on a process, under the runtime that is current.
 
   No type at the server may name a local variable. Then rounds are run in which
   some clients remember other numbers. Eq. 3: what the other clients remember

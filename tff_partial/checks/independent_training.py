@@ -26,7 +26,7 @@ def _name(variable: tf.Variable) -> str:
 
 
 def _draw_weights(model: tf.keras.Model, private: str, seed: Any) -> None:
-  """Gives a model weights at which no penalty is flat by chance."""
+  """Give a model weights at which no penalty is flat by chance."""
   for place, variable in enumerate(model.trainable_variables):
     rows = math.prod(variable.shape[:-1])
     is_private = re.fullmatch(private, _name(variable)) is not None
@@ -55,7 +55,7 @@ class _Table:
     self.worst: dict[str, tuple[float, int, int]] = {}
 
   def look_at(self, part: str, gradient: Any, user: int) -> None:
-    """Notes the gradient of one part of a user's loss."""
+    """Note the gradient of one part of a user's loss."""
     sizes = np.abs(tf.convert_to_tensor(gradient).numpy())
     self.is_read |= bool(np.any(sizes != 0))
     sizes = sizes.reshape([len(sizes), -1]).max(axis=1, initial=0)
@@ -141,7 +141,7 @@ def check_independent_training(
   draws: int = 2,
   seed: int = 0,
 ) -> Report:
-  """Checks Eq. 1 on a centralized model with the parameters of all users.
+  """Check Eq. 1 on a centralized model with the parameters of all users.
 
   The gradient of each user's loss, with all that layers add to it, must be zero
   on every row of another user. Layers such as dropout are in training.

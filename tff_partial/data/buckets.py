@@ -146,7 +146,7 @@ def fill(
 def places(
   client_ids: Sequence[str], counts: np.ndarray, capacities: Sequence[int]
 ) -> np.ndarray:
-  """Finds the smallest capacity that holds each client.
+  """Find the smallest capacity that holds each client.
 
   Args:
     client_ids: Ids, `[clients]`.
@@ -176,7 +176,7 @@ def _masks(numbers: np.ndarray, round_rows: Callable[[int], int]) -> np.ndarray:
 def groups_of(
   buckets: Sequence[Bucket], members: np.ndarray, seeds: np.ndarray
 ) -> list[cohorts.CohortGroup]:
-  """Finds the rows of a cohort's members in the buckets.
+  """Find the rows of a cohort's members in the buckets.
 
   Args:
     buckets: All of the buckets.

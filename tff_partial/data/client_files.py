@@ -41,7 +41,7 @@ def write_clients(
   *,
   min_examples: int | None = None,
 ) -> None:
-  """Writes clients to a new folder, one after another as they come.
+  """Write clients to a new folder, one after another as they come.
 
   Args:
     folder: The folder, which must not be there yet.
@@ -86,7 +86,7 @@ def open_clients(
   *,
   capacities: Sequence[int] | None = None,
 ) -> client_readers.Reader:
-  """Opens a folder that `write_clients` has written.
+  """Open a folder that `write_clients` has written.
 
   A worker of `runtimes.ray()` reads the clients that it runs itself, from a
   folder of the same name.
@@ -132,7 +132,7 @@ def _write(
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
 ) -> None:
-  """Writes all files of a folder."""
+  """Write all files of a folder."""
   ids: list[bytes] = []
   counts: list[int] = []
   sums: list[bytes] = []
@@ -189,7 +189,7 @@ def _write(
 
 
 def _id_bytes(client: str) -> bytes:
-  """Encodes an id, and refuses what is none or could be another one's."""
+  """Encode an id, and refuses what is none or could be another one's."""
   try:
     if isinstance(client, str) and client and not client.endswith('\0'):
       return client.encode()

@@ -16,7 +16,7 @@ _ORDER = ('x', 'y', 'weight')
 
 
 def as_fields(given: Any, example_spec: Any, where: str) -> Mapping[str, Any]:
-  """Returns a client's examples as fields, `[examples, ...]`.
+  """Return a client's examples as fields, `[examples, ...]`.
 
   Args:
     given: The fields; the model's inputs by name beside other fields, as in a
@@ -53,7 +53,7 @@ def as_fields(given: Any, example_spec: Any, where: str) -> Mapping[str, Any]:
 def _read(
   dataset: tf.data.Dataset, example_spec: Any, where: str
 ) -> Mapping[str, Any]:
-  """Reads a data set into memory."""
+  """Read a data set into memory."""
 
   def fields_of(element: Any) -> Mapping[str, Any]:
     return as_fields(element, example_spec, where)
@@ -85,7 +85,7 @@ def _is_batch(found: Any, wanted: tf.TensorSpec) -> bool:
 def joined(
   read: list[Mapping[str, Any]], example_spec: Any, are_batches: bool = False
 ) -> Any:
-  """Joins single examples, or batches of them, to fields `[examples, ...]`.
+  """Join single examples, or batches of them, to fields `[examples, ...]`.
 
   Args:
     read: The examples.
@@ -106,7 +106,7 @@ def joined(
 def leaf_clients(
   path: str | os.PathLike[str],
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  """Yields the clients of files in the form of LEAF, one after another.
+  """Yield the clients of files in the form of LEAF, one after another.
 
   Args:
     path: A file of JSON with `users` and `user_data`, or a folder of such

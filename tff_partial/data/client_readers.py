@@ -82,7 +82,7 @@ class Reader:
     )
 
   def check(self, example_spec: examples.ExampleSpec) -> None:
-    """Checks that clients are read for such examples.
+    """Check that clients are read for such examples.
 
     Raises:
       ClientDataError: If they are read for another model.
@@ -99,7 +99,7 @@ class Reader:
   def cohort(
     self, client_ids: Sequence[str], seeds: np.ndarray
   ) -> cohorts.Cohort:
-    """Loads the values of some clients; see `ClientSource`.
+    """Load the values of some clients; see `ClientSource`.
 
     Raises:
       ClientDataError: If a client's examples cannot be used.
@@ -241,7 +241,7 @@ class UnreadExamples:
     )
 
   def load(self) -> Mapping[str, Any]:
-    """Reads them: nested arrays `[clients, capacity, ...]`.
+    """Read them: nested arrays `[clients, capacity, ...]`.
 
     Raises:
       ClientDataError: If a client's examples cannot be used, or are not as many

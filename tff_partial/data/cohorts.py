@@ -29,7 +29,7 @@ class Unread(Protocol):
     """That of some of the clients, by their places among them."""
 
   def load(self) -> Mapping[str, Any]:
-    """Reads it: fields of nested arrays `[clients, ...]`."""
+    """Read it: fields of nested arrays `[clients, ...]`."""
 
 
 class CohortGroup(NamedTuple):
@@ -107,7 +107,7 @@ class ClientSource(Protocol):
     """Ids of all clients, in a fixed order."""
 
   def cohort(self, client_ids: Sequence[str], seeds: np.ndarray) -> Cohort:
-    """Returns the values of some clients.
+    """Return the values of some clients.
 
     Args:
       client_ids: Ids, in the order in which the cohort shall have them.
@@ -133,7 +133,7 @@ class ClientSource(Protocol):
 
 
 def check(clients: Any, example_spec: examples.ExampleSpec) -> None:
-  """Checks that what was given as clients can be used, before any round.
+  """Check that what was given as clients can be used, before any round.
 
   Args:
     clients: What was given; a source of clients, if all is well.

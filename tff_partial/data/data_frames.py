@@ -43,7 +43,7 @@ class Dropped:
 
 
 def read_parquet(path: str | os.PathLike[str]) -> Any:
-  """Reads a file of Parquet.
+  """Read a file of Parquet.
 
   Args:
     path: The file.
@@ -80,7 +80,7 @@ class Table:
     columns: Iterable[str],
     missing: str = REFUSE,
   ):
-    """Checks the columns.
+    """Check the columns.
 
     Args:
       frame: A pandas data frame.
@@ -130,7 +130,7 @@ class Table:
     return f'row {label} (client {str(client)!r})'
 
   def clients(self) -> tuple[np.ndarray, list[str]]:
-    """Returns for each row the number of its client, and the clients' ids."""
+    """Return for each row the number of its client, and the clients' ids."""
     try:
       codes, ids = self._frame[self._client_id].factorize(sort=True)
       names = [str(client) for client in np.asarray(ids)]
@@ -220,7 +220,7 @@ class Table:
     return array
 
   def _drop_missing(self, columns: Sequence[str]) -> None:
-    """Drops rows that lack a value, and says so."""
+    """Drop rows that lack a value, and says so."""
     frame = self._frame
     lacking = np.stack([frame[column].isna() for column in columns])
     is_whole = ~lacking.any(axis=0)

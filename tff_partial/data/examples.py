@@ -90,7 +90,7 @@ class NoEligibleClientError(ClientDataError):
 
 
 def client_spec(example_spec: ExampleSpec) -> collections.OrderedDict[str, Any]:
-  """Returns the structure of `tf.TensorSpec` of one client's value."""
+  """Return the structure of `tf.TensorSpec` of one client's value."""
   spec = collections.OrderedDict(
     examples=map_fields(
       lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), example_spec
@@ -107,7 +107,7 @@ def client_spec(example_spec: ExampleSpec) -> collections.OrderedDict[str, Any]:
 
 
 def map_fields(fn: Callable[..., Any], *structures: Any) -> Any:
-  """Maps over nested ordered dicts, keeping their order of fields.
+  """Map over nested ordered dicts, keeping their order of fields.
 
   `tf.nest` sorts keys when it flattens; a computation's fields have an order.
   """
@@ -145,7 +145,7 @@ def check_array(
   ids: Sequence[id_ranges.IdRange] = (),
   which: Callable[[int], str] = _example,
 ) -> np.ndarray:
-  """Returns examples as an array of the spec's dtype, or says what is wrong.
+  """Return examples as an array of the spec's dtype, or says what is wrong.
 
   Where an example is an array of one number, plain numbers will do, as in
   Keras.
@@ -218,7 +218,7 @@ def check_ids(
   where: str,
   which: Callable[[int], str] = _example,
 ) -> None:
-  """Checks that ids lie in their ranges.
+  """Check that ids lie in their ranges.
 
   Args:
     array: Values of one field, `[examples, ...]`.
@@ -247,7 +247,7 @@ def check_fields(
   name_of: Callable[[str], str] | None = None,
   which: Callable[[int], str] = _example,
 ) -> Any:
-  """Checks every field of some examples; ones stand in for missing weights.
+  """Check every field of some examples; ones stand in for missing weights.
 
   Args:
     fields: Field to its values.
@@ -315,7 +315,7 @@ def _check_names(
 
 
 def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-  """Checks that examples which were packed are those that are read.
+  """Check that examples which were packed are those that are read.
 
   Args:
     found: What an example consisted of when it was packed.

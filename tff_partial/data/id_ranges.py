@@ -38,7 +38,7 @@ class IdRange(NamedTuple):
     return values if self.elements is None else values[:, list(self.elements)]
 
   def first_outside(self, array: np.ndarray) -> tuple[int, Any] | None:
-    """Finds the first example with another value, and that value.
+    """Find the first example with another value, and that value.
 
     Args:
       array: Values of the field, `[examples, ...]`.

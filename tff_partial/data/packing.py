@@ -48,7 +48,7 @@ def pack(
   capacities: Sequence[int] | None = None,
   num_rows: table_rows.NumRows | None = None,
 ) -> Population:
-  """Pads every client's arrays to one of a few capacities.
+  """Pad every client's arrays to one of a few capacities.
 
   Test examples that lie apart from those to train on go in as `query`:
 
@@ -136,7 +136,7 @@ def from_arrays(
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Makes clients of one data set and a partition of it.
+  """Make clients of one data set and a partition of it.
 
       spec = process.example_spec
       partition = tff_partial.partitions.dirichlet(y, 100, alpha=0.3)
@@ -206,7 +206,7 @@ def from_pandas(
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Makes clients of the rows of a data frame.
+  """Make clients of the rows of a data frame.
 
   Columns may be of any type of pandas that holds numbers, strings to encode, or
   datetimes to sort by:
@@ -375,7 +375,7 @@ def from_tff(
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Reads clients of a `tff.simulation.datasets.ClientData` into memory.
+  """Read clients of a `tff.simulation.datasets.ClientData` into memory.
 
   Args:
     client_data: The data set of all clients, of single examples.
@@ -438,7 +438,7 @@ def from_leaf(
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Reads clients of files of JSON as the LEAF benchmark writes them.
+  """Read clients of files of JSON as the LEAF benchmark writes them.
 
   Args:
     path: A file with `users` and their `user_data`, or a folder of such files.

@@ -28,7 +28,7 @@ class PartitionError(errors.UserError, ValueError):
 
 
 def iid(num_examples: int, num_clients: int, *, seed: int = 0) -> Partition:
-  """Gives each client as many examples, drawn from all alike.
+  """Give each client as many examples, drawn from all alike.
 
   Args:
     num_examples: How many examples there are.
@@ -90,7 +90,7 @@ def dirichlet(
 
 
 def _level(held: list[np.ndarray], least: int) -> None:
-  """Moves single examples from the largest clients to those with too few."""
+  """Move single examples from the largest clients to those with too few."""
   for place, mine in enumerate(held):
     while len(mine) < least:
       most = max(range(len(held)), key=lambda other: len(held[other]))
@@ -140,7 +140,7 @@ def by_label(
   min_examples: int = 1,
   seed: int = 0,
 ) -> Partition:
-  """Gives each client examples of a few labels only, and different sizes.
+  """Give each client examples of a few labels only, and different sizes.
 
   As in the experiments of pFedMe (Dinh et al., NeurIPS 2020), client i has the
   labels i, i + 1, ... of all, around the clock, and its sizes are drawn from a
@@ -201,7 +201,7 @@ def by_label(
 
 
 def by_owner(owners: Any, *, seed: int = 0) -> Partition:
-  """Gives each owner, such as a writer or a speaker, what is its own.
+  """Give each owner, such as a writer or a speaker, what is its own.
 
   Args:
     owners: `[examples]`, integers or texts: whose each example is. As texts
@@ -220,7 +220,7 @@ def by_owner(owners: Any, *, seed: int = 0) -> Partition:
 
 
 def limit(partition: Partition, most: int | None) -> Partition:
-  """Keeps the first examples of each client; all if `most` is None."""
+  """Keep the first examples of each client; all if `most` is None."""
   return {client: places[:most] for client, places in partition.items()}
 
 
@@ -391,7 +391,7 @@ def _check_clients(num_clients: int, num_examples: int, least: int = 1) -> None:
 def _shuffled(
   held: Iterable[Sequence[np.ndarray]], seed: int
 ) -> list[np.ndarray]:
-  """Joins what each client holds, in an order of its own."""
+  """Join what each client holds, in an order of its own."""
   return [
     random_bits.generator(seed, 'user', client).permutation(
       np.concatenate(pieces)

@@ -24,7 +24,7 @@ def concatenate(
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
 ) -> tuple[list[str], Any, np.ndarray, int]:
-  """Checks clients one by one and concatenates those with enough examples.
+  """Check clients one by one and concatenates those with enough examples.
 
   Args:
     clients: Ids, and what `client_forms.as_fields` takes.
@@ -69,7 +69,7 @@ class LargeEnough:
   num_filtered: int = 0
 
   def __iter__(self) -> Iterator[tuple[str, Any, int]]:
-    """Yields ids, nested arrays, and how many examples are in them.
+    """Yield ids, nested arrays, and how many examples are in them.
 
     Raises:
       ClientDataError: For a client that cannot be used, or if none is left.
@@ -119,7 +119,7 @@ def indented(example_spec: Mapping[str, Any]) -> str:
 
 
 def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
-  """Logs how many clients were left out.
+  """Log how many clients were left out.
 
   Raises:
     NoEligibleClientError: If none is left.
@@ -139,7 +139,7 @@ def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
 
 
 def add_to(digest: Any, fields: Any, path: str = '') -> None:
-  """Adds nested arrays to a digest, with their names, types and shapes."""
+  """Add nested arrays to a digest, with their names, types and shapes."""
   if isinstance(fields, Mapping):
     for name, part in fields.items():
       add_to(digest, part, f'{path}/{name}')
@@ -182,7 +182,7 @@ class Population:
     num_rows: table_rows.NumRows | None = None,
     dropped: data_frames.Dropped = data_frames.Dropped(),
   ):
-    """Takes over checked, concatenated examples.
+    """Take over checked, concatenated examples.
 
     Args:
       client_ids: Distinct ids, `[clients]`.
@@ -246,7 +246,7 @@ class Population:
     return '\n'.join(lines)
 
   def check(self, example_spec: examples.ExampleSpec) -> None:
-    """Checks that the clients can be used where such examples are read.
+    """Check that the clients can be used where such examples are read.
 
     Raises:
       ClientDataError: If they were packed for another model, or hold an id that

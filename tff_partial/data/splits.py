@@ -63,7 +63,7 @@ class Split(NamedTuple):
 
 
 def example_fields(*parts: Part) -> collections.OrderedDict[str, tf.TensorSpec]:
-  """Returns the further fields that any of the parts reads.
+  """Return the further fields that any of the parts reads.
 
   Raises:
     SplitError: If two parts read a field as different types.
@@ -292,7 +292,7 @@ def by_mark(field: str = MARK) -> Split:
 
 
 def shuffled(split: Split) -> Split:
-  """Splits a client's examples in a random order, a new one every round."""
+  """Split a client's examples in a random order, a new one every round."""
 
   def shuffle(part: Part) -> Part:
     def choose(

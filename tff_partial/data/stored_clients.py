@@ -82,7 +82,7 @@ class Files:
   """
 
   def __init__(self, folder: str):
-    """Opens them.
+    """Open them.
 
     Raises:
       ClientDataError: If there are none, or they are damaged.
@@ -142,7 +142,7 @@ class Files:
       raise ValueError(f'it has {found:,} bytes in place of {size:,}')
 
   def _table(self, name: str, kind: np.dtype, shape: Sequence[int]) -> Any:
-    """Opens and checks a table."""
+    """Open and checks a table."""
     with _reading(self._path(name)):
       self._check_size(name, math.prod(shape) * kind.itemsize)
       with open(self._path(name), 'rb') as file:
@@ -155,7 +155,7 @@ class Files:
       raise ValueError('it is not as it was written')
 
   def check_examples(self) -> None:
-    """Reads all examples, whether or not clients take part.
+    """Read all examples, whether or not clients take part.
 
     Raises:
       ClientDataError: If they are not those that were written.

@@ -20,7 +20,7 @@ def count(
   offsets: np.ndarray,
   num_rows: NumRows | None = None,
 ) -> dict[str, np.ndarray]:
-  """Counts the rows that clients' examples name.
+  """Count the rows that clients' examples name.
 
   Args:
     example_spec: What one example consists of.

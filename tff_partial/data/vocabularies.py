@@ -48,7 +48,7 @@ class Vocabulary:
   """
 
   def __init__(self, values: Iterable[Any], *, unseen: bool = False):
-    """Collects the distinct values.
+    """Collect the distinct values.
 
     Args:
       values: Values of one type; a column of a data frame, for instance.
@@ -100,12 +100,12 @@ class Vocabulary:
     return {v: i for i, v in enumerate(self.values, int(self.unseen))}
 
   def encode(self, values: Iterable[Any]) -> np.ndarray:
-    """Returns the ids of values, int64; -1 for one that has none."""
+    """Return the ids of values, int64; -1 for one that has none."""
     other = 0 if self.unseen else -1
     return np.array([self._id_of.get(v, other) for v in values], np.int64)
 
   def decode(self, ids: Iterable[int]) -> list[Any]:
-    """Returns the values of ids; None for that of all unseen values.
+    """Return the values of ids; None for that of all unseen values.
 
     Raises:
       VocabularyError: For an id that there is not.
@@ -121,7 +121,7 @@ class Vocabulary:
     return decoded
 
   def to_json(self) -> dict[str, Any]:
-    """Describes the vocabulary by what JSON can hold.
+    """Describe the vocabulary by what JSON can hold.
 
     Returns:
       `values`, in the order of their ids, and `unseen`, the id of all other
@@ -139,7 +139,7 @@ class Vocabulary:
 
   @classmethod
   def from_json(cls, described: Any) -> Self:
-    """Makes a vocabulary of what `to_json` returned.
+    """Make a vocabulary of what `to_json` returned.
 
     Raises:
       VocabularyError: If it is something else.
@@ -158,7 +158,7 @@ class Vocabulary:
     )
 
   def save(self, file: str | os.PathLike[str]) -> None:
-    """Writes the vocabulary to a file of JSON, which `load` reads.
+    """Write the vocabulary to a file of JSON, which `load` reads.
 
     Args:
       file: The file, which is replaced.
@@ -170,7 +170,7 @@ class Vocabulary:
 
   @classmethod
   def load(cls, file: str | os.PathLike[str]) -> Self:
-    """Reads the vocabulary that `save` wrote.
+    """Read the vocabulary that `save` wrote.
 
     Args:
       file: The file.
@@ -189,7 +189,7 @@ class Vocabulary:
 def save(
   vocabularies: Mapping[str, Vocabulary], folder: str | os.PathLike[str]
 ) -> pathlib.Path:
-  """Writes the vocabularies of several columns to one file.
+  """Write the vocabularies of several columns to one file.
 
   Args:
     vocabularies: Column to vocabulary, such as `clients.vocabularies`.
@@ -213,7 +213,7 @@ def keep(
   *,
   goes_on: bool,
 ) -> None:
-  """Keeps a run's vocabularies beside what it trains with their ids.
+  """Keep a run's vocabularies beside what it trains with their ids.
 
   Those that JSON cannot hold are not kept, with a warning.
 
@@ -260,7 +260,7 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
 
 
 def load(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
-  """Reads the vocabularies that a run or an export left in its folder.
+  """Read the vocabularies that a run or an export left in its folder.
 
       items = vocabularies.load('run')['item']
       tf.keras.layers.Embedding(len(items), 16)
@@ -312,7 +312,7 @@ def _for_json(value: Any) -> Any:
 
 
 def _write(path: pathlib.Path, described: Any) -> None:
-  """Replaces a file so that a kill leaves the old one or the new one."""
+  """Replace a file so that a kill leaves the old one or the new one."""
   unfinished = path.with_name(f'{path.name}.tmp')
   unfinished.write_text(
     json.dumps(described, indent=2) + '\n', encoding='utf-8'

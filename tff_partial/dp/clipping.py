@@ -20,7 +20,7 @@ class PrivacyError(errors.UserError, ValueError):
 
 
 def check_positive(value: float, name: str, also_zero: bool = False) -> None:
-  """Raises an error if a number is not positive and finite."""
+  """Raise an error if a number is not positive and finite."""
   if not (math.isfinite(value) and (value > 0 or (also_zero and value == 0))):
     raise PrivacyError(
       f'`{name}` must be a finite number above {"or " if also_zero else ""}'
@@ -44,7 +44,7 @@ class Clipping(abc.ABC):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Makes the query.
+    """Make the query.
 
     Args:
       noise_multiplier: What the part costs altogether, as if it were one
@@ -97,7 +97,7 @@ class FixedClip(Clipping):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Makes the Gaussian mechanism."""
+    """Make the Gaussian mechanism."""
     return dp_queries.GaussianSumQuery(self.clip, noise_multiplier, make_seed)
 
 
@@ -156,7 +156,7 @@ class AdaptiveClip(Clipping):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Makes the Gaussian mechanism with a noised count."""
+    """Make the Gaussian mechanism with a noised count."""
     count_stddev = self.count_stddev or 0.0
     if noise_multiplier:
       count_stddev = self.largest_noise_multiplier(clients_per_round) / 2.0
@@ -203,7 +203,7 @@ class TreeNoise(Clipping):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Makes the tree."""
+    """Make the tree."""
     return dp_trees.TreeResidualSumQuery(
       self.clip,
       noise_multiplier,

@@ -71,7 +71,7 @@ def structure_of_noise(seed: tf.Tensor, structure: Any) -> Any:
 
 
 def on_grid(values: tf.Tensor, stddev: float) -> tf.Tensor:
-  """Rounds noised numbers, float64, to a grid that depends on the noise alone.
+  """Round noised numbers, float64, to a grid that depends on the noise alone.
 
   Args:
     values: Numbers with noise.
@@ -84,7 +84,7 @@ def on_grid(values: tf.Tensor, stddev: float) -> tf.Tensor:
 
 
 def norm_of(record: Any) -> tuple[Any, tf.Tensor]:
-  """Returns a record in 64 bits, zeros if it is not finite, and its L2 norm."""
+  """Return a record in 64 bits, zeros if it is not finite, and its L2 norm."""
   leaves = [tf.cast(leaf, tf.double) for leaf in tf.nest.flatten(record)]
   is_finite = tf.reduce_all(
     [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves]
@@ -114,7 +114,7 @@ def to_units(record: Any, clip: tf.Tensor) -> tuple[Any, tf.Tensor]:
 
 
 def from_units(units: Any) -> Any:
-  """Counts of units as float64, in clips."""
+  """Count of units as float64, in clips."""
   return tf.nest.map_structure(
     lambda leaf: tf.cast(leaf, tf.double) / _UNITS, units
   )
@@ -144,7 +144,7 @@ class PrivateSumQuery(tfp.SumAggregationDPQuery):
   """A sum of clipped records with noise, float32; the base of the others."""
 
   def __init__(self, clip: float, noise_multiplier: float, seed: MakeSeed):
-    """Keeps the parameters.
+    """Keep the parameters.
 
     Args:
       clip: The largest L2 norm of a record, or the first of these.
@@ -227,7 +227,7 @@ class GaussianSumQuery(PrivateSumQuery):
   """The Gaussian mechanism: `tfp.GaussianSumQuery` with seeds."""
 
   def initial_global_state(self) -> GaussianState:
-    """Makes the seed."""
+    """Make the seed."""
     return GaussianState(
       self._make_seed(), tf.constant(0), tf.constant(self._clip, tf.float32)
     )
@@ -235,7 +235,7 @@ class GaussianSumQuery(PrivateSumQuery):
   def get_noised_result(
     self, sample_state: Any, global_state: GaussianState
   ) -> tuple[Any, GaussianState, dp_accounting.DpEvent]:
-    """Adds the round's noise."""
+    """Add the round's noise."""
     seed = random_bits.fold_in(global_state.seed, global_state.round)
     noised = in_sizes_of(self._noised(sample_state, seed), global_state.clip)
     after = global_state._replace(round=global_state.round + 1)
@@ -276,7 +276,7 @@ class AdaptiveClipSumQuery(PrivateSumQuery):
     count_stddev: float,
     expected_clients: float,
   ):
-    """Keeps the parameters.
+    """Keep the parameters.
 
     Args:
       clip: The first clip.
@@ -293,7 +293,7 @@ class AdaptiveClipSumQuery(PrivateSumQuery):
     self._count_stddev, self._expected = count_stddev, expected_clients
 
   def initial_global_state(self) -> AdaptiveState:
-    """Makes the seed."""
+    """Make the seed."""
     clip = tf.constant(self._clip, tf.float32)
     return AdaptiveState(self._make_seed(), tf.constant(0), clip, tf.zeros([]))
 
@@ -313,7 +313,7 @@ class AdaptiveClipSumQuery(PrivateSumQuery):
   def get_noised_result(
     self, sample_state: Any, global_state: AdaptiveState
   ) -> tuple[Any, AdaptiveState, dp_accounting.DpEvent]:
-    """Adds the round's noise and adapts the clip."""
+    """Add the round's noise and adapts the clip."""
     seed, clip = global_state.seed, global_state.clip
     seed = random_bits.fold_in(seed, global_state.round)
     noised = self._noised(

@@ -77,7 +77,7 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
     specs: Any,
     rounds_per_tree: int,
   ):
-    """Keeps the parameters.
+    """Keep the parameters.
 
     Args:
       clip: The largest L2 norm of a record.
@@ -96,7 +96,7 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
     return tf.nest.map_structure(lambda s: tf.zeros(s.shape), self._specs)
 
   def initial_global_state(self) -> TreeState:
-    """Makes the seed and the first node."""
+    """Make the seed and the first node."""
     return TreeState(
       self._tree.init_state(),
       self._zeros(),
@@ -107,7 +107,7 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
   def get_noised_result(
     self, sample_state: Any, global_state: TreeState
   ) -> tuple[Any, TreeState, dp_accounting.DpEvent]:
-    """Adds the growth of the tree's noise; begins a new tree in time."""
+    """Add the growth of the tree's noise; begins a new tree in time."""
     noise, tree = self._tree.get_cumsum_and_update(global_state.tree)
     in_clips = tf.nest.map_structure(
       lambda total, new, old: dp_queries.on_grid(

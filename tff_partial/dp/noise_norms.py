@@ -58,7 +58,7 @@ def of_mean(
   shares: Mapping[str, float] | None = None,
   is_local: bool = False,
 ) -> NoiseNorm:
-  """Computes the norms for the mean of a round's updates.
+  """Compute the norms for the mean of a round's updates.
 
   Adaptive clips are where they begin; the ratio is the same for any. Of trees
   it is the noise of one node, and that of most rounds is longer.

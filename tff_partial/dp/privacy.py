@@ -116,7 +116,7 @@ class PrivateFactory(
     )
 
   def _parts(self, specs: Any) -> Parts:
-    """Makes the queries; each time with other secrets."""
+    """Make the queries; each time with other secrets."""
     if isinstance(self.clipping, clipping_lib.Clipping):
       clipping, shares = {WHOLE: self.clipping}, {WHOLE: 1.0}
       specs = {WHOLE: specs}
@@ -159,7 +159,7 @@ class PrivateFactory(
     return specs
 
   def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    """Makes the process for values of a type.
+    """Make the process for values of a type.
 
     Args:
       value_type: Of what a client sends: floating-point tensors; a structure
@@ -177,7 +177,7 @@ class PrivateFactory(
     ids_type: tff.Type,
     result_type: tff.Type,
   ) -> tff.templates.AggregationProcess:
-    """Makes the process for rows of some tables; all rows get noise.
+    """Make the process for rows of some tables; all rows get noise.
 
     Args:
       value_type: What clients send: by tier, named tensors; of some tables
@@ -214,7 +214,7 @@ class PrivateFactory(
   def _process(
     self, value_type: Any, table_type: tff.Type | None
   ) -> tff.templates.AggregationProcess:
-    """Makes the process for whole values, or for pairs of rows and ids.
+    """Make the process for whole values, or for pairs of rows and ids.
 
     Args:
       value_type: Of what a client sends.
@@ -305,7 +305,7 @@ def private_sum(
   noise_seed: int | None = None,
   diagnostics: bool = False,
 ) -> PrivateFactory:
-  """Sums what clients send with central differential privacy.
+  """Sum what clients send with central differential privacy.
 
   Args:
     clipping: How the whole of what a client sends is clipped jointly, or how

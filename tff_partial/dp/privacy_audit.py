@@ -185,7 +185,7 @@ class Canaries:
     return np.asarray(state.aggregator['scores'])
 
   def check_delta(self, num_clients: int, delta: float) -> None:
-    """Checks that canaries leave delta below one in the population.
+    """Check that canaries leave delta below one in the population.
 
     Args:
       num_clients: How many clients there are beside them.

@@ -109,7 +109,7 @@ class PrivacyPlan:
   def noise_norm(
     self, num_weights: int | Mapping[str, int]
   ) -> noise_norms.NoiseNorm:
-    """Computes how long the noise of a round's mean update is.
+    """Compute how long the noise of a round's mean update is.
 
     Args:
       num_weights: How many numbers a client sends; by part, if the clipping is.
@@ -350,7 +350,7 @@ class PrivacyLedger:
   def __init__(
     self, plan: PrivacyPlan, *, simulation: bool = False, released: str = ''
   ):
-    """Keeps the plan; counts nothing yet.
+    """Keep the plan; counts nothing yet.
 
     Args:
       plan: Of the run.

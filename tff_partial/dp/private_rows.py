@@ -16,7 +16,7 @@ from tff_partial.sparse import rows
 
 
 def seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
-  """Makes what makes the seed of a part's noise.
+  """Make what makes the seed of a part's noise.
 
   Args:
     noise_seed: Where seeds come from in a simulation. Otherwise they come from
@@ -44,7 +44,7 @@ class NestedSumQuery(tfp.NestedQuery, tfp.SumAggregationDPQuery):
 
 
 def with_distinct_rows(sent: Any, specs: Any) -> Any:
-  """Adds up the rows that a client sends of the same id; zeros for the others.
+  """Add up the rows that a client sends of the same id; zeros for the others.
 
   Only then is the norm of what it has sent the norm of what it adds to tables.
 
@@ -75,19 +75,19 @@ class RowsQuery(tfp.SumAggregationDPQuery):
     self._query, self._specs = query, specs
 
   def initial_global_state(self) -> Any:
-    """Returns the state of the query of tables."""
+    """Return the state of the query of tables."""
     return self._query.initial_global_state()
 
   def derive_sample_params(self, global_state: Any) -> Any:
-    """Returns the parameters of a round."""
+    """Return the parameters of a round."""
     return self._query.derive_sample_params(global_state)
 
   def get_noised_result(self, sample_state: Any, global_state: Any) -> Any:
-    """Adds the noise to the sum."""
+    """Add the noise to the sum."""
     return self._query.get_noised_result(sample_state, global_state)
 
   def initial_sample_state(self, template: Any = None) -> Any:
-    """Returns a sum of nothing: whole tables."""
+    """Return a sum of nothing: whole tables."""
     return self._query.initial_sample_state(self._specs)
 
   def preprocess_record(self, params: Any, record: Any) -> Any:
@@ -107,7 +107,7 @@ class RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
     self._query = query
 
   def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    """Returns the process that sums values of a type."""
+    """Return the process that sums values of a type."""
 
     @tff.tensorflow.computation
     def zero() -> Any:

@@ -32,7 +32,7 @@ class AccountingError(errors.UserError, ValueError):
 
 
 def check(is_good: bool, what: str, found: Any) -> None:
-  """Raises an error that says what something must be, unless it is that."""
+  """Raise an error that says what something must be, unless it is that."""
   if not is_good:
     raise AccountingError(f'{what}, found {found}.')
 
@@ -87,7 +87,7 @@ class LossDistributionSampling(Sampling):
   renyi_orders = _WHOLE_ORDERS
 
   def accountant(self, step: float) -> dp_accounting.PrivacyAccountant:
-    """Counts by privacy loss distributions."""
+    """Count by privacy loss distributions."""
     return dp_accounting.pld.PLDAccountant(
       self.relation, value_discretization_interval=step
     )
@@ -158,7 +158,7 @@ class FixedSizeSampling(Sampling):
   def event(
     self, noise_multiplier: float, rounds: int
   ) -> dp_accounting.DpEvent:
-    """Samples without replacement."""
+    """Sample without replacement."""
     return dp_accounting.SelfComposedDpEvent(
       dp_accounting.SampledWithoutReplacementDpEvent(
         self.population,
@@ -254,7 +254,7 @@ def joint_noise_multiplier(*parts: float) -> float:
 
 
 def check_delta(delta: float) -> None:
-  """Raises an error if delta is no probability between 0 and 1."""
+  """Raise an error if delta is no probability between 0 and 1."""
   check(0.0 < delta < 1.0, '`delta` must be between 0 and 1', delta)
 
 

@@ -103,7 +103,7 @@ def _definition(substitute: _Substitute, specs: list[tf.TensorSpec]) -> Any:
 
 
 def substitute(folder: pathlib.Path) -> None:
-  """Changes a SavedModel so that it has fewer operations that TFLite lacks.
+  """Change a SavedModel so that it has fewer operations that TFLite lacks.
 
   Args:
     folder: Where it is.

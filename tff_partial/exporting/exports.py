@@ -102,7 +102,7 @@ def export(
   seed: int = 0,
   vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
 ) -> Exported:
-  """Writes a trained model as files with which a device serves its user.
+  """Write a trained model as files with which a device serves its user.
 
       exported = tff_partial.export(
         model,
@@ -355,7 +355,7 @@ def _values(
 
 
 def _described(signatures: Mapping[str, Any]) -> dict[str, Any]:
-  """Inputs and outputs of each signature, with dtypes and shapes."""
+  """Input and outputs of each signature, with dtypes and shapes."""
 
   def described(specs: Mapping[str, Any]) -> dict[str, Any]:
     return {

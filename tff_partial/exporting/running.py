@@ -12,7 +12,7 @@ Runner = Callable[..., dict[str, np.ndarray]]
 
 
 def load(path: str | pathlib.Path) -> dict[str, Runner]:
-  """Loads an export, with a state of its own.
+  """Load an export, with a state of its own.
 
   An export is a program: load those alone whose authors you trust.
 
@@ -34,7 +34,7 @@ def load(path: str | pathlib.Path) -> dict[str, Runner]:
 
 
 def _of_saved_model(saved: Any, name: str) -> Runner:
-  """Runs a signature, and keeps the variables alive that it reads."""
+  """Run a signature, and keeps the variables alive that it reads."""
 
   def run(**inputs: Any) -> dict[str, np.ndarray]:
     signature = saved.signatures[name]

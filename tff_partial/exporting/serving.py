@@ -95,7 +95,7 @@ class Serving(tf.Module):
     num_predicted: int | None,
     weighted: bool,
   ):
-    """Makes the variables.
+    """Make the variables.
 
     Args:
       model: The model.
@@ -205,7 +205,7 @@ class Serving(tf.Module):
     return {name: self._held[name].read_value() for name in self._first}
 
   def _keep(self, local: Tensors) -> dict[str, tf.Tensor]:
-    """Makes weights the state, and returns them."""
+    """Make weights the state, and returns them."""
     for name, tensor in local.items():
       self._held[name].assign(tensor)
     return self._named(local)

@@ -28,7 +28,7 @@ _REMEDIES = {
 
 
 def convert(folder: pathlib.Path, signatures: Iterable[str]) -> bytes:
-  """Converts a SavedModel.
+  """Convert a SavedModel.
 
   Args:
     folder: The SavedModel, which stays as it is.
@@ -83,7 +83,7 @@ def _explained(error: Exception) -> ExportError:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-  """Keeps back what the converter writes past Python about each operation."""
+  """Keep back what the converter writes past Python about each operation."""
   sys.stderr.flush()
   kept = os.dup(2)
   with open(os.devnull, 'wb') as nothing:

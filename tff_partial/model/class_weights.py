@@ -22,7 +22,7 @@ class ClassWeights:
   def __init__(
     self, given: Mapping[int, float], labels: tf.TensorSpec, outputs: Any
   ):
-    """Checks weights against what the model predicts.
+    """Check weights against what the model predicts.
 
     Args:
       given: Class to weight, for all classes from 0 on.

@@ -131,7 +131,7 @@ class ClientTables:
   """
 
   def __init__(self, draw_rows: Mapping[str, DrawRows]):
-    """Takes the variables' first rows.
+    """Take the variables' first rows.
 
     Args:
       draw_rows: Variable name to what draws its rows.

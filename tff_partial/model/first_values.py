@@ -79,7 +79,7 @@ class _Summed:
   def __init__(
     self, functions: models.Functions, local: tuple[VariableSpec, ...]
   ):
-    """Describes the variables.
+    """Describe the variables.
 
     Args:
       functions: The model.
@@ -113,13 +113,13 @@ class _Summed:
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Calls the model on the sums."""
+    """Call the model on the sums."""
     return self._functions.call(
       self._summed(tensors), inputs, training=training, seed=seed
     )
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Makes the Keras model with the sums."""
+    """Make the Keras model with the sums."""
     return self._functions.filled(
       self._summed(
         {

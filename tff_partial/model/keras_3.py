@@ -18,7 +18,7 @@ from tff_partial.model.seeded_draws import SeededDraws
 
 
 def module() -> Any:
-  """Returns the module `keras`, if a program has imported Keras 3, or None."""
+  """Return the module `keras`, if a program has imported Keras 3, or None."""
   keras = sys.modules.get('keras')
   version = getattr(keras, '__version__', '')
   return keras if version.startswith('3.') else None
@@ -42,7 +42,7 @@ def makes_model(build: Callable[[], Any]) -> bool:
 
 
 def as_keras_2(given: Any) -> Any:
-  """Returns the metric of `tf.keras` that one of Keras 3 is.
+  """Return the metric of `tf.keras` that one of Keras 3 is.
 
   Args:
     given: A metric; what is not one of Keras 3 is returned as it is.

@@ -39,7 +39,7 @@ class Functions:
   """
 
   def __init__(self, build: _Build, inputs: Any):
-    """Builds the model.
+    """Build the model.
 
     Args:
       build: Makes the model.
@@ -79,7 +79,7 @@ class Functions:
     )
 
   def _variables(self, layers: Sequence[Any]) -> tuple[VariableSpec, ...]:
-    """Describes the weights of the model, in order of creation."""
+    """Describe the weights of the model, in order of creation."""
     positions = {id(v): i for i, v in enumerate(self._model.weights)}
     found = []
     for request, (variable, initializer) in enumerate(self._made.created):
@@ -115,7 +115,7 @@ class Functions:
     variables: Sequence[VariableSpec],
     inputs: Any,
   ) -> Any:
-    """Calls the model as in training, in a graph that is never run."""
+    """Call the model as in training, in a graph that is never run."""
     with tf.__internal__.FuncGraph('analyse').as_default() as graph:
       outputs, _ = self.call(
         {v.name: tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables},
@@ -136,7 +136,7 @@ class Functions:
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Calls the model on tensors; returns predictions and layers' losses.
+    """Call the model on tensors; returns predictions and layers' losses.
 
     Args:
       tensors: Variable name to value.
@@ -172,7 +172,7 @@ class Functions:
     return self._constants[id(variable)]
 
   def filled(self, values: Mapping[str, Any]) -> Any:
-    """Makes another model and gives its variables values.
+    """Make another model and gives its variables values.
 
     Args:
       values: The value of each variable, by its name.
@@ -202,7 +202,7 @@ class _Created:
 
   @contextlib.contextmanager
   def noting(self) -> Iterator[None]:
-    """Notes what is made inside."""
+    """Note what is made inside."""
     kind = keras_3.module().Variable
     init, assign = kind.__init__, kind.assign
 
@@ -222,7 +222,7 @@ class _Created:
 
 
 def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
-  """Builds a model with all its variables; returns its inputs, too."""
+  """Build a model with all its variables; returns its inputs, too."""
   created = _Created()
   with tf.init_scope(), keras_3.fresh_names(), created.noting():
     model = build()

@@ -180,7 +180,7 @@ class _Requests:
     self.assigned: set[int] = set()
 
   def answer(self, next_creator: Callable[..., Any], **request: Any) -> Any:
-    """Makes a variable, and notes what it is given."""
+    """Make a variable, and notes what it is given."""
     number = len(self.made)
     initial_value = request.get('initial_value')
     if tf.is_tensor(initial_value) and not hasattr(initial_value, 'numpy'):
@@ -254,7 +254,7 @@ class _Requests:
 
 
 def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
-  """Builds a Keras model once and finds its variables, inputs and outputs.
+  """Build a Keras model once and finds its variables, inputs and outputs.
 
   Args:
     build: Makes the model, always with the same variables in the same order.

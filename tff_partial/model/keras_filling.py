@@ -56,7 +56,7 @@ def filled(
   inputs: Any,
   values: Mapping[str, Any],
 ) -> tf.keras.Model:
-  """Builds a Keras model and gives its variables values.
+  """Build a Keras model and gives its variables values.
 
   Args:
     build: Makes the model.

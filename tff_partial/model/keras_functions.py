@@ -42,7 +42,7 @@ class Functions:
   """
 
   def __init__(self, build: Callable[[], tf.keras.Model], spec: KerasSpec):
-    """Builds nothing yet.
+    """Build nothing yet.
 
     Args:
       build: Makes the model.
@@ -59,7 +59,7 @@ class Functions:
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Calls the model on tensors: see `rebuild`."""
+    """Call the model on tensors: see `rebuild`."""
     return rebuild(
       self._build,
       self.spec.variables,
@@ -70,7 +70,7 @@ class Functions:
     )
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Makes a Keras model with values: see `keras_filling.filled`."""
+    """Make a Keras model with values: see `keras_filling.filled`."""
     return keras_filling.filled(
       self._build, self.spec.variables, self.spec.inputs, values
     )
@@ -85,7 +85,7 @@ def rebuild(
   training: bool,
   seed: tf.Tensor,
 ) -> tuple[Any, list[tf.Tensor]]:
-  """Builds the model on tensors and returns predictions and layers' losses.
+  """Build the model on tensors and returns predictions and layers' losses.
 
   Args:
     build: Makes the model.

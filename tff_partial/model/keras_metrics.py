@@ -61,7 +61,7 @@ def _copy(metric: tf.keras.metrics.Metric) -> tf.keras.metrics.Metric:
 
 
 def expand(tensor: tf.Tensor, rank: int, what: str) -> tf.Tensor:
-  """Gives a tensor the rank of others, of which it has the first axes.
+  """Give a tensor the rank of others, of which it has the first axes.
 
   Raises:
     ModelError: If it has more axes; `what` names the tensor.
@@ -91,7 +91,7 @@ class PureMetrics:
     predictions: Any,
     weight: tf.TensorSpec,
   ):
-    """Looks at the metrics once.
+    """Look at the metrics once.
 
     Args:
       metrics: Makes the metrics, anew with every call; or the metrics, by
@@ -122,7 +122,7 @@ class PureMetrics:
     )
 
   def build(self) -> list[tf.keras.metrics.Metric]:
-    """Makes the metrics."""
+    """Make the metrics."""
     given = keras_3.as_keras_2(self._given)
     if isinstance(given, (str, tf.keras.metrics.Metric)) or _is_class(given):
       given = [given]
@@ -218,14 +218,14 @@ class PureMetrics:
     predictions: Any,
     weight: tf.Tensor,
   ) -> None:
-    """Updates a metric's variables."""
+    """Update a metric's variables."""
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
       has_steps = weight.shape.rank > 1
       labels, predictions = losses.aligned(labels, predictions, has_steps)
     _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
 
   def initial_state(self) -> MetricState:
-    """Returns the metrics' states before any example."""
+    """Return the metrics' states before any example."""
     return collections.OrderedDict(
       (name, [tf.constant(value) for value in values])
       for name, values in self._initial.items()
@@ -234,7 +234,7 @@ class PureMetrics:
   def update(
     self, state: MetricState, labels: Any, predictions: Any, weight: tf.Tensor
   ) -> MetricState:
-    """Returns the states after a batch; `weight` is 0 for padding."""
+    """Return the states after a batch; `weight` is 0 for padding."""
     mask = keras_functions.mask_of(predictions)
     if mask is not None:
       weight = expand(weight, mask.shape.rank, 'The weight of examples')
@@ -272,7 +272,7 @@ class PureMetrics:
   def _metric_on(
     self, position: int, state: Sequence[tf.Tensor]
   ) -> tuple[tf.keras.metrics.Metric, list[keras_variables.StateTensor]]:
-    """Builds one metric on tensors, which stand in its variables' order."""
+    """Build one metric on tensors, which stand in its variables' order."""
 
     def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
       del next_creator  # A tensor takes the variable's place.

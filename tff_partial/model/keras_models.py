@@ -40,7 +40,7 @@ def from_keras(
   initial_weights: tf.keras.Model | Sequence[tf.keras.Model] | None = None,
   seed: int = 0,
 ) -> PartialModel:
-  """Takes a Keras model apart into weights of three tiers and pure functions.
+  """Take a Keras model apart into weights of three tiers and pure functions.
 
   Losses that layers add for their weights count in every phase. Layers that
   draw, such as dropout, draw from the client's seed.

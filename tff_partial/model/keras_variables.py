@@ -46,22 +46,22 @@ class StateTensor:
     self._save_slice_info = None
 
   def value(self) -> tf.Tensor:
-    """Returns the tensor that was assigned last."""
+    """Return the tensor that was assigned last."""
     return self._value
 
   read_value = value
 
   def assign(self, value: Any, **_: Any) -> tf.Tensor:
-    """Holds another tensor from now on."""
+    """Hold another tensor from now on."""
     self._value = tf.cast(value, self.dtype)
     return self._value
 
   def assign_add(self, value: Any, **_: Any) -> tf.Tensor:
-    """Holds the sum from now on."""
+    """Hold the sum from now on."""
     return self.assign(self._value + tf.cast(value, self.dtype))
 
   def assign_sub(self, value: Any, **_: Any) -> tf.Tensor:
-    """Holds the difference from now on."""
+    """Hold the difference from now on."""
     return self.assign(self._value - tf.cast(value, self.dtype))
 
   def __getattr__(self, name: str) -> Any:
@@ -72,7 +72,7 @@ class StateTensor:
 
 
 def stand_in(request: dict[str, Any]) -> StateTensor:
-  """Takes the place of a variable that is no weight, such as a step counter."""
+  """Take the place of a variable that is no weight, such as a step counter."""
   value = request.get('initial_value')
   value = value() if callable(value) else value
   value = tf.convert_to_tensor(value, request.get('dtype'))

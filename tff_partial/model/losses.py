@@ -79,7 +79,7 @@ def is_of_keras(loss: Any) -> bool:
 
 
 def aligned(labels: Any, predictions: Any, has_steps: bool) -> tuple[Any, Any]:
-  """Gives labels and predictions the same rank, as Keras's `fit` does.
+  """Give labels and predictions the same rank, as Keras's `fit` does.
 
   Where one of them has a last axis of size 1 more, the other would broadcast
   over the batch. One number per example gets a last axis, since Keras's losses

@@ -54,10 +54,10 @@ class Functions(Protocol):
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Computes predictions and layers' losses: see `PartialModel.predict`."""
+    """Compute predictions and layers' losses: see `PartialModel.predict`."""
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Makes a Keras model with a value for each variable, by its name."""
+    """Make a Keras model with a value for each variable, by its name."""
 
 
 class PartialModel:
@@ -131,7 +131,7 @@ class PartialModel:
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> id_ranges.Ids:
-    """Takes functions and variables; returns which inputs are ids of rows."""
+    """Take functions and variables; returns which inputs are ids of rows."""
     self._functions = functions
     self.variables = functions.spec.variables
     self.tier_of = dict(tier_of)
@@ -245,7 +245,7 @@ class PartialModel:
     return tf.nest.map_structure(lambda *rows: tf.stack(rows), *copies)
 
   def frozen_weights(self) -> tiers_lib.NamedTensors:
-    """Returns the values of all variables that are never trained."""
+    """Return the values of all variables that are never trained."""
     frozen = [v for v in self.variables if not v.trainable]
     return self._first_values(frozen, random_bits.derive(self.seed, 'frozen'))
 
@@ -274,7 +274,7 @@ class PartialModel:
     training: bool,
     seed: Any,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Computes predictions and the layers' regularization losses.
+    """Compute predictions and the layers' regularization losses.
 
     Args:
       weights: Tier to its trainable weights.
@@ -297,7 +297,7 @@ class PartialModel:
     regularization: Sequence[tf.Tensor] = (),
     of: LossFn | tf.keras.losses.Loss | None = None,
   ) -> LossValue:
-    """Computes the loss as Keras would on the real examples alone.
+    """Compute the loss as Keras would on the real examples alone.
 
     Args:
       labels: `[batch, ...]`.
@@ -364,7 +364,7 @@ class PartialModel:
       ) from error
 
   def check_loss(self, of: LossFn | tf.keras.losses.Loss | None = None) -> None:
-    """Checks that losses and metrics compare an example with its own label.
+    """Check that losses and metrics compare an example with its own label.
 
     They are traced for a batch of a size that nothing else has: labels that
     would broadcast over the batch then fail, or end in two axes of that size.
@@ -464,7 +464,7 @@ class PartialModel:
     return only_looked_up, ids
 
   def to_keras(self, *weights: Any) -> tf.keras.Model:
-    """Makes a Keras model from named weights, for example a client's own.
+    """Make a Keras model from named weights, for example a client's own.
 
     Args:
       *weights: The server's weights, `ModelWeights`, and mappings from variable
@@ -501,7 +501,7 @@ class PartialModel:
 
 
 def check(model: Any) -> None:
-  """Checks that a model is one that `from_keras` made.
+  """Check that a model is one that `from_keras` made.
 
   Raises:
     ModelError: If it is something else.

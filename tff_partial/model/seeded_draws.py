@@ -61,7 +61,7 @@ class SeededDraws:
     """Says that there is no seed of the stateful kind."""
 
   def make_seed_for_stateless_op(self) -> tf.Tensor:
-    """Returns the seed of one draw."""
+    """Return the seed of one draw."""
     return self._next_seed()
 
   def _draw(
@@ -92,7 +92,7 @@ class SeededDraws:
   def dropout(
     self, inputs: tf.Tensor, rate: float, noise_shape: Any = None
   ) -> tf.Tensor:
-    """Sets a random share of the inputs to zero and scales up the rest."""
+    """Set a random share of the inputs to zero and scales up the rest."""
     shape = tf.shape(inputs) if noise_shape is None else noise_shape
     kept = random_bits.uniform(self._next_seed(), shape) >= rate
     return inputs * tf.cast(kept, inputs.dtype) / (1.0 - rate)

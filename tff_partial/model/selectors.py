@@ -72,7 +72,7 @@ def _refuse_shared(
   layers: set[str],
   tier: str,
 ) -> None:
-  """Raises an error if only some of a selected variable's layers are named."""
+  """Raise an error if only some of a selected variable's layers are named."""
   if any(_names_variable(s, variable, layers) for s in selectors):
     return
   others = [

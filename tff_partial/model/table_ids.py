@@ -32,7 +32,7 @@ def find(
   inputs: Mapping[str, tf.Tensor],
   local: Collection[str] = (),
 ) -> id_ranges.Ids:
-  """Finds the fields that hold ids of tables.
+  """Find the fields that hold ids of tables.
 
   Args:
     tables: Variable name to its tensor in a graph.

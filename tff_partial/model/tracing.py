@@ -61,7 +61,7 @@ def unconverted(fn: Callable[..., Any]) -> Any:
 
 
 def _hold_constants(graph: Any) -> None:
-  """Makes a function's constants of the eager tensors that it reads.
+  """Make a function's constants of the eager tensors that it reads.
 
   It would otherwise ask for them as inputs, which TFF's computations have not.
   """
@@ -83,7 +83,7 @@ def _hold_constants(graph: Any) -> None:
 def without_assertions(
   function: Any, num_inputs: int
 ) -> Callable[..., list[tf.Tensor]]:
-  """Makes a function that computes the same, and nothing but the outputs.
+  """Make a function that computes the same, and nothing but the outputs.
 
   Args:
     function: What `traced` returned.
@@ -120,7 +120,7 @@ def without_assertions(
 def value_of(
   tensor: tf.Tensor, feeds: Mapping[str, Any] | None = None
 ) -> np.ndarray:
-  """Computes a tensor of a graph.
+  """Compute a tensor of a graph.
 
   Args:
     tensor: The tensor.
@@ -198,7 +198,7 @@ def depends_on(tensors: Sequence[tf.Tensor], sources: Sequence[Any]) -> bool:
 
 
 def refuse_hidden_draws(graph: Any) -> None:
-  """Raises an error if a traced model draws from a hidden generator."""
+  """Raise an error if a traced model draws from a hidden generator."""
   for name, kind in operations(graph):
     if kind in _DRAWS:
       raise ModelError(

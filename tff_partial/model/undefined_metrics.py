@@ -13,7 +13,7 @@ metrics = tf.keras.metrics
 
 
 def or_nan(metric: tf.keras.metrics.Metric, value: Any) -> Any:
-  """Replaces what Keras says of an undefined metric by NaN.
+  """Replace what Keras says of an undefined metric by NaN.
 
   Where Keras averages over labels or classes, those that are undefined are left
   out.

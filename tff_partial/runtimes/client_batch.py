@@ -43,7 +43,7 @@ class Column:
   def write(
     self, arrays: Iterator[tf.TensorArray], index: tf.Tensor, leaf: tf.Tensor
   ) -> list[tf.TensorArray]:
-    """Adds one client's leaf to the next arrays."""
+    """Add one client's leaf to the next arrays."""
     return [next(arrays).write(index, part) for part in self._parts(leaf)]
 
   def stack(self, arrays: Iterator[tf.TensorArray]) -> list[tf.Tensor]:
@@ -60,7 +60,7 @@ class Column:
     return [tf.concat(parts[0], 0), tf.stack(parts[1])]
 
   def read(self, tensors: Iterator[tf.Tensor]) -> 'tf.Tensor | Ragged':
-    """Takes what `stack` returned: the clients' leaves, by place."""
+    """Take what `stack` returned: the clients' leaves, by place."""
     first = next(tensors)
     return Ragged(first, next(tensors)) if self.is_ragged else first
 
@@ -96,7 +96,7 @@ def gather(
   positions: Sequence[np.ndarray],
   size: int,
 ) -> Any:
-  """Puts what shards returned of one leaf into the order of the cohort.
+  """Put what shards returned of one leaf into the order of the cohort.
 
   Args:
     spec: The leaf of one client.
@@ -144,7 +144,7 @@ class Columns(list[Any]):
     leaves: Sequence[Any],
     convert: Callable[[Iterator[Any]], Any],
   ) -> Self:
-    """Takes over leaves, stacked by client.
+    """Take over leaves, stacked by client.
 
     Args:
       size: The number of clients.

@@ -72,7 +72,7 @@ class UnreadFeed:
   size: int
 
   def opened(self) -> Feed:
-    """Reads it."""
+    """Read it."""
     return _fed(self.unread.leaves(), self.clients, self.where, self.size)
 
 
@@ -80,7 +80,7 @@ class _Unread(Protocol):
   """Leaves of some clients' values that are read when they are needed."""
 
   def leaves(self) -> Sequence[np.ndarray]:
-    """Reads them: arrays `[clients, ...]`."""
+    """Read them: arrays `[clients, ...]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ class DeviceArrays:
     return tf.constant(_pad(array, resident_arrays.rounded(len(array))))
 
   def here(self, feeds: 'Sequence[Feed | UnreadFeed]') -> Sequence[Feed]:
-    """Feeds for a loop that runs in this process."""
+    """Feed for a loop that runs in this process."""
     return [feed.opened() for feed in feeds]
 
 
@@ -416,7 +416,7 @@ def _leaves_of(
 def open_argument(
   value: Any, reader: readers.Reader, where: str, arrays: DeviceArrays
 ) -> Clients:
-  """Looks at a CLIENTS argument without copying what is resident.
+  """Look at a CLIENTS argument without copying what is resident.
 
   Args:
     value: A sequence of client values, or a cohort with `groups`. If there is

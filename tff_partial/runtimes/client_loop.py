@@ -46,7 +46,7 @@ class ClientLoop:
     outputs: Iterable[Key],
     kept: frozenset[Key],
   ):
-    """Finds out what the loop has to compute.
+    """Find out what the loop has to compute.
 
     Args:
       program: The program.
@@ -170,7 +170,7 @@ class ClientLoop:
     totals: Sequence[tf.Tensor],
     contributed: Sequence[typed_values.Nested],
   ) -> list[tf.Tensor]:
-    """Adds what one client contributed to the accumulators."""
+    """Add what one client contributed to the accumulators."""
     nested = typed_values.like(self._accumulators, iter(totals))
     return typed_values.leaves(
       [
@@ -184,7 +184,7 @@ class ClientLoop:
   def merge(
     self, one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]
   ) -> Sequence[tf.Tensor]:
-    """Merges the accumulators of shards and of those behind them."""
+    """Merge the accumulators of shards and of those behind them."""
     return self._merger(*one, *other) if self.aggregates else one
 
   @functools.cached_property

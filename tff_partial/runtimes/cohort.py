@@ -64,7 +64,7 @@ class _Runtime:
     workers: rounds.Workers | None = None,
     lanes: int = 1,
   ):
-    """Starts nothing yet.
+    """Start nothing yet.
 
     Args:
       jit: See `cohort`.
@@ -106,7 +106,7 @@ class _Runtime:
     return dict(self._chooser.choices)
 
   def recall(self, choices: Mapping[str, bool]) -> None:
-    """Takes over what an earlier runtime chose, for loops not yet compiled.
+    """Take over what an earlier runtime chose, for loops not yet compiled.
 
     Args:
       choices: Its `choices`.
@@ -164,7 +164,7 @@ class _Runtime:
         self._resources.workers.close()
 
   def set_default(self) -> None:
-    """Runs what is called outside any `with` here."""
+    """Run what is called outside any `with` here."""
     tff.framework.set_default_context(self)
 
 
@@ -172,7 +172,7 @@ class CohortRuntime(_Runtime, tff.framework.SyncContext):
   """Runs a computation when it is called, and returns its result."""
 
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    """Runs a computation; TFF calls this."""
+    """Run a computation; TFF calls this."""
     return self._run(comp, arg)
 
 
@@ -180,7 +180,7 @@ class AsyncCohortRuntime(_Runtime, tff.framework.AsyncContext):
   """Runs a computation when it is awaited, one at a time."""
 
   async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    """Runs a computation; TFF calls this."""
+    """Run a computation; TFF calls this."""
     if asyncio.iscoroutine(arg):
       arg = await arg
     return self._run(comp, arg)

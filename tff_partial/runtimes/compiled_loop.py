@@ -89,7 +89,7 @@ class CompiledLoop:
     self._traced = graphs.trace(self._run, self._inputs)
 
   def __call__(self, inputs: Sequence[tf.Tensor], jit: bool) -> Results:
-    """Runs the loop, with XLA or without; see `Inputs.flat`.
+    """Run the loop, with XLA or without; see `Inputs.flat`.
 
     What XLA may compute otherwise than kernels do is computed without it. What
     fails in lanes, which also go where a client would not, runs without them.
@@ -126,7 +126,7 @@ class CompiledLoop:
   def run(
     self, inputs: Sequence[tf.Tensor], jit: bool
   ) -> tuple[tf.Tensor, Results]:
-    """Runs the loop, and says whether the results are in doubt."""
+    """Run the loop, and says whether the results are in doubt."""
     is_doubtful, *results_of_loop = (self._jitted if jit else self._plain)(
       *inputs
     )
@@ -137,7 +137,7 @@ class CompiledLoop:
     )
 
   def _refuse_lanes(self) -> None:
-    """Raises an error if lanes are asked for where clients need their own."""
+    """Raise an error if lanes are asked for where clients need their own."""
     loop = self._loop
     if self._num_lanes == 1:
       return
@@ -244,7 +244,7 @@ class CompiledLoop:
   def _in_lanes(
     self, flat: Sequence[tf.Tensor], indices: tf.Tensor
   ) -> tuple[tf.Tensor, Callable[[tf.Tensor], _OfClient]]:
-    """Computes for several clients in lock-step.
+    """Compute for several clients in lock-step.
 
     Args:
       flat: See `Inputs.flat`.

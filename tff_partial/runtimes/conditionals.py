@@ -44,7 +44,7 @@ _ELEMENTWISE = frozenset(
 def as_choices(
   graph_def: tf.compat.v1.GraphDef, graph: tf.Graph
 ) -> tf.compat.v1.GraphDef:
-  """Replaces cheap conditionals of a graph.
+  """Replace cheap conditionals of a graph.
 
   Args:
     graph_def: The graph.
@@ -95,7 +95,7 @@ def _is_dense(operation: tf.Operation) -> bool:
 def _choice(
   node: tf.compat.v1.NodeDef,
 ) -> Iterable[tf.compat.v1.NodeDef]:
-  """Calls of both branches, and a node of the old name with the old outputs."""
+  """Call of both branches, and a node of the old name with the old outputs."""
   condition, *inputs = node.input
   types = node.attr['Tout'].list.type
   calls = {way: f'{node.name}/{way}_chosen' for way in ('then', 'else')}

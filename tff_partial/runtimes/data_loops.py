@@ -18,7 +18,7 @@ _serial = itertools.count()
 
 
 def as_loops(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Replaces every `ReduceDataset` of a graph, in its functions too."""
+  """Replace every `ReduceDataset` of a graph, in its functions too."""
   known = {f.signature.name: f for f in graph_def.library.function}
   changed = set()
   for function in list(known.values()):
@@ -40,7 +40,7 @@ def as_loops(graph_def: tf.compat.v1.GraphDef) -> None:
 def _rename_functions(
   graph_def: tf.compat.v1.GraphDef, changed: set[str]
 ) -> None:
-  """Gives functions that were changed, and their callers, new names.
+  """Give functions that were changed, and their callers, new names.
 
   TensorFlow may know a function by that name as it was.
   """

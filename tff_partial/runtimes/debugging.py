@@ -38,7 +38,7 @@ class OneByOne:
 
   @contextlib.contextmanager
   def explaining(self) -> Iterator[None]:
-    """Turns a failure of the compiled loop into one that names the client."""
+    """Turn a failure of the compiled loop into one that names the client."""
     try:
       yield
     except tf.errors.OpError:
@@ -96,7 +96,7 @@ class _Client:
     return values
 
   def add(self, totals: Sequence[tf.Tensor], values: Values) -> list[tf.Tensor]:
-    """Adds the client to the accumulators."""
+    """Add the client to the accumulators."""
     left, new = iter(totals), []
     for step in self._loop.aggregates:
       total = typed_values.like(self._loop.program.accumulator(step), left)

@@ -33,7 +33,7 @@ class Source(Protocol):
   def fill(
     self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
   ) -> None:
-    """Copies what some clients have to the leaves of others.
+    """Copy what some clients have to the leaves of others.
 
     Args:
       leaves: Arrays `[clients, ...]` to be filled.
@@ -84,7 +84,7 @@ class Deposit:
 
   @classmethod
   def write(cls, folder: str, leaves: Sequence[np.ndarray]) -> Self:
-    """Makes a file.
+    """Make a file.
 
     Args:
       folder: Where.
@@ -139,7 +139,7 @@ class Deposit:
     return self, rows
 
   def erase(self, row: int) -> None:
-    """Overwrites what a client has.
+    """Overwrite what a client has.
 
     Raises:
       DepositError: If the file cannot be written.
@@ -248,7 +248,7 @@ class Scattered:
     return Scattered(self.specs, sources, which, rows)
 
   def leaves(self) -> list[np.ndarray]:
-    """Reads them: arrays `[clients, ...]`.
+    """Read them: arrays `[clients, ...]`.
 
     Raises:
       DepositError: If a file cannot be read.
@@ -264,7 +264,7 @@ class Scattered:
 
 
 def make_folder(parent: str | os.PathLike[str]) -> str:
-  """Makes a folder for files; see `private_folders`.
+  """Make a folder for files; see `private_folders`.
 
   Args:
     parent: Where.

@@ -34,7 +34,7 @@ _noticed: contextvars.ContextVar[list[tf.Tensor] | None] = (
 
 @contextlib.contextmanager
 def noticed() -> Iterator[list[tf.Tensor]]:
-  """Collects the doubts of the graphs that are called inside."""
+  """Collect the doubts of the graphs that are called inside."""
   found: list[tf.Tensor] = []
   token = _noticed.set(found)
   try:
@@ -44,7 +44,7 @@ def noticed() -> Iterator[list[tf.Tensor]]:
 
 
 def notice(doubt: tf.Tensor) -> None:
-  """Adds a doubt to those that are collected."""
+  """Add a doubt to those that are collected."""
   collected = _noticed.get()
   if collected is not None:
     doubt.set_shape([])  # Importing a graph loses it.
@@ -64,7 +64,7 @@ class Doubtful(NamedTuple):
 
 
 def added(graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]) -> Doubtful:
-  """Adds to a graph what tells whether XLA computes something else.
+  """Add to a graph what tells whether XLA computes something else.
 
   Args:
     graph_def: A graph, which stays as it is.
@@ -135,13 +135,13 @@ class _Adder:
     self._doubting: dict[str, str | None] = {}
 
   def graph(self, outputs: Sequence[str]) -> Doubtful:
-    """Adds the doubts about what some tensors of the graph need."""
+    """Add the doubts about what some tensors of the graph need."""
     scope = _Scope(self.graph_def.node, is_function=False)
     doubts = self._doubts(scope, outputs)
     return Doubtful(self.graph_def, scope.either(doubts) if doubts else None)
 
   def _doubts(self, scope: _Scope, ends: Iterable[str]) -> list[str]:
-    """Adds the doubts about what some tensors of a scope need."""
+    """Add the doubts about what some tensors of a scope need."""
     doubts = []
     for node in scope.needed(ends):
       if operations.definition(node) is None:
@@ -274,7 +274,7 @@ class _Adder:
 
 
 def _forget(attributes: Any, name: str) -> None:
-  """Removes an attribute, which TensorFlow can do without."""
+  """Remove an attribute, which TensorFlow can do without."""
   if name in attributes:
     del attributes[name]
 

@@ -28,7 +28,7 @@ class NativeFallback:
     argument: Any,
     error: errors.UnsupportedComputationError,
   ) -> Any:
-    """Runs a computation natively, and says once per computation why."""
+    """Run a computation natively, and says once per computation why."""
     with self._lock:
       if computation not in self._logged:
         self._logged.add(computation)
@@ -44,7 +44,7 @@ class NativeFallback:
     return runtime.invoke(computation, argument)
 
   def close(self) -> None:
-    """Ends the worker, if there is one; another `run` starts a new one."""
+    """End the worker, if there is one; another `run` starts a new one."""
     with self._lock:
       if self._native is not None:
         self._native.close()

@@ -49,7 +49,7 @@ class Program:
   """
 
   def __init__(self, computation: tff.Computation):
-    """Reads a computation.
+    """Read a computation.
 
     Args:
       computation: Any computation.
@@ -68,7 +68,7 @@ class Program:
     self.fingerprint = self._fingerprint()
 
   def _read(self, block: Block) -> Block:
-    """Notes arguments and steps; returns the block of the result."""
+    """Note arguments and steps; returns the block of the result."""
     parameter = self._type.parameter
     if isinstance(block, framework.CompiledComputation):
       argument = None

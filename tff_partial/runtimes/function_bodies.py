@@ -101,7 +101,7 @@ def outputs(node: tf.compat.v1.NodeDef) -> list[str]:
 
 
 def _body_of(function: Any) -> Body:
-  """Reads a function, in which tensors are called otherwise than in graphs."""
+  """Read a function, in which tensors are called otherwise than in graphs."""
   inputs = [argument.name for argument in function.signature.input_arg]
   places: dict[str, str] = {name: f'{name}:0' for name in inputs}
   for node in function.node_def:

@@ -17,7 +17,7 @@ def trace(
 def quick(
   traced: Callable[..., Any], inputs: Sequence[tf.TensorSpec]
 ) -> Callable[..., Any]:
-  """Makes a traced function cheap to call.
+  """Make a traced function cheap to call.
 
   TensorFlow checks the arguments of what it traced, which takes longer than
   many a round; a wrapped function is called as it is.

@@ -66,7 +66,7 @@ class Chooser:
     threads: int,
     lanes: int = 1,
   ):
-    """Takes the options of `cohort`, where they are described."""
+    """Take the options of `cohort`, where they are described."""
     if jit not in ('auto', True, False):
       raise ValueError(
         f"Expected jit to be 'auto', True or False, found {jit!r}."

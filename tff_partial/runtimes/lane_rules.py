@@ -89,7 +89,7 @@ def _convolution(
 def _scatter(
   number: int, node: tf.compat.v1.NodeDef, given: Sequence[Value]
 ) -> list[Value]:
-  """Adds to, or writes into, the tensor of each lane."""
+  """Add to, or writes into, the tensor of each lane."""
   tensor, indices, updates = [
     lane_values.spread(v, number).tensor for v in given
   ]
@@ -182,7 +182,7 @@ def _element(handle: Value, item: tf.Tensor) -> tuple[tf.Tensor, bool]:
 def _new_list(
   make: Callable[..., tf.Tensor], length: str
 ) -> Callable[..., list[tuple[tf.Tensor, bool]]]:
-  """Builds lists that nothing was written into.
+  """Build lists that nothing was written into.
 
   Args:
     make: The operation.

@@ -70,7 +70,7 @@ class Lanes:
     has_lanes: Sequence[bool],
     groups_convolutions: bool | None = None,
   ):
-    """Reads a function.
+    """Read a function.
 
     Args:
       traced: A concrete function of flat tensors, to flat tensors.
@@ -101,7 +101,7 @@ class Lanes:
     )
 
   def __call__(self, *flat: tf.Tensor) -> list[tf.Tensor]:
-    """Computes for all lanes.
+    """Compute for all lanes.
 
     Args:
       *flat: The arguments; what differs between lanes has them in front.
@@ -123,7 +123,7 @@ class Lanes:
   def run(
     self, body: Body, values: Sequence[Value], mask: Value | None
   ) -> list[Value]:
-    """Builds a graph or a function."""
+    """Build a graph or a function."""
     return _Builder(self, body, values, mask).build()
 
 
@@ -148,7 +148,7 @@ class _Builder:
     self._waiting: dict[str, tf.compat.v1.NodeDef] = {}
 
   def build(self) -> list[Value]:
-    """Builds everything; returns the outputs."""
+    """Build everything; returns the outputs."""
     for node in self._body.nodes:
       self._add(node)
     self._flush()
@@ -188,7 +188,7 @@ class _Builder:
     self._take(self._made_sound(node, names, given))
 
   def _take(self, node: tf.compat.v1.NodeDef) -> None:
-    """Builds a node, or lets it wait for others."""
+    """Build a node, or lets it wait for others."""
     names = function_bodies.data_inputs(node)
     build = self._special(node, any(self._flags[name] for name in names))
     if build is None:
@@ -260,7 +260,7 @@ class _Builder:
     return guarded
 
   def _flush(self) -> None:
-    """Builds the nodes that wait."""
+    """Build the nodes that wait."""
     waiting, self._waiting = self._waiting, {}
     if not waiting:
       return
@@ -286,7 +286,7 @@ class _Builder:
         self._known.update(zip(wanted, values, strict=True))
 
   def _find_what_fails(self, nodes: Mapping[str, Any]) -> None:
-    """Builds nodes one after the other; what fails alone, once for each lane.
+    """Build nodes one after the other; what fails alone, once for each lane.
 
     That other nodes of the kind fail as well is remembered.
     """
@@ -328,7 +328,7 @@ class _Builder:
   def _import(
     self, nodes: Mapping[str, Any], wanted: Sequence[str]
   ) -> list[Value]:
-    """Builds nodes as they are, which compute the same for all lanes."""
+    """Build nodes as they are, which compute the same for all lanes."""
     nodes = self._with_constants(nodes)
     tensors = _imported(
       nodes, {name: self._known[name].tensor for name in _read(nodes)}, wanted
@@ -341,7 +341,7 @@ class _Builder:
   def _vectorize(
     self, nodes: Mapping[str, Any], wanted: Sequence[str]
   ) -> list[Value]:
-    """Builds nodes that compute something else for each lane."""
+    """Build nodes that compute something else for each lane."""
     nodes = self._with_constants(nodes)
     given = {name: self._known[name] for name in _read(nodes)}
     apart = [name for name, value in given.items() if value.has_lanes]
@@ -561,7 +561,7 @@ def _imported(
   given: Mapping[str, tf.Tensor],
   wanted: Sequence[str],
 ) -> list[tf.Tensor]:
-  """Builds nodes in the current graph."""
+  """Build nodes in the current graph."""
   graph_def = tf.compat.v1.GraphDef()
   for node in nodes.values():
     copy = graph_def.node.add()

@@ -39,7 +39,7 @@ class Leaf:
   """
 
   def __init__(self, block: tff.framework.CompiledComputation):
-    """Reads a graph.
+    """Read a graph.
 
     Args:
       block: The graph.
@@ -95,7 +95,7 @@ class Leaf:
     return self.draws is not None
 
   def __call__(self, *arguments: typed_values.Nested) -> typed_values.Nested:
-    """Runs the graph."""
+    """Run the graph."""
     if not self._outputs:
       return typed_values.like(self._result, iter([]))
     flat = [leaf for value in arguments for leaf in typed_values.leaves(value)]
@@ -199,7 +199,7 @@ def _tensor_names(binding: Any) -> Any:
 
 
 def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Keeps variables of equal names in different leaves apart."""
+  """Keep variables of equal names in different leaves apart."""
   prefix = f'cohort_leaf_{next(_serial)}'
   for node in graph_def.node:
     if 'shared_name' in node.attr:

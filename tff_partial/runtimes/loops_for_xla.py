@@ -20,7 +20,7 @@ from tff_partial.runtimes import operations
 def prepared(
   graph_def: tf.compat.v1.GraphDef, ending: str
 ) -> tf.compat.v1.GraphDef:
-  """Returns a graph that computes the same as another one.
+  """Return a graph that computes the same as another one.
 
   Args:
     graph_def: That graph.
@@ -58,7 +58,7 @@ def prepared(
 def _prepare(
   nodes: Any, separator: str, handed_on: Callable[[str], Iterable[int]]
 ) -> dict[str, str]:
-  """Prepares nodes; returns what loops hand on, and what they were given.
+  """Prepare nodes; returns what loops hand on, and what they were given.
 
   Args:
     nodes: The nodes of a graph or of a function.

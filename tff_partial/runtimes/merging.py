@@ -28,7 +28,7 @@ class Tree(Generic[Total]):
     self._waiting: list[tuple[int, Total]] = []
 
   def add(self, total: Total) -> None:
-    """Takes the next: of a shard, or of as many shards as all others."""
+    """Take the next: of a shard, or of as many shards as all others."""
     height = 0
     while self._waiting and self._waiting[-1][0] == height:
       total = self._merge(self._waiting.pop()[1], total)
@@ -36,7 +36,7 @@ class Tree(Generic[Total]):
     self._waiting.append((height, total))
 
   def root(self) -> Total:
-    """Merges what is left; the last total may be of fewer shards."""
+    """Merge what is left; the last total may be of fewer shards."""
     _, total = self._waiting.pop()
     while self._waiting:
       total = self._merge(self._waiting.pop()[1], total)

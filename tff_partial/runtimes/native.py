@@ -47,7 +47,7 @@ from tff_partial.runtimes.worker import Worker
 
 
 def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
-  """Turns sequences of clients' values into the lists that TFF wants."""
+  """Turn sequences of clients' values into the lists that TFF wants."""
   if isinstance(type_spec, tff.FederatedType):
     is_other_sequence = isinstance(value, Sequence) and not isinstance(
       value, (list, tuple, str, bytes)
@@ -86,7 +86,7 @@ class _Runtime:
       tff.backends.native.desugar_and_transform_to_native
     ),
   ):
-    """Starts nothing yet.
+    """Start nothing yet.
 
     Args:
       parallel_calls: See `native`.
@@ -118,11 +118,11 @@ class _Runtime:
         self.close()
 
   def close(self) -> None:
-    """Ends the worker, also where no `with` does."""
+    """End the worker, also where no `with` does."""
     self._worker.close()
 
   def set_default(self) -> None:
-    """Runs here what this thread calls outside any `with`, from now on."""
+    """Run here what this thread calls outside any `with`, from now on."""
     tff.framework.set_default_context(self)
     self._places.append(contextlib.nullcontext())  # No `with` closes it now.
     self._worker.open = True
@@ -141,7 +141,7 @@ class NativeRuntime(_Runtime, tff.framework.SyncExecutionContext):
   """Runs a computation when it is called, and returns its result."""
 
   def invoke(self, comp: tff.Computation, arg: object) -> object:
-    """Runs `comp`; an interrupt ends it, and the worker with it."""
+    """Run `comp`; an interrupt ends it, and the worker with it."""
     arg = self._prepare(comp, arg)
     try:
       return super().invoke(comp, arg)
@@ -156,7 +156,7 @@ class AsyncNativeRuntime(_Runtime, tff.framework.AsyncExecutionContext):
   """Runs a computation when it is awaited."""
 
   async def invoke(self, comp: tff.Computation, arg: object) -> object:
-    """Runs `comp` on `arg`, or on what comes of awaiting it."""
+    """Run `comp` on `arg`, or on what comes of awaiting it."""
     if asyncio.iscoroutine(arg):
       arg = await arg
     return await super().invoke(comp, self._prepare(comp, arg))
@@ -185,7 +185,7 @@ def native(
 
 
 def replace_stock_default() -> NativeRuntime | None:
-  """Makes a native runtime the default in the place of TFF's own.
+  """Make a native runtime the default in the place of TFF's own.
 
   TFF sets its own when it is imported: the same compiler and executors around a
   worker that outlives whoever is killed. A default of another kind stays, such

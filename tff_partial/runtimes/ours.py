@@ -24,7 +24,7 @@ def _shared() -> CohortRuntime:
 
 @contextlib.contextmanager
 def ours() -> Iterator[Any]:
-  """Keeps the current runtime if it is one of ours, else takes a `cohort()`.
+  """Keep the current runtime if it is one of ours, else takes a `cohort()`.
 
   That is one and the same until the program ends, so that a second run of a
   process compiles nothing. What only TFF's programs can await, or knows no

@@ -24,7 +24,7 @@ _held: dict[str, TextIO] = {}
 
 
 def make(parent: str | os.PathLike[str]) -> str:
-  """Makes a folder, and removes those of processes that were killed.
+  """Make a folder, and removes those of processes that were killed.
 
   Of a folder that several machines see, only those of this one are removed:
   not every shared disk shows locks to other machines.
@@ -61,7 +61,7 @@ def make(parent: str | os.PathLike[str]) -> str:
 
 
 def remove(path: str) -> None:
-  """Removes a folder and what is in it, unless that was done.
+  """Remove a folder and what is in it, unless that was done.
 
   Args:
     path: What `make` returned.
@@ -78,7 +78,7 @@ def _take(lock: TextIO) -> None:
 
 
 def _remove_if_left(entry: 'os.DirEntry[str]') -> None:
-  """Removes a folder whose process has ended; any other file is let be."""
+  """Remove a folder whose process has ended; any other file is let be."""
   # What cannot be read is none of ours.
   with contextlib.suppress(OSError, ValueError):
     if (
@@ -95,7 +95,7 @@ def _remove_if_left(entry: 'os.DirEntry[str]') -> None:
 
 
 def _remove(outer: str) -> None:
-  """Removes a folder; if files cannot be, the next process shall try again."""
+  """Remove a folder; if files cannot be, the next process shall try again."""
   files = os.path.join(outer, _FILES)
   shutil.rmtree(files, ignore_errors=True)
   if not os.path.lexists(files):

@@ -34,7 +34,7 @@ _is_private = False
 
 @contextlib.contextmanager
 def private() -> Iterator[dict[str, Any]]:
-  """Closes the cluster that is started within the context to other processes.
+  """Close the cluster that is started within the context to other processes.
 
   It listens on the loopback interface alone. Its files lie in a folder that
   only this user can enter, and so does a token that it asks all processes for,

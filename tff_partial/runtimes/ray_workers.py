@@ -150,7 +150,7 @@ class _Cluster:
     self._counted: tuple[float, int] = (-_COUNT_AGAIN, 1)
 
   def start(self) -> None:
-    """Joins the cluster, or starts one."""
+    """Join the cluster, or starts one."""
     # Ray reads these when it is imported.
     for name, value in _SETTINGS.items():
       os.environ.setdefault(name, value)
@@ -243,7 +243,7 @@ class _Cluster:
     return actor.remote(options, kernels)
 
   def end(self, actor: Any, place: tuple[str, int] | None) -> None:
-    """Ends an actor, also one that does not listen.
+    """End an actor, also one that does not listen.
 
     Args:
       actor: The actor.
@@ -292,7 +292,7 @@ def _actor_class(ray_lib: Any) -> type:
       return ray_lib.get_runtime_context().get_node_id(), os.getpid()
 
     def run(self, job: '_Job') -> remote_shards.Answer:
-      """Runs some shards."""
+      """Run some shards."""
       try:
         if not self._worker.knows(job.key):
           self._worker.learn(ray_lib.get(job.program))
@@ -391,7 +391,7 @@ class _Crew:
       self._hire()
 
   def close(self) -> None:
-    """Ends all workers."""
+    """End all workers."""
     with self._lock:
       if self._is_open:
         for worker in self._workers:
@@ -403,7 +403,7 @@ class _Crew:
         self._is_open = False
 
   def put(self, value: Any) -> Any:
-    """Puts a value where all workers find it."""
+    """Put a value where all workers find it."""
     import ray as ray_lib
 
     self.start()
@@ -470,7 +470,7 @@ class _Crew:
       )
 
   def _hand_out(self, work: '_Work') -> None:
-    """Gives work to workers that have started and have none."""
+    """Give work to workers that have started and have none."""
     for worker in self._workers:
       if worker.place is None or worker.block is not None:
         continue
@@ -481,7 +481,7 @@ class _Crew:
       worker.answer = worker.actor.run.remote(work.job(block))
 
   def _listen(self, work: '_Work', chooser: jit_autotuning.Chooser) -> None:
-    """Takes what workers say, and notices who says nothing any more."""
+    """Take what workers say, and notices who says nothing any more."""
     import ray as ray_lib
 
     said = {worker.ping: worker for worker in self._workers if worker.ping}
@@ -582,7 +582,7 @@ class _Work:
     return self._job(self._blocks[block])
 
   def take(self, block: int | None, answer: remote_shards.Answer) -> None:
-    """Notes what came of a block."""
+    """Note what came of a block."""
     if block is not None:
       self._answers[block] = answer
       self._may_begin = len(self._blocks)

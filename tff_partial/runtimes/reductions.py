@@ -86,7 +86,7 @@ def fold(
   inputs: Sequence[str],
   outputs: Sequence[str],
 ) -> list[Any]:
-  """Imports a graph into the current one, its reductions folded.
+  """Import a graph into the current one, its reductions folded.
 
   The graph is imported once up to each reduction, and once more behind the
   last; what is imported twice is pruned later.

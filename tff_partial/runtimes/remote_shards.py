@@ -52,7 +52,7 @@ class Program:
 
   @classmethod
   def of(cls, computation: tff.Computation) -> 'Program':
-    """Serializes a computation."""
+    """Serialize a computation."""
     proto = tff.framework.serialize_computation(computation)
     serialized = proto.SerializeToString(deterministic=True)
     return cls(hashlib.sha256(serialized).hexdigest(), serialized)
@@ -85,7 +85,7 @@ class Common:
 
   @classmethod
   def of(cls, stage: rounds.ClientStage, number: int) -> 'Common':
-    """Takes it from a loop that is about to run."""
+    """Take it from a loop that is about to run."""
     values = {
       key: typed_values.leaves(stage.values[key]) for key in stage.loop.shared
     }
@@ -149,7 +149,7 @@ class RemoteArrays(client_inputs.DeviceArrays):
   """Sends arrays that are the same objects round after round once."""
 
   def __init__(self, send: Callable[[np.ndarray], Any]):
-    """Sends nothing yet.
+    """Send nothing yet.
 
     Args:
       send: Puts an array where workers find it, and says where.
@@ -163,7 +163,7 @@ class RemoteArrays(client_inputs.DeviceArrays):
     return RemoteArray(self._count, self._send(array), array)
 
   def forget(self) -> None:
-    """Sends all arrays again: those who had them are gone."""
+    """Send all arrays again: those who had them are gone."""
     self._tensors.clear()
 
   def keys(self) -> list[int]:
@@ -173,7 +173,7 @@ class RemoteArrays(client_inputs.DeviceArrays):
   def here(
     self, feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
   ) -> list[client_inputs.Feed]:
-    """Feeds for a loop that runs in this process."""
+    """Feed for a loop that runs in this process."""
     return _with_tensors(
       super().here(feeds),
       RemoteArray,
@@ -218,7 +218,7 @@ class ShardWorker:
     return key in self._programs
 
   def learn(self, program: Program) -> None:
-    """Takes a program."""
+    """Take a program."""
     self._programs[program.key] = rounds.CompiledComputation(
       program.computation()
     )
@@ -232,7 +232,7 @@ class ShardWorker:
     fetch: Callable[[Any], np.ndarray],
     keys: Sequence[int],
   ) -> Answer:
-    """Runs some shards.
+    """Run some shards.
 
     Args:
       key: Of a program that it knows.
@@ -313,7 +313,7 @@ class Share:
 
   @classmethod
   def of(cls, share: rounds.Share, program: flat_program.Program) -> 'Share':
-    """Makes a share ready to travel."""
+    """Make a share ready to travel."""
     kept = by_place(program, share.kept)
     return cls(share.shard, share.feeds, kept)
 
@@ -393,7 +393,7 @@ def _with_tensors(
   kind: type,
   tensor: Callable[[Any], tf.Tensor],
 ) -> list[client_inputs.Feed]:
-  """Feeds with what is of a kind replaced by tensors."""
+  """Feed with what is of a kind replaced by tensors."""
   return [
     dataclasses.replace(
       feed,

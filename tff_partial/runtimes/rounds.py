@@ -71,7 +71,7 @@ class Workers(Protocol):
     """Begins to start them, unless they have been started."""
 
   def close(self) -> None:
-    """Ends them."""
+    """End them."""
 
   def run(
     self,
@@ -96,7 +96,7 @@ class CompiledComputation:
   """A computation in parts, which are compiled when they are first needed."""
 
   def __init__(self, computation: tff.Computation):
-    """Reads a computation.
+    """Read a computation.
 
     Args:
       computation: Any computation.
@@ -124,7 +124,7 @@ class CompiledComputation:
     convert: Callable[[Iterator[Any]], Any],
     resources: Resources,
   ) -> Any:
-    """Runs the computation.
+    """Run the computation.
 
     Args:
       argument: The argument, as TFF hands it to a context.
@@ -295,7 +295,7 @@ class ClientStage:
   def run(
     self, shares: Sequence[Callable[[], Share]], resources: Resources
   ) -> tuple[Sequence[tf.Tensor], list[Returned]]:
-    """Runs all shards in this process.
+    """Run all shards in this process.
 
     Args:
       shares: Make what each shard is given, when its turn comes.

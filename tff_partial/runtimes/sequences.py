@@ -74,7 +74,7 @@ class Layout:
   """
 
   def __init__(self, type_spec: tff.SequenceType):
-    """Looks at a type.
+    """Look at a type.
 
     Args:
       type_spec: The type.
@@ -110,7 +110,7 @@ class Layout:
     where: tuple[str, ...],
     read_element: Callable[..., typed_values.Nested],
   ) -> Elements:
-    """Reads a data set or a list of elements.
+    """Read a data set or a list of elements.
 
     Args:
       value: The sequence.

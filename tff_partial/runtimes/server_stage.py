@@ -25,7 +25,7 @@ class ServerStage:
     zeros: Iterable[flat_program.Step],
     outputs: Iterable[Key],
   ):
-    """Finds out what the stage needs.
+    """Find out what the stage needs.
 
     Args:
       program: The program.
@@ -48,7 +48,7 @@ class ServerStage:
   def __call__(
     self, values: Values, totals: Sequence[tf.Tensor]
   ) -> tuple[dict[Key, typed_values.Nested], list[tf.Tensor]]:
-    """Runs the stage.
+    """Run the stage.
 
     Args:
       values: All values at the server so far.

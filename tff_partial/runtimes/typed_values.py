@@ -115,7 +115,7 @@ class ClientValues(NamedTuple):
 
 
 def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
-  """Builds what puts leaves into the containers that a type asks for.
+  """Build what puts leaves into the containers that a type asks for.
 
   To look at a type and at its containers takes longer than many a round, so
   this is done once for each type.

@@ -79,7 +79,7 @@ def is_one_per_client(type_spec: tff.Type) -> bool:
 
 
 def _check_binary() -> None:
-  """Raises if TFF was installed without its worker."""
+  """Raise if TFF was installed without its worker."""
   if not os.path.isfile(_BINARY) or not os.path.getsize(_BINARY):
     raise NativeRuntimeError(
       "The native runtime needs TFF's worker, a program for Linux on x86-64, "
@@ -90,7 +90,7 @@ def _check_binary() -> None:
 
 
 def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
-  """Starts a child that the kernel kills when this process ends."""
+  """Start a child that the kernel kills when this process ends."""
   command = [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())]
   started: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -148,7 +148,7 @@ class _Executor(tff.framework.RemoteExecutor):
     self.close()  # It is unused: the worker may forget it too.
 
   async def create_call(self, comp: Any, arg: Any = None) -> Any:
-    """Calls `comp` in the worker; its result stays there until computed."""
+    """Call `comp` in the worker; its result stays there until computed."""
     result = await super().create_call(comp, arg)
     if self._no_clients and tff.types.contains(
       result.type_signature, is_one_per_client
@@ -224,7 +224,7 @@ class Worker(tff.framework.ExecutorFactory):
   def clean_up_executor(
     self, cardinalities: tff.framework.CardinalitiesType
   ) -> None:
-    """Drops an executor; TFF calls this while it handles an error."""
+    """Drop an executor; TFF calls this while it handles an error."""
     noted_failures.get([]).append(sys.exc_info()[1])
     with self._lock:
       self._executors.pop(
@@ -232,7 +232,7 @@ class Worker(tff.framework.ExecutorFactory):
       )
 
   def _ensure_started(self) -> _Stub:
-    """Starts the child, also after an earlier one died."""
+    """Start the child, also after an earlier one died."""
     if not self.open:
       raise NativeRuntimeError(
         'This native runtime was used after its `with` had ended.'
@@ -262,7 +262,7 @@ class Worker(tff.framework.ExecutorFactory):
     return stub
 
   def end(self) -> None:
-    """Ends the child, if it has not ended; the next call starts another."""
+    """End the child, if it has not ended; the next call starts another."""
     process = self._process
     if process is None or not self.is_ours:
       return
@@ -280,6 +280,6 @@ class Worker(tff.framework.ExecutorFactory):
       self._stub = self._process = None
 
   def close(self) -> None:
-    """Ends the child and lets none start, a computation under way included."""
+    """End the child and lets none start, a computation under way included."""
     self.open = False
     self.end()

@@ -34,7 +34,7 @@ class Tables:
   """
 
   def __init__(self, model: models.PartialModel, work: phases.Work):
-    """Finds the tables.
+    """Find the tables.
 
     Args:
       model: The model.
@@ -72,7 +72,7 @@ class Tables:
   def num_rows(
     self, frozen: tiers.NamedTensors, inputs: Any, count: Any
   ) -> dict[str, int]:
-    """Counts the rows of each table that a client's examples look up.
+    """Count the rows of each table that a client's examples look up.
 
     Args:
       frozen: Weights that are never trained.
@@ -91,7 +91,7 @@ class Tables:
     weights: tiers.Weights,
     places: Mapping[str, Sequence[tf.Tensor]],
   ) -> tiers.Weights:
-    """Returns what a model reads, with `Rows` in place of the tables.
+    """Return what a model reads, with `Rows` in place of the tables.
 
     Args:
       weights: Weights by tier; of tables, the chosen rows.
@@ -149,7 +149,7 @@ def _with(
 def _finder(
   model: models.PartialModel, tables: Mapping[str, tf.TensorSpec]
 ) -> Find | None:
-  """Makes what finds the ids of lookups, if they follow from each example.
+  """Make what finds the ids of lookups, if they follow from each example.
 
   Args:
     model: The model.
@@ -213,7 +213,7 @@ def _finder(
 def _follows_from_examples(
   find: Callable[[Any], Any], inputs_spec: Any
 ) -> bool:
-  """Tries whether ids are the same whatever else is in the batch."""
+  """Try whether ids are the same whatever else is in the batch."""
   draw = np.random.default_rng(0)
 
   def drawn(spec: tf.TensorSpec) -> tf.Tensor:

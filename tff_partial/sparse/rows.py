@@ -71,7 +71,7 @@ class Rows(tf.experimental.ExtensionType):
     return value
 
   def look_up(self, ids: Any) -> tf.Tensor:
-    """Looks up the rows of some ids."""
+    """Look up the rows of some ids."""
     ids = tf.convert_to_tensor(ids)
     call = _reading.get()
     if tf.compat.v1.get_default_graph() is not call.graph:

@@ -45,7 +45,7 @@ class Availability:
   zone_spread: float = 1.0
 
   def __post_init__(self) -> None:
-    """Checks the numbers."""
+    """Check the numbers."""
     if self.rounds_per_day < 2:
       raise AvailabilityError(
         f'rounds_per_day={self.rounds_per_day}: a day of one round has no time '

@@ -45,7 +45,7 @@ class RoundResult:
     validations: Mapping[int, Mapping[str, Any]],
     get_weights: Callable[[], Any],
   ):
-    """Takes what is said of the round.
+    """Take what is said of the round.
 
     Args:
       number: The round.
@@ -119,7 +119,7 @@ class EarlyStopping:
 def check(
   callbacks: Sequence[Callback], validation_metrics: Sequence[str] | None
 ) -> None:
-  """Checks that callbacks can be called, and have what they ask for.
+  """Check that callbacks can be called, and have what they ask for.
 
   Args:
     callbacks: The callbacks of a run.
@@ -155,7 +155,7 @@ def check(
 
 
 def call(callbacks: Sequence[Callback], result: RoundResult) -> str | None:
-  """Calls all callbacks after a round.
+  """Call all callbacks after a round.
 
   Args:
     callbacks: The callbacks of a run.

@@ -67,17 +67,17 @@ class EventLoop:
   """
 
   def __init__(self) -> None:
-    """Starts the thread."""
+    """Start the thread."""
     self._loop = asyncio.new_event_loop()
     self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
     self._thread.start()
 
   def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Waits for a coroutine and returns its result."""
+    """Wait for a coroutine and returns its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
   def close(self) -> None:
-    """Ends the thread, after what an interrupt left unfinished in it."""
+    """End the thread, after what an interrupt left unfinished in it."""
     self.run(_finish_others())
     self._loop.call_soon_threadsafe(self._loop.stop)
     self._thread.join()
@@ -85,7 +85,7 @@ class EventLoop:
 
 
 async def _finish_others() -> None:
-  """Waits until a loop has nothing to do but this."""
+  """Wait until a loop has nothing to do but this."""
   others = asyncio.all_tasks() - {asyncio.current_task()}
   await asyncio.gather(*others, return_exceptions=True)
   await asyncio.get_running_loop().shutdown_default_executor()
@@ -101,7 +101,7 @@ class Checkpoints:
     *,
     writable: bool = True,
   ):
-    """Makes the folder if there is none, and keeps other processes out of it.
+    """Make the folder if there is none, and keeps other processes out of it.
 
     Args:
       folder: Where the checkpoints are.
@@ -141,12 +141,12 @@ class Checkpoints:
       self._lock = None
 
   def _remove_unfinished(self) -> None:
-    """Removes what a save leaves behind that was killed or failed."""
+    """Remove what a save leaves behind that was killed or failed."""
     for unfinished in self._folder.glob(f'{_PREFIX}*_temp*'):
       shutil.rmtree(unfinished, ignore_errors=True)
 
   def save(self, progress: Progress) -> None:
-    """Writes a checkpoint; a kill at any moment leaves the last whole one.
+    """Write a checkpoint; a kill at any moment leaves the last whole one.
 
     Raises:
       CheckpointError: If it cannot be written, such as on a full disk. What
@@ -165,7 +165,7 @@ class Checkpoints:
       ) from error
 
   def latest(self, like: Progress) -> Progress | None:
-    """Reads the newest whole checkpoint, or returns None if there is none.
+    """Read the newest whole checkpoint, or returns None if there is none.
 
     Damaged ones are said in the log and, where writing is allowed, set aside.
 
@@ -195,7 +195,7 @@ class Checkpoints:
     return None
 
   def _load(self, version: int, like: Progress) -> Progress:
-    """Reads the checkpoint of one round.
+    """Read the checkpoint of one round.
 
     Raises:
       saved_variables.DamagedError: If its files cannot be read.
@@ -215,7 +215,7 @@ class Checkpoints:
       ) from None
 
   def _set_aside(self, damaged: list[str], version: int) -> None:
-    """Renames damaged checkpoints, so that their rounds can be saved again."""
+    """Rename damaged checkpoints, so that their rounds can be saved again."""
     for described in damaged:
       logging.warning(
         'The checkpoint %s in %s is damaged; going on from round %d.',
@@ -239,7 +239,7 @@ def newest_round(folder: pathlib.Path) -> int:
 
 
 def locked(folder: pathlib.Path) -> int:
-  """Returns an open folder that no other process has locked.
+  """Return an open folder that no other process has locked.
 
   The lock ends with the process, in whatever way that ends.
 

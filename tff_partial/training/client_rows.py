@@ -20,7 +20,7 @@ from tff_partial.runtimes import typed_values
 def fitted(
   states: Sequence[Any], kind: tff.Type, cohort: cohorts.Cohort
 ) -> Sequence[Any]:
-  """Pads the tables of a cohort's clients with zeros.
+  """Pad the tables of a cohort's clients with zeros.
 
   Args:
     states: What each client remembers.

@@ -61,7 +61,7 @@ class ClientStates:
     seed: int,
     round_number: int | None = None,
   ):
-    """Reads a file that is open; `ClientStore` opens one."""
+    """Read a file that is open; `ClientStore` opens one."""
     self._versions = versions
     self._initialize_client = initialize_client
     self._layout = state_codec.Layout(self.type)
@@ -166,7 +166,7 @@ class ClientStore(ClientStates):
     folder: str | os.PathLike[str] | None = None,
     writable: bool = True,
   ):
-    """Opens a store, or makes one.
+    """Open a store, or makes one.
 
     Args:
       initialize_client: `process.initialize_client`: what a client remembers
@@ -252,7 +252,7 @@ class ClientStore(ClientStates):
     return records, is_new
 
   def write(self, client_ids: Sequence[str], states: Sequence[Any]) -> None:
-    """Takes what clients remember after a round; `save` makes it last.
+    """Take what clients remember after a round; `save` makes it last.
 
     Args:
       client_ids: Distinct ids of those that took part.
@@ -275,7 +275,7 @@ class ClientStore(ClientStates):
       self._deposited.forget(client)
 
   def save(self, round_number: int, best: int | None = None) -> None:
-    """Saves what was written, before the server's checkpoint of the round.
+    """Save what was written, before the server's checkpoint of the round.
 
     Args:
       round_number: The round after which clients remember this.
@@ -353,7 +353,7 @@ class ClientStore(ClientStates):
     self._versions.release()
 
   def close(self) -> None:
-    """Closes the file; what was not saved is lost."""
+    """Close the file; what was not saved is lost."""
     self._fresh.close()
     self._deposited = deposited_states.DepositedStates(self._layout)
     self._versions.close()
@@ -364,7 +364,7 @@ def _checked(
   layout: state_codec.Format,
   seed: int | None,
 ) -> int:
-  """Compares a store with what it is opened for; returns its seed."""
+  """Compare a store with what it is opened for; returns its seed."""
   known, drawn = versions.about('layout'), versions.about('seed')
   # A run may have been killed before it had described its store.
   if known is None and drawn is None and not versions.rounds():
@@ -422,7 +422,7 @@ def look_up(
 def export(
   state: Mapping[str, np.ndarray], path: str | os.PathLike[str]
 ) -> None:
-  """Writes what one client remembers to a file.
+  """Write what one client remembers to a file.
 
   Args:
     state: Its leaves by name, as `client` or `look_up` return them.

@@ -40,7 +40,7 @@ class DepositedStates:
   def write(
     self, client_ids: Sequence[str], states: deposits.Scattered
   ) -> None:
-    """Takes where the states of clients lie."""
+    """Take where the states of clients lie."""
     for client, which, row in zip(
       client_ids, states.which.tolist(), states.rows.tolist(), strict=True
     ):
@@ -58,7 +58,7 @@ class DepositedStates:
     return source is not None
 
   def delete(self, client_id: str) -> bool:
-    """Overwrites all states of a client.
+    """Overwrite all states of a client.
 
     Returns:
       Whether its newest one lay here.
@@ -103,7 +103,7 @@ class DepositedStates:
         yield client, self._format.to_bytes(record)
 
   def saved(self) -> None:
-    """Notes that all is saved, and lets files go that are little in use."""
+    """Note that all is saved, and lets files go that are little in use."""
     self._unsaved.clear()
     used = collections.Counter(id(s) for s, _ in self._places.values())
     self._places = {

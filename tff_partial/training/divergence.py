@@ -41,7 +41,7 @@ def describe(
   train: Mapping[str, Any] | None,
   begun: Begun | None,
 ) -> str:
-  """Describes how a run diverged, in a sentence or a few.
+  """Describe how a run diverged, in a sentence or a few.
 
   Args:
     process: What was trained.

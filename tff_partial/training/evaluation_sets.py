@@ -66,7 +66,7 @@ class EvaluationSet:
     return tff.structure.name_list(result.metrics.member)
 
   def check(self, remembered: tff.Type | None) -> None:
-    """Checks that clients remember what the evaluation takes.
+    """Check that clients remember what the evaluation takes.
 
     Args:
       remembered: The type of what they remember from training; None if nobody
@@ -220,7 +220,7 @@ def measure(
 
 @functools.cache
 def _warn(text: str) -> None:
-  """Logs a warning once, however often clients are evaluated."""
+  """Log a warning once, however often clients are evaluated."""
   logging.warning('%s', text)
 
 

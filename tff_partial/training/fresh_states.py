@@ -23,7 +23,7 @@ class FreshStates:
   """Records of the clients that took part since the last save."""
 
   def __init__(self, layout: state_codec.Layout, folder: pathlib.Path | None):
-    """Holds none yet.
+    """Hold none yet.
 
     Args:
       layout: How records lie.
@@ -34,7 +34,7 @@ class FreshStates:
     self._moved: _File | None = None
 
   def read(self, client_ids: Sequence[str], records: np.ndarray) -> np.ndarray:
-    """Fills in the records of the clients that have one here.
+    """Fill in the records of the clients that have one here.
 
     Args:
       client_ids: The clients.
@@ -56,7 +56,7 @@ class FreshStates:
     return missing
 
   def write(self, client_ids: Sequence[str], records: np.ndarray) -> None:
-    """Gives each client its record.
+    """Give each client its record.
 
     Raises:
       ClientStoreError: If there is no room for them.
@@ -77,7 +77,7 @@ class FreshStates:
     self._table = state_codec.Table(self._layout)
 
   def delete(self, client_id: str) -> bool:
-    """Overwrites a client's record; returns whether there was one."""
+    """Overwrite a client's record; returns whether there was one."""
     was_moved = self._moved is not None and self._moved.delete(client_id)
     return self._table.delete(client_id) or was_moved
 
@@ -110,7 +110,7 @@ class _File:
   """Records in a file without a name."""
 
   def __init__(self, folder: pathlib.Path):
-    """Makes an empty one in a folder."""
+    """Make an empty one in a folder."""
     self._file = tempfile.TemporaryFile(dir=folder)
     self._places: dict[str, _Place] = {}
     self._end = 0
@@ -128,7 +128,7 @@ class _File:
     return self._file.read(place.size)
 
   def write(self, states: Iterable[tuple[str, bytes]]) -> None:
-    """Gives clients their records, over those before where they fit."""
+    """Give clients their records, over those before where they fit."""
     for client, state in states:
       place = self._places.get(client)
       if place is None or place.size != len(state):
@@ -140,7 +140,7 @@ class _File:
     self._file.flush()
 
   def delete(self, client_id: str) -> bool:
-    """Overwrites a client's record; returns whether there was one."""
+    """Overwrite a client's record; returns whether there was one."""
     place = self._places.pop(client_id, None)
     if place is None:
       return False
@@ -150,5 +150,5 @@ class _File:
     return True
 
   def close(self) -> None:
-    """Gives the file back."""
+    """Give the file back."""
     self._file.close()

@@ -52,7 +52,7 @@ class Latency:
   round_spread: float = 0.0
 
   def __post_init__(self) -> None:
-    """Checks both."""
+    """Check both."""
     for name in ('speed_spread', 'round_spread'):
       value = getattr(self, name)
       if not (math.isfinite(value) and value >= 0.0):

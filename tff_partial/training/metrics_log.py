@@ -41,7 +41,7 @@ class RecordError(errors.UserError, RuntimeError):
 
 
 def flatten(metrics: Any) -> collections.OrderedDict[str, Any]:
-  """Turns nested metrics into one level, `outer/inner`, scalars only."""
+  """Turn nested metrics into one level, `outer/inner`, scalars only."""
   flat: collections.OrderedDict[str, Any] = collections.OrderedDict()
 
   def visit(value: Any, path: tuple[str, ...]) -> None:
@@ -71,7 +71,7 @@ class Records:
     saved: str | None,
     tensorboard: bool,
   ):
-    """Opens the records; rounds after those that were saved are forgotten.
+    """Open the records; rounds after those that were saved are forgotten.
 
     Args:
       folder: The run's folder.
@@ -108,7 +108,7 @@ class Records:
     return _text(self._rows)
 
   def _look_at_file(self) -> None:
-    """Compares the file with what was saved; keeps a copy if it differs."""
+    """Compare the file with what was saved; keeps a copy if it differs."""
     found: list[list[str]] = []
     if self._path.exists():
       # A kill may have cut the last line off.
@@ -139,7 +139,7 @@ class Records:
     )
 
   def release(self, row: Mapping[str, Any], round_number: int) -> None:
-    """Adds the row of a round.
+    """Add the row of a round.
 
     Args:
       row: Column to a number, or to an empty text where there is none.
@@ -153,7 +153,7 @@ class Records:
       self._add_curves(row, round_number)
 
   def complete(self, values: Mapping[str, Any]) -> None:
-    """Fills empty columns of the last row.
+    """Fill empty columns of the last row.
 
     Args:
       values: Column to a number; the row has these columns.
@@ -172,7 +172,7 @@ class Records:
   def histograms(
     self, phase: str, values: evaluation.ByClient, round_number: int
   ) -> None:
-    """Shows in TensorBoard how metrics differ from client to client.
+    """Show in TensorBoard how metrics differ from client to client.
 
     Args:
       phase: Which clients were measured.
@@ -261,7 +261,7 @@ def add_curves(
   numbers: Mapping[str, float],
   round_number: int,
 ) -> None:
-  """Adds what was measured after the last round to a run's TensorBoard events.
+  """Add what was measured after the last round to a run's TensorBoard events.
 
   Args:
     folder: The run's folder.
@@ -308,7 +308,7 @@ def _text(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _replace(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
-  """Writes a table anew; a kill leaves the old one or the new one."""
+  """Write a table anew; a kill leaves the old one or the new one."""
   temporary = path.with_suffix('.tmp')
   with temporary.open('w', newline='') as file:
     file.write(_text(rows))
@@ -373,7 +373,7 @@ class Bar:
       self._bar = auto.tqdm(total=rounds, initial=done, unit='round')
 
   def step(self, shown: Mapping[str, float]) -> None:
-    """Moves on by one round and shows some metrics."""
+    """Move on by one round and shows some metrics."""
     if self._bar is not None:
       self._bar.set_postfix(
         {name: f'{value:.4f}' for name, value in shown.items()}, refresh=False
@@ -381,7 +381,7 @@ class Bar:
       self._bar.update(1)
 
   def say(self, text: str) -> None:
-    """Shows a text until the next step."""
+    """Show a text until the next step."""
     if self._bar is not None:
       self._bar.set_postfix_str(text)
 

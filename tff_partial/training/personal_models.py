@@ -66,7 +66,7 @@ def personalise(
   evaluation: evaluation_lib.Evaluation | None = None,
   seed: int = 0,
 ) -> tf.keras.Model:
-  """Makes a client's own model, as it would be after the best round.
+  """Make a client's own model, as it would be after the best round.
 
   A client that took part in training has the weights that it remembers. Others,
   and all of an algorithm in which clients forget, train what is their own as in
@@ -148,7 +148,7 @@ class Predictor:
     evaluation: evaluation_lib.Evaluation | None = None,
     seed: int = 0,
   ):
-    """Takes what all clients have in common.
+    """Take what all clients have in common.
 
     Args:
       trained: What `train` returned, or `load`.

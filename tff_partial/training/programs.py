@@ -243,7 +243,7 @@ def _begin(
   output_dir: str | os.PathLike[str] | None,
   tensorboard: bool,
 ) -> None:
-  """Takes over what the folder holds, and opens what the rounds write to."""
+  """Take over what the folder holds, and opens what the rounds write to."""
   run, found = loop.run, None
   if loop.saved is not None:
     settings = run_settings.describe(
@@ -296,7 +296,7 @@ def _check_validation(
   process: processes.PartialProcess,
   select: Selection,
 ) -> None:
-  """Checks that clients can be measured, and the best round be chosen."""
+  """Check that clients can be measured, and the best round be chosen."""
   validation.check(run_state.remembered(process))
   if select.metric not in validation.metrics:
     raise ProgramError(
@@ -311,7 +311,7 @@ def _check_store(
   seed: int,
   output_dir: str | os.PathLike[str] | None,
 ) -> None:
-  """Checks that a store that was given is one for this run."""
+  """Check that a store that was given is one for this run."""
   remembered = run_state.remembered(process)
   if remembered is None or not store.type.is_equivalent_to(remembered):
     raise ProgramError(
@@ -401,7 +401,7 @@ def load(
   *,
   released: str = '',
 ) -> Saved:
-  """Reads the weights that `train` left in a folder, and what clients remember.
+  """Read the weights that `train` left in a folder, and what clients remember.
 
   Args:
     process: The process that was trained.

@@ -25,7 +25,7 @@ def ledger_of(
   clients_per_round: int,
   rounds: int,
 ) -> privacy_plans.PrivacyLedger | None:
-  """Returns what counts the rounds of a run, or None if nothing has to.
+  """Return what counts the rounds of a run, or None if nothing has to.
 
   Args:
     process: What is trained.

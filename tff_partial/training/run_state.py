@@ -164,7 +164,7 @@ class Run:
     size: int,
     stop: selection.StoppingRule,
   ) -> None:
-    """Notes the round's loss, and whether one more round has diverged.
+    """Note the round's loss, and whether one more round has diverged.
 
     Args:
       metrics: The training metrics, pooled.
@@ -282,7 +282,7 @@ class Run:
     saved: checkpoints.Checkpoints | None,
     table: metrics_log.Records | None,
   ) -> None:
-    """Saves what clients remember, and then everything else.
+    """Save what clients remember, and then everything else.
 
     Args:
       saved: Where to, or None.
@@ -295,7 +295,7 @@ class Run:
       saved.save(self.progress(table))
 
   def go_on_from(self, found: checkpoints.Progress) -> None:
-    """Takes over a checkpoint, and has the runtime choose as it did then.
+    """Take over a checkpoint, and has the runtime choose as it did then.
 
     Args:
       found: The checkpoint.

@@ -68,7 +68,7 @@ class Participation:
   availability: Availability | None = None
 
   def __post_init__(self) -> None:
-    """Checks the numbers."""
+    """Check the numbers."""
     if self.order not in (UNIFORM, EPOCHS):
       raise SamplingError(
         f'order={self.order!r}: choose {UNIFORM!r} or {EPOCHS!r}.'
@@ -145,7 +145,7 @@ class CohortSampler:
   participation: Participation = Participation()
 
   def __post_init__(self) -> None:
-    """Checks the numbers against the population."""
+    """Check the numbers against the population."""
     if self.clients_per_round < 1:
       raise SamplingError(
         f'clients_per_round={self.clients_per_round}: a round joins at least '
@@ -220,7 +220,7 @@ class CohortSampler:
     return wanted + self.participation.extra_clients
 
   def cohort(self, round_number: int) -> list[str]:
-    """Returns the ids of the clients whose updates a round joins.
+    """Return the ids of the clients whose updates a round joins.
 
     Their order is random, too: the first ones are no others than the last.
 
@@ -307,7 +307,7 @@ class CohortSampler:
   def with_partial_work(
     self, cohort: cohorts.Cohort, round_number: int
   ) -> cohorts.Cohort:
-    """Returns a cohort whose slow clients go through some examples alone.
+    """Return a cohort whose slow clients go through some examples alone.
 
     Args:
       cohort: The clients of a round with their examples.
@@ -322,7 +322,7 @@ class CohortSampler:
     return latency_lib.partial_work(cohort, are_slow, self.seed, round_number)
 
   def seeds(self, round_number: int, client_ids: Sequence[str]) -> np.ndarray:
-    """Returns the seeds of some clients in a round, int32 `[clients, 2]`.
+    """Return the seeds of some clients in a round, int32 `[clients, 2]`.
 
     A client's seed does not depend on who else was drawn.
     """
@@ -330,7 +330,7 @@ class CohortSampler:
 
 
 def client_seeds(client_ids: Sequence[str], *words: int | str) -> np.ndarray:
-  """Derives a seed for each client from some words and its id."""
+  """Derive a seed for each client from some words and its id."""
   return random_bits.derive_each(words, client_ids)
 
 

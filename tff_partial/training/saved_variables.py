@@ -29,7 +29,7 @@ class OtherError(Exception):
 
 
 def read(checkpoint: pathlib.Path, expected: Any) -> Any:
-  """Reads the variables of a checkpoint, and runs nothing of it.
+  """Read the variables of a checkpoint, and runs nothing of it.
 
   Args:
     checkpoint: Its folder.
@@ -76,7 +76,7 @@ def read(checkpoint: pathlib.Path, expected: Any) -> Any:
 def _mapped(
   function: Callable[[str, Any], Any], value: Any, name: str = _FIRST
 ) -> Any:
-  """Maps the leaves of a structure, with their names in a checkpoint."""
+  """Map the leaves of a structure, with their names in a checkpoint."""
   parts: list[tuple[str, Any]]
   if isinstance(value, Mapping):
     parts = list(value.items())

@@ -129,7 +129,7 @@ class Versions(sqlite_file.File):
     best: int | None,
     states: Iterable[tuple[str, bytes]],
   ) -> None:
-    """Writes new versions, all or none, and drops those of no more use.
+    """Write new versions, all or none, and drops those of no more use.
 
     Args:
       round_number: The round after which clients remember this; none before the
@@ -184,7 +184,7 @@ class Versions(sqlite_file.File):
   def _prune(
     self, rounds: Iterable[int], versions: Iterable[tuple[str, int]]
   ) -> None:
-    """Drops rounds, and the versions that none of the others can ask for."""
+    """Drop rounds, and the versions that none of the others can ask for."""
     self._connected.executemany(
       'DELETE FROM saved WHERE round = ?',
       ((number,) for number in rounds),
@@ -194,7 +194,7 @@ class Versions(sqlite_file.File):
     )
 
   def go_back_to(self, round_number: int) -> None:
-    """Drops what was written after the round from which a run goes on.
+    """Drop what was written after the round from which a run goes on.
 
     Args:
       round_number: That round; 0 for a run that begins.
@@ -220,7 +220,7 @@ class Versions(sqlite_file.File):
           self._damaged = self._damage()
 
   def delete(self, client_id: str) -> int:
-    """Deletes all versions of one client; returns how many there were."""
+    """Delete all versions of one client; returns how many there were."""
     with self._explained('written'), self._transaction():
       versions = self._versions(client_id)
       if versions:

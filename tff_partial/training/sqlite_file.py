@@ -105,7 +105,7 @@ class File:
   def __init__(
     self, folder: str | os.PathLike[str] | None, *, writable: bool = True
   ):
-    """Opens the file, and keeps other processes from writing to it.
+    """Open the file, and keeps other processes from writing to it.
 
     Args:
       folder: Where the file is, or shall be; None keeps all in memory.
@@ -163,7 +163,7 @@ class File:
         self._check()
 
   def _check(self) -> None:
-    """Compares all that the file holds with its checksums."""
+    """Compare all that the file holds with its checksums."""
     with self._as_of_one_moment():
       self._check_format()
       if self._saved() and not self._abouts():
@@ -259,7 +259,7 @@ class File:
       self.writable = False
 
   def close(self) -> None:
-    """Closes the file; nothing can be read or written any more."""
+    """Close the file; nothing can be read or written any more."""
     if self._connection is not None:
       self._connection.close()
       self._connection = None
@@ -281,7 +281,7 @@ class File:
     return notes
 
   def describe(self, **notes: str) -> None:
-    """Notes something about the store."""
+    """Note something about the store."""
     with self._explained('written'), self._transaction():
       self._describe(**notes)
 

@@ -52,7 +52,7 @@ class Format:
   """
 
   def __init__(self, text: str):
-    """Reads `text`, as `Layout` wrote it."""
+    """Read `text`, as `Layout` wrote it."""
     self.text = text
     self._leaves = [
       (name, tf.dtypes.as_dtype(dtype).as_numpy_dtype, tuple(shape))
@@ -76,7 +76,7 @@ class Format:
     )
 
   def of_bytes(self, states: Sequence[bytes]) -> np.ndarray:
-    """Records of their bytes.
+    """Record of their bytes.
 
     Args:
       states: As `to_bytes` returned them.
@@ -134,7 +134,7 @@ class Format:
     ]
 
   def records(self, leaves: Sequence[Any], size: int) -> np.ndarray:
-    """Records of their leaves.
+    """Record of their leaves.
 
     Args:
       leaves: Of each leaf, the clients' values.
@@ -165,7 +165,7 @@ class Layout:
   """
 
   def __init__(self, kind: tff.Type):
-    """Reads the type C of what a client remembers.
+    """Read the type C of what a client remembers.
 
     Raises:
       ClientStoreError: If its leaves are not numbers, or have an unknown rank.
@@ -191,7 +191,7 @@ class Layout:
     self._convert = typed_values.converter(kind)
 
   def columns(self, records: np.ndarray) -> client_batch.Columns:
-    """Records as a sequence of values that runtimes read leaf by leaf."""
+    """Record as a sequence of values that runtimes read leaf by leaf."""
     leaves = self.format.columns(records)
     return client_batch.Columns.of(len(records), leaves, self._convert)
 
@@ -235,7 +235,7 @@ class Table:
   """
 
   def __init__(self, layout: Layout):
-    """Makes an empty table."""
+    """Make an empty table."""
     self._format = layout.format
     self.records = np.zeros([0], layout.format.record_type)
     self.num_bytes = 0
@@ -246,7 +246,7 @@ class Table:
     return np.array([self._rows.get(c, -1) for c in client_ids], np.int64)
 
   def write(self, client_ids: Sequence[str], records: np.ndarray) -> None:
-    """Gives each client its record."""
+    """Give each client its record."""
     for client in client_ids:
       self._rows.setdefault(client, len(self._rows))
     missing = len(self._rows) - len(self.records)

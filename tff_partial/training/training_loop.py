@@ -171,7 +171,7 @@ class TrainingLoop:
     return {column: measured[name] for column, name in columns.items()}
 
   def _histograms(self, values: evaluation.ByClient) -> None:
-    """Records how metrics differ between clients; of a private run on request.
+    """Record how metrics differ between clients; of a private run on request.
 
     Those who are measured may be those who train.
     """
@@ -208,7 +208,7 @@ class TrainingLoop:
     return shown
 
   def close(self) -> None:
-    """Ends the progress bar, and lets go of the checkpoints."""
+    """End the progress bar, and lets go of the checkpoints."""
     if self.bar is not None:
       self.bar.close()
     if self.saved is not None:
