@@ -153,7 +153,8 @@ def _lead_links(
   """Leads the links of a page that stands in the project as it is."""
   del app
   if not name.startswith('api/') and name != 'index':
-    source[0] = _with_pages(source[0], 'docs', '')
+    folder = (pathlib.PurePosixPath('docs') / name).parent
+    source[0] = _with_pages(source[0], str(folder), '../' * name.count('/'))
 
 
 def _as_written(
