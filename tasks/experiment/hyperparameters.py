@@ -247,7 +247,7 @@ class Hpfl(Options):
     table_rows: Mapping[str, Sequence[int]],
     join: statistics.Join = statistics.Join.SUM,
   ) -> drafts_lib.Centers | drafts_lib.Sums:
-    """Return how private tables are drafted.
+    """Build the drafts of private tables.
 
     Args:
       table_rows: Each table, and its number of rows at each client.
