@@ -1,8 +1,8 @@
 """Models of single characters: linear, dense, convolutional.
 
-All of them take images as they are stored, uint8 `[batch, height, width]`, and
-scale ink to 1 themselves. Layers have the names that `local=` may want: `head`
-is the last one, and what comes before it represents the image.
+All of them take images as stored, uint8 `[batch, height, width]`, and scale ink
+to 1. Layers have names for `local=`: `head` is the last one, and the layers
+before it represent the image.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def build_classifier(
 
 
 def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
-  """Build a model that also tells what its last layer reads.
+  """Build a model that also returns the input of its last layer.
 
   Args:
     build: Builds a model from images to logits.
@@ -91,11 +91,11 @@ def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
 def build_with_prototypes(
   build: Callable[[], tf.keras.Model], **options: Any
 ) -> models.PartialModel:
-  """Build FedProto's model, of which nothing is local.
+  """Build FedProto's model, which has no local weights.
 
   Args:
     build: Builds a model from images to logits.
-    **options: What else `from_keras` takes.
+    **options: Further arguments of `from_keras`.
   """
   loss = classification_loss()
   return keras_models.from_keras(
@@ -109,7 +109,7 @@ def build_with_prototypes(
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class LogitsAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
-  """Share of examples whose class was predicted, by LOGITS."""
+  """Share of examples whose class is predicted, from LOGITS."""
 
   def update_state(
     self,
