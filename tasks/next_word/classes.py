@@ -128,7 +128,7 @@ def build_loss(
   count alike, not all sentences. The loss of a batch without targets is 0.
 
   Args:
-    classes: What the model predicts.
+    classes: The classes of the model.
   """
 
   def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
