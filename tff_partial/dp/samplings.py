@@ -75,7 +75,7 @@ class Sampling(abc.ABC):
     return dp_accounting.rdp.RdpAccountant(self.renyi_orders, self.relation)
 
   def loss_step(self, size: float) -> float:
-    """Return the step for epsilons up to a size; ignored by Renyi accountants."""
+    """Return the step for epsilons up to a size; 1 for Renyi divergences."""
     del size
     return 1.0
 
