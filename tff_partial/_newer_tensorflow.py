@@ -4,12 +4,12 @@ TFF 0.87 was released for Python up to 3.11 and TensorFlow 2.14. Later
 TensorFlows still have what it computes with. Two obstacles prevent its import:
 
 * `tf.keras` means Keras 3 from TensorFlow 2.16 on. TFF is written for Keras 2,
- which is now the package tf_keras and which TensorFlow uses if the environment
- has `TF_USE_LEGACY_KERAS=1`. This module sets it permanently.
+  which is now the package tf_keras and which TensorFlow uses if the environment
+  has `TF_USE_LEGACY_KERAS=1`. This module sets it permanently.
 * TFF and TensorFlow Privacy import packages for parts that this library does
- not use, and no version of these packages works with these TensorFlows (see
- `_ABSENT`). They are replaced by stand-ins only while TFF is imported: a
- program that imports JAX gets JAX.
+  not use, and no version of these packages works with these TensorFlows (see
+  `_ABSENT`). They are replaced by stand-ins only while TFF is imported: a
+  program that imports JAX gets JAX.
 
 The module also selects XLA's older CPU runtime: the newer one, which uses
 thunks, takes twice as long for a round of small clients.

@@ -79,15 +79,15 @@ class RowAggregationFactory(abc.ABC):
     """Create the process that aggregates rows of some tables.
 
     Args:
-     value_type: Type of clients' values: by tier, named tensors; for some
-       tables only some rows, `[?, ...]`. A row may be repeated as zeros.
-     weight_type: Type of clients' weights.
-     ids_type: Type of the ids of these rows, int32 `[?]`, for each such table
-       by tier and name.
-     result_type: Type of the result, which has whole tables.
+      value_type: Type of clients' values: by tier, named tensors; for some
+        tables only some rows, `[?, ...]`. A row may be repeated as zeros.
+      weight_type: Type of clients' weights.
+      ids_type: Type of the ids of these rows, int32 `[?]`, for each such table
+        by tier and name.
+      result_type: Type of the result, which has whole tables.
 
     Returns:
-     A process whose weights are mappings of `weight` and `ids`.
+      A process whose weights are mappings of `weight` and `ids`.
     """
 
 
@@ -105,7 +105,7 @@ class MeanFactory(RowAggregationFactory, WeightedFactory):
     """Initialize the factory.
 
     Args:
-     around: Wraps the mean in an aggregator that scales each client's value,
+      around: Wraps the mean in an aggregator that scales each client's value,
       by norms and the like: additional rows of zeros must make no difference.
       For example `lambda mean: tff.aggregators.clipping_factory(1.0, mean)`.
     """
@@ -138,8 +138,8 @@ def robust(*, zeroing: bool = True, clipping: bool = True) -> MeanFactory:
   """Return a `tff.learning.robust_aggregator` that also accepts rows of tables.
 
   Args:
-   zeroing: True to zero extreme updates, by an adaptive bound.
-   clipping: True to clip large updates, by an adaptive bound.
+    zeroing: True to zero extreme updates, by an adaptive bound.
+    clipping: True to clip large updates, by an adaptive bound.
   """
   return MeanFactory(
     lambda mean: tff.learning.robust_aggregator(
@@ -245,12 +245,12 @@ def by_name(
   accounts for their total cost. To have that, clip by tier.
 
   Args:
-   apart: Regular expression over whole variable names to the factory that
-     aggregates these variables; the first that matches is used.
-   rest: The factory for all others; the mean by default.
+    apart: Regular expression over whole variable names to the factory that
+      aggregates these variables; the first that matches is used.
+    rest: The factory for all others; the mean by default.
 
   Raises:
-   UnknownNameError: On `create`, if an expression matches no variable.
+    UnknownNameError: On `create`, if an expression matches no variable.
   """
   return ByNameFactory(apart, rest or MeanFactory())
 
@@ -266,7 +266,7 @@ class ByNameFactory(WeightedFactory):
   """Factory of separate aggregations, each of some variables; see `by_name`.
 
   Attributes:
-   parts: The factories of these aggregations.
+    parts: The factories of these aggregations.
   """
 
   def __init__(self, apart: Mapping[str, Factory], rest: Factory):

@@ -30,9 +30,9 @@ def work(
   """Return the work of a client that is assigned a sub-population, then trains.
 
   Args:
-   assignment: How clients are assigned.
-   training: The work after the assignment.
-   on: The examples of the assignment's phases, if not their own.
+    assignment: How clients are assigned.
+    training: The work after the assignment.
+    on: The examples of the assignment's phases, if not their own.
   """
 
   def placed(phases: tuple[Phase, ...]) -> list[Phase]:
@@ -53,9 +53,9 @@ def joining(
   """Return how the server aggregates, with other optimizers for prototypes.
 
   Args:
-   apart: Regular expression over whole variable names to the optimizer of these
-     variables.
-   how: How the server aggregates; its optimizer is that of all others.
+    apart: Regular expression over whole variable names to the optimizer of
+      these variables.
+    how: How the server aggregates; its optimizer is that of all others.
   """
   rest = how.get('server_optimizer') or sgd(1.0)
   chosen = server_optimizers.by_name(apart, rest)
@@ -70,14 +70,14 @@ def build_evaluation(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Build an evaluation that assigns by the support set and measures the query set.
+  """Build an evaluation: assign by the support set, measure on the query set.
 
   Args:
-   model: The model.
-   client_state: What clients remember.
-   assignment: How clients are assigned their sub-population.
-   split: Support and query set; the two halves by default.
-   measure_batch_size: Examples measured at a time; does not change the result.
+    model: The model.
+    client_state: What clients remember.
+    assignment: How clients are assigned their sub-population.
+    split: Support and query set; the two halves by default.
+    measure_batch_size: Examples measured at a time; does not change the result.
   """
   support, query = split or splits.halves()
   measure = Phase(

@@ -60,8 +60,8 @@ class Parts:
       `[K, size]`; '' if the model has none.
     sub_population: (labels of a batch) -> the index of the client's true
       sub-population, from 0: for clients that know it.
-    liked_type: (labels of a batch) -> the index of the sub-population that likes
-      such examples; -1 where the client does not like the example.
+    liked_type: (labels of a batch) -> the index of the sub-population that
+      likes such examples; -1 where the client does not like the example.
     is_prototypical: (labels of a batch) -> True if the client is prototypical
       and so knows its sub-population.
   """
@@ -80,13 +80,13 @@ class Assignment(NamedTuple):
   """An assignment of clients to sub-populations, section 3.3.
 
   Attributes:
-   assign: Chooses the head; None if each client has its own.
-   before: Phases before the choice.
-   after: Phases after all training.
-   reassign: How clients would choose their head after the round, if heads
-     follow clients.
-   server_optimizers: Regular expression over whole variable names to the server
-     optimizer of these variables, instead of that of all others.
+    assign: Chooses the head; None if each client has its own.
+    before: Phases before the choice.
+    after: Phases after all training.
+    reassign: How clients would choose their head after the round, if heads
+      follow clients.
+    server_optimizers: Regular expression over whole variable names to the
+      server optimizer of these variables, instead of that of all others.
   """
 
   assign: groups.Assign | None
@@ -120,14 +120,15 @@ def by_prototype(
 
   First they pull their embedding towards the prototypes of the types they like
   and away from another prototype, sampled for each example (Eq. 1; Algorithm 1,
-  lines 9 and 10). Prototypical clients instead stay in their sub-population, and
-  pull its prototype towards their embedding.
+  lines 9 and 10). Prototypical clients do not: they belong to their
+  sub-population, and pull its prototype towards their embedding.
 
   Args:
     parts: The parts of the model.
     margin: alpha of Eq. 1, in squared distance.
     steps: Steps on all of a client's examples. With 0, a client joins the
-      prototype nearest to its embedding as formed before.
+      prototype nearest to its embedding as formed before, so that only
+      prototypical clients use their likes.
     optimizer: The optimizer of these steps; SGD with rate 0.1 by default.
     forming: How clients form their embedding before, by `Parts.shared_loss`;
       not at all by default.
@@ -192,10 +193,10 @@ def by_map(
   """Assign clients to the nearest node of a self-organizing map: FedEmbed-SOM.
 
   Each client pulls the nearest node and its neighbours on a lattice towards its
-  embedding by Kohonen's rule, and the server averages these moves like all other
-  updates: the batch form of the map, which can be noised. `smallest.smallest`
-  aggregates them as in section 3.3.1: at an infinite radius, where clients send a
-  fraction of the way from each node to their embedding, the nearest client's move
+  embedding by Kohonen's rule, and the server averages these moves like all
+  others: the batch form of the map, which can be noised. `smallest.smallest`
+  aggregates them as in section 3.3.1: at an infinite radius, where clients send
+  a fraction of the way from each node to their embedding, the nearest client's
   is the shortest. Heads follow the clients from node to node, for which clients
   send how they moved.
 
@@ -236,8 +237,8 @@ def formed(parts: Parts, how: Phase) -> Phase:
   """Return the phase in which clients form their embedding by the shared heads.
 
   Args:
-   parts: The parts of the model.
-   how: The phase's optimizer, batches and epochs.
+    parts: The parts of the model.
+    how: The phase's optimizer, batches and epochs.
   """
   return dataclasses.replace(
     how,
@@ -256,9 +257,9 @@ def moving(parts: Parts, term: phases.Term, rate: float) -> Phase:
   """Return the phase in which clients compute their moves of the prototypes.
 
   Args:
-   parts: The parts of the model.
-   term: The term that they minimize.
-   rate: Rate of their single step.
+    parts: The parts of the model.
+    term: The term that they minimize.
+    rate: Rate of their single step.
   """
   return Phase(
     train=(GLOBAL,),
@@ -300,7 +301,7 @@ def triplet_loss(
 def map_loss(parts: Parts, radius: float, rows: int = 1) -> phases.Term:
   """Return half the squared distances to all nodes, weighted by neighbourhood.
 
-  Its gradient at a node is Kohonen's step negated, `neighbourhood * (node - e)`.
+  Its gradient at a node is `neighbourhood * (node - e)`, Kohonen's step negated.
 
   Args:
     parts: The parts of the model.

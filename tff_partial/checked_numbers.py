@@ -9,7 +9,7 @@ def why_not_whole(value: Any) -> str:
   """Return why a value is not a whole number, or '' if it is one.
 
   Args:
-   value: The given value.
+    value: The given value.
   """
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     return f'expected a whole number, found {value!r}'
@@ -20,7 +20,7 @@ def why_not_finite(value: Any) -> str:
   """Return why a value is not a finite number, or '' if it is one.
 
   Args:
-   value: The given value.
+    value: The given value.
   """
   if isinstance(value, numbers.Real) and math.isfinite(value):
     return ''

@@ -15,8 +15,8 @@ class Batches:
   """Batches of a phase at a client.
 
   Attributes:
-   number: int32, the number of batches.
-   num_examples: int32, the number of examples in an epoch.
+    number: int32, the number of batches.
+    num_examples: int32, the number of examples in an epoch.
   """
 
   def __init__(
@@ -30,11 +30,11 @@ class Batches:
     """Choose the examples and their order.
 
     Args:
-     phase: The phase.
-     examples: The client's examples.
-     chosen: The examples that the phase chose.
-     seed: int32 `[2]`, determines the orders.
-     round_number: int32, the number of completed rounds, or None.
+      phase: The phase.
+      examples: The client's examples.
+      chosen: The examples that the phase chose.
+      seed: int32 `[2]`, determines the orders.
+      round_number: int32, the number of completed rounds, or None.
     """
     self._examples = examples
     self._count = chosen.count
@@ -75,11 +75,11 @@ class Batches:
   ) -> tuple[collections.OrderedDict[str, Any], tf.Tensor]:
     """Return the examples of one step and the mask of real ones.
 
-    Padding of the last batch repeats an example of the phase: a value that is
-    valid for any model.
+    Padding of a batch repeats the epoch's first example: a value that is valid
+    for any model.
 
     Args:
-     step: int32, the index of the step.
+      step: int32, the index of the step.
     """
     epoch, place = step // self._per_epoch, step % self._per_epoch
     within = tf.range(

@@ -20,12 +20,12 @@ class ClientState(NamedTuple):
   """Functions that define a client's state.
 
   Attributes:
-   first: (model, seed) -> the state of a client that never took part.
-   recall: (model, state, received weights by tier, seed) -> the weights that
-     the client holds when a round begins, by tier: LOCAL, and PERSONAL if it
-     has a personal copy.
-   keep: (the client's context after its work) -> its new state.
-   is_frozen: True if local weights may remain untrained.
+    first: (model, seed) -> the state of a client that never took part.
+    recall: (model, state, received weights by tier, seed) -> the weights that
+      the client holds when a round begins, by tier: LOCAL, and PERSONAL if it
+      has a personal copy.
+    keep: (the client's context after its work) -> its new state.
+    is_frozen: True if local weights may remain untrained.
   """
 
   first: Callable[[models.PartialModel, tf.Tensor], Any]
@@ -88,7 +88,7 @@ def remember_group(client_state: ClientState) -> ClientState:
   No computation reads it: it is for analysis (Figure 3 of FedEmbed).
 
   Args:
-   client_state: The rest of the state.
+    client_state: The rest of the state.
   """
   return client_state._replace(
     first=lambda model, seed: collections.OrderedDict(
@@ -149,8 +149,8 @@ def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
   Phases find them in the tier OTHER.
 
   Args:
-   client_state: The rest of the state.
-   **first: Name and first value of each number.
+    client_state: The rest of the state.
+    **first: Name and first value of each number.
   """
   return ClientState(
     first=lambda model, seed: collections.OrderedDict(

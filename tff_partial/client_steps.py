@@ -26,8 +26,8 @@ class Stand(NamedTuple):
   """State of training in interleaved phases, between steps.
 
   Attributes:
-   optimizers: For each phase, the optimizer's state of each tier.
-   trained: Tier to the weights that any of the phases trains.
+    optimizers: For each phase, the optimizer's state of each tier.
+    trained: Tier to the weights that any of the phases trains.
     metrics: See `ClientResult`.
     loss: See `ClientResult`.
     is_finite: See `ClientResult`.
@@ -46,12 +46,12 @@ def answered(answer: phases.Answer, context: ClientContext) -> Any:
   The Keras mask of the model's predictions is kept.
 
   Args:
-   answer: Computes them.
-   context: The client's context, including its batch.
+    answer: Computes them.
+    context: The client's context, including its batch.
 
   Raises:
-   PhaseError: If the structure, shapes or dtypes differ from those of the
-     model's predictions.
+    PhaseError: If the structure, shapes or dtypes differ from those of the
+      model's predictions.
   """
   given = batch_of(context).predictions
   found = answer(context)
@@ -69,7 +69,7 @@ def answered(answer: phases.Answer, context: ClientContext) -> Any:
 
 
 def _alike(one: Any, other: Any) -> bool:
-  """Return True if two structures have tensors of the same shapes and dtypes."""
+  """Return True if two structures have tensors of equal shapes and dtypes."""
   try:
     tf.nest.assert_same_structure(one, other, check_types=False)
   except (TypeError, ValueError):

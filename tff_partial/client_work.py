@@ -49,7 +49,7 @@ def without_slots(remembered: tff.Type) -> tff.Type:
   """Return the type of clients' state without optimizer slots.
 
   Args:
-   remembered: The type of the whole state.
+    remembered: The type of the whole state.
   """
   is_kept = isinstance(remembered, tff.StructType) and (
     tff.structure.name_list(remembered)
@@ -62,9 +62,9 @@ def serves(remembered: tff.Type, taken: tff.Type) -> bool:
   """Return True if an evaluation accepts clients' state.
 
   Args:
-   remembered: The type of the state.
-   taken: The type that the evaluation takes: the same, or the same without
-     optimizer slots.
+    remembered: The type of the state.
+    taken: The type that the evaluation takes: the same, or the same without
+      optimizer slots.
   """
   found = (remembered, without_slots(remembered))
   return any(taken.is_equivalent_to(one) for one in found)
@@ -126,8 +126,8 @@ def first_server_state(
   """Make `( -> server state)`: the server's first state besides weights.
 
   Args:
-   model: The model.
-   server_state: Makes it from the model.
+    model: The model.
+    server_state: Makes it from the model.
   """
 
   @tff.tensorflow.computation
@@ -164,7 +164,7 @@ def metric_finalizers(
 
 
 def unfinalized_metrics(result: local_training.ClientResult) -> Any:
-  """Return a client's metric states; if not finite, zeros except for a count."""
+  """Return a client's metric states; zeros except a count if not finite."""
   is_finite = result.is_finite
   counts = result.num_examples > 0
   loss, number, *penalty = result.loss
@@ -187,17 +187,17 @@ class ClientWork:
   """The work of every client in a round.
 
   Attributes:
-   model: The model.
-   client_state: Functions that define a client's state.
-   work: The phases of a round.
-   example_spec: The spec of a client's example.
-   initialize_client: `(int32[2] -> C)`: the state of a client that never took
-     part, from its seed.
-   specs: Specs of a client's inputs: shared weights by tier, frozen weights,
-     its state, its data.
-   types: The same as TFF types: weights at the server, C, D.
-   tables: The tables that a client can train by rows.
-   keeping: The phases whose optimizers keep slots with the client, by name.
+    model: The model.
+    client_state: Functions that define a client's state.
+    work: The phases of a round.
+    example_spec: The spec of a client's example.
+    initialize_client: `(int32[2] -> C)`: the state of a client that never took
+      part, from its seed.
+    specs: Specs of a client's inputs: shared weights by tier, frozen weights,
+      its state, its data.
+    types: The same as TFF types: weights at the server, C, D.
+    tables: The tables that a client can train by rows.
+    keeping: The phases whose optimizers keep slots with the client, by name.
   """
 
   def __init__(
@@ -210,10 +210,10 @@ class ClientWork:
     """Check the parts and trace the client state.
 
     Args:
-     model: The model.
-     client_state: Functions that define a client's state.
-     work: The phases of a round.
-     what: The purpose of the work, for error messages.
+      model: The model.
+      client_state: Functions that define a client's state.
+      work: The phases of a round.
+      what: The purpose of the work, for error messages.
 
     Raises:
       CompositionError: If no phase is measured.
@@ -278,11 +278,11 @@ class ClientWork:
     """Return a client's context as it begins.
 
     Args:
-     shared: The weights received, by tier.
-     frozen: Weights that are never trained.
-     kept: The client's state.
-     client: Its data.
-     server: What the server sends besides weights, if anything.
+      shared: The weights received, by tier.
+      frozen: Weights that are never trained.
+      kept: The client's state.
+      client: Its data.
+      server: What the server sends besides weights, if anything.
     """
     seed = random_bits.fold_in(client['seed'], 'local')
     rows = client.get('rows', {})
@@ -322,7 +322,7 @@ class ClientWork:
     """Return a client's state after its work.
 
     Args:
-     client: Its context then.
+      client: Its context then.
     """
     held = self._with_num_rows(self.client_state.keep(client), client.rows)
     return self._with_slots(held, client.slots.now)
@@ -331,7 +331,7 @@ class ClientWork:
     """Return the state of a client whose work failed.
 
     Args:
-     client: Its context.
+      client: Its context.
     """
     held = self._with_num_rows(client.remembered, client.rows)
     return self._with_slots(held, client.slots.before)
@@ -396,16 +396,16 @@ class ClientWork:
     """Recall a client's weights and run its phases.
 
     Args:
-     shared: The weights received, by tier.
-     frozen: Weights that are never trained.
-     kept: The client's state.
-     client: Its data.
-     sent: What the server sends besides weights: `round`, the number of
-       completed rounds, if the work depends on it, and `server`, the server's
-       state, if there is one.
+      shared: The weights received, by tier.
+      frozen: Weights that are never trained.
+      kept: The client's state.
+      client: Its data.
+      sent: What the server sends besides weights: `round`, the number of
+        completed rounds, if the work depends on it, and `server`, the server's
+        state, if there is one.
 
     Returns:
-     The client's result.
+      The client's result.
     """
     context = self.begin(shared, frozen, kept, client, sent.get('server'))
     return local_training.run(
