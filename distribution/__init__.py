@@ -1,1 +1,1 @@
-"""What `make dist` builds beside the wheel of the project."""
+"""Builders of what `make dist` makes in addition to the project's wheel."""
