@@ -21,8 +21,8 @@ CONDITIONALS = ('If', 'StatelessIf')
 CASES = ('Case', 'StatelessCase')
 LOOPS = ('While', 'StatelessWhile')
 
-# Stateful operations with the same results for the same inputs, if the resources
-# that they act on are made or filled in the same call.
+# Stateful operations with equal results for equal inputs, if the resources that
+# they act on are made or filled in the same call.
 _PURE = frozenset(
   (
     # Control flow, checks and printing.
