@@ -319,6 +319,6 @@ def input_dtypes(node: NodeDef) -> list[tf.DType]:
 
 @functools.cache
 def are_nans_kept() -> bool:
-  """Check that XLA keeps NaN in maxima: not if first used without the flags."""
+  """Check whether XLA keeps NaN in maxima; not if it ran before this import."""
   largest = tf.function(tf.reduce_max, jit_compile=True)
   return bool(np.isnan(largest(tf.constant([np.nan, 1.0])).numpy()))

@@ -147,11 +147,11 @@ class Clients(abc.ABC):
 
   @abc.abstractmethod
   def client_bytes(self) -> int:
-    """Return about how many bytes are fed for one client."""
+    """Return the approximate number of bytes fed for one client."""
 
   @abc.abstractmethod
   def groups(self) -> Sequence[int]:
-    """Return a number for each client, equal where all shapes are."""
+    """Return a group number for each client, equal where all shapes are."""
 
   @abc.abstractmethod
   def feed(self, positions: np.ndarray, size: int) -> 'Feed | UnreadFeed':

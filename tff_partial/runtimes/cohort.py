@@ -8,7 +8,7 @@ A federated computation is a straight-line program. This runtime runs its
 server part, then one loop over the cohort in which every client's values are
 computed and added to the accumulators of all aggregates that are ready, then
 the rest; all in this process, with no worker and no port. It runs any
-`tff.Computation` over tensors and sequences of them, whatever it computes.
+`tff.Computation` over tensors and sequences of them.
 
   flat_program    reads a computation as operations, in stages
   schedule        sorts them into server stages and loops over clients
@@ -163,7 +163,7 @@ class _Runtime:
         self._resources.workers.close()
 
   def set_default(self) -> None:
-    """Run computations called outside any `with` here."""
+    """Make this the default context, for calls outside any `with`."""
     tff.framework.set_default_context(self)
 
 
@@ -186,7 +186,7 @@ class AsyncCohortRuntime(_Runtime, tff.framework.AsyncContext):
 
 
 def default_threads() -> int:
-  """Return the number of cores this process may use; one with a GPU."""
+  """Return the default number of threads: usable cores, or one with a GPU."""
   if tf.config.list_physical_devices('GPU'):
     return 1
   if hasattr(os, 'sched_getaffinity'):  # On Linux.

@@ -77,7 +77,7 @@ def as_choices(
 
 
 def _is_dense(operation: tf.Operation) -> bool:
-  """Check that one Boolean chooses between numbers of the same shapes."""
+  """Check whether one Boolean chooses between numbers of the same shapes."""
   condition, *_ = operation.inputs
   return (
     condition.dtype == tf.bool

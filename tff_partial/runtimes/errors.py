@@ -84,7 +84,7 @@ class ClientComputationError(CohortRuntimeError):
 
 
 class NonFiniteValueError(CohortRuntimeError, ValueError):
-  """A float was found while debugging that is not finite."""
+  """A non-finite float was found while debugging."""
 
   def __init__(
     self, client: int, cohort_size: int, step: str, leaf: str, shapes: str

@@ -148,7 +148,7 @@ class Program:
     return step.stage + (step.kind is Kind.AGGREGATE)
 
   def is_at_clients(self, key: Key) -> bool:
-    """Check that each client has its own value for this key."""
+    """Check whether each client has its own value for this key."""
     if key in self.arguments:
       return self.arguments[key].is_at_clients
     return self.steps[key].kind is Kind.CLIENT

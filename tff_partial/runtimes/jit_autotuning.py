@@ -86,7 +86,7 @@ class Chooser:
     return len(self._runs)
 
   def is_undecided(self, name: str) -> bool:
-    """Check that a loop has yet to be measured."""
+    """Check whether a loop has yet to be measured."""
     return self._jit == 'auto' and name not in self.choices
 
   def compiled(
@@ -224,7 +224,7 @@ class Chooser:
 
 
 def _convolves_on_cpu(loop: client_loop.ClientLoop) -> bool:
-  """Check that clients convolve without a GPU."""
+  """Check whether clients convolve without a GPU."""
   return not tf.config.list_physical_devices('GPU') and any(
     _CONVOLUTION.search(op) for leaf in loop.leaves for op in leaf.op_types
   )

@@ -122,7 +122,7 @@ class _Runtime:
     self._worker.close()
 
   def set_default(self) -> None:
-    """Run here, from now on, what this thread calls outside any `with`."""
+    """Make this the default context of this thread, outside any `with`."""
     tff.framework.set_default_context(self)
     self._places.append(contextlib.nullcontext())  # No `with` closes it now.
     self._worker.open = True

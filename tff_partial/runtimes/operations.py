@@ -236,7 +236,7 @@ def check_resources(
 
 
 def _is_named(node: tf.compat.v1.NodeDef) -> bool:
-  """Check that a node makes, or finds, a resource by a name."""
+  """Check whether a node makes, or finds, a resource by a name."""
   defined = definition(node)
   return defined is not None and any(
     attribute.name == 'shared_name' for attribute in defined.attr

@@ -84,7 +84,7 @@ class Argument:
 
 
 def is_at_clients(type_spec: tff.Type) -> bool:
-  """Check that values of the type may differ from client to client."""
+  """Check whether values of the type may differ from client to client."""
   return (
     isinstance(type_spec, tff.FederatedType)
     and type_spec.placement is tff.CLIENTS

@@ -73,7 +73,7 @@ def remove(path: str) -> None:
 
 
 def _take(lock: TextIO) -> None:
-  """Lock a file, or raise an OSError if another process has."""
+  """Lock a file, or raise an OSError if another process holds the lock."""
   fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -62,7 +62,7 @@ _SETTINGS = {'RAY_USAGE_STATS_ENABLED': '0', 'RAY_BACKEND_LOG_LEVEL': 'fatal'}
 
 
 class RayRuntimeError(errors.CohortRuntimeError):
-  """The Ray runtime cannot go on."""
+  """The Ray runtime cannot continue."""
 
 
 def ray(

@@ -215,7 +215,7 @@ def _of_type(serialized: bytes) -> Reader:
 
 
 def _holds(taken: np.ndarray, given: np.ndarray) -> bool:
-  """Check that integers are unchanged, and finite numbers still finite."""
+  """Check whether integers are unchanged, and finite numbers still finite."""
   if given.dtype.kind in 'iu' and taken.dtype.kind != 'c':
     same = (taken.astype(given.dtype) == given) & ((taken < 0) == (given < 0))
     return bool(same.all())

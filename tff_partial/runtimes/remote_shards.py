@@ -213,7 +213,7 @@ class ShardWorker:
     self._arrays: dict[int, np.ndarray] = {}
 
   def knows(self, key: str) -> bool:
-    """Check that it has a program already."""
+    """Check whether it has a program already."""
     return key in self._programs
 
   def learn(self, program: Program) -> None:

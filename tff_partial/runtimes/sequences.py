@@ -27,7 +27,7 @@ _READ_AT_ONCE = 1 << 10
 
 
 def _quiet() -> tf.data.Options:
-  """Return options for small data sets in memory: no optimizations."""
+  """Return options without optimizations for large data sets on disk."""
   options = tf.data.Options()
   options.autotune.enabled = False
   options.experimental_optimization.apply_default_optimizations = False

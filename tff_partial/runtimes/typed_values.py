@@ -165,7 +165,7 @@ def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:
 
 
 def has_sequences(type_spec: tff.Type) -> bool:
-  """Check that a leaf of the type is a sequence."""
+  """Check whether a leaf of the type is a sequence."""
   return tff.types.contains(
     type_spec, lambda inner: isinstance(inner, tff.SequenceType)
   )

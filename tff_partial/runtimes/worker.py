@@ -70,7 +70,7 @@ class NativeRuntimeError(RuntimeError):
 
 
 def is_one_per_client(type_spec: tff.Type) -> bool:
-  """Check that a type has a separate value for each client."""
+  """Check whether a type has a separate value for each client."""
   return (
     isinstance(type_spec, tff.FederatedType)
     and type_spec.placement is tff.CLIENTS
