@@ -1,1 +1,1 @@
-"""Builders of what `make dist` makes in addition to the project's wheel."""
+"""Builders of wheels that `make dist` makes next to the project's own."""

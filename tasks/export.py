@@ -76,7 +76,7 @@ class Served(NamedTuple):
   """The parts of a run that devices get.
 
   Attributes:
-    evaluation: How users reconstruct local weights; None if there are none.
+    evaluation: Reconstructs users' local weights; None if there are none.
     model: The model.
     weights: The weights at the server after the best round.
   """
@@ -228,7 +228,7 @@ def _measure(
     exported: The written export.
     name: The format.
     clients: The clients in the simulation; the first one is timed.
-    size: How many examples are predicted at once, or None for any number.
+    size: The number of examples per prediction, or None for any number.
   """
   device = running.load(exported.paths[name])
   reconstruct = device.get(serving.RECONSTRUCT)

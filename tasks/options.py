@@ -160,7 +160,7 @@ class Leak(NamedTuple):
     flag: The flag of the setting.
     value: Its value.
     why: The data that leave, and how.
-    remedy: What to do in a private run.
+    remedy: The remedy in a private run.
   """
 
   flag: str

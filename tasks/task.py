@@ -147,8 +147,8 @@ class HasPredictors(Protocol):
     """Evaluate the predictors by the metric that selects the best round.
 
     Args:
-      num_support: How many examples of each new user are known.
-      num_reserved: How many first examples are left out of the evaluation.
+      num_support: The number of known examples of each new user.
+      num_reserved: The number of first examples not evaluated on.
 
     Returns:
       Predictor to the name of a test to the metric.
@@ -188,7 +188,7 @@ class Task(Protocol):
     """Build the model in one of `USER_FORMS`.
 
     Args:
-      user: Where the model keeps the parameters of one user.
+      user: The user form.
 
     Raises:
       OptionError: If the task has no such form.
@@ -212,7 +212,7 @@ class Spent(NamedTuple):
 
 
 def _forget(drawn: Mapping[str, Any]) -> None:
-  """Keep nothing of a release."""
+  """Keep no release."""
 
 
 class Release(NamedTuple):
@@ -355,7 +355,7 @@ class Recommends(Protocol):
     Args:
       keras_model: The user's own model.
       user_id: The user.
-      number: How many items to return.
+      number: The number of items to return.
 
     Raises:
       OptionError: If there is no such user, or there are fewer items.

@@ -128,7 +128,7 @@ def sentence(arguments: Sequence[str]) -> str:
     arguments: Its command line, without the program's name.
 
   Returns:
-    The sentence; empty if nothing is written, except for a dry run.
+    The sentence; without an output folder empty, except for a dry run.
 
   Raises:
     FlagError: If a flag is certainly misspelt.

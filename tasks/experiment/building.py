@@ -29,7 +29,7 @@ FORMING = ('forming_steps', 'forming_learning_rate')
 
 # Flags of the server's optimizer except its learning rate, for algorithms that
 # prescribe the optimizer; and all flags of the server, for algorithms that
-# aggregate nothing or in their own way.
+# do not aggregate, or not by these flags.
 STEPPING = tuple(
   flag
   for flag in (*Server().optimizer.flags(), 'server_decay_rounds')
@@ -58,14 +58,15 @@ class Algorithm:
     build: Builds the process.
     measure: Builds the evaluation.
     user: The user form of the model that it trains, unless a flag overrides it.
-    personal: How clients personalise before they are evaluated.
+    personal: Builds the phase that personalises before an evaluation.
     always_personalises: True if training clients personalise, too; otherwise
       they are evaluated with their stored state.
     is_central: True if a single client holds the examples of all users.
     has_memory: True if clients predict with something outside the model, such
       as a memory or the server's prototypes.
     counts_clients: True if it needs the number of clients.
-    why_not_private: Why it has no private form, and what to do; or None.
+    why_not_private: The reason for having no private form, and a remedy; or
+      None.
     adds_noise: True if its clients add noise that no ledger counts.
     reads: Flags that only some algorithms read, and this one does.
     ignores: Flags that most algorithms read, and this one does not.

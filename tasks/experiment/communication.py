@@ -29,7 +29,7 @@ def communication(
     process: The process; what is not sent is not counted.
     clients: The training clients. Where clients send rows instead of tables,
       the rows of some of these are counted.
-    rounding: How updates are quantized; None for not at all.
+    rounding: The quantization of updates; None for none.
 
   Returns:
     `download_` and `upload_` of `parameters` and `bytes`. The download is the

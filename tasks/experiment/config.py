@@ -126,7 +126,7 @@ class Config(Options):
   Attributes:
     task: The task to learn.
     algorithm: The algorithm, a name of `algorithms.ALGORITHMS`.
-    user_form: Where the model keeps the parameters of one user.
+    user_form: The place of the parameters of one user, of `USER_FORMS`.
     seed: The seed of everything random.
     data: The source of the data.
     loop: Rounds, cohorts and stopping.

@@ -43,7 +43,7 @@ class DryRun(Options):
 
 
 def describe(config: Config, output: Output) -> Iterator[str]:
-  """Describe what a run would do, yielding each line once it is known.
+  """Describe what a run would do, and yield each line once it is known.
 
   Data are loaded, and some rounds are trained in memory to time them. What the
   task would release with noise is not drawn.

@@ -251,7 +251,7 @@ class Hpfl(Options):
 
     Args:
       table_rows: Each table, and its number of rows at each client.
-      join: How sums are aggregated.
+      join: The aggregation of sums.
 
     Raises:
       OptionError: If there are no tables.

@@ -205,7 +205,7 @@ class Privacy(Options):
 
   @property
   def release(self) -> tasks_lib.Release:
-    """How to simulate what a task releases before the first round."""
+    """The simulation settings of a task's release before the first round."""
     return tasks_lib.Release(self.noise_seed, self.simulated_population)
 
   def ledger(

@@ -180,7 +180,7 @@ _TITLES = (
   Runtime.title,
 )
 
-# Errors whose messages are written for users.
+# Errors written for users; those of the runtimes concern flags.
 _FOR_USERS = (
   errors.UserError,
   recipes.RecipeError,

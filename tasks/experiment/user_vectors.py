@@ -25,7 +25,7 @@ from tff_partial.training import sampling
 from tff_partial.training import state_codec
 
 VECTORS_FILE, NAMES_FILE = 'user_vectors.tsv', 'users.tsv'
-# About the most that a browser can show.
+# The most numbers that a browser shows.
 _MOST_NUMBERS = 5_000_000
 
 
@@ -58,7 +58,7 @@ class Projector:
     Args:
       trainable: The algorithm.
       task: The task.
-      number: How many users to write, the first ones of the training clients.
+      number: The number of users, the first ones of the training clients.
 
     Raises:
       OptionError: If clients have no local weights, or have many users each.

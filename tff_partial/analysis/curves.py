@@ -40,7 +40,7 @@ class Trace(NamedTuple):
 
   Attributes:
     values: Floats by round; rounds without a value are left out.
-    state: How the run ended: DONE, DIVERGED or UNFINISHED of `run_folders`.
+    state: The run's state: DONE, DIVERGED or UNFINISHED of `run_folders`.
   """
 
   values: pd.Series
