@@ -1,7 +1,7 @@
-"""Reads MovieLens 100K with regions of the United States as clients.
+"""MovieLens 100K with regions of the United States as clients.
 
 A region is the first digit of a user's zip code (HPFL, section 5.1). Codes that
-begin with a letter are Canadian; their users are left out, which gives the
+start with a letter are Canadian; their users are left out, which gives the
 paper's 925 users of 10 clients.
 """
 
@@ -19,7 +19,7 @@ from tasks.user_modeling import records
 _NAME = 'ml-100k'
 _GENRES = 'u.genre'
 _NUM_GENRES = 19
-_NUM_FIELDS = 5 + _NUM_GENRES  # Of a movie: the genres are the last ones.
+_NUM_FIELDS = 5 + _NUM_GENRES  # Of a movie; the genres are last.
 _DIGITS = tuple('0123456789')
 
 
@@ -69,7 +69,7 @@ def read_genres(folder: pathlib.Path) -> records.Tags:
     folder: Holds `u.genre` and `u.item`.
 
   Returns:
-    The genres, whose ids are their numbers in `u.genre`, of each movie.
+    The genres of each movie; their ids are their numbers in `u.genre`.
 
   Raises:
     DataError: If a file is missing or a line of it is damaged.
