@@ -1,10 +1,10 @@
 """Next words of up to ten million sentences: does memory stay bounded?
 
-Writes JSON lines of invented authors, 100 sentences each, with word frequencies
-after Zipf and a rare word in a tenth of the sentences. Each file is read in its
-own process, which learns a vocabulary of 1,000 words and reads the sentences of
-32 authors, a cohort, 100 times. Measured is peak anonymous memory beyond that
-of the libraries; the page cache does not count.
+Writes JSON lines of invented authors, 100 sentences each, with Zipf-distributed
+words and a rare word in a tenth of the sentences. Each file is read in its own
+process, which learns a vocabulary of 1,000 words and reads the sentences of 32
+authors, a cohort, 100 times. Reports peak anonymous memory beyond that of the
+libraries; the page cache does not count.
 
   python -m benchmarks.many_sentences
 """

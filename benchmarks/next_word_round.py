@@ -2,7 +2,7 @@
 
 Federated averaging of the LSTM of the task `next_word` in its default size: 16
 clients of 8 batches of 16 sentences, all from the same initial weights. Each
-candidate has its own process and its default number of threads. All must have
+candidate has its own process and chooses its number of threads. All must have
 the same weights after a round; this is checked first. Stock TFF is
 `build_weighted_fed_avg` on the native context; pfl-research is
 `FederatedAveraging` of a Keras model on `SimulatedBackend`, if it is installed,

@@ -73,8 +73,8 @@ def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
   """Read a MovieLens data set from its original files.
 
   Args:
-    folder: Holds the files, or is the data set's folder (`ml-1m`), or the
-      folder `movielens` that holds it.
+    folder: Holds the files, or the data set's folder (`ml-1m`), or the folder
+      `movielens` that holds it.
     name: The data set, a key of `movielens_files.DATA_SETS`; '' takes the first
       one found, MovieLens 1M before 100K before the others.
 

@@ -49,7 +49,7 @@ class TokenRows(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class OneOfTwo(tf.keras.layers.Layer):
-  """Layer that selects vectors of the second kind where these count.
+  """Layer that selects the second vectors where they count, else the first.
 
   Maps float `[batch, time, size]` twice and bool `[batch, time]` to float
   `[batch, time, size]`.

@@ -318,7 +318,7 @@ class UserModeling:
   # ---- requirements of algorithms --------------------------------------------
 
   def kept_tables(self) -> Mapping[str, tuple[int, ...]]:
-    """Return the row counts of the tables that clients keep, but for biases.
+    """Return the row counts of the tables that clients keep, except biases.
 
     A client has a row for each of its users and items.
     """
