@@ -142,7 +142,6 @@ def check(clients: Any, example_spec: examples.ExampleSpec) -> None:
   Raises:
     ClientDataError: If it is not a source of clients, or was made for another
       model.
-      model.
   """
   if not hasattr(clients, 'cohort') or not hasattr(clients, 'client_ids'):
     raise examples.ClientDataError(
