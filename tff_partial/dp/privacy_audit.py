@@ -72,7 +72,7 @@ def canary_scores(
 
   Args:
     process: An unweighted aggregation of vectors, float32 `[canaries]`.
-    seed: Seed of which canaries are present, and when.
+    seed: Seed of the canaries' presence in the run and in its rounds.
     rounds: Number of rounds that the canaries are clients.
     probability: Probability that a client is in a round (Poisson sampling).
 

@@ -192,7 +192,7 @@ class EveryRound(LossDistributionSampling):
 
 @dataclasses.dataclass(frozen=True)
 class EveryUpdate(EveryRound):
-  """Local privacy: each update of a client resembles any other.
+  """Local privacy: any two updates of a client look alike, in each round.
 
   Two updates may differ by two clips. Sampling does not amplify privacy: an
   observer of a client sees when it sends.
