@@ -64,7 +64,7 @@ def from_keras(
     group: Variables of sub-populations, selected in the same ways: the server
       has a copy for each, whose first values are drawn separately. Initializers
       that are constant or have their own seed give all copies the same values.
-    num_groups: How many sub-populations there are.
+    num_groups: Number of sub-populations.
     class_weight: Weights of classes in the loss, in addition to the examples'
       own weights, as in Keras's `fit`: one for each class from 0 on. Reported
       losses include them, metrics do not.
