@@ -77,7 +77,7 @@ class Corpus:
   """Recordings of all speakers.
 
   Attributes:
-    name: Their source.
+    name: Source of the recordings.
     rate: Samples per second.
     recordings: All of them, by speaker, then take, then word.
   """
@@ -180,7 +180,7 @@ def build_corpus(
   """Make a corpus of recordings in order.
 
   Args:
-    name: Their source.
+    name: Source of the recordings.
     rate: Samples per second.
     recordings: In any order.
   """

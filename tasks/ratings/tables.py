@@ -26,7 +26,7 @@ class Table:
     user: int64 `[ratings]`: position of the user in `users`.
     item: int64 `[ratings]`: position of the item in `items`.
     rating: float64 `[ratings]`.
-    time: int64 `[ratings]`, ascending with time; None if unknown.
+    time: int64 `[ratings]`, larger for later ratings; None if unknown.
     columns: Column names by their meaning: user, item, rating, time.
     left_out: Number of lines left out in reading, by reason.
   """

@@ -214,7 +214,7 @@ def _gum_score(
 
 
 def _first_knowledge(is_as_in_code: bool) -> Any:
-  """Return an initializer: Xavier's, or in the code's form He's for ReLU."""
+  """Return Xavier's initializer, in the code's form with the gain for ReLU."""
   if is_as_in_code:
     return tf.keras.initializers.VarianceScaling(2.0, 'fan_avg', 'uniform')
   return XAVIER

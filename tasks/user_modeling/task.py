@@ -192,7 +192,7 @@ class UserModeling:
     records: All records.
     selection_metric: The metric that chooses the best round.
     higher_is_better: True if a larger value of it is better.
-    learned_from_training: Statistics computed from the training data before.
+    learned_from_training: Statistics of the training data.
   """
 
   selection_metric = 'rmse'
