@@ -301,7 +301,7 @@ def triplet_loss(
 def map_loss(parts: Parts, radius: float, rows: int = 1) -> phases.Term:
   """Return half the squared distances to all nodes, weighted by neighbourhood.
 
-  Its gradient at a node is `neighbourhood * (node - e)`, Kohonen's step negated.
+  Its gradient at a node is Kohonen's step back, `neighbourhood * (node - e)`.
 
   Args:
     parts: The parts of the model.

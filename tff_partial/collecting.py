@@ -19,9 +19,9 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
 
   TFF has no `federated_collect`, so they are written into a buffer. A client
   sends `rows`, `[some rows, ...]`, and `is_real`, bool `[some rows]`; sizes may
-  differ between clients. The result has `rows`, `is_real`, `[capacity, ...]`, and
-  `num_sent`, int32: the number of real rows sent. Rows beyond the capacity are
-  lost.
+  differ between clients. The result has `rows` and `is_real`,
+  `[capacity, ...]`, and `num_sent`, int32: the number of real rows sent. Rows
+  beyond the capacity are lost.
   """
 
   def __init__(self, capacity: int):

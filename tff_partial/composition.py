@@ -81,8 +81,8 @@ def compose(
     model: The model to train.
     work: The phases of a client's round.
     client_state: What a client remembers; nothing by default.
-    aggregator: Aggregates updates, any factory of `tff.aggregators`; the mean by
-      default, weighted by `client_weighting`. With factories of
+    aggregator: Aggregates updates, any factory of `tff.aggregators`; by default
+      the mean weighted by `client_weighting`. With factories of
       `aggregators.py`, such as the default, clients send only the rows of a
       table that they trained.
     server_optimizer: Uses the aggregated update as a gradient; SGD with rate 1
