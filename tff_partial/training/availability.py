@@ -97,7 +97,7 @@ class Availability:
     times = self.times(num_clients, seed, round_number)
     days = np.floor(times).astype(np.int64)
     drawn = np.empty([num_clients])
-    # For some a new day has begun, for others it has not.
+    # Some clients are in a new day, others are not.
     for day in range(int(days.min()), int(days.max()) + 1):
       numbers = random_bits.generator(seed, 'available', day)
       drawn = np.where(days == day, numbers.random(num_clients), drawn)

@@ -100,7 +100,7 @@ def train(
       except for more rounds. The clients' vocabularies are kept there, too
       (`vocabularies.load`). Nothing is written if None.
     client_store: Store of client states between rounds; by default in a folder
-      of `output_dir`, or in memory without one. It belongs to this run alone:
+      of `output_dir`, or in memory without one. It belongs to this run only:
       states of later rounds than the one from which the run resumes are
       dropped. Those saved as round 0 are the states before the first round.
     privacy: Counts the cost of the run, if the process follows its plan.

@@ -196,7 +196,7 @@ class Layout:
     return client_batch.Columns.of(len(records), leaves, self._convert)
 
   def scattered(self, states: deposits.Scattered) -> client_batch.Columns:
-    """Return states that are elsewhere as such values."""
+    """Return scattered states as values that runtimes read leaf by leaf."""
     return client_batch.Columns.of_scattered(states, self._convert)
 
   @property
