@@ -84,7 +84,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 class Client:
-  """A client's data that stay constant during interleaved phases."""
+  """Constants of a client's training in interleaved phases."""
 
   def __init__(self, tables: lookups.Tables, context: ClientContext):
     self.model = context.model

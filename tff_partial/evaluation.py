@@ -52,8 +52,8 @@ class Evaluation(NamedTuple):
   Attributes:
     evaluate: `(ModelWeights@SERVER, C@CLIENTS, D@CLIENTS) -> (metrics=M@SERVER,
       per_client=P@CLIENTS)`. If clients read the server's state, it is a fourth
-      argument, `<server=S>@SERVER`, as `beside` makes it; likewise for `measure`
-      and `personalise`.
+      argument, `<server=S>@SERVER`, as `beside` makes it; likewise for
+      `measure` and `personalise`.
     initialize_client: `(int32[2] -> C)`: the state of a client that never took
       part.
     measure: `(ModelWeights, C, D -> (states of metrics, metrics))`, for one

@@ -101,7 +101,7 @@ def any_rows(
 def race(weights: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """Draw a time for each row, by which rows are sampled without replacement.
 
-  A row's time is an exponential draw, by inversion, divided by the row's weight.
+  A row's time is an exponential draw, by inversion, divided by its weight.
   So the first row is sampled in proportion to the weights, the second in
   proportion to the weights of the others, and so on. Unlike sampling by
   cumulative weights this needs no sum, and does not depend on padding.
@@ -127,7 +127,7 @@ def _inertias(
   distances: tf.Tensor,
   candidates: tf.Tensor,
 ) -> tf.Tensor:
-  """Return the inertia with each candidate as a further center, `[candidates]`."""
+  """Return the inertia with each candidate as a center, `[candidates]`."""
   to_candidates = row_blocks.to_centers(candidates)
 
   def of_block(

@@ -103,8 +103,8 @@ def followed(copies: tiers.NamedTensors, moves: tf.Tensor) -> Any:
   """Return copies of groups that follow their clients.
 
   FedEmbed, section 3.3.1: a cluster starts from the weights of the old cluster
-  with which it shares most clients. On a tie with itself, and without clients, it
-  keeps its own.
+  with which it shares most clients. On a tie with itself, and without clients,
+  it keeps its own.
 
   Args:
     copies: Named tensors `[K, ...]`.

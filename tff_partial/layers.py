@@ -30,8 +30,8 @@ class PrivateVector(tf.keras.layers.Layer):
   vector separately, as section 3.2 of the FURL paper requires.
 
   The deviation is never sent. But a client's update of the default reveals how
-  its own vector moved, to anyone who sees that update by itself and not only the
-  mean of many; use a secure or private aggregator where that matters.
+  its own vector moved, to anyone who sees that update by itself and not only
+  the mean of many; use a secure or private aggregator where that matters.
   """
 
   def __init__(
@@ -93,8 +93,9 @@ class PrivateVector(tf.keras.layers.Layer):
 class Centers(tf.keras.layers.Layer):
   """Vectors that all clients share, one per group; no output depends on them.
 
-  They are FedEmbed's prototypes (section 3.3.2), the nodes of its self-organizing
-  map (3.3.1), or the centers of PFedKM's gradients. The layer returns its input.
+  They are FedEmbed's prototypes (section 3.3.2), the nodes of its
+  self-organizing map (3.3.1), or the centers of PFedKM's gradients. The layer
+  returns its input.
   """
 
   def __init__(
