@@ -134,10 +134,11 @@ class Sums:
   In the first round there are no centers yet, and each row is assigned to a
   random one.
 
-  WITH_UPDATE, clients send shares of their rows instead of counts, and instead
-  of sums the differences of their rows from the centers times these shares, so
-  that a client with many rows counts no more than others. Centers move by the
-  means of these differences (`row_means.moved`), by less if few rows are near.
+  With WITH_UPDATE, clients send shares of their rows instead of counts, and
+  instead of sums the differences of their rows from the centers, divided by
+  their number of rows, so that a client with many rows counts no more than
+  others. Centers move by the means of these differences (`row_means.moved`), by
+  less if few rows are near.
 
   Attributes:
     num_centers: The number of global centers.

@@ -260,7 +260,7 @@ class Phase:
       self._check_optimizer(tier)
 
   def __repr__(self) -> str:
-    """Return the settings that differ from the defaults, each as a short text."""
+    """Return the settings that differ from the defaults, as a short text."""
     default = {field.name: field.default for field in dataclasses.fields(self)}
     chosen = {'train': self.train, 'on': self.on.name}
     if self.train:
@@ -441,7 +441,7 @@ def holds_a_copy(work: Work) -> bool:
 
 
 def follow_rounds(work: Work) -> bool:
-  """Return True if a client's work depends on the number of completed rounds."""
+  """Return True if the work depends on the number of completed rounds."""
   return any(
     callable(phase.epochs) or callable(phase.rate_factor)
     for phase in flat(work)

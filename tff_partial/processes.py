@@ -84,16 +84,16 @@ class PartialProcess(tff.templates.IterativeProcess):
       initialize_fn: `( -> S@SERVER)`.
       next_fn: `(S@SERVER, C@CLIENTS, D@CLIENTS) -> (state=S@SERVER,
         client_states=C@CLIENTS, metrics=M@SERVER)`.
-      initialize_client: `(int32[2] -> C)`: the state of a client that never took
-        part, from its seed.
+      initialize_client: `(int32[2] -> C)`: the state of a client that never
+        took part, from its seed.
       get_model_weights: `(S -> ModelWeights)`.
       set_model_weights: `(S, ModelWeights -> S)`.
       model: The model that is trained.
       example_spec: The spec of an example.
       sent: The tiers whose updates leave a client.
       mechanism: The mechanism that makes these updates private, or None.
-      is_noised: True if some of them are clipped and noised; with a mechanism all
-        are.
+      is_noised: True if some of them are clipped and noised; all are with a
+        mechanism.
       work: A client's work in a round.
       server_state: Makes the server's state besides weights, or None.
       rows_of: The GLOBAL tables of which clients send only rows.

@@ -20,8 +20,8 @@ _ALIGNMENT = 64
 def rounded(rows: int) -> int:
   """Round a number of rows up to one of few values.
 
-  A source that loads different clients for each cohort has a different number of
-  rows each time, and each would require compiling another program.
+  A source that loads different clients for each cohort has a different number
+  of rows each time, and each would require compiling another program.
   """
   if rows <= _FEW_ROWS:
     return 1 << max(rows - 1, 0).bit_length()

@@ -53,11 +53,11 @@ def row_means(
     values: (the client's context) -> its values of GLOBAL variables, by name.
     weight: (the client's context) -> its weight, by row or as a whole, for all
       of these variables.
-    join: How sums are aggregated. WITH_UPDATE, they are sums of moves, clipped
-      and noised by the aggregator; weights should then be bounded, such as
-      shares that add up to 1 at each client.
-    usual: The usual weight of a row. WITH_UPDATE, sums are divided by at least
-      `LEAST` times this.
+    join: How sums are aggregated. With WITH_UPDATE they are sums of moves,
+      clipped and noised by the aggregator; weights should then be bounded, such
+      as shares that add up to 1 at each client.
+    usual: The usual weight of a row. With WITH_UPDATE, sums are divided by at
+      least `LEAST` times this.
     in_state: True if the rows are not GLOBAL variables but tensors of the
       server's state, by name.
 

@@ -15,8 +15,8 @@ def by_name(apart: Mapping[str, Optimizer], rest: Optimizer) -> Optimizer:
   """Build an optimizer that uses separate ones for some variables.
 
   Args:
-    apart: Regular expression over whole variable names to the optimizer of these
-      variables; the first that matches is used.
+    apart: Regular expression over whole variable names to the optimizer of
+      these variables; the first that matches is used.
     rest: The optimizer of all others. A learning rate schedule must wrap only
       this one, not both.
 

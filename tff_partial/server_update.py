@@ -37,7 +37,8 @@ class Joined(NamedTuple):
 class JoinUpdates:
   """Aggregation of clients' messages by one aggregator, and the server's step.
 
-  It does nothing if clients send nothing. Use it within a federated computation.
+  It does nothing if clients send nothing. Use it within a federated
+  computation.
   """
 
   def __init__(

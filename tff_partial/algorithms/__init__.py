@@ -1,4 +1,4 @@
-"""Algorithms whose models are partly local, one module a paper."""
+"""Algorithms whose models are partly local, one module per paper."""
 
 from tff_partial.algorithms.fed_embed import build_fed_embed
 from tff_partial.algorithms.fed_embed import build_fed_embed_eval
