@@ -67,7 +67,7 @@ def pool(
   example_spec: examples.ExampleSpec | None = None,
   to_fields: ToFields | None = None,
 ) -> populations.Population:
-  """Gives the examples of all clients to one, `EVERYBODY`.
+  """Give the examples of all clients to one, `EVERYBODY`.
 
   Args:
     source: The clients.

@@ -114,7 +114,7 @@ class AttentiveFactory(aggregators.WeightedFactory):
   """
 
   def __init__(self, mean: aggregators.Factory):
-    """Makes the factory.
+    """Make the factory.
 
     Args:
       mean: A mean or sum, of which attention takes quotients.
@@ -137,7 +137,7 @@ class AttentiveFactory(aggregators.WeightedFactory):
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    """Creates the process, for a mapping of tiers to named tensors."""
+    """Create the process, for a mapping of tiers to named tensors."""
 
     @tff.tensorflow.computation
     def no_distance() -> Any:

@@ -54,7 +54,7 @@ def build_fed_noise(
       `LocalNoise`.
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
-    **joining: How the server joins updates, as for `compose`, but for
+    **joining: How the server aggregates updates, as for `compose`, but for
       `before_sending`.
 
   Raises:

@@ -171,7 +171,7 @@ class _AsPrinted(Optimizer):
     )
 
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-    """Moves weights against what clients' updates take for a gradient."""
+    """Move weights against what clients' updates take for a gradient."""
 
     def first(moment: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
       return self._beta_1 * moment + (1.0 - self._beta_1) * slope

@@ -32,7 +32,7 @@ def build_fed_prox(
     model: The model, without local variables.
     penalty: mu of the paper; 0 for FedAvg.
     training: How a client trains: optimizer, batches, epochs.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError, TermError: If the arguments do not fit

@@ -30,7 +30,7 @@ def build_fed_sgd(
     learning_rate: eta of the paper. For another optimizer at the server, give
       1 here and the `server_optimizer`, which then takes the mean gradient.
     on: The examples of which the gradient is taken.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError: If the arguments do not fit together.

@@ -1,19 +1,19 @@
-"""Memories: clients answer by what they remember of their support examples.
+"""Memories: predictions from keys of a client's support examples.
 
-No weight has to be trained. A client keeps a key of each of its support
-examples, or of each step of these if they are sequences, together with the
-class that was right there. Asked for a prediction, it compares the key of what
-is asked with all that it keeps (`recall`). Keys that are alike vote for their
-classes: with the weights w_i of the keys, and their classes y_i,
+No weight has to be trained. A client stores a key of each of its support
+examples, or of each of their steps if they are sequences, together with the
+correct class. To predict, it compares the query's key with all stored keys
+(`recall`). Similar keys vote for their classes: with the weights w_i of the
+keys, and their classes y_i,
 
     p_memory(y) = sum_i w_i [y_i = y] / sum_i w_i,
     p(y) = share p_memory(y) + (1 - share) p_model(y).
 
-The logarithms of p take the place of the model's logits. Where no key votes,
-the model's logits stay as they are, bit for bit.
+The logarithms of p replace the model's logits. If no key votes, the model's
+logits do not change, bit for bit.
 
-The votes of a batch take as many numbers as its predictions times the client's
-keys; a smaller `measure_batch_size` saves memory.
+The votes of a batch are an array of its predictions times the client's keys; a
+smaller `measure_batch_size` saves memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,27 +33,27 @@ from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.phases import Phase
 
-# (a batch of the model's inputs, makes the model's outputs for it) -> keys
+# (a batch of the model's inputs, () -> the model's outputs for it) -> keys
 # `[batch, ..., size]`.
 KeysFn = Callable[[Any, Callable[[], Any]], tf.Tensor]
-# Labels `[batch, ...]` -> integers from 0 on, and whether they are classes at
-# all, bool, both `[batch, ...]`.
+# Labels `[batch, ...]` -> classes, integers from 0 on, and the mask of valid
+# ones, bool, both `[batch, ...]`.
 TargetsFn = Callable[[Any], tuple[tf.Tensor, tf.Tensor]]
 
 _MEMORY = 'memory'
 
 
 class MemoryOptionError(errors.UserError, ValueError):
-  """Raised for memories that cannot be."""
+  """Raised for invalid options of memories."""
 
 
 class Memory(NamedTuple):
-  """What a client remembers of its support examples.
+  """Keys and classes of a client's support examples.
 
   Attributes:
     keys: `[keys, size]`.
-    classes: int32 `[keys]`: which class was right there; 0 if it is no key.
-    is_key: bool `[keys]`; false for padding and for what has no class.
+    classes: int32 `[keys]`, the correct classes; 0 if `is_key` is false.
+    is_key: bool `[keys]`; false for padding and for labels without a class.
   """
 
   keys: tf.Tensor
@@ -62,11 +62,11 @@ class Memory(NamedTuple):
 
 
 class Votes(NamedTuple):
-  """What a memory says to some questions.
+  """Votes of a memory for some questions.
 
   Attributes:
-    weights: float32 `[questions, keys]`, at least 0: how much each key counts;
-      those that are none count for nothing.
+    weights: float32 `[questions, keys]`, at least 0: the weight of each key;
+      ignored where `is_key` is false.
     share: float32 `[questions]`, at least 0 and below 1: the share of the
       memory in the answer.
   """
@@ -76,13 +76,13 @@ class Votes(NamedTuple):
 
 
 class Measuring(evaluation.Measuring, total=False):
-  """What builders hand on to `build_memory_evaluation`."""
+  """Arguments that builders pass to `build_memory_evaluation`."""
 
   tune: Phase | None
 
 
 def classes_from_zero(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Labels that are classes themselves; negative ones are none.
+  """Return labels as classes; negative ones are invalid.
 
   Args:
     labels: Integers `[batch, ...]`.
@@ -91,11 +91,12 @@ def classes_from_zero(labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def check_mixing(mixing: float) -> None:
-  """Checks how much of an answer comes from a memory.
+  """Check the share of a memory in an answer.
 
   Raises:
-    MemoryOptionError: If it is no share, or all: what a memory never saw would
-      have the probability 0, whose logarithm is no number.
+    MemoryOptionError: If it is not from 0 to less than 1: with 1, classes that
+      a memory never saw would have the probability 0, whose logarithm is
+      infinite.
   """
   if not 0.0 <= mixing < 1.0:
     raise MemoryOptionError(
@@ -116,28 +117,27 @@ def build_memory_evaluation(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients remember their support set, and answer by it on the query set.
+  """Build an evaluation on the query set with a memory of the support set.
 
   Args:
     model: A model that predicts logits of classes.
-    keys: What is remembered of examples, and compared with new ones.
-    recall: (keys `[questions, size]` of what is asked, the memory) -> how much
-      each key of the memory counts.
+    keys: Makes keys of examples, to store and to compare.
+    recall: (keys `[questions, size]`, the memory) -> votes of its keys.
     logits: The name of the logits among the model's outputs; None if they are
       its only output.
-    targets: Which classes are right, from labels.
-    personalise: How clients rebuild local weights before, on the support set;
-      not at all by default.
+    targets: Makes correct classes from labels.
+    personalise: How clients reconstruct local weights before, on the support
+      set; not at all by default.
     tune: How clients then tune global weights, all of them or those that it
-      names, likewise; not at all by default. Keys that the model makes are
-      made by the tuned one.
+      names, on the support set; not at all by default. Keys that the model
+      makes are made by the tuned model.
     split: Support and query set; the two halves by default.
-    measure_batch_size: Examples measured at a time; changes no result.
+    measure_batch_size: Examples measured at a time; does not change the result.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
-    MemoryOptionError: If the model has no such logits, or keys or classes are
-      not one for each of its predictions.
+    MemoryOptionError: If the model has no such logits, or there is not one key
+      and one class for each of its predictions.
   """
   _check_shapes(model, keys, logits, targets)
   support, query = split or splits.halves()
@@ -187,16 +187,16 @@ def build_memory_evaluation(
 
 
 def _mixed(logits: tf.Tensor, votes: Votes, memory: Memory) -> tf.Tensor:
-  """Logarithms of mixed probabilities, or the logits where no key votes.
+  """Return logarithms of mixed probabilities, or the logits if no key votes.
 
   Args:
     logits: `[questions, classes]`.
-    votes: How much each key counts.
+    votes: The keys' weights.
     memory: The keys.
   """
   logits = tf.cast(logits, tf.float32)
   weights = tf.where(memory.is_key, votes.weights, 0.0)
-  # A row of questions for each key: XLA adds rows much faster than numbers.
+  # A row of questions for each key: XLA adds rows much faster than scalars.
   of_classes = tf.transpose(
     tf.math.unsorted_segment_sum(
       tf.transpose(weights), memory.classes, logits.shape[-1]
@@ -206,7 +206,7 @@ def _mixed(logits: tf.Tensor, votes: Votes, memory: Memory) -> tf.Tensor:
   share = votes.share[:, tf.newaxis]
   remembered = share * tf.math.divide_no_nan(of_classes, total)
   by_model = tf.math.log1p(-share) + tf.nn.log_softmax(logits)
-  # log(a + b) of logarithms, which also holds where a or b is too small.
+  # log(a + b) from logarithms, also valid if a or b is too small.
   is_known = remembered > 0.0
   by_memory = tf.math.log(tf.where(is_known, remembered, 1.0))
   both = tf.maximum(by_model, by_memory) + tf.math.log1p(
@@ -217,12 +217,12 @@ def _mixed(logits: tf.Tensor, votes: Votes, memory: Memory) -> tf.Tensor:
 
 
 def _in_rows(tensor: tf.Tensor) -> tf.Tensor:
-  """`[batch, ..., size]` as `[rows, size]`."""
+  """Reshape `[batch, ..., size]` to `[rows, size]`."""
   return tf.reshape(tensor, [-1, tensor.shape[-1]])
 
 
 def _like(of_examples: tf.Tensor, of_steps: tf.Tensor) -> tf.Tensor:
-  """What holds for examples `[batch]`, or for their steps, for all steps."""
+  """Broadcast values of examples `[batch]`, or of their steps, to all steps."""
   missing = of_steps.shape.rank - of_examples.shape.rank
   ones = tf.ones([missing], tf.int32)
   shape = tf.concat([tf.shape(of_examples), ones], 0)
@@ -236,18 +236,18 @@ def _chosen(outputs: Any, name: str | None) -> Any:
 def check_output(
   model: models.PartialModel, argument: str, name: str | None
 ) -> tf.TensorSpec:
-  """Finds one of a model's outputs.
+  """Find one of a model's outputs.
 
   Args:
     model: The model.
-    argument: What names it, for the message.
-    name: Its name; None if it is the only one.
+    argument: The argument that names it, for the error message.
+    name: The output's name; None if it is the only one.
 
   Returns:
-    Its spec for one example.
+    The output's spec for one example.
 
   Raises:
-    MemoryOptionError: If there is none.
+    MemoryOptionError: If there is no such output.
   """
   found = model.prediction_spec
   if name is not None:
@@ -267,7 +267,7 @@ def _check_shapes(
   logits: str | None,
   targets: TargetsFn,
 ) -> None:
-  """Checks that there are a key and a class for each prediction."""
+  """Check that there is one key and one class for each prediction."""
 
   def one(specs: Any) -> Any:
     return tf.nest.map_structure(

@@ -134,7 +134,7 @@ def build_p_fed_km(
     rate: Which share of the way to its gradient a client would move the center.
     server_rate: Plain gradient descent with this rate moves the centers by the
       joined moves; None leaves them to the server's optimizer.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit
@@ -175,7 +175,7 @@ def build_p_fed_km_eval(
     gradients: MODEL or HEAD, as in training.
     split: Support set, of which the gradient is, and query set; the two halves
       by default.
-    measure_batch_size: Examples measured at a time; changes no result.
+    measure_batch_size: Examples measured at a time; does not change the result.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit

@@ -62,7 +62,7 @@ def build_scaffold(
     option: 1 or 2: how clients renew their control variate. The first passes
       once more through all their examples.
     training: How a client trains: batches and epochs.
-    **joining: How the server joins updates, as for `compose`. As in the paper,
+    **joining: How the server aggregates, as for `compose`. As in the paper,
       clients count alike by default; eta_g is the rate of `server_optimizer`.
 
   Raises:
@@ -152,7 +152,7 @@ def _zeros(model: models.PartialModel) -> tiers.NamedTensors:
 def _each(
   function: Any, *structures: Mapping[str, tf.Tensor]
 ) -> tiers.NamedTensors:
-  """Applies a function to the tensors of the same name."""
+  """Apply a function to the tensors of the same name."""
   first, *_ = structures
   return collections.OrderedDict(
     (name, function(*(named[name] for named in structures))) for name in first

@@ -1,8 +1,8 @@
-"""What it costs to count privacy, beside the run that it is counted for.
+"""Cost of privacy accounting relative to the private run.
 
-A private run of MovieLens from the start of its process to its end, and what of
-it is accounting, in a process of its own: the noise for the epsilon is found,
-and the ledger counts what is spent after each round.
+A private run of MovieLens, from process start to end, against the accounting
+alone in its own process: finding the noise for the epsilon, and the ledger's
+count after each round.
 
   python -m benchmarks.accounting
 """
@@ -25,7 +25,7 @@ COUNTING, RUN = 'counting privacy', 'the whole run'
 
 
 def count(folder: pathlib.Path) -> float:
-  """Counts what the run in a folder counted, and returns the seconds."""
+  """Repeat the accounting of the run in a folder and return the seconds."""
   spent = json.loads((folder / folders.RESULT_FILE).read_text())['privacy']
   started = time.perf_counter()
   plan = privacy_plans.plan(
@@ -44,10 +44,10 @@ def count(folder: pathlib.Path) -> float:
 
 
 def compare(options: Any, root: pathlib.Path) -> None:
-  """Runs and counts again and again, in turn."""
+  """Time the run and its accounting in turn."""
   measuring.begin('Accounting: its share of a private run of MovieLens')
   folders: list[pathlib.Path] = []
-  # Says so, and changes the choice, if ratings have to be invented.
+  # Prints a note and changes `data` if ratings have to be invented.
   config, _ = recipe.load_task(name=_RECIPE)
   arguments = [
     f'--flagfile={recipe.flags_file(_RECIPE)}',
@@ -76,7 +76,7 @@ def compare(options: Any, root: pathlib.Path) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or counts once."""
+  """Read the arguments and compare, or time the accounting once."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=3, help='turns of each that count')

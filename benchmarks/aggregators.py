@@ -1,8 +1,8 @@
-"""What robust and differentially private aggregators cost on MovieLens.
+"""Cost of robust and differentially private aggregators on MovieLens.
 
-A round of the paper's recipe with each, against the plain mean, under the
-cohort runtime. To this mean, and to the robust one, clients send the rows that
-they trained; to TFF's own aggregators, the private ones among them, whole
+A round of the paper's recipe with each aggregator against the plain mean, under
+the cohort runtime. For our mean and our robust aggregator clients send the rows
+that they trained; for TFF's aggregators, including the private ones, whole
 tables.
 
   python -m benchmarks.aggregators
@@ -25,7 +25,7 @@ ADAPTIVE = 'private: gaussian_adaptive'
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=20, help='turns of each that count')
@@ -73,9 +73,9 @@ def main() -> None:
   for name in (WHOLE, FIXED, ADAPTIVE):
     measuring.ratio(seconds, name, MEAN if name == WHOLE else WHOLE)
 
-  # What clipping adds to a mean that sums whole tables: old and new weights are
-  # read once more, for the norm; the sum scales what it reads anyway. Noise is
-  # drawn once.
+  # Extra cost of clipping over a mean of whole tables: the norm reads old and
+  # new weights once more; the sum scales what it reads anyway. Noise is drawn
+  # once.
   table = paper.table_bytes
   machine = measuring.rates(table)
   added = measuring.Floor(number * 2 * table, number * 3 * table // 4)

@@ -1,10 +1,10 @@
-"""What tables of a client's own size cost, against padding to the largest.
+"""Client-sized tables against padding to the largest.
 
 Schools answer items, and each keeps a table of its users and one of its items.
-The number of items is spread from school to school as among the teachers of
-ASSISTments: a few have many times what most have. In one candidate each school
-has the rows that it needs, in the other all have as many as the largest, which
-is what a model with tables of a fixed size takes.
+The number of items is distributed between schools as between the teachers of
+ASSISTments: a few have many times the typical number. In one candidate each
+school has the rows that it needs; in the other all have as many as the largest,
+as a model with tables of fixed size requires.
 
   python -m benchmarks.client_tables
 """
@@ -29,7 +29,7 @@ _WIDTH = 108
 
 
 def build(batch_size: int) -> Any:
-  """Builds a process whose clients keep tables of their users and items.
+  """Build a process whose clients keep tables of their users and items.
 
   Args:
     batch_size: Answers in a step.
@@ -59,10 +59,10 @@ def build(batch_size: int) -> Any:
 
 
 def invent(number: int, largest: int) -> dict[str, Any]:
-  """Invents the answers of some schools.
+  """Invent the answers of some schools.
 
   Args:
-    number: How many schools.
+    number: Number of schools.
     largest: Items of the largest; the smallest has a five-hundredth of them.
   """
   draw = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def invent(number: int, largest: int) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=5, help='turns of each that count')

@@ -1,8 +1,8 @@
-"""Memory over 1,000 rounds: whether a long run ends as large as it began.
+"""Memory over 1,000 rounds: does a long run stay the same size?
 
 Rounds of the paper's recipe on MovieLens, with an evaluation of all validation
-users every 50 rounds. Counts the resident memory of this process and of all
-processes below it.
+users every 50 rounds. Counts the resident memory of this process and its
+descendants.
 
   python -m benchmarks.endurance
   python -m benchmarks.endurance --runtime=native --rounds=200
@@ -22,7 +22,7 @@ from tff_partial import runtimes
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--rounds', type=int, default=1000, help='rounds of the run')
@@ -58,7 +58,7 @@ def main() -> None:
         options.from_round,
         options.rounds,
       ):
-        gc.collect()  # What Python has not come round to is no growth.
+        gc.collect()  # Uncollected garbage is no growth.
         memory[run.round] = measuring.tree_memory()
         measuring.say(
           f'  round {run.round:5}  {measuring.in_mib(memory[run.round]):>12}  '
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _resident(population: Any) -> list[np.ndarray]:
-  """The arrays that hold a population, found by a cohort of all of it."""
+  """Return a population's resident arrays, from a cohort of all clients."""
   ids = population.client_ids
   return [
     array

@@ -1,6 +1,6 @@
-"""A round with cores for clients, against one with cores for kernels.
+"""Rounds with cores given to clients against cores given to kernels.
 
-Recipes as `python -m tasks.train` runs them, which gives each kernel one thread
+Recipes as `python -m tasks.train` runs them, with one thread per kernel
 (`runtimes.cores_for_clients`), and in a process in which TensorFlow lets each
 kernel use all cores.
 
@@ -27,11 +27,11 @@ RECIPES = (
 
 
 def serve(options: Any) -> None:
-  """Does rounds of one candidate for the program that compares them."""
+  """Run rounds of one candidate for the comparing process."""
   if options.worker == KERNELS:
     threads = tf.config.threading
     threads.set_intra_op_parallelism_threads(len(os.sched_getaffinity(0)))
-    tf.constant(0)  # From now on it stays so.
+    tf.constant(0)  # This fixes the setting.
 
   def prepare() -> measuring.Answers:
     given = recipe.load(name=options.recipe)
@@ -53,7 +53,7 @@ def serve(options: Any) -> None:
 
 
 def compare(options: Any) -> None:
-  """Measures rounds of each recipe in turn."""
+  """Time rounds of each recipe in turn."""
   measuring.begin('Threads: for clients, or for kernels; one round')
   for name in RECIPES:
     measuring.say(name)
@@ -71,7 +71,7 @@ def compare(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and compare, or serve one candidate."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=10, help='turns of each that count')

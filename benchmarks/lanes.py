@@ -1,10 +1,10 @@
-"""Clients in lanes, against one client after the other.
+"""Clients in parallel lanes against one client after the other.
 
-The same rounds by cohort runtimes with one lane and with several: of MovieLens
-(FedRecon), of a small dense network on few examples a client, of convolutions
-on MNIST, and of the LSTM and the transformer of the task `next_word`. All run
-on the same threads. After the first round the weights are compared: their
-distance is at most 1e-5 of their norm.
+The same rounds by cohort runtimes with one lane and with several: MovieLens
+(FedRecon), a small dense network with few examples per client, convolutions on
+MNIST, and the LSTM and the transformer of the task `next_word`. All use the
+same threads. The weights after the first round are compared: their distance is
+at most 1e-5 of their norm.
 
   python -m benchmarks.lanes
   python -m benchmarks.lanes --only=dense --lanes 1 8 64
@@ -24,7 +24,7 @@ _CLOSE = 1e-5
 
 
 def dense(options: Any, context: Any) -> measuring.Run:
-  """Federated averaging of a small dense network: 10 examples a client."""
+  """Build federated averaging of a small dense model: 10 examples a client."""
   import tensorflow as tf
 
   import tff_partial
@@ -64,7 +64,7 @@ def dense(options: Any, context: Any) -> measuring.Run:
 
 
 def next_words(architecture: str) -> Callable[[Any, Any], measuring.Run]:
-  """Federated averaging of a model of next words: 4 steps a client."""
+  """Build federated averaging of a next-word model, 4 steps a client."""
 
   def run(options: Any, context: Any) -> measuring.Run:
     from benchmarks import lstm_step
@@ -98,7 +98,7 @@ _RUNS: Mapping[str, tuple[Callable[[Any, Any], measuring.Run], bool]] = {
 
 
 def compare(name: str, options: Any) -> None:
-  """Compares the weights after a round, then the seconds of rounds."""
+  """Compare the weights after a round, then the seconds of rounds."""
   import tensorflow as tf
 
   from tff_partial import runtimes
@@ -134,7 +134,7 @@ def compare(name: str, options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

@@ -1,9 +1,9 @@
 """A step of an LSTM language model: the cohort runtime against a bare step.
 
 Next-word prediction: embedding, LSTM, projection, softmax over the vocabulary.
-A round of one client that takes some steps, divided by their number, against
-the same steps by a function that XLA compiles and that does nothing else. The
-bare one comes in two forms, a call a step and a call for all steps.
+The time per step in a round of one client, against the same steps in an
+XLA-compiled function that does nothing else. The bare version comes in two
+forms: one call per step, and one call for all steps.
 
   python -m benchmarks.lstm_step
   python -m benchmarks.lstm_step --vocabulary=1000 --units=64 --embedding=16
@@ -28,7 +28,7 @@ LEARNING_RATE = 0.1
 
 
 def build_network(options: Any) -> Any:
-  """The network, without a softmax."""
+  """Build the network, without a softmax."""
   layers = tf.keras.layers
   tokens = tf.keras.Input([options.tokens], dtype=tf.int32)
   hidden = layers.Embedding(options.vocabulary, options.embedding)(tokens)
@@ -40,7 +40,7 @@ def build_network(options: Any) -> Any:
 
 
 def text(options: Any, client: int = 0) -> tuple[np.ndarray, np.ndarray]:
-  """A client's invented sentences and the word that follows each of theirs."""
+  """Invent a client's sentences and the next word at each position."""
   shape = [options.batch_size * options.steps, options.tokens + 1]
   words = np.random.default_rng(client).zipf(1.2, shape) % options.vocabulary
   words = words.astype(np.int32)
@@ -48,7 +48,7 @@ def text(options: Any, client: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def our_process(options: Any, build: Callable[[Any], Any]) -> Any:
-  """Federated averaging of a network as a composition of ours."""
+  """Build federated averaging of a network with our library."""
   model = tff_partial.from_keras(
     lambda: build(options),
     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -75,7 +75,7 @@ def our_run(
   *,
   build: Callable[[Any], Any] = build_network,
 ) -> measuring.Run:
-  """Rounds in which all clients take part."""
+  """Return a run in which all clients take part in each round."""
   process = our_process(options, build)
   texts = {str(client): text(options, client) for client in range(num_clients)}
   clients = tff_partial.pack(
@@ -88,14 +88,14 @@ def our_run(
 def bare_steps(
   options: Any, first: Sequence[np.ndarray]
 ) -> dict[str, Callable[[], Sequence[Any]]]:
-  """The same steps and nothing else, compiled by XLA.
+  """Return the same steps and nothing else, compiled by XLA.
 
-  Variables cannot be changed row by row under XLA, so weights are tensors here,
-  too, and the gradient of the embedding is applied to the rows that were read.
+  XLA cannot update variables row by row, so weights are tensors here, and the
+  gradient of the embedding is applied to the rows that were read.
 
   Args:
     options: The arguments of the program.
-    first: The first weights.
+    first: The initial weights.
 
   Returns:
     Functions that take the steps of a round and return the new weights.
@@ -152,7 +152,7 @@ def bare_steps(
 
 
 def _logits(options: Any, weights: Any, tokens: Any) -> Any:
-  """What the Keras network computes, in plain TensorFlow."""
+  """Compute the output of the Keras network in plain TensorFlow."""
   table, kernel, recurrent, bias, *dense = weights
   inputs = tf.gather(table, tokens) @ kernel + bias
   shape = [options.batch_size, options.units]
@@ -168,7 +168,7 @@ def _logits(options: Any, weights: Any, tokens: Any) -> Any:
 
 
 def floor(options: Any) -> measuring.Floor:
-  """The least that a step takes."""
+  """Return the lower bound of a step."""
   gates = 4 * options.units * (options.embedding + options.units)
   projection = options.units * options.embedding
   output = options.embedding * options.vocabulary
@@ -177,15 +177,15 @@ def floor(options: Any) -> measuring.Floor:
   # Forward, by the weights and by the inputs: two operations each.
   operations = 6 * tokens * (gates + projection + output)
   dense = gates + projection + output
-  # Dense weights are read there and back and rewritten; of the table the rows
-  # that were read; logits are written and read there and back.
+  # Dense weights are read forward and backward and rewritten, of the table only
+  # the rows used; logits are written, and read forward and backward.
   rows = min(tokens, table) * options.embedding
   numbers = 3 * dense + 3 * rows + 4 * tokens * options.vocabulary
   return measuring.Floor(4 * numbers, operations)
 
 
 def check_same(run: measuring.Run, bare: Mapping[str, Callable]) -> None:
-  """Takes a round of each and compares the weights.
+  """Run a round of each and compare the weights.
 
   Raises:
     BenchmarkError: If they differ by more than rounding.
@@ -202,7 +202,7 @@ def check_same(run: measuring.Run, bare: Mapping[str, Callable]) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

@@ -1,11 +1,10 @@
-"""Next words of up to ten million sentences: whether memory stays bounded.
+"""Next words of up to ten million sentences: does memory stay bounded?
 
-Writes JSON lines of invented authors, 100 sentences each, of words as frequent
-as Zipf says, a tenth of the sentences with a word that hardly anybody else has.
-A process of its own reads each file, learns a vocabulary of 1,000 words and
-reads the sentences of 32 authors, a cohort, 100 times. Counted is the most
-memory that is its own, beyond that of the libraries; what the system keeps of
-files, and can forget, is not.
+Writes JSON lines of invented authors, 100 sentences each, with Zipf-distributed
+words and a rare word in a tenth of the sentences. Each file is read in its own
+process, which learns a vocabulary of 1,000 words and reads the sentences of 32
+authors, a cohort, 100 times. Reports peak anonymous memory beyond that of the
+libraries; the page cache does not count.
 
   python -m benchmarks.many_sentences
 """
@@ -26,12 +25,12 @@ from benchmarks import measuring
 SENTENCES_PER_AUTHOR, NUM_WORDS, RARE_WORDS = 100, 50_000, 1_000_000
 MEAN_TOKENS, MAX_TOKENS = 11, 20
 CLIENTS_PER_ROUND, ROUNDS = 32, 100
-# Sentences of which messages are made, and messages that are written at once.
+# Sentences that messages are drawn from, and messages written at once.
 _DISTINCT, _AT_ONCE = 100_000, 50_000
 
 
 def write(path: pathlib.Path, number: int) -> None:
-  """Writes messages of a sentence each, in the order of time."""
+  """Write messages of one sentence each, in order of time."""
   draw = np.random.default_rng(0)
   shares = 1.0 / np.arange(1, NUM_WORDS + 1)
   lengths = np.clip(draw.poisson(MEAN_TOKENS, _DISTINCT), 1, MAX_TOKENS)
@@ -56,7 +55,7 @@ def write(path: pathlib.Path, number: int) -> None:
 
 
 class _OwnMemory:
-  """The most memory that is this process's own, looked at now and again."""
+  """Peak anonymous memory of this process, sampled by a thread."""
 
   def __init__(self) -> None:
     self.most = self._now()
@@ -65,7 +64,7 @@ class _OwnMemory:
     self._thread.start()
 
   def end(self) -> int:
-    """Stops; returns the most bytes."""
+    """Stop sampling and return the peak in bytes."""
     self._ended.set()
     self._thread.join()
     return self.most
@@ -83,7 +82,7 @@ class _OwnMemory:
 
 
 def _watched(work: Callable[[], Any]) -> tuple[Any, float, int]:
-  """What work returns, its seconds, and the most memory meanwhile."""
+  """Run `work` and return its result, its seconds and its peak memory."""
   memory = _OwnMemory()
   started = time.perf_counter()
   done = work()
@@ -91,12 +90,12 @@ def _watched(work: Callable[[], Any]) -> tuple[Any, float, int]:
 
 
 def read(path: str) -> dict[str, float]:
-  """Reads a file and some cohorts of its authors, in this process."""
+  """Read a file and some cohorts of its authors in this process."""
   from tasks import task as tasks
   from tasks.next_word import task as next_word
 
   options = next_word.Options(corpus=path)
-  # What libraries take when they are first used is not the corpus's.
+  # Memory that libraries take at first use is not the corpus's.
   next_word.Options().load(tasks.Data(data='synthetic'), seed=0)
   before = _OwnMemory().end()
   task, loading, most_loading = _watched(
@@ -128,7 +127,7 @@ def read(path: str) -> dict[str, float]:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or reads one file."""
+  """Read the arguments and measure all files, or read one."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add(

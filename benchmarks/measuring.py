@@ -1,8 +1,8 @@
-"""What all benchmarks share: clocks, memory, floors, processes and rounds.
+"""Shared parts of the benchmarks: clocks, memory, floors, processes, rounds.
 
 A benchmark compares candidates. Each is a function that does its work once and
-returns the seconds that this took; candidates take turns (A B A B ...), so that
-a machine that is slow for a while is slow for all of them, and medians count.
+returns the seconds taken; candidates take turns (A B A B ...), so that a slow
+phase of the machine hits all of them, and medians count.
 """
 
 import argparse
@@ -33,11 +33,11 @@ class BenchmarkError(RuntimeError):
   """Raised when something cannot be measured."""
 
 
-# ---- saying ------------------------------------------------------------------
+# ---- printing ----------------------------------------------------------------
 
 
 def say(text: str = '') -> None:
-  """Writes a line for whoever runs the benchmark."""
+  """Print a line."""
   sys.stdout.write(f'{text}\n')
   sys.stdout.flush()
 
@@ -45,18 +45,18 @@ def say(text: str = '') -> None:
 class _HelpFormatter(
   argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
 ):
-  """Keeps the lines of a docstring and tells the defaults of arguments."""
+  """Formatter that keeps a docstring's lines and prints default values."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-  """Makes a parser that explains a benchmark with its own docstring."""
+  """Make a parser whose help is the benchmark's docstring."""
   return argparse.ArgumentParser(
     description=description, formatter_class=_HelpFormatter
   )
 
 
 def begin(title: str) -> None:
-  """Says what is measured, and where."""
+  """Print a title and a description of the machine."""
   cores = len(os.sched_getaffinity(0))
   load = os.getloadavg()[0]
   memory = psutil.virtual_memory().total / 2**30
@@ -78,7 +78,7 @@ def _processor() -> str:
 
 
 def in_seconds(seconds: float) -> str:
-  """Seconds in a unit that suits them."""
+  """Format seconds in a suitable unit."""
   if seconds < 1e-3:
     return f'{seconds * 1e6:.0f} us'
   if seconds < 1.0:
@@ -90,13 +90,13 @@ def in_seconds(seconds: float) -> str:
 
 
 def timed(work: Callable[[], Any], times: int = 1, parts: int = 1) -> Candidate:
-  """A candidate that does some work in this process.
+  """Return a candidate that does some work in this process.
 
   Args:
     work: The work.
-    times: How often it is done at each turn; the median counts. For work that
-      is short beside that of the others.
-    parts: Of how many equal parts the work consists, of which one counts.
+    times: Repetitions in each turn; the median counts. For work that is short
+      compared with the others'.
+    parts: Number of equal parts of the work; the time of one part counts.
   """
 
   def run() -> float:
@@ -113,15 +113,15 @@ def timed(work: Callable[[], Any], times: int = 1, parts: int = 1) -> Candidate:
 def take_turns(
   candidates: Mapping[str, Candidate], *, repetitions: int, warm_up: int
 ) -> dict[str, list[float]]:
-  """Measures candidates in turn and says how long each took.
+  """Time candidates in turn and print the seconds of each.
 
   Args:
     candidates: Candidates by name.
     repetitions: Turns of each that count.
-    warm_up: Turns of each before, which do not count.
+    warm_up: Uncounted turns of each before those.
 
   Returns:
-    The seconds of each turn that counts, by name.
+    The seconds of each counted turn, by name.
   """
   seconds: dict[str, list[float]] = {name: [] for name in candidates}
   for turn in range(warm_up + repetitions):
@@ -146,7 +146,7 @@ def take_turns(
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-  """The lower and the upper quartile."""
+  """Return the lower and the upper quartile."""
   low, high = np.quantile(values, [0.25, 0.75])
   return float(low), float(high)
 
@@ -154,15 +154,15 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 def ratio(
   seconds: Mapping[str, Sequence[float]], of: str, to: str, goal: str = ''
 ) -> float:
-  """Says and returns how many times as long one candidate took as another.
+  """Print and return how many times as long one candidate took as another.
 
-  It is the median, over the turns, of the ratio within a turn.
+  The ratio is the median, over the turns, of the ratio within a turn.
 
   Args:
-    seconds: What `take_turns` returned.
+    seconds: The result of `take_turns`.
     of: The numerator.
     to: The denominator.
-    goal: What the ratio should be.
+    goal: Target for the ratio, to be printed.
   """
   ratios = [a / b for a, b in zip(seconds[of], seconds[to], strict=True)]
   low, high = quartiles(ratios)
@@ -173,7 +173,7 @@ def ratio(
 
 
 def fastest(seconds: Mapping[str, Sequence[float]], *names: str) -> str:
-  """The name of the candidate with the least median."""
+  """Return the name of the candidate with the least median."""
   return min(names, key=lambda name: statistics.median(seconds[name]))
 
 
@@ -181,10 +181,10 @@ def fastest(seconds: Mapping[str, Sequence[float]], *names: str) -> str:
 
 
 class Floor(NamedTuple):
-  """The least that some work can take.
+  """Lower bound of some work.
 
   Attributes:
-    bytes_moved: Bytes that it must read and write.
+    bytes_moved: Bytes that must be read and written.
     operations: Additions and multiplications.
   """
 
@@ -198,30 +198,30 @@ class Floor(NamedTuple):
 
 
 class Rates(NamedTuple):
-  """What this machine can do in a second, on all cores.
+  """Throughput of this machine per second, on all cores.
 
   Attributes:
     bytes_moved: Bytes read and written by copying arrays.
-    operations: Additions and multiplications of a product of matrices.
+    operations: Additions and multiplications in a matrix product.
   """
 
   bytes_moved: float
   operations: float
 
   def least_seconds(self, floor: Floor) -> float:
-    """The time that the floor takes, if reading and computing overlap."""
+    """Return the floor's seconds if memory access and computing overlap."""
     return max(
       floor.bytes_moved / self.bytes_moved, floor.operations / self.operations
     )
 
 
 def rates(array_bytes: int, seconds: float = 0.5) -> Rates:
-  """Measures what this machine can do; the best of many short attempts.
+  """Measure this machine's throughput: the best of many short attempts.
 
   Args:
-    array_bytes: The size of the arrays to copy: what fits into a cache moves
-      faster.
-    seconds: How long to measure each of the two.
+    array_bytes: The size of the arrays to copy; arrays that fit into a cache
+      move faster.
+    seconds: Time to spend on each of the two rates.
   """
   cores = len(os.sched_getaffinity(0))
   size = 512
@@ -248,13 +248,13 @@ def rates(array_bytes: int, seconds: float = 0.5) -> Rates:
 
 
 def say_floor(what: str, floor: Floor, machine: Rates, measured: float) -> None:
-  """Says a floor, the time it takes here, and how far above it we are.
+  """Print a floor, its time on this machine, and the measured multiple of it.
 
   Args:
-    what: What the floor is of.
-    floor: The floor.
-    machine: What this machine can do.
-    measured: Seconds that were measured.
+    what: Name of the work.
+    floor: The work's floor.
+    machine: Rates of this machine.
+    measured: Measured seconds.
   """
   least = machine.least_seconds(floor)
   say(
@@ -270,7 +270,7 @@ def say_floor(what: str, floor: Floor, machine: Rates, measured: float) -> None:
 
 
 def tree_memory() -> int:
-  """Resident bytes of this process and of all processes below it."""
+  """Return the resident bytes of this process and its descendants."""
   process = psutil.Process()
   total = process.memory_info().rss
   for child in process.children(recursive=True):
@@ -280,13 +280,13 @@ def tree_memory() -> int:
 
 
 def forget_peak() -> None:
-  """Lets the peak of this process begin anew, where the system can do that."""
+  """Reset this process's peak memory, where the system supports it."""
   with contextlib.suppress(OSError):
     pathlib.Path('/proc/self/clear_refs').write_text('5')
 
 
 def peak_memory() -> int:
-  """The most resident bytes of this process since its peak was forgotten."""
+  """Return this process's peak resident bytes since `forget_peak`."""
   for line in pathlib.Path('/proc/self/status').read_text().splitlines():
     if line.startswith('VmHWM'):
       return 1024 * int(line.split()[1])
@@ -294,7 +294,7 @@ def peak_memory() -> int:
 
 
 def in_mib(size: float) -> str:
-  """Bytes as mebibytes."""
+  """Format bytes as mebibytes."""
   return f'{size / 2**20:.1f} MiB'
 
 
@@ -303,7 +303,7 @@ def in_mib(size: float) -> str:
 
 @contextlib.contextmanager
 def ending_children() -> Iterator[None]:
-  """Ends what is still running below this process when the context ends.
+  """Kill child processes started in the context when it ends.
 
   The worker that TFF's stock runtime starts would outlive Python.
   """
@@ -318,7 +318,7 @@ def ending_children() -> Iterator[None]:
 
 
 def new_process(*command: str) -> tuple[float, str]:
-  """Runs Python; returns the seconds and the last line that it wrote."""
+  """Run Python and return the seconds and the last line of its output."""
   started = time.monotonic()
   done = subprocess.run(
     [sys.executable, *command],
@@ -332,16 +332,16 @@ def new_process(*command: str) -> tuple[float, str]:
 
 
 class Worker:
-  """A process of its own that does its work whenever it is asked.
+  """Child process that does its work on request.
 
-  For candidates that cannot share a process: threads of kernels are set once
-  in a process, and its peak memory never falls.
+  For candidates that cannot share a process: the number of kernel threads is
+  fixed once per process, and peak memory never falls.
   """
 
   def __init__(
     self, module: str, *arguments: str, python: str = sys.executable
   ):
-    """Starts `python -m module arguments`, whose `main` calls `serve`."""
+    """Start `python -m module arguments`, whose `main` calls `serve`."""
     self._process = subprocess.Popen(
       [python, '-m', module, *arguments],
       cwd=ROOT,
@@ -351,10 +351,10 @@ class Worker:
     )
 
   def ask(self, request: str) -> dict[str, Any]:
-    """Returns the answer to a request.
+    """Return the answer to a request.
 
     Raises:
-      BenchmarkError: If the worker has ended; it said why.
+      BenchmarkError: If the worker has ended; its output says why.
     """
     try:
       if self._process.stdin and self._process.stdout:
@@ -370,11 +370,11 @@ class Worker:
     )
 
   def turn(self) -> float:
-    """A candidate: the worker does its work once."""
+    """Have the worker do its work once; a candidate."""
     return float(self.ask('turn')['seconds'])
 
   def close(self) -> None:
-    """Ends the worker."""
+    """End the worker."""
     for pipe in (self._process.stdin, self._process.stdout):
       if pipe:
         pipe.close()
@@ -385,7 +385,7 @@ class Worker:
 def workers(
   module: str, arguments: Mapping[str, Sequence[str]]
 ) -> Iterator[dict[str, Worker]]:
-  """Starts workers, one after the other, and ends them with the context.
+  """Start workers one after the other and end them with the context.
 
   Args:
     module: The module that they run.
@@ -406,13 +406,13 @@ Answers: TypeAlias = Mapping[str, Callable[[], Mapping[str, Any]]]
 
 
 def serve(prepare: Callable[[], Answers]) -> NoReturn:
-  """Answers requests of the `Worker` that started this process.
+  """Answer requests of the `Worker` that started this process.
 
-  Nothing but answers reaches the standard output.
+  Only answers reach the standard output.
 
   Args:
-    prepare: Makes ready and returns, for each request, the function that
-      answers it. To 'ready' there always is an answer.
+    prepare: Sets up and returns the function that answers each request, by
+      name. 'ready' is always answered.
   """
   replies = os.fdopen(os.dup(sys.stdout.fileno()), 'w')
   sys.stdout.flush()
@@ -431,12 +431,12 @@ def serve(prepare: Callable[[], Answers]) -> NoReturn:
 
 
 class Run:
-  """A training run, round by round, as `tff_partial.train` makes them.
+  """Training run, round by round, with the same steps as `tff_partial.train`.
 
   Attributes:
     state: The server's state.
-    round: How many rounds were run.
-    metrics: Those of the last round.
+    round: Number of rounds run.
+    metrics: Metrics of the last round.
   """
 
   def __init__(
@@ -448,7 +448,7 @@ class Run:
     seed: int = 0,
     store: Any = None,
   ):
-    """Makes the first state.
+    """Set up the run and its first state.
 
     Args:
       process: A `PartialProcess`.
@@ -456,7 +456,7 @@ class Run:
       clients_per_round: The size of a cohort.
       context: The runtime; must stay open.
       seed: The run's seed.
-      store: A `ClientStore`; None if clients remember nothing.
+      store: A `ClientStore`; None if clients keep no state.
     """
     from tff_partial.training.participation import sampling
 
@@ -471,7 +471,7 @@ class Run:
       self.state = process.initialize()
 
   def step(self) -> None:
-    """Does a round, from choosing the cohort to weights and metrics."""
+    """Run a round, from choosing the cohort to weights and metrics."""
     from tff_partial.training import metrics_log
 
     number = self.round + 1
@@ -490,13 +490,13 @@ class Run:
     self.metrics = metrics_log.flatten(output.metrics)
 
   def weights(self) -> Any:
-    """The model's weights at the server."""
+    """Return the model's weights at the server."""
     with installed(self._context):
       return self._process.get_model_weights(self.state)
 
 
 def installed(context: Any) -> Any:
-  """Within the result, computations run in `context`, which stays open."""
+  """Return a context manager that runs computations in `context`."""
   import tensorflow_federated as tff
 
   return tff.framework.get_context_stack().install(context)

@@ -1,11 +1,11 @@
-"""Clients on disk: rounds out of ten thousand to a million of them.
+"""Clients on disk: rounds drawn from ten thousand to a million of them.
 
 Invented clients of MovieLens's shape with 20 to 200 ratings each, written to
-folders (`tff_partial.write_clients`); FURL with a vector of 50 numbers that
-each client has kept, in a store in a file; 1,000 clients a round. Seconds a
-round should not depend on the population, nor memory on how many rounds there
-were. Each setting has a process of its own, which waits while the others do
-their round. With Ray, two workers read the clients that they run.
+folders (`tff_partial.write_clients`); FURL, where each client keeps a vector of
+50 numbers in a store on disk; 1,000 clients a round. Seconds a round should not
+depend on the population, nor memory on the number of rounds. Each setting has
+its own process, which waits while the others run their round. With Ray, two
+workers read the clients that they run.
 
   python -m benchmarks.million_clients
   .venv-ray/bin/python -m benchmarks.million_clients --runtime=ray
@@ -33,7 +33,7 @@ SAID_EVERY = 50
 
 
 def build() -> Any:
-  """The process: items are shared, each client keeps its vector."""
+  """Build the process: items are shared, each client keeps its vector."""
   import tensorflow as tf
 
   from tasks.movielens import models as movielens_models
@@ -55,7 +55,7 @@ def build() -> Any:
 
 
 def invented(number: int) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-  """Clients and their ratings, always the same."""
+  """Yield clients with invented ratings, the same at each call."""
   draw = np.random.default_rng(0)
   for client in range(number):
     count = draw.integers(MIN_EXAMPLES, MAX_EXAMPLES, endpoint=True)
@@ -69,7 +69,7 @@ def invented(number: int) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
 
 
 def write(folder: pathlib.Path, number: int, example_spec: Any) -> None:
-  """Writes a population, unless it is there."""
+  """Write a population unless it exists."""
   import tff_partial
 
   if folder.exists():
@@ -85,11 +85,11 @@ def write(folder: pathlib.Path, number: int, example_spec: Any) -> None:
 
 
 def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
-  """Makes one setting ready for the program that compares them.
+  """Prepare one setting for the comparing process.
 
   Args:
     options: The arguments of the program.
-    stack: Ends the runtime.
+    stack: Closes store and runtime.
   """
   from benchmarks import stateful_round
   import tff_partial
@@ -105,7 +105,7 @@ def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
   temporary = stack.enter_context(tempfile.TemporaryDirectory())
   store = client_store.ClientStore(process.initialize_client, folder=temporary)
   stack.callback(store.close)
-  # A client that never took part costs more: what it remembers is drawn.
+  # Drawing a new client's first state would cost more.
   stateful_round.fill(store, list(clients.client_ids))
   context = stack.enter_context(
     runtimes.ray(workers=2, jit=True)
@@ -120,7 +120,7 @@ def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
     started = time.perf_counter()
     run.step()
     seconds = time.perf_counter() - started
-    # Until it is saved it is in memory, and of few clients soon all would be.
+    # Unsaved states are in memory: with few clients, soon those of all.
     store.save(run.round)
     return {'seconds': seconds}
 
@@ -128,7 +128,7 @@ def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
 
 
 def _memory() -> dict[str, float]:
-  """Resident bytes of the process that drives, and of each that runs shards."""
+  """Return resident bytes of the driver and of each Ray worker."""
   process = psutil.Process()
   found = {'driver': process.memory_info().rss}
   workers = []
@@ -141,7 +141,7 @@ def _memory() -> dict[str, float]:
 
 
 def sweep(options: Any, folder: str, runtime: str) -> None:
-  """Compares populations under a runtime, then runs the largest on."""
+  """Compare populations under a runtime, then continue with the largest."""
   populations = options.populations
   names = {number: f'{number:,}' for number in populations}
   arguments = {
@@ -190,7 +190,7 @@ def sweep(options: Any, folder: str, runtime: str) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and compare, or serve one setting."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add(

@@ -1,9 +1,9 @@
 """Federated averaging of a convolutional network on MNIST: one round.
 
 50 clients of 100 images in batches of 20; two convolutions (3x3x32, 3x3x64), a
-2x2 pool, dense 128, dense 10. Ours against bare TensorFlow loops that take the
-same steps and no more, and against stock TFF. Each stands in a process of its
-own, because the number of threads in a kernel is set once in a process.
+2x2 pool, dense 128, dense 10. Ours against bare TensorFlow loops that take only
+the same steps, and against stock TFF. Each has its own process, because the
+number of kernel threads is fixed once per process.
 
   python -m benchmarks.mnist_cnn
 """
@@ -36,7 +36,7 @@ BATCH_SIZE = 20
 
 
 def build_network() -> Any:
-  """The network, without a softmax; it takes images as they are stored."""
+  """Build the network, without a softmax; it takes images as stored."""
   import tensorflow as tf
 
   layers = tf.keras.layers
@@ -55,7 +55,7 @@ def build_network() -> Any:
 
 
 def images(number: int) -> tuple[np.ndarray, np.ndarray, str]:
-  """Images, uint8, their labels, and where they come from."""
+  """Return images, uint8, their labels, and the name of their source."""
   folder = pathlib.Path(os.environ.get('TFF_PARTIAL_DATA_DIR', '')) / 'emnist'
   try:
     x = _read_idx(folder / 'train-images-idx3-ubyte.gz', number)
@@ -80,7 +80,7 @@ def _read_idx(path: pathlib.Path, number: int) -> np.ndarray:
 
 
 def client_data(population: int) -> tuple[np.ndarray, np.ndarray]:
-  """Images and labels by client, `[clients, examples, ...]`."""
+  """Return images and labels by client, `[clients, examples, ...]`."""
   x, y, source = images(population * CLIENT_EXAMPLES)
   measuring.say(f'{source}: {len(x)} images.')
   number = len(x) // CLIENT_EXAMPLES
@@ -93,17 +93,17 @@ def client_data(population: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cohorts(population: int, clients_per_round: int) -> Iterator[list[int]]:
-  """Client numbers, round by round; the same for all candidates."""
+  """Yield client numbers, round by round; the same for all candidates."""
   draw = np.random.default_rng(1)
   while True:
     yield draw.choice(population, clients_per_round, replace=False).tolist()
 
 
-# ---- what is compared: each returns a function that does a round -------------
+# ---- candidates: each returns a function that runs a round -------------------
 
 
 def our_model() -> Any:
-  """The network as a model of ours."""
+  """Build the network as a `PartialModel`."""
   import tensorflow as tf
 
   import tff_partial
@@ -116,7 +116,7 @@ def our_model() -> Any:
 
 
 def our_clients(process: Any, population: int) -> Any:
-  """Clients for a process of that model."""
+  """Pack clients for a process of that model."""
   import tff_partial
 
   x, y = client_data(population)
@@ -127,7 +127,7 @@ def our_clients(process: Any, population: int) -> Any:
 
 
 def our_process() -> Any:
-  """Federated averaging as a composition of ours."""
+  """Build federated averaging with our library."""
   import tensorflow_federated as tff
 
   import tff_partial
@@ -149,7 +149,7 @@ def our_process() -> Any:
 
 
 def our_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
-  """Federated averaging in the cohort runtime."""
+  """Set up federated averaging in the cohort runtime."""
   from tff_partial import runtimes
 
   process = our_process()
@@ -167,7 +167,7 @@ def our_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
 
 
 def stock_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
-  """`tff.learning.algorithms.build_weighted_fed_avg`, its data sets made."""
+  """Set up `build_weighted_fed_avg` of TFF, with data sets made beforehand."""
   import tensorflow as tf
   import tensorflow_federated as tff
 
@@ -207,7 +207,7 @@ def stock_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
 
 
 def bare_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
-  """Keras models, gradients and assignments, and the mean of the changes."""
+  """Set up bare Keras models, gradients, assignments and a mean of updates."""
   import tensorflow as tf
 
   single = options.worker == BY_CLIENT
@@ -271,7 +271,7 @@ def bare_round(options: Any, stack: contextlib.ExitStack) -> Callable[[], Any]:
 
 
 def serve(options: Any) -> None:
-  """Does rounds of one candidate for the program that compares them."""
+  """Run rounds of one candidate for the comparing process."""
   import tensorflow as tf
 
   if options.worker in SINGLE_THREADED:
@@ -296,15 +296,15 @@ def serve(options: Any) -> None:
 
 
 def floor(clients_per_round: int) -> measuring.Floor:
-  """The least that a round takes."""
+  """Return the lower bound of a round."""
   # Multiply-adds of an example: two convolutions and two dense layers.
   first = 26 * 26 * 9 * 32
   others = 24 * 24 * 9 * 32 * 64 + 12 * 12 * 64 * 128 + 128 * 10
-  # Forward, by the weights, by the inputs; images need no derivative.
+  # Forward, by the weights, by the inputs; images need no gradient.
   example = 2 * (2 * first + 3 * others)
   weights = 4 * (9 * 32 + 32 + 9 * 32 * 64 + 64 + 9216 * 128 + 128 + 1290)
   steps = CLIENT_EXAMPLES // BATCH_SIZE
-  # A step reads the weights twice (there and back), writes a gradient, and
+  # A step reads the weights twice (forward and backward), writes a gradient and
   # subtracts it; a client copies, subtracts and adds to a sum.
   client = weights * (steps * 6 + 8) + CLIENT_EXAMPLES * 28 * 28
   return measuring.Floor(
@@ -313,7 +313,7 @@ def floor(clients_per_round: int) -> measuring.Floor:
 
 
 def compare(options: Any) -> None:
-  """Measures rounds in turn."""
+  """Time rounds in turn."""
   measuring.begin('MNIST, federated averaging of a CNN, one round')
   names = [name for name in CANDIDATES if options.stock or name != STOCK]
   shared = [
@@ -323,7 +323,7 @@ def compare(options: Any) -> None:
   ]
   arguments = {name: [f'--worker={name}', *shared] for name in names}
   with measuring.workers('benchmarks.mnist_cnn', arguments) as started:
-    # Traced, compiled and, by ours, measured with XLA and without.
+    # Traced, compiled and, for ours, timed with XLA and without.
     first = {name: [worker.turn()] for name, worker in started.items()}
     seconds = measuring.take_turns(
       {name: worker.turn for name, worker in started.items()},
@@ -358,7 +358,7 @@ def compare(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and compare, or serve one candidate."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=7, help='turns of each that count')

@@ -1,9 +1,9 @@
 """A round of MovieLens 1M: the cohort runtime against stock TFF and native.
 
 The paper's recipe: a Keras model, 100 clients a round. All train on the same
-clients and batches from the same first item vectors. A round counts from
-choosing the cohort to having the new weights and metrics. Stock TFF finds each
-client's `tf.data.Dataset` made and waiting.
+clients and batches from the same initial item vectors. A round is timed from
+choosing the cohort to the new weights and metrics. For stock TFF, each client's
+`tf.data.Dataset` is made beforehand.
 
   python -m benchmarks.movielens_round
   python -m benchmarks.movielens_round --full   # 500 rounds, start to result
@@ -40,19 +40,19 @@ class StockRun:
 
   Attributes:
     state: The server's state.
-    round: How many rounds were run.
+    round: Number of rounds run.
   """
 
   def __init__(
     self, paper: recipe.Recipe, sampler: Any, first: Any, context: Any
   ):
-    """Builds the process and gives it our first weights.
+    """Build the process and set our initial weights.
 
     Args:
       paper: The recipe.
       sampler: Chooses the cohorts.
-      first: Our first weights, `ModelWeights`.
-      context: TFF's own native runtime.
+      first: Our initial weights, `ModelWeights`.
+      context: TFF's native runtime.
     """
     self._paper, self._sampler, self._context = paper, sampler, context
     self._datasets: dict[str, Any] = {}
@@ -69,13 +69,13 @@ class StockRun:
       )
 
   def prepare(self) -> None:
-    """Makes the data sets of the next round's clients."""
+    """Make the data sets of the next round's clients."""
     for client in self._sampler.cohort(self.round + 1):
       if client not in self._datasets:
         self._datasets[client] = self._dataset(client)
 
   def step(self) -> None:
-    """Does a round."""
+    """Run a round."""
     number = self.round + 1
     ids = self._sampler.cohort(number)
     with measuring.installed(self._context):
@@ -86,7 +86,7 @@ class StockRun:
     metrics_log.flatten(output.metrics)
 
   def weights(self) -> Any:
-    """The item vectors."""
+    """Return the item vectors."""
     with measuring.installed(self._context):
       return self.process.get_model_weights(self.state).trainable[0]
 
@@ -110,8 +110,8 @@ def _stock_process(paper: recipe.Recipe) -> Any:
   )
 
   def drawn_by_each(next_creator: Any, **request: Any) -> Any:
-    # Keras fixes the seed of an initializer when it is traced, so that in stock
-    # TFF all clients of all rounds would start from one and the same vector.
+    # Keras fixes an initializer's seed when it is traced, so that in stock TFF
+    # all clients of all rounds would start from the same vector.
     if request.get('name') == 'vector':
       scale = settings['initial_scale']
       request['initial_value'] = lambda: tf.random.uniform(
@@ -154,7 +154,7 @@ def _stock_process(paper: recipe.Recipe) -> Any:
 
 
 def compare(options: Any) -> None:
-  """Measures rounds in turn, then what the models have learned."""
+  """Time rounds in turn, then compare the trained models."""
   measuring.begin("MovieLens, the paper's recipe, one round")
   paper = recipe.load(f'--clients_per_round={options.clients_per_round}')
   process, clients = paper.trainable.process, paper.clients
@@ -233,7 +233,7 @@ def compare(options: Any) -> None:
 
 
 def _with_items(weights: Any, items: Any) -> Any:
-  """Our weights with other item vectors."""
+  """Return our weights with other item vectors."""
   (name,) = weights.trainable['global']
   trainable = collections.OrderedDict(
     {'global': collections.OrderedDict({name: items})}
@@ -253,7 +253,7 @@ def _say_test(paper: recipe.Recipe, name: str, weights: Any) -> None:
 
 
 def train_fully(options: Any) -> None:
-  """Times the training binary from process start to `result.json`."""
+  """Time the training program from process start to `result.json`."""
   measuring.begin(
     f'MovieLens, {options.full_rounds} rounds with evaluation every 50, from '
     'process start to result.json'
@@ -282,7 +282,7 @@ def train_fully(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--rounds', type=int, default=30, help='rounds that stock TFF trains')

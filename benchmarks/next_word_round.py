@@ -1,12 +1,12 @@
 """A round of next words: the cohort runtime, stock TFF, and pfl-research.
 
 Federated averaging of the LSTM of the task `next_word` in its default size: 16
-clients of 8 batches of 16 sentences, all of the same first weights. Each
-candidate has a process of its own and as many threads as it likes. That all
-have the same weights after a round is checked first. Stock TFF is
-`build_weighted_fed_avg` on the native context; pfl-research is its
-`FederatedAveraging` of a Keras model on `SimulatedBackend`, if it is installed
-or lies in a folder, into which pip installs it beside the project:
+clients of 8 batches of 16 sentences, all from the same initial weights. Each
+candidate has its own process and chooses its number of threads. All must have
+the same weights after a round; this is checked first. Stock TFF is
+`build_weighted_fed_avg` on the native context; pfl-research is
+`FederatedAveraging` of a Keras model on `SimulatedBackend`, if it is installed,
+or in a folder into which pip installs it separately:
 
   python -m benchmarks.next_word_round
   pip install --no-deps --target=DIR pfl multiprocess dill prv-accountant
@@ -36,40 +36,40 @@ from tff_partial import runtimes
 OURS, STOCK, PFL = 'ours, cohort', 'stock TFF', 'pfl-research'
 FIRST = 'first'
 
-# Does a round.
+# Runs a round.
 Step = Callable[[], Any]
-# What the weights are after all rounds so far, in the order of the model.
+# Returns the weights after all rounds so far, in the model's order.
 Weights = Callable[[], list[np.ndarray]]
 
 
 def loss() -> tf.keras.losses.Loss:
-  """What all candidates train on."""
+  """Return the training loss of all candidates."""
   return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def file_of(options: argparse.Namespace, name: str) -> pathlib.Path:
-  """Where weights are left: the first ones, or a candidate's."""
+  """Return the file of the initial weights, or of a candidate's."""
   return pathlib.Path(options.folder) / f'{name}.npz'
 
 
 def save(path: pathlib.Path, weights: list[np.ndarray]) -> None:
-  """Leaves weights for the program that compares."""
+  """Save weights for the comparing process."""
   np.savez(path, *weights)
 
 
 def load(path: pathlib.Path) -> list[np.ndarray]:
-  """Reads what `save` left."""
+  """Load the weights written by `save`."""
   with np.load(path) as arrays:
     return list(arrays.values())
 
 
-# ---- what is compared: each returns a round, and the weights -----------------
+# ---- candidates: each returns a round, and the weights -----------------------
 
 
 def our_round(
   options: argparse.Namespace, stack: contextlib.ExitStack
 ) -> tuple[Step, Weights]:
-  """The cohort runtime. Its first weights are those of all."""
+  """Set up the cohort runtime and save its first weights for all."""
   runtimes.cores_for_clients()
   context = stack.enter_context(runtimes.cohort(jit=True))
   run = lstm_step.our_run(
@@ -86,12 +86,12 @@ def our_round(
 def stock_round(
   options: argparse.Namespace, stack: contextlib.ExitStack
 ) -> tuple[Step, Weights]:
-  """`tff.learning.algorithms.build_weighted_fed_avg`, its data sets made."""
+  """Set up `build_weighted_fed_avg` of TFF, with data sets made beforehand."""
   stack.enter_context(measuring.ending_children())
   spec = tf.TensorSpec([None, options.tokens], tf.int32)
 
   def model() -> tff.learning.models.VariableModel:
-    # A functional model of TFF's would not find the input of our recurrence.
+    # A functional model in TFF would not find the input of our recurrence.
     return tff.learning.models.from_keras_model(
       next_word_step.build_network(options), loss(), (spec, spec)
     )
@@ -127,8 +127,8 @@ def stock_round(
 def pfl_round(
   options: argparse.Namespace, stack: contextlib.ExitStack
 ) -> tuple[Step, Weights]:
-  """pfl-research, whose clients train one after the other on all cores."""
-  del stack  # Nothing is to be ended.
+  """Set up pfl-research, which trains clients one by one on all cores."""
+  del stack  # There is nothing to close.
   if options.pfl:
     sys.path.append(options.pfl)
   from pfl.aggregate.simulate import SimulatedBackend
@@ -168,7 +168,7 @@ def pfl_round(
   def step() -> None:
     nonlocal done
     done += 1
-    # Goes on to the round of this number. Nobody is measured.
+    # Runs up to this round, without evaluation.
     rounds = NNAlgorithmParams(
       central_num_iterations=done,
       evaluation_frequency=sys.maxsize,
@@ -189,7 +189,7 @@ MAKERS: Mapping[
 
 
 def serve(options: argparse.Namespace) -> None:
-  """Does rounds of one candidate for the program that compares them."""
+  """Run rounds of one candidate for the comparing process."""
   with contextlib.ExitStack() as stack:
 
     def prepare() -> measuring.Answers:
@@ -206,7 +206,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def has_pfl(options: argparse.Namespace) -> bool:
-  """Whether pfl-research can be measured."""
+  """Return True if pfl-research can be imported."""
   folder = pathlib.Path(options.pfl) / 'pfl' if options.pfl else None
   if folder and not folder.is_dir():
     raise measuring.BenchmarkError(
@@ -218,7 +218,7 @@ def has_pfl(options: argparse.Namespace) -> bool:
 def check_same(
   options: argparse.Namespace, started: Mapping[str, measuring.Worker]
 ) -> None:
-  """Compares the weights of all after their first round.
+  """Compare the weights of all after their first round.
 
   Raises:
     BenchmarkError: If they differ by more than rounding.
@@ -242,7 +242,7 @@ def check_same(
 
 
 def compare(options: argparse.Namespace) -> None:
-  """Measures rounds in turn."""
+  """Time rounds in turn."""
   measuring.begin('A round of the LSTM of next words')
   names = [name for name in MAKERS if name != PFL or has_pfl(options)]
   if PFL not in names:
@@ -281,7 +281,7 @@ _SIZES = {
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and compare, or serve one candidate."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

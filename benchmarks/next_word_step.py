@@ -1,10 +1,10 @@
-"""A step of the models of next words: the cohort runtime against a bare step.
+"""A step of the next-word models: the cohort runtime against a bare step.
 
 The models are those of the task `next_word`: an LSTM and a causal transformer
-of the default sizes. A round of one client that takes some steps against the
-same steps of the same Keras model by a function that XLA compiles and that does
-nothing else, once as a call a step and once as a call for all. Prints tokens a
-second, too, on all cores: of one client, and of a round of many.
+of the default sizes. A round of one client that takes some steps, against the
+same steps of the same Keras model in an XLA-compiled function that does nothing
+else, with one call per step or one for all. Also prints tokens a second on all
+cores: for one client, and for a round of many.
 
   python -m benchmarks.next_word_step
 """
@@ -27,7 +27,7 @@ MANY = 'ours, many clients'
 
 
 def build_network(options: Any) -> Any:
-  """The model, of as many output classes as tokens."""
+  """Build the model, with as many output classes as tokens."""
   return models.build_next_word_model(
     Tokens(options.vocabulary, options.buckets),
     options.tokens,
@@ -38,11 +38,11 @@ def build_network(options: Any) -> Any:
 def bare_steps(
   options: Any, first: Mapping[str, np.ndarray]
 ) -> dict[str, Callable[[], Mapping[str, Any]]]:
-  """The same steps and nothing else, compiled by XLA.
+  """Return the same steps and nothing else, compiled by XLA.
 
   Args:
     options: The arguments of the program.
-    first: The first weights, by name.
+    first: The initial weights, by name.
 
   Returns:
     Functions that take the steps of a round and return the new weights.
@@ -99,7 +99,7 @@ def bare_steps(
 
 
 def check_same(run: measuring.Run, bare: Mapping[str, Callable]) -> None:
-  """Takes a round of each and compares the weights.
+  """Run a round of each and compare the weights.
 
   Raises:
     BenchmarkError: If they differ by more than rounding.
@@ -117,7 +117,7 @@ def check_same(run: measuring.Run, bare: Mapping[str, Callable]) -> None:
 
 
 def compare(options: Any, jitted: Any) -> None:
-  """Compares one architecture, and says how many tokens a second it reads."""
+  """Compare one architecture and print its tokens a second."""
   measuring.say(f'\n{options.architecture}:')
   run = lstm_step.our_run(options, jitted, build=build_network)
   bare = bare_steps(options, run.weights().trainable['global'])
@@ -143,7 +143,7 @@ def compare(options: Any, jitted: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

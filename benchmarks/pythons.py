@@ -1,7 +1,7 @@
-"""A round of MovieLens 1M under one Python against the same under another.
+"""A round of MovieLens 1M under one Python version against another.
 
-Each Python has an environment (`make env PYTHON=...`) in a clone of its own,
-and a process that stays; the processes take turns.
+Each Python has an environment (`make env PYTHON=...`) in its own clone, and one
+process; the processes take turns.
 
   python -m benchmarks.pythons --other=CLONE/.venv/bin/python
 """
@@ -25,7 +25,7 @@ _TURN = 'turn\n'
 
 
 def serve(rounds: int, clients_per_round: int) -> None:
-  """Does some rounds for each line that it reads, and says their median."""
+  """Run some rounds for each input line and print their median seconds."""
   paper = recipe.load(f'--clients_per_round={clients_per_round}')
   with runtimes.cohort(jit=paper.jit) as context:
     run = measuring.Run(
@@ -42,10 +42,10 @@ def serve(rounds: int, clients_per_round: int) -> None:
 
 
 class _Server:
-  """A process that does rounds when it is asked."""
+  """Child process that runs rounds on request."""
 
   def __init__(self, python: str, options: Any, stack: contextlib.ExitStack):
-    """Starts it, and waits until it is ready."""
+    """Start the process and wait until it is ready."""
     command = [python, '-m', 'benchmarks.pythons', '--serve']
     command += [f'--rounds={options.rounds}']
     command += [f'--clients_per_round={options.clients_per_round}']
@@ -53,7 +53,7 @@ class _Server:
       subprocess.Popen(
         command,
         cwd=measuring.ROOT,
-        # The same sources, whatever the other environment has installed.
+        # The same sources, regardless of the other environment's packages.
         env={**os.environ, 'PYTHONPATH': str(measuring.ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -71,14 +71,14 @@ class _Server:
     return line
 
   def turn(self) -> float:
-    """Has it do its rounds, and returns their median in seconds."""
+    """Have it run its rounds and return their median in seconds."""
     self._process.stdin.write(_TURN)
     self._process.stdin.flush()
     return float(self._read())
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--other', help='the interpreter of the other environment')

@@ -1,11 +1,11 @@
-"""Processes killed at random moments while a run goes on, on the Ray runtime.
+"""Processes killed at random moments during runs on the Ray runtime.
 
-FedRecon, FURL and Ditto, whose clients are read from a folder by the workers
-that run them. Workers and a machine's whole node are killed while the run goes
-on; the driver is killed and started again, and goes on from its checkpoint.
-In the end weights and what clients remember are compared with those of an
-undisturbed run of the cohort runtime, bit by bit, and nothing that was started
-may be left. Needs Ray; `make ray` makes .venv-ray, which has it.
+FedRecon, FURL and Ditto, whose workers read their clients from a folder.
+Workers and a machine's whole node are killed during the run; the driver is
+killed and restarted, and resumes from its checkpoint. In the end, weights and
+client states must equal those of an undisturbed run of the cohort runtime, bit
+for bit, and no started process may be left. Needs Ray; `make ray` makes
+.venv-ray, which has it.
 
   .venv-ray/bin/python -m benchmarks.ray_kills
 """
@@ -33,7 +33,7 @@ METHODS = ('fed_recon', 'furl', 'ditto')
 WORKERS, DRIVER, NODE = 'workers', 'driver', 'node'
 
 _CLIENTS, _ITEMS, _FACTORS = 400, 200, 8
-# Ray's own agents try for a minute to tell the driver that it is dead.
+# After the driver's death, Ray's agents try for a minute to report it.
 _SECONDS_TO_END = 150.0
 
 
@@ -50,7 +50,7 @@ def _build_keras_model() -> Any:
 
 
 def build(method: str) -> Any:
-  """Builds one of the methods."""
+  """Build the process of one of the methods."""
   import tff_partial
   from tff_partial import algorithms
 
@@ -70,7 +70,7 @@ def build(method: str) -> Any:
 
 
 def _clients(folder: pathlib.Path, process: Any) -> Any:
-  """The clients, written first if they are not there."""
+  """Open the clients, written first if they do not exist."""
   import tff_partial
 
   if not folder.exists():
@@ -87,7 +87,7 @@ def _clients(folder: pathlib.Path, process: Any) -> Any:
 
 
 def train(options: Any) -> str:
-  """Trains, and returns a digest of weights and what clients remember."""
+  """Train and return a digest of the weights and client states."""
   import tensorflow as tf
 
   import tff_partial
@@ -132,10 +132,10 @@ def _say_round(result: Any) -> None:
 
 @contextlib.contextmanager
 def _losing_nodes(options: Any) -> Any:
-  """A cluster of which one of two nodes is lost and replaced again and again.
+  """Start a cluster that repeatedly loses and replaces one of two nodes.
 
   Yields:
-    The address.
+    The cluster's address.
   """
   import ray
   from ray import cluster_utils
@@ -151,7 +151,8 @@ def _losing_nodes(options: Any) -> Any:
     for _ in range(options.kills):
       if is_over.wait(draw.uniform(12.0, 25.0)):
         return
-      # Of all on one host the driver has joined any, and would end with that.
+      # On one host, the driver may have joined any node; losing it ends the
+      # run.
       own = ray.get_runtime_context().get_node_id()
       lost = draw.choice([node for node in nodes if node.node_id != own])
       nodes.remove(lost)
@@ -173,7 +174,7 @@ def _losing_nodes(options: Any) -> Any:
 
 
 class _Disturbed:
-  """A run in a process of its own, and what it has started so far."""
+  """Run in a child process, with its output and its descendants so far."""
 
   def __init__(self, *arguments: str):
     self._errors = tempfile.TemporaryFile('w+')
@@ -195,15 +196,15 @@ class _Disturbed:
 
   @property
   def is_running(self) -> bool:
-    """Whether it has not ended."""
+    """True until the process has ended."""
     return self._process.poll() is None
 
   def is_training(self) -> bool:
-    """Whether a round has been run."""
+    """Return True once a round has been run."""
     return any(line.startswith('round') for line in self.lines)
 
   def look(self) -> list[psutil.Process]:
-    """Notes all processes below it; returns those that run clients."""
+    """Record all descendants and return those that run clients."""
     workers = []
     with contextlib.suppress(psutil.Error):
       for child in psutil.Process(self._process.pid).children(recursive=True):
@@ -214,13 +215,13 @@ class _Disturbed:
     return workers
 
   def kill(self) -> None:
-    """Ends the driver as the system would."""
+    """Kill the driver with SIGKILL."""
     self.look()
     self._process.send_signal(signal.SIGKILL)
     self._process.wait()
 
   def digest(self) -> str:
-    """What the run came to.
+    """Return the digest of a finished run.
 
     Raises:
       BenchmarkError: If it failed.
@@ -242,7 +243,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def _left(seen: set[psutil.Process]) -> list[psutil.Process]:
-  """Which processes are still there after a while."""
+  """Return the processes that are still alive after a while."""
   deadline = time.monotonic() + _SECONDS_TO_END
   while time.monotonic() < deadline:
     if all(map(_has_ended, seen)):
@@ -254,17 +255,17 @@ def _left(seen: set[psutil.Process]) -> list[psutil.Process]:
 def disturb(
   arguments: list[str], what: str, kills: int, draw: random.Random
 ) -> tuple[int, str, set[psutil.Process]]:
-  """Does a run of which processes are killed.
+  """Run the training while killing processes.
 
   Args:
-    arguments: Of the run.
-    what: What is killed.
-    kills: How often.
-    draw: Chooses the moments, and whom it meets.
+    arguments: Arguments of the run.
+    what: The kind of process to kill.
+    kills: Maximum number of kills.
+    draw: Chooses the moments and the victims.
 
   Returns:
-    How often something was killed before the run was over, what the run came
-    to, and all processes that it had started.
+    The number of kills before the run ended, the run's digest, and all
+    processes that it had started.
   """
   run, done = _Disturbed(f'--run={what}', *arguments), 0
   seen: set[psutil.Process] = set()
@@ -289,7 +290,7 @@ def disturb(
 
 
 def main() -> None:
-  """Reads the arguments and kills, or trains."""
+  """Read the arguments and run the benchmark, or one training run."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--kills_of_workers', type=int, default=14, help='for each method')

@@ -1,11 +1,10 @@
-"""Rounds on the Ray runtime, against the cohort runtime on as many cores.
+"""Rounds on the Ray runtime against the cohort runtime on as many cores.
 
 The same rounds by two workers of a Ray cluster on this machine and by two
-threads of the cohort runtime: of convolutions on MNIST (50 clients of 100
-images) without and with memories of clients (Ditto), of an LSTM, of MovieLens
-with more and more clients, and of clients that do nothing. Weights are compared
-first: they are the same bits. Needs Ray; `make ray` makes .venv-ray, which has
-it.
+threads of the cohort runtime: convolutions on MNIST (50 clients of 100 images)
+without and with client states (Ditto), an LSTM, MovieLens with more and more
+clients, and clients that do nothing. Weights are compared first and must be the
+same bits. Needs Ray; `make ray` makes .venv-ray, which has it.
 
   .venv-ray/bin/python -m benchmarks.ray_round
 """
@@ -25,14 +24,14 @@ COHORT, RAY = 'cohort, threads', 'Ray, workers'
 
 
 def mnist(options: Any, context: Any) -> measuring.Run:
-  """Federated averaging of convolutions."""
+  """Build federated averaging of convolutions."""
   process = mnist_cnn.our_process()
   clients = mnist_cnn.our_clients(process, options.population)
   return measuring.Run(process, clients, options.clients_per_round, context)
 
 
 def ditto(options: Any, context: Any) -> measuring.Run:
-  """The same network, and one of each client's own."""
+  """Build Ditto: the same network, and a personal one for each client."""
   import tff_partial
   from tff_partial import algorithms
   from tff_partial.training.client_store import client_store
@@ -52,7 +51,7 @@ def ditto(options: Any, context: Any) -> measuring.Run:
 
 
 def lstm(options: Any, context: Any) -> measuring.Run:
-  """Federated averaging of an LSTM language model of 1,000 words."""
+  """Build federated averaging of an LSTM language model of 1,000 words."""
   from benchmarks import lstm_step
 
   sizes = argparse.Namespace(
@@ -68,7 +67,7 @@ def lstm(options: Any, context: Any) -> measuring.Run:
 
 
 def movielens(number: int) -> Callable[[Any, Any], measuring.Run]:
-  """FedRecon on MovieLens, with a number of clients a round."""
+  """Return a builder of FedRecon on MovieLens with `number` clients a round."""
 
   def run(options: Any, context: Any) -> measuring.Run:
     paper = recipe.load(f'--clients_per_round={number}')
@@ -80,7 +79,7 @@ def movielens(number: int) -> Callable[[Any, Any], measuring.Run]:
 
 
 def empty(context: Any) -> measuring.Candidate:
-  """A round of 50 clients that send a number."""
+  """Return a candidate: a round of 50 clients that send a number."""
   import tensorflow_federated as tff
 
   @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
@@ -97,7 +96,7 @@ def empty(context: Any) -> measuring.Candidate:
 
 
 def compare(name: str, runs: dict[str, measuring.Run], options: Any) -> None:
-  """Compares the weights after a round, then the seconds of rounds."""
+  """Compare the weights after a round, then the seconds of rounds."""
   for run in runs.values():
     run.step()
   one, other = (
@@ -123,7 +122,7 @@ def _leaves(nested: Any) -> Iterator[Any]:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=9, help='turns of each that count')

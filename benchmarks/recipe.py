@@ -1,7 +1,7 @@
-"""A recipe, by default the paper's on MovieLens, as the benchmarks run it.
+"""Recipes as the benchmarks run them, by default the paper's on MovieLens.
 
-Settings come from the flags file that trains the recipe, and task and process
-from what `python -m tasks.train` makes of it.
+Settings come from the recipe's flags file, task and process from `python -m
+tasks.train`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ MOVIELENS = 'movielens_fed_recon'
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """The recipe with its data.
+  """Recipe with its data.
 
   Attributes:
     task: Data and model.
@@ -41,39 +41,39 @@ class Recipe:
 
   @property
   def jit(self) -> Any:
-    """What `tff_partial.runtimes.cohort_runtime.cohort` takes."""
+    """The argument `jit` of `tff_partial.runtimes.cohort`."""
     return {'true': True, 'false': False}.get(self.settings['jit'], 'auto')
 
   @property
   def table_bytes(self) -> int:
-    """The size of the item vectors."""
+    """Size of the item vectors in bytes."""
     return 4 * self.task.ratings.num_items * self.settings['num_factors']
 
 
 def flags_file(name: str = MOVIELENS) -> pathlib.Path:
-  """The file of a recipe's flags."""
+  """Return the path of a recipe's flags file."""
   return measuring.ROOT / 'tasks' / 'recipes' / f'{name}.flags'
 
 
 def read(*arguments: str, name: str = MOVIELENS) -> Config:
-  """Reads the recipe.
+  """Read the recipe.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
-    name: The recipe's.
+    name: The recipe's name.
   """
   return flags.parse([f'--flagfile={flags_file(name)}', *arguments])
 
 
 def load_task(*arguments: str, name: str = MOVIELENS) -> tuple[Config, Any]:
-  """Reads the recipe and loads its task.
+  """Read the recipe and load its task.
 
-  Invented data stand in for the real ones where $TFF_PARTIAL_DATA_DIR does not
-  name a folder that holds them.
+  Uses invented data if $TFF_PARTIAL_DATA_DIR names no folder with the real
+  ones.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
-    name: The recipe's.
+    name: The recipe's name.
   """
   config = read(*arguments, name=name)
   try:
@@ -85,11 +85,11 @@ def load_task(*arguments: str, name: str = MOVIELENS) -> tuple[Config, Any]:
 
 
 def load(*arguments: str, name: str = MOVIELENS) -> Recipe:
-  """Loads the recipe's task and builds its process.
+  """Load the recipe's task and build its process.
 
   Args:
     *arguments: Further flags of `python -m tasks.train`.
-    name: The recipe's.
+    name: The recipe's name.
   """
   config, task = load_task(*arguments, name=name)
   trainable = Trainable(config, task)
@@ -98,7 +98,7 @@ def load(*arguments: str, name: str = MOVIELENS) -> Recipe:
 
 
 def build(model: Any, settings: Mapping[str, Any], **changes: Any) -> Any:
-  """Builds the recipe's process on a model.
+  """Build the recipe's process on a model.
 
   Args:
     model: A `PartialModel`.
@@ -129,7 +129,7 @@ def floors(
   num_items: int,
   cohorts: Iterable[Sequence[Any]],
 ) -> tuple[measuring.Floor, measuring.Floor]:
-  """The least that a round takes, on average over some cohorts.
+  """Return lower bounds of a round, on average over some cohorts.
 
   Args:
     settings: The settings.
@@ -137,9 +137,9 @@ def floors(
     cohorts: The values of the clients of each cohort.
 
   Returns:
-    One floor that touches the rows of the item table that clients use, and one
-    in which each client copies the table, subtracts and sums whole tables. The
-    second is none for clients that send rows.
+    One floor that touches only the rows of the item table that clients use, and
+    one in which each client copies the table and subtracts and sums whole
+    tables. The second does not apply to clients that send rows.
   """
   size, factors = settings['batch_size'], settings['num_factors']
   row, table = 4 * factors, 4 * factors * num_items
@@ -158,8 +158,8 @@ def floors(
         settings['reconstruction_epochs'],
         settings['reconstruction_steps'],
       )
-      # A prediction, its derivatives and a step take 2 operations a factor
-      # each in reconstruction; in the update a derivative is but scaled.
+      # A prediction, its derivatives and a step take 2 operations per factor
+      # each in reconstruction; in the update the derivative is only scaled.
       client = measuring.Floor(
         bytes_moved=support * (row + 12) + len(query) * (2 * row + 12),
         operations=factors * (6 * support + 5 * len(query)),
@@ -182,7 +182,7 @@ def _mean(total: measuring.Floor, number: int) -> measuring.Floor:
 
 
 def _seen(examples: int, size: int, epochs: int, steps: int) -> int:
-  """Examples seen in at most so many steps of at most so many epochs."""
+  """Return the number of examples seen within limits on epochs and steps."""
   per_epoch = -(-examples // size)
   steps = min(steps, epochs * per_epoch)
   whole, rest = divmod(steps, max(per_epoch, 1))

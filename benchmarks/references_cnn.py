@@ -1,14 +1,14 @@
-"""Rounds of a small CNN on MNIST, by several methods: ours against PFLlib.
+"""Rounds of a small CNN on MNIST by several methods: ours against PFLlib.
 
 20 clients, all in each round, batches of 10 in a new order each epoch; two
 convolutions (5x5x32, 5x5x64), each with a 2x2 pool, dense 512, dense 10. Both
-sides have one thread on one and the same core, and take turns. PFLlib measures
-nothing meanwhile, ours its loss.
+sides have one thread on the same core and take turns. During a round ours
+measures its loss; PFLlib measures nothing.
 
   python -m benchmarks.references_cnn --sources=DIR --python=PYTHON
 
-where DIR holds a checkout of PFLlib, and PYTHON is that of an environment with
-what tests/references/requirements.txt lists.
+where DIR holds a checkout of PFLlib, and PYTHON belongs to an environment with
+the packages of tests/references/requirements.txt.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from benchmarks import mnist_cnn
 METHODS = ('FedAvg', 'FedPer', 'FedRep', 'FedProx', 'SCAFFOLD', 'Ditto')
 OURS, PFLLIB = 'ours', 'PFLlib'
 CLIENTS, BATCH_SIZE, RATE, PENALTY = 20, 10, 0.005, 0.1
-# Its servers run one round more than they are told, and want two.
+# Its servers run one round more than requested, and require two.
 _PFLLIB_ROUNDS = 2
 
 
 def _examples(number: int) -> tuple[np.ndarray, np.ndarray]:
-  """Images in [0, 1] and labels by client, `[20, number, ...]`."""
+  """Return images in [0, 1] and labels by client, `[20, number, ...]`."""
   x, y, source = mnist_cnn.images(CLIENTS * number)
   measuring.say(f'{source}: {len(x)} images.')
   shape = (CLIENTS, number)
@@ -97,7 +97,7 @@ def _our_process(method: str) -> Any:
 
 
 class _Memory:
-  """What clients remember, in memory, as `Run` asks for it."""
+  """Client states in memory, with the interface that `Run` requires."""
 
   def __init__(self, first: list[Any]):
     self._kept = first
@@ -187,8 +187,8 @@ def _their_round(
 
 
 def serve(options: Any) -> None:
-  """Does rounds of one side for the program that compares them."""
-  # Before anything starts threads: one core, the same for both.
+  """Run rounds of one side for the comparing process."""
+  # Before anything starts threads: the same single core for both.
   os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
   make = {OURS: _our_round, PFLLIB: _their_round}[options.worker]
 
@@ -201,7 +201,7 @@ def serve(options: Any) -> None:
 
 
 def compare(options: Any) -> None:
-  """Measures rounds of each method in turn."""
+  """Time rounds of each method in turn."""
   measuring.begin('MNIST, 20 clients of a small CNN, one thread: a round')
   source = pathlib.Path(options.sources).resolve() / PFLLIB
   if not options.sources or not source.is_dir():
@@ -243,7 +243,7 @@ def compare(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and compare, or serve one side."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--sources', default='', help='the folder with a checkout of PFLlib')

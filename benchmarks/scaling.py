@@ -2,10 +2,10 @@
 
 Invented clients of MovieLens's shape, the paper's recipe. Cohorts of 10 to
 10,000 clients out of 10,000: time should be linear, memory flat. Populations of
-1,000 to 1,000,000 with 100 clients a round: both should be flat; clients are
-made by a reader when they are drawn, or kept resident, where their own size is
-the least that memory can grow by. Each setting has a process of its own, which
-waits while the others do their round.
+1,000 to 1,000,000 with 100 clients a round: both should be flat; a reader makes
+clients when they are drawn, or they are resident and memory grows at least by
+their size. Each setting has its own process, which waits while the others run
+their round.
 
   python -m benchmarks.scaling
   python -m benchmarks.scaling --sweep=population --source=resident
@@ -26,7 +26,7 @@ MIN_EXAMPLES, MAX_EXAMPLES = 20, 60
 
 
 def read_client(client: str) -> dict[str, np.ndarray]:
-  """Invents the ratings of one client, always the same."""
+  """Invent the ratings of one client, the same at each call."""
   draw = np.random.default_rng(int(client))
   count = draw.integers(MIN_EXAMPLES, MAX_EXAMPLES, endpoint=True)
   return {
@@ -36,7 +36,7 @@ def read_client(client: str) -> dict[str, np.ndarray]:
 
 
 def make_source(options: Any, example_spec: Any) -> Any:
-  """Makes the clients: a reader, or resident arrays."""
+  """Make the clients: a reader, or resident arrays."""
   import tff_partial
   from tff_partial.data import populations
 
@@ -63,11 +63,11 @@ def make_source(options: Any, example_spec: Any) -> Any:
 
 
 def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
-  """Makes one setting ready for the program that compares them.
+  """Prepare one setting for the comparing process.
 
   Args:
     options: The arguments of the program.
-    stack: Ends the runtime.
+    stack: Closes the runtime.
   """
   import tensorflow as tf
 
@@ -104,7 +104,7 @@ def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
   def floor() -> dict[str, float]:
     ids = run.sampler.cohort(1)
     seeds = np.zeros([len(ids), 2], np.int32)
-    # Clients send the rows that they use: whole tables are no floor of theirs.
+    # Clients send the rows that they use; whole tables are not their floor.
     rows, _ = recipe.floors(settings, NUM_ITEMS, [source.cohort(ids, seeds)])
     return rows._asdict()
 
@@ -119,14 +119,14 @@ def prepare(options: Any, stack: contextlib.ExitStack) -> measuring.Answers:
 def sweep(
   title: str, options: Any, settings: dict[str, dict[str, Any]], goal: str
 ) -> None:
-  """Measures some settings in turn.
+  """Time some settings in turn.
 
   Args:
-    title: What is varied.
+    title: The varied quantity.
     options: The arguments of the program.
     settings: For each setting's name, its population, clients_per_round and
       source; the smallest first.
-    goal: What there should be to see.
+    goal: Description of the expected result.
   """
   measuring.begin(title)
   arguments = {
@@ -166,7 +166,7 @@ def sweep(
 
 
 def main() -> None:
-  """Reads the arguments and measures, or serves."""
+  """Read the arguments and compare, or serve one setting."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--sweep', choices=['cohort', 'population', 'both'], default='both')
@@ -227,7 +227,7 @@ _WORKER_ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def _powers(first: int, last: int) -> list[int]:
-  """`first` and ten times as many, again and again, up to `last`."""
+  """Return `first` times the powers of ten, up to `last`."""
   numbers = []
   while first <= last:
     numbers.append(first)

@@ -1,11 +1,12 @@
-"""What a client costs against the size of the table that it reads rows of.
+"""Cost of a client against the size of the table that it reads rows of.
 
 Invented clients that rate items drawn from tables of 10,000 to 1,000,000 rows,
 the recipe of MovieLens. Each table is trained in rounds of few and of many
-clients, cut into as many shards: what a client costs is the difference, shared
-among the clients that it is made of, and should be flat. The rest is what the
-server and the shards' accumulators cost, which whole tables must. The smallest
-table is also trained with TFF's mean, to which clients send whole tables.
+clients, cut into the same number of shards. The cost of a client is the
+difference divided by the additional clients, and should be flat. The rest is
+the cost of the server and of the shards' accumulators, which do handle whole
+tables. The smallest table is also trained with TFF's mean, to which clients
+send whole tables.
 
   python -m benchmarks.sparse_rows
 """
@@ -26,12 +27,12 @@ from tff_partial import runtimes
 from tff_partial.data import populations
 
 EXAMPLES = 60
-# A cohort of either size is cut into as many shards, the most there are.
+# A cohort of either size is cut into the maximum number of shards.
 FEW, MANY, SHARDS = 500, 5000, 8
 
 
 def make_clients(num_items: int, example_spec: Any) -> populations.Population:
-  """Invents clients that all have rated as many items."""
+  """Invent clients that have all rated the same number of items."""
   draw = np.random.default_rng(0)
   total = MANY * EXAMPLES
   flat = {
@@ -49,7 +50,7 @@ def make_clients(num_items: int, example_spec: Any) -> populations.Population:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=10, help='turns of each that count')

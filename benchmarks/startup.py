@@ -1,8 +1,8 @@
-"""Time to the end of the first round, split into what it is spent on.
+"""Time to the end of the first round, by stage.
 
-MovieLens, the paper's recipe, each time in a new process. An import of TFF
-alone, in a new process too, is what nobody can be faster than. Imports of this
-library and of TensorFlow alone say what the library adds to the latter.
+MovieLens, the paper's recipe, each time in a new process. The import of TFF
+alone, also in a new process, is the lower bound. Imports of this library and of
+TensorFlow alone show what the library adds to TensorFlow.
 
   python -m benchmarks.startup
 """
@@ -21,7 +21,7 @@ STAGES = (IMPORT, DATA, BUILDING, WEIGHTS, COMPILING, ROUND)
 
 
 def start(options: Any) -> dict[str, float]:
-  """Starts from nothing and returns the seconds of each stage."""
+  """Run one start-up and return the seconds of each stage."""
   ends = [options.started]
 
   def stage() -> float:
@@ -56,7 +56,7 @@ def start(options: Any) -> dict[str, float]:
 
 
 def compare(options: Any) -> None:
-  """Starts again and again, in turn with a bare import."""
+  """Time start-ups in turn with bare imports."""
   measuring.begin('Start-up: MovieLens to the end of the first round')
   found: list[dict[str, float]] = []
 
@@ -107,7 +107,7 @@ def compare(options: Any) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures, or starts once."""
+  """Read the arguments and compare, or run one start-up."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=5, help='turns of each that count')

@@ -1,8 +1,8 @@
-"""What it costs that clients remember: a round of MovieLens, with and without.
+"""Cost of client states: a round of MovieLens with and without them.
 
-Clients train items and their own vector together. In one process they forget
-the vector, in the other they keep it from round to round, in memory or in a
-file that holds a million clients.
+Clients train items and their own vector together. In one process they discard
+the vector, in the other they keep it between rounds, in memory or in a file
+that holds a million clients.
 
   python -m benchmarks.stateful_round
 """
@@ -29,11 +29,11 @@ IN_FILE = 'remembered, in a file'
 
 
 def build(paper: recipe.Recipe, memory: client_state.ClientState) -> Any:
-  """Builds joint training of items and user vectors.
+  """Build joint training of items and user vectors.
 
   Args:
     paper: The recipe.
-    memory: What clients remember.
+    memory: The clients' state.
   """
   settings = paper.settings
   work = tff_partial.Phase(
@@ -48,7 +48,7 @@ def build(paper: recipe.Recipe, memory: client_state.ClientState) -> Any:
 
 
 def fill(store: client_store.ClientStore, client_ids: list[str]) -> None:
-  """Gives clients something to remember, and saves it."""
+  """Give clients a state and save it."""
   draw = np.random.default_rng(0)
   specs = typed_values.tensor_specs(store.type)
   leaves = [
@@ -67,7 +67,7 @@ def fill(store: client_store.ClientStore, client_ids: list[str]) -> None:
 
 
 def say_store(store: client_store.ClientStore, client_ids: list[str]) -> None:
-  """Says how long large cohorts take, and saving."""
+  """Print the time to read and write large cohorts."""
   draw = np.random.default_rng(1)
   for size in (100, 1000):
     taken: dict[str, list[float]] = {'read': [], 'written': []}
@@ -89,7 +89,7 @@ def say_store(store: client_store.ClientStore, client_ids: list[str]) -> None:
 
 
 def main() -> None:
-  """Reads the arguments and measures."""
+  """Read the arguments and run the benchmark."""
   parser = measuring.parser(__doc__)
   add = parser.add_argument
   add('--repetitions', type=int, default=20, help='turns of each that count')

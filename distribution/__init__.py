@@ -1,1 +1,1 @@
-"""What `make dist` builds beside the wheel of the project."""
+"""Builders of wheels that `make dist` makes next to the project's own."""

@@ -1,12 +1,12 @@
-"""Makes wheels of TFF and its privacy libraries that install on any Python.
+"""Wheels of TFF and its privacy libraries that install on any Python.
 
 TensorFlow Federated 0.87, TensorFlow Privacy 0.9 and dp-accounting 0.4 are pure
-Python but for TFF's worker, a program for Linux. Their metadata keep them off
-Python 3.12, NumPy 2 and JAX's present versions, with all of which their code
-works (see tff_partial/_environment/newer_tensorflow.py). The wheels made here
-hold the same files with other metadata, without the worker, which only the
-native runtime needs, and with a notice of what was changed, as their licence
-asks. Their versions end in `+relaxed`: pip prefers them to the originals.
+Python except for TFF's worker, a program for Linux. Their metadata exclude
+Python 3.12, NumPy 2 and current versions of JAX, although their code works with
+all of these (see tff_partial/_environment/newer_tensorflow.py). The wheels made
+here have the same files with other metadata, without the worker, which only the
+native runtime needs, and with a notice of the changes, as their licence
+requires. Their versions end in `+relaxed`: pip prefers them to the originals.
 
 python -m distribution.relaxed_wheels dist
 """
@@ -29,7 +29,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LOCK = _ROOT / 'requirements.txt'
 _LABEL = 'relaxed'
 _PYTHONS = '>=3.11'
-# TFF's import asks for this file, and does not read it.
+# Importing TFF requires that this file exists, but does not read it.
 _WORKER = 'tensorflow_federated/data/worker_binary'
 _NOTICE = """\
 This wheel was made from {name} {version} by the project tff_partial.
@@ -43,7 +43,7 @@ class Package:
   """A package of the lock, and what its code really needs.
 
   Attributes:
-    name: As in the lock.
+    name: Its name in the lock.
     requires: Requirements that replace those of its metadata.
   """
 
@@ -68,7 +68,7 @@ PACKAGES = (
       'protobuf>=4.25',
       'scipy>=1.9.3',
       'setuptools<81',
-      # Earlier ones want TFF's own pins: JAX 0.4, Keras 2.14 and others.
+      # Earlier ones require TFF's own pins: JAX 0.4, Keras 2.14 and others.
       'tensorflow>=2.16',
       'tf-keras>=2.16',
       f'tensorflow-privacy==0.9.0+{_LABEL}',
@@ -106,19 +106,19 @@ PACKAGES = (
 
 
 class WheelError(ValueError):
-  """A wheel or a lock is not what it should be."""
+  """Raised for a wheel or a lock that is not as expected."""
 
 
 def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
-  """Writes the relaxed form of a wheel, the same bytes each time.
+  """Write the relaxed form of a wheel, with the same bytes each time.
 
   Args:
     wheel: The original.
-    package: Which package it is of.
-    folder: Where to write to; it exists.
+    package: Its package.
+    folder: An existing folder to write to.
 
   Returns:
-    The name of the file that it wrote.
+    The name of the written file.
 
   Raises:
     WheelError: If the file is not a wheel of that package.
@@ -155,7 +155,7 @@ def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
     folder / name, 'w', compression=zipfile.ZIP_DEFLATED
   ) as archive:
     for path, data in files.items():
-      # A fixed time, and permissions that let others read.
+      # A fixed time, and permissions for others to read.
       entry = zipfile.ZipInfo(path)
       entry.external_attr = 0o644 << 16
       entry.compress_type = zipfile.ZIP_DEFLATED
@@ -164,7 +164,7 @@ def relax(wheel: pathlib.Path, package: Package, folder: pathlib.Path) -> str:
 
 
 def _metadata(metadata: bytes, version: str, package: Package) -> bytes:
-  """Replaces version and requirements; the rest stays to the letter."""
+  """Replace version and requirements, and nothing else."""
   message = email.message_from_bytes(metadata)
   for name in ('Version', 'Requires-Python', 'Requires-Dist', 'Provides-Extra'):
     del message[name]
@@ -176,7 +176,7 @@ def _metadata(metadata: bytes, version: str, package: Package) -> bytes:
 
 
 def _record(files: dict[str, bytes], own_name: str) -> bytes:
-  """The list of a wheel's files, with their sums and sizes."""
+  """Return the list of a wheel's files, with their checksums and sizes."""
   lines = []
   for name, data in files.items():
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
@@ -185,10 +185,10 @@ def _record(files: dict[str, bytes], own_name: str) -> bytes:
 
 
 def locked(lock: str, package: Package) -> str:
-  """Returns a package's lines of the lock: its version, and its hashes.
+  """Return a package's lines of the lock: its version, and its hashes.
 
   Raises:
-    WheelError: If the lock lacks it.
+    WheelError: If it is not in the lock.
   """
   found = re.search(
     rf'^{re.escape(package.name)}==\S+ \\\n(?: +--hash=\S+(?: \\)?\n)+',
@@ -201,14 +201,14 @@ def locked(lock: str, package: Package) -> str:
 
 
 def _download(lock: str, folder: pathlib.Path) -> None:
-  """Downloads what is relaxed, as the lock has it."""
+  """Download the packages to relax, in the versions of the lock."""
   wanted = folder / 'wanted.txt'
   wanted.write_text(''.join(locked(lock, package) for package in PACKAGES))
   subprocess.run(
     [
       *(sys.executable, '-m', 'pip', 'download', '--quiet'),
       *('--disable-pip-version-check', '--no-deps', '--require-hashes'),
-      # The files of TFF's own platform, wherever this runs.
+      # The files for TFF's platform, wherever this runs.
       *('--only-binary', ':all:', '--platform', 'manylinux_2_31_x86_64'),
       *('--python-version', '3.11', '--dest', str(folder)),
       *('--requirement', str(wanted)),
@@ -218,7 +218,7 @@ def _download(lock: str, folder: pathlib.Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Downloads the originals, and writes their relaxed forms into a folder."""
+  """Download the originals, and write their relaxed forms into a folder."""
   parser = argparse.ArgumentParser(
     description=__doc__.splitlines()[0] if __doc__ else None
   )

@@ -128,7 +128,7 @@ def _with_pages(text: str, folder: str, up: str) -> str:
 
 
 def _write_pages(app: sphinx.application.Sphinx) -> None:
-  """Writes the pages that follow from the rest of the project."""
+  """Write the pages that follow from the rest of the project."""
   del app
   shutil.rmtree(_MADE, ignore_errors=True)
   (_MADE / 'included').mkdir(parents=True)
@@ -162,7 +162,8 @@ def _lead_links(
   """Leads the links of a page that stands in the project as it is."""
   del app
   if not name.startswith('api/') and name != 'index':
-    source[0] = _with_pages(source[0], 'docs', '')
+    folder = (pathlib.PurePosixPath('docs') / name).parent
+    source[0] = _with_pages(source[0], str(folder), '../' * name.count('/'))
 
 
 def _as_written(
@@ -173,7 +174,7 @@ def _as_written(
   options: Any,
   lines: list[str],
 ) -> None:
-  """Takes docstrings for what they are: text with `code`, and no RST."""
+  """Take docstrings for what they are: text with `code`, and no RST."""
   del app, what, name, documented, options
   parts = re.split(
     r'(?m)^```(?:python)?\n(.*?)^```$', '\n'.join(lines), flags=re.S
@@ -239,7 +240,7 @@ def _skip(
 
 
 def setup(app: sphinx.application.Sphinx) -> None:
-  """Connects the functions above; Sphinx calls this."""
+  """Connect the functions above; Sphinx calls this."""
   app.connect('builder-inited', _write_pages)
   app.connect('source-read', _lead_links)
   # Before napoleon, which turns sections of a docstring into RST.

@@ -1,4 +1,4 @@
-"""From a CSV of user, item, rating to a user's top 10 and files for a phone.
+"""Ratings from a CSV file to a user's top 10 and files for a phone.
 
 python examples/csv_to_phone.py ratings.csv phone
 """
@@ -8,7 +8,7 @@ import sys
 import pandas as pd
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then says less.
+import tff_partial  # Before TensorFlow, which then logs less.
 
 frame = pd.read_csv(sys.argv[1], dtype={'user': str, 'item': str})
 

@@ -1,13 +1,13 @@
-"""An algorithm of one's own: clients that do badly count for more.
+"""A custom algorithm: clients with a high loss get a higher weight.
 
-After q-FedAvg (Li et al., ICLR 2020), each client weighs by its loss to the
-power q. Beside its update it sends its loss, and the server keeps the mean.
+After q-FedAvg (Li et al., ICLR 2020), each client is weighted by its loss to
+the power q. With its update it sends its loss, and the server keeps the mean.
 """
 
 import numpy as np
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then says less.
+import tff_partial  # Before TensorFlow, which then logs less.
 from tff_partial import Phase
 from tff_partial import sgd
 from tff_partial import statistics
@@ -39,7 +39,7 @@ def build_q_fed_avg(model, q, training):
   )
 
 
-# Nine clients of ten agree.
+# Nine of ten clients agree.
 random = np.random.default_rng(0)
 clients = {}
 for number in range(20):

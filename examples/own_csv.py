@@ -1,4 +1,4 @@
-"""A table of one's own: a CSV file with a row an example, and whose it is.
+"""A custom table: a CSV file with one example a row, and its client's id.
 
 python examples/own_csv.py ratings.csv --client=user --item=film --label=rating
 """
@@ -8,7 +8,7 @@ import argparse
 import pandas as pd
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then says less.
+import tff_partial  # Before TensorFlow, which then logs less.
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument('file')

@@ -1,13 +1,13 @@
-"""A Keras model of one's own, of which the last layer stays with each client.
+"""A custom Keras model whose last layer stays with each client.
 
-Each client has few of ten classes. FedPer trains a body for all and a head for
-each; FedAvg one model for all.
+Each client has few of ten classes. FedPer trains a shared body and a head for
+each client; FedAvg one model for all.
 """
 
 import numpy as np
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then says less.
+import tff_partial  # Before TensorFlow, which then logs less.
 from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import sgd
@@ -31,7 +31,7 @@ def build_keras_model() -> tf.keras.Model:
 
 
 def accuracy(build, measure, **parts) -> float:
-  """Trains on the first half of each client's examples, measures the second."""
+  """Train on the first half of each client's examples, measure the second."""
   model = tff_partial.from_keras(
     build_keras_model,
     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),

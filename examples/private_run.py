@@ -1,13 +1,13 @@
-"""A run with an epsilon: noise is planned for it, and a ledger counts.
+"""A run with a target epsilon: calibrated noise, and a privacy ledger.
 
-Users are protected as a whole, against whoever sees the trained weights; the
-server is trusted with what clients send (docs/privacy.md).
+Protects whole users against anyone who sees the trained weights; the server is
+trusted with clients' updates (docs/privacy.md).
 """
 
 import numpy as np
 import tensorflow as tf
 
-import tff_partial  # Before TensorFlow, which then says less.
+import tff_partial  # Before TensorFlow, which then logs less.
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy_plans
 

@@ -1,7 +1,7 @@
-"""Serves one user from an exported TFLite file, by its interpreter alone.
+"""Predictions for one user from an exported file, by the TFLite interpreter.
 
 The user's own weights come from ratings such as --of=3,17 --are=5,2, of the
-items 3 and 17. On a device, the interpreter is that of LiteRT.
+items 3 and 17. On a device, use LiteRT's interpreter.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Tasks with their data, and the binaries that train and measure them."""
+"""Tasks with their data, and the programs that train and evaluate them."""
 
 # isort: off
 import sys
 
-# Neither help nor the first word of a run waits until TensorFlow is imported.
+# Answers help, and prints a run's first line, before importing TensorFlow.
 import tff_partial_programs
 
 tff_partial_programs.answer_early(sys.orig_argv)
 
-# Before all others, because it says what to do where TFF is missing.
+# First of all imports, because it says what to do if TFF is missing.
 import tff_partial as tff_partial  # noqa: E402
 # isort: on

@@ -39,7 +39,7 @@ _CANARIES = 500
 
 @dataclasses.dataclass(frozen=True)
 class Audit(Options):
-  """How sharp the attack is."""
+  """Options of the attack's strength."""
 
   canaries: int | None = option(
     None,
@@ -53,21 +53,21 @@ class Audit(Options):
 
 
 class RefutedError(programs.ProgramError):
-  """Raised when a run cannot be as private as it claims."""
+  """Raised if a run cannot be as private as it claims."""
 
 
 def with_canaries(
   config: Config, task: tasks_lib.Task, asked: int | None
 ) -> tuple[Trainable, privacy_audit.Canaries]:
-  """Builds a run that hides canaries.
+  """Build a run that hides canaries.
 
   Args:
     config: The experiment.
     task: Its task.
-    asked: How many canaries; with None 500, or as many as it can hide.
+    asked: The number of canaries; None for 500, or as many as it can hide.
 
   Raises:
-    OptionError: If more are asked for than it can hide.
+    OptionError: If more are requested than it can hide.
   """
   number = _CANARIES if asked is None else asked
   while True:
@@ -81,7 +81,7 @@ def with_canaries(
 
 
 class _Attacked(NamedTuple):
-  """A run with canaries, checked: what `programs.train` takes."""
+  """A checked run with canaries, as arguments of `programs.train`."""
 
   canaries: privacy_audit.Canaries
   process: processes.PartialProcess
@@ -92,7 +92,7 @@ class _Attacked(NamedTuple):
 def _attacked(
   config: Config, task: tasks_lib.Task, asked: int | None
 ) -> _Attacked:
-  """Builds the run that is attacked, and refuses what it would refuse."""
+  """Build the run to attack, and check its settings."""
   trainable, canaries = with_canaries(config, task, asked)
   attacked = _Attacked(
     canaries,
@@ -113,7 +113,7 @@ def _attacked(
 
 
 def main(config: Config, output: Output, audit: Audit) -> None:
-  """Trains with canaries, guesses them, and says what that proves."""
+  """Train with canaries, guess them, and report what that proves."""
   if not output.output_dir:
     raise OptionError('--output_dir: name a folder for what is found.')
   if not config.privacy.is_on:
@@ -127,7 +127,7 @@ def main(config: Config, output: Output, audit: Audit) -> None:
   with executing(config.runtime):
     attacked = _attacked(config, task, audit.canaries)
     if releasing.is_due(config, folder):
-      # All was checked with something that stood in.
+      # Everything was checked with a placeholder.
       task = releasing.drawn(config, folder, task)
       attacked = _attacked(config, task, audit.canaries)
     canaries, process, clients, settings = attacked

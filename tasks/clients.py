@@ -32,7 +32,7 @@ _SHOWN = 8  # Numbers of each leaf.
 
 @dataclasses.dataclass(frozen=True)
 class Request(Options):
-  """What to do with whose state."""
+  """Options of which client's state to show, export or delete."""
 
   output_dir: str | None = option(
     None, 'Folder for everything that the run writes.'
@@ -45,7 +45,7 @@ class Request(Options):
 
 
 def main(request: Request) -> None:
-  """Does what is asked with the state of one client."""
+  """Show, export or delete the state of one client."""
   if not request.output_dir:
     raise OptionError('--output_dir: name the run and the client.')
   if not request.client:
@@ -90,7 +90,7 @@ def main(request: Request) -> None:
 
 
 def _table(client: str, state: Mapping[str, np.ndarray], number: int) -> str:
-  """A line for each leaf."""
+  """Format a line for each leaf."""
   lines = [f'Client {client} remembers, as of round {number}:']
   for name, leaf in state.items():
     numbers = [f'{value:.6g}' for value in leaf.flat[:_SHOWN]]

@@ -1,18 +1,18 @@
-"""Mistakes that the person at the command line can put right.
+"""Errors that the user of the command line can fix.
 
-A program prints their text alone; every other exception is a fault of ours and
-keeps its stack of frames.
+A program prints only their message; any other exception is a bug, and shows its
+stack trace.
 """
 
 from tff_partial import errors
 
 
 class TaskError(errors.UserError, ValueError):
-  """A mistake whose text is one paragraph: the thing, its place, a remedy."""
+  """An error whose message is one paragraph: problem, place and remedy."""
 
 
 class DataError(TaskError):
-  """Raised for data that are missing, damaged or asked for in a wrong way."""
+  """Raised for data that are missing, damaged or wrongly requested."""
 
 
 class OptionError(TaskError):

@@ -30,7 +30,7 @@ from tff_partial.training import programs
 
 @dataclasses.dataclass(frozen=True)
 class Choices(Options):
-  """Which clients to measure or to serve, and with which weights."""
+  """Options of the clients to evaluate or to serve, and of the weights."""
 
   weights: str = option(
     'best', 'Of which round the weights are.', choices=('best', 'last')
@@ -52,7 +52,7 @@ class Choices(Options):
 
 
 def _whom(task: tasks_lib.Task, part: str) -> tasks_lib.EvaluationClients:
-  """Finds who is to be measured.
+  """Find the clients to evaluate.
 
   Raises:
     OptionError: If there is no such part.
@@ -79,18 +79,18 @@ def _serve_user(
   chosen: Choices,
   seed: int,
 ) -> None:
-  """Makes a user's own model, and saves it or ranks items by it.
+  """Make a user's own model, and save it or rank items by it.
 
   Args:
     task: The task.
     trainable: The algorithm.
-    saved: The weights to begin with.
-    number: Of which round they are.
-    chosen: Which user, and what to do.
+    saved: The weights to start from.
+    number: The round of these weights.
+    chosen: The user, and what to do.
     seed: The run's seed.
 
   Raises:
-    OptionError: If there is no such user, or nothing that can be done for it.
+    OptionError: If there is no such user, or the task cannot do this for it.
   """
   user, file = str(chosen.user), chosen.save_model
   if file is None and not isinstance(task, tasks_lib.Recommends):
@@ -127,7 +127,7 @@ def _serve_user(
 
 
 def main(config: Config, output: Output, chosen: Choices) -> None:
-  """Loads the weights of a run and measures clients, or serves one user."""
+  """Load the weights of a run, and evaluate clients or serve one user."""
   folder = Folder(str(output.output_dir))
   done = folder.read_result() or {}
   task = load(config, folder)

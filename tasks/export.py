@@ -41,12 +41,12 @@ from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
 from tff_partial.training.client_store import state_codec
 
-_CALLS = 30  # Of which the median time is told.
+_CALLS = 30  # Number of calls whose median time is reported.
 
 
 @dataclasses.dataclass(frozen=True)
 class Export(Options):
-  """What to write, where, and for whom."""
+  """Options of what to export, and where."""
 
   to: str | None = option(None, 'A new folder to write to.')
   formats: tuple[str, ...] = option(
@@ -73,12 +73,12 @@ class Export(Options):
 
 
 class Served(NamedTuple):
-  """What devices are to have of a run.
+  """The parts of a run that devices get.
 
   Attributes:
-    evaluation: How users rebuild what is their own; None if nothing is.
+    evaluation: Reconstructs users' local weights; None if there are none.
     model: The model.
-    weights: Those at the server after the best round.
+    weights: The weights at the server after the best round.
   """
 
   evaluation: evaluation_lib.Evaluation | None
@@ -90,10 +90,10 @@ class _Client(NamedTuple):
   """A client of the simulation.
 
   Attributes:
-    support: What `reconstruct` reads.
+    support: The inputs of `reconstruct`.
     x: Its inputs, `[examples, ...]`, by name.
     own: Its local weights, by the names of the export.
-    predictions: What its own model predicts.
+    predictions: The predictions of its own model.
   """
 
   support: dict[str, np.ndarray]
@@ -103,7 +103,7 @@ class _Client(NamedTuple):
 
 
 class _Row(NamedTuple):
-  """What was measured of one format; times in milliseconds."""
+  """Measurements of one format; times in milliseconds."""
 
   size: int
   predict: float
@@ -113,14 +113,14 @@ class _Row(NamedTuple):
 
 
 class _Simulation:
-  """Test clients as the simulation has them."""
+  """The simulation of test clients, to compare with."""
 
   def __init__(self, of_run: Served, exported: exports.Exported):
-    """Takes what all clients have in common.
+    """Take what all clients have in common.
 
     Args:
-      of_run: What devices have of the run.
-      exported: What was written.
+      of_run: The parts of the run that devices get.
+      exported: The written export.
     """
     self._evaluation, self._model, self._weights = of_run
     model = of_run.model
@@ -132,10 +132,10 @@ class _Simulation:
     self._predictions = serving.Fields(model.prediction_spec, 'predictions')
 
   def client(self, value: Mapping[str, Any]) -> _Client:
-    """What becomes of one client.
+    """Simulate one client.
 
     Args:
-      value: Its value: examples, count and seed.
+      value: Its examples, count and seed.
     """
     count = min(int(value['count']), self._exported.num_support)
     examples = collections.OrderedDict(
@@ -176,7 +176,7 @@ class _Simulation:
 
 
 def _milliseconds(call: Callable[[], Any]) -> float:
-  """The median time of a call, after a first one."""
+  """Return the median time of a call, after a first one to warm up."""
   call()
   times = []
   for _ in range(_CALLS):
@@ -192,7 +192,7 @@ def _predicted(
   own: Mapping[str, np.ndarray],
   size: int | None,
 ) -> dict[str, np.ndarray]:
-  """Predicts all that a client has, in turns if there is a size of them."""
+  """Predict all examples of a client, in batches if a size is given."""
   (number, *_) = (len(array) for array in client.x.values())
   turns = []
   for start in range(0, number, size or number):
@@ -210,7 +210,7 @@ def _predicted(
 def _largest(
   found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> float:
-  """How far the worst number is off."""
+  """Return the largest absolute difference."""
   return max(
     (float(np.abs(found[n] - expected[n]).max()) for n in expected), default=0.0
   )
@@ -222,13 +222,13 @@ def _measure(
   clients: Sequence[_Client],
   size: int | None,
 ) -> _Row:
-  """Runs one format for some clients.
+  """Run one format for some clients.
 
   Args:
-    exported: What was written.
+    exported: The written export.
     name: The format.
-    clients: What they are in the simulation; the first one is timed.
-    size: How many examples are predicted at once, or None.
+    clients: The clients in the simulation; the first one is timed.
+    size: The number of examples per prediction, or None for any number.
   """
   device = running.load(exported.paths[name])
   reconstruct = device.get(serving.RECONSTRUCT)
@@ -257,7 +257,7 @@ def _measure(
 
 
 def _table(rows: Mapping[str, _Row]) -> str:
-  """A line for each format."""
+  """Format a line for each exported format."""
   titles = ('format', 'kB', 'predict', 'reconstruct', 'local', 'predictions')
   lines = [titles]
   for name, row in rows.items():
@@ -276,14 +276,14 @@ def _table(rows: Mapping[str, _Row]) -> str:
 
 
 def served(trainable: Trainable, saved: programs.Saved) -> Served:
-  """Takes from a run what devices are to have.
+  """Take from a run the parts that devices get.
 
   Args:
     trainable: The algorithm.
-    saved: What was trained.
+    saved: The trained weights.
 
   Raises:
-    OptionError: If its clients also have what is no part of a model.
+    OptionError: If its clients also predict with something outside the model.
   """
   trainable.check_is_a_model()
   model, evaluation = trainable.process.model, None
@@ -303,16 +303,16 @@ def write(
   num_support: int,
   **options: Any,
 ) -> exports.Exported:
-  """Writes a run's model, and its task's vocabularies if it has some.
+  """Write a run's model, and its task's vocabularies if it has some.
 
   Args:
     config: The experiment.
     task: Its task.
-    of_run: What of the run is written.
-    folder: Where to: a new folder, or an empty one.
-    formats: Which files.
-    num_support: How many examples of a user there is room for.
-    **options: What else `exports.export` takes, and raises.
+    of_run: The parts of the run to write.
+    folder: A new folder, or an empty one.
+    formats: The formats to write.
+    num_support: The most support examples of a user.
+    **options: Further arguments of `exports.export`, which names its errors.
   """
   return exports.export(
     of_run.model,
@@ -328,7 +328,7 @@ def write(
 
 
 def _reconstruction(config: Config) -> phases.Phase:
-  """The steps by which they do."""
+  """Return the phase in which users reconstruct local weights."""
   personal = config.how.personal
   if personal is None:
     return phases.Phase()
@@ -336,7 +336,7 @@ def _reconstruction(config: Config) -> phases.Phase:
 
 
 def main(config: Config, output: Output, chosen: Export) -> None:
-  """Exports the best weights of a run, and compares."""
+  """Export the best weights of a run, and compare with the simulation."""
   if not chosen.to:
     raise OptionError('--to: name a new folder to write to.')
   folder = Folder(str(output.output_dir))
@@ -382,8 +382,8 @@ def _cohort(clients: cohorts.ClientSource, ids: Sequence[str]) -> Sequence[Any]:
 
 
 def most_examples(clients: cohorts.ClientSource) -> int:
-  """How many examples the largest client has."""
-  # One by one, since those that are read need not fit into memory together.
+  """Return the number of examples of the largest client."""
+  # One by one, since they may not fit into memory together.
   return max(
     int(value['count'])
     for each in clients.client_ids

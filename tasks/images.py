@@ -1,7 +1,6 @@
-"""Labelled images: how clients hold them, and the ends of models of them.
+"""Labelled images of clients, and the first and last layers of their models.
 
-All of them are in whole numbers, a quarter of the size of floats: a model
-scales them when it looks at them.
+Images stay integers, a quarter of the size of floats: the model scales them.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,23 +20,23 @@ from tff_partial.data import populations
 from tff_partial.model import keras_models
 from tff_partial.model import models
 
-# The last layer of a model, and what comes before it represents the image.
+# The last layer of a model; the layers before it represent the image.
 HEAD = 'head'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Images:
-  """Pictures of single characters.
+  """Images of single characters.
 
   Attributes:
-    name: Where they come from.
+    name: The name of the data set.
     pixels: uint8 `[images, height, width]`; 0 is paper.
-    labels: int32 `[images]`: which character, from 0 to `num_classes` - 1.
-    num_classes: How many characters there are.
+    labels: int32 `[images]`: the character, from 0 to `num_classes` - 1.
+    num_classes: The number of characters.
     ink: The value of full ink.
-    writers: `[images]`: who wrote it, or None if unknown.
-    is_test: bool `[images]`: which of them the publisher keeps for tests, or
-      None if that is left to others.
+    writers: `[images]`: the writer, or None if unknown.
+    is_test: bool `[images]`: True for the publisher's test images, or None if
+      the publisher defines no test set.
   """
 
   name: str
@@ -64,14 +63,14 @@ def pack(
   label: Callable[[str, np.ndarray], np.ndarray],
   example_spec: examples.ExampleSpec,
 ) -> populations.Population:
-  """Makes clients of their images.
+  """Pack clients from their images.
 
   Args:
     pixels: `[images, height, width]`.
     holdings: The images of each client; if there are two, the second are
-      marked `is_query` for the split that measures them.
-    label: From a client and the numbers of images to labels.
-    example_spec: What one example consists of.
+      marked `is_query` for the split that evaluates on them.
+    label: Maps a client and the indices of images to labels.
+    example_spec: The spec of one example.
   """
   clients, query = (
     {
@@ -89,7 +88,7 @@ def pack(
 
 
 def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:
-  """Returns a model's input, and the same from 0 to 1 with a channel.
+  """Return a model's input, and the same scaled to [0, 1] with a channel.
 
   Args:
     shape: Height and width of an image.
@@ -104,13 +103,13 @@ def scaled_input(shape: tuple[int, int], ink: int) -> tuple[Any, Any]:
 def build_partial(
   build: Callable[[], tf.keras.Model], user: str, local: str, **options: Any
 ) -> models.PartialModel:
-  """Takes a model apart in a form that a task is asked for.
+  """Build a partial model in one of the user forms.
 
   Args:
     build: Makes the Keras model.
-    user: OWN, where `local` is the user's, or NOBODY.
+    user: OWN, which makes `local` local, or NOBODY.
     local: A regular expression over names of layers and variables.
-    **options: What else `from_keras` takes.
+    **options: Further arguments of `from_keras`.
 
   Raises:
     OptionError: If it is another form.

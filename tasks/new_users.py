@@ -39,7 +39,7 @@ _SIZE = re.compile('[0-9]{1,9}')
 
 @dataclasses.dataclass(frozen=True)
 class Support(Options):
-  """How many examples new users give."""
+  """Options of how many examples new users give."""
 
   support: tuple[str, ...] = option(
     ('0', '1', '2', '5', '10'), 'Numbers of examples of a new user.'
@@ -53,10 +53,10 @@ class Support(Options):
 
 
 def _sizes(asked: Support) -> list[int]:
-  """The numbers of `--support`, ascending.
+  """Return the numbers of `--support` in ascending order.
 
   Raises:
-    OptionError: If one is no number from 0, or is larger than `--after`.
+    OptionError: If one is not a whole number from 0, or is above `--after`.
   """
   if not asked.support or not all(map(_SIZE.fullmatch, asked.support)):
     raise OptionError(
@@ -75,12 +75,12 @@ def _sizes(asked: Support) -> list[int]:
 def _evaluation(
   trainable: Trainable, part: str, split: splits.Split
 ) -> evaluation.Evaluation:
-  """The algorithm's own, with another support set."""
+  """Return the algorithm's evaluation with another support set."""
   return trainable.evaluation(tasks_lib.EvaluationClients(part, False, split))
 
 
 def main(config: Config, output: Output, asked: Support) -> None:
-  """Writes the table and the picture."""
+  """Write the table and the figure."""
   sizes = _sizes(asked)
   after = sizes[-1] if asked.after is None else asked.after
   folder = Folder(str(output.output_dir))

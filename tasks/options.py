@@ -1,9 +1,9 @@
-"""What can be chosen, each choice said once: its default, text and limits.
+"""Classes of options, which define default, text and limits of each option.
 
 A class of options is a frozen dataclass whose fields come from `option`, or are
-options themselves. In Python one fills its fields; on the command line each
-choice is a flag (`tasks/experiment/command_line/flags.py` derives them). Both
-refuse the same values.
+options themselves. In Python these are fields; on the command line each is a
+flag (`tasks/experiment/command_line/flags.py` derives them). Both refuse the
+same values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from tasks.errors import OptionError
 from tff_partial_programs import spelling
 
 _OPTION = 'option'
-# What values of a type may be, and how messages call them.
+# Allowed types of the values of an option's type, and their name in messages.
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
   bool: ((bool, np.bool_), 'True or False'),
   int: ((numbers.Integral,), 'a whole number'),
@@ -40,23 +40,23 @@ _LARGEST_INTEGER = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """What a class of options says of a field.
+  """The definition of an option, which is a field of a class of options.
 
   Attributes:
-    text: What it is for.
+    text: Its purpose, for the help.
     flag: The name of its flag; by default that of the field.
-    choices: All values that it may have, if these are few.
-    at_least: The smallest value.
-    at_most: The largest one.
-    for_none: What the command line says for None.
-    may_be_infinite: Whether a number may be infinite.
-    is_repeated: Whether each of several texts has a flag of its own; otherwise
-      all stand behind one, with commas.
-    differs_by_task: Whether tasks have defaults of their own.
-    may_change: Whether a run may go on with another value, since it changes no
-      number.
-    group: Under which its flag stands in the help, if not with its class.
-    is_common: Whether the short help shows it, too.
+    choices: All allowed values, if they are few.
+    at_least: The smallest allowed value.
+    at_most: The largest allowed value.
+    for_none: The value that stands for None on the command line.
+    may_be_infinite: True if a number may be infinite.
+    is_repeated: True if the flag is repeated for each of several strings;
+      otherwise they are separated by commas.
+    differs_by_task: True if its default depends on the task.
+    may_change: True if a run may resume with another value, since it changes no
+      result.
+    group: The title of its group in the help, if not that of its class.
+    is_common: True if the short help shows it.
   """
 
   text: str
@@ -76,13 +76,13 @@ class Option:
 def option(
   default: Any, text: str, *, choices: Sequence[str] = (), **limits: Any
 ) -> Any:
-  """Makes a field of a class of options.
+  """Make a field of a class of options.
 
   Args:
-    default: The value if nothing is chosen.
-    text: What it is for. `{0.name}` stands for another field.
-    choices: All values that it may have, if these are few.
-    **limits: What else an `Option` says.
+    default: The default value.
+    text: Its purpose, for the help. `{0.name}` inserts another field.
+    choices: All allowed values, if they are few.
+    **limits: Further attributes of `Option`.
   """
   said = Option(text, choices=tuple(choices) or None, **limits)
   return dataclasses.field(default=default, metadata={_OPTION: said})
@@ -90,17 +90,17 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """A choice among options.
+  """An option with its value.
 
   Attributes:
     path: The names of the fields that lead to it.
     flag: The name of its flag.
-    title: Under which the flag stands in the help.
-    text: What it is for.
-    value: What is chosen.
+    title: The title of its group in the help.
+    text: Its purpose, for the help.
+    value: The chosen value.
     kind: bool, int, float, str, or a tuple of int or str.
-    may_be_none: Whether None can be chosen.
-    option: What else the class says of it.
+    may_be_none: True if the value may be None.
+    option: The definition of the option.
   """
 
   path: tuple[str, ...]
@@ -114,7 +114,7 @@ class Choice:
 
   @property
   def on_command_line(self) -> Any:
-    """The value as its flag says it."""
+    """The value in the form of its flag."""
     if self.value is None:
       return self.option.for_none
     if isinstance(self.value, tuple) and not self.option.is_repeated:
@@ -122,10 +122,10 @@ class Choice:
     return self.value
 
   def checked(self) -> Any:
-    """The value as its type, or a refusal of what cannot be chosen.
+    """Return the value, converted to its type, if it is allowed.
 
     Raises:
-      OptionError: With the name of the flag, and what is possible.
+      OptionError: If it is not; names the flag and the allowed values.
     """
     value, said = self.value, self.option
     if value is None and self.may_be_none:
@@ -155,13 +155,13 @@ class Choice:
 
 
 class Leak(NamedTuple):
-  """A choice by which data would leave clients without noise.
+  """A setting by which data would leave clients without noise.
 
   Attributes:
-    flag: The flag of the choice.
-    value: What is chosen.
-    why: Which data leave, and how.
-    remedy: What to do in a private run.
+    flag: The flag of the setting.
+    value: Its value.
+    why: The data that leave, and how.
+    remedy: The remedy in a private run.
   """
 
   flag: str
@@ -174,16 +174,16 @@ class Options:
   """The base of all classes of options.
 
   Attributes:
-    title: Under which their flags stand in the help.
+    title: The title of their flags in the help.
   """
 
   title: ClassVar[str] = ''
 
   def __post_init__(self) -> None:
-    """Checks each choice by itself, and makes numbers of its type.
+    """Check each value by itself, and convert numbers to their types.
 
     Raises:
-      OptionError: If one is impossible.
+      OptionError: If one is not allowed.
     """
     for choice in self.own_choices():
       object.__setattr__(self, choice.path[0], choice.checked())
@@ -196,11 +196,11 @@ class Options:
         )
 
   def flag_prefix(self) -> str:
-    """Begins the names of their flags."""
+    """Return the prefix of their flags' names."""
     return ''
 
   def own_choices(self) -> Iterator[Choice]:
-    """The choices of the class, without those of options in its fields."""
+    """Yield the choices of the class, without those of nested options."""
     types = get_type_hints(type(self))
     for field in dataclasses.fields(cast(Any, self)):
       said = field.metadata.get(_OPTION)
@@ -222,7 +222,7 @@ class Options:
       )
 
   def choices(self) -> Iterator[Choice]:
-    """All choices, with those of options in its fields."""
+    """Yield all choices, including those of nested options."""
     yield from self.own_choices()
     for field in dataclasses.fields(cast(Any, self)):
       part = getattr(self, field.name)
@@ -235,22 +235,22 @@ class Options:
           )
 
   def flags(self) -> dict[str, Any]:
-    """What is chosen, as flags say it, by their names."""
+    """Return the values of all choices in the form of flags, by name."""
     return {choice.flag: choice.on_command_line for choice in self.choices()}
 
   def may_change(self) -> set[str]:
-    """The flags that a run may go on with other values of."""
+    """Return the flags that may change when a run is resumed."""
     return {c.flag for c in self.choices() if c.option.may_change}
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield the settings that a private run may not have."""
     yield from ()
 
   def with_flags(self, values: Mapping[str, Any]) -> Self:
-    """Returns the same but for some choices.
+    """Return a copy with some choices changed.
 
     Args:
-      values: Their values by the names of their flags.
+      values: New values by flag name.
 
     Raises:
       OptionError: If there is no such flag, or the value is impossible.
@@ -266,7 +266,7 @@ class Options:
 
 
 def _changed(options: Any, values: Mapping[tuple[str, ...], Any]) -> Any:
-  """Options with new values by the paths that lead to them."""
+  """Return options with new values, given by the paths of fields to them."""
   inner: dict[str, dict[tuple[str, ...], Any]] = {}
   changes: dict[str, Any] = {}
   for (first, *rest), value in values.items():

@@ -65,7 +65,7 @@ _CLIENT, _WHAT, _USER, _X, _Y = 'client', 'what', 'user', 'x', 'y'
 _NAMES = [_CLIENT, _WHAT, _USER]
 _OF_USER, _OF_CENTER = 'user', 'center'
 
-# How the printed table calls what is known of drafts.
+# Column headings of the printed table of drafts.
 _HEADS = {
   'number': 'drafts',
   'quantile': '5 %',
@@ -76,14 +76,14 @@ _HEADS = {
 
 
 def largest(records: records_lib.Records, number: int) -> list[int]:
-  """The clients with the most records, the largest first.
+  """Find the clients with the most records, the largest first.
 
   Args:
     records: All records.
-    number: How many clients at most.
+    number: The most clients to return.
 
   Returns:
-    Their places in `records.clients`.
+    Their indices in `records.clients`.
   """
   counts = np.bincount(records.client, minlength=len(records.clients))
   return np.argsort(-counts, kind='stable')[:number].tolist()
@@ -93,7 +93,7 @@ def largest(records: records_lib.Records, number: int) -> list[int]:
 
 
 def _draw_shares(records: records_lib.Records, folder: pathlib.Path) -> None:
-  """Writes and draws how often attributes occur at the largest clients."""
+  """Write and draw how often attributes occur at the largest clients."""
   places = largest(records, _COMPARED)
   table = records_lib.attribute_shares(records)[places]
   names = list(records.attribute_names)
@@ -121,14 +121,14 @@ def _draw_shares(records: records_lib.Records, folder: pathlib.Path) -> None:
 
 
 def characteristics(keras_model: tf.keras.Model) -> np.ndarray | None:
-  """What a model says of each of its users, `[users, size]`.
+  """Return the representation that a model has of its users, `[users, size]`.
 
   Args:
     keras_model: A user model.
 
   Returns:
     Its hidden characteristics (Eq. 8) if it has any, otherwise its vectors of
-    users; None if it has none, either.
+    users; None if it has neither.
   """
   hidden = user_models.hidden_characteristics(keras_model)
   if hidden is not None:
@@ -150,19 +150,19 @@ def _characteristics(
   saved: programs.Saved,
   sent: Mapping[str, clustering.KMeans],
 ) -> pd.DataFrame | None:
-  """Says what is known of the users of the largest clients.
+  """Collect the vectors of the users of the largest clients.
 
   Args:
     config: The experiment.
     task: Its task.
-    trainable: What was trained.
-    saved: What the run left.
+    trainable: The trained algorithm.
+    saved: The saved run.
     sent: Client to the clusters of its users, if it sends their centers.
 
   Returns:
-    A row for each user and center: client, what it is, the user's name, and its
-    vector, which of a center is the mean of its users; None if the model has no
-    vectors of users.
+    A row for each user and center: client, type of the row, the user's name,
+    and its vector, which for a center is the mean of its users; None if the
+    model has no vectors of users.
   """
   measured = trainable.evaluation_set(task.validation)
   numbers = clients_lib.Clients(task.records, {})
@@ -201,7 +201,7 @@ def _named(
 
 
 def _means(vectors: np.ndarray, clusters: clustering.KMeans) -> np.ndarray:
-  """The mean vector of each cluster whose center is real, `[centers, size]`."""
+  """Average the vectors of each cluster with a real center."""
   means = [
     vectors[clusters.assignment == center].mean(axis=0)
     for center in np.flatnonzero(clusters.is_real)
@@ -212,10 +212,10 @@ def _means(vectors: np.ndarray, clusters: clustering.KMeans) -> np.ndarray:
 def _draw_map(
   frame: pd.DataFrame, folder: pathlib.Path, picture: Picture, seed: int
 ) -> None:
-  """Lays vectors out in the plane, and draws them beside other runs."""
+  """Project vectors to the plane, and draw them next to other runs."""
   vectors = frame.drop(columns=_NAMES).to_numpy()
   is_user = (frame[_WHAT] == _OF_USER).to_numpy()
-  # Says what is wrong where nothing can be drawn.
+  # Raises an error with a clear message if nothing can be drawn.
   embeddings.silhouette(vectors[is_user], frame[_CLIENT][is_user].tolist())
   points = embeddings.project(vectors, seed)
   frame.insert(3, _X, points[:, 0])
@@ -235,7 +235,7 @@ def _draw_map(
 
 
 def _read(path: pathlib.Path) -> tuple[embeddings.Users, embeddings.Places]:
-  """Reads a map that was written."""
+  """Read a map that was written."""
   texts = dict.fromkeys((_CLIENT, _USER), spreadsheets.unescaped)
   frame = pd.read_csv(path, converters=texts)
   is_user = (frame[_WHAT] == _OF_USER).to_numpy()
@@ -253,11 +253,11 @@ def _read(path: pathlib.Path) -> tuple[embeddings.Users, embeddings.Places]:
 def _clustered(
   config: Config, tables: Mapping[str, Sequence[int]], rows: kept_tables.Tables
 ) -> dict[str, dict[str, clustering.KMeans]]:
-  """Clusters the rows of all clients, as for the paper's drafts.
+  """Cluster the rows of all clients, as for the paper's drafts.
 
   Args:
     config: The experiment.
-    tables: Table to how many rows each client has.
+    tables: Table to its number of rows at each client.
     rows: Table to client to rows.
 
   Returns:
@@ -280,7 +280,7 @@ def _sent_of_users(
   saved: programs.Saved,
   clusters: Mapping[str, Mapping[str, clustering.KMeans]],
 ) -> dict[str, clustering.KMeans]:
-  """The clusters of users whose centers leave the clients in this run."""
+  """Return the clusters of users whose centers clients send in this run."""
   how = config.hyperparameters.hpfl
   held = drafts_lib.at_server(saved.state, kept_tables.USERS)
   if held is None or how.drafts == hyperparameters.SUMS:
@@ -298,14 +298,14 @@ def measured(
   rows: kept_tables.Tables,
   clusters: Mapping[str, Mapping[str, clustering.KMeans]],
 ) -> pd.DataFrame:
-  """Measures all drafts of a run.
+  """Measure all drafts of a run.
 
   Args:
     config: The experiment.
     clients: The names of all clients.
-    saved: What the run left.
+    saved: The saved run.
     rows: Table to client to rows after the best round.
-    clusters: Table to client to clusters of these.
+    clusters: Table to client to clusters of these rows.
 
   Returns:
     A row for each draft.
@@ -314,7 +314,7 @@ def measured(
   kind = kept_tables.GLOBAL_CENTERS
   if how.drafts == hyperparameters.SUMS:
     kind = kept_tables.SUMS
-  # The server's state is that of the last round, so rows beside it are, too.
+  # The server's state is of the last round, so it is compared with rows of it.
   last = rows
   if saved.client_store is not None and saved.best_round != saved.rounds:
     last = kept_tables.read(saved.client_store, clients, rows)
@@ -332,7 +332,7 @@ def measured(
 
 
 def _say_drafts(frame: pd.DataFrame, saved: programs.Saved) -> None:
-  """Prints the table, and what it is of."""
+  """Print the table of drafts, and an explanation."""
   found = kept_tables.summary(frame).rename(columns=_HEADS)
   print(found.to_string(index=False, float_format='%.4g'))
   print(
@@ -350,7 +350,7 @@ def _say_drafts(frame: pd.DataFrame, saved: programs.Saved) -> None:
 
 
 def main(config: Config, output: Output, picture: Picture) -> None:
-  """Writes the tables and the pictures."""
+  """Write the tables and the figures."""
   folder = pathlib.Path(str(output.output_dir))
   for other in picture.beside:
     if not (pathlib.Path(other) / _MAP).exists():

@@ -1,8 +1,8 @@
-"""What a run on ratings of one's own leaves beside its result.
+"""Additional outputs of a run on custom ratings.
 
-`top_n.csv` names items for users, and the folder `export` has the model for
-devices. Both are made from what was saved, so that the command of a run that
-has ended writes them anew, for another user for instance.
+`top_n.csv` recommends items to users, and the folder `export` has the model for
+devices. Both are made from saved files, so that repeating the command of a
+finished run writes them again, for instance for another user.
 """
 
 from collections.abc import Iterator
@@ -41,14 +41,14 @@ class _Row(NamedTuple):
 
 
 def write(config: Config, output: Output) -> None:
-  """Writes what the options of a run on ratings ask for, and says so.
+  """Write the outputs that the options of a run on ratings request.
 
-  What an algorithm cannot give, such as items for each user where users have
-  nothing of their own, is left out, and why is said.
+  An output that the algorithm cannot give, such as items for each user where
+  users have no local part, is left out, and the reason is printed.
 
   Args:
-    config: The experiment. If it is about another task, nothing is written.
-    output: The folder that it has trained in.
+    config: The experiment. For another task, nothing is written.
+    output: The folder of the trained run.
   """
   options = config.task
   if not isinstance(options, ratings_task.Options):
@@ -108,17 +108,17 @@ def best(
   user: str,
   number: int,
 ) -> Iterator[_Row]:
-  """Ranks the items that a user has not rated; fewer, if there are no more.
+  """Rank the items that a user has not rated; fewer if there are not enough.
 
   Args:
     task: The task.
-    predictor: Predicts ratings of the user.
-    user: Its name.
-    number: How many items.
+    predictor: Predictor of the user's ratings.
+    user: The user's name.
+    number: Number of items.
 
   Yields:
     Lines of `top_n.csv`, the best item first, with texts that a spreadsheet
-    takes for texts.
+    treats as texts.
   """
   ratings = task.ratings
   scores = predictor.predict(user, np.arange(ratings.num_items, dtype=np.int32))
@@ -154,7 +154,7 @@ def _write_export(
       ends.export_formats,
       int(counts.max()),
     )
-    # What an earlier call wrote is replaced when all is there.
+    # Replaces earlier output once the new one is complete.
     if target.exists():
       shutil.rmtree(target)
     shutil.move(exported.folder, target)

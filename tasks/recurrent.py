@@ -1,4 +1,4 @@
-"""What layers have in common that compute an LSTM in ways of their own."""
+"""The base of layers that compute an LSTM in other ways than Keras."""
 
 from typing import Any, ClassVar
 
@@ -6,20 +6,20 @@ import tensorflow as tf
 
 
 class LSTMLayer(tf.keras.layers.Layer):
-  """Has the weights of a Keras LSTM, and maps sequences to sequences.
+  """A layer with the weights of a Keras LSTM, from sequences to sequences.
 
   Attributes:
-    first_bias: How the bias of the gates begins, a Keras initializer.
+    first_bias: The Keras initializer of the bias of the gates.
   """
 
   first_bias: ClassVar[Any] = 'zeros'
 
   def __init__(self, units: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       units: Length of the output.
-      **kwargs: What every layer takes, such as its name.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.units = units

@@ -28,7 +28,7 @@ from tff_partial.analysis import tables
 
 @dataclasses.dataclass(frozen=True)
 class Report(Options):
-  """Which runs to gather, and what to show of them."""
+  """Options of which runs to gather, and what to show of them."""
 
   sweep_dir: tuple[str, ...] = option(
     (),
@@ -72,7 +72,7 @@ class Report(Options):
 
 
 def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
-  """What private runs cost together, by the tasks whose users they share."""
+  """Yield the total cost of private runs, for each task with its users."""
   costs: dict[str, list[tuple[float, float]]] = {}
   for run in (run for setting in settings for run in setting.runs):
     privacy = (run.result or {}).get('privacy')
@@ -85,7 +85,7 @@ def _spent(settings: Sequence[run_folders.Setting]) -> Iterator[str]:
 
 
 def main(report: Report) -> None:
-  """Prints the table and writes it with the figures."""
+  """Print the table, and write it with the figures."""
   if not report.sweep_dir:
     raise OptionError('--sweep_dir: name a folder of runs.')
   folder = pathlib.Path(report.report_dir or report.sweep_dir[0])

@@ -40,7 +40,7 @@ from tff_partial_programs import recipes
 
 @dataclasses.dataclass(frozen=True)
 class Sweep(Options):
-  """Which runs there are."""
+  """Options of the runs of a sweep."""
 
   sweep_dir: str | None = option(None, 'Folder for the folders of the runs.')
   recipes: tuple[str, ...] = option(
@@ -53,15 +53,15 @@ class Sweep(Options):
   )
 
 
-# What follows `--` on the command line.
+# The arguments after `--` on the command line.
 _passed_on: list[str] = []
 
 
 def take_rest(arguments: Sequence[str]) -> list[str]:
-  """Keeps what follows `--` for the runs and returns the rest.
+  """Keep the arguments after `--` for the runs, and return the rest.
 
   Raises:
-    OptionError: If a file of flags of the runs does not follow it.
+    OptionError: If a recipe, or a flagfile of the runs, is not after it.
   """
   arguments = list(arguments)
   if '--' in arguments:
@@ -87,13 +87,13 @@ def take_rest(arguments: Sequence[str]) -> list[str]:
 
 
 def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
-  """Yields the value of every varied flag, for each run of a grid.
+  """Yield the value of every varied flag, for each run of a grid.
 
   Args:
-    grid: Texts `flag=value,value,...`.
+    grid: Strings `flag=value,value,...`.
 
   Raises:
-    OptionError: If a text is not of this form or names a flag twice.
+    OptionError: If a string is not of this form or names a flag twice.
   """
   names, choices = [], []
   for text in grid:
@@ -111,7 +111,7 @@ def settings(grid: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def folder_name(recipe: str, setting: dict[str, str]) -> str:
-  """The name of a run's folder: what is special about the run."""
+  """Name a run's folder after its recipe and varied flags."""
   parts = [recipe] if recipe else []
   parts += [f'{name}={value}' for name, value in setting.items()]
   return ','.join(parts).replace('/', '_') or 'run'
@@ -120,21 +120,21 @@ def folder_name(recipe: str, setting: dict[str, str]) -> str:
 def planned(
   names: Sequence[str], grid: Sequence[str], passed_on: Sequence[str]
 ) -> dict[str, list[str]]:
-  """Plans the runs of a grid.
+  """Plan the runs of a grid.
 
-  Where they are of several algorithms, each run leaves out the flags that only
-  other algorithms read, so that runs which differ by such a flag are one.
+  If they are of several algorithms, each run leaves out the flags that only
+  other algorithms read, and runs that differ only by such a flag become one.
 
   Args:
-    names: Of recipes, to run each of them.
-    grid: Texts `flag=value,value,...`.
-    passed_on: What all runs are given.
+    names: Names of recipes, to run each of them.
+    grid: Strings `flag=value,value,...`.
+    passed_on: Arguments of all runs.
 
   Returns:
     The flags of each run, by the name of its folder.
 
   Raises:
-    OptionError: If a text of the grid is not of this form.
+    OptionError: If a string of the grid is not of this form.
   """
   runs = []
   for recipe in names or ['']:
@@ -156,7 +156,7 @@ def planned(
 
 
 def _run(binary: str, *arguments: str) -> int:
-  """Runs a binary in a process of its own, and returns its exit status."""
+  """Run a binary in a new process, and return its exit status."""
   command = [sys.executable, '-m', binary, *arguments]
   return subprocess.run(command, check=False).returncode
 
@@ -164,11 +164,11 @@ def _run(binary: str, *arguments: str) -> int:
 def _search(
   search: plans.Search, sweep: Sweep, root: pathlib.Path, train: trials.Train
 ) -> None:
-  """Searches for the best values of flags.
+  """Search for the best values of flags.
 
   Args:
-    search: What is searched for, and how.
-    sweep: What else is chosen.
+    search: The options of the search.
+    sweep: The options of the sweep.
     root: The folder for the runs.
     train: Trains a run.
   """
@@ -198,7 +198,7 @@ def _search(
 
 
 def announced(plan: plans.Plan) -> list[str]:
-  """Says what a search is about to do, and what it costs those who take part.
+  """Describe what a search is about to do, and its privacy cost.
 
   Args:
     plan: The search.
@@ -213,15 +213,15 @@ def announced(plan: plans.Plan) -> list[str]:
 
 
 def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
-  """Warns of what private runs cost those who take part in all of them.
+  """Warn of the total cost of private runs to users who are in all of them.
 
   Args:
     configs: The experiments, private or not.
-    runs: What the runs are called, such as 'trials'.
-    what: What has them trained, such as 'search'.
+    runs: The word for the runs, such as 'trials'.
+    what: The word for what trains them, such as 'search'.
 
   Returns:
-    A line for each task of which runs are private.
+    A line for each task with private runs.
   """
   by_task: dict[str, list[Privacy]] = {}
   for config in configs:
@@ -252,14 +252,14 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
 
 
 def _parsed(commands: Iterable[Sequence[str]]) -> Iterator[Config]:
-  """The experiments of command lines, but for those that will be refused."""
+  """Yield the experiments of command lines, except those that are refused."""
   for arguments in commands:
     with contextlib.suppress(OptionError):
       yield flags.parse(arguments)
 
 
 def main(sweep: Sweep, search: plans.Search) -> None:
-  """Runs what is not done yet."""
+  """Run the search, or the runs of the grid."""
   if not sweep.sweep_dir:
     raise OptionError('--sweep_dir: name a folder for the runs.')
   root = pathlib.Path(sweep.sweep_dir)

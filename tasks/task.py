@@ -1,4 +1,4 @@
-"""What the binaries ask of a task, whatever it is about."""
+"""Interfaces of tasks that the programs use."""
 
 import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,14 +28,14 @@ from tff_partial.data import populations
 from tff_partial.data import splits
 from tff_partial.model import models
 
-# Resident in memory, or read when their round comes.
+# In memory, or read lazily in their round.
 Clients: TypeAlias = populations.Population | client_readers.Reader
 
 # Parts of the data that every task has.
 TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
 
-# Where a model has what belongs to one user: at the user (local weights), as a
-# row of a table at the server, or nowhere: all users share all of the model.
+# Where a model keeps the parameters of one user: at the user (local weights),
+# in a row of a table at the server, or nowhere: all users share all weights.
 OWN, TABLE, NOBODY = 'own', 'table', 'nobody'
 # FedEmbed's forms: the user's embedding, and with it heads of sub-populations
 # at the server or a head at the user.
@@ -43,9 +43,9 @@ HEADS, OWN_HEAD = 'heads', 'own_head'
 # PFedKM's forms: heads of clusters, and the centers of the gradients by which
 # users join them: those of the whole model, or of a linear head.
 CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
-# FedProto's form: nowhere, but the model has its features for an output, too.
+# FedProto's form: nowhere, and the model also outputs its features.
 FEATURES = 'features'
-# The outputs of that model are these and its logits.
+# The key of that model's other output.
 LOGITS = 'logits'
 USER_FORMS = (
   OWN,
@@ -61,13 +61,12 @@ USER_FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationClients:
-  """Clients to measure.
+  """Clients to evaluate.
 
   Attributes:
-    part: The part of the data that they are measured on.
-    seen: Whether they took part in training; they come with what they remember
-      from there.
-    split: Support and query set, where the protocol demands them; None leaves
+    part: The part of the data that they are evaluated on.
+    seen: True if they took part in training; they keep their states from there.
+    split: Support and query set, if the protocol prescribes them; None leaves
       them to the algorithm.
   """
 
@@ -76,31 +75,31 @@ class EvaluationClients:
   split: splits.Split | None = None
 
 
-# Whether those measured took part in training; results name them so.
+# Evaluated clients that took no part in training, or did; names in results.
 UNSEEN, SEEN = 'unseen', 'seen'
 PROTOCOLS = (UNSEEN, SEEN)
 
 
 class MeasuredByProtocol:
-  """What tasks have in common whose protocol says who is measured.
+  """The base of tasks whose protocol decides which clients are evaluated.
 
-  Under SEEN each client comes with its past, and what is to be measured is
-  marked in the field `is_query`.
+  Under SEEN each client comes with its past examples, and the query examples
+  are marked in the field `is_query`.
 
   Attributes:
-    protocol: UNSEEN or SEEN: under which name the test result is reported.
+    protocol: UNSEEN or SEEN, the name of the test result.
   """
 
   protocol: str
 
   @property
   def validation(self) -> EvaluationClients:
-    """Who chooses the best round."""
+    """The clients that choose the best round."""
     return self._examinees(VALIDATION)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """The clients that a result is about."""
+    """The test clients, by the names of their results."""
     return {self.protocol: self._examinees(TEST)}
 
   def _examinees(self, part: str) -> EvaluationClients:
@@ -110,12 +109,12 @@ class MeasuredByProtocol:
 
 
 class KnowsUsers:
-  """A task that knows something of its users by which to tell them apart.
+  """A task that knows an attribute of its users.
 
   Attributes:
-    attribute: What it knows, such as 'most used subreddit'.
-    own_weights: Which of the weights that users remember are their vectors, as
-      a regular expression over names; '' for all.
+    attribute: The name of the attribute, such as 'most used subreddit'.
+    own_weights: A regular expression over names that selects the weights of a
+      client's state that are its user's vector; '' for all.
   """
 
   attribute: str
@@ -123,16 +122,16 @@ class KnowsUsers:
 
   @property
   def attributes(self) -> dict[str, str]:
-    """What is known of each user in training."""
+    """The attribute of each training user."""
     raise NotImplementedError
 
   def vectors_at_server(
     self, weights: tff.learning.models.ModelWeights
   ) -> dict[str, np.ndarray]:
-    """The users' rows in a table at the server, if there is one.
+    """Return the users' rows in a table at the server, if there is one.
 
     Args:
-      weights: All that the server has.
+      weights: The weights at the server.
     """
     del weights
     return {}
@@ -140,16 +139,16 @@ class KnowsUsers:
 
 @runtime_checkable
 class HasPredictors(Protocol):
-  """A task with predictors that know labels alone, to compare with."""
+  """A task with baseline predictors that only use labels."""
 
   def from_labels_alone(
     self, num_support: int, num_reserved: int
   ) -> dict[str, dict[str, float]]:
-    """Measures the predictors by the metric that selects the best round.
+    """Evaluate the predictors by the metric that selects the best round.
 
     Args:
-      num_support: How many examples of each new user are known.
-      num_reserved: New users are measured on what comes after so many.
+      num_support: The number of known examples of each new user.
+      num_reserved: The number of first examples not evaluated on.
 
     Returns:
       Predictor to the name of a test to the metric.
@@ -162,10 +161,10 @@ class Task(Protocol):
   Attributes:
     name: The task's name.
     selection_metric: The metric that chooses the best round.
-    higher_is_better: Whether a larger value of it is better.
-    learned_from_training: What is computed from the training data before
-      training, without noise, such as a vocabulary. A private run takes it to
-      be public, and says so.
+    higher_is_better: True if larger values of it are better.
+    learned_from_training: Names of what is computed from the training data
+      before training, without noise, such as a vocabulary. A private run
+      assumes it to be public, and says so.
   """
 
   name: str
@@ -175,36 +174,37 @@ class Task(Protocol):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, for the result."""
+    """Counts of the data, for the result."""
 
   @property
   def validation(self) -> EvaluationClients:
-    """Who chooses the best round."""
+    """The clients that choose the best round."""
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """The clients that a result is about, by the names that it gives them."""
+    """The test clients, by their names in the result."""
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model in one of `USER_FORMS`.
+    """Build the model in one of `USER_FORMS`.
 
     Args:
-      user: Where it has what belongs to one user.
+      user: The user form.
 
     Raises:
       OptionError: If the task has no such form.
     """
 
   def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
-    """Packs the clients of one part of the data."""
+    """Pack the clients of one part of the data."""
 
 
 class Spent(NamedTuple):
-  """What a task spends of a private run's privacy before the first round.
+  """The privacy that a task spends before the first round of a private run.
 
   Attributes:
-    noise_multipliers: Of what is released once of all who take part.
-    delta: With what probability that may fail; a part of the run's delta.
+    noise_multipliers: Noise multipliers of what is released once about all
+      users in training.
+    delta: The probability that this fails; a part of the run's delta.
   """
 
   noise_multipliers: tuple[float, ...] = ()
@@ -212,22 +212,22 @@ class Spent(NamedTuple):
 
 
 def _forget(drawn: Mapping[str, Any]) -> None:
-  """Keeps nothing of a release."""
+  """Keep no release."""
 
 
 class Release(NamedTuple):
-  """How a task releases something of its users with noise: once.
+  """Options of a task's noisy release about its users, which happens once.
 
   Attributes:
-    noise_seed: Draws the noise; by default the operating system does.
-    simulated_population: As if so many users took part; by default as many as
-      do.
-    kept: What was released before, as `keep` was given it. It is taken, and
-      nothing is drawn. By default nothing was.
-    keep: Is given what is drawn, as JSON can hold it, before anything is said
-      of it. With None nothing may be drawn: something of the same form that
-      follows from the options alone stands in, to check a run and to plan it.
-      With `kept`, None is to take it whatever the data are now.
+    noise_seed: The seed of the noise; by default the operating system draws it.
+    simulated_population: The number of users to assume; by default the real
+      one.
+    kept: An earlier release, as it was passed to `keep`. It is used, and
+      nothing is drawn. None by default.
+    keep: Called with the release, a value that JSON can represent, before it is
+      used. With None nothing is drawn: a placeholder of the same form, which
+      follows from the options alone, serves to check and to plan a run. With
+      `kept`, None means to use it even if the data differ now.
   """
 
   noise_seed: int | None = None
@@ -238,35 +238,35 @@ class Release(NamedTuple):
 
 @runtime_checkable
 class Releases(Protocol):
-  """Options of a task that may release something of its users with noise."""
+  """Options of a task that may make a noisy release about its users."""
 
   @property
   def spent(self) -> Spent:
-    """What that costs."""
+    """The privacy that the release spends."""
 
   def load(self, data: 'Data', seed: int, release: Release) -> 'Task':
-    """Loads the data and makes the task.
+    """Load the data and make the task.
 
     Args:
-      data: Where they come from.
+      data: The source of the data.
       seed: The run's seed.
-      release: How it is released.
+      release: The options of the release.
     """
 
 
 @runtime_checkable
 class Released(Protocol):
-  """A task that may have released something of its users with noise."""
+  """A task that may have made a noisy release about its users."""
 
   @property
   def released(self) -> str:
-    """The fingerprint of what it released; empty if that is nothing."""
+    """The fingerprint of the release; empty if there is none."""
 
   def released_anew(self, release: Release) -> 'Task':
-    """Makes the task again with another release; reads no data again.
+    """Make the task again with another release, without reading data again.
 
     Args:
-      release: How it is released.
+      release: The options of the release.
     """
 
 
@@ -275,7 +275,7 @@ REAL, SYNTHETIC = 'real', 'synthetic'
 
 @dataclasses.dataclass(frozen=True)
 class Data(Options):
-  """Where data come from."""
+  """Options of the source of the data."""
 
   title: ClassVar[str] = 'Data and task'
 
@@ -301,30 +301,30 @@ class Data(Options):
 
   @property
   def is_synthetic(self) -> bool:
-    """Whether the data are invented, or come with a library."""
+    """True if the data are invented, or come with a library."""
     return self.data == SYNTHETIC
 
 
 class TaskOptions(Options, abc.ABC):
-  """What can be chosen about a task, and how it is made.
+  """Options of a task, which also make it.
 
   Attributes:
-    name: What `--task` calls it.
+    name: The value of `--task`.
   """
 
   name: ClassVar[str]
 
   @abc.abstractmethod
   def load(self, data: Data, seed: int) -> 'Task':
-    """Loads the data and makes the task.
+    """Load the data and make the task.
 
     Args:
-      data: Where they come from.
+      data: The source of the data.
       seed: The run's seed.
 
     Raises:
       DataError: If the data are missing or damaged; says where and what to do.
-      OptionError: If they cannot be divided as the options ask.
+      OptionError: If they cannot be divided as the options require.
     """
 
 
@@ -334,8 +334,8 @@ class Recommendation:
 
   Attributes:
     item_id: The item's number.
-    title: What it is called.
-    score: How much, as the task measures it.
+    title: The item's title.
+    score: The expected liking, as the task measures it.
   """
 
   item_id: int
@@ -350,15 +350,15 @@ class Recommends(Protocol):
   def recommend(
     self, keras_model: Any, user_id: str, number: int
   ) -> list[Recommendation]:
-    """Ranks the items that a user has not seen, the best first.
+    """Rank the items that a user has not seen, the best first.
 
     Args:
       keras_model: The user's own model.
       user_id: The user.
-      number: How many items to return.
+      number: The number of items to return.
 
     Raises:
-      OptionError: If there is no such user, or fewer items to choose from.
+      OptionError: If there is no such user, or there are fewer items.
     """
 
 
@@ -367,7 +367,7 @@ class HasParts(Protocol):
   """A task whose model has the parts of FedEmbed's.
 
   Attributes:
-    parts: How they are called.
+    parts: The names of these parts.
   """
 
   parts: assignments.Parts
@@ -375,35 +375,35 @@ class HasParts(Protocol):
 
 @runtime_checkable
 class KeepsTables(Protocol):
-  """A task whose clients have many users each, in tables of their own.
+  """A task whose clients keep tables of many users each.
 
-  Clients train and keep their tables, whatever algorithm joins what they share.
-  Only where one client holds the examples of all, all users are in one table.
+  Clients train and keep their tables with any algorithm. Only if one client
+  holds the examples of all are all users in one table.
   """
 
   def kept_tables(self) -> Mapping[str, Sequence[int]]:
-    """The tables of which drafts can be made, `[rows, width]`.
+    """Return the tables that can be drafted, `[rows, width]`.
 
     Returns:
-      The names of their variables to how many rows each client has.
+      The names of their variables to their numbers of rows by client.
     """
 
 
 @runtime_checkable
 class HasItemAttributes(Protocol):
-  """A task whose clients know the same attributes of their items."""
+  """A task whose clients share the attributes of items."""
 
   def item_attributes(self) -> hpfl.Attributes:
-    """The attributes, and which weights belong to them."""
+    """Return the attributes, and the weights that belong to each."""
 
 
 class OwnModel(NamedTuple):
-  """A client's own model, and what it is measured on.
+  """A client's own model, and the examples to evaluate it on.
 
   Attributes:
     client: The client.
     keras_model: The model.
-    examples: Its examples as its population has them, `[examples, ...]`.
+    examples: Its examples in the form of its population, `[examples, ...]`.
   """
 
   client: str
@@ -413,27 +413,27 @@ class OwnModel(NamedTuple):
 
 @runtime_checkable
 class MeasuresModels(Protocol):
-  """A task that measures what takes the models of all clients together."""
+  """A task with metrics that need the models of all clients."""
 
   def measure_models(self, models: Iterable[OwnModel]) -> dict[str, float]:
-    """Measures clients' own models.
+    """Evaluate clients' own models.
 
     Args:
-      models: Those of all clients of a part.
+      models: The models of all clients of a part.
 
     Returns:
-      Metrics by name, which join the others, or take their place.
+      Metrics by name, which are added to the others or replace them.
     """
 
 
 @runtime_checkable
 class KnowsAllOf(Protocol):
-  """A task that divides what a user has done among several parts."""
+  """A task that divides the examples of a user among several parts."""
 
   def all_of(
     self, user_id: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs one user with all its examples, whatever part they are in.
+    """Pack one user with all its examples, from all parts.
 
     Raises:
       OptionError: If there is no such user.
@@ -443,12 +443,12 @@ class KnowsAllOf(Protocol):
 def one_user(
   task: Task, user_id: str, example_spec: examples.ExampleSpec
 ) -> Clients:
-  """Finds the clients among which a user is.
+  """Find clients that include a user.
 
   Args:
     task: The task.
     user_id: The user.
-    example_spec: What is read of an example.
+    example_spec: The spec of one example.
 
   Raises:
     OptionError: If there is no such user.

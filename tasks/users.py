@@ -48,7 +48,7 @@ _USER, _VALUE, _GROUP = 'user', 'attribute', 'group'
 
 @dataclasses.dataclass(frozen=True)
 class Picture(Options):
-  """What stands in the pictures."""
+  """Options of the figures."""
 
   beside: tuple[str, ...] = option(
     (),
@@ -60,20 +60,20 @@ class Picture(Options):
 def described(
   task: tasks_lib.KnowsUsers, saved: programs.Saved, num_groups: int, seed: int
 ) -> pd.DataFrame:
-  """Describes the users who took part in training.
+  """Describe the users who took part in training.
 
   Args:
-    task: The task that was learned.
-    saved: What the run left.
-    num_groups: How many groups there were to choose from; with fewer than two,
+    task: The task.
+    saved: The saved run.
+    num_groups: The number of groups to choose from; with fewer than two,
       k-means finds some.
-    seed: Decides the groups that k-means finds.
+    seed: The seed of k-means.
 
   Returns:
     A row for each user: its name, attribute, group, and vector.
 
   Raises:
-    OptionError: If users have nothing of their own.
+    OptionError: If users have no vectors.
   """
   attributes = task.attributes
   groups: list[int] = []
@@ -116,7 +116,7 @@ def _read(folder: pathlib.Path) -> pd.DataFrame:
 
 
 def main(config: Config, output: Output, picture: Picture) -> None:
-  """Writes the table and the pictures."""
+  """Write the table and the figures."""
   folder = pathlib.Path(str(output.output_dir))
   task = load(config, Folder(str(folder)))
   if not isinstance(task, tasks_lib.KnowsUsers):

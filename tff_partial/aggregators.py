@@ -1,8 +1,8 @@
-"""Means to which a client adds some rows of a table in place of a whole one.
+"""Aggregators to which clients send rows of tables instead of whole tables.
 
 With TFF's own aggregators each client sends every table as a whole. Here it
-sends the rows that its examples look up, and their ids, which tell whoever adds
-them up what these examples are about. They are added to one table.
+sends the rows that its examples look up, and their ids, which reveal to the
+aggregating side what these examples are about. They are added to one table.
 """
 
 import abc
@@ -24,7 +24,7 @@ Factory: TypeAlias = (
 
 
 def as_weighted(factory: Factory) -> WeightedFactory:
-  """The same with weights, which are dropped if the factory takes none."""
+  """Return a weighted factory; an unweighted one then ignores weights."""
   if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
     return factory
   return tff.aggregators.as_weighted_aggregator(factory)
@@ -37,12 +37,12 @@ def accumulating(
   merge: tff.Computation,
   report: tff.Computation,
 ) -> tff.templates.AggregationProcess:
-  """The process of a `tff.federated_aggregate` that keeps no state.
+  """Return the process of a `tff.federated_aggregate` that keeps no state.
 
   Args:
-    value_type: What a client sends.
-    zero: Makes the first accumulator.
-    accumulate: (accumulator, what a client sends) -> accumulator.
+    value_type: Type of a client's value.
+    zero: () -> the first accumulator.
+    accumulate: (accumulator, a client's value) -> accumulator.
     merge: (accumulator, accumulator) -> accumulator.
     report: (accumulator) -> the result.
   """
@@ -66,7 +66,7 @@ def accumulating(
 
 
 class RowAggregationFactory(abc.ABC):
-  """Creates aggregations to which clients add whole tables, or rows of them."""
+  """Factory of aggregations of whole tables or of rows of them."""
 
   @abc.abstractmethod
   def create_by_rows(
@@ -76,16 +76,15 @@ class RowAggregationFactory(abc.ABC):
     ids_type: tff.Type,
     result_type: tff.Type,
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that joins rows of some tables.
+    """Create the process that aggregates rows of some tables.
 
     Args:
-      value_type: What clients send: by tier, named tensors; of some tables only
-        some rows, `[?, ...]`. A row may stand there again, as zeros.
-      weight_type: How much it counts.
-      ids_type: For each of these tables, by tier and name, which rows they are,
-        int32 `[?]`.
-      result_type: The type of what they are joined to, in which tables are
-        whole.
+      value_type: Type of clients' values: by tier, named tensors; for some
+        tables only some rows, `[?, ...]`. A row may be repeated as zeros.
+      weight_type: Type of clients' weights.
+      ids_type: Type of the ids of these rows, int32 `[?]`, for each such table
+        by tier and name.
+      result_type: Type of the result, which has whole tables.
 
     Returns:
       A process whose weights are mappings of `weight` and `ids`.
@@ -93,30 +92,29 @@ class RowAggregationFactory(abc.ABC):
 
 
 class MeanFactory(RowAggregationFactory, WeightedFactory):
-  """`tff.aggregators.MeanFactory`, which also takes rows of tables.
+  """A `tff.aggregators.MeanFactory` that also accepts rows of tables.
 
-  Its states and measurements are the same. If all weights are zero, so is the
-  mean.
+  Its states and measurements are the same. If all weights are zero, the mean is
+  zero.
   """
 
   def __init__(
     self,
     around: Callable[[WeightedFactory], WeightedFactory] = lambda mean: mean,
   ):
-    """Makes the factory.
+    """Initialize the factory.
 
     Args:
-      around: Puts the mean into an aggregator that changes what each client
-        sends, by factors that follow from norms and the like: rows of zeros
-        more or less must make no difference. For example
-        `lambda mean: tff.aggregators.clipping_factory(1.0, mean)`.
+      around: Wraps the mean in an aggregator that scales each client's value,
+      by norms and the like: additional rows of zeros must make no difference.
+      For example `lambda mean: tff.aggregators.clipping_factory(1.0, mean)`.
     """
     self._around = around
 
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that joins whole tables."""
+    """Create the process that aggregates whole tables."""
     mean = tff.aggregators.MeanFactory(no_nan_division=True)
     return self._around(mean).create(value_type, weight_type)
 
@@ -127,9 +125,9 @@ class MeanFactory(RowAggregationFactory, WeightedFactory):
     ids_type: tff.Type,
     result_type: tff.Type,
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that joins rows of some tables."""
+    """Create the process that aggregates rows of some tables."""
     mean = _RowMeanFactory(result_type)
-    # The weight passes through what stands around the mean untouched.
+    # The weight passes unchanged through what wraps the mean.
     pair = tff.to_type(
       collections.OrderedDict(weight=weight_type, ids=ids_type)
     )
@@ -137,11 +135,11 @@ class MeanFactory(RowAggregationFactory, WeightedFactory):
 
 
 def robust(*, zeroing: bool = True, clipping: bool = True) -> MeanFactory:
-  """`tff.learning.robust_aggregator`, which also takes rows of tables.
+  """Return a `tff.learning.robust_aggregator` that also accepts rows of tables.
 
   Args:
-    zeroing: Whether extreme updates are zeroed, by an adaptive bound.
-    clipping: Whether long updates are clipped, by an adaptive bound.
+    zeroing: True to zero extreme updates, by an adaptive bound.
+    clipping: True to clip large updates, by an adaptive bound.
   """
   return MeanFactory(
     lambda mean: tff.learning.robust_aggregator(
@@ -154,7 +152,7 @@ def robust(*, zeroing: bool = True, clipping: bool = True) -> MeanFactory:
 
 
 class _RowMeanFactory(WeightedFactory):
-  """The innermost mean, whose weights are pairs of weight and ids."""
+  """Innermost mean, whose weights are pairs of weight and ids."""
 
   def __init__(self, result_type: tff.Type):
     self._result_type = result_type
@@ -162,7 +160,7 @@ class _RowMeanFactory(WeightedFactory):
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    # Of this one only the state and what measurements look like.
+    # Only its state and the type of its measurements are used.
     whole = tff.aggregators.MeanFactory().create(
       self._result_type, weight_type['weight']
     )
@@ -241,39 +239,38 @@ class _RowMeanFactory(WeightedFactory):
 def by_name(
   apart: Mapping[str, Factory], rest: Factory | None = None
 ) -> 'ByNameFactory':
-  """Joins some variables in ways of their own.
+  """Aggregate some variables separately.
 
-  Private aggregators among them clip and noise each their part; what all of
-  them cost together, no ledger counts. Clip by tier for that.
+  Private aggregators among them each clip and noise their own part; no ledger
+  accounts for their total cost. To have that, clip by tier.
 
   Args:
-    apart: Regular expression over whole names of variables to how these are
-      joined; of several that match the first counts.
-    rest: How all others are joined; the mean by default.
+    apart: Regular expression over whole variable names to the factory that
+      aggregates these variables; the first that matches is used.
+    rest: The factory for all others; the mean by default.
 
   Raises:
-    UnknownNameError: When it is to join weights of which an expression matches
-      none.
+    UnknownNameError: On `create`, if an expression matches no variable.
   """
   return ByNameFactory(apart, rest or MeanFactory())
 
 
 def joining(factory: Factory, name: str) -> Factory:
-  """Returns what joins a variable: of `by_name` the part, else the factory."""
+  """Return a variable's factory: a part of `by_name`, else the given one."""
   if not isinstance(factory, ByNameFactory):
     return factory
   return factory.parts[factory.part_of(name)]
 
 
 class ByNameFactory(WeightedFactory):
-  """Several aggregations side by side, each of some variables; see `by_name`.
+  """Factory of separate aggregations, each of some variables; see `by_name`.
 
   Attributes:
     parts: The factories of these aggregations.
   """
 
   def __init__(self, apart: Mapping[str, Factory], rest: Factory):
-    """Keeps the factories; unweighted ones join all clients alike."""
+    """Store the factories; unweighted ones give all clients equal weight."""
     self._rules = [
       (rule, as_weighted(factory))
       for rule, factory in [*apart.items(), ('.*', rest)]
@@ -281,7 +278,7 @@ class ByNameFactory(WeightedFactory):
     self.parts = [*apart.values(), rest]
 
   def part_of(self, name: str) -> int:
-    """The place, in `parts`, of what joins a variable."""
+    """Return the index in `parts` of the factory for a variable."""
     return next(
       place
       for place, (rule, _) in enumerate(self._rules)
@@ -291,7 +288,7 @@ class ByNameFactory(WeightedFactory):
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that joins each part in its own way."""
+    """Create the process that aggregates each part with its factory."""
     paths: list[list[tuple[str, str]]] = [[] for _ in self._rules]
     names = collections.OrderedDict(
       (tier, [name for name, _ in tff.structure.iter_elements(named)])

@@ -1,20 +1,20 @@
-"""How clients come to the sub-population whose head they use.
+"""Assignment of clients to the sub-population whose head they use.
 
-The ways of FedEmbed's section 3.3: they know it, they join the nearest of the
-known prototypes, or the nearest node of a self-organizing map.
+The methods of FedEmbed's section 3.3: clients know their sub-population, or
+join the nearest prototype, or the nearest node of a self-organizing map.
 
-What a client knows when it joins a prototype are its own examples: whether it
-likes each, and of what type each is. The positive prototype is that of a liked
-example's type ("identify from D_u", Algorithm 1, line 9). Its true
-sub-population, as FedEmbed-Type is told, only a prototypical client knows.
+Clients that join a prototype know only their own examples: for each, if they
+like it, and its type. The positive prototype is that of a liked example's type
+("identify from D_u", Algorithm 1, line 9). Only prototypical clients know
+their true sub-population, as all clients do in FedEmbed-Type.
 
 Deviations: Eq. 1 has the usual hinge. The prototypes are the embeddings of the
-prototypical clients of section 3.3.2, which train theirs like anybody: whenever
-one takes part, the prototype of its sub-population goes a share of the way to
-its embedding. The paper says only that prototypes are updated along with the
-global model. Clients may form their embedding, through the heads that all
-share, before they join; in the paper they join by it as it was left the last
-time, which needs clients that take part often.
+prototypical clients of section 3.3.2, which train them like all other clients:
+whenever a prototypical client takes part, the prototype of its sub-population
+moves a fraction of the way to its embedding. The paper says only that
+prototypes are updated along with the global model. Clients may form their
+embedding, through the heads that all share, before they join; in the paper they
+join by their last embedding, which requires clients that take part often.
 """
 
 import collections
@@ -43,26 +43,27 @@ from tff_partial.tiers import LOCAL
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """Which variables and outputs of a model play which part.
+  """Roles of a model's variables and outputs.
 
   The model's own loss is that of the sub-population's head and of the type
-  head. Its outputs may be of any structure.
+  head. Its outputs may have any structure.
 
   Attributes:
     embedding: Name of the personal embedding, a LOCAL variable `[size]`.
     global_head: Regular expression over whole names of the variables of the
       global head.
-    global_loss: Its loss: labels and outputs of a batch to one an example.
-    shared_loss: The loss of all heads that clients share whatever their
-      sub-population, by which an embedding is formed; `global_loss` if None.
+    global_loss: Loss of the global head: (labels, outputs of a batch) -> one
+      loss per example.
+    shared_loss: Loss of all heads that are shared across sub-populations, which
+      forms embeddings; `global_loss` if None.
     prototypes: Name of the vectors of a `layers.Centers`, a GLOBAL variable
       `[K, size]`; '' if the model has none.
-    sub_population: Labels of a batch to the number of the client's true
+    sub_population: (labels of a batch) -> the index of the client's true
       sub-population, from 0: for clients that know it.
-    liked_type: Labels of a batch to the number of the sub-population that likes
-      examples such as these; -1 where the client does not like it.
-    is_prototypical: Labels of a batch to whether its client is a prototypical
-      one, which knows its sub-population.
+    liked_type: (labels of a batch) -> the index of the sub-population that
+      likes such examples; -1 where the client does not like the example.
+    is_prototypical: (labels of a batch) -> True if the client is prototypical
+      and so knows its sub-population.
   """
 
   embedding: str
@@ -76,16 +77,16 @@ class Parts:
 
 
 class Assignment(NamedTuple):
-  """How clients come to their sub-population, section 3.3.
+  """An assignment of clients to sub-populations, section 3.3.
 
   Attributes:
-    assign: Chooses the head; None if each client has a head of its own.
-    before: Phases that come before.
-    after: Phases that come after all training.
-    reassign: How clients would choose their head after the round, if heads are
-      to follow them.
-    server_optimizers: Regular expression over whole names of variables to what
-      moves these at the server, in place of the optimizer of all others.
+    assign: Chooses the head; None if each client has its own.
+    before: Phases before the choice.
+    after: Phases after all training.
+    reassign: How clients would choose their head after the round, if heads
+      follow clients.
+    server_optimizers: Regular expression over whole variable names to the
+      server optimizer of these variables, instead of that of all others.
   """
 
   assign: groups.Assign | None
@@ -95,12 +96,12 @@ class Assignment(NamedTuple):
   server_optimizers: Mapping[str, Optimizer] = types.MappingProxyType({})
 
 
-# Each client has a head of its own, a LOCAL one: FedEmbed-Personal.
+# Each client has its own head, a LOCAL one: FedEmbed-Personal.
 OWN_HEAD = Assignment(None)
 
 
 def by_type(parts: Parts) -> Assignment:
-  """Each client knows its sub-population: FedEmbed-Type."""
+  """Assign clients to the sub-population that they know: FedEmbed-Type."""
   sub_population = _known(parts)
   return Assignment(groups.by_attribute(lambda held: sub_population(held['y'])))
 
@@ -115,26 +116,26 @@ def by_prototype(
   rate: float = 0.1,
   server_rate: float | None = None,
 ) -> Assignment:
-  """Clients join the nearest prototype: FedEmbed-Prototype, section 3.3.2.
+  """Assign clients to the nearest prototype: FedEmbed-Prototype, section 3.3.2.
 
-  First they draw their embedding to the prototypes of what they like and away
-  from one other, which is drawn for each example (Eq. 1; Algorithm 1, lines 9
-  and 10). Prototypical clients do not: they are of their sub-population, and
-  draw its prototype to their embedding.
+  First they pull their embedding towards the prototypes of the types they like
+  and away from another prototype, sampled for each example (Eq. 1; Algorithm 1,
+  lines 9 and 10). Prototypical clients do not: they belong to their
+  sub-population, and pull its prototype towards their embedding.
 
   Args:
     parts: The parts of the model.
     margin: alpha of Eq. 1, in squared distance.
-    steps: Steps on all of a client's examples. With none, a client joins the
-      prototype that is nearest to the embedding as it has formed it, so that
-      only prototypical clients look at what they like.
-    optimizer: Takes them; SGD with rate 0.1.
+    steps: Steps on all of a client's examples. With 0, a client joins the
+      prototype nearest to its embedding as formed before, so that only
+      prototypical clients use their likes.
+    optimizer: The optimizer of these steps; SGD with rate 0.1 by default.
     forming: How clients form their embedding before, by `Parts.shared_loss`;
       not at all by default.
-    rate: Which share of the way from a prototype to its embedding a
+    rate: The fraction of the way from a prototype to its embedding that a
       prototypical client sends.
-    server_rate: Plain gradient descent with this rate moves the prototypes by
-      the joined moves; None leaves them to the server's optimizer.
+    server_rate: Rate of plain gradient descent on the prototypes by the
+      aggregated moves; with None the server's optimizer moves them.
   """
   distances, sub_population = _distances(parts), _known(parts)
   is_prototypical = _told(
@@ -189,28 +190,28 @@ def by_map(
   radius: float = 1.0,
   rows: int = 1,
 ) -> Assignment:
-  """Clients join the nearest node of a self-organizing map: FedEmbed-SOM.
+  """Assign clients to the nearest node of a self-organizing map: FedEmbed-SOM.
 
-  Each client draws the nodes towards its embedding, the nearest one and its
-  neighbours on a lattice by Kohonen's rule, and the server averages these moves
-  as it does all others: the batch form of the map, which noise can cover.
-  `smallest.smallest` joins them as section 3.3.1 says: at an infinite
-  radius, where clients send a share of the way from each node to their
-  embedding, the nearest client's is the shortest. Heads follow the clients from
-  node to node, for which clients say how they moved.
+  Each client pulls the nearest node and its neighbours on a lattice towards its
+  embedding by Kohonen's rule, and the server averages these moves like all
+  others: the batch form of the map, which can be noised. `smallest.smallest`
+  aggregates them as in section 3.3.1: at an infinite radius, where clients send
+  a fraction of the way from each node to their embedding, the nearest client's
+  is the shortest. Heads follow the clients from node to node, for which clients
+  send how they moved.
 
   Args:
     parts: The parts of the model; its prototypes are the nodes.
     forming: How clients form their embedding before, by `Parts.shared_loss`;
       not at all by default.
-    rate: Which share of the way a node goes.
-    server_rate: Plain gradient descent with this rate moves the nodes by the
-      joined moves, where 1 is their mean over all clients of the cohort, of
-      whom few may have moved a node. None leaves them to the server's
-      optimizer; an adaptive one takes them elsewhere than to their clients.
+    rate: The fraction of the way that a node moves.
+    server_rate: Rate of plain gradient descent on the nodes by the aggregated
+      moves; 1 applies their mean over all clients of the cohort, few of which
+      may have moved a node. With None the server's optimizer moves them; an
+      adaptive one does not move them to their clients.
     radius: Standard deviation of the neighbourhood, in nodes. At infinity each
-      client moves all nodes alike; at 0 only the nearest.
-    rows: Rows of the lattice; of `K / rows` nodes each.
+      client moves all nodes equally; at 0 only the nearest.
+    rows: Rows of the lattice, with `K / rows` nodes each.
   """
   nearest = groups.nearest(parts.embedding, parts.prototypes)
   return Assignment(
@@ -223,21 +224,21 @@ def by_map(
 
 
 def moved_by(parts: Parts, rate: float | None) -> dict[str, Optimizer]:
-  """What moves the prototypes at the server, for `Assignment`.
+  """Return the server optimizer of the prototypes, for `Assignment`.
 
   Args:
     parts: The parts of the model.
-    rate: The rate of plain gradient descent, or None.
+    rate: The rate of plain gradient descent; None for no separate optimizer.
   """
   return {} if rate is None else {parts.prototypes: sgd(rate)}
 
 
 def formed(parts: Parts, how: Phase) -> Phase:
-  """The phase in which clients form their embedding by the shared heads.
+  """Return the phase in which clients form their embedding by the shared heads.
 
   Args:
     parts: The parts of the model.
-    how: Its optimizer, batches and epochs.
+    how: The phase's optimizer, batches and epochs.
   """
   return dataclasses.replace(
     how,
@@ -253,12 +254,12 @@ def _formed(parts: Parts, how: Phase | None) -> tuple[Phase, ...]:
 
 
 def moving(parts: Parts, term: phases.Term, rate: float) -> Phase:
-  """The phase in which clients say how they would move the prototypes.
+  """Return the phase in which clients compute their moves of the prototypes.
 
   Args:
     parts: The parts of the model.
-    term: What they minimize.
-    rate: Rate of their one step.
+    term: The term that they minimize.
+    rate: Rate of their single step.
   """
   return Phase(
     train=(GLOBAL,),
@@ -273,10 +274,10 @@ def moving(parts: Parts, term: phases.Term, rate: float) -> Phase:
 def triplet_loss(
   parts: Parts, margin: float
 ) -> Callable[[ClientContext], tf.Tensor]:
-  """Eq. 1: `max(0, |e_u - e_p|^2 - |e_u - e_n|^2 + margin)`, `[batch]`.
+  """Return Eq. 1: `max(0, |e_u - e_p|^2 - |e_u - e_n|^2 + margin)`, `[batch]`.
 
-  The prototype p is that of the type of an example that the client likes, and n
-  is drawn from all others. Examples that it does not like say nothing.
+  The prototype p is that of the type of a liked example, and n is sampled from
+  all others. The loss of examples that the client does not like is 0.
 
   Args:
     parts: The parts of the model.
@@ -298,9 +299,9 @@ def triplet_loss(
 
 
 def map_loss(parts: Parts, radius: float, rows: int = 1) -> phases.Term:
-  """Half the squared distances to all nodes, by how near they are to the best.
+  """Return half the squared distances to all nodes, weighted by neighbourhood.
 
-  Its gradient in a node is Kohonen's step back, `neighbourhood * (node - e)`.
+  Its gradient at a node is Kohonen's step back, `neighbourhood * (node - e)`.
 
   Args:
     parts: The parts of the model.
@@ -328,11 +329,11 @@ def map_loss(parts: Parts, radius: float, rows: int = 1) -> phases.Term:
 
 
 def following(reassign: groups.Assign) -> Statistic:
-  """Has the weights of groups follow their clients, section 3.3.1.
+  """Make the weights of groups follow their clients, section 3.3.1.
 
-  Clients say from which group to which they would move by the updated weights,
-  and each group takes the weights of that from which most of its clients come;
-  not what the server's optimizer remembers of them.
+  Clients send from which group to which they would move by the updated weights,
+  and each group takes the weights of the group that most of its clients come
+  from, but not the state of the server's optimizer for them.
 
   Args:
     reassign: How clients would choose their groups.
@@ -354,7 +355,7 @@ def following(reassign: groups.Assign) -> Statistic:
 
 
 def _distances(parts: Parts) -> Callable[[ClientContext], tf.Tensor]:
-  """Squared distances `[K]` of a client's embedding to all prototypes."""
+  """Return the squared distances `[K]` of an embedding to all prototypes."""
   if not parts.prototypes:
     raise groups.GroupError(
       'Clients are to be assigned by prototypes. Say in '

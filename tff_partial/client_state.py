@@ -1,4 +1,4 @@
-"""What a client remembers from one round to the next.
+"""Client state, kept from one round to the next.
 
 The state enters and leaves a round as a value placed at clients. No type at the
 server contains it.
@@ -17,15 +17,15 @@ from tff_partial.model import models
 
 
 class ClientState(NamedTuple):
-  """A rule for what a client remembers.
+  """Functions that define a client's state.
 
   Attributes:
-    first: (model, seed) -> what a client remembers that never took part.
-    recall: (model, remembered, received weights by tier, seed) -> the weights
-      that the client holds as a round begins, by tier: LOCAL, and PERSONAL if
-      it has a copy of its own.
-    keep: (what a client knows after its work) -> what it remembers then.
-    is_frozen: Whether local weights may stay as they begin, untrained.
+    first: (model, seed) -> the state of a client that never took part.
+    recall: (model, state, received weights by tier, seed) -> the weights that
+      the client holds when a round begins, by tier: LOCAL, and PERSONAL if it
+      has a personal copy.
+    keep: (the client's context after its work) -> its new state.
+    is_frozen: True if local weights may remain untrained.
   """
 
   first: Callable[[models.PartialModel, tf.Tensor], Any]
@@ -39,7 +39,7 @@ class ClientState(NamedTuple):
 def _local(
   model: models.PartialModel, seed: tf.Tensor
 ) -> collections.OrderedDict[str, Any]:
-  """First local weights as a tier, or nothing if the model has none."""
+  """Return first local weights as a tier, or no tier if the model has none."""
   if tiers.LOCAL not in model.tiers:
     return collections.OrderedDict()
   return collections.OrderedDict(
@@ -47,7 +47,7 @@ def _local(
   )
 
 
-# Nothing is remembered: local weights begin anew, as in FedRecon.
+# Nothing is remembered: local weights are initialized again, as in FedRecon.
 stateless = ClientState(
   first=lambda model, seed: collections.OrderedDict(),
   recall=lambda model, remembered, received, seed: _local(model, seed),
@@ -62,7 +62,7 @@ def _same_for_all(
   return _local(model, tf.constant(random_bits.derive(model.seed, 'alike')))
 
 
-# Nothing is remembered, and all clients begin with the same local weights in
+# Nothing is remembered, and all clients start from the same local weights in
 # every round, as with the fixed head of FedBABU.
 frozen_init = stateless._replace(recall=_same_for_all, is_frozen=True)
 
@@ -78,17 +78,17 @@ persist_local = ClientState(
 )
 
 
-# Where a client's state has the group that it chose.
+# Key of the chosen group in a client's state.
 GROUP = 'group'
 
 
 def remember_group(client_state: ClientState) -> ClientState:
-  """A client remembers also which group it chose; -1 if it never took part.
+  """Return a state with also the client's group; -1 if it never took part.
 
-  No computation reads it: it is there to be looked at (Figure 3 of FedEmbed).
+  No computation reads it: it is for analysis (Figure 3 of FedEmbed).
 
   Args:
-    client_state: What else it remembers.
+    client_state: The rest of the state.
   """
   return client_state._replace(
     first=lambda model, seed: collections.OrderedDict(
@@ -136,21 +136,21 @@ def _keep_personal(client: ClientContext) -> Any:
   return kept
 
 
-# A client remembers a copy of its own of the whole model, as in Ditto. It
-# begins as the global weights that the client first receives.
+# A client remembers a personal copy of the whole model, as in Ditto. It starts
+# from the global weights that the client first receives.
 persist_personal = ClientState(
   _first_personal, _recall_personal, _keep_personal
 )
 
 
 def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
-  """A client remembers also numbers that are no variables of the model.
+  """Return a state with also numbers that are not variables of the model.
 
-  Its phases find them in the tier OTHER.
+  Phases find them in the tier OTHER.
 
   Args:
-    client_state: What else it remembers.
-    **first: Each number's name and first value.
+    client_state: The rest of the state.
+    **first: Name and first value of each number.
   """
   return ClientState(
     first=lambda model, seed: collections.OrderedDict(

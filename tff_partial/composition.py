@@ -1,8 +1,8 @@
-"""Composes an algorithm's parts into a `PartialProcess`.
+"""Composition of an algorithm's parts into a `PartialProcess`.
 
-`compose` reads as a round goes: what the server sends, what a client does with
-it and sends back (`messages.py`), how the server joins that and steps by it
-(`server_update.py`), and what clients keep.
+`compose` follows the order of a round: the broadcast, the client's work and
+message (`messages.py`), the server's aggregation and step (`server_update.py`),
+and the clients' new state.
 """
 
 import collections
@@ -41,7 +41,7 @@ ServerState: TypeAlias = client_work.ServerState
 
 
 class Averaging(TypedDict, total=False):
-  """What builders of algorithms hand on to `compose`, where it is described."""
+  """Arguments that builders of algorithms pass to `compose`; see there."""
 
   aggregator: AggregationFactory | None
   client_weighting: ClientWeighting | ClientWeightFn
@@ -49,7 +49,7 @@ class Averaging(TypedDict, total=False):
 
 
 class Joining(Averaging, total=False):
-  """The same, of algorithms whose server may have any optimizer."""
+  """The same, for algorithms whose server may have any optimizer."""
 
   server_optimizer: phases.Optimizer | None
   mean_of_members: bool
@@ -69,40 +69,42 @@ def compose(
   statistics: Sequence[Statistic] = (),
   server_state: ServerState | None = None,
 ) -> PartialProcess:
-  """Makes a process in which each client does its work and the server joins it.
+  """Build a process in which clients do the work and the server aggregates.
 
-  A client whose losses or weights are not all finite counts for nothing: its
-  update and its weight are zero and its measurements are left out, but for
-  `num_not_finite`; it keeps what it remembered before. A client without
-  measured examples has the weight zero. If no phase trains a tier at the
-  server, no update is sent.
+  A client whose losses or weights are not all finite does not count: its update
+  and its weight are zero and its measurements are left out, except for
+  `num_not_finite`; it keeps its previous state. A client without measured
+  examples has the weight zero. If no phase trains a tier at the server, no
+  update is sent.
 
   Args:
     model: The model to train.
     work: The phases of a client's round.
     client_state: What a client remembers; nothing by default.
-    aggregator: How updates are joined, any factory of `tff.aggregators`; the
-      mean, weighted as said below. With those of `aggregators.py`, such as this
-      one, clients send only the rows of a table that they trained.
-    server_optimizer: Takes the joined update for a gradient; SGD with rate 1.
-    client_weighting: Whether a client counts by its measured examples or once;
-      or a function from what its phases came to, to its weight. A client whose
-      weight is negative or no number counts as one that is not finite.
-    before_sending: What a client does with its update before it sends it, such
-      as `local_noise.LocalNoise`. It then sends whole tables.
+    aggregator: Aggregates updates, any factory of `tff.aggregators`; by default
+      the mean weighted by `client_weighting`. With factories of
+      `aggregators.py`, such as the default, clients send only the rows of a
+      table that they trained.
+    server_optimizer: Uses the aggregated update as a gradient; SGD with rate 1
+      by default.
+    client_weighting: Weights clients by measured examples or uniformly; or a
+      function from a client's result to its weight. A client whose weight is
+      negative or not finite does not count, like one that is not finite.
+    before_sending: Transforms a client's update before it is sent, such as
+      `local_noise.LocalNoise`. Clients then send whole tables.
     mean_of_members: How far a group's copy moves. By default by its members'
       share of the mean over all clients, as in FedEmbed (Algorithm 1, line 25):
-      a group of few moves little. If true, by the mean over its members alone,
-      for which the server learns how much the members of each group weigh
-      together; not beside noise.
-    statistics: What clients send beside their update.
-    server_state: Makes what the server holds beside weights, for statistics to
-      update. It is sent to clients, who find it in `ClientContext.server`; in
-      an evaluation, too, that is built with the same.
+      a small group moves little. If true, by the mean over its members only,
+      for which the server learns the total weight of each group's members; not
+      possible with noise.
+    statistics: What clients send besides their update.
+    server_state: Makes the server's state besides weights, which statistics
+      update. It is sent to clients, in `ClientContext.server`; also in an
+      evaluation that is built with the same function.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the parts do not fit together,
-      among them a private aggregator and something that would be sent without
+      including a private aggregator and anything that would be sent without
       its noise.
   """
   aggregator = aggregator or aggregators.MeanFactory()
@@ -158,15 +160,15 @@ def compose(
 
 
 class _Round:
-  """The computations of a process.
+  """Computations of a process.
 
   Attributes:
     initialize: `( -> S@SERVER)`.
     next: `(S@SERVER, C@CLIENTS, D@CLIENTS) -> PartialProcessOutput`.
     get_model_weights: `(S -> ModelWeights)`.
     set_model_weights: `(S, ModelWeights -> S)`.
-    sent_beside: The types of what clients send beside their update, by name.
-    loaded_beside: The types of what they load beside weights.
+    sent_beside: The types of what clients send besides their update, by name.
+    loaded_beside: The types of what they receive besides weights, by name.
   """
 
   def __init__(
@@ -242,7 +244,7 @@ class _Round:
     self._trace()
 
   def _specs_of_sent(self, has_state: bool) -> Any:
-    """Specs of what the server sends beside weights."""
+    """Return the specs of what the server sends besides weights."""
     specs: dict[str, Any] = collections.OrderedDict()
     if self._client.follows_rounds:
       specs['round'] = tf.TensorSpec([], tf.int32)
@@ -253,7 +255,7 @@ class _Round:
     return specs
 
   def _trace(self) -> None:
-    """Makes the federated computations."""
+    """Make the federated computations."""
     state_of = tff.learning.templates.LearningAlgorithmState
 
     @tff.federated_computation
@@ -305,7 +307,7 @@ class _Round:
     self.set_model_weights = set_model_weights
 
   def _run(self, state: Any, client_states: Any, clients: Any) -> Any:
-    """One round, within a federated computation."""
+    """Run one round, within a federated computation."""
     weights, sent = self._broadcast(
       state.global_model_weights, state.client_work
     )
@@ -329,7 +331,7 @@ class _Round:
     kept, states = message.kept, collections.OrderedDict()
     for statistic in self._statistics:
       if statistic is MEMBERS:
-        continue  # Its work is done.
+        continue  # Already used above.
       name = statistic.name
       if name in updates.statistics:
         own, joined = message.update[name], updates.statistics[name]
@@ -373,7 +375,7 @@ class _Round:
     return PartialProcessOutput(new_state, kept, metrics)
 
   def _broadcast(self, weights: Any, work_state: Any) -> tuple[Any, Any]:
-    """The weights at clients, and what is sent beside, by name."""
+    """Return the weights at clients, and what else is sent, by name."""
     sent = {
       name: tff.federated_broadcast(
         tff.federated_map(_chosen(self._work_state, name), work_state)
@@ -385,7 +387,7 @@ class _Round:
   def _after_update(
     self, name: str, held: Any, message: Any, clients: Any
   ) -> Any:
-    """What clients compute by the updated weights."""
+    """Return what clients compute from the updated weights."""
     weights, beside = self._broadcast(*held)
     beside['group'], beside['weight'] = message.group, message.weight
     return tff.federated_map(
@@ -397,7 +399,7 @@ class _Round:
 def _first_round(
   model: models.PartialModel, server_state: ServerState | None
 ) -> tff.Computation:
-  """Makes `( -> (rounds done[, server state]))`."""
+  """Make `( -> (completed rounds[, server state]))`."""
   if server_state is not None:
     first_server_state = client_work.first_server_state(model, server_state)
 

@@ -1,7 +1,8 @@
-"""What a client knows at some place of its work.
+"""A client's context at some point of its work.
 
 Losses that a phase adds (`terms.py`), choices of a group (`groups.py`) and
-whatever else a client computes (`Compute`) are functions of a `ClientContext`.
+everything else that a client computes (`Compute`) are functions of a
+`ClientContext`.
 """
 
 import collections
@@ -19,18 +20,18 @@ from tff_partial.model import models
 
 
 class ContextError(errors.UserError, ValueError):
-  """Raised for what a client does not know at a place of its work."""
+  """Raised for values that are not available at a point of a client's work."""
 
 
 class Batch(NamedTuple):
   """The examples of one step.
 
   Attributes:
-    x: What the model reads, `[batch, ...]`.
+    x: The model's inputs, `[batch, ...]`.
     y: Labels.
     weight: float32, the examples' weights.
     is_real: bool `[batch]`; false for padding.
-    predictions: What the model makes of `x`; None if the phase does not use
+    predictions: The model's outputs for `x`; None if the phase does not use
       its loss.
   """
 
@@ -41,10 +42,10 @@ class Batch(NamedTuple):
   predictions: Any
 
   def mean(self, values: tf.Tensor) -> tf.Tensor:
-    """The mean of weighted values `[batch]` over the real examples, a scalar.
+    """Return the mean of weighted values over the real examples, a scalar.
 
     Args:
-      values: One number for each example; counts for nothing in padding.
+      values: `[batch]`, one number per example; ignored for padding.
     """
     real = tf.cast(self.is_real, tf.float32)
     values = tf.cast(values, tf.float32) * self.weight
@@ -53,13 +54,13 @@ class Batch(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What a client's work came to, besides weights.
+  """Outcome of a client's work, besides weights.
 
   Attributes:
     num_examples: int32, examples that the measured phases chose.
-    num_steps: Tier to how many optimizer steps it was trained by, int32.
-    weight: float32, how much the client's update counts; zero if nothing of
-      it does.
+    num_steps: Tier to the number of optimizer steps that trained it, int32.
+    weight: float32, the weight of the client's update; zero if it does not
+      count.
   """
 
   num_examples: tf.Tensor
@@ -68,11 +69,11 @@ class Outcome(NamedTuple):
 
 
 class Slots(NamedTuple):
-  """What optimizers keep from round to round; see `optimizer_slots.py`.
+  """Optimizer slots kept from round to round; see `optimizer_slots.py`.
 
   Attributes:
-    before: Phase to tier to state, as the round began.
-    now: The same, as it stands.
+    before: Phase to tier to state, at the start of the round.
+    now: The current value of the same.
   """
 
   before: Mapping[str, Any]
@@ -80,28 +81,26 @@ class Slots(NamedTuple):
 
 
 class ClientContext(NamedTuple):
-  """What a client knows at some place of its work.
+  """A client's context at some point of its work.
 
   Attributes:
     model: The model.
-    weights: Tier to named tensors, as they stand; of GROUP the copy that the
-      client chose, before that the first, and all copies where it chooses.
-    received: Tier to named tensors, as the round began.
+    weights: Tier to named tensors, current values; for GROUP the copy that the
+      client chose, before that the first, and all copies while it chooses.
+    received: Tier to named tensors, at the start of the round.
     frozen: Weights that are never trained.
     examples: The client's examples, `[capacity, ...]`.
-    count: int32 scalar, how many of them are real.
-    seed: int32 `[2]`, for what is drawn at this place.
-    remembered: The client's state as the round began, without `slots`.
-    server: What the server sends beside weights: the process's server state;
-      None if it has none, and in an evaluation that is built without
-      `server_state`.
-    computed: What was computed before, by name; see `Compute`.
+    count: int32 scalar, the number of real examples.
+    seed: int32 `[2]`, for random draws at this point.
+    remembered: The client's state at the start of the round, without `slots`.
+    server: The process's server state, sent besides weights; None if it has
+      none, and in an evaluation that is built without `server_state`.
+    computed: Values computed before, by name; see `Compute`.
     group: int32 scalar, the client's group; 0 until it has chosen.
     batch: The examples of the step, for terms and answers; None elsewhere.
-    outcome: What the work came to; None as long as it goes on.
-    rows: Of each table of the client's own size, which of its rows are real,
-      bool `[rows]`.
-    slots: What optimizers keep; nothing unless a phase says so.
+    outcome: Outcome of the work; None until it is done.
+    rows: For each client-sized table, the mask of its real rows, bool `[rows]`.
+    slots: Optimizer slots that are kept; empty unless a phase requests it.
   """
 
   model: models.PartialModel
@@ -121,7 +120,7 @@ class ClientContext(NamedTuple):
   slots: Slots = Slots({}, {})
 
   def weight(self, tier: str, name: str) -> tf.Tensor:
-    """One variable's tensor, as it stands.
+    """Return one variable's current tensor.
 
     Args:
       tier: The tier that holds it.
@@ -139,7 +138,7 @@ class ClientContext(NamedTuple):
     return named[name]
 
   def predict(self, reads: tiers.Reads = tiers.as_they_are) -> Any:
-    """The model's predictions for all examples, `[capacity, ...]`.
+    """Return the model's predictions for all examples, `[capacity, ...]`.
 
     Args:
       reads: The weights that the model reads.
@@ -154,11 +153,11 @@ class ClientContext(NamedTuple):
     loss: losses.LossFn | None = None,
     reads: tiers.Reads = tiers.as_they_are,
   ) -> tiers.NamedTensors:
-    """Gradients of the loss over all of the client's examples, by name.
+    """Return gradients of the loss over all of the client's examples, by name.
 
     Args:
-      tier: The weights with respect to which they are taken.
-      loss: Another loss than the model's own.
+      tier: The tier with respect to which they are taken.
+      loss: A loss that replaces the model's own.
       reads: The weights that the model reads.
     """
     held = self.weights[tier]
@@ -180,17 +179,17 @@ class ClientContext(NamedTuple):
       held,
       unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
-    # That of a table has its rows alone.
+    # The gradient of a table has only the rows that were read.
     return collections.OrderedDict(
       (name, tf.convert_to_tensor(slope)) for name, slope in found.items()
     )
 
   def on(self, part: splits.Part, seed: tf.Tensor) -> 'ClientContext':
-    """The same of a client that has a part of its examples alone.
+    """Return the context of the client with only a part of its examples.
 
     Args:
       part: The part.
-      seed: For what is drawn in choosing.
+      seed: For random draws of the choice.
     """
     if part is splits.everything():
       return self
@@ -204,7 +203,7 @@ class ClientContext(NamedTuple):
 
   @property
   def is_real(self) -> tf.Tensor:
-    """Which of the examples are no padding, bool `[capacity]`."""
+    """Mask of the examples that are not padding, bool `[capacity]`."""
     return tf.range(tf.shape(self.examples['weight'])[0]) < self.count
 
   def _predict(self, weights: tiers.Weights, *, training: bool) -> Any:
@@ -218,7 +217,7 @@ class ClientContext(NamedTuple):
 
 
 def batch_of(client: ClientContext) -> Batch:
-  """The examples of the step.
+  """Return the examples of the step.
 
   Raises:
     ContextError: If the client takes none, outside of a phase's terms and
@@ -233,10 +232,10 @@ def batch_of(client: ClientContext) -> Batch:
 
 
 def outcome_of(client: ClientContext) -> Outcome:
-  """What the client's work came to.
+  """Return the outcome of the client's work.
 
   Raises:
-    ContextError: If the work goes on.
+    ContextError: If the work is not done.
   """
   if client.outcome is None:
     raise ContextError(
@@ -247,15 +246,15 @@ def outcome_of(client: ClientContext) -> Outcome:
 
 
 class Compute(NamedTuple):
-  """A place in a client's work at which it computes something and holds it.
+  """A part of a client's work that computes a value and stores it.
 
-  What comes later in the round finds it in `ClientContext.computed`; after the
-  round it is forgotten, unless it is kept or sent.
+  Later parts of the round find it in `ClientContext.computed`; after the round
+  it is lost, unless it is kept or sent.
 
   Attributes:
-    name: Under which it is held.
-    function: (what the client knows) -> a structure of tensors.
-    on: The examples that it knows there; all of them by default.
+    name: Key of the value.
+    function: (the client's context) -> a structure of tensors.
+    on: The examples in the context; all of them by default.
   """
 
   name: str
@@ -264,14 +263,14 @@ class Compute(NamedTuple):
 
 
 class Revise(NamedTuple):
-  """A place in a client's work at which it replaces weights that it holds.
+  """A part of a client's work that replaces some of its weights.
 
-  What a client's weights become follows from a formula there, such as a
-  mixture of its own and the server's, and not from training.
+  The new weights follow from a formula, such as a mixture of the client's and
+  the server's, and not from training.
 
   Attributes:
-    function: (what the client knows) -> the new weights, by tier and name;
-      those that it leaves out stay as they are.
+    function: (the client's context) -> the new weights, by tier and name; all
+      others do not change.
   """
 
   function: Callable[[ClientContext], tiers.Weights]

@@ -1,4 +1,4 @@
-"""The base of all errors that are made for users to read."""
+"""Base class of all errors that are meant for users to read."""
 
 from typing import Any, Self
 
@@ -6,8 +6,8 @@ from typing import Any, Self
 class UserError(Exception):
   """An error whose message says what is wrong, where, and what to do.
 
-  Programs print the message alone; a traceback would only hide it. It may
-  travel from process to process, whatever its constructor takes.
+  Programs print only the message; a traceback would hide it. The error can be
+  pickled, whatever the arguments of its constructor.
   """
 
   def __reduce__(self) -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
 """Evaluation: clients personalise the model, then measure it.
 
-The pooled metrics count every example alike. The metrics of each client stay
-placed at clients until a program, in a simulation, gathers and summarizes them.
+The pooled metrics weight all examples equally. Each client's metrics stay
+placed at clients until a program, in a simulation, collects and summarizes
+them.
 """
 
 import collections
@@ -23,18 +24,18 @@ from tff_partial.exchange import messages
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
 
-# Name of a metric to client id to the client's own value.
+# Metric name to client id to the client's value.
 ByClient: TypeAlias = Mapping[str, Mapping[str, float]]
 
 QUANTILES = {'p10': 0.1, 'p50': 0.5, 'p90': 0.9}
 
 
 class ServerStateError(errors.UserError, ValueError):
-  """Raised for an evaluation that reads a server state that there is not."""
+  """Raised when an evaluation reads a server state that does not exist."""
 
 
 class EvaluationOutput(NamedTuple):
-  """What an evaluation returns.
+  """Output of an evaluation.
 
   Attributes:
     metrics: Pooled over all examples of all clients, at the server.
@@ -46,22 +47,22 @@ class EvaluationOutput(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-  """An evaluation as a computation.
+  """An evaluation as TFF computations.
 
   Attributes:
     evaluate: `(ModelWeights@SERVER, C@CLIENTS, D@CLIENTS) -> (metrics=M@SERVER,
-      per_client=P@CLIENTS)`. If clients read the server's state, that is a
-      fourth argument, `<server=S>@SERVER`, as `beside` makes it; of `measure`
-      and `personalise` likewise.
-    initialize_client: `(int32[2] -> C)`: what a client remembers that never
-      took part.
+      per_client=P@CLIENTS)`. If clients read the server's state, it is a fourth
+      argument, `<server=S>@SERVER`, as `beside` makes it; likewise for
+      `measure` and `personalise`.
+    initialize_client: `(int32[2] -> C)`: the state of a client that never took
+      part.
     measure: `(ModelWeights, C, D -> (states of metrics, metrics))`, for one
-      client and not placed.
+      client, without placements.
     personalise: `(ModelWeights, C, D -> weights by name)`, likewise: the
-      trainable weights of the client's own model, which it would use.
+      trainable weights of the client's personal model.
     model: The model that is measured.
-    example_spec: What an example consists of; pack data with it.
-    server_type: Of the server's state that clients read; None if they read
+    example_spec: The spec of an example; pack data with it.
+    server_type: Type of the server's state that clients read; None if they read
       none.
   """
 
@@ -74,10 +75,10 @@ class Evaluation(NamedTuple):
   server_type: tff.Type | None = None
 
   def beside(self, server_state: Any) -> tuple[Any, ...]:
-    """Returns what the computations take after a client's data.
+    """Return the arguments of the computations after a client's data.
 
     Args:
-      server_state: What the server holds beside weights, such as
+      server_state: The server's state besides weights, such as
         `process.get_server_state(state)` or `result.best_server_state`.
 
     Returns:
@@ -97,7 +98,7 @@ class Evaluation(NamedTuple):
     return (collections.OrderedDict(server=server_state),)
 
   def __repr__(self) -> str:
-    """The model that is measured."""
+    """Return a description of the model that is measured."""
     lines = (f'  {line}' for line in repr(self.model).splitlines())
     return '\n'.join(['Evaluation', *lines])
 
@@ -109,19 +110,18 @@ def build_evaluation(
   client_state: client_state.ClientState = client_state.stateless,
   server_state: client_work.ServerState | None = None,
 ) -> Evaluation:
-  """Each client runs phases, of which at least one measures; nothing is kept.
+  """Build an evaluation by phases, at least one measured; nothing is kept.
 
   Args:
     model: The model to measure.
     work: Phases that personalise and measure.
-    client_state: What clients remember as the evaluation begins; nothing by
-      default.
-    server_state: What the server holds beside weights, as for `compose`, if
-      clients are to find it in `ClientContext.server`.
+    client_state: What clients remember from training; nothing by default.
+    server_state: Makes the server's state besides weights, as for `compose`, if
+      clients read it in `ClientContext.server`.
 
   Raises:
-    CompositionError: If no phase measures, or one follows the rounds or is to
-      keep what its optimizer remembers.
+    CompositionError: If no phase is measured, or a phase depends on the round
+      or keeps optimizer slots.
   """
   does = client_work.ClientWork(model, client_state, work, 'evaluation')
   if does.follows_rounds:
@@ -178,7 +178,7 @@ def build_evaluation(
 def _for_all(
   measure: tff.Computation, pool: tff.Computation
 ) -> tff.Computation:
-  """Makes `evaluate` of an `Evaluation`, from its `measure`."""
+  """Make `evaluate` of an `Evaluation` from its `measure`."""
   taken = [
     tff.FederatedType(kind, place)
     for (_, kind), place in zip(
@@ -212,7 +212,7 @@ def _for_all(
 
 
 class Measuring(TypedDict, total=False):
-  """What builders of evaluations hand on to `build_query_evaluation`."""
+  """Arguments that builders of evaluations pass to `build_query_evaluation`."""
 
   personalise: phases.Phase | None
   split: splits.Split | None
@@ -232,23 +232,22 @@ def build_query_evaluation(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> Evaluation:
-  """Clients personalise on their support set, and are measured on the query.
+  """Build an evaluation: personalise on the support set, measure on the query.
 
   Args:
     model: The model to measure.
-    client_state: What clients remember as the evaluation begins; nothing by
-      default.
-    train: What is a client's own, which `personalise` trains.
-    reads: Which weights the model reads. If PERSONAL is trained, the client's
-      copy of the global ones by default.
+    client_state: What clients remember from training; nothing by default.
+    train: The client's own tiers, which `personalise` trains.
+    reads: The weights that the model reads. By default, if PERSONAL is trained,
+      the client's copy of the global ones.
     terms: Losses to add when personalising.
-    answer: What clients predict in the place of the model's predictions.
-    server_state: What the server holds beside weights, as for `compose`, if
+    answer: Computes predictions that replace the model's.
+    server_state: Makes the server's state besides weights, as for `compose`, if
       clients read it.
     personalise: How clients personalise; not at all by default.
-    split: Support and query set. The two halves by default if clients
-      personalise, and otherwise everything.
-    measure_batch_size: Examples measured at a time; changes no result.
+    split: Support and query set. By default the two halves if clients
+      personalise, and otherwise everything for both.
+    measure_batch_size: Examples measured at a time; does not change the result.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -281,7 +280,7 @@ def build_query_evaluation(
 
 
 def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
-  """Describes how a metric differs from client to client.
+  """Summarize the distribution of each metric over clients.
 
   Args:
     per_client: Each client's metrics, as `evaluate` returns them. Clients
@@ -289,7 +288,7 @@ def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
 
   Returns:
     Metric name to its mean, standard deviation and quantiles over the clients
-    where it is defined, and under `num_undefined` how many others there are, if
+    where it is defined, and under `num_undefined` the number of others, if
     there are any.
   """
   return {
@@ -299,7 +298,7 @@ def summarize(per_client: Sequence[Any]) -> dict[str, dict[str, float]]:
 
 
 def _summarized(values: np.ndarray) -> dict[str, float]:
-  """The distribution of a metric, without what is no number."""
+  """Return the distribution of a metric's values that are not NaN."""
   defined = values[~np.isnan(values)]
   summary: dict[str, float] = {}
   if len(defined) < len(values):
@@ -313,7 +312,7 @@ def _summarized(values: np.ndarray) -> dict[str, float]:
 
 
 def num_measured(metrics: Mapping[str, Any]) -> int:
-  """Counts the clients that had examples to measure, whether finite or not.
+  """Count the clients that had examples to measure, finite or not.
 
   Args:
     metrics: Pooled metrics of a round's training, or of an evaluation.
@@ -322,7 +321,7 @@ def num_measured(metrics: Mapping[str, Any]) -> int:
 
 
 def by_client(ids: Sequence[str], per_client: Sequence[Any]) -> ByClient:
-  """Gathers the values of each metric for each client.
+  """Collect the values of each metric by client.
 
   Args:
     ids: The clients, `[clients]`.
@@ -346,15 +345,15 @@ def by_client(ids: Sequence[str], per_client: Sequence[Any]) -> ByClient:
 
 
 def over_clients(per_client: Sequence[Any]) -> dict[str, np.ndarray]:
-  """Gathers the values of each metric over clients.
+  """Collect the values of each metric over clients.
 
   Args:
     per_client: As for `summarize`. Clients without measured examples are left
       out.
 
   Returns:
-    Metric name to floats `[clients]`; no number where a client's examples leave
-    the metric undefined.
+    Metric name to floats `[clients]`; NaN where a client's examples leave the
+    metric undefined.
   """
   measured = [client for client in per_client if client['num_clients'] > 0]
   return {

@@ -1,9 +1,9 @@
-"""Groups: which copy of the GROUP weights a client reads and trains.
+"""Groups: the choice of the copy of GROUP weights that a client uses.
 
-The server holds K copies, `[K, ...]`. At one place of its work a client chooses
-one of them, by what it knows and has received. Neither the choice nor the rule
-by which it fell is sent; but an update that is not zero for one copy alone
-reveals it to anyone who sees that update by itself.
+The server holds K copies, `[K, ...]`. At one point of its work a client chooses
+one of them, by its own data and what it has received. The choice and its reason
+are not sent; but an update that is not zero for only one copy reveals the
+choice to anyone who sees that update by itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,10 +21,10 @@ class GroupError(errors.UserError, TypeError):
 
 
 class Assign(NamedTuple):
-  """The place in a client's work at which it chooses its group.
+  """The part of a client's work that chooses its group.
 
   Attributes:
-    choose: (what the client knows) -> int32 scalar, from 0 to K - 1.
+    choose: (the client's context) -> int32 scalar, from 0 to K - 1.
   """
 
   choose: Callable[[ClientContext], tf.Tensor]
@@ -33,11 +33,11 @@ class Assign(NamedTuple):
 def by_attribute(
   read: Callable[[Mapping[str, Any]], tf.Tensor],
 ) -> Assign:
-  """Each client is told its group: FedEmbed-Type.
+  """Assign clients to a group that their examples name: FedEmbed-Type.
 
   Args:
-    read: (the client's examples, `[capacity, ...]`) -> integers `[capacity]`,
-      of which the first counts: a client is of one group with all it has.
+    read: (the client's examples, `[capacity, ...]`) -> integers `[capacity]`;
+      only the first is used: all examples of a client are of one group.
   """
 
   def choose(client: ClientContext) -> tf.Tensor:
@@ -47,11 +47,11 @@ def by_attribute(
 
 
 def nearest(embedding: str, centers: str) -> Assign:
-  """Each client joins the center that is nearest to its embedding.
+  """Assign clients to the center nearest to their embedding.
 
   FedEmbed, section 3.3.2, where the centers are prototypes, and 3.3.1, where
-  they are the nodes of a self-organizing map. Distances are Euclidean; of equal
-  ones the first counts.
+  they are the nodes of a self-organizing map. Distances are Euclidean; ties go
+  to the first.
 
   Args:
     embedding: Name of the LOCAL variable, `[size]`.
@@ -69,7 +69,7 @@ def nearest(embedding: str, centers: str) -> Assign:
 
 
 def squared_distances(point: tf.Tensor, centers: tf.Tensor) -> tf.Tensor:
-  """Squared Euclidean distances `[..., K]` of `[..., size]` to `[K, size]`."""
+  """Return squared distances `[..., K]` of `[..., size]` to `[K, size]`."""
   return tf.reduce_sum(
     tf.math.squared_difference(point[..., tf.newaxis, :], centers), -1
   )
@@ -78,12 +78,12 @@ def squared_distances(point: tf.Tensor, centers: tf.Tensor) -> tf.Tensor:
 def members_mean(
   mean: tiers.NamedTensors, members: tf.Tensor
 ) -> tiers.NamedTensors:
-  """The mean of each copy's updates over its members, of that over all clients.
+  """Convert means over all clients into means over each group's members.
 
   Args:
     mean: Named tensors `[K, ...]`: the mean of all clients' updates, which are
-      zero for copies of other groups than the client's own.
-    members: float32 `[K]`, the weights of each group's members, added up.
+      zero for copies of groups other than the client's.
+    members: float32 `[K]`, the total weight of each group's members.
 
   Returns:
     Named tensors `[K, ...]`; zeros for groups without members.
@@ -95,20 +95,20 @@ def members_mean(
 
 
 def copy_of(stacked: tiers.NamedTensors, group: tf.Tensor) -> Any:
-  """The weights of one group, out of those of all."""
+  """Return the weights of one group, from those of all."""
   return tf.nest.map_structure(lambda t: tf.gather(t, group), stacked)
 
 
 def followed(copies: tiers.NamedTensors, moves: tf.Tensor) -> Any:
-  """The copies of groups whose clients have moved, each where most went.
+  """Return copies of groups that follow their clients.
 
-  FedEmbed, section 3.3.1: a cluster begins with the weights of that old one
-  with which it has most clients in common. Where it has as many in common with
-  itself, and where it has none, it keeps its own.
+  FedEmbed, section 3.3.1: a cluster starts from the weights of the old cluster
+  with which it shares most clients. On a tie with itself, and without clients,
+  it keeps its own.
 
   Args:
     copies: Named tensors `[K, ...]`.
-    moves: `[K, K]`, how many clients of each group (rows) are now in which.
+    moves: `[K, K]`, numbers of clients by old group (rows) and new group.
   """
   stay = 0.5 * tf.eye(moves.shape[0])
   source = tf.argmax(tf.cast(moves, tf.float32) + stay, 0)
@@ -116,7 +116,7 @@ def followed(copies: tiers.NamedTensors, moves: tf.Tensor) -> Any:
 
 
 def for_all(copy: tiers.NamedTensors, group: tf.Tensor, number: int) -> Any:
-  """Stacks one group's tensors with zeros for all others, `[K, ...]`."""
+  """Stack one group's tensors with zeros for all others, `[K, ...]`."""
   hot = tf.one_hot(group, number)
   return tf.nest.map_structure(
     lambda t: tf.tensordot(tf.cast(hot, t.dtype), t, axes=0), copy

@@ -1,4 +1,4 @@
-"""Keras layers for models that know a single user: the client they run at."""
+"""Keras layers for models of a single user: the client that runs them."""
 
 from typing import Any
 
@@ -9,29 +9,29 @@ import tensorflow as tf
 class PrivateVector(tf.keras.layers.Layer):
   """The client's own vector, the same for all examples of a batch.
 
-  Maps any tensor `[batch, ...]` to float32 `[batch, units]`; of its input it
-  reads the size of the batch alone. All its weights are the client's own:
+  Maps any tensor `[batch, ...]` to float32 `[batch, units]`; it reads only the
+  batch size of its input. All its weights are the client's own:
 
       vector = PrivateVector(32, name='user')(text)
       from_keras(build, local='user', ...)
 
   With a learned default the vector is the sum of two weights: `default`, which
-  all clients train together, and `own`, how this client deviates from it. The
-  deviation begins at zero, so that a client that never took part begins with
-  the default. Only the deviation is local:
+  all clients train together, and `own`, this client's deviation from it. The
+  deviation is initialized to zero, so that a client that never took part starts
+  from the default. Only the deviation is local:
 
       vector = PrivateVector(32, learned_default=True, name='user')(text)
       from_keras(build, local='user/own', ...)
 
-  A step moves both weights along the same gradient, so that without more each
-  takes half of the way. A regularizer such as `l2(0.01)` draws deviations back
-  to zero and so what clients have in common into the default: where training
-  comes to rest, the deviations' mean is zero. It concerns each client's vector
-  separately, as section 3.2 of the FURL paper asks for.
+  A step moves both weights along the same gradient, so that by default each
+  moves half of the way. A regularizer such as `l2(0.01)` pulls deviations back
+  to zero and so moves what clients share into the default: when training has
+  converged, the mean of the deviations is zero. It applies to each client's
+  vector separately, as section 3.2 of the FURL paper requires.
 
-  The deviation is never sent. But a client's update of the default tells how
+  The deviation is never sent. But a client's update of the default reveals how
   its own vector moved, to anyone who sees that update by itself and not only
-  the mean of many; hide it in a secure or private aggregate where that matters.
+  the mean of many; use a secure or private aggregator where that matters.
   """
 
   def __init__(
@@ -43,15 +43,15 @@ class PrivateVector(tf.keras.layers.Layer):
     regularizer: Any = None,
     **kwargs: Any,
   ):
-    """Makes the layer.
+    """Initialize the layer.
 
     Args:
       units: Length of the vector.
-      learned_default: Whether clients share a default that they learn together.
+      learned_default: True if clients share a default that they learn together.
       initializer: Keras initializer of the vector; of the default, if there is
         one.
-      regularizer: Keras regularizer of what is the client's own, or None.
-      **kwargs: What every layer takes, such as its name.
+      regularizer: Keras regularizer of the client's own weight, or None.
+      **kwargs: Arguments of all layers, such as the name.
     """
     super().__init__(**kwargs)
     self.units = units
@@ -60,7 +60,7 @@ class PrivateVector(tf.keras.layers.Layer):
     self.regularizer = tf.keras.regularizers.get(regularizer)
 
   def build(self, input_shape: tf.TensorShape) -> None:
-    """Makes the weights."""
+    """Create the weights."""
     if self.learned_default:
       self.default = self.add_weight(
         name='default', shape=[self.units], initializer=self.initializer
@@ -74,12 +74,12 @@ class PrivateVector(tf.keras.layers.Layer):
     super().build(input_shape)
 
   def call(self, batch: tf.Tensor) -> tf.Tensor:
-    """Returns the vector as often as there are examples."""
+    """Return the vector, repeated for each example."""
     vector = self.default + self.own if self.learned_default else self.own
     return tf.repeat(vector[None], tf.shape(batch)[0], axis=0)
 
   def get_config(self) -> dict[str, Any]:
-    """Returns what makes the same layer again."""
+    """Return the layer's configuration."""
     return {
       **super().get_config(),
       'units': self.units,
@@ -91,11 +91,11 @@ class PrivateVector(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class Centers(tf.keras.layers.Layer):
-  """Vectors that all clients share, one for each group; no output reads them.
+  """Vectors that all clients share, one per group; no output depends on them.
 
   They are FedEmbed's prototypes (section 3.3.2), the nodes of its
-  self-organizing map (3.3.1), or the centers of PFedKM's gradients. Maps its
-  input to itself.
+  self-organizing map (3.3.1), or the centers of PFedKM's gradients. The layer
+  returns its input.
   """
 
   def __init__(
@@ -106,13 +106,13 @@ class Centers(tf.keras.layers.Layer):
     initializer: Any = 'uniform',
     **kwargs: Any,
   ):
-    """Makes the layer.
+    """Initialize the layer.
 
     Args:
-      num_groups: How many there are.
-      size: Length of each.
+      num_groups: Number of vectors.
+      size: Length of each vector.
       initializer: Keras initializer of the vectors.
-      **kwargs: What every layer takes, such as its name.
+      **kwargs: Arguments of all layers, such as the name.
     """
     super().__init__(**kwargs)
     self.num_groups = num_groups
@@ -120,7 +120,7 @@ class Centers(tf.keras.layers.Layer):
     self.initializer = tf.keras.initializers.get(initializer)
 
   def build(self, input_shape: tf.TensorShape) -> None:
-    """Makes the weights."""
+    """Create the weights."""
     self.vectors = self.add_weight(
       name='vectors',
       shape=[self.num_groups, self.size],
@@ -129,11 +129,11 @@ class Centers(tf.keras.layers.Layer):
     super().build(input_shape)
 
   def call(self, inputs: tf.Tensor) -> tf.Tensor:
-    """Returns the inputs."""
+    """Return the inputs."""
     return tf.identity(inputs)
 
   def get_config(self) -> dict[str, Any]:
-    """Returns what makes the same layer again."""
+    """Return the layer's configuration."""
     return {
       **super().get_config(),
       'num_groups': self.num_groups,

@@ -1,22 +1,23 @@
-"""Faces with which TFF's own programs run our processes, over `tf.data`.
+"""Adapters that run processes in TFF's own programs, over `tf.data`.
 
-`tff.learning.programs` wants a `tff.learning.templates.LearningProcess`, whose
-clients hold sequences of batches
+`tff.learning.programs` requires a `tff.learning.templates.LearningProcess`,
+whose clients have sequences of batches
 
     x       inputs, in the structure that the model takes, `[batch, ...]`
     y       labels
-    weight  how much an example counts; ones if the sequence has no such field
-    ...     further fields that a split asks for; unused ones are ignored
+    weight  weights of examples; ones if the sequence has no such field
+    ...     further fields that a split requires; unused ones are ignored
 
-Inside a client's computation the batches are joined to the value that every
-other runtime gets (see `examples.py`), and the same work is done on it. So the
-size of the batches changes nothing: a phase cuts its own.
+Inside a client's computation the batches are concatenated to the value that
+every other runtime uses (see `examples.py`), and the same work runs on it. So
+the batch size does not matter: a phase makes its own batches.
 
-A program that only knows sequences cannot say whose they are, so a client's
-seed cannot follow from an id. It follows from a run's seed, the round's number
-in the server's state and a fingerprint of the client's examples. Hence clients
-with equal examples draw alike in a round, and a round that is run again on the
-same clients, because a program discarded or resumed it, draws as before.
+A program that only has sequences does not know client ids, so a client's seed
+cannot depend on its id. It depends on the run's seed, the round number in the
+server's state and a fingerprint of the client's examples. Hence clients with
+equal examples have equal random draws in a round, and a round that is run again
+on the same clients, because a program discarded or resumed it, has the same
+draws.
 """
 
 import collections
@@ -35,23 +36,23 @@ from tff_partial.data import examples
 
 templates = tff.learning.templates
 
-# More examples than any client has: all of its batches become one.
+# More examples than any client has, so that all its batches become one.
 _ALL = 2**31 - 1
 
 
 class ClientsRememberError(client_work.CompositionError):
-  """Raised for a process whose clients would lose what they remember."""
+  """Raised for a process whose clients would lose their state."""
 
 
 class ElementSpecError(client_work.CompositionError):
-  """Raised for a sequence whose elements are no batches of examples."""
+  """Raised for a sequence whose elements are not batches of examples."""
 
 
 def _fingerprint(tensor: tf.Tensor) -> tf.Tensor:
-  """Sums up what a tensor holds and where, int32 scalar.
+  """Return a hash of a tensor's values and their order, int32 scalar.
 
-  Only whole numbers are added and multiplied, modulo a power of two, so neither
-  the order of a sum nor the machine makes a difference.
+  It uses only integer sums and products, modulo a power of two, so it does not
+  depend on the order of summation or on the machine.
   """
   if tensor.dtype == tf.string:
     tensor = tf.strings.to_hash_bucket_fast(tensor, tf.int64.max)
@@ -63,8 +64,8 @@ def _fingerprint(tensor: tf.Tensor) -> tf.Tensor:
   words = tf.bitcast(tf.reshape(tensor, [-1]), unsigned[tensor.dtype.size])
   words = tf.cast(words, tf.uint64)
   half = tf.constant(32, tf.uint64)
-  # A float that is a small whole number differs from others in its upper bits
-  # alone, and a product hands a difference upward, never downward.
+  # Floats that are small whole numbers differ only in their upper bits, and a
+  # product carries differences upwards, never downwards.
   words = tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, half))
   drawn = random_bits.bits(
     random_bits.derive('fingerprint'), [2, tf.size(words)]
@@ -82,14 +83,14 @@ def client_seed(
   *,
   seed: int = 0,
 ) -> tf.Tensor:
-  """Returns the seed, int32 `[2]`, of a client that has no id.
+  """Return the seed, int32 `[2]`, of a client that has no id.
 
-  With it, `process.next` on packed clients does what the face does.
+  With it, `process.next` on packed clients does the same as the adapter.
 
   Args:
     client_examples: The client's examples, `[capacity, ...]`.
-    count: How many of them are real; the rest makes no difference.
-    round_number: The round's number in the server's state as the round begins.
+    count: The number of real examples; the rest is ignored.
+    round_number: The round number in the server's state before the round.
     seed: The run's seed.
   """
   result = tf.constant(random_bits.derive(seed, 'sequence'))
@@ -102,7 +103,7 @@ def client_seed(
 
 
 def _ordered_like(spec: Any, values: Any) -> Any:
-  """Returns values in the spec's containers, with its order of fields."""
+  """Return values in the spec's containers, with fields in its order."""
   return tf.nest.map_structure(
     lambda _, value: value, spec, values, check_types=False
   )
@@ -111,7 +112,7 @@ def _ordered_like(spec: Any, values: Any) -> Any:
 def _element_type(
   example_spec: examples.ExampleSpec, element_spec: Any
 ) -> tff.Type:
-  """The type of a sequence's elements, or an error that says what is wrong."""
+  """Return the type of a sequence's elements, or raise an error."""
   expected = examples.client_spec(example_spec)['examples']
   if element_spec is None:
     del expected['weight']
@@ -150,7 +151,7 @@ def _element_type(
 def _pack(
   batches: tf.data.Dataset, example_spec: examples.ExampleSpec
 ) -> collections.OrderedDict[str, Any]:
-  """Joins a client's batches to its examples; they need no padding here."""
+  """Concatenate a client's batches to its examples, without padding."""
   specs = collections.OrderedDict(
     (name, spec)
     for name, spec in examples.client_spec(example_spec)['examples'].items()
@@ -167,9 +168,9 @@ def _pack(
     )
 
   if set(batches.element_spec) != set(specs):
-    # What is not read may be no batch. To begin to map takes long.
+    # Unread fields may not be batched. Mapping is slow to start.
     batches = batches.map(read)
-  # In one go: to append batch to batch would copy all of them each time.
+  # All at once: appending batch by batch would copy all of them each time.
   packed = batches.rebatch(_ALL).reduce(none, lambda _, joined: read(joined))
   if 'weight' not in packed:
     count = tf.shape(tf.nest.flatten(packed['y'])[0])[:1]
@@ -181,7 +182,7 @@ def _pack(
 def _packing(
   example_spec: examples.ExampleSpec, element_spec: Any, seed: int
 ) -> tff.Computation:
-  """Makes `(int32, E* -> D)`: from the round's number and batches to data."""
+  """Make `(int32, E* -> D)`: from the round number and batches to data."""
 
   @tff.tensorflow.computation(
     np.int32, tff.SequenceType(_element_type(example_spec, element_spec))
@@ -213,19 +214,19 @@ def as_learning_process(
   *,
   seed: int = 0,
 ) -> tff.learning.templates.LearningProcess:
-  """Each client joins its batches to examples and takes part as in `process`.
+  """Convert a process to one whose clients have sequences of batches.
 
   Server state, model weights and metrics are those of `process`; the training
-  metrics are at `client_work/train`, where TFF's programs look for them.
+  metrics are at `client_work/train`, where TFF's programs expect them.
 
   Args:
     process: A process whose clients remember nothing, such as FedRecon.
-    element_spec: What a batch consists of: `dataset.element_spec`. By default
-      what the process reads but for weights, which are then one.
-    seed: The run's seed; what clients draw follows from it.
+    element_spec: The spec of a batch: `dataset.element_spec`. By default all
+      that the process reads except weights, which are then one.
+    seed: The run's seed, which determines clients' random draws.
 
   Raises:
-    ClientsRememberError: If clients would lose what they remember.
+    ClientsRememberError: If clients would lose their state.
     ElementSpecError: If batches lack a field, or have one of another type.
   """
   _check_forgets(process.next.type_signature.parameter[1].member, 'process')
@@ -259,7 +260,7 @@ def as_learning_process(
 
 
 def _round_counter() -> tuple[tff.Computation, tff.Computation]:
-  """The number of rounds before any, and after one more."""
+  """Return computations of the first round number, and of the next one."""
 
   @tff.tensorflow.computation
   def first() -> Any:
@@ -278,23 +279,23 @@ def as_evaluation_process(
   *,
   seed: int = 0,
 ) -> tff.learning.templates.LearningProcess:
-  """Each client joins its batches to examples and is measured on them.
+  """Convert an evaluation to a process for TFF's `EvaluationManager`.
 
-  What `tff.learning.programs.EvaluationManager` runs. Its state holds the
-  weights to measure, set with `set_model_weights`, and the metrics of the
-  rounds so far. Its metrics are at `client_work/eval`: those of the round at
-  `current_round_metrics`, those of all rounds at `total_rounds_metrics`, where
-  a client counts as often as it took part.
+  `tff.learning.programs.EvaluationManager` runs it on clients with sequences of
+  batches. Its state has the weights to measure, set with `set_model_weights`,
+  and the metrics of the rounds so far. Its metrics are at `client_work/eval`:
+  those of the round at `current_round_metrics`, those of all rounds at
+  `total_rounds_metrics`, where a client counts each time it takes part.
 
   Args:
     evaluation: An evaluation whose clients remember nothing, such as that of
       FedRecon.
-    element_spec: What a batch consists of: `dataset.element_spec`. By default
-      what the evaluation reads but for weights, which are then one.
-    seed: The run's seed; what clients draw follows from it.
+    element_spec: The spec of a batch: `dataset.element_spec`. By default all
+      that the evaluation reads except weights, which are then one.
+    seed: The run's seed, which determines clients' random draws.
 
   Raises:
-    ClientsRememberError: If clients remember what sequences do not tell.
+    ClientsRememberError: If clients have state, which sequences do not contain.
     CompositionError: If clients read the server's state.
     ElementSpecError: If batches lack a field, or have one of another type.
   """
@@ -377,7 +378,7 @@ def as_evaluation_process(
 def _weights_of(
   state_type: tff.Type, weights_type: tff.Type
 ) -> tuple[tff.Computation, tff.Computation]:
-  """What reads the weights in a state, and what puts others there."""
+  """Return computations that get and set the weights in a state."""
 
   @tff.tensorflow.computation(state_type)
   def get_model_weights(state: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Phases: the steps in which a client trains some tiers on some examples.
+"""Phases, in which a client trains some tiers on some examples.
 
-An algorithm's work at a client is a list of phases, run in turn. A phase that
-trains nothing only measures. Phases of an `Interleaved` take turns on each
-batch. In between, clients of a model with groups choose theirs (`groups.py`).
+A client's work is a list of phases, run one after another. A phase that trains
+nothing only measures. Phases of an `Interleaved` take turns on each batch.
+Between phases, clients of a model with groups choose theirs (`groups.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,24 +24,24 @@ from tff_partial.model import losses
 from tff_partial.model import models
 
 Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
-# An extra loss term: (what the client knows) -> scalar. See `terms.py`.
+# An extra loss term: (the client's context) -> scalar. See `terms.py`.
 Term = Callable[[contexts.ClientContext], tf.Tensor]
-# (what the client knows, with its batch) -> what it predicts in place of the
-# model. See `memories.py`.
+# (the client's context, with its batch) -> predictions that replace the
+# model's. See `memories.py`.
 Answer: TypeAlias = Callable[[contexts.ClientContext], Any]
-# From how many rounds were done to how many epochs the next one has.
+# Number of completed rounds -> number of epochs in the next one.
 Epochs: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-# From how many rounds were done to a factor on learning rates in the next one.
+# Number of completed rounds -> factor on learning rates in the next one.
 RateFactor: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 
-# What becomes of what an optimizer remembers, after a client's round.
+# Treatment of optimizer slots after a client's round.
 RESET, KEPT = 'reset', 'kept'
-# Where TFF's optimizers have their learning rate.
+# Key of the learning rate in TFF's optimizers.
 RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
 
 def sgd(learning_rate: float) -> Optimizer:
-  """Plain gradient descent, the optimizer of the FedRecon paper's clients.
+  """Build plain gradient descent, as used by the FedRecon paper's clients.
 
   Raises:
     PhaseError: If the learning rate is not finite.
@@ -52,7 +52,7 @@ def sgd(learning_rate: float) -> Optimizer:
   return tff.learning.optimizers.build_sgdm(learning_rate)
 
 
-# The class of a Keras optimizer, or its name, to TFF's of the same steps.
+# Name of a Keras optimizer to the builder of the same optimizer in TFF.
 _BUILDERS = {
   'sgd': 'build_sgdm',
   'adagrad': 'build_adagrad',
@@ -63,13 +63,13 @@ _BUILDERS = {
 
 
 def instead_of(given: Any) -> str:
-  """Says which optimizer to write in place of one that is none of TFF's.
+  """Name the TFF optimizer to use instead of another object.
 
   Args:
-    given: What was given, such as the name of an optimizer, or one of Keras's.
+    given: The given object, such as an optimizer's name, or a Keras optimizer.
 
   Returns:
-    The end of a message.
+    The end of an error message.
   """
   rate: Any = 0.1
   kind = given if isinstance(given, type) else type(given)
@@ -86,25 +86,25 @@ def instead_of(given: Any) -> str:
 
 
 def is_plain_descent(optimizer: Optimizer) -> bool:
-  """Whether a step is `weights - learning_rate * gradients`, no more.
+  """Return True if a step is just `weights - learning_rate * gradients`.
 
   Then a step on some rows of a table needs only these rows.
   """
   if type(optimizer) is not type(sgd(1.0)):
-    return False  # It may look at other rows, or at the whole gradient.
+    return False  # It may use other rows, or the whole gradient.
   with tf.init_scope():
     state = optimizer.initialize(tf.TensorSpec([2], tf.float32))
   return set(state) == {'learning_rate'}  # No momentum.
 
 
 def _is_scheduled(optimizer: Optimizer) -> bool:
-  """Whether TFF's `schedule_learning_rate` made it."""
+  """Return True if TFF's `schedule_learning_rate` made the optimizer."""
   schedule = tff.learning.optimizers.schedule_learning_rate
   return type(optimizer) is type(schedule(sgd(1.0), lambda step: 1.0))
 
 
 def _has_rate(optimizer: Optimizer) -> bool:
-  """Whether it has a learning rate that can be set."""
+  """Return True if the optimizer has a learning rate that can be set."""
   with tf.init_scope():
     state = optimizer.initialize(tf.TensorSpec([1], tf.float32))
     return RATE in optimizer.get_hparams(state)
@@ -127,7 +127,7 @@ def in_words(setting: Any) -> str:
       with tf.init_scope():
         state = setting.initialize(tf.TensorSpec([1], tf.float32))
         rates = {k: float(v) for k, v in setting.get_hparams(state).items()}
-    except Exception:  # An optimizer may keep anything, of any weights.
+    except Exception:  # An optimizer may have any state, for any weights.
       return name
     said = (f'{rate}={value:.6g}' for rate, value in rates.items())
     return f'{name}({", ".join(said)})'
@@ -137,50 +137,52 @@ def in_words(setting: Any) -> str:
 
 
 class PhaseError(errors.UserError, ValueError):
-  """Raised for settings of a phase that make no sense."""
+  """Raised for invalid settings of a phase."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-  """Trains the weights of some tiers on one part of a client's examples.
+  """Training of some tiers' weights on one part of a client's examples.
 
   Attributes:
-    train: The tiers to train; none only measures.
-    on: Which examples, in which order.
+    train: The tiers to train; an empty tuple only measures.
+    on: The examples and their order.
     optimizer: Any TFF optimizer, or one for each tier. Plain gradient descent
       touches only the rows of an embedding table that a batch reads. The
       schedule of `tff.learning.optimizers.schedule_learning_rate` counts the
-      steps of a client, not rounds: `slots` says since when.
-    slots: What becomes of what the optimizer remembers, such as moments and how
-      many steps it took. 'reset', the default: it begins anew in each round, so
-      that a schedule counts steps within a round. 'kept': that of LOCAL and
-      PERSONAL weights stays with the client, so that a schedule counts steps
-      over a client's life; of other weights it begins anew. An optimizer with a
-      schedule needs one of the two.
-    rate_factor: What learning rates are multiplied by; or a function from how
-      many rounds were done, an int32 scalar, to that: a schedule by round.
+      steps of a client, not rounds: `slots` sets since when.
+    slots: Treatment of optimizer slots, such as moments and the step count.
+      'reset', the default, initializes them again in each round, so that a
+      schedule counts steps within a round. 'kept' keeps those of LOCAL and
+      PERSONAL weights with the client, so that a schedule counts steps over a
+      client's life; those of other weights are reset. An optimizer with a
+      schedule requires one of the two.
+    rate_factor: Factor on learning rates; or a function from the number of
+      completed rounds, an int32 scalar, to the factor: a schedule by round.
     batch_size: Examples per step; the last batch of an epoch may be smaller.
-      None takes all examples in each step; padding then changes rounding.
-    drop_remainder: Whether the last batch of an epoch is left out if it is
-      smaller. A client with fewer examples than a batch then takes no step, and
-      has no weight if the phase is measured.
-    epochs: How often the examples are gone through, at most; or a function
-      from how many rounds were done, an int32 scalar, to that.
-    max_steps: Batches, at most; None for no limit. 0 leaves the phase out.
+      None uses all examples in each step; padding then changes rounding.
+    drop_remainder: True to drop the last batch of an epoch if it is smaller. A
+      client with fewer examples than a batch then takes no step, and has the
+      weight zero if the phase is measured.
+    epochs: Maximum number of passes over the examples; or a function from the
+      number of completed rounds, an int32 scalar, to it.
+    max_steps: Maximum number of batches; None for no limit. 0 skips the phase.
     repeats: Steps on each batch.
-    shuffle: Whether each epoch takes the examples in a new order.
-    only: A regular expression over whole names of variables: others stay as
-      they are.
+    shuffle: True to reorder the examples in each epoch.
+    only: A regular expression over whole variable names: others are not
+      trained.
     terms: Losses to add to the model's own.
-    loss: Another loss than the model's own, of the same labels and predictions.
-    with_loss: Whether the loss is trained on, and not terms alone.
-    reads: Which weights the model reads, a function of those that the client
-      holds, such as `tiers.personal_copy`. By default that is for phases that
-      train PERSONAL, and `tiers.as_they_are` for others.
-    measured: Whether the phase's predictions count in the metrics and its
-      examples weigh the client. Predictions are those before each batch.
-    answer: What a client predicts in the place of the model's predictions, by
-      these and all else that it knows; for phases that train nothing.
+    loss: A loss that replaces the model's own, of the same labels and
+      predictions.
+    with_loss: False to train only on terms, not on the loss.
+    reads: The weights that the model reads, as a function of those that the
+      client holds. The default is `tiers.personal_copy` for phases that train
+      PERSONAL, and `tiers.as_they_are` for others.
+    measured: True if the phase's predictions count in the metrics and its
+      examples in the client's weight. Predictions are made before each step on
+      a batch.
+    answer: Computes predictions that replace the model's, from these and the
+      rest of the client's context; for phases that train nothing.
   """
 
   train: tuple[str, ...] = (tiers.GLOBAL,)
@@ -205,7 +207,7 @@ class Phase:
   rate_factor: float | RateFactor = 1.0
 
   def __post_init__(self) -> None:
-    """Checks the settings."""
+    """Check the settings."""
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
     if not (self.reads is None or callable(self.reads)):
@@ -258,7 +260,7 @@ class Phase:
       self._check_optimizer(tier)
 
   def __repr__(self) -> str:
-    """Name the settings that differ from the defaults, each in a few words."""
+    """Return the settings that differ from the defaults, as a short text."""
     default = {field.name: field.default for field in dataclasses.fields(self)}
     chosen = {'train': self.train, 'on': self.on.name}
     if self.train:
@@ -323,20 +325,20 @@ class Phase:
 
   @property
   def read(self) -> tiers.Reads:
-    """From what the client holds to the weights that the model reads."""
+    """Function from the client's weights to those that the model reads."""
     if self.reads is not None:
       return self.reads
     is_own = tiers.PERSONAL in self.train
     return tiers.personal_copy if is_own else tiers.as_they_are
 
   def optimizer_of(self, tier: str) -> Optimizer:
-    """Returns what trains a tier."""
+    """Return the optimizer of a tier."""
     if isinstance(self.optimizer, Mapping):
       return self.optimizer[tier]
     return self.optimizer
 
   def trains(self, name: str) -> bool:
-    """Says whether a variable of a trained tier is trained."""
+    """Return True if a variable of a trained tier is trained."""
     return self.only is None or re.fullmatch(self.only, name) is not None
 
 
@@ -344,7 +346,7 @@ class Interleaved(NamedTuple):
   """Phases that take turns on each batch, instead of one after another.
 
   Attributes:
-    phases: They must agree on which batches there are: `on`, `batch_size`,
+    phases: They must have the same batches: `on`, `batch_size`,
       `drop_remainder`, `epochs`, `max_steps` and `shuffle`.
   """
 
@@ -363,12 +365,12 @@ _SCHEDULE = (
 
 
 def taking_turns(part: Phase | Interleaved) -> tuple[Phase, ...]:
-  """The phases that take turns on each batch."""
+  """Return the phases that take turns on each batch."""
   return part.phases if isinstance(part, Interleaved) else (part,)
 
 
 def flat(work: Work) -> list[Phase]:
-  """All phases of a client's work."""
+  """Return all phases of a client's work."""
   return [
     phase
     for part in work
@@ -378,7 +380,7 @@ def flat(work: Work) -> list[Phase]:
 
 
 def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
-  """What of a phase trains what stays with the client, if anything does."""
+  """Return a phase limited to tiers that stay with the client, or None."""
   train = tuple(t for t in phase.train if t in tiers.CLIENTS)
   if not train:
     return None
@@ -400,23 +402,24 @@ def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
 
 
 def own(work: Work, rounds: int) -> list[Part]:
-  """What of a client's work trains what stays with it, on all its examples.
+  """Return the part of a client's work that trains its own tiers.
+
+  The phases use all of the client's examples.
 
   Args:
     work: A client's work in a round.
-    rounds: How many rounds were done, for epochs and rates that follow them.
+    rounds: Number of completed rounds, for epochs and rates that depend on it.
 
   Returns:
-    The phases that train what is the client's own, and no more than that, and
-    how it chooses its group and what it computes for that; nothing if it has
-    nothing of its own.
+    The phases, limited to tiers that stay with the client, the choice of its
+    group and computed values for that; empty if there are none.
   """
   on = splits.everything()
   found: list[Part] = []
   chooses = any(isinstance(part, groups.Assign) for part in work)
   for part in work:
     if isinstance(part, contexts.Revise):
-      continue  # By what a round brings.
+      continue  # It depends on what a round brings.
     if not isinstance(part, Phase | Interleaved):
       if isinstance(part, contexts.Compute):
         part = part._replace(on=on)
@@ -430,7 +433,7 @@ def own(work: Work, rounds: int) -> list[Part]:
 
 
 def holds_a_copy(work: Work) -> bool:
-  """Whether clients need a copy of their own of the GLOBAL weights."""
+  """Return True if clients need a personal copy of the GLOBAL weights."""
   return any(
     tiers.PERSONAL in phase.train or phase.read is not tiers.as_they_are
     for phase in flat(work)
@@ -438,7 +441,7 @@ def holds_a_copy(work: Work) -> bool:
 
 
 def follow_rounds(work: Work) -> bool:
-  """Whether a client's work depends on how many rounds were done."""
+  """Return True if the work depends on the number of completed rounds."""
   return any(
     callable(phase.epochs) or callable(phase.rate_factor)
     for phase in flat(work)
@@ -446,13 +449,14 @@ def follow_rounds(work: Work) -> bool:
 
 
 def check(work: Work, model: models.PartialModel) -> None:
-  """Checks a client's work as a whole.
+  """Check a client's work as a whole.
 
   Raises:
-    PhaseError: If a phase trains no variable that it names or copies of global
-      ones that there are not, or phases that take turns have other batches.
+    PhaseError: If `only` of a phase names no variable, a phase trains copies of
+      global variables of a model without any, or interleaved phases have
+      different batches.
     GroupError: If clients of a model with groups do not choose theirs, once and
-      before they train its weights, or others do.
+      before they train its weights, or clients of other models do.
   """
   _check_groups(work, model)
   for part in work:
@@ -478,7 +482,7 @@ def check(work: Work, model: models.PartialModel) -> None:
         f'global variables: it has {list(model.tiers)} ones.'
       )
     if tiers.OTHER in phase.train:
-      continue  # Its names are the algorithm's.
+      continue  # The algorithm defines its names.
     if phase.only is not None and not any(map(phase.trains, names)):
       raise PhaseError(
         f'only={phase.only!r} names none of the variables that the phase could '
@@ -512,7 +516,7 @@ def _check_groups(work: Work, model: models.PartialModel) -> None:
 
 
 def model_tier(tier: str) -> str:
-  """The tier of a model's variables that a tier holds values of.
+  """Return the model's tier whose variables a tier of weights has values of.
 
   Args:
     tier: A tier of weights.

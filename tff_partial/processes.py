@@ -6,8 +6,8 @@ The type of every process is
     next: (S@SERVER, C@CLIENTS, D@CLIENTS)
           -> (state=S@SERVER, client_states=C@CLIENTS, metrics=M@SERVER)
 
-where C is what a client remembers and D its data (see `examples.py`). A local
-weight's type occurs in C alone.
+where C is a client's state and D its data (see `examples.py`). A local weight's
+type occurs only in C.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ from tff_partial.model import models
 
 
 class PartialProcessOutput(NamedTuple):
-  """What a round returns.
+  """Output of a round.
 
   Attributes:
     state: The server's new state.
-    client_states: What each client of the cohort remembers, in its order.
+    client_states: The new state of each client, in the cohort's order.
     metrics: Measurements of the round, at the server.
   """
 
@@ -40,19 +40,19 @@ class PartialProcess(tff.templates.IterativeProcess):
 
   Attributes:
     model: The model that is trained.
-    example_spec: What an example of a client consists of; pack data with it.
+    example_spec: The spec of a client's example; pack data with it.
     sent: The tiers whose updates leave a client.
-    mechanism: What makes these updates private, or None.
-    is_noised: Whether they are clipped and noised, if only in parts, of which
-      no mechanism is known.
-    work: What a client does in a round; None if it is not known.
-    server_state: What makes the server's state beside weights, for evaluations
+    mechanism: The mechanism that makes these updates private, or None.
+    is_noised: True if at least some of these updates are clipped and noised,
+      also if there is no single `mechanism`.
+    work: A client's work in a round; None if it is not known.
+    server_state: Makes the server's state besides weights, for evaluations
       whose clients read it; None if there is none.
-    rows_of: The GLOBAL tables of which clients send the rows that their
-      examples look up in place of the whole.
+    rows_of: The GLOBAL tables of which clients send only the rows that their
+      examples look up.
     sent_beside: The types of what else clients send, such as prototypes, by
-      name; measurements and weights of updates are not among it.
-    loaded_beside: The types of what clients load beside weights, by name.
+      name, without measurements and weights of updates.
+    loaded_beside: The types of what clients receive besides weights, by name.
   """
 
   def __init__(
@@ -74,27 +74,27 @@ class PartialProcess(tff.templates.IterativeProcess):
     sent_beside: Mapping[str, tff.Type] | None = None,
     loaded_beside: Mapping[str, tff.Type] | None = None,
   ):
-    """Checks the types and keeps the computations.
+    """Check the types and store the computations.
 
     Args:
       initialize_fn: `( -> S@SERVER)`.
       next_fn: `(S@SERVER, C@CLIENTS, D@CLIENTS) -> (state=S@SERVER,
         client_states=C@CLIENTS, metrics=M@SERVER)`.
-      initialize_client: `(int32[2] -> C)`: what a client remembers that never
+      initialize_client: `(int32[2] -> C)`: the state of a client that never
         took part, from its seed.
       get_model_weights: `(S -> ModelWeights)`.
       set_model_weights: `(S, ModelWeights -> S)`.
       model: The model that is trained.
-      example_spec: What an example consists of.
+      example_spec: The spec of an example.
       sent: The tiers whose updates leave a client.
-      mechanism: What makes these updates private, or None.
-      is_noised: Whether some of them are clipped and noised; all are with a
+      mechanism: The mechanism that makes these updates private, or None.
+      is_noised: True if some of them are clipped and noised; all are with a
         mechanism.
-      work: What a client does in a round.
-      server_state: What makes the server's state beside weights, or None.
-      rows_of: The GLOBAL tables of which clients send rows.
-      sent_beside: What else a client sends, by name.
-      loaded_beside: What it loads beside weights, by name.
+      work: A client's work in a round.
+      server_state: Makes the server's state besides weights, or None.
+      rows_of: The GLOBAL tables of which clients send only rows.
+      sent_beside: The types of what else a client sends, by name.
+      loaded_beside: The types of what it receives besides weights, by name.
 
     Raises:
       client_work.ClientStateTypeError: If the client states that come out
@@ -134,7 +134,7 @@ class PartialProcess(tff.templates.IterativeProcess):
     self.loaded_beside = dict(loaded_beside or {})
 
   def get_server_state(self, state: Any) -> Any:
-    """Returns what the server holds beside weights; None if that is nothing.
+    """Return the server's state besides weights, or None if there is none.
 
     Args:
       state: The process's state at the server.
@@ -145,11 +145,11 @@ class PartialProcess(tff.templates.IterativeProcess):
 
   @property
   def client_type(self) -> tff.Type:
-    """The type D of a client's data."""
+    """Type D of a client's data."""
     return self.next.type_signature.parameter[2].member
 
   def __repr__(self) -> str:
-    """What leaves a client, what stays with it, and the model."""
+    """Describe what leaves a client, what stays with it, and the model."""
     kept = self.next.type_signature.parameter[1].member
     sent = ', '.join([*self.sent, *self.sent_beside])
     lines = [
@@ -163,6 +163,6 @@ class PartialProcess(tff.templates.IterativeProcess):
 
   @property
   def is_stateless(self) -> bool:
-    """Whether clients remember nothing."""
+    """True if clients remember nothing."""
     kept = self.next.type_signature.parameter[1].member
     return isinstance(kept, tff.StructType) and not len(kept)

@@ -1,15 +1,15 @@
-"""Random draws that are the same numbers under every runtime.
+"""Random draws that are equal under every runtime.
 
-TensorFlow's stateless samplers of floating-point numbers give other values
-under XLA than in plain kernels. Their full-range integers do not, if the
-algorithm is named. So every draw here starts from such integers and goes on in
-ordinary arithmetic: `bits` and `uniform` of the unit interval are the same to
-the last bit, the others to rounding. And a longer draw begins as a shorter one,
-to the last bit, so that padding draws nothing away.
+TensorFlow's stateless samplers of floating-point numbers return different
+values under XLA and in plain kernels. Full-range integers do not differ, if the
+algorithm is specified. So every draw here starts from such integers and
+continues in ordinary arithmetic: `bits` and `uniform` on the unit interval are
+equal to the last bit, the others up to rounding. And a longer draw starts with
+the same bits as a shorter one, so that padding does not change draws.
 
 A seed is an integer vector of two elements. `derive` makes one on the host from
-anything that has a name (run, round, client, purpose); `fold_in` makes another
-one inside a computation.
+words (run, round, client, purpose); `fold_in` derives another one inside a
+computation.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +25,21 @@ SEED_SPEC = tf.TensorSpec([2], tf.int32)
 
 # Smallest positive step of a 24-bit uniform draw; all of them are exact floats.
 _STEP = 2.0**-24
-# The key with which TensorFlow scrambles seeds. Its operation that scrambles
-# them (StatelessRandomGetKeyCounter) takes negative ones for others under XLA.
+# The key with which TensorFlow scrambles seeds. Its own operation for that
+# (StatelessRandomGetKeyCounter) differs under XLA for negative seeds.
 _SCRAMBLE = np.array([0x02461E293EC8F720], np.uint64)
-# A multiple of how many numbers any processor computes at a time.
+# A multiple of the vector length of any processor.
 _LANES = 64
 
 
 def derive(*words: int | str) -> np.ndarray:
-  """Returns the seed, int32 `[2]`, that belongs to a sequence of words.
+  """Return the seed, int32 `[2]`, of a sequence of words.
 
   The same words give the same seed on every machine, and different words give
-  seeds that have nothing to do with one another.
+  unrelated seeds.
 
   Args:
-    *words: For example a run's seed, a round's number and a client's id.
+    *words: For example a run's seed, a round number and a client id.
   """
   text = '\x1f'.join(map(_text, words))
   return _seeds(hashlib.blake2b(text.encode(), digest_size=8).digest())[0]
@@ -48,11 +48,11 @@ def derive(*words: int | str) -> np.ndarray:
 def derive_each(
   words: Sequence[int | str], last: Sequence[int | str]
 ) -> np.ndarray:
-  """Returns `derive(*words, word)` for each last word, int32 `[words, 2]`.
+  """Return `derive(*words, word)` for each last word, int32 `[words, 2]`.
 
   Args:
-    words: What all have in common, for example a run's seed and a round.
-    last: For example the ids of clients.
+    words: The common words, for example a run's seed and a round.
+    last: The last words, for example client ids.
   """
   common = hashlib.blake2b(
     ''.join(f'{_text(word)}\x1f' for word in words).encode(), digest_size=8
@@ -70,26 +70,26 @@ def _seeds(digests: bytes) -> np.ndarray:
 
 
 def _text(word: int | str) -> str:
-  # Numbers of NumPy count as Python's. A word's quotes keep '1' and 1 apart.
+  # NumPy's numbers equal Python's. Quotes distinguish '1' from 1.
   if isinstance(word, str):
-    return ascii(str(word))  # NumPy 2 would name its type.
+    return ascii(str(word))  # NumPy 2 would include its type.
   return str(operator.index(word))
 
 
 def generator(*words: int | str) -> np.random.Generator:
-  """Returns NumPy's generator of the seed that belongs to some words.
+  """Return a NumPy generator with the seed of some words.
 
   Args:
-    *words: As for `derive`: for example a seed, and what is drawn.
+    *words: As for `derive`: for example a seed and a purpose.
   """
   return np.random.default_rng(derive(*words).view(np.uint32))
 
 
 def bits(seed: tf.Tensor, shape: Sequence[int] | tf.Tensor) -> tf.Tensor:
-  """Draws full-range unsigned integers, uint32 `shape`.
+  """Draw full-range unsigned integers, uint32 `shape`.
 
-  These are the numbers of `tf.random.stateless_uniform` for `alg='philox'`,
-  which makes four times as many operations of it.
+  They equal those of `tf.random.stateless_uniform` for `alg='philox'`, which
+  adds four times as many operations.
   """
   key, counter = tf.split(
     tf.bitcast(_philox(_SCRAMBLE, tf.cast(seed, tf.uint64), [2, 2]), tf.uint64),
@@ -109,18 +109,18 @@ def _philox(key: Any, counter: tf.Tensor, shape: Any) -> tf.Tensor:
 
 
 def fold_in(seed: tf.Tensor, purpose: int | str | tf.Tensor) -> tf.Tensor:
-  """Returns a new seed, int32 `[2]`, for one purpose of the given seed.
+  """Return a new seed, int32 `[2]`, for one purpose of the given seed.
 
   Args:
     seed: Integer `[2]`.
     purpose: A word or number known when tracing, or an integer scalar tensor
-      such as the number of a step.
+      such as a step's index.
   """
   seed = tf.cast(seed, tf.int32)
   if isinstance(purpose, str):
     purpose = int(derive(purpose)[0])
   purpose = tf.cast(purpose, tf.int32)
-  # Two rounds, so that (seed, purpose) pairs which add up alike stay apart.
+  # Two rounds, so that (seed, purpose) pairs with equal sums differ.
   mixed = tf.bitcast(bits(seed, [2]), tf.int32)
   return tf.bitcast(
     bits(tf.stack([mixed[0] + purpose, mixed[1]]), [2]), tf.int32
@@ -134,7 +134,7 @@ def uniform(
   high: float = 1.0,
   dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
-  """Draws uniform numbers from `[low, high)`."""
+  """Draw uniform numbers from `[low, high)`."""
   drawn = tf.cast(tf.bitwise.right_shift(bits(seed, shape), 8), tf.float32)
   unit = drawn * tf.constant(_STEP)
   return tf.cast(low + unit * (high - low), dtype)
@@ -144,10 +144,10 @@ def _in_whole_lanes(
   draw: Callable[[Sequence[int] | tf.Tensor], tf.Tensor],
   shape: Sequence[int] | tf.Tensor,
 ) -> tf.Tensor:
-  """Draws somewhat more than `shape`, and cuts.
+  """Draw slightly more than `shape`, and cut.
 
-  Plain kernels compute what is left over of whole vectors one by one, with
-  another logarithm in the last bit. So nothing must be left over.
+  Plain kernels compute the remainder after whole vectors one by one, with a
+  logarithm that differs in the last bit. So there must be no remainder.
   """
   if not tf.is_tensor(shape):
     shape = [int(size) for size in shape]
@@ -163,10 +163,10 @@ def normal(
   stddev: float = 1.0,
   dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
-  """Draws normal numbers, by the transformation of Box and Muller."""
+  """Draw normal numbers by the Box-Muller transform."""
 
   def draw(shape: Sequence[int] | tf.Tensor) -> tf.Tensor:
-    # The radius needs a draw above zero: its logarithm is taken.
+    # The radius needs a draw above zero, for its logarithm.
     above_zero = uniform(fold_in(seed, 0), shape) + _STEP
     angle = uniform(fold_in(seed, 1), shape, 0.0, 2.0 * math.pi)
     return tf.sqrt(-2.0 * tf.math.log(above_zero)) * tf.cos(angle)
@@ -181,7 +181,7 @@ def truncated_normal(
   stddev: float = 1.0,
   dtype: tf.DType = tf.float32,
 ) -> tf.Tensor:
-  """Draws normal numbers within two standard deviations, by inversion."""
+  """Draw normal numbers within two standard deviations, by inversion."""
   # Phi(2) of the standard normal distribution, mapped to erfinv's argument.
   edge = math.erf(2.0 / math.sqrt(2.0))
   drawn = math.sqrt(2.0) * _in_whole_lanes(
@@ -191,6 +191,6 @@ def truncated_normal(
 
 
 def permutation(seed: tf.Tensor, size: int | tf.Tensor) -> tf.Tensor:
-  """Draws a random order of `range(size)`, int32 `[size]`."""
+  """Draw a random order of `range(size)`, int32 `[size]`."""
   drawn = bits(seed, [size])
   return tf.argsort(tf.bitcast(drawn, tf.int32), stable=True)

@@ -10,7 +10,7 @@ from tff_partial.aggregators import WeightedFactory
 
 
 def smallest() -> WeightedFactory:
-  """Takes each row from the client that moves it least, of those that count.
+  """Take each row from the client that moves it least, of those that count.
 
   So a node of a self-organizing map goes to the client that is nearest to it
   (FedEmbed, section 3.3.1). What no client moves stays. One client's update
@@ -25,7 +25,7 @@ class _SmallestFactory(WeightedFactory):
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    """Creates the process that chooses rows."""
+    """Create the process that chooses rows."""
 
     @tff.tensorflow.computation
     def zero() -> Any:

@@ -1,14 +1,14 @@
-"""What clients send beside their update, and what becomes of it.
+"""Statistics that clients send besides their update, and their use.
 
-A statistic is computed by each client, joined over the cohort, and read by the
-server, which moves its state or the weights by it, or by the clients, which
-decide by it what they keep. Examples are the control variates of SCAFFOLD, the
-prototypes of FedProto, the examples counted by FURL's Eq. 6, and the moves
-between sub-populations that FedEmbed's heads follow.
+A statistic is computed by each client, aggregated over the cohort, and used by
+the server, to update its state or the weights, or by the clients, to settle
+their own state. Examples are the control variates of SCAFFOLD, the prototypes
+of FedProto, the numbers of examples in FURL's Eq. 6, and the moves between
+sub-populations that FedEmbed's heads follow.
 
-It is also the one place where what is sent beside updates meets privacy: what
-is joined `WITH_UPDATE` is clipped, noised and paid for as the update is; next
-to a mechanism that adds noise, anything else is refused.
+`join` also determines privacy: statistics joined `WITH_UPDATE` are clipped,
+noised and accounted for like the update; with a mechanism that adds noise, all
+others are refused.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from tff_partial.contexts import outcome_of
 
 
 class Join(enum.Enum):
-  """How a statistic is joined over the cohort.
+  """Aggregations of a statistic over the cohort.
 
   Attributes:
-    SUM: It is added up.
-    WITH_UPDATE: By the process's aggregator, as one more part of what clients
-      send, and weighted as that is. It must be a mapping of named floats.
+    SUM: A sum.
+    WITH_UPDATE: The process's aggregator, as one more part of the update and
+      with the same weights. The statistic must be a mapping of named floats.
   """
 
   SUM = 'sum'
@@ -37,7 +37,7 @@ class Join(enum.Enum):
 
 
 class Server(NamedTuple):
-  """What the server holds.
+  """The server's weights and state.
 
   Attributes:
     weights: Trainable weights by tier, named tensors.
@@ -48,26 +48,27 @@ class Server(NamedTuple):
   state: Any
 
 
-# What a client remembers: (before the round, after its work, what it sent
-# itself, what all have sent, joined) -> to be remembered.
+# (a client's state before the round, after its work, its own statistic, the
+# aggregated statistic) -> its new state.
 Settle: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
 
 class Statistic(NamedTuple):
-  """What clients send beside their update.
+  """A value that clients send besides their update.
 
   Attributes:
-    name: Its name among others of a process; that of no tier.
-    summarize: (what a client knows, with the outcome of its work) -> a
-      structure of tensors. A client that does not count sends zeros instead.
-    join: How it is joined: SUM, WITH_UPDATE, or any unweighted factory of
+    name: Its name, unique in a process; not that of a tier.
+    summarize: (a client's context, with the outcome of its work) -> a structure
+      of tensors. A client that does not count sends zeros instead.
+    join: How it is aggregated: SUM, WITH_UPDATE, or any unweighted factory of
       `tff.aggregators`.
-    update: (what the server holds, the joined statistic) -> what it holds then.
-      Statistics update one after another, after the server's optimizer.
-    settle: How it decides what clients remember; it is then sent back to all
-      clients of the cohort.
-    after_update: Whether clients compute it by the updated weights, in a second
-      trip of the round.
+    update: (the server's weights and state, the aggregated statistic) -> the
+      new ones. Statistics update one after another, after the server's
+      optimizer.
+    settle: How it determines clients' state; the aggregated statistic is then
+      sent back to all clients of the cohort.
+    after_update: True if clients compute it from the updated weights, in a
+      second exchange of the round.
   """
 
   name: str
@@ -87,8 +88,8 @@ def _share_of_step(before: Any, after: Any, own: Any, total: Any) -> Any:
   )
 
 
-# Eq. 6 of FURL: a client keeps only that share of its own step which is its
-# share of the cohort's examples, as plain FedAvg over all users' rows does.
+# Eq. 6 of FURL: a client keeps only a fraction of its own step, its share of
+# the cohort's examples, as plain FedAvg over all users' rows does.
 SCALED_BY_SHARE = Statistic(
   'weight',
   summarize=lambda client: outcome_of(client).weight,

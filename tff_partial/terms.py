@@ -1,7 +1,7 @@
-"""Extra loss terms: what a phase minimizes beside, or instead of, the loss.
+"""Extra loss terms, which a phase minimizes in addition to or without the loss.
 
-A term is `(what the client knows) -> scalar`: weights as they stand and as the
-round began, the batch, what the server sends beside weights.
+A term is `(the client's context) -> scalar`: current weights, weights at the
+start of the round, the batch, what the server sends besides weights.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tff_partial.contexts import ClientContext
 
 
 class TermError(errors.UserError, ValueError):
-  """Raised for a term that makes no sense."""
+  """Raised for an invalid term."""
 
 
 def _check_penalty(penalty: float, what: str) -> None:
@@ -28,7 +28,7 @@ def _check_penalty(penalty: float, what: str) -> None:
 def _half_square(
   weights: tiers.NamedTensors, center: tiers.NamedTensors | None = None
 ) -> tf.Tensor:
-  """Half the sum of squared distances from a center, or from zero."""
+  """Return half the sum of squared distances from a center, or from zero."""
   return 0.5 * tf.add_n(
     [tf.constant(0.0)]
     + [
@@ -41,15 +41,15 @@ def _half_square(
 
 
 def proximal(penalty: float, tier: str = tiers.GLOBAL) -> phases.Term:
-  """Holds weights near the ones that the client received.
+  """Keep weights near the ones that the client received.
 
   `penalty / 2 * ||w - w_received||^2`: FedProx (Li et al., 2020, Eq. 2) for
-  the GLOBAL tier, Ditto (Li et al., 2021, Eq. 2) for PERSONAL, which is held
-  near the GLOBAL weights as the round began.
+  the GLOBAL tier, Ditto (Li et al., 2021, Eq. 2) for PERSONAL, which is kept
+  near the GLOBAL weights from the start of the round.
 
   Args:
     penalty: mu of FedProx, lambda of Ditto.
-    tier: The tier that is held.
+    tier: The tier of these weights.
 
   Raises:
     TermError: If the penalty is negative or not finite.
@@ -68,11 +68,11 @@ def proximal(penalty: float, tier: str = tiers.GLOBAL) -> phases.Term:
 
 
 def moreau(penalty: float) -> phases.Term:
-  """Ties a client's own copy of the global weights to where these stand now.
+  """Tie a client's personal copy to the current global weights.
 
   `penalty / 2 * ||theta - w||^2`, the term of the Moreau envelope in pFedMe
   (Dinh et al., 2020, Eq. 3). A phase that trains PERSONAL on it and on the loss
-  finds theta; one that trains GLOBAL on it alone moves w along the envelope's
+  finds theta; one that trains GLOBAL only on it moves w along the envelope's
   gradient, `penalty * (w - theta)`.
 
   Args:
@@ -92,7 +92,7 @@ def moreau(penalty: float) -> phases.Term:
 
 
 def l2(penalty: float, tier: str) -> phases.Term:
-  """Pulls the weights of a tier to zero, `penalty / 2 * ||w||^2`.
+  """Pull the weights of a tier to zero, `penalty / 2 * ||w||^2`.
 
   Args:
     penalty: At least 0.
@@ -117,10 +117,10 @@ def linear(
   slopes: Callable[[ClientContext], tiers.NamedTensors],
   tier: str = tiers.GLOBAL,
 ) -> phases.Term:
-  """Adds the same slopes to the gradient in each step, `<slopes, w>`.
+  """Add the same slopes to the gradient in each step, `<slopes, w>`.
 
   Args:
-    slopes: (what the client knows) -> a slope for each variable of the tier, by
+    slopes: (the client's context) -> a slope for each variable of the tier, by
       name.
     tier: The tier.
 

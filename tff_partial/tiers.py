@@ -1,8 +1,8 @@
-"""Tiers of weights: who holds how many copies of a variable.
+"""Tiers of weights: the holders and the number of copies of a variable.
 
-A model's variables belong to GLOBAL, GROUP or LOCAL. A client may hold a copy
-of its own of the GLOBAL ones besides, which is the tier PERSONAL, under the
-same names, and numbers that are no variables of the model, the tier OTHER.
+A model's variables belong to GLOBAL, GROUP or LOCAL. A client may also hold a
+personal copy of the GLOBAL ones, which is the tier PERSONAL, under the same
+names, and numbers that are not variables of the model, the tier OTHER.
 
 Weights are a mapping from tier to a mapping from variable name to tensor. The
 two laws of this module: `join(*split(weights, tiers)) == weights` for any
@@ -19,12 +19,12 @@ from tff_partial import errors
 
 GLOBAL = 'global'  # One copy, at the server.
 GROUP = 'group'  # K copies, at the server; a client reads one of them.
-LOCAL = 'local'  # One copy per client, which never leaves it.
-PERSONAL = 'personal'  # A client's own copy of GLOBAL, which never leaves it.
-OTHER = 'other'  # A client's numbers beside the model, which never leave it.
+LOCAL = 'local'  # One copy per client, which never leaves the client.
+PERSONAL = 'personal'  # A client's copy of GLOBAL, which never leaves it.
+OTHER = 'other'  # A client's numbers besides the model, which never leave it.
 
 TIERS = (GLOBAL, GROUP, LOCAL, PERSONAL, OTHER)
-CLIENTS = (LOCAL, PERSONAL, OTHER)  # What never leaves a client.
+CLIENTS = (LOCAL, PERSONAL, OTHER)  # Tiers that never leave a client.
 
 # Variable name to tensor, within one tier.
 NamedTensors = collections.OrderedDict[str, tf.Tensor]
@@ -33,18 +33,18 @@ Weights = collections.OrderedDict[str, NamedTensors]
 
 
 class UnknownTierError(errors.UserError, ValueError):
-  """Raised for a tier that is none of `TIERS`."""
+  """Raised for a tier that is not in `TIERS`."""
 
 
 def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
-  """Returns `tiers` as a tuple, or raises an error that names the wrong one.
+  """Return `tiers` as a tuple, or raise an error that names the wrong one.
 
   Args:
     tiers: Names of tiers.
-    where: What the tiers are for; begins the error message.
+    where: Purpose of the tiers; start of the error message.
 
   Raises:
-    UnknownTierError: If one of the names is no tier.
+    UnknownTierError: If one of the names is not a tier.
   """
   tiers = (tiers,) if isinstance(tiers, str) else tuple(tiers)
   for tier in tiers:
@@ -58,7 +58,7 @@ def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
 def split(
   weights: Mapping[str, Any], tiers: Iterable[str]
 ) -> tuple[Weights, Weights]:
-  """Divides weights into those of `tiers` and all others, keeping the order."""
+  """Split weights into those of `tiers` and all others, keeping the order."""
   tiers = check_tiers(tiers, 'split')
   chosen: Weights = collections.OrderedDict()
   rest: Weights = collections.OrderedDict()
@@ -68,7 +68,7 @@ def split(
 
 
 def join(*parts: Mapping[str, Any]) -> Weights:
-  """Merges weights of different tiers into one mapping, in the tiers' order.
+  """Merge weights of different tiers into one mapping, in the tiers' order.
 
   Raises:
     ValueError: If two parts hold the same tier.
@@ -85,19 +85,19 @@ def join(*parts: Mapping[str, Any]) -> Weights:
 
 
 def delta(before: NamedTensors, after: NamedTensors) -> NamedTensors:
-  """Returns `before - after`: what a server optimizer takes for a gradient."""
+  """Return `before - after`, the gradient of a server optimizer."""
   return collections.OrderedDict(
     (name, tensor - after[name]) for name, tensor in before.items()
   )
 
 
-# From the weights that a client holds to those that the model reads, in the
-# tiers of the model's variables.
+# The weights that a client holds -> those that the model reads, in the tiers of
+# the model's variables.
 Reads = Callable[[Weights], Weights]
 
 
 def as_they_are(weights: Weights) -> Weights:
-  """The model reads what the server sent and what is the client's own."""
+  """Return the weights without PERSONAL and OTHER, for the model to read."""
   return collections.OrderedDict(
     (tier, named)
     for tier, named in weights.items()
@@ -106,18 +106,18 @@ def as_they_are(weights: Weights) -> Weights:
 
 
 def personal_copy(weights: Weights) -> Weights:
-  """The model reads the client's own copy of the GLOBAL weights."""
+  """Return the weights with the personal copy in place of the GLOBAL ones."""
   return collections.OrderedDict(
     as_they_are(weights), **{GLOBAL: weights[PERSONAL]}
   )
 
 
 def mixed(share: Callable[[Weights], tf.Tensor]) -> Reads:
-  """The model reads a mixture of the client's own copy and the GLOBAL weights.
+  """Let the model read a mixture of the personal copy and the GLOBAL weights.
 
   Args:
-    share: (the weights that a client holds) -> the share of its own copy in the
-      mixture, a scalar from 0 to 1.
+    share: (the weights that a client holds) -> the share of the personal copy
+      in the mixture, a scalar from 0 to 1.
   """
 
   def mixture(weights: Weights) -> Weights:

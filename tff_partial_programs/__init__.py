@@ -1,8 +1,8 @@
-"""The command `tff-partial`: names the programs of `tasks`, and runs one.
+"""The command `tff-partial`, which lists the programs of `tasks` and runs one.
 
-A package of its own, because whoever asks for help should not wait until
-TensorFlow is imported. In the wheel `tasks` lies inside of this folder, so
-that it takes no such common name from anybody; in a clone it is its neighbour.
+A separate package, so that help does not wait for the import of TensorFlow. In
+the wheel `tasks` is inside this folder, since its name is too common for a
+top-level package; in a clone it is next to this folder.
 """
 
 import ast
@@ -18,7 +18,7 @@ from tff_partial_programs import opening
 from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
-# In the order in which one uses them.
+# In the order of typical use.
 PROGRAMS = (
   'train',
   'evaluate',
@@ -33,7 +33,7 @@ PROGRAMS = (
 )
 _HELP = ('-h', '-help', '--help', '-?')
 _FULL_HELP = ('-helpfull', '--helpfull')
-# What has more flags than two screens can show.
+# Programs with more flags than fit on two screens.
 _LONG = ('train',)
 
 
@@ -48,64 +48,64 @@ def __getattr__(name: str) -> types.ModuleType:
 
 
 def description(program: str) -> str:
-  """The first sentence of a program's docstring; nothing is imported."""
+  """Return the first line of a program's docstring without importing it."""
   path = recipes.root() / 'tasks' / f'{program}.py'
   docstring = ast.get_docstring(ast.parse(path.read_text('utf-8'))) or ''
   return docstring.splitlines()[0]
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-  """Whether a program is to say what it does, and nothing else."""
+  """Return True if a command line asks for a program's help."""
   return _has(arguments, _HELP + _FULL_HELP)
 
 
 def asks_for_all(arguments: Sequence[str]) -> bool:
-  """Whether a program is to name all of its flags."""
+  """Return True if a command line asks for help on all flags."""
   return _has(arguments, _FULL_HELP)
 
 
 def _has(arguments: Sequence[str], names: Sequence[str]) -> bool:
-  """Whether a command line has a flag of these."""
+  """Return True if a command line has one of these flags."""
   arguments = list(arguments)
-  # What follows is for other programs.
+  # Arguments after it are for other programs.
   end = arguments.index('--') if '--' in arguments else len(arguments)
   return any(argument in names for argument in arguments[:end])
 
 
 def help_file(program: str, *, full: bool = False) -> pathlib.Path:
-  """Where `python -m tests.help_texts` notes what a program says of itself.
+  """Return the file where `python -m tests.help_texts` writes a help text.
 
   Args:
     program: The program.
-    full: Whether with all flags; the same of programs that have few.
+    full: True for all flags; no difference for programs with few.
   """
   name = f'{program}_full' if full and program in _LONG else program
   return pathlib.Path(__file__).resolve().parent / 'help' / f'{name}.txt'
 
 
 def help_text(program: str, *, full: bool = False) -> str:
-  """What `--help` says of a program, as `python -m tests.help_texts` noted it.
+  """Return the text of `--help`, written by `python -m tests.help_texts`.
 
-  So nobody waits until TensorFlow is imported.
+  This does not import TensorFlow.
 
   Args:
     program: The program.
-    full: Whether with all flags, as `--helpfull` says it.
+    full: True for all flags, the text of `--helpfull`.
   """
   return help_file(program, full=full).read_text(encoding='utf-8')
 
 
 def answer_early(command: Sequence[str]) -> None:
-  """Says what can be said before TensorFlow is imported.
+  """Print what can be printed before TensorFlow is imported.
 
-  Ends a process `python -m tasks.PROGRAM --help` with its answer, and of one
-  that trains says what it is about to do.
+  A process `python -m tasks.PROGRAM --help` prints its help and exits; one that
+  trains prints what it is about to do.
 
   Args:
     command: The command line of the interpreter.
 
   Raises:
-    SystemExit: If there is such an answer, or a flag is misspelt.
+    SystemExit: If help was printed, or a flag is misspelt.
   """
   command = list(command)
   if '-m' not in command[:-1]:
@@ -123,7 +123,7 @@ def answer_early(command: Sequence[str]) -> None:
 
 
 def usage() -> str:
-  """What `tff-partial --help` prints."""
+  """Return the text of `tff-partial --help`."""
   width = max(map(len, PROGRAMS))
   return '\n'.join(
     [
@@ -140,7 +140,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int | None:
-  """Runs a program, as `python -m tasks.PROGRAM` does in a clone.
+  """Run a program, as `python -m tasks.PROGRAM` does in a clone.
 
   Args:
     arguments: The command line without the name of the command; by default
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int | None:
     opening.say(rest)
   folder = str(recipes.root())
   sys.path.insert(0, folder)
-  # A sweep starts programs in processes of their own.
+  # A sweep starts programs in new processes.
   before = os.environ.get('PYTHONPATH')
   os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [folder, before]))
   sys.argv = [f'tff-partial {name}', *rest]

@@ -1,9 +1,9 @@
-"""Says what a run is about to do, before TensorFlow is imported.
+"""The first line of a run, printed before TensorFlow is imported.
 
-That import takes longer than a person wants to wait for the first word. So this
-reads the command line by itself, with the names, choices and defaults of flags
-that `python -m tests.help_texts` noted. What it cannot read it leaves to the
-program, which reads everything again, and properly.
+That import is too slow to wait for. So this module parses the command line
+itself, with the names, choices and defaults of flags that `python -m
+tests.help_texts` wrote. It leaves what it cannot parse to the program, which
+parses everything again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,22 +19,23 @@ from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
 FLAGS_FILE = pathlib.Path(__file__).resolve().parent / 'help' / 'flags.json'
-# A name that is as near as this to one of ours is no flag of a library.
+# An unknown flag at least this similar to one of ours is taken for a typo, not
+# for a flag of a library.
 _NEAR = 0.85
 _FLAGFILE = 'flagfile'
 _TRUE = ('true', 't', '1')
-# What a run leaves in its folder.
+# Names of a run's result and checkpoints.
 _RESULT, _CHECKPOINT = 'result.json', re.compile(r'round_(\d+)')
 
 
 @dataclasses.dataclass(frozen=True)
 class Noted:
-  """What was noted of a flag of `train`.
+  """A flag of `train`, read from `FLAGS_FILE`.
 
   Attributes:
     default: Its default, or None.
-    choices: All values that it may have, if these are few.
-    is_truth: Whether it is given without a value, or as `--noNAME`.
+    choices: All allowed values, if they are few.
+    is_truth: True for a boolean, which takes no value, or is `--noNAME`.
   """
 
   default: Any
@@ -43,7 +44,7 @@ class Noted:
 
 
 def noted() -> dict[str, Noted]:
-  """The flags of `train`, by their names."""
+  """Read the flags of `train`, by name."""
   text = FLAGS_FILE.read_text(encoding='utf-8')
   return {
     name: Noted(said['default'], tuple(said['choices']), said['is_truth'])
@@ -52,23 +53,23 @@ def noted() -> dict[str, Noted]:
 
 
 class FlagError(ValueError):
-  """Raised for a flag that is surely misspelt."""
+  """Raised for a flag that is certainly misspelt."""
 
 
 def given(
   arguments: Sequence[str], known: Mapping[str, Noted]
 ) -> dict[str, str]:
-  """Reads flags off a command line, and off the files that it names.
+  """Parse the flags of a command line, and of the files that it names.
 
   Args:
     arguments: The command line, without the program's name.
-    known: The flags that there are.
+    known: The flags that exist.
 
   Returns:
-    The last value of each flag, as a text.
+    The last value of each flag, as a string.
 
   Raises:
-    FlagError: If a name or a choice is surely misspelt.
+    FlagError: If a name or a choice is certainly misspelt.
     OSError: If a file cannot be read.
   """
   values = {}
@@ -94,11 +95,11 @@ def given(
 def _pairs(
   arguments: list[str], known: Mapping[str, Noted]
 ) -> Iterator[tuple[str, str]]:
-  """The names and values of flags, in their order."""
+  """Yield the names and values of flags, in order."""
   while arguments:
     argument = arguments.pop(0)
     if argument == '--' or not argument.startswith('-'):
-      return  # absl reads no further, either.
+      return  # absl stops here, too.
     name, equals, value = argument.lstrip('-').partition('=')
     is_denied = name.startswith('no') and name[2:] in known and not equals
     if is_denied and known[name[2:]].is_truth:
@@ -114,24 +115,24 @@ def _pairs(
 
 
 def _lines(path: str) -> list[str]:
-  """The flags of a file."""
+  """Return the flags of a file."""
   text = pathlib.Path(path).expanduser().read_text(encoding='utf-8')
   lines = (line.strip() for line in text.splitlines())
   return [line for line in lines if line.startswith('-')]
 
 
 def sentence(arguments: Sequence[str]) -> str:
-  """Says in a sentence what `train` is about to do.
+  """Return a sentence that says what `train` is about to do.
 
   Args:
     arguments: Its command line, without the program's name.
 
   Returns:
-    The sentence; nothing where no output folder is named.
+    The sentence; without an output folder empty, except for a dry run.
 
   Raises:
-    FlagError: If a flag is surely misspelt.
-    OSError: If a file of flags, or the output folder, cannot be read.
+    FlagError: If a flag is certainly misspelt.
+    OSError: If a flagfile, or the output folder, cannot be read.
   """
   known = noted()
   chosen = given(arguments, known)
@@ -163,7 +164,7 @@ def sentence(arguments: Sequence[str]) -> str:
 
 
 def state(folder: str) -> str:
-  """Says how far the run in a folder is.
+  """Describe how far the run in a folder is.
 
   Args:
     folder: The output folder, which need not exist.
@@ -190,13 +191,13 @@ def state(folder: str) -> str:
 
 
 def say(arguments: Sequence[str]) -> None:
-  """Prints what `train` is about to do, or ends it where a flag is misspelt.
+  """Print what `train` is about to do, or exit if a flag is misspelt.
 
   Args:
     arguments: Its command line, without the program's name.
 
   Raises:
-    SystemExit: If a flag is surely misspelt.
+    SystemExit: If a flag is certainly misspelt.
   """
   try:
     said = sentence(arguments)
@@ -204,7 +205,7 @@ def say(arguments: Sequence[str]) -> None:
     sys.stderr.write(f'error: {error}\n')
     raise SystemExit(1) from None
   except (OSError, UnicodeDecodeError, RecursionError):
-    return  # The program will say why.
+    return  # The program will report the error.
   if said:
     sys.stdout.write(f'{said}\n')
     sys.stdout.flush()

@@ -1,7 +1,8 @@
-"""Recipes: files of flags that come with the programs, found by their names.
+"""Recipes: flagfiles that come with the programs, found by name.
 
 `--recipe=demo` stands for the flags of `tasks/recipes/demo.flags`, in a clone
-and in an installed wheel, from any working folder. No import of TensorFlow.
+and in an installed wheel, from any working folder. This module does not import
+TensorFlow.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ def path(name: str) -> pathlib.Path:
     name: Its name, such as 'demo'.
 
   Raises:
-    RecipeError: If there is none of this name.
+    RecipeError: If there is no recipe of this name.
   """
   found = folder() / f'{name}.flags'
   if not found.is_file():
@@ -70,7 +71,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
   """Replace each `--recipe=NAME` of a command line by the recipe's flags.
 
   Args:
-    arguments: The command line. What follows `--` stays as it is.
+    arguments: The command line. Arguments after `--` are not changed.
 
   Raises:
     RecipeError: If there is no recipe of this name.

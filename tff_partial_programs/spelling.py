@@ -1,4 +1,4 @@
-"""What a message says of a name that does not exist: which one was meant."""
+"""Suggestions for misspelt names, for use in messages."""
 
 from collections.abc import Iterable
 import difflib
@@ -6,23 +6,23 @@ from typing import Any
 
 
 def hint(found: Any, known: Iterable[str], prefix: str = '') -> str:
-  """Says which name was probably meant, with a space before; or nothing.
+  """Suggest the closest name, after a space; return '' if none is close.
 
   Args:
-    found: What was given.
-    known: The names that there are.
-    prefix: Stands before each name on the command line, such as `--`.
+    found: The misspelt name.
+    known: The names that exist.
+    prefix: The prefix of names on the command line, such as `--`.
   """
   meant = difflib.get_close_matches(str(found), list(known), 1)
   return f' Did you mean {prefix}{meant[0]}?' if meant else ''
 
 
 def choose(found: Any, known: Iterable[str]) -> str:
-  """Says what can be chosen, and what was probably meant.
+  """Return the allowed values, and a suggestion of the closest one.
 
   Args:
-    found: What was given.
-    known: The values that there are.
+    found: The refused value.
+    known: The allowed values.
   """
   known = list(known)
   return f'choose one of {", ".join(known)}.{hint(found, known)}'

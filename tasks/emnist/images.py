@@ -1,4 +1,4 @@
-"""Handwritten digits and letters: where they come from.
+"""Sources of handwritten digits and letters.
 
 MNIST in its original idx files, with the writers of QMNIST; TFF's federated
 EMNIST; and the 1,797 small digits that come with scikit-learn, which need no
@@ -20,7 +20,7 @@ FOLDER = 'emnist'
 
 _SIDE = 28
 _MNIST_PARTS = {'train': ('train', 60_000), 'test': ('t10k', 10_000)}
-# QMNIST rebuilt MNIST from its source and knows who wrote what: these columns.
+# QMNIST rebuilt MNIST with the writer of each image, in these columns.
 _LABEL, _WRITER = 0, 2
 _QMNIST_COLUMNS = 8
 
@@ -37,7 +37,7 @@ _REMEDY_WRITERS = (
 
 
 def load_digits() -> Images:
-  """The digits of scikit-learn, 8 x 8 pixels from 0 to 16."""
+  """Load the digits of scikit-learn, 8 x 8 pixels from 0 to 16."""
   from sklearn import datasets
 
   loaded = datasets.load_digits()
@@ -56,13 +56,13 @@ def load_mnist(
   test: bool = False,
   writers: bool = False,
 ) -> Images:
-  """Reads MNIST from its original files, packed by gzip or not.
+  """Read MNIST from its original files, gzipped or not.
 
   Args:
     data_dir: Holds the folder `emnist` with the files, or is it.
-    test: Whether to append the 10,000 test images to the 60,000 training ones.
-    writers: Whether to read the writers of QMNIST, too, whose rows go with
-      those of MNIST one by one.
+    test: True to append the 10,000 test images to the 60,000 training ones.
+    writers: True to read the writers of QMNIST, too, whose rows correspond to
+      those of MNIST.
 
   Raises:
     DataError: If a file is missing or damaged, or the files do not belong
@@ -90,7 +90,7 @@ def load_mnist(
 def _read_part(
   folder: pathlib.Path, part: str, writers: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-  """Pixels, labels and perhaps writers of MNIST's training or test images."""
+  """Read pixels, labels and perhaps writers of one part of MNIST."""
   prefix, number = _MNIST_PARTS[part]
   pixels = idx_files.read(
     folder,
@@ -127,17 +127,17 @@ def load_federated_emnist(
   only_digits: bool = True,
   load_data: Callable[..., Any] | None = None,
 ) -> Images:
-  """Fetches TFF's federated EMNIST, or takes it from where it was kept before.
+  """Fetch TFF's federated EMNIST, or load it from the cache.
 
   Args:
-    data_dir: Keeps what is fetched, in its folder `emnist`.
-    only_digits: Whether to leave out letters: 10 classes instead of 62.
+    data_dir: Its folder `emnist` is the cache.
+    only_digits: True to leave out letters: 10 classes instead of 62.
     load_data: Loads training and test clients;
       `tff.simulation.datasets.emnist.load_data` by default.
 
   Returns:
-    The examples of all writers, with the test examples that TFF keeps of each,
-    and ink high as in MNIST: TFF's paper is 1.
+    The examples of all writers, followed by the test examples that TFF has of
+    each, with full ink as a high value like MNIST; in TFF, paper is 1.
 
   Raises:
     DataError: If it cannot be fetched.
@@ -152,7 +152,7 @@ def load_federated_emnist(
   try:
     parts = load_data(only_digits=only_digits, cache_dir=folder)
   except Exception as error:
-    # Whatever its loader raises: of the net, the disk, or a broken archive.
+    # Any exception of the loader: network, disk, or a broken archive.
     raise DataError(
       f'Federated EMNIST: TFF cannot fetch or open it ({error}). Check the '
       f'connection and the folder {folder or "of the Keras cache"}, or use '

@@ -1,8 +1,8 @@
 """Models of single characters: linear, dense, convolutional.
 
-All of them take images as they are stored, uint8 `[batch, height, width]`, and
-scale ink to 1 themselves. Layers have the names that `local=` may want: `head`
-is the last one, and what comes before it represents the image.
+All of them take images as stored, uint8 `[batch, height, width]`, and scale ink
+to 1. Layers have names for `local=`: `head` is the last one, and the layers
+before it represent the image.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def build_classifier(
   ink: int,
   hidden: int = 100,
 ) -> tf.keras.Model:
-  """Builds a model from images to logits, `[batch, num_classes]`.
+  """Build a model from images to logits, `[batch, num_classes]`.
 
   Args:
     kind: LINEAR is multinomial logistic regression; DENSE has one hidden layer
@@ -72,7 +72,7 @@ def build_classifier(
 
 
 def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
-  """Builds a model that also tells what its last layer reads.
+  """Build a model that also returns the input of its last layer.
 
   Args:
     build: Builds a model from images to logits.
@@ -91,11 +91,11 @@ def build_with_features(build: Callable[[], tf.keras.Model]) -> tf.keras.Model:
 def build_with_prototypes(
   build: Callable[[], tf.keras.Model], **options: Any
 ) -> models.PartialModel:
-  """Builds FedProto's model, of which nothing is local.
+  """Build FedProto's model, which has no local weights.
 
   Args:
     build: Builds a model from images to logits.
-    **options: What else `from_keras` takes.
+    **options: Further arguments of `from_keras`.
   """
   loss = classification_loss()
   return keras_models.from_keras(
@@ -109,7 +109,7 @@ def build_with_prototypes(
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class LogitsAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
-  """Share of examples whose class was predicted, by LOGITS."""
+  """Share of examples whose class is predicted, from LOGITS."""
 
   def update_state(
     self,
@@ -117,7 +117,7 @@ class LogitsAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
     y_pred: Any,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch of labels `[batch]`."""
+    """Add a batch of labels `[batch]`."""
     return super().update_state(y_true, y_pred[LOGITS], sample_weight)
 
 
@@ -127,5 +127,5 @@ def classification_loss() -> tf.keras.losses.Loss:
 
 
 def build_classification_metrics() -> list[tf.keras.metrics.Metric]:
-  """Builds the metric `accuracy`."""
+  """Build the metric `accuracy`."""
   return [tf.keras.metrics.SparseCategoricalAccuracy('accuracy')]

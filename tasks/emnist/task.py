@@ -1,10 +1,10 @@
-"""The EMNIST task: single characters, to be told apart by each user's model.
+"""The EMNIST task: classification of characters by personalised models.
 
-Two ways to be different. `labels`: users hold a few labels each (MNIST over 20
-users of two labels, as in the experiments of pFedMe). `writers`: users are the
-people who wrote (MNIST with the writers of QMNIST, or TFF's federated EMNIST).
-Users are measured on images of their own that they did not train with, or,
-under the protocol `unseen`, are people who did not take part at all.
+Users differ in one of two ways. `labels`: users hold a few labels each (MNIST
+over 20 users of two labels, as in the experiments of pFedMe). `writers`: users
+are the writers (MNIST with the writers of QMNIST, or TFF's federated EMNIST).
+Users are measured on images that they did not train with, or, under the
+protocol `unseen`, are writers who did not take part at all.
 """
 
 import dataclasses
@@ -43,11 +43,10 @@ EDITIONS = (MNIST, FEDERATED)
 # images, so these come out of the other three quarters.
 _OF_IMAGES = {TRAIN: 0.65, VALIDATION: 0.1, TEST: 0.25}
 _OF_USERS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
-# Images of each of its labels that a user has at least.
+# Minimum number of images of each of a user's labels.
 _LEAST = 10
-# What is the user's, if nothing else is said: the last layer. Logistic
-# regression has no other layer, so there it is its biases, which know how
-# frequent each label is.
+# The user's part by default: the last layer. Logistic regression has no other
+# layer, so there it is the biases, which learn how frequent each label is.
 _OWN = {
   emnist_models.LINEAR: f'{images_lib.HEAD}/bias',
   emnist_models.DENSE: images_lib.HEAD,
@@ -57,7 +56,7 @@ _OWN = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(TaskOptions):
-  """What can be chosen about the task."""
+  """Options of the task."""
 
   name: ClassVar[str] = NAME
   title: ClassVar[str] = 'Task emnist'
@@ -108,11 +107,11 @@ class Options(TaskOptions):
   )
 
   def flag_prefix(self) -> str:
-    """Begins the names of the flags."""
+    """Return the prefix of the flags."""
     return 'emnist_'
 
   def __post_init__(self) -> None:
-    """Checks that images can be divided."""
+    """Check that images can be divided."""
     super().__post_init__()
     if self.max_examples is not None and self.max_examples < 3:
       raise OptionError(
@@ -121,10 +120,10 @@ class Options(TaskOptions):
       )
 
   def load(self, data: Data, seed: int) -> 'Emnist':
-    """Loads the images and makes the task.
+    """Load the images and make the task.
 
     Args:
-      data: Where they come from: the folder holds `emnist`, or is it.
+      data: Their source: the folder that holds `emnist`, or that folder.
         Synthetic are the small digits of scikit-learn, which need no files.
       seed: The run's seed.
 
@@ -143,7 +142,7 @@ class Options(TaskOptions):
       return Emnist(
         emnist_images.load_federated_emnist(data.data_dir), self, seed
       )
-    # The writers of the test images are others, and few images each.
+    # The test images are by other writers, with few images each.
     by_writer = self.partition == WRITERS
     images = emnist_images.load_mnist(
       data.data_dir, test=not by_writer, writers=by_writer
@@ -156,9 +155,9 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
 
   Attributes:
     images: All images.
-    protocol: SEEN or UNSEEN: under which name the test result is reported.
+    protocol: SEEN or UNSEEN: the name under which the test result is reported.
     selection_metric: The metric that chooses the best round.
-    higher_is_better: Whether a larger value of it is better.
+    higher_is_better: True if a larger value of it is better.
   """
 
   name = NAME
@@ -168,16 +167,16 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
   attribute = 'most frequent label'
 
   def __init__(self, images: images_lib.Images, options: Options, seed: int):
-    """Divides the images.
+    """Divide the images.
 
     Args:
       images: All images.
-      options: What can be chosen.
-      seed: The run's seed: images are divided by it, and the weights start
-        from it.
+      options: The task's options.
+      seed: The run's seed, which divides the images and initializes the
+        weights.
 
     Raises:
-      OptionError: If the images cannot be divided so.
+      OptionError: If the images cannot be divided as the options ask.
     """
     self.images = images
     self.protocol = options.protocol
@@ -197,13 +196,13 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
     self._seed = seed
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model, with a part that is the user's or without.
+    """Build the model, with or without a local part.
 
     Args:
       user: OWN, NOBODY or FEATURES.
 
     Raises:
-      OptionError: If it is another form.
+      OptionError: If `user` is another form.
     """
     options, images = self._options, self.images
     build = functools.partial(
@@ -227,7 +226,7 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, for the result."""
+    """Sizes of the data, for the result."""
     sizes = [len(images) for images in self._holdings.values()]
     return {
       'name': self.images.name,
@@ -245,7 +244,7 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
 
   @property
   def attributes(self) -> dict[str, str]:
-    """Each user's most frequent label."""
+    """Most frequent label of each user."""
     return {
       user: str(np.bincount(self.images.labels[images]).argmax())
       for user, images in self._holdings.items()
@@ -254,9 +253,9 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs the users of one part: TRAIN, VALIDATION or TEST.
+    """Pack the users of one part: TRAIN, VALIDATION or TEST.
 
-    Under the protocol SEEN the images to be measured come after those of the
+    Under the protocol SEEN the images to be measured follow those of the
     training part and are marked, for clients that personalise.
     """
     held = [self._parts[part]]
@@ -273,7 +272,7 @@ class Emnist(MeasuredByProtocol, KnowsUsers):
 def _hold(
   images: images_lib.Images, options: Options, seed: int
 ) -> partitions.Partition:
-  """Who holds which images."""
+  """Assign the images to users."""
   if options.partition == LABELS:
     return partitions.by_label(
       images.labels,

@@ -1,4 +1,4 @@
-"""An experiment: what can be chosen, and how it is run."""
+"""An experiment: its configuration, and how to run it."""
 
 from tasks.experiment.command_line.flags import from_recipe as from_recipe
 from tasks.experiment.config import Config as Config

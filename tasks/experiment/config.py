@@ -1,6 +1,6 @@
-"""An experiment as one value: all that decides its numbers.
+"""The configuration of an experiment: all that decides its numbers.
 
-docs/experiments.md shows some.
+docs/experiments.md has examples.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ from tff_partial_programs import spelling
 
 TASK = 'task'
 
-# What can be learned: a new task is one class here.
+# A new task is one class here.
 _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
   emnist.Options,
   movielens.Options,
@@ -49,7 +49,7 @@ _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
 )
 TASKS = {task.name: task for task in _TASKS}
 
-# What flags choose that only some algorithms read, if nothing else is said.
+# Defaults of the flags that only some algorithms read.
 _USUAL = {
   choice.flag: choice.value
   for options in (LocalTraining(), Server(), Hyperparameters())
@@ -59,7 +59,7 @@ _USUAL = {
 
 @dataclasses.dataclass(frozen=True)
 class Runtime(Options):
-  """What executes the rounds."""
+  """Options of the runtime that executes the rounds."""
 
   title: ClassVar[str] = 'Speed'
 
@@ -100,7 +100,7 @@ class Runtime(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuses what the runtime cannot do."""
+    """Refuse options that the runtime does not support."""
     super().__post_init__()
     for name in ('ray_address', 'ray_workers', 'ray_folder'):
       if getattr(self, name) is not None and self.runtime != 'ray':
@@ -124,17 +124,17 @@ class Config(Options):
   """An experiment.
 
   Attributes:
-    task: What to learn.
-    algorithm: How to learn it, a name of `algorithms.ALGORITHMS`.
-    user_form: Where the model has what belongs to one user.
-    seed: Everything that is drawn follows from it.
-    data: Where the data come from.
-    loop: Rounds, cohorts, and the end.
-    local: How clients train.
-    server: How the server joins what they send.
-    hyperparameters: What single algorithms have beside.
-    privacy: Whether and how the run is private.
-    runtime: What executes the rounds.
+    task: The task to learn.
+    algorithm: The algorithm, a name of `algorithms.ALGORITHMS`.
+    user_form: The place of the parameters of one user, of `USER_FORMS`.
+    seed: The seed of everything random.
+    data: The source of the data.
+    loop: Rounds, cohorts and stopping.
+    local: Training on clients.
+    server: Aggregation at the server.
+    hyperparameters: Hyperparameters of single algorithms.
+    privacy: Differential privacy, if any.
+    runtime: The runtime that executes the rounds.
   """
 
   title: ClassVar[str] = 'Method'
@@ -167,10 +167,10 @@ class Config(Options):
   runtime: Runtime = Runtime()
 
   def __post_init__(self) -> None:
-    """Refuses what the algorithm does not read, and leaks of a private run.
+    """Refuse flags that the algorithm ignores, and leaks of a private run.
 
     Raises:
-      OptionError: With the flag, and what to do.
+      OptionError: Names the flag and says what to do.
     """
     super().__post_init__()
     if self.privacy.is_on:
@@ -192,7 +192,7 @@ class Config(Options):
       )
 
   def _unread(self) -> Iterator[tuple[str, Any]]:
-    """Yields what is chosen for other algorithms alone, flag and value."""
+    """Yield flag and value of each setting that only other algorithms read."""
     unread = algorithms.unread(self.algorithm)
     for part in (self.local, self.server, self.hyperparameters):
       for choice in part.choices():
@@ -200,7 +200,7 @@ class Config(Options):
           yield choice.flag, choice.value
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield the settings that a private run may not have."""
     yield from self.server.leaks()
     yield from self.loop.cohorts.leaks_when(
       oversample=self.loop.oversample,
@@ -211,7 +211,7 @@ class Config(Options):
 
   @property
   def spent(self) -> tasks_lib.Spent:
-    """What the task spends of the run's privacy before the first round."""
+    """The privacy that the task spends before the first round."""
     if isinstance(self.task, tasks_lib.Releases):
       return self.task.spent
     return tasks_lib.Spent()
@@ -222,7 +222,7 @@ class Config(Options):
     return algorithms.ALGORITHMS[self.algorithm]
 
   def choices(self) -> Iterator[Choice]:
-    """All choices: the task, and those of options in its fields."""
+    """Yield all choices: the task, and those of the fields that are options."""
     yield Choice(
       path=(TASK,),
       flag=TASK,
@@ -236,12 +236,11 @@ class Config(Options):
     yield from super().choices()
 
   def with_flags(self, values: Mapping[str, Any]) -> Self:
-    """Returns the same but for some choices.
+    """Return a copy with some choices changed.
 
     Args:
-      values: Their values by the names of their flags. Another `task` comes
-        with its own defaults; another `algorithm` without what it does not read
-        of what was chosen for the one before.
+      values: New values by flag name. Another `task` comes with its own
+        defaults; another `algorithm` resets the flags that it does not read.
 
     Raises:
       OptionError: If there is no such flag, or the value is impossible.
@@ -260,13 +259,13 @@ class Config(Options):
     return changed.with_flags(others)
 
   def may_change(self) -> set[str]:
-    """The flags that a run may go on with other values of."""
-    # More rounds would need more noise, from the first one on.
+    """Return the flags that may change when a run is resumed."""
+    # More rounds would need more noise from the first round on.
     is_planned = self.privacy.target_epsilon is not None
     return super().may_change() - ({'rounds'} if is_planned else set())
 
   def to_json(self) -> dict[str, Any]:
-    """What is chosen, as `result.json` says it."""
+    """Return the choices in the form of `result.json`."""
     said: dict[str, Any] = {}
     for choice in self.choices():
       *rooms, field = choice.path

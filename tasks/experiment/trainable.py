@@ -1,4 +1,4 @@
-"""An algorithm on a task's model, as an experiment says."""
+"""An algorithm on a task's model, built from an experiment."""
 
 import os
 from typing import Any
@@ -21,8 +21,8 @@ class Trainable:
   """An algorithm on a task's model.
 
   Attributes:
-    process: Trains it.
-    ledger: Counts what it costs to train; None if the run is not private.
+    process: The process that trains it.
+    ledger: Counts the privacy spent; None if the run is not private.
   """
 
   def __init__(
@@ -31,15 +31,15 @@ class Trainable:
     task: tasks_lib.Task,
     canaries: privacy_audit.Canaries | None = None,
   ):
-    """Builds the process.
+    """Build the process.
 
     Args:
       config: The experiment.
       task: Its task, loaded.
-      canaries: Clients that are to hide among those of the task, or None.
+      canaries: Canary clients to hide among those of the task, or None.
 
     Raises:
-      UserError: If no such run can be as private as it is asked to be.
+      UserError: If the run cannot be as private as requested.
     """
     self._config = config
     self._algorithm = config.how
@@ -72,24 +72,24 @@ class Trainable:
 
   @property
   def _released(self) -> str:
-    """The fingerprint of what the task released with noise."""
+    """The fingerprint of the task's noisy release."""
     if isinstance(self._task, tasks_lib.Released):
       return self._task.released
     return ''
 
   def saved(self, output_dir: str | os.PathLike[str]) -> programs.Saved:
-    """Reads what a run of this algorithm left in its folder.
+    """Load what a run of this algorithm saved in its folder.
 
     Args:
       output_dir: The folder.
 
     Raises:
-      UserError: If there is nothing, or it is of another run.
+      UserError: If nothing is saved there, or only of another run.
     """
     return programs.load(self.process, output_dir, released=self._released)
 
   def _form(self) -> str:
-    """The form of the model that the algorithm trains if no flag says one."""
+    """Return the user form that the algorithm trains by default."""
     form = self._algorithm.user
     if form == tasks_lib.NOBODY and isinstance(
       self._task, tasks_lib.KeepsTables
@@ -98,21 +98,21 @@ class Trainable:
     return form
 
   def clients(self) -> tasks_lib.Clients:
-    """Packs those who take part in training."""
+    """Pack the training clients."""
     spec = self.process.example_spec
     clients = self._task.clients(tasks_lib.TRAIN, spec)
     return centralized.pool(clients) if self._algorithm.is_central else clients
 
   @property
   def accounting(self) -> run_privacy.Accounting | None:
-    """What counts the run's cost, as `programs.train` takes it."""
+    """The privacy accounting in the form that `programs.train` takes."""
     if self._algorithm.adds_noise:
       return run_privacy.UNACCOUNTED
     return self.ledger
 
   @property
   def user_form(self) -> str:
-    """Where the model has what belongs to one user, of `USER_FORMS`."""
+    """The user form of the model, one of `USER_FORMS`."""
     return self._user
 
   @property
@@ -124,15 +124,15 @@ class Trainable:
 
   @property
   def clients_per_round(self) -> int:
-    """How many clients' updates a round joins; who holds all is alone."""
+    """Updates aggregated per round: 1 if a single client has all examples."""
     if self._algorithm.is_central:
       return 1
     return self._config.loop.clients_per_round
 
   def remembers(self, clients: tasks_lib.EvaluationClients) -> bool:
-    """Says whether clients come with what they remember from training.
+    """Return True if clients are evaluated with their states from training.
 
-    They do not where the evaluation has no use for it.
+    They are not if the evaluation does not use these states.
     """
     if not clients.seen or self._algorithm.always_personalises:
       return False
@@ -141,13 +141,13 @@ class Trainable:
     return not self.process.is_stateless and bool(kept.is_equivalent_to(taken))
 
   def evaluation(self, clients: tasks_lib.EvaluationClients) -> Evaluation:
-    """Builds, once, the evaluation of some clients.
+    """Return the evaluation of some clients, which is built once.
 
-    New users have no row in a table of all users: they rebuild weights of their
-    own, as in Table 1 of the FedRecon paper.
+    New users have no row in a table of all users: they reconstruct local
+    weights, as in Table 1 of the FedRecon paper.
 
     Args:
-      clients: The clients to measure.
+      clients: The clients to evaluate.
     """
     algorithm, user = self._algorithm, self._user
     if user == tasks_lib.TABLE and not clients.seen:
@@ -161,7 +161,7 @@ class Trainable:
     if clients.split is not None:
       measuring['split'] = clients.split
     elif clients.seen and algorithm.personal is not None and not is_at_home:
-      measuring['split'] = splits.by_mark()  # Their past, and what is measured.
+      measuring['split'] = splits.by_mark()  # Past examples, and test ones.
     if algorithm.personal is not None and not is_at_home:
       local = self._config.local
       measuring['personalise'] = local.when_measured(algorithm.personal(local))
@@ -180,10 +180,10 @@ class Trainable:
   def evaluation_set(
     self, clients: tasks_lib.EvaluationClients
   ) -> programs.EvaluationSet:
-    """Has some of the task's clients measured.
+    """Pack some of the task's clients with their evaluation.
 
     Args:
-      clients: The clients to measure.
+      clients: The clients to evaluate.
     """
     evaluation = self.evaluation(clients)
     return programs.EvaluationSet(
@@ -193,11 +193,11 @@ class Trainable:
     )
 
   def personal(self) -> Evaluation:
-    """Builds what personalises on all of a client's examples.
+    """Build an evaluation that personalises on all of a client's examples.
 
     Raises:
-      OptionError: If the algorithm's clients have nothing of their own, or
-        something that is no part of a model.
+      OptionError: If clients do not personalise, or predict with something
+        outside the model.
     """
     self.check_is_a_model()
     if self._algorithm.personal is None:
@@ -209,10 +209,10 @@ class Trainable:
     return self.evaluation(everything)
 
   def check_is_a_model(self) -> None:
-    """Refuses to take clients' models for all that they answer by.
+    """Check that clients predict with their models alone.
 
     Raises:
-      OptionError: If they also answer by something else.
+      OptionError: If they also use something else, such as a memory.
     """
     if self._algorithm.has_memory:
       raise OptionError(

@@ -1,1 +1,1 @@
-"""Files of data: fetching them, and formats that no library reads safely."""
+"""Downloads, and file formats that no library reads safely."""

@@ -1,4 +1,4 @@
-"""Lines of a file, of which none may be longer than a bound."""
+"""Lines of a file, none longer than a bound."""
 
 from collections.abc import Iterator
 import pathlib
@@ -10,16 +10,16 @@ from tasks.errors import DataError
 def read(
   path: pathlib.Path, file: IO[AnyStr], longest: int, unit: str, remedy: str
 ) -> Iterator[tuple[int, AnyStr]]:
-  """Yield the lines of an open file, with their numbers from 1 on.
+  """Yield the lines of an open file with their numbers, from 1.
 
-  A line is not read further than the bound, so that one line of a compressed
-  file cannot fill the memory.
+  No line is read further than the bound, so that one line of a compressed file
+  cannot fill the memory.
 
   Args:
     path: Names the file in messages.
     file: The file, of text or of bytes.
-    longest: How many characters or bytes a line may have.
-    unit: Which of the two they are.
+    longest: Maximum length of a line in characters or bytes.
+    unit: 'characters' or 'bytes', for the message.
     remedy: Ends the message.
 
   Raises:

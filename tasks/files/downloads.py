@@ -38,7 +38,7 @@ def fetch_zip(
   name: str,
   timeout: float = 60.0,
 ) -> pathlib.Path:
-  """Fetches a zip archive and puts its folder `name` into `folder`.
+  """Fetch a zip archive and puts its folder `name` into `folder`.
 
   Args:
     address: Where the archive is.
@@ -88,7 +88,7 @@ def fetch_zip(
 
 
 def _open(address: str, timeout: float) -> http.client.HTTPResponse:
-  """Opens an address; every way this can fail becomes a `DataError`."""
+  """Open an address; every way this can fail becomes a `DataError`."""
   try:
     return urllib.request.urlopen(address, timeout=timeout)
   except urllib.error.HTTPError as error:
@@ -112,7 +112,7 @@ def _unreachable(address: str, error: Exception) -> DataError:
 
 
 def _published_md5(address: str, timeout: float) -> str:
-  """Returns the digest, in lower case, that a publisher's text names."""
+  """Return the digest, in lower case, that a publisher's text names."""
   with _open(address, timeout) as response:
     try:
       text = response.read(4096).decode('ascii', errors='replace')
@@ -197,7 +197,7 @@ def _unpack(
 
 
 def _safe_parts(member: zipfile.ZipInfo, address: str) -> tuple[str, ...]:
-  """Returns a member's path in parts, or refuses one that leads elsewhere."""
+  """Return a member's path in parts, or refuses one that leads elsewhere."""
   path = pathlib.PurePosixPath(member.filename.replace('\\', '/'))
   is_link = stat.S_ISLNK(member.external_attr >> 16)
   has_drive = bool(pathlib.PureWindowsPath(member.filename).drive)

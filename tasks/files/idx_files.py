@@ -36,7 +36,7 @@ def read(
   dtype: type[np.generic],
   remedy: str,
 ) -> np.ndarray:
-  """Reads `folder/name`, or `folder/name.gz` if there is no such file.
+  """Read `folder/name`, or `folder/name.gz` if there is no such file.
 
   Args:
     folder: Holds the file.

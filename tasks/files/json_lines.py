@@ -58,7 +58,7 @@ class Field:
 
 
 def text(value: Any) -> str:
-  """Parses a text."""
+  """Parse a text."""
   if not isinstance(value, str):
     raise ValueError('a text')
   if len(value) > _LONGEST_TEXT:
@@ -67,7 +67,7 @@ def text(value: Any) -> str:
 
 
 def identifier(value: Any) -> str:
-  """Parses a text that stands for somebody or something.
+  """Parse a text that stands for somebody or something.
 
   JSON may hold halves of pairs of code units, which no file could keep.
   """
@@ -80,7 +80,7 @@ def identifier(value: Any) -> str:
 
 
 def seconds(value: Any) -> int:
-  """Parses a time in seconds since 1970: a number, or one written as text."""
+  """Parse a time in seconds since 1970: a number, or one written as text."""
   if isinstance(value, bool) or not isinstance(value, (int, float, str)):
     raise ValueError('a time in seconds since 1970')
   try:
@@ -94,7 +94,7 @@ def seconds(value: Any) -> int:
 
 
 def binary(value: Any) -> int:
-  """Parses a label of 0 or 1; false and true are the same."""
+  """Parse a label of 0 or 1; false and true are the same."""
   if not isinstance(value, (bool, int)) or value not in (0, 1):
     raise ValueError('0 or 1')
   return int(value)
@@ -106,7 +106,7 @@ def find(
   patterns: Sequence[str],
   remedy: str,
 ) -> list[pathlib.Path]:
-  """Finds the files of a task in a folder, or in its sub-folder of that name.
+  """Find the files of a task in a folder, or in its sub-folder of that name.
 
   Args:
     folder: Where to look.
@@ -151,7 +151,7 @@ def find(
 def read(
   path: pathlib.Path, fields: Sequence[Field]
 ) -> Iterator[tuple[Any, ...]]:
-  """Reads the records of one file in their order; blank lines are no records.
+  """Read the records of one file in their order; blank lines are no records.
 
   Args:
     path: The file; its name's ending says how it is compressed.
@@ -205,7 +205,7 @@ def _tell_of_lacking(path: pathlib.Path, name: str, line: int) -> None:
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
-  """Yields the lines that are not blank, with their numbers."""
+  """Yield the lines that are not blank, with their numbers."""
   read = 0
   try:
     with _open(path) as file:

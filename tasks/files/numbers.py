@@ -1,4 +1,4 @@
-"""Numbers in files: what every program reads alike, and nothing else."""
+"""Numbers in files, in the one form that all programs read alike."""
 
 import math
 import re
@@ -7,7 +7,7 @@ _NUMBER = re.compile(r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?')
 
 
 def number(text: str) -> float:
-  """Parses a finite number in digits from 0 to 9.
+  """Parse a finite number in digits from 0 to 9.
 
   Python also reads `1_0` as 10, digits of other scripts, and `inf`.
 
@@ -15,7 +15,7 @@ def number(text: str) -> float:
     text: The number, with a point before its fraction.
 
   Returns:
-    The number, or NaN if the text is none.
+    The number, or NaN if the text is not one.
   """
   if not _NUMBER.fullmatch(text):
     return math.nan

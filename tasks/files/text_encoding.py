@@ -1,4 +1,4 @@
-"""Characters as numbers, by a vocabulary that is learned from texts."""
+"""Characters as numbers, by a vocabulary learned from texts."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -8,24 +8,24 @@ import numpy as np
 from tasks.errors import OptionError
 
 PADDING, UNKNOWN = 0, 1
-_FIRST = 2  # The number of the commonest character.
+_FIRST = 2  # The number of the most common character.
 _CODE_POINTS = 0x110000
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """The characters that have a number of their own.
+  """The characters that have their own number.
 
   Attributes:
-    characters: The characters from number 2 on, the commonest first.
-    size: How many numbers there are, padding and unknown among them.
+    characters: The characters from number 2 on, the most common first.
+    size: How many numbers there are, including padding and unknown.
   """
 
   characters: str
   size: int
 
   def encode(self, texts: Sequence[str], max_chars: int) -> np.ndarray:
-    """Numbers the characters of texts, which are cut or padded at the end.
+    """Encode the characters of texts, cut or padded at the end.
 
     Args:
       texts: `[texts]`.
@@ -49,7 +49,7 @@ class Vocabulary:
 
 
 def learn_vocabulary(texts: Sequence[str], size: int) -> Vocabulary:
-  """Chooses the commonest characters; of equally common ones the lowest.
+  """Choose the most common characters; of equally common ones the lowest.
 
   Args:
     texts: Texts to count the characters of.
@@ -69,5 +69,5 @@ def learn_vocabulary(texts: Sequence[str], size: int) -> Vocabulary:
 
 
 def _code_points(text: str) -> np.ndarray:
-  """The code points of a text; JSON may hold halves of pairs, too."""
+  """Return the code points of a text; JSON may hold lone surrogates, too."""
   return np.frombuffer(text.encode('utf-32-le', 'surrogatepass'), np.uint32)

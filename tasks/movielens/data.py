@@ -1,14 +1,14 @@
-"""MovieLens ratings: where they come from and how they are divided.
+"""Sources and splits of MovieLens ratings.
 
 Ratings are read from the original files of MovieLens 1M, MovieLens 100K or the
 newer data sets (`load`), fetched from the official address (`download`), or
 invented with the same schema (`synthetic`). Users are clients. The protocols
-are those of the FedRecon paper, section 5.1: by users, to evaluate on people
-never seen in training (`split_users`), and by time within each user's ratings
+are those of the FedRecon paper, section 5.1: by users, to evaluate on users
+unseen in training (`split_users`), and by time within each user's ratings
 (`split_by_time`).
 
-MovieLens is GroupLens's and comes under its own terms, in the README of each
-data set; among them, that it is not to be passed on.
+MovieLens is GroupLens's and has its own terms, in the README of each data set;
+among them, no redistribution.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from tasks.movielens import files as movielens_files
 
 OFFICIAL_ADDRESS = 'https://files.grouplens.org/datasets/movielens/'
 
-# What the random draws are for; keeps the streams of one seed apart.
+# Purposes of random draws; each has its own stream of a seed.
 _SPLIT_USERS, _SHUFFLE_USER, SYNTHETIC = range(3)
 
 
@@ -42,12 +42,12 @@ class Ratings:
     item_titles: The title of each item, by its item_id.
     original_item_ids: int64 `[num_items]`, ascending: the id of each item in
       the files. Only items that someone rates have an item_id.
-    users: What is known about the users in `frame`, one row each by ascending
-      user_id: the columns user_id, gender, age, occupation and zip. None if
-      the data set tells nothing.
+    users: Known attributes of the users in `frame`, one row each by ascending
+      user_id: the columns user_id, gender, age, occupation and zip. None if the
+      data set has none.
     scale: The lowest and the highest possible rating.
     noise_floor: For invented ratings, the root mean square error of a predictor
-      that knows every planted taste: none is better but by chance. Else None.
+      that knows every planted taste: only chance can do better. Else None.
   """
 
   name: str
@@ -70,13 +70,13 @@ class Ratings:
 
 
 def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
-  """Reads a MovieLens data set from its original files.
+  """Read a MovieLens data set from its original files.
 
   Args:
     folder: Holds the files, or the data set's folder (`ml-1m`), or the folder
       `movielens` that holds it.
-    name: Which data set it must be, a key of `movielens_files.DATA_SETS`; ''
-      takes the first there is, MovieLens 1M before 100K before the others.
+    name: The data set, a key of `movielens_files.DATA_SETS`; '' takes the first
+      one found, MovieLens 1M before 100K before the others.
 
   Returns:
     The ratings, with items renumbered by ascending original id.
@@ -110,23 +110,23 @@ def download(
   address: str = OFFICIAL_ADDRESS,
   timeout: float = 60.0,
 ) -> pathlib.Path:
-  """Fetches a data set from its official address, unless it is there already.
+  """Fetch a data set from its official address, unless it is there already.
 
-  The archive is compared with the MD5 checksum that the publisher keeps beside
-  it, and the data set's folder appears whole or not at all.
+  The archive is checked against the publisher's MD5 checksum, and the data
+  set's folder appears whole or not at all.
 
   Args:
-    folder: Receives the data set's folder; is made if it does not exist.
+    folder: Receives the data set's folder; is created if missing.
     name: A key of `movielens_files.DATA_SETS`.
     address: Web address of the folder of archives, with a slash at the end.
-    timeout: Seconds without any answer after which the attempt ends.
+    timeout: Seconds without any answer before giving up.
 
   Returns:
     The folder that holds the files.
 
   Raises:
-    DataError: If the name is unknown, the address cannot be reached, what
-      arrives is not what it should be, or it cannot be stored.
+    DataError: If the name is unknown, the address cannot be reached, the
+      archive is not as expected, or it cannot be stored.
   """
   if name not in movielens_files.DATA_SETS:
     raise DataError(
@@ -141,13 +141,13 @@ def download(
   try:
     return movielens_files.locate(folder, name)[0]
   except DataError:
-    pass  # It is not there yet, which is what a download is for.
+    pass  # Not there yet: download it.
   archive = f'{address}{name}.zip'
   return downloads.fetch_zip(archive, f'{archive}.md5', folder, name, timeout)
 
 
 def describe(ratings: Ratings | pd.DataFrame) -> dict[str, int]:
-  """Counts ratings, users and items, under these names.
+  """Count ratings, users and items; the keys are these names.
 
   Args:
     ratings: All ratings, or the frame of a part of them; then the items are
@@ -166,21 +166,21 @@ def split_users(
   fractions: Sequence[float] = (0.8, 0.1, 0.1),
   seed: int = 0,
 ) -> tuple[pd.DataFrame, ...]:
-  """Divides users at random: each part has all ratings of its users.
+  """Divide users at random: each part has all ratings of its users.
 
   The first parts end at the rounded multiples of their summed fractions, so
   that 6,040 users become 4,832, 604 and 604 (FedRecon, section 5.1).
 
   Args:
-    ratings: What to divide.
+    ratings: The ratings to divide.
     fractions: A share of the users for each part; together 1.
-    seed: Chooses the division; the order of the rows plays no part in it.
+    seed: Determines the division, independently of the order of rows.
 
   Returns:
-    A frame for each part, its rows in the order they had.
+    A frame for each part, its rows in their original order.
 
   Raises:
-    DataError: If the fractions are not shares that make up 1, or a part that
+    DataError: If the fractions are no shares that add up to 1, or a part that
       should have users would have none.
   """
   frame = _frame(ratings)
@@ -207,22 +207,22 @@ def split_by_time(
   ratings: Ratings | pd.DataFrame,
   fractions: Sequence[float] = (0.8, 0.1, 0.1),
 ) -> tuple[pd.DataFrame, ...]:
-  """Divides each user's ratings by time: the first part has the oldest ones.
+  """Divide each user's ratings by time: the first part has the oldest ones.
 
   Of a user's n ratings, a part ends at n times the summed fractions up to it,
   rounded down: 20 ratings become 16, 2 and 2, and 7 become 5, 1 and 1. The
   first part has at least one rating of every user; other parts may have none.
 
   Args:
-    ratings: What to divide. Ratings of the same second keep their order, which
-      in `Ratings.frame` is that of the file.
+    ratings: The ratings to divide. Ratings of the same second keep their order,
+      which in `Ratings.frame` is that of the file.
     fractions: A share of each user's ratings for each part; together 1.
 
   Returns:
     A frame for each part, sorted by user, then time.
 
   Raises:
-    DataError: If the fractions are not shares that make up 1, or the first one
+    DataError: If the fractions are no shares that add up to 1, or the first one
       is zero.
   """
   frame = _frame(ratings)
@@ -255,13 +255,13 @@ def limit_per_user(
   max_examples: int | None = 300,
   seed: int = 0,
 ) -> pd.DataFrame:
-  """Shuffles each user's ratings and keeps the first of them.
+  """Shuffle each user's ratings and keep the first of them.
 
-  A user's ratings are drawn from a generator of their own, so that they do not
-  depend on which other users there are (FedRecon's experiments keep 300).
+  Each user has a separate generator, so that a user's ratings do not depend on
+  which other users there are (FedRecon's experiments keep 300).
 
   Args:
-    ratings: What to shuffle.
+    ratings: The ratings to shuffle.
     max_examples: Number of ratings to keep of each user, or None for all.
     seed: Chooses the order.
 
@@ -297,7 +297,7 @@ def assemble(
   scale: tuple[float, float],
   noise_floor: float | None = None,
 ) -> Ratings:
-  """Renumbers items, sorts rows and drops users and items without ratings."""
+  """Renumber items, sort rows and drop users and items without ratings."""
   user_ids = table['user_id'].to_numpy()
   timestamps = table['timestamp'].to_numpy()
   item_ids, item_codes = np.unique(
@@ -333,7 +333,7 @@ def _check_described(
   file: str,
   place: pathlib.Path,
 ) -> None:
-  """Refuses ratings by users or of items that their own file does not know."""
+  """Raise an error for rated users or items that their file does not list."""
   missing = np.setdiff1d(rated, list(described))
   if missing.size:
     raise DataError(
@@ -349,7 +349,7 @@ def _frame(ratings: Ratings | pd.DataFrame) -> pd.DataFrame:
 
 
 def _ends(fractions: Sequence[float]) -> np.ndarray:
-  """Returns the summed fractions, after checking that they are shares of 1."""
+  """Return the summed fractions, checked to be shares of 1."""
   shares = np.asarray(fractions, dtype=np.float64)
   if not (shares.ndim == 1 and shares.size and (shares >= 0).all()) or (
     abs(shares.sum() - 1.0) > 1e-6
@@ -359,13 +359,13 @@ def _ends(fractions: Sequence[float]) -> np.ndarray:
       'negative and together they must be 1.'
     )
   ends = np.cumsum(shares)
-  # Whatever is lost in summing, the last part ends where the data end.
+  # Regardless of rounding, the last part ends where the data end.
   ends[-1] = 1.0
   return ends
 
 
 def _runs(sorted_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns where each id begins in a sorted array and how often it occurs."""
+  """Return the start and the length of each run of ids in a sorted array."""
   _, starts, counts = np.unique(
     sorted_ids, return_index=True, return_counts=True
   )
@@ -373,7 +373,7 @@ def _runs(sorted_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def generator(seed: int, *words: int) -> np.random.Generator:
-  """Returns a generator that belongs to a seed and what it is used for."""
+  """Return a generator for a seed and a purpose."""
   # Seeds are taken modulo 2**64, as negative ones are not allowed here.
   return np.random.Generator(
     np.random.PCG64(np.random.SeedSequence([seed % 2**64, *words]))

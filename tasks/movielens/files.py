@@ -68,7 +68,7 @@ DATA_SETS = {
 def locate(
   folder: str | os.PathLike[str], name: str = ''
 ) -> tuple[pathlib.Path, Layout]:
-  """Finds a MovieLens data set in a folder or below it.
+  """Find a MovieLens data set in a folder or below it.
 
   Looked through are, in this order: the folder itself, its sub-folders named
   after a data set, and the same again in its sub-folder `movielens`.
@@ -117,7 +117,7 @@ def locate(
 def _places(
   root: pathlib.Path, names: tuple[str, ...], only: str
 ) -> Iterator[pathlib.Path]:
-  """Yields the folders that may hold a data set, the likeliest first."""
+  """Yield the folders that may hold a data set, the likeliest first."""
   for parent in (root, root / 'movielens'):
     # Several data sets have files of the same names: if one of them is asked
     # for, the folder has to be called like it.
@@ -127,7 +127,7 @@ def _places(
 
 
 def read_ratings(folder: pathlib.Path, layout: Layout) -> pd.DataFrame:
-  """Reads the file of ratings, in the order in which it is written.
+  """Read the file of ratings, in the order in which it is written.
 
   Args:
     folder: Holds the file.
@@ -155,7 +155,7 @@ def read_ratings(folder: pathlib.Path, layout: Layout) -> pd.DataFrame:
 
 
 def read_titles(folder: pathlib.Path, layout: Layout) -> dict[int, str]:
-  """Reads the titles of all items, by the ids of the file.
+  """Read the titles of all items, by the ids of the file.
 
   Raises:
     DataError: If the file cannot be read or a line of it is damaged.
@@ -172,7 +172,7 @@ def read_titles(folder: pathlib.Path, layout: Layout) -> dict[int, str]:
 
 
 def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:
-  """Reads what is known about the users, if the data set tells anything.
+  """Read what is known about the users, if the data set tells anything.
 
   Returns:
     Columns user_id (int64), gender (str), age (int64, years; of a range of
@@ -204,7 +204,7 @@ def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:
 
 
 def _read_title_table(path: pathlib.Path) -> dict[int, str]:
-  """Reads `movies.csv`, where a title with a comma stands in quotes."""
+  """Read `movies.csv`, where a title with a comma stands in quotes."""
   titles: dict[int, str] = {}
   numbered = lines(path)
   _, header = next(numbered)

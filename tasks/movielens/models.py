@@ -1,10 +1,10 @@
-"""Matrix factorization for one user at a time, and how its errors are measured.
+"""Matrix factorization for one user, with the metrics of its errors.
 
 The model predicts a rating as the scalar product of the item's vector and the
 user's vector (FedRecon, sections 3 and 5.1.1). It knows a single user, the
-client it runs at, and the layers whose names match `LOCAL_LAYERS` belong to
-that user, all others to everyone. For comparison it can also have a table of
-all users at the server (footnote 4 of the paper).
+client that it runs on. Layers whose names match `LOCAL_LAYERS` are the user's;
+all others are shared. For comparison it can also have a table of all users at
+the server (footnote 4 of the paper).
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from tasks.errors import OptionError
 
-# Names of the layers that hold what belongs to one user, for `from_keras`.
+# Names of the user's local layers, for `from_keras`.
 LOCAL_LAYERS = 'user_.*'
 
-# The names of the inputs of a model with a table of all users.
+# Input names of a model with a table of all users.
 ITEM, USER = 'item_id', 'user_id'
 
 Scale = tuple[float, float]
@@ -36,34 +36,34 @@ def build_matrix_factorization(
   initial_scale: float = 0.05,
   num_users: int | None = None,
 ) -> tf.keras.Model:
-  """Builds a model from item ids, int32 `[batch]`, to ratings, `[batch]`.
+  """Build a model from item ids, int32 `[batch]`, to ratings, `[batch]`.
 
   With the defaults it is the model of the FedRecon paper, section 5.1.1. The
   predictions have no axis of length one. To weight examples, give a Keras loss
-  labels and predictions of shape `[batch, 1]`: of shape `[batch]` it would
-  average over the examples before it sees the weights.
+  labels and predictions of shape `[batch, 1]`: with shape `[batch]` it would
+  average over the examples before applying the weights.
 
-  `l2` costs little, for it concerns a single vector. `item_l2` is the exact
-  penalty on the whole table, so each step of every client moves all rows, also
-  those of items that the client has never seen, and the step takes time in
-  proportion to the table. Penalizing just the rows that are looked up would be
-  cheaper, but as a term of the layer it would count padded examples.
+  `l2` costs little, since it concerns a single vector. `item_l2` is the exact
+  penalty on the whole table, so each step of every client moves all rows,
+  including items that the client has never seen, and takes time proportional to
+  the table. Penalizing only the rows that are looked up would be cheaper, but
+  as a term of the layer it would count padded examples.
 
   Args:
     num_items: Number of rows of the item table.
     num_factors: Length of the vectors.
-    biases: Whether an item bias and a user bias, both zero at first, are added.
-    mean: A constant that is added, such as the mean rating in training.
-    unit: What vectors and biases are scaled by before that, for ratings on
+    biases: True to add an item bias and a user bias, both initially zero.
+    mean: A constant to add, such as the mean rating in training.
+    unit: Scale of vectors and biases before `mean` is added, for ratings on
       another scale than stars.
     l2: Adds `l2` times the sum of squares of the user's vector and bias to the
       loss of each batch.
     item_l2: The same for the item table and the item biases.
-    initial_scale: First values of the vectors are uniform between plus and
+    initial_scale: Initial values of the vectors are uniform between plus and
       minus this.
-    num_users: Number of rows of a table of all users, which then takes the
-      place of the one user's vector; the input is a mapping of `ITEM` and
-      `USER`, both int32 `[batch]`. None for one user.
+    num_users: Number of rows of a table of all users, which then replaces the
+      one user's vector; the input is a mapping of `ITEM` and `USER`, both int32
+      `[batch]`. None for one user.
 
   Returns:
     A functional model with the layers item_embedding, user_embedding and, if
@@ -134,7 +134,7 @@ def _check_sizes(
   numbers: Mapping[str, float],
   mean: float,
 ) -> None:
-  """Refuses what no model can have."""
+  """Raise an error for sizes and numbers that no model can have."""
   if num_users is not None:
     sizes = {**sizes, 'num_users': num_users}
   for option, size in sizes.items():
@@ -164,7 +164,7 @@ def _check_sizes(
 def _biases(
   number: int | None, ids: Any, whose: str, regularizer: Any = None
 ) -> Any:
-  """Looks up a bias for each id, zero at first."""
+  """Look up a bias for each id, initially zero."""
   found = tf.keras.layers.Embedding(
     number,
     1,
@@ -176,15 +176,14 @@ def _biases(
 
 
 def build_metrics(scale: Scale | None = None) -> list[tf.keras.metrics.Metric]:
-  """Builds the metrics `rmse` and `accuracy` of the FedRecon paper, Table 1.
+  """Build the metrics `rmse` and `accuracy` of the FedRecon paper, Table 1.
 
   Args:
-    scale: The lowest and the highest possible rating, if predictions beyond
-      them are to be measured as if they were at the limit. Training is not
-      affected. The paper clips nothing.
+    scale: The lowest and the highest possible rating, to clip predictions to
+      before measuring. Training is not affected. The paper clips nothing.
 
   Raises:
-    OptionError: If the scale has no extent.
+    OptionError: If the scale is empty.
   """
   return [RatingError(scale), RatingAccuracy(scale)]
 
@@ -203,12 +202,12 @@ class UserEmbedding(tf.keras.layers.Layer):
     regularizer: Any = None,
     **kwargs: Any,
   ):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       initializer: Keras initializer of the vector.
       regularizer: Keras regularizer of the vector, or None.
-      **kwargs: What every layer takes, such as its name.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.initializer = tf.keras.initializers.get(initializer)
@@ -240,12 +239,12 @@ class UserBias(tf.keras.layers.Layer):
     regularizer: Any = None,
     **kwargs: Any,
   ):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       initializer: Keras initializer of the bias, a scalar.
       regularizer: Keras regularizer of the bias, or None.
-      **kwargs: What every layer takes, such as its name.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.initializer = tf.keras.initializers.get(initializer)
@@ -274,12 +273,12 @@ class RatingError(tf.keras.metrics.RootMeanSquaredError):
   def __init__(
     self, scale: Scale | None = None, name: str = 'rmse', **kwargs: Any
   ):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
-      scale: Limits to which predictions are clipped first, or None.
+      scale: Limits to clip predictions to, or None.
       name: The metric's name.
-      **kwargs: What every metric takes.
+      **kwargs: Arguments of every metric.
     """
     super().__init__(name=name, **kwargs)
     self.scale = checked_scale(scale)
@@ -290,7 +289,7 @@ class RatingError(tf.keras.metrics.RootMeanSquaredError):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
+    """Add a batch; all arguments are `[batch]` or `[batch, 1]`."""
     return super().update_state(
       flat(y_true),
       clip(flat(y_pred), self.scale),
@@ -302,20 +301,20 @@ class RatingError(tf.keras.metrics.RootMeanSquaredError):
 
 
 class _MeanOfDistances(tf.keras.metrics.Mean):
-  """A mean over how far predictions are off; its state is two sums."""
+  """Mean of a function of absolute errors; its state is two sums."""
 
   def __init__(self, scale: Scale | None = None, **kwargs: Any):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
-      scale: Limits to which predictions are clipped first, or None.
-      **kwargs: What every metric takes.
+      scale: Limits to clip predictions to, or None.
+      **kwargs: Arguments of every metric.
     """
     super().__init__(**kwargs)
     self.scale = checked_scale(scale)
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
-    """Returns what counts of distances, `[batch]`: they themselves."""
+    """Return the values to average, `[batch]`: the distances."""
     return distance
 
   def update_state(
@@ -324,7 +323,7 @@ class _MeanOfDistances(tf.keras.metrics.Mean):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch; all arguments are `[batch]` or `[batch, 1]`."""
+    """Add a batch; all arguments are `[batch]` or `[batch, 1]`."""
     predicted = clip(flat(y_pred), self.scale)
     distance = tf.abs(tf.cast(flat(y_true), predicted.dtype) - predicted)
     return super().update_state(
@@ -343,13 +342,13 @@ class AbsoluteError(_MeanOfDistances):
   def __init__(
     self, scale: Scale | None = None, name: str = 'mae', **kwargs: Any
   ):
-    """Makes the metric: see `_MeanOfDistances`."""
+    """Make the metric: see `_MeanOfDistances`."""
     super().__init__(scale, name=name, **kwargs)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class RatingAccuracy(_MeanOfDistances):
-  """Share of predictions at most half a star off.
+  """Share of predictions within half a star.
 
   On whole stars that is the share of predictions that round to the rating
   (FedRecon, section 5.1.1).
@@ -362,19 +361,19 @@ class RatingAccuracy(_MeanOfDistances):
     name: str = 'accuracy',
     **kwargs: Any,
   ):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
-      scale: Limits to which predictions are clipped first, or None.
-      tolerance: How far off a prediction may be, in stars.
+      scale: Limits to clip predictions to, or None.
+      tolerance: Maximum error of a correct prediction, in stars.
       name: The metric's name.
-      **kwargs: What every metric takes.
+      **kwargs: Arguments of every metric.
     """
     super().__init__(scale, name=name, **kwargs)
     self.tolerance = tolerance
 
   def counted(self, distance: tf.Tensor) -> tf.Tensor:
-    """Returns 1 for what is near enough, and 0 for the rest."""
+    """Return 1 for distances within the tolerance, and 0 for the rest."""
     return tf.cast(distance <= self.tolerance, self.dtype)
 
   def get_config(self) -> dict[str, Any]:
@@ -397,7 +396,7 @@ def _weight_config(layer: UserEmbedding | UserBias) -> dict[str, Any]:
 
 
 def checked_scale(scale: Scale | None) -> Scale | None:
-  """Returns a scale as numbers, or refuses one that has no extent."""
+  """Return a scale as floats, or raise an error if it is empty."""
   if scale is None:
     return None
   lowest, highest = scale
@@ -410,10 +409,10 @@ def checked_scale(scale: Scale | None) -> Scale | None:
 
 
 def clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:
-  """Returns predictions on the scale, if there is one."""
+  """Return predictions clipped to the scale, if there is one."""
   return predictions if scale is None else tf.clip_by_value(predictions, *scale)
 
 
 def flat(values: Any) -> tf.Tensor:
-  """Returns values as `[batch]`, so that two of them never meet as a matrix."""
+  """Return values as `[batch]`, so that two of them never broadcast."""
   return tf.reshape(tf.convert_to_tensor(values), [-1])

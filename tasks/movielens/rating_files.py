@@ -64,7 +64,7 @@ def damaged(path: pathlib.Path, number: int, problem: str) -> DataError:
 
 
 def read(path: pathlib.Path) -> bytes:
-  """Reads a file whole, with line ends as on Unix."""
+  """Read a file whole, with line ends as on Unix."""
   try:
     data = path.read_bytes()
   except FileNotFoundError as error:
@@ -83,7 +83,7 @@ def read(path: pathlib.Path) -> bytes:
 def without_header(
   data: bytes, layout: Layout, path: pathlib.Path
 ) -> tuple[bytes, int]:
-  """Returns a ratings file's lines and the number of the first of them."""
+  """Return a ratings file's lines and the number of the first of them."""
   # Lines without anything at the very end are no damage.
   if data.endswith(b'\n\n'):
     data = data.rstrip(b'\n') + b'\n'
@@ -99,7 +99,7 @@ def without_header(
 
 
 def parse_quickly(body: bytes, layout: Layout) -> pd.DataFrame | None:
-  """Parses lines if all of them are beyond doubt, else returns None."""
+  """Parse lines if all of them are beyond doubt, else returns None."""
   separator = layout.separator.encode()
   if body.translate(None, b'0123456789.\n' + separator):
     return None
@@ -139,7 +139,7 @@ def parse_quickly(body: bytes, layout: Layout) -> pd.DataFrame | None:
 def parse_slowly(
   body: bytes, layout: Layout, path: pathlib.Path, first_line: int
 ) -> pd.DataFrame:
-  """Parses line by line and names the first line that is damaged."""
+  """Parse line by line and names the first line that is damaged."""
   rows = []
   lines = body.split(b'\n')
   for number, raw in enumerate(lines[:-1], start=first_line):
@@ -152,7 +152,7 @@ def parse_slowly(
 def _rating(
   raw: bytes, layout: Layout, path: pathlib.Path, number: int
 ) -> tuple[int, int, float, int]:
-  """Parses one line of a ratings file, or says what is wrong with it."""
+  """Parse one line of a ratings file, or says what is wrong with it."""
   try:
     line = raw.decode('ascii')
   except UnicodeDecodeError as error:
@@ -251,7 +251,7 @@ def repeated(
 
 
 def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-  """Yields the numbered lines of a text file, which must end in a line end."""
+  """Yield the numbered lines of a text file, which must end in a line end."""
   lines = _decode(read(path), path).split('\n')
   if lines.pop():
     raise _stops_midway(path, len(lines) + 1)
@@ -263,7 +263,7 @@ def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 
 
 def _decode(data: bytes, path: pathlib.Path) -> str:
-  """Decodes UTF-8, or else Latin-1, in which the older files are written."""
+  """Decode UTF-8, or else Latin-1, in which the older files are written."""
   try:
     text = data.decode('utf-8-sig')
   except UnicodeDecodeError as error:

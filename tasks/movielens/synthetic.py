@@ -1,4 +1,4 @@
-"""Invented ratings of the form of the real ones."""
+"""Invented ratings with the schema of the real ones."""
 
 import numpy as np
 import pandas as pd
@@ -20,24 +20,24 @@ def invent(
   noise_scale: float = 0.25,
   mean: float = 3.5,
 ) -> Ratings:
-  """Invents ratings by planted tastes, with the schema of MovieLens 1M.
+  """Invent ratings by planted tastes, with the schema of MovieLens 1M.
 
   A rating is mean + item bias + user bias + taste + noise, rounded to a whole
   number from 1 to 5, where taste is the scalar product of a vector of the user
-  and a vector of the item. Popular items are rated more often; users rate from
-  20 items up, half of them more than 50. What is told about a user, gender to
-  zip, has nothing to do with the ratings.
+  and a vector of the item. Popular items are rated more often; users rate 20
+  items or more, half of them more than 50. The attributes of users, gender to
+  zip, are unrelated to the ratings.
 
   Args:
     num_users: Number of users.
-    num_items: Number of items on offer. One without ratings is left
-      out, as it is in MovieLens; with the default sizes none is.
-    seed: Chooses everything.
+    num_items: Number of items on offer. Items without ratings are left out, as
+      in MovieLens; with the default sizes there are none.
+    seed: Seed of all draws.
     num_factors: Length of the planted vectors.
     taste_scale: Standard deviation of the taste, in stars.
     noise_scale: Scale of the logistic noise; its standard deviation, in stars,
       is 1.81 times as large.
-    mean: Where ratings centre.
+    mean: Mean of the ratings before biases.
 
   Returns:
     The ratings, with their `noise_floor`.
@@ -100,7 +100,7 @@ def invent(
 def _who_rates_what(
   generator: np.random.Generator, num_users: int, num_items: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws pairs of user and item without repetition, popular items first."""
+  """Draw pairs of user and item without repetition, by popularity."""
   counts = np.rint(50.0 * np.exp(generator.normal(0.0, 0.6, num_users)))
   counts = np.clip(counts, min(20, num_items), num_items).astype(int)
   popularity = np.arange(1, num_items + 1) ** -0.7
@@ -131,7 +131,7 @@ def _invent_users(
 
 
 def _noise_floor(planted: np.ndarray, noise_scale: float) -> float:
-  """Returns the root mean variance of ratings whose planted part is known."""
+  """Return the root mean variance of ratings given their planted part."""
   if noise_scale == 0.0:
     return 0.0
   # A rating exceeds k stars if planted part plus noise exceeds k + 1/2.

@@ -1,7 +1,7 @@
 """The MovieLens task: rating prediction by matrix factorization.
 
 Two protocols of section 5.1.1 of the FedRecon paper. `unseen`: users are
-divided, and the test users never took part in training. `seen`: every user's
+divided, and test users never took part in training. `seen`: every user's
 ratings are divided by time, and users are measured on their later ratings.
 """
 
@@ -43,19 +43,19 @@ from tff_partial.training import personal_models
 
 NAME = 'movielens'
 
-# Of the parts of the data.
+# Shares of the parts of the data.
 _FRACTIONS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
 
-# The edition to download if none is named.
+# Default edition to download.
 _DOWNLOADED = 'ml-1m'
 
-# Fields that splits may ask for, and the columns that hold them.
+# Optional fields for splits, and their columns.
 _FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(TaskOptions):
-  """What can be chosen about the task; the defaults are the paper's."""
+  """Options of the task; the defaults are the paper's."""
 
   name: ClassVar[str] = NAME
   title: ClassVar[str] = 'Task movielens'
@@ -96,7 +96,7 @@ class Options(TaskOptions):
   )
 
   def __post_init__(self) -> None:
-    """Checks what no model checks."""
+    """Check the options that no model checks."""
     super().__post_init__()
     if self.max_examples is not None and self.max_examples < 2:
       raise OptionError(
@@ -110,7 +110,7 @@ class Options(TaskOptions):
       )
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield the options that a private run may not use."""
     if self.centred:
       yield Leak(
         'centred',
@@ -120,11 +120,11 @@ class Options(TaskOptions):
       )
 
   def load(self, data: Data, seed: int) -> 'MovieLens':
-    """Loads the ratings and makes the task.
+    """Load the ratings and make the task.
 
     Args:
-      data: Where they come from: the folder holds `movielens/<data_set>`, or
-        is it. Invented ratings have the same form.
+      data: Their source: the folder that holds `movielens/<data_set>`, or that
+        folder. Invented ratings have the same form.
       seed: The run's seed.
 
     Raises:
@@ -149,9 +149,9 @@ class MovieLens(MeasuredByProtocol):
 
   Attributes:
     ratings: All ratings with titles and the scale.
-    protocol: UNSEEN or SEEN: under which name the test result is reported.
+    protocol: UNSEEN or SEEN: the name under which the test result is reported.
     selection_metric: The metric that chooses the best round.
-    higher_is_better: Whether a larger value of it is better.
+    higher_is_better: True if a larger value of it is better.
   """
 
   name = NAME
@@ -162,13 +162,13 @@ class MovieLens(MeasuredByProtocol):
   def __init__(
     self, ratings: movielens_data.Ratings, options: Options, seed: int
   ):
-    """Divides the ratings and builds the model.
+    """Divide the ratings and build the model.
 
     Args:
       ratings: All ratings.
-      options: What can be chosen.
-      seed: The run's seed: users are divided and shuffled by it, and the item
-        vectors start from it.
+      options: The task's options.
+      seed: The run's seed, which divides and shuffles users and initializes the
+        item vectors.
     """
     self.ratings = ratings
     self.protocol = options.protocol
@@ -199,17 +199,17 @@ class MovieLens(MeasuredByProtocol):
 
   @property
   def model(self) -> models.PartialModel:
-    """The partially local model: the user's weights are local."""
+    """Partially local model, with the user's weights local."""
     return self.model_with(OWN)
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model with the user's weights at the user, in a table, or not.
+    """Build the model with local, tabled or shared user weights.
 
     Args:
       user: OWN, TABLE, or NOBODY for weights that all users share.
 
     Raises:
-      OptionError: If the options do not go with that form.
+      OptionError: If the options do not support that form.
     """
     if user not in (OWN, TABLE, NOBODY):
       raise OptionError(
@@ -249,7 +249,7 @@ class MovieLens(MeasuredByProtocol):
 
   @property
   def _unit(self) -> float:
-    """What a star is on the scale of the ratings."""
+    """Size of one star on the scale of the ratings."""
     return 1.0
 
   def _loss(self) -> tf.keras.losses.Loss:
@@ -258,12 +258,12 @@ class MovieLens(MeasuredByProtocol):
   def _metrics(
     self, scale: movielens_models.Scale | None
   ) -> Callable[[], list[tf.keras.metrics.Metric]]:
-    """What makes the metrics, of predictions on a scale if it is named."""
+    """Return a factory of metrics, with predictions clipped to any scale."""
     return functools.partial(movielens_models.build_metrics, scale)
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, for the result."""
+    """Sizes of the data, for the result."""
     return {
       'name': self.ratings.name,
       **movielens_data.describe(self.ratings),
@@ -276,7 +276,7 @@ class MovieLens(MeasuredByProtocol):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs the users of one part: TRAIN, VALIDATION or TEST."""
+    """Pack the users of one part: TRAIN, VALIDATION or TEST."""
     return self._pack(
       self._frames[part], example_spec, self._options.min_examples
     )
@@ -284,15 +284,16 @@ class MovieLens(MeasuredByProtocol):
   def from_labels_alone(
     self, num_support: int, num_reserved: int
   ) -> dict[str, dict[str, float]]:
-    """Measures who predicts, for all of a new user's items, its mean rating.
+    """Measure a predictor of a new user's mean rating for all its items.
 
     Args:
-      num_support: How many ratings of each test user are known. If none is, the
-        mean of the training ratings stands for the user's.
-      num_reserved: Users are measured on what comes after so many.
+      num_support: Number of known ratings of each test user. With none, the
+        mean of the training ratings replaces the user's.
+      num_reserved: Number of first ratings that are not measured.
 
     Returns:
-      `support_mean` to the name of the test to the root mean squared error.
+      `support_mean`, mapped to the name of the test and the root mean squared
+      error.
     """
     frame = self._frames[TEST]
     users = frame.groupby('user_id')['rating']
@@ -309,7 +310,7 @@ class MovieLens(MeasuredByProtocol):
   def all_of(
     self, user_id: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs one user with all its ratings.
+    """Pack one user with all its ratings.
 
     Raises:
       OptionError: If there is no such user.
@@ -317,7 +318,7 @@ class MovieLens(MeasuredByProtocol):
     return self._pack(self.rated_by(user_id), example_spec, 1)
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
-    """Returns one user's ratings.
+    """Return one user's ratings.
 
     Raises:
       OptionError: If there is no such user.
@@ -334,7 +335,7 @@ class MovieLens(MeasuredByProtocol):
   def recommend(
     self, keras_model: tf.keras.Model, user_id: str, number: int
   ) -> list[Recommendation]:
-    """Ranks the items that a user has not rated, the best first.
+    """Rank the items that a user has not rated, the best first.
 
     Args:
       keras_model: The user's own model.
@@ -342,7 +343,7 @@ class MovieLens(MeasuredByProtocol):
       number: How many items to return.
 
     Raises:
-      OptionError: If there is no such user, or fewer items to choose from.
+      OptionError: If there is no such user, or too few unrated items.
     """
     rated = self.rated_by(user_id)
     unrated = np.setdiff1d(np.arange(self.ratings.num_items), rated['item_id'])
@@ -387,5 +388,5 @@ class MovieLens(MeasuredByProtocol):
 
 
 def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:
-  """A user's training ratings, marked 0, before the later ones, marked 1."""
+  """Return the past ratings, marked 0, then the later ones, marked 1."""
   return pd.concat([past.assign(is_query=0), later.assign(is_query=1)])

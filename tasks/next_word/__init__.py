@@ -1,1 +1,1 @@
-"""Next-word prediction by users who have words of their own."""
+"""Next-word prediction for users with words outside the vocabulary."""

@@ -1,10 +1,10 @@
-"""What a model of the next word predicts: one of some classes.
+"""Output classes of a next-word model.
 
-The authors of FedRecon predict all tokens, buckets of unknown words among them
-(`ALL`). Their metric leaves unknown targets out, but not unknown answers, so
+The authors of FedRecon predict all tokens, including buckets of unknown words
+(`ALL`). Their metric leaves out unknown targets, but not unknown answers, so
 that a model loses accuracy wherever its best answer is a bucket, and the more
-so the fewer buckets share the probability of unknown words. With `VOCABULARY`
-a model predicts words and the end of a sentence alone; it learns nothing from
+so the fewer buckets share the probability of unknown words. With `VOCABULARY` a
+model predicts only words and the end of a sentence; it learns nothing from
 unknown targets, but still reads unknown words.
 """
 
@@ -21,11 +21,11 @@ OUTPUTS = (ALL, VOCABULARY)
 
 
 class Targets(NamedTuple):
-  """The classes that are right.
+  """The correct classes.
 
   Attributes:
-    ids: int32 `[batch, time]`; 0 where no class is.
-    counted: bool `[batch, time]`: where one is.
+    ids: int32 `[batch, time]`; 0 where no class is correct.
+    counted: bool `[batch, time]`; True where a class is correct.
   """
 
   ids: tf.Tensor
@@ -33,19 +33,19 @@ class Targets(NamedTuple):
 
 
 class Classes(NamedTuple):
-  """The classes among which a model chooses.
+  """The classes that a model predicts.
 
   Attributes:
-    tokens: The sizes that fix all ids.
+    tokens: The sizes that determine all ids.
     output: `ALL`: the class of a token is its id; or `VOCABULARY`: the class of
-      word w is w - 1, and that of the end of a sentence is the last one.
+      word w is w - 1, and the end of a sentence is the last class.
   """
 
   tokens: Tokens
   output: str = ALL
 
   def check(self) -> None:
-    """Refuses sizes that no model can have.
+    """Raise an error for sizes that no model can have.
 
     Raises:
       OptionError: If there is no word, no bucket or no such output.
@@ -63,21 +63,21 @@ class Classes(NamedTuple):
 
   @property
   def number(self) -> int:
-    """How many there are."""
+    """Number of classes."""
     if self.output == ALL:
       return self.tokens.total
     return self.tokens.words + 1
 
   @property
   def words(self) -> slice:
-    """Where the words of the vocabulary lie among them."""
+    """Classes of the words of the vocabulary."""
     first = 1 if self.output == ALL else 0
     return slice(first, first + self.tokens.words)
 
   def targets(self, labels: tf.Tensor) -> Targets:
-    """All targets that a model can be right about.
+    """Return all targets that a model can predict.
 
-    Padding is none. With the output `VOCABULARY` unknown words are none either.
+    Padding is not a target, nor are unknown words with the output `VOCABULARY`.
 
     Args:
       labels: Ids of tokens, int32 `[batch, time]`.
@@ -92,7 +92,7 @@ class Classes(NamedTuple):
     )
 
   def word_targets(self, labels: tf.Tensor) -> Targets:
-    """The targets that are words of the vocabulary.
+    """Return the targets that are words of the vocabulary.
 
     Args:
       labels: Ids of tokens, int32 `[batch, time]`.
@@ -103,14 +103,15 @@ class Classes(NamedTuple):
   def cross_entropies(
     self, labels: tf.Tensor, logits: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The cross-entropy of each target.
+    """Compute the cross-entropy of each target.
 
     Args:
       labels: Ids of tokens, int32 `[batch, time]`.
       logits: float32 `[batch, time, classes]`.
 
     Returns:
-      float32 `[batch, time]`, 0 where no target counts; and where one counts.
+      float32 `[batch, time]`, 0 where no target counts; and a mask, bool
+      `[batch, time]`, of the targets that count.
     """
     targets = self.targets(labels)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets.ids, logits)
@@ -120,14 +121,14 @@ class Classes(NamedTuple):
 def build_loss(
   classes: Classes,
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Builds the loss: the cross-entropy of each target, from logits.
+  """Build the loss: the cross-entropy of each target, from logits.
 
-  As in Keras's own losses that ignore a class, what is returned carries a mask
-  of the targets that count, over which training takes the mean: all tokens of a
-  batch count alike, not all sentences. A batch without targets has the loss 0.
+  As in Keras's own losses that ignore a class, the result carries a mask of the
+  targets that count, over which training takes the mean: all tokens of a batch
+  count alike, not all sentences. The loss of a batch without targets is 0.
 
   Args:
-    classes: What the model predicts.
+    classes: The classes of the model.
   """
 
   def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

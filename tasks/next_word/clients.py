@@ -1,4 +1,4 @@
-"""Packs users as clients, their sentences as examples."""
+"""Users as clients, with their sentences as examples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,19 +14,19 @@ from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 
-# The field by which splits tell what a client trains on from the rest, and that
-# of times.
+# Field that marks examples held back from a client's training, and the field of
+# times.
 IS_QUERY, TIME = 'is_query', 'time'
 
-# Parts of more sentences are not packed: packing takes some 550 bytes each.
+# Larger parts are not packed: packing takes some 550 bytes a sentence.
 _MOST_PACKED = 2_000_000
 
 
 class Clients:
   """All users of a corpus, by part.
 
-  A user's examples are its sentences in the order of time: `x` are the numbers
-  of tokens, `y` those of the tokens that come next, both int32 `[max_tokens]`.
+  A user's examples are its sentences in order of time: `x` are token ids, `y`
+  those of the next tokens, both int32 `[max_tokens]`.
   """
 
   def __init__(
@@ -40,13 +40,13 @@ class Clients:
   def pack(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs the users of a part into memory.
+    """Pack the users of a part into memory.
 
     Args:
       part: One of the parts.
-      example_spec: What an example consists of: x and y, perhaps the field
-        `time`, and the mark `is_query`: 1 for the newer sentences. With it,
-        users come with the sentences that they have trained on, too.
+      example_spec: Fields of an example: x and y, perhaps the field `time`, and
+        the mark `is_query`: 1 for the newer sentences. With the mark, users
+        also have the sentences that they trained on.
 
     Raises:
       OptionError: If there is no such part.
@@ -61,7 +61,7 @@ class Clients:
   def reader(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> client_readers.Reader:
-    """Reads the users of a part when their round comes; for large corpora.
+    """Return a reader of a part's users on demand, for large corpora.
 
     Args:
       part: One of the parts.
@@ -80,7 +80,7 @@ class Clients:
     )
 
   def fits(self, part: str) -> bool:
-    """Whether a part is so small that it is better packed than read."""
+    """Return True if a part is small enough to pack."""
     held = self._part(part)
     number = sum(int(np.diff(rows).sum()) for rows in (held.older, held.newer))
     return number <= _MOST_PACKED
@@ -96,7 +96,7 @@ class Clients:
   def _fields(
     self, part: Part, place: int, example_spec: examples.ExampleSpec
   ) -> dict[str, Any]:
-    """The examples of one user, as far as they are wanted."""
+    """Return the fields of one user's examples that the spec asks for."""
     ranges = [(part.older[place], 0), (part.newer[place], 1)]
     if part.knows_past and IS_QUERY not in example_spec:
       del ranges[0]

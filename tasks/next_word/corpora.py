@@ -1,4 +1,4 @@
-"""The corpora that the task knows by name, and those of one's own."""
+"""Named corpora of the task, and custom ones."""
 
 from collections.abc import Iterator, Sequence
 import os
@@ -18,7 +18,7 @@ LEAN_CHAT, SUBREDDIT = 'lean_chat', 'subreddit'
 STACKOVERFLOW, SHAKESPEARE = 'stackoverflow', 'shakespeare'
 NAMES = (LEAN_CHAT, SUBREDDIT, STACKOVERFLOW, SHAKESPEARE)
 
-# Those of JSON lines, and what their files may be called beside `*.jsonl`.
+# Named corpora in JSON lines, with file patterns besides `*.jsonl`.
 _JSON_LINES = {LEAN_CHAT: (), SUBREDDIT: ('RC_*',)}
 _FEDERATED = {
   STACKOVERFLOW: (federated_files.STACKOVERFLOW, tokenising.SPACED),
@@ -29,7 +29,7 @@ _FIELDS = (
   json_lines.Field(('time', 'created_utc'), json_lines.seconds, 0),
   json_lines.Field(('text', 'body'), json_lines.text),
 )
-# What Reddit's dumps hold in place of an author or a text that is gone.
+# Placeholders for deleted authors and texts in Reddit's dumps.
 _GONE = frozenset(('[deleted]', '[removed]'))
 _REMEDY = (
   'Put files of JSON lines there, one message a line with the fields author '
@@ -46,15 +46,15 @@ def load(
   *,
   download: bool = False,
 ) -> Sentences:
-  """Reads a corpus, of which memory holds little (see `sentences`).
+  """Read a corpus, mostly kept on disk (see `sentences`).
 
   Args:
     corpus: One of `NAMES`, or the path of a file of JSON lines, compressed or
       not, or of a folder with such files.
-    data_dir: For a name: holds a folder of this name with the files, or the
-      files.
-    limits: What is used of it.
-    download: Whether to have TFF fetch one of its data sets if it is missing.
+    data_dir: For a named corpus: the folder with its files, or the parent of a
+      folder of that name.
+    limits: Limits on what is read.
+    download: True to have TFF fetch one of its data sets if it is missing.
 
   Raises:
     OptionError: If there is no such corpus, or it cannot be fetched.
@@ -85,7 +85,7 @@ def load(
 
 
 def _own_files(corpus: str) -> list[pathlib.Path]:
-  """The files of a corpus of one's own."""
+  """Return the files of a custom corpus."""
   path = pathlib.Path(os.path.expanduser(corpus))
   if path.is_file():
     return [path]

@@ -1,6 +1,6 @@
-"""Reads texts of clients from the files of TFF's federated data sets.
+"""Client texts from the files of TFF's federated data sets.
 
-TFF publishes its data sets in two formats, of which either will do:
+TFF publishes its data sets in two formats; both can be read:
 
 *   SQLite, one file: the table `client_metadata` (client_id, split_name,
     num_examples) has the clients of each part, the table `examples` (client_id,
@@ -9,9 +9,9 @@ TFF publishes its data sets in two formats, of which either will do:
 *   HDF5, a file for each part: the group `examples/<client>` has an array for
     each field, with one entry an example. This is what TFF fetched before.
 
-Stack Overflow has, of each sentence, `tokens` with spaces between them, and
-`creation_date`, among others; Shakespeare has `snippets` of the lines of a
-role, in their order and without a time.
+Stack Overflow has, among others, the fields `tokens`, separated by spaces, and
+`creation_date`; Shakespeare has `snippets` of the lines of a role, in order and
+without a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,12 +33,12 @@ from tasks.next_word.sentences import Message
 from tasks.next_word.sentences import NO_TIME
 
 _SQLITE, _HDF5 = '.sqlite', '.h5'
-# Rows of a file without an index that are looked at together.
+# Rows to process together from a file without an index.
 _ROWS = 1024
-# Enough of '2010-01-08 09:34:05.1 UTC'; fractions are left out.
+# Long enough for 2010-01-08 09:34:05.1 UTC without fractions.
 _DATE = 'S19'
 
-# (cache_dir=) -> the parts of the data set, of which none is used here.
+# (cache_dir=) -> the parts of the data set, which are ignored here.
 _LoadData = Callable[..., Any]
 
 
@@ -46,12 +46,12 @@ class DataSet(NamedTuple):
   """One of TFF's data sets.
 
   Attributes:
-    name: Of its files and folder.
-    parts: The names of its parts that are read, in this order.
+    name: Name of its files and folder.
+    parts: The names of the parts to read, in this order.
     text: The field with the text of an example.
     date: The field with its time, or None.
     load_data: TFF's loader, which fetches it.
-    size: How much is fetched, for messages.
+    size: Size of the download, for messages.
   """
 
   name: str
@@ -62,8 +62,8 @@ class DataSet(NamedTuple):
   size: str
 
 
-# Sentences before 2018 of 342,477 users. Those held out, and later ones, are
-# not read: users are divided here.
+# Sentences before 2018 of 342,477 users. Held-out and later ones are not read:
+# users are divided here.
 STACKOVERFLOW = DataSet(
   'stackoverflow',
   ('train',),
@@ -86,19 +86,19 @@ SHAKESPEARE = DataSet(
 def read(
   data_set: DataSet, folder: str | os.PathLike[str], limits: Limits
 ) -> Iterator[Message]:
-  """Reads the texts of clients, one client after the other.
+  """Read the texts of clients, one client after another.
 
   Args:
-    data_set: Which one.
-    folder: Holds its file, or files, or a folder of its name that does.
-    limits: Draws the clients whose texts are read.
+    data_set: The data set.
+    folder: Holds its file or files, or a folder of its name that does.
+    limits: Draws the clients to read.
 
   Returns:
-    An iterator over the texts; errors below may also come from it.
+    An iterator over the texts, which may also raise the errors below.
 
   Raises:
     DataError: If a file is missing, damaged, or of another format; names it,
-      and what to do.
+      and a remedy.
   """
   root = pathlib.Path(os.path.expanduser(folder))
   for place in (root / data_set.name, root):
@@ -126,12 +126,12 @@ def download(
   folder: str | os.PathLike[str],
   load_data: _LoadData | None = None,
 ) -> pathlib.Path:
-  """Has TFF fetch a data set, unless its file is there already.
+  """Have TFF fetch a data set unless its file exists.
 
   The file appears whole or not at all.
 
   Args:
-    data_set: Which one.
+    data_set: The data set.
     folder: Receives a folder of its name with the file.
     load_data: Loads it; TFF's loader by default.
 
@@ -147,14 +147,14 @@ def download(
     return path
   try:
     place.mkdir(parents=True, exist_ok=True)
-    # TFF would take half a file for a whole one the next time.
+    # TFF would later take a partial file for a complete one.
     with tempfile.TemporaryDirectory(
       dir=place, prefix=f'.{data_set.name}-', suffix='.part'
     ) as scratch:
       (load_data or data_set.load_data)(cache_dir=scratch)
       os.rename(pathlib.Path(scratch, path.name), path)
   except Exception as error:
-    # Whatever its loader raises: of the net, the disk, or a broken archive.
+    # Any exception of the loader: network, disk, or a broken archive.
     raise DataError(
       f'{path}: TFF cannot fetch it ({error}). Check the connection and the '
       'folder, and try again. What was fetched is deleted.'
@@ -176,7 +176,7 @@ def _messages(
   texts: Sequence[Any],
   dates: Sequence[Any] | None,
 ) -> Iterator[Message]:
-  """The messages that some fields hold, of which each has one client."""
+  """Yield messages from the fields of texts, each with one client."""
   times = np.full(len(texts), NO_TIME)
   try:
     if dates is not None:
@@ -230,10 +230,10 @@ def _read_sqlite(
 def _rows(
   database: sqlite3.Connection, part: str, clients: Sequence[str]
 ) -> Iterator[list[tuple[str, bytes]]]:
-  """Yields some rows at a time, each a client and a serialized example.
+  """Yield some rows at a time, each a client and a serialized example.
 
-  A file with an index is asked for one client after the other. Without an index
-  each question would read all of it, so it is read once from end to end.
+  A file with an index is queried client by client. Without an index each query
+  would scan the whole file, so it is read once from start to end.
   """
   every = (
     'SELECT client_id, serialized_example_proto FROM examples '
@@ -260,7 +260,7 @@ def _rows(
 def _parsed(
   data_set: DataSet, where: str, protos: Sequence[bytes]
 ) -> tuple[Sequence[Any], Sequence[Any] | None]:
-  """The texts and dates of serialized examples."""
+  """Return the texts and dates of serialized examples."""
   wanted = [data_set.text]
   if data_set.date is not None:
     wanted.append(data_set.date)
@@ -284,7 +284,7 @@ def _parsed(
 def _read_hdf5(
   data_set: DataSet, paths: Sequence[pathlib.Path], limits: Limits
 ) -> Iterator[Message]:
-  import h5py  # It takes time, and is for this format alone.
+  import h5py  # Slow to import, and only for this format.
 
   with contextlib.ExitStack() as stack:
     groups = {}

@@ -1,4 +1,4 @@
-"""Arrays that grow in temporary files, so that memory need not hold them."""
+"""Arrays that grow in temporary files to save memory."""
 
 import mmap
 import tempfile
@@ -9,17 +9,17 @@ from tasks.errors import DataError
 
 
 class GrowingArray:
-  """An array of one axis to which more is appended, kept in a file.
+  """One-dimensional array in a file, to which items can be appended.
 
-  The file has no name, so that nothing of it is left when the program ends,
-  however it ends.
+  The file has no name, so that it disappears when the program ends, for
+  whatever reason.
 
   Attributes:
-    dtype: The type of its items.
+    dtype: The dtype of its items.
   """
 
   def __init__(self, dtype: type[np.generic]):
-    """Opens the file.
+    """Open the file.
 
     Raises:
       DataError: If no temporary file can be made.
@@ -31,10 +31,10 @@ class GrowingArray:
       raise _disk_error(error) from error
 
   def extend(self, values: np.ndarray) -> None:
-    """Appends items.
+    """Append items.
 
     Args:
-      values: `[items]`, of any type of numbers that fits.
+      values: `[items]`, of any numeric type that fits.
 
     Raises:
       DataError: If the disk is full.
@@ -45,10 +45,10 @@ class GrowingArray:
       raise _disk_error(error) from error
 
   def finish(self) -> np.ndarray:
-    """Returns all items, `[items]`, to be read only; nothing more is appended.
+    """Return all items, `[items]`, read-only; nothing more can be appended.
 
-    The system reads them from the file when they are looked at, and forgets
-    them when it needs the memory.
+    The array is memory-mapped: the system reads pages on access and drops them
+    when it needs memory.
 
     Raises:
       DataError: If the disk is full.

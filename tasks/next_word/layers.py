@@ -1,4 +1,4 @@
-"""Layers of models that predict the next word."""
+"""Layers of next-word models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,23 +11,24 @@ from tasks.next_word.tokens import Tokens
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class TokenRows(tf.keras.layers.Layer):
-  """Tells in which row of which table tokens have their vectors.
+  """Layer that maps tokens to rows of two embedding tables.
 
-  Words, padding, beginning and end of a sentence have rows of one table, in
-  this order: padding, words, beginning, end. Buckets have rows of another.
+  Words, padding, beginning and end of a sentence have rows in the first table,
+  in this order: padding, words, beginning, end. Buckets have rows in the
+  second.
 
   Maps ids, int32 `[batch, time]`, to three tensors of this shape: rows of the
-  first table, rows of the second, and whether the second counts, a bool. The
-  row of the table that does not count is 0.
+  first table, rows of the second, and a bool that is True where the second
+  counts. The row of the table that does not count is 0.
   """
 
   def __init__(self, words: int, buckets: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
-      words: How many words the vocabulary has.
-      buckets: How many buckets there are for all others.
-      **kwargs: What every layer takes, such as its name.
+      words: Number of words in the vocabulary.
+      buckets: Number of buckets for all other words.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.tokens = Tokens(words, buckets)
@@ -48,7 +49,7 @@ class TokenRows(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class OneOfTwo(tf.keras.layers.Layer):
-  """Takes vectors of the second kind where these count, else of the first.
+  """Layer that selects the second vectors where they count, else the first.
 
   Maps float `[batch, time, size]` twice and bool `[batch, time]` to float
   `[batch, time, size]`.
@@ -61,10 +62,10 @@ class OneOfTwo(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class WholeTable(tf.keras.layers.Embedding):
-  """An embedding that also gives its table, for outputs that are tied to it.
+  """Embedding layer that also outputs its table, for tied outputs.
 
   Maps integers `[batch, time]` to vectors, `[batch, time, size]`, and all rows,
-  `[rows, size]`. Since a model reads all rows, each step moves all of them.
+  `[rows, size]`. Since a model reads all rows, each step updates all of them.
   """
 
   def call(self, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -73,10 +74,10 @@ class WholeTable(tf.keras.layers.Embedding):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class TiedLogits(tf.keras.layers.Layer):
-  """Scalar products with the rows of tables, and a bias for each row.
+  """Scalar products with the rows of tables, plus a bias for each row.
 
   Maps vectors, float `[batch, time, size]`, and tables, `[rows, size]` each, to
-  `[batch, time, all rows]`; one kind of rows comes after the other.
+  `[batch, time, all rows]`, table after table.
   """
 
   def build(self, input_shape: list[tf.TensorShape]) -> None:
@@ -98,22 +99,21 @@ class TiedLogits(tf.keras.layers.Layer):
 
 
 def _open_forget_gate(shape: Any, dtype: Any = None) -> tf.Tensor:
-  """The first bias: the forget gate, the second of four, begins with ones."""
+  """Initialize the bias: ones for the forget gate, the second of four."""
   units = shape[0] // 4
   return tf.repeat(tf.constant([0.0, 1.0, 0.0, 0.0], dtype), units)
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class LoopedLSTM(recurrent.LSTMLayer):
-  """An LSTM whose gradient is written down, for short loops and XLA.
+  """LSTM with an explicit gradient, for short loops and XLA.
 
-  Maps `[batch, time, features]` to `[batch, time, units]`, and computes what
-  `tf.keras.layers.LSTM(units, return_sequences=True)` computes, with the same
-  weights in the same order. The derivative of the loop that TensorFlow finds
-  would add up the gradient of the recurrent kernel in each of its steps. Here
-  the loop backwards leaves no more than the gradients of the gates, and that of
-  the kernel is one product of matrices after it, as are what the input and the
-  bias contribute. It has no second derivative.
+  Maps `[batch, time, features]` to `[batch, time, units]`, and computes the
+  same as `tf.keras.layers.LSTM(units, return_sequences=True)`, with the same
+  weights in the same order. TensorFlow's gradient of the loop would accumulate
+  the gradient of the recurrent kernel in each step. Here the backward loop
+  computes only the gradients of the gates; the kernel's is one matrix product
+  after it, as are those of input and bias. It has no second derivative.
   """
 
   first_bias = staticmethod(_open_forget_gate)
@@ -130,16 +130,16 @@ class LoopedLSTM(recurrent.LSTMLayer):
 def _recur(
   gates: tf.Tensor, kernel: tf.Tensor
 ) -> tuple[tf.Tensor, Callable[..., tuple[tf.Tensor, tf.Tensor]]]:
-  """Runs the loop over time.
+  """Run the loop over time.
 
   Args:
-    gates: What the input says to input, forget, cell and output gate, float
-      `[time, batch, 4 * units]`.
-    kernel: What the output of a step says to the gates of the next one, float
+    gates: Contributions of the input to input, forget, cell and output gate,
+      float `[time, batch, 4 * units]`.
+    kernel: Kernel from the output of a step to the gates of the next one, float
       `[units, 4 * units]`.
 
   Returns:
-    The outputs, float `[time, batch, units]`, and how gradients go back.
+    The outputs, float `[time, batch, units]`, and the gradient function.
   """
   time, units = gates.shape[0], kernel.shape[0]
   zeros = tf.zeros([tf.shape(gates)[1], units])
@@ -193,16 +193,16 @@ def _recur_backwards(
   kernel: tf.Tensor,
   of_outputs: tf.Tensor,
 ) -> tf.Tensor:
-  """Takes gradients from the outputs of an LSTM back to its gates.
+  """Backpropagate from the outputs of an LSTM to its gates.
 
   Args:
-    opened: How far gates were open, float `[time, batch, 4 * units]`.
-    cells: What cells held after each step, float `[time, batch, units]`.
+    opened: Gate activations, float `[time, batch, 4 * units]`.
+    cells: Cell states after each step, float `[time, batch, units]`.
     kernel: As for `_recur`.
     of_outputs: Gradients of the outputs, float `[time, batch, units]`.
 
   Returns:
-    Gradients of what is said to the gates, float `[time, batch, 4 * units]`.
+    Gradients of the inputs of the gates, float `[time, batch, 4 * units]`.
   """
   time, units = opened.shape[0], kernel.shape[0]
   zeros = tf.zeros_like(cells[0])
@@ -242,7 +242,7 @@ def _recur_backwards(
 
 
 def _arrays(time: int, *lengths: int) -> list[tf.TensorArray]:
-  """Arrays of one tensor `[batch, length]` for each step."""
+  """Make arrays of one tensor `[batch, length]` for each step."""
   return [
     tf.TensorArray(tf.float32, time, element_shape=[None, length])
     for length in lengths

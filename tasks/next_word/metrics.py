@@ -1,20 +1,20 @@
-"""Metrics of next-word prediction: sums over tokens, for any batch.
+"""Metrics of next-word prediction, as sums over tokens of any batches.
 
-| name | over which targets | which answers |
+| name | targets | possible answers |
 |---|---|---|
 | `accuracy` | words of the vocabulary | all classes of the model |
 | `accuracy_in_vocabulary` | the same | words of the vocabulary |
-| `accuracy_top_3` | the same | the three likeliest such words |
-| `perplexity` | all that the model can be right about | all classes |
+| `accuracy_top_3` | the same | the three most likely of them |
+| `perplexity` | all that the model can predict | all classes |
 | `num_tokens` | all but padding | - |
 
 `accuracy` is that of the FedRecon paper: without padding, beginning and end of
-a sentence, and unknown words as targets. The end of a sentence and buckets stay
-possible answers, which are then wrong. `perplexity` is the exponential of the
-mean cross-entropy; the end of a sentence counts. With the output `ALL` unknown
-words count, too, as the buckets that they are, so that it can be compared among
-models with as many buckets only; with `VOCABULARY` they do not. Without
-targets a metric is no number, and left out of a mean over clients.
+a sentence, and unknown words as targets. The end of a sentence and buckets
+remain possible answers, which are then wrong. `perplexity` is the exponential
+of the mean cross-entropy; the end of a sentence counts. With the output `ALL`
+unknown words also count, as their buckets, so that it is comparable only
+between models with the same number of buckets; with `VOCABULARY` they do not.
+Without targets a metric is NaN, and left out of a mean over clients.
 """
 
 from typing import Any
@@ -27,40 +27,40 @@ from tff_partial.model import keras_metrics
 
 
 def rank(logits: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-  """Counts the other classes that are at least as likely as the right one.
+  """Count the other classes that are at least as likely as the right one.
 
-  A tie counts against the right class, so that a model that says the same of
-  all classes, or no number, is never right. Under XLA on a CPU counting takes a
-  tenth of the time of `tf.argmax`, which it computes one class after another.
+  A tie counts against the right class, so that a model whose logits are all
+  equal or NaN is never right. Under XLA on a CPU counting takes a tenth of the
+  time of `tf.argmax`, which it computes one class after another.
 
   Args:
     logits: float `[batch, time, classes]`.
-    ids: int32 `[batch, time]`: which class is right.
+    ids: int32 `[batch, time]`: the right classes.
 
   Returns:
-    int32 `[batch, time]`, 0 where the right class is the likeliest.
+    int32 `[batch, time]`, 0 where the right class is the most likely.
   """
   score = tf.gather(logits, ids, batch_dims=2)[..., tf.newaxis]
   is_as_likely = tf.logical_not(logits < score)
-  # The right class is among them.
+  # The sum includes the right class.
   return tf.reduce_sum(tf.cast(is_as_likely, tf.int32), -1) - 1
 
 
 class _OverTokens(tf.keras.metrics.Metric):
-  """The mean of something over targets that count.
+  """Mean over the targets that count; its state is two sums.
 
-  Subclasses say of what in `measure`, from labels, int32 `[batch, time]`, and
-  logits, float32 `[batch, time, classes]`: a value for each target, float32
-  `[batch, time]`, and whether it counts, bool `[batch, time]`.
+  Subclasses implement `measure`, from labels, int32 `[batch, time]`, and
+  logits, float32 `[batch, time, classes]`, to a value for each target, float32
+  `[batch, time]`, and a mask of those that count, bool `[batch, time]`.
   """
 
   def __init__(self, classes: Classes, name: str, **kwargs: Any):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
-      classes: What the model predicts.
+      classes: The classes of the model.
       name: Its name.
-      **kwargs: What every metric takes.
+      **kwargs: Arguments of every metric.
     """
     super().__init__(name=name, **kwargs)
     tokens, output = classes
@@ -92,7 +92,7 @@ class _OverTokens(tf.keras.metrics.Metric):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class Accuracy(_OverTokens):
-  """How often the likeliest class is right, where it should be a word."""
+  """Share of target words whose class is the most likely one."""
 
   def __init__(self, classes: Classes, name: str = 'accuracy', **kwargs: Any):
     super().__init__(classes, name, **kwargs)
@@ -107,7 +107,7 @@ class Accuracy(_OverTokens):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class AccuracyInVocabulary(_OverTokens):
-  """How often the right word is among the likeliest words of the vocabulary."""
+  """Share of target words among the most likely words of the vocabulary."""
 
   def __init__(
     self,
@@ -116,13 +116,13 @@ class AccuracyInVocabulary(_OverTokens):
     name: str = 'accuracy_in_vocabulary',
     **kwargs: Any,
   ):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
-      classes: What the model predicts.
-      top: How many words are the likeliest.
+      classes: The classes of the model.
+      top: Number of most likely words to accept.
       name: Its name.
-      **kwargs: What every metric takes.
+      **kwargs: Arguments of every metric.
     """
     super().__init__(classes, name, **kwargs)
     self.top = top
@@ -157,15 +157,15 @@ class Perplexity(_OverTokens):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class NumTokens(tf.keras.metrics.Metric):
-  """Counts the targets that are no padding, of examples with a weight."""
+  """Number of targets except padding, in examples with a weight."""
 
   def __init__(self, pad: int = 0, name: str = 'num_tokens', **kwargs: Any):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
       pad: The id of padding.
       name: Its name.
-      **kwargs: What every metric takes.
+      **kwargs: Arguments of every metric.
     """
     super().__init__(name=name, **kwargs)
     self.pad = pad
@@ -189,16 +189,16 @@ class NumTokens(tf.keras.metrics.Metric):
 
 
 def _of_tokens(weight: Any, dtype: tf.DType) -> tf.Tensor:
-  """Weights of examples, or of their tokens, with an axis for tokens."""
+  """Return weights of examples or tokens with an axis for tokens."""
   weight = tf.cast(weight, dtype)
   return keras_metrics.expand(weight, 2, 'The weight of examples')
 
 
 def build_metrics(classes: Classes) -> list[tf.keras.metrics.Metric]:
-  """Builds all metrics of the table above.
+  """Build all metrics of the table above.
 
   Args:
-    classes: What the model predicts.
+    classes: The classes of the model.
   """
   return [
     Accuracy(classes),

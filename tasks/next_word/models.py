@@ -1,18 +1,18 @@
-"""Models that predict the next word, section 5.1.2 of the FedRecon paper.
+"""Next-word models, section 5.1.2 of the FedRecon paper.
 
 A sentence is read token by token, by an LSTM with a projection as in the paper
 (and in Reddi et al., Adaptive Federated Optimization), or by a small
 transformer. Words and special tokens have their vectors in one table; buckets
 of words outside the vocabulary have theirs in another, the layer
 `BUCKET_LAYER`, so that either can be local. With local buckets and the output
-`ALL`, what decides when a bucket is the answer is global, as with the authors:
-only the vectors by which buckets are read are a client's own. Tied outputs
-differ: there a client's own vectors decide both.
+`ALL`, the weights that predict buckets are global, as with the authors: only
+the input vectors of buckets are local. With tied outputs, local vectors are
+used for both.
 
-Where this deviates from the paper: the default sizes are small, for two cores
-(`PAPER` has the paper's). The recurrence does not skip padding, which stands
-behind all that counts. Three options are ours: the transformer, the output
-`VOCABULARY`, and tied outputs.
+Deviations from the paper: the default sizes are small, for two cores (`PAPER`
+has the paper's). The recurrence does not skip padding, which follows all tokens
+that count. Three options are ours: the transformer, the output `VOCABULARY`,
+and tied outputs.
 """
 
 from collections.abc import Callable
@@ -39,14 +39,14 @@ from tasks.task import LOGITS
 
 LSTM, TRANSFORMER = 'lstm', 'transformer'
 
-# The layer of the vectors of words outside the vocabulary, for `from_keras`:
-# local in FedRecon.
+# Layer of the vectors of words outside the vocabulary, for `from_keras`; local
+# in FedRecon.
 BUCKET_LAYER = 'bucket_embedding'
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes(Options):
-  """What the model looks like."""
+  """Architecture and sizes of the model."""
 
   title: ClassVar[str] = 'Task next_word'
 
@@ -80,11 +80,11 @@ class Sizes(Options):
   )
 
   def flag_prefix(self) -> str:
-    """Begins the names of the flags."""
+    """Return the prefix of the flags."""
     return 'next_word_'
 
   def __post_init__(self) -> None:
-    """Checks that a model can have these sizes."""
+    """Check that a model can have these sizes."""
     super().__post_init__()
     if self.architecture == TRANSFORMER and self.embedding % self.heads:
       raise OptionError(
@@ -110,19 +110,19 @@ def build_next_word_model(
   *,
   features: bool = False,
 ) -> tf.keras.Model:
-  """Builds a model from sentences to logits for each next token.
+  """Build a model from sentences to logits for each next token.
 
   Args:
-    tokens: The sizes that fix all ids.
-    length: How many tokens are read, int32 `[batch, length]`.
-    sizes: What the model looks like.
-    features: Whether it also tells what its output rests on. That changes no
+    tokens: The sizes that determine all ids.
+    length: Number of tokens to read, int32 `[batch, length]`.
+    sizes: Architecture and sizes of the model.
+    features: True to also return the input of the output layer; adds no
       variable.
 
   Returns:
     A functional model, to float32 `[batch, length, classes]` with the classes
-    of `Classes(tokens, sizes.output)`; or to a mapping of LOGITS, which are
-    these, and FEATURES, float32 `[batch, length, size]`.
+    of `Classes(tokens, sizes.output)`; or to a mapping of these LOGITS and of
+    FEATURES, float32 `[batch, length, size]`.
 
   Raises:
     OptionError: If there are no words, buckets or tokens of a sentence.
@@ -159,13 +159,13 @@ def build_next_word_model(
 
 
 class OfLogits(tf.keras.metrics.Metric):
-  """A metric of logits, for a model that also tells its features."""
+  """Metric of the logits of a model that also returns features."""
 
   def __init__(self, metric: tf.keras.metrics.Metric):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
-      metric: That of labels and logits.
+      metric: Metric of labels and logits.
     """
     super().__init__(name=metric.name)
     self.metric = metric
@@ -186,11 +186,11 @@ def of_logits(
   Callable[[tf.Tensor, Any], tf.Tensor],
   Callable[[], list[tf.keras.metrics.Metric]],
 ]:
-  """Loss and metrics of a model that also tells its features.
+  """Adapt loss and metrics to a model that also returns features.
 
   Args:
-    loss: That of labels and logits.
-    build_metrics: Makes those of labels and logits.
+    loss: Loss of labels and logits.
+    build_metrics: Builds metrics of labels and logits.
   """
   return (
     lambda labels, outputs: loss(labels, outputs[LOGITS]),
@@ -201,7 +201,7 @@ def of_logits(
 def _look_up(
   rows: Any, number: int, sizes: Sizes, name: str
 ) -> tuple[Any, Any]:
-  """Vectors of a new table and, for tied outputs, the table."""
+  """Look up vectors in a new table; also return it for tied outputs."""
   kind = WholeTable if sizes.tied else tf.keras.layers.Embedding
   table = kind(number, sizes.embedding, name=name)
   return table(rows) if sizes.tied else (table(rows), None)
@@ -210,7 +210,7 @@ def _look_up(
 def _tables_of_classes(
   classes: Classes, word_table: Any, bucket_table: Any
 ) -> list[Any]:
-  """Tables whose rows are those of the classes, in their order."""
+  """Return tables whose rows are those of the classes, in their order."""
   words = classes.tokens.words
   # Rows are padding, words, beginning, end.
   if classes.output == ALL:

@@ -1,10 +1,10 @@
-"""Who trains, chooses the best round and tests, and on which sentences.
+"""Division of users and sentences into training, validation and test.
 
 Users are divided at random (`divide_users`), as in section 5.1.2 of the
-FedRecon paper, where those who are measured did not train: the older half of a
-user's sentences is the support set, the newer half the query set. Or each
-user's sentences are divided by time (`divide_sentences`): all train on their
-older ones, and are measured on what they wrote afterwards.
+FedRecon paper, where measured users did not train: the older half of a user's
+sentences is the support set, the newer half the query set. Or each user's
+sentences are divided by time (`divide_sentences`): all users train on their
+older ones and are measured on later ones.
 """
 
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ class Part:
   """The sentences of some users, cut in two by time.
 
   Attributes:
-    users: Places in `Sentences.authors`, ascending, `[users]`.
-    older: From which sentence to which one the older ones are, `[users, 2]`.
-    newer: The same of the newer ones, `[users, 2]`.
-    knows_past: Whether users have trained on the older ones. Then these belong
+    users: Positions in `Sentences.authors`, ascending, `[users]`.
+    older: Range of each user's older sentences, `[users, 2]`.
+    newer: Range of each user's newer sentences, `[users, 2]`.
+    knows_past: True if users have trained on the older ones. Then these belong
       to the part only where examples are marked.
   """
 
@@ -39,7 +39,7 @@ class Part:
   knows_past: bool = False
 
   def describe(self) -> dict[str, int]:
-    """Counts users and sentences."""
+    """Count users and sentences."""
     counted = [self.newer] if self.knows_past else [self.older, self.newer]
     return {
       'users': len(self.users),
@@ -54,7 +54,7 @@ def divide_users(
   test_share: float = 0.2,
   seed: int = 0,
 ) -> dict[str, Part]:
-  """Divides users at random.
+  """Divide users at random.
 
   The last users of a random order are for tests, those before them for
   validation; both numbers are rounded.
@@ -62,11 +62,11 @@ def divide_users(
   Args:
     sentences: A corpus.
     validation_share: Share of all users.
-    test_share: The same for tests.
-    seed: Chooses the division; the authors' names alone play a part beside it.
+    test_share: Share of all users for tests.
+    seed: Determines the division, together with the authors' names only.
 
   Returns:
-    TRAIN, VALIDATION and TEST to what they have.
+    TRAIN, VALIDATION and TEST, mapped to their parts.
 
   Raises:
     OptionError: If a share is not a share, or a part would have no user.
@@ -98,20 +98,20 @@ def divide_sentences(
   validation_share: float = 0.1,
   test_share: float = 0.2,
 ) -> dict[str, Part]:
-  """Divides each user's sentences by time: the last ones are for tests.
+  """Divide each user's sentences by time: the last ones are for tests.
 
   Of a user's n sentences, those for training end at n times their share,
   rounded down, but are at least one; those for validation end likewise. Users
-  without any for a part are not in it.
+  without sentences for a part are not in it.
 
   Args:
     sentences: A corpus.
     validation_share: Share of a user's sentences.
-    test_share: The same for tests.
+    test_share: Share of a user's sentences for tests.
 
   Returns:
-    TRAIN, VALIDATION and TEST to what they have. In the latter two, the older
-    sentences are those of training.
+    TRAIN, VALIDATION and TEST, mapped to their parts. In the latter two, the
+    older sentences are those of training.
 
   Raises:
     OptionError: If a share is not a share, or a part would have no sentence.
@@ -142,12 +142,12 @@ def divide_sentences(
 
 
 def describe(parts: Mapping[str, Part]) -> dict[str, Any]:
-  """Counts users and sentences of each part."""
+  """Count users and sentences of each part."""
   return {part: held.describe() for part, held in parts.items()}
 
 
 def _halves(users: np.ndarray, first: np.ndarray, last: np.ndarray) -> Part:
-  """Cuts sentences as `splits.halves` does: odd numbers by rounding to even."""
+  """Cut sentences as `splits.halves` does: odd numbers round to even."""
   size = last - first
   half = np.clip(
     np.rint(0.5 * size).astype(int),

@@ -1,27 +1,28 @@
-"""A vocabulary under differential privacy of whole users.
+"""A vocabulary under user-level differential privacy.
 
 The mechanism is a Gaussian histogram with a threshold (partition selection over
-an open domain: no list of possible words is public).
+an open domain: there is no public list of possible words).
 
-*   Neighbours: corpora of which one has a user more, with all its sentences.
-*   A user counts once for each of at most m words: those that it uses most
-    often. Of words that it uses equally often chance decides, which follows
-    from its name, so that all users do not leave the same words out.
-*   Sensitivity: a user changes at most m counts by 1 each, so that the vector
-    of counts moves by at most sqrt(m) in the L2 norm. Each count gets normal
-    noise of standard deviation noise_multiplier * sqrt(m).
-*   Threshold: words whose noised count is below it are never told. A word that
-    no other user has is counted once. The threshold is so high that all of the
-    at most m such words of one user stay below it but with probability `delta`.
+*   Neighbours: corpora that differ by one user, with all its sentences.
+*   A user counts once for each of at most m words: its most frequent ones. Ties
+    are broken pseudorandomly, by the user's name, so that different users leave
+    out different words.
+*   Sensitivity: a user changes at most m counts by 1 each, so the vector of
+    counts by at most sqrt(m) in the L2 norm. Each count gets normal noise of
+    standard deviation noise_multiplier * sqrt(m).
+*   Threshold: words whose noised count is below it are never released. A word
+    that no other user has is counted once. The threshold is so high that all of
+    a user's at most m such words stay below it, except with probability
+    `delta`.
 
-Given that they do, what is told is the Gaussian mechanism over the words of the
+Given that they do, the release is the Gaussian mechanism over the words of the
 others. So if that is (epsilon, delta_1)-private, the vocabulary is (epsilon,
-delta_1 + delta)-private; a ledger pays for `event` and keeps `delta` back from
+delta_1 + delta)-private; a ledger pays for `event` and reserves `delta` from
 its own delta. Words, their order and their number follow from the noised counts
-alone, so they cost nothing more. To draw anew does cost, whatever for:
-therefore fewer words than wanted are no error, and a run keeps its `Draw`, from
-which every program takes the words. Who is in training, and how many these are,
-is public, as elsewhere.
+alone, so they cost nothing more. Each further draw does cost: so fewer words
+than requested are no error, and a run keeps its `Draw`, from which every
+program takes the words. Which users train, and their number, is public, as
+elsewhere.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -46,25 +47,25 @@ from tff_partial.dp import dp_queries
 from tff_partial.dp import private_rows
 from tff_partial.dp import samplings
 
-# Noised counts are rounded, perhaps upwards, to a grid at least so fine,
-# in standard deviations.
+# Noised counts are rounded, perhaps upwards, to a grid at least this fine, in
+# standard deviations.
 _GRID = 2.0**-20
-# All users take part, once; neighbours differ by one user more or less.
+# All users take part, once; neighbours differ by one user.
 _ALL_USERS = samplings.PoissonSampling(1.0)
-# An odd number, by which multiplied bits are mixed.
+# Odd multiplier that mixes bits.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoisyThreshold:
-  """The mechanism.
+  """Noise and threshold of the mechanism.
 
   Attributes:
-    words_per_user: m, for how many words a user counts at most.
-    noise_multiplier: Standard deviation of the noise in units of sqrt(m), by
-      which a user moves the counts; 0 for no noise and no threshold, which
-      protects no one.
-    delta: With what probability a word that one user alone has may be told.
+    words_per_user: m, the maximum number of words that a user counts for.
+    noise_multiplier: Standard deviation of the noise in units of the
+      sensitivity, sqrt(m); 0 for no noise and no threshold, which protects no
+      one.
+    delta: Probability that a word of a single user may be released.
   """
 
   words_per_user: int
@@ -72,10 +73,10 @@ class NoisyThreshold:
   delta: float
 
   def __post_init__(self) -> None:
-    """Refuses what is impossible.
+    """Raise an error for impossible numbers.
 
     Raises:
-      OptionError: With the name of the number.
+      OptionError: Names the number.
     """
     if self.words_per_user < 1:
       raise OptionError(
@@ -96,25 +97,24 @@ class NoisyThreshold:
 
   @property
   def threshold(self) -> float:
-    """Words with lower noised counts, in users, are not told."""
+    """Lowest noised count, in users, of a released word."""
     if not self.noise_multiplier:
       return 1.0
-    # All of m words stay below with probability 1 - delta: each one with the
-    # m-th root of it. By logarithms, since a tail is smaller than what 1 - tail
-    # can say.
+    # All of m words stay below with probability 1 - delta, each one with its
+    # m-th root. In logarithms, since 1 - tail cannot represent small tails.
     tail = -math.expm1(math.log1p(-self.delta) / self.words_per_user)
     quantile = float(scipy.stats.norm.isf(tail))
     return 1.0 + self.stddev * (quantile + _GRID)
 
   def check(self, num_users: int) -> None:
-    """Refuses a number of users of which nothing can be released so.
+    """Raise an error if the mechanism is unsuitable for a number of users.
 
     Args:
-      num_users: How many take part.
+      num_users: Number of users that take part.
 
     Raises:
-      OptionError: If `delta` allows to publish one of them, or fewer than the
-        threshold take part.
+      OptionError: If `delta` allows publishing one of them, or there are fewer
+        users than the threshold.
     """
     if self.delta * num_users >= 1.0:
       raise OptionError(
@@ -130,16 +130,16 @@ class NoisyThreshold:
 
   @property
   def event(self) -> dp_accounting.DpEvent:
-    """What happens to whole users, for a ledger; `delta` comes on top."""
+    """Privacy event of whole users, for a ledger; `delta` is extra."""
     if not self.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
     return dp_accounting.GaussianDpEvent(self.noise_multiplier)
 
   def epsilon(self, delta: float) -> float:
-    """What the vocabulary costs by itself.
+    """Compute the epsilon of the vocabulary alone.
 
     Args:
-      delta: At which epsilon is wanted, for noise and threshold together.
+      delta: Total delta, for noise and threshold together.
 
     Raises:
       OptionError: If the threshold alone takes all of it.
@@ -157,12 +157,12 @@ class NoisyThreshold:
 
 
 class Released(NamedTuple):
-  """A vocabulary that may be told, and what it cost.
+  """A vocabulary that may be released, and its cost.
 
   Attributes:
     words: The vocabulary.
-    mechanism: What was done; pay for its `event` and its `delta`.
-    users: How many took part, which is public.
+    mechanism: The mechanism; pay for its `event` and its `delta`.
+    users: Number of users that took part, which is public.
   """
 
   words: words_lib.Words
@@ -173,17 +173,17 @@ class Released(NamedTuple):
 def calibrate(
   target_epsilon: float, delta: float, words_per_user: int
 ) -> NoisyThreshold:
-  """Finds the least noise for a vocabulary that is to be private by itself.
+  """Find the least noise for a private vocabulary without other releases.
 
   Half of delta is for the noise, half for the threshold.
 
   Args:
-    target_epsilon: Of the vocabulary, finite and above 0.
-    delta: Of the vocabulary, between 0 and 1.
+    target_epsilon: Epsilon of the vocabulary, finite and above 0.
+    delta: Delta of the vocabulary, between 0 and 1.
     words_per_user: m.
 
   Raises:
-    AccountingError: If no noise reaches the target; says which is the nearest.
+    AccountingError: If no noise reaches the target; names the nearest.
     OptionError: If another number is impossible.
   """
   _check_delta(delta)
@@ -195,13 +195,13 @@ def calibrate(
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-  """What was drawn, and how: a run keeps it, so that it is drawn once.
+  """The drawn words and the terms of the draw, which a run keeps.
 
   Attributes:
-    terms: How: numbers by their names.
+    terms: The terms of the draw: numbers by their names.
     counted: The fingerprint of the counts that the noise was added to.
-    noise: The seed of the noise, two integers. Who knows it sees through it.
-    words: The words, those with the largest noised counts first; perhaps none.
+    noise: The seed of the noise, two integers, which must stay secret.
+    words: The words by descending noised count; perhaps none.
   """
 
   terms: Mapping[str, float | None]
@@ -210,18 +210,18 @@ class Draw:
   words: tuple[str, ...]
 
   def to_json(self) -> dict[str, Any]:
-    """Returns what JSON can hold, and `from_json` takes."""
+    """Return a JSON-compatible mapping for `from_json`."""
     return dataclasses.asdict(self)
 
   @classmethod
   def from_json(cls, kept: Mapping[str, Any]) -> Self:
-    """Makes a draw of what `to_json` returned.
+    """Restore a draw from the result of `to_json`.
 
     Args:
-      kept: That.
+      kept: The mapping.
 
     Raises:
-      OptionError: If it is something else.
+      OptionError: If it is not such a mapping.
     """
     try:
       terms, counted = dict(kept['terms']), str(kept['counted'])
@@ -238,14 +238,14 @@ class Draw:
   def check(
     self, terms: Mapping[str, float | None], counted: str | None
   ) -> None:
-    """Refuses to take the words for what would be drawn otherwise.
+    """Raise an error if the words would be drawn under other terms.
 
     Args:
-      terms: How they would be drawn.
-      counted: The fingerprint of the counts, or None, not to compare it.
+      terms: Terms of the draw now.
+      counted: Fingerprint of the counts, or None to skip its comparison.
 
     Raises:
-      OptionError: With what differs, and what to do.
+      OptionError: With the difference and a remedy.
     """
     remedy = (
       'To draw anew would be one more release of the same users. Give the same '
@@ -274,21 +274,21 @@ def draw(
   noise_seed: int | None = None,
   simulated_users: int | None = None,
 ) -> Draw:
-  """Draws the words whose noised numbers of users are largest; says nothing.
+  """Draw the words with the largest noised numbers of users; log nothing.
 
   Args:
     sentences: A corpus.
-    users: Who takes part in training: places in `sentences.authors`.
-    size: V, how many words to choose, at most: as many as pass the threshold.
-    mechanism: What is done.
-    noise_seed: Draws the noise of a simulation, which protects no one from who
-      knows it. By default the operating system draws it.
-    simulated_users: Counts words as if so many took part, each word with as
-      large a share of them; a simulation of more users by those there are.
+    users: The training users: positions in `sentences.authors`.
+    size: V, the maximum number of words; only words above the threshold count.
+    mechanism: The mechanism.
+    noise_seed: Seed of the noise in a simulation, which gives no protection
+      from anyone who knows it. By default the operating system draws it.
+    simulated_users: Scales counts as if so many users took part, to simulate a
+      larger population.
 
   Raises:
-    OptionError: If `delta` allows to publish a user, or fewer users than the
-      threshold take part.
+    OptionError: If `delta` allows publishing a user, or there are fewer users
+      than the threshold.
   """
   num_users = simulated_users or len(users)
   mechanism.check(num_users)
@@ -301,7 +301,7 @@ def draw(
   chosen: tuple[str, ...] = ()
   if number:
     told = words_lib.Counts(counts.prints[passes], noised[passes])
-    # The number of buckets draws nothing.
+    # The number of buckets does not affect the draw.
     chosen = words_lib.choose(told, sentences, min(size, number), 1).words
   return Draw(
     terms(size, mechanism, num_users, noise_seed),
@@ -317,13 +317,13 @@ def terms(
   num_users: int,
   noise_seed: int | None,
 ) -> dict[str, float | None]:
-  """By what words are drawn, as a `Draw` says it.
+  """Return the terms of a draw, as in `Draw`.
 
   Args:
-    size: How many words are chosen at most.
-    mechanism: What is done.
-    num_users: How many take part, or are simulated.
-    noise_seed: Draws the noise of a simulation, or None.
+    size: Maximum number of words.
+    mechanism: The mechanism.
+    num_users: Number of users that take part, or are simulated.
+    noise_seed: Seed of the noise in a simulation, or None.
   """
   return {
     'vocabulary_size': size,
@@ -345,19 +345,20 @@ def learn(
   kept: Mapping[str, Any] | None = None,
   keep: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Released:
-  """Draws words, or takes those that were drawn, and makes them a vocabulary.
+  """Draw words, or restore drawn ones, and make them a vocabulary.
 
   Args:
     sentences: A corpus.
-    users: Who takes part in training: places in `sentences.authors`.
-    size: V, how many words to choose, at most: as many as pass the threshold.
-    mechanism: What is done.
-    buckets: B, how many numbers stand for all other words.
+    users: The training users: positions in `sentences.authors`.
+    size: V, the maximum number of words; only words above the threshold count.
+    mechanism: The mechanism.
+    buckets: B, the number of buckets for all other words.
     noise_seed: As for `draw`.
     simulated_users: As for `draw`.
-    kept: What `keep` was given when the words were drawn; nothing is drawn.
-    keep: Is given what is drawn, as JSON can hold it, before anything is said.
-      Where it is given with `kept`, this must be of the same sentences.
+    kept: The earlier argument of `keep`; nothing is drawn.
+    keep: Called with a new draw in JSON-compatible form, before anything is
+      logged. If given together with `kept`, checks that this is from the same
+      sentences.
 
   Raises:
     OptionError: As `draw`, or if the words were drawn otherwise.
@@ -398,11 +399,11 @@ def learn(
 
 
 def stand_in(size: int, buckets: int) -> words_lib.Words:
-  """A vocabulary of no one's words, as large as a release can be.
+  """Return placeholder words, as many as a release can have.
 
   Args:
-    size: V, how many words there are.
-    buckets: B, how many numbers stand for all other words.
+    size: V, the number of words.
+    buckets: B, the number of buckets for all other words.
   """
   # No tokenizer leaves a space in a token.
   return words_lib.Words(tuple(f'word {n}' for n in range(size)), buckets)
@@ -411,13 +412,13 @@ def stand_in(size: int, buckets: int) -> words_lib.Words:
 def bounded_counts(
   sentences: Sentences, users: Collection[int], words_per_user: int
 ) -> words_lib.Counts:
-  """Counts the users of words, each user for a bounded number of words.
+  """Count the users of words, each user for a bounded number of words.
 
   Args:
     sentences: A corpus.
-    users: Who counts: places in `sentences.authors`.
-    words_per_user: For how many words a user counts at most: those that it uses
-      most often.
+    users: The users to count: positions in `sentences.authors`.
+    words_per_user: Maximum number of words that a user counts for: its most
+      frequent ones.
   """
   names = [sentences.authors[user] for user in users]
   salts = random_bits.derive_each(('words of a user',), names)
@@ -433,13 +434,13 @@ def bounded_counts(
 
 
 def _fingerprint(counts: words_lib.Counts) -> str:
-  """The same for the same counts in every process."""
+  """Return a fingerprint of counts that is the same in every process."""
   held = (np.ascontiguousarray(part).tobytes() for part in counts)
   return hashlib.sha256(b''.join(held)).hexdigest()
 
 
 def _noised(counts: np.ndarray, stddev: float, seed: np.ndarray) -> np.ndarray:
-  """Adds noise to counts, float64 `[words]`."""
+  """Add noise to counts, float64 `[words]`."""
   values = tf.constant(counts, tf.double)
   if stddev:
     noise = dp_queries.standard_normal(seed, values.shape)

@@ -1,8 +1,8 @@
-"""Sentences by many authors, of which memory holds little.
+"""Sentences by many authors, mostly kept on disk.
 
-`gather` reads messages one after the other and keeps, in temporary files, the
-fingerprints of their tokens (`tokenising`), so that a corpus may be larger than
-memory: what grows with it are some bytes a sentence, and the authors' names.
+`gather` reads messages one after another and keeps the fingerprints of their
+tokens (`tokenising`) in temporary files, so that a corpus may be larger than
+memory: only some bytes a sentence, and the authors' names, grow with it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,17 +19,17 @@ from tasks.next_word import tokenising
 from tasks.next_word.growing_arrays import GrowingArray
 from tff_partial import random_bits
 
-# The time of what has none.
+# Time of messages that have none.
 NO_TIME = -1
 
-# Characters that are cut into tokens at once, and sentences sorted at once.
+# Characters to tokenise at once, and sentences to sort at once.
 _BLOCK, _ROWS = 2**20, 2**16
-# Tokens that are looked at together.
+# Tokens to process together.
 _BATCH = 2**20
 
 
 class Message(NamedTuple):
-  """What an author wrote at one time: a text of any number of sentences.
+  """A text by an author at one time, of any number of sentences.
 
   Attributes:
     author: The author's name.
@@ -44,14 +44,14 @@ class Message(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What is used of a corpus.
+  """Limits on the authors and sentences that are used.
 
   Attributes:
-    max_tokens: Of a sentence; the rest of a longer one is left out, but
-      characters are cut into several sentences.
+    max_tokens: Maximum tokens of a sentence; the rest of a longer one is
+      dropped, except that characters are cut into several sentences.
     min_sentences: Authors with fewer sentences are left out.
-    max_sentences: Of an author, the first in time; None for all.
-    max_users: So many authors are drawn; None for all.
+    max_sentences: Maximum of an author, the first in time; None for all.
+    max_users: Number of authors to draw; None for all.
     seed: Draws them.
   """
 
@@ -62,10 +62,10 @@ class Limits:
   seed: int = 0
 
   def __post_init__(self) -> None:
-    """Refuses what leaves nothing.
+    """Raise an error for limits that leave nothing.
 
     Raises:
-      OptionError: With the name of the limit.
+      OptionError: Names the limit.
     """
     for name in ('max_tokens', 'max_sentences', 'max_users'):
       number = getattr(self, name)
@@ -78,7 +78,7 @@ class Limits:
       )
 
   def draw(self, authors: Sequence[str]) -> Sequence[str]:
-    """Draws as many of the authors as are wanted, sorted."""
+    """Draw at most `max_users` of the authors, sorted."""
     ordered = sorted(authors)
     if self.max_users is None or len(ordered) <= self.max_users:
       return ordered
@@ -89,7 +89,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sentences:
-  """Sentences, sorted by author, then time; others keep the files' order.
+  """Sentences, sorted by author, then time; ties keep the files' order.
 
   Attributes:
     name: The corpus.
@@ -100,9 +100,9 @@ class Sentences:
     offsets: int64 `[sentences + 1]`: sentence j has the tokens offsets[j] to
       offsets[j + 1].
     tokens: uint64 `[tokens]`: the tokens' fingerprints, in a file.
-    lexicon: Tells words by their fingerprints.
-    max_tokens: No sentence has more tokens.
-    left_out: How many sentences were left out, by reason.
+    lexicon: Maps fingerprints to words.
+    max_tokens: Maximum number of tokens of a sentence.
+    left_out: Number of sentences left out, by reason.
   """
 
   name: str
@@ -120,33 +120,33 @@ class Sentences:
 
   @functools.cached_property
   def author(self) -> np.ndarray:
-    """The place in `authors` of each sentence's author, int32 `[sentences]`."""
+    """The author of each sentence in `authors`, int32 `[sentences]`."""
     number = np.arange(len(self.authors), dtype=np.int32)
     return np.repeat(number, np.diff(self.bounds))
 
   def between(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of sentences that follow one another.
+    """Return the tokens of consecutive sentences.
 
     Args:
       first: The first sentence.
-      last: The sentence behind the last one.
+      last: The end of the range, exclusive.
 
     Returns:
-      Fingerprints of all their tokens, uint64 `[tokens]`, and how many of them
-      each sentence has, int64 `[sentences]`.
+      Fingerprints of all their tokens, uint64 `[tokens]`, and the number of
+      tokens of each sentence, int64 `[sentences]`.
     """
     offsets = self.offsets[first : last + 1]
     return self.tokens[offsets[0] : offsets[-1]], np.diff(offsets)
 
   def of_user(self, user: int) -> np.ndarray:
-    """The tokens of all sentences of one author, uint64 `[tokens]`."""
+    """Return the tokens of all sentences of one author, uint64 `[tokens]`."""
     return self.between(self.bounds[user], self.bounds[user + 1])[0]
 
   def batches(self, users: Iterable[int]) -> Iterator[np.ndarray]:
-    """Yields the tokens of authors, of some of them at a time.
+    """Yield the tokens of some authors at a time.
 
     Args:
-      users: Places in `authors`.
+      users: Positions in `authors`.
 
     Yields:
       uint64 `[tokens]`, of bounded length.
@@ -163,7 +163,7 @@ class Sentences:
       yield np.concatenate(held)
 
   def texts(self, user: int) -> list[str]:
-    """The sentences of one author, with spaces between the tokens."""
+    """Return the sentences of one author, with spaces between the tokens."""
     tokens, lengths = self.between(self.bounds[user], self.bounds[user + 1])
     words = self.lexicon.words_of(tokens)
     ends = np.cumsum(lengths)
@@ -173,7 +173,7 @@ class Sentences:
     ]
 
   def describe(self) -> dict[str, Any]:
-    """Counts sentences, authors and tokens, and what was left out."""
+    """Count sentences, authors and tokens, and what was left out."""
     return {
       'sentences': len(self),
       'authors': len(self.authors),
@@ -188,14 +188,13 @@ def gather(
   rule: tokenising.Rule,
   limits: Limits,
 ) -> Sentences:
-  """Cuts messages into sentences and sorts these, in one pass over messages.
+  """Cut messages into sentences and sort these, in one pass over messages.
 
   Args:
     name: The corpus.
-    messages: In any order; of those of one author and second the first one
-      comes first.
-    rule: What a token is, and what a sentence.
-    limits: What is used.
+    messages: In any order; those of one author and second keep their order.
+    rule: Rule for tokens and sentences.
+    limits: Limits on what is used.
 
   Raises:
     DataError: If no author is left, or temporary files cannot be written.
@@ -223,16 +222,16 @@ def gather(
 
 
 class _Columns(NamedTuple):
-  """What is known of sentences beside their tokens, in the order of reading."""
+  """Columns of sentences except their tokens, in the order of reading."""
 
   names: Sequence[str]  # [authors]
-  author: np.ndarray  # Int32 [sentences], the place in `names`.
+  author: np.ndarray  # Int32 [sentences], the position in `names`.
   time: np.ndarray  # Int64 [sentences].
   length: np.ndarray  # Int32 [sentences].
 
 
 def _blocks(messages: Iterable[Message]) -> Iterator[list[Message]]:
-  """Yields messages together that have so many characters."""
+  """Yield blocks of messages of a bounded number of characters."""
   held: list[Message] = []
   size = 0
   for message in messages:
@@ -252,10 +251,10 @@ def _sort(
   lexicon: tokenising.Lexicon,
   limits: Limits,
 ) -> Sentences:
-  """Chooses authors and their sentences, and writes these in their order."""
+  """Choose authors and their sentences, and write these in order."""
   counts = np.bincount(columns.author, minlength=len(columns.names))
   kept, left_out = _choose(name, columns.names, counts, limits)
-  # The places of the authors' names by alphabet; -1 for those left out.
+  # Alphabetical position of the authors' names; -1 for those left out.
   rank = np.full(len(counts), -1, np.int32)
   rank[kept] = np.arange(len(kept))
   whose = rank[columns.author]
@@ -296,7 +295,7 @@ def _sort(
 def _choose(
   name: str, names: Sequence[str], counts: np.ndarray, limits: Limits
 ) -> tuple[np.ndarray, dict[str, int]]:
-  """Chooses authors, int64 `[kept]` in the order of their names."""
+  """Choose authors, int64 `[kept]` in the order of their names."""
   is_large = counts >= max(limits.min_sentences, 1)
   large = [names[code] for code in np.flatnonzero(is_large)]
   if not large:

@@ -1,11 +1,11 @@
-"""Invented sentences whose authors have words of their own.
+"""Invented sentences whose authors have their own words.
 
 Words are common to all, or belong to one topic, or to one author. Common words
-are frequent by Zipf's law, and each has a favourite successor, so that there is
+follow Zipf's law, and each has a favourite successor, so that there is
 something to learn about the language. An author has a few topics, and names
-that nobody else uses; behind each of these the author mostly writes the same
-word, so that there is something to learn about the author. What is to be known
-of a name can only be learned from its author.
+that no other author uses; after each name the author mostly writes the same
+word, so that there is something to learn about the author, and only from that
+author.
 """
 
 from typing import NamedTuple
@@ -22,23 +22,23 @@ from tff_partial import random_bits
 
 _TOPICS, _OF_TOPIC = 6, 20
 _OWN = 4  # Names of an author.
-_SHORTEST, _LONGEST = 4, 12  # Tokens of a sentence, with its last mark.
-# Of what a token is: a word of the author's topic, a name of the author.
-# Otherwise it is common.
+_SHORTEST, _LONGEST = 4, 12  # Tokens of a sentence, including its last mark.
+# Probability that a token is a word of the author's topic, or one of its names.
+# Otherwise it is a common word.
 _TOPICALITY, _PRIVACY = 0.2, 0.15
-# How often a favourite successor does come next: of a common word, of a name.
+# Probability of the favourite successor: of a common word, of a name.
 _HABIT, _OWN_HABIT = 0.5, 0.8
 _FIRST_SECOND = 1_500_000_000
 
 
 class _Language(NamedTuple):
-  """What all authors share.
+  """Language shared by all authors.
 
   Words are numbers: common ones, those of the topics, those of authors.
   """
 
   frequency: np.ndarray  # Of common words, floats [common words].
-  successor: np.ndarray  # The favourite one of common words and of topics'.
+  successor: np.ndarray  # The favourite successor of common and topic words.
 
 
 def generate(
@@ -49,15 +49,15 @@ def generate(
   limits: Limits | None = None,
   seed: int = 0,
 ) -> Sentences:
-  """Invents sentences.
+  """Invent sentences.
 
   Args:
     num_authors: Number of authors.
-    sentences_per_author: Mean number of an author's sentences; half as many and
-      one and a half times as many occur.
+    sentences_per_author: Mean number of an author's sentences; it varies from
+      half to one and a half times as many.
     num_common: Number of common words.
-    limits: What is used; by default everything.
-    seed: Chooses everything.
+    limits: Limits on what is used; by default none.
+    seed: Seed of all draws.
 
   Raises:
     DataError: If a number is too small.
@@ -96,11 +96,11 @@ def generate(
 def _invent(
   generator: np.random.Generator, language: _Language, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Invents the sentences of one author.
+  """Invent the sentences of one author.
 
   Returns:
-    Numbers of words, `[size, longest]`, and how many tokens each sentence has,
-    with its last mark, `[size]`.
+    Numbers of words, `[size, longest]`, and the number of tokens of each
+    sentence, including its last mark, `[size]`.
   """
   num_common, num_shared = len(language.frequency), len(language.successor)
   own = generator.integers(num_common, size=_OWN)

@@ -1,13 +1,12 @@
-"""Next words of many authors: section 5.1.2 of the FedRecon paper.
+"""Next-word prediction by many authors: section 5.1.2 of the FedRecon paper.
 
 Authors are clients, their sentences examples. A model predicts each next token
 of a sentence. Words outside the vocabulary share buckets, whose vectors are
-local in FedRecon: each client rebuilds what they mean to it (Singhal et al.,
-NeurIPS 2021).
+local in FedRecon: each client reconstructs them (Singhal et al., NeurIPS 2021).
 
-Those who are measured did not train, as in the paper, or they train on their
-older sentences and are measured on newer ones. The paper's data are Stack
-Overflow's; any sentences with authors can take their place.
+Measured authors did not train, as in the paper, or they train on their older
+sentences and are measured on newer ones. The paper uses Stack Overflow; any
+sentences with authors can replace it.
 """
 
 from collections.abc import Callable
@@ -54,7 +53,7 @@ NAME = 'next_word'
 
 @dataclasses.dataclass(frozen=True)
 class Options(TaskOptions):
-  """What can be chosen about the task."""
+  """Options of the task."""
 
   name: ClassVar[str] = NAME
   title: ClassVar[str] = 'Task next_word'
@@ -99,24 +98,24 @@ class Options(TaskOptions):
   sizes: next_word_models.Sizes = next_word_models.Sizes()
 
   def flag_prefix(self) -> str:
-    """Begins the names of the flags."""
+    """Return the prefix of the flags."""
     return 'next_word_'
 
   @property
   def spent(self) -> Spent:
-    """What a private run pays for the vocabulary."""
+    """Privacy cost of the vocabulary in a private run."""
     return self.vocabulary.spent
 
   def load(
     self, data: Data, seed: int, release: Release = Release()
   ) -> 'NextWord':
-    """Reads the sentences, learns the vocabulary and makes the task.
+    """Read the sentences, learn the vocabulary and make the task.
 
     Args:
-      data: Where they come from: the folder holds one with the corpus' name, or
-        is it. Invented ones need no files.
+      data: Their source: the folder that holds one with the corpus' name, or
+        that folder. Invented ones need no files.
       seed: The run's seed.
-      release: How a vocabulary with noise is released.
+      release: Settings for the release of a vocabulary with noise.
 
     Raises:
       DataError: If the data are missing or damaged; says where and what to do.
@@ -144,11 +143,11 @@ class NextWord:
   Attributes:
     name: The task's name.
     sentences: The corpus.
-    parts: Which authors and sentences train, and so on.
+    parts: Authors and sentences of each part.
     words: The vocabulary.
     selection_metric: The metric that chooses the best round.
-    higher_is_better: Whether a larger value of it is better.
-    learned_from_training: What is computed of the training data without noise.
+    higher_is_better: True if a larger value of it is better.
+    learned_from_training: Statistics of the training data without noise.
   """
 
   name = NAME
@@ -162,17 +161,17 @@ class NextWord:
     seed: int,
     release: Release = Release(),
   ):
-    """Divides the sentences and learns the vocabulary.
+    """Divide the sentences and learn the vocabulary.
 
     Args:
       sentences: A corpus.
-      options: What can be chosen.
-      seed: The run's seed: authors are divided by it, and the weights start
-        from it.
-      release: How a vocabulary with noise is released.
+      options: The task's options.
+      seed: The run's seed, which divides the authors and initializes the
+        weights.
+      release: Settings for the release of a vocabulary with noise.
 
     Raises:
-      OptionError: If the sentences cannot be divided so.
+      OptionError: If the sentences cannot be divided as the options ask.
       DataError: If there is no word to choose.
     """
     shares = {
@@ -202,32 +201,32 @@ class NextWord:
 
   @property
   def released(self) -> str:
-    """The fingerprint of a vocabulary that was released with noise."""
+    """Fingerprint of a vocabulary released with noise, else ''."""
     if not self._is_released:
       return ''
     words = self.words.words
     return f'{len(words)} words ({random_bits.derive(*words).tobytes().hex()})'
 
   def released_anew(self, release: Release) -> 'NextWord':
-    """Makes the task again, of the same sentences.
+    """Make the task again from the same sentences.
 
     Args:
-      release: How a vocabulary with noise is released.
+      release: Settings for the release of a vocabulary with noise.
     """
     return NextWord(self.sentences, self._options, self._seed, release)
 
   @property
   def validation(self) -> EvaluationClients:
-    """Who chooses the best round."""
+    """Clients that choose the best round."""
     return self._measured(VALIDATION)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """The authors that a result is about."""
+    """Clients that the result is about."""
     return {self._options.protocol: self._measured(TEST)}
 
   def _measured(self, part: str) -> EvaluationClients:
-    """All algorithms are measured on the same sentences, the newer ones."""
+    """Return clients to be measured on the same sentences by all algorithms."""
     if self._options.protocol == SEEN:
       mark = splits.by_mark(clients_lib.IS_QUERY)
       return EvaluationClients(part, True, mark)
@@ -235,7 +234,7 @@ class NextWord:
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, for the result."""
+    """Sizes of the data, for the result."""
     return {
       'corpus': self.sentences.name,
       'users': len(self.sentences.authors),
@@ -247,32 +246,32 @@ class NextWord:
     }
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model.
+    """Build the model.
 
     Args:
-      user: OWN for buckets whose vectors are each client's own, NOBODY for
-        buckets that all share, or FEATURES for these with features.
+      user: OWN for buckets with local vectors, NOBODY for shared ones, or
+        FEATURES for shared ones and features as an output.
 
     Raises:
-      OptionError: If it is another form.
+      OptionError: If `user` is another form.
     """
     if user == FEATURES:
       return self.model_with_features(NOBODY)
     return self._model(user, features=False)
 
   def model_with_features(self, user: str) -> models.PartialModel:
-    """The same, whose outputs are a mapping of LOGITS and FEATURES.
+    """Build the model with a mapping of LOGITS and FEATURES as its output.
 
     Args:
       user: OWN or NOBODY.
 
     Raises:
-      OptionError: If it is another form.
+      OptionError: If `user` is another form.
     """
     return self._model(user, features=True)
 
   def targets(self, labels: tf.Tensor) -> classes_lib.Targets:
-    """Which classes of the model are right.
+    """Return the correct classes of the model.
 
     Args:
       labels: Ids of the next tokens, int32 `[batch, time]`.
@@ -284,7 +283,7 @@ class NextWord:
     return classes_lib.Classes(self.words.tokens, self._options.sizes.output)
 
   def _model(self, user: str, *, features: bool) -> models.PartialModel:
-    """One of the models, built once."""
+    """Return one of the models, each built once."""
     if user not in (OWN, NOBODY):
       raise OptionError(
         f'--user_form={user}: what users of the task {self.name} can have of '
@@ -321,11 +320,11 @@ class NextWord:
     )
 
   def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
-    """Packs the clients of one part of the data, or reads them if many.
+    """Pack the clients of one part of the data, or a reader if it is large.
 
     Args:
       part: The part.
-      example_spec: What is read of an example.
+      example_spec: Fields to read of an example.
     """
     if self._clients.fits(part):
       return self._clients.pack(part, example_spec)

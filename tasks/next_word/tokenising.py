@@ -1,17 +1,17 @@
-"""Cuts texts into sentences and tokens, a block of many texts at a time.
+"""Division of texts into sentences and tokens, in blocks of many texts.
 
 A token is kept as its fingerprint, 64 bits that are the same on every machine.
-So memory does not grow with the number of different words: their letters go to
-a file, the lexicon, out of which those of a vocabulary are read afterwards.
+So memory does not grow with the number of distinct words: their letters go to a
+file, the lexicon, from which those of a vocabulary are read afterwards.
 
-Three rules say what a token is:
+Three rules define tokens:
 
 *   `CHAT`, for what people type: lower case; letters, digits and underscores
     are words, together with apostrophes and hyphens inside them; each other
     mark is a token; so are `<url>` and `@user`. A sentence ends at a line break
-    and behind one of .!? if a capital letter follows.
-*   `SPACED`, for TFF's Stack Overflow, where this was done before: a text is a
-    sentence, and spaces are between tokens.
+    and after one of .!? if a capital letter follows.
+*   `SPACED`, for TFF's Stack Overflow, which is already tokenised: a text is a
+    sentence, and spaces separate tokens.
 *   `CHARACTERS`, for TFF's Shakespeare: each character of a text is a token,
     and a long text is several sentences.
 """
@@ -26,28 +26,28 @@ import numpy as np
 
 from tasks.next_word.growing_arrays import GrowingArray
 
-# They end a sentence and a text, and no text holds them. No word has such a
+# These end a sentence and a text, and occur in no text. No word has such a
 # fingerprint.
 _END_OF_SENTENCE, _END_OF_TEXT = '\0', '\1'
 _ENDS = {_END_OF_SENTENCE: 0, _END_OF_TEXT: 1}
 _MARK = re.compile('[\0\1]')
-# So many words are known by heart; then all are forgotten, and come again.
+# Maximum number of cached words; then the cache is cleared.
 _MOST_KNOWN = 2**19
-# Words that are written into the lexicon at once.
+# Words written to the lexicon at once.
 _PAGE = 2**14
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """What a token is, and what a sentence.
+  """Rule for tokens and sentences.
 
   Attributes:
     token: The pattern of a token.
-    sentence_end: The pattern of what lies between two sentences of a text; None
-      if a text is one.
-    lower: Whether capital letters become small ones.
-    in_pieces: Whether a sentence that is too long becomes several ones;
-      otherwise the rest of it is left out.
+    sentence_end: The pattern between two sentences of a text; None if a text is
+      one sentence.
+    lower: True to convert texts to lower case.
+    in_pieces: True to cut a sentence that is too long into several; otherwise
+      its rest is dropped.
   """
 
   token: re.Pattern[str]
@@ -70,40 +70,40 @@ CHARACTERS = Rule(_tokens('[^\0\1]'), in_pieces=True)
 
 
 def fingerprint(word: str) -> int:
-  """Returns the 64 bits that stand for a word on every machine, at least 2."""
+  """Return the portable 64-bit fingerprint of a word, at least 2."""
   digest = hashlib.blake2b(_bytes(word), digest_size=8).digest()
   return max(int.from_bytes(digest, 'little'), len(_ENDS))
 
 
 def fingerprints(words: Sequence[str]) -> np.ndarray:
-  """Returns the fingerprints of words, uint64 `[words]`."""
+  """Return the fingerprints of words, uint64 `[words]`."""
   return np.array([fingerprint(word) for word in words], np.uint64)
 
 
 class Lexicon:
-  """Tells words by their fingerprints; the words are in a file."""
+  """Mapping from fingerprints to words, which are in a file."""
 
   def __init__(self) -> None:
     self._words: dict[str, int] = {}
     self._letters = GrowingArray(np.uint8)
     self._prints = GrowingArray(np.uint64)
-    self._pages: list[tuple[int, int]] = []  # Their words, their letters.
+    self._pages: list[tuple[int, int]] = []  # Number of words and of letters.
 
   def add(self, word: str) -> int:
-    """Adds a word, which may be there already, and returns its fingerprint."""
+    """Add a word, perhaps again, and return its fingerprint."""
     self._words[word] = found = fingerprint(word)
     if len(self._words) == _PAGE:
       self._turn()
     return found
 
   def finish(self) -> None:
-    """Writes the last words down; from now on it can be asked."""
+    """Write the last words, after which words can be looked up."""
     self._turn()
     self._read_letters = self._letters.finish()
     self._read_prints = self._prints.finish()
 
   def words_of(self, prints: np.ndarray) -> list[str]:
-    """Returns the words of fingerprints, in one pass over the file.
+    """Return the words of fingerprints, in one pass over the file.
 
     Args:
       prints: uint64 `[words]`, of words that were added.
@@ -121,7 +121,7 @@ class Lexicon:
     return [found[each] for each in prints.tolist()]
 
   def _turn(self) -> None:
-    """Writes a page."""
+    """Write a page."""
     if not self._words:
       return
     text = _bytes(_END_OF_SENTENCE.join(self._words))
@@ -132,12 +132,12 @@ class Lexicon:
 
 
 class Tokenised(NamedTuple):
-  """The sentences of some texts that have any token, in their order.
+  """Non-empty sentences of some texts, in order.
 
   Attributes:
     tokens: Fingerprints of the tokens of all sentences, uint64 `[tokens]`.
-    lengths: How many of them each sentence has, int64 `[sentences]`.
-    text: Of which text each sentence is, int64 `[sentences]`.
+    lengths: Number of tokens of each sentence, int64 `[sentences]`.
+    text: Position of each sentence's text, int64 `[sentences]`.
   """
 
   tokens: np.ndarray
@@ -146,18 +146,18 @@ class Tokenised(NamedTuple):
 
 
 class Tokeniser:
-  """Cuts blocks of texts by one rule, and fills a lexicon."""
+  """Tokeniser of blocks of texts by one rule; fills a lexicon."""
 
   def __init__(self, rule: Rule, lexicon: Lexicon):
     self._rule = rule
     self._known = _Known(lexicon)
 
   def cut(self, texts: Sequence[str], max_tokens: int) -> Tokenised:
-    """Cuts texts.
+    """Cut texts into sentences and tokens.
 
     Args:
       texts: A block of them.
-      max_tokens: Of a sentence; the rule says what becomes of others.
+      max_tokens: Maximum tokens of a sentence; see `Rule.in_pieces`.
     """
     if any(end in text for text in texts for end in _ENDS):
       texts = [_MARK.sub(' ', text) for text in texts]
@@ -184,7 +184,7 @@ class Tokeniser:
 
 
 class _Known(dict[str, int]):
-  """Fingerprints of words that occurred lately, and of the two ends."""
+  """Cache of fingerprints of recent words, with the two ends."""
 
   def __init__(self, lexicon: Lexicon):
     super().__init__(_ENDS)
@@ -199,7 +199,7 @@ class _Known(dict[str, int]):
 
 
 def _limited(cut: Tokenised, most: int, in_pieces: bool) -> Tokenised:
-  """Leaves out the rest of long sentences, or makes sentences of it."""
+  """Drop the rest of long sentences, or cut them into several."""
   tokens, lengths, text = cut
   if in_pieces:
     pieces = -(-lengths // most)
@@ -213,5 +213,5 @@ def _limited(cut: Tokenised, most: int, in_pieces: bool) -> Tokenised:
 
 
 def _bytes(text: str) -> bytes:
-  """The bytes of a text; JSON may hold halves of pairs of code units."""
+  """Encode a text in UTF-8; JSON may hold lone surrogates, too."""
   return text.encode('utf-8', 'surrogatepass')

@@ -1,4 +1,4 @@
-"""The integers that stand for the tokens of a sentence.
+"""Integer ids of the tokens of a sentence.
 
 | token | ids |
 |---|---|
@@ -15,32 +15,32 @@ from typing import NamedTuple
 
 
 class Tokens(NamedTuple):
-  """The sizes that fix all ids: words V and out-of-vocabulary buckets B."""
+  """Sizes that determine all ids: words V and out-of-vocabulary buckets B."""
 
   words: int
   buckets: int
 
   @property
   def pad(self) -> int:
-    """The id that fills short sentences up; it is never a target."""
+    """Id that pads short sentences; never a target."""
     return 0
 
   @property
   def first_bucket(self) -> int:
-    """The id of the first out-of-vocabulary bucket."""
+    """Id of the first out-of-vocabulary bucket."""
     return self.words + 1
 
   @property
   def begin(self) -> int:
-    """The id that stands before the first word of a sentence."""
+    """Id before the first word of a sentence."""
     return self.words + self.buckets + 1
 
   @property
   def end(self) -> int:
-    """The id that stands behind the last word of a sentence."""
+    """Id after the last word of a sentence."""
     return self.words + self.buckets + 2
 
   @property
   def total(self) -> int:
-    """The number of ids: all are below it."""
+    """Number of ids; all are below it."""
     return self.words + self.buckets + 3

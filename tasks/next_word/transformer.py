@@ -1,10 +1,10 @@
-"""A small causal transformer, in the form whose blocks normalize first.
+"""A small causal transformer with pre-layer normalization.
 
 Vaswani et al., Attention Is All You Need (2017), with learned positions, and
 layer normalization before attention and before the dense layers instead of
 after them (Xiong et al., On Layer Normalization in the Transformer
-Architecture, 2020), which trains without a warm-up. Padding stands at the end
-of a sentence, so that no real token can attend to it.
+Architecture, 2020), which trains without a warm-up. Padding is at the end of a
+sentence, so that no real token can attend to it.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class AddPositions(tf.keras.layers.Layer):
-  """Adds a learned vector to what stands at each place.
+  """Layer that adds a learned vector to each position.
 
   Maps `[batch, time, size]` to the same.
   """
@@ -30,12 +30,12 @@ class AddPositions(tf.keras.layers.Layer):
 
 
 def read(vectors: Any, num_layers: int, heads: int, hidden_units: int) -> Any:
-  """Builds the blocks, each of attention to what came before and two layers.
+  """Build the blocks, each of causal attention and two dense layers.
 
   Args:
     vectors: A Keras tensor `[batch, time, size]`.
-    num_layers: How many blocks there are.
-    heads: How many heads attention has; `size` is a multiple of it.
+    num_layers: Number of blocks.
+    heads: Number of attention heads; `size` is a multiple of it.
     hidden_units: Units of the hidden layer of each block.
 
   Returns:

@@ -1,4 +1,4 @@
-"""What can be chosen about the vocabulary: its size, and what it may tell."""
+"""Options of the vocabulary: its size, and its privacy."""
 
 from collections.abc import Collection
 import dataclasses
@@ -16,7 +16,7 @@ from tasks.task import Spent
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary(Options):
-  """Which words of the training users have a number of their own."""
+  """Options that choose the words of the vocabulary."""
 
   title: ClassVar[str] = 'Task next_word'
 
@@ -46,14 +46,14 @@ class Vocabulary(Options):
   )
 
   def flag_prefix(self) -> str:
-    """Begins the names of the flags."""
+    """Return the prefix of the flags."""
     return 'next_word_'
 
   def __post_init__(self) -> None:
-    """Refuses noise that would protect no one.
+    """Raise an error for noise that would protect no one.
 
     Raises:
-      OptionError: With the flag, and what to do.
+      OptionError: Names the flag and a remedy.
     """
     super().__post_init__()
     if self.vocabulary_noise == 0.0:
@@ -69,7 +69,7 @@ class Vocabulary(Options):
 
   @property
   def mechanism(self) -> private_words.NoisyThreshold | None:
-    """How the vocabulary is released, if with noise."""
+    """Mechanism of the release, or None without noise."""
     if self.vocabulary_noise is None:
       return None
     return private_words.NoisyThreshold(
@@ -78,7 +78,7 @@ class Vocabulary(Options):
 
   @property
   def spent(self) -> Spent:
-    """What a private run pays for the vocabulary."""
+    """Privacy cost of the vocabulary in a private run."""
     if self.mechanism is None:
       return Spent()
     return Spent((self.mechanism.noise_multiplier,), self.mechanism.delta)
@@ -86,16 +86,16 @@ class Vocabulary(Options):
   def learn(
     self, sentences: Sentences, users: Collection[int], release: Release
   ) -> words_lib.Words:
-    """Chooses the words.
+    """Choose the words.
 
     Args:
       sentences: A corpus.
-      users: Who takes part in training: places in `sentences.authors`.
-      release: How what is released with noise is released.
+      users: The training users: positions in `sentences.authors`.
+      release: Settings for the release with noise.
 
     Raises:
-      OptionError: If the mechanism is impossible with so many users, or what
-        was released before is something else.
+      OptionError: If the mechanism is impossible with so many users, or differs
+        from an earlier release.
       DataError: If there is no word to choose.
     """
     if self.mechanism is None:

@@ -1,8 +1,8 @@
-"""The words that have a number of their own, learned from training users.
+"""Vocabulary with word numbers, learned from training users.
 
-`Tokens` says which number stands for what. A word outside the vocabulary has
-the number of a bucket, which follows from its fingerprint: the same word has
-the same bucket in every run and on every machine.
+`Tokens` defines the numbers. A word outside the vocabulary has the number of a
+bucket, which follows from its fingerprint: the same word has the same bucket in
+every run and on every machine.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ from tasks.next_word import tokenising
 from tasks.next_word.sentences import Sentences
 from tasks.next_word.tokens import Tokens
 
-# Pairs of words and counts that are held before they are added up.
+# Pairs of words and counts to hold before adding them up.
 _HELD = 2**20
 
 
 class Counts(NamedTuple):
-  """How often words occur.
+  """Numbers of occurrences of words.
 
   Attributes:
     prints: Fingerprints of the words, uint64 `[words]`, ascending.
@@ -40,15 +40,15 @@ class Words:
   """A vocabulary.
 
   Attributes:
-    words: The words, by their numbers from 1 on: the most frequent ones first.
-    buckets: How many numbers stand for all other words.
+    words: The words, by their numbers from 1: the most frequent ones first.
+    buckets: Number of buckets for all other words.
   """
 
   words: tuple[str, ...]
   buckets: int
 
   def __post_init__(self) -> None:
-    """Refuses a vocabulary that gives some word no number.
+    """Raise an error for a vocabulary that leaves words without a number.
 
     Raises:
       OptionError: If there is no word or no bucket.
@@ -63,11 +63,11 @@ class Words:
 
   @property
   def tokens(self) -> Tokens:
-    """Which numbers stand for what."""
+    """Sizes that determine all numbers."""
     return Tokens(len(self.words), self.buckets)
 
   def numbers(self, prints: np.ndarray) -> np.ndarray:
-    """Returns the numbers of words.
+    """Return the numbers of words.
 
     Args:
       prints: Their fingerprints, uint64 `[words]`.
@@ -78,7 +78,7 @@ class Words:
     """
     known, numbers = self._sorted
     places = np.minimum(np.searchsorted(known, prints), len(known) - 1)
-    # Python's numbers would make floats of these.
+    # Python integers would turn these into floats.
     bucket = (prints % np.uint64(self.buckets)).astype(np.int32)
     return np.where(
       known[places] == prints,
@@ -89,17 +89,17 @@ class Words:
   def encode(
     self, prints: np.ndarray, lengths: np.ndarray, max_tokens: int
   ) -> np.ndarray:
-    """Numbers sentences as TFF's task of next words does.
+    """Convert sentences to numbers like TFF's next-word task.
 
     A row is the beginning, the sentence, its end if it has fewer tokens than
-    `max_tokens`, and padding. All but a row's last number are the inputs, all
-    but its first one are what is to be predicted.
+    `max_tokens`, and padding. The inputs are all but a row's last number, the
+    targets all but its first.
 
     Args:
       prints: Fingerprints of all tokens, uint64 `[tokens]`.
-      lengths: How many of them each sentence has, `[sentences]`, at most
+      lengths: Number of tokens of each sentence, `[sentences]`, at most
         `max_tokens`.
-      max_tokens: Of a sentence.
+      max_tokens: Maximum tokens of a sentence.
 
     Returns:
       int32 `[sentences, max_tokens + 1]`.
@@ -114,7 +114,7 @@ class Words:
     return rows
 
   def decode(self, numbers: Iterable[int]) -> list[str]:
-    """Returns what numbers stand for: words, or their kind in <>."""
+    """Return the words of numbers, or their kind in <>."""
     ids = self.tokens
     special = {ids.pad: '<pad>', ids.begin: '<begin>', ids.end: '<end>'}
     return [
@@ -130,11 +130,11 @@ class Words:
   def coverage(
     self, sentences: Sentences, users: Iterable[int]
   ) -> dict[str, Any]:
-    """Counts tokens, and what share of them is in the vocabulary.
+    """Count tokens and the share of them in the vocabulary.
 
     Args:
       sentences: A corpus.
-      users: Whose sentences count: places in `sentences.authors`.
+      users: Users whose sentences count: positions in `sentences.authors`.
     """
     number = known = 0
     for tokens in sentences.batches(users):
@@ -156,13 +156,13 @@ def learn(
   size: int,
   buckets: int = 1,
 ) -> Words:
-  """Chooses the words that occur most often; of equal ones the first by name.
+  """Choose the most frequent words; of equal ones the first by name.
 
   Args:
     sentences: A corpus.
-    users: Who takes part in training: places in `sentences.authors`.
-    size: V, how many words to choose, at most.
-    buckets: B, how many numbers stand for all others.
+    users: The training users: positions in `sentences.authors`.
+    size: V, the maximum number of words.
+    buckets: B, the number of buckets for all others.
 
   Raises:
     OptionError: If size or buckets leave no number for a word.
@@ -172,7 +172,7 @@ def learn(
 
 
 def count(sentences: Sentences, users: Iterable[int]) -> Counts:
-  """Counts the words of users; memory grows with different words alone."""
+  """Count the words of users; memory grows only with distinct words."""
   return add_up(
     Counts(*np.unique(tokens, return_counts=True))
     for tokens in sentences.batches(users)
@@ -180,7 +180,7 @@ def count(sentences: Sentences, users: Iterable[int]) -> Counts:
 
 
 def add_up(parts: Iterable[Counts]) -> Counts:
-  """Adds counts up, a bounded number of them at a time."""
+  """Add counts up, a bounded number of them at a time."""
   total = Counts(np.zeros(0, np.uint64), np.zeros(0, np.int64))
   held: list[Counts] = []
   size = 0
@@ -196,12 +196,12 @@ def add_up(parts: Iterable[Counts]) -> Counts:
 def choose(
   counts: Counts, sentences: Sentences, size: int, buckets: int
 ) -> Words:
-  """Chooses the words with the largest counts; of equal ones by name.
+  """Choose the words with the largest counts; of equal ones by name.
 
   Args:
-    counts: Of words, whole numbers or not.
-    sentences: Has the words.
-    size: V, how many words to choose, at most.
+    counts: Counts of words, integers or not.
+    sentences: The corpus, with its lexicon.
+    size: V, the maximum number of words.
     buckets: B.
 
   Raises:
@@ -223,7 +223,7 @@ def choose(
       *(sentences.name, len(counts.prints), size),
     )
   least = np.sort(counts.counts)[-min(size, len(counts.counts))]
-  # All that are as frequent as the last one: their names decide.
+  # Of all words as frequent as the last one, names decide.
   places = np.flatnonzero(counts.counts >= least)
   words = sentences.lexicon.words_of(counts.prints[places])
   ranked = sorted(zip((-counts.counts[places]).tolist(), words, strict=True))

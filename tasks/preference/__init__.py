@@ -1,1 +1,1 @@
-"""Digits and voices that users like or not, as in the FedEmbed paper."""
+"""Preferences of users for digits or voices, as in the FedEmbed paper."""

@@ -1,15 +1,14 @@
-"""F1 of users who like and dislike, averaged over sub-populations.
+"""F1 of users' likes and dislikes, averaged over sub-populations.
 
 FedEmbed prints one number that it calls F1. Its 0.33 for a constant predictor,
-with no deviation, fits one reading alone: macro over the two labels within a
-sub-population, then averaged over sub-populations. On users who like half of
-what they see, a predictor that always says no has an F1 of 2/3 for no and of 0
-for yes: 1/3.
+with no deviation, fits only one reading: macro over the two labels within a
+sub-population, then averaged over sub-populations. For users who like half of
+their examples, a constant "no" has an F1 of 2/3 for no and of 0 for yes: 1/3.
 
-All functions take counts of shape `[..., 4]`: of the examples that are liked,
-how many were predicted so (true positives) and how many not (false negatives),
-and of the others how many were predicted to be liked (false positives) and how
-many not (true negatives), in the order tp, fp, fn, tn.
+All functions take counts of shape `[..., 4]`, in the order tp, fp, fn, tn:
+liked examples predicted to be liked (true positives), disliked ones predicted
+to be liked (false positives), liked ones predicted to be disliked (false
+negatives), and disliked ones predicted so (true negatives).
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ COUNTS = ('tp', 'fp', 'fn', 'tn')
 
 
 def macro(counts: Any) -> tf.Tensor:
-  """The mean F1 of the two labels, `[...]`; 0 where nothing was counted."""
+  """Return the mean F1 of both labels, `[...]`; 0 without examples."""
   tp, fp, fn, tn = tf.unstack(tf.cast(counts, tf.float32), 4, axis=-1)
   wrong = fp + fn
   yes = tf.math.divide_no_nan(2 * tp, 2 * tp + wrong)
@@ -34,12 +33,12 @@ def macro(counts: Any) -> tf.Tensor:
 
 
 def sum_by_group(counts: Any, groups: Any, num_groups: int) -> tf.Tensor:
-  """Adds the counts of clients up by their sub-populations.
+  """Add the counts of clients up by their sub-populations.
 
   Args:
     counts: `[clients, 4]`.
     groups: Integers `[clients]`, from 0.
-    num_groups: How many sub-populations there are.
+    num_groups: Number of sub-populations.
 
   Returns:
     Counts `[num_groups, 4]`.
@@ -50,17 +49,17 @@ def sum_by_group(counts: Any, groups: Any, num_groups: int) -> tf.Tensor:
 
 
 def average(counts: Any) -> tf.Tensor:
-  """FedEmbed's F1: macro in each sub-population, then their mean.
+  """Compute FedEmbed's F1: macro per sub-population, then their mean.
 
   Args:
     counts: `[groups, 4]`. Sub-populations without examples are left out;
-      without any example the result is no number.
+      without any example the result is NaN.
   """
   return _mean(macro(counts), tf.cast(_sizes(counts) > 0, tf.float32))
 
 
 def weighted(counts: Any) -> tf.Tensor:
-  """The same, each sub-population by its number of examples.
+  """Compute the same, with sub-populations weighted by their examples.
 
   Args:
     counts: `[groups, 4]`.
@@ -80,9 +79,9 @@ def _sizes(counts: Any) -> tf.Tensor:
 class PreferenceF1(tf.keras.metrics.Metric):
   """F1 over some sub-populations; its state is the counts, `[groups, 4]`.
 
-  Labels are those of `preference_models`, predictions logits `[batch, 2]`,
-  or several outputs with these among them.
-  Where no user of the sub-populations was measured, the result is no number.
+  Labels are those of `preference_models`, predictions logits `[batch, 2]`, or a
+  mapping of outputs that includes them. Without users of the sub-populations
+  the result is NaN.
   """
 
   def __init__(
@@ -92,13 +91,13 @@ class PreferenceF1(tf.keras.metrics.Metric):
     name: str = 'f1',
     **kwargs: Any,
   ):
-    """Makes the metric.
+    """Make the metric.
 
     Args:
-      groups: The sub-populations; users of others are not measured.
-      is_weighted: Whether sub-populations count by their numbers of examples.
+      groups: The sub-populations to measure.
+      is_weighted: True to weight sub-populations by their numbers of examples.
       name: The metric's name.
-      **kwargs: What every metric takes.
+      **kwargs: Arguments of every metric.
     """
     super().__init__(name=name, **kwargs)
     self.groups = list(groups)
@@ -113,7 +112,7 @@ class PreferenceF1(tf.keras.metrics.Metric):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch."""
+    """Add a batch."""
     is_liked = tf.cast(y_true[:, IS_LIKED], tf.bool)
     logits = logits_of(y_pred)
     says_so = logits[:, 1] > logits[:, 0]
@@ -149,11 +148,11 @@ class PreferenceF1(tf.keras.metrics.Metric):
 
 
 def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
-  """Builds `f1`, `f1_weighted`, and the F1 of sub-populations.
+  """Build `f1`, `f1_weighted`, and the F1 of sub-populations.
 
-  Those are `f1_0`, `f1_1`, ... of each alone, and where some are more common
-  than others also `f1_share_0.25`, ... of those that are equally common
-  (FedEmbed's Table 4).
+  The latter are `f1_0`, `f1_1`, ... of single sub-populations, and if some are
+  more common than others also `f1_share_0.25`, ... of those that are equally
+  common (FedEmbed's Table 4).
 
   Args:
     shares: The share of each sub-population among the users.

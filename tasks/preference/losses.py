@@ -1,4 +1,4 @@
-"""Losses and the metric of FedEmbed's model."""
+"""Losses and the accuracy metric of FedEmbed's model."""
 
 from typing import Any
 
@@ -16,17 +16,17 @@ _cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
 
 
 def logits_of(predictions: Any) -> tf.Tensor:
-  """What a model says of liked or not: its only output, or one of several."""
+  """Return the logits of liked or not: the only output, or one of several."""
   return predictions[LIKED] if isinstance(predictions, dict) else predictions
 
 
 def preference_loss(labels: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-  """Cross-entropy of liked or not, the first of labels `[batch, 4]`."""
+  """Compute the cross-entropy of liked or not, from labels `[batch, 4]`."""
   return _cross_entropy(labels[:, IS_LIKED], logits_of(predictions))
 
 
 def fed_embed_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
-  """`L_C` of the sub-population's head and `L_M` of the type head, one each."""
+  """Add `L_C` of the sub-population's head and `L_M` of the type head."""
   return preference_loss(labels, predictions) + _type_loss(labels, predictions)
 
 
@@ -48,7 +48,7 @@ def clustered_loss(labels: tf.Tensor, predictions: Any) -> tf.Tensor:
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class PreferenceAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
-  """Share of examples whose being liked or not was predicted."""
+  """Share of examples whose like or dislike is predicted."""
 
   def update_state(
     self,
@@ -56,7 +56,7 @@ class PreferenceAccuracy(tf.keras.metrics.SparseCategoricalAccuracy):
     y_pred: tf.Tensor,
     sample_weight: tf.Tensor | None = None,
   ) -> Any:
-    """Adds a batch of labels `[batch, 4]`, of which the first is predicted."""
+    """Add a batch of labels `[batch, 4]`; only the first is predicted."""
     return super().update_state(
       y_true[:, IS_LIKED], logits_of(y_pred), sample_weight
     )

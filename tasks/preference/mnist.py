@@ -4,10 +4,10 @@ A user likes one digit and dislikes all others, so that the same image is liked
 by some users and disliked by others.
 
 900 users of a digit with 15 liked images each need 13,500, and MNIST has some
-6,000 of a digit, so images repeat from user to user, also between what one
-trains with and another is tested on; within a user they never do. Without
-`repeat_images` every image is used at most once in all, which suits fewer
-users: then no test image was trained on by anybody.
+6,000 of a digit, so images repeat between users, even between training images
+of one and test images of another; within a user they never do. Without
+`repeat_images` every image is used at most once overall, which suits fewer
+users: then no user trains on any test image.
 """
 
 import dataclasses
@@ -24,28 +24,28 @@ from tasks.task import Data
 
 NAME = 'mnist_preference'
 
-# The share of the users that like each digit.
+# Share of the users that like each digit.
 SHARES = {
   BALANCED: (0.1,) * 10,
   IMBALANCED: (0.25, 0.15, *(0.1,) * 4, *(0.05,) * 4),
 }
 
-# The paper's 900 a digit, and as many as suit 1,797 small images.
+# The paper's 900 users a digit, and a number suited to 1,797 small images.
 _PAPER_USERS, _FEW_USERS = 9_000, 300
 
 
 @dataclasses.dataclass(frozen=True)
 class MnistOptions(Options):
-  """What can be chosen about the task; the defaults are the paper's."""
+  """Options of the task; the defaults are the paper's."""
 
   name: ClassVar[str] = NAME
 
   def load(self, data: Data, seed: int) -> 'MnistPreference':
-    """Loads the images and makes the task.
+    """Load the images and make the task.
 
     Args:
-      data: Where they come from: the folder holds `emnist`, or is it, of which
-        the 60,000 training images are used. Synthetic are the small digits of
+      data: Their source: the folder that holds `emnist`, or that folder; its
+        60,000 training images are used. Synthetic are the small digits of
         scikit-learn, which need no files.
       seed: The run's seed.
 
@@ -61,18 +61,17 @@ class MnistOptions(Options):
 
 
 class MnistPreference(PreferenceTask):
-  """Users as clients, who like one digit each."""
+  """Users as clients, each of whom likes one digit."""
 
   name = NAME
 
   def __init__(self, images: Images, options: Options, seed: int):
-    """Draws the users' images.
+    """Draw the users' images.
 
     Args:
       images: All images.
-      options: What can be chosen.
-      seed: The run's seed: images are drawn by it, and the weights start from
-        it.
+      options: The task's options.
+      seed: The run's seed, which draws the images and initializes the weights.
 
     Raises:
       OptionError: If there are too few images or users.

@@ -1,8 +1,9 @@
-"""FedEmbed's model of what a user likes, from its appendix B.1.
+"""FedEmbed's model of a user's preferences, from its appendix B.1.
 
-Personal embeddings, the encoder that all users share, and the whole with a
-single head or with all heads. Labels are integers `[batch, 4]`: liked or not,
-what is shown, the user's sub-population, and whether it is a prototypical user.
+Personal embeddings, the encoder that all users share, and the whole model with
+a single head or with all heads. Labels are integers `[batch, 4]`: liked or not,
+kind of example, the user's sub-population, and whether it is a prototypical
+user.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ LABEL_SPEC = tf.TensorSpec([4], tf.int32)
 
 PERSONAL = 'personal_embedding'
 GLOBAL_HEAD, TYPE_HEAD, PROTOTYPES = 'global_head', 'type_head', 'prototypes'
-# What the encoder makes of an image.
+# Number of features of an image.
 NUM_FEATURES = 64
 
 
@@ -47,25 +48,25 @@ def _first_embedding(spread: float) -> tf.keras.initializers.Initializer:
   return tf.keras.initializers.RandomUniform(0.0, spread)
 
 
-# As in PyTorch, whose layers the appendix prints.
+# As in PyTorch, whose layers the appendix lists.
 _LAYER_NORM_EPSILON = 1e-5
 
 
 def build_encoder(
   shape: tuple[int, int], channels: int, activation: str | None = None
 ) -> tf.keras.Model:
-  """Builds the encoder of appendix B.1, from images to 64 features.
+  """Build the encoder of appendix B.1, from images to 64 features.
 
-  Three convolutions, each followed by a normalization over its whole output:
-  16 and 32 filters of 3 x 3 at every second pixel, and 64 of the size that is
-  then left (7 x 7 of images of 28 x 28). With two channels it has as many
-  parameters as PyTorch's, 114,896.
+  Three convolutions, each followed by a normalization over its whole output: 16
+  and 32 filters of 3 x 3 with stride 2, and 64 of the remaining size (7 x 7 for
+  images of 28 x 28). With two channels it has as many parameters as PyTorch's,
+  114,896.
 
   Args:
     shape: Height and width of an image.
-    channels: Channels of its input: two with a personal embedding, else one.
-    activation: Follows the first two normalizations, such as 'relu'. The paper
-      prints none.
+    channels: Input channels: two with a personal embedding, else one.
+    activation: Activation after the first two normalizations, such as 'relu'.
+      The paper has none.
 
   Returns:
     A model from floats `[batch, height, width, channels]` to `[batch, 64]`.
@@ -74,7 +75,7 @@ def build_encoder(
   inputs = tf.keras.Input([*shape, channels])
   values = inputs
   for number, filters in enumerate((16, 32), 1):
-    # PyTorch pads all sides by one, where `same` would pad two of the four.
+    # PyTorch pads all sides by one; `same` would pad two of the four.
     values = layers.ZeroPadding2D(1, name=f'padding_{number}')(values)
     values = layers.Conv2D(filters, 3, 2, name=f'convolution_{number}')(values)
     values = normalize(number)(values)
@@ -96,19 +97,19 @@ def build_preference(
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
-  """Builds FedEmbed's model with a single head, from images to two logits.
+  """Build FedEmbed's model with a single head, from images to two logits.
 
   Without an embedding it is the baseline Global, and with `head` local FedRep.
   With one it is Global+: the user's vector is the diagonal of a second channel
-  of the image, and is appended to the features. For other methods, put
-  `build_personal_embedding`, `append_to_image` and `build_encoder` together.
+  of the image, and is appended to the features. For other methods, combine
+  `build_personal_embedding`, `append_to_image` and `build_encoder`.
 
   Args:
     shape: Height and width of an image.
     ink: The value of full ink.
-    embedding_size: Length of the personal embedding, 0 for none; no longer than
-      the image is high and wide.
-    activation: What `build_encoder` takes.
+    embedding_size: Length of the personal embedding, 0 for none; at most the
+      image's height and width.
+    activation: As for `build_encoder`.
     encoder: Builds the encoder, from the arguments of `build_encoder`.
 
   Raises:
@@ -137,7 +138,7 @@ def build_fed_embed(
   encoder: Callable[..., tf.keras.Model] = build_encoder,
   spread: float = 1.0,
 ) -> tf.keras.Model:
-  """Builds FedEmbed's model with all heads (Figure 2), of one client.
+  """Build FedEmbed's model of one client with all heads (Figure 2).
 
   All heads read the features and the embedding. The head of the client's
   sub-population is named `head`; the server has one for each.
@@ -147,9 +148,9 @@ def build_fed_embed(
     ink: The value of full ink.
     embedding_size: Length of the personal embedding.
     num_groups: Number of types, and of sub-populations.
-    activation: What `build_encoder` takes.
+    activation: As for `build_encoder`.
     encoder: Builds the encoder, from the arguments of `build_encoder`.
-    spread: What `build_personal_embedding` takes.
+    spread: As for `build_personal_embedding`.
 
   Returns:
     A model from images to a mapping of LIKED, LIKED_GLOBALLY and TYPE to
@@ -187,18 +188,18 @@ def build_clustered(
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
-  """Builds PFedKM's model: the encoder, a head of the cluster and one for all.
+  """Build PFedKM's model: the encoder, a cluster head and a global head.
 
   Args:
     shape: Height and width of an image.
     ink: The value of full ink.
     num_groups: Number of clusters.
-    activation: What `build_encoder` takes.
+    activation: As for `build_encoder`.
     encoder: Builds the encoder, from the arguments of `build_encoder`.
 
   Returns:
     A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits. Its
-    centers are as long as the encoder and the head for all together.
+    centers are as long as the encoder and the global head together.
   """
   images, values = scaled_input(shape, ink)
   encode = encoder(shape, values.shape[-1], activation)
@@ -226,13 +227,13 @@ def build_head_clustered(
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
 ) -> tf.keras.Model:
-  """Builds our PFedKM's model, which clusters the gradients of a linear head.
+  """Build our PFedKM's model, which clusters the gradients of a linear head.
 
   Args:
     shape: Height and width of an image.
     ink: The value of full ink.
     num_groups: Number of clusters.
-    activation: What `build_encoder` takes.
+    activation: As for `build_encoder`.
     encoder: Builds the encoder, from the arguments of `build_encoder`.
 
   Returns:
@@ -270,15 +271,14 @@ def build_head_clustered(
 def build_personal_embedding(
   size: int, spread: float = 1.0
 ) -> layers_lib.PrivateVector:
-  """Builds the layer of one user's vector, the same for all of its examples.
+  """Build the layer of a user's vector, the same for all of its examples.
 
-  FedEmbed's section 3.2 draws the first values from a uniform distribution
-  without saying which; ours begins at 0 and ends at 1, PyTorch's default, or
-  where `spread` says.
+  FedEmbed's section 3.2 draws the initial values from an unspecified uniform
+  distribution; ours is from 0 to `spread`, by default 1 as in PyTorch.
 
   Args:
     size: Length of the vector.
-    spread: Where the distribution ends.
+    spread: Upper end of the distribution.
   """
   return layers_lib.PrivateVector(
     size, initializer=_first_embedding(spread), name=PERSONAL
@@ -286,12 +286,12 @@ def build_personal_embedding(
 
 
 def append_to_image(image: tf.Tensor, personal: tf.Tensor) -> tf.Tensor:
-  """Appends a personal embedding to an image, as FedEmbed's section 4 does.
+  """Append a personal embedding to an image, as FedEmbed's section 4 does.
 
   Args:
     image: Floats `[batch, height, width, channels]`.
-    personal: `[batch, size]`, no longer than the image is high and wide; it
-      becomes the first part of the diagonal of one more channel.
+    personal: `[batch, size]`, with size at most the image's height and width;
+      becomes the first part of the diagonal of an additional channel.
 
   Raises:
     OptionError: If it does not fit.
@@ -323,15 +323,15 @@ def build_partial(
   type_head: bool = True,
   **options: Any,
 ) -> models.PartialModel:
-  """Takes FedEmbed's or PFedKM's model apart.
+  """Make a `PartialModel` of FedEmbed's or PFedKM's Keras model.
 
   Args:
-    build: Makes the Keras model with all heads, or with clusters.
+    build: Builds the Keras model with all heads, or with clusters.
     user: HEADS, where the server has a head for each sub-population; OWN_HEAD,
       where each user has one; CLUSTERS or HEAD_CLUSTERS.
     num_groups: Number of sub-populations.
-    type_head: Whether FedEmbed's model learns from its type head.
-    **options: What else `from_keras` takes.
+    type_head: True if FedEmbed's model learns from its type head.
+    **options: Further arguments of `from_keras`.
   """
   heads: dict[str, Any] = {'local': [PERSONAL, HEAD]}
   if user != OWN_HEAD:
@@ -360,18 +360,18 @@ PARTS = assignments.Parts(
   ),
   is_prototypical=lambda labels: labels[:, IS_PROTOTYPICAL] > 0,
 )
-# Those of a model that does not learn from its type head.
+# Parts of a model that does not learn from its type head.
 PARTS_WITHOUT_TYPES = dataclasses.replace(PARTS, shared_loss=None)
 
 
 def normalize(
   number: int, axes: Sequence[int] = (1, 2, 3)
 ) -> tf.keras.layers.Layer:
-  """Builds the normalization of an example over these axes, as PyTorch's.
+  """Build a layer that normalizes an example over these axes, like PyTorch.
 
   Args:
-    number: Which one it is, for its name.
-    axes: All axes of its input but the batch's.
+    number: Number of the layer, for its name.
+    axes: All axes of its input but the batch axis.
   """
   return tf.keras.layers.LayerNormalization(
     axis=list(axes),

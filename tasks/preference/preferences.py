@@ -1,7 +1,7 @@
 """Users who like one kind of examples and dislike all others.
 
 As in section 4 of FedEmbed: half of a user's examples are of the kind that it
-likes, its true sub-population, and the others of any other kind. Within a user
+likes, its true sub-population, and the rest of any other kinds. Within a user
 no example occurs twice.
 """
 
@@ -15,14 +15,14 @@ from tff_partial.data.partitions import Partition
 
 
 def numbers_of_users(num_users: int, shares: Sequence[float]) -> list[int]:
-  """Divides users by shares, to the last one.
+  """Divide users by shares, without remainder.
 
   Args:
-    num_users: All users.
+    num_users: Number of all users.
     shares: A share for each kind; together 1.
 
   Returns:
-    How many users like each kind.
+    The number of users that like each kind.
   """
   ends = np.rint(np.cumsum(shares) * num_users).astype(int)
   return np.diff([0, *ends]).tolist()
@@ -37,21 +37,21 @@ def draw(
   repeat: bool = True,
   seed: int = 0,
 ) -> dict[str, Partition]:
-  """Gives each user examples for every part, of which it likes one half.
+  """Give each user examples for every part, half of them liked.
 
   Args:
     kinds: Integers `[examples]`, from 0.
-    users_of: How many users like each kind.
-    sizes: Part to the number of examples of a user; even.
-    part_of: `[examples]`: the part that each example is for. Without, any may
+    users_of: Number of users that like each kind.
+    sizes: Number of examples of a user by part; even.
+    part_of: `[examples]`: the part that each example is for. By default any may
       be in any part.
-    repeat: Whether an example may be several users'. Else each is used at most
-      once in all.
+    repeat: True if users may share examples. Otherwise each is used at most
+      once overall.
     seed: Draws the examples.
 
   Returns:
-    Part to user to its examples, in a random order. User `3-0017` is number 17
-    of those who like kind 3.
+    Examples by part, then user, in random order. User `3-0017` is number 17 of
+    those who like kind 3.
 
   Raises:
     OptionError: If there are not enough examples.
@@ -92,7 +92,7 @@ def _drawn_anew(
   half: int,
   seed: int,
 ) -> tuple[Partition, Partition]:
-  """Each user draws from all examples, whatever the others have."""
+  """Draw each user's examples from all, regardless of other users."""
   rest = [
     np.concatenate([*piles[:kind], *piles[kind + 1 :]])
     for kind in range(len(piles))
@@ -117,12 +117,12 @@ def _drawn_once(
   half: int,
   seed: int,
 ) -> tuple[Partition, Partition]:
-  """Users share the examples out: first those they like, then the others.
+  """Divide the examples among users: first the liked ones, then the others.
 
-  One user after the other draws its disliked examples from what is left, a kind
-  as often as there are examples of it; but never so that those who like some
-  kind would find too few of the others later on. By Hall's theorem that is all
-  that can go wrong.
+  Users in turn draw their disliked examples from those left, each kind in
+  proportion to its examples left, but never so many that those who like some
+  kind would later find too few others. By Hall's theorem nothing else can go
+  wrong.
   """
   waiting = np.bincount([kind for _, kind in users], minlength=len(piles))
   _refuse_too_many(np.array([len(pile) for pile in piles]), waiting, half)
@@ -136,7 +136,7 @@ def _drawn_once(
   for place in once.permutation(len(users)):
     user, kind = users[place]
     left = np.array([len(stack) for stack in stacks])
-    # What is left for those who like a kind, beyond what they need.
+    # Surplus for the users who like a kind, beyond their needs.
     spare = np.where(waiting > 0, left.sum() - left - half * waiting, half)
     forced = np.maximum(half - spare, 0)
     forced[kind] = left[kind] = 0
@@ -157,12 +157,12 @@ def _drawn_once(
 def _refuse_too_many(
   examples: np.ndarray, users: np.ndarray, half: int
 ) -> None:
-  """Refuses users who cannot all have examples of their own.
+  """Raise an error if not all users can have separate examples.
 
   Args:
-    examples: How many there are of each kind.
-    users: How many like each kind.
-    half: How many examples of what it likes a user needs, and of others.
+    examples: Number of examples of each kind.
+    users: Number of users that like each kind.
+    half: Number of liked examples that a user needs, and of others.
   """
   number, total = users.sum(), examples.sum()
   there = np.flatnonzero(users)
@@ -182,10 +182,10 @@ def _refuse_too_many(
 
 
 def kind_liked_by(user: str) -> int:
-  """The kind that a user likes, from its id."""
+  """Return the kind that a user likes, from its id."""
   return int(user.partition('-')[0])
 
 
 def number_of(user: str) -> int:
-  """Its number among those who like the same, from its id."""
+  """Return a user's number among those who like the same, from its id."""
   return int(user.partition('-')[2])

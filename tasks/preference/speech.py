@@ -3,12 +3,11 @@
 A user likes one voice and dislikes all others, whatever they say. The paper's
 900 users choose among 20 voices made of eight speakers of LibriTTS; ours come
 from any folder of recordings, such as six speakers of the Free Spoken Digit
-Dataset, as `speech_voices` says, and are shown as smaller spectrograms
-(`speech_spectrograms`).
+Dataset (see `speech_voices`), as smaller spectrograms (`speech_spectrograms`).
 
 900 users with 15 liked utterances each need more than there are, so utterances
-repeat from user to user. But those of tests, and all that they are mixed from,
-are nobody's to train with.
+repeat between users. But no user trains on test utterances, or on the
+recordings that they are mixed from.
 """
 
 from collections.abc import Sequence
@@ -27,14 +26,14 @@ from tasks.task import Data
 
 NAME = 'speech_preference'
 
-# Of the imbalanced users so many like the voices number 0 and 5.
+# Shares of users who like the voices 0 and 5, for imbalanced users.
 _COMMON_SHARES = {0: 0.2, 5: 0.08}
 _PAPER_USERS, _FEW_USERS = 900, 200
 
 
 @dataclasses.dataclass(frozen=True)
 class SpeechOptions(Options):
-  """What can be chosen about the task; the defaults are the paper's."""
+  """Options of the task; the defaults are the paper's."""
 
   name: ClassVar[str] = NAME
 
@@ -47,10 +46,10 @@ class SpeechOptions(Options):
   )
 
   def load(self, data: Data, seed: int) -> 'SpeechPreference':
-    """Loads the recordings, makes the voices and the task.
+    """Load the recordings, make the voices and the task.
 
     Args:
-      data: Where they come from: the folder holds `speech`, see
+      data: Their source: the folder that holds `speech`, see
         `speech_recordings.load`. Invented ones need no files.
       seed: The run's seed.
 
@@ -70,7 +69,7 @@ class SpeechOptions(Options):
 
 
 class SpeechPreference(PreferenceTask):
-  """Users as clients, who like one voice each.
+  """Users as clients, each of whom likes one voice.
 
   Attributes:
     voices: The voices by the numbers of their sub-populations.
@@ -85,14 +84,14 @@ class SpeechPreference(PreferenceTask):
     num_users: int,
     seed: int,
   ):
-    """Draws the users' utterances.
+    """Draw the users' utterances.
 
     Args:
-      utterances: What all voices say.
-      options: What can be chosen.
-      num_users: All users, if the options do not say.
-      seed: The run's seed: utterances are drawn by it, and the weights start
-        from it.
+      utterances: Utterances of all voices.
+      options: The task's options.
+      num_users: Number of users, unless the options set it.
+      seed: The run's seed, which draws the utterances and initializes the
+        weights.
 
     Raises:
       OptionError: If there are too few utterances or users.
@@ -110,17 +109,17 @@ class SpeechPreference(PreferenceTask):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, for the result."""
+    """Sizes of the data, for the result."""
     return {**super().counts, 'voices': [str(voice) for voice in self.voices]}
 
 
 def shares_of(shares: str, num_voices: int) -> list[float]:
-  """The share of the users that like each voice.
+  """Return the share of the users that like each voice.
 
   Args:
     shares: BALANCED; or IMBALANCED, where a fifth likes voice 0, 8 % like voice
       5, or the last if there are fewer, and all others are equally common.
-    num_voices: How many voices there are, at least 3.
+    num_voices: Number of voices, at least 3.
   """
   if shares == BALANCED:
     return [1 / num_voices] * num_voices

@@ -1,12 +1,12 @@
 """FedEmbed's encoder of spectrograms, from its appendix B.2.
 
-The paper's pictures are of 200 x 375 numbers, ours of 40 x 48. Where a picture
-is smaller than the paper's, the two pools are left out; all convolutions,
-kernels, strides and sizes of layers stay as printed: what is left of a picture
-after the convolutions is then 3 x 3 x 64 = 576 numbers in both cases. The first
-convolution pads by one, which the paper does not print but the sizes of its
-normalizations ask for. Its heads are printed with 92 inputs, those of MNIST;
-256 features and the embedding are meant.
+The paper's spectrograms are of 200 x 375 numbers, ours of 40 x 48. For smaller
+ones than the paper's, the two pools are left out; all convolutions, kernels,
+strides and layer sizes are as printed: the output of the convolutions is then 3
+x 3 x 64 = 576 numbers in both cases. The first convolution pads by one, which
+the paper does not print but the sizes of its normalizations require. Its heads
+are printed with 92 inputs, those of MNIST; 256 features and the embedding are
+meant.
 """
 
 import tensorflow as tf
@@ -21,17 +21,17 @@ _PAPER_SHAPE = (200, 375)
 def build_encoder(
   shape: tuple[int, int], channels: int, activation: str | None = None
 ) -> tf.keras.Model:
-  """Builds the encoder of appendix B.2, from pictures to 256 features.
+  """Build the encoder of appendix B.2, from spectrograms to 256 features.
 
   Three convolutions of 16, 32 and 64 filters and a dense layer, each followed
-  by a normalization over its whole output. The convolutions make 20 x 16, 8 x 6
-  and 3 x 3 of 40 x 48.
+  by a normalization over its whole output. The convolutions reduce 40 x 48 to
+  20 x 16, 8 x 6 and 3 x 3.
 
   Args:
     shape: Height (bands) and width (frames) of a spectrogram.
-    channels: Channels of its input: two with a personal embedding, else one.
-    activation: Follows the normalizations of the convolutions, such as 'relu'.
-      The paper prints none.
+    channels: Input channels: two with a personal embedding, else one.
+    activation: Activation after the normalizations of the convolutions, such as
+      'relu'. The paper has none.
 
   Returns:
     A model from floats `[batch, height, width, channels]` to `[batch, 256]`.

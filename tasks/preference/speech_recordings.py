@@ -1,15 +1,15 @@
 """Recordings of words by known speakers, from a folder of wav files.
 
-Two layouts are read. The Free Spoken Digit Dataset's, as it comes: all files in
-one folder, named `WORD_SPEAKER_TAKE.wav`, such as `7_jackson_32.wav`. And a
-folder for each speaker, named after it, with files `WORD_TAKE.wav` or
-`WORD.wav`; files of two speakers with the same word say the same, which is what
-voices between them are made of.
+Two layouts are read. That of the Free Spoken Digit Dataset: all files in one
+folder, named `WORD_SPEAKER_TAKE.wav`, such as `7_jackson_32.wav`. Or one folder
+per speaker, with the speaker's name and files `WORD_TAKE.wav` or `WORD.wav`;
+files of two speakers with the same word say the same, so that voices between
+them can be made.
 
-Each speaker's recordings are divided once and for all. In the order of takes,
-and of words within a take, the first tenth is for tests, as the Free Spoken
-Digit Dataset asks for (takes 0 to 4 of 50), the next tenth for choosing the
-best round, and the rest for training.
+The division of each speaker's recordings is fixed. In the order of takes, and
+of words within a take, the first tenth is for tests, as the Free Spoken Digit
+Dataset recommends (takes 0 to 4 of 50), the next tenth for choosing the best
+round, and the rest for training.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
 
-# Steps down to the files, where they exist.
+# Path down to the files, as far as these folders exist.
 FOLDERS = ('speech', 'fsdd', 'recordings')
 
 _REMEDY = (
@@ -45,24 +45,24 @@ _REMEDY_FORMAT = (
 _FSDD_NAME = re.compile(r'(?P<word>.+)_(?P<speaker>[^_]+)_(?P<take>\d+)')
 _SPEAKERS_NAME = re.compile(r'(?P<word>.+?)(_(?P<take>\d+))?')
 
-# Of whom it likes, a user needs so many different recordings in each part.
+# Number of different liked recordings that a user needs in each part.
 LEAST = {part: size // 2 for part, size in SIZES.items()}
 _LEAST_RATE = 4_000
 
-# The kind of a wav file's samples, channels, samples a second, bytes a second,
-# bytes of all channels' samples, bits of one.
+# Encoding of a wav file's samples, channels, samples a second, bytes a second,
+# bytes of all channels' samples, bits of one sample.
 _FORMAT = struct.Struct('<HHIIHH')
 _PCM = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recording:
-  """Somebody says something.
+  """A recording of a word by a speaker.
 
   Attributes:
-    speaker: Who.
-    word: What.
-    take: Tells recordings of the same word by the same speaker apart.
+    speaker: The speaker.
+    word: The word.
+    take: Distinguishes recordings of the same word by the same speaker.
     samples: float32 `[samples]`, between -1 and 1.
   """
 
@@ -77,7 +77,7 @@ class Corpus:
   """Recordings of all speakers.
 
   Attributes:
-    name: Where they come from.
+    name: Source of the recordings.
     rate: Samples per second.
     recordings: All of them, by speaker, then take, then word.
   """
@@ -93,16 +93,16 @@ class Corpus:
 
 
 def divide(corpus: Corpus) -> dict[tuple[str, str], list[Recording]]:
-  """Divides the recordings of each speaker into parts.
+  """Divide the recordings of each speaker into parts.
 
   Args:
     corpus: All recordings.
 
   Returns:
-    Speaker and part to recordings, in their order.
+    Recordings by speaker and part, in order.
 
   Raises:
-    DataError: If there is one speaker alone, or one with too few recordings.
+    DataError: If there is only one speaker, or one with too few recordings.
   """
   speakers = corpus.speakers
   if len(speakers) < 2:
@@ -130,11 +130,11 @@ def divide(corpus: Corpus) -> dict[tuple[str, str], list[Recording]]:
 
 
 def load(data_dir: str | os.PathLike[str] | None) -> Corpus:
-  """Reads all recordings below a folder, see the module.
+  """Read all recordings below a folder; see the module.
 
   Args:
-    data_dir: Holds `speech/fsdd/recordings`, or is a folder on the way there,
-      or holds or is a folder of folders of speakers.
+    data_dir: Holds `speech/fsdd/recordings`, or is a folder on that path, or
+      holds or is a folder of folders of speakers.
 
   Raises:
     DataError: If there are no wav files, or one is misnamed, damaged, of
@@ -177,10 +177,10 @@ def load(data_dir: str | os.PathLike[str] | None) -> Corpus:
 def build_corpus(
   name: str, rate: int, recordings: Sequence[Recording]
 ) -> Corpus:
-  """Puts recordings in order.
+  """Make a corpus of recordings in order.
 
   Args:
-    name: Where they come from.
+    name: Source of the recordings.
     rate: Samples per second.
     recordings: In any order.
   """
@@ -192,16 +192,17 @@ def build_corpus(
 
 
 def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
-  """Reads a file; of several channels it takes the mean.
+  """Read a file; average several channels.
 
   Args:
     path: A wav file, PCM of 8 or 16 bits.
 
   Returns:
-    float32 `[samples]` between -1 and 1, and how many of them make a second.
+    float32 `[samples]` between -1 and 1, and the sampling rate.
 
   Raises:
-    DataError: If it is none, cut short, or at odds with itself; names the byte.
+    DataError: If it is not a wav file, truncated, or inconsistent; names the
+      byte.
   """
   try:
     data = path.read_bytes()
@@ -222,7 +223,7 @@ def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
       f'{path}, byte {begin}: the format is {kind:#06x}, and samples have '
       f'{bits} bits. {_REMEDY_FORMAT}'
     )
-  # One number alone may be damaged, and then sound becomes noise.
+  # A single damaged number would turn sound into noise.
   if not channels or (frame, per_second) != (
     channels * bits // 8,
     rate * frame,
@@ -243,7 +244,7 @@ def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
       f'sample, found {min(size, found)}. Fetch it again, or take it out of '
       'the folder.'
     )
-  if bits == 8:  # Without a sign; 128 is silence.
+  if bits == 8:  # Unsigned; 128 is silence.
     whole = np.frombuffer(data, np.uint8, size, begin).astype(np.float32)
     samples = (whole - 128) / 128
   else:
@@ -253,7 +254,7 @@ def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
 
 
 def _chunks(data: bytes, path: pathlib.Path) -> dict[bytes, tuple[int, int]]:
-  """Where the first chunk of each name begins, and its size as it says."""
+  """Return where the first chunk of each name begins, and its stated size."""
   if data[:4] != b'RIFF' or data[8:12] != b'WAVE':
     raise _no_wav(path, 0, 'it does not begin as a RIFF file of WAVE')
   (size,) = struct.unpack_from('<I', data, 4)
@@ -286,7 +287,7 @@ def _no_wav(path: pathlib.Path, place: int, problem: str) -> DataError:
 
 
 def _describe_all(folder: pathlib.Path) -> list[dict[str, Any]]:
-  """The files of a folder in either layout, and what their names say."""
+  """Find the files of a folder in either layout, and parse their names."""
   described = [
     _describe(path, _FSDD_NAME, 'WORD_SPEAKER_TAKE.wav')
     for path in _wav_files(folder)
@@ -305,7 +306,7 @@ def _describe_all(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _wav_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The wav files of a folder, in order, but for hidden ones."""
+  """Return the wav files of a folder, in order, except hidden ones."""
   return sorted(
     path
     for path in folder.iterdir()
@@ -316,7 +317,7 @@ def _wav_files(folder: pathlib.Path) -> list[pathlib.Path]:
 def _describe(
   path: pathlib.Path, pattern: re.Pattern[str], form: str
 ) -> dict[str, Any]:
-  """What a file's name says: word, speaker and take."""
+  """Parse a file's name: word, speaker and take."""
   match = pattern.fullmatch(path.stem)
   if match is None:
     raise DataError(

@@ -1,13 +1,13 @@
-"""Log-mel spectrograms of short recordings, as pictures.
+"""Log-mel spectrograms of short recordings, as images.
 
-Windows of 40 ms (Hann) every 20 ms; of each the power in 40 triangular bands
+Windows of 40 ms (Hann) every 20 ms; for each the power in 40 triangular bands
 that are equally wide on the mel scale, from 80 Hz to half the sampling rate; in
-decibels below the loudest band of the recording, down to -80. As a picture the
-loudest is 255, -80 dB or less is 0, and so are the frames after the end. How
-loud somebody speaks is thus not to be seen.
+decibels below the loudest band of the recording, down to -80. In the image the
+loudest is 255, -80 dB or less is 0, and so are the frames after the end. The
+image is thus independent of a speaker's loudness.
 
-FedEmbed's pictures are of 200 x 375 numbers and its sounds sentences. Ours are
-words: 40 x 48 for 0.96 seconds, of which longer recordings keep the beginning.
+FedEmbed's spectrograms are of 200 x 375 numbers and its sounds are sentences.
+Ours are words: 40 x 48 for 0.96 seconds; longer recordings are cut to that.
 """
 
 import functools
@@ -15,19 +15,19 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-# Height and width of a picture: low bands first, from left to right.
+# Height and width of an image: low bands first, time from left to right.
 NUM_BANDS, NUM_FRAMES = 40, 48
 FULL_INK = 255
 
 _WINDOW_SECONDS, _HOP_SECONDS = 0.04, 0.02
 _LOWEST_HERTZ = 80.0
 _RANGE_DECIBELS = 80.0
-# Powers below are silence.
+# Lower powers are silence.
 _LEAST_POWER = 1e-10
 
 
 def log_mel(samples: np.ndarray, rate: int) -> np.ndarray:
-  """Computes the spectrogram of a recording, at most `NUM_FRAMES` frames.
+  """Compute the spectrogram of a recording, at most `NUM_FRAMES` frames.
 
   Args:
     samples: float32 `[samples]`, at least one.
@@ -35,7 +35,7 @@ def log_mel(samples: np.ndarray, rate: int) -> np.ndarray:
 
   Returns:
     Decibels, float32 `[frames, NUM_BANDS]`, from -80 to 0; a frame for each
-    20 ms that begin. Silence is -80 throughout.
+    started 20 ms. Silence is -80 throughout.
   """
   hop, window = (round(s * rate) for s in (_HOP_SECONDS, _WINDOW_SECONDS))
   samples = samples[: NUM_FRAMES * hop]
@@ -51,13 +51,13 @@ def log_mel(samples: np.ndarray, rate: int) -> np.ndarray:
 
 
 def from_loudest(decibels: np.ndarray) -> np.ndarray:
-  """Puts the loudest number to 0 dB and all that is faint to -80 dB."""
+  """Shift the maximum to 0 dB and clip at -80 dB."""
   below = decibels - decibels.max()
   return np.maximum(below, -_RANGE_DECIBELS).astype(np.float32)
 
 
 def to_picture(decibels: np.ndarray) -> np.ndarray:
-  """Makes a picture of a spectrogram, with frames cut off or added as needed.
+  """Make an image of a spectrogram, with frames cut off or added as needed.
 
   Args:
     decibels: `[frames, NUM_BANDS]`, from -80 to 0.
@@ -73,10 +73,10 @@ def to_picture(decibels: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _window_and_bands(rate: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-  """A Hann window, and the weights of bands `[bins, NUM_BANDS]`.
+  """Return a Hann window, and the weights of bands `[bins, NUM_BANDS]`.
 
-  The transform is as long as the second power of two from the window on, so
-  that the narrow low bands have several bins.
+  The transform's length is the second power of two from the window's length up,
+  so that the narrow low bands have several bins.
   """
   length = 2 ** (int(np.ceil(np.log2(window))) + 1)
   bands = tf.signal.linear_to_mel_weight_matrix(

@@ -1,8 +1,8 @@
-"""Invented recordings, by speakers whose voices truly differ.
+"""Invented recordings, by speakers whose voices differ.
 
 A speaker has a pitch and a length of the vocal tract; the shorter, the higher
-all formants. A word glides from one vowel to another. What is heard is the sum
-of the harmonics of the pitch, each as loud as it is near to a formant, and a
+all formants. A word glides from one vowel to another. The sound is the sum of
+the harmonics of the pitch, each louder the nearer it is to a formant, and a
 little noise. Takes of a word differ in length, pitch, loudness and formants by
 a few per cent, less than speakers do.
 """
@@ -32,20 +32,20 @@ _BANDWIDTHS = np.array([80.0, 110.0, 160.0])
 _LOUDNESS = np.array([1.0, 0.5, 0.25])
 _PITCHES, _TRACTS = (90.0, 240.0), (0.85, 1.2)
 _SECONDS = (0.3, 0.6)
-# So often a second the formants are set; between, loudness is interpolated.
+# Formant updates per second; loudness is interpolated between them.
 _SETTINGS = 50
 
 
 def invent(
   num_speakers: int = 6, num_words: int = 5, num_takes: int = 20, seed: int = 0
 ) -> speech_recordings.Corpus:
-  """Invents recordings at 8 kHz: every speaker says every word in every take.
+  """Invent recordings at 8 kHz of every word, by every speaker in every take.
 
   Args:
     num_speakers: Number of speakers.
     num_words: Number of words.
     num_takes: Number of takes.
-    seed: Chooses voices, words and what differs between takes.
+    seed: Seed of voices, words and variations between takes.
   """
   choose = random_bits.generator(seed, 'speech')
   pitches = np.geomspace(*_PITCHES, num_speakers)
@@ -75,7 +75,7 @@ def invent(
 def _speak(
   pitch: float, formants: np.ndarray, vary: np.random.Generator
 ) -> np.ndarray:
-  """Says two vowels, `[2, 3]` formants; float32 `[samples]`."""
+  """Synthesize two vowels, `[2, 3]` formants, as float32 `[samples]`."""
   number = round(_RATE * vary.uniform(*_SECONDS))
   pitch *= vary.normal(1.0, 0.03)
   formants = formants * vary.normal(1.0, 0.02, formants.shape)

@@ -1,17 +1,17 @@
-"""Voices: those of speakers, and others made between two of them.
+"""Voices of speakers, and mixtures between two of them.
 
-FedEmbed has 20 voices of eight speakers, made by a network for text to speech
-whose description of a voice is interpolated. We have none and mix what was
-recorded: two speakers say the same word, dynamic time warping finds which frame
-of one goes with which of the other, and the mix has the weighted mean of both
-in length and, frame by frame, in decibels of each band. This interpolates the
-envelope of the spectrum and the pace. It does not interpolate pitch: harmonics
-of both speakers remain, each at part of its height above the rest. So a voice
-between two speakers has traits of both, and pairs that share a speaker are
-alike, as in the paper. Mixes stay spectrograms; they cannot be listened to.
+FedEmbed has 20 voices of eight speakers, made by a text-to-speech network by
+interpolation between voice embeddings. We have no such network and mix
+recordings: two speakers say the same word, dynamic time warping aligns their
+frames, and the mix has the weighted mean of both in length and, frame by frame,
+in decibels of each band. This interpolates the spectral envelope and the pace,
+but not the pitch: harmonics of both speakers remain, each at part of its height
+above the rest. So a voice between two speakers has traits of both, and pairs
+that share a speaker are alike, as in the paper. Mixes remain spectrograms and
+cannot be listened to.
 
-A mix has both of its recordings from the same part of the data, so that nothing
-of what is tested was trained on.
+A mix has both of its recordings from the same part of the data, so that no part
+of a test utterance is in training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ from tasks.images import Images
 from tasks.preference import speech_recordings
 from tasks.preference import speech_spectrograms
 
-# Between two speakers, voices have these shares of the second one.
+# Shares of the second speaker in voices between two speakers.
 _SHARES = (0.5, 0.25, 0.75)
 
 
 @dataclasses.dataclass(frozen=True)
 class Voice:
-  """A speaker's voice, or one between two speakers.
+  """Voice of a speaker, or one between two speakers.
 
   Attributes:
     first: A speaker.
     second: Another one, or the same.
-    share: How much of the voice is the second one's.
+    share: Share of the second speaker in the voice.
   """
 
   first: str
@@ -51,11 +51,11 @@ class Voice:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Utterances:
-  """What voices say, as pictures.
+  """Utterances of voices, as images.
 
   Attributes:
     images: Spectrograms, labelled with their voices.
-    part_of: `[images]`: the part of the data that each is in.
+    part_of: `[images]`: the part of the data that each belongs to.
     voices: The voices by their labels.
   """
 
@@ -65,25 +65,25 @@ class Utterances:
 
 
 def choose(speakers: Sequence[str], num_voices: int) -> list[Voice]:
-  """Chooses voices: first all speakers, then those in the middle of two.
+  """Choose voices: first all speakers, then those halfway between two.
 
-  Pairs come in an order in which every speaker is in about as many: neighbours
-  around a circle, then those with one between them, and so on. When all pairs
-  have a voice in their middle, they get two more, a quarter and three quarters
-  of the way.
+  Pairs are ordered so that every speaker is in about as many: neighbours around
+  a circle, then those with one between them, and so on. When all pairs have a
+  voice in the middle, they get two more, a quarter and three quarters of the
+  way.
 
   Args:
     speakers: All speakers.
-    num_voices: How many voices there shall be.
+    num_voices: Number of voices.
 
   Raises:
-    OptionError: If there are too few speakers for them, or more.
+    OptionError: If there are too few speakers for the voices, or too many.
   """
   number = len(speakers)
   pairs = [
     (speakers[place], speakers[(place + distance) % number])
     for distance in range(1, number // 2 + 1)
-    # The last distance of an even number meets each pair twice.
+    # For an even number, the last distance meets each pair twice.
     for place in range(number if 2 * distance < number else distance)
   ]
   voices = [Voice(speaker, speaker) for speaker in speakers] + [
@@ -101,16 +101,16 @@ def choose(speakers: Sequence[str], num_voices: int) -> list[Voice]:
 
 
 def speak(corpus: speech_recordings.Corpus, num_voices: int) -> Utterances:
-  """Makes all utterances of all voices.
+  """Make all utterances of all voices.
 
   Args:
     corpus: Recordings of speakers.
-    num_voices: How many voices there shall be.
+    num_voices: Number of voices.
 
   Raises:
     DataError: If a speaker has too few recordings, or two speakers have too few
       words in common.
-    OptionError: If there are too few speakers for the voices, or more.
+    OptionError: If there are too few speakers for the voices, or too many.
   """
   divided = speech_recordings.divide(corpus)
   voices = choose(corpus.speakers, num_voices)
@@ -156,7 +156,7 @@ def _same_words(
   first: Sequence[speech_recordings.Recording],
   second: Sequence[speech_recordings.Recording],
 ) -> Iterator[tuple[int, int]]:
-  """Places of recordings of the same word, each used once at most."""
+  """Yield positions of recordings of the same word, each at most once."""
   waiting: dict[str, list[int]] = {}
   for place, recording in reversed(list(enumerate(second))):
     waiting.setdefault(recording.word, []).append(place)
@@ -168,16 +168,16 @@ def _same_words(
 def mix(
   first: Sequence[np.ndarray], second: Sequence[np.ndarray], share: float
 ) -> list[np.ndarray]:
-  """Mixes spectrograms of the same words, one by one.
+  """Mix spectrograms of the same words, one by one.
 
   Args:
     first: Each `[frames, bands]`, in decibels.
-    second: As many.
-    share: How much is the second one's, between 0 and 1.
+    second: The same number of spectrograms.
+    share: Share of the second ones, between 0 and 1.
 
   Returns:
-    Each `[frames, bands]`; of n and m frames, of `(1 - share) * n + share * m`
-    frames, rounded down at the last.
+    Each `[frames, bands]`; n and m frames become `(1 - share) * n + share * m`
+    frames, rounded down at the end.
   """
   return [
     _mix_along(path, one, other, share)
@@ -190,11 +190,11 @@ def mix(
 def _mix_along(
   path: np.ndarray, first: np.ndarray, second: np.ndarray, share: float
 ) -> np.ndarray:
-  """Mixes pairs of frames, and takes what lies at whole numbers of frames."""
+  """Mix pairs of frames, then resample at whole frame numbers."""
   weights = np.array([1 - share, share])
   times = path @ weights
   mixed = weights[0] * first[path[:, 0]] + weights[1] * second[path[:, 1]]
-  # Times grow with every pair, and the last whole one is no later than theirs.
+  # Times increase with every pair, and the last whole one is within them.
   wanted = np.arange(int(times[-1] + 1e-9) + 1)
   after = np.minimum(np.searchsorted(times, wanted), len(times) - 1)
   before = np.maximum(after - 1, 0)
@@ -208,21 +208,21 @@ def _mix_along(
 def align(
   first: Sequence[np.ndarray], second: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-  """Finds which frames go together, by dynamic time warping.
+  """Align frames by dynamic time warping.
 
-  The path from both beginnings to both ends on which the Euclidean distances
-  of frames, each band without its mean over the word, sum up to the least.
+  The path from both starts to both ends with the least sum of Euclidean
+  distances between frames, each band without its mean over the word.
 
   Args:
     first: Each `[frames, bands]`.
-    second: As many.
+    second: The same number of spectrograms.
 
   Returns:
-    For each pair, int `[steps, 2]`: numbers of frames of both. In each step one
-    of them grows by one, or both do.
+    For each pair, int `[steps, 2]`: frame numbers of both. In each step one or
+    both of them increase by one.
   """
   rows, columns = ([len(one) for one in ones] for ones in (first, second))
-  # The least sum up to each pair of frames, behind a border of the impossible.
+  # Least sum up to each pair of frames, with an infinite border.
   sums = np.full([max(rows) + 1, max(columns) + 1, len(rows)], np.inf)
   distances = np.zeros([max(rows), max(columns), len(rows)])
   for place, (one, other) in enumerate(zip(first, second, strict=True)):
@@ -247,7 +247,7 @@ def _distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _trace_back(sums: np.ndarray) -> np.ndarray:
-  """The path to the last pair of frames; where sums tie, the shorter one."""
+  """Return the path to the last pair of frames, the shorter one for ties."""
   row, column = sums.shape[0] - 1, sums.shape[1] - 1
   path = []
   while row and column:

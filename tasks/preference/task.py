@@ -1,10 +1,10 @@
-"""What tasks have in common whose users like one kind of examples.
+"""Shared parts of the tasks whose users like one kind of examples.
 
-As in section 4 of FedEmbed: each user has 20 images to train with and 10 to be
-tested on, half of them liked. The kind that a user likes is its true
-sub-population, which a method may be told (FedEmbed-Type) or must find out. Ten
-further images of a user choose the best round; the paper has none. What is not
-an image by itself, such as sound, is made one.
+As in section 4 of FedEmbed: each user has 20 images for training and 10 for
+tests, half of them liked. The kind that a user likes is its true
+sub-population, which a method is given (FedEmbed-Type) or must find. Ten
+further images of a user choose the best round; the paper has none. Data other
+than images, such as sound, are converted to images.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ SIZES = {TRAIN: 20, VALIDATION: 10, TEST: 10}
 
 @dataclasses.dataclass(frozen=True)
 class Options(TaskOptions):
-  """What can be chosen about such a task; the defaults are the paper's."""
+  """Options of such a task; the defaults are the paper's."""
 
   title: ClassVar[str] = 'Tasks mnist_preference and speech_preference'
 
@@ -107,11 +107,11 @@ class Options(TaskOptions):
   )
 
   def flag_prefix(self) -> str:
-    """Begins the names of the flags."""
+    """Return the prefix of the flags."""
     return 'preference_'
 
   def __post_init__(self) -> None:
-    """Checks the spread."""
+    """Check the spread."""
     super().__post_init__()
     if self.embedding_spread <= 0:
       raise OptionError(
@@ -121,15 +121,15 @@ class Options(TaskOptions):
 
 
 class PreferenceTask(MeasuredByProtocol, KnowsUsers):
-  """Users as clients, who like one kind of images each.
+  """Users as clients, each of whom likes one kind of images.
 
   Attributes:
     images: All images; their labels are the kinds.
     shares: The share of the users that like each kind.
-    num_groups: How many sub-populations there are, one for each kind.
-    parts: The parts of the model that has them.
+    num_groups: Number of sub-populations, one for each kind.
+    parts: Parts of FedEmbed's model with all heads.
     selection_metric: The metric that chooses the best round.
-    higher_is_better: Whether a larger value of it is better.
+    higher_is_better: True if a larger value of it is better.
   """
 
   name: str
@@ -151,19 +151,18 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     part_of: np.ndarray | None = None,
     build_encoder: Callable[..., tf.keras.Model],
   ):
-    """Draws the users' images.
+    """Draw the users' images.
 
     Args:
       images: All images.
       shares: The share of the users that like each kind.
-      num_users: All users, if the options do not say.
-      options: What can be chosen.
-      seed: The run's seed: images are drawn by it, and the weights start from
-        it.
-      part_of: `[images]`: the part of the data that each image is for. Without,
-        any may be in any part.
-      build_encoder: Makes of an image's shape, channels and an activation what
-        turns images into features, as `preference_models.build_encoder` does.
+      num_users: Number of users, unless the options set it.
+      options: The task's options.
+      seed: The run's seed, which draws the images and initializes the weights.
+      part_of: `[images]`: the part of the data that each image is for. By
+        default any may be in any part.
+      build_encoder: Builds the encoder of images from their shape, channels and
+        an activation, like `preference_models.build_encoder`.
 
     Raises:
       OptionError: If there are too few images or users.
@@ -205,15 +204,15 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     self._build_encoder = build_encoder
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds FedEmbed's model, with a single head or with all heads.
+    """Build FedEmbed's model, with a single head or with all heads.
 
     Args:
-      user: OWN for personal embeddings or heads, see `Options`; NOBODY; or
-        HEADS or OWN_HEAD for FedEmbed's model with all heads; or CLUSTERS or
+      user: OWN for personal embeddings or heads, see `Options`; NOBODY; HEADS
+        or OWN_HEAD for FedEmbed's model with all heads; or CLUSTERS or
         HEAD_CLUSTERS for PFedKM's.
 
     Raises:
-      OptionError: If it is another form.
+      OptionError: If `user` is another form.
     """
     options = self._options
     shape, ink = self.images.shape, self.images.ink
@@ -265,7 +264,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, for the result."""
+    """Sizes of the data, for the result."""
     held = {
       part: np.concatenate(list(clients.values()))
       for part, clients in self._parts.items()
@@ -292,7 +291,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
 
   @property
   def attributes(self) -> dict[str, str]:
-    """Each user's true sub-population: the kind that it likes."""
+    """True sub-population of each user: the kind that it likes."""
     return {
       user: str(preferences.kind_liked_by(user)) for user in self._parts[TRAIN]
     }
@@ -300,10 +299,10 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs the users of one part: TRAIN, VALIDATION or TEST.
+    """Pack the users of one part: TRAIN, VALIDATION or TEST.
 
-    The images to be measured come after those of the training part and are
-    marked, for clients that personalise.
+    The images to be measured follow those of the training part and are marked,
+    for clients that personalise.
     """
     wanted = self._parts[part]
     held = [wanted]
@@ -313,7 +312,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
     return images_lib.pack(self.images.pixels, held, self._labels, example_spec)
 
   def _labels(self, user: str, images: np.ndarray) -> np.ndarray:
-    """What a user thinks of images: int32 `[images, 4]`."""
+    """Return a user's labels of images, int32 `[images, 4]`."""
     kinds = self.images.labels[images]
     liked = preferences.kind_liked_by(user)
     number = self._prototypical_users[liked]
@@ -330,7 +329,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
 
 
 def build_metrics(shares: Sequence[float]) -> list[tf.keras.metrics.Metric]:
-  """Builds `accuracy`, and `f1` as a whole and of each sub-population.
+  """Build `accuracy`, and `f1` overall and by sub-population.
 
   Args:
     shares: The share of each sub-population among the users.

@@ -1,1 +1,1 @@
-"""Ratings of a CSV file of one's own, with the ids that people have."""
+"""Ratings from custom CSV files, with their original ids."""

@@ -1,4 +1,4 @@
-"""Which column of a CSV file says what: as it is named, or by usual names."""
+"""Columns of a CSV file, by given or usual names."""
 
 from collections.abc import Sequence
 import difflib
@@ -7,7 +7,7 @@ import re
 
 from tasks.errors import DataError
 
-# How columns are usually called, without marks and in small letters.
+# Usual column names, in lower case and without punctuation.
 USUAL = {
   'user': ('user', 'userid', 'username', 'member', 'customer', 'reader'),
   'item': (
@@ -22,12 +22,12 @@ USUAL = {
 def named(
   path: pathlib.Path, header: Sequence[str], what: str, given: str
 ) -> str:
-  """Returns a column that was named.
+  """Return a column given by name.
 
   Args:
     path: The file.
     header: The names of its columns.
-    what: What it says, such as 'user'.
+    what: Its meaning, such as 'user'.
     given: Its name.
 
   Raises:
@@ -49,12 +49,12 @@ def named(
 
 
 def guessed(path: pathlib.Path, header: Sequence[str], what: str) -> str | None:
-  """Returns the only column with a usual name; None for a time, if none has.
+  """Return the only column with a usual name, or None for a missing time.
 
   Args:
     path: The file.
     header: The names of its columns.
-    what: What it says, a key of `USUAL`.
+    what: Its meaning, a key of `USUAL`.
 
   Raises:
     DataError: If there is no such column, or there are several.
@@ -78,5 +78,5 @@ def guessed(path: pathlib.Path, header: Sequence[str], what: str) -> str | None:
 
 
 def listed(header: Sequence[str]) -> str:
-  """Names columns, as messages do."""
+  """List column names for messages."""
   return f'{", ".join(map(repr, header)):.500}'

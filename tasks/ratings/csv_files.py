@@ -1,8 +1,7 @@
-"""Ratings from a CSV file, a line a rating, read strictly.
+"""Ratings from a CSV file, one per line, read strictly.
 
-A line that is not as it should be is never skipped or repaired in silence: the
-reader stops and names file and line, or drops and counts where that was asked
-for.
+A malformed line is never skipped or repaired silently: the reader stops and
+names file and line, or drops and counts lines on request.
 """
 
 import array
@@ -29,7 +28,7 @@ from tasks.ratings.tables import Table
 
 REFUSE, DROP = 'refuse', 'drop'
 
-# In characters; without ends of lines a file would be in memory as a whole.
+# In characters; a file without line ends would be in memory as a whole.
 _LONGEST_LINE = 1 << 20
 _SEPARATORS = (',', ';', '\t', '|')
 _NO_FILE = (
@@ -40,7 +39,7 @@ _NO_FILE = (
 
 @dataclasses.dataclass(frozen=True)
 class Csv(Options):
-  """Where ratings are, and what the columns are called."""
+  """Options of the ratings file and its columns."""
 
   title: ClassVar[str] = 'Task ratings'
 
@@ -88,7 +87,7 @@ class Csv(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuses separators that cannot be."""
+    """Raise an error for impossible separators."""
     super().__post_init__()
     separator = self.separator
     if separator is None or separator in ('tab', '\\t'):
@@ -99,11 +98,11 @@ class Csv(Options):
       )
 
   def read(self) -> Table:
-    """Reads the file.
+    """Read the file.
 
     Raises:
-      DataError: If there is no such file or column, or a line is damaged; it
-        names file and line.
+      DataError: If there is no such file or column, or a line is damaged; names
+        file and line.
     """
     if not self.file:
       raise DataError(f'Ratings: no file is named. {_NO_FILE}')
@@ -125,7 +124,7 @@ class Csv(Options):
   def _columns(
     self, path: pathlib.Path, header: Sequence[str]
   ) -> dict[str, str]:
-    """What to the column that says it."""
+    """Return the columns by their meaning."""
     columns = {}
     for what in columns_lib.USUAL:
       given = getattr(self, what)
@@ -149,7 +148,7 @@ class Csv(Options):
 
 
 def _guessed_separator(path: pathlib.Path) -> str:
-  """What the first line has most of; the comma if it has none."""
+  """Return the most frequent separator of the first line, or a comma."""
   with _opened(path) as file:
     try:
       first = file.readline(_LONGEST_LINE)
@@ -160,7 +159,7 @@ def _guessed_separator(path: pathlib.Path) -> str:
 
 def _opened(path: pathlib.Path) -> Any:
   try:
-    # A mark of the byte order, as some programs write, is no text.
+    # Skips the byte order mark that some programs write.
     return path.open(encoding='utf-8-sig', newline='')
   except OSError as error:
     raise DataError(f'--csv={path}: {error.strerror or error}.') from None
@@ -169,10 +168,10 @@ def _opened(path: pathlib.Path) -> Any:
 def _lines(
   path: pathlib.Path, separator: str
 ) -> Iterator[tuple[int, list[str]]]:
-  """The lines that are not empty, as fields, each with its number.
+  """Yield the fields of non-empty lines, with line numbers.
 
   Raises:
-    DataError: If the file is no CSV of UTF-8.
+    DataError: If the file is no CSV in UTF-8.
   """
   with _opened(path) as file:
     lines = csv.reader(
@@ -194,7 +193,7 @@ def _lines(
 
 
 def _short(path: pathlib.Path, file: TextIO) -> Iterator[str]:
-  """The lines of a file, none of which is longer than one may be."""
+  """Yield the lines of a file, with an error for one that is too long."""
   lines = bounded_lines.read(
     path, file, _LONGEST_LINE, 'characters', '. Repair the line.'
   )
@@ -202,7 +201,7 @@ def _short(path: pathlib.Path, file: TextIO) -> Iterator[str]:
 
 
 def _no_text(path: pathlib.Path) -> DataError:
-  """What is wrong with a file that is no UTF-8."""
+  """Make the error for a file that is not UTF-8."""
   where = f'{path}'
   with path.open('rb') as file:
     for number, line in enumerate(file, 1):
@@ -215,7 +214,7 @@ def _no_text(path: pathlib.Path) -> DataError:
 
 
 class _Numbered:
-  """Numbers texts in the order in which they first occur."""
+  """Texts numbered in the order of their first occurrence."""
 
   def __init__(self) -> None:
     self._number_of: dict[str, int] = {}
@@ -226,7 +225,7 @@ class _Numbered:
     self.numbers.append(known.setdefault(text, len(known)))
 
   def sorted(self) -> tuple[tuple[str, ...], np.ndarray]:
-    """The texts in their order, and for each line the place of its text."""
+    """Return the texts, sorted, and the position of each line's text."""
     texts = sorted(self._number_of)
     place_of = np.empty(len(texts), np.int64)
     for place, text in enumerate(texts):
@@ -235,7 +234,7 @@ class _Numbered:
 
 
 class _Reader:
-  """Collects the ratings of a file."""
+  """Reader that collects the ratings of a file."""
 
   def __init__(
     self,
@@ -244,13 +243,13 @@ class _Reader:
     columns: dict[str, str],
     drops: bool,
   ):
-    """Begins.
+    """Start without ratings.
 
     Args:
       path: The file.
       header: The names of its columns.
-      columns: What to the name of its column.
-      drops: Whether lines that lack a value are dropped.
+      columns: The columns by their meaning.
+      drops: True to drop lines that lack a value.
     """
     self._path = path
     self._columns = columns
@@ -264,10 +263,10 @@ class _Reader:
     self._number_of: dict[str, float] = {}
 
   def read(self, lines: Iterator[tuple[int, list[str]]]) -> Table:
-    """Reads all lines.
+    """Read all lines.
 
     Args:
-      lines: Numbers of lines, and their fields.
+      lines: Line numbers and fields.
 
     Raises:
       DataError: If a line is damaged.
@@ -324,7 +323,7 @@ class _Reader:
 
   def _number(self, line: int, text: str) -> float:
     number = numbers.number(text)
-    # Further apart, squares of errors are beyond what numbers can hold.
+    # Beyond that, squared errors exceed the range of floats.
     if not abs(number) < 1e9:
       raise self._damaged(
         line,
@@ -335,11 +334,11 @@ class _Reader:
     return number
 
   def _read_times(self) -> np.ndarray:
-    """The order of the times: equal ones have equal places."""
+    """Return the ranks of the times; equal times have equal ranks."""
     times = pd.Series(self._times)
     found = times.map(numbers.number)
     if found.notna().all():
-      # Whole numbers beyond 2**53 differ, too.
+      # Integers beyond 2**53 differ, too.
       found = pd.to_numeric(times)
     elif pd.isna(found[0]):
       found = pd.to_datetime(

@@ -1,8 +1,8 @@
-"""How errors of ratings on a scale of any extent are trained and measured.
+"""Losses and metrics of ratings on a scale of any extent.
 
-The model is that of the MovieLens task. On a scale other than one from 1 to 5,
-its vectors, its loss and so the steps of training are those that ratings from 1
-to 5 would have: what is four stars there is the extent of the scale.
+The model is that of the MovieLens task. On a scale other than 1 to 5, vectors,
+loss and therefore training steps are the same as for ratings from 1 to 5: the
+scale's extent corresponds to four stars.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ Scale = movielens_models.Scale
 
 
 def unit_of(scale: Scale) -> float:
-  """What a star is on a scale from a lowest to a highest rating."""
+  """Return the size of one star on a scale from lowest to highest rating."""
   lowest, highest = scale
   return (highest - lowest) / 4.0
 
@@ -25,11 +25,11 @@ class SquaredStars(tf.keras.losses.MeanSquaredError):
   """Mean squared error in stars."""
 
   def __init__(self, unit: float = 1.0, **kwargs: Any):
-    """Makes the loss.
+    """Make the loss.
 
     Args:
-      unit: What a star is on the scale of the ratings.
-      **kwargs: What every loss takes.
+      unit: Size of one star on the scale of the ratings.
+      **kwargs: Arguments of every loss.
     """
     super().__init__(**kwargs)
     self.unit = unit
@@ -46,13 +46,13 @@ class SquaredStars(tf.keras.losses.MeanSquaredError):
 def build_metrics(
   scale: Scale | None, step: float | None
 ) -> list[tf.keras.metrics.Metric]:
-  """Builds the metrics `rmse`, `mae` and, of ratings in steps, `accuracy`.
+  """Build the metrics `rmse`, `mae` and, of ratings in steps, `accuracy`.
 
   Args:
-    scale: Limits to which predictions are clipped first, or None.
-    step: The distance of neighbouring ratings: accuracy is the share of
-      predictions at most half of it off, which is to say that they round to the
-      rating. None for ratings that are no few steps.
+    scale: Limits to clip predictions to, or None.
+    step: Distance between neighbouring ratings: accuracy is the share of
+      predictions within half of it, which round to the rating. None for ratings
+      that are not in a few steps.
   """
   metrics = [
     movielens_models.RatingError(scale),

@@ -1,4 +1,4 @@
-"""Ratings of users with names, and what of them a run takes."""
+"""Ratings of users with names, and their selection for a run."""
 
 import bisect
 from collections.abc import Mapping
@@ -17,19 +17,18 @@ from tasks.movielens import synthetic
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-  """Ratings as they were found.
+  """Ratings as found in the file.
 
   Attributes:
-    name: What they are called.
+    name: Name of the data.
     users: The users' names, sorted.
     items: The items' names, sorted.
-    user: int64 `[ratings]`: the place of who rated among `users`.
-    item: int64 `[ratings]`: likewise of what was rated.
+    user: int64 `[ratings]`: position of the user in `users`.
+    item: int64 `[ratings]`: position of the item in `items`.
     rating: float64 `[ratings]`.
-    time: int64 `[ratings]`, such that later ones are larger; None if that is
-      not known.
-    columns: What to the column that said it: user, item, rating, time.
-    left_out: Why to how many lines were left out in reading.
+    time: int64 `[ratings]`, larger for later ratings; None if unknown.
+    columns: Column names by their meaning: user, item, rating, time.
+    left_out: Number of lines left out in reading, by reason.
   """
 
   name: str
@@ -45,16 +44,16 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NamedRatings(movielens_data.Ratings):
-  """Ratings in the form of MovieLens's, of users with names.
+  """Ratings in MovieLens's form, of users with names.
 
   In `frame` users are numbered from 0 in the order of their names; without
   times, each `timestamp` is 0.
 
   Attributes:
     user_names: The users' names, by their numbers.
-    has_times: Whether it is known when items were rated.
-    columns: What to the column that said it.
-    left_out: Why to how many ratings, users or items were left out.
+    has_times: True if the times of the ratings are known.
+    columns: Column names by their meaning.
+    left_out: Number of ratings, users or items left out, by reason.
   """
 
   user_names: tuple[str, ...] = ()
@@ -64,12 +63,12 @@ class NamedRatings(movielens_data.Ratings):
 
   @property
   def step(self) -> float | None:
-    """The smallest distance of ratings; None if these are no few steps."""
+    """Smallest distance of ratings; None if they are not in a few steps."""
     levels = np.unique(self.frame['rating'])
     return float(np.diff(levels).min()) if len(levels) <= 21 else None
 
   def number_of(self, user: str) -> int:
-    """The number of a user.
+    """Return the number of a user.
 
     Raises:
       OptionError: If there is no such user.
@@ -92,19 +91,19 @@ class NamedRatings(movielens_data.Ratings):
 def choose(
   table: Table, min_per_user: int = 2, min_per_item: int = 1
 ) -> NamedRatings:
-  """Leaves out what a run cannot use, and counts and logs it.
+  """Leave out unusable ratings, with counts in the log.
 
-  Of several ratings of an item by one user the last one stays: by time, or as
-  the file has them. Then users and items with too few ratings are left out, and
-  again those who have too few without these, until none has.
+  Of several ratings of an item by one user the last one is kept: by time, or in
+  the order of the file. Then users and items with too few ratings are left out,
+  repeatedly, until all remaining ones have enough.
 
   Args:
     table: All ratings.
-    min_per_user: How many ratings a user has at least.
-    min_per_item: How many an item has.
+    min_per_user: Minimum number of ratings of a user.
+    min_per_item: Minimum number of ratings of an item.
 
   Raises:
-    DataError: If nothing is left, or nothing to learn.
+    DataError: If nothing is left, or nothing to learn from.
   """
   left_out = dict(table.left_out)
   order = (
@@ -113,7 +112,7 @@ def choose(
     else np.argsort(table.time, kind='stable')
   )
   pairs = table.user[order] * len(table.items) + table.item[order]
-  # The first ones of the reversed order are the last ones.
+  # The first ones in reversed order are the last ones.
   last = np.unique(pairs[::-1], return_index=True)[1]
   kept = np.sort(order[len(order) - 1 - last])
   left_out['earlier ratings of the same item'] = len(order) - len(kept)
@@ -157,7 +156,7 @@ def choose(
 
 
 def _few(whose: np.ndarray, at_least: int) -> np.ndarray:
-  """Which ratings belong to what has too few of them."""
+  """Return a mask of the ratings whose user or item has too few."""
   return np.bincount(whose)[whose] < at_least if len(whose) else whose > 0
 
 
@@ -178,7 +177,7 @@ def _check(
 
 
 def invent() -> Table:
-  """Invents ratings by planted tastes, of users and items with names."""
+  """Invent ratings by planted tastes, of users and items with names."""
   ratings = synthetic.invent()
   frame = ratings.frame
   numbers, user = np.unique(frame['user_id'], return_inverse=True)

@@ -1,11 +1,11 @@
-"""The ratings task: a CSV file of one's own, from ids to recommendations.
+"""The ratings task: a custom CSV file, from ids to recommendations.
 
 Users are clients, a line of the file is an example. The model is the matrix
-factorization of the MovieLens task, and users are divided as there: those who
-are measured did not take part in training, or gave later ratings.
+factorization of the MovieLens task, and users are divided as there: measured
+users did not take part in training, or gave later ratings.
 
-New users are measured on the second half of their ratings, whatever the
-algorithm: the newer one, if the file says when.
+New users are measured on the second half of their ratings with every algorithm:
+the later half if the file has times.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ NAME = 'ratings'
 
 @dataclasses.dataclass(frozen=True)
 class Ends(OptionsBase):
-  """What is written when training has ended; it changes no number."""
+  """Options of the outputs after training; they change no number."""
 
   title: ClassVar[str] = 'Task ratings'
 
@@ -68,7 +68,7 @@ class Ends(OptionsBase):
   )
 
   def __post_init__(self) -> None:
-    """Refuses formats that there are not."""
+    """Raise an error for unknown formats."""
     super().__post_init__()
     for name in self.export_formats:
       if name not in exports.FORMATS:
@@ -80,7 +80,7 @@ class Ends(OptionsBase):
 
 @dataclasses.dataclass(frozen=True)
 class Options(TaskOptions):
-  """What can be chosen about the task."""
+  """Options of the task."""
 
   name: ClassVar[str] = NAME
   title: ClassVar[str] = 'Task ratings'
@@ -118,11 +118,11 @@ class Options(TaskOptions):
   ends: Ends = Ends()
 
   def flag_prefix(self) -> str:
-    """Begins the names of the flags."""
+    """Return the prefix of the flags."""
     return 'ratings_'
 
   def __post_init__(self) -> None:
-    """Refuses two numbers to predict around."""
+    """Check that at most one mean is set."""
     super().__post_init__()
     if self.centred and self.public_mean is not None:
       raise OptionError(
@@ -131,7 +131,7 @@ class Options(TaskOptions):
       )
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield the options that a private run may not use."""
     if self.centred:
       yield Leak(
         'ratings_centred',
@@ -141,15 +141,15 @@ class Options(TaskOptions):
       )
 
   def load(self, data: Data, seed: int) -> 'Ratings':
-    """Reads the ratings and makes the task.
+    """Read the ratings and make the task.
 
     Args:
-      data: Whether they are real or invented.
+      data: Real or invented data.
       seed: The run's seed.
 
     Raises:
       DataError: If the file is missing or damaged; says where and what to do.
-      OptionError: If the user whose items are asked for is not there.
+      OptionError: If the user to recommend items to does not exist.
     """
     if data.is_synthetic and self.csv.file:
       raise OptionError(
@@ -163,7 +163,7 @@ class Options(TaskOptions):
     return Ratings(ratings, self, seed)
 
   def as_of_movielens(self) -> movielens.Options:
-    """What the MovieLens task calls the same."""
+    """Return the same options for the MovieLens task."""
     return movielens.Options(
       protocol=self.protocol,
       max_examples=self.max_examples,
@@ -178,24 +178,24 @@ class Options(TaskOptions):
 
 
 class Ratings(movielens.MovieLens):
-  """Users as clients, under their names, and their ratings as examples.
+  """Users as clients, under their names, with their ratings as examples.
 
   Attributes:
     ratings: All ratings with the names of users and items.
-    vocabularies: The column of items to which id stands for which.
+    vocabularies: Vocabulary of item ids, by the name of the item column.
   """
 
   name = NAME
   ratings: tables.NamedRatings
 
   def __init__(self, ratings: tables.NamedRatings, options: Options, seed: int):
-    """Divides the ratings.
+    """Divide the ratings.
 
     Args:
       ratings: All ratings.
-      options: What can be chosen.
-      seed: The run's seed: users are divided and shuffled by it, and the item
-        vectors start from it.
+      options: The task's options.
+      seed: The run's seed, which divides and shuffles users and initializes the
+        item vectors.
     """
     super().__init__(ratings, options.as_of_movielens(), seed)
     self._names = np.array(ratings.user_names, object)
@@ -232,7 +232,7 @@ class Ratings(movielens.MovieLens):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, for the result."""
+    """Sizes of the data, for the result."""
     return {
       **super().counts,
       'columns': dict(self.ratings.columns),
@@ -241,21 +241,21 @@ class Ratings(movielens.MovieLens):
     }
 
   def rated_by(self, user_id: str) -> pd.DataFrame:
-    """Returns one user's ratings.
+    """Return one user's ratings.
 
     Raises:
       OptionError: If there is no such user.
     """
     number = self.ratings.number_of(user_id)
     frame = self.ratings.frame
-    # It is sorted by users.
+    # The frame is sorted by users.
     begin, end = np.searchsorted(frame['user_id'], [number, number + 1])
     return frame.iloc[begin:end]
 
   def everybody(
     self, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs all users with all their ratings, whatever part they are in."""
+    """Pack all users of all parts with all their ratings."""
     return self._pack(self.ratings.frame, example_spec, 1)
 
   def _pack(

@@ -1,4 +1,4 @@
-"""What can be chosen about a search, and what follows from it."""
+"""Options of a search, and the plan that follows from them."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -14,13 +14,13 @@ from tasks.searching import space
 HALVING, MEDIAN, NEVER = 'halving', 'median', 'never'
 MINIMIZE, MAXIMIZE = 'minimize', 'maximize'
 _VALIDATION = 'validation'
-# Of these less is better.
+# Metrics of which less is better.
 _COSTS = ('loss', 'rmse', 'mse', 'mae', 'error', 'perplexity')
 
 
 @dataclasses.dataclass(frozen=True)
 class Search(Options):
-  """What to search for, and how."""
+  """Options of a search."""
 
   title: ClassVar[str] = 'Search'
 
@@ -60,17 +60,17 @@ class Search(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A search whose parts go together.
+  """A search with consistent settings.
 
   Attributes:
-    search: What was chosen.
+    search: The options of the search.
     metric: The metric, by its name in `result.json`.
-    direction: Whether to minimize or maximize it.
-    parameters: What is varied.
-    pruner: Which runs end early.
-    rungs: After which rounds runs are compared; the last is their end.
-    arguments: What all runs are given.
-    config: The experiment without what is varied.
+    direction: 'minimize' or 'maximize'.
+    parameters: The flags that are varied.
+    pruner: The rule by which runs end early.
+    rungs: The rounds after which runs are compared; the last is their end.
+    arguments: Arguments of all runs.
+    config: The experiment without the varied flags.
   """
 
   search: Search
@@ -83,7 +83,7 @@ class Plan:
   config: Config
 
   def settings(self) -> dict[str, Any]:
-    """What must stay as it is while a search goes on."""
+    """Return the settings that may not change when a search is resumed."""
     changing = self.config.may_change()
     fixed = {
       name: str(value)
@@ -103,14 +103,14 @@ class Plan:
 
 
 def make(search: Search, arguments: Sequence[str]) -> Plan:
-  """Plans a search.
+  """Plan a search.
 
   Args:
-    search: What is chosen.
-    arguments: What every run of `tasks.train` is given.
+    search: The options of the search.
+    arguments: Arguments of every run of `tasks.train`.
 
   Raises:
-    OptionError: If something does not go together.
+    OptionError: If the options contradict one another.
   """
   config = flags.parse(arguments)
   known = [choice.flag for choice in config.choices()]
@@ -136,7 +136,7 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
 
 
 def _metric(text: str) -> str:
-  """The name of a metric of the validation clients."""
+  """Return the name of a metric of the validation clients."""
   name = text
   for sign in ('.', '/', '_'):
     name = name.removeprefix(f'{_VALIDATION}{sign}')
@@ -163,16 +163,16 @@ def _pruner(search: Search, config: Config) -> str:
 def rungs(
   rounds: int, first: int | None, reduction: int, *, is_pruned: bool = True
 ) -> list[int]:
-  """The rounds after which runs are compared: 100, 300 and 900 of 900.
+  """Return the rounds after which runs are compared: 100, 300 and 900 of 900.
 
   Args:
-    rounds: Of a whole run, which are the last rung.
+    rounds: The rounds of a whole run, which are the last rung.
     first: The first rung; by default `rounds` over the square of `reduction`.
-    reduction: By how many times rungs are apart.
-    is_pruned: Whether there is more than the last.
+    reduction: The ratio of successive rungs.
+    is_pruned: True if there are rungs before the last.
 
   Raises:
-    OptionError: If the first lies behind the last.
+    OptionError: If the first is after the last.
   """
   if first is not None and first > rounds:
     raise OptionError(

@@ -1,4 +1,4 @@
-"""What a search found: the best trial, all trials, and what mattered."""
+"""The report of a search: best trial, all trials, importance of flags."""
 
 from collections.abc import Sequence
 import math
@@ -14,7 +14,7 @@ from tasks.searching import trials as trials_lib
 from tff_partial.analysis import spreadsheets
 
 TRIALS_FILE, REPORT_FILE = 'trials.csv', 'search.md'
-# With fewer finished trials, nothing can be said of importance.
+# The fewest finished trials from which importances are computed.
 _ENOUGH = 4
 _STATES = {
   'COMPLETE': 'finished',
@@ -25,7 +25,7 @@ _STATES = {
 
 
 def is_search(folder: pathlib.Path) -> bool:
-  """Whether a folder holds a search.
+  """Return True if a folder holds a search.
 
   Args:
     folder: The folder of a sweep.
@@ -34,14 +34,14 @@ def is_search(folder: pathlib.Path) -> bool:
 
 
 def frame(study: studies.Study) -> pd.DataFrame:
-  """The trials of a search, a row each, by their number.
+  """Return the trials of a search, one row each, by number.
 
   Args:
     study: The search.
 
   Returns:
-    Number, state, rounds, the metric when it was last measured, the values of
-    the flags, and epsilon where there is one.
+    Number, state, rounds, the last measured metric, the values of the flags,
+    and epsilon if there is one.
   """
   metric = study.settings['metric']
   rows = []
@@ -64,13 +64,13 @@ def frame(study: studies.Study) -> pd.DataFrame:
 
 
 def importances(study: studies.Study) -> dict[str, float] | str:
-  """How much of the metric each flag explains, by Optuna's fANOVA.
+  """Compute how much of the metric each flag explains, by Optuna's fANOVA.
 
   Args:
     study: The search.
 
   Returns:
-    Flag to a share of 1, the largest first; or why nothing can be said.
+    Flag to a share of 1, the largest first; or why there is no result.
   """
   library = studies.optuna()
   finished = [t for t in study.trials() if t.state.name == 'COMPLETE']
@@ -88,7 +88,7 @@ def importances(study: studies.Study) -> dict[str, float] | str:
 
 
 def spent(study: studies.Study) -> str:
-  """What a search over private runs cost, or nothing.
+  """Describe the privacy cost of a search; '' if no run is private.
 
   Args:
     study: The search.
@@ -102,11 +102,11 @@ def spent(study: studies.Study) -> str:
 
 
 def together(costs: Sequence[tuple[float, float]], runs: str) -> str:
-  """What private runs on the same users cost together, or nothing.
+  """Describe the total cost of private runs on the same users; '' for none.
 
   Args:
-    costs: Epsilon and delta of each.
-    runs: What the runs are called.
+    costs: Epsilon and delta of each run.
+    runs: The word for the runs.
   """
   if not costs:
     return ''
@@ -120,7 +120,7 @@ def together(costs: Sequence[tuple[float, float]], runs: str) -> str:
 
 
 def report(folder: pathlib.Path, output: pathlib.Path) -> str:
-  """Describes a search, and writes `trials.csv` and `search.md`.
+  """Describe a search, and write `trials.csv` and `search.md`.
 
   Args:
     folder: The folder of the sweep.
@@ -149,7 +149,7 @@ def report(folder: pathlib.Path, output: pathlib.Path) -> str:
 
 
 def _best(folder: pathlib.Path, study: studies.Study) -> list[str]:
-  """The best trial, with the flags to copy."""
+  """Describe the best trial, with its flags to copy."""
   finished = [t for t in study.trials() if t.state.name == 'COMPLETE']
   settings = study.settings
   metric = settings['metric']
@@ -184,7 +184,7 @@ def _numbers(measured: dict[str, Any]) -> str:
 
 
 def _markdown(table: pd.DataFrame) -> str:
-  """The trials as a table."""
+  """Format the trials as a Markdown table."""
   names = list(table.columns)
   lines = ['| ' + ' | '.join(names) + ' |', '|' + '---|' * len(names)]
   for row in table.to_dict('records'):

@@ -1,4 +1,4 @@
-"""What a search varies: flags, and the values that they may have."""
+"""The search space: flags, and the values that they may have."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -28,8 +28,8 @@ class Parameter:
 
   Attributes:
     flag: Its name.
-    text: What was said of it.
-    suggest: Draws its value for a trial of Optuna's, given the trial.
+    text: Its `--search` argument.
+    suggest: Draws its value for an Optuna trial.
   """
 
   flag: str
@@ -38,14 +38,14 @@ class Parameter:
 
 
 def parse(texts: Sequence[str], known: Sequence[str]) -> list[Parameter]:
-  """Reads what is to be varied.
+  """Parse the flags to vary.
 
   Args:
-    texts: Such as `server_learning_rate=log:0.01:1`.
+    texts: Strings such as `server_learning_rate=log:0.01:1`.
     known: The flags that a run has.
 
   Raises:
-    OptionError: If a text is of none of the forms, or names a flag that does
+    OptionError: If a string has none of the forms, or names a flag that does
       not exist, that is named twice, or that the search decides.
   """
   found: list[Parameter] = []

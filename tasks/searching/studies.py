@@ -1,4 +1,4 @@
-"""Optuna's study of a search, in a journal in the folder of the sweep."""
+"""The Optuna study of a search, in a journal in the sweep's folder."""
 
 import pathlib
 from typing import Any
@@ -13,7 +13,7 @@ _SETTINGS = 'settings'
 
 
 def optuna() -> Any:
-  """Imports Optuna, which only a search needs.
+  """Import Optuna, which only a search needs.
 
   Raises:
     OptionError: If it is not installed.
@@ -25,7 +25,7 @@ def optuna() -> Any:
       '--search needs Optuna, which is not installed here. Install it with '
       '`pip install optuna`, or give --grid in place of --search.'
     ) from error
-  # What it says of itself is no output of a search.
+  # Hide Optuna's own messages.
   found.logging.set_verbosity(found.logging.ERROR)
   return found
 
@@ -33,19 +33,19 @@ def optuna() -> Any:
 class Study:
   """The trials of a search, kept in a journal that survives kills.
 
-  What a trial tries follows from the seed, the trial's number and the trials
-  before it. So a search that goes on tries what it would have tried.
+  A trial's values follow from the seed, the trial's number and the trials
+  before it, so a resumed search tries the same values.
 
   Attributes:
-    study: Optuna's.
+    study: The Optuna study.
   """
 
   def __init__(self, folder: pathlib.Path, direction: str | None = None):
-    """Opens the journal of a folder.
+    """Open the journal of a folder.
 
     Args:
       folder: The folder of the sweep.
-      direction: Begins a study that is not there yet: minimize or maximize.
+      direction: 'minimize' or 'maximize', to create a missing study.
 
     Raises:
       OptionError: If Optuna is missing, or the journal cannot be read.
@@ -75,18 +75,18 @@ class Study:
 
   @property
   def settings(self) -> dict[str, Any]:
-    """What was said when the search began."""
+    """The settings with which the search was started."""
     return dict(self.study.user_attrs.get(_SETTINGS, {}))
 
   def claim(self, settings: dict[str, Any], where: pathlib.Path) -> None:
-    """Notes the settings of a new search, or compares them.
+    """Store the settings of a new search, or compare them with those stored.
 
     Args:
-      settings: Names to values that JSON has.
+      settings: Names to values that JSON can represent.
       where: The folder of the sweep.
 
     Raises:
-      OptionError: If the search was begun with others.
+      OptionError: If the search was started with others.
     """
     before = self.settings
     if not before:
@@ -102,17 +102,17 @@ class Study:
         )
 
   def trials(self) -> list[Any]:
-    """All trials, as Optuna's `FrozenTrial`, by their number."""
+    """Return all trials, as Optuna's `FrozenTrial`, by number."""
     return list(self.study.get_trials(deepcopy=False))
 
   def open_trial(
     self, number: int, parameters: list[space.Parameter], seed: int
   ) -> Any:
-    """Begins a trial, or takes up one that a kill interrupted.
+    """Start a trial, or resume one that a kill interrupted.
 
     Args:
       number: The number of the trial; all before it have ended.
-      parameters: What is varied.
+      parameters: The flags that are varied.
       seed: The seed of the search.
 
     Returns:
@@ -130,8 +130,8 @@ class Study:
     else:
       trial = self.study.ask()
     for parameter in parameters:
-      # Each has a generator of its own, so that it does not matter after which
-      # of them a kill came.
+      # Each has its own generator, so a kill between two of them changes
+      # nothing.
       self._draw_by(seed, number, parameter.flag)
       parameter.suggest(trial)
     return trial

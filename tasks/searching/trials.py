@@ -1,12 +1,12 @@
-"""Runs the trials of a search, one after another.
+"""Execution of the trials of a search, one after another.
 
-A trial is a run of `tasks.train` in a folder of its own. At each rung its
-validation metric is reported; if it is among the better ones, the same command
-with more rounds goes on from its checkpoint, and otherwise the trial ends. At a
-rung that keeps the best 1 / reduction of those that came so far, this is
-successive halving without waiting (ASHA: Li et al., A System for Massively
-Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2), for one worker. Unlike
-there, a trial that was ended is never taken up again.
+A trial is a run of `tasks.train` in its own folder. At each rung its validation
+metric is reported; if it is among the better ones, the same command with more
+rounds resumes from its checkpoint, and otherwise the trial ends. With rungs
+that keep the best 1 / reduction of the trials so far, this is asynchronous
+successive halving (ASHA: Li et al., A System for Massively Parallel
+Hyperparameter Tuning, MLSys 2020, algorithm 2) for one worker. Unlike there, a
+trial that ended is never resumed.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,17 +26,17 @@ from tff_partial.training import files
 # Runs `tasks.train` with some arguments, and returns its exit status.
 Train = Callable[[Sequence[str]], int]
 
-# What is noted of a trial beside its values.
+# Attributes of a trial that are stored in addition to its values.
 WHY, EPSILON, DELTA = 'why', 'epsilon', 'delta'
 DIVERGED = 'it diverged'
-# Beyond these, a status stands for a signal.
+# An exit status from here on means that the run was killed by a signal.
 _SIGNALS = 128
-# Runs that are compared with the median: before so many, none ends.
+# The median pruner ends no trial before so many have finished.
 _FINISHED_FIRST = 4
 
 
 class _Ended(Exception):
-  """A trial ended without a value; says why."""
+  """Raised with the reason why a trial ended without a value."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Trials:
   """The trials of a search.
 
   Attributes:
-    plan: What is searched for, and how.
+    plan: The plan of the search.
     root: The folder of the sweep.
     train: Trains a run.
   """
@@ -54,7 +54,7 @@ class Trials:
   train: Train
 
   def run(self) -> studies.Study:
-    """Runs those that are not done yet.
+    """Run the trials that are not done yet.
 
     Returns:
       The study, with all trials.
@@ -78,7 +78,7 @@ class Trials:
     return study
 
   def _run_one(self, study: studies.Study, number: int) -> None:
-    """Runs a trial, or goes on with it, and notes how it ended."""
+    """Run or resume a trial, and store how it ended."""
     trial = study.open_trial(
       number, list(self.plan.parameters), self.plan.search.search_seed
     )
@@ -106,24 +106,24 @@ class Trials:
     study.study.tell(number, value)
 
   def _arguments(self, chosen: dict[str, Any]) -> list[str]:
-    """What a trial's run is given; of several algorithms what its own reads."""
+    """Return a trial's arguments, without flags its algorithm does not read."""
     arguments = flags.expand([*self.plan.arguments, *_as_flags(chosen)])
     if 'algorithm' not in chosen:
       return arguments
     return flags.without_unread(arguments, flags.algorithm_of(arguments))
 
   def _check(self, chosen: dict[str, Any]) -> None:
-    """Ends a trial whose values do not go together, before it is run."""
+    """End a trial with contradictory values before it is run."""
     try:
       flags.parse(self._arguments(chosen))
     except OptionError as error:
       raise _Ended(str(error)) from error
 
   def _climb(self, study: studies.Study, trial: Any) -> float | None:
-    """Runs a trial from rung to rung.
+    """Run a trial from rung to rung.
 
     Returns:
-      The metric after all rounds; None if it is ended before.
+      The metric after all rounds; None if it ended before.
     """
     known = study.trials()[trial.number].intermediate_values
     value = math.nan
@@ -139,7 +139,7 @@ class Trials:
     return value
 
   def _measure(self, trial: Any, rounds: int) -> float:
-    """Trains a trial's run up to some rounds; returns its metric."""
+    """Train a trial's run up to some rounds, and return its metric."""
     path = trial_folder(self.root, trial.number)
     status = self.train(
       [
@@ -178,11 +178,11 @@ class Trials:
     return value
 
   def _is_poor(self, study: studies.Study, trial: Any, rung: int) -> bool:
-    """Whether a trial ends at a rung.
+    """Return True if a trial ends at a rung.
 
-    What follows is a function of what the journal holds, so that a kill at this
-    place changes nothing; Optuna's own successive halving notes that it was
-    asked, and would let the trial pass when asked again.
+    The answer depends only on the journal, so a kill here changes nothing.
+    Optuna's own successive halving records that it was asked, and would let the
+    trial pass if asked again.
     """
     if self.plan.pruner == plans.NEVER:
       return False
@@ -200,11 +200,11 @@ class Trials:
 
 
 def is_kept(values: Sequence[float], plan: plans.Plan) -> bool:
-  """Whether the last one of those at a rung goes on.
+  """Return True if the last trial to reach a rung continues.
 
   Args:
-    values: The metric of all that came, in their order.
-    plan: What is better, and how many are kept.
+    values: The metric of all trials at the rung, in order of arrival.
+    plan: The search, with its direction and reduction.
   """
   sign = 1.0 if plan.direction == plans.MINIMIZE else -1.0
   *others, own = (sign * value for value in values)
@@ -215,11 +215,11 @@ def is_kept(values: Sequence[float], plan: plans.Plan) -> bool:
 
 
 def trial_folder(root: pathlib.Path, number: int) -> pathlib.Path:
-  """The folder of a trial's run.
+  """Return the folder of a trial's run.
 
   Args:
     root: The folder of the sweep.
-    number: Of the trial, from 0.
+    number: The trial's number, from 0.
   """
   return root / f'trial_{number:04}'
 

@@ -1,10 +1,10 @@
-"""Documents by many authors: where they come from and how they are divided.
+"""Documents by many authors, from files or records.
 
 Two data sets of section 4.1 of the FURL paper. `load_comments` reads comments
-of Reddit as its dumps have them; the class is the subreddit. `load_messages`
-reads a user's own messages with a label of 0 or 1, as the paper's Sticker data,
-which were never published: whether a suggestion was clicked on. Authors are
-clients, and each author's documents are divided (`divide_orders`).
+from Reddit's dumps; the class is the subreddit. `load_messages` reads a user's
+own messages with a label of 0 or 1, like the paper's unpublished Sticker data:
+whether a suggestion was clicked on. Authors are clients, and each author's
+documents are divided (`divide_orders`).
 """
 
 import collections
@@ -27,7 +27,7 @@ REMEDY_NO_DATA = (
   '--data=synthetic, which needs no files.'
 )
 
-# What Reddit's dumps hold in place of an author or a text that is gone.
+# Placeholders for deleted authors and texts in Reddit's dumps.
 _GONE = frozenset(('[deleted]', '[removed]'))
 
 _COMMENT = (
@@ -57,13 +57,13 @@ class Documents:
   Attributes:
     name: The data set.
     authors: The authors' names, sorted.
-    labels: The classes' names, the commonest first; for a label of 0 or 1 the
+    labels: The classes' names, the most common first; for a label of 0 or 1 the
       names '0' and '1'.
-    author: int32, the place in `authors`.
-    label: int32, the place in `labels`.
+    author: int32, the position in `authors`.
+    label: int32, the position in `labels`.
     time: int64, seconds since 1970.
-    texts: The texts, cut.
-    left_out: How many documents were left out, by reason.
+    texts: The texts, cut to the maximum length.
+    left_out: Number of documents left out, by reason.
   """
 
   name: str
@@ -80,11 +80,11 @@ class Documents:
 
   @property
   def has_several_labels(self) -> np.ndarray:
-    """Which authors have documents of more than one class, `[authors]`."""
+    """True for authors with documents of several classes, `[authors]`."""
     return (label_counts(self, np.ones(len(self), bool)) > 0).sum(axis=1) > 1
 
   def describe(self) -> dict[str, Any]:
-    """Counts documents, authors and classes, and what was left out."""
+    """Count documents, authors and classes, and what was left out."""
     return {
       'documents': len(self),
       'authors': len(self.authors),
@@ -102,18 +102,18 @@ def load_comments(
   max_comments: int | None = 500,
   max_chars: int = 280,
 ) -> Documents:
-  """Reads Reddit's comments from files of JSON lines, in two passes.
+  """Read Reddit's comments from files of JSON lines, in two passes.
 
-  A dump may be large: the first pass counts, the second one keeps what is
-  used. Comments whose author or text is gone, and empty ones, are left out
-  first. Of the others those in the subreddits with the most comments are kept,
-  and of these those of authors with neither too few nor too many.
+  A dump may be large: the first pass counts, the second one keeps the documents
+  to be used. Comments with a deleted author or text, and empty ones, are left
+  out first. Of the rest those in the subreddits with the most comments are
+  kept, and of these those of authors with neither too few nor too many.
 
   Args:
     folder: Holds files `*.jsonl`, `*.ndjson` or `RC_*`, perhaps compressed
       (`.gz`, `.bz2`, `.xz`, `.zst`), or a folder `subreddit` that does. A line
       has the fields author, subreddit, body, and created_utc or time.
-    num_subreddits: How many subreddits to keep; of equally large ones the
+    num_subreddits: Number of subreddits to keep; of equally large ones the
       first by name.
     min_comments: Authors with fewer are left out.
     max_comments: Authors with more are left out; None for no limit.
@@ -141,7 +141,7 @@ def load_messages(
   max_messages: int | None = None,
   max_chars: int = 280,
 ) -> Documents:
-  """Reads messages that each have a label of 0 or 1 from files of JSON lines.
+  """Read messages with a label of 0 or 1 from files of JSON lines.
 
   Args:
     folder: Holds files `*.jsonl` or `*.ndjson`, perhaps compressed, or a folder
@@ -168,16 +168,16 @@ def load_messages(
 def from_records(
   name: str, records: Sequence[_Record], labels: Sequence[Any] | None = None
 ) -> Documents:
-  """Makes documents of records in memory, of which none is left out."""
+  """Make documents of records in memory, without leaving any out."""
   return _gather(name, lambda: iter(records), labels=labels)
 
 
 def label_counts(documents: Documents, rows: np.ndarray) -> np.ndarray:
-  """Counts each author's documents by class.
+  """Count each author's documents by class.
 
   Args:
     documents: All documents.
-    rows: Which of them count: their places, or bool `[documents]`.
+    rows: The documents to count: their positions, or bool `[documents]`.
 
   Returns:
     int64 `[authors, labels]`.
@@ -188,7 +188,7 @@ def label_counts(documents: Documents, rows: np.ndarray) -> np.ndarray:
 
 
 def generator(seed: int, *words: int | str) -> np.random.Generator:
-  """Returns a generator that belongs to a seed and what it is used for."""
+  """Return a generator for a seed and a purpose."""
   return random_bits.generator('documents', seed, *words)
 
 
@@ -200,7 +200,7 @@ def _records(
 
 
 def _why_left_out(author: str, text: str) -> str | None:
-  """Says why a document is no use, if it is none."""
+  """Return the reason to leave a document out, or None."""
   if author in _GONE:
     return 'author_deleted'
   if text in _GONE:
@@ -220,13 +220,13 @@ def _gather(
   max_documents: int | None = None,
   max_chars: int | None = None,
 ) -> Documents:
-  """Counts the records, then keeps those that are used.
+  """Count the records, then keep those to be used.
 
   Args:
     name: Name of the data set.
-    read: Starts to read; called twice.
+    read: Starts reading; called twice.
     labels: The classes in order; None for those that occur, by size.
-    num_labels: How many classes to keep, at most.
+    num_labels: Maximum number of classes to keep.
     min_documents: Authors with fewer documents of these classes are left out.
     max_documents: Authors with more are left out.
     max_chars: Texts are cut to this length.
@@ -265,7 +265,7 @@ def _gather(
       rows.append((author_codes[author], label_codes[label], time))
       texts.append(text[:max_chars])
   whose, classes, times = np.array(rows, np.int64).T
-  order = np.lexsort((times, whose))  # It is stable.
+  order = np.lexsort((times, whose))  # Stable.
   return Documents(
     name=name,
     authors=authors,
@@ -286,7 +286,7 @@ def _choose(
   max_documents: int | None,
   left_out: collections.Counter[str],
 ) -> tuple[Sequence[Any], tuple[str, ...]]:
-  """Chooses classes and authors by their numbers of documents."""
+  """Choose classes and authors by their numbers of documents."""
   by_label: collections.Counter[Any] = collections.Counter()
   for (_, label), count in counts.items():
     by_label[label] += count

@@ -1,4 +1,4 @@
-"""What the tasks of documents by many authors have in common."""
+"""Shared parts of the tasks with documents by many authors."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -31,17 +31,17 @@ from tff_partial.data import splits
 from tff_partial.model import models
 from tff_partial.tiers import GLOBAL
 
-# Of documents to be measured, for `splits.by_mark`.
+# Mark of documents to be measured, for `splits.by_mark`.
 _MARK = 'is_query'
 
 
-# Under which name the result of all test documents is reported.
+# Name under which the result of all test documents is reported.
 SEEN = 'seen'
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(TaskOptions):
-  """What can be chosen about a task; the filters of authors are the paper's."""
+  """Options of a document task; the filters of authors are the paper's."""
 
   title: ClassVar[str] = 'Tasks subreddit and sticker'
 
@@ -83,7 +83,7 @@ class Options(TaskOptions):
   sizes: subreddit_models.Sizes = subreddit_models.Sizes()
 
   def __post_init__(self) -> None:
-    """Checks the numbers against each other."""
+    """Check the numbers against each other."""
     super().__post_init__()
     if self.num_reserved < self.num_support:
       raise OptionError(
@@ -101,13 +101,13 @@ class Options(TaskOptions):
 
 
 class Head(NamedTuple):
-  """What the labels ask of a model.
+  """Parts of a model that depend on the labels.
 
   Attributes:
     num_outputs: Number of classes, or None for one logit.
     label_spec: Spec of one label.
     loss: From labels and logits.
-    metrics: Makes the metrics to report.
+    metrics: Builds the metrics to report.
     without_text: Measures predictors that read no text.
   """
 
@@ -123,7 +123,7 @@ class DocumentTask(KnowsUsers):
 
   Attributes:
     documents: All documents.
-    parts: Which of them train, and so on.
+    parts: Documents of each part, such as training.
     vocabulary: The characters, learned from the training documents.
   """
 
@@ -136,13 +136,13 @@ class DocumentTask(KnowsUsers):
   def __init__(
     self, documents: subreddit_data.Documents, options: Options, seed: int
   ):
-    """Divides and encodes the documents.
+    """Divide and encode the documents.
 
     Args:
       documents: All documents.
-      options: What can be chosen.
-      seed: The run's seed: documents and authors are divided by it, and the
-        models start from it.
+      options: The task's options.
+      seed: The run's seed, which divides documents and authors and initializes
+        the models.
     """
     self.documents = documents
     self.parts = subreddit_parts.divide(
@@ -164,14 +164,14 @@ class DocumentTask(KnowsUsers):
 
   @property
   def model(self) -> models.PartialModel:
-    """The partially local model: the user's vector stays with the user."""
+    """Partially local model, with a local user vector."""
     return self.model_with(OWN)
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model, with the user's vector at the user, in a table, or not.
+    """Build the model with local, tabled or no user vectors.
 
     Args:
-      user: OWN, TABLE, or NOBODY for a model that does not know who writes.
+      user: OWN, TABLE, or NOBODY for a model without authors.
     """
     if user not in self._models:
       self._models[user] = tff_partial.from_keras(
@@ -194,12 +194,12 @@ class DocumentTask(KnowsUsers):
 
   @property
   def validation(self) -> EvaluationClients:
-    """Who chooses the best round."""
+    """Clients that choose the best round."""
     return EvaluationClients(VALIDATION, True)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """The authors that a result is about: all, the mixed ones, and new ones."""
+    """Clients of the result: all authors, the mixed ones, and new ones."""
     options = self._options
     split = splits.first(options.num_support, options.num_reserved)
     found = {
@@ -216,7 +216,7 @@ class DocumentTask(KnowsUsers):
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, and what predictors without text do."""
+    """Sizes of the data, and results of predictors without text."""
     return {
       'name': self.documents.name,
       **self.documents.describe(),
@@ -230,14 +230,14 @@ class DocumentTask(KnowsUsers):
   def from_labels_alone(
     self, num_support: int, num_reserved: int
   ) -> dict[str, dict[str, float]]:
-    """Measures predictors that read no text, see `subreddit_predictors`.
+    """Measure predictors that read no text, see `subreddit_predictors`.
 
     Args:
-      num_support: How many documents of each author held out are known.
-      num_reserved: Such authors are measured on what comes after so many.
+      num_support: Number of known documents of each held-out author.
+      num_reserved: Number of their first documents that are not measured.
 
     Returns:
-      Predictor to the name of a test to the selection metric.
+      The selection metric by predictor, then name of the test.
     """
     measured = {
       name: self.parts.after(who.part, 0 if who.seen else num_reserved)
@@ -252,13 +252,13 @@ class DocumentTask(KnowsUsers):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs the authors of one part, who are known by their names.
+    """Pack the authors of one part as clients, by their names.
 
     Args:
-      part: One of those of `subreddit_parts`.
-      example_spec: What an example consists of. Its inputs are those of one of
-        the task's models. It may ask for the field `time`, and for the mark
-        `is_query`: then authors come with their training documents, too.
+      part: One of the parts in `subreddit_parts`.
+      example_spec: Fields of an example. Its inputs are those of one of the
+        task's models. It may include the field `time`, and the mark `is_query`:
+        then authors have their training documents, too.
 
     Raises:
       OptionError: If there is no such part.
@@ -288,7 +288,7 @@ class DocumentTask(KnowsUsers):
   def vectors_at_server(
     self, weights: tff.learning.models.ModelWeights
   ) -> dict[str, np.ndarray]:
-    """The rows of the table of all users, if the model has one."""
+    """Return the table rows of all users, if the model has a table."""
     table = weights.trainable[GLOBAL].get(subreddit_models.TABLE_WEIGHTS)
     if table is None:
       return {}
@@ -301,12 +301,12 @@ class DocumentTask(KnowsUsers):
     num_past: int,
     example_spec: examples.ExampleSpec,
   ) -> dict[str, Any]:
-    """The fields of some documents, as far as they are wanted.
+    """Return the fields of some documents that the spec asks for.
 
     Args:
-      rows: The places of the documents.
-      num_past: How many of them, the first, are there to personalise on.
-      example_spec: What is wanted.
+      rows: Positions of the documents.
+      num_past: Number of leading documents to personalise on.
+      example_spec: Fields of an example.
     """
     x: Any = self._texts[rows]
     if isinstance(example_spec['x'], Mapping):
@@ -325,7 +325,7 @@ class DocumentTask(KnowsUsers):
 
   @functools.cached_property
   def _when(self) -> np.ndarray:
-    """Places in the authors' histories, of which new ones' reserve is known."""
+    """Times in authors' histories, with new authors' reserve as known."""
     reserved = self.parts.first(subreddit_parts.NEW, self._options.num_reserved)
     known = np.concatenate([self.parts[TRAIN], reserved])
     return histories.places_in_history(self.documents, known)

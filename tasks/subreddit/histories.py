@@ -1,4 +1,4 @@
-"""The documents of an author in order, and their division."""
+"""Order and division of an author's documents."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,16 +10,15 @@ from tasks.subreddit.data import generator
 
 
 def places_in_history(documents: Documents, known: np.ndarray) -> np.ndarray:
-  """Says when documents were written, by the author's documents that are known.
+  """Return relative times of documents among their author's known ones.
 
   Args:
     documents: All documents.
-    known: Places of those that are known.
+    known: Positions of the known documents.
 
   Returns:
-    float32 `[documents]`: 0 for an author's first known document and what came
-    before it, 1 for its last one and what came after it, and between them by
-    their number.
+    float32 `[documents]`: 0 for an author's first known document and earlier
+    ones, 1 for its last one and later ones, and in between by rank.
   """
   known = np.sort(known)
   rows = np.arange(len(documents))
@@ -34,7 +33,7 @@ def places_in_history(documents: Documents, known: np.ndarray) -> np.ndarray:
 def author_orders(
   documents: Documents, *, by_time: bool, seed: int
 ) -> Iterator[np.ndarray]:
-  """Yields the places of each author's documents, in time or a drawn order."""
+  """Yield each author's documents, by time or in random order."""
   bounds = np.searchsorted(
     documents.author, np.arange(len(documents.authors) + 1)
   )
@@ -50,21 +49,21 @@ def author_orders(
 def divide_orders(
   orders: Sequence[np.ndarray], fractions: Sequence[float]
 ) -> list[np.ndarray]:
-  """Divides every author's documents.
+  """Divide every author's documents.
 
   Of an author's n documents, a part ends at n times the summed fractions up to
   it, rounded down: 76 documents become 60, 8 and 8. The first part has at least
   one document of every author; other parts may have none.
 
   Args:
-    orders: The places of each author's documents, in the order to cut.
+    orders: Positions of each author's documents, in the order to cut.
     fractions: A share of each author's documents for each part; together 1.
 
   Returns:
-    For each part the places of its documents.
+    The positions of documents for each part.
 
   Raises:
-    DataError: If the fractions are not shares that make up 1.
+    DataError: If the fractions are no shares that add up to 1.
   """
   if min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6 or not fractions[0]:
     raise DataError(
@@ -83,15 +82,15 @@ def divide_orders(
 
 
 def hold_out(documents: Documents, share: float, seed: int) -> np.ndarray:
-  """Draws the authors who take no part in training, bool `[authors]`.
+  """Draw the authors who take no part in training, bool `[authors]`.
 
   Args:
     documents: All documents.
-    share: How many of the authors, rounded to the nearest whole number.
-    seed: Chooses them.
+    share: Share of the authors, rounded to the nearest whole number.
+    seed: Seed of the draw.
 
   Raises:
-    DataError: If the share leaves no author to train with, or is no share.
+    DataError: If the share leaves no author for training, or is no share.
   """
   number = len(documents.authors)
   count = round(share * number) if 0 <= share < 1 else number

@@ -6,34 +6,34 @@ import tensorflow as tf
 
 from tasks import recurrent
 
-# A prime above the number of characters, and one that keeps int32 from
-# overflowing when it is multiplied by the former.
+# A prime above the number of characters, and one whose product with the former
+# fits into int32.
 _HASH_FACTOR, _HASH_MODULUS = 257, 8_388_593
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class FusedLSTM(recurrent.LSTMLayer):
-  """An LSTM whose whole loop over time is one operation of TensorFlow.
+  """LSTM whose whole loop over time is one TensorFlow operation.
 
-  Maps `[batch, time, features]` to `[batch, time, units]`. It computes what the
-  Keras layer of this name computes, but in one kernel forward and one backward:
-  with the small batches of clients, whose time goes into starting operations,
-  it is several times as fast. XLA does not know the operation. The gates lie in
-  the order input, cell, forget, output; in Keras the forget gate is second. A
-  bias of one is added to it, with which Keras begins.
+  Maps `[batch, time, features]` to `[batch, time, units]`. It computes the same
+  as the Keras LSTM, but in one kernel forward and one backward: with the small
+  batches of clients, where launching operations dominates, it is several times
+  as fast. XLA does not support the operation. The gates have the order input,
+  cell, forget, output; in Keras the forget gate is second. A bias of one is
+  added to it, as initially in Keras.
 
-  TensorFlow's newer `BlockLSTMV2` has Keras's order, but TensorFlow 2.14 takes
-  the older operation's gradient for its own, which is then wrong.
+  TensorFlow's newer `BlockLSTMV2` has Keras's order, but TensorFlow 2.14 uses
+  the older operation's gradient for it, which is wrong.
   """
 
   def __init__(self, units: int, go_backwards: bool = False, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
       units: Length of the output.
-      go_backwards: Whether the text is read from its end. What comes out stays
-        in the order of the text.
-      **kwargs: What every layer takes, such as its name.
+      go_backwards: True to read the text from its end. The output stays in the
+        order of the text.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(units, **kwargs)
     self.go_backwards = go_backwards
@@ -55,7 +55,7 @@ class FusedLSTM(recurrent.LSTMLayer):
       wco=no_peephole,
       b=self.bias,
       forget_bias=1.0,
-      cell_clip=-1.0,  # Nothing is clipped.
+      cell_clip=-1.0,  # No clipping.
       use_peephole=False,
     ).h
     if self.go_backwards:
@@ -71,7 +71,7 @@ class FusedLSTM(recurrent.LSTMLayer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class MeanOfPlaces(tf.keras.layers.Layer):
-  """The mean of the vectors of a text's characters, without those that pad it.
+  """Mean of the vectors of a text's characters, without padding.
 
   Maps `[batch, time, size]` and the characters, integers `[batch, time]`, to
   `[batch, size]`; a text without characters to zeros.
@@ -86,19 +86,19 @@ class MeanOfPlaces(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class Drift(tf.keras.layers.Layer):
-  """What a user is like at a time: a vector that stays, and one that changes.
+  """User vector at a time: a constant vector plus one that drifts.
 
   Maps vectors `[batch, vectors * size]` and times `[batch]`, from 0 to 1, to
-  `[batch, size]`: the sum of the first vector and of what lies, at that time,
-  on straight lines between the others, which are evenly spaced control points.
+  `[batch, size]`: the sum of the first vector and of the linear interpolation
+  at that time between the others, which are evenly spaced control points.
   """
 
   def __init__(self, num_vectors: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
-      num_vectors: The vector that stays and the control points, at least two.
-      **kwargs: What every layer takes, such as its name.
+      num_vectors: Number of constant vector and control points, at least two.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.num_vectors = num_vectors
@@ -119,18 +119,18 @@ class Drift(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class SometimesUnknown(tf.keras.layers.Layer):
-  """Users' vectors, of which some are zero in training.
+  """User vectors, some of which are zero in training.
 
-  Maps `[batch, size]` to the same. Unlike dropout it leaves those that stay as
-  they are, since what follows must do without the others.
+  Maps `[batch, size]` to the same. Unlike dropout it does not rescale the
+  others, since the layers after it must do without the zeroed ones.
   """
 
   def __init__(self, share: float, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
-      share: How many of the vectors are zero, of one.
-      **kwargs: What every layer takes, such as its name.
+      share: Share of the vectors to set to zero.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.share = share
@@ -146,19 +146,19 @@ class SometimesUnknown(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class NGrams(tf.keras.layers.Layer):
-  """Numbers each character together with those before it, by hashing.
+  """Layer that hashes each character together with those before it.
 
   Maps integers `[batch, time]` to int32 of the same shape, below `buckets`.
-  Padding stays 0, and nothing else becomes 0.
+  Only padding is mapped to 0.
   """
 
   def __init__(self, length: int, buckets: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
-      length: How many characters are numbered together.
-      buckets: How many numbers there are.
-      **kwargs: What every layer takes, such as its name.
+      length: Number of characters to hash together.
+      buckets: Number of different outputs.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.length = length

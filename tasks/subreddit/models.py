@@ -1,21 +1,21 @@
 """The document model of the FURL paper's Figure 1, in three forms.
 
-A text is read by an embedding of its characters and a bidirectional LSTM; a
-user's vector is put beside what it says, and an MLP makes the prediction. The
-user's vector is the client's own (`OWN`), a row of a table of all users
+A text is read by an embedding of its characters and a bidirectional LSTM; its
+representation is concatenated with a user's vector, and an MLP makes the
+prediction. The user's vector is local (`OWN`), a row of a table of all users
 (`TABLE`), or left out (`NOBODY`).
 
-Where this deviates from the paper, which prints no sizes: what the LSTM says at
-all places of the text is joined by its maximum and its mean, which learn faster
-than its last value alone. Five options are off at first. Characters can be
-embedded with those before them (hashed n-grams), and the LSTM can read the
-maximum of several places as one, which makes texts shorter. The mean of what is
-embedded can stand beside what the LSTM says, as in a linear classifier of
-n-grams. A share of the documents can be trained on as if nobody knew who wrote
-them: where the author tells nearly all, texts are hardly read otherwise. And a
-user's vector can drift: to the one that stays is added what lies between the
-control points of the user's history (as biases do in Koren, Collaborative
-Filtering with Temporal Dynamics, KDD 2009).
+Deviations from the paper, which prints no sizes: the LSTM's outputs are pooled
+by their maximum and their mean, which learn faster than the last output alone.
+Five options are off by default. Characters can be embedded with those before
+them (hashed n-grams), and the LSTM can read the maximum of several positions as
+one, which makes texts shorter. The mean of the embeddings can be added to the
+LSTM's representation, as in a linear classifier of n-grams. A share of the
+documents can be trained on without their users' vectors: where the author
+predicts nearly all, texts are hardly used otherwise. And a user's vector can
+drift: to a constant one is added an interpolation between control points over
+the user's history (as biases do in Koren, Collaborative Filtering with Temporal
+Dynamics, KDD 2009).
 """
 
 import dataclasses
@@ -37,19 +37,19 @@ from tasks.task import TABLE
 from tasks.task import USER_FORMS
 from tff_partial import layers as our_layers
 
-# What belongs to one user, for `from_keras`; with a learned default what is
-# added to it, and without one everything.
+# Local weights of a user, for `from_keras`: with a learned default the
+# difference from it, otherwise the whole vector.
 LOCAL_WEIGHTS = 'user_embedding/own'
-# Those of all users, in a table at the server.
+# Weights of all users, in a table at the server.
 TABLE_WEIGHTS = 'user_embedding/embeddings'
 
-# The names of the inputs, of which a model has the first alone or several.
+# Input names; a model has the first, or several.
 TEXT, USER, WHEN = 'text', 'user', 'when'
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes(Options):
-  """The sizes of the model."""
+  """Sizes of the model."""
 
   char_embedding: int = option(
     16, 'Length of the vector of a character.', at_least=1
@@ -110,7 +110,7 @@ class Sizes(Options):
   )
 
   def __post_init__(self) -> None:
-    """Checks that a model can have these sizes."""
+    """Check that a model can have these sizes."""
     super().__post_init__()
     for units in self.mlp_units:
       _check_positive('mlp_units', units)
@@ -139,23 +139,23 @@ def build_document_model(
   user: str = NOBODY,
   num_users: int | None = None,
 ) -> tf.keras.Model:
-  """Builds a model from texts to logits.
+  """Build a model from texts to logits.
 
   Args:
-    vocabulary_size: How many characters there are; 0 pads.
-    max_chars: Length of a text. The input is `[batch, max_chars]` of the type
+    vocabulary_size: Number of characters; 0 pads.
+    max_chars: Length of a text. The input is `[batch, max_chars]` of the dtype
       `text_type(vocabulary_size)`.
     num_outputs: Number of classes, for logits `[batch, classes]`; None for one
       logit, `[batch]`.
     sizes: The sizes of the layers.
-    user: One of `USER_FORMS`: whose vector goes in. With `TABLE` the input is a
-      mapping of `TEXT` and `USER`, int32 `[batch]`; with control points it
-      holds `WHEN`, too, float32 `[batch]`, from 0 for the beginning of the
-      user's known history to 1 for its end.
+    user: One of `USER_FORMS`, the form of the user's vector. With `TABLE` the
+      input is a mapping of `TEXT` and `USER`, int32 `[batch]`; with control
+      points it also has `WHEN`, float32 `[batch]`, from 0 for the beginning of
+      the user's known history to 1 for its end.
     num_users: Number of users, for `TABLE`.
 
   Raises:
-    OptionError: If a size is not positive, or the text is no whole number of
+    OptionError: If a size is not positive, or the text is not a whole number of
       steps.
   """
   _check_positive('vocabulary_size', vocabulary_size)
@@ -207,12 +207,12 @@ def build_document_model(
 
 
 def text_type(vocabulary_size: int) -> tf.DType:
-  """The smallest type that numbers the characters."""
+  """Return the smallest dtype that holds the characters."""
   return tf.uint8 if vocabulary_size <= 256 else tf.int32
 
 
 def _read(text: Any, vocabulary_size: int, sizes: Sizes) -> Any:
-  """What the characters and the LSTM make of a text."""
+  """Build the representation of a text from characters and LSTM."""
   layers = tf.keras.layers
   places = [
     layers.Embedding(

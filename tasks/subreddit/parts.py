@@ -1,4 +1,4 @@
-"""Which documents train, choose the round, test, or belong to newcomers."""
+"""Division of documents into training, validation, test and newcomers."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -12,10 +12,10 @@ from tasks.task import TEST
 from tasks.task import TRAIN
 from tasks.task import VALIDATION
 
-# The test documents of those who write in more than one class, on whom an
-# author's majority is not the whole answer.
+# Test documents of authors who write in several classes, for whom an author's
+# majority class is not always right.
 MIXED = 'mixed'
-# The documents of authors held out, and of those who write in several classes.
+# Documents of held-out authors, and of those who write in several classes.
 NEW, NEW_MIXED = 'new', 'new_mixed'
 
 _FRACTIONS = (0.8, 0.1, 0.1)
@@ -23,12 +23,12 @@ _FRACTIONS = (0.8, 0.1, 0.1)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-  """The places of documents, by part.
+  """Positions of documents by part.
 
   Attributes:
     documents: All documents.
-    rows: Name of a part to the places of its documents; those of one author lie
-      together, in the author's order.
+    rows: Positions of documents by part; those of one author are consecutive,
+      in the author's order.
   """
 
   documents: subreddit_data.Documents
@@ -40,13 +40,13 @@ class Parts:
     return self.rows[part]
 
   def by_author(self, rows: np.ndarray) -> list[np.ndarray]:
-    """Cuts places of documents into those of each author."""
+    """Cut positions of documents by author."""
     author = self.documents.author[rows]
     pieces = np.split(rows, np.flatnonzero(np.diff(author)) + 1)
     return [own for own in pieces if len(own)]
 
   def describe(self) -> dict[str, dict[str, int]]:
-    """Counts documents and authors of each part."""
+    """Count documents and authors of each part."""
     return {
       part: {
         'documents': len(rows),
@@ -56,11 +56,11 @@ class Parts:
     }
 
   def first(self, part: str, number: int) -> np.ndarray:
-    """The places of the first documents of each author in a part."""
+    """Return the positions of each author's first documents in a part."""
     return _together([own[:number] for own in self.by_author(self[part])])
 
   def after(self, part: str, number: int) -> np.ndarray:
-    """The places of what comes after the first documents of each author."""
+    """Return the positions of all but each author's first documents."""
     return _together([own[number:] for own in self.by_author(self[part])])
 
 
@@ -71,13 +71,13 @@ def divide(
   held_out_share: float = 0.0,
   seed: int = 0,
 ) -> Parts:
-  """Divides each author's documents 80/10/10, and holds some authors out.
+  """Divide each author's documents 80/10/10, and hold some authors out.
 
   Args:
     documents: All documents.
-    by_time: Whether an author's order is that of time. Otherwise it is random.
+    by_time: True to order an author's documents by time, else randomly.
     held_out_share: Share of the authors who take no part in training.
-    seed: Chooses the order and who is held out.
+    seed: Determines the order and the held-out authors.
   """
   is_new = histories.hold_out(documents, held_out_share, seed)
   orders = list(histories.author_orders(documents, by_time=by_time, seed=seed))

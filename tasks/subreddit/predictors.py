@@ -1,10 +1,10 @@
-"""Predictors that read no text, to compare with those that do.
+"""Baseline predictors that read no text.
 
-They know the labels of some documents and who wrote what: the largest class,
-each author's most frequent one, and that of the author's document which is
-nearest in time. A model that reads is worth its price only as far as it is
-better. For a label of 0 or 1, which is ranked, they are a constant, each
-author's share of ones, and the label nearest in time.
+They know the labels of some documents and all authors: the largest class, each
+author's most frequent class, and the class of the author's document nearest in
+time. A model that reads is only worth its cost if it beats them. For a label of
+0 or 1, which is ranked, they are a constant, each author's share of ones, and
+the label nearest in time.
 """
 
 from collections.abc import Mapping
@@ -24,22 +24,22 @@ def accuracies(
   own: np.ndarray,
   parts: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, float]]:
-  """Measures the predictors' share of right classes.
+  """Measure the accuracy of the predictors.
 
-  An author of whom nothing is known, or several classes equally often, gets
-  the one of these that is largest among all that is known.
+  For an author without known documents, or with several equally frequent
+  classes, the class is the one of these that is most frequent overall.
 
   Args:
     documents: All documents.
-    known: Places of the documents that tell how large the classes are.
-    own: Places of those that tell what their authors write.
-    parts: Name of a part to the places of its documents.
+    known: Positions of the documents that determine the sizes of classes.
+    own: Positions of the documents that determine each author's classes.
+    parts: Positions of documents by name of the part.
 
   Returns:
-    Predictor to part to accuracy; parts without documents are left out.
+    Accuracy by predictor, then part; parts without documents are left out.
   """
   sizes = np.bincount(documents.label[known], minlength=len(documents.labels))
-  share = sizes / (sizes.sum() + 1.0)  # Below 1 in all: for ties.
+  share = sizes / (sizes.sum() + 1.0)  # Sum below 1, to break ties.
   counts = subreddit_data.label_counts(documents, own)
   predicted = {
     LARGEST_CLASS: np.full(len(documents), sizes.argmax()),
@@ -62,19 +62,19 @@ def aucs(
   own: np.ndarray,
   parts: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, float]]:
-  """Measures the predictors' area under the ROC curve.
+  """Measure the predictors' area under the ROC curve.
 
-  An author's share of ones counts the share of all authors as one document
-  more, which is all that there is for an author of whom nothing is known.
+  An author's share of ones includes the overall share as one more document,
+  which is the only one for an author without known documents.
 
   Args:
     documents: All documents, with labels of 0 and 1.
-    known: Places of the documents that tell the share of ones of all.
-    own: Places of those that tell their authors' shares.
-    parts: Name of a part to the places of its documents.
+    known: Positions of the documents that determine the overall share of ones.
+    own: Positions of the documents that determine the authors' shares.
+    parts: Positions of documents by name of the part.
 
   Returns:
-    Predictor to part to area; parts with one label alone are left out.
+    Area by predictor, then part; parts with only one label are left out.
   """
   overall = float(documents.label[known].mean())
   counts = subreddit_data.label_counts(documents, own)
@@ -97,12 +97,12 @@ def aucs(
 def _of_nearest(
   documents: subreddit_data.Documents, own: np.ndarray, otherwise: float
 ) -> np.ndarray:
-  """The label of its author's known document nearest in time, of each document.
+  """Return the label of each author's known document nearest in time.
 
   Args:
     documents: All documents, sorted by author and time.
-    own: Places of those that are known; of two equally near the earlier counts.
-    otherwise: For documents of authors of whom nothing is known.
+    own: Positions of known documents; of two equally near the earlier counts.
+    otherwise: Value for authors without known documents.
 
   Returns:
     `[documents]`.

@@ -1,10 +1,10 @@
-"""Invented documents whose authors truly differ, with the real ones' schema.
+"""Invented documents whose authors differ, with the real ones' schema.
 
 Words are invented, some of which belong to one topic. In `comments` a topic is
-a subreddit: an author has favourite ones, and a comment speaks mostly of common
-things, so that neither the text nor the author alone tells the subreddit. In
-`messages` a user clicks or not by a taste for topics of its own: what one likes
-another one dislikes, so that the text alone tells little.
+a subreddit: an author has favourites, and a comment consists mostly of common
+words, so that neither the text nor the author alone predicts the subreddit. In
+`messages` a user clicks by a personal taste for topics: one user likes topics
+that another dislikes, so that the text alone predicts little.
 """
 
 from collections.abc import Sequence
@@ -28,16 +28,16 @@ def comments(
   loyalty: float = 0.5,
   topicality: float = 0.3,
 ) -> subreddit_data.Documents:
-  """Invents comments.
+  """Invent comments.
 
   Args:
     num_authors: Number of authors.
     num_subreddits: Number of subreddits.
-    comments_per_author: Mean number of an author's comments; half as many and
-      one and a half times as many occur.
-    seed: Chooses everything.
-    loyalty: Concentration of an author's choices, as of a symmetric Dirichlet
-      distribution: the smaller, the fewer subreddits an author has.
+    comments_per_author: Mean number of an author's comments; it varies from
+      half to one and a half times as many.
+    seed: Seed of all draws.
+    loyalty: Concentration of the symmetric Dirichlet distribution of an
+      author's choices: the smaller, the fewer subreddits an author has.
     topicality: Probability that a word belongs to the comment's subreddit.
 
   Raises:
@@ -65,7 +65,7 @@ def messages(
   taste_scale: float = 2.5,
   topicality: float = 0.5,
 ) -> subreddit_data.Documents:
-  """Invents messages with a label: 1 if a suggestion is clicked on.
+  """Invent messages with a label: 1 if a suggestion is clicked on.
 
   The logit of a click is -1, plus the user's habit, plus the user's taste for
   the message's topic. All users write alike.
@@ -74,7 +74,7 @@ def messages(
     num_users: Number of users.
     num_topics: Number of topics.
     messages_per_user: Mean number of a user's messages.
-    seed: Chooses everything.
+    seed: Seed of all draws.
     taste_scale: Standard deviation of a user's taste for a topic.
     topicality: Probability that a word belongs to the message's topic.
 
@@ -109,7 +109,7 @@ def _check(num_authors: int, num_topics: int, mean: int) -> None:
 def _words(
   generator: np.random.Generator, num_topics: int
 ) -> tuple[list[str], list[list[str]]]:
-  """Invents common words, and words of each topic; all differ."""
+  """Invent common words, and words of each topic; all differ."""
   number = _COMMON_WORDS + num_topics * _TOPIC_WORDS
   invented: dict[str, None] = {}
   while len(invented) < number:
@@ -122,7 +122,7 @@ def _words(
 
 
 def _times(generator: np.random.Generator, mean: int) -> list[int]:
-  """Invents the growing times of one author's documents."""
+  """Invent the ascending times of one author's documents."""
   number = int(generator.integers(max(mean // 2, 1), mean + mean // 2 + 1))
   gaps = generator.integers(60, 86_400, number)
   return (_FIRST_SECOND + np.cumsum(gaps)).tolist()

@@ -1,11 +1,10 @@
 """Classification of short documents by many authors, as in the FURL paper.
 
-`Subreddit` tells from a comment in which subreddit it was posted, `Sticker`
-from a message whether a suggestion was clicked on (section 4.1). Authors are
-clients. Each author's documents are divided, 80/10/10 as in the paper: the
-authors are seen in training, the documents that are measured are not. Some
-authors can be held out entirely, to measure how newcomers are served who have
-written a few documents only.
+`Subreddit` predicts the subreddit of a comment, `Sticker` whether a suggestion
+after a message was clicked on (section 4.1). Authors are clients. Each author's
+documents are divided, 80/10/10 as in the paper: test authors are seen in
+training, test documents are not. Some authors can be held out entirely, to
+measure newcomers with only a few documents.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ NAME, STICKER = 'subreddit', 'sticker'
 
 
 class Subreddit(DocumentTask):
-  """In which subreddit was a comment posted? Measured by accuracy."""
+  """Prediction of a comment's subreddit, measured by accuracy."""
 
   name = NAME
   selection_metric = 'accuracy'
@@ -38,7 +37,7 @@ class Subreddit(DocumentTask):
 
   @property
   def attributes(self) -> dict[str, str]:
-    """The subreddit that each author in training uses most there."""
+    """Most frequent subreddit of each author in training."""
     rows = self.parts[TRAIN]
     counts = subreddit_data.label_counts(self.documents, rows)
     return {
@@ -60,7 +59,7 @@ class Subreddit(DocumentTask):
 
 
 class Sticker(DocumentTask):
-  """Does a user click on what is suggested? Measured by the area under ROC."""
+  """Prediction of a user's clicks on suggestions, measured by ROC AUC."""
 
   name = STICKER
   selection_metric = 'auc'
@@ -68,7 +67,7 @@ class Sticker(DocumentTask):
 
   @property
   def attributes(self) -> dict[str, str]:
-    """The share of clicks of each user, in training, to one digit."""
+    """Share of clicks of each user in training, to one digit."""
     rows = self.parts[TRAIN]
     counts = subreddit_data.label_counts(self.documents, rows)
     return {
@@ -91,15 +90,15 @@ class Sticker(DocumentTask):
 
 @dataclasses.dataclass(frozen=True)
 class SubredditOptions(Options):
-  """What can be chosen about the task of comments."""
+  """Options of the task of comments."""
 
   name: ClassVar[str] = NAME
 
   def load(self, data: Data, seed: int) -> Subreddit:
-    """Loads the comments and makes the task.
+    """Load the comments and make the task.
 
     Args:
-      data: Where they come from: the folder holds `subreddit`, or is it. Of
+      data: Their source: the folder that holds `subreddit`, or that folder. Of
         invented comments no author is left out.
       seed: The run's seed.
 
@@ -120,17 +119,17 @@ class SubredditOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class StickerOptions(Options):
-  """What can be chosen about the task of messages."""
+  """Options of the task of messages."""
 
   name: ClassVar[str] = STICKER
 
   sizes: subreddit_models.Sizes = subreddit_models.Sizes(user_embedding=4)
 
   def load(self, data: Data, seed: int) -> Sticker:
-    """Loads the messages and makes the task.
+    """Load the messages and make the task.
 
     Args:
-      data: Where they come from: the folder holds `sticker`, or is it.
+      data: Their source: the folder that holds `sticker`, or that folder.
       seed: The run's seed.
 
     Raises:

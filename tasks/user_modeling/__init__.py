@@ -1,1 +1,1 @@
-"""User modeling at clients that have many users each: schools and regions."""
+"""User modeling at clients with many users each: schools and regions."""

@@ -1,9 +1,9 @@
-"""Reads the logs of ASSISTments 2009-2010, joined with each student's teacher.
+"""Logs of ASSISTments 2009-2010, joined with each student's teacher.
 
 The file is a table with a header. A row is one skill of one attempt: an attempt
-at a problem of three skills is written as three rows in a row, alike but for
-the skill. `load` makes one record of them, with three attributes; only so does
-a record have 1.20 attributes on average, as in the paper's Table 1.
+at a problem of three skills is three consecutive rows that differ only in the
+skill. `load` joins them into one record with three attributes; only then does a
+record have 1.20 attributes on average, as in the paper's Table 1.
 """
 
 import collections
@@ -45,16 +45,16 @@ def load(
   min_records_per_user: float = 5.0,
   join_skills: bool = True,
 ) -> records.Records:
-  """Reads ASSISTments: clients are teachers, answers are 0 or 1.
+  """Read ASSISTments: clients are teachers, answers are 0 or 1.
 
   Args:
     folder: Holds `FILE`, or a folder `assistments` that does.
     min_users: Teachers with fewer students are left out (HPFL, section 5.1).
     min_records_per_user: Teachers whose students have fewer records on average
       are left out, too.
-    join_skills: Whether the rows of one attempt make one record. Otherwise each
-      row is a record, and an attempt at a problem of three skills counts three
-      times; the item has all three attributes either way.
+    join_skills: True to join the rows of one attempt into one record. Otherwise
+      each row is a record, and an attempt at a problem of three skills counts
+      three times; the item has all three attributes either way.
 
   Raises:
     DataError: If the file is missing or damaged, or nothing is left of it.
@@ -87,15 +87,15 @@ def load(
 
 
 def read(path: pathlib.Path) -> pd.DataFrame:
-  """Reads the table, sorted by student, then position.
+  """Read the table, sorted by student, then position.
 
   Returns:
     Columns user_id, position, problem_id, skill, correct and teacher_id (int64)
     and skill_name (str), with the ids of the file.
 
   Raises:
-    DataError: If the file cannot be read, or a line of it is damaged or
-      contradicts another one; names the line.
+    DataError: If the file cannot be read, or a line is damaged or contradicts
+      another one; names the line.
   """
   data = data_files.read(path)
   header = _header(data, path)
@@ -117,10 +117,10 @@ def read(path: pathlib.Path) -> pd.DataFrame:
 
 
 def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
-  """Keeps one row of each attempt.
+  """Keep one row of each attempt.
 
-  Rows that follow one another, of one student, problem and answer, are one
-  attempt; where a skill comes again, a second attempt begins.
+  Consecutive rows of the same student, problem and answer are one attempt; a
+  repeated skill starts a new attempt.
   """
   same = table[['user_id', 'problem_id']].to_numpy()
   is_new = np.any(same[1:] != same[:-1], axis=1)
@@ -133,7 +133,7 @@ def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _header(data: bytes, path: pathlib.Path) -> list[str]:
-  """Returns the names of the columns, if all that are needed are there once."""
+  """Return the column names; each required one must occur exactly once."""
   line = data.partition(b'\n')[0].decode('utf-8-sig', 'replace')
   header = next(csv.reader([line]), [])
   for column in _COLUMNS:
@@ -150,7 +150,7 @@ def _header(data: bytes, path: pathlib.Path) -> list[str]:
 
 
 def _parse_quickly(data: bytes) -> pd.DataFrame | None:
-  """Parses the table if all of it is beyond doubt, else returns None."""
+  """Parse the table if it is certainly valid, else return None."""
   types: collections.defaultdict[str, type] = collections.defaultdict(
     lambda: str, dict.fromkeys(_NUMBERS, np.int64)
   )
@@ -167,7 +167,7 @@ def _parse_quickly(data: bytes) -> pd.DataFrame | None:
     return None
   names = {name: name.strip() for name in table['skill_name'].unique()}
   # Rows longer than the header shift, shorter ones end in empty fields, and an
-  # open quotation mark takes the lines after it.
+  # open quotation mark swallows the lines after it.
   is_sound = (
     isinstance(table.index, pd.RangeIndex)
     and len(table) == data.count(b'\n') - 1
@@ -184,7 +184,7 @@ def _parse_quickly(data: bytes) -> pd.DataFrame | None:
 def _parse_slowly(
   data: bytes, header: Sequence[str], path: pathlib.Path
 ) -> pd.DataFrame:
-  """Parses line by line and names the first line that is damaged."""
+  """Parse line by line and name the first damaged line."""
   try:
     text = data.decode('utf-8-sig')
   except UnicodeDecodeError as error:
@@ -217,7 +217,7 @@ def _parse_slowly(
 def _row(
   fields: dict[str, str], path: pathlib.Path, line: int
 ) -> tuple[int | str, ...]:
-  """Parses one line, or says what is wrong with it."""
+  """Parse one line, or raise an error for it."""
   row: list[int | str] = []
   for column in _NUMBERS:
     field = fields.get(column, '').strip()
@@ -238,7 +238,7 @@ def _row(
 
 
 def _refuse_contradictions(table: pd.DataFrame, path: pathlib.Path) -> None:
-  """Compares each row with the first one that it must agree with."""
+  """Compare each row with the first one that it must agree with."""
   for keys, column, what in (
     (['user_id'], 'teacher_id', 'a student has one teacher'),
     (['skill'], 'skill_name', 'a skill has one name'),

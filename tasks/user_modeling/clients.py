@@ -1,4 +1,4 @@
-"""Packs clients that have many users each."""
+"""Clients with many users each."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from tff_partial.data import examples
 from tff_partial.data import id_ranges
 from tff_partial.data import populations
 
-# The fields by which splits tell what a client trains on from the rest.
+# Fields that mark examples held back from a client's training.
 IS_VALIDATION, IS_QUERY = 'is_validation', 'is_query'
 
 
@@ -23,10 +23,10 @@ class Clients:
   """All clients, with the records of each part.
 
   Attributes:
-    num_users: How many users each client has in any part, `[clients]`.
-    num_items: How many items it has in any part, `[clients]`.
-    first_user: The number among the users of all clients of each client's
-      first one, `[clients]`.
+    num_users: Number of users of each client in any part, `[clients]`.
+    num_items: Number of items of each client in any part, `[clients]`.
+    first_user: Number of each client's first user among the users of all
+      clients, `[clients]`.
   """
 
   def __init__(
@@ -34,11 +34,11 @@ class Clients:
     records: records_lib.Records,
     parts: Mapping[str, records_lib.Records],
   ):
-    """Counts users and items.
+    """Count users and items.
 
     Args:
       records: All records.
-      parts: Those of each part.
+      parts: Records of each part.
     """
     numbers = range(len(records.clients))
     self.num_users = np.array([records.num_users(c) for c in numbers])
@@ -50,10 +50,10 @@ class Clients:
     }
 
   def rows_of(self, fields: Iterable[str]) -> np.ndarray:
-    """How many rows each client has of a table, `[clients]`.
+    """Return the rows of a table at each client, `[clients]`.
 
     Args:
-      fields: Paths of the inputs that look rows of it up.
+      fields: Paths of the inputs that look up its rows.
     """
     is_of_users = f'x.{user_models.USER}' in fields
     return self.num_users if is_of_users else self.num_items
@@ -61,16 +61,16 @@ class Clients:
   def pack(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs all clients with the records of one part.
+    """Pack all clients with the records of one part.
 
-    Where examples tell by a mark what is not to train on, clients come with
-    more: in training with the records of VALIDATION, otherwise with those of
-    TRAIN. They have tables for all users and items that they have in any part.
+    Where examples have a mark of those not to train on, clients have more: in
+    training the records of VALIDATION, otherwise those of TRAIN. They have
+    tables for all users and items that they have in any part.
 
     Args:
       part: TRAIN, VALIDATION or TEST.
-      example_spec: What is read of an example. Where tables have a client's own
-        size, users and items are numbered within the client, else among all.
+      example_spec: Fields of an example. Where tables are client-sized, users
+        and items are numbered within the client, else among all.
     """
     sized = id_ranges.client_sized(examples.ids_of(example_spec))
     own = {path for fields in sized.values() for path in fields}
@@ -106,10 +106,10 @@ class Clients:
   def _fields(
     self, held: records_lib.Records, own: set[str]
   ) -> Mapping[str, Any]:
-    """One client's examples.
+    """Return one client's examples.
 
     Args:
-      held: Its records.
+      held: The client's records.
       own: Paths of the inputs that are numbered within the client.
     """
     user, item = held.user, held.item

@@ -1,7 +1,7 @@
-"""Finds and reads the files of user modeling, of which none is ever repaired.
+"""Access to the files of user modeling, which are never repaired.
 
-A model trained on half a file looks just like any other, so a file that is not
-as it should be ends in an error that names it.
+A model trained on half a file looks like any other, so a damaged file is an
+error that names it.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,15 @@ _REMEDY = (
 def find(
   folder: str | os.PathLike[str], places: Sequence[str], name: str
 ) -> pathlib.Path:
-  """Finds a file or folder below the data folder.
+  """Find a file or folder below the data folder.
 
   Args:
     folder: The data folder.
-    places: Its sub-folders to look into, in this order; '' is the folder
-      itself.
-    name: What is looked for.
+    places: Sub-folders to search, in this order; '' is the data folder itself.
+    name: Name of the file or folder.
 
   Raises:
-    DataError: If it is not there.
+    DataError: If it does not exist.
   """
   if not os.fspath(folder):
     raise DataError(f'No data folder was named: {_REMEDY}')
@@ -53,7 +52,7 @@ def find(
 
 
 def read(path: pathlib.Path) -> bytes:
-  """Reads a file whole, with line ends as on Unix.
+  """Read a whole file, with Unix line ends.
 
   Raises:
     DataError: If it is missing or cannot be read.
@@ -68,7 +67,7 @@ def read(path: pathlib.Path) -> bytes:
 
 
 def damaged(path: pathlib.Path, line: int, problem: str) -> DataError:
-  """Makes the error for a line that is not as it should be."""
+  """Make the error for a damaged line."""
   return DataError(
     f'{path}, line {line}: {problem}. Correct the line, or fetch the file '
     'again.'

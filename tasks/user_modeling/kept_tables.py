@@ -42,7 +42,7 @@ def read(
   clients: Sequence[str],
   tables: Iterable[str],
 ) -> dict[str, dict[str, np.ndarray]]:
-  """Reads the tables that clients keep, without padding.
+  """Read the tables that clients keep, without padding.
 
   Args:
     store: What clients remember, or None if that is nothing.
@@ -171,7 +171,7 @@ def _measured(
   rows: Rows,
   seed: int,
 ) -> pd.DataFrame:
-  """Adds to a frame of drafts what they are, and their distances."""
+  """Add to a frame of drafts what they are, and their distances."""
   all_rows = np.concatenate(list(rows.values()))
   between = nearest_rows.to_nearest_other(all_rows, MOST_ROWS, seed)
   found = frame.reset_index(drop=True)
@@ -183,7 +183,7 @@ def _measured(
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-  """Sums up drafts by table and kind.
+  """Sum up drafts by table and kind.
 
   Args:
     frame: A row for each draft, as above.

@@ -1,8 +1,9 @@
-"""How user models are measured: by each answer, and by what they say of users.
+"""Metrics of user models, of answers and of users' characteristics.
 
-In training there are `rmse`, `mae` and `accuracy`, and of two answers `auc` by
-a thousand thresholds. After it `measure` makes the exact `auc`, and from the
-models of all clients what no client knows alone: `doa`, `ndcg`, `similarity`.
+In training there are `rmse`, `mae` and `accuracy`, and for two answers `auc`
+with a thousand thresholds. Afterwards `measure` computes the exact `auc`, and
+from the models of all clients the metrics that no client can compute alone:
+`doa`, `ndcg`, `similarity`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,18 +22,18 @@ _LARGEST = 10
 
 
 class Answers(NamedTuple):
-  """What one client's model says of some records.
+  """Outputs of one client's model for some records.
 
   Attributes:
     client: The client.
     user: Numbers of the records' users, `[records]`.
     attributes: The attributes of their items, `[records, width]`; -1 pads.
-    answer: What the users answered, `[records]`.
-    prediction: What the model predicts, `[records]`.
-    hidden: The hidden characteristics of its users, `[users, attributes]`, in
-      one or several ways, which end the names of metrics.
+    answer: The users' answers, `[records]`.
+    prediction: The model's predictions, `[records]`.
+    hidden: Hidden characteristics of its users, `[users, attributes]`, by
+      suffix of the metrics' names.
     public: Its public components, `[attributes, size]`, by name.
-    num_records: How many records the client has in all.
+    num_records: Total number of the client's records.
   """
 
   client: str
@@ -48,10 +49,10 @@ class Answers(NamedTuple):
 def is_right(
   scale: tuple[float, float],
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Makes what says whether predictions are right, as `RatingMetrics` does.
+  """Make a function that checks predictions, as in `RatingMetrics`.
 
   A prediction is right if the nearest answer on the scale, of whole numbers, is
-  the true one; halfway between two the lower one is taken for the nearest.
+  the true one; halfway between two the lower one counts as the nearest.
 
   Args:
     scale: The lowest and the highest answer.
@@ -69,19 +70,19 @@ def is_right(
 
 
 class ClippedAUC(tf.keras.metrics.AUC):
-  """AUC by thresholds, of predictions that may leave the scale."""
+  """AUC by thresholds, of predictions clipped to [0, 1]."""
 
   def update_state(
     self, y_true: Any, y_pred: Any, sample_weight: Any = None
   ) -> Any:
-    """Counts a batch."""
+    """Add a batch."""
     return super().update_state(
       y_true, tf.clip_by_value(y_pred, 0.0, 1.0), sample_weight
     )
 
 
 def build_metrics(scale: tuple[float, float]) -> list[Any]:
-  """Makes the metrics of training, anew with every call.
+  """Build new metrics for training.
 
   Args:
     scale: The lowest and the highest answer.
@@ -104,24 +105,24 @@ def build_metrics(scale: tuple[float, float]) -> list[Any]:
 def measure(
   clients: Iterable[Answers], scale: tuple[float, float], num_attributes: int
 ) -> dict[str, float]:
-  """Measures the models of all clients together.
+  """Measure the models of all clients together.
 
-  DOA (Eq. 9) and NDCG (Eq. 10) compare hidden characteristics with the answers
-  to the given records alone, and with their predictions. DOA is of pairs of
-  users of two clients. Pairs whose answers are the same on average count half,
-  so that chance comes to one half however few answers there are; as printed
-  they count as disagreeing.
+  DOA (Eq. 9) and NDCG (Eq. 10) compare hidden characteristics only with the
+  answers to the given records, and with their predictions. DOA compares pairs
+  of users of two clients. Pairs with the same mean answer count half, so that
+  chance is one half for any number of answers; in the paper they count as
+  disagreeing.
 
   Args:
-    clients: What each client's model says, one after another.
+    clients: Outputs of each client's model, one after another.
     scale: The lowest and the highest answer.
-    num_attributes: How many attributes there are.
+    num_attributes: Number of attributes.
 
   Returns:
-    The exact `auc` if there are two answers; `doa` and `ndcg` by each of the
+    The exact `auc` if there are two answers; `doa` and `ndcg` for each kind of
     hidden characteristics, if models have any; `similarity` (Eq. 11) of the ten
-    largest clients if they have public components of attributes, the mean of
-    these.
+    largest clients, the mean over public components of attributes, if there are
+    any.
   """
   levels = np.arange(scale[0], scale[1] + 1.0).tolist()
   exact = rating_metrics.RatingMetrics(levels)
@@ -147,7 +148,7 @@ class _Users:
     self._predicted: list[np.ndarray] = []
 
   def add(self, client: Answers) -> None:
-    """Adds those users of a client who have a record."""
+    """Add the users of a client who have a record."""
     if not len(client.user):
       return
     own, number = np.unique(client.user, return_inverse=True)
@@ -165,7 +166,7 @@ class _Users:
       )
 
   def ranked(self) -> dict[str, float]:
-    """DOA and NDCG; no numbers where models are not finite."""
+    """Return DOA and NDCG, NaN for models that are not finite."""
     found = {}
     for way, parts in self._hidden.items():
       hidden = np.concatenate(parts)
@@ -185,7 +186,7 @@ class _Users:
 def _similarity(
   clients: list[tuple[int, str, dict[str, np.ndarray]]],
 ) -> dict[str, float]:
-  """Eq. 11, the mean over the public components."""
+  """Compute Eq. 11, the mean over the public components."""
   names = clients[0][2] if clients else {}
   if not names:
     return {}

@@ -1,4 +1,4 @@
-"""What user models are made of: inputs, tables, layers and outputs."""
+"""Parts of user models: inputs, tables, layers and outputs."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -12,18 +12,18 @@ from tasks.errors import OptionError
 USER, ITEM, ATTRIBUTES = 'user', 'item', 'attributes'
 
 XAVIER = 'glorot_uniform'
-# The table of how much better each user is on items with an attribute.
+# Table of each user's advantage on items with an attribute.
 BIAS_IN_ATTRIBUTES = 'user_attribute_bias'
 
 
 class Sizes(NamedTuple):
-  """How much there is of what a model reads.
+  """Sizes of a model's inputs.
 
   Attributes:
     users: Rows of the tables of users.
     items: Rows of the tables of items.
-    attributes: How many attributes there are, K of the paper.
-    attributes_width: The most attributes that an item has.
+    attributes: Number of attributes, K of the paper.
+    attributes_width: Maximum number of attributes of an item.
   """
 
   users: int
@@ -34,13 +34,13 @@ class Sizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-  """How a score becomes a prediction.
+  """Conversion of scores to predictions.
 
   Attributes:
     low: The lowest answer.
     high: The highest answer.
-    is_linear: Whether a prediction is the score added to the middle of the
-      scale, which it may leave; otherwise the sigmoid of the score is stretched
+    is_linear: True to add the score to the middle of the scale, which
+      predictions may leave; otherwise the sigmoid of the score is stretched
       over the scale.
   """
 
@@ -49,7 +49,7 @@ class Output:
   is_linear: bool = False
 
   def of(self, score: Any) -> Any:
-    """Makes predictions of scores, Keras tensors `[batch, 1]`."""
+    """Convert scores, Keras tensors `[batch, 1]`, to predictions."""
     layers = tf.keras.layers
     if self.is_linear:
       middle = (self.low + self.high) / 2
@@ -60,7 +60,7 @@ class Output:
     )(share)
 
   def score(self, prediction: float) -> float:
-    """The score that becomes a prediction."""
+    """Return the score of a prediction."""
     if self.is_linear:
       return prediction - (self.low + self.high) / 2
     share = (prediction - self.low) / (self.high - self.low)
@@ -71,11 +71,11 @@ BINARY, RATINGS = Output(), Output(1.0, 5.0)
 
 
 def multi_hot(ids: tf.Tensor, number: int) -> tf.Tensor:
-  """Which attributes are named.
+  """Encode attributes as multi-hot vectors.
 
   Args:
     ids: Integers `[batch, width]`, padded with -1.
-    number: How many attributes there are.
+    number: Number of attributes.
 
   Returns:
     float32 `[batch, number]`, zeros and ones.
@@ -88,14 +88,14 @@ def multi_hot(ids: tf.Tensor, number: int) -> tf.Tensor:
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class MultiHot(tf.keras.layers.Layer):
-  """Maps lists of attributes to vectors; see `multi_hot`."""
+  """Layer that maps lists of attributes to vectors; see `multi_hot`."""
 
   def __init__(self, number: int, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
-      number: How many attributes there are.
-      **kwargs: What every layer takes, such as its name.
+      number: Number of attributes.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.number = number
@@ -109,10 +109,9 @@ class MultiHot(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class SlipAndGuess(tf.keras.layers.Layer):
-  """Maps scores x to (1 - slip) x + guess (1 - x), all `[batch, 1]`.
+  """Layer from scores x to (1 - slip) x + guess (1 - x), all `[batch, 1]`.
 
-  Slip and guess are sigmoids of an item's numbers less one, and so .27 at
-  first.
+  Slip and guess are sigmoids of an item's numbers minus one, so initially .27.
   """
 
   def call(self, scores_and_items: list[tf.Tensor]) -> tf.Tensor:
@@ -123,7 +122,7 @@ class SlipAndGuess(tf.keras.layers.Layer):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class NonNegativeDense(tf.keras.layers.Dense):
-  """A dense layer that reads the absolute values of its weights."""
+  """Dense layer that uses the absolute values of its weights."""
 
   def call(self, inputs: tf.Tensor) -> tf.Tensor:
     values = tf.matmul(inputs, tf.abs(self.kernel)) + self.bias
@@ -132,14 +131,14 @@ class NonNegativeDense(tf.keras.layers.Dense):
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
 class CommonBias(tf.keras.layers.Layer):
-  """Adds the same number to all scores."""
+  """Layer that adds the same number to all scores."""
 
   def __init__(self, first: float = 0.0, **kwargs: Any):
-    """Makes the layer.
+    """Make the layer.
 
     Args:
-      first: Its first value.
-      **kwargs: What every layer takes, such as its name.
+      first: Initial value of that number.
+      **kwargs: Arguments of every layer, such as its name.
     """
     super().__init__(**kwargs)
     self.first = first
@@ -163,7 +162,7 @@ class CommonBias(tf.keras.layers.Layer):
 
 
 def inputs_of(sizes: Sizes) -> dict[str, Any]:
-  """Inputs; their layers have other names than the tables that they read."""
+  """Make the inputs, named differently from the tables that they index."""
   return {
     USER: tf.keras.Input([], dtype=tf.int32, name='number_of_user'),
     ITEM: tf.keras.Input([], dtype=tf.int32, name='number_of_item'),
@@ -180,13 +179,13 @@ def attributes_of(inputs: dict[str, Any], sizes: Sizes) -> Any:
 def attribute_biases(
   inputs: dict[str, Any], sizes: Sizes, *, of_users: bool
 ) -> list[Any]:
-  """Sums over an item's attributes: of their biases, and of the user's in them.
+  """Sum over an item's attributes: their biases, and the user's in them.
 
   Args:
     inputs: The inputs.
-    sizes: How much there is of everything.
-    of_users: Whether there are the second, which are a table of users; the
-      first are public.
+    sizes: Sizes of the model's inputs.
+    of_users: True to include the second, which are a table of users; the first
+      are public.
   """
   layers = tf.keras.layers
   hot = MultiHot(sizes.attributes, name='attributes_for_bias')(
@@ -208,7 +207,7 @@ def users(
   name: str,
   initializer: str = XAVIER,
 ) -> Any:
-  """Looks up the user's row of a new table."""
+  """Look up the user's row of a new table."""
   return tf.keras.layers.Embedding(
     sizes.users, length, embeddings_initializer=initializer, name=name
   )(inputs[USER])
@@ -221,7 +220,7 @@ def items(
   name: str,
   initializer: str = XAVIER,
 ) -> Any:
-  """Looks up the item's row of a new table."""
+  """Look up the item's row of a new table."""
   return tf.keras.layers.Embedding(
     sizes.items, length, embeddings_initializer=initializer, name=name
   )(inputs[ITEM])
@@ -230,7 +229,7 @@ def items(
 def biases(
   inputs: dict[str, Any], sizes: Sizes, output: Output, mean: float | None
 ) -> Any:
-  """The sum of the user's, the item's and the common bias."""
+  """Add the user's, the item's and the common bias."""
   if mean is not None and not output.low < mean < output.high:
     raise OptionError(
       f'mean={mean}: predictions lie between {output.low} and {output.high}. '

@@ -1,9 +1,9 @@
 """User models: GUM, the two that HPFL compares it with, and biases alone.
 
-All read the same inputs: the number of a user, that of an item, and the item's
-attributes, padded with -1; all predict one number, `[batch, 1]`. What belongs
-to one user or item is a row of a table in a layer whose name begins with `user`
-or `item`. Everything else is public.
+All have the same inputs: the number of a user, the number of an item, and the
+item's attributes, padded with -1; all predict one number, `[batch, 1]`. Weights
+of a user or item are a row of a table, in a layer whose name starts with `user`
+or `item`. All other weights are public.
 """
 
 from collections.abc import Callable
@@ -29,15 +29,15 @@ from tasks.user_modeling.model_parts import XAVIER
 GUM, GUM_CODE, NCD, NCF, BIAS = 'gum', 'gum_code', 'ncd', 'ncf', 'bias'
 MODELS = (GUM, GUM_CODE, NCD, NCF, BIAS)
 
-# The layers of what belongs to users, and to items, for `from_keras`.
+# Layers of users' and of items' weights, for `from_keras`.
 USER_LAYERS = ('user(_.*)?',)
 ITEM_LAYERS = ('item(_.*)?',)
-# The variables of users' and items' vectors, as far as a model has them.
+# Variables of users' and items' vectors, in models that have them.
 VECTORS = tuple(
   f'{layer}/embeddings'
   for layer in ('user', 'item', 'user_tower', 'item_tower')
 )
-# The variables whose rows belong to attributes, as far as a model has them.
+# Variables with a row per attribute, in models that have them.
 KNOWLEDGE = tuple(
   f'{layer}/kernel'
   for layer in ('knowledge_user', 'knowledge_item', 'relation')
@@ -59,17 +59,17 @@ def build(
   scale: tuple[float, float] = (0.0, 1.0),
   is_linear: bool = False,
 ) -> tf.keras.Model:
-  """Builds one of `MODELS`.
+  """Build one of `MODELS`.
 
   Args:
-    model: Which one.
+    model: Name of the model.
     num_users: Rows of the tables of users.
     num_items: Rows of the tables of items.
-    num_attributes: How many attributes there are.
-    attributes_width: The most attributes that an item has.
+    num_attributes: Number of attributes.
+    attributes_width: Maximum number of attributes of an item.
     width: N of the paper, in GUM.
-    biases: Whether GUM has biases.
-    biases_in_attributes: Whether these are also of each user in each attribute.
+    biases: True if GUM has biases.
+    biases_in_attributes: True to include biases of each user in each attribute.
     scale: The lowest and the highest answer.
     is_linear: See `Output`.
 
@@ -113,34 +113,34 @@ def build_gum(
   is_as_in_code: bool = False,
   mean: float | None = None,
 ) -> tf.keras.Model:
-  """Builds the general user model of HPFL, section 4.4.
+  """Build the general user model of HPFL, section 4.4.
 
-  Of the multi-hot vector m of the item's attributes comes Emb_c = m RM. A user
-  is R_u = (Emb_u * Emb_c) KM_u (Eq. 4), an item R_v = (Emb_v * Emb_c) KM_v
-  (Eq. 5), and the score is (R_u - R_v) HM (Eqs. 6 and 7). All weights begin by
-  Xavier.
+  The multi-hot vector m of the item's attributes gives Emb_c = m RM. A user is
+  R_u = (Emb_u * Emb_c) KM_u (Eq. 4), an item R_v = (Emb_v * Emb_c) KM_v (Eq.
+  5), and the score is (R_u - R_v) HM (Eqs. 6 and 7). All weights are
+  initialized by Xavier.
 
-  The authors' code has another form: tables begin at zero and RM at the
-  identity; R_u and R_v go through a sigmoid; of the score x comes
-  (1 - slip) x + guess (1 - x), where slip and guess are an item's own numbers,
-  through a sigmoid; the prediction is the sigmoid times the top of the scale.
+  The authors' code has another form: tables start at zero and RM at the
+  identity; R_u and R_v go through a sigmoid; the score x becomes (1 - slip) x +
+  guess (1 - x), where slip and guess are sigmoids of an item's own numbers; the
+  prediction is the sigmoid times the top of the scale.
 
   Args:
-    sizes: How much there is of everything.
-    output: What is predicted.
+    sizes: Sizes of the model's inputs.
+    output: Conversion of scores to predictions.
     width: N, length of the knowledge vectors.
-    biases: Whether biases of the user, of the item and of its attributes, and
-      one of all, which begin at zero, are added to the score. Biases of
-      attributes are public, a row an attribute.
-    biases_in_attributes: With biases, whether those of the user in each of the
-      item's attributes are added, too: a table with a row a user.
-    is_as_in_code: Whether the form is that of the authors' code.
-    mean: With biases, the prediction at which the bias of all begins; the
-      middle of the scale if None.
+    biases: True to add biases of the user, of the item and of its attributes,
+      and a common one, all initially zero, to the score. Biases of attributes
+      are public, with a row per attribute.
+    biases_in_attributes: With biases, True to also add those of the user in
+      each of the item's attributes: a table with a row per user.
+    is_as_in_code: True for the form of the authors' code.
+    mean: With biases, the prediction at the initial common bias; the middle of
+      the scale if None.
 
   Raises:
-    OptionError: If a size, the scale or the mean is not possible, or the code
-      has no such form.
+    OptionError: If a size, the scale or the mean is impossible, or the code has
+      no such form.
   """
   model_parts.check(sizes, output, width=width)
   if biases_in_attributes and not biases:
@@ -158,7 +158,7 @@ def build_gum(
         'is_linear: the form of the code has a sigmoid at its end. Choose the '
         "paper's form for linear predictions."
       )
-    # Predictions reach from zero to the top of the scale.
+    # Predictions range from zero to the top of the scale.
     output = dataclasses.replace(output, low=0.0)
   inputs = model_parts.inputs_of(sizes)
   score = _gum_score(inputs, sizes, width, is_as_in_code)
@@ -174,7 +174,7 @@ def build_gum(
 def _gum_score(
   inputs: dict[str, Any], sizes: Sizes, width: int, is_as_in_code: bool
 ) -> Any:
-  """What GUM says of a user and an item, without biases."""
+  """Build GUM's score of a user and an item, without biases."""
   layers = tf.keras.layers
   relation = layers.Dense(
     sizes.attributes,
@@ -214,7 +214,7 @@ def _gum_score(
 
 
 def _first_knowledge(is_as_in_code: bool) -> Any:
-  """A new initializer: Xavier's, in the code that for layers before a ReLU."""
+  """Return Xavier's initializer, in the code's form with the gain for ReLU."""
   if is_as_in_code:
     return tf.keras.initializers.VarianceScaling(2.0, 'fan_avg', 'uniform')
   return XAVIER
@@ -226,24 +226,23 @@ def build_ncd(
   *,
   hidden: tuple[int, ...] = (512, 256),
 ) -> tf.keras.Model:
-  """Builds neural cognitive diagnosis (Wang et al., AAAI 2020).
+  """Build neural cognitive diagnosis (Wang et al., AAAI 2020).
 
   A user's mastery of each attribute and an item's difficulty in it, both
-  between 0 and 1, are compared on the item's attributes and multiplied by how
-  well the item discriminates; layers whose weights are not negative make a
-  score of it, so that it rises with mastery. Weights are kept so by their
-  absolute values, which layers read, and not by a constraint as in the paper.
-  Hidden layers have hyperbolic tangents in place of its sigmoids: a sum of
-  hundreds of sigmoids, none of which counts less than nothing, is so large that
-  the next layer would answer 1 whatever it is given, and never learn.
+  between 0 and 1, are compared on the item's attributes and multiplied by the
+  item's discrimination; layers with non-negative weights compute a score that
+  increases with mastery. Layers use the absolute values of the weights, instead
+  of a constraint as in the paper. Hidden layers use tanh instead of its
+  sigmoids: a sum of hundreds of sigmoids with non-negative weights is so large
+  that the next layer would saturate at 1 for any input, and never learn.
 
   Args:
-    sizes: How much there is of everything.
-    output: What is predicted.
+    sizes: Sizes of the model's inputs.
+    output: Conversion of scores to predictions.
     hidden: Sizes of the hidden layers.
 
   Raises:
-    OptionError: If a size or the scale is not possible.
+    OptionError: If a size or the scale is impossible.
   """
   sizes_of_layers = {f'hidden_{n}': size for n, size in enumerate(hidden, 1)}
   model_parts.check(sizes, output, **sizes_of_layers)
@@ -277,18 +276,19 @@ def build_ncd(
 def build_ncf(
   sizes: Sizes, output: Output = BINARY, *, factors: int = 8
 ) -> tf.keras.Model:
-  """Builds neural collaborative filtering, NeuMF (He et al., WWW 2017).
+  """Build neural collaborative filtering, NeuMF (He et al., WWW 2017).
 
-  One pair of tables is multiplied, another goes through a tower of layers that
-  halve; a last layer makes a score of both results. It reads no attribute.
+  One pair of tables is multiplied, another goes through a tower of layers of
+  halving sizes; a last layer computes a score from both results. Attributes are
+  not used.
 
   Args:
-    sizes: How much there is of everything.
-    output: What is predicted.
+    sizes: Sizes of the model's inputs.
+    output: Conversion of scores to predictions.
     factors: Length of both results.
 
   Raises:
-    OptionError: If a size or the scale is not possible.
+    OptionError: If a size or the scale is impossible.
   """
   model_parts.check(sizes, output, factors=factors)
   layers = tf.keras.layers
@@ -299,7 +299,7 @@ def build_ncf(
       model_parts.items(inputs, sizes, factors, 'item'),
     ]
   )
-  # As in section 4.1 of the paper: 32, 16 and 8 of 8 factors.
+  # As in section 4.1 of the paper: 32, 16 and 8 for 8 factors.
   values = layers.Concatenate(name='both')(
     [
       model_parts.users(inputs, sizes, 2 * factors, 'user_tower'),
@@ -317,16 +317,16 @@ def build_ncf(
 def build_bias(
   sizes: Sizes, output: Output = BINARY, *, mean: float | None = None
 ) -> tf.keras.Model:
-  """Builds what knows of each user and item one number; no attribute is read.
+  """Build a model of only user and item biases, without attributes.
 
   Args:
-    sizes: How much there is of everything.
-    output: What is predicted.
-    mean: The prediction at which the bias of all begins, such as the mean
-      answer; the middle of the scale if None.
+    sizes: Sizes of the model's inputs.
+    output: Conversion of scores to predictions.
+    mean: The prediction at the initial common bias, such as the mean answer;
+      the middle of the scale if None.
 
   Raises:
-    OptionError: If a size or the scale is not possible.
+    OptionError: If a size or the scale is impossible.
   """
   model_parts.check(sizes, output)
   inputs = model_parts.inputs_of(sizes)
@@ -334,15 +334,15 @@ def build_bias(
   return tf.keras.Model(inputs, output.of(score), name=BIAS)
 
 
-# ---- what a trained model says -----------------------------------------------
+# ---- trained models ----------------------------------------------------------
 
 
 def hidden_characteristics(model: tf.keras.Model) -> np.ndarray | None:
-  """What a model says of each user and attribute, `[users, attributes]`.
+  """Compute users' hidden characteristics, `[users, attributes]`.
 
   Args:
-    model: A model that was built here: of GUM it is Eq. 8, of NCD the mastery;
-      of the others None.
+    model: A model built here: for GUM the result is Eq. 8, for NCD the mastery;
+      for the others None.
   """
   names = {layer.name for layer in model.layers}
   if 'relation' in names:
@@ -360,7 +360,7 @@ def hidden_characteristics(model: tf.keras.Model) -> np.ndarray | None:
 def hidden_characteristic(
   users: np.ndarray, knowledge_of_users: np.ndarray, hidden: np.ndarray
 ) -> np.ndarray:
-  """h_u = Emb_u * (KM_u HM) (Eq. 8), one number for each attribute.
+  """Compute h_u = Emb_u * (KM_u HM) (Eq. 8), one number per attribute.
 
   Args:
     users: Emb_u of all users, `[users, attributes]`.
@@ -374,10 +374,10 @@ def hidden_characteristic(
 
 
 def biases_in_attributes(model: tf.keras.Model) -> np.ndarray | float:
-  """How much better each user does than others on items with an attribute.
+  """Return each user's advantage over others on items with an attribute.
 
   Args:
-    model: A model that was built here.
+    model: A model built here.
 
   Returns:
     `[users, attributes]`, or zero for a model without such biases.
@@ -389,10 +389,10 @@ def biases_in_attributes(model: tf.keras.Model) -> np.ndarray | float:
 
 
 def knowledge(model: tf.keras.Model) -> dict[str, np.ndarray]:
-  """A model's public components by attribute, `[attributes, size]`, by name.
+  """Return a model's public components, `[attributes, size]`, by name.
 
   Args:
-    model: A model that was built here.
+    model: A model built here.
   """
   names = {layer.name for layer in model.layers}
   layers = {name: name.split('/')[0] for name in KNOWLEDGE}

@@ -1,7 +1,7 @@
-"""Reads MovieLens 100K with regions of the United States as clients.
+"""MovieLens 100K with regions of the United States as clients.
 
 A region is the first digit of a user's zip code (HPFL, section 5.1). Codes that
-begin with a letter are Canadian; their users are left out, which gives the
+start with a letter are Canadian; their users are left out, which gives the
 paper's 925 users of 10 clients.
 """
 
@@ -19,14 +19,14 @@ from tasks.user_modeling import records
 _NAME = 'ml-100k'
 _GENRES = 'u.genre'
 _NUM_GENRES = 19
-_NUM_FIELDS = 5 + _NUM_GENRES  # Of a movie: the genres are the last ones.
+_NUM_FIELDS = 5 + _NUM_GENRES  # Of a movie; the genres are last.
 _DIGITS = tuple('0123456789')
 
 
 def load(
   folder: str | os.PathLike[str], *, min_users: int = 5
 ) -> records.Records:
-  """Reads MovieLens 100K: answers are 1 to 5, attributes are the genres.
+  """Read MovieLens 100K: answers are 1 to 5, attributes are the genres.
 
   Args:
     folder: Holds the files, or the folder `ml-100k` or `movielens/ml-100k`.
@@ -63,13 +63,13 @@ def load(
 
 
 def read_genres(folder: pathlib.Path) -> records.Tags:
-  """Reads the genres of all movies.
+  """Read the genres of all movies.
 
   Args:
     folder: Holds `u.genre` and `u.item`.
 
   Returns:
-    The genres, whose ids are their numbers in `u.genre`, of each movie.
+    The genres of each movie; their ids are their numbers in `u.genre`.
 
   Raises:
     DataError: If a file is missing or a line of it is damaged.
@@ -94,7 +94,7 @@ def read_genres(folder: pathlib.Path) -> records.Tags:
 
 
 def _read_names(path: pathlib.Path) -> list[str]:
-  """Reads the names of the genres, which are numbered from 0."""
+  """Read the names of the genres, which are numbered from 0."""
   names: list[str] = []
   for number, line in rating_files.lines(path):
     name, code = rating_files.split_fields(line, '|', 2, path, number)

@@ -1,11 +1,11 @@
-"""Which records train, measure accuracy by attribute, or test.
+"""Division of records into training, validation and test.
 
 The split is random within each user (HPFL, section 5.2.1), by pairs of user and
-item: a student may answer the same problem again, and the first answer tells
-much about the second, so that all records of a pair lie in one part.
+item: a student may answer the same problem again, and the first answer is
+informative about the second, so that all records of a pair are in one part.
 
-Data may come with tests of their own. These are kept, and of the other records
-some are drawn for validation, in the same way.
+Data with published tests keep them, and some of the other records are drawn for
+validation, in the same way.
 """
 
 from typing import Any
@@ -19,9 +19,9 @@ from tasks.task import VALIDATION
 from tasks.user_modeling.records import Records
 from tff_partial import random_bits
 
-# A part's code is its place.
+# A part's code is its position.
 PARTS = (TRAIN, VALIDATION, TEST)
-# The share of a user's pairs for tests in the paper.
+# Share of a user's pairs for tests in the paper.
 TEST_SHARE = 0.2
 
 
@@ -34,30 +34,30 @@ def divide(
   repeat: int = 0,
   published: np.ndarray | None = None,
 ) -> np.ndarray:
-  """Divides each user's pairs of user and item at random.
+  """Divide each user's pairs of user and item at random.
 
   Of a user's n pairs, test_share * n are for tests, and validation_share of the
-  others for validation; both are rounded, halves upward, and one pair at least
-  is left to train. Thus 25 pairs become 18, 2 and 5, and a single one trains.
-  A client's split does not depend on which other clients there are, nor on the
-  order of the records.
+  others for validation; both are rounded, halves upward, and at least one pair
+  is left for training. Thus 25 pairs become 18, 2 and 5, and a single one is
+  for training. A client's split does not depend on the other clients, nor on
+  the order of the records.
 
   Args:
-    records: What to divide.
+    records: The records to divide.
     test_share: The share of a user's pairs for tests, from 0 to below 1.
-    validation_share: The share of the other pairs for validation, likewise.
-    seed: Chooses the split, together with `repeat`.
+    validation_share: Share of the other pairs for validation, likewise.
+    seed: Determines the split, together with `repeat`.
     repeat: The number of the repetition; the paper has five.
-    published: int8 `[records]`: places in `PARTS`, if the data come with tests.
-      Of a user's n pairs among the other records, validation_share * n are for
-      validation.
+    published: int8 `[records]`: positions in `PARTS`, for data with published
+      tests. Of a user's n pairs among the other records, validation_share * n
+      are for validation.
 
   Returns:
-    int8 `[records]`: places in `PARTS`.
+    int8 `[records]`: positions in `PARTS`.
 
   Raises:
-    OptionError: If a share is not a share, or another one than `TEST_SHARE` is
-      given for tests that are published.
+    OptionError: If a share is not a share, or is not `TEST_SHARE` although
+      tests are published.
   """
   if published is not None:
     if test_share != TEST_SHARE:
@@ -99,27 +99,27 @@ def divide(
 
 
 def cut(records: Records, codes: np.ndarray) -> dict[str, Records]:
-  """Cuts records into parts.
+  """Cut records into parts.
 
   Args:
-    records: What to cut.
-    codes: Places in `PARTS`, `[records]`.
+    records: The records to cut.
+    codes: Positions in `PARTS`, `[records]`.
 
   Returns:
-    The name of each part to its records.
+    The records by name of the part.
   """
   return {part: records.take(codes == code) for code, part in enumerate(PARTS)}
 
 
 def divided(records: Records, **how: Any) -> dict[str, Records]:
-  """Divides records and cuts them into parts, none of which may be empty.
+  """Divide records into parts, none of which may be empty.
 
   Args:
-    records: What to divide.
+    records: The records to divide.
     **how: As for `divide`.
 
   Returns:
-    The name of each part to its records.
+    The records by name of the part.
 
   Raises:
     OptionError: If they cannot be divided so.
@@ -142,7 +142,7 @@ def _divide_client(
   validation_share: float,
   generator: np.random.Generator,
 ) -> np.ndarray:
-  """Returns the codes of one client's records."""
+  """Return the codes of one client's records."""
   if not len(user):
     return np.zeros(0, np.int8)
   size = int(item.max()) + 1
@@ -150,12 +150,12 @@ def _divide_client(
   users = pairs // size
   counts = np.bincount(users)
   starts = np.cumsum(counts) - counts
-  # The place of each pair in a random order of the user's pairs.
+  # Rank of each pair in a random order of the user's pairs.
   order = np.lexsort((generator.random(len(pairs)), users))
   place = np.empty(len(pairs), np.int64)
   place[order] = np.arange(len(pairs))
   place -= starts[users]
-  # One pair of each user is left to train.
+  # One pair of each user is left for training.
   num_test = np.minimum(_rounded(test_share * counts), counts - 1)
   others = counts - num_test
   num_validation = np.minimum(_rounded(validation_share * others), others - 1)

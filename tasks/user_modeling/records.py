@@ -1,9 +1,9 @@
-"""Records of users and items at clients that have many users each.
+"""Records of users and items at clients with many users each.
 
-A client is a school or a region (HPFL, section 3.1). Its users are its own, and
-so is its numbering of users and items; attributes, such as concepts or genres,
-are public. `build` makes records of raw ids and leaves out small clients, as
-section 5.1 of the paper does.
+A client is a school or a region (HPFL, section 3.1). Its users and its
+numbering of users and items are local; attributes, such as concepts or genres,
+are public. `build` makes records from raw ids and leaves out small clients, as
+in section 5.1 of the paper.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _BY_RECORD = ('client', 'user', 'item', 'public_item', 'answer', 'place')
 
 
 class Tags(NamedTuple):
-  """Which item has which attribute, one entry a pair; pairs may repeat.
+  """Attributes of items, one entry a pair; pairs may repeat.
 
   Attributes:
     item: Ids of items, `[pairs]`.
@@ -37,29 +37,28 @@ class Tags(NamedTuple):
 class Records:
   """Answers of users to items, by client.
 
-  The arrays `client` to `place` have one entry a record, `[records]`. From
-  `build` they come sorted by client, then user; records of one user keep the
-  order of the files. A part of them, which `take` returns, keeps all names and
-  numbers.
+  The arrays `client` to `place` have one entry a record, `[records]`. `build`
+  returns them sorted by client, then user; records of one user keep the order
+  of the files. A selection of them by `take` keeps all names and numbers.
 
   Attributes:
     name: The data set.
     clients: The clients' names.
-    user_names: For each client the names of its users.
-    own_items: For each client the items that it has, int32 `[own items]`,
-      ascending: the number among all clients of each item of its own numbering.
+    user_names: Names of the users of each client.
+    own_items: For each client its items, int32 `[own items]`, ascending: the
+      number among all clients of each item in its own numbering.
     item_names: The names of the items of all clients.
     item_attributes: int32 `[items, width]`: the attributes of each item,
       ascending; -1 pads. Every item has at least one.
     attribute_names: The attributes' names.
     scale: The lowest and the highest possible answer.
-    client: int32, the place in `clients`.
+    client: int32, the position in `clients`.
     user: int32, the number of the user within the client, from 0.
     item: int32, the number of the item within the client, from 0.
     public_item: int32, the number of the item among all clients, from 0.
     answer: float32, such as 0 or 1, or 1 to 5.
-    place: int64, the place of the record in what `build` was given.
-    left_out: What the filters left out: reason to number.
+    place: int64, the position of the record in the arguments of `build`.
+    left_out: Counts of the filters' omissions, by reason.
   """
 
   name: str
@@ -93,19 +92,19 @@ class Records:
 
   @property
   def attributes(self) -> np.ndarray:
-    """The attributes of each record's item, int32 `[records, width]`."""
+    """Attributes of each record's item, int32 `[records, width]`."""
     return self.item_attributes[self.public_item]
 
   def num_users(self, client: int) -> int:
-    """Number of a client's users."""
+    """Return the number of a client's users."""
     return len(self.user_names[client])
 
   def num_own_items(self, client: int) -> int:
-    """Number of the items that a client has."""
+    """Return the number of a client's items."""
     return len(self.own_items[client])
 
   def of_client(self, client: int) -> 'Records':
-    """The records of one client.
+    """Return the records of one client.
 
     Raises:
       DataError: If there is no such client.
@@ -118,16 +117,16 @@ class Records:
     return self.take(self.client == client)
 
   def take(self, rows: np.ndarray) -> 'Records':
-    """Some of the records, with the names and numbers of all.
+    """Return some of the records, with the names and numbers of all.
 
     Args:
-      rows: bool `[records]`, or places in any order.
+      rows: bool `[records]`, or positions in any order.
     """
     taken = {name: getattr(self, name)[rows] for name in _BY_RECORD}
     return dataclasses.replace(self, **taken)
 
   def describe(self) -> dict[str, Any]:
-    """Counts what there is, as Table 1 of the paper, and what was left out.
+    """Count the data, as in Table 1 of the paper, and the omissions.
 
     Only clients, users, items and attributes with a record count.
     """
@@ -161,11 +160,11 @@ def build(
   min_records_per_user: float = 0.0,
   left_out: Mapping[str, int] | None = None,
 ) -> Records:
-  """Makes records of raw ids, leaves out small clients and numbers the rest.
+  """Make records of raw ids, leave out small clients and number the rest.
 
   Clients, users, items and attributes are numbered by ascending id. Users of
-  two clients are two users, even if their ids are the same; an item is the same
-  wherever its id is.
+  two clients are different even if their ids are the same; items with the same
+  id are the same.
 
   Args:
     name: The data set, for messages.
@@ -178,7 +177,7 @@ def build(
     min_users: Clients with fewer users are left out.
     min_records_per_user: Clients whose users have fewer records on average are
       left out, too.
-    left_out: What was left out before: reason to number.
+    left_out: Counts of earlier omissions, by reason.
 
   Raises:
     DataError: If nothing is left, lengths differ, an answer is off the scale or
@@ -209,7 +208,7 @@ def build(
       'limits, or give more data.'
     )
   chosen = np.flatnonzero(is_kept[clients])
-  order = chosen[np.lexsort((numbers[chosen], clients[chosen]))]  # Is stable.
+  order = chosen[np.lexsort((numbers[chosen], clients[chosen]))]  # Stable.
   codes = (np.cumsum(is_kept) - 1)[clients[order]]
   item_ids, public = np.unique(item[order], return_inverse=True)
   own, items_of = _number_within(codes, public, len(kept))
@@ -236,7 +235,7 @@ def build(
 
 
 def attribute_shares(records: Records) -> np.ndarray:
-  """How often each attribute occurs at each client (HPFL, Figure 4).
+  """Return the share of each attribute at each client (HPFL, Figure 4).
 
   A record counts once for each attribute of its item.
 
@@ -276,12 +275,12 @@ def _check(
 def _number_within(
   group: np.ndarray, member: np.ndarray, num_groups: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-  """Numbers the members of each group from 0.
+  """Assign numbers from 0 to the members of each group.
 
   Args:
     group: Codes of groups, `[records]`.
     member: Codes of members, `[records]`.
-    num_groups: How many groups there are; each has a record.
+    num_groups: Number of groups; each has a record.
 
   Returns:
     The number of each record's member within its group, `[records]`, and for
@@ -299,7 +298,7 @@ def _filter(
   min_users: int,
   min_records_per_user: float,
 ) -> tuple[np.ndarray, dict[str, int]]:
-  """Says which clients are kept, bool `[clients]`, and counts the others."""
+  """Return a mask of clients to keep, bool `[clients]`, and omissions."""
   num_records = np.bincount(clients)
   has_few_users = num_users < min_users
   has_few_records = num_records < min_records_per_user * num_users
@@ -316,9 +315,9 @@ def _filter(
 def _attributes(
   name: str, item_ids: np.ndarray, tags: Tags
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-  """Returns the attributes of items, int32 `[items, width]`, and their names.
+  """Return the attributes of items, int32 `[items, width]`, and their names.
 
-  Attributes that none of the items has get no number.
+  Attributes without items get no number.
   """
   is_used = np.isin(tags.item, item_ids)
   items = np.searchsorted(item_ids, tags.item[is_used])

@@ -39,7 +39,7 @@ class _Answer(NamedTuple):
 def load(
   folder: str | os.PathLike[str],
 ) -> tuple[records.Records, np.ndarray]:
-  """Reads the schools with the split that was published with them.
+  """Read the schools with the split that was published with them.
 
   Clients are schools. Their exercises are taken for the same where their
   numbers are, as both schools have 190 of them. A user of each school has no
@@ -85,7 +85,7 @@ def load(
 
 
 def _answers(path: pathlib.Path, part: str, school: str) -> Iterator[_Answer]:
-  """Yields the answers of one file."""
+  """Yield the answers of one file."""
   code = parts.PARTS.index(part)
   for number, entry in enumerate(_entries(path), start=1):
     where = f'{path}, entry {number}'

@@ -2,8 +2,8 @@
 
 A user has a strength in each attribute, an item a difficulty and one to three
 attributes; the answer depends on how far the mean strength in the item's
-attributes exceeds its difficulty. Clients differ: in their numbers of users, in
-the items that they use, and in what their users are good at.
+attributes exceeds its difficulty. Clients differ in their numbers of users, in
+their items, and in their users' strengths.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from tasks.errors import DataError
 from tasks.user_modeling import records
 from tff_partial import random_bits
 
-# Items with one, two and three attributes.
+# Shares of items with one, two and three attributes.
 _ATTRIBUTES_PER_ITEM = (0.55, 0.3, 0.15)
 _DIFFICULTY = 0.8  # Standard deviations, in units of strength.
 _CLIENT_STRENGTH, _USER_STRENGTH = 0.5, 1.0
@@ -40,20 +40,20 @@ def generate(
   five_points: bool = False,
   seed: int = 0,
 ) -> records.Records:
-  """Invents records.
+  """Invent records.
 
   Args:
     num_clients: Number of clients.
     smallest: Users of the smallest client.
-    largest: Users of the largest one; the others lie between, in geometric
+    largest: Users of the largest one; the others are in between, in geometric
       progression. The more users, the more items a client has.
-    num_items: Number of the items of all clients. One that has no record is
-      left out, as in real data.
+    num_items: Number of items of all clients. Items without a record are left
+      out, as in real data.
     num_attributes: Number of attributes.
-    records_per_user: Mean number of a user's records; half as many and one and
-      a half times as many occur, but no item twice.
-    five_points: Whether answers are 1 to 5 instead of 0 and 1.
-    seed: Chooses everything.
+    records_per_user: Mean number of a user's records; it varies from half to
+      one and a half times as many, without repeated items.
+    five_points: True for answers 1 to 5 instead of 0 and 1.
+    seed: Seed of all draws.
 
   Raises:
     DataError: If a number is not positive, or clients shrink.
@@ -130,18 +130,18 @@ def _invent_client(
   num_items: int,
   records_per_user: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns users, items and advantages, strength less difficulty, of records.
+  """Return users, items and advantages (strength - difficulty) of records.
 
   Args:
-    generator: Chooses everything.
+    generator: Generator of all draws.
     items: The items of all clients.
     num_users: Number of the client's users.
-    num_items: Number of the items that it uses.
+    num_items: Number of the client's items.
     records_per_user: Mean number of a user's records.
   """
   has = items.has / items.has.sum(axis=1, keepdims=True)
   num_attributes = has.shape[1]
-  # Which attributes the client prefers.
+  # The client's preferred attributes.
   weights = has @ generator.dirichlet(np.ones(num_attributes))
   on_offer = _draw(generator, weights[np.newaxis], np.array([num_items]))[1]
   low, high = (records_per_user + 1) // 2, records_per_user * 3 // 2
@@ -159,12 +159,12 @@ def _invent_client(
 def _draw(
   generator: np.random.Generator, weights: np.ndarray, counts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws columns of each row without replacement, likelier by their weights.
+  """Draw weighted columns of each row without replacement.
 
   Args:
-    generator: Draws.
+    generator: Generator of the draws.
     weights: Floats, not negative, `[rows, columns]`.
-    counts: How many columns to draw of each row, at most all, `[rows]`.
+    counts: Number of columns to draw in each row, at most all, `[rows]`.
 
   Returns:
     The row and the column of each draw.
@@ -179,7 +179,7 @@ def _draw(
 def _answers(
   generator: np.random.Generator, advantage: np.ndarray, five_points: bool
 ) -> np.ndarray:
-  """Draws answers that are the higher, the larger the advantage is."""
+  """Draw answers, which increase with the advantage."""
   if five_points:
     noise = generator.normal(0.0, _NOISE, len(advantage))
     return np.clip(np.rint(3.0 + _STARS * advantage + noise), 1.0, 5.0)

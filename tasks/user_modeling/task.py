@@ -1,12 +1,12 @@
 """User modeling at schools and regions: HPFL (Wu et al., WWW 2021).
 
-A client is a teacher or a region, with many users. Which records train, choose
-the best round and test, is drawn for each user, so that all clients are seen:
-what they are measured on are further records of users whom they know.
+A client is a teacher or a region, with many users. Records are divided into
+training, validation and test for each user, so that all clients are seen: they
+are measured on further records of known users.
 
-The tables of a client's users and items are its own and have its own sizes.
-Items may be public instead, in one table that the clients share by the items'
-ids. For central training all users and items are in tables at the server.
+The tables of a client's users and items are local and client-sized. Items may
+be public instead, in one table that the clients share, indexed by item id. For
+central training all users and items are in tables at the server.
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,7 +61,7 @@ _RELATION = 'relation/kernel'
 
 @dataclasses.dataclass(frozen=True)
 class Options(TaskOptions):
-  """What can be chosen about such a task; the defaults are the paper's."""
+  """Options of such a task; the defaults are the paper's."""
 
   title: ClassVar[str] = 'Tasks assist and movielens_hpfl'
 
@@ -110,13 +110,13 @@ class Options(TaskOptions):
   )
 
   def flag_prefix(self) -> str:
-    """Begins the names of the flags."""
+    """Return the prefix of the flags."""
     return 'user_model_'
 
 
 @dataclasses.dataclass(frozen=True)
 class AssistOptions(Options):
-  """What can be chosen about ASSISTments; the defaults are the paper's."""
+  """Options of ASSISTments; the defaults are the paper's."""
 
   name: ClassVar[str] = ASSIST
 
@@ -129,11 +129,12 @@ class AssistOptions(Options):
   )
 
   def load(self, data: Data, seed: int) -> 'UserModeling':
-    """Loads the answers and makes the task.
+    """Load the answers and make the task.
 
     Args:
-      data: Where they come from: the folder holds `assistments`, or is it; for
-        the schools `hpfl_reference/data`. Invented answers are 0 and 1, too.
+      data: Their source: the folder that holds `assistments`, or that folder;
+        for the schools `hpfl_reference/data`. Invented answers are 0 and 1,
+        too.
       seed: The run's seed.
 
     Raises:
@@ -151,16 +152,16 @@ class AssistOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class MovielensOptions(Options):
-  """What can be chosen about MovieLens; the defaults are the paper's."""
+  """Options of MovieLens; the defaults are the paper's."""
 
   name: ClassVar[str] = MOVIELENS
 
   def load(self, data: Data, seed: int) -> 'UserModeling':
-    """Loads the ratings and makes the task.
+    """Load the ratings and make the task.
 
     Args:
-      data: Where they come from: the folder holds `movielens/ml-100k`, or is
-        it. Invented ratings are 1 to 5, too.
+      data: Their source: the folder that holds `movielens/ml-100k`, or that
+        folder. Invented ratings are 1 to 5, too.
       seed: The run's seed.
 
     Raises:
@@ -190,8 +191,8 @@ class UserModeling:
     name: The task's name.
     records: All records.
     selection_metric: The metric that chooses the best round.
-    higher_is_better: Whether a larger value of it is better.
-    learned_from_training: What is computed from the training data before.
+    higher_is_better: True if a larger value of it is better.
+    learned_from_training: Statistics of the training data.
   """
 
   selection_metric = 'rmse'
@@ -205,19 +206,19 @@ class UserModeling:
     seed: int,
     published: np.ndarray | None = None,
   ):
-    """Divides the records.
+    """Divide the records.
 
     Args:
       name: The task's name.
       records: All records.
-      options: What can be chosen.
-      seed: The run's seed: records are divided by it, and the weights start
-        from it.
-      published: The part of each record, if data come with tests; see
+      options: The task's options.
+      seed: The run's seed, which divides the records and initializes the
+        weights.
+      published: The part of each record, for data with published tests; see
         `parts.divide`.
 
     Raises:
-      OptionError: If the records cannot be divided so.
+      OptionError: If the records cannot be divided as the options ask.
     """
     self.name = name
     self.records = records
@@ -242,17 +243,17 @@ class UserModeling:
 
   @property
   def validation(self) -> EvaluationClients:
-    """Who chooses the best round: all clients, by records of their users."""
+    """All clients, to choose the best round by records of their users."""
     return EvaluationClients(VALIDATION, True)
 
   @property
   def tests(self) -> dict[str, EvaluationClients]:
-    """The clients that a result is about: all of them."""
+    """Clients that the result is about: all of them."""
     return {SEEN: EvaluationClients(TEST, True)}
 
   @property
   def counts(self) -> dict[str, Any]:
-    """How much of everything there is, for the result."""
+    """Sizes of the data, for the result."""
     return {
       'name': self.records.name,
       **self.records.describe(),
@@ -262,14 +263,14 @@ class UserModeling:
   # ---- the model -------------------------------------------------------------
 
   def model_with(self, user: str) -> models.PartialModel:
-    """Builds the model with tables at the clients, or all of them in one.
+    """Build the model with tables at the clients, or one of all clients.
 
     Args:
-      user: OWN for tables that clients keep, or TABLE for one of the users of
-        all clients, and one of all items.
+      user: OWN for tables that clients keep, or TABLE for one table of the
+        users of all clients, and one of all items.
 
     Raises:
-      OptionError: If it is another form.
+      OptionError: If `user` is another form.
     """
     if user not in (OWN, TABLE):
       raise OptionError(
@@ -286,7 +287,7 @@ class UserModeling:
     own: list[str] = []
     num_users, num_items = int(self._clients.num_users.sum()), records.num_items
     if user == OWN:
-      # How first values are distributed, follows from what clients have.
+      # The initializers depend on the typical sizes of clients' tables.
       num_users = int(np.median(self._clients.num_users))
       own += user_models.USER_LAYERS
       if options.items == OWN:
@@ -314,10 +315,10 @@ class UserModeling:
       seed=self._seed,
     )
 
-  # ---- what algorithms ask for -----------------------------------------------
+  # ---- requirements of algorithms --------------------------------------------
 
   def kept_tables(self) -> Mapping[str, tuple[int, ...]]:
-    """The tables that clients keep, but for biases, and how many rows of each.
+    """Return the row counts of the tables that clients keep, except biases.
 
     A client has a row for each of its users and items.
     """
@@ -329,7 +330,7 @@ class UserModeling:
     }
 
   def item_attributes(self) -> hpfl.Attributes:
-    """The attributes of items, which all clients know."""
+    """Return the attributes of items, which all clients know."""
     number = self.records.num_attributes
     shared = self.model_with(OWN).specs(tiers.GLOBAL)
     return hpfl.Attributes(
@@ -346,13 +347,13 @@ class UserModeling:
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Packs all clients with the records of one part; see `Clients.pack`."""
+    """Pack all clients with the records of one part; see `Clients.pack`."""
     return self._clients.pack(part, example_spec)
 
-  # ---- measures --------------------------------------------------------------
+  # ---- metrics ---------------------------------------------------------------
 
   def measure_models(self, own_models: Iterable[OwnModel]) -> dict[str, float]:
-    """Measures what takes the models of all clients; see `measures.measure`.
+    """Measure the metrics that need all clients' models; see `measures`.
 
     Args:
       own_models: The clients' models.
@@ -364,7 +365,7 @@ class UserModeling:
     )
 
   def _answers(self, own: OwnModel) -> measures.Answers:
-    """What a client's model says of the records that it is measured on."""
+    """Return the outputs of a client's model for its measured records."""
     fields = own.examples
     if clients_lib.IS_QUERY in fields:
       is_query = fields[clients_lib.IS_QUERY] == 1
@@ -387,12 +388,12 @@ class UserModeling:
 def _hidden(
   keras_model: tf.keras.Model, public: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Hidden characteristics by Eq. 8, and `_related`: through RM, with biases.
+  """Return hidden characteristics by Eq. 8, and `_related` through RM.
 
-  In GUM an attribute of an item speaks to all numbers of a user through its row
-  of RM, which Eq. 8 leaves out: with another RM than the identity, h_uk says
-  nothing of items with the attribute k, but h_u RM^T does. Biases of a user in
-  attributes, which the paper has not, are added to that.
+  In GUM an attribute of an item affects all numbers of a user through its row
+  of RM, which Eq. 8 leaves out: unless RM is the identity, h_uk does not
+  describe items with the attribute k, but h_u RM^T does. To that are added the
+  biases of a user in attributes, which the paper does not have.
   """
   hidden = user_models.hidden_characteristics(keras_model)
   if hidden is None:

@@ -22,7 +22,7 @@ from tff_partial.training import programs
 
 @pytest.fixture(scope='module', autouse=True)
 def _cohort_runtime():
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+  with tff_partial.runtimes.cohort(jit=False):
     yield
 
 

@@ -68,7 +68,7 @@ def _world(**averaging: Any) -> small_runs.World:
 
 @pytest.fixture(scope='module', autouse=True)
 def _cohort_runtime():
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+  with tff_partial.runtimes.cohort(jit=False):
     yield
 
 

@@ -21,7 +21,7 @@ clients = small_runs.pack(process.example_spec, 'train', 12)
 import logging
 logging.getLogger('tensorflow').setLevel(logging.INFO)
 logging.getLogger('tensorflow').info('something else')
-with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+with tff_partial.runtimes.cohort(jit=False):
   tff_partial.train(
     process, clients, rounds=2, clients_per_round=4, output_dir=sys.argv[1]
   )

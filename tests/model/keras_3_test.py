@@ -219,18 +219,18 @@ def fixture_trained():
     (
       'cohort',
       keras,
-      tff_partial.runtimes.cohort_runtime.cohort(strict=True, jit=False),
+      tff_partial.runtimes.cohort(strict=True, jit=False),
     ),
     (
       'XLA',
       keras,
-      tff_partial.runtimes.cohort_runtime.cohort(strict=True, jit=True),
+      tff_partial.runtimes.cohort(strict=True, jit=True),
     ),
-    ('native', keras, tff_partial.runtimes.native_runtime.native()),
+    ('native', keras, tff_partial.runtimes.native()),
     (
       'Keras 2',
       tf.keras,
-      tff_partial.runtimes.cohort_runtime.cohort(strict=True, jit=False),
+      tff_partial.runtimes.cohort(strict=True, jit=False),
     ),
   ):
     model = partial(ratings, of, seed=3)

@@ -42,7 +42,7 @@ def fixture_world():
 def test_the_client_and_the_layer_are_named(world, jit):
   process, evaluation, clients = world
   expected = r"client 'u3' computes fails in .*limit.*: .*too high"
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=jit):
+  with tff_partial.runtimes.cohort(jit=jit):
     with pytest.raises(client_errors.ClientError, match=f'Round 1.*{expected}'):
       tff_partial.train(process, clients, rounds=1, clients_per_round=6)
     weights = process.get_model_weights(process.initialize())

@@ -79,7 +79,7 @@ def take_part(states):
 
 @pytest.fixture(scope='module', autouse=True)
 def fixture_runtime():
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
+  with tff_partial.runtimes.cohort(jit=False) as context:
     yield context
 
 
@@ -192,8 +192,8 @@ def test_first_values_are_the_same_under_every_runtime():
   seeds = sampling.client_seeds(names(*range(9)), 0)
   found = []
   for runtime in (
-    tff_partial.runtimes.cohort_runtime.cohort(jit=True),
-    tff_partial.runtimes.native_runtime.native(),
+    tff_partial.runtimes.cohort(jit=True),
+    tff_partial.runtimes.native(),
   ):
     with runtime:
       first = state_codec.first_states(initialize_client, seeds)

@@ -323,7 +323,7 @@ def test_without_a_runtime_a_cohort_runtime_is_taken_and_kept(recon):
   default = stack.current
   with tff_partial.runtimes.cohort_runtime.ours() as first:
     assert stack.current is first
-    assert isinstance(first, type(tff_partial.runtimes.cohort_runtime.cohort()))
+    assert isinstance(first, type(tff_partial.runtimes.cohort()))
     assert first.num_compiled  # The fixtures' rounds.
     with tff_partial.runtimes.cohort_runtime.ours() as inner:
       assert inner is first
@@ -335,8 +335,8 @@ def test_without_a_runtime_a_cohort_runtime_is_taken_and_kept(recon):
 @pytest.mark.parametrize(
   'make',
   [
-    tff_partial.runtimes.cohort_runtime.cohort,
-    tff_partial.runtimes.native_runtime.native,
+    tff_partial.runtimes.cohort,
+    tff_partial.runtimes.native,
   ],
 )
 def test_a_runtime_that_was_chosen_stays(make):
@@ -348,7 +348,7 @@ def test_a_runtime_that_was_chosen_stays(make):
   'make',
   [
     tff.backends.native.create_sync_local_cpp_execution_context,
-    lambda: tff_partial.runtimes.cohort_runtime.cohort(asynchronous=True),
+    lambda: tff_partial.runtimes.cohort(asynchronous=True),
   ],
 )
 def test_one_that_cannot_run_cohorts_does_not(make, recon, clients):

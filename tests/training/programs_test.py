@@ -48,7 +48,7 @@ def _world(**options: Any) -> small_runs.World:
 
 @pytest.fixture(scope='module', autouse=True, name='runtime')
 def fixture_runtime():
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
+  with tff_partial.runtimes.cohort(jit=False) as context:
     yield context
 
 

@@ -254,7 +254,7 @@ def test_clients_without_examples_stay_so():
 
 @pytest.fixture(scope='module', name='runtime', autouse=True)
 def fixture_runtime():
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
+  with tff_partial.runtimes.cohort(jit=False) as context:
     yield context
 
 
@@ -311,7 +311,7 @@ def test_partial_work_is_training_on_the_first_examples(world):
 
 @pytest.mark.slow
 def test_partial_work_compiles_nothing_more(world):
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=True) as context:
+  with tff_partial.runtimes.cohort(jit=True) as context:
     for rounds in (1, 5):
       world.train(
         rounds=rounds,

@@ -62,7 +62,7 @@ def make_world() -> small_runs.World:
 
 @pytest.fixture(scope='module', autouse=True)
 def fixture_runtime():
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False) as context:
+  with tff_partial.runtimes.cohort(jit=False) as context:
     yield context
 
 
@@ -125,7 +125,7 @@ def test_without_a_folder_they_remember_as_well(world, whole):
 
 @pytest.mark.slow
 def test_every_runtime_remembers_the_same(world, whole):
-  with tff_partial.runtimes.native_runtime.native():
+  with tff_partial.runtimes.native():
     result = world.train()
   ids = world.clients.client_ids
   for one, two in (
@@ -482,7 +482,7 @@ def test_an_exam_reads_what_is_remembered_shard_by_shard(
 
   monkeypatch.setattr(type(result.client_store), 'read', count)
   monkeypatch.setattr(sharding, '_CLIENTS_PER_SHARD', 2)
-  with tff_partial.runtimes.cohort_runtime.cohort():
+  with tff_partial.runtimes.cohort():
     found = programs.evaluate(exam, result.weights, 0, result.client_store)
   size = len(exam.clients.client_ids)
   assert sum(most) == size

@@ -1,22 +1,21 @@
-"""Lets TFF 0.87 be imported beside TensorFlow 2.16 and later.
+"""Support for importing TFF 0.87 with TensorFlow 2.16 and later.
 
-TFF 0.87 was released for Python up to 3.11 and TensorFlow 2.14. What it
-computes with is there in later ones too. Two things stand in the way of its
-import:
+TFF 0.87 was released for Python up to 3.11 and TensorFlow 2.14. Later
+TensorFlows still have what it computes with. Two obstacles prevent its import:
 
 * `tf.keras` means Keras 3 from TensorFlow 2.16 on. TFF is written for Keras 2,
-  which lives on as the package tf_keras, and which TensorFlow takes where the
-  environment says `TF_USE_LEGACY_KERAS=1`. This is set here, for good.
-* TFF and TensorFlow Privacy import packages for parts that nothing here uses,
-  and of which no version goes with these TensorFlows (see `_ABSENT`). They are
-  replaced by stand-ins while TFF is imported, and only then: a program that
-  imports JAX gets JAX.
+  which is now the package tf_keras and which TensorFlow uses if the environment
+  has `TF_USE_LEGACY_KERAS=1`. This module sets it permanently.
+* TFF and TensorFlow Privacy import packages for parts that this library does
+  not use, and no version of these packages works with these TensorFlows (see
+  `_ABSENT`). They are replaced by stand-ins only while TFF is imported: a
+  program that imports JAX gets JAX.
 
-And XLA is told to run loops as it did: its newer runtime for CPUs, by thunks,
-takes twice as long for a round of small clients.
+The module also selects XLA's older CPU runtime: the newer one, which uses
+thunks, takes twice as long for a round of small clients.
 
-These TensorFlows also write lines to the error output while they are imported
-that no setting silences; they are taken out (`_without_noise`).
+While imported, these TensorFlows write lines to stderr that no setting
+silences; `_without_noise` removes them.
 
 With TensorFlow 2.14 this module does nothing.
 """
@@ -35,19 +34,19 @@ import tempfile
 import types
 from typing import Any
 
-# Top-level packages, and what imports them for what.
+# Top-level packages, and why they are imported.
 _ABSENT = {
-  # TFF, for `tff.jax_computation`, by a name that JAX dropped.
+  # By TFF, for `tff.jax_computation`, with a name that JAX removed.
   'jax': 'JAX 0.4.14, for tff.jax_computation',
-  # TFF, for programs that tune by Vizier; none of its versions goes with
+  # By TFF, for programs that tune with Vizier; none of its versions works with
   # protobuf 5.
   'vizier': 'google-vizier 0.1.11, for programs of Vizier',
 }
-# The same, replaced only where they are not installed.
+# Packages that are replaced only if they are not installed.
 _ABSENT_IF_MISSING = {
-  # TensorFlow Privacy, for estimators, which TensorFlow dropped in 2.16.
+  # By TensorFlow Privacy, for estimators, which TensorFlow removed in 2.16.
   'tensorflow_estimator': 'tensorflow-estimator, for private estimators',
-  # TFF, for encoded aggregators. Colab, for one, lacks it.
+  # By TFF, for encoded aggregators. Colab, for example, lacks it.
   'tensorflow_model_optimization': (
     'tensorflow-model-optimization 0.8.0, for encoded aggregators '
     '(pip install --no-deps tensorflow-model-optimization==0.8.0)'
@@ -78,7 +77,7 @@ tff_partial needs the package tf_keras, Keras 2, beside TensorFlow {version}:
 
 
 def _tensorflow_version() -> tuple[int, int] | None:
-  """Returns what TensorFlow is installed, without importing it."""
+  """Return the version of the installed TensorFlow, without importing it."""
   for name in ('tensorflow', 'tensorflow-cpu', 'tf-nightly'):
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       major, minor = importlib.metadata.version(name).split('.')[:2]
@@ -87,7 +86,7 @@ def _tensorflow_version() -> tuple[int, int] | None:
 
 
 def _choose_keras_2(version: tuple[int, int]) -> None:
-  """Makes `tf.keras` mean Keras 2, or says what is in the way."""
+  """Make `tf.keras` mean Keras 2, or raise an error that says why not."""
   if importlib.util.find_spec('tf_keras') is None:
     minor = '.'.join(map(str, version))
     raise ImportError(
@@ -103,9 +102,9 @@ def _choose_keras_2(version: tuple[int, int]) -> None:
 
 
 def _choose_xla_runtime(version: tuple[int, int]) -> None:
-  """Chooses the faster of XLA's runtimes for CPUs, where there are two.
+  """Choose the faster of XLA's CPU runtimes if there are two.
 
-  XLA reads it when it first compiles. Whoever has chosen already is left alone.
+  XLA reads the flag when it first compiles. A choice already made is kept.
   """
   flags = os.environ.get('XLA_FLAGS', '')
   if version < (2, 21) and _THUNKS not in flags:
@@ -113,16 +112,16 @@ def _choose_xla_runtime(version: tuple[int, int]) -> None:
 
 
 class _AbsentClass(abc.ABCMeta):
-  """The type of classes that have every name and refuse to be used."""
+  """Metaclass of stand-ins that have any attribute and raise when called."""
 
   def __getattr__(cls, name: str) -> Any:
     return _absent(f'{cls.__module__}.{cls.__name__}', name)
 
   def __call__(cls, *args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], type):
-      return args[0]  # It registers or decorates a class: the import does.
+      return args[0]  # The import uses it to register or decorate a class.
     absent = _ABSENT | _ABSENT_IF_MISSING
-    # A class of TFF may be derived from it.
+    # TFF may derive a class from it.
     base = next(x for x in cls.__mro__ if x.__module__.split('.')[0] in absent)
     raise ImportError(
       f'{base.__module__}.{base.__name__} belongs to a part of TensorFlow '
@@ -132,22 +131,22 @@ class _AbsentClass(abc.ABCMeta):
 
 
 def _absent(module: str, name: str) -> _AbsentClass:
-  """Returns what stands for a name of a module that is not there."""
+  """Return a stand-in for an attribute of an absent module."""
   if name.startswith('__'):
     raise AttributeError(name)
-  # A class, since some are derived from and some stand in annotations.
+  # A class, since some are base classes and some are in annotations.
   return _AbsentClass(name, (), {'__module__': module})
 
 
 class _StandIn(types.ModuleType):
-  """A module that has every name."""
+  """A module that has any attribute."""
 
   def __getattr__(self, name: str) -> Any:
     return _absent(self.__name__, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds a stand-in for every module of some top-level packages."""
+  """Finder of stand-ins for all modules of some top-level packages."""
 
   def __init__(self, packages: frozenset[str]):
     self._packages = packages
@@ -167,16 +166,16 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     return _StandIn(spec.name)
 
   def exec_module(self, module: types.ModuleType) -> None:
-    del module  # It has every name as it is.
+    del module  # It already has any attribute.
 
 
 def _of(packages: frozenset[str]) -> list[str]:
-  """Returns the names of packages' modules that are imported."""
+  """Return the names of the packages' imported modules."""
   return [name for name in sys.modules if name.split('.')[0] in packages]
 
 
-# What TensorFlow says of GPUs that are not there and of its own parts, before
-# its log has a level.
+# Messages of TensorFlow about absent GPUs and its own parts, from before its
+# log has a level.
 _NOISE = re.compile(
   rb'WARNING: All log messages before absl::InitializeLog\(\)'
   rb'|[IWE]\d{4} .*(cuda|computation_placer\.cc|port\.cc|cpu_feature_guard\.cc)'
@@ -190,13 +189,13 @@ def _flush() -> None:
 
 @contextlib.contextmanager
 def _without_noise() -> Iterator[None]:
-  """Holds back what is written to the error output, and its noise for good.
+  """Delay all writes to stderr, and drop its noise.
 
-  TensorFlow writes there past Python. An import that fails loses nothing.
+  TensorFlow bypasses Python's stderr. If the import fails, nothing is lost.
   """
   try:
     kept = os.dup(2)
-  except OSError:  # There is no error output.
+  except OSError:  # There is no stderr.
     yield
     return
   with tempfile.TemporaryFile() as held:
@@ -218,7 +217,7 @@ def _without_noise() -> Iterator[None]:
 
 @contextlib.contextmanager
 def adapted() -> Iterator[None]:
-  """Adapts the imports inside to TensorFlow 2.16 and later, where that is it.
+  """Adapt the imports inside to TensorFlow 2.16 or later, if installed.
 
   Raises:
     ImportError: If `tf.keras` is Keras 3 already, or there is no tf_keras.
@@ -235,14 +234,14 @@ def adapted() -> Iterator[None]:
     if importlib.util.find_spec(name) is None
   )
   if 'tensorflow_federated' not in sys.modules:
-    # Somebody imported it first, which failed in the middle.
+    # An earlier import of it failed halfway.
     for name in _of(frozenset({'tensorflow_federated'})):
       del sys.modules[name]
   real = {name: sys.modules.pop(name) for name in _of(packages)}
   finder = _Finder(packages)
   sys.meta_path.insert(0, finder)
   try:
-    # Whoever wants to see what TensorFlow says has set its level.
+    # At any other level, the user wants to see TensorFlow's messages.
     is_quiet = os.environ.get('TF_CPP_MIN_LOG_LEVEL') == '3'
     with _without_noise() if is_quiet else contextlib.nullcontext():
       yield

@@ -1,9 +1,9 @@
-"""Imports TensorFlow Federated, or says what to type where that fails.
+"""Import of TensorFlow Federated, with advice on how to install it.
 
-Says, too, where what was installed beside it breaks TensorFlow's checkpoints.
+Also warns if a package installed with it breaks TensorFlow's checkpoints.
 
-The package's `__init__` imports this module before any other, so that whoever
-lacks TFF reads the advice below and not a traceback out of some module of ours.
+The package's `__init__` imports this module before any other, so that users
+without TFF see the advice below and not a traceback from one of our modules.
 """
 
 import importlib.metadata
@@ -44,12 +44,12 @@ Where TensorFlow is installed already, as in Google Colab:
 
 
 def _explain(error: ImportError) -> str:
-  """Says what is wrong with this environment's TFF, and the way out."""
+  """Return a description of this environment's TFF problem, and its fixes."""
   if error.name == 'tensorflow_federated':
     problem = 'which is not installed here'
   else:
-    # Installed but broken, most often by a setuptools without pkg_resources or
-    # by another jaxlib. The same commands repair it.
+    # Installed but broken, usually by a setuptools without pkg_resources or by
+    # another jaxlib. The same commands fix it.
     problem = f'which is installed here but cannot be imported ({error})'
   if sys.version_info < (3, 12):
     return (
@@ -78,11 +78,11 @@ def _explain(error: ImportError) -> str:
 
 
 def problem_of_checkpoints() -> str | None:
-  """Says why TensorFlow could not write checkpoints here, and the way out.
+  """Return why TensorFlow cannot write checkpoints here, and a fix, or None.
 
-  From 4.6 on, typing-extensions looks at objects in a way that the wrapped
-  dictionaries of TensorFlow 2.14 do not bear, whichever wrapt there is: what is
-  tried here is of the same kind.
+  From 4.6 on, typing-extensions inspects objects in a way that fails for the
+  wrapped dictionaries of TensorFlow 2.14, with any version of wrapt. This
+  function tries it on a similar object.
   """
   try:
     import typing_extensions
@@ -93,7 +93,7 @@ def problem_of_checkpoints() -> str | None:
   @typing_extensions.runtime_checkable
   class Anything(typing_extensions.Protocol):
     def nobody_has_this(self) -> None:
-      """Is looked for."""
+      """Exist only to be looked up."""
 
   class Ours:
     pass
@@ -116,7 +116,7 @@ def problem_of_checkpoints() -> str | None:
 
 
 with warnings.catch_warnings():
-  # TFF's dependencies still use pkg_resources, which its users cannot help.
+  # TFF's dependencies still use pkg_resources; users cannot change that.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
   try:
     with _newer_tensorflow.adapted():

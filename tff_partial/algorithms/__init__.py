@@ -1,4 +1,4 @@
-"""Algorithms whose models are partly local, one module a paper."""
+"""Algorithms whose models are partly local, one module per paper."""
 
 from tff_partial.algorithms.apfl import build_apfl
 from tff_partial.algorithms.apfl import build_apfl_eval

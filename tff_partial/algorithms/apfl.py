@@ -59,7 +59,7 @@ def build_apfl(
       fixed one.
     training: How w is trained: optimizer, batches, epochs.
     personal: How v is trained, on the same batches; as w by default.
-    **joining: How the server joins updates of w, as for `compose`.
+    **joining: How the server aggregates updates of w, as for `compose`.
 
   Raises:
     CompositionError, PhaseError, MixtureError: If the arguments do not fit

@@ -38,7 +38,7 @@ def build_ditto(
       0 for local training alone.
     training: How w is trained.
     personal: How v is trained.
-    **joining: How the server joins updates of w, as for `compose`.
+    **joining: How the server aggregates updates of w, as for `compose`.
 
   Raises:
     CompositionError, PhaseError, TermError: If the arguments do not fit

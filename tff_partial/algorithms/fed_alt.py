@@ -29,7 +29,7 @@ def build_fed_alt(
     model: The model; without local variables, this is FedAvg.
     personal: How v is trained while u is fixed: tau_v steps with gamma_v.
     shared: How u is trained while v is fixed: tau_u steps with gamma_u.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.

@@ -32,7 +32,7 @@ def build_fed_avg(
   Args:
     model: The model, without local variables.
     training: How a client trains: optimizer, batches, epochs.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.

@@ -30,7 +30,7 @@ def build_fed_babu(
   Args:
     model: The model; without local variables, this is FedAvg.
     training: How a client trains: optimizer, batches, epochs.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -59,7 +59,7 @@ def build_fed_babu_eval(
     personalise: How clients tune. The paper compares the full model, the body
       and the head: choose by names of variables, `only=...`.
     split: As for `evaluation.build_query_evaluation`.
-    measure_batch_size: Examples measured at a time; changes no result.
+    measure_batch_size: Examples measured at a time; does not change the result.
   """
   return evaluation.build_query_evaluation(
     model,

@@ -1,25 +1,24 @@
 """FedEmbed (Silva et al., 2022): personal embeddings and sub-population heads.
 
 A client keeps a personal embedding. Its model reads the embedding and the
-example, and ends in several heads on a shared encoder: one for each
-sub-population, of which the client uses that of its own (GROUP), a global head
-for the same target, and one that tells of what type the example is. Section
-3.4 and Algorithm 1:
+example, and has several heads on a shared encoder: one for each sub-population,
+of which the client uses its own (GROUP), a global head for the same target, and
+a head that predicts the type of the example. Section 3.4 and Algorithm 1:
 
-- the sub-population's head and the type head teach themselves, the encoder and
-  the embedding;
-- the global head teaches itself and the embedding, through the encoder but not
-  the encoder (end of 3.2), which keeps the embeddings of all clients
+- the losses of the sub-population's head and the type head train these heads,
+  the encoder and the embedding;
+- the global head's loss trains this head and the embedding, through the encoder
+  but not the encoder (end of 3.2), which keeps the embeddings of all clients
   comparable.
 
-Updates of all heads are averaged over all clients of the cohort, those of heads
-a client did not use being zero (line 25), so that the server need not know who
-belongs where, and noise covers all heads alike. What a client sends is a mean's
-summand: seen by itself, it shows which head is not zero.
+Updates of all heads are averaged over all clients of the cohort, with zeros for
+heads that a client did not use (line 25), so that the server need not know the
+clients' sub-populations, and noise covers all heads equally. A client sends a
+summand of this mean: seen by itself, it shows which head is not zero.
 
 Deviations: updates descend, where Algorithm 1 prints a plus sign. A client
-takes steps of an optimizer, the two sets of losses in turn on each batch, where
-Algorithm 1 sums gradients at one point. For those of section 3.3 see
+takes optimizer steps on the two sets of losses in turn on each batch, where
+Algorithm 1 sums gradients at one point. For deviations from section 3.3 see
 `assignments.py`.
 """
 
@@ -52,17 +51,17 @@ def build_fed_embed(
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients choose a sub-population, and train its head, encoder and embedding.
+  """Build FedEmbed: choose a sub-population, train head, encoder, embedding.
 
   Args:
     model: The model; the embedding is local, the sub-populations' head is its
-      `group`, or local, too, with `OWN_HEAD`.
+      `group`, or also local with `OWN_HEAD`.
     parts: The parts of the model.
-    assignment: How clients come to their sub-population: one of
+    assignment: How clients are assigned their sub-population: one of
       `assignments.py`.
-    training: How they train: optimizer, batches, epochs. An optimizer of GLOBAL
-      is that of the sub-populations' heads, too.
-    **joining: How the server joins updates, as for `compose`.
+    training: How clients train: optimizer, batches, epochs. An optimizer of
+      GLOBAL is also that of the sub-populations' heads.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit
@@ -104,15 +103,15 @@ def build_fed_embed_eval(
   personalise: Phase | None = None,
   **measuring: Unpack[assigned_training.Measuring],
 ) -> evaluation.Evaluation:
-  """Clients are measured with the head of their sub-population.
+  """Build an evaluation with the heads of clients' sub-populations.
 
-  They find it from their support set and the embedding that they remember.
+  Clients choose it by their support set and the embedding that they remember.
   With `personalise`, for clients that never took part, they train the embedding
   first, through the heads that all share.
 
   Args:
     model: The model.
-    parts: Its parts.
+    parts: The parts of the model.
     assignment: As for `build_fed_embed`.
     personalise: How new clients train their embedding; not at all by default.
     **measuring: As for `assigned_training.build_evaluation`.

@@ -1,14 +1,15 @@
 """Federated Reconstruction (Singhal et al., NeurIPS 2021), Algorithm 1.
 
-Each client rebuilds its local weights from scratch on its support set while the
-global weights are frozen, then trains the global weights on its query set while
-the local ones are frozen. Only the update of the global weights leaves it.
+Each client reconstructs its local weights from scratch on its support set while
+the global weights are frozen, then trains the global weights on its query set
+while the local ones are frozen. Only the update of the global weights leaves
+the client.
 
-Deviations: a client whose examples are too few for a query set has the weight
-zero, and a client whose update is not finite counts for nothing. A client's
-weight is `|D_q|` as in the paper, also where `update_steps` leaves some of the
-query set unused; TFF's own `build_fed_recon` counts the examples of the steps
-that it took. Otherwise the two give the same weights.
+Deviations: a client with too few examples for a query set has the weight zero,
+and a client whose update is not finite does not count. A client's weight is
+`|D_q|` as in the paper, even if `update_steps` leaves some of the query set
+unused; TFF's own `build_fed_recon` counts the examples of the steps taken.
+Otherwise the two give the same weights.
 """
 
 import dataclasses
@@ -43,22 +44,23 @@ def build_fed_recon(
   joint: bool = False,
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients rebuild local weights, freeze them, and teach the global ones.
+  """Build FedRecon: reconstruct local weights, then train the global ones.
 
   Args:
     model: The model, with or without local variables.
     split: Support and query set; the two halves by default.
-    reconstruction_optimizer: Rebuilds local weights; SGD with rate 0.1.
-    reconstruction_epochs: Passes over the support set, at most.
-    reconstruction_steps: Steps of reconstruction, at most; 0 for none.
-    update_optimizer: Trains global weights; SGD with rate 0.1.
-    update_epochs: Passes over the query set, at most.
-    update_steps: Steps of the update, at most.
-    batch_size: Examples a step; None for all.
-    joint: Whether the update trains the local weights too, together with the
+    reconstruction_optimizer: Optimizer of local weights; SGD with rate 0.1 by
+      default.
+    reconstruction_epochs: Maximum number of passes over the support set.
+    reconstruction_steps: Maximum number of reconstruction steps; 0 for none.
+    update_optimizer: Optimizer of global weights; SGD with rate 0.1 by default.
+    update_epochs: Maximum number of passes over the query set.
+    update_steps: Maximum number of update steps.
+    batch_size: Examples per step; None for all.
+    joint: True if the update also trains the local weights, together with the
       global ones.
-    **joining: How the server joins updates, as for `compose`; their mean,
-      weighted by `|D_q|`.
+    **joining: How the server aggregates updates, as for `compose`; by default
+      their mean, weighted by `|D_q|`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -100,19 +102,20 @@ def build_fed_recon_eval(
   batch_size: int | None = 20,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients rebuild local weights, and are measured with them.
+  """Build an evaluation with reconstructed local weights.
 
-  ReconEval of section 4.1, which needs nothing from a client's past: it
-  measures clients that were never seen in training as well as others.
+  ReconEval of section 4.1, which does not need client state: it also measures
+  clients that were never seen in training.
 
   Args:
     model: The model.
     split: Support and query set; the two halves by default.
-    reconstruction_optimizer: Rebuilds local weights; SGD with rate 0.1.
-    reconstruction_epochs: Passes over the support set, at most.
-    reconstruction_steps: Steps of reconstruction, at most; 0 for none.
-    batch_size: Examples a step of reconstruction; None for all.
-    measure_batch_size: Examples measured at a time; changes no result.
+    reconstruction_optimizer: Optimizer of local weights; SGD with rate 0.1 by
+      default.
+    reconstruction_epochs: Maximum number of passes over the support set.
+    reconstruction_steps: Maximum number of reconstruction steps; 0 for none.
+    batch_size: Examples per reconstruction step; None for all.
+    measure_batch_size: Examples measured at a time; does not change the result.
   """
   return evaluation.build_query_evaluation(
     model,
@@ -137,17 +140,17 @@ def build_fed_recon_fine_tuning_eval(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients rebuild local weights, tune the global ones, and are measured.
+  """Build an evaluation with reconstructed local and fine-tuned global weights.
 
   Section 5.2, "FedRecon followed by fine-tuning": both on the support set, one
-  after the other. What a client has tuned stays with it.
+  after the other. Tuned weights stay with the client.
 
   Args:
     model: The model.
-    reconstruct: How local weights are rebuilt.
-    tune: How global weights are tuned, for all of them or those that it names.
+    reconstruct: How local weights are reconstructed.
+    tune: How global weights are tuned, all of them or those that it names.
     split: Support and query set; the two halves by default.
-    measure_batch_size: Examples measured at a time; changes no result.
+    measure_batch_size: Examples measured at a time; does not change the result.
 
   Raises:
     PhaseError: If a phase names no variable that it could train.

@@ -29,7 +29,7 @@ def build_fed_rep(
     model: The model; without local variables, this is FedAvg.
     head: How the head is trained while the representation is fixed.
     representation: How the representation is trained while the head is fixed.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.

@@ -28,7 +28,7 @@ def build_fed_sim(
     model: The model; without local variables, this is FedAvg.
     training: How a client trains. gamma_u and gamma_v of the paper are
       `optimizer={GLOBAL: sgd(gamma_u), LOCAL: sgd(gamma_v)}`.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.

@@ -32,7 +32,7 @@ def build_fine_tuning_eval(
     client_state: What clients remember from training, if the model has local
       variables, which are tuned, too.
     split: As for `evaluation.build_query_evaluation`.
-    measure_batch_size: Examples measured at a time; changes no result.
+    measure_batch_size: Examples measured at a time; does not change the result.
 
   Raises:
     PhaseError: If `only` names no variable.

@@ -4,11 +4,11 @@ The paper calls the global variables federated parameters, and the local ones,
 such as the embedding of the client's user, private parameters. A client trains
 both jointly, sends the former, and keeps the latter until its next round.
 
-Deviations: a client's first private parameters are drawn by itself; for the
-paper's "default value" give them an initializer without chance, or let the
-clients learn one (`layers.PrivateVector`). Clients go through their examples in
-their order unless `training` shuffles. A client whose update is not finite
-counts for nothing and keeps what it had.
+Deviations: a client initializes its private parameters itself; for the paper's
+"default value" use a deterministic initializer, or let the clients learn one
+(`layers.PrivateVector`). Clients process their examples in order unless
+`training` shuffles. A client whose update is not finite does not count and
+keeps its state.
 """
 
 from typing import Unpack
@@ -29,19 +29,19 @@ def build_furl(
   private_rule: Statistic | None = None,
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train federated and private parameters jointly; these stay.
+  """Build FURL: train both kinds of parameters jointly, keep private ones.
 
-  With FedAvg at the server, this trains as FedAvg would if it held the private
-  parameters of all users: under Eq. 6 exactly so, under Eq. 7 as if each user's
-  were averaged over their owner alone.
+  With FedAvg at the server, this is equivalent to FedAvg with the private
+  parameters of all users at the server: exactly under Eq. 6; under Eq. 7 as if
+  each user's were averaged only over their owner.
 
   Args:
     model: The model; its local variables are the private parameters.
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
-    private_rule: The rule `a_p` of Eq. 3. By default a client keeps what its
-      training came to (Eq. 7); `statistics.SCALED_BY_SHARE` is Eq. 6.
-    **joining: How the server joins updates (Eq. 2), as for `compose`.
+    private_rule: The rule `a_p` of Eq. 3. By default a client keeps its trained
+      parameters (Eq. 7); `statistics.SCALED_BY_SHARE` is Eq. 6.
+    **joining: How the server aggregates updates (Eq. 2), as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -57,11 +57,11 @@ def build_furl(
 def build_furl_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Users are measured with the private parameters that they remember.
+  """Build an evaluation with the private parameters that clients remember.
 
-  New users, whom the paper leaves to future work, remember first values. With
-  `personalise` they train them on their first examples before, while federated
-  parameters stay fixed.
+  New users, which the paper leaves to future work, have first values. With
+  `personalise`, clients train them on their support examples before, while
+  federated parameters stay fixed.
 
   Args:
     model: The model.

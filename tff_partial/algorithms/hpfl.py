@@ -1,35 +1,35 @@
 """Hierarchical Personalized Federated Learning (Wu et al., WWW 2021).
 
-A client is a school or a region with users and items of its own. Its model has
-public components, GLOBAL variables of which rows belong to attributes that all
+A client is a school or a region with its own users and items. Its model has
+public components, GLOBAL variables whose rows belong to attributes that all
 clients know, and private ones, LOCAL tables of its users and items, whose sizes
-no other client has. In a round (Algorithm 3) a client
+differ between clients. In a round (Algorithm 3) a client
 
 1. updates its model by the server's (Algorithm 1): the public rows by Eq. 1,
-   the private rows by Eq. 2, each the less the more accurate it is itself on
-   the attribute;
-2. trains all of it on its records, and measures its accuracy on each attribute
-   on records held out for that;
+   the private rows by Eq. 2, the less the more accurate it is itself on the
+   attribute;
+2. trains the whole model on its records, and measures its accuracy on each
+   attribute on held-out records;
 3. sends its public components and drafts of its private ones.
 
 The server (Algorithm 2) averages the public rows of an attribute over the
 clients that are accurate enough on it, weighted by accuracy times records
-(Eq. 3), and joins the drafts (see `drafts.py`).
+(Eq. 3), and aggregates the drafts (see `drafts.py`).
 
-Readings, where the paper leaves room: the number of iterations on an attribute
-is that of the training records that have it. Where a client holds out no record
-of an attribute, its accuracy there is that on all records. The threshold p is a
-share of the mean accuracy of all clients on the attribute in the round before.
-GLOBAL variables whose rows are no attributes, such as HM, are averaged by
-accuracy times records, or stay with the clients. A client's first round begins
-with the server's public components and private rows as drawn. Eq. 2 is as
-printed unless `by_nearness`.
+Interpretations of the paper: the number of iterations on an attribute is the
+number of training records that have it. If a client holds out no record of an
+attribute, its accuracy there is that on all records. The threshold p is a
+fraction of the mean accuracy of all clients on the attribute in the previous
+round. GLOBAL variables whose rows are not attributes, such as HM, are averaged
+by accuracy times records, or stay with the clients. A client's first round
+starts from the server's public components and randomly initialized private
+rows. Eq. 2 is as printed unless `by_nearness`.
 
-Deviations where sums are joined with the update, so that one clip and its noise
+Deviations if sums are joined with the update, so that one clip and its noise
 cover all that a client sends: records of Eq. 3 are shares of a client's own, so
 that large clients count no more than small ones; rows and thresholds move by
-means of moves (`row_means.py`), by less where clients know little; and a client
-that measured no accuracy on an attribute leaves its threshold as it is.
+means of moves (`row_means.py`), by less if clients have little data; and a
+client that measured no accuracy on an attribute does not move its threshold.
 """
 
 import collections
@@ -67,7 +67,7 @@ _ACCURACY, _RECORDS = 'accuracy', 'records'
 _ON_EACH, _ON_ALL, _TRAINED = 'on_each', 'on_all', 'trained'
 _THRESHOLD = 'threshold'
 # The weight of a client for thresholds, if they are joined with the update:
-# accuracies differ by far more than public rows, and matter less.
+# accuracies differ far more than public rows, and matter less.
 _LOW = 0.1
 
 
@@ -76,15 +76,15 @@ class HpflError(errors.UserError, ValueError):
 
 
 class Attributes(NamedTuple):
-  """What is publicly known of items.
+  """Publicly known attributes of items.
 
   Attributes:
-    number: How many attributes there are, K of the paper.
-    of: From inputs `[examples, ...]` to which attributes each has, float
+    number: The number of attributes, K of the paper.
+    of: From inputs `[examples, ...]` to indicators of their attributes, float
       `[examples, number]`, zeros and ones.
     rows: The GLOBAL variables whose rows belong to attributes,
       `[number, ...]`.
-    is_correct: (labels, predictions) -> whether a prediction is right, bool
+    is_correct: (labels, predictions) -> True for correct predictions, bool
       `[examples]`.
   """
 
@@ -110,36 +110,36 @@ def build_hpfl(
   aggregator: Factory | None = None,
   before_sending: BeforeSending | None = None,
 ) -> PartialProcess:
-  """Clients share knowledge of attributes, and drafts of private tables.
+  """Build HPFL: share public rows by attribute, and drafts of private tables.
 
   Args:
     model: The model: GLOBAL variables are its public components, LOCAL tables
       its private ones, which may be `client_sized`.
-    attributes: What is publicly known of items.
-    drafts: How private tables are drafted; None for HPFL-K, which shares public
-      components alone.
-    tables: The local tables of which drafts are sent, `[rows, width]`. Where
-      the width is that of the attributes, Eq. 2 takes the accuracy on each,
+    attributes: Publicly known attributes of items.
+    drafts: How private tables are drafted; None for HPFL-K, which shares only
+      public components.
+    tables: The local tables whose drafts are sent, `[rows, width]`. If the
+      width is the number of attributes, Eq. 2 uses the accuracy on each,
       otherwise that on all records.
-    public: Whether public components are shared; False is HPFL-R.
+    public: True to share public components; False is HPFL-R.
     training: How a client trains: optimizer, batches, epochs.
     split: The records that a client trains on, and those on which it measures
       its accuracy; by the field `is_validation` by default.
-    by_nearness: Whether Eq. 2 weighs centers by the inverse of their distance,
+    by_nearness: True if Eq. 2 weights centers by the inverse of their distance,
       instead of by their distance as printed.
-    threshold: p of Eq. 3, as a share of the mean accuracy of all clients on an
-      attribute in the round before; clients share a row if they are better.
-    average_others: Whether GLOBAL variables that have no row for each attribute
-      are averaged; otherwise they stay with the clients.
-    join: How sums of public rows and of accuracies are made; with the update,
-      they are clipped and noised as the next two say. Give `drafts.Sums` the
-      same.
-    aggregator: How what is joined with the update is joined.
-    before_sending: What a client does with it before, such as adding noise.
+    threshold: p of Eq. 3, as a fraction of the mean accuracy of all clients on
+      an attribute in the previous round; clients above it share their row.
+    average_others: True to average GLOBAL variables that have no row for each
+      attribute; otherwise they stay with the clients.
+    join: How sums of public rows and of accuracies are aggregated; WITH_UPDATE
+      uses the next two arguments to clip and noise them. Use the same for
+      `drafts.Sums`.
+    aggregator: Aggregates what is joined with the update.
+    before_sending: Transforms it before it is sent, such as by adding noise.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
-    HpflError: If a variable has no row for each attribute, or is no local
+    HpflError: If a variable has no row for each attribute, or is not a local
       table.
   """
   _check(model, attributes, tables if drafts else ())
@@ -189,7 +189,7 @@ def build_hpfl_eval(
   attributes: Attributes,
   **measuring: Any,
 ) -> evaluation.Evaluation:
-  """Clients are measured with the models that they remember.
+  """Build an evaluation with the models that clients remember.
 
   Args:
     model: The model.
@@ -205,14 +205,14 @@ def build_hpfl_eval(
 
 
 class _Sharing(NamedTuple):
-  """What clients compute of what they share.
+  """Clients' computations of what they share.
 
   Attributes:
-    attributes: What is publicly known of items.
+    attributes: Publicly known attributes of items.
     shared: The GLOBAL variables that are shared.
-    tables: The local tables of which drafts are sent.
-    by_nearness: How Eq. 2 weighs centers.
-    join: How sums are made.
+    tables: The local tables whose drafts are sent.
+    by_nearness: True if Eq. 2 weights centers by the inverse of their distance.
+    join: How sums are aggregated.
   """
 
   attributes: Attributes
@@ -222,7 +222,7 @@ class _Sharing(NamedTuple):
   join: Join
 
   def revised(self, client: ClientContext) -> tiers.Weights:
-    """A client's model after the update of Algorithm 1."""
+    """Return a client's model after the update of Algorithm 1."""
     accuracy = client.remembered[_ACCURACY]
     has_trained = accuracy[_TRAINED]
     public = collections.OrderedDict()
@@ -251,7 +251,7 @@ class _Sharing(NamedTuple):
     return collections.OrderedDict({PERSONAL: public, LOCAL: private})
 
   def records(self, client: ClientContext) -> tf.Tensor:
-    """How many of a client's records have each attribute, float `[number]`.
+    """Count a client's records of each attribute, float `[number]`.
 
     Joined with the update they are shares, which add up to 1.
     """
@@ -261,7 +261,7 @@ class _Sharing(NamedTuple):
     return numbers
 
   def accuracy(self, client: ClientContext) -> Any:
-    """Shares of a client's records that it predicts right, by attribute."""
+    """Return a client's accuracy by attribute and on all records."""
     predictions = client.predict(tiers.personal_copy)
     is_correct = tf.cast(
       self.attributes.is_correct(client.examples['y'], predictions), tf.float32
@@ -286,10 +286,10 @@ class _Sharing(NamedTuple):
     )
 
   def statistics(self, share: float) -> Iterator[Statistic]:
-    """Eq. 3, of variables with a row for each attribute and of others, and p.
+    """Yield Eq. 3, for variables with rows of attributes and for others, and p.
 
     Args:
-      share: p, as a share of the mean accuracy of all clients.
+      share: p, as a fraction of the mean accuracy of all clients.
     """
     number = self.attributes.number
 
@@ -300,7 +300,7 @@ class _Sharing(NamedTuple):
 
     def of_others(client: ClientContext) -> tf.Tensor:
       on_all = client.computed[_ACCURACY][_ON_ALL]
-      # As long as the weights of rows are together, if these are alike.
+      # The norm of the rows' weights together, if these are equal.
       return on_all * tf.reduce_sum(client.computed[_RECORDS]) / number**0.5
 
     by_row = [name for name in self.shared if name in self.attributes.rows]
@@ -329,20 +329,20 @@ class _Sharing(NamedTuple):
     )
 
   def _of_real(self, client: ClientContext) -> tf.Tensor:
-    """The attributes of a client's records; of padding none."""
+    """Return the attributes of a client's records; zeros for padding."""
     found = self.attributes.of(client.examples['x'])
     return tf.where(client.is_real[:, None], found, 0.0)
 
 
 def _own(variables: Sequence[str], client: ClientContext) -> tiers.NamedTensors:
-  """A client's own public components."""
+  """Return a client's own public components."""
   return collections.OrderedDict(
     (name, client.weight(PERSONAL, name)) for name in variables
   )
 
 
 def _memory(num_attributes: int) -> client_state.ClientState:
-  """A client remembers its model, and how accurate it is on each attribute."""
+  """Return a state of the client's model and its accuracy on each attribute."""
   model_of = client_state.persist_personal
 
   def first(model: models.PartialModel, seed: tf.Tensor) -> Any:
@@ -380,10 +380,10 @@ def _memory(num_attributes: int) -> client_state.ClientState:
 def _check(
   model: models.PartialModel, attributes: Attributes, tables: Sequence[str]
 ) -> None:
-  """Refuses names that the model does not have."""
+  """Check that the model has the named variables."""
   public, private = model.specs(GLOBAL), model.specs(LOCAL)
   if not public:
-    return  # Refused where all algorithms refuse it.
+    return  # Refused by `compose`.
   for name in attributes.rows:
     if name not in public or public[name].shape[:1] != [attributes.number]:
       raise HpflError(

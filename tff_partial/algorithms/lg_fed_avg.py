@@ -29,7 +29,7 @@ def build_lg_fed_avg(
       with a model that FedAvg trained before: give `initial_weights` to
       `from_keras`.
     training: How a client trains: optimizer, batches, epochs.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.

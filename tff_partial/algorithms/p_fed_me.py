@@ -97,7 +97,7 @@ def build_p_fed_me_eval(
     penalty: lambda of the paper, as in training.
     personalise: How theta is trained; w stays where it is.
     split: As for `evaluation.build_query_evaluation`.
-    measure_batch_size: Examples measured at a time; changes no result.
+    measure_batch_size: Examples measured at a time; does not change the result.
   """
   return evaluation.build_query_evaluation(
     model,

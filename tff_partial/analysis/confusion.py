@@ -1,4 +1,4 @@
-"""Who was assigned to which sub-population, against the truth.
+"""Confusion matrices of users' true and assigned sub-populations.
 
 FedEmbed, figures 3 and 5. Groups that an unsupervised method finds have no
 names: `matched` renames them so that as many users as possible agree.
@@ -15,14 +15,14 @@ from scipy import optimize
 from tff_partial.analysis import figures
 from tff_partial.analysis.errors import AnalysisError
 
-# Numbers are written into matrices up to this size.
+# The largest matrices into which numbers are written.
 _WRITTEN = 12
 _MOST_GROUPS = 60
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Confusion:
-  """How many users of each sub-population are in each group.
+  """The number of users of each sub-population in each group.
 
   Attributes:
     counts: int64 `[sub-populations, groups]`.
@@ -36,14 +36,14 @@ class Confusion:
 
   @property
   def num_users(self) -> int:
-    """All users."""
+    """The number of all users."""
     return int(self.counts.sum())
 
   @property
   def purity(self) -> float:
     """The share of users who belong to the largest class of their group.
 
-    It rises with the number of groups, up to 1 if each user is a group.
+    It rises with the number of groups, to 1 if each user is a group.
     """
     return float(self.counts.max(axis=0).sum() / self.num_users)
 
@@ -55,15 +55,16 @@ class Confusion:
 
   @property
   def shares(self) -> np.ndarray:
-    """Of each sub-population, the share in each group, `[classes, groups]`."""
+    """The share of each sub-population in each group, `[classes, groups]`."""
     sizes = self.counts.sum(axis=1, keepdims=True)
     return self.counts / np.maximum(sizes, 1)
 
   def matched(self) -> 'Confusion':
-    """Renames and orders groups: each sub-population gets at most one.
+    """Rename and sort groups: each sub-population gets at most one.
 
     The assignment with the most users on the diagonal is chosen. Groups that
-    no sub-population gets keep their names, with a mark, and come last.
+    no sub-population gets keep their names, with a question mark, and come
+    last.
     """
     rows, columns = optimize.linear_sum_assignment(-self.counts)
     rest = [j for j in range(len(self.groups)) if j not in columns]
@@ -81,19 +82,19 @@ def confusion(
   classes: Sequence[Any] | None = None,
   groups: Sequence[Any] | None = None,
 ) -> Confusion:
-  """Counts users by their sub-population and the group they were assigned to.
+  """Count users by their sub-population and the group they were assigned to.
 
   Args:
     truth: The sub-population of each user, `[users]`.
     assigned: The group of each user, `[users]`.
     classes: All sub-populations, in the order of the rows; by default those
       that occur.
-    groups: All groups, in the order of the columns, those with no user
-      included; by default those that occur.
+    groups: All groups, in the order of the columns, including empty ones; by
+      default those that occur.
 
   Raises:
     AnalysisError: If there is no user, the lengths differ, or a user's value is
-      not among those named.
+      not among those given.
   """
   if not len(truth) or len(truth) != len(assigned):
     raise AnalysisError(
@@ -110,8 +111,8 @@ def confusion(
 def _codes(
   values: Sequence[Any], known: Sequence[Any] | None, what: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-  """Numbers for values, and the names of the numbers."""
-  # Numbers in their order, not by the alphabet.
+  """Return integer codes of values, and the names of the codes."""
+  # Sort numbers as numbers, not alphabetically.
   named = list(np.unique(np.asarray(values)) if known is None else known)
   places = {str(value): i for i, value in enumerate(named)}
   unknown = [value for value in values if str(value) not in places]
@@ -130,16 +131,16 @@ def draw(
   truth: str = 'true sub-population',
   assigned: str = 'assigned group',
 ) -> None:
-  """Draws matrices side by side, each row as shares of its sub-population.
+  """Draw matrices side by side, each row as shares of its sub-population.
 
   Args:
-    matrices: Title to matrix, such as one a method.
+    matrices: Title to matrix, such as one per method.
     path: The PNG file to write.
-    truth: Names the rows.
-    assigned: Names the columns.
+    truth: The label of the rows.
+    assigned: The label of the columns.
 
   Raises:
-    AnalysisError: If a matrix has too many groups to be read.
+    AnalysisError: If a matrix has too many groups to be readable.
   """
   figure = figures.new(4.1 * len(matrices) + 0.9, 4.4)
   panels = np.atleast_1d(figure.subplots(1, len(matrices)))
@@ -174,7 +175,7 @@ def draw(
 
 
 def _write(axes: Any, shares: np.ndarray) -> None:
-  """Writes shares into their fields, in per cent; empty fields stay empty."""
+  """Write shares into their cells, in per cent; leave empty cells blank."""
   for (row, column), share in np.ndenumerate(shares):
     if share >= 0.005:
       axes.text(

@@ -1,10 +1,10 @@
-"""Learning curves of several runs in one picture.
+"""Learning curves of several runs in one figure.
 
-Runs that differ in their seed alone make one line: their mean, in a band one
+Runs that differ only in their seed make one line: their mean, in a band of one
 standard deviation to either side. A run that diverged or has not ended counts
-in no mean; it is drawn by itself, thin, with a cross where it ends.
+in no mean; it is drawn separately as a thin line with a cross at its end.
 
-`of_result` draws one run, from what `train` returned.
+`of_result` draws one run, from the result of `train`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ from tff_partial.analysis.errors import AnalysisError
 from tff_partial.dp import privacy
 from tff_partial.training import results
 
-# With no more points than this each of them is marked.
+# The longest lines whose points are marked.
 _FEW_POINTS = 30
 
-# What a curve may be drawn over.
+# Horizontal axes of a curve.
 ROUNDS, PARAMETERS, BYTES = 'rounds', 'parameters', 'bytes'
 OVER = (ROUNDS, PARAMETERS, BYTES)
 
@@ -36,11 +36,11 @@ _PANELS_A_ROW = 3
 
 
 class Trace(NamedTuple):
-  """How a metric went in one run.
+  """The values of a metric in one run.
 
   Attributes:
     values: Floats by round; rounds without a value are left out.
-    state: How the run ended: DONE, DIVERGED or UNFINISHED of `run_folders`.
+    state: The run's state: DONE, DIVERGED or UNFINISHED of `run_folders`.
   """
 
   values: pd.Series
@@ -48,15 +48,15 @@ class Trace(NamedTuple):
 
 
 def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
-  """Reads a metric from a run's table of rounds.
+  """Read a metric from a run's table of rounds.
 
   Args:
     run: The run.
     metric: A column, such as `loss` or `validation_rmse`.
-    smooth: Each value is the mean of this many of the last ones.
+    smooth: The window of a moving average over the last values.
 
   Raises:
-    AnalysisError: If the table has no such column, or nothing in it.
+    AnalysisError: If the table has no such column, or the column is empty.
   """
   has_ended = run.state != run_folders.UNFINISHED
   try:
@@ -69,7 +69,7 @@ def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
   except AnalysisError:
     if has_ended:
       raise
-    # It may have been stopped before its first round.
+    # It may have stopped before its first round.
     return Trace(pd.Series(dtype=float), run.state)
   values = pd.to_numeric(frame[metric], errors='coerce').astype(float)
   values = values[np.isfinite(values)]
@@ -84,20 +84,20 @@ def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
 def over_traffic(
   traces: Sequence[Trace], runs: Sequence[run_folders.Run], what: str
 ) -> list[Trace]:
-  """Puts the rounds of repetitions where their traffic had come to by then.
+  """Replace the rounds of traces by the total traffic until then.
 
   Args:
     traces: A trace by round for each run.
-    runs: The runs, which differ in their seed alone.
-    what: PARAMETERS or BYTES, loaded and sent by all clients together. Of
-      bytes, where clients send rows of tables, rows count.
+    runs: The runs, which differ only in their seed.
+    what: PARAMETERS or BYTES, loaded and sent by all clients together. If
+      clients send rows of tables, bytes are those of rows.
 
   Returns:
-    The traces of the runs that have ended; all take the runs' mean traffic a
+    The traces of the runs that have ended; all use the runs' mean traffic per
     round, so that they can be averaged.
 
   Raises:
-    AnalysisError: If a run does not say what its clients load and send.
+    AnalysisError: If a run did not count what its clients load and send.
   """
   ended = [run.result is not None for run in runs]
   a_round = [_traffic(run, what) for run in itertools.compress(runs, ended)]
@@ -110,7 +110,7 @@ def over_traffic(
 
 
 def _traffic(run: run_folders.Run, what: str) -> float:
-  """What all clients of a round load and send, in the mean over rounds."""
+  """Return the traffic of all clients of a round, averaged over rounds."""
   counted = (run.result or {}).get('communication')
   clients = run.table().get('num_clients')
   if counted is None or clients is None:
@@ -131,7 +131,7 @@ def _traffic(run: run_folders.Run, what: str) -> float:
 
 
 def default_metric(settings: Sequence[run_folders.Setting]) -> str:
-  """What to draw unasked: a metric of the validation clients, or the loss."""
+  """Return the metric drawn by default: of validation clients, or the loss."""
   for setting in settings:
     for run in setting.ended(run_folders.DONE):
       for name in run.table().columns:
@@ -145,13 +145,14 @@ def default_metric(settings: Sequence[run_folders.Setting]) -> str:
 def mean_and_deviation(
   traces: Sequence[Trace],
 ) -> tuple[pd.Series, pd.Series]:
-  """Joins repetitions at the rounds that all of them have measured.
+  """Average repetitions at the rounds that all of them measured.
 
   Args:
-    traces: One a seed; at least one.
+    traces: One trace per seed; at least one.
 
   Returns:
-    The mean, and the deviation (of the population, as `numpy.std`), by round.
+    The mean and the standard deviation (of the population, as `numpy.std`), by
+    round.
   """
   joined = pd.concat([trace.values for trace in traces], axis=1, join='inner')
   return joined.mean(axis=1), joined.std(axis=1, ddof=0)
@@ -167,17 +168,17 @@ def draw(
   references: Mapping[str, float] | None = None,
   over: str = ROUNDS,
 ) -> pathlib.Path:
-  """Draws learning curves, each with its label at its end.
+  """Draw learning curves, each with its label at its end.
 
   Args:
     lines: Label to its repetitions.
     path: The PNG file to write.
-    metric: Names the vertical axis.
-    title: Stands above the picture.
-    smooth: What `read` was given; the axis says so.
-    references: Label to a level that no run learned, such as that of a
-      predictor that reads no input; a dashed line.
-    over: What `lines` are over, one of OVER; names the horizontal axis.
+    metric: The metric, for the vertical axis.
+    title: The title of the figure.
+    smooth: The `smooth` of `read`, for the vertical axis.
+    references: Label to a level to compare with, such as that of a predictor
+      that reads no input; drawn as a dashed line.
+    over: The horizontal axis of `lines`, one of OVER.
 
   Raises:
     AnalysisError: If there is nothing to draw.
@@ -234,7 +235,7 @@ def draw(
     axes.axhline(level, color=figures.FAINT, linewidth=1, linestyle=(0, (4, 3)))
     ends.append((max(end[0] for end in ends), level, label, figures.FAINT))
     heights.append(level)
-  # What diverged must not flatten what did not.
+  # Diverged runs must not flatten the others.
   _limit(axes, heights or [v for values, _ in lost for v in values])
   axes.set_xlim(right=max(end[0] for end in ends))
   axes.set_xlabel(
@@ -254,16 +255,16 @@ def draw(
 def of_result(
   result: results.TrainingResult, metrics: Sequence[str] | None = None
 ) -> figures.Figure:
-  """Draws how one run went: a panel a metric, of training and of validation.
+  """Draw one run: a panel per metric, with training and validation.
 
   Args:
-    result: What `train` returned.
-    metrics: Which metrics get a panel, such as `loss` or `seconds_round`; by
-      default the loss, all others that the validation clients measured, and of
-      a private run epsilon.
+    result: The result of `train`.
+    metrics: Metrics that get a panel, such as `loss` or `seconds_round`; by
+      default the loss, all other validation metrics, and epsilon if the run is
+      private.
 
   Returns:
-    A figure, which a notebook shows.
+    A figure, which a notebook displays.
 
   Raises:
     AnalysisError: If a metric was measured in no round.
@@ -306,7 +307,9 @@ def of_result(
 
 
 def _lines(frame: pd.DataFrame) -> dict[str, dict[str, pd.Series]]:
-  """Metric to its lines by who was measured, without rounds that lack it.
+  """Split a table into lines: metric to training and validation clients.
+
+  Rounds without a value are left out.
 
   Args:
     frame: Columns of `metrics.csv` by round.
@@ -326,7 +329,7 @@ def _lines(frame: pd.DataFrame) -> dict[str, dict[str, pd.Series]]:
 
 
 def _default_panels(lines: Mapping[str, Mapping[str, pd.Series]]) -> list[str]:
-  """What is drawn unasked."""
+  """Return the metrics that get a panel by default."""
   validated = [
     metric
     for metric, by_whom in lines.items()
@@ -342,7 +345,7 @@ def _default_panels(lines: Mapping[str, Mapping[str, pd.Series]]) -> list[str]:
 
 
 def _note(traces: Sequence[Trace]) -> str:
-  """Says behind a label how many runs it has, and how many were lost."""
+  """Return a label's note: how many runs it has, and how many were lost."""
   done = sum(t.state == run_folders.DONE for t in traces)
   parts = [f'{done} seeds'] if done > 1 else []
   for state in (run_folders.DIVERGED, run_folders.UNFINISHED):
@@ -353,7 +356,7 @@ def _note(traces: Sequence[Trace]) -> str:
 
 
 def _limit(axes: Any, heights: Sequence[float]) -> None:
-  """Fits the vertical axis around some values."""
+  """Fit the vertical axis around some values."""
   low, high = min(heights), max(heights)
   margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
   if math.isfinite(low - margin) and math.isfinite(high + margin):

@@ -1,9 +1,8 @@
-"""Maps of user embeddings, coloured by what is known about the users.
+"""Maps of user embeddings, coloured by an attribute of the users.
 
-t-SNE lays the embeddings out in the plane (FURL, figure 3; FedEmbed, figure 4).
-A map pleases the eye and proves little, so the silhouette score stands beside
-it: of the embeddings themselves, which compares models, and of the map, which
-says how far to trust the picture.
+t-SNE projects the embeddings to the plane (FURL, figure 3; FedEmbed, figure 4).
+A map proves little, so its title gives the silhouette score: of the embeddings
+themselves, to compare models, and of the map, to show how far to trust it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,22 +21,22 @@ from tff_partial import random_bits
 from tff_partial.analysis import figures
 from tff_partial.analysis.errors import AnalysisError
 
-# Three users are the least that a neighbourhood can be told of.
+# With fewer users, the default perplexity would be below 1.
 _MIN_USERS = 4
-# With more users points cover one another, and t-SNE takes minutes.
+# With more users, points overlap and t-SNE takes minutes.
 _MAX_USERS = 3000
 _PERPLEXITY = 30.0
-# More colours cannot be told apart; the rarest values share one.
+# More colours are indistinguishable; the rarest values share one.
 _MAX_COLOURS = 20
 _OTHER, _OTHER_COLOUR = 'other', '#c8c8c8'
 
 
 class Users(NamedTuple):
-  """Users to be put on a map.
+  """Users to draw on a map.
 
   Attributes:
     embeddings: Floats `[users, size]`.
-    attribute: `[users]`: what is known of each, such as the most used topic.
+    attribute: `[users]`: an attribute of each, such as the most used topic.
   """
 
   embeddings: np.ndarray
@@ -45,12 +44,12 @@ class Users(NamedTuple):
 
 
 class Places(NamedTuple):
-  """Where users are on a map that was laid out before.
+  """Points of users on a map that was projected before.
 
   Attributes:
-    points: Floats `[users, 2]`, as `project` made them.
-    marks: Floats `[marks, 2]`: further places, which are marked, such as those
-      of centers that were projected together with the users.
+    points: Floats `[users, 2]`, from `project`.
+    marks: Floats `[marks, 2]`: further points to mark, such as centers that
+      were projected together with the users.
   """
 
   points: np.ndarray
@@ -61,8 +60,8 @@ class Scores(NamedTuple):
   """Mean silhouettes, from -1 to 1: how far values of the attribute separate.
 
   Attributes:
-    embeddings: Of the embeddings themselves, of all users.
-    map: Of the map, of the users on it.
+    embeddings: The score of the embeddings themselves, over all users.
+    map: The score of the map, over the users on it.
   """
 
   embeddings: float
@@ -70,7 +69,7 @@ class Scores(NamedTuple):
 
 
 def silhouette(embeddings: np.ndarray, attribute: Sequence[Any]) -> float:
-  """The mean silhouette of users by their attribute, in Euclidean distance.
+  """Compute the mean silhouette of users by attribute, in Euclidean distance.
 
   Args:
     embeddings: Floats `[users, size]`.
@@ -87,12 +86,12 @@ def silhouette(embeddings: np.ndarray, attribute: Sequence[Any]) -> float:
 def project(
   embeddings: np.ndarray, seed: int = 0, perplexity: float | None = None
 ) -> np.ndarray:
-  """Lays embeddings out in the plane by t-SNE.
+  """Project embeddings to the plane by t-SNE.
 
   Args:
     embeddings: Floats `[users, size]`.
     seed: The same seed gives the same map.
-    perplexity: How many neighbours count; 30, or fewer of few users.
+    perplexity: The perplexity of t-SNE; 30 by default, or less for few users.
 
   Returns:
     Floats `[users, 2]`.
@@ -106,11 +105,11 @@ def project(
 
 
 def clusters(embeddings: np.ndarray, number: int, seed: int = 0) -> list[int]:
-  """Groups embeddings by k-means.
+  """Group embeddings by k-means.
 
   Args:
     embeddings: Floats `[users, size]`.
-    number: How many groups there are.
+    number: The number of groups.
     seed: The same seed gives the same groups.
 
   Returns:
@@ -129,15 +128,15 @@ def draw(
   max_users: int = _MAX_USERS,
   places: Mapping[str, Places] | None = None,
 ) -> dict[str, Scores]:
-  """Draws maps side by side; a colour means the same in all of them.
+  """Draw maps side by side; a colour means the same in all of them.
 
   Args:
-    maps: Title to users, such as one map a method.
+    maps: Title to users, such as one map per method.
     path: The PNG file to write.
-    attribute: What the attribute is; heads the legend.
-    seed: Decides the maps, and which users are on them.
-    max_users: Of more users than this, so many are drawn.
-    places: Title to where users are; t-SNE lays out the others.
+    attribute: The name of the attribute, for the legend.
+    seed: The seed of the maps, and of the choice of users on them.
+    max_users: The most users on a map; of more, a random sample is drawn.
+    places: Title to points of users; t-SNE projects the others.
 
   Returns:
     Title to scores.
@@ -183,7 +182,7 @@ def draw(
 
 
 def _checked(users: Users, where: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns embeddings as floats and values as numbers, if they are sound."""
+  """Check users; return embeddings as floats and values as integer codes."""
   vectors = np.asarray(users.embeddings, np.float64)
   if vectors.ndim != 2:
     raise AnalysisError(
@@ -224,7 +223,7 @@ def _checked(users: Users, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shown(number: int, most: int, seed: int) -> np.ndarray:
-  """Which users are on the map."""
+  """Return the indices of the users on the map."""
   if number <= most:
     return np.arange(number)
   generator = np.random.default_rng(_seed(seed, 'shown'))
@@ -236,7 +235,7 @@ def _seed(seed: int, purpose: str) -> int:
 
 
 def _colours(maps: Mapping[str, Users]) -> dict[str, Any]:
-  """A colour for each value, the most frequent first."""
+  """Choose a colour for each of the most frequent values."""
   values = [str(v) for users in maps.values() for v in users.attribute]
   known, counts = np.unique(values, return_counts=True)
   frequent = known[np.argsort(-counts, kind='stable')][:_MAX_COLOURS]
@@ -250,7 +249,7 @@ def _colours(maps: Mapping[str, Users]) -> dict[str, Any]:
 
 
 def _natural(value: str) -> tuple[float, str]:
-  """Sorts digits by their size, and before words."""
+  """Return a sort key that puts numbers in their order, before words."""
   return (float(value) if value.isdigit() else math.inf, value)
 
 
@@ -260,7 +259,7 @@ def _scatter(
   values: np.ndarray,
   colours: Mapping[str, Any],
 ) -> None:
-  """Draws the users; in random order, lest the last value cover the others."""
+  """Draw the users in random order, so that no value covers the others."""
   order = np.random.default_rng(0).permutation(len(points))
   shades = [colours.get(value, _OTHER_COLOUR) for value in values]
   axes.scatter(
@@ -270,7 +269,7 @@ def _scatter(
     linewidths=0,
     alpha=0.85,
   )
-  # Distances on the map mean nothing in numbers.
+  # Absolute distances on the map are meaningless.
   axes.set_xticks([])
   axes.set_yticks([])
   axes.set_aspect('equal', adjustable='datalim')

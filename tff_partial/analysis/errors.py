@@ -1,4 +1,4 @@
-"""The mistake that ends an analysis."""
+"""The error of an analysis."""
 
 from tff_partial import errors
 

@@ -1,4 +1,4 @@
-"""What all figures have in common: colours, names of axes, and files."""
+"""Common parts of all figures: colours, names of axes, and files."""
 
 from collections.abc import Sequence
 import io
@@ -12,7 +12,7 @@ from matplotlib import figure as matplotlib_figure
 import numpy as np
 from sklearn import isotonic
 
-# Told apart by colour-blind people, too, and dark enough for thin lines.
+# Distinguishable for colour-blind people, and dark enough for thin lines.
 COLOURS = (
   '#0072b2',
   '#d55e00',
@@ -28,7 +28,7 @@ INK, FAINT = '#333333', '#999999'
 
 _DOTS_PER_INCH = 150
 
-# Parts of a metric's name and what it counts in. The first that matches wins.
+# Patterns of metrics' names, and their units. The first match wins.
 _UNITS = (
   (r'^seconds_|seconds$', 's'),
   (r'_mb$', 'MB'),
@@ -41,7 +41,7 @@ _UNITS = (
 
 
 class Figure(matplotlib_figure.Figure):
-  """A figure that a notebook shows, whether it has loaded pyplot or not."""
+  """A figure that a notebook displays even without pyplot."""
 
   def _repr_png_(self) -> bytes:
     file = io.BytesIO()
@@ -50,7 +50,7 @@ class Figure(matplotlib_figure.Figure):
 
 
 def style(number: int) -> dict[str, Any]:
-  """Colour and dashes of the line with this number; they repeat after 24."""
+  """Return colour and dashes of a line by number; they repeat after 24."""
   colours = len(COLOURS)
   return {
     'color': COLOURS[number % colours],
@@ -59,7 +59,7 @@ def style(number: int) -> dict[str, Any]:
 
 
 def axis_name(metric: str) -> str:
-  """A metric's name as people write it, with what it counts in."""
+  """Return a metric's name in words, with its unit."""
   words = metric.replace('_', ' ').replace('/', ' ')
   for pattern, unit in _UNITS:
     if re.search(pattern, metric):
@@ -68,14 +68,14 @@ def axis_name(metric: str) -> str:
 
 
 def new(width: float, height: float) -> Figure:
-  """Makes an empty figure, in inches; no window and no global state."""
+  """Make an empty figure, sized in inches, without window or global state."""
   return Figure(
     figsize=(width, height), layout='constrained', facecolor='white'
   )
 
 
 def tidy(axes: Any) -> None:
-  """Leaves an axes only the two spines and the grid that it needs."""
+  """Reduce axes to two spines and a horizontal grid."""
   axes.spines[['top', 'right']].set_visible(False)
   axes.spines[['left', 'bottom']].set_color(FAINT)
   axes.tick_params(colors=INK, labelsize=9)
@@ -84,18 +84,18 @@ def tidy(axes: Any) -> None:
 
 
 def wrap(text: str, width: int = 30) -> str:
-  """Breaks a long label into lines."""
+  """Break a long label into lines."""
   return '\n'.join(textwrap.wrap(text, width)) or text
 
 
 def label_ends(
   axes: Any, ends: Sequence[tuple[float, float, str, Any]]
 ) -> None:
-  """Writes each line's label beside its end, none upon another.
+  """Write each line's label next to its end, without overlaps.
 
   Args:
-    axes: Has its final limits.
-    ends: Last x and y of a line, its label and its colour.
+    axes: The axes, with their final limits.
+    ends: Last x and y of each line, its label and its colour.
   """
   low, high = axes.get_ylim()
   texts = [wrap(label) for _, _, label, _ in ends]
@@ -125,21 +125,21 @@ def label_ends(
 
 
 def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
-  """Moves labels apart until none covers another.
+  """Move labels apart until none covers another.
 
   Args:
-    wanted: Where the middles should be, in shares of the axis.
-    heights: How high the labels are.
+    wanted: The desired centers, in fractions of the axis.
+    heights: The labels' heights, in the same unit.
 
   Returns:
-    Where they are, in the same vertical order, inside the axis if they fit.
+    The centers, in the same vertical order, inside the axis if they fit.
   """
   if not len(wanted):
     return []
   order = np.argsort(wanted, kind='stable')
   tall = np.asarray(heights, float)[order]
-  # Without the room that the labels take, their order is all that is asked of
-  # them: the nearest ascending places.
+  # After subtracting the room that the labels take, places only have to be
+  # ascending: isotonic regression finds the nearest ones.
   taken = np.concatenate([[0.0], np.cumsum((tall[:-1] + tall[1:]) / 2)])
   lowest = tall[0] / 2
   highest = max(1.0 - tall[-1] / 2 - taken[-1], lowest)
@@ -153,7 +153,7 @@ def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
 def save(
   figure: matplotlib_figure.Figure, path: str | os.PathLike[str]
 ) -> pathlib.Path:
-  """Writes a figure as PNG, whole or not at all; the same bits every time."""
+  """Write a figure as PNG, atomically and with the same bytes every time."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   temporary = path.with_name(f'.{path.name}.tmp')

@@ -1,10 +1,10 @@
-"""How near drafts of private tables come to the rows that they stand for.
+"""Distances of drafts of private tables to the rows that they stand for.
 
 HPFL (Wu et al., 2021, section 4.2) calls drafts, centers of clusters of a
-client's rows, 'low sensitive'. A draft reveals a user as far as it is near to
-the user's own row. So drafts are measured here by their distance to the nearest
-row of any client, beside the distance of rows to their nearest other row, which
-says how far apart rows are at all.
+client's rows, 'low sensitive'. The nearer a draft is to a user's row, the more
+it reveals of the user. So drafts are measured by their distance to the nearest
+row of any client, compared with the distance of rows to their nearest other
+row.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from sklearn import neighbors
 from tff_partial import random_bits
 from tff_partial.analysis.errors import AnalysisError
 
-# Nearer than this share of what lies between rows, a draft is a row.
+# Up to this fraction of the distance between rows, a draft counts as a row.
 EQUAL = 1e-6
 _QUANTILE = 0.05
 
 
 class Nearness(NamedTuple):
-  """How near some drafts come to rows.
+  """Statistics of the distances of drafts to rows.
 
   Attributes:
-    number: How many drafts there are.
+    number: The number of drafts.
     median: Their median distance to the nearest row.
     quantile: The distance below which 5 % of them are.
     least: The smallest distance.
@@ -45,11 +45,11 @@ class Nearness(NamedTuple):
 def nearness(
   distances: Sequence[float] | np.ndarray, between_rows: float
 ) -> Nearness:
-  """Sums up how near drafts come to rows.
+  """Summarise the distances of drafts to rows.
 
   Args:
-    distances: Floats `[drafts]`, as `to_nearest` makes them.
-    between_rows: The median of what `to_nearest_other` makes.
+    distances: Floats `[drafts]`, from `to_nearest`.
+    between_rows: The median of the distances from `to_nearest_other`.
 
   Raises:
     AnalysisError: If there is no draft.
@@ -68,7 +68,7 @@ def nearness(
 
 
 def to_nearest(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
-  """The Euclidean distance of each point to the nearest row.
+  """Compute the Euclidean distance of each point to the nearest row.
 
   Distances are computed block by block, so that memory does not grow with the
   product of both numbers.
@@ -97,14 +97,14 @@ def to_nearest(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def to_nearest_other(
   rows: np.ndarray, most: int | None = None, seed: int = 0
 ) -> np.ndarray:
-  """The Euclidean distance of rows to their nearest other row.
+  """Compute the Euclidean distance of rows to their nearest other row.
 
   Rows that occur twice are at a distance of 0 from one another.
 
   Args:
     rows: Floats `[rows, width]`, at least two.
-    most: Of more rows than this, so many are drawn; they are compared with all.
-    seed: Decides which.
+    most: The size of a random sample of more rows, which is compared with all.
+    seed: The seed of the sample.
 
   Returns:
     float64 `[rows]`, or `[most]`.
@@ -122,15 +122,15 @@ def to_nearest_other(
     generator = random_bits.generator(seed, 'rows that are compared')
     places = np.sort(generator.choice(len(rows), most, replace=False))
     chosen = rows[places]
-  # Of the two nearest one is the row itself, or another one that is equal.
+  # One of the two nearest is the row itself, or an equal one.
   return _to_nearest(chosen, rows, 2).max(axis=1)
 
 
 def _to_nearest(
   points: np.ndarray, rows: np.ndarray, number: int
 ) -> np.ndarray:
-  """Distances of points to so many of the nearest rows, `[points, number]`."""
-  # Far from the origin, products of matrices tell near rows apart less well.
+  """Compute distances to the `number` nearest rows, `[points, number]`."""
+  # Far from the origin, matrix products distinguish near rows less precisely.
   middle = rows.mean(axis=0)
   search = neighbors.NearestNeighbors(n_neighbors=number, algorithm='brute')
   places = search.fit(rows - middle).kneighbors(

@@ -1,8 +1,8 @@
-"""How well a user model ranks: DOA and NDCG of HPFL, section 5.3.2.
+"""Ranking metrics of a user model: DOA and NDCG of HPFL, section 5.3.2.
 
-A user model gives each user a hidden characteristic h of each attribute, such
-as a capability of a student by skill (Eq. 8). The degree of agreement compares
-users by one attribute, NDCG compares attributes of one user.
+A user model gives each user a hidden characteristic h for each attribute, such
+as a student's capability in each skill (Eq. 8). The degree of agreement
+compares users by one attribute, NDCG compares attributes of one user.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Agreement(NamedTuple):
     mean: DOA, from 0 to 1: the mean over the attributes that have pairs; NaN
       if there is none.
     by_attribute: DOA(k), `[attributes]`; NaN where no pair counts.
-    num_pairs: int64 `[attributes]`, how many pairs of users count.
+    num_pairs: The number of pairs of users that count, int64 `[attributes]`.
   """
 
   mean: float
@@ -32,7 +32,7 @@ class Gain(NamedTuple):
   """The normalized discounted cumulative gain of users.
 
   Attributes:
-    mean: NDCG, the mean over the users who have one; NaN if there is none.
+    mean: NDCG, the mean over the users who have one; NaN if none has.
     by_user: NDCG(u), `[users]`; NaN for users with nothing to rank.
   """
 
@@ -47,22 +47,22 @@ def mean_answers(
   num_users: int,
   num_attributes: int,
 ) -> np.ndarray:
-  """Averages each user's answers to the items that have an attribute.
+  """Average each user's answers to the items that have an attribute.
 
   Args:
     user: The user of each record, integers `[records]` from 0.
     attributes: The attributes of its item, integers `[records, width]` from 0,
-      each once; negative where there are no more.
+      each once; padded with negative numbers.
     answer: Its answer, true or predicted, `[records]`.
-    num_users: How many users there are.
-    num_attributes: How many attributes there are.
+    num_users: The number of users.
+    num_attributes: The number of attributes.
 
   Returns:
     float64 `[users, attributes]`; NaN where a user answered no such item.
 
   Raises:
     AnalysisError: If the shapes do not fit together, or a user or an attribute
-      is not among those counted.
+      is out of range.
   """
   user, attributes, answer = map(np.asarray, (user, attributes, answer))
   if (
@@ -107,16 +107,16 @@ def degree_of_agreement(
   across_clients: Sequence[Any] | None = None,
   ties: float = 0.0,
 ) -> Agreement:
-  """Counts how often the user with more of an attribute answers better (Eq. 9).
+  """Count how often the user with more of an attribute answers better (Eq. 9).
 
-  DOA(k) is a share of pairs of users (a, b) who both answered items with the
-  attribute k, and of whom h_ak > h_bk: of those with g_ak > g_bk. So pairs with
-  the same h count nowhere. Pairs with the same g count as disagreeing, as the
-  paper's indicator says, which costs much where answers have few values; with
-  `ties=0.5` h without any knowledge comes to one half. The printed factor
-  |U_c1| |U_c2| / sum I turns a mean over all pairs into one over those who both
-  answered, which a ratio of counts is already. The printed mean divides by all
-  attributes; here those without a pair are left out.
+  DOA(k) is the share with g_ak > g_bk among the pairs of users (a, b) who both
+  answered items with the attribute k and have h_ak > h_bk. So pairs with equal
+  h do not count. Pairs with equal g count as disagreeing, like the paper's
+  indicator, which costs much if answers have few values; with `ties=0.5`, an
+  uninformative h gets one half. The printed factor |U_c1| |U_c2| / sum I turns
+  a mean over all pairs into one over those who both answered, which a ratio of
+  counts is already. The printed mean divides by all attributes; here those
+  without a pair are left out.
 
   Pairs are counted by sorting, in O(users log users) for each attribute.
 
@@ -127,11 +127,11 @@ def degree_of_agreement(
     across_clients: The client of each user, `[users]`: pairs are then users of
       different clients (U_c1 and U_c2 in the paper), of all pairs of clients
       together. By default any two users are a pair.
-    ties: How much a pair with the same g counts, from 0 to 1.
+    ties: The weight of a pair with equal g, from 0 to 1.
 
   Raises:
     AnalysisError: If the shapes do not fit together, h is not finite, or `ties`
-      is none.
+      is out of range.
   """
   hidden, answers = _checked(hidden, answers, 'Degree of agreement', 'answers')
   if not 0.0 <= ties <= 1.0:
@@ -165,7 +165,7 @@ def degree_of_agreement(
 def _checked(
   hidden: np.ndarray, other: np.ndarray, what: str, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Both as floats, if they are sound."""
+  """Check both arrays, and return them as floats."""
   hidden, other = (np.asarray(values, np.float64) for values in (hidden, other))
   if hidden.ndim != 2 or hidden.shape != other.shape:
     raise AnalysisError(
@@ -182,18 +182,18 @@ def _checked(
 
 
 def _mean(values: np.ndarray) -> float:
-  """The mean of those that are numbers; NaN if there is none."""
+  """Average the values that are not NaN; return NaN if there are none."""
   known = values[~np.isnan(values)]
   return float(known.mean()) if known.size else float('nan')
 
 
 def _ranks(values: Any) -> np.ndarray:
-  """The place of each value among the distinct ones, int64 from 0."""
+  """Return the rank of each value among the distinct ones, int64 from 0."""
   return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
 def _count_pairs(h: np.ndarray, g: np.ndarray, group: np.ndarray) -> np.ndarray:
-  """Counts pairs within groups whose h differs.
+  """Count pairs within groups whose h differs.
 
   Args:
     h: Ranks, `[users]`.
@@ -201,8 +201,8 @@ def _count_pairs(h: np.ndarray, g: np.ndarray, group: np.ndarray) -> np.ndarray:
     group: Numbers from 0, `[users]`.
 
   Returns:
-    How many there are, in how many g is in the same order as h, and in how many
-    g is the same; int64 `[3]`.
+    Their number, the number with g in the same order as h, and the number with
+    equal g; int64 `[3]`.
   """
   size = len(h)
   if size < 2:
@@ -210,7 +210,7 @@ def _count_pairs(h: np.ndarray, g: np.ndarray, group: np.ndarray) -> np.ndarray:
   in_group, by_h, by_g = group, group * size + h, group * size + g
   same_h = _num_same(by_h)
   same_g = _num_same(by_g) - _num_same(by_h * size + g)
-  # Among the same h, g falls, so that what rises has different h.
+  # Among equal h, g descends, so that rising pairs have different h.
   order = np.lexsort((-g, h))
   return np.array(
     [
@@ -223,18 +223,18 @@ def _count_pairs(h: np.ndarray, g: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def _num_same(values: np.ndarray) -> int:
-  """How many pairs have the same value."""
+  """Count the pairs with equal values."""
   counts = np.unique(values, return_counts=True)[1].astype(np.int64)
   return int((counts * (counts - 1) // 2).sum())
 
 
 def _num_rising(values: np.ndarray, groups: np.ndarray) -> int:
-  """How many pairs i < j of the same group have values[i] < values[j].
+  """Count the pairs i < j of the same group with values[i] < values[j].
 
-  Two numbers differ first in one of their bits, which the larger one has. So
-  for each bit, those that agree in their group and in all higher bits are
-  brought together, and for each number that has the bit those before it are
-  counted that have it not.
+  In the highest bit where two numbers differ, the larger one has a 1. So for
+  each bit, numbers that agree in their group and in all higher bits are brought
+  together, and for each number with the bit, those before it without the bit
+  are counted.
 
   Args:
     values: Integers from 0, `[size]`.
@@ -260,27 +260,27 @@ def _num_rising(values: np.ndarray, groups: np.ndarray) -> int:
 def ndcg(
   hidden: np.ndarray, predicted_order: np.ndarray, *, shift: bool = True
 ) -> Gain:
-  """Compares the order of predicted answers with that of h (Eq. 10).
+  """Compare the order of predicted answers with that of h (Eq. 10).
 
   DCG(u) = sum_k h_uk / (log2(k) + 1), read as printed, so the first two
   attributes count 1 and 1/2, where the usual discount log2(k + 1) gives 1 and
   0.63. Attributes are in the order of the predicted mean answers, the largest
-  first; those with the same prediction share the mean of their discounts.
-  IDCG(u) is the same by h itself. Attributes without a prediction are left out
-  of both, and so are users with nothing to rank.
+  first; equal predictions share the mean of their discounts. IDCG(u) is the
+  same in the order of h itself. Attributes without a prediction are left out of
+  both, as are users with nothing to rank.
 
-  The printed formula is made for h of 0 or more. With negative h its value may
-  lie outside of 0 to 1 or have the wrong sign, as IDCG(u) may be negative. With
-  `shift`, gains are how far h lies above the user's smallest: then NDCG(u) is
-  above 0 and at most 1, and a number added to all h of a user changes nothing.
-  The same model has lower values with `shift` where h is positive, so figures
-  with and without it are no numbers to compare.
+  The printed formula assumes h of 0 or more. With negative h its value may be
+  outside [0, 1] or have the wrong sign, as IDCG(u) may be negative. With
+  `shift`, gains are h minus the user's smallest h: then NDCG(u) is above 0 and
+  at most 1, and adding a constant to all h of a user changes nothing. If h is
+  positive, the same model has lower values with `shift`, so values with and
+  without it cannot be compared.
 
   Args:
     hidden: h, floats `[users, attributes]`, all finite.
     predicted_order: The users' mean predicted answers, `[users, attributes]`,
       NaN where there is none; see `mean_answers`.
-    shift: Whether gains are h less the user's smallest; if not, as printed.
+    shift: True if gains are h minus the user's smallest h; False for h itself.
 
   Raises:
     AnalysisError: If the shapes do not fit together, or h is not finite.
@@ -300,7 +300,7 @@ def ndcg(
 
 
 def _discounts_of(order: np.ndarray, discounts: np.ndarray) -> np.ndarray:
-  """The discount of each attribute; of the same values their mean."""
+  """Return each attribute's discount; equal values share their mean."""
   _, place, counts = np.unique(-order, return_inverse=True, return_counts=True)
   ends = np.cumsum(counts)
   sums = np.concatenate([[0.0], np.cumsum(discounts)])

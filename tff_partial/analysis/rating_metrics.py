@@ -1,7 +1,7 @@
-"""How far predicted answers are from the true ones: HPFL, section 5.2.4.
+"""Errors of predicted answers: HPFL, section 5.2.4.
 
-Accumulated batch by batch, and over clients by `merge`, so that no one has to
-hold all predictions of all models at once.
+Accumulated batch by batch, and over clients by `merge`, so that the predictions
+of all models need not be in memory at once.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from tff_partial.analysis.errors import AnalysisError
 
-# What users may answer: right or wrong, and ratings by stars.
+# Possible answers: right or wrong, and star ratings.
 BINARY = (0.0, 1.0)
 FIVE_POINTS = (1.0, 2.0, 3.0, 4.0, 5.0)
 
@@ -18,23 +18,22 @@ FIVE_POINTS = (1.0, 2.0, 3.0, 4.0, 5.0)
 class RatingMetrics:
   """RMSE, MAE, ACC and AUC of predictions, by sums over batches.
 
-  A prediction is right if the nearest answer that users may give is the true
-  one; halfway between two of them the lower one is taken for the nearest. So of
-  right and wrong the threshold is 0.5, and exactly 0.5 says wrong; of five
-  points 3.5 says 3, and all below 1 says 1.
+  A prediction is right if the nearest possible answer is the true one; halfway
+  between two answers, the lower one counts as the nearest. So for right and
+  wrong the threshold is 0.5, and exactly 0.5 means wrong; for five points 3.5
+  means 3, and anything below 1 means 1.
 
   AUC is exact: the share of pairs of a right and a wrong answer in which the
-  right one has the larger prediction, and half of those with the same. Only of
-  two answers there is one. For it all predictions are kept, in the type that
-  they come in: 4 bytes a record of float32. The others take sums alone, in 64
-  bits.
+  right one has the larger prediction; ties count one half. It exists only for
+  two possible answers. For it all predictions are kept in their own dtype: 4
+  bytes per record for float32. The others only need sums, in 64 bits.
   """
 
   def __init__(self, levels: Sequence[float]):
-    """Counts nothing yet.
+    """Start with empty sums.
 
     Args:
-      levels: What users may answer, ascending, such as `BINARY`.
+      levels: The possible answers, ascending, such as `BINARY`.
 
     Raises:
       AnalysisError: If these are not two or more ascending numbers.
@@ -48,16 +47,16 @@ class RatingMetrics:
     self._halfway = (self._levels[1:] + self._levels[:-1]) / 2.0
     self._num_records = self._num_right = 0
     self._squares = self._distances = 0.0
-    # Predictions where the answer was the lower and the upper of two.
+    # Predictions for the lower and for the upper of two answers.
     self._scores: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
 
   @property
   def num_records(self) -> int:
-    """How many answers were compared."""
+    """The number of answers compared."""
     return self._num_records
 
   def update(self, answers: np.ndarray, predictions: np.ndarray) -> None:
-    """Compares a batch.
+    """Add a batch.
 
     Args:
       answers: True answers, each of them one of the levels.
@@ -65,7 +64,8 @@ class RatingMetrics:
         makes the other metrics NaN or infinite.
 
     Raises:
-      AnalysisError: If the shapes differ, or an answer is none of the levels.
+      AnalysisError: If the shapes differ, or an answer is not one of the
+        levels.
     """
     answers, predictions = np.asarray(answers), np.asarray(predictions)
     if answers.shape != predictions.shape:
@@ -92,13 +92,13 @@ class RatingMetrics:
         scores.append(predictions[answers == level])
 
   def merge(self, other: 'RatingMetrics') -> None:
-    """Adds what another one has counted, such as that of another client.
+    """Add the sums of other metrics, such as those of another client.
 
     Args:
-      other: Of the same levels; it stays as it is.
+      other: Metrics with the same levels; they are not changed.
 
     Raises:
-      AnalysisError: If its levels are others.
+      AnalysisError: If their levels differ.
     """
     if not np.array_equal(self._levels, other._levels):
       raise AnalysisError(
@@ -113,11 +113,11 @@ class RatingMetrics:
       own.extend(scores)
 
   def result(self) -> dict[str, float]:
-    """The metrics of all that was compared.
+    """Return the metrics of all batches.
 
     Returns:
-      `rmse`, `mae`, `accuracy`, and of two levels `auc`. NaN where there was
-      nothing to compare; AUC takes both answers.
+      `rmse`, `mae`, `accuracy`, and `auc` for two levels. NaN if nothing was
+      compared; AUC requires both answers.
     """
     number = self._num_records or float('nan')
     found = {
@@ -134,7 +134,7 @@ class RatingMetrics:
     return self._levels.size == 2
 
   def _auc(self) -> float:
-    """The area under the curve, by ranks."""
+    """Compute the area under the ROC curve, by ranks."""
     lower, upper = (
       np.concatenate(scores) if scores else np.zeros(0)
       for scores in self._scores
@@ -144,7 +144,7 @@ class RatingMetrics:
     if not (np.isfinite(lower).all() and np.isfinite(upper).all()):
       return float('nan')
     lower = np.sort(lower)
-    # Of each right answer, how many wrong ones have less, and how many no more.
+    # For each right answer, the wrong ones with less, and with at most as much.
     below = int(np.searchsorted(lower, upper, 'left').sum())
     not_above = int(np.searchsorted(lower, upper, 'right').sum())
     return (below + not_above) / (2 * lower.size * upper.size)

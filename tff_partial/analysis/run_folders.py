@@ -1,4 +1,4 @@
-"""Folders of runs: what was asked for, how it ended, the table of rounds."""
+"""Folders of runs: flags, result, and table of rounds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -16,13 +16,13 @@ from tff_partial.training import metrics_log
 FLAGS_FILE = 'flags.txt'
 RESULT_FILE = 'result.json'
 
-# How a run ended. Only runs that are done count in means.
+# States of a run. Only runs that are done count in means.
 DONE, DIVERGED, UNFINISHED = 'done', 'diverged', 'unfinished'
 
-# Stands for the name of a run's folder among the flags that tell runs apart.
+# The name of a run's folder, for use like a flag that distinguishes runs.
 FOLDER = 'folder'
-# These flags do not tell runs apart: seeds make repetitions, and the others
-# change no number.
+# Flags that do not distinguish runs: seeds make repetitions, and the others
+# change no result.
 _SEED = 'seed'
 _SILENT = frozenset(
   (
@@ -30,7 +30,7 @@ _SILENT = frozenset(
     *('tensorboard', 'projector', 'hook'),
   )
 )
-# Their values speak for themselves in a label.
+# Flags whose values need no name in a label.
 _SELF_EXPLAINING = (FOLDER, 'task', 'algorithm')
 
 
@@ -39,10 +39,10 @@ class Run:
   """One run of a program, done or not.
 
   Attributes:
-    folder: Where it wrote.
-    name: The folder below the one that was searched.
+    folder: Its output folder.
+    name: The folder's path below the one that was searched.
     flags: The flags that were set, by name.
-    result: What it ended with, or None if it has not ended.
+    result: Its result, or None if it has not ended.
   """
 
   folder: pathlib.Path
@@ -52,18 +52,18 @@ class Run:
 
   @property
   def state(self) -> str:
-    """How the run ended: DONE, DIVERGED or UNFINISHED."""
+    """The state of the run: DONE, DIVERGED or UNFINISHED."""
     if self.result is None:
       return UNFINISHED
     return DIVERGED if self.result.get('diverged') else DONE
 
   @property
   def seed(self) -> str:
-    """The seed, as a text; empty if nothing says it."""
+    """The seed, as a string; empty if unknown."""
     return str((self.result or {}).get(_SEED, self.flags.get(_SEED, '')))
 
   def setting(self, name: str) -> str:
-    """The value of a flag, or of FOLDER: the folder without its seed."""
+    """Return the value of a flag, or for FOLDER the folder without its seed."""
     if name != FOLDER:
       return self.flags.get(name, '')
     parts = [
@@ -72,10 +72,10 @@ class Run:
     return ','.join(parts) or self.flags.get('algorithm', self.folder.name)
 
   def table(self) -> pd.DataFrame:
-    """Reads the table of rounds, whole lines only; its index is the round.
+    """Read the complete lines of the table of rounds; its index is the round.
 
     Raises:
-      AnalysisError: If there is none, or it is not one.
+      AnalysisError: If the file is missing or not such a table.
     """
     path = self.folder / metrics_log.METRICS_FILE
     if not path.exists():
@@ -84,7 +84,7 @@ class Run:
         'to.'
       )
     text = path.read_text(encoding='utf-8', errors='replace')
-    # A run that is under way may have written half a line.
+    # A run in progress may have written half a line.
     text = text[: text.rfind('\n') + 1]
     try:
       frame = pd.read_csv(io.StringIO(text))
@@ -97,7 +97,7 @@ class Run:
 
 
 def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
-  """Returns the lines of a file of flags by the names of the flags."""
+  """Return the lines of a flagfile by the names of the flags."""
   lines = {}
   text = pathlib.Path(path).read_text(encoding='utf-8', errors='replace')
   for line in text.splitlines():
@@ -109,10 +109,10 @@ def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def find(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
-  """Finds all runs in some folders and below them, sorted by path.
+  """Find all runs in some folders and below them, sorted by path.
 
   Args:
-    folders: Where to look.
+    folders: The folders to search.
 
   Raises:
     AnalysisError: If a folder does not exist or holds no run, or if the result
@@ -172,11 +172,11 @@ def _read_result(path: pathlib.Path) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """Runs that repeat one another, but for their seeds.
+  """Runs that differ only in their seeds.
 
   Attributes:
-    values: What tells them from the others, by name.
-    runs: One run a seed.
+    values: The values that distinguish them from other runs, by flag name.
+    runs: One run per seed.
   """
 
   values: Mapping[str, str]
@@ -184,24 +184,24 @@ class Setting:
 
   @property
   def label(self) -> str:
-    """The values as a short text."""
+    """A short string of the values."""
     return label(self.values) or self.runs[0].setting(FOLDER)
 
   def ended(self, state: str) -> list[Run]:
-    """The runs that ended in this way."""
+    """Return the runs with this state."""
     return [run for run in self.runs if run.state == state]
 
 
 def settings(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Setting]:
-  """Puts runs together that differ in their seed alone.
+  """Group runs that differ only in their seed.
 
   Args:
     runs: The runs.
-    by: Names of flags, or FOLDER, that shall tell settings apart; by default
-      all flags that differ between the runs.
+    by: Names of flags, or FOLDER, that distinguish settings; by default all
+      flags that differ between the runs.
 
   Returns:
-    The settings, numbers in their order and texts by the alphabet.
+    The settings, sorted: numbers numerically and strings alphabetically.
 
   Raises:
     AnalysisError: If `by` would mix runs that differ otherwise, if no run has
@@ -231,7 +231,7 @@ def settings(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Setting]:
 
 
 def _refuse_mixture(members: Sequence[Run], differing: Sequence[str]) -> None:
-  """Refuses runs that are no repetitions of one another."""
+  """Refuse runs that are not repetitions of one another."""
   first = members[0]
   for name in differing:
     for run in members[1:]:
@@ -253,7 +253,7 @@ def _refuse_mixture(members: Sequence[Run], differing: Sequence[str]) -> None:
 
 
 def label(values: Mapping[str, str]) -> str:
-  """Says in a short text what tells a setting from others."""
+  """Format the values that distinguish a setting as a short string."""
   return ', '.join(
     value if name in _SELF_EXPLAINING else f'{name}={value or "unset"}'
     for name, value in values.items()
@@ -261,7 +261,7 @@ def label(values: Mapping[str, str]) -> str:
 
 
 def order(value: str) -> tuple[int, float, str]:
-  """A key that sorts numbers, as numbers, before texts."""
+  """Return a sort key that puts numbers, in their order, before strings."""
   try:
     return (0, float(value), value)
   except ValueError:

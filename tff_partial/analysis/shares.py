@@ -10,7 +10,7 @@ import numpy as np
 from tff_partial.analysis import figures
 from tff_partial.analysis.errors import AnalysisError
 
-# So many names fit into a legend, and so many colours can be told apart.
+# The most names that fit into a legend, and the most distinguishable colours.
 _MOST_NAMED = 20
 
 
@@ -22,18 +22,18 @@ def draw(
   client: str = 'client',
   attribute: str = 'attribute',
 ) -> None:
-  """Draws a bar for each client, of which an attribute has its share.
+  """Draw a bar for each client, divided into the shares of attributes.
 
-  An attribute has the same colour in all bars. Of many the legend names those
-  that are most frequent on average.
+  An attribute has the same colour in all bars. If there are many, the legend
+  names those that are most frequent on average.
 
   Args:
     shares: Client to shares of attributes, floats `[attributes]` that add up
-      to 1. The first one is at the top.
+      to 1. The first client is at the top.
     names: The attributes' names.
     path: The PNG file to write.
-    client: What names the bars.
-    attribute: What heads the legend.
+    client: The label of the axis of clients.
+    attribute: The title of the legend.
 
   Raises:
     AnalysisError: If there is no client, or not a share for each attribute.
@@ -75,7 +75,7 @@ def draw(
 
 
 def _tidy(axes: Any, clients: Sequence[str], what: str) -> None:
-  """Names the bars, the first at the top."""
+  """Label the bars, the first at the top."""
   axes.set_yticks(range(len(clients)), clients)
   axes.invert_yaxis()
   axes.set_xlim(0.0, 1.0)

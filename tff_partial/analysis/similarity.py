@@ -1,4 +1,4 @@
-"""How much the public components of clients differ: HPFL, section 5.3.3."""
+"""Dissimilarity of clients' public components: HPFL, section 5.3.3."""
 
 from collections.abc import Mapping
 
@@ -8,25 +8,25 @@ from tff_partial.analysis.errors import AnalysisError
 
 
 def dissimilarity(components: Mapping[str, np.ndarray]) -> float:
-  """Adds up how far the clients' vectors of attributes point apart (Eq. 11).
+  """Sum the cosine distances of the clients' attribute vectors (Eq. 11).
 
-  For each ordered pair of clients (i, j) the mean over attributes k of
+  For each ordered pair of clients (i, j), the mean over attributes k of
   1 - cos(c_ki, c_kj) is added; a client with itself adds nothing. The paper
-  prints cos itself, of which the sum could not fall as clients become alike,
-  and says that lower values mean more similar ones: its figures (Table 5) are
-  such sums of distances. They grow with the square of the number of clients, so
-  only those of equally many compare; the paper takes its ten largest clients.
+  prints cos itself, whose sum could not fall as clients become alike, and says
+  that lower values mean more similar ones: its values (Table 5) are such sums
+  of distances. They grow with the square of the number of clients, so only
+  equal numbers of clients compare; the paper takes its ten largest clients.
 
-  A vector of zeros has no direction: it counts as distant by 1 from those of
-  all other clients, as in scikit-learn.
+  A vector of zeros has no direction: it has distance 1 from those of all other
+  clients, as in scikit-learn.
 
   Args:
     components: Name of each client to its component, floats
       `[attributes, size]`.
 
   Returns:
-    A number from 0, where all clients' vectors have the same directions, to
-    twice the number of pairs.
+    A number from 0, if all clients' vectors have the same directions, to twice
+    the number of pairs.
 
   Raises:
     AnalysisError: If there is no client, or components differ in shape or are

@@ -1,25 +1,25 @@
-"""CSV files that spreadsheets open as data.
+"""CSV files that are safe to open in spreadsheets.
 
-A spreadsheet takes a cell that begins with `=` for a formula, and runs it: a
-film of such a title could send what stands beside it elsewhere. So texts that
-begin like formulas are written with an apostrophe before them, as spreadsheets
-themselves mark texts. Numbers stay as they are.
+A spreadsheet runs a cell that starts with `=` as a formula: a film with such a
+title could leak neighbouring cells. So strings that start like formulas are
+written with an apostrophe in front, which is how spreadsheets mark text.
+Numbers are not changed.
 """
 
 import re
 
 import pandas as pd
 
-# What begins a formula, also in the full width of East Asian scripts.
+# The start of a formula, including full-width characters of East Asian scripts.
 _FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
 _NUMBER = re.compile(r'[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?')
 
 
 def escaped(text: str) -> str:
-  """Puts an apostrophe before a text that begins like a formula.
+  """Put an apostrophe before a string that starts like a formula.
 
   Args:
-    text: What a cell shall hold.
+    text: The content of a cell.
   """
   if _FORMULA.match(text) and not _NUMBER.fullmatch(text):
     return f"'{text}"
@@ -27,20 +27,20 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-  """Returns the text from which `escaped` made a cell.
+  """Undo `escaped`.
 
   Args:
-    text: What the cell holds.
+    text: The escaped content of a cell.
   """
   is_marked = text.startswith("'") and _FORMULA.match(text)
   return text[1:] if is_marked else text
 
 
 def escaped_frame(frame: pd.DataFrame) -> pd.DataFrame:
-  """Escapes all texts of a data frame, those of its header too.
+  """Escape all strings of a data frame, including its header.
 
   Args:
-    frame: What shall be written.
+    frame: The data frame to write.
   """
 
   def of_cell(value: object) -> object:

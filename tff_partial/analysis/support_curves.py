@@ -1,4 +1,4 @@
-"""How well new users are served, against the number of their examples."""
+"""Curves of a metric of new users over the number of their examples."""
 
 from collections.abc import Mapping
 import os
@@ -14,13 +14,13 @@ def draw(
   *,
   metric: str,
 ) -> pathlib.Path:
-  """Draws a line for each group of users, or each predictor.
+  """Draw a line for each group of users, or each predictor.
 
-  Sizes stand side by side at equal distances, since a few examples are told
-  apart and a few more of many are not.
+  Sizes are drawn at equal distances, since a few more examples matter little if
+  there are many.
 
   Args:
-    lines: Label to the sizes of the support set to a metric.
+    lines: Label to size of the support set to metric.
     path: The PNG file to write.
     metric: The metric's name.
 

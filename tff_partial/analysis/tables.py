@@ -1,4 +1,4 @@
-"""What runs ended with, as a table: a row a setting, a column a metric.
+"""Tables of results of runs: one row per setting, one column per metric.
 
 Values are means over the seeds that are done. Runs that diverged or have not
 ended are counted in the row and named below the table.
@@ -18,15 +18,15 @@ from tff_partial.analysis import run_folders
 from tff_partial.analysis import spreadsheets
 from tff_partial.analysis.errors import AnalysisError
 
-# Which weights are reported: those of the last round, or those of the round
-# that was best on the validation clients.
+# The weights to report: those of the last round, or of the round that was best
+# on the validation clients.
 LAST, BEST = 'last', 'best'
 
 _COUNTS = ('seeds', run_folders.DIVERGED, run_folders.UNFINISHED)
 
 
 def deviation_of(metric: str) -> str:
-  """The column of a metric's deviation."""
+  """Return the name of the column of a metric's standard deviation."""
   return f'{metric}_std'
 
 
@@ -35,9 +35,9 @@ class Table:
   """Means and deviations over seeds.
 
   Attributes:
-    settings: Names of the columns that tell rows apart.
-    metrics: Names of the columns of means; each has a deviation of the same
-      name with the suffix `_std` (of the population, as `numpy.std`).
+    settings: Names of the columns that distinguish rows.
+    metrics: Names of the columns of means; each has a standard deviation of the
+      same name with the suffix `_std` (of the population, as `numpy.std`).
     frame: These columns and the numbers of runs: `seeds` in the means,
       `diverged` and `unfinished` in none.
     lost: The runs that are in no mean.
@@ -49,11 +49,11 @@ class Table:
   lost: tuple[run_folders.Run, ...]
 
   def to_csv(self) -> str:
-    """All numbers in full."""
+    """Format the table as CSV, with numbers in full precision."""
     return spreadsheets.escaped_frame(self.frame).to_csv(index=False)
 
   def to_markdown(self) -> str:
-    """Deviations beside their means, and the lost runs below the table."""
+    """Format the table as Markdown, followed by the lost runs."""
     names = [*self.settings, 'seeds', *self.metrics]
     lines = [
       '| ' + ' | '.join(names) + ' |',
@@ -80,14 +80,14 @@ def gather(
   of: str = LAST,
   metrics: Sequence[str] = (),
 ) -> Table:
-  """Makes a table of what runs ended with.
+  """Make a table of the results of runs.
 
   Args:
-    settings: What `run_folders.settings` returns.
+    settings: The settings from `run_folders.settings`.
     of: LAST or BEST round.
     metrics: Columns: metrics of the test clients, or numbers elsewhere in
       `result.json` by their path, such as `seconds/total`; by default all the
-      former, and epsilon where there is one.
+      former, and epsilon if there is one.
 
   Raises:
     AnalysisError: If no run has measured such a metric.
@@ -117,7 +117,7 @@ def gather(
       column = pd.Series(
         [measured[id(run)].get(name, math.nan) for run in done], dtype=float
       )
-      # Infinities that agree, such as epsilon without noise, do not deviate.
+      # Equal infinities, such as epsilon without noise, have no deviation.
       row[name] = column.mean()
       row[deviation_of(name)] = (
         0.0 if column.nunique() == 1 else column.std(ddof=0)
@@ -142,13 +142,13 @@ def draw_over(
   y: str,
   path: str | os.PathLike[str],
 ) -> pathlib.Path:
-  """Draws a metric over a setting, a line for each value of all others.
+  """Draw a metric over a setting, with a line for each value of all others.
 
   Args:
-    table: What the runs ended with.
+    table: The results of the runs.
     x: The setting, in even steps from its smallest to its largest value.
-    y: The metric; bars are deviations over seeds. Where no run is done, a
-      cross stands at the foot.
+    y: The metric; bars are standard deviations over seeds. Where no run is
+      done, a cross is drawn at the bottom.
     path: The PNG file to write.
 
   Raises:
@@ -165,7 +165,7 @@ def draw_over(
   others = [name for name in table.settings if name != x]
   ascending = sorted(set(table.frame[x]), key=run_folders.order)
   positions = {value: i for i, value in enumerate(ascending)}
-  # Between names there is nothing that a line could mean.
+  # Lines between names would be meaningless.
   joined = all(run_folders.order(value)[0] == 0 for value in ascending)
   lines: dict[str, list[Mapping[Any, Any]]] = {}
   for row in table.frame.to_dict('records'):
@@ -200,7 +200,7 @@ def draw_over(
 
 
 def _metrics(run: run_folders.Run, of: str) -> dict[str, float]:
-  """All numbers of a result: of the test by their names, others by path."""
+  """Return all numbers of a result: test metrics by name, others by path."""
   result: Mapping[str, Any] = run.result or {}
   evaluation_sets = (
     result['test'] if of == LAST else (result.get('best') or {}).get('test')
@@ -209,7 +209,7 @@ def _metrics(run: run_folders.Run, of: str) -> dict[str, float]:
     raise AnalysisError(
       f'{run.folder}: no best round was chosen. Report the last one.'
     )
-  # Several evaluation sets, such as of seen and of unseen users, need names.
+  # Several evaluation sets, such as seen and unseen users, need names.
   found = {
     f'{evaluation_set} {name}' if len(evaluation_sets) > 1 else name: number
     for evaluation_set, measured in evaluation_sets.items()
@@ -221,7 +221,7 @@ def _metrics(run: run_folders.Run, of: str) -> dict[str, float]:
 
 
 def _numbers(tree: Any, path: str = '') -> Iterator[tuple[str, float]]:
-  """All numbers in a result by their paths; infinities are texts in JSON."""
+  """Yield all numbers in a result by path; infinities are strings in JSON."""
   if isinstance(tree, Mapping):
     for name, part in tree.items():
       yield from _numbers(part, f'{path}/{name}' if path else name)
@@ -232,7 +232,7 @@ def _numbers(tree: Any, path: str = '') -> Iterator[tuple[str, float]]:
 
 
 def _is_default(name: str) -> bool:
-  """Whether a table has this column unasked."""
+  """Return True if a table has this column by default."""
   if '/' in name:
     return name == 'privacy/epsilon'
   return not name.split()[-1].startswith('num_')
@@ -243,13 +243,13 @@ def _escape(text: str) -> str:
 
 
 def _say_seeds(row: Mapping[Any, Any]) -> str:
-  """How many runs are in the means, and what became of the others."""
+  """Format how many runs are in the means, and the states of the others."""
   lost = [f'{row[name]} {name}' for name in _COUNTS[1:] if row[name]]
   return ', '.join([str(row['seeds']), *lost])
 
 
 def _with_deviation(mean: float, deviation: float, seeds: int) -> str:
-  """A mean in four decimals; large numbers as they are."""
+  """Format a mean with four decimals, or six digits if it is large."""
   if not seeds or math.isnan(mean):
     return '-'
   style = '.4f' if abs(mean) < 1e4 else '.6g'

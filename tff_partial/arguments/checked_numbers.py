@@ -1,4 +1,4 @@
-"""Settings that must be whole or finite numbers."""
+"""Checks of settings that must be whole or finite numbers."""
 
 import math
 import numbers
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def why_not_whole(value: Any) -> str:
-  """Says why a value is no whole number, or nothing if it is one.
+  """Return why a value is not a whole number, or '' if it is one.
 
   Args:
-    value: What was given.
+    value: The given value.
   """
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     return f'expected a whole number, found {value!r}'
@@ -17,10 +17,10 @@ def why_not_whole(value: Any) -> str:
 
 
 def why_not_finite(value: Any) -> str:
-  """Says why a value is no finite number, or nothing if it is one.
+  """Return why a value is not a finite number, or '' if it is one.
 
   Args:
-    value: What was given.
+    value: The given value.
   """
   if isinstance(value, numbers.Real) and math.isfinite(value):
     return ''

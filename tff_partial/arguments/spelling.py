@@ -1,4 +1,4 @@
-"""What a message says of a name that does not exist: which one was meant."""
+"""Hints for names that do not exist: the name that was probably meant."""
 
 from collections.abc import Collection, Iterable
 import difflib
@@ -12,16 +12,16 @@ class UnknownNameError(errors.UserError, ValueError):
 
 
 def unknown(what: str, found: Iterable[object], known: Collection[str]) -> str:
-  """Names the first name that does not exist, and what was probably meant.
+  """Report the first name that does not exist, and what was probably meant.
 
   Args:
-    what: What such names are of, for example `field`.
-    found: The names that were given.
-    known: The names that there are.
+    what: The kind of the names, for example `field`.
+    found: The given names.
+    known: The existing names.
 
   Returns:
-    Such as "unknown field 'weights'; did you mean 'weight'?", or nothing where
-    all names exist.
+    Such as "unknown field 'weights'; did you mean 'weight'?", or '' if all
+    names exist.
   """
   for name in found:
     if name not in known:
@@ -34,10 +34,10 @@ def unknown(what: str, found: Iterable[object], known: Collection[str]) -> str:
 def check_patterns(
   where: str, patterns: Iterable[str], names: Collection[str]
 ) -> None:
-  """Checks that each regular expression means a variable.
+  """Check that each regular expression matches a variable.
 
   Args:
-    where: Begins the error message.
+    where: Start of the error message.
     patterns: Regular expressions over whole names.
     names: The names of all variables.
 

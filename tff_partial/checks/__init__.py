@@ -1,1 +1,1 @@
-"""Whether an algorithm keeps what the papers promise."""
+"""Checks that an algorithm keeps what the papers promise."""

@@ -1,4 +1,4 @@
-"""What right guesses of an attack prove about epsilon."""
+"""Lower bounds of epsilon from an attack's guesses."""
 
 import math
 from typing import NamedTuple
@@ -6,16 +6,16 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-# Thresholds that an attacker tries.
+# Number of thresholds that an attacker tries.
 _THRESHOLDS = 64
 
 
-# An attacker who sees one run tries to guess all canaries, half of them, and so
-# on, down to so many.
+# An attack on one run guesses all canaries, half of them, and so on, down to
+# this many.
 FEWEST_GUESSES = 8
 
 
-# No bound above this is looked for.
+# Larger bounds are not searched for.
 _LARGEST_EPSILON = 100.0
 
 
@@ -26,16 +26,16 @@ def _bound(
   delta: float,
   risk: float,
 ) -> float:
-  """A lower bound of epsilon from counts of guesses, by Clopper and Pearson.
+  """Compute a lower bound of epsilon from guesses, by Clopper and Pearson.
 
   Args:
-    detected: How many of the first trials were guessed right.
-    mistaken: How many of the second trials were guessed wrong.
-    trials: How many of each there were.
-    delta: Of the claim.
-    risk: That the bound is wrong.
+    detected: Number of the first trials that were guessed right.
+    mistaken: Number of the second trials that were guessed wrong.
+    trials: Numbers of first and second trials.
+    delta: The delta of the claim.
+    risk: Probability that the bound is wrong.
   """
-  # Both rates are to hold.
+  # Bounds of both rates must hold.
   risk /= 2.0
   rate, others = 0.0, 1.0
   if detected:
@@ -51,16 +51,16 @@ def epsilon_lower_bound(
   delta: float,
   confidence: float = 0.95,
 ) -> float:
-  """What epsilon is at least, if an attack scored like this.
+  """Compute a lower bound of epsilon from an attack's scores.
 
   The threshold and the direction of the guess are chosen on one half of the
-  scores and counted on the other, so that choosing costs no confidence.
+  scores and evaluated on the other, so the choice costs no confidence.
 
   Args:
-    inside: Scores where the canary was present, in random order.
-    outside: Scores where it was not.
-    delta: Of the claim.
-    confidence: That the bound is right.
+    inside: Scores with the canary present, in random order.
+    outside: Scores with the canary absent.
+    delta: The delta of the claim.
+    confidence: Probability that the bound is right.
 
   Returns:
     A lower bound of epsilon at delta; zero if the attack proves nothing.
@@ -69,9 +69,9 @@ def epsilon_lower_bound(
 
   def bound(half: int, threshold: float, above: bool) -> float:
     one, other = halves[half]
-    if above:  # Guess that a canary was present if its score is high.
+    if above:  # Guess "present" if the score is high.
       counts = np.sum(one >= threshold), np.sum(other >= threshold)
-    else:  # Guess that it was not if its score is low.
+    else:  # Guess "absent" if the score is low.
       one, other = other, one
       counts = np.sum(one < threshold), np.sum(other < threshold)
     detected, mistaken = map(int, counts)
@@ -88,12 +88,12 @@ def epsilon_lower_bound(
 
 
 class Proof(NamedTuple):
-  """What the guesses of an attacker prove who saw one run.
+  """The result of an attack on one run.
 
   Attributes:
-    epsilon: A lower bound at the claim's delta; zero if they prove nothing.
-    guesses: How many canaries were guessed.
-    right: How many of the guesses were right.
+    epsilon: A lower bound at the claim's delta; zero if nothing is proved.
+    guesses: Number of canaries that were guessed.
+    right: Number of right guesses.
   """
 
   epsilon: float
@@ -104,17 +104,17 @@ class Proof(NamedTuple):
 def _chance(
   canaries: int, guesses: int, right: int, epsilon: float, delta: float
 ) -> float:
-  """How likely so many right guesses are at most, were the claim true.
+  """Bound the probability of that many right guesses if the claim is true.
 
-  Theorem 5.2: each guess is right with the probability `e^eps / (e^eps + 1)` at
-  most, whatever the others are, but for what delta adds.
+  Theorem 5.2: given the others, each guess is right with probability at most
+  `e^eps / (e^eps + 1)`, up to a term in delta.
 
   Args:
-    canaries: How many there were.
-    guesses: How many were guessed.
-    right: How many of the guesses were right.
-    epsilon: That of the claim.
-    delta: That of the claim.
+    canaries: Number of canaries.
+    guesses: Number of canaries that were guessed.
+    right: Number of right guesses.
+    epsilon: The epsilon of the claim.
+    delta: The delta of the claim.
   """
   rate = 1.0 / (1.0 + math.exp(-epsilon))
   beyond = float(stats.binom.sf(right - 1, guesses, rate))
@@ -130,17 +130,18 @@ def prove(
   delta: float,
   confidence: float = 0.95,
 ) -> Proof:
-  """What epsilon is at least, if one run released such scores.
+  """Compute a lower bound of epsilon from the scores of one run.
 
-  The canaries with the highest scores are guessed to be present, as many with
-  the lowest to be absent. Several numbers of guesses are tried, each at its
-  share of the risk.
+  The canaries with the highest scores are guessed present, as many with the
+  lowest absent. Several numbers of guesses are tried, each with its share of
+  the risk.
 
   Args:
-    scores: Of each canary, `[canaries]`.
-    present: Whether it was there, by a fair coin of its own, bool `[canaries]`.
-    delta: Of the claim.
-    confidence: That the bound is right.
+    scores: Scores of the canaries, `[canaries]`.
+    present: True for canaries that took part, by independent fair coins, bool
+      `[canaries]`.
+    delta: The delta of the claim.
+    confidence: Probability that the bound is right.
   """
   number = len(scores)
   order = np.argsort(-scores, kind='stable')

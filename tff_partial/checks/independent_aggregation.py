@@ -1,6 +1,6 @@
 """Independent aggregation: Eqs. 2 and 3 of FURL, checked on a process.
 
-See `split_personalization.py` for what the equations say.
+See `split_personalization.py` for the equations.
 """
 
 import collections
@@ -26,10 +26,10 @@ from tff_partial.training import metrics_log
 from tff_partial.training.client_store import state_codec
 from tff_partial.training.participation import sampling
 
-# How far remembered numbers are moved, in standard deviations.
+# Standard deviation of the noise that is added to client states.
 _FAR = 0.1
 
-# A structure as the path and the array of each leaf.
+# A structure as a mapping from the path of each leaf to its array.
 Leaves = dict[str, np.ndarray]
 
 
@@ -42,7 +42,7 @@ def _leaves(value: Any, type_spec: tff.Type) -> Leaves:
 
 
 def _changes(one: Leaves, other: Leaves) -> dict[str, float]:
-  """Path to the largest change, for what changed."""
+  """Return the largest change of each leaf that changed, by path."""
   sizes = {
     path: float(np.max(np.abs(array.astype(float) - other[path].astype(float))))
     for path, array in one.items()
@@ -52,7 +52,7 @@ def _changes(one: Leaves, other: Leaves) -> dict[str, float]:
 
 
 def _sent(process: processes.PartialProcess) -> Iterator[Violation]:
-  """The client's own variables that a type at the server names."""
+  """Yield a violation for each local variable in a type at the server."""
   program = flat_program.Program(process.next)
   at_server = [
     step.type_spec
@@ -71,7 +71,7 @@ def _sent(process: processes.PartialProcess) -> Iterator[Violation]:
 
 
 class _Rounds:
-  """Rounds of some clients that differ in what clients remember alone."""
+  """Rounds of the same clients with different client states."""
 
   def __init__(
     self,
@@ -91,7 +91,7 @@ class _Rounds:
     self.values = list(clients.cohort(ids, seeds))
     self._state = process.initialize()
     self.kept = state_codec.first_states(process.initialize_client, seeds)
-    # After a round, clients remember what only those do who took part.
+    # After a round, clients have states that only participants have.
     output = self._output(self.kept, self.values)
     self._state, self.kept = output.state, output.client_states
 
@@ -106,7 +106,7 @@ class _Rounds:
     return output
 
   def run(self, kept: Any, values: Any) -> tuple[Leaves, list[Leaves]]:
-    """The new state of the server, and those of the clients."""
+    """Run a round and return the new server state and client states."""
     output = self._output(kept, values)
     result = self._process.next.type_signature.result
     return _leaves(output.state, result.state), [
@@ -114,7 +114,7 @@ class _Rounds:
     ]
 
   def moved(self, who: Sequence[int]) -> list[Any]:
-    """What clients remember, with other numbers for some of them."""
+    """Return client states, with noise added for some clients."""
 
     def move(client: int) -> Any:
       places = iter(range(1 << 20))
@@ -136,7 +136,7 @@ class _Rounds:
     ]
 
   def silent(self, who: Sequence[int]) -> list[Any]:
-    """The clients' data, with examples without weight for some of them."""
+    """Return the clients' data, with zero example weights for some."""
 
     def silence(value: Any) -> Any:
       examples = collections.OrderedDict(value['examples'])
@@ -157,24 +157,24 @@ def check_independent_aggregation(
   num_clients: int = 4,
   seed: int = 0,
 ) -> Report:
-  """Checks Eqs. 2 and 3 on a process, under the runtime that is current.
+  """Check Eqs. 2 and 3 on a process, under the current runtime.
 
   No type at the server may name a local variable. Then rounds are run in which
-  some clients remember other numbers. Eq. 3: what the other clients remember
-  afterwards must be the same to the last bit. Eq. 2: so must the server's new
-  state be, if the examples of these clients have no weight, so that they train
-  nothing. A loss that ties federated weights to private ones without examples
-  therefore counts as a breach.
+  some clients have other states. Eq. 3: the new states of the other clients
+  must be the same, bit for bit. Eq. 2: so must the server's new state, if the
+  examples of the changed clients have no weight, so that they train nothing. A
+  loss that ties federated weights to private ones without examples is therefore
+  a violation.
 
   Args:
     process: The algorithm.
     clients: Clients with examples; the first ones take part.
-    num_clients: How many of them: n, for about 6 + 2 log2(n) rounds.
-    seed: Everything that is drawn follows from it.
+    num_clients: Number of clients n, for about 6 + 2 log2(n) rounds.
+    seed: Seed of all random draws.
 
   Raises:
     CheckError: If there are fewer than two clients, if their training is not
-      finite, or if a round that is repeated comes to other numbers.
+      finite, or if a repeated round gives other numbers.
   """
   found = {(v.equation, v.variable): v for v in _sent(process)}
   if process.is_stateless:
@@ -196,7 +196,7 @@ def check_independent_aggregation(
       'follows from no seed. Check the process without the noise.'
     )
   everybody = range(len(rounds.values))
-  # Any two clients differ in a bit of their numbers.
+  # The numbers of any two clients differ in some bit.
   for bit in range((len(everybody) - 1).bit_length()):
     for side in (0, 1):
       some = [client for client in everybody if client >> bit & 1 == side]

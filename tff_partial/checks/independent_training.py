@@ -1,6 +1,6 @@
 """Independent local training: Eq. 1 of FURL, checked on a centralized model.
 
-See `split_personalization.py` for what the equations say.
+See `split_personalization.py` for the equations.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ def _name(variable: tf.Variable) -> str:
 
 
 def _draw_weights(model: tf.keras.Model, private: str, seed: Any) -> None:
-  """Gives a model weights at which no penalty is flat by chance."""
+  """Draw weights at which no penalty is flat by chance."""
   for place, variable in enumerate(model.trainable_variables):
     rows = math.prod(variable.shape[:-1])
     is_private = re.fullmatch(private, _name(variable)) is not None
@@ -40,13 +40,13 @@ def _draw_weights(model: tf.keras.Model, private: str, seed: Any) -> None:
 
 
 class _Table:
-  """A private variable of all users, and what its gradients come to.
+  """A private variable of all users, with its worst gradients.
 
   Attributes:
-    variable: The variable, one row a user.
-    is_read: Whether any loss depends on it.
-    worst: For each part of the loss the largest gradient on a row of another
-      user, and who these two were.
+    variable: The variable, one row per user.
+    is_read: True if any loss depends on it.
+    worst: For each part of the loss, the largest gradient on a row of another
+      user, with the two users.
   """
 
   def __init__(self, variable: tf.Variable):
@@ -55,18 +55,18 @@ class _Table:
     self.worst: dict[str, tuple[float, int, int]] = {}
 
   def look_at(self, part: str, gradient: Any, user: int) -> None:
-    """Notes the gradient of one part of a user's loss."""
+    """Note the gradient of one part of a user's loss."""
     sizes = np.abs(tf.convert_to_tensor(gradient).numpy())
     self.is_read |= bool(np.any(sizes != 0))
     sizes = sizes.reshape([len(sizes), -1]).max(axis=1, initial=0)
     sizes[user] = 0
-    other = int(np.argmax(sizes))  # The first that is no number, if there is.
+    other = int(np.argmax(sizes))  # The first NaN, if any.
     size = float(sizes[other])
     if size != 0 and not size <= self.worst.get(part, (0.0,))[0]:
       self.worst[part] = (size, user, other)
 
   def violations(self) -> Iterator[Violation]:
-    """What breaks Eq. 1."""
+    """Yield the violations of Eq. 1."""
     for part, (size, user, other) in self.worst.items():
       yield Violation(
         1,
@@ -77,7 +77,7 @@ class _Table:
 
 
 def _tables(model: tf.keras.Model, private: str, users: Any) -> list[_Table]:
-  """The private variables of a model, which must have a row for each user."""
+  """Return the private variables, checked to have a row for each user."""
   chosen = [
     variable
     for variable in model.trainable_variables
@@ -99,7 +99,7 @@ def _tables(model: tf.keras.Model, private: str, users: Any) -> list[_Table]:
 
 
 def _users(inputs: Any, user: str | None) -> np.ndarray:
-  """Whose each example is."""
+  """Return the user of each example."""
   if user is None:
     return inputs
   if not (isinstance(inputs, Mapping) and user in inputs):
@@ -115,7 +115,7 @@ def _gradients(
   labels: Any,
   tables: Sequence[_Table],
 ) -> Iterator[tuple[str, Sequence[Any]]]:
-  """For each part of a loss its gradients on the tables."""
+  """Yield each part of a loss with its gradients on the tables."""
   with tf.GradientTape(persistent=True) as tape:
     parts = {'the loss': loss(labels, model(inputs, training=True))}
     if model.losses:
@@ -141,25 +141,25 @@ def check_independent_training(
   draws: int = 2,
   seed: int = 0,
 ) -> Report:
-  """Checks Eq. 1 on a centralized model with the parameters of all users.
+  """Check Eq. 1 on a centralized model with the parameters of all users.
 
-  The gradient of each user's loss, with all that layers add to it, must be zero
-  on every row of another user. Layers such as dropout are in training.
+  The gradient of each user's loss, including all that layers add, must be zero
+  on every row of another user. Layers such as dropout are in training mode.
 
   Args:
-    build: Makes the Keras model.
+    build: Builds the Keras model.
     examples: `x` and `y`, arrays `[examples, ...]`, of some of the users.
     loss: A Keras loss, or a function of labels and predictions.
     private: A regular expression over whole names of variables: tables with a
       row for each user.
-    user: Which of the model's inputs is the user's row; None if it has only
-      this one.
-    draws: How many times weights are drawn.
-    seed: Everything that is drawn follows from it.
+    user: The name of the model's input with the user's row; None if that is the
+      only input.
+    draws: Number of times that weights are drawn.
+    seed: Seed of all random draws.
 
   Raises:
-    CheckError: If there is no such variable, if it has not a row for each user,
-      or if no user's loss depends on it.
+    CheckError: If there is no such variable, if it lacks a row for a user, or
+      if no user's loss depends on it.
   """
   fields = examples_lib.map_fields(np.asarray, (examples['x'], examples['y']))
   users = _users(fields[0], user)

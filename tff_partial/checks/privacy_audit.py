@@ -1,14 +1,15 @@
-"""Attacks with canaries, to see whether a claimed epsilon can be true.
+"""Attacks with canaries that test a claimed epsilon.
 
-A canary is a client that sends one number, as large as it can, where nobody
-else sends any. Who sees what is released guesses from that number whether the
-canary took part. If the guesses are better than an epsilon allows, the claim is
-wrong. What an attack proves is a lower bound: one that fails proves nothing.
+A canary is a client that sends one number, as large as it can, in an element
+that no other client uses. An observer of the releases guesses from that element
+whether the canary took part. If the guesses are better than an epsilon allows,
+the claim is wrong. An attack gives a lower bound; a failed one proves nothing.
 
 `canary_scores` and `epsilon_lower_bound` attack an aggregation alone.
-`Canaries` hide in a whole training run, each by a coin of its own, and one run
-is enough for a bound: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with
-One (1) Training Run", theorem 5.2. `tasks.audit` does so with any recipe.
+`Canaries` are included in a whole training run, each by an independent coin,
+and one run suffices for a bound: Steinke, Nasr and Jagielski 2023, "Privacy
+Auditing with One (1) Training Run", theorem 5.2. `tasks.audit` applies it to
+any recipe.
 """
 
 import collections
@@ -36,19 +37,19 @@ _LOUD = 1e6
 
 
 class TooManyCanariesError(clipping_lib.PrivacyError):
-  """Raised for more canaries than a run can hide.
+  """Raised for more canaries than a run can include.
 
   Attributes:
-    largest: How many it can hide.
+    largest: The largest possible number.
   """
 
   def __init__(self, number: int, largest: int, why: str):
-    """Says so.
+    """Build the message.
 
     Args:
-      number: How many were asked for.
-      largest: How many the run can hide.
-      why: Why not more; ends a sentence.
+      number: The requested number.
+      largest: The largest possible number.
+      why: The reason, without the final full stop.
     """
     super().__init__(
       f'{number} canaries are too many: {why}. Give {max(largest, 0)} or fewer.'
@@ -64,20 +65,20 @@ def canary_scores(
   rounds: int = 1,
   probability: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Attacks an aggregation, with as many canaries as a vector has elements.
+  """Attack an aggregation, with as many canaries as a vector has elements.
 
-  Each canary has an element of its own. A random half of them is among the
-  clients. As the elements' noise is independent, so are the canaries' scores.
+  Each canary has its own element. A random half of them is among the clients.
+  As the elements' noise is independent, so are the canaries' scores.
 
   Args:
     process: An unweighted aggregation of vectors, float32 `[canaries]`.
-    seed: Of which canaries are present, and when.
-    rounds: How many rounds the canaries are clients.
-    probability: That a client takes part in a round (Poisson sampling).
+    seed: Seed of the canaries' presence in the run and in its rounds.
+    rounds: Number of rounds that the canaries are clients.
+    probability: Probability that a client is in a round (Poisson sampling).
 
   Returns:
     The scores of the canaries that were present, and of those that were not:
-    the sum over the rounds of what was released of the canary's element.
+    the sum over the rounds of the released values of the canary's element.
   """
   value_type = process.next.type_signature.parameter[1].member
   (size,) = value_type.shape
@@ -99,16 +100,16 @@ def canary_scores(
 
 @dataclasses.dataclass(frozen=True)
 class Canaries:
-  """Clients of whom each is there or not, by a coin of its own.
+  """Clients that are each present or absent, by an independent coin.
 
-  They learn nothing: each sends one element of the update, its own, as large as
-  it can, and the other clients leave these elements alone. Have a process built
-  with `before_sending` and `watched`, and train it with `among` as its clients;
-  `scores` are in the state that it ends with.
+  They learn nothing: each sends one element of the update as large as it can,
+  and the other clients leave these elements at zero. Build a process with
+  `before_sending` and `watched`, and train it with `among` as its clients;
+  `scores` are in its final state.
 
   Attributes:
-    number: How many there are.
-    seed: Tosses the coins and chooses the elements.
+    number: Number of canaries.
+    seed: Seed of the coins and of the choice of elements.
   """
 
   number: int
@@ -126,7 +127,7 @@ class Canaries:
 
   @functools.cached_property
   def present(self) -> np.ndarray:
-    """Which of them are there, bool `[number]`."""
+    """True for canaries that are present, bool `[number]`."""
     return self._generator('coins').integers(0, 2, self.number).astype(bool)
 
   @functools.cached_property
@@ -141,7 +142,7 @@ class Canaries:
 
   @functools.cached_property
   def sending_seeds(self) -> np.ndarray:
-    """The seeds with which they send, by which they are known there."""
+    """The seeds with which they send, which identify them when they do."""
     with tf.init_scope():
       to_sending = tf.function(
         lambda seeds: tf.map_fn(messages.sending_seed, seeds)
@@ -149,7 +150,7 @@ class Canaries:
       return to_sending(tf.constant(self.seeds)).numpy()
 
   def among(self, clients: cohorts.ClientSource) -> cohorts.ClientSource:
-    """The clients and the canaries, of whom those that are there come.
+    """Add the canaries that are present to the clients.
 
     Args:
       clients: The clients of a run.
@@ -159,25 +160,25 @@ class Canaries:
   def before_sending(
     self, then: messages.BeforeSending | None = None
   ) -> messages.BeforeSending:
-    """What clients do before they send, where canaries are among them.
+    """Return the clients' work before sending, with canaries among them.
 
     Args:
-      then: What they do without canaries, such as adding noise.
+      then: Their work without canaries, such as adding noise.
     """
     return _Sending(self, then)
 
   def watched(
     self, aggregator: aggregators.Factory
   ) -> aggregators.WeightedFactory:
-    """The same aggregation, which adds up what is released of each canary.
+    """Return the same aggregation, which also sums the canaries' releases.
 
     Args:
-      aggregator: How updates are joined.
+      aggregator: The aggregation of updates.
     """
     return _WatchedFactory(self, aggregator)
 
   def scores(self, state: Any) -> np.ndarray:
-    """The sums of what was released of each canary's element, `[number]`.
+    """Return the sums of the releases of each canary's element, `[number]`.
 
     Args:
       state: The server's state after a run.
@@ -185,14 +186,14 @@ class Canaries:
     return np.asarray(state.aggregator['scores'])
 
   def check_delta(self, num_clients: int, delta: float) -> None:
-    """Checks that canaries leave delta below one in the population.
+    """Check that delta stays below 1 / population with the canaries.
 
     Args:
-      num_clients: How many clients there are beside them.
-      delta: At which epsilon is meant.
+      num_clients: Number of other clients.
+      delta: The delta of the guarantee.
 
     Raises:
-      TooManyCanariesError: If it would not be, but is without canaries.
+      TooManyCanariesError: If only the canaries make it too large.
     """
     largest = math.ceil(1.0 / delta) - 1 - num_clients
     if 0 <= largest < self.number:
@@ -204,10 +205,10 @@ class Canaries:
       )
 
   def places(self, sizes: Sequence[int]) -> np.ndarray:
-    """Which element of an update is each canary's, int32 `[number]`.
+    """Return the index of each canary's element, int32 `[number]`.
 
     Args:
-      sizes: How many elements each tensor of the update has.
+      sizes: Number of elements of each tensor of the update.
 
     Raises:
       TooManyCanariesError: If there are more canaries than elements.
@@ -247,7 +248,7 @@ class _WithCanaries:
   def cohort(
     self, client_ids: Sequence[str], seeds: np.ndarray
   ) -> cohorts.Cohort:
-    # A canary brings the examples of some client, which do not matter.
+    # A canary gets some client's examples, which do not matter.
     stand_in = self.clients.client_ids[0]
     coming, examined, drawn = [], [], []
     for client, seed in zip(client_ids, seeds, strict=True):
@@ -264,14 +265,14 @@ class _WithCanaries:
 
 @dataclasses.dataclass(frozen=True)
 class _Sending:
-  """Has canaries send their element; see `Canaries.before_sending`."""
+  """Update hook that lets canaries send; see `Canaries.before_sending`."""
 
   canaries: Canaries
   then: messages.BeforeSending | None
 
   @property
   def mechanism(self) -> mechanisms.Mechanism | None:
-    """What makes updates private; that of `then`."""
+    """The mechanism of `then`."""
     return getattr(self.then, 'mechanism', None)
 
   def __call__(self, update: Any, seed: tf.Tensor) -> Any:
@@ -303,7 +304,7 @@ class _Sending:
 
 
 class _WatchedFactory(tff.aggregators.WeightedAggregationFactory):
-  """Adds up what is released of each canary; see `Canaries.watched`."""
+  """Aggregation that sums canaries' releases; see `Canaries.watched`."""
 
   def __init__(self, canaries: Canaries, aggregator: aggregators.Factory):
     self._canaries = canaries

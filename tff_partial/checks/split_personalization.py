@@ -1,6 +1,6 @@
 """The split-personalization constraint of FURL, sections 3.1 to 3.3.
 
-Where private parameters are kept makes no difference to training, if
+It makes no difference to training where private parameters are kept, if
 
   Eq. 1: a user's loss does not depend on other users' private parameters
          (independent local training);
@@ -9,11 +9,11 @@ Where private parameters are kept makes no difference to training, if
   Eq. 3: a user's new private parameters follow from its own old and trained
          ones, and from these summaries alone (independent aggregation).
 
-`check_independent_training` looks for what breaks Eq. 1 in a centralized model,
-`check_independent_aggregation` for what breaks Eqs. 2 and 3 in a process. Both
-change some private parameters, drawn at random, and see what else changes. So
-what they find is a breach, and a breach that shows at no weights near those
-that were drawn is not found.
+`check_independent_training` looks for violations of Eq. 1 in a centralized
+model, `check_independent_aggregation` for those of Eqs. 2 and 3 in a process.
+Both draw private parameters at random and see what depends on them. So whatever
+they find is a violation, but they miss those that do not show near the drawn
+weights.
 """
 
 from typing import NamedTuple
@@ -22,18 +22,18 @@ from tff_partial import errors
 
 
 class CheckError(errors.UserError, ValueError):
-  """Raised for what cannot be checked as it is given."""
+  """Raised for a model or process that cannot be checked."""
 
 
 class Violation(NamedTuple):
-  """One way in which the constraint is broken.
+  """A violation of the constraint.
 
   Attributes:
     equation: 1, 2 or 3.
-    variable: What breaks it: a variable, or a path into a state.
-    size: The largest number, in absolute value, that had to be zero: a gradient
-      (Eq. 1) or a change (Eqs. 2 and 3). Infinite for what is sent.
-    what: What happens, and to which variables.
+    variable: The variable, or the path into a state, that violates it.
+    size: The largest absolute value that should be zero: a gradient (Eq. 1) or
+      a change (Eqs. 2 and 3). Infinite for variables that are sent.
+    what: A description, with the other variables or users involved.
   """
 
   equation: int
@@ -49,11 +49,11 @@ class Violation(NamedTuple):
 
 
 class Report(NamedTuple):
-  """What a check came to.
+  """Result of a check.
 
   Attributes:
     equations: The equations that were checked.
-    violations: All that was found.
+    violations: All violations found.
   """
 
   equations: tuple[int, ...]
@@ -61,7 +61,7 @@ class Report(NamedTuple):
 
   @property
   def holds(self) -> bool:
-    """Whether nothing was found that breaks the constraint."""
+    """True if no violation was found."""
     return not self.violations
 
   def __str__(self) -> str:

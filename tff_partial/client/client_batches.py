@@ -1,4 +1,4 @@
-"""The batches of a client: which examples a step of a phase reads."""
+"""Batches of a client: the examples that each step of a phase reads."""
 
 import collections
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from tff_partial.data import splits
 
 
 class Batches:
-  """The batches that a phase goes through at a client.
+  """Batches of a phase at a client.
 
   Attributes:
-    number: int32, how many there are.
-    num_examples: int32, how many examples an epoch has.
+    number: int32, the number of batches.
+    num_examples: int32, the number of examples in an epoch.
   """
 
   def __init__(
@@ -27,14 +27,14 @@ class Batches:
     seed: tf.Tensor,
     round_number: tf.Tensor | None,
   ):
-    """Says which examples there are, and in which order they come.
+    """Choose the examples and their order.
 
     Args:
       phase: The phase.
       examples: The client's examples.
-      chosen: Which of them the phase chose.
-      seed: int32 `[2]`: the orders follow from it.
-      round_number: int32, how many rounds were done, or None.
+      chosen: The examples that the phase chose.
+      seed: int32 `[2]`, determines the orders.
+      round_number: int32, the number of completed rounds, or None.
     """
     self._examples = examples
     self._count = chosen.count
@@ -59,7 +59,7 @@ class Batches:
       self.number = tf.minimum(self.number, phase.max_steps)
 
   def _order_of(self, epoch: int | tf.Tensor) -> tf.Tensor:
-    """The order of the chosen examples in an epoch, `[capacity]`."""
+    """Return the order of the chosen examples in an epoch, `[capacity]`."""
     if not self._shuffle:
       return self._order
     bits = random_bits.bits(
@@ -73,13 +73,13 @@ class Batches:
   def at(
     self, step: tf.Tensor
   ) -> tuple[collections.OrderedDict[str, Any], tf.Tensor]:
-    """The examples of one step and which of them are real.
+    """Return the examples of one step and the mask of real ones.
 
-    What is missing to a full batch repeats the first chosen example: a value
-    that the model can take, whatever it computes.
+    Padding of a batch repeats the epoch's first example: a value that is valid
+    for any model.
 
     Args:
-      step: int32, the number of the step.
+      step: int32, the index of the step.
     """
     epoch, place = step // self._per_epoch, step % self._per_epoch
     within = tf.range(

@@ -1,4 +1,4 @@
-"""The steps of a client: predict, differentiate, let the optimizer step."""
+"""Steps of a client: predict, differentiate, update."""
 
 import collections
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from tff_partial.sparse import rows
 
 
 class Stand(NamedTuple):
-  """Where a client's training in phases that take turns stands, between steps.
+  """State of training in interleaved phases, between steps.
 
   Attributes:
     optimizers: For each phase, the optimizer's state of each tier.
@@ -41,17 +41,17 @@ class Stand(NamedTuple):
 
 
 def answered(answer: phases.Answer, context: ClientContext) -> Any:
-  """What a client predicts in the place of the model's predictions.
+  """Return the client's predictions that replace the model's.
 
-  What the model's predictions mask stays masked.
+  The Keras mask of the model's predictions is kept.
 
   Args:
-    answer: Says what.
-    context: What the client knows, its batch with it.
+    answer: Computes them.
+    context: The client's context, including its batch.
 
   Raises:
-    PhaseError: If loss and metrics would be given something else than
-      predictions of the model.
+    PhaseError: If the structure, shapes or dtypes differ from those of the
+      model's predictions.
   """
   given = batch_of(context).predictions
   found = answer(context)
@@ -69,7 +69,7 @@ def answered(answer: phases.Answer, context: ClientContext) -> Any:
 
 
 def _alike(one: Any, other: Any) -> bool:
-  """Whether two structures hold tensors of the same shapes and dtypes."""
+  """Return True if two structures have tensors of equal shapes and dtypes."""
   try:
     tf.nest.assert_same_structure(one, other, check_types=False)
   except (TypeError, ValueError):
@@ -84,7 +84,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 class Client:
-  """What does not change while a client works at phases in turn."""
+  """Constants of a client's training in interleaved phases."""
 
   def __init__(self, tables: lookups.Tables, context: ClientContext):
     self.model = context.model
@@ -100,7 +100,7 @@ class Client:
     seed: tf.Tensor,
     what: str,
   ) -> ClientContext:
-    """What the client knows within a step, for terms and answers."""
+    """Return the client's context within a step, for terms and answers."""
     return self.context._replace(
       weights=weights,
       seed=random_bits.fold_in(seed, what),
@@ -119,7 +119,7 @@ class Client:
     seed: tf.Tensor,
     measured: bool,
   ) -> Stand:
-    """Takes one step of a phase, and measures it before."""
+    """Measure a batch, if `measured`, then take one step of a phase on it."""
     mine = trained_by([phase], stand.trained)
     metrics, loss = stand.metrics, stand.loss
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -170,7 +170,7 @@ class Client:
         sums += changed
       optimizers[place] = states
       trained = replaced(trained, moved)
-      # The sum of some numbers is finite only if all of them are.
+      # A sum is finite only if all its terms are.
       moved_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
       is_finite = tf.logical_and(is_finite, moved_finite)
     if measured:
@@ -195,7 +195,7 @@ class Client:
     is_real: tf.Tensor,
     seed: tf.Tensor,
   ) -> Stand:
-    """Takes all steps of a phase on one batch."""
+    """Take all steps of a phase on one batch."""
     stand = self.step(phase, place, stand, batch, is_real, seed, phase.measured)
     if phase.repeats == 1:
       return stand

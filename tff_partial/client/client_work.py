@@ -1,6 +1,6 @@
-"""What a client does in a round, with TFF's types: recall, work, measure.
+"""A client's work in a round, with TFF's types: recall, work, measure.
 
-Training and evaluation run the same work; only what becomes of it differs.
+Training and evaluation run the same work; only the use of its result differs.
 """
 
 import collections
@@ -28,11 +28,11 @@ from tff_partial.model import tracing
 from tff_partial.sparse import lookups
 
 ModelWeights: TypeAlias = tff.learning.models.ModelWeights
-# A model -> the server's state beside its weights, a structure of tensors.
+# A model -> the server's state besides weights, a structure of tensors.
 ServerState: TypeAlias = Callable[[models.PartialModel], Any]
 
-# Of clients with tables of their own size: what they remember, and how many of
-# the tables' rows count.
+# For client-sized tables: a client's state, and the number of valid rows of
+# each table.
 _HELD, _NUM_ROWS = 'held', 'num_rows'
 
 
@@ -45,15 +45,15 @@ class ClientStateTypeError(CompositionError):
 
 
 def type_of(specs: Any) -> tff.Type:
-  """The TFF type of a structure of tensor specs."""
+  """Return the TFF type of a structure of tensor specs."""
   return tff.types.tensorflow_to_type(specs)
 
 
 def without_slots(remembered: tff.Type) -> tff.Type:
-  """Returns the type of what clients remember, less what optimizers keep.
+  """Return the type of clients' state without optimizer slots.
 
   Args:
-    remembered: The type of all that they remember.
+    remembered: The type of the whole state.
   """
   is_kept = isinstance(remembered, tff.StructType) and (
     tff.structure.name_list(remembered)
@@ -63,12 +63,12 @@ def without_slots(remembered: tff.Type) -> tff.Type:
 
 
 def serves(remembered: tff.Type, taken: tff.Type) -> bool:
-  """Says whether an evaluation can be told what clients remember.
+  """Return True if an evaluation accepts clients' state.
 
   Args:
-    remembered: The type of that.
+    remembered: The type of the state.
     taken: The type that the evaluation takes: the same, or the same without
-      what optimizers keep.
+      optimizer slots.
   """
   found = (remembered, without_slots(remembered))
   return any(taken.is_equivalent_to(one) for one in found)
@@ -81,7 +81,7 @@ def _specs_of(structure: Any) -> Any:
 
 
 def weights_specs(model: models.PartialModel) -> tuple[Any, Any]:
-  """Specs of trainable weights at the server by tier, and of frozen ones."""
+  """Return specs of the server's trainable weights by tier, and frozen ones."""
   shared = collections.OrderedDict(
     (tier, model.specs_at_server(tier))
     for tier in model.tiers
@@ -96,7 +96,7 @@ def weights_specs(model: models.PartialModel) -> tuple[Any, Any]:
 
 
 def weights_type(model: models.PartialModel) -> tff.Type:
-  """The type of the weights at the server."""
+  """Return the type of the weights at the server."""
   shared, frozen = map(type_of, weights_specs(model))
   return tff.StructWithPythonType(
     [('trainable', shared), ('non_trainable', frozen)], ModelWeights
@@ -104,7 +104,7 @@ def weights_type(model: models.PartialModel) -> tff.Type:
 
 
 def initial_weights(model: models.PartialModel) -> tff.Computation:
-  """Makes `( -> ModelWeights)`: the first weights at the server."""
+  """Make `( -> ModelWeights)`: the first weights at the server."""
 
   def draw() -> ModelWeights:
     seed = random_bits.derive(model.seed, 'server')
@@ -127,11 +127,11 @@ def initial_weights(model: models.PartialModel) -> tff.Computation:
 def first_server_state(
   model: models.PartialModel, server_state: ServerState
 ) -> tff.Computation:
-  """Makes `( -> server state)`: what the server holds beside weights at first.
+  """Make `( -> server state)`: the server's first state besides weights.
 
   Args:
     model: The model.
-    server_state: Says what that is.
+    server_state: Makes it from the model.
   """
 
   @tff.tensorflow.computation
@@ -144,7 +144,7 @@ def first_server_state(
 def example_spec_of(
   model: models.PartialModel, work: phases.Work
 ) -> examples.ExampleSpec:
-  """What an example consists of, for a model and the phases that read it."""
+  """Return the spec of an example, for a model and the phases that read it."""
   spec = examples.ExampleSpec(model.example_spec, model.example_spec.ids)
   parts = [phase.on for phase in phases.flat(work)]
   parts += [part.on for part in work if isinstance(part, contexts.Compute)]
@@ -155,7 +155,7 @@ def example_spec_of(
 def metric_finalizers(
   model: models.PartialModel,
 ) -> collections.OrderedDict[str, Any]:
-  """Name to the function that turns a metric's summed state into its value."""
+  """Return, by name, functions from a metric's summed state to its value."""
   count = tf.function(lambda state: state[0])
   mean = tf.function(lambda state: tf.math.divide_no_nan(state[0], state[1]))
   finalizers = collections.OrderedDict({keras_metrics.LOSS: mean})
@@ -168,13 +168,13 @@ def metric_finalizers(
 
 
 def unfinalized_metrics(result: local_training.ClientResult) -> Any:
-  """A client's metric states; zeros but for a count if it is not finite."""
+  """Return a client's metric states; zeros except a count if not finite."""
   is_finite = result.is_finite
   counts = result.num_examples > 0
   loss, number, *penalty = result.loss
   states = collections.OrderedDict({keras_metrics.LOSS: [loss, number]})
   if penalty:
-    # Beside the loss, whose sum with it is what Keras's `evaluate` says.
+    # Separate from the loss; Keras's `evaluate` reports the sum of both.
     states[keras_metrics.REGULARIZATION] = [*penalty, number]
   states.update(result.metrics)
   states['num_examples'] = [result.num_examples]
@@ -188,19 +188,19 @@ def unfinalized_metrics(result: local_training.ClientResult) -> Any:
 
 
 class ClientWork:
-  """What every client does in a round.
+  """The work of every client in a round.
 
   Attributes:
     model: The model.
-    client_state: What a client remembers.
+    client_state: Functions that define a client's state.
     work: The phases of a round.
-    example_spec: What an example of a client consists of.
-    initialize_client: `(int32[2] -> C)`: what a client remembers that never
-      took part, from its seed.
-    specs: Of what a client starts with: shared weights by tier, frozen weights,
-      what it remembers, its data.
+    example_spec: The spec of a client's example.
+    initialize_client: `(int32[2] -> C)`: the state of a client that never took
+      part, from its seed.
+    specs: Specs of a client's inputs: shared weights by tier, frozen weights,
+      its state, its data.
     types: The same as TFF types: weights at the server, C, D.
-    tables: Those that a client can train by rows.
+    tables: The tables that a client can train by rows.
     keeping: The phases whose optimizers keep slots with the client, by name.
   """
 
@@ -211,17 +211,17 @@ class ClientWork:
     work: phases.Work,
     what: str,
   ):
-    """Checks the parts and traces the client_state.
+    """Check the parts and trace the client state.
 
     Args:
       model: The model.
-      client_state: What a client remembers.
+      client_state: Functions that define a client's state.
       work: The phases of a round.
-      what: What the work is for; for error messages.
+      what: The purpose of the work, for error messages.
 
     Raises:
       CompositionError: If no phase is measured.
-      ModelError: If the model is another than one of `from_keras`.
+      ModelError: If the model is not made by `from_keras`.
       PhaseError, GroupError: If phases do not fit each other or the model.
     """
     models.check(model)
@@ -268,7 +268,7 @@ class ClientWork:
 
   @property
   def follows_rounds(self) -> bool:
-    """Whether it depends on how many rounds were done."""
+    """True if the work depends on the number of completed rounds."""
     return phases.follow_rounds(self.work)
 
   def begin(
@@ -279,14 +279,14 @@ class ClientWork:
     client: Any,
     server: Any = None,
   ) -> contexts.ClientContext:
-    """What a client knows as it begins.
+    """Return a client's context as it begins.
 
     Args:
       shared: The weights received, by tier.
       frozen: Weights that are never trained.
-      kept: What the client remembers.
+      kept: The client's state.
       client: Its data.
-      server: What the server sends beside weights, if anything.
+      server: What the server sends besides weights, if anything.
     """
     seed = random_bits.fold_in(client['seed'], 'local')
     rows = client.get('rows', {})
@@ -300,7 +300,7 @@ class ClientWork:
       self.client_state.recall(self.model, kept, shared, seed)
     )
     if tiers.LOCAL in held:
-      # What was not remembered has no rows yet.
+      # Tables that were not remembered have no rows yet.
       new = {n: tf.constant(0) for n in tables.names if n not in num_rows}
       held[tiers.LOCAL] = tables.fit(held[tiers.LOCAL], new, rows, seed)
     weights = tiers.join(shared, held)
@@ -323,26 +323,26 @@ class ClientWork:
     )
 
   def keep(self, client: contexts.ClientContext) -> Any:
-    """What a client remembers after its work.
+    """Return a client's state after its work.
 
     Args:
-      client: What it knows then.
+      client: Its context then.
     """
     held = self._with_num_rows(self.client_state.keep(client), client.rows)
     return self._with_slots(held, client.slots.now)
 
   def keep_as_before(self, client: contexts.ClientContext) -> Any:
-    """What a client remembers whose work failed.
+    """Return the state of a client whose work failed.
 
     Args:
-      client: What it knows.
+      client: Its context.
     """
     held = self._with_num_rows(client.remembered, client.rows)
     return self._with_slots(held, client.slots.before)
 
   @property
   def remembers_tables(self) -> bool:
-    """Whether clients remember tables of their own size."""
+    """True if clients remember client-sized tables."""
     return tff.types.contains(
       self.initialize_client.type_signature.result,
       lambda kind: (
@@ -353,7 +353,7 @@ class ClientWork:
 
   @property
   def remembered_names(self) -> list[str]:
-    """The names of what clients remember, at its top."""
+    """Top-level names of clients' state."""
     kept = self.initialize_client.type_signature.result
     kept = without_slots(kept)
     if self.remembers_tables:
@@ -361,7 +361,7 @@ class ClientWork:
     return tff.structure.name_list(kept)
 
   def _with_slots(self, held: Any, slots: Mapping[str, Any]) -> Any:
-    """What a client remembers, and what its optimizers keep, if anything."""
+    """Return a client's state with optimizer slots, if any are kept."""
     if not self.keeping:
       return held
     return collections.OrderedDict(
@@ -369,7 +369,7 @@ class ClientWork:
     )
 
   def _with_num_rows(self, kept: Any, rows: Mapping[str, tf.Tensor]) -> Any:
-    """What a client remembers, and how many rows of each table in it count."""
+    """Return a client's state with the number of valid rows of its tables."""
     held = client_tables.names_in(kept, self.model.client_tables.names)
     if not held:
       return kept
@@ -384,7 +384,7 @@ class ClientWork:
     )
 
   def _without_num_rows(self, kept: Any) -> tuple[Any, Any]:
-    """What a client remembers without these numbers, and the numbers."""
+    """Return a client's state without these numbers, and the numbers."""
     if not (isinstance(kept, Mapping) and _NUM_ROWS in kept):
       return kept, {}
     return kept[_HELD], kept[_NUM_ROWS]
@@ -397,18 +397,19 @@ class ClientWork:
     client: Any,
     sent: Mapping[str, Any] = types.MappingProxyType({}),
   ) -> local_training.ClientResult:
-    """A client recalls its weights and goes through its phases.
+    """Recall a client's weights and run its phases.
 
     Args:
       shared: The weights received, by tier.
       frozen: Weights that are never trained.
-      kept: What the client remembers.
+      kept: The client's state.
       client: Its data.
-      sent: What the server sends beside weights: `round`, how many rounds were
-        done, if the work follows them, and `server`, its state, if it has one.
+      sent: What the server sends besides weights: `round`, the number of
+        completed rounds, if the work depends on it, and `server`, the server's
+        state, if there is one.
 
     Returns:
-      What it then has.
+      The client's result.
     """
     context = self.begin(shared, frozen, kept, client, sent.get('server'))
     return local_training.run(

@@ -1,4 +1,4 @@
-"""One step of descent on the weights of some tiers."""
+"""Optimizer steps on the weights of some tiers."""
 
 import collections
 from collections.abc import Iterable, Mapping
@@ -9,21 +9,21 @@ import tensorflow as tf
 from tff_partial import phases
 from tff_partial import tiers
 
-# A number of rows that no table has, to find what an optimizer keeps by rows.
+# A number of rows that no table has, to find optimizer state kept by rows.
 _MANY = 1_000_003
 
 
 def first_state(
   optimizer: phases.Optimizer, weights: tiers.NamedTensors
 ) -> Any:
-  """An optimizer's state before the first step on some weights.
+  """Return an optimizer's state before the first step on some weights.
 
-  Optimizers make it of shapes that are known. Where a table's number of rows is
-  not, it is made for one row, and all rows begin alike.
+  Optimizers require known shapes. If a table's number of rows is unknown, the
+  state is made for one row and repeated for all rows.
 
   Args:
     optimizer: The optimizer.
-    weights: Name to tensor, of which tables may have an open number of rows.
+    weights: Name to tensor; tables may have an unknown number of rows.
   """
   state = _state_of_rows(optimizer, weights, [1] * len(weights))
   tensors = list(weights.values())
@@ -52,7 +52,7 @@ def _state_of_rows(
   weights: tiers.NamedTensors,
   rows: Iterable[int],
 ) -> Any:
-  """The first state, with so many rows wherever a number of rows is open."""
+  """Return the first state, with `rows` in place of unknown numbers of rows."""
   specs = collections.OrderedDict(
     (
       name,
@@ -74,7 +74,7 @@ def descend(
   weights: tiers.NamedTensors,
   gradients: Mapping[str, Any],
 ) -> tuple[Any, tiers.NamedTensors, list[tf.Tensor]]:
-  """One optimizer step; also returns sums over all that it changed."""
+  """Take one optimizer step; also return the sums of all changed tensors."""
   by_rows = phases.is_plain_descent(optimizer)
   sparse = {
     name: gradient
@@ -103,7 +103,7 @@ def descend(
 
 
 def replaced(weights: tiers.Weights, trained: tiers.Weights) -> tiers.Weights:
-  """Weights of all tiers, with newer values of some."""
+  """Return weights of all tiers, with newer values of some."""
   return collections.OrderedDict(
     (
       tier,
@@ -119,7 +119,7 @@ def replaced(weights: tiers.Weights, trained: tiers.Weights) -> tiers.Weights:
 def trained_by(
   group: Iterable[phases.Phase], weights: tiers.Weights
 ) -> tiers.Weights:
-  """The weights that phases train, by tier."""
+  """Return the weights that phases train, by tier."""
   chosen: tiers.Weights = collections.OrderedDict()
   for tier, named in weights.items():
     names = [
@@ -133,10 +133,10 @@ def trained_by(
 
 
 def connected(gradients: Any, trained: tiers.Weights) -> Any:
-  """Gradients by tier, zeros for variables on which nothing depends.
+  """Return gradients by tier, with zeros for variables without a gradient.
 
   Raises:
-    PhaseError: If the phase would not move a tier that it trains at all.
+    PhaseError: If no variable of a trained tier has a gradient.
   """
   for tier, named in gradients.items():
     if all(gradient is None for gradient in named.values()):

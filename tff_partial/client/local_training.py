@@ -1,4 +1,4 @@
-"""Local training: a client goes through its phases, batch by batch."""
+"""Local training: a client runs its phases, batch by batch."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -26,19 +26,20 @@ from tff_partial.sparse import rows
 
 
 class ClientResult(NamedTuple):
-  """What a client has after its phases.
+  """Result of a client's phases.
 
   Attributes:
-    context: What it knows: weights, of GROUP the copy of the client's group,
-      and what it computed.
+    context: The client's context: weights, for GROUP the copy of the client's
+      group, and computed values.
     metrics: States of the metrics over all measured batches.
-    loss: Sum of the losses and number of them, over all measured batches; also
-      what layers added for their weights, times that number, if they do.
-    num_examples: int32, examples that an epoch of the measured phases has.
-    num_steps: Tier to how many optimizer steps it was trained by, int32.
-    is_finite: Whether every loss and every new weight was a finite number.
-    changes: Name of each GLOBAL table of which only some rows were trained, to
-      these rows and what they were before less what they are now.
+    loss: Sum and number of the losses over all measured batches; also the sum
+      of the layers' regularization, times that number, if there is any.
+    num_examples: int32, the number of examples in an epoch of the measured
+      phases.
+    num_steps: Tier to the number of optimizer steps that trained it, int32.
+    is_finite: True if every loss and every new weight was finite.
+    changes: Name of each GLOBAL table of which only some rows were trained to
+      these rows' ids and their old minus their new values.
   """
 
   context: ClientContext
@@ -63,7 +64,7 @@ class ClientResult(NamedTuple):
 def _assigned(
   assign: groups.Assign, context: ClientContext, copies: tiers.NamedTensors
 ) -> ClientContext:
-  """Lets a client choose its group, out of all copies."""
+  """Return the client's context after it chose its group, from all copies."""
 
   def with_group(held: Any) -> tiers.Weights:
     return collections.OrderedDict(context.weights, **{tiers.GROUP: held})
@@ -81,7 +82,7 @@ def _counted(
   turns: Sequence[phases.Phase],
   batches: tf.Tensor,
 ) -> dict[str, tf.Tensor]:
-  """How many steps each tier was trained by, some batches later."""
+  """Return each tier's number of steps after some more batches."""
   counted = dict(num_steps)
   for phase in turns:
     for tier in phase.train:
@@ -97,7 +98,7 @@ def _take_turns(
   seed: tf.Tensor,
   round_number: tf.Tensor | None,
 ) -> ClientResult:
-  """Runs phases that take turns on each batch, after what was done `before`."""
+  """Run interleaved phases, starting from the result `before`."""
   turns = list(named.values())
   client = Client(tables, before.context)
   trained = trained_by(turns, before.weights)
@@ -157,12 +158,12 @@ def _take_turns(
 
 
 class _Tables:
-  """The GLOBAL tables of which a client trains some rows only.
+  """The GLOBAL tables of which a client trains only some rows.
 
   Attributes:
-    tables: Those that are trained by rows.
-    rows: Name of each to the rows that the client's examples look up.
-    held: All GLOBAL weights as they came, with whole tables.
+    tables: The tables that are trained by rows.
+    rows: Name of each table to the rows that the client's examples look up.
+    held: All GLOBAL weights as received, with whole tables.
   """
 
   def __init__(self, tables: lookups.Tables, context: ClientContext):
@@ -183,16 +184,16 @@ class _Tables:
     return replaced(weights, collections.OrderedDict({tiers.GLOBAL: values}))
 
   def rows_of(self, weights: tiers.Weights) -> tiers.Weights:
-    """Weights with the rows in the place of tables."""
+    """Return weights with rows in place of tables."""
     return self._with(weights, lambda name, rows: rows.of(self.held[name]))
 
   def whole(self, result: ClientResult, before: tiers.Weights) -> ClientResult:
-    """What a client has, with whole tables, and how their rows changed."""
+    """Return the result with whole tables and the changes of their rows."""
     after = result.weights.get(tiers.GLOBAL, self.held)
     context = result.context
     return result._replace(
       context=context._replace(
-        # A whole table is computed only where it is read.
+        # A whole table is computed only if it is read.
         weights=self._with(
           result.weights,
           lambda name, rows: rows.within(self.held[name], after[name]),
@@ -215,15 +216,15 @@ def run(
   tables: lookups.Tables | None = None,
   round_number: tf.Tensor | None = None,
 ) -> ClientResult:
-  """Runs phases one after another on one client's examples.
+  """Run phases one after another on one client's examples.
 
   Args:
-    work: What to do.
-    context: What the client knows as the round begins: `weights` are all that
-      it holds, of GROUP all copies. Everything that is drawn follows from its
-      `seed`.
-    tables: Those that are trained by rows; none by default.
-    round_number: int32 scalar: how many rounds were done, for work that
+    work: The phases and other parts.
+    context: The client's context at the start of the round: `weights` are all
+      that it holds, for GROUP all copies. Its `seed` determines all random
+      draws.
+    tables: Tables that are trained by rows; none by default.
+    round_number: int32 scalar, the number of completed rounds, for work that
       depends on it.
   """
   mine = _Tables(tables or lookups.Tables(context.model, ()), context)
@@ -231,7 +232,7 @@ def run(
   weights = mine.rows_of(context.weights)
   copies = weights.get(tiers.GROUP, collections.OrderedDict())
   if copies:
-    # Until the client chooses, for phases that read no group's weights.
+    # Until the client chooses, for phases that do not read group weights.
     weights[tiers.GROUP] = groups.copy_of(copies, tf.constant(0))
   done = ClientResult(
     context._replace(weights=weights, received=weights, group=tf.constant(0)),
@@ -242,7 +243,7 @@ def run(
     tf.constant(True),
     {},
   )
-  # The same for all phases, so that drawn parts of the data stay disjoint.
+  # The same for all phases, so that random parts of the data are disjoint.
   part_seed = random_bits.fold_in(seed, 'part')
   for number, part in enumerate(work):
     own_seed = random_bits.fold_in(seed, f'phase {number}')
@@ -266,7 +267,7 @@ def run(
 
 
 def _revised(revise: Revise, done: ClientResult) -> ClientResult:
-  """Replaces weights as a client says."""
+  """Replace a client's weights by those that `revise` computes."""
   new = revise.function(done.context)
   for tier, named in new.items():
     unknown = [n for n in named if n not in done.weights.get(tier, {})]
@@ -291,7 +292,7 @@ def _train(
   part_seed: tf.Tensor,
   round_number: tf.Tensor | None,
 ) -> ClientResult:
-  """Trains by a phase, or by several in turn, if there is anything to do."""
+  """Run a phase, or several interleaved, if there is anything to do."""
   named = {
     name: phase
     for name, phase in named.items()

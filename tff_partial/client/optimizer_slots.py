@@ -1,9 +1,9 @@
-"""What an optimizer has at a client: its rate in a round, and what it keeps.
+"""Optimizer state at clients: learning rates of a round, and slots.
 
-Beside the learning rate an optimizer has slots, such as the moments of Adam and
-how many steps it has taken. They begin anew in every round, unless a phase says
-`slots='kept'`: then those of the client's own weights stay with the client, as
-its weights do. Those of weights that the server holds never stay.
+Besides the learning rate an optimizer has slots, such as the moments and the
+step count of Adam. They are initialized again in every round, unless a phase
+has `slots='kept'`: then the slots of the client's own weights are kept with
+these weights. Slots of weights that the server holds are never kept.
 """
 
 import collections
@@ -29,17 +29,17 @@ Kept = Mapping[str, Mapping[str, Any]]
 
 
 def name_of(number: int, place: int) -> str:
-  """Names a phase within a client's work.
+  """Return the name of a phase within a client's work.
 
   Args:
-    number: The number of the part of the work.
-    place: The phase's place among those that take turns there.
+    number: The index of the part of the work.
+    place: The phase's index among the interleaved phases of the part.
   """
   return f'phase_{number}_{place}'
 
 
 def keeping(work: phases.Work) -> dict[str, phases.Phase]:
-  """Finds the phases whose slots stay with the client, by name.
+  """Return the phases whose slots are kept with the client, by name.
 
   Args:
     work: A client's work in a round.
@@ -56,7 +56,7 @@ def keeping(work: phases.Work) -> dict[str, phases.Phase]:
 def _trained(
   phase: phases.Phase, model: models.PartialModel
 ) -> dict[str, collections.OrderedDict[str, tf.TensorSpec]]:
-  """Tier to specs of the client's own weights that a phase trains."""
+  """Return specs of the client's own weights that a phase trains, by tier."""
   own = collections.OrderedDict(
     (tier, model.specs(phases.model_tier(tier)))
     for tier in _OWN
@@ -68,10 +68,10 @@ def _trained(
 def first(
   keeping: Mapping[str, phases.Phase], model: models.PartialModel
 ) -> collections.OrderedDict[str, Any]:
-  """Makes what is kept of a client that never took part.
+  """Make the kept slots of a client that never took part.
 
   Args:
-    keeping: The phases whose slots stay.
+    keeping: The phases whose slots are kept.
     model: The model.
   """
   return collections.OrderedDict(
@@ -92,13 +92,13 @@ def begin(
   kept: Mapping[str, Any],
   round_number: tf.Tensor | None,
 ) -> collections.OrderedDict[str, Any]:
-  """Makes the states of a phase's optimizers as the phase begins.
+  """Make the states of a phase's optimizers at its start.
 
   Args:
     phase: The phase.
     weights: Tier to the weights that it trains.
-    kept: Tier to the state that stayed with the client, where one did.
-    round_number: int32 scalar: how many rounds were done, if it is known.
+    kept: Tier to the state kept with the client, if any.
+    round_number: int32 scalar, the number of completed rounds, if known.
 
   Returns:
     Tier to state.
@@ -124,12 +124,12 @@ def begin(
 def after(
   kept: Kept, name: str, states: Mapping[str, Any]
 ) -> collections.OrderedDict[str, Any]:
-  """Replaces what is kept of one phase by its optimizers' new states.
+  """Replace the kept slots of one phase by its optimizers' new states.
 
   Args:
-    kept: What is kept of all phases.
-    name: The phase.
-    states: Tier to state, of all tiers that it trains.
+    kept: The kept slots of all phases.
+    name: The phase's name.
+    states: Tier to state, for all tiers that the phase trains.
   """
   return collections.OrderedDict(
     (
@@ -149,18 +149,18 @@ def check(
   remembered: Any,
   shared: Any,
 ) -> None:
-  """Refuses to keep slots that cannot stay with a client.
+  """Check that slots can be kept with a client.
 
   Args:
-    keeping: The phases whose slots are to stay.
+    keeping: The phases whose slots are kept.
     model: The model.
     recall: How a client recalls its weights; see `ClientState`.
-    remembered: The specs of what else it remembers.
+    remembered: The specs of the rest of its state.
     shared: The specs of the weights that it receives, by tier.
 
   Raises:
-    PhaseError: If such a phase trains no weights of the client's own, or the
-      client forgets them, or some of its tables have a size of their own.
+    PhaseError: If such a phase trains none of the client's own weights, or the
+      client forgets them, or some tables are client-sized.
   """
   if not keeping:
     return
@@ -188,7 +188,7 @@ def _check_phase(
   recalled: Mapping[str, Any],
   remembered: list[tf.Tensor],
 ) -> None:
-  """Checks one phase against the weights that a client recalls."""
+  """Check one phase against the weights that a client recalls."""
   own = _trained(phase, model)
   if not own:
     raise phases.PhaseError(

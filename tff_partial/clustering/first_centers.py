@@ -1,8 +1,9 @@
-"""The first centers of k-means, by greedy k-means++, or any rows.
+"""First centers of k-means, by greedy k-means++, or random rows.
 
-Arthur and Vassilvitskii (2007), section 2.2, draw each further center among the
-rows in proportion to its squared distance to the nearest center so far. Of
-several rows so drawn, the one counts that lowers the inertia most (section 7).
+Arthur and Vassilvitskii (2007), section 2.2, sample each further center from
+the rows in proportion to their squared distance to the nearest center so far.
+Of several rows sampled like this, the one that lowers the inertia most is
+chosen (section 7).
 """
 
 import math
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tff_partial import random_bits
 from tff_partial.clustering import row_blocks
 
-# How many rows compete for each center.
+# Number of rows that compete for each center.
 _CANDIDATES = 8
 
 
@@ -23,17 +24,17 @@ def draw(
   num_centers: tf.Tensor,
   seed: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses rows as first centers; no two of them are equal.
+  """Choose distinct rows as first centers.
 
   Args:
     points: float32 `[n, d]`, whole blocks.
     is_row: bool `[n]`.
     capacity: Rows of the result.
-    num_centers: int32 scalar, how many centers are wanted.
+    num_centers: int32 scalar, the requested number of centers.
     seed: Integer `[2]`.
 
   Returns:
-    The centers, `[capacity, d]`, and which are real: the first so many.
+    The centers, `[capacity, d]`, and the mask of real ones, which come first.
   """
   squares = tf.reduce_sum(tf.square(points), -1)
 
@@ -84,12 +85,12 @@ def any_rows(
   num_centers: tf.Tensor,
   seed: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Chooses as many rows, each set of them as likely; some may be equal.
+  """Choose random rows, each set with equal probability; some may be equal.
 
   Args and results are those of `draw`.
   """
   times = race(tf.cast(is_row, tf.float32), seed)
-  # Padding comes last of all.
+  # Padding comes last.
   order = tf.argsort(times, stable=True)
   size = tf.minimum(tf.size(order), capacity)
   chosen = tf.pad(order[:size], [[0, capacity - size]])
@@ -98,15 +99,15 @@ def any_rows(
 
 
 def race(weights: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Draws when each row arrives: rows come first in proportion to weights.
+  """Draw a time for each row, by which rows are sampled without replacement.
 
-  A row's time is an exponential draw, by the inverse of its distribution, over
-  the row's weight. So the first of all is drawn in proportion to the weights,
-  the second in proportion to the weights of the others, and so on. Unlike a
-  draw from cumulated weights this takes no sum, and depends on no padding.
+  A row's time is an exponential draw, by inversion, divided by its weight.
+  So the first row is sampled in proportion to the weights, the second in
+  proportion to the weights of the others, and so on. Unlike sampling by
+  cumulative weights this needs no sum, and does not depend on padding.
 
   Args:
-    weights: float32 `[n]`, 0 or more, and one at least above 0.
+    weights: float32 `[n]`, 0 or more, at least one above 0.
     seed: Integer `[2]`.
 
   Returns:
@@ -114,7 +115,7 @@ def race(weights: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """
   shares = weights / tf.reduce_max(weights)
   draws = random_bits.uniform(seed, tf.shape(weights))
-  # From the middle of the draw's step: neither 0 nor 1.
+  # The middle of the draw's step: neither 0 nor 1.
   draws = tf.minimum(draws + 2.0**-25, 1.0 - 2.0**-24)
   times = tf.math.divide_no_nan(-tf.math.log1p(-draws), shares)
   return tf.where(shares > 0.0, times, math.inf)
@@ -126,7 +127,7 @@ def _inertias(
   distances: tf.Tensor,
   candidates: tf.Tensor,
 ) -> tf.Tensor:
-  """The inertia with each candidate as a further center, `[candidates]`."""
+  """Return the inertia with each candidate as a center, `[candidates]`."""
   to_candidates = row_blocks.to_centers(candidates)
 
   def of_block(

@@ -1,11 +1,11 @@
 """K-means of a client's rows, inside the client's own computation.
 
-HPFL (Wu et al., WWW '21, section 4.2) has each client cluster the vectors of
-its users and of its items; what it sends are the centers, called drafts.
+In HPFL (Wu et al., WWW '21, section 4.2) each client clusters the vectors of
+its users and of its items; it sends the centers, called drafts.
 
-Rows come with a mask, because clients pad theirs at the end. Padding changes no
-bit of a result: see `row_blocks`, and what a row draws depends on its place
-alone.
+Rows come with a mask, because clients pad theirs at the end. Padding does not
+change a bit of the result: see `row_blocks`, and a row's random draws depend
+only on its index.
 """
 
 import math
@@ -18,28 +18,28 @@ from tff_partial import random_bits
 from tff_partial.clustering import first_centers
 from tff_partial.clustering import row_blocks
 
-# How the first centers are chosen, as in scikit-learn.
+# Choices of the first centers, named as in scikit-learn.
 K_MEANS_PLUS_PLUS, RANDOM = 'k-means++', 'random'
 INITS = (K_MEANS_PLUS_PLUS, RANDOM)
-# Gains below this share of what leaving saves are rounding.
+# Gains below this fraction of what leaving saves are rounding errors.
 _LEAST_GAIN = 1e-5
 
 
 class ClusteringError(errors.UserError, ValueError):
-  """Raised when points cannot be clustered as asked."""
+  """Raised when points cannot be clustered as requested."""
 
 
 class KMeans(NamedTuple):
-  """What k-means found.
+  """Result of k-means.
 
   Attributes:
-    centers: float32 `[k, d]`, the mean of the rows of each; of those that are
-      not real zeros.
-    is_real: bool `[k]`: which are centers at all.
-    assignment: int32 `[n]`: the cluster of each row, of padding 0.
-    inertia: float32 scalar: the sum of squared distances of real rows to the
+    centers: float32 `[k, d]`, the mean of each cluster's rows; zeros for
+      centers that are not real.
+    is_real: bool `[k]`, True for real centers.
+    assignment: int32 `[n]`, the cluster of each row; 0 for padding.
+    inertia: float32 scalar, the sum of squared distances of real rows to the
       means of their clusters.
-    counts: int32 `[k]`: how many rows each center has; 0 if it is not real.
+    counts: int32 `[k]`, the number of rows of each center; 0 if it is not real.
   """
 
   centers: tf.Tensor
@@ -61,29 +61,28 @@ def k_means(
   max_iterations: int = 50,
   min_rows: int = 1,
 ) -> KMeans:
-  """Clusters a client's rows around the means of their clusters.
+  """Cluster a client's rows around the means of their clusters.
 
   Each restart chooses first centers (`first_centers`), moves them to the means
   of the rows that are nearest to them (Lloyd's algorithm), and then exchanges
-  single rows between clusters for as long as that lowers the inertia
-  (`exchange`), which also fills clusters that are left empty. Of all restarts
-  the one with the lowest inertia counts, of equal ones the first. Centers are
-  the means of their rows, also if iterations end before assignments rest.
+  single rows between clusters while that lowers the inertia (`exchange`), which
+  also fills empty clusters. The restart with the lowest inertia wins, the first
+  of equal ones. Centers are the means of their rows, even if iterations end
+  before assignments converge.
 
   Args:
     points: Float `[n, d]`.
     is_real: bool `[n]`; False for padding, which comes last.
-    capacity: Rows of the result's centers, however many are wanted: a number,
-      or a vector of so many elements, since XLA knows sizes by shapes alone.
-    num_centers: Integer scalar, how many centers are wanted, at most
-      `capacity`. Where fewer rows than that differ from one another, surplus
-      centers are not real.
+    capacity: Rows of the result's centers: a number, or a vector of this many
+      elements, since XLA knows sizes only by shapes.
+    num_centers: Integer scalar, the requested number of centers, at most
+      `capacity`. If there are fewer distinct rows, surplus centers are not
+      real.
     seed: Integer `[2]`.
-    init: How first centers are chosen: `K_MEANS_PLUS_PLUS`, far from one
-      another, or any rows, `RANDOM`, which takes a small part of the time where
-      thousands are wanted.
-    restarts: How many times to begin anew.
-    max_iterations: The most iterations of a restart, of either kind.
+    init: Choice of the first centers: `K_MEANS_PLUS_PLUS`, far from one
+      another, or `RANDOM` rows, which is much faster for thousands of centers.
+    restarts: Number of restarts.
+    max_iterations: Maximum iterations of either kind in a restart.
     min_rows: Centers of fewer rows are not real in the result. The center of a
       single row is that row, so that 1 reveals it.
 
@@ -91,8 +90,8 @@ def k_means(
     The best clusters found.
 
   Raises:
-    ClusteringError: If shapes do not fit, a number is below 1, or first centers
-      cannot be chosen so.
+    ClusteringError: If shapes do not fit, a number is below 1, or `init` is
+      unknown.
   """
   if init not in INITS:
     raise ClusteringError(
@@ -156,15 +155,15 @@ def k_means(
 def assign(
   points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Finds the nearest center of each row, in Euclidean distance.
+  """Find the nearest center of each row, in Euclidean distance.
 
   Args:
     points: Float `[n, d]`.
     centers: Float `[k, d]`.
-    is_center: bool `[k]`: which of them count.
+    is_center: bool `[k]`, True for centers that count.
 
   Returns:
-    int32 `[n]`, the nearest center, of equally near ones the first; and float32
+    int32 `[n]`, the nearest center, the first of equally near ones; and float32
     `[n]`, the squared distance to it. If no center counts, 0 and infinity.
 
   Raises:
@@ -190,16 +189,16 @@ def sums_and_counts(
   centers: tf.Tensor,
   is_center: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sums the rows that are nearest to each center: one step of Lloyd's.
+  """Sum the rows that are nearest to each center: one step of Lloyd's.
 
-  Added up over clients, sums over counts are the next centers of a k-means of
-  all their rows, though no row is sent.
+  Totals over clients, sums divided by counts, are the next centers of a k-means
+  of all their rows, though no row is sent.
 
   Args:
     points: Float `[n, d]`.
     is_real: bool `[n]`; False for padding, which comes last.
     centers: Float `[k, d]`.
-    is_center: bool `[k]`: which of them count.
+    is_center: bool `[k]`, True for centers that count.
 
   Returns:
     float32 `[k, d]`, the sums, and int32 `[k]`, the numbers of rows; zeros for
@@ -219,13 +218,13 @@ def sums_and_counts(
 def _nearest(
   points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
 ) -> tf.Tensor:
-  """The nearest centers, which may lie far from the origin."""
+  """Return the nearest centers, which may lie far from the origin."""
   together = tf.zeros_like(is_center, tf.int32)
   middle, _ = row_blocks.means(centers, is_center, together, 1)
   return row_blocks.nearest(points - middle, centers - middle, is_center)
 
 
-# ---- better assignments ------------------------------------------------------
+# ---- iterations --------------------------------------------------------------
 
 
 def lloyd(
@@ -235,14 +234,14 @@ def lloyd(
   is_center: tf.Tensor,
   max_iterations: int,
 ) -> tf.Tensor:
-  """Moves centers to the means of their rows until assignments rest.
+  """Move centers to the means of their rows until assignments converge.
 
   Args:
     points: float32 `[n, d]`, whole blocks.
     is_row: bool `[n]`.
     centers: float32 `[k, d]`: the first ones.
-    is_center: bool `[k]`: which of them count.
-    max_iterations: When to end at the latest.
+    is_center: bool `[k]`, True for centers that count.
+    max_iterations: Maximum number of iterations.
 
   Returns:
     The assignment, int32 `[n]`.
@@ -258,7 +257,7 @@ def lloyd(
     means, counts = row_blocks.means(points, is_row, nearest, number)
     return (
       tf.reduce_all(tf.equal(nearest, assignment)),
-      # A center without rows waits where it is.
+      # A center without rows stays in place.
       tf.where(counts[:, None] > 0, means, centers),
       nearest,
     )
@@ -284,23 +283,23 @@ def exchange(
   is_center: tf.Tensor,
   max_iterations: int,
 ) -> tf.Tensor:
-  """Moves rows to other clusters for as long as that lowers the inertia.
+  """Move rows to other clusters while that lowers the inertia.
 
-  A row at distance d from the mean of its n rows adds d^2 n / (n - 1) to the
-  inertia, and at distance e from the mean of m others it would add
-  e^2 m / (m + 1) (Hartigan and Wong, 1979). Where clusters are small, as with
-  a tenth of the rows as centers, this lowers by several percent what Lloyd's
-  algorithm leaves. Each iteration moves the rows that gain most of all that
-  would leave or join either cluster, so that no two moves have a cluster in
-  common and every one gains. A cluster without rows costs nothing to join: it
+  A row at distance d from the mean of its cluster of n rows adds
+  d^2 n / (n - 1) to the inertia; at distance e from the mean of m other rows it
+  would add e^2 m / (m + 1) (Hartigan and Wong, 1979). If clusters are small, as
+  with a tenth of the rows as centers, this lowers the inertia after Lloyd's
+  algorithm by several percent. Each iteration moves the rows that gain most
+  among all that would leave or join either cluster, so that no two moves share
+  a cluster and every move gains. An empty cluster costs nothing to join: it
   takes the row that gains most by leaving, far from its own mean.
 
   Args:
     points: float32 `[n, d]`, whole blocks, around the origin.
     is_row: bool `[n]`.
     assignment: int32 `[n]`.
-    is_center: bool `[k]`: which clusters may have rows.
-    max_iterations: When to end at the latest.
+    is_center: bool `[k]`, True for clusters that may have rows.
+    max_iterations: Maximum number of iterations.
 
   Returns:
     The assignment, int32 `[n]`.
@@ -319,7 +318,7 @@ def exchange(
     other, added = _best_others(points, means, sizes, assignment, is_center)
     gains = saved - added
     is_gain = is_row & (gains > _LEAST_GAIN * saved)
-    # Equal gains, as of equal rows, are ordered by their places.
+    # Equal gains, as of equal rows, are ordered by index.
     order = tf.argsort(
       tf.where(is_gain, gains, 0.0), direction='DESCENDING', stable=True
     )
@@ -351,7 +350,7 @@ def _best_others(
   assignment: tf.Tensor,
   is_center: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """The other cluster that each row would best join, and what it would add."""
+  """Return each row's best other cluster, and the inertia it would add."""
   to_means = row_blocks.to_centers(means)
   places = tf.range(tf.size(sizes))
 
@@ -370,7 +369,7 @@ def _best_others(
   return tf.reshape(best, [-1]), tf.reshape(added, [-1])
 
 
-# ---- what cannot be clustered ------------------------------------------------
+# ---- checks ------------------------------------------------------------------
 
 
 def _check_sizes(**sizes: int) -> None:

@@ -1,10 +1,10 @@
 """Sums, means and nearest centers of rows, which padding does not change.
 
-Clients pad their rows, and no bit of what they compute may depend on that. What
-a kernel sums, it sums in an order that depends on shapes. So rows are worked on
-in blocks of one size, whatever their number, so that each product of matrices
-has the shape that all others have; and what is summed over all rows is summed
-in their order, to which padding adds nothing.
+Clients pad their rows, and no bit of their results may depend on that. The
+order in which a kernel sums depends on shapes. So rows are processed in blocks
+of one size, whatever their number, so that all matrix products have the same
+shape; and sums over all rows are in the rows' order, to which padding adds
+nothing.
 
 Everything is plain TensorFlow of static shapes, which compiles under XLA.
 """
@@ -15,23 +15,23 @@ from typing import Any
 
 import tensorflow as tf
 
-# Rows of a block. Its distances to 1,100 centers take 4.5 MB.
+# Rows per block. Distances of a block to 1,100 centers take 4.5 MB.
 BLOCK = 1024
-# The segment of rows that no sum counts.
+# The segment of rows that sums ignore.
 NOWHERE = -1
 
 
 def in_blocks(
   points: tf.Tensor, is_real: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Pads rows to whole blocks, one at least.
+  """Pad rows to whole blocks, at least one.
 
   Args:
     points: float32 `[n, d]`.
     is_real: bool `[n]`.
 
   Returns:
-    The rows, zeros where they are not real, and which are real.
+    The rows, zeros where they are not real, and the mask of real ones.
   """
   number = points.shape[0]
   if number is None:
@@ -44,7 +44,7 @@ def in_blocks(
 
 
 def unpadded(values: tf.Tensor, points: tf.Tensor) -> tf.Tensor:
-  """What belongs to the rows that were given to `in_blocks`."""
+  """Return the values of the rows that were given to `in_blocks`."""
   given = values[: tf.shape(points)[0]]
   return tf.ensure_shape(given, points.shape[:1])
 
@@ -52,7 +52,7 @@ def unpadded(values: tf.Tensor, points: tf.Tensor) -> tf.Tensor:
 def by_block(
   function: Callable[..., Any], rows: tuple[tf.Tensor, ...], dtypes: Any
 ) -> Any:
-  """Stacks what a function makes of each block of some arrays.
+  """Stack the results of a function for each block of some arrays.
 
   Args:
     function: Takes a block of each array, `[BLOCK, ...]`.
@@ -71,7 +71,7 @@ def by_block(
 
 
 def to_centers(centers: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Returns what makes of a block |x - c|^2 - |x|^2, `[BLOCK, k]`."""
+  """Return the function from a block to |x - c|^2 - |x|^2, `[BLOCK, k]`."""
   squares = tf.reduce_sum(tf.square(centers), -1)
   scaled = -2.0 * centers
   return lambda block: tf.matmul(block, scaled, transpose_b=True) + squares
@@ -80,12 +80,12 @@ def to_centers(centers: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 def nearest(
   points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
 ) -> tf.Tensor:
-  """The nearest center of each row of whole blocks, int32 `[n]`.
+  """Return the nearest center of each row of whole blocks, int32 `[n]`.
 
   Args:
     points: float32 `[n, d]`.
     centers: float32 `[k, d]`; not too far from the origin, near which
-      distances from products of matrices are exact.
+      distances by matrix products are exact.
     is_center: bool `[k]`.
   """
   distances = to_centers(centers)
@@ -101,7 +101,7 @@ def nearest(
 def squared_distances(
   points: tf.Tensor, centers: tf.Tensor, assignment: tf.Tensor
 ) -> tf.Tensor:
-  """Squared distances of rows to their centers, exactly 0 for equal ones."""
+  """Return squared distances of rows to their centers, exactly 0 if equal."""
   return tf.reduce_sum(
     tf.math.squared_difference(points, tf.gather(centers, assignment)), -1
   )
@@ -113,7 +113,7 @@ def inertia(
   centers: tf.Tensor,
   assignment: tf.Tensor,
 ) -> tf.Tensor:
-  """The sum of squared distances of rows to their centers."""
+  """Return the sum of squared distances of rows to their centers."""
   distances = squared_distances(points, centers, assignment)
   total, _ = sums(distances, is_row, tf.zeros_like(assignment), 1)
   return total[0]
@@ -125,13 +125,13 @@ def sums(
   segments: tf.Tensor,
   number: int | tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sums and counts of the rows of each segment, in the order of the rows.
+  """Return sums and counts of each segment's rows, in the order of the rows.
 
   Args:
     values: float32 `[n, ...]`.
-    is_row: bool `[n]`: which rows count.
-    segments: int32 `[n]`: the segment of each row.
-    number: How many segments there are.
+    is_row: bool `[n]`, True for rows that count.
+    segments: int32 `[n]`, the segment of each row.
+    number: Number of segments.
   """
   segments = tf.where(is_row, segments, NOWHERE)
   ones = tf.ones_like(segments)
@@ -147,7 +147,7 @@ def means(
   segments: tf.Tensor,
   number: int | tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Means of the rows of each segment, zeros where there are none, and counts.
+  """Return means of each segment's rows, zeros if there are none, and counts.
 
   Arguments are those of `sums`.
   """

@@ -1,1 +1,1 @@
-"""Clients' examples: their form, packing, parts, and where they come from."""
+"""Clients' examples: their form, packing, partitions, splits and sources."""

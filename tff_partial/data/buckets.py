@@ -1,4 +1,4 @@
-"""Padding clients to one of a few capacities, so that few shapes occur."""
+"""Padding of clients to one of a few capacities, so that few shapes occur."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ class Bucket(NamedTuple):
 
   Attributes:
     resident: Nested arrays `[clients of the bucket, ...]`.
-    indices: int64 `[clients of the bucket]`, ascending: which clients they are.
+    indices: int64 `[clients of the bucket]`, ascending indices of its clients.
   """
 
   resident: Any
@@ -25,26 +25,26 @@ class Bucket(NamedTuple):
 
   @property
   def capacity(self) -> int:
-    """How many examples a client is padded to."""
+    """Number of examples to which a client is padded."""
     return len(tf.nest.flatten(self.resident['examples'])[0][0])
 
 
 def rounded(count: int) -> int:
-  """A capacity that holds so many examples, out of few: a power of two."""
+  """Round a number of examples up to a power of two."""
   return 1 << max(count - 1, 0).bit_length()
 
 
-# How much is copied at a time.
+# Bytes to copy at a time.
 _COPIED_BYTES = 1 << 24
 
 
 class _Effort(NamedTuple):
-  """How much is done to save padding.
+  """Limits on the effort to save padding.
 
   Attributes:
-    buckets: How many there are at most.
-    ratio: From one to the next smaller one.
-    wasted_bytes: Padding up to this size is not worth a bucket.
+    buckets: Maximum number of buckets.
+    ratio: Ratio of a capacity to the next smaller one.
+    wasted_bytes: Padding up to this size does not justify another bucket.
   """
 
   buckets: int
@@ -52,18 +52,18 @@ class _Effort(NamedTuple):
   wasted_bytes: int
 
 
-# Padding of examples costs memory alone.
+# Padding of examples costs only memory.
 _OF_EXAMPLES = _Effort(buckets=3, ratio=4, wasted_bytes=2**28)
-# That of tables costs time as well, wherever all rows of one are gone through.
+# Padding of tables also costs time whenever all rows of a table are processed.
 _OF_TABLES = _Effort(buckets=8, ratio=2, wasted_bytes=2**16)
 
 
 def _default_capacities(
   counts: np.ndarray, example_bytes: int, effort: _Effort
 ) -> list[int]:
-  """One capacity, and smaller ones where they save much.
+  """Return one capacity, and smaller ones if they save much padding.
 
-  Each capacity is one more shape for a compiling runtime to compile.
+  A compiling runtime compiles each capacity as another shape.
   """
   capacities = [max(int(counts.max()), 1)]
   while len(capacities) < effort.buckets:
@@ -84,15 +84,15 @@ def fill(
   num_rows: Mapping[str, np.ndarray],
   round_rows: Callable[[int], int] = int,
 ) -> list[Bucket]:
-  """Cuts concatenated examples into clients and pads each to its capacity.
+  """Cut concatenated examples into clients and pad each to its capacity.
 
   Args:
     client_ids: Ids, `[clients]`.
     flat: Nested arrays `[all examples, ...]`.
     offsets: `[clients + 1]`: client i has examples offsets[i] to offsets[i+1].
-    capacities: Sizes to pad to; few good ones if None.
-    num_rows: Of each table of the clients' own sizes, how many rows they have,
-      `[clients]`; padded to the most in a bucket.
+    capacities: Sizes to pad to; a few suitable ones if None.
+    num_rows: Name of each table sized per client to the clients' numbers of
+      rows, `[clients]`; padded to the largest in a bucket.
     round_rows: Rounds these up, so that few sizes occur.
 
   Raises:
@@ -124,7 +124,7 @@ def fill(
       sources: np.ndarray = sources,
     ) -> np.ndarray:
       padded = resident_arrays.zeros((*shape, *array.shape[1:]), array.dtype)
-      # All at once would be one more copy of everything.
+      # All at once would make another copy of everything.
       step = max(1, _COPIED_BYTES * len(array) // max(array.nbytes, 1))
       for start in range(0, len(sources), step):
         some = slice(start, start + step)
@@ -146,15 +146,15 @@ def fill(
 def places(
   client_ids: Sequence[str], counts: np.ndarray, capacities: Sequence[int]
 ) -> np.ndarray:
-  """Finds the smallest capacity that holds each client.
+  """Find the smallest capacity that holds each client.
 
   Args:
     client_ids: Ids, `[clients]`.
-    counts: How many examples they have, `[clients]`.
+    counts: Number of examples of each client, `[clients]`.
     capacities: Sizes to pad to, ascending.
 
   Returns:
-    Places in `capacities`, `[clients]`.
+    Indices into `capacities`, `[clients]`.
 
   Raises:
     ClientDataError: If a client has more examples than the largest capacity.
@@ -169,18 +169,18 @@ def places(
 
 
 def _masks(numbers: np.ndarray, round_rows: Callable[[int], int]) -> np.ndarray:
-  """Which rows of a table are each client's, bool `[clients, rows]`."""
+  """Return masks of each client's rows of a table, bool `[clients, rows]`."""
   return np.arange(round_rows(int(numbers.max()))) < numbers[:, np.newaxis]
 
 
 def groups_of(
   buckets: Sequence[Bucket], members: np.ndarray, seeds: np.ndarray
 ) -> list[cohorts.CohortGroup]:
-  """Finds the rows of a cohort's members in the buckets.
+  """Find the rows of a cohort's members in the buckets.
 
   Args:
-    buckets: All of the buckets.
-    members: int64 `[members]`: which clients they are, in the cohort's order.
+    buckets: All buckets.
+    members: int64 `[members]`: client indices, in the cohort's order.
     seeds: int32 `[members, 2]`.
   """
   groups = []

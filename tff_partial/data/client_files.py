@@ -1,19 +1,19 @@
-"""Clients in a folder, of which a round reads those that take part.
+"""Clients in a folder, of which a round reads only its cohort.
 
     tff_partial.write_clients('clients', clients, process.example_spec)
     clients = tff_partial.open_clients('clients', process.example_spec)
 
 For populations that do not fit into memory, or into that of each worker of
 `runtimes.ray()`. The folder has a file of examples, with all fields of each, in
-which clients lie one after another, so that a client is read at once; tables of
-ids, of where each begins and ends, and of checksums of their examples; and
+which clients are stored one after another, so that a client is one read; tables
+of ids, of clients' offsets, and of checksums of their examples; and
 `clients.json`, which describes them. Ids are found by binary search in their
-file: a table of all is only with who draws cohorts.
+file: only the process that draws cohorts holds a table of all of them.
 
-What is read is what was written, or an error: `clients.json` has checksums of
-itself and of the files. Those of the tables are compared when they are opened;
-a client's examples with its own checksum when they are read; and all examples
-when a run asks for the fingerprint of all, as a private one does.
+Damage is detected: `clients.json` has checksums of itself and of the files. The
+tables are checked when they are opened; a client's examples when they are read;
+and all examples when a run asks for the fingerprint of all, as a private one
+does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,19 +41,20 @@ def write_clients(
   *,
   min_examples: int | None = None,
 ) -> None:
-  """Writes clients to a new folder, one after another as they come.
+  """Write clients one by one to a new folder.
 
   Args:
-    folder: The folder, which must not be there yet.
-    clients: Ids, and fields `x`, `y`, perhaps `weight` and others, arrays
+    folder: The folder, which must not exist yet.
+    clients: Ids, and fields `x`, `y`, optionally `weight` and others, arrays
       `[examples, ...]`.
-    example_spec: What one example consists of: `process.example_spec`.
-    min_examples: Clients with fewer, or without any, are left out and counted
-      in the log; by default none is, and an empty client is an error.
+    example_spec: Spec of one example: `process.example_spec`.
+    min_examples: Clients with fewer examples, or none, are left out and
+      counted in the log; by default all are kept, and an empty client is an
+      error.
 
   Raises:
-    ClientDataError: For fields that `pack` would refuse, two clients of one id,
-      strings, or a folder that is there or cannot be written.
+    ClientDataError: For fields that `pack` would refuse, duplicate ids,
+      strings, or a folder that exists or cannot be written.
   """
   folder = pathlib.Path(folder)
   for path, spec in examples.leaves(example_spec):
@@ -86,19 +87,19 @@ def open_clients(
   *,
   capacities: Sequence[int] | None = None,
 ) -> client_readers.Reader:
-  """Opens a folder that `write_clients` has written.
+  """Open a folder written by `write_clients`.
 
-  A worker of `runtimes.ray()` reads the clients that it runs itself, from a
-  folder of the same name.
+  A worker of `runtimes.ray()` reads its own clients, from a folder of the same
+  name.
 
   Args:
     folder: The folder.
-    example_spec: What one example consists of: `process.example_spec`.
+    example_spec: Spec of one example: `process.example_spec`.
     capacities: Sizes to pad to; see `Reader`.
 
   Raises:
     ClientDataError: If there is no such folder, files are damaged, or its
-      clients are of another model.
+      clients are for another model.
   """
   files = stored_clients.Files(os.path.abspath(folder))
   wanted = _described(example_spec)
@@ -132,7 +133,7 @@ def _write(
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
 ) -> None:
-  """Writes all files of a folder."""
+  """Write all files of a folder."""
   ids: list[bytes] = []
   counts: list[int] = []
   sums: list[bytes] = []
@@ -143,7 +144,7 @@ def _write(
     for client, arrays, count in populations.LargeEnough(
       clients,
       example_spec,
-      # Who has none cannot be read again.
+      # Clients without examples cannot be read back.
       None if min_examples is None else max(min_examples, 1),
     ):
       ids.append(_id_bytes(client))
@@ -189,7 +190,7 @@ def _write(
 
 
 def _id_bytes(client: str) -> bytes:
-  """Encodes an id, and refuses what is none or could be another one's."""
+  """Encode an id; refuse one that is invalid or would be ambiguous."""
   try:
     if isinstance(client, str) and client and not client.endswith('\0'):
       return client.encode()
@@ -202,7 +203,7 @@ def _id_bytes(client: str) -> bytes:
 
 
 def _described(example_spec: examples.ExampleSpec) -> dict[str, list[Any]]:
-  """Type and shape of each field, as JSON has them."""
+  """Return type and shape of each field, as in JSON."""
   return {
     path: [np.dtype(spec.dtype.as_numpy_dtype).str, list(spec.shape)]
     for path, spec in examples.leaves(example_spec)
@@ -214,10 +215,10 @@ def _described(example_spec: examples.ExampleSpec) -> dict[str, list[Any]]:
 
 @functools.lru_cache(maxsize=16)
 def _opened(folder: str, fingerprint: str) -> stored_clients.Files:
-  """A folder as it was when somebody opened it, maybe in another process.
+  """Open a folder, possibly one that another process opened before.
 
   Raises:
-    ClientDataError: If it is another one by now.
+    ClientDataError: If it has been rewritten since.
   """
   files = stored_clients.Files(folder)
   if files.fingerprint != fingerprint:
@@ -230,7 +231,7 @@ def _opened(folder: str, fingerprint: str) -> stored_clients.Files:
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-  """Reads clients of a folder; only its name is sent to other processes."""
+  """Callable that reads clients of a folder; pickled without their data."""
 
   folder: str
   fingerprint: str
@@ -257,7 +258,7 @@ class _Read:
 
 
 class _FolderReader(client_readers.Reader):
-  """Clients of a folder."""
+  """Clients in a folder."""
 
   read: _Read
 
@@ -265,8 +266,8 @@ class _FolderReader(client_readers.Reader):
     """See `Reader`.
 
     Raises:
-      ClientDataError: If all clients are asked for and the examples of one are
-        not those that were written.
+      ClientDataError: If all clients are requested and the examples of one
+        are damaged.
     """
     if sample is None:
       self.read.files.check_examples()

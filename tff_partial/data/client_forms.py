@@ -1,4 +1,4 @@
-"""What people have of a client, as fields of arrays."""
+"""Conversion of client data in various forms to fields of arrays."""
 
 from collections.abc import Iterator, Mapping
 import json
@@ -11,18 +11,18 @@ import tensorflow as tf
 
 from tff_partial.data import examples
 
-# The order of fields in tuples, as Keras's `fit` has them.
+# The order of fields in tuples, as in Keras's `fit`.
 _ORDER = ('x', 'y', 'weight')
 
 
 def as_fields(given: Any, example_spec: Any, where: str) -> Mapping[str, Any]:
-  """Returns a client's examples as fields, `[examples, ...]`.
+  """Return a client's examples as fields, `[examples, ...]`.
 
   Args:
-    given: The fields; the model's inputs by name beside other fields, as in a
+    given: The fields; the model's inputs by name next to other fields, as in a
       dictionary of columns or a data frame; a tuple `(x, y)` or `(x, y,
       weight)`; or a `tf.data.Dataset` of one of these, batched or not.
-    example_spec: What one example consists of.
+    example_spec: Spec of one example.
     where: Names the client in error messages.
 
   Raises:
@@ -43,7 +43,7 @@ def as_fields(given: Any, example_spec: Any, where: str) -> Mapping[str, Any]:
   if 'x' in given or not isinstance(inputs, Mapping):
     return given
   if any(name in example_spec for name in inputs if name in given):
-    return given  # Such as an input that is called as a field is.
+    return given  # An input may share its name with a field.
   fields = {n: value for n, value in given.items() if n not in inputs}
   if len(fields) < len(given):
     fields['x'] = {name: given[name] for name in inputs if name in given}
@@ -53,7 +53,7 @@ def as_fields(given: Any, example_spec: Any, where: str) -> Mapping[str, Any]:
 def _read(
   dataset: tf.data.Dataset, example_spec: Any, where: str
 ) -> Mapping[str, Any]:
-  """Reads a data set into memory."""
+  """Read a data set into memory."""
 
   def fields_of(element: Any) -> Mapping[str, Any]:
     return as_fields(element, example_spec, where)
@@ -73,11 +73,11 @@ def _read(
 
 
 def _is_batch(found: Any, wanted: tf.TensorSpec) -> bool:
-  """Whether elements of a data set are batches of what is wanted."""
+  """Return true if elements of a data set are batches of the wanted spec."""
   rank = found.shape.rank
   if rank is None or rank == wanted.shape.rank + 1:
     return True
-  # Plain numbers will do for arrays of one.
+  # Plain numbers are accepted for arrays of one.
   is_one = tuple(wanted.shape) == (1,) and rank == 1
   return is_one and found.shape[0] != 1
 
@@ -85,12 +85,12 @@ def _is_batch(found: Any, wanted: tf.TensorSpec) -> bool:
 def joined(
   read: list[Mapping[str, Any]], example_spec: Any, are_batches: bool = False
 ) -> Any:
-  """Joins single examples, or batches of them, to fields `[examples, ...]`.
+  """Join single examples, or batches of them, to fields `[examples, ...]`.
 
   Args:
     read: The examples.
-    example_spec: What one consists of, for a client that has none.
-    are_batches: Whether they are batches.
+    example_spec: Spec of one example, for a client without examples.
+    are_batches: True if they are batches.
   """
   if not read:
     return examples.map_fields(
@@ -106,14 +106,14 @@ def joined(
 def leaf_clients(
   path: str | os.PathLike[str],
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  """Yields the clients of files in the form of LEAF, one after another.
+  """Yield the clients of files in LEAF's format, one by one.
 
   Args:
-    path: A file of JSON with `users` and `user_data`, or a folder of such
-      files, which are read in the order of their names.
+    path: A JSON file with `users` and `user_data`, or a folder of such files,
+      which are read in the order of their names.
 
   Raises:
-    ClientDataError: If there are none, or they hold something else.
+    ClientDataError: If there are none, or their format is another.
   """
   given = pathlib.Path(path)
   files = sorted(given.glob('*.json')) if given.is_dir() else [given]

@@ -1,8 +1,8 @@
 """Clients that are read only when they take part.
 
-Where it is known beforehand how many examples clients have, a cohort is put
-together before anything is read, and whoever runs some of its clients reads
-these: a thread those of a shard, a worker of `runtimes.ray()` its own.
+If the number of examples of each client is known in advance, a cohort is
+assembled before anything is read. Each thread then reads the clients of its
+shard, and each worker of `runtimes.ray()` its own.
 """
 
 import collections
@@ -24,16 +24,16 @@ from tff_partial.data import table_rows
 
 @runtime_checkable
 class ReadsTogether(Protocol):
-  """The `read` of a `Reader` that takes less time for many clients at once.
+  """A `read` of a `Reader` that is faster for many clients at once.
 
-  Like `num_examples` of a `Reader`, it has clients read where they are run.
+  Like `num_examples` of a `Reader`, it lets workers read their own clients.
   """
 
   def num_examples(self, client_ids: Sequence[str]) -> np.ndarray:
-    """How many examples each of some clients has, int64 `[clients]`."""
+    """Return the numbers of examples of clients, int64 `[clients]`."""
 
   def together(self, client_ids: Sequence[str]) -> Mapping[str, Any]:
-    """Their fields, `[examples, ...]`, one client after another."""
+    """Read their fields, `[examples, ...]`, one client after another."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +42,19 @@ class Reader:
 
   Attributes:
     ids: Ids of all clients.
-    read: From a client's id to its fields, arrays `[examples, ...]`. A
-      function that can be pickled, if other processes shall read too; it is
-      sent along each time, so it should hold the name of a file, and not what
-      is in it.
-    example_spec: What one example consists of.
+    read: From a client's id to its fields, arrays `[examples, ...]`. It must be
+      picklable if other processes read, too; it is sent each time, so it should
+      hold a file's name rather than its contents.
+    example_spec: Spec of one example.
     capacities: Sizes to pad to. By default a cohort is padded to a power of
-      two, so that a compiling runtime meets few sizes; those of clients who
-      differ much cost less padding.
-    version: Names the data, so that a run notices when it is to go on with
-      others; by default some clients are read to tell.
-    num_examples: How many examples each client has, if that is known before it
-      is read. Then clients are read where they are run, and no more of them at
-      a time than are run side by side. Clients of models with tables of the
-      client's own size are always read when their cohort is put together.
+      two, so that a compiling runtime sees few sizes; several sizes save
+      padding if clients differ much.
+    version: Name of the data, so that a run does not resume with other data; by
+      default some clients are read to detect this.
+    num_examples: Client id to number of examples, if known before reading.
+      Clients are then read where they run, and only as many at a time as run
+      concurrently. For models with tables sized per client, clients are always
+      read when their cohort is assembled.
   """
 
   ids: Sequence[str]
@@ -64,7 +63,7 @@ class Reader:
   capacities: Sequence[int] | None = None
   version: str | None = None
   num_examples: Mapping[str, int] | None = None
-  num_filtered: ClassVar[int] = 0  # What a client has is known when it is read.
+  num_filtered: ClassVar[int] = 0  # Clients' sizes are known when read.
 
   @property
   def client_ids(self) -> tuple[str, ...]:
@@ -82,7 +81,7 @@ class Reader:
     )
 
   def check(self, example_spec: examples.ExampleSpec) -> None:
-    """Checks that clients are read for such examples.
+    """Check that clients are read as examples of a given spec.
 
     Raises:
       ClientDataError: If they are read for another model.
@@ -99,7 +98,7 @@ class Reader:
   def cohort(
     self, client_ids: Sequence[str], seeds: np.ndarray
   ) -> cohorts.Cohort:
-    """Loads the values of some clients; see `ClientSource`.
+    """Load the values of some clients; see `ClientSource`.
 
     Raises:
       ClientDataError: If a client's examples cannot be used.
@@ -128,11 +127,11 @@ class Reader:
     return cohorts.Cohort(client_ids, buckets.groups_of(filled, members, seeds))
 
   def _capacities(self, counts: np.ndarray) -> list[int]:
-    """The sizes that a cohort of such clients is padded to, ascending."""
+    """Return the sizes to which such a cohort is padded, ascending."""
     return sorted(self.capacities or [buckets.rounded(int(counts.max()))])
 
   def _counts(self, client_ids: Sequence[str]) -> np.ndarray | None:
-    """How many examples clients have, int32 `[clients]`, if that is known."""
+    """Return clients' numbers of examples, int32 `[clients]`, if known."""
     if isinstance(self.read, ReadsTogether):
       return self.read.num_examples(client_ids).astype(np.int32)
     if self.num_examples is None:
@@ -151,7 +150,7 @@ class Reader:
     seeds: np.ndarray,
     counts: np.ndarray,
   ) -> cohorts.Cohort:
-    """A cohort whose clients are read where they are run."""
+    """Make a cohort whose clients are read where they run."""
     if counts.min() < 1:
       raise populations.no_examples(client_ids[int(counts.argmin())])
     capacities = self._capacities(counts)
@@ -181,7 +180,7 @@ class Reader:
     return cohorts.Cohort(client_ids, groups)
 
   def fingerprint(self, sample: int | None = None) -> str:
-    """Says what the clients' examples are; see `ClientSource`.
+    """Return a fingerprint of the clients' examples; see `ClientSource`.
 
     Raises:
       ClientDataError: If a client's examples cannot be used.
@@ -204,14 +203,14 @@ class Reader:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UnreadExamples:
-  """Examples of some clients that nobody has read yet; see `cohorts.Unread`.
+  """Examples of clients that are not read yet; see `cohorts.Unread`.
 
   Attributes:
     read: See `Reader`.
     example_spec: See `Reader`.
     client_ids: The clients.
-    counts: How many examples they have, `[clients]`.
-    capacity: How many each is padded to.
+    counts: Number of examples of each, `[clients]`.
+    capacity: Number of examples to which each is padded.
   """
 
   read: Callable[[str], Mapping[str, Any]]
@@ -222,17 +221,17 @@ class UnreadExamples:
 
   @property
   def client_bytes(self) -> int:
-    """How much memory those of a client take."""
+    """Memory size of one client's examples."""
     return self.capacity * sum(
       spec.shape.num_elements() * spec.dtype.size
       for _, spec in examples.leaves(self.example_spec)
     )
 
   def take(self, rows: np.ndarray) -> 'UnreadExamples':
-    """Those of some of the clients.
+    """Select some of the clients.
 
     Args:
-      rows: Their places among the clients.
+      rows: Their indices among the clients.
     """
     return dataclasses.replace(
       self,
@@ -241,11 +240,11 @@ class UnreadExamples:
     )
 
   def load(self) -> Mapping[str, Any]:
-    """Reads them: nested arrays `[clients, capacity, ...]`.
+    """Read the examples: nested arrays `[clients, capacity, ...]`.
 
     Raises:
-      ClientDataError: If a client's examples cannot be used, or are not as many
-        as was said.
+      ClientDataError: If a client's examples cannot be used, or their number
+        is not the expected one.
     """
     ids, flat, offsets = self.client_ids, *self._flat()
     differ = np.flatnonzero(np.diff(offsets) != self.counts)
@@ -259,7 +258,7 @@ class UnreadExamples:
     return {'examples': bucket.resident['examples']}
 
   def _flat(self) -> tuple[Any, np.ndarray]:
-    """Examples one client after another, checked, and where clients begin."""
+    """Read and check examples, one client after another, with offsets."""
     if not isinstance(self.read, ReadsTogether):
       _, flat, offsets, _ = populations.concatenate(
         ((client, self.read(client)) for client in self.client_ids),

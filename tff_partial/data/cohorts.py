@@ -1,7 +1,7 @@
-"""The clients of one round, and who hands them out.
+"""Cohorts of clients, and their sources.
 
-A `Cohort` is a sequence of client values that also tells a runtime which rows
-of which arrays it consists of, so that nothing needs copying client by client.
+A `Cohort` is a sequence of client values that also gives a runtime the arrays
+and rows it consists of, so that nothing needs copying client by client.
 """
 
 import collections
@@ -16,32 +16,32 @@ from tff_partial.data import examples
 
 
 class Unread(Protocol):
-  """What some clients have that is read where they are run.
+  """Client data that a worker loads lazily.
 
-  It can be pickled if other processes shall read it.
+  It must be picklable if other processes read it.
   """
 
   @property
   def client_bytes(self) -> int:
-    """How much memory that of a client takes."""
+    """Memory size of one client's data."""
 
   def take(self, rows: np.ndarray) -> 'Unread':
-    """That of some of the clients, by their places among them."""
+    """Select some of the clients, by their indices."""
 
   def load(self) -> Mapping[str, Any]:
-    """Reads it: fields of nested arrays `[clients, ...]`."""
+    """Read the data: fields of nested arrays `[clients, ...]`."""
 
 
 class CohortGroup(NamedTuple):
   """Members of a cohort whose examples share one capacity.
 
   Attributes:
-    resident: Nested arrays `[rows of the bucket, ...]`; the same object round
-      after round, so that a runtime can keep its copy on a device.
+    resident: Nested arrays `[rows of the bucket, ...]`; the same object in each
+      round, so that a runtime can keep its copy on a device.
     rows: int32 `[members]`, the members' rows in `resident` and `unread`.
-    positions: int32 `[members]`, the members' places in the cohort.
-    given: Nested arrays `[members, ...]` which are new in every round.
-    unread: Further fields of the members, if some are read where they are run.
+    positions: int32 `[members]`, the members' positions in the cohort.
+    given: Nested arrays `[members, ...]` that are new in every round.
+    unread: Further fields of the members, if some are read where they run.
   """
 
   resident: Any
@@ -52,7 +52,7 @@ class CohortGroup(NamedTuple):
 
 
 class Cohort(Sequence[Any]):
-  """The clients of one round: a sequence of their values, made when asked for.
+  """The clients of one round: a sequence of values, made on demand.
 
   Attributes:
     client_ids: Ids of the members in order.
@@ -65,7 +65,7 @@ class Cohort(Sequence[Any]):
 
   @functools.cached_property
   def _places(self) -> dict[int, tuple[CohortGroup, int]]:
-    """The group of each position, and its place there."""
+    """The group of each position, and the index there."""
     return {
       int(position): (group, index)
       for group in self.groups
@@ -100,47 +100,47 @@ class ClientSource(Protocol):
 
   @property
   def example_spec(self) -> examples.ExampleSpec:
-    """What one example consists of."""
+    """Spec of one example."""
 
   @property
   def client_ids(self) -> tuple[str, ...]:
     """Ids of all clients, in a fixed order."""
 
   def cohort(self, client_ids: Sequence[str], seeds: np.ndarray) -> Cohort:
-    """Returns the values of some clients.
+    """Return the values of some clients.
 
     Args:
-      client_ids: Ids, in the order in which the cohort shall have them.
+      client_ids: Ids, in the order of the cohort.
       seeds: int32 `[clients, 2]`.
 
     Returns:
-      A cohort of these clients, or of those among them that are there.
+      A cohort of these clients, or of those that are available.
 
     Raises:
       ClientDataError: If a client is unknown or its data cannot be used.
     """
 
   def fingerprint(self, sample: int | None = None) -> str:
-    """Says in some letters what the clients' examples are.
+    """Return a short fingerprint of the clients' examples.
 
-    Other examples have another one, so that a run notices when it is
-    to go on with other data.
+    Other examples have another one, so that a run does not resume with other
+    data.
 
     Args:
-      sample: Of a source that has to load them, only so many clients are
-        looked at, evenly over all; None for all.
+      sample: Number of clients to load, evenly spaced, if the source has to
+        load them; None for all.
     """
 
 
 def check(clients: Any, example_spec: examples.ExampleSpec) -> None:
-  """Checks that what was given as clients can be used, before any round.
+  """Check before any round that an argument is a usable source of clients.
 
   Args:
-    clients: What was given; a source of clients, if all is well.
-    example_spec: What the process or evaluation reads of an example.
+    clients: The argument to check.
+    example_spec: Spec of the examples that the process or evaluation reads.
 
   Raises:
-    ClientDataError: If it is no source of clients, or was made for another
+    ClientDataError: If it is not a source of clients, or was made for another
       model.
   """
   if not hasattr(clients, 'cohort') or not hasattr(clients, 'client_ids'):
@@ -150,7 +150,7 @@ def check(clients: Any, example_spec: examples.ExampleSpec) -> None:
       ', or `tff_partial.from_pandas(frame, process.example_spec, '
       'client_id=..., inputs=..., labels=...)`.'
     )
-  if hasattr(clients, 'check'):  # Knows more than what examples consist of.
+  if hasattr(clients, 'check'):  # Checks more than the spec.
     clients.check(example_spec)
   else:
     examples.check_spec(clients.example_spec, example_spec)

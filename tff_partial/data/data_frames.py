@@ -15,19 +15,19 @@ from tff_partial.data.vocabularies import Vocabulary
 _DATES = 'mM'
 _NUMBERS = 'biuf'
 
-# What becomes of rows that lack a value.
+# Treatments of rows that lack a value.
 REFUSE, DROP = 'refuse', 'drop'
 
 
 @dataclasses.dataclass(frozen=True)
 class Dropped:
-  """What was dropped of a data frame because it lacked values.
+  """Rows of a data frame that were dropped because they lacked values.
 
   Attributes:
-    num_rows: How many rows.
-    lacking: Column to how many of these rows lacked its value; a row may lack
-      several.
-    num_clients: How many clients had no other rows.
+    num_rows: Number of rows.
+    lacking: Column to the number of these rows that lacked its value; a row may
+      lack several.
+    num_clients: Number of clients without other rows.
   """
 
   num_rows: int = 0
@@ -43,16 +43,16 @@ class Dropped:
 
 
 def read_parquet(path: str | os.PathLike[str]) -> Any:
-  """Reads a file of Parquet.
+  """Read a Parquet file.
 
   Args:
     path: The file.
 
   Raises:
-    ClientDataError: If it is not there or damaged, or what reads it is not
-      installed.
+    ClientDataError: If it does not exist or is damaged, or no library that
+      reads it is installed.
   """
-  import pandas as pd  # Which does not come with TFF.
+  import pandas as pd  # Not a dependency of TFF.
 
   try:
     return pd.read_parquet(path)
@@ -67,10 +67,10 @@ def read_parquet(path: str | os.PathLike[str]) -> Any:
 
 
 class Table:
-  """A data frame of which every row is an example of a client.
+  """A data frame in which each row is an example of a client.
 
   Attributes:
-    dropped: What was dropped because it lacked values.
+    dropped: The rows that were dropped because they lacked values.
   """
 
   def __init__(
@@ -80,18 +80,18 @@ class Table:
     columns: Iterable[str],
     missing: str = REFUSE,
   ):
-    """Checks the columns.
+    """Check the columns.
 
     Args:
       frame: A pandas data frame.
-      client_id: The column that says whose example it is.
-      columns: Which others are read.
+      client_id: The column of client ids.
+      columns: The other columns to read.
       missing: REFUSE rows that lack a value in one of these columns, or DROP
         them.
 
     Raises:
-      ClientDataError: If it is no data frame, a column is not there, is there
-        twice, or lacks values.
+      ClientDataError: If it is not a data frame, or a column is missing,
+        duplicated, or lacks values.
     """
     if missing not in (REFUSE, DROP):
       raise examples.ClientDataError(
@@ -124,13 +124,13 @@ class Table:
       self._check_missing(column)
 
   def row(self, place: int) -> str:
-    """What messages call a row: its label, and whose it is."""
+    """Describe a row for messages: its label and its client."""
     client = self._frame[self._client_id].iloc[place]
     label = examples.shown(self._frame.index[place])
     return f'row {label} (client {str(client)!r})'
 
   def clients(self) -> tuple[np.ndarray, list[str]]:
-    """Returns for each row the number of its client, and the clients' ids."""
+    """Return the client number of each row, and the clients' ids."""
     try:
       codes, ids = self._frame[self._client_id].factorize(sort=True)
       names = [str(client) for client in np.asarray(ids)]
@@ -150,7 +150,7 @@ class Table:
   def vocabularies(
     self, encode: str | Iterable[str] | Mapping[str, Vocabulary]
   ) -> dict[str, Vocabulary]:
-    """Column to the vocabulary that encodes it, which is made if need be."""
+    """Return the vocabulary of each encoded column; make it if needed."""
     if isinstance(encode, Mapping):
       for column, given in encode.items():
         if not isinstance(given, Vocabulary):
@@ -167,7 +167,7 @@ class Table:
     }
 
   def times(self, column: str) -> np.ndarray:
-    """Numbers by which rows can be sorted."""
+    """Return numbers by which rows can be sorted."""
     array = self._plain(column)
     if array.dtype.kind not in _NUMBERS + _DATES:
       raise examples.ClientDataError(
@@ -186,15 +186,15 @@ class Table:
   def values(
     self, column: str, spec: tf.TensorSpec | None, vocabulary: Vocabulary | None
   ) -> np.ndarray:
-    """The values of a column, of a type that the field can take.
+    """Return a column's values, of a type that the field can take.
 
     Args:
       column: The column.
-      spec: What the field holds, as far as is known.
-      vocabulary: What encodes the column, if anything does.
+      spec: Spec of the field, if known.
+      vocabulary: Encodes the column, if given.
 
     Raises:
-      ClientDataError: If the column holds something else.
+      ClientDataError: If the column's values do not fit.
     """
     if vocabulary is not None:
       return self._encoded(column, vocabulary)
@@ -220,7 +220,7 @@ class Table:
     return array
 
   def _drop_missing(self, columns: Sequence[str]) -> None:
-    """Drops rows that lack a value, and says so."""
+    """Drop rows that lack a value, and log a warning."""
     frame = self._frame
     lacking = np.stack([frame[column].isna() for column in columns])
     is_whole = ~lacking.any(axis=0)
@@ -257,12 +257,12 @@ class Table:
       )
 
   def _plain(self, column: str) -> np.ndarray:
-    """A column as an array of NumPy's own types."""
+    """Return a column as an array of a NumPy type."""
     series = self._frame[column]
     if hasattr(series, 'cat'):
       series = series.astype(series.cat.categories.dtype)
     if getattr(series.dtype, 'kind', None) == 'M':
-      # What has a time zone is compared in UTC.
+      # Values with a time zone are compared in UTC.
       return np.asarray(series.to_numpy('M8[ns]'))
     if hasattr(series.dtype, 'numpy_dtype'):
       series = series.astype(series.dtype.numpy_dtype)

@@ -1,18 +1,18 @@
-"""What a client's examples consist of, and whether given ones can be used.
+"""The format of clients' examples, and checks of given ones.
 
 A client's value inside a computation is
 
-    examples: what the model and the splits read, each `[capacity, ...]`
+    examples: fields for the model and the splits, each `[capacity, ...]`
       x       inputs, in the structure that the model takes
       y       labels
-      weight  how much an example counts, 1 unless said otherwise
-      ...     further fields that a split asks for, such as a time
-    count:    how many of the examples are real; the rest is padding
-    rows:     of a model with tables of the client's own size, for each such
-              table which of its rows are real, `[capacity of the table]`
+      weight  weight of an example, 1 by default
+      ...     further fields that a split requires, such as a time
+    count:    number of real examples; the rest is padding
+    rows:     if tables are sized per client, a mask of the real rows of each
+              such table, `[capacity of the table]`
     seed:     the client's randomness in this round
 
-Padding never changes a result: readers of examples honour `count`.
+Padding never changes a result: readers of examples respect `count`.
 """
 
 import collections
@@ -33,8 +33,8 @@ class ExampleSpec(collections.OrderedDict[str, Any]):
   """Field to a structure of `tf.TensorSpec` of one example, without batch axis.
 
   Attributes:
-    ids: Which fields hold ids, as far as is known: of the rows of a model's
-      tables, of classes.
+    ids: Fields that are known to hold ids: of the rows of a model's tables, or
+      of classes.
   """
 
   def __init__(
@@ -46,7 +46,7 @@ class ExampleSpec(collections.OrderedDict[str, Any]):
     self.ids = dict(ids or {})
 
   def __repr__(self) -> str:
-    """One line a field."""
+    """Return one line per field."""
     lines = ['ExampleSpec:']
     for path, spec in leaves(self):
       if not isinstance(spec, tf.TensorSpec):
@@ -61,7 +61,7 @@ class ExampleSpec(collections.OrderedDict[str, Any]):
 
 
 def leaves(structure: Any, path: str = '') -> Iterator[tuple[str, Any]]:
-  """Path and value of everything in a structure, such as `x.item`, `x[0]`."""
+  """Yield path and value of each leaf, such as `x.item`, `x[0]`."""
   if isinstance(structure, Mapping):
     for key, value in structure.items():
       yield from leaves(value, f'{path}.{key}' if path else str(key))
@@ -73,7 +73,7 @@ def leaves(structure: Any, path: str = '') -> Iterator[tuple[str, Any]]:
 
 
 def ids_of(example_spec: Mapping[str, Any]) -> id_ranges.Ids:
-  """Which fields hold ids; none is known of a plain mapping."""
+  """Return the fields that hold ids; a plain mapping has none."""
   return getattr(example_spec, 'ids', {})
 
 
@@ -86,11 +86,11 @@ class EmptyClientError(ClientDataError):
 
 
 class NoEligibleClientError(ClientDataError):
-  """Raised when no client has enough examples."""
+  """Raised if no client has enough examples."""
 
 
 def client_spec(example_spec: ExampleSpec) -> collections.OrderedDict[str, Any]:
-  """Returns the structure of `tf.TensorSpec` of one client's value."""
+  """Return the structure of `tf.TensorSpec` of one client's value."""
   spec = collections.OrderedDict(
     examples=map_fields(
       lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), example_spec
@@ -107,9 +107,9 @@ def client_spec(example_spec: ExampleSpec) -> collections.OrderedDict[str, Any]:
 
 
 def map_fields(fn: Callable[..., Any], *structures: Any) -> Any:
-  """Maps over nested ordered dicts, keeping their order of fields.
+  """Map over nested ordered dicts, keeping their order of fields.
 
-  `tf.nest` sorts keys when it flattens; a computation's fields have an order.
+  `tf.nest` sorts keys when it flattens; a computation's fields are ordered.
   """
   first = structures[0]
   if isinstance(first, Mapping):
@@ -124,17 +124,17 @@ def map_fields(fn: Callable[..., Any], *structures: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-  """A value in a message: its beginning, if it is long."""
+  """Format a value for messages, shortened if it is long."""
   if isinstance(value, np.generic):
-    value = value.item()  # As users write it: NumPy 2 names its types.
+    value = value.item()  # As in users' code: NumPy 2 shows its types.
   try:
     return f'{value!r:.80}'
-  except ValueError:  # Of integers, Python writes some thousand digits at most.
+  except ValueError:  # Python limits the digits of integers in text.
     return f'an integer of {value.bit_length():,} bits'
 
 
 def _example(place: int) -> str:
-  """What messages call an example."""
+  """Name an example in messages."""
   return f'example {place}'
 
 
@@ -145,9 +145,9 @@ def check_array(
   ids: Sequence[id_ranges.IdRange] = (),
   which: Callable[[int], str] = _example,
 ) -> np.ndarray:
-  """Returns examples as an array of the spec's dtype, or says what is wrong.
+  """Return examples as an array of the spec's dtype, or raise an error.
 
-  Where an example is an array of one number, plain numbers will do, as in
+  If an example is an array of one number, plain numbers are accepted, as in
   Keras.
 
   Args:
@@ -155,11 +155,11 @@ def check_array(
     spec: Shape and dtype of one example.
     where: Names the field and its client in error messages.
     ids: The ranges in which ids must lie.
-    which: Names an example by its place.
+    which: Names an example by its index.
 
   Raises:
-    ClientDataError: For another shape, a dtype that would lose information, a
-      value that is not finite, or an id that there is not.
+    ClientDataError: For a wrong shape, a dtype that would lose information, a
+      value that is not finite, or an id out of range.
   """
   try:
     array = np.asarray(array)
@@ -218,16 +218,16 @@ def check_ids(
   where: str,
   which: Callable[[int], str] = _example,
 ) -> None:
-  """Checks that ids lie in their ranges.
+  """Check that ids lie in their ranges.
 
   Args:
     array: Values of one field, `[examples, ...]`.
     ids: The ranges.
     where: Names the field and its client in error messages.
-    which: Names an example by its place.
+    which: Names an example by its index.
 
   Raises:
-    ClientDataError: For an id that there is not.
+    ClientDataError: For an id out of range.
   """
   for limits in ids:
     outside = limits.first_outside(array)
@@ -247,18 +247,18 @@ def check_fields(
   name_of: Callable[[str], str] | None = None,
   which: Callable[[int], str] = _example,
 ) -> Any:
-  """Checks every field of some examples; ones stand in for missing weights.
+  """Check every field of examples; missing weights become ones.
 
   Args:
     fields: Field to its values.
-    example_spec: What an example consists of.
-    where: Names what holds the fields in error messages.
+    example_spec: Spec of one example.
+    where: Names the source of the fields in error messages.
     name_of: From the path of a field to its name in messages; `where` and the
       path by default.
-    which: Names an example by its place in messages.
+    which: Names an example by its index in messages.
 
   Raises:
-    ClientDataError: If a field is missing, is not read or cannot be used.
+    ClientDataError: If a field is missing, unknown or unusable.
   """
   ids = ids_of(example_spec)
   missing = [n for n in example_spec if n not in fields and n != 'weight']
@@ -306,7 +306,7 @@ def check_fields(
 def _check_names(
   what: str, found: Iterable[Any], known: Mapping[str, Any], where: str
 ) -> None:
-  """Refuses names that are not read: they may be misspelt."""
+  """Refuse unknown names, which may be misspelt."""
   wrong = spelling.unknown(what, found, known)
   if wrong:
     raise ClientDataError(
@@ -315,14 +315,14 @@ def _check_names(
 
 
 def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-  """Checks that examples which were packed are those that are read.
+  """Check that packed examples match the spec of their reader.
 
   Args:
-    found: What an example consisted of when it was packed.
-    wanted: What it must consist of.
+    found: Spec of the packed examples.
+    wanted: Spec that the reader requires.
 
   Raises:
-    ClientDataError: If a field is missing, unread, or another.
+    ClientDataError: If a field is missing, unread, or different.
   """
   packed, read = dict(leaves(found)), dict(leaves(wanted))
   complaints = [

@@ -1,4 +1,4 @@
-"""Fields of examples that hold ids: of the rows of tables, of classes."""
+"""Fields of examples that hold ids, of table rows or of classes."""
 
 from collections.abc import Mapping
 import math
@@ -8,17 +8,16 @@ import numpy as np
 
 
 class IdRange(NamedTuple):
-  """What a field may hold that is read as an id: 0 to `size` - 1.
+  """Values that a field of ids may hold: 0 to `size` - 1.
 
   Attributes:
-    size: How many ids there are; None where each client has as many as it
-      needs.
-    what: Whose ids, for messages: `table 'items' has 500 rows`.
-    elements: Which elements of an example are ids, by their place when it is
-      flat; all by default.
+    size: Number of ids; None if each client has as many as it needs.
+    what: Description of the ids, for messages: `table 'items' has 500 rows`.
+    elements: Indices, in a flattened example, of the elements that are ids; all
+      by default.
     ignored: A further value that a field may hold.
-    is_local: Whether each client has a table of so many rows.
-    table: The variable whose rows these are, where `size` is None.
+    is_local: True if each client has a table of this many rows.
+    table: The variable whose rows these are, if `size` is None.
   """
 
   size: int | None
@@ -29,7 +28,7 @@ class IdRange(NamedTuple):
   table: str = ''
 
   def values(self, array: np.ndarray) -> np.ndarray:
-    """The elements of examples that are ids, `[examples, ids of each]`.
+    """Return the elements of examples that are ids, `[examples, ids of each]`.
 
     Args:
       array: Values of the field, `[examples, ...]`.
@@ -38,13 +37,13 @@ class IdRange(NamedTuple):
     return values if self.elements is None else values[:, list(self.elements)]
 
   def first_outside(self, array: np.ndarray) -> tuple[int, Any] | None:
-    """Finds the first example with another value, and that value.
+    """Find the first example with a value outside, and that value.
 
     Args:
       array: Values of the field, `[examples, ...]`.
     """
     values = self.values(array)
-    # A fraction is cut off, so that -0.5 is 0.
+    # Fractions are truncated, so -0.5 counts as 0.
     outside = values <= -1
     if self.size is not None:
       outside |= values >= self.size
@@ -56,7 +55,7 @@ class IdRange(NamedTuple):
     return int(example), values[example, place]
 
   def advice(self, value: Any) -> str:
-    """Says what to do about a value outside of the range."""
+    """Return advice on a value outside the range."""
     if self.size is not None and value >= self.size:
       return (
         'If ids start at 1, let them start at 0; otherwise build it larger.'
@@ -73,13 +72,13 @@ Ids: TypeAlias = Mapping[str, tuple[IdRange, ...]]
 def client_sized(
   ids: Ids,
 ) -> dict[str, dict[str, tuple[IdRange, ...]]]:
-  """The tables that have as many rows as a client needs.
+  """Return the tables that are sized per client.
 
   Args:
-    ids: Which fields hold ids.
+    ids: The fields that hold ids.
 
   Returns:
-    Variable name to path of a field to those of its elements that name rows.
+    Variable name to path of a field to the ranges of its ids of rows.
   """
   found: dict[str, dict[str, tuple[IdRange, ...]]] = {}
   for path, ranges in ids.items():

@@ -1,4 +1,4 @@
-"""Populations made of dictionaries, arrays, data frames, TFF's data sets."""
+"""Populations from dictionaries, arrays, data frames and TFF's data sets."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import os
@@ -48,9 +48,9 @@ def pack(
   capacities: Sequence[int] | None = None,
   num_rows: table_rows.NumRows | None = None,
 ) -> Population:
-  """Pads every client's arrays to one of a few capacities.
+  """Pad every client's arrays to one of a few capacities.
 
-  Test examples that lie apart from those to train on go in as `query`:
+  Separate test examples are given as `query`:
 
       process = build_fed_rep(model, ...)
       measure = build_fed_rep_eval(model, split=tff_partial.splits.by_mark())
@@ -58,24 +58,24 @@ def pack(
       test = tff_partial.pack(train, measure.example_spec, query=test)
 
   Args:
-    clients: Client id to its examples: fields `x`, `y`, perhaps `weight` and
-      others, arrays `[examples, ...]`; the inputs of a model that has several
-      by their own names beside `y`; a tuple `(x, y)` or `(x, y, weight)`; a
-      data frame of such columns; or a `tf.data.Dataset` of these.
-    example_spec: What one example consists of: `process.example_spec`.
+    clients: Client id to its examples: fields `x`, `y`, optionally `weight` and
+      others, arrays `[examples, ...]`; several inputs of a model by their own
+      names next to `y`; a tuple `(x, y)` or `(x, y, weight)`; a data frame of
+      such columns; or a `tf.data.Dataset` of these.
+    example_spec: Spec of one example: `process.example_spec`.
     query: Client id to the fields of its query examples, which
-      `splits.by_mark()` tells from those in `clients`. A client that is in one
-      of the two alone has no examples of the other.
-    min_examples: Clients with fewer are left out and counted in the log; at 0
-      none is, and clients without examples send nothing; by
-      default none is, and an empty client is an error.
-    capacities: Sizes to pad to; few good ones by default.
-    num_rows: Client id to name of a table of the clients' own sizes, such as
-      `user/embeddings`, to how many rows the client needs, where its other
-      examples will name more than these.
+      `splits.by_mark()` separates from those in `clients`. A client may be in
+      only one of the two.
+    min_examples: Clients with fewer are left out and counted in the log. If 0,
+      all are kept, and clients without examples send nothing; by default all
+      are kept, and an empty client is an error.
+    capacities: Sizes to pad to; a few suitable ones by default.
+    num_rows: Client id to name of a table sized per client, such as
+      `user/embeddings`, to the number of rows that the client needs, if its
+      other examples name more than these.
 
   Raises:
-    ClientDataError: For a field that is missing or not read, a wrong shape or
+    ClientDataError: For a field that is missing or unknown, a wrong shape or
       dtype, or a value that is not finite; the message names client, field and
       example.
   """
@@ -100,7 +100,7 @@ def _marked(
   query: Mapping[str, Any],
   example_spec: examples.ExampleSpec,
 ) -> dict[str, Any]:
-  """Clients with both kinds of examples, told apart by a mark."""
+  """Return clients with both kinds of examples, marked."""
   if splits.MARK not in example_spec:
     raise examples.ClientDataError(
       f'query: an example has no field {splits.MARK!r}, by which query '
@@ -136,24 +136,24 @@ def from_arrays(
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Makes clients of one data set and a partition of it.
+  """Make clients from one data set and a partition of it.
 
       spec = process.example_spec
       partition = tff_partial.partitions.dirichlet(y, 100, alpha=0.3)
       clients = tff_partial.from_arrays({'x': x, 'y': y}, partition, spec)
 
   Args:
-    fields: `x`, `y`, perhaps `weight` and others: arrays `[examples, ...]` of
-      all clients together, in any form that `pack` takes of a client.
-    partition: Client id to the places of its examples, int `[examples]`; see
+    fields: `x`, `y`, optionally `weight` and others: arrays `[examples, ...]`
+      of all clients together, in any form that `pack` takes for a client.
+    partition: Client id to the indices of its examples, int `[examples]`; see
       `partitions`.
-    example_spec: What one example consists of: `process.example_spec`.
+    example_spec: Spec of one example: `process.example_spec`.
     min_examples: As for `pack`.
-    capacities: Sizes to pad to; few good ones by default.
+    capacities: Sizes to pad to; a few suitable ones by default.
 
   Raises:
-    ClientDataError: For fields that `pack` would refuse, or places where there
-      is no example.
+    ClientDataError: For fields that `pack` would refuse, or indices out of
+      range.
   """
   where = 'The data set'
   flat = examples.check_fields(
@@ -206,9 +206,9 @@ def from_pandas(
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Makes clients of the rows of a data frame.
+  """Make clients from the rows of a data frame.
 
-  Columns may be of any type of pandas that holds numbers, strings to encode, or
+  Columns may be of any pandas type that holds numbers, strings to encode, or
   datetimes to sort by:
 
       frame = pd.DataFrame({
@@ -237,34 +237,33 @@ def from_pandas(
       clients.vocabularies['item'].decode([0])  # ['Alien']
 
   Args:
-    frame: A pandas data frame with one row an example, or the name of a file of
-      Parquet that holds one.
-    example_spec: What one example consists of: `process.example_spec`.
-    client_id: The column that says whose example it is.
-    inputs: The column of the model's input; or several, of numbers that are
-      joined to one vector; or input name to these.
+    frame: A pandas data frame with one example per row, or the name of a
+      Parquet file that holds one.
+    example_spec: Spec of one example: `process.example_spec`.
+    client_id: The column of client ids.
+    inputs: The column of the model's input; or several columns of numbers, to
+      join to one vector; or input name to these.
     labels: The column of the labels.
     weight: The column of the examples' weights, if they differ.
-    fields: Further field to column, for splits that ask for one.
+    fields: Further field to column, for splits that require one.
     time: The column, numbers or datetimes, by which each client's examples are
-      sorted, so that splits such as `splits.halves` train on the past; they
-      keep the frame's order by default. Where a split asks for a field `time`
-      that is not among `fields`, it is this column. Datetimes become
+      sorted, so that splits such as `splits.halves` train on the past; by
+      default they keep the frame's order. It is also the field `time`, if a
+      split requires one that is not among `fields`. Datetimes become
       nanoseconds since 1970.
     encode: Columns whose values, such as names of items, are replaced by ids:
       their sorted values are numbered from 0. Or column to `Vocabulary`, such
-      as the `vocabularies` of the training clients: values that it does not
-      have are refused, unless it has an id for them, as
-      `Vocabulary(values, unseen=True)` has.
-    missing: What becomes of rows that lack a value (None, NaN, NaT or NA) in
-      one of the columns above: 'refuse', with the first one's label, or 'drop'.
-      What was dropped is logged as a warning, and is `clients.dropped`.
+      as the `vocabularies` of the training clients: unknown values are refused,
+      unless it has an id for them, as in `Vocabulary(values, unseen=True)`.
+    missing: Treatment of rows that lack a value (None, NaN, NaT or NA) in one
+      of the columns above: 'refuse', with the first one's label, or 'drop'.
+      Dropped rows are logged as a warning, and are in `clients.dropped`.
     min_examples: Clients with fewer are left out and counted in the log.
-    capacities: Sizes to pad to; few good ones by default.
+    capacities: Sizes to pad to; a few suitable ones by default.
 
   Raises:
-    ClientDataError: For a column that is not there, lacks values, or holds
-      what the model cannot read.
+    ClientDataError: For a column that is missing, lacks values, or holds values
+      that the model cannot read.
   """
   if isinstance(frame, str | os.PathLike):
     frame = data_frames.read_parquet(frame)
@@ -339,7 +338,7 @@ def from_pandas(
 def _input_columns(
   spec: Any, inputs: str | list[str] | Mapping[str, str | list[str]]
 ) -> dict[str, str | list[str]]:
-  """Path of each of the model's inputs, such as `x.item`, to its columns."""
+  """Return the path of each input, such as `x.item`, and its columns."""
   if isinstance(inputs, Mapping) != isinstance(spec, Mapping) or (
     isinstance(inputs, Mapping) and set(spec) - set(inputs)
   ):
@@ -362,7 +361,7 @@ def _input_columns(
 
 
 def _names(encode: str | Iterable[str]) -> list[str]:
-  """The columns that are to be encoded."""
+  """Return the columns to encode."""
   return [encode] if isinstance(encode, str) else list(encode)
 
 
@@ -375,16 +374,16 @@ def from_tff(
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Reads clients of a `tff.simulation.datasets.ClientData` into memory.
+  """Read clients of a `tff.simulation.datasets.ClientData` into memory.
 
   Args:
     client_data: The data set of all clients, of single examples.
-    example_spec: What one example consists of: `process.example_spec`.
+    example_spec: Spec of one example: `process.example_spec`.
     to_fields: From an example of the data set to the fields `x`, `y`, ...; by
       default an example is a mapping with these keys or a pair `(x, y)`.
     client_ids: The clients to read; all by default.
     min_examples: Clients with fewer are left out and counted in the log.
-    capacities: Sizes to pad to; few good ones by default.
+    capacities: Sizes to pad to; a few suitable ones by default.
 
   Raises:
     ClientDataError: As for `pack`.
@@ -407,14 +406,14 @@ def from_tff(
   )
 
 
-# What labels are called.
+# Common names of labels.
 _LABELS = ('y', 'label', 'labels', 'target', 'targets')
 
 
 def _check_element(
   client: str, element: Any, example_spec: examples.ExampleSpec
 ) -> None:
-  """Says how examples become fields if theirs are called otherwise."""
+  """Suggest `to_fields` if examples have fields of other names."""
   if not isinstance(element, Mapping):
     return
   found = client_forms.as_fields(element, example_spec, f'Client {client!r}')
@@ -438,18 +437,18 @@ def from_leaf(
   min_examples: int | None = None,
   capacities: Sequence[int] | None = None,
 ) -> Population:
-  """Reads clients of files of JSON as the LEAF benchmark writes them.
+  """Read clients from JSON files in the format of the LEAF benchmark.
 
   Args:
     path: A file with `users` and their `user_data`, or a folder of such files.
-    example_spec: What one example consists of: `process.example_spec`.
-    to_fields: From a client's `user_data`, lists by name, to what `pack` takes;
-      `x` and `y` as they are by default.
+    example_spec: Spec of one example: `process.example_spec`.
+    to_fields: From a client's `user_data`, lists by name, to an argument of
+      `pack`; by default it is used unchanged.
     min_examples: As for `pack`.
-    capacities: Sizes to pad to; few good ones by default.
+    capacities: Sizes to pad to; a few suitable ones by default.
 
   Raises:
-    ClientDataError: As for `pack`, or if files are not of this form.
+    ClientDataError: As for `pack`, or if files have another format.
   """
   clients: dict[str, Any] = {}
   for client, given in client_forms.leaf_clients(path):

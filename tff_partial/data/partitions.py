@@ -1,13 +1,13 @@
-"""Partitions: which client has which examples of one data set.
+"""Partitions of one data set among clients.
 
-Everything here is about places in arrays; the arrays stay where they are. A
-partition maps a client's id to the places of its examples, and
-`tff_partial.from_arrays` makes clients of it:
+Everything here works on indices into arrays, which are not copied. A partition
+maps a client's id to the indices of its examples, and `tff_partial.from_arrays`
+makes clients from it:
 
     partition = tff_partial.partitions.dirichlet(y, 100, alpha=0.3, seed=0)
     clients = tff_partial.from_arrays({'x': x, 'y': y}, partition, spec)
 
-Each example goes to exactly one client, and the same seed gives the same
+Each example belongs to exactly one client, and the same seed gives the same
 partition everywhere.
 """
 
@@ -19,21 +19,21 @@ import numpy as np
 from tff_partial import errors
 from tff_partial import random_bits
 
-# Client to the places of its examples, int `[examples of the client]`.
+# Client to the indices of its examples, int `[examples of the client]`.
 Partition: TypeAlias = dict[str, np.ndarray]
 
 
 class PartitionError(errors.UserError, ValueError):
-  """Raised for examples that cannot be divided as asked."""
+  """Raised for examples that cannot be divided as requested."""
 
 
 def iid(num_examples: int, num_clients: int, *, seed: int = 0) -> Partition:
-  """Gives each client as many examples, drawn from all alike.
+  """Give clients equally many examples, drawn uniformly.
 
   Args:
-    num_examples: How many examples there are.
-    num_clients: How many clients there are.
-    seed: Draws who gets which.
+    num_examples: Number of examples.
+    num_clients: Number of clients.
+    seed: Seed of the assignment.
 
   Raises:
     PartitionError: If there are more clients than examples.
@@ -51,21 +51,21 @@ def dirichlet(
   min_examples: int = 1,
   seed: int = 0,
 ) -> Partition:
-  """Divides each label among all clients by shares from a Dirichlet.
+  """Divide each label among all clients by shares from a Dirichlet.
 
-  Large `alpha` gives clients the same mixture of labels, small ones one or two
-  labels each (Yurochkin et al., ICML 2019). Clients differ in size, too.
+  A large `alpha` gives clients the same mixture of labels, a small one only one
+  or two labels each (Yurochkin et al., ICML 2019). Clients also differ in size.
 
   Args:
-    labels: `[examples]`, integers or texts.
-    num_clients: How many clients there are.
+    labels: `[examples]`, integers or strings.
+    num_clients: Number of clients.
     alpha: The concentration, above 0.
-    min_examples: What the draw leaves with fewer gets more, one at a time, of
-      whoever has the most; 0 leaves clients without examples as they are.
-    seed: Draws shares and examples.
+    min_examples: Clients drawn with fewer get more, one at a time, from the
+      client with the most; 0 allows clients without examples.
+    seed: Seed of shares and examples.
 
   Raises:
-    PartitionError: If a number makes no sense, or there are too few examples.
+    PartitionError: If a number is invalid, or there are too few examples.
   """
   labels = _checked_labels(labels)
   if not 0.0 < alpha < float('inf'):
@@ -90,7 +90,7 @@ def dirichlet(
 
 
 def _level(held: list[np.ndarray], least: int) -> None:
-  """Moves single examples from the largest clients to those with too few."""
+  """Move single examples from the largest clients to those with too few."""
   for place, mine in enumerate(held):
     while len(mine) < least:
       most = max(range(len(held)), key=lambda other: len(held[other]))
@@ -101,16 +101,16 @@ def _level(held: list[np.ndarray], least: int) -> None:
 def shards(
   labels: Any, num_clients: int, shards_per_client: int = 2, *, seed: int = 0
 ) -> Partition:
-  """Sorts examples by label, cuts them into shards, and deals these out.
+  """Sort examples by label, cut them into shards, and distribute these.
 
   So most clients have examples of few labels (McMahan et al., AISTATS 2017).
 
   Args:
-    labels: `[examples]`, integers or texts.
-    num_clients: How many clients there are.
-    shards_per_client: How many shards each gets; shards differ in size by one
-      example at most.
-    seed: Draws which shards, and which examples of a label they hold.
+    labels: `[examples]`, integers or strings.
+    num_clients: Number of clients.
+    shards_per_client: Number of shards of each; shards differ in size by at
+      most one example.
+    seed: Seed of the shards' contents and of their assignment.
 
   Raises:
     PartitionError: If there are more shards than examples.
@@ -140,27 +140,28 @@ def by_label(
   min_examples: int = 1,
   seed: int = 0,
 ) -> Partition:
-  """Gives each client examples of a few labels only, and different sizes.
+  """Give clients different numbers of examples of a few labels each.
 
   As in the experiments of pFedMe (Dinh et al., NeurIPS 2020), client i has the
-  labels i, i + 1, ... of all, around the clock, and its sizes are drawn from a
-  lognormal distribution. The examples of a label are shared out without rest
-  among those who hold it: as many to each as is the least, and all others in
-  proportion to their draws. pFedMe draws with a deviation of 2 of the logarithm
-  and then adds a constant; 0.5 without a constant comes to a like spread,
-  largest to smallest about three to one.
+  labels i, i + 1, ..., modulo their number, and its sizes are drawn from a
+  lognormal distribution. All examples of a label are divided among the clients
+  that hold it: `min_examples` to each, and the others in proportion to their
+  draws. pFedMe draws with a deviation of 2 of the logarithm and then adds a
+  constant; 0.5 without a constant gives a similar spread, a ratio of largest to
+  smallest of about three.
 
   Args:
-    labels: `[examples]`, integers or texts.
-    num_clients: How many clients there are. With fewer than there are labels,
-      examples of labels that no client holds are left out.
-    labels_per_client: How many labels each holds.
-    size_deviation: Of the logarithm of the shares; 0 gives equal ones.
-    min_examples: The least examples of each of its labels that a client gets.
-    seed: Draws shares and examples.
+    labels: `[examples]`, integers or strings.
+    num_clients: Number of clients. If there are fewer than labels, examples of
+      labels that no client holds are left out.
+    labels_per_client: Number of labels of each.
+    size_deviation: Standard deviation of the shares' logarithm; 0 for equal
+      shares.
+    min_examples: Minimum number of a client's examples of each of its labels.
+    seed: Seed of shares and examples.
 
   Raises:
-    PartitionError: If a number makes no sense, or there are too many clients.
+    PartitionError: If a number is invalid, or there are too many clients.
   """
   labels = _checked_labels(labels)
   known = np.unique(labels)
@@ -201,12 +202,12 @@ def by_label(
 
 
 def by_owner(owners: Any, *, seed: int = 0) -> Partition:
-  """Gives each owner, such as a writer or a speaker, what is its own.
+  """Give each owner, such as a writer or a speaker, its own examples.
 
   Args:
-    owners: `[examples]`, integers or texts: whose each example is. As texts
-      they are the clients' ids.
-    seed: Draws the order of each client's examples.
+    owners: `[examples]`, integers or strings: the owner of each example. As
+      strings they are the clients' ids.
+    seed: Seed of the order of each client's examples.
   """
   owners = _checked_labels(owners, 'owners')
   order = np.argsort(owners, kind='stable')
@@ -220,7 +221,7 @@ def by_owner(owners: Any, *, seed: int = 0) -> Partition:
 
 
 def limit(partition: Partition, most: int | None) -> Partition:
-  """Keeps the first examples of each client; all if `most` is None."""
+  """Keep the first examples of each client; all if `most` is None."""
   return {client: places[:most] for client, places in partition.items()}
 
 
@@ -231,26 +232,26 @@ def split_examples(
   *,
   labels: Any = None,
 ) -> list[Partition]:
-  """Divides the examples of each client into parts, in their order.
+  """Divide the examples of each client into parts, in their order.
 
-  Of n examples a part ends at n times the summed fractions up to it, rounded
-  down, but the first part has at least one.
+  Of n examples a part ends at n times the cumulative fraction, rounded down,
+  but the first part has at least one.
 
   Args:
-    partition: What to divide.
-    fractions: A share for each part; together 1.
+    partition: The partition to divide.
+    fractions: Share of each part; they sum to 1.
     is_test: bool `[all examples]`: if given, these are the last part, and the
       others divide the rest by their shares.
-    labels: `[all examples]`, integers or texts: if given, a client's examples
-      of each label are divided alike, and the first part has one of each label
-      at least, so that no part has a label that the first has not.
+    labels: `[all examples]`, integers or strings: if given, the examples of
+      each label are divided alike, and the first part has at least one of each,
+      so that it has all labels of the other parts.
 
   Returns:
     For each part the examples of every client.
 
   Raises:
-    PartitionError: If the fractions are no shares of one whole, or both
-      `is_test` and `labels` are given.
+    PartitionError: If the fractions are not valid shares, or both `is_test` and
+      `labels` are given.
   """
   shares = _checked_fractions(fractions)
   if labels is not None:
@@ -266,7 +267,7 @@ def split_examples(
   parts: list[Partition] = [{} for _ in fractions]
   for client, places in partition.items():
     kept = places if is_test is None else places[~is_test[places]]
-    # The small number keeps a product such as 0.7 * 10 from falling below 7.
+    # A small offset keeps a product such as 0.7 * 10 from falling below 7.
     until = np.floor(len(kept) * ends + 1e-9).astype(int)
     if labels is None:
       pieces = np.split(kept, np.maximum(until, 1))
@@ -282,15 +283,15 @@ def split_examples(
 def _split_by_label(
   places: np.ndarray, ends: np.ndarray, labels: np.ndarray
 ) -> list[np.ndarray]:
-  """Divides one client's examples so that parts have like shares of labels.
+  """Divide one client's examples so that parts have similar shares of labels.
 
   Args:
-    places: Of its examples, in their order.
-    ends: Where each part but the last ends.
-    labels: Of its examples.
+    places: Indices of its examples, in their order.
+    ends: The end of each part but the last.
+    labels: Labels of its examples.
   """
-  # How far each is among those of its label, between 0 and 1; the first of each
-  # label comes before all others.
+  # Relative rank of each example in its label, between 0 and 1; the first of
+  # each label precedes all others.
   along = np.empty(len(places))
   known = np.unique(labels)
   for label in known:
@@ -305,16 +306,16 @@ def _split_by_label(
 def split_clients(
   partition: Partition, fractions: Sequence[float], *, seed: int = 0
 ) -> list[Partition]:
-  """Divides clients at random: each part has all examples of its clients.
+  """Divide clients at random: each part has all examples of its clients.
 
   Args:
-    partition: What to divide.
-    fractions: A share of the clients for each part; together 1.
-    seed: Chooses the division.
+    partition: The partition to divide.
+    fractions: Share of the clients in each part; they sum to 1.
+    seed: Seed of the division.
 
   Raises:
-    PartitionError: If the fractions are no shares of one whole, or a part would
-      have no client.
+    PartitionError: If the fractions are not valid shares, or a part would have
+      no client.
   """
   shares = _checked_fractions(fractions)
   clients = random_bits.generator(seed, 'split').permutation(sorted(partition))
@@ -333,7 +334,7 @@ def split_clients(
 
 
 def _checked_fractions(fractions: Sequence[float]) -> np.ndarray:
-  """The shares of the parts.
+  """Return the shares of the parts.
 
   Raises:
     PartitionError: If one is negative, or their sum is not 1.
@@ -351,10 +352,10 @@ def _checked_fractions(fractions: Sequence[float]) -> np.ndarray:
 
 
 def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
-  """Labels as an array of one axis.
+  """Return labels as an array of one axis.
 
   Raises:
-    PartitionError: If they are something else.
+    PartitionError: If they are not integers or strings, one per example.
   """
   array = np.asarray(labels)
   if array.ndim != 1:
@@ -373,7 +374,7 @@ def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
 
 
 def _check_clients(num_clients: int, num_examples: int, least: int = 1) -> None:
-  """Refuses more clients than there are examples for.
+  """Refuse more clients than there are examples for.
 
   Raises:
     PartitionError: If there are too many, or none.
@@ -391,7 +392,7 @@ def _check_clients(num_clients: int, num_examples: int, least: int = 1) -> None:
 def _shuffled(
   held: Iterable[Sequence[np.ndarray]], seed: int
 ) -> list[np.ndarray]:
-  """Joins what each client holds, in an order of its own."""
+  """Join each client's pieces, in a separate random order."""
   return [
     random_bits.generator(seed, 'user', client).permutation(
       np.concatenate(pieces)
@@ -401,5 +402,5 @@ def _shuffled(
 
 
 def _named(held: Sequence[np.ndarray]) -> Partition:
-  """Numbers the clients."""
+  """Return the clients with numbers as ids."""
   return {f'{client:04d}': mine for client, mine in enumerate(held)}

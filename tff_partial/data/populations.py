@@ -1,4 +1,4 @@
-"""Clients in memory, of whom a round only indexes arrays."""
+"""Clients in memory; a round only indexes their arrays."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
@@ -24,20 +24,20 @@ def concatenate(
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
 ) -> tuple[list[str], Any, np.ndarray, int]:
-  """Checks clients one by one and concatenates those with enough examples.
+  """Check clients one by one and concatenate those with enough examples.
 
   Args:
-    clients: Ids, and what `client_forms.as_fields` takes.
-    example_spec: What one example consists of.
-    min_examples: Clients with fewer are left out; at 0 none is, and clients
-      without examples send nothing. If None, these are refused.
+    clients: Ids, and examples as for `client_forms.as_fields`.
+    example_spec: Spec of one example.
+    min_examples: Clients with fewer are left out. If 0, all are kept, and
+      clients without examples send nothing. If None, these are refused.
 
   Returns:
-    The ids of the clients, nested arrays of all their examples, the offset
-    where each one's examples begin, with the end, and how many were left out.
+    The ids of the clients, nested arrays of all their examples, the offsets of
+    each client's examples, with the end, and the number of clients left out.
 
   Raises:
-    ClientDataError: For a client that cannot be used.
+    ClientDataError: For an unusable client.
   """
   ids: list[str] = []
   kept: list[Any] = []
@@ -54,13 +54,13 @@ def concatenate(
 
 @dataclasses.dataclass
 class LargeEnough:
-  """Clients with enough examples, checked one by one as they are asked for.
+  """Clients with enough examples, checked one by one during iteration.
 
   Attributes:
-    clients: Ids, and what `client_forms.as_fields` takes.
-    example_spec: What one example consists of.
+    clients: Ids, and examples as for `client_forms.as_fields`.
+    example_spec: Spec of one example.
     min_examples: See `concatenate`.
-    num_filtered: How many were left out so far.
+    num_filtered: Number of clients left out so far.
   """
 
   clients: Iterable[tuple[str, Any]]
@@ -69,10 +69,10 @@ class LargeEnough:
   num_filtered: int = 0
 
   def __iter__(self) -> Iterator[tuple[str, Any, int]]:
-    """Yields ids, nested arrays, and how many examples are in them.
+    """Yield ids, nested arrays, and numbers of examples.
 
     Raises:
-      ClientDataError: For a client that cannot be used, or if none is left.
+      ClientDataError: For an unusable client, or if none is left.
     """
     kept = 0
     for client, fields in self.clients:
@@ -90,7 +90,7 @@ class LargeEnough:
 def _checked(
   client: str, given: Any, example_spec: examples.ExampleSpec
 ) -> tuple[Any, int]:
-  """The fields of a client as nested arrays, and how many examples it has."""
+  """Return a client's fields as nested arrays, and its number of examples."""
   where = f'Client {client!r}'
   fields = client_forms.as_fields(given, example_spec, where)
   arrays = examples.check_fields(fields, example_spec, where)
@@ -104,7 +104,7 @@ def _checked(
 
 
 def no_examples(client: str) -> examples.EmptyClientError:
-  """The error for a client without examples."""
+  """Make the error for a client without examples."""
   return examples.EmptyClientError(
     f'Client {client!r} has no examples. Leave it out, or pass '
     '`min_examples` to have small clients filtered and counted (with 0 all '
@@ -113,13 +113,13 @@ def no_examples(client: str) -> examples.EmptyClientError:
 
 
 def indented(example_spec: Mapping[str, Any]) -> str:
-  """The description of examples, below that of what holds them."""
+  """Describe examples, indented below the description of their source."""
   spec = examples.ExampleSpec(example_spec, examples.ids_of(example_spec))
   return '\n'.join(f'  {line}' for line in repr(spec).splitlines())
 
 
 def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
-  """Logs how many clients were left out.
+  """Log the number of clients that were left out.
 
   Raises:
     NoEligibleClientError: If none is left.
@@ -139,7 +139,7 @@ def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
 
 
 def add_to(digest: Any, fields: Any, path: str = '') -> None:
-  """Adds nested arrays to a digest, with their names, types and shapes."""
+  """Add nested arrays to a digest, with their names, types and shapes."""
   if isinstance(fields, Mapping):
     for name, part in fields.items():
       add_to(digest, part, f'{path}/{name}')
@@ -157,16 +157,16 @@ def add_to(digest: Any, fields: Any, path: str = '') -> None:
 
 
 class Population:
-  """Clients whose examples stay in memory, padded and grouped by capacity.
+  """Clients whose examples are in memory, padded and grouped by capacity.
 
-  `pack`, `from_pandas` and `from_tff` make them (see `packing.py`).
+  `pack`, `from_pandas` and `from_tff` make populations (see `packing.py`).
 
   Attributes:
-    example_spec: What one example consists of.
-    num_filtered: Clients left out because they had too few examples.
-    vocabularies: Column of a data frame to the vocabulary by which its values
-      were encoded.
-    dropped: Which rows of a data frame were dropped because they lacked values.
+    example_spec: Spec of one example.
+    num_filtered: Number of clients left out for too few examples.
+    vocabularies: Column of a data frame to the vocabulary that encoded its
+      values.
+    dropped: Rows of a data frame that were dropped because they lacked values.
   """
 
   def __init__(
@@ -182,18 +182,18 @@ class Population:
     num_rows: table_rows.NumRows | None = None,
     dropped: data_frames.Dropped = data_frames.Dropped(),
   ):
-    """Takes over checked, concatenated examples.
+    """Take over checked, concatenated examples.
 
     Args:
       client_ids: Distinct ids, `[clients]`.
-      example_spec: What one example consists of.
+      example_spec: Spec of one example.
       flat: Arrays `[all examples, ...]` in the structure of `example_spec`.
       offsets: `[clients + 1]`: client i has examples offsets[i] to
         offsets[i+1].
-      capacities: Sizes to pad to; few good ones if None.
-      num_filtered: Clients left out before.
-      vocabularies: Column to the vocabulary by which it was encoded.
-      num_rows: How many rows clients need of tables of their own size, if more
+      capacities: Sizes to pad to; a few suitable ones if None.
+      num_filtered: Number of clients left out before.
+      vocabularies: Column to the vocabulary that encoded it.
+      num_rows: Numbers of rows of tables sized per client, if clients need more
         than their examples name.
       dropped: Rows that were dropped before.
     """
@@ -223,7 +223,7 @@ class Population:
 
   @property
   def num_examples(self) -> int:
-    """The number of real examples of all clients together."""
+    """Total number of real examples of all clients."""
     return int(self._counts.sum())
 
   def __len__(self) -> int:
@@ -246,10 +246,10 @@ class Population:
     return '\n'.join(lines)
 
   def check(self, example_spec: examples.ExampleSpec) -> None:
-    """Checks that the clients can be used where such examples are read.
+    """Check that the clients can be used with a given example spec.
 
     Raises:
-      ClientDataError: If they were packed for another model, or hold an id that
+      ClientDataError: If they were packed for another model, or have an id that
         this one does not have.
     """
     examples.check_spec(self.example_spec, example_spec)
@@ -263,7 +263,7 @@ class Population:
   def _field(
     self, bucket: buckets.Bucket, path: str
   ) -> tuple[np.ndarray, np.ndarray]:
-    """A field `[clients, capacity, ...]`, and which of it are real examples."""
+    """Return a field `[clients, capacity, ...]`, and its mask of examples."""
     array = dict(examples.leaves(bucket.resident['examples']))[path]
     count = bucket.resident['count']
     return array, np.arange(bucket.capacity) < count[:, np.newaxis]
@@ -271,7 +271,7 @@ class Population:
   def _warn_of_tables(
     self, path: str, ids: Sequence[id_ranges.IdRange]
   ) -> None:
-    """Warns, once, of a table at each client of which it reads one row."""
+    """Warn once about a local table of which each client reads one row."""
     if path in self._warned or not any(
       (limits.size or 0) > 1 for limits in ids
     ):
@@ -307,7 +307,7 @@ class Population:
   def cohort(
     self, client_ids: Sequence[str], seeds: np.ndarray
   ) -> cohorts.Cohort:
-    """Indexes the values of some clients; see `ClientSource`.
+    """Return the values of some clients, by index; see `ClientSource`.
 
     Raises:
       ClientDataError: If an id is unknown.
@@ -323,8 +323,8 @@ class Population:
     )
 
   def fingerprint(self, sample: int | None = None) -> str:
-    """Says what all examples are; see `ClientSource`."""
-    del sample  # They are at hand.
+    """Return a fingerprint of all examples; see `ClientSource`."""
+    del sample  # All examples are in memory.
     if self._fingerprint is None:
       digest = hashlib.blake2b(digest_size=16)
       for bucket in self._buckets:

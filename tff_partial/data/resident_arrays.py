@@ -1,9 +1,9 @@
-"""Arrays of clients' examples that a runtime can use where they lie.
+"""Arrays of clients' examples that a runtime can use without a copy.
 
-TensorFlow copies an array that it is given, unless it may share its memory:
-then the array must begin where vector instructions can load from. The cohort
-runtime also rounds the number of rows up. So these arrays are made with both in
-mind, and a population is in memory once.
+TensorFlow copies an array unless it can share its memory, for which the array
+must be aligned for vector instructions. The cohort runtime also rounds up the
+number of rows. These arrays allow both, so that a population is in memory only
+once.
 """
 
 import math
@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-# Above, the number of rows is rounded up by an eighth at most.
+# Above, the number of rows is rounded up by at most an eighth.
 _FEW_ROWS = 1 << 10
-# Bytes; what Eigen and XLA want of a buffer.
+# Bytes; the alignment that Eigen and XLA require of a buffer.
 _ALIGNMENT = 64
 
 
 def rounded(rows: int) -> int:
-  """A slightly larger number of rows, out of few.
+  """Round a number of rows up to one of few values.
 
-  A source that loads other clients for each cohort has another number of rows
-  each time, and each would be one more program to compile.
+  A source that loads different clients for each cohort has a different number
+  of rows each time, and each would require compiling another program.
   """
   if rows <= _FEW_ROWS:
     return 1 << max(rows - 1, 0).bit_length()
@@ -30,11 +30,10 @@ def rounded(rows: int) -> int:
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-  """Zeros, with memory behind them for a rounded number of rows.
+  """Return zeros, with memory behind them for a rounded number of rows.
 
   Args:
-    shape: Rows first. Those that are added take no memory before somebody
-      writes to them.
+    shape: Rows first. Added rows take no memory until they are written.
     dtype: Of numbers or bools; texts are objects, which cannot be shared.
   """
   dtype = np.dtype(dtype)
@@ -48,13 +47,13 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def with_room(array: np.ndarray) -> np.ndarray | None:
-  """An array with its number of rows rounded up, in the same memory.
+  """Return an array with its number of rows rounded up, in the same memory.
 
   Args:
-    array: Any array. What the rows that are added hold is undefined.
+    array: Any array. The values of added rows are undefined.
 
   Returns:
-    The larger array, or None for one that `zeros` did not make.
+    The larger array, or None if `zeros` did not make the array.
   """
   memory = array.base
   if not (

@@ -1,8 +1,8 @@
-"""Which examples a phase sees: everything, halves, support and query, by time.
+"""Selection of a phase's examples: all, halves, support and query, by time.
 
-A part chooses some of a client's examples and their order. A split is a pair of
-parts: the support set rebuilds local weights, the query set trains global ones
-or measures (section 4 of the FedRecon paper). Padding is never chosen.
+A part selects some of a client's examples and their order. A split is a pair of
+parts: the support set reconstructs local weights, the query set trains global
+ones or evaluates (section 4 of the FedRecon paper). Padding is never selected.
 """
 
 import collections
@@ -16,7 +16,7 @@ import tensorflow as tf
 from tff_partial import errors
 from tff_partial import random_bits
 
-# The field that tells query examples from others; see `by_mark`.
+# The field that marks query examples; see `by_mark`.
 MARK = 'is_query'
 
 
@@ -28,8 +28,9 @@ class Chosen(NamedTuple):
   """Some of a client's examples.
 
   Attributes:
-    order: int32 `[capacity]`: positions of the chosen examples, then anything.
-    count: int32 scalar: how many are chosen.
+    order: int32 `[capacity]`: positions of the chosen examples, then arbitrary
+      ones.
+    count: int32 scalar: number of chosen examples.
   """
 
   order: tf.Tensor
@@ -42,12 +43,12 @@ ChooseFn = Callable[[Mapping[str, Any], tf.Tensor, tf.Tensor], Chosen]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A rule by which a client chooses some of its examples.
+  """A rule that selects some of a client's examples.
 
   Attributes:
-    name: What an error message calls it.
+    name: Its name in error messages.
     choose: `(examples, count, seed) -> Chosen`, in TensorFlow.
-    fields: Fields of an example that the rule reads beside the model's own.
+    fields: Fields of an example that the rule reads in addition to the model's.
   """
 
   name: str
@@ -63,7 +64,7 @@ class Split(NamedTuple):
 
 
 def example_fields(*parts: Part) -> collections.OrderedDict[str, tf.TensorSpec]:
-  """Returns the further fields that any of the parts reads.
+  """Return the further fields that any of the parts reads.
 
   Raises:
     SplitError: If two parts read a field as different types.
@@ -93,14 +94,14 @@ def _check_share(share: float) -> None:
 
 
 def _support_size(count: tf.Tensor, share: float) -> tf.Tensor:
-  """The share of a client's examples, but at least one in either part."""
+  """Return the support set's size; neither part is empty if possible."""
   size = tf.cast(tf.round(tf.cast(count, tf.float32) * share), tf.int32)
   return tf.clip_by_value(size, tf.minimum(count, 1), tf.maximum(count - 1, 0))
 
 
-@functools.cache  # So that two phases on everything are on the same part.
+@functools.cache  # Phases on everything then have the same part.
 def everything() -> Part:
-  """All examples, in their order."""
+  """Select all examples, in their order."""
 
   def choose(
     examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
@@ -112,7 +113,7 @@ def everything() -> Part:
 
 
 def same() -> Split:
-  """Support and query are both everything (appendix D of the paper)."""
+  """Use all examples as support and query set (appendix D of the paper)."""
   return Split(everything(), everything())
 
 
@@ -122,7 +123,7 @@ def _cut(
   share: float,
   fields: Mapping[str, tf.TensorSpec],
 ) -> Split:
-  """Support is the first share of the examples in an order, query the rest."""
+  """Use the first share of the examples as support set, the rest as query."""
   _check_share(share)
 
   def support(
@@ -147,31 +148,31 @@ def _cut(
 
 
 def fraction(share: float) -> Split:
-  """The first `share` of the examples is the support set, the rest the query.
+  """Use the first `share` of the examples as support set, the rest as query.
 
-  Sizes are rounded; where there are two examples, neither part is empty.
+  Sizes are rounded; with at least two examples, neither part is empty.
 
   Raises:
-    SplitError: If the share does not lie between 0 and 1.
+    SplitError: If the share is not between 0 and 1.
   """
   return _cut(f'fraction({share})', lambda e, _: _positions(e), share, {})
 
 
 def halves() -> Split:
-  """The first half of the examples is the support set, the second the query.
+  """Use the first half of the examples as support set, the second as query.
 
-  They are halves in the order in which a client's examples were packed. With
-  `from_pandas(..., time=...)` that is the order of time.
+  They are halves in the order in which a client's examples were packed; with
+  `from_pandas(..., time=...)`, in order of time.
   """
   return fraction(0.5)
 
 
 def first(size: int, query_from: int | None = None) -> Split:
-  """The first examples are the support set, the query is what comes later.
+  """Use the first examples as support set, later ones as query.
 
   Args:
-    size: Examples of the support set, at most.
-    query_from: The place of the first query example, so that support sets of
+    size: Maximum number of examples in the support set.
+    query_from: Index of the first query example, so that support sets of
       several sizes have the same query set; by default `size`. A client with
       no more examples has an empty query set.
 
@@ -206,7 +207,7 @@ def first(size: int, query_from: int | None = None) -> Split:
 
 
 def by_time(field: str = 'time', share: float = 0.5) -> Split:
-  """The oldest `share` of the examples is the support set, the rest the query.
+  """Use the oldest `share` of the examples as support set, the rest as query.
 
   Args:
     field: A field of the examples, int64, that grows with time; equal times
@@ -214,7 +215,7 @@ def by_time(field: str = 'time', share: float = 0.5) -> Split:
     share: The support set's share.
 
   Raises:
-    SplitError: If the share does not lie between 0 and 1.
+    SplitError: If the share is not between 0 and 1.
   """
 
   def order(examples: Mapping[str, Any], count: tf.Tensor) -> tf.Tensor:
@@ -227,10 +228,10 @@ def by_time(field: str = 'time', share: float = 0.5) -> Split:
 
 
 def alternating(batch_size: int) -> Split:
-  """Batches alternate: even ones are the support set, odd ones the query.
+  """Alternate batches: even ones are the support set, odd ones the query set.
 
-  This is the split of the FedRecon authors' code. A client whose examples fill
-  no second batch has an empty query set.
+  This is the split of the FedRecon authors' code. A client without a second
+  batch has an empty query set.
 
   Args:
     batch_size: The phases' batch size, so that batches stay together.
@@ -261,10 +262,10 @@ def alternating(batch_size: int) -> Split:
 
 
 def by_mark(field: str = MARK) -> Split:
-  """Examples marked 0 are the support set, all others the query set.
+  """Use examples marked 0 as support set, all others as query.
 
-  For splits that were made beforehand, such as a user's earlier and later
-  ratings; `pack(train, spec, query=test)` marks those that lie apart.
+  For splits made beforehand, such as a user's earlier and later ratings;
+  `pack(train, spec, query=test)` marks separate data.
 
   Args:
     field: A field of the examples, int32.
@@ -292,14 +293,14 @@ def by_mark(field: str = MARK) -> Split:
 
 
 def shuffled(split: Split) -> Split:
-  """Splits a client's examples in a random order, a new one every round."""
+  """Split a client's examples in a random order, new in every round."""
 
   def shuffle(part: Part) -> Part:
     def choose(
       examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
     ) -> Chosen:
       place = _positions(examples)
-      # A wider type, in which padding comes last whatever was drawn.
+      # A wider type, in which padding always comes last.
       drawn = tf.cast(random_bits.bits(seed, tf.shape(place)), tf.int64)
       order = tf.argsort(
         tf.where(place < count, drawn, tf.constant(tf.int64.max)), stable=True

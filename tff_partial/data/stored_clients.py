@@ -1,6 +1,6 @@
-"""The files of a folder of clients, compared with checksums as they are read.
+"""Files of a folder of clients, verified with checksums when read.
 
-`client_files` says what is in them, writes them and opens them.
+`client_files` describes their content, writes them and opens them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,29 +23,29 @@ _REMEDY = 'Copy the folder anew from where it is whole, or write it anew.'
 
 
 def example_type(fields: Mapping[str, Sequence[Any]]) -> np.dtype:
-  """All fields of an example, one after another."""
+  """Return the dtype of an example, with all its fields in sequence."""
   return np.dtype(
     [(path, dtype, tuple(shape)) for path, (dtype, shape) in fields.items()]
   )
 
 
 def digest(raw: bytes = b'') -> Any:
-  """The checksum of some bytes, and of what else it is updated with."""
+  """Start a checksum with some bytes; it can be updated with more."""
   return hashlib.blake2b(raw, digest_size=SUM_TYPE.itemsize)
 
 
 def fingerprint(description: Mapping[str, Any]) -> str:
-  """Says what is in the files, from the description of them."""
+  """Return a fingerprint of the files, from their description."""
   said = {k: v for k, v in description.items() if k != 'fingerprint'}
   return digest(json.dumps(said).encode()).hexdigest()
 
 
 @contextlib.contextmanager
 def _reading(path: str) -> Iterator[None]:
-  """Says which file it is that cannot be read.
+  """Name the file that cannot be read.
 
   Raises:
-    ClientDataError: For whatever fails.
+    ClientDataError: For any failure.
   """
   try:
     yield
@@ -72,20 +72,20 @@ def _reading(path: str) -> Iterator[None]:
 
 
 class Files:
-  """The files of a folder.
+  """The files of a folder of clients.
 
   Attributes:
     folder: The folder.
     fields: Type and shape of each field by its path.
-    fingerprint: Says what is in the files.
+    fingerprint: Fingerprint of the files.
     ids: Bytes `[clients]`, ascending.
   """
 
   def __init__(self, folder: str):
-    """Opens them.
+    """Open the files.
 
     Raises:
-      ClientDataError: If there are none, or they are damaged.
+      ClientDataError: If they are missing or damaged.
     """
     self.folder = folder
     with _reading(self._path(DESCRIPTION)):
@@ -114,15 +114,14 @@ class Files:
         )
     with _reading(self._path(EXAMPLES)):
       self._check_size(EXAMPLES, size * self._example.itemsize)
-      # It is read, and not mapped: what the system keeps of it then does not
-      # count as memory of this process.
+      # Not mapped, so that cached pages do not count as memory of this process.
       self._examples = open(self._path(EXAMPLES), 'rb', buffering=0)
 
   def _path(self, name: str) -> str:
     return os.path.join(self.folder, name)
 
   def _description(self) -> dict[str, Any]:
-    """What `clients.json` says."""
+    """Read and check `clients.json`."""
     with open(self._path(DESCRIPTION), encoding='utf-8') as file:
       found = json.load(file)
     if found['version'] != VERSION:
@@ -142,7 +141,7 @@ class Files:
       raise ValueError(f'it has {found:,} bytes in place of {size:,}')
 
   def _table(self, name: str, kind: np.dtype, shape: Sequence[int]) -> Any:
-    """Opens and checks a table."""
+    """Open and check a table."""
     with _reading(self._path(name)):
       self._check_size(name, math.prod(shape) * kind.itemsize)
       with open(self._path(name), 'rb') as file:
@@ -155,22 +154,22 @@ class Files:
       raise ValueError('it is not as it was written')
 
   def check_examples(self) -> None:
-    """Reads all examples, whether or not clients take part.
+    """Read and check all examples.
 
     Raises:
-      ClientDataError: If they are not those that were written.
+      ClientDataError: If they are damaged.
     """
     with _reading(self._examples.name):
       self._examples.seek(0)
       self._check_whole(EXAMPLES, self._examples)
 
   def client_ids(self) -> tuple[str, ...]:
-    """All ids, ascending by their bytes."""
+    """Return all ids, ascending by their bytes."""
     with _reading(self._path(IDS)):
       return tuple(name.decode() for name in self.ids.tolist())
 
   def _places(self, clients: Sequence[str]) -> np.ndarray:
-    """The places of some clients in the tables, `[clients]`.
+    """Return the indices of clients in the tables, `[clients]`.
 
     Raises:
       ClientDataError: If there is no such client.
@@ -187,7 +186,7 @@ class Files:
     return places
 
   def num_examples(self, clients: Sequence[str]) -> np.ndarray:
-    """How many examples some clients have, int64 `[clients]`.
+    """Return clients' numbers of examples, int64 `[clients]`.
 
     Raises:
       ClientDataError: If there is no such client.
@@ -195,11 +194,10 @@ class Files:
     return np.diff(self._ranges[self._places(clients)])[:, 0]
 
   def read(self, clients: Sequence[str]) -> np.ndarray:
-    """The examples of some clients, one after another; each has all fields.
+    """Read the examples of clients in sequence, with all fields.
 
     Raises:
-      ClientDataError: If there is no such client, or its examples are not those
-        that were written.
+      ClientDataError: If there is no such client, or its examples are damaged.
     """
     places = self._places(clients)
     file, size = self._examples.fileno(), self._example.itemsize

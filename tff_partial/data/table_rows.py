@@ -1,4 +1,4 @@
-"""How many rows clients need of the tables that have their own size."""
+"""Numbers of rows that clients need of the tables sized per client."""
 
 from collections.abc import Collection, Mapping, Sequence
 import numbers
@@ -9,7 +9,7 @@ import numpy as np
 from tff_partial.data import examples
 from tff_partial.data import id_ranges
 
-# Client id to name of a table to how many rows it has.
+# Client id to name of a table to number of rows.
 NumRows: TypeAlias = Mapping[str, Mapping[str, int]]
 
 
@@ -20,22 +20,22 @@ def count(
   offsets: np.ndarray,
   num_rows: NumRows | None = None,
 ) -> dict[str, np.ndarray]:
-  """Counts the rows that clients' examples name.
+  """Count the rows that clients' examples name.
 
   Args:
-    example_spec: What one example consists of.
+    example_spec: Spec of one example.
     client_ids: Ids, `[clients]`.
     flat: Nested arrays `[all examples, ...]`.
     offsets: `[clients + 1]`: client i has examples offsets[i] to offsets[i+1].
-    num_rows: What clients need besides, such as rows that only examples held
-      out for tests name.
+    num_rows: Numbers of rows that clients need, if more, for instance because
+      of held-out test examples.
 
   Returns:
     Name of a table to the number of rows of each client, int64 `[clients]`.
 
   Raises:
-    ClientDataError: If fewer rows are said than examples name, those of an
-      unknown table, or what is no number of rows.
+    ClientDataError: If `num_rows` has fewer rows than examples name, an unknown
+      table, or an invalid number.
   """
   fields = dict(examples.leaves(flat))
   found = {}
@@ -45,7 +45,7 @@ def count(
     counts = np.zeros([len(client_ids)], np.int64)
     for path, ranges in paths.items():
       for ids in ranges:
-        # Wide enough for -1, too, where there is nothing.
+        # Wide enough for -1, too, where there are no values.
         values = ids.values(fields[path]).astype(np.int64)
         largest = values.max(axis=1, initial=-1) + 1
         is_filled = np.diff(offsets) > 0
@@ -58,7 +58,7 @@ def count(
 
 
 def _check(num_rows: NumRows, tables: Collection[str]) -> None:
-  """Refuses numbers of rows that belong to no table."""
+  """Refuse numbers of rows of unknown tables."""
   for client, said in num_rows.items():
     where = f'Client {client!r}: num_rows'
     if not isinstance(said, Mapping):
@@ -84,7 +84,7 @@ def _at_least(
   client_ids: Sequence[str],
   num_rows: NumRows | None,
 ) -> np.ndarray:
-  """The rows that are said, where any are."""
+  """Return the given numbers of rows, or else the counts; refuse smaller."""
   if num_rows is None:
     return counts
   said = np.array(

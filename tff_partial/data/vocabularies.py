@@ -1,4 +1,4 @@
-"""Vocabularies: which id stands for which value, such as an item's name."""
+"""Vocabularies: mappings between ids and values, such as items' names."""
 
 from collections.abc import Iterable, Mapping
 import contextlib
@@ -14,7 +14,7 @@ import numpy as np
 
 from tff_partial import errors
 
-# Holds the vocabularies of a run or an export, in its folder.
+# File of the vocabularies of a run or an export, in its folder.
 FILE = 'vocabularies.json'
 
 
@@ -23,14 +23,14 @@ class VocabularyError(errors.UserError, ValueError):
 
 
 def _is_missing(value: Any) -> bool:
-  """Whether pandas or NumPy take a value for a missing one."""
+  """Return true for a value that pandas or NumPy treat as missing."""
   if value is None or type(value).__name__ in ('NAType', 'NaTType'):
     return True
   return isinstance(value, float) and value != value
 
 
 class Vocabulary:
-  """Numbers values from 0, in their order.
+  """A numbering of values from 0, in their order.
 
       items = Vocabulary(frame['item'])
       tf.keras.layers.Embedding(len(items), 16)
@@ -38,25 +38,25 @@ class Vocabulary:
       items.decode([17, 4])
 
   With `unseen=True` id 0 is a row like any other, as with one out-of-vocabulary
-  index of Keras's `StringLookup`. It keeps its first values unless some
-  examples in training name it, and `top_n` never returns it.
+  index of Keras's `StringLookup`. It keeps its first values unless training
+  examples name it, and `top_n` never returns it.
 
   Attributes:
     values: The distinct values, in the order of their ids.
-    unseen: Whether id 0 stands for every value that is not among them, so that
-      theirs begin with 1.
+    unseen: True if id 0 is reserved for all other values, so that ids of
+      `values` start from 1.
   """
 
   def __init__(self, values: Iterable[Any], *, unseen: bool = False):
-    """Collects the distinct values.
+    """Collect the distinct values.
 
     Args:
       values: Values of one type; a column of a data frame, for instance.
-      unseen: Whether id 0 stands for every other value.
+      unseen: True to reserve id 0 for all other values.
 
     Raises:
-      VocabularyError: If there are no values, or some are missing or of several
-        types.
+      VocabularyError: If there are no values, or some are missing or of
+        different types.
     """
     distinct = set(values)
     if not distinct or any(map(_is_missing, distinct)):
@@ -75,7 +75,7 @@ class Vocabulary:
     self.unseen = unseen
 
   def __len__(self) -> int:
-    """How many ids there are."""
+    """Return the number of ids."""
     return len(self.values) + self.unseen
 
   def __eq__(self, other: object) -> bool:
@@ -100,15 +100,15 @@ class Vocabulary:
     return {v: i for i, v in enumerate(self.values, int(self.unseen))}
 
   def encode(self, values: Iterable[Any]) -> np.ndarray:
-    """Returns the ids of values, int64; -1 for one that has none."""
+    """Return the ids of values, int64; -1 for a value without one."""
     other = 0 if self.unseen else -1
     return np.array([self._id_of.get(v, other) for v in values], np.int64)
 
   def decode(self, ids: Iterable[int]) -> list[Any]:
-    """Returns the values of ids; None for that of all unseen values.
+    """Return the values of ids; None for the id of unseen values.
 
     Raises:
-      VocabularyError: For an id that there is not.
+      VocabularyError: For an id out of range.
     """
     decoded = []
     for number in ids:
@@ -121,7 +121,7 @@ class Vocabulary:
     return decoded
 
   def to_json(self) -> dict[str, Any]:
-    """Describes the vocabulary by what JSON can hold.
+    """Convert the vocabulary to values that JSON can hold.
 
     Returns:
       `values`, in the order of their ids, and `unseen`, the id of all other
@@ -129,8 +129,8 @@ class Vocabulary:
       `unseen`, 1.
 
     Raises:
-      VocabularyError: If values are neither texts nor whole or finite numbers,
-        such as dates.
+      VocabularyError: If values are neither strings nor integers or finite
+        floats, such as dates.
     """
     return {
       'values': [_for_json(value) for value in self.values],
@@ -139,7 +139,7 @@ class Vocabulary:
 
   @classmethod
   def from_json(cls, described: Any) -> Self:
-    """Makes a vocabulary of what `to_json` returned.
+    """Make a vocabulary from the result of `to_json`.
 
     Raises:
       VocabularyError: If it is something else.
@@ -158,10 +158,10 @@ class Vocabulary:
     )
 
   def save(self, file: str | os.PathLike[str]) -> None:
-    """Writes the vocabulary to a file of JSON, which `load` reads.
+    """Write the vocabulary to a JSON file, which `load` reads.
 
     Args:
-      file: The file, which is replaced.
+      file: The file, which is replaced if it exists.
 
     Raises:
       VocabularyError: As `to_json`.
@@ -170,13 +170,13 @@ class Vocabulary:
 
   @classmethod
   def load(cls, file: str | os.PathLike[str]) -> Self:
-    """Reads the vocabulary that `save` wrote.
+    """Read a vocabulary written by `save`.
 
     Args:
       file: The file.
 
     Raises:
-      VocabularyError: If it is not there, or holds something else.
+      VocabularyError: If it does not exist, or holds something else.
     """
     path = pathlib.Path(file)
     described = _read(path)
@@ -189,18 +189,17 @@ class Vocabulary:
 def save(
   vocabularies: Mapping[str, Vocabulary], folder: str | os.PathLike[str]
 ) -> pathlib.Path:
-  """Writes the vocabularies of several columns to one file.
+  """Write the vocabularies of several columns to one file.
 
   Args:
     vocabularies: Column to vocabulary, such as `clients.vocabularies`.
-    folder: Where `vocabularies.json` is written, or replaced.
+    folder: Folder of `vocabularies.json`, which is written or replaced.
 
   Returns:
     The file.
 
   Raises:
-    VocabularyError: If there is something that JSON cannot hold; it names the
-      column.
+    VocabularyError: If JSON cannot hold a value; names the column.
   """
   path = pathlib.Path(folder) / FILE
   _write(path, describe(vocabularies))
@@ -213,17 +212,17 @@ def keep(
   *,
   goes_on: bool,
 ) -> None:
-  """Keeps a run's vocabularies beside what it trains with their ids.
+  """Keep a run's vocabularies in the folder of its results.
 
-  Those that JSON cannot hold are not kept, with a warning.
+  If JSON cannot hold one of them, none is kept, with a warning.
 
   Args:
-    vocabularies: Column to vocabulary; nothing is written of none.
-    folder: The run's folder, which is made if need be.
-    goes_on: Whether the run has begun, so that they must be those of before.
+    vocabularies: Column to vocabulary; if empty, nothing is written.
+    folder: The run's folder, which is created if needed.
+    goes_on: True if the run is resumed, so that they must match the old ones.
 
   Raises:
-    VocabularyError: If they are not.
+    VocabularyError: If they do not match.
   """
   path = pathlib.Path(folder)
   if not vocabularies:
@@ -241,14 +240,13 @@ def keep(
 
 
 def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
-  """What `save` writes of the vocabularies of several columns.
+  """Return the vocabularies of several columns, as `save` writes them.
 
   Args:
     vocabularies: Column to vocabulary.
 
   Raises:
-    VocabularyError: If there is something that JSON cannot hold; it names the
-      column.
+    VocabularyError: If JSON cannot hold a value; names the column.
   """
   described = {}
   for column, vocabulary in vocabularies.items():
@@ -260,21 +258,21 @@ def describe(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
 
 
 def load(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
-  """Reads the vocabularies that a run or an export left in its folder.
+  """Read the vocabularies that a run or an export wrote to its folder.
 
       items = vocabularies.load('run')['item']
       tf.keras.layers.Embedding(len(items), 16)
       tff_partial.from_pandas(..., encode={'item': items})
 
   Args:
-    folder: The `output_dir` of `train`, the folder of `export`, or that of
-      `save`; or the file in it.
+    folder: The `output_dir` of `train`, the folder of `export` or of `save`; or
+      the file in it.
 
   Returns:
     Column to vocabulary.
 
   Raises:
-    VocabularyError: If there is no such file, or it is damaged.
+    VocabularyError: If the file does not exist or is damaged.
   """
   path = pathlib.Path(folder)
   if path.is_dir():
@@ -295,7 +293,7 @@ def load(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
 
 
 def _for_json(value: Any) -> Any:
-  """A value of Python's own types, which JSON gives back as it was."""
+  """Convert a value to a Python type that JSON preserves."""
   if isinstance(value, np.generic):
     value = value.item()
   if isinstance(value, (bool, int)) or type(value) is str:
@@ -312,7 +310,7 @@ def _for_json(value: Any) -> Any:
 
 
 def _write(path: pathlib.Path, described: Any) -> None:
-  """Replaces a file so that a kill leaves the old one or the new one."""
+  """Replace a file atomically: an interruption leaves the old or new one."""
   unfinished = path.with_name(f'{path.name}.tmp')
   unfinished.write_text(
     json.dumps(described, indent=2) + '\n', encoding='utf-8'

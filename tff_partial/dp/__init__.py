@@ -1,1 +1,1 @@
-"""Differential privacy: clipping, noise, and what a run costs."""
+"""Differential privacy: clipping, noise, and accounting of privacy costs."""

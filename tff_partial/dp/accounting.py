@@ -1,9 +1,9 @@
-"""What a private run costs, and how much noise a budget takes.
+"""Privacy cost of a run, and the noise that a privacy budget requires.
 
-Costs are counted by dp-accounting, for a user's whole part in a run, as
-(epsilon, delta)-differential privacy of all that is released in all rounds.
-How clients come into a round decides which datasets are neighbours, whether
-chance helps, and who counts:
+dp-accounting computes costs of a user's whole participation in a run, as
+(epsilon, delta)-differential privacy of all that is released in all rounds. The
+sampling of clients determines the neighbouring datasets, whether sampling
+amplifies privacy, and the method of accounting:
 
 | sampling | neighbours | counted by |
 |---|---|---|
@@ -14,10 +14,10 @@ chance helps, and who counts:
 | `OncePerTree` | one user silent | Renyi divergences |
 
 A noise multiplier is the noise's standard deviation in clips. Adding or
-removing a user moves a sum by one clip, replacing one by two, so there the
-noise multiplier counts half. "One user more or less" holds for independent
-draws alone: in a cohort of fixed size, a user more takes the place of another.
-All numbers are upper bounds.
+removing a user moves a sum by one clip, replacing one by two, which halves the
+effective noise multiplier. "One user more or less" holds only for independent
+draws: in a cohort of fixed size, an added user takes another's place. All
+numbers are upper bounds.
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ from tff_partial.dp.samplings import count
 from tff_partial.dp.samplings import EveryUpdate
 from tff_partial.dp.samplings import Sampling
 
-# Noise is calibrated to this relative precision.
+# Relative precision of calibrated noise multipliers.
 _PRECISION = 1e-4
-# Noise beyond any use, where the search for an epsilon ends.
+# Noise too large to be useful; the search for an epsilon ends there.
 _MOST_NOISE = 1e4
 
 
 class ImpossibleTargetError(AccountingError):
-  """Raised when no noise reaches an epsilon; its message says which it can."""
+  """Raised if no noise reaches an epsilon; names the nearest possible one."""
 
 
 def epsilon(
@@ -50,20 +50,20 @@ def epsilon(
   once: Sequence[float] = (),
   size: float | None = None,
 ) -> float:
-  """The epsilon of a whole run; infinity without noise.
+  """Compute the epsilon of a whole run; infinity without noise.
 
   Args:
-    noise_multiplier: Standard deviation of the noise of a round in clips.
-    sampling: How clients come into a round.
-    rounds: How many rounds there are.
-    delta: At which epsilon is wanted.
-    once: Noise multipliers of what is released once of all users besides.
-    size: Counts once, in the steps for epsilons up to this size, which saves
-      time. If None, counts in coarse steps first and then, if epsilon is small,
-      in finer ones.
+    noise_multiplier: Standard deviation of a round's noise in clips.
+    sampling: The sampling of clients for a round.
+    rounds: Number of rounds.
+    delta: The delta of the guarantee.
+    once: Noise multipliers of one-time releases about all users.
+    size: An upper limit of epsilon, for a single computation with the steps for
+      that size, which saves time. If None, computes in coarse steps first and
+      then, if epsilon is small, in finer ones.
 
   Raises:
-    AccountingError: If an argument is impossible.
+    AccountingError: If an argument is invalid.
   """
   check_delta(delta)
   if not rounds and not once:
@@ -73,7 +73,7 @@ def epsilon(
   what = (noise_multiplier, sampling, rounds, delta, tuple(once))
   last = sampling.loss_step(math.inf if size is None else size)
   found = count(last, *what)
-  # Up to twice the size, so that no target is just missed.
+  # Finer steps up to twice the size, so that no target is narrowly missed.
   while size is None and (step := sampling.loss_step(found / 2.0)) < last:
     found, last = count(step, *what), step
   return found
@@ -82,12 +82,12 @@ def epsilon(
 def local_epsilon(
   noise_multiplier: float, participations: int, delta: float
 ) -> float:
-  """The epsilon of one client with local noise (`local_noise.local_noise`).
+  """Compute a client's epsilon with local noise (`local_noise.local_noise`).
 
   Args:
     noise_multiplier: Standard deviation of the noise in clips.
-    participations: How often the client sends.
-    delta: At which epsilon is wanted.
+    participations: Number of updates that the client sends.
+    delta: The delta of the guarantee.
   """
   return epsilon(noise_multiplier, EveryUpdate(), participations, delta)
 
@@ -100,20 +100,20 @@ def calibrate(
   once: Sequence[float] = (),
   largest_noise_multiplier: float = math.inf,
 ) -> float:
-  """The least noise multiplier whose epsilon is not above the target.
+  """Find the smallest noise multiplier that keeps epsilon within a target.
 
   Args:
-    target_epsilon: For the whole run.
-    sampling: How clients come into a round.
-    rounds: How many rounds there are.
-    delta: At which epsilon is meant.
-    once: Noise multipliers of what is released once of all users besides; it
-      is paid for first.
-    largest_noise_multiplier: What must not be reached; see `privacy`.
+    target_epsilon: The largest epsilon of the whole run.
+    sampling: The sampling of clients for a round.
+    rounds: Number of rounds.
+    delta: The delta of the guarantee.
+    once: Noise multipliers of one-time releases about all users, which are
+      paid for first.
+    largest_noise_multiplier: An exclusive upper limit; see `privacy`.
 
   Raises:
-    AccountingError: If an argument is impossible.
-    ImpossibleTargetError: If no noise is enough.
+    AccountingError: If an argument is invalid.
+    ImpossibleTargetError: If no noise suffices.
   """
   check_delta(delta)
   check(
@@ -127,7 +127,7 @@ def calibrate(
     return epsilon(noise, sampling, rounds, delta, once, size)
 
   most = min(largest_noise_multiplier * (1.0 - _PRECISION), _MOST_NOISE)
-  # From below in coarse steps: a great epsilon takes long to count finely.
+  # From below in coarse steps: fine steps are slow for a large epsilon.
   high = min(1.0, most)
   while (
     cost(high, math.inf if high < most else target_epsilon) > target_epsilon

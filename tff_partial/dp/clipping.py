@@ -1,7 +1,7 @@
-"""How what clients send is clipped and noised: once, by quantile, or in trees.
+"""Clipping and noise of updates: fixed, by quantile, or with trees.
 
-Several parts of an update, such as tiers, may be clipped each for itself. Then
-a total noise multiplier is shared out among them.
+Several parts of an update, such as tiers, may be clipped separately. A total
+noise multiplier is then shared among them.
 """
 
 import abc
@@ -16,11 +16,11 @@ from tff_partial.dp import dp_trees
 
 
 class PrivacyError(errors.UserError, ValueError):
-  """Raised when a private aggregation is asked for what it cannot do."""
+  """Raised if a private aggregation cannot do what is requested."""
 
 
 def check_positive(value: float, name: str, also_zero: bool = False) -> None:
-  """Raises an error if a number is not positive and finite."""
+  """Raise an error if a number is not positive and finite."""
   if not (math.isfinite(value) and (value > 0 or (also_zero and value == 0))):
     raise PrivacyError(
       f'`{name}` must be a finite number above {"or " if also_zero else ""}'
@@ -29,12 +29,12 @@ def check_positive(value: float, name: str, also_zero: bool = False) -> None:
 
 
 class Clipping(abc.ABC):
-  """How a part of what clients send is clipped and noised."""
+  """Clipping and noise of one part of an update."""
 
   @property
   @abc.abstractmethod
   def first_clip(self) -> float:
-    """The largest norm of what a client sends in the first round."""
+    """The largest norm of an update in the first round."""
 
   @abc.abstractmethod
   def query(
@@ -44,29 +44,29 @@ class Clipping(abc.ABC):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Makes the query.
+    """Make the query.
 
     Args:
-      noise_multiplier: What the part costs altogether, as if it were one
-        Gaussian mechanism; below the largest.
+      noise_multiplier: The part's total cost, as the noise multiplier of a
+        single Gaussian mechanism; below the largest.
       make_seed: Makes the seed of the noise.
-      specs: Of what a client sends.
-      clients_per_round: As expected.
+      specs: Specs of an update.
+      clients_per_round: Expected number of clients in a round.
     """
 
   def largest_noise_multiplier(self, clients_per_round: float) -> float:
-    """The noise multiplier that cannot be reached; infinity by default."""
+    """Return an exclusive upper limit of noise; infinity by default."""
     del clients_per_round
     return math.inf
 
   def value_multiplier(
     self, noise_multiplier: float, clients_per_round: float
   ) -> float:
-    """The noise multiplier of the sum, without what else is noised.
+    """Return the noise multiplier of the sum alone.
 
     Args:
-      noise_multiplier: What the part costs altogether.
-      clients_per_round: As expected.
+      noise_multiplier: The part's total cost.
+      clients_per_round: Expected number of clients in a round.
     """
     del clients_per_round
     return noise_multiplier
@@ -77,7 +77,7 @@ class FixedClip(Clipping):
   """The same clip in every round.
 
   Attributes:
-    clip: The largest L2 norm of what a client sends.
+    clip: The largest L2 norm of an update.
   """
 
   clip: float
@@ -87,7 +87,7 @@ class FixedClip(Clipping):
 
   @property
   def first_clip(self) -> float:
-    """The clip, as of every round."""
+    """The clip, the same in every round."""
     return self.clip
 
   def query(
@@ -97,7 +97,7 @@ class FixedClip(Clipping):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Makes the Gaussian mechanism."""
+    """Make the Gaussian mechanism."""
     return dp_queries.GaussianSumQuery(self.clip, noise_multiplier, make_seed)
 
 
@@ -105,15 +105,15 @@ class FixedClip(Clipping):
 class AdaptiveClip(Clipping):
   """A clip that follows a quantile of the clients' norms (Andrew et al. 2021).
 
-  The noised count of clipped clients is paid for: the sum gets more noise, so
-  that both together cost the noise multiplier that was asked for.
+  The noised count of clipped clients costs privacy, so the sum gets more noise:
+  both together cost the requested noise multiplier.
 
   Attributes:
     initial: The first clip.
-    quantile: Share of clients that shall not be clipped.
-    learning_rate: The clip changes by `exp(learning_rate)` a round at most.
-    count_stddev: Standard deviation of the count's noise, in clients; a
-      twentieth of the clients that are expected in a round by default.
+    quantile: Share of clients that should not be clipped.
+    learning_rate: The clip changes by at most `exp(learning_rate)` a round.
+    count_stddev: Standard deviation of the count's noise, in clients; by
+      default a twentieth of the expected clients in a round.
   """
 
   initial: float = 0.1
@@ -132,13 +132,13 @@ class AdaptiveClip(Clipping):
       )
 
   def largest_noise_multiplier(self, clients_per_round: float) -> float:
-    """That of the count alone, which may move by a half."""
+    """Return the count's noise multiplier; one client moves it by a half."""
     return 2.0 * (self.count_stddev or 0.05 * clients_per_round)
 
   def value_multiplier(
     self, noise_multiplier: float, clients_per_round: float
   ) -> float:
-    """More than both cost together, as the count costs something, too."""
+    """Return a multiplier above the total's, since the count costs privacy."""
     if not noise_multiplier:
       return 0.0
     largest = self.largest_noise_multiplier(clients_per_round)
@@ -146,7 +146,7 @@ class AdaptiveClip(Clipping):
 
   @property
   def first_clip(self) -> float:
-    """Where the clip begins."""
+    """The initial clip."""
     return self.initial
 
   def query(
@@ -156,7 +156,7 @@ class AdaptiveClip(Clipping):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Makes the Gaussian mechanism with a noised count."""
+    """Make the Gaussian mechanism with a noised count."""
     count_stddev = self.count_stddev or 0.0
     if noise_multiplier:
       count_stddev = self.largest_noise_multiplier(clients_per_round) / 2.0
@@ -175,13 +175,13 @@ class AdaptiveClip(Clipping):
 class TreeNoise(Clipping):
   """A fixed clip, and noise by tree aggregation (DP-FTRL, Kairouz et al. 2021).
 
-  The noise multiplier is that of a node of the tree. Nobody needs to be sampled
-  at random, but every client may take part in one round of a tree only; see
+  The noise multiplier is that of a node of the tree. Clients need not be
+  sampled at random, but each may take part in only one round of a tree; see
   `samplings.OncePerTree`.
 
   Attributes:
-    clip: The largest L2 norm of what a client sends.
-    rounds_per_tree: After so many rounds a new tree begins.
+    clip: The largest L2 norm of an update.
+    rounds_per_tree: Number of rounds after which a new tree starts.
   """
 
   clip: float
@@ -193,7 +193,7 @@ class TreeNoise(Clipping):
 
   @property
   def first_clip(self) -> float:
-    """The clip, as of every round."""
+    """The clip, the same in every round."""
     return self.clip
 
   def query(
@@ -203,7 +203,7 @@ class TreeNoise(Clipping):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Makes the tree."""
+    """Make the tree."""
     return dp_trees.TreeResidualSumQuery(
       self.clip,
       noise_multiplier,
@@ -219,14 +219,14 @@ Clippings: TypeAlias = Clipping | Mapping[str, Clipping]
 def shares_of(
   clipping: Mapping[str, Clipping], shares: Mapping[str, float] | None
 ) -> dict[str, float]:
-  """Each part's share of the privacy that is spent, of sum 1.
+  """Return each part's share of the privacy cost; they sum to 1.
 
-  Several Gaussian mechanisms cost as much as one whose noise multiplier is
+  Several Gaussian mechanisms cost as much as one with the noise multiplier
   `(sum_i z_i**-2)**-0.5`. So a part with the share `s` of a total noise
   multiplier `z` gets `z / sqrt(s)`.
 
   Args:
-    clipping: By part.
+    clipping: Clipping by part.
     shares: Positive numbers in proportion; equal ones if None.
   """
   given = shares or dict.fromkeys(clipping, 1.0)
@@ -246,12 +246,12 @@ def largest_noise_multiplier(
   clients_per_round: float,
   shares: Mapping[str, float] | None = None,
 ) -> float:
-  """The noise multiplier of all parts together that cannot be reached.
+  """Return an exclusive upper limit of the noise multiplier of all parts.
 
   Args:
-    clipping: How what a client sends is clipped: jointly, or by part.
-    clients_per_round: How many clients are expected.
-    shares: Each part's share of what is spent; equal ones by default.
+    clipping: Clipping of an update: joint, or by part.
+    clients_per_round: Expected number of clients in a round.
+    shares: Each part's share of the privacy cost; equal ones by default.
   """
   if isinstance(clipping, Clipping):
     return clipping.largest_noise_multiplier(clients_per_round)

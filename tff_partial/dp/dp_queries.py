@@ -1,17 +1,17 @@
-"""Differentially private sums whose noise can be drawn again.
+"""Differentially private sums with reproducible noise.
 
-The queries of tensorflow-privacy draw their noise unseeded, so that a run can
-neither be resumed nor compared. These have the same mechanisms and the same
-accounting, but for what follows.
+The queries of tensorflow-privacy draw unseeded noise, so that a run can neither
+be resumed nor compared. These have the same mechanisms and accounting, with
+these differences:
 
 *   Noise comes from `random_bits`, by the seed and the round in the state.
 *   A record that is not finite counts as a record of zeros.
-*   A record is clipped in 64 bits and rounded toward zero to whole numbers of
-    2**-30 of the clip. Sums of whole numbers are exact: a client moves the sum
-    by the clip at most, whatever the others send and whatever the order, and
-    every runtime computes the same sum.
+*   A record is clipped in 64 bits and rounded toward zero to integer multiples
+    of 2**-30 of the clip. Integer sums are exact: a client moves the sum by at
+    most the clip, whatever the other records and their order, and every runtime
+    computes the same sum.
 *   Noise is drawn and added in 64 bits, and the noised sum is rounded to a grid
-    that depends on the noise alone. So the low bits of a sum say nothing.
+    that depends only on the noise. So a sum's low bits reveal nothing.
 """
 
 import collections
@@ -29,25 +29,25 @@ Measurements: TypeAlias = collections.OrderedDict[str, tf.Tensor]
 # Makes the first seed, int32 `[2]`, when a state is initialized.
 MakeSeed: TypeAlias = Callable[[], tf.Tensor]
 
-# A clip's worth of whole numbers; one is kept back in 2**20, far more than the
+# Units per clip. A share of 2**-20 is kept in reserve, far more than the
 # rounding errors of a norm in 64 bits.
 _UNITS = 2.0**30
 _UNITS_SENT = _UNITS * (1.0 - 2.0**-20)
-# Steps of the grid to which sums are rounded, in one standard deviation.
+# Grid steps per standard deviation, for the rounding of sums.
 _STEPS = 2.0**20
-# How far clips may adapt.
+# Limits of adaptive clips.
 _SMALLEST_CLIP, _LARGEST_CLIP = 2.0**-60, 2.0**60
 
 
 def standard_normal(seed: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-  """Draws standard normal numbers, float64 `shape`, fit to hide something.
+  """Draw standard normal numbers, float64 `shape`, suitable for privacy.
 
-  They reach 9.4 standard deviations, where `random_bits.normal` ends at 5.8,
-  which would tell apart what must look alike.
+  They reach 9.4 standard deviations. `random_bits.normal` ends at 5.8, which
+  would reveal differences that must stay hidden.
 
   Args:
     seed: Integer `[2]`.
-    shape: Known when tracing.
+    shape: Static shape.
   """
   size = tf.TensorShape(shape).num_elements()
   words = tf.cast(random_bits.bits(seed, [3, size]), tf.double)
@@ -59,7 +59,7 @@ def standard_normal(seed: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 def structure_of_noise(seed: tf.Tensor, structure: Any) -> Any:
-  """Draws a structure of standard normal numbers, float64, like the given."""
+  """Draw standard normal numbers, float64, in a given structure."""
   leaves = tf.nest.flatten(structure)
   return tf.nest.pack_sequence_as(
     structure,
@@ -71,11 +71,11 @@ def structure_of_noise(seed: tf.Tensor, structure: Any) -> Any:
 
 
 def on_grid(values: tf.Tensor, stddev: float) -> tf.Tensor:
-  """Rounds noised numbers, float64, to a grid that depends on the noise alone.
+  """Round noised numbers, float64, to a grid that depends only on the noise.
 
   Args:
     values: Numbers with noise.
-    stddev: Standard deviation of the noise; if it is zero, nothing is rounded.
+    stddev: Standard deviation of the noise; if zero, nothing is rounded.
   """
   if not stddev:
     return values
@@ -84,7 +84,7 @@ def on_grid(values: tf.Tensor, stddev: float) -> tf.Tensor:
 
 
 def norm_of(record: Any) -> tuple[Any, tf.Tensor]:
-  """Returns a record in 64 bits, zeros if it is not finite, and its L2 norm."""
+  """Return a record in 64 bits, zeros if it is not finite, and its L2 norm."""
   leaves = [tf.cast(leaf, tf.double) for leaf in tf.nest.flatten(record)]
   is_finite = tf.reduce_all(
     [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves]
@@ -95,18 +95,18 @@ def norm_of(record: Any) -> tuple[Any, tf.Tensor]:
 
 
 def to_units(record: Any, clip: tf.Tensor) -> tuple[Any, tf.Tensor]:
-  """Clips a record and counts it in units of 2**-30 of the clip.
+  """Clip a record and convert it to units of 2**-30 of the clip.
 
   Args:
-    record: Any structure of tensors of floats.
+    record: Any structure of floating-point tensors.
     clip: The largest L2 norm of the whole record.
 
   Returns:
-    The clipped record as int64, of norm 2**30 at most, and the norm before.
+    The clipped record as int64, of norm 2**30 at most, and its original norm.
   """
   record, norm = norm_of(record)
   scale = _UNITS_SENT / tf.maximum(norm, tf.cast(clip, tf.double))
-  # A cast to integers rounds toward zero, so that no number grows.
+  # A cast to integers rounds toward zero, so no number grows.
   units = tf.nest.map_structure(
     lambda leaf: tf.cast(leaf * scale, tf.int64), record
   )
@@ -114,24 +114,24 @@ def to_units(record: Any, clip: tf.Tensor) -> tuple[Any, tf.Tensor]:
 
 
 def from_units(units: Any) -> Any:
-  """Counts of units as float64, in clips."""
+  """Convert units to float64, in clips."""
   return tf.nest.map_structure(
     lambda leaf: tf.cast(leaf, tf.double) / _UNITS, units
   )
 
 
 def in_sizes_of(structure: Any, clip: tf.Tensor) -> Any:
-  """What is counted in clips, as float32."""
+  """Multiply a structure in clips by the clip, as float32."""
   return tf.nest.map_structure(
     lambda leaf: tf.cast(leaf * tf.cast(clip, tf.double), tf.float32), structure
   )
 
 
 def _signal_to_noise(noised: Any, stddev: tf.Tensor) -> tf.Tensor:
-  """How often the noise's norm goes into the signal's, by the noised sum alone.
+  """Estimate the ratio of the signal's norm to the noise's.
 
-  The square of a noised sum's norm is expected to be the signal's plus that of
-  the noise. As nothing else is looked at, this costs no privacy.
+  The expected squared norm of a noised sum is the signal's plus the noise's.
+  Only the noised sum is used, so this costs no privacy.
   """
   leaves = tf.nest.flatten(noised)
   size = sum(leaf.shape.num_elements() for leaf in leaves)
@@ -144,10 +144,10 @@ class PrivateSumQuery(tfp.SumAggregationDPQuery):
   """A sum of clipped records with noise, float32; the base of the others."""
 
   def __init__(self, clip: float, noise_multiplier: float, seed: MakeSeed):
-    """Keeps the parameters.
+    """Store the parameters.
 
     Args:
-      clip: The largest L2 norm of a record, or the first of these.
+      clip: The largest L2 norm of a record, or its initial value.
       noise_multiplier: Standard deviation of the noise in clips.
       seed: Makes the seed of all noise.
     """
@@ -155,25 +155,25 @@ class PrivateSumQuery(tfp.SumAggregationDPQuery):
     self.noise_multiplier = noise_multiplier
 
   def derive_sample_params(self, global_state: Any) -> tf.Tensor:
-    """Tells clients the clip."""
+    """Return the clip, for the clients."""
     return global_state.clip
 
   def initial_sample_state(self, template: Any = None) -> Any:
-    """The sum of no records."""
+    """Return the sum of no records."""
     return tf.nest.map_structure(
       lambda leaf: tf.zeros(leaf.shape, tf.int64), template
     )
 
   def preprocess_record(self, params: tf.Tensor, record: Any) -> Any:
-    """Clips a client's record."""
+    """Clip a client's record."""
     return to_units(record, params)[0]
 
   def is_clipped(self, params: tf.Tensor, record: Any) -> tf.Tensor:
-    """Whether a client's record is clipped, which is not private."""
+    """Return true if a client's record is clipped, which is not private."""
     return norm_of(record)[1] > tf.cast(params, tf.double)
 
   def measure(self, before: Any, after: Any, noised: Any) -> Measurements:
-    """Measures a round by what is private already.
+    """Measure a round from values that are already private.
 
     Args:
       before: The global state before the round.
@@ -196,7 +196,7 @@ class PrivateSumQuery(tfp.SumAggregationDPQuery):
     return dp_accounting.GaussianDpEvent(tf.constant(self.noise_multiplier))
 
   def _noised(self, units: Any, seed: tf.Tensor) -> Any:
-    """A sum with Gaussian noise, in clips."""
+    """Return a sum with Gaussian noise, in clips."""
     total = from_units(units)
     if not self.noise_multiplier:
       return total
@@ -213,8 +213,8 @@ class GaussianState(NamedTuple):
   """The state of `GaussianSumQuery`.
 
   Attributes:
-    seed: Of all noise, int32 `[2]`. It never changes.
-    round: How many sums were noised, int32. No two have the same noise.
+    seed: The seed of all noise, int32 `[2]`. It never changes.
+    round: Number of noised sums so far, int32. No two have the same noise.
     clip: The largest L2 norm of a record, float32.
   """
 
@@ -227,7 +227,7 @@ class GaussianSumQuery(PrivateSumQuery):
   """The Gaussian mechanism: `tfp.GaussianSumQuery` with seeds."""
 
   def initial_global_state(self) -> GaussianState:
-    """Makes the seed."""
+    """Make the seed."""
     return GaussianState(
       self._make_seed(), tf.constant(0), tf.constant(self._clip, tf.float32)
     )
@@ -235,7 +235,7 @@ class GaussianSumQuery(PrivateSumQuery):
   def get_noised_result(
     self, sample_state: Any, global_state: GaussianState
   ) -> tuple[Any, GaussianState, dp_accounting.DpEvent]:
-    """Adds the round's noise."""
+    """Add the round's noise."""
     seed = random_bits.fold_in(global_state.seed, global_state.round)
     noised = in_sizes_of(self._noised(sample_state, seed), global_state.clip)
     after = global_state._replace(round=global_state.round + 1)
@@ -246,10 +246,10 @@ class AdaptiveState(NamedTuple):
   """The state of `AdaptiveClipSumQuery`.
 
   Attributes:
-    seed: Of all noise, int32 `[2]`. It never changes.
-    round: How many sums were noised, int32. No two have the same noise.
-    clip: The next round's, float32.
-    share_clipped: Of the clients of the last round, by the noised count.
+    seed: The seed of all noise, int32 `[2]`. It never changes.
+    round: Number of noised sums so far, int32. No two have the same noise.
+    clip: The next round's clip, float32.
+    share_clipped: Share of clipped clients in the last round, by noised count.
   """
 
   seed: tf.Tensor
@@ -261,8 +261,8 @@ class AdaptiveState(NamedTuple):
 class AdaptiveClipSumQuery(PrivateSumQuery):
   """The Gaussian mechanism with a clip that follows a quantile of the norms.
 
-  Andrew et al. 2021: `tfp.QuantileAdaptiveClipSumQuery` with geometric updates,
-  and with seeds. The clients that are not clipped are counted with noise.
+  Andrew et al. 2021: `tfp.QuantileAdaptiveClipSumQuery` with geometric updates
+  and seeds. The number of clients that are not clipped is noised.
   """
 
   def __init__(
@@ -276,36 +276,36 @@ class AdaptiveClipSumQuery(PrivateSumQuery):
     count_stddev: float,
     expected_clients: float,
   ):
-    """Keeps the parameters.
+    """Store the parameters.
 
     Args:
       clip: The first clip.
-      noise_multiplier: Standard deviation of the sum's noise in clips; the
-        count's noise is not part of it.
+      noise_multiplier: Standard deviation of the sum's noise in clips, without
+        the count's noise.
       seed: Makes the seed of all noise.
-      quantile: Share of clients that shall not be clipped.
-      learning_rate: The clip changes by this factor's exponential at most.
+      quantile: Share of clients that should not be clipped.
+      learning_rate: The clip changes by at most `exp(learning_rate)` a round.
       count_stddev: Standard deviation of the count's noise, in clients.
-      expected_clients: What the count is divided by.
+      expected_clients: Divisor of the count.
     """
     super().__init__(clip, noise_multiplier, seed)
     self._quantile, self._learning_rate = quantile, learning_rate
     self._count_stddev, self._expected = count_stddev, expected_clients
 
   def initial_global_state(self) -> AdaptiveState:
-    """Makes the seed."""
+    """Make the seed."""
     clip = tf.constant(self._clip, tf.float32)
     return AdaptiveState(self._make_seed(), tf.constant(0), clip, tf.zeros([]))
 
   def initial_sample_state(self, template: Any = None) -> Any:
-    """The sum of no records, and the count of no clients."""
+    """Return the sum of no records, and the count of no clients."""
     units = super().initial_sample_state(template)
     return collections.OrderedDict(units=units, halves=tf.zeros([], tf.int64))
 
   def preprocess_record(self, params: tf.Tensor, record: Any) -> Any:
-    """Clips a client's record and says whether that was needed."""
+    """Clip a client's record and note if it was clipped."""
     units, norm = to_units(record, params)
-    # A half more or less, so that one client moves the count by a half at most.
+    # Plus or minus a half, so one client moves the count by at most a half.
     unclipped = norm <= tf.cast(params, tf.double)
     halves = 2 * tf.cast(unclipped, tf.int64) - 1
     return collections.OrderedDict(units=units, halves=halves)
@@ -313,7 +313,7 @@ class AdaptiveClipSumQuery(PrivateSumQuery):
   def get_noised_result(
     self, sample_state: Any, global_state: AdaptiveState
   ) -> tuple[Any, AdaptiveState, dp_accounting.DpEvent]:
-    """Adds the round's noise and adapts the clip."""
+    """Add the round's noise and adapt the clip."""
     seed, clip = global_state.seed, global_state.clip
     seed = random_bits.fold_in(seed, global_state.round)
     noised = self._noised(
@@ -340,7 +340,7 @@ class AdaptiveClipSumQuery(PrivateSumQuery):
     return in_sizes_of(noised, clip), after, event
 
   def measure(self, before: Any, after: Any, noised: Any) -> Measurements:
-    """Measures a round by what is private already."""
+    """Measure a round from values that are already private."""
     measured = super().measure(before, after, noised)
     measured['share_clipped'] = after.share_clipped
     return measured

@@ -1,8 +1,8 @@
-"""Tree aggregation (DP-FTRL) whose noise can be drawn again.
+"""Tree aggregation (DP-FTRL) with reproducible noise.
 
-The sums and what is paid for them are as in `dp_queries`, the tree is
-tensorflow-privacy's. Kairouz et al. 2021, "Practical and Private (Deep)
-Learning without Sampling or Shuffling"; Honaker 2015 for the estimate.
+Sums are computed as in `dp_queries`; the tree is tensorflow-privacy's. Kairouz
+et al. 2021, "Practical and Private (Deep) Learning without Sampling or
+Shuffling"; Honaker 2015 for the estimate.
 """
 
 import math
@@ -18,7 +18,7 @@ from tff_partial.dp import dp_queries
 
 
 class _NodeState(NamedTuple):
-  """Which node of a tree is next: the seed, int32 `[2]`, and its number."""
+  """The next node of a tree: the seed, int32 `[2]`, and its number."""
 
   seed: tf.Tensor
   node: tf.Tensor
@@ -49,9 +49,10 @@ class TreeState(NamedTuple):
   """The state of `TreeResidualSumQuery`.
 
   Attributes:
-    tree: Of `tfp.tree_aggregation.EfficientTreeAggregator`, with the seed.
+    tree: State of `tfp.tree_aggregation.EfficientTreeAggregator`, with the
+      seed.
     previous: Noise of the cumulative sum so far.
-    round: How many sums the tree has seen.
+    round: Number of rounds in the current tree so far.
     clip: The largest L2 norm of a record.
   """
 
@@ -65,7 +66,7 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
   """Tree aggregation (DP-FTRL): `tfp.TreeResidualSumQuery` with seeds.
 
   The noise of the sum of all rounds so far grows with the logarithm of their
-  number; a round's noise is what its cumulative sum has more than the last.
+  number; a round's noise is the difference between successive cumulative sums.
   """
 
   def __init__(
@@ -77,14 +78,14 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
     specs: Any,
     rounds_per_tree: int,
   ):
-    """Keeps the parameters.
+    """Store the parameters.
 
     Args:
       clip: The largest L2 norm of a record.
       noise_multiplier: Standard deviation of a node's noise in clips.
       seed: Makes the seed of all noise.
-      specs: Of a record.
-      rounds_per_tree: After so many rounds a new tree begins.
+      specs: Specs of a record.
+      rounds_per_tree: Number of rounds after which a new tree starts.
     """
     super().__init__(clip, noise_multiplier, seed)
     self._specs, self._rounds = specs, rounds_per_tree
@@ -96,7 +97,7 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
     return tf.nest.map_structure(lambda s: tf.zeros(s.shape), self._specs)
 
   def initial_global_state(self) -> TreeState:
-    """Makes the seed and the first node."""
+    """Make the seed and the first node."""
     return TreeState(
       self._tree.init_state(),
       self._zeros(),
@@ -107,7 +108,7 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
   def get_noised_result(
     self, sample_state: Any, global_state: TreeState
   ) -> tuple[Any, TreeState, dp_accounting.DpEvent]:
-    """Adds the growth of the tree's noise; begins a new tree in time."""
+    """Add the growth of the tree's noise; start a new tree when due."""
     noise, tree = self._tree.get_cumsum_and_update(global_state.tree)
     in_clips = tf.nest.map_structure(
       lambda total, new, old: dp_queries.on_grid(
@@ -125,14 +126,14 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
       lambda: (tree, noise, round_number),
     )
     after = TreeState(tree, noise, round_number, global_state.clip)
-    # Which depends on the tree's other rounds; see `samplings.OncePerTree`.
+    # The cost depends on the tree's other rounds; see `samplings.OncePerTree`.
     event = dp_accounting.UnsupportedDpEvent()
     return dp_queries.in_sizes_of(in_clips, global_state.clip), after, event
 
   def _stddev(self, state: TreeState) -> tf.Tensor:
     factors = tf.constant(residual_stddevs(self._rounds), tf.float32)
     number = state.round + 1
-    # The lowest bit that is set says which level of the tree is completed.
+    # The lowest set bit gives the level of the tree that is completed.
     lowest = tf.bitwise.bitwise_and(number, -number)
     level = tf.reduce_sum(
       tf.cast(tf.greater(lowest, 2 ** np.arange(31, dtype=np.int32)), tf.int32)
@@ -141,16 +142,16 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
 
 
 def residual_stddevs(rounds: int) -> list[float]:
-  """Standard deviations of a round's noise in those of a node, by level.
+  """Return standard deviations of a round's noise, by level, in a node's.
 
   A round completes a level of the tree: round `t`, counted from 1, completes
-  the level of the lowest bit that is set in `t`. In Honaker's estimate a node
-  of level `k` weighs `1 / (2 - 2**-k)` and is half the sum of both below it,
+  the level of the lowest set bit of `t`. In Honaker's estimate a node of level
+  `k` has the weight `1 / (2 - 2**-k)` and is half the sum of both below it,
   plus its own noise. So its noise has the variance `2 - 2**-k`, and contains
-  that of the left nodes under it, which the cumulative sum before had, too.
+  that of the left nodes under it, which the previous cumulative sum also had.
 
   Args:
-    rounds: Of a tree.
+    rounds: Number of rounds of a tree.
   """
   variances = [2.0 - 2.0**-level for level in range(rounds.bit_length())]
   stddevs = []

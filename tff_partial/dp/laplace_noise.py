@@ -13,8 +13,8 @@ from tff_partial.dp import local_noise
 from tff_partial.dp.mechanisms import LOCAL
 from tff_partial.dp.mechanisms import Mechanism
 
-# What is kept of a clip, far more than the rounding errors of a norm in 64
-# bits, so that no clipped update is longer than the clip.
+# Share of a clip that is used. The rest is far more than the rounding errors of
+# a norm in 64 bits, so that no clipped update exceeds the clip.
 _KEPT = 1.0 - 2.0**-20
 
 
@@ -23,14 +23,14 @@ class L1Clip(clipping_lib.Clipping):
   """The same clip of the L1 norm in every round.
 
   Attributes:
-    clip: The largest sum of absolute values of what a client sends.
+    clip: The largest L1 norm of an update.
   """
 
   clip: float
 
   @property
   def first_clip(self) -> float:
-    """The clip, as of every round."""
+    """The clip, the same in every round."""
     return self.clip
 
   def query(
@@ -40,7 +40,7 @@ class L1Clip(clipping_lib.Clipping):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Refuses: sums at the server get Gaussian noise, which clips by L2.
+    """Refuse: sums at the server get Gaussian noise, with clips by L2.
 
     Raises:
       PrivacyError: Always.
@@ -53,14 +53,14 @@ class L1Clip(clipping_lib.Clipping):
 
 @dataclasses.dataclass(frozen=True)
 class LaplaceNoise(local_noise.ClientNoise):
-  """Has clients clip by L1 and add Laplace noise; `compose(before_sending=)`.
+  """L1 clipping and Laplace noise at clients; for `compose(before_sending=)`.
 
-  The guarantee is that of local differential privacy with delta 0: whatever a
-  client's examples are, what it sends in one round has up to the factor
-  exp(epsilon) the same probabilities, with epsilon = 2 * clip / scale = 2 /
-  noise_multiplier, as two clipped updates differ by two clips at most. Epsilons
+  This gives local differential privacy with delta 0: for any two values of a
+  client's examples, the probabilities of its update in one round differ by at
+  most the factor exp(epsilon), with epsilon = 2 * clip / scale = 2 /
+  noise_multiplier, as two clipped updates differ by at most two clips. Epsilons
   of the rounds in which a client takes part add up. As L1 norms grow with the
-  number of weights, the same epsilon takes more noise than
+  number of weights, the same epsilon requires more noise than
   `local_noise.LocalNoise` at a small delta, except for small models.
 
   An update that is not finite counts as zeros. No ledger counts this noise.
@@ -74,7 +74,7 @@ class LaplaceNoise(local_noise.ClientNoise):
 
   @property
   def mechanism(self) -> Mechanism:
-    """What it does to updates; a plan of Gaussian noise refuses it."""
+    """The mechanism, which a plan of Gaussian noise refuses."""
     return Mechanism(
       LOCAL,
       L1Clip(self.clip),
@@ -85,10 +85,10 @@ class LaplaceNoise(local_noise.ClientNoise):
     )
 
   def epsilon(self, participations: int = 1) -> float:
-    """The epsilon of one client, at delta 0; infinity without noise.
+    """Return one client's epsilon, at delta 0; infinity without noise.
 
     Args:
-      participations: How often the client sends.
+      participations: Number of updates that the client sends.
     """
     if not participations:
       return 0.0
@@ -115,13 +115,14 @@ class LaplaceNoise(local_noise.ClientNoise):
 
 
 def standard_laplace(seed: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-  """Draws Laplace numbers of scale 1, float64 `shape`, fit to hide something.
+  """Draw Laplace numbers of scale 1, float64 `shape`, suitable for privacy.
 
-  They reach 44 scales, and beyond 17, where 24 bits end, as often as they must.
+  They reach 44 scales, with correct frequencies beyond 17, the limit of 24
+  bits.
 
   Args:
     seed: Integer `[2]`.
-    shape: Known when tracing.
+    shape: Static shape.
   """
   size = tf.TensorShape(shape).num_elements()
   words = tf.cast(random_bits.bits(seed, [3, size]), tf.double)
@@ -133,7 +134,7 @@ def standard_laplace(seed: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 def _in_clips(update: Any, clip: float) -> Any:
-  """An update in 64 bits and in clips, of an L1 norm of 1 at most."""
+  """Clip an update in 64 bits to an L1 norm of at most 1, in clips."""
   update, _ = dp_queries.norm_of(update)
   norm = tf.add_n(
     [tf.reduce_sum(tf.abs(leaf)) for leaf in tf.nest.flatten(update)]

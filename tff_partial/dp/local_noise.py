@@ -15,14 +15,14 @@ from tff_partial.dp.mechanisms import Mechanism
 
 @dataclasses.dataclass(frozen=True)
 class ClientNoise(abc.ABC):
-  """What clients do to what they send; `compose(before_sending=)`.
+  """Clipping and noise at clients; for `compose(before_sending=)`.
 
   Attributes:
     clip: The largest norm of an update.
-    noise_multiplier: How much noise is added, in clips.
-    noise_seed: Draws the noise of a simulation again. If None, the noise
-      follows from the client's seed alone, which must be secret, as
-      `programs.train` makes it.
+    noise_multiplier: Amount of noise, in clips.
+    noise_seed: Makes a simulation's noise reproducible. If None, the noise
+      follows from the client's seed alone, which must be secret, as in
+      `programs.train`.
   """
 
   clip: float
@@ -38,15 +38,15 @@ class ClientNoise(abc.ABC):
   @property
   @abc.abstractmethod
   def mechanism(self) -> Mechanism:
-    """What it does to updates, for the accountant."""
+    """The mechanism, for the accountant."""
 
   def __call__(self, update: Any, seed: tf.Tensor) -> Any:
-    """Clips and noises what one client is about to send.
+    """Clip an update that a client is about to send, and add noise.
 
     Args:
       update: Floating-point tensors of known shapes.
-      seed: The client's own for this round, integer `[2]`. Who knows it sees
-        through the noise.
+      seed: The client's own for this round, integer `[2]`. Anyone who knows it
+        can remove the noise.
 
     Returns:
       The noised update, with the types of the update.
@@ -57,12 +57,12 @@ class ClientNoise(abc.ABC):
 
   @abc.abstractmethod
   def _noised(self, update: Any, seed: tf.Tensor) -> Any:
-    """Clips and noises an update by a seed."""
+    """Clip an update and add noise from a seed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalNoise(ClientNoise):
-  """Has clients clip by L2 and add Gaussian noise; see `local_noise`.
+  """L2 clipping and Gaussian noise at clients; see `local_noise`.
 
   Attributes:
     clip: The largest L2 norm of an update.
@@ -72,7 +72,7 @@ class LocalNoise(ClientNoise):
 
   @property
   def mechanism(self) -> Mechanism:
-    """What it does to updates, for the accountant."""
+    """The mechanism, for the accountant."""
     return Mechanism(
       LOCAL,
       clipping_lib.FixedClip(self.clip),
@@ -89,26 +89,26 @@ class LocalNoise(ClientNoise):
 def local_noise(
   update: Any, clip: float, noise_multiplier: float, seed: tf.Tensor
 ) -> Any:
-  """Clips and noises what one client is about to send: local privacy.
+  """Clip an update that a client is about to send, and add noise.
 
-  This is what FedEmbed's Algorithm 1 does in line 22, and HPFL's Fednoise with
-  Laplace noise. The server needs not be trusted, but the noise of n clients
-  adds up to sqrt(n) times this; `accounting.local_epsilon` says what it is
-  worth. In a simulation whoever has the clients' seeds, such as the program
-  that draws them, sees through it.
+  FedEmbed's Algorithm 1 does this in line 22, and HPFL's Fednoise with Laplace
+  noise. The server need not be trusted, but the noise of n clients adds up to
+  sqrt(n) times this; `accounting.local_epsilon` computes the guarantee. In a
+  simulation, a holder of the clients' seeds, such as the program that draws
+  them, can remove the noise.
 
   Args:
     update: Floating-point tensors.
     clip: The largest L2 norm of an update.
     noise_multiplier: Standard deviation of the noise in clips.
-    seed: The client's own for this round, integer `[2]`. Who knows it sees
-      through the noise.
+    seed: The client's own for this round, integer `[2]`. Anyone who knows it
+      can remove the noise.
 
   Returns:
     The noised update, with the types of the update.
 
   Raises:
-    PrivacyError: If an argument is impossible.
+    PrivacyError: If an argument is invalid.
   """
   clipping_lib.check_positive(clip, 'clip')
   clipping_lib.check_positive(

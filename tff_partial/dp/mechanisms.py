@@ -1,4 +1,4 @@
-"""Who adds how much noise to what."""
+"""Descriptions of privacy mechanisms: clipping, noise, and its place."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -11,7 +11,7 @@ class PrivateTypeError(errors.UserError, TypeError):
   """Raised when values cannot be clipped and noised."""
 
 
-# Who adds noise: the server, once to the sum, or each client before it sends.
+# Noise at the server, once on the sum, or at each client before it sends.
 CENTRAL, LOCAL = 'central', 'local'
 
 # Part of the names of operations that hold a seed that differs from run to run.
@@ -20,18 +20,18 @@ SECRET = 'secret_seed'
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-  """What makes the updates of a process private.
+  """The mechanism that makes the updates of a process private.
 
   Attributes:
     where: CENTRAL or LOCAL.
-    clipping: How what a client sends is clipped, jointly or by part.
+    clipping: Clipping of an update, joint or by part.
     noise_multiplier: Standard deviation of the noise in clips, all parts
       together.
-    clients_per_round: For how many clients in a round it was made; None for
-      local noise, which does not depend on others.
-    shares: Each part's share of what is spent; None for equal ones.
-    is_simulation: Whether the noise follows from a seed that somebody chose,
-      and who knows it sees through the noise.
+    clients_per_round: Expected number of clients in a round; None for local
+      noise, which does not depend on other clients.
+    shares: Each part's share of the privacy cost; None for equal ones.
+    is_simulation: True if the noise follows from a chosen seed, with which
+      anyone who knows it can remove the noise.
   """
 
   where: str

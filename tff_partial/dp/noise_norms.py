@@ -1,4 +1,4 @@
-"""How long a round's noise is, beside the longest update that it could hide."""
+"""Norm of a round's noise, compared with the largest update."""
 
 from collections.abc import Mapping
 import math
@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 from tff_partial.dp import clipping as clipping_lib
 
-# Noise so many times as long as the largest mean update leaves nothing of it.
+# A noise norm this many times that of the largest mean update drowns it.
 _HOPELESS = 10.0
 
 
 class NoiseNorm(NamedTuple):
-  """The noise in the mean of a round's updates, and what it is to be beside.
+  """The norm of the noise in a round's mean update, and its comparison.
 
   Attributes:
     noise: Its expected L2 norm.
-    largest_update: The largest L2 norm that the mean of clipped updates has,
+    largest_update: The largest L2 norm of the mean of clipped updates, reached
       if all clients move the same way.
   """
 
@@ -24,17 +24,17 @@ class NoiseNorm(NamedTuple):
 
   @property
   def ratio(self) -> float:
-    """How many times as long the noise is."""
+    """Ratio of the noise's norm to the largest update's."""
     return self.noise / self.largest_update
 
   @property
   def is_hopeless(self) -> bool:
-    """Whether nothing can be learned from such updates."""
+    """True if nothing can be learned from such updates."""
     return self.ratio > _HOPELESS
 
   @property
   def warning(self) -> str:
-    """What to do where the noise is hopeless; empty elsewhere."""
+    """Advice if the noise is hopeless; else empty."""
     if not self.is_hopeless:
       return ''
     return (
@@ -58,24 +58,23 @@ def of_mean(
   shares: Mapping[str, float] | None = None,
   is_local: bool = False,
 ) -> NoiseNorm:
-  """Computes the norms for the mean of a round's updates.
+  """Compute the norms for the mean of a round's updates.
 
-  Adaptive clips are where they begin; the ratio is the same for any. Of trees
-  it is the noise of one node, and that of most rounds is longer.
+  Adaptive clips count with their initial value; the ratio is the same for any.
+  For trees the noise is that of one node; most rounds have more.
 
   Args:
-    clipping: How the whole of what a client sends is clipped jointly, or how
-      each part is.
+    clipping: Clipping of an update: joint, or by part.
     noise_multiplier: Standard deviation of the noise in clips, all parts
       together.
-    clients_per_round: How many clients are expected.
-    num_weights: How many numbers a client sends, in all; by part, if the
+    clients_per_round: Expected number of clients in a round.
+    num_weights: Number of elements of an update, in all; by part, if the
       clipping is.
-    shares: Each part's share of what is spent; equal ones by default.
-    is_local: Whether each client adds the noise, and not the server, once.
+    shares: Each part's share of the privacy cost; equal ones by default.
+    is_local: True if each client adds noise, false if the server does once.
 
   Raises:
-    PrivacyError: If the parts are not those of the clipping.
+    PrivacyError: If the parts do not match those of the clipping.
   """
   by_part = clipping if isinstance(clipping, Mapping) else {'': clipping}
   numbers: Mapping[str, int]

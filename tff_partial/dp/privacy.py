@@ -1,16 +1,16 @@
 """Aggregators that give user-level differential privacy, and local noise.
 
-Central privacy: `private_mean` and `private_sum` clip what each client sends
-and add noise once, at the server, to the sum; the server is trusted with what
-clients send. Local privacy: `LocalNoise` is for a client's own work, before it
-sends; the server need not be trusted, and far more noise is needed.
-docs/privacy.md says what each protects. How much noise an epsilon takes,
-`privacy_plans` knows. Either carries its `Mechanism`, which a process keeps, so
-that no run is counted as something that it does not do.
+Central privacy: `private_mean` and `private_sum` clip each client's update and
+add noise once, at the server, to the sum; the server is trusted with the
+updates. Local privacy: a client applies `LocalNoise` to its own update before
+it sends; the server need not be trusted, and far more noise is needed. See
+docs/privacy.md for what each protects, and `privacy_plans` for the noise that
+an epsilon requires. Both carry a `Mechanism`, which a process keeps, so that
+the accounting matches what a run does.
 
-Every client counts once. An aggregator that weighs clients by their examples
-would let one of them move the sum by more than the clip, so these are
-unweighted; TFF drops the weights of a process that uses them.
+Every client counts once. Weights by number of examples would let one client
+move the sum by more than the clip, so these aggregators are unweighted; TFF
+drops the weights of a process that uses them.
 """
 
 import collections
@@ -34,7 +34,7 @@ from tff_partial.dp.private_rows import RowSumFactory
 from tff_partial.dp.private_rows import seed_maker
 from tff_partial.dp.private_rows import with_distinct_rows
 
-# How names end of what is measured exactly.
+# Suffix of the names of exact measurements.
 NOT_PRIVATE = '_not_private'
 
 
@@ -43,17 +43,17 @@ class PrivateFactory(
   aggregators.RowAggregationFactory,
   tff.aggregators.UnweightedAggregationFactory,
 ):
-  """Sums what clients send, clipped and with noise; see `private_mean`.
+  """A sum of clipped updates with noise; see `private_mean`.
 
   Attributes:
     noise_multiplier: Standard deviation of the noise in clips, all parts
       together.
-    clients_per_round: How many clients are expected.
-    clipping: How what a client sends is clipped: jointly, or by part.
-    shares: Each part's share of what is spent; None for equal ones.
-    noise_seed: Draws the noise of a simulation again; None for a secret.
-    diagnostics: Whether exact measurements are made, which are not private.
-    divisor: What the noised sum is divided by.
+    clients_per_round: Expected number of clients in a round.
+    clipping: Clipping of an update: joint, or by part.
+    shares: Each part's share of the privacy cost; None for equal ones.
+    noise_seed: Makes a simulation's noise reproducible; None for a secret seed.
+    diagnostics: True for exact measurements, which are not private.
+    divisor: Divisor of the noised sum.
   """
 
   noise_multiplier: float
@@ -98,14 +98,14 @@ class PrivateFactory(
 
   @property
   def largest_noise_multiplier(self) -> float:
-    """What `noise_multiplier` must stay below; for `accounting.calibrate`."""
+    """Exclusive limit of `noise_multiplier`; for `accounting.calibrate`."""
     return clipping_lib.largest_noise_multiplier(
       self.clipping, self.clients_per_round, self.shares
     )
 
   @property
   def mechanism(self) -> Mechanism:
-    """What it does to updates, for the accountant."""
+    """The mechanism, for the accountant."""
     return Mechanism(
       CENTRAL,
       self.clipping,
@@ -116,7 +116,7 @@ class PrivateFactory(
     )
 
   def _parts(self, specs: Any) -> Parts:
-    """Makes the queries; each time with other secrets."""
+    """Make the queries, with new secrets each time."""
     if isinstance(self.clipping, clipping_lib.Clipping):
       clipping, shares = {WHOLE: self.clipping}, {WHOLE: 1.0}
       specs = {WHOLE: specs}
@@ -136,7 +136,7 @@ class PrivateFactory(
     )
 
   def _specs(self, value_type: tff.Type) -> Any:
-    """Specs of a value that can be clipped."""
+    """Return the specs of a value; refuse one that cannot be clipped."""
     try:
       specs = tff.types.type_to_tf_tensor_specs(value_type)
     except (TypeError, ValueError) as error:
@@ -159,11 +159,11 @@ class PrivateFactory(
     return specs
 
   def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    """Makes the process for values of a type.
+    """Make the process for values of a type.
 
     Args:
-      value_type: Of what a client sends: floating-point tensors; a structure
-        with the parts' names on top if the clipping is given by part.
+      value_type: Type of an update: floating-point tensors; a structure with
+        the parts' names at the top if the clipping is given by part.
 
     Raises:
       PrivateTypeError: If such values cannot be clipped.
@@ -177,14 +177,14 @@ class PrivateFactory(
     ids_type: tff.Type,
     result_type: tff.Type,
   ) -> tff.templates.AggregationProcess:
-    """Makes the process for rows of some tables; all rows get noise.
+    """Make the process for rows of some tables; all rows get noise.
 
     Args:
-      value_type: What clients send: by tier, named tensors; of some tables
-        only some rows.
-      weight_type: How much it counts; each client counts once.
-      ids_type: For each of these tables, by tier and name, which rows they are.
-      result_type: What the sum looks like, in which tables are whole.
+      value_type: Type of an update: by tier, named tensors; some rows only of
+        some tables.
+      weight_type: Type of an update's weight; each client counts once.
+      ids_type: Type of the row ids of each of these tables, by tier and name.
+      result_type: Type of the sum, with whole tables.
 
     Raises:
       PrivateTypeError: If such values cannot be clipped.
@@ -214,11 +214,11 @@ class PrivateFactory(
   def _process(
     self, value_type: Any, table_type: tff.Type | None
   ) -> tff.templates.AggregationProcess:
-    """Makes the process for whole values, or for pairs of rows and ids.
+    """Make the process for whole values, or for pairs of rows and ids.
 
     Args:
-      value_type: Of what a client sends.
-      table_type: What rows are added up to; None for whole values.
+      value_type: Type of an update.
+      table_type: Type of the sum of rows; None for whole values.
     """
     specs = self._specs(value_type if table_type is None else table_type)
     parts = self._parts(specs)
@@ -305,23 +305,22 @@ def private_sum(
   noise_seed: int | None = None,
   diagnostics: bool = False,
 ) -> PrivateFactory:
-  """Sums what clients send with central differential privacy.
+  """Sum updates with central differential privacy.
 
   Args:
-    clipping: How the whole of what a client sends is clipped jointly, or how
-      each part is: by the name of a tier.
-    noise_multiplier: Standard deviation of the noise in clips. If several
-      things are noised, parts or counts, it is what all of them cost together:
-      each gets more. Zero for no noise.
-    clients_per_round: As many are expected; how many come is a secret.
-    shares: Each part's share of what is spent; equal ones by default.
-    noise_seed: Makes a simulation whose noise can be drawn again. By default
-      each process has a secret seed from the operating system.
-    diagnostics: Whether exact measurements are made, which are not private;
-      their names end in `not_private`.
+    clipping: Clipping of an update: joint, or by part with the names of tiers.
+    noise_multiplier: Standard deviation of the noise in clips. If several parts
+      or counts are noised, it is their joint cost: each gets more noise. Zero
+      for no noise.
+    clients_per_round: Expected number of clients; the actual one is a secret.
+    shares: Each part's share of the privacy cost; equal ones by default.
+    noise_seed: Makes a simulation with reproducible noise. By default each
+      process has a secret seed from the operating system.
+    diagnostics: True for exact measurements, which are not private; their names
+      end in `not_private`.
 
   Raises:
-    PrivacyError: If an argument is impossible.
+    PrivacyError: If an argument is invalid.
   """
   return PrivateFactory(
     noise_multiplier,
@@ -343,25 +342,24 @@ def private_mean(
   noise_seed: int | None = None,
   diagnostics: bool = False,
 ) -> PrivateFactory:
-  """Averages what clients send with central differential privacy.
+  """Average updates with central differential privacy.
 
-  The sum is divided by the number of clients that is expected, not by that of
-  those who came, which is a secret where clients are sampled independently.
+  The sum is divided by the expected number of clients, not by the actual one,
+  which is a secret if clients are sampled independently.
 
   Args:
-    clipping: How the whole of what a client sends is clipped jointly, or how
-      each part is: by the name of a tier.
+    clipping: Clipping of an update: joint, or by part with the names of tiers.
     noise_multiplier: Standard deviation of the noise in clips: of the sum,
       before it is divided; of all parts and counts together.
-    clients_per_round: As many are expected; how many come is a secret.
-    shares: Each part's share of what is spent; equal ones by default.
-    noise_seed: Makes a simulation whose noise can be drawn again. By default
-      each process has a secret seed from the operating system.
-    diagnostics: Whether exact measurements are made, which are not private;
-      their names end in `not_private`.
+    clients_per_round: Expected number of clients; the actual one is a secret.
+    shares: Each part's share of the privacy cost; equal ones by default.
+    noise_seed: Makes a simulation with reproducible noise. By default each
+      process has a secret seed from the operating system.
+    diagnostics: True for exact measurements, which are not private; their names
+      end in `not_private`.
 
   Raises:
-    PrivacyError: If an argument is impossible.
+    PrivacyError: If an argument is invalid.
   """
   total = private_sum(
     clipping,

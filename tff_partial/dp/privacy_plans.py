@@ -1,4 +1,4 @@
-"""What a run promises, and what it has spent so far."""
+"""Privacy plans of runs, and ledgers of the privacy spent so far."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -17,28 +17,28 @@ from tff_partial.dp import noise_norms
 from tff_partial.dp import privacy
 from tff_partial.dp import samplings
 
-# At as many rounds the ledger counts privacy loss distributions, as coarsely as
-# for epsilons so many times the plan's.
+# Number of rounds at which the ledger computes privacy loss distributions, with
+# the step for epsilons this many times the plan's.
 _COUNTED_ROUNDS, _COARSENESS = 5, 10.0
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
-  """What a run promises, for as long as it does what the plan says.
+  """The guarantee of a run that follows the plan.
 
   Attributes:
-    epsilon: Of the whole run.
-    delta: At which epsilon is meant.
-    noise_multiplier: Of each round, all parts together.
-    rounds: How many there will be.
-    sampling: How clients come into a round.
-    population: How many clients there are.
-    clients_per_round: As many are expected.
-    clipping: How what clients send is clipped.
-    shares: Each part's share of what is spent, or None.
-    once: Noise multipliers of what is released once.
-    once_delta: Share of delta that goes to what is released once.
-    num_weights: How many numbers a client sends, if that was said.
+    epsilon: Epsilon of the whole run.
+    delta: The delta of the guarantee.
+    noise_multiplier: Noise multiplier of each round, all parts together.
+    rounds: Number of planned rounds.
+    sampling: The sampling of clients for a round.
+    population: Number of clients in the population.
+    clients_per_round: Expected number of clients in a round.
+    clipping: Clipping of an update.
+    shares: Each part's share of the privacy cost, or None.
+    once: Noise multipliers of one-time releases.
+    once_delta: Share of delta for one-time releases.
+    num_weights: Number of elements of an update, if given.
   """
 
   epsilon: float
@@ -58,18 +58,18 @@ class PrivacyPlan:
 
   @property
   def delta_of_noise(self) -> float:
-    """What is left of delta for all noise."""
+    """The rest of delta, for all noise."""
     return self.delta - self.once_delta
 
   def mean(
     self, *, noise_seed: int | None = None, diagnostics: bool = False
   ) -> privacy.PrivateFactory:
-    """The aggregator that does what the plan says.
+    """Make the aggregator that follows the plan.
 
     Args:
-      noise_seed: Makes a simulation whose noise can be drawn again. By default
-        each process has a secret seed from the operating system.
-      diagnostics: Whether exact measurements are made, which are not private.
+      noise_seed: Makes a simulation with reproducible noise. By default each
+        process has a secret seed from the operating system.
+      diagnostics: True for exact measurements, which are not private.
     """
     return privacy.private_mean(
       self.clipping,
@@ -83,10 +83,10 @@ class PrivacyPlan:
   def local_noise(
     self, *, noise_seed: int | None = None
   ) -> local_noise.LocalNoise:
-    """What clients do before they send, if the plan is one of local noise.
+    """Make the clients' noise, if the plan is one of local noise.
 
     Args:
-      noise_seed: Draws the noise of a simulation again. By default it follows
+      noise_seed: Makes a simulation's noise reproducible. By default it follows
         from the clients' seeds alone, which must be secret.
 
     Raises:
@@ -103,19 +103,19 @@ class PrivacyPlan:
 
   @property
   def is_local(self) -> bool:
-    """Whether each client adds noise, and not the server."""
+    """True if each client adds noise, false if the server does."""
     return isinstance(self.sampling, samplings.EveryUpdate)
 
   def noise_norm(
     self, num_weights: int | Mapping[str, int]
   ) -> noise_norms.NoiseNorm:
-    """Computes how long the noise of a round's mean update is.
+    """Compute the norm of the noise in a round's mean update.
 
     Args:
-      num_weights: How many numbers a client sends; by part, if the clipping is.
+      num_weights: Number of elements of an update; by part, if the clipping is.
 
     Raises:
-      PrivacyError: If the parts are not those of the clipping.
+      PrivacyError: If the parts do not match those of the clipping.
     """
     return noise_norms.of_mean(
       self.clipping,
@@ -127,7 +127,7 @@ class PrivacyPlan:
     )
 
   def __str__(self) -> str:
-    """What the run costs, and from how many weights on noise prevails."""
+    """Describe the run's cost, and its noise relative to the update."""
     ones: int | Mapping[str, int] = 1
     if isinstance(self.clipping, Mapping):
       ones = dict.fromkeys(self.clipping, 1)
@@ -149,7 +149,7 @@ class PrivacyPlan:
 
   @property
   def mechanism(self) -> mechanisms.Mechanism:
-    """What a process must do to be counted by this plan."""
+    """The mechanism that a process must have to be counted by this plan."""
     is_local = self.is_local
     return mechanisms.Mechanism(
       mechanisms.LOCAL if is_local else mechanisms.CENTRAL,
@@ -162,7 +162,7 @@ class PrivacyPlan:
 
   @property
   def terms(self) -> str:
-    """What must not change while a run lasts, so all but its length."""
+    """Terms that must stay the same during a run: all but its length."""
     return repr(dataclasses.replace(self, epsilon=0.0, rounds=0))
 
 
@@ -172,16 +172,16 @@ def sampling_of(
   population: int,
   clients_per_round: int,
 ) -> samplings.Sampling:
-  """The sampling with a name.
+  """Make the sampling with a name.
 
   Args:
-    name: Of one of the samplings in `accounting`, as in `SAMPLINGS`.
-    clipping: How what clients send is clipped; trees know their rounds.
-    population: How many clients there are.
-    clients_per_round: How many are in a round, or are expected to be.
+    name: Name of one of the samplings in `accounting`, as in `SAMPLINGS`.
+    clipping: Clipping of an update; trees contain their number of rounds.
+    population: Number of clients in the population.
+    clients_per_round: Number of clients in a round, possibly expected.
 
   Raises:
-    AccountingError: If the sampling does not fit the rest.
+    AccountingError: If the sampling does not fit the other arguments.
   """
   samplings.check(
     0 < clients_per_round <= population,
@@ -249,31 +249,30 @@ def plan(
   once_delta: float = 0.0,
   num_weights: int | Mapping[str, int] | None = None,
 ) -> PrivacyPlan:
-  """Plans a run: the noise for an epsilon, or the epsilon of a noise.
+  """Plan a run: find the noise for an epsilon, or the epsilon of a noise.
 
   Args:
-    clipping: How the whole of what a client sends is clipped jointly, or how
-      each part is: by the name of a tier.
-    delta: At which epsilon is meant; below one in the population.
-    population: How many users there are. It is public.
-    clients_per_round: How many are in a round, or are expected to be.
-    rounds: How many rounds there will be.
-    target_epsilon: What the run may cost, or None.
-    noise_multiplier: What is given instead of a target, or None. Zero for a
-      run that costs everything: its epsilon is infinite.
-    sampling: One of `SAMPLINGS`: what is really done.
-    shares: Each part's share of what is spent; equal ones by default.
-    once: Noise multipliers of what is released once of all users, such as a
-      mean that was computed before training.
-    once_delta: With what probability that may fail altogether, as a threshold
-      does; a part of `delta`.
-    num_weights: How many numbers a client sends; by part, if the clipping is.
-      With it, `print(plan)` says how long the noise is, and a warning where it
-      drowns what clients learn.
+    clipping: Clipping of an update: joint, or by part with the names of tiers.
+    delta: The delta of the guarantee; below 1 / population.
+    population: Number of users. It is public.
+    clients_per_round: Number of clients in a round, possibly expected.
+    rounds: Number of rounds.
+    target_epsilon: The largest epsilon of the run, or None.
+    noise_multiplier: Given instead of a target, or None. Zero for a run without
+      privacy, with infinite epsilon.
+    sampling: One of `SAMPLINGS`; must match the actual sampling.
+    shares: Each part's share of the privacy cost; equal ones by default.
+    once: Noise multipliers of one-time releases about all users, such as a mean
+      that was computed before training.
+    once_delta: Probability that these fail altogether, as a threshold does; a
+      part of `delta`.
+    num_weights: Number of elements of an update; by part, if the clipping is.
+      With it, `print(plan)` shows the norm of the noise, and a warning is
+      logged if the noise drowns the updates.
 
   Raises:
-    AccountingError, PrivacyError: If an argument is impossible.
-    ImpossibleTargetError: If no noise is enough.
+    AccountingError, PrivacyError: If an argument is invalid.
+    ImpossibleTargetError: If no noise suffices.
   """
   samplings.check_delta(delta)
   kind = sampling_of(sampling, clipping, population, clients_per_round)
@@ -331,7 +330,7 @@ def plan(
     once_delta,
     num_weights,
   )
-  planned.mean()  # Which refuses what it cannot do.
+  planned.mean()  # Raises an error if the aggregator is impossible.
   if num_weights is not None:
     norm = planned.noise_norm(num_weights)
     if norm.is_hopeless:
@@ -340,39 +339,39 @@ def plan(
 
 
 class PrivacyLedger:
-  """How much of a plan is spent, round by round, at next to no cost.
+  """The privacy spent of a plan, cheaply computed for each round.
 
-  Renyi divergences add up, so they are counted once for a round. Where privacy
-  loss distributions are less, these are counted at five rounds only, and hold
-  for the rounds before, too. Both are upper bounds; the last is the plan's.
+  Renyi divergences add up, so they are computed once for a round. Where privacy
+  loss distributions are tighter, they are computed at only five rounds, and
+  also hold for earlier ones. Both are upper bounds; the last is the plan's.
   """
 
   def __init__(
     self, plan: PrivacyPlan, *, simulation: bool = False, released: str = ''
   ):
-    """Keeps the plan; counts nothing yet.
+    """Store the plan.
 
     Args:
-      plan: Of the run.
-      simulation: Whether somebody knows a seed of the noise or of the sampling,
-        or the population is not that of the plan; epsilon is then what the run
-        would cost if that were not so.
-      released: The fingerprint of what was released once before the first
-        round, which `plan` counts as `once`. A run goes on with the same only.
+      plan: The plan of the run.
+      simulation: True if a seed of the noise or of the sampling is known, or if
+        the population is not the plan's; epsilon is then the cost that the run
+        would otherwise have.
+      released: The fingerprint of the one-time releases before the first round,
+        which `plan` counts as `once`. A run resumes only with the same ones.
     """
     self.plan = plan
     self.simulation = simulation
     self.released = released
 
   def check(self, mechanism: mechanisms.Mechanism | None) -> None:
-    """Refuses to count a process that does not do what the plan says.
+    """Refuse a process that does not follow the plan.
 
     Args:
-      mechanism: What the process carries, `PartialProcess.mechanism`.
+      mechanism: The process's `PartialProcess.mechanism`.
 
     Raises:
-      AccountingError: If it is none, another one, or one whose noise somebody
-        can draw again although this is not said to be a simulation.
+      AccountingError: If it is None, another one, or one with reproducible
+        noise although the ledger is not for a simulation.
     """
     planned = self.plan.mechanism
     if mechanism is None:
@@ -415,7 +414,7 @@ class PrivacyLedger:
 
   @functools.cached_property
   def _renyi(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Orders, the divergence of what is released once, and that of a round."""
+    """Orders, and divergences of the one-time releases and of a round."""
     plan, divergences = self.plan, []
     for rounds in (0, 1):
       accountant = plan.sampling.renyi_accountant()
@@ -426,10 +425,10 @@ class PrivacyLedger:
     return accountant.orders, divergences[0], divergences[1] - divergences[0]
 
   def epsilon(self, rounds: int) -> float:
-    """What is spent after so many rounds.
+    """Return the epsilon spent after a number of rounds.
 
     Args:
-      rounds: Of the run so far; it may be longer than was planned.
+      rounds: Rounds of the run so far, possibly more than planned.
     """
     plan = self.plan
     is_tree = isinstance(plan.sampling, samplings.OncePerTree)
@@ -448,10 +447,10 @@ class PrivacyLedger:
     return float(bound)
 
   def columns(self, rounds: int) -> dict[str, float]:
-    """What the table of metrics says of a run's privacy after a round.
+    """Return a run's privacy after a round, for the table of metrics.
 
     Args:
-      rounds: Of the run so far.
+      rounds: Rounds of the run so far.
     """
     return {
       'privacy/epsilon': self.epsilon(rounds),
@@ -462,13 +461,13 @@ class PrivacyLedger:
   def report(
     self, rounds: int, assumed_public: Iterable[str] = (), **measured: Any
   ) -> dict[str, Any]:
-    """What `result.json` says of a run's privacy.
+    """Return a run's privacy, for `result.json`.
 
     Args:
-      rounds: Of the run so far.
-      assumed_public: What beside the number of clients came from their data
-        without noise, such as a vocabulary.
-      **measured: What else is to be said, such as the clip.
+      rounds: Rounds of the run so far.
+      assumed_public: Anything besides the number of clients that came from
+        their data without noise, such as a vocabulary.
+      **measured: Further entries, such as the clip.
     """
     plan = self.plan
     return {

@@ -1,4 +1,4 @@
-"""The parts of a message, each with a clip of its own."""
+"""Parts of a message that are clipped separately."""
 
 import collections
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ import tensorflow_privacy as tfp
 from tff_partial.dp import dp_queries
 from tff_partial.dp.private_rows import NestedSumQuery
 
-# The name of the only part of what is clipped jointly.
+# Name of the single part of values that are clipped jointly.
 WHOLE = 'all.parts'
 
 
 class Parts:
-  """The queries of what clients send: one of the whole, or one of each part."""
+  """Queries of an update: one of the whole, or one for each part."""
 
   def __init__(self, queries: Mapping[str, dp_queries.PrivateSumQuery]):
     self.queries = queries
 
   def split(self, structure: Any) -> Any:
-    """The parts of a structure, by name."""
+    """Return the parts of a structure, by name."""
     return {WHOLE: structure} if WHOLE in self.queries else structure
 
   def join(self, parts: Mapping[str, Any]) -> Any:
-    """A structure of parts."""
+    """Join parts to a structure."""
     return parts.get(WHOLE, parts)
 
   @property
@@ -36,7 +36,7 @@ class Parts:
     return NestedSumQuery(collections.OrderedDict(self.queries))
 
   def are_clipped(self, params: Any, value: Any) -> Any:
-    """Whether a client's parts are clipped, which is not private."""
+    """Return whether a client's parts are clipped, which is not private."""
     params, value = self.split(params), self.split(value)
     clipped = collections.OrderedDict(
       (part, tf.cast(query.is_clipped(params[part], value[part]), tf.int32))
@@ -45,7 +45,7 @@ class Parts:
     return clipped, tf.constant(1)
 
   def measure(self, divisor: float, before: Any, after: Any, total: Any) -> Any:
-    """Measures a round by what is private already."""
+    """Measure a round from values that are already private."""
     before, after = self.split(before), self.split(after)
     total = self.split(total)
     measured = collections.OrderedDict(

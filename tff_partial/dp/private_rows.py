@@ -16,12 +16,12 @@ from tff_partial.sparse import rows
 
 
 def seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
-  """Makes what makes the seed of a part's noise.
+  """Make the function that makes the seed of a part's noise.
 
   Args:
-    noise_seed: Where seeds come from in a simulation. Otherwise they come from
-      the operating system, and the time is mixed in: no two runs may have the
-      same noise, though one process initializes both.
+    noise_seed: Source of seeds in a simulation. If None, they come from the
+      operating system and the time: no two runs may have the same noise, even
+      if one process initializes both.
     part: Name of the part.
   """
   is_secret = noise_seed is None
@@ -40,18 +40,18 @@ def seed_maker(noise_seed: int | None, part: str) -> dp_queries.MakeSeed:
 
 
 class NestedSumQuery(tfp.NestedQuery, tfp.SumAggregationDPQuery):
-  """Several queries that all sum."""
+  """Several sum queries in one."""
 
 
 def with_distinct_rows(sent: Any, specs: Any) -> Any:
-  """Adds up the rows that a client sends of the same id; zeros for the others.
+  """Add up a client's rows of the same id; replace the others by zeros.
 
-  Only then is the norm of what it has sent the norm of what it adds to tables.
+  Only then does the norm of its update equal the norm of its change of tables.
 
   Args:
-    sent: `value`, of some tables rows, and `ids` of these rows, in the order of
-      the tables.
-    specs: Of the whole value, in which tables are whole.
+    sent: `value`, with only some rows of some tables, and `ids` of these rows,
+      in the order of the tables.
+    specs: Specs of the whole value, with whole tables.
   """
   left = iter(tf.nest.flatten(sent['ids']))
 
@@ -68,30 +68,30 @@ def with_distinct_rows(sent: Any, specs: Any) -> Any:
 class RowsQuery(tfp.SumAggregationDPQuery):
   """A query of whole tables to which clients add rows: (value, ids).
 
-  Rows of zeros more or less change no norm, so a client clips what it has.
+  Rows of zeros do not change a norm, so a client clips only its own rows.
   """
 
   def __init__(self, query: tfp.SumAggregationDPQuery, specs: Any):
     self._query, self._specs = query, specs
 
   def initial_global_state(self) -> Any:
-    """Returns the state of the query of tables."""
+    """Return the state of the query of tables."""
     return self._query.initial_global_state()
 
   def derive_sample_params(self, global_state: Any) -> Any:
-    """Returns the parameters of a round."""
+    """Return the parameters of a round."""
     return self._query.derive_sample_params(global_state)
 
   def get_noised_result(self, sample_state: Any, global_state: Any) -> Any:
-    """Adds the noise to the sum."""
+    """Add the noise to the sum."""
     return self._query.get_noised_result(sample_state, global_state)
 
   def initial_sample_state(self, template: Any = None) -> Any:
-    """Returns a sum of nothing: whole tables."""
+    """Return the empty sum: whole tables."""
     return self._query.initial_sample_state(self._specs)
 
   def preprocess_record(self, params: Any, record: Any) -> Any:
-    """Clips the rows of one client, each of them once."""
+    """Clip the rows of one client, each of them once."""
     return collections.OrderedDict(
       value=self._query.preprocess_record(
         params, with_distinct_rows(record, self._specs)
@@ -101,13 +101,13 @@ class RowsQuery(tfp.SumAggregationDPQuery):
 
 
 class RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Sums what `RowsQuery` makes of clients' rows to whole tables."""
+  """A factory that sums clients' rows from `RowsQuery` to whole tables."""
 
   def __init__(self, query: RowsQuery):
     self._query = query
 
   def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    """Returns the process that sums values of a type."""
+    """Return the process that sums values of a type."""
 
     @tff.tensorflow.computation
     def zero() -> Any:
@@ -117,7 +117,7 @@ class RowSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @tff.tensorflow.computation(total_type, value_type)
     def accumulate(total: Any, sent: Any) -> Any:
-      # Both are in the same order, and `ids` in that of the tables with rows.
+      # Both have the same order, and `ids` that of the tables with rows.
       ids = iter(tf.nest.flatten(sent['ids']))
       return tf.nest.map_structure(
         lambda table, part: (

@@ -1,4 +1,4 @@
-"""How cohorts are drawn, and what a round of them costs."""
+"""Sampling of cohorts, and its privacy cost per round."""
 
 import abc
 from collections.abc import Sequence
@@ -11,42 +11,42 @@ import dp_accounting
 
 from tff_partial import errors
 
-# Privacy losses are discretized, and rounded to the side that costs more. These
-# are the steps for epsilons up to a size: finer ones take more time and change
-# the fourth digit.
+# Privacy losses are discretized and rounded up. These are the steps for
+# epsilons up to a size: finer ones take more time and change only the fourth
+# digit.
 _LOSS_STEPS = {math.inf: 1e-2, 20.0: 2e-3, 0.5: 1e-4}
 
 
-# Renyi orders that take a formula of few terms where clients are sampled
-# independently. Without those between, what they count is mostly a few percent
-# more, and up to a fifth where noise is small.
+# Renyi orders with a short formula for independent sampling. Without the orders
+# in between, the cost is mostly a few percent higher, and up to a fifth if the
+# noise is small.
 _WHOLE_ORDERS = (*range(2, 25), *range(28, 65, 4), 128, 256, 512)
 
 
-# Renyi orders for cohorts of a fixed size, whose theorem takes long for each.
+# Renyi orders for cohorts of a fixed size, whose theorem is slow to evaluate.
 _FEW_ORDERS = (1.25, 1.5, 1.75, *_WHOLE_ORDERS)
 
 
 class AccountingError(errors.UserError, ValueError):
-  """Raised when nothing can be promised for what is asked."""
+  """Raised if no guarantee is possible for the arguments."""
 
 
 def check(is_good: bool, what: str, found: Any) -> None:
-  """Raises an error that says what something must be, unless it is that."""
+  """Raise an error that states a requirement, unless it is met."""
   if not is_good:
     raise AccountingError(f'{what}, found {found}.')
 
 
 class Sampling(abc.ABC):
-  """How clients come into a round.
+  """Sampling of the clients of a round.
 
   Attributes:
     name: For reports.
-    neighbours: Which two datasets must look alike, for reports.
+    neighbours: Description of neighbouring datasets, for reports.
     relation: These neighbours, as dp-accounting names them.
-    distance: How many clips one user moves a sum by.
-    renyi_orders: Which Renyi divergences are counted; None for all that
-      dp-accounting counts.
+    distance: Number of clips by which one user moves a sum.
+    renyi_orders: Orders of Renyi divergences to compute; None for
+      dp-accounting's default.
   """
 
   name: str
@@ -59,50 +59,50 @@ class Sampling(abc.ABC):
   def event(
     self, noise_multiplier: float, rounds: int
   ) -> dp_accounting.DpEvent:
-    """What happens in all rounds, in dp-accounting's words."""
+    """Return the dp-accounting event of all rounds."""
 
   def accountant(self, step: float) -> dp_accounting.PrivacyAccountant:
-    """A new accountant that knows such events.
+    """Make an accountant that supports such events.
 
     Args:
-      step: How finely it counts, as `loss_step` says.
+      step: Discretization step, as from `loss_step`.
     """
     del step
     return self.renyi_accountant()
 
   def renyi_accountant(self) -> dp_accounting.rdp.RdpAccountant:
-    """A new accountant of Renyi divergences, which knows all samplings."""
+    """Make an accountant of Renyi divergences, which supports all samplings."""
     return dp_accounting.rdp.RdpAccountant(self.renyi_orders, self.relation)
 
   def loss_step(self, size: float) -> float:
-    """How finely to count epsilons up to a size; Renyi divergences know one."""
+    """Return the step for epsilons up to a size; 1 for Renyi divergences."""
     del size
     return 1.0
 
 
 class LossDistributionSampling(Sampling):
-  """What privacy loss distributions count, as one mechanism of one clip."""
+  """Sampling counted by privacy loss distributions, as one mechanism."""
 
   relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
   renyi_orders = _WHOLE_ORDERS
 
   def accountant(self, step: float) -> dp_accounting.PrivacyAccountant:
-    """Counts by privacy loss distributions."""
+    """Make an accountant of privacy loss distributions."""
     return dp_accounting.pld.PLDAccountant(
       self.relation, value_discretization_interval=step
     )
 
   def loss_step(self, size: float) -> float:
-    """The step for epsilons up to a size."""
+    """Return the step for epsilons up to a size."""
     return min(step for most, step in _LOSS_STEPS.items() if size <= most)
 
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling(LossDistributionSampling):
-  """Every client is in a round with the same probability, independently.
+  """Each client is in a round independently with the same probability.
 
   Attributes:
-    probability: That a client is in a round.
+    probability: Probability that a client is in a round.
   """
 
   probability: float
@@ -119,7 +119,7 @@ class PoissonSampling(LossDistributionSampling):
   def event(
     self, noise_multiplier: float, rounds: int
   ) -> dp_accounting.DpEvent:
-    """Independent samples."""
+    """Return the event of independent samples."""
     return dp_accounting.SelfComposedDpEvent(
       dp_accounting.PoissonSampledDpEvent(
         self.probability, dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -133,11 +133,11 @@ class FixedSizeSampling(Sampling):
   """Every round has the same number of clients, drawn without replacement.
 
   Counted by theorem 27 of Wang, Balle and Kasiviswanathan 2019, which
-  dp-accounting has. It is far from tight.
+  dp-accounting implements. It is far from tight.
 
   Attributes:
-    population: How many clients there are; this is public.
-    clients_per_round: How many are drawn.
+    population: Number of clients; it is public.
+    clients_per_round: Number of clients drawn.
   """
 
   population: int
@@ -158,7 +158,7 @@ class FixedSizeSampling(Sampling):
   def event(
     self, noise_multiplier: float, rounds: int
   ) -> dp_accounting.DpEvent:
-    """Samples without replacement."""
+    """Return the event of sampling without replacement."""
     return dp_accounting.SelfComposedDpEvent(
       dp_accounting.SampledWithoutReplacementDpEvent(
         self.population,
@@ -171,11 +171,10 @@ class FixedSizeSampling(Sampling):
 
 @dataclasses.dataclass(frozen=True)
 class EveryRound(LossDistributionSampling):
-  """A client may be in every round, for whatever reason: chance does not help.
+  """A client may be in every round: sampling does not amplify privacy.
 
-  It is in a round once at most. Cohorts have a fixed size, so neighbours differ
-  in who one of the users is: with a user more, each round could have another
-  cohort.
+  It is in a round at most once. Cohorts have a fixed size, so neighbours differ
+  by a replaced user: with an added user, each round could have another cohort.
   """
 
   name = 'every_round'
@@ -185,7 +184,7 @@ class EveryRound(LossDistributionSampling):
   def event(
     self, noise_multiplier: float, rounds: int
   ) -> dp_accounting.DpEvent:
-    """No samples."""
+    """Return the event of rounds without sampling."""
     return dp_accounting.SelfComposedDpEvent(
       dp_accounting.GaussianDpEvent(noise_multiplier / self.distance), rounds
     )
@@ -193,10 +192,10 @@ class EveryRound(LossDistributionSampling):
 
 @dataclasses.dataclass(frozen=True)
 class EveryUpdate(EveryRound):
-  """Local privacy: a client's updates look like any others, in each round.
+  """Local privacy: any two updates of a client look alike, in each round.
 
-  Two updates may differ by two clips. Chance does not help: who looks at a
-  client sees when it sends.
+  Two updates may differ by two clips. Sampling does not amplify privacy: an
+  observer of a client sees when it sends.
   """
 
   name = 'local'
@@ -205,12 +204,12 @@ class EveryUpdate(EveryRound):
 
 @dataclasses.dataclass(frozen=True)
 class OncePerTree(Sampling):
-  """Tree aggregation: a client is in one round of each tree at most.
+  """Tree aggregation: a client is in at most one round of each tree.
 
   Neighbours differ in one user, who sends zeros in one of them.
 
   Attributes:
-    rounds_per_tree: After so many rounds a new tree begins.
+    rounds_per_tree: Number of rounds after which a new tree starts.
   """
 
   rounds_per_tree: int
@@ -228,7 +227,7 @@ class OncePerTree(Sampling):
   def event(
     self, noise_multiplier: float, rounds: int
   ) -> dp_accounting.DpEvent:
-    """All whole trees and what was begun."""
+    """Return the event of all complete trees and of the last, partial one."""
     whole, begun = divmod(rounds, self.rounds_per_tree)
     tree = dp_accounting.SingleEpochTreeAggregationDpEvent
     events: list[dp_accounting.DpEvent] = []
@@ -241,10 +240,10 @@ class OncePerTree(Sampling):
 
 
 def joint_noise_multiplier(*parts: float) -> float:
-  """The noise multiplier of one mechanism that costs as much as several.
+  """Return the noise multiplier of one mechanism that costs as much as several.
 
   Args:
-    *parts: Noise multipliers of what is released of the same clients.
+    *parts: Noise multipliers of releases about the same clients.
   """
   if not parts or min(parts) <= 0.0:
     raise AccountingError(
@@ -254,7 +253,7 @@ def joint_noise_multiplier(*parts: float) -> float:
 
 
 def check_delta(delta: float) -> None:
-  """Raises an error if delta is no probability between 0 and 1."""
+  """Raise an error if delta is not strictly between 0 and 1."""
   check(0.0 < delta < 1.0, '`delta` must be between 0 and 1', delta)
 
 
@@ -264,13 +263,13 @@ def event(
   rounds: int,
   once: Sequence[float] = (),
 ) -> dp_accounting.DpEvent:
-  """A whole run in dp-accounting's words.
+  """Return the dp-accounting event of a whole run.
 
   Args:
-    noise_multiplier: Of each round, all parts together.
-    sampling: How clients come into a round.
-    rounds: How many there are.
-    once: Noise multipliers of what was released once of all clients, such as a
+    noise_multiplier: Noise multiplier of each round, all parts together.
+    sampling: The sampling of clients for a round.
+    rounds: Number of rounds.
+    once: Noise multipliers of one-time releases about all clients, such as a
       mean that was computed before training.
   """
   for noise in (noise_multiplier, *once):
@@ -293,7 +292,7 @@ def count(
   delta: float,
   once: tuple[float, ...],
 ) -> float:
-  """The epsilon of a whole run, counted in given steps."""
+  """Compute the epsilon of a whole run with a given step."""
   happened = event(noise_multiplier, sampling, rounds, once)
   accountant = sampling.accountant(step).compose(happened)
   return float(accountant.get_epsilon(delta))

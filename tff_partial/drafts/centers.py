@@ -1,18 +1,18 @@
-"""Drafts of private tables: centers of their rows, and what is joined of them.
+"""Drafts of private tables: centers of their rows, and their aggregation.
 
-HPFL (Wu et al., 2021) lets the rows of a private table, the vectors of users
-and items, never leave a client. What leaves are drafts: centers of clusters of
-these rows. The server joins the drafts of all clients to global centers, and
-clients draw their rows toward these (Eq. 2).
+In HPFL (Wu et al., 2021) the rows of a private table, the vectors of users and
+items, never leave a client. Clients send drafts instead: centers of clusters of
+these rows. The server aggregates the drafts of all clients into global centers,
+and clients pull their rows towards these (Eq. 2).
 
-Two ways. `Centers` is the paper's: each client clusters its rows and sends the
-centers, and the server clusters what it collected. The center of one row is
-that row, and the center of few is near to them, so that drafts may reveal what
-they stand for; `min_rows` sets how many rows a draft stands for at least.
-`Sums` sends no center of a client: the server sends its centers, a client adds
-up its rows nearest to each, and the server divides the sums of all clients, one
-step of Lloyd's algorithm in each round. Sums may be clipped and noised with the
-update, and are then paid for as that is.
+There are two methods. `Centers` is the paper's: each client clusters its rows
+and sends the centers, and the server clusters the collected centers. The center
+of one row is that row, and the center of a few is near to them, so that drafts
+may reveal the rows that they represent; `min_rows` is the minimum number of
+rows per draft. With `Sums` no client sends centers: the server sends its
+centers, a client sums its rows nearest to each, and the server divides the sums
+of all clients, one step of Lloyd's algorithm in each round. Sums may be clipped
+and noised with the update, and are then accounted for like it.
 """
 
 import collections
@@ -34,7 +34,7 @@ from tff_partial.statistics import Server
 from tff_partial.statistics import Statistic
 from tff_partial.tiers import LOCAL
 
-# Where the server's state has the centers, by table.
+# Key of the centers in the server's state, by table.
 CENTERS = 'centers'
 _ROWS, _IS_REAL = 'rows', 'is_real'
 _SUMS, _COUNTS = 'sums', 'counts'
@@ -42,17 +42,17 @@ _SUMS, _COUNTS = 'sums', 'counts'
 
 @dataclasses.dataclass(frozen=True)
 class Centers:
-  """Clients send centers of their rows; the server clusters these again.
+  """Drafts by clients' centers, which the server clusters again.
 
   Attributes:
-    num_collected: How many centers of all clients the server has room for.
-    num_centers: How many global centers there are at most.
-    rows_per_center: For how many rows there is a center, at a client and again
-      at the server; ten in the paper.
+    num_collected: Maximum number of centers of all clients at the server.
+    num_centers: Maximum number of global centers.
+    rows_per_center: Number of rows per center, at a client and again at the
+      server; ten in the paper.
     min_rows: Centers of fewer rows are not sent.
-    init: How k-means begins, one of `clustering.INITS`.
-    restarts: How many times k-means begins anew.
-    max_iterations: The most iterations of k-means.
+    init: Initialization of k-means, one of `clustering.INITS`.
+    restarts: Number of restarts of k-means.
+    max_iterations: Maximum number of iterations of k-means.
   """
 
   num_collected: int
@@ -66,7 +66,7 @@ class Centers:
   def clusters(
     self, rows: tf.Tensor, is_real: tf.Tensor, seed: tf.Tensor
   ) -> clustering.KMeans:
-    """Clusters a client's rows of a table; their centers are its drafts.
+    """Cluster a client's rows of a table; their centers are its drafts.
 
     Args:
       rows: Float `[rows, width]`.
@@ -90,7 +90,7 @@ class Centers:
     )
 
   def statistic(self, model: models.PartialModel, table: str) -> Statistic:
-    """What clients send of a table, and what the server makes of it."""
+    """Return the statistic of a table's drafts."""
 
     def summarize(client: ClientContext) -> Any:
       seed = random_bits.fold_in(client.seed, f'drafts of {table}')
@@ -122,29 +122,30 @@ class Centers:
     )
 
   def _wanted(self, is_real: tf.Tensor) -> tf.Tensor:
-    """How many centers some rows get, at least one if there are any."""
+    """Return the number of centers for rows, at least 1 if there are any."""
     number = tf.reduce_sum(tf.cast(is_real, tf.int32))
     return -(-number // self.rows_per_center)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-  """Clients send sums of their rows nearest to each of the server's centers.
+  """Drafts by sums of clients' rows nearest to each of the server's centers.
 
-  In the first round there are none yet, and each row goes to a center at
-  random.
+  In the first round there are no centers yet, and each row is assigned to a
+  random one.
 
-  With the update clients send shares of their rows in place of counts, and in
-  place of sums by how much their rows differ from the centers, times the same,
-  so that a client of many rows counts no more than others. Centers go by the
-  means of these moves (`row_means.moved`), where few rows are near by less.
+  With WITH_UPDATE, clients send shares of their rows instead of counts, and
+  instead of sums the differences of their rows from the centers, divided by
+  their number of rows, so that a client with many rows counts no more than
+  others. Centers move by the means of these differences (`row_means.moved`), by
+  less if few rows are near.
 
   Attributes:
-    num_centers: How many global centers there are.
-    join: How sums are made; with the update, they are clipped and noised as
-      that is.
-    least: A center stays where it is if fewer rows than this are near to it, of
-      all clients together; not with the update.
+    num_centers: The number of global centers.
+    join: How sums are aggregated; WITH_UPDATE clips and noises them like the
+      update.
+    least: A center does not move if fewer rows of all clients than this are
+      near to it; ignored for WITH_UPDATE.
   """
 
   num_centers: int
@@ -152,7 +153,7 @@ class Sums:
   least: float = 0.5
 
   def statistic(self, model: models.PartialModel, table: str) -> Statistic:
-    """What clients send of a table, and what the server makes of it."""
+    """Return the statistic of a table's drafts."""
     del model
     by_shares = self.join is Join.WITH_UPDATE
 
@@ -202,10 +203,10 @@ class Sums:
 
 
 def rows_of(client: ClientContext, table: str) -> tuple[tf.Tensor, tf.Tensor]:
-  """A client's rows of a table, and which of them are real.
+  """Return a client's rows of a table, and the mask of real ones.
 
   Args:
-    client: What it knows.
+    client: The client's context.
     table: Name of a local variable, `[rows, ...]`.
   """
   rows = client.weight(LOCAL, table)
@@ -218,12 +219,12 @@ def rows_of(client: ClientContext, table: str) -> tuple[tf.Tensor, tf.Tensor]:
 def first_centers(
   model: models.PartialModel, tables: Sequence[str], num_centers: int
 ) -> Any:
-  """The server's centers before the first round: none is real.
+  """Return the server's centers before the first round: none is real.
 
   Args:
     model: The model.
-    tables: The tables of which clients send drafts.
-    num_centers: How many there will be at most.
+    tables: The tables whose drafts clients send.
+    num_centers: Maximum number of centers.
   """
   specs = model.specs(LOCAL)
   return collections.OrderedDict(
@@ -241,15 +242,15 @@ def first_centers(
 
 
 def at_server(state: Any, table: str) -> np.ndarray | None:
-  """The centers of a table that the server holds.
+  """Return the server's centers of a table.
 
   Args:
-    state: The process's state, with numbers in it: as a run ends with it.
+    state: The process's state, with concrete values, as at the end of a run.
     table: The table.
 
   Returns:
-    Floats `[centers, width]`, those that are real; None if clients of this
-    process send no drafts of it.
+    Floats `[centers, width]`, the real ones; None if clients of this process
+    send no drafts of the table.
   """
   held = state.client_work.get('server') or {}
   centers = held.get(CENTERS, {}).get(table)
@@ -261,19 +262,18 @@ def at_server(state: Any, table: str) -> np.ndarray | None:
 def toward_centers(
   rows: tf.Tensor, centers: Any, own_share: tf.Tensor, *, by_nearness: bool
 ) -> tf.Tensor:
-  """Rows move toward a mean of all centers (Eq. 2).
+  """Move rows towards a mean of all centers (Eq. 2).
 
   Args:
     rows: `[rows, width]`.
-    centers: The server's, of one table.
-    own_share: How much of each row stays its own, from 0 to 1: a scalar, or
-      `[width]`.
-    by_nearness: Whether a center counts by the inverse of its distance. As the
-      equation is printed it counts by its distance, so that far ones count
-      more.
+    centers: The server's centers of one table.
+    own_share: The share of each row that does not move, from 0 to 1: a scalar,
+      or `[width]`.
+    by_nearness: True to weight centers by the inverse of their distance. The
+      equation as printed weights them by distance, so that far ones count more.
 
   Returns:
-    The rows, as they are if there are no centers yet.
+    The rows, unchanged if there are no centers yet.
   """
   is_real = tf.cast(centers[_IS_REAL], tf.float32)
   points = centers[_ROWS]
@@ -293,7 +293,7 @@ def toward_centers(
 def _at_random(
   rows: tf.Tensor, is_real: tf.Tensor, number: int, seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sums and counts of rows that go to centers at random."""
+  """Return sums and counts of rows that are assigned to random centers."""
   drawn = random_bits.uniform(seed, tf.shape(is_real), 0.0, float(number))
   places = tf.minimum(tf.cast(drawn, tf.int32), number - 1)
   places = tf.where(is_real, places, -1)

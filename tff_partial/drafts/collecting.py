@@ -1,4 +1,4 @@
-"""Rows of clients, collected at the server in a buffer of fixed size."""
+"""Collection of clients' rows at the server in a buffer of fixed size."""
 
 import collections
 from typing import Any
@@ -11,27 +11,27 @@ from tff_partial import errors
 
 
 class CollectionError(errors.UserError, ValueError):
-  """Raised for what cannot be collected."""
+  """Raised for a collection without capacity."""
 
 
 class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
-  """The server has the rows that clients send, one after another.
+  """Factory of aggregations that concatenate clients' rows at the server.
 
   TFF has no `federated_collect`, so they are written into a buffer. A client
-  sends `rows`, `[some rows, ...]`, and `is_real`, bool `[some rows]`; both may
-  differ in size from client to client. The result has `rows` and `is_real`,
-  `[capacity, ...]`, and `num_sent`, int32: how many real rows were sent.
-  Those beyond the capacity are lost.
+  sends `rows`, `[some rows, ...]`, and `is_real`, bool `[some rows]`; sizes may
+  differ between clients. The result has `rows` and `is_real`,
+  `[capacity, ...]`, and `num_sent`, int32: the number of real rows sent. Rows
+  beyond the capacity are lost.
   """
 
   def __init__(self, capacity: int):
-    """Says how much there is room for.
+    """Set the capacity.
 
     Args:
-      capacity: How many rows of all clients there is room for.
+      capacity: Maximum number of rows of all clients together.
 
     Raises:
-      CollectionError: If that is none.
+      CollectionError: If the capacity is below 1.
     """
     if capacity < 1:
       raise CollectionError(
@@ -40,12 +40,12 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
     self._capacity = capacity
 
   def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-    """Makes the process; see `tff.aggregators`."""
+    """Create the process; see `tff.aggregators`."""
     rows = value_type['rows']
     capacity, rest = self._capacity, list(rows.shape[1:])
     dtype = tf.dtypes.as_dtype(rows.dtype)
 
-    # One row more, to write what finds no room or is not real.
+    # One extra row, for rows that exceed the capacity or are not real.
     buffer_type = tff.types.tensorflow_to_type(
       collections.OrderedDict(
         rows=tf.TensorSpec([capacity + 1, *rest], dtype),

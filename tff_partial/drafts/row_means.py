@@ -1,15 +1,14 @@
-"""Means whose weights differ from row to row.
+"""Means with a separate weight for each row.
 
-A client may know much about some rows of a table and little about others. It
-sends each row times the weight that it gives to it, and the weights; the server
-divides the sums.
+A client may have much data on some rows of a table and little on others. It
+sends each row times its weight, and the weights; the server divides the sums.
 
 Both are linear, so that they may be clipped and noised together with an update.
-One clip then holds all that a client sends, and noise is in proportion to it.
-So clients send moves in place of rows: by how much theirs differ from those
-that they received, which is little. And the server divides by no less than half
-of the weight that a row usually has, since a smaller sum may be mostly noise.
-Of larger weights, without clip and noise, the mean is the same.
+One clip then bounds all that a client sends, and noise is in proportion to it.
+So clients send moves instead of rows: the small differences of their rows from
+those that they received. And the server divides by at least half of a row's
+usual weight, since a smaller sum may be mostly noise. For larger weights,
+without clip and noise, the mean is the same.
 """
 
 import collections
@@ -25,15 +24,15 @@ from tff_partial.statistics import Server
 from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL
 
-# What a client knows -> how much it counts, zero or more: float `[rows]` for
-# one number a row, or a scalar for all.
+# A client's context -> its weight, zero or more: float `[rows]` for one weight
+# per row, or a scalar for all.
 Weight: TypeAlias = Callable[[ClientContext], tf.Tensor]
 
-# By what part of its usual weight, at least, the moves of a row are divided.
+# The minimum divisor of a row's moves, as a fraction of its usual weight.
 LEAST = 0.5
-# Beside moves, weights are sent so much smaller: a clip is to hold both.
+# Weights are scaled down by this when sent with moves: one clip bounds both.
 SENT = 0.1
-# Of smaller weights no mean is made, where there is no noise.
+# Without noise, rows with a smaller total weight do not change.
 _NOTHING = 1e-6
 _SUM, _WEIGHT = '/sum', 'weight'
 
@@ -47,23 +46,23 @@ def row_means(
   usual: float = 1.0,
   in_state: bool = False,
 ) -> Statistic:
-  """Rows at the server become weighted means of what clients have there.
+  """Build a statistic that sets rows at the server to means of clients' rows.
 
   Args:
-    name: Of the statistic.
-    values: What a client has in the place of GLOBAL variables, by their names.
-    weight: How much it counts there, by row or as a whole, for all of these
-      variables.
-    join: How sums are made. With the update, they are sums of moves, clipped
-      and noised as the aggregator says; weights should be bounded then, such as
-      shares that add up to 1 at each client.
-    usual: The weight of a row of which clients know as much as of most. With
-      the update, sums are divided by no less than `LEAST` times this.
-    in_state: Whether the rows are not GLOBAL variables but tensors of the
-      server's state, by their names.
+    name: Name of the statistic.
+    values: (the client's context) -> its values of GLOBAL variables, by name.
+    weight: (the client's context) -> its weight, by row or as a whole, for all
+      of these variables.
+    join: How sums are aggregated. With WITH_UPDATE they are sums of moves,
+      clipped and noised by the aggregator; weights should then be bounded, such
+      as shares that add up to 1 at each client.
+    usual: The usual weight of a row. With WITH_UPDATE, sums are divided by at
+      least `LEAST` times this.
+    in_state: True if the rows are not GLOBAL variables but tensors of the
+      server's state, by name.
 
   Returns:
-    The statistic. A row on which no client counts stays as it is.
+    The statistic. A row without any client's weight does not change.
   """
   by_moves = join is Join.WITH_UPDATE
 
@@ -106,21 +105,21 @@ def row_means(
 def moved(
   before: tf.Tensor, moves: tf.Tensor, weight: tf.Tensor, usual: float
 ) -> tf.Tensor:
-  """Rows after the mean of clients' moves, of which the sums may have noise.
+  """Move rows by the mean of clients' moves, whose sums may have noise.
 
   Args:
-    before: Where the rows were, `[rows, ...]`.
+    before: The old rows, `[rows, ...]`.
     moves: The sum of the weighted moves of all clients, of the same shape.
     weight: The sum of their weights times `SENT`, `[rows]` or a scalar.
-    usual: The weight of a row of which clients know as much as of most. Where
-      there is less than `LEAST` times this, a row goes a part of the way.
+    usual: The usual weight of a row. Rows with less than `LEAST` times this
+      move only a part of the way.
   """
   weight = tf.maximum(weight / SENT, LEAST * usual)
   return before + moves / _along_rows(weight, moves)
 
 
 def _along_rows(of_rows: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-  """Numbers of rows, shaped to be multiplied with the rows."""
+  """Reshape one number per row so that it multiplies the rows."""
   rank = of_rows.shape.rank
   ones = [1] * (value.shape.rank - rank)
   return tf.reshape(of_rows, tf.concat([tf.shape(of_rows), ones], 0))

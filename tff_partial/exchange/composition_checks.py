@@ -1,4 +1,4 @@
-"""What cannot be composed, refused when it is asked for."""
+"""Checks that the parts of a composition fit together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,11 +20,11 @@ from tff_partial.statistics import Statistic
 
 
 def check_joining(aggregator: Any, server_optimizer: Any) -> None:
-  """Refuses what neither joins updates nor steps.
+  """Check that the aggregator is a factory and the optimizer one of TFF's.
 
   Args:
-    aggregator: Joins updates.
-    server_optimizer: Steps.
+    aggregator: Aggregates updates.
+    server_optimizer: Applies the aggregated update.
   """
   if not isinstance(
     aggregator,
@@ -46,11 +46,11 @@ def check_joining(aggregator: Any, server_optimizer: Any) -> None:
 def check_statistics(
   statistics: Sequence[Statistic], before_sending: BeforeSending | None
 ) -> None:
-  """Refuses statistics that share a name, or would be sent without noise.
+  """Check names of statistics, and how they are joined and settled.
 
   Args:
-    statistics: What clients send beside their update.
-    before_sending: What they do with the update before, or None.
+    statistics: What clients send besides their update.
+    before_sending: Transforms the update before it is sent, or None.
   """
   names = [statistic.name for statistic in statistics]
   taken = set(tiers.TIERS)
@@ -81,7 +81,7 @@ def check_privacy(
   client_weighting: ClientWeighting | ClientWeightFn,
   statistics: Sequence[Statistic],
 ) -> None:
-  """Refuses what clients would send beside what gets noise."""
+  """Check that clients send nothing without noise if updates get noise."""
   local = getattr(before_sending, 'mechanism', None)
   if not any(
     each.noise_multiplier for each in mechanisms_of(aggregator, before_sending)
@@ -109,11 +109,11 @@ def check_privacy(
 def mechanisms_of(
   aggregator: aggregators.Factory, before_sending: BeforeSending | None
 ) -> list[mechanisms.Mechanism]:
-  """Finds all that clips and noises some of what clients send.
+  """Return all mechanisms that clip and noise some of what clients send.
 
   Args:
-    aggregator: Joins updates.
-    before_sending: What clients do with their update, or None.
+    aggregator: Aggregates updates.
+    before_sending: Transforms the update before it is sent, or None.
   """
   parts = [*getattr(aggregator, 'parts', [aggregator]), before_sending]
   found = (getattr(part, 'mechanism', None) for part in parts)
@@ -123,9 +123,9 @@ def mechanisms_of(
 def mechanism(
   aggregator: aggregators.Factory, before_sending: BeforeSending | None
 ) -> mechanisms.Mechanism | None:
-  """What makes the updates private, if one mechanism does so for all of them.
+  """Return the mechanism that makes all updates private, or None.
 
-  What a server does with sums that have noise already, changes nothing.
+  Processing of noised sums at the server does not change privacy.
   """
   for part in (aggregator, before_sending):
     found: mechanisms.Mechanism | None = getattr(part, 'mechanism', None)
@@ -137,11 +137,11 @@ def mechanism(
 def check_settling(
   client: client_work.ClientWork, statistics: Sequence[Statistic]
 ) -> None:
-  """Refuses to compare what clients remembered before and after a round.
+  """Check that statistics can settle clients' state.
 
   Args:
-    client: What clients do.
-    statistics: What is sent beside the update.
+    client: The clients' work.
+    statistics: What is sent besides the update.
   """
   for statistic in statistics:
     if statistic.settle is not None and client.keeping:
@@ -162,11 +162,11 @@ def check_settling(
 def check_members(
   aggregator: aggregators.Factory, client: client_work.ClientWork
 ) -> None:
-  """Refuses means over the members of groups where there can be none.
+  """Check that means over the members of groups are possible.
 
   Args:
-    aggregator: Joins updates.
-    client: What clients do.
+    aggregator: Aggregates updates.
+    client: The clients' work.
 
   Raises:
     GroupError: If clients train no weights of groups.
@@ -190,10 +190,10 @@ def check_members(
 
 
 def check_tiers(client: client_work.ClientWork) -> None:
-  """Refuses work that does not fit the model's tiers.
+  """Check that the work fits the model's tiers.
 
   Args:
-    client: What clients do.
+    client: The clients' work.
   """
   held = {tiers.GLOBAL, tiers.GROUP} & set(client.model.tiers)
   if not held:

@@ -1,4 +1,4 @@
-"""What a client sends and what it keeps, after its work in a round."""
+"""Messages of clients, and their new state, after their work in a round."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -19,29 +19,29 @@ from tff_partial.statistics import Settle
 from tff_partial.statistics import Statistic
 
 ClientWeighting: TypeAlias = tff.learning.ClientWeighting
-# (what is joined with the update, by tier or statistic, the client's seed for
-# it) -> what it sends instead.
+# (the update, by tier or statistic, the client's seed for it) -> what it sends
+# instead.
 BeforeSending: TypeAlias = Callable[[Any, tf.Tensor], Any]
-# What a client's phases came to -> how much it counts, zero or more.
+# A client's result -> its weight, zero or more.
 ClientWeightFn: TypeAlias = Callable[[local_training.ClientResult], tf.Tensor]
 
 
 def sending_seed(seed: tf.Tensor) -> tf.Tensor:
-  """The seed that `before_sending` gets, int32 `[2]`, of a client's own."""
+  """Return the seed of `before_sending`, int32 `[2]`, from a client's seed."""
   return random_bits.fold_in(seed, 'sending')
 
 
 class Message(NamedTuple):
-  """What a client's work comes to.
+  """Output of a client's work.
 
   Attributes:
-    update: Tier to what the client sends, named tensors; and what statistics
+    update: Tier to the client's update, named tensors; and the statistics that
       are joined with it, by name.
-    ids: Tier and name to the ids of the rows that stand in `update` in place of
-      a whole table.
-    weight: How much the update counts.
-    kept: What the client remembers.
-    statistics: What it sends beside, by name.
+    ids: Tier and name to the ids of the rows that are in `update` instead of a
+      whole table.
+    weight: The weight of the update.
+    kept: The client's new state.
+    statistics: Other statistics, by name.
     group: The client's group, int32.
     metrics: States of metrics.
   """
@@ -56,14 +56,14 @@ class Message(NamedTuple):
 
 
 class Sending(NamedTuple):
-  """How a client makes its message.
+  """Settings of a client's message.
 
   Attributes:
-    tiers: Those whose updates are sent.
-    weighting: How much a client counts.
-    by_rows: Whether rows of tables are sent, where no more is trained.
-    before_sending: What a client does with its update before it sends it.
-    statistics: What is sent beside.
+    tiers: The tiers whose updates are sent.
+    weighting: How clients are weighted.
+    by_rows: True to send only rows of tables of which only these are trained.
+    before_sending: Transforms a client's update before it is sent, or None.
+    statistics: What is sent besides the update.
   """
 
   tiers: Sequence[str]
@@ -75,11 +75,11 @@ class Sending(NamedTuple):
   def messages(
     self, work: client_work.ClientWork, sent: Mapping[str, tf.TensorSpec]
   ) -> tff.Computation:
-    """Makes `(ModelWeights, C, D[, sent] -> Message)`, for one client.
+    """Make `(ModelWeights, C, D[, sent] -> Message)`, for one client.
 
     Args:
-      work: What a client does.
-      sent: Specs of what the server sends beside weights; nothing if empty.
+      work: The client's work.
+      sent: Specs of what the server sends besides weights; nothing if empty.
     """
 
     def make(
@@ -96,7 +96,7 @@ class Sending(NamedTuple):
     result: local_training.ClientResult,
     shared: Any,
   ) -> Message:
-    """The message of one client."""
+    """Return the message of one client."""
     result, weight = _weighed(result, self.weighting)
     zero_unless_finite = _zero_unless(result.is_finite)
     weight = zero_unless_finite(weight)
@@ -116,7 +116,7 @@ class Sending(NamedTuple):
     if self.before_sending is not None and update:
       update = self.before_sending(update, sending_seed(known.seed))
     if getattr(self.before_sending, 'mechanism', None) is not None:
-      # Its weight does not tell whether it had any examples either.
+      # The weight must not reveal if the client had examples either.
       weight = tf.ones([])
     return Message(
       update,
@@ -136,7 +136,7 @@ class Sending(NamedTuple):
     result: local_training.ClientResult,
     shared: Any,
   ) -> tuple[Any, Any]:
-    """What a client's training changed, and the ids of rows that it sends."""
+    """Return a client's update, and the ids of the rows in it."""
     zero_unless_finite = _zero_unless(result.is_finite)
     update: Any = collections.OrderedDict()
     ids: Any = collections.OrderedDict()
@@ -163,13 +163,13 @@ def for_a_client(
   work: client_work.ClientWork,
   beside: Mapping[str, tf.TensorSpec],
 ) -> tff.Computation:
-  """Makes `(ModelWeights, C, D[, beside] -> ...)` of a function.
+  """Make `(ModelWeights, C, D[, beside] -> ...)` of a function.
 
   Args:
-    function: (shared weights by tier, frozen ones, what a client remembers, its
-      data, what it is told beside by name, if anything) -> a structure.
-    work: What a client does.
-    beside: Specs of what it is told beside; nothing if empty.
+    function: (shared weights by tier, frozen ones, a client's state, its data,
+      further values by name, if any) -> a structure.
+    work: The client's work.
+    beside: Specs of the further values; nothing if empty.
   """
   if not beside:
     traced = tracing.traced(function, *work.specs)
@@ -197,9 +197,9 @@ def after_update(
   work: client_work.ClientWork,
   sent: Mapping[str, Any],
 ) -> tff.Computation:
-  """Makes `(new ModelWeights, C, D, what is known beside -> summary)`.
+  """Make `(new ModelWeights, C, D, further values -> summary)`.
 
-  That are `sent`, and the client's `group` and `weight`.
+  The further values are `sent`, and the client's `group` and `weight`.
   """
 
   def summarize(
@@ -226,7 +226,7 @@ def settling(
   own_type: tff.Type,
   joined_type: tff.Type,
 ) -> tff.Computation:
-  """Makes `(C, C, own statistic, joined statistic -> C)`, for one client."""
+  """Make `(C, C, own statistic, joined statistic -> C)`, for one client."""
 
   @tff.tensorflow.computation(kept_type, kept_type, own_type, joined_type)
   def settled(before: Any, after: Any, own: Any, joined: Any) -> Any:
@@ -236,14 +236,14 @@ def settling(
 
 
 def _zero_unless(condition: tf.Tensor) -> Callable[[Any], Any]:
-  """Makes what puts zeros in the place of tensors."""
+  """Return a function that replaces tensors by zeros unless `condition`."""
   return lambda structure: tf.nest.map_structure(
     lambda t: tf.where(condition, t, tf.zeros_like(t)), structure
   )
 
 
 def _unless_spoilt(is_finite: tf.Tensor, kept: Any, new: Any) -> Any:
-  """What a client remembers: the new state, or its old one if that failed."""
+  """Return a client's new state, or its old one if its work failed."""
   try:
     return tf.nest.map_structure(
       lambda old, new: tf.where(is_finite, new, old), kept, new
@@ -259,11 +259,11 @@ def _weighed(
   result: local_training.ClientResult,
   client_weighting: ClientWeighting | ClientWeightFn,
 ) -> tuple[local_training.ClientResult, tf.Tensor]:
-  """Says how much a client counts.
+  """Compute a client's weight.
 
   Returns:
-    What its phases came to, which is not finite if its weight is no number that
-    can weigh, and the weight, float32.
+    The client's result, which is not finite if its weight is negative or not
+    finite, and the weight, float32.
   """
   if client_weighting is ClientWeighting.NUM_EXAMPLES:
     return result, tf.cast(result.num_examples, tf.float32)

@@ -1,12 +1,12 @@
-"""Updates of few bits: clients round what they send (Suresh et al., ICML 2017).
+"""Stochastic quantization of clients' updates (Suresh et al., ICML 2017).
 
 "Distributed Mean Estimation with Limited Communication", section 2: each number
-of a tensor is rounded, up or down by chance, to one of 2**bits levels between
-the tensor's least and largest number, so that its expectation stays the same.
+of a tensor is randomly rounded up or down to one of 2**bits levels between the
+tensor's minimum and maximum, so that its expectation does not change.
 
-TFF's own quantization (`tff.learning.compression_aggregator`) draws this chance
-anew in every run. Here it follows from the client's seed, so that a run can be
-repeated bit for bit.
+TFF's own quantization (`tff.learning.compression_aggregator`) has other random
+draws in every run. Here they follow from the client's seed, so that a run can
+be repeated bit for bit.
 """
 
 import dataclasses
@@ -20,33 +20,33 @@ from tff_partial import errors
 from tff_partial import random_bits
 
 _MOST_BITS = 16
-# Of the least and the largest number of a tensor.
+# For the minimum and the maximum of a tensor.
 _BOUNDS_BYTES = 8
 
 
 class QuantizationError(errors.UserError, ValueError):
-  """Raised for a number of bits that is impossible."""
+  """Raised for an invalid number of bits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantization:
-  """Has clients round their updates; `compose(before_sending=)`.
+  """Quantization of clients' updates, for `compose(before_sending=)`.
 
   Tables are rounded and sent whole.
 
   Attributes:
-    bits: Of each number, 1 to 16.
-    smallest: Tensors of fewer numbers are sent as they are.
+    bits: Bits per number, 1 to 16.
+    smallest: Tensors with fewer numbers are not rounded.
   """
 
   bits: int = 8
   smallest: int = 100
 
   def __post_init__(self) -> None:
-    """Checks the bits.
+    """Check the number of bits.
 
     Raises:
-      QuantizationError: If there cannot be so many.
+      QuantizationError: If it is not from 1 to 16.
     """
     if not 1 <= self.bits <= _MOST_BITS:
       raise QuantizationError(
@@ -55,11 +55,11 @@ class Quantization:
       )
 
   def __call__(self, update: Any, seed: tf.Tensor) -> Any:
-    """Rounds what one client is about to send.
+    """Round one client's update.
 
     Args:
       update: Floating-point tensors of known shapes.
-      seed: The client's own for this round, integer `[2]`.
+      seed: The client's seed for this round, integer `[2]`.
 
     Returns:
       The rounded update, with the types of the update.
@@ -83,7 +83,7 @@ class Quantization:
     return number >= self.smallest
 
   def num_bytes(self, kind: tff.TensorType) -> int:
-    """How many bytes a tensor takes when it is sent.
+    """Return the number of bytes of a tensor when it is sent.
 
     Args:
       kind: The type of the tensor.

@@ -1,4 +1,4 @@
-"""What the server does with the messages of a round."""
+"""The server's update by the messages of a round."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ from tff_partial.tiers import GROUP
 
 
 class Joined(NamedTuple):
-  """What joining the messages of a round comes to, all at the server.
+  """Result of aggregating the messages of a round, all at the server.
 
   Attributes:
     weights: The new weights.
-    statistics: Name to the joined statistic.
-    aggregator: The new state of what joins.
+    statistics: Name to the aggregated statistic.
+    aggregator: The aggregator's new state.
     finalizer: The server optimizer's new state.
-    measurements: Of both, by name.
+    measurements: Measurements of both, by name.
   """
 
   weights: Any
@@ -35,9 +35,9 @@ class Joined(NamedTuple):
 
 
 class JoinUpdates:
-  """Joins what clients send by one aggregator, and steps by the updates.
+  """Aggregation of clients' messages by one aggregator, and the server's step.
 
-  It does nothing if clients send nothing. To be used within a federated
+  It does nothing if clients send nothing. Use it within a federated
   computation.
   """
 
@@ -49,18 +49,18 @@ class JoinUpdates:
     message_type: tff.Type,
     with_update: Sequence[Statistic],
   ):
-    """Makes the processes.
+    """Make the processes.
 
     Args:
       aggregator: The aggregation factory.
-      server_optimizer: Takes the joined updates for gradients.
-      server_type: Of the weights.
-      message_type: Of what a client sends.
+      server_optimizer: Uses the aggregated updates as gradients.
+      server_type: Type of the weights.
+      message_type: Type of a client's message.
       with_update: The statistics that are joined with the updates.
     """
     self._aggregation: Any = None
     self._finalizer: Any = None
-    # If not all tiers at the server are trained: those that are.
+    # If not all tiers at the server are trained: the choice of those that are.
     self._trained: Any = None
     self._with_update = [statistic.name for statistic in with_update]
     update_type = message_type.update
@@ -101,7 +101,7 @@ class JoinUpdates:
       self._update_type = trained_type.trainable
 
   def initialize(self) -> tuple[Any, Any]:
-    """The first states of the aggregator and of the server optimizer."""
+    """Return the first states of the aggregator and of the server optimizer."""
     nothing = tff.federated_value((), tff.SERVER)
     return (
       self._aggregation.initialize() if self._aggregation else nothing,
@@ -111,14 +111,14 @@ class JoinUpdates:
   def next(
     self, state: Any, weights: Any, sent: Any, members: Any = None
   ) -> Joined:
-    """Joins what was sent and moves the weights by it.
+    """Aggregate the messages and update the weights.
 
     Args:
       state: The states of the aggregator and of the server optimizer.
       weights: The weights.
       sent: The clients' messages.
-      members: The weights of each group's members, joined, if each copy of a
-        group moves by the mean of its members.
+      members: The total weight of each group's members, if each group's copy
+        moves by the mean of its members.
     """
     aggregator, finalizer = state
     if self._aggregation is None:
@@ -172,7 +172,7 @@ def _chosen_all(structure: tff.Type, names: Sequence[str]) -> tff.Computation:
 
 
 def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
-  """Makes `(ModelWeights -> ModelWeights)`: those of some tiers alone."""
+  """Make `(ModelWeights -> ModelWeights)`: only those of some tiers."""
 
   @tff.tensorflow.computation(server_type)
   def choose(weights: Any) -> Any:
@@ -187,7 +187,7 @@ def _of_tiers(server_type: tff.Type, tiers: Sequence[str]) -> tff.Computation:
 
 
 def _replaced(server_type: tff.Type, new_type: tff.Type) -> tff.Computation:
-  """Makes `(ModelWeights, of some tiers -> ModelWeights)`."""
+  """Make `(ModelWeights, of some tiers -> ModelWeights)`."""
 
   @tff.tensorflow.computation(server_type, new_type)
   def replace(weights: Any, new: Any) -> Any:
@@ -200,7 +200,7 @@ def _replaced(server_type: tff.Type, new_type: tff.Type) -> tff.Computation:
 
 
 def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
-  """Makes `(update, members -> update)`: see `groups.members_mean`."""
+  """Make `(update, members -> update)`: see `groups.members_mean`."""
 
   @tff.tensorflow.computation(update_type, members)
   def by_members(update: Any, members: Any) -> Any:
@@ -211,19 +211,19 @@ def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
 
 
 class JoinStatistics:
-  """Joins the statistics that have aggregations of their own.
+  """Aggregation of the statistics that are not joined with the updates.
 
-  To be used within a federated computation.
+  Use it within a federated computation.
   """
 
   def __init__(
     self, statistics: Sequence[Statistic], types: dict[str, tff.Type]
   ):
-    """Makes the aggregations.
+    """Make the aggregations.
 
     Args:
-      statistics: Those that are not joined with the updates.
-      types: What a client sends of each.
+      statistics: The statistics that are not joined with the updates.
+      types: Types of clients' values, by name.
     """
     self._names = [statistic.name for statistic in statistics]
     self._processes = {
@@ -242,20 +242,20 @@ class JoinStatistics:
 
   @property
   def has_states(self) -> bool:
-    """Whether there is more than sums."""
+    """True if any aggregation is not a plain sum."""
     return bool(self._processes)
 
   def initialize(self) -> Any:
-    """The first states, by name."""
+    """Return the first states, by name."""
     return collections.OrderedDict(
       (name, process.initialize()) for name, process in self._processes.items()
     )
 
   def next(self, state: Any, name: str, sent: Any) -> tuple[Any, Any]:
-    """Joins one of them.
+    """Aggregate one of the statistics.
 
     Returns:
-      Its new state, if it has one, and what was joined.
+      Its new state, if it has one, and the aggregated value.
     """
     if name not in self._processes:
       return None, tff.federated_sum(sent)
@@ -270,19 +270,19 @@ def updating(
   work_type: tff.Type,
   joined_type: tff.Type,
 ) -> tff.Computation:
-  """Makes `(ModelWeights, work state, joined -> (ModelWeights, work state))`.
+  """Make `(ModelWeights, work state, joined -> (ModelWeights, work state))`.
 
   Args:
-    name: The statistic's.
-    update: How it moves what the server holds.
-    server_type: Of the weights.
-    work_type: Of the work's state, with the server state as `server`, if there
-      is one.
-    joined_type: Of the joined statistic.
+    name: The statistic's name.
+    update: How it updates the server's weights and state.
+    server_type: Type of the weights.
+    work_type: Type of the work's state, with the server state as `server`, if
+      there is one.
+    joined_type: Type of the aggregated statistic.
 
   Raises:
-    CompositionError: If the update would change the type of what the server
-      holds.
+    CompositionError: If the update would change the type of the server's
+      weights or state.
   """
 
   @tff.tensorflow.computation(server_type, work_type, joined_type)

@@ -1,1 +1,1 @@
-"""Trained models as files that devices compute with: SavedModel and TFLite."""
+"""Export of trained models to devices, as SavedModel and TFLite."""

@@ -1,9 +1,9 @@
-"""The same graph of operations that TFLite has.
+"""Replacement of operations that TFLite lacks by equivalent ones.
 
-Two operations that come with most gradients are none of TFLite's builtin
-operators: what is behind `x[:, None]`, and Keras's cross-entropy of integer
-labels. Both can be written with others. So a SavedModel gets functions that do
-so, and calls of them take the place of these operations.
+Two operations that come with most gradients are not builtin operators of
+TFLite: the gradient of `x[:, None]`, and Keras's cross-entropy of integer
+labels. Both can be written with other operations. So functions that do so are
+added to a SavedModel, and calls of them replace these operations.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,13 +18,14 @@ _FILE = 'saved_model.pb'
 
 
 class _Substitute(NamedTuple):
-  """What computes the same as an operation.
+  """Function that computes the same as an operation.
 
   Attributes:
-    function: From the operation's inputs to its outputs.
+    function: Maps the operation's inputs to its outputs.
     outputs: The names of its outputs.
-    arguments: From its attributes to specs of its inputs.
-    applies: Whether it does for such a node, given its neighbours by name.
+    arguments: Maps its attributes to specs of its inputs.
+    applies: Returns True for nodes that it can replace, given their neighbours
+      by name.
   """
 
   function: Callable[..., Any]
@@ -36,7 +37,7 @@ class _Substitute(NamedTuple):
 def _cross_entropy(
   logits: tf.Tensor, labels: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """The losses `[batch]`, and their gradients `[batch, classes]`."""
+  """Return losses `[batch]` and their gradients `[batch, classes]`."""
   hot = tf.one_hot(labels, tf.shape(logits)[-1], dtype=logits.dtype)
   losses = -tf.reduce_sum(hot * tf.nn.log_softmax(logits), -1)
   return losses, tf.nn.softmax(logits) - hot
@@ -49,13 +50,13 @@ def _as_before(
   strides: tf.Tensor,
   gradient: tf.Tensor,
 ) -> tf.Tensor:
-  """The gradient of what was only given further axes."""
+  """Return the gradient of a slice that only added axes."""
   del begin, end, strides  # Nothing was cut away.
   return tf.reshape(gradient, shape)
 
 
 def _adds_axes_alone(node: Any, others: Mapping[str, Any]) -> bool:
-  """Whether nothing was cut away, so that a gradient needs but its shape."""
+  """Return True if a slice cuts nothing, so its gradient is a reshape."""
   steps = others.get(node.input[3].split(':')[0])
   if steps is None or steps.op != 'Const':
     return False
@@ -72,7 +73,7 @@ _SUBSTITUTES = {
     ('loss', 'backprop'),
     lambda attributes: [
       tf.TensorSpec([None, None], attributes['T'].type),
-      # A SavedModel leaves out what is the default.
+      # A SavedModel omits default attributes.
       tf.TensorSpec([None], attributes['Tlabels'].type or tf.int64),
     ],
     lambda node, others: True,
@@ -90,7 +91,7 @@ _SUBSTITUTES = {
 
 
 def _definition(substitute: _Substitute, specs: list[tf.TensorSpec]) -> Any:
-  """A function that takes and returns what the operation does, as a proto."""
+  """Return a function with the operation's signature, as a proto."""
   traced = tf.function(substitute.function, autograph=False)
   definition = traced.get_concrete_function(*specs).function_def
   for output, name in zip(
@@ -103,10 +104,10 @@ def _definition(substitute: _Substitute, specs: list[tf.TensorSpec]) -> Any:
 
 
 def substitute(folder: pathlib.Path) -> None:
-  """Changes a SavedModel so that it has fewer operations that TFLite lacks.
+  """Replace operations of a SavedModel that TFLite lacks, if possible.
 
   Args:
-    folder: Where it is.
+    folder: The SavedModel.
   """
   saved = saved_model_pb2.SavedModel()
   saved.ParseFromString((folder / _FILE).read_bytes())

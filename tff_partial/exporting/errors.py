@@ -1,7 +1,7 @@
-"""What is raised where a model cannot be exported."""
+"""Errors of exports."""
 
 from tff_partial import errors
 
 
 class ExportError(errors.UserError, ValueError):
-  """Raised for a model or for settings that cannot be exported."""
+  """Raised for a model or settings that cannot be exported."""

@@ -1,8 +1,8 @@
-"""Exports a trained model: what devices need of it, and no more.
+"""Export of what devices need of a trained model.
 
-On a device there is no TFF, and perhaps no TensorFlow: a user's local weights
-are rebuilt there by the very steps that a client of the simulation takes
-(Algorithm 1 of the FedRecon paper), traced to a graph.
+A device has no TFF, and perhaps no TensorFlow: it reconstructs a user's local
+weights by the same steps as a client of the simulation (Algorithm 1 of the
+FedRecon paper), traced to a graph.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from tff_partial.training import results
 SAVED_MODEL, TFLITE = 'saved_model', 'tflite'
 FORMATS = (SAVED_MODEL, TFLITE)
 
-# How local weights are trained: phases, a process, or a result that has one.
+# How to train local weights: phases, a process, or a result that has one.
 Reconstruction: TypeAlias = (
   phases.Phase
   | Sequence[phases.Phase]
@@ -47,17 +47,17 @@ _DESCRIPTION = 'signatures.json'
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-  """What was written.
+  """Files that were exported.
 
   Attributes:
-    folder: Where it is.
-    paths: Format to its file, of SavedModel its folder.
+    folder: Their folder.
+    paths: Format to its file, or its folder for SavedModel.
     signatures: Name of each signature to the names of its inputs and outputs,
       each with its dtype and shape; as in `signatures.json`.
-    local: The name of an input or output to the local variable that it is.
-    num_support: How many support examples there is room for.
-    seed: int32 `[2]`: a client of the simulation with this seed begins with the
-      same local weights, and takes the same steps.
+    local: Name of an input or output to its local variable.
+    num_support: Largest number of support examples.
+    seed: int32 `[2]`: a client of the simulation with this seed starts from the
+      same local weights and takes the same steps.
   """
 
   folder: pathlib.Path
@@ -78,7 +78,7 @@ class Exported:
     )
 
   def sizes(self) -> dict[str, int]:
-    """How many bytes each format takes."""
+    """Return the size of each format in bytes."""
     return {
       name: sum(
         file.stat().st_size
@@ -102,7 +102,7 @@ def export(
   seed: int = 0,
   vocabularies: Mapping[str, vocabularies_lib.Vocabulary] | None = None,
 ) -> Exported:
-  """Writes a trained model as files with which a device serves its user.
+  """Write a trained model to files that serve a user on a device.
 
       exported = tff_partial.export(
         model,
@@ -112,51 +112,50 @@ def export(
       )
 
   The files have these signatures. Local weights have names like
-  `local_user_vector`; of structures, each tensor has a name, like `x_item`.
+  `local_user_vector`; each tensor of a structure has a name like `x_item`.
 
   - `predict`: from `x` and local weights to `predictions`.
-  - `reconstruct`: from `x` and `y` of `num_support` examples, of which the
-    first `count` are real, to local weights, by the steps of `reconstruction`
-    from their first values on.
-  - `train`: the same from the state on, which is what local weights were last
-    found; it becomes what is returned.
-  - `infer`: as `predict`, with the state.
-  - `reset`: the state becomes the first values. `restore`: or those given.
+  - `reconstruct`: from `x` and `y` of `num_support` examples, the first `count`
+    of them real, to local weights, by the steps of `reconstruction` from the
+    initial values.
+  - `train`: the same from the state, which is the last local weights; the
+    result becomes the state.
+  - `infer`: `predict` with the state.
+  - `reset`: sets the state to the initial values. `restore`: to given ones.
 
-  Of a model without local weights there is `predict` alone.
+  A model without local weights has `predict` only.
 
   Args:
     model: The model.
     weights: The shared weights, `ModelWeights` such as `result.best_weights`,
       or a mapping from variable name to value. Values of local variables, if
-      there are any, are those that devices begin with.
-    folder: Where to write: a new folder, or an empty one.
-    formats: Which files: `saved_model`, for TensorFlow, and `tflite`, with
+      any, are those that devices start from.
+    folder: A new or empty folder to write to.
+    formats: Formats to write: `saved_model`, for TensorFlow, and `tflite`, with
       builtin operators only.
-    reconstruction: How local weights are trained on all support examples: what
-      `train` or `load` returned, or a process, for the steps of `personalise`
-      at a client that never took part; or one phase, or several after one
-      another. What a phase says of `train`, `on` and `measured` is not read.
-      A model without local weights needs none.
-    num_support: How many support examples there is room for.
-    num_predicted: How many examples `predict` and `infer` take; None for any
-      number. TFLite needs a number for recurrent layers.
-    weighted: Whether `reconstruct` and `train` read `weight`, those of the
-      examples, too. They are 1 otherwise.
-    seed: Of what is drawn: first local weights, and in `reconstruct`.
-    vocabularies: Column to the vocabulary that encodes what the model reads,
-      such as `clients.vocabularies`. They are written to `vocabularies.json`
-      beside the files: of each column the `values` in the order of their ids,
-      and `unseen`, the id of all others, or null.
+    reconstruction: How to train local weights on all support examples: the
+      result of `train` or `load`, or a process, for the steps of `personalise`
+      at a client that never took part; or one phase, or several in order. The
+      `train`, `on`, `slots` and `measured` of a phase are ignored. Not needed
+      for a model without local weights.
+    num_support: Largest number of support examples.
+    num_predicted: Number of examples that `predict` and `infer` take; None for
+      any number. TFLite needs a number for recurrent layers.
+    weighted: True if `reconstruct` and `train` also read the examples'
+      `weight`. They are 1 otherwise.
+    seed: Seed of initial local weights, and of draws in `reconstruct`.
+    vocabularies: Column to the vocabulary that encodes the model's inputs, such
+      as `clients.vocabularies`. They are written to `vocabularies.json` next to
+      the files: for each column the `values` in the order of their ids, and
+      `unseen`, the id of all others, or null.
 
   Returns:
-    What was written.
+    The exported files.
 
   Raises:
-    ExportError: If a format or the folder is not possible, if nothing says how
-      local weights are trained, if the model or the phases are such that
-      devices could not compute them, or if TFLite lacks operators of the model,
-      which the message names.
+    ExportError: If a format or the folder is not possible, if `reconstruction`
+      is missing, if devices could not compute the model or the phases, or if
+      TFLite lacks operators of the model, which the message names.
     ModelError: If weights do not fit the model.
     VocabularyError: If a vocabulary has values that JSON cannot hold.
   """
@@ -182,11 +181,11 @@ def export(
     weighted=weighted,
   )
   signatures = served.signatures()
-  # A plain one: TensorFlow wraps what its modules hold.
+  # A plain dict: TensorFlow wraps attributes of modules.
   variable_of = dict(served.variable_of)
   described = _described(signatures)
   with tempfile.TemporaryDirectory() as scratch:
-    # Nothing is written of a model that cannot be converted.
+    # A model that cannot be converted leaves no files.
     made = pathlib.Path(scratch)
     saved = made / _FILES[SAVED_MODEL]
     tf.saved_model.save(served, str(saved), signatures=signatures)
@@ -214,7 +213,7 @@ def export(
 
 
 def _check_target(target: pathlib.Path, formats: Sequence[str]) -> None:
-  """Refuses what cannot be written."""
+  """Check that the formats can be written to the folder."""
   if isinstance(formats, str) or not formats:
     raise ExportError(
       f'formats={formats!r}: give a sequence of some of {", ".join(FORMATS)}.'
@@ -232,7 +231,7 @@ def _check_target(target: pathlib.Path, formats: Sequence[str]) -> None:
 
 
 def _check_model(model: models.PartialModel) -> None:
-  """Refuses models of which a device has not one copy of each weight."""
+  """Check that a device has one copy of each of the model's weights."""
   if tiers.GROUP in model.tiers:
     raise ExportError(
       'The model has variables for groups, of which a device would have to '
@@ -251,11 +250,11 @@ def _check_model(model: models.PartialModel) -> None:
 def _of_process(
   process: processes.PartialProcess, rounds: int | None
 ) -> Sequence[phases.Part]:
-  """What `personalise` trains at a client that never took part.
+  """Return the work of `personalise` at a client that never took part.
 
   Args:
     process: The process.
-    rounds: How many rounds were done, or None if that is not known.
+    rounds: Number of rounds done, or None if unknown.
   """
   work = process.work
   if work is None:
@@ -284,7 +283,7 @@ def _of_process(
 def _work(
   given: Reconstruction | None, model: models.PartialModel
 ) -> list[phases.Phase]:
-  """The phases that rebuild local weights, of all support examples."""
+  """Return the phases that reconstruct from all support examples."""
   if tiers.LOCAL not in model.tiers:
     return []
   if given is None:
@@ -340,12 +339,12 @@ def _work(
 def _values(
   model: models.PartialModel, weights: Any, seed: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """The value of each variable, by name."""
+  """Return the value of each variable, by name."""
   drawn = model.initial_weights(tiers.LOCAL, random_bits.fold_in(seed, 'local'))
   given: dict[str, Any] = {**drawn}
   for named in keras_filling.named_weights(weights):
     given.update(named)
-  # It checks names and shapes.
+  # Checks names and shapes.
   model.to_keras(given)
   frozen = model.frozen_weights()
   return {
@@ -355,7 +354,7 @@ def _values(
 
 
 def _described(signatures: Mapping[str, Any]) -> dict[str, Any]:
-  """Inputs and outputs of each signature, with dtypes and shapes."""
+  """Describe inputs and outputs of signatures, with dtypes and shapes."""
 
   def described(specs: Mapping[str, Any]) -> dict[str, Any]:
     return {

@@ -1,4 +1,4 @@
-"""Runs what was exported, of either format, on arrays."""
+"""Runners of exports in either format, on arrays."""
 
 from collections.abc import Callable
 import pathlib
@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# From arrays by name to arrays by name.
+# Maps arrays by name to arrays by name.
 Runner = Callable[..., dict[str, np.ndarray]]
 
 
 def load(path: str | pathlib.Path) -> dict[str, Runner]:
-  """Loads an export, with a state of its own.
+  """Load an export, with its own state.
 
-  An export is a program: load those alone whose authors you trust.
+  An export is a program: load only those whose authors you trust.
 
   Args:
     path: A TFLite file, or the folder of a SavedModel.
 
   Returns:
-    Name of each signature to what runs it.
+    Name of each signature to its runner.
   """
   path = pathlib.Path(path)
   if path.is_dir():
@@ -34,7 +34,7 @@ def load(path: str | pathlib.Path) -> dict[str, Runner]:
 
 
 def _of_saved_model(saved: Any, name: str) -> Runner:
-  """Runs a signature, and keeps the variables alive that it reads."""
+  """Return a runner of a signature, which keeps its variables alive."""
 
   def run(**inputs: Any) -> dict[str, np.ndarray]:
     signature = saved.signatures[name]
@@ -50,11 +50,11 @@ def _of_saved_model(saved: Any, name: str) -> Runner:
 
 
 def padded(array: Any, size: int) -> np.ndarray:
-  """Examples with zeros behind them, so that there are so many.
+  """Pad examples with zeros at the end to a given number.
 
   Args:
-    array: `[examples, ...]`; what is more than `size` is cut off.
-    size: How many.
+    array: `[examples, ...]`; those beyond `size` are cut off.
+    size: Number of examples.
   """
   array = np.asarray(array)[:size]
   return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))

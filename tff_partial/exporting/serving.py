@@ -1,4 +1,4 @@
-"""A trained model with all its weights, and what a device does with it."""
+"""A trained model with all its weights, and its signatures on a device."""
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,18 +27,18 @@ Tensors = Mapping[str, tf.Tensor]
 
 
 class Fields:
-  """A structure of tensors as inputs or outputs with names.
+  """Named inputs or outputs for a structure of tensors.
 
   Attributes:
     specs: Name to spec.
   """
 
   def __init__(self, structure: Any, path: str):
-    """Names the tensors.
+    """Name the tensors.
 
     Args:
       structure: Structure of specs.
-      path: What the structure is called; the name of a single tensor.
+      path: Name of the structure, and of a single tensor.
     """
     self._structure = structure
     flat = tf.nest.flatten(structure)
@@ -48,17 +48,17 @@ class Fields:
     self.specs = dict(zip(self._names, flat, strict=True))
 
   def packed(self, given: Tensors) -> Any:
-    """The structure, of tensors by name."""
+    """Return the structure of tensors given by name."""
     flat = [given[name] for name in self._names]
     return tf.nest.pack_sequence_as(self._structure, flat)
 
   def flat(self, structure: Any) -> dict[str, tf.Tensor]:
-    """The tensors of a structure by name."""
+    """Return the tensors of a structure by name."""
     tf.nest.assert_same_structure(structure, self._structure)
     return dict(zip(self._names, tf.nest.flatten(structure), strict=True))
 
   def batched(self, size: int | None) -> dict[str, tf.TensorSpec]:
-    """Specs of so many examples, None for any number of them."""
+    """Return specs of `size` examples, or of any number if None."""
     return {
       name: tf.TensorSpec([size, *spec.shape], spec.dtype)
       for name, spec in self.specs.items()
@@ -66,7 +66,7 @@ class Fields:
 
 
 def names_of(paths: Iterable[str]) -> list[str]:
-  """Different names of letters, digits and underscores, one for each path."""
+  """Return distinct names of letters, digits and underscores for paths."""
   names: list[str] = []
   for path in paths:
     name = re.sub(r'\W+', '_', path).strip('_')
@@ -77,11 +77,10 @@ def names_of(paths: Iterable[str]) -> list[str]:
 
 
 class Serving(tf.Module):
-  """A model with the weights of all tiers, and one user's as its state.
+  """A model with the weights of all tiers, one user's as its state.
 
   Attributes:
-    variable_of: The name of an input or output to the local variable that it
-      is.
+    variable_of: Name of an input or output to its local variable.
   """
 
   def __init__(
@@ -95,17 +94,16 @@ class Serving(tf.Module):
     num_predicted: int | None,
     weighted: bool,
   ):
-    """Makes the variables.
+    """Create the variables.
 
     Args:
       model: The model.
-      values: The value of each of its variables; of local ones, the first.
-      work: How the local ones are trained.
-      seed: int32 `[2]`: what is drawn then follows from it.
-      num_support: How many examples they are trained on, at most.
-      num_predicted: For how many examples predictions are made; None for any
-        number of them.
-      weighted: Whether examples have weights.
+      values: Name to value of each variable; for local ones, the initial value.
+      work: The phases that train local variables.
+      seed: int32 `[2]`, seed of all random draws in training.
+      num_support: Largest number of examples to train on.
+      num_predicted: Number of examples to predict for; None for any number.
+      weighted: True if examples have weights.
     """
     super().__init__()
     self._model = model
@@ -128,7 +126,7 @@ class Serving(tf.Module):
     self._predictions = Fields(model.prediction_spec, 'predictions')
 
   def signatures(self) -> dict[str, Any]:
-    """Traces what a device can ask for, by name."""
+    """Trace the signatures for a device and return them by name."""
     local = {
       name: self._model.specs(tiers.LOCAL)[variable]
       for name, variable in self.variable_of.items()
@@ -152,7 +150,7 @@ class Serving(tf.Module):
       support[WEIGHT] = tf.TensorSpec(
         [self._num_support, *weight.shape], weight.dtype
       )
-    # Once for both.
+    # Traced once for both.
     steps = self._traced(self._reconstruct, {**support, **local})
     if self._work:
       made[RECONSTRUCT] = self._traced(
@@ -205,7 +203,7 @@ class Serving(tf.Module):
     return {name: self._held[name].read_value() for name in self._first}
 
   def _keep(self, local: Tensors) -> dict[str, tf.Tensor]:
-    """Makes weights the state, and returns them."""
+    """Make weights the state and return them."""
     for name, tensor in local.items():
       self._held[name].assign(tensor)
     return self._named(local)
@@ -217,15 +215,15 @@ class Serving(tf.Module):
     }
 
   def _read_here(self, weights: tiers.Weights) -> tiers.Weights:
-    """Weights of which those that are not local are read where it is called.
+    """Return weights, reading those that are not local at the call.
 
-    If a loop had them from outside, TFLite would write them twice.
+    If a loop captured them from outside, TFLite would write them twice.
     """
     here, frozen = self._weights(weights[tiers.LOCAL])
     return collections.OrderedDict(here, **{_FROZEN: frozen})
 
   def _weights(self, local: Tensors) -> tuple[tiers.Weights, Any]:
-    """Weights by tier, and those that are never trained."""
+    """Return weights by tier, and the frozen ones."""
     held = {
       name: variable.read_value()
       for name, variable in self._held.items()
@@ -257,7 +255,7 @@ class Serving(tf.Module):
     )
 
   def _reconstruct(self, given: Tensors) -> dict[str, tf.Tensor]:
-    """Trains local weights as a client does in the simulation."""
+    """Train local weights as a client does in the simulation."""
     weights, frozen = self._weights(self._local_of(given))
     weight = given.get(WEIGHT)
     if weight is None:
@@ -271,7 +269,7 @@ class Serving(tf.Module):
       collections.OrderedDict(
         x=self._x.packed(given), y=self._y.packed(given), weight=weight
       ),
-      # Of a count that is too large, no more than there is room for.
+      # A count that is too large means all examples.
       tf.clip_by_value(given[COUNT], 0, self._num_support),
       tf.constant(self._seed),
     )

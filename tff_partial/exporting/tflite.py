@@ -1,4 +1,4 @@
-"""From a SavedModel to TFLite, with builtin operators only."""
+"""Conversion of a SavedModel to TFLite, with builtin operators only."""
 
 from collections.abc import Iterable, Iterator
 import contextlib
@@ -14,7 +14,7 @@ from tff_partial.exporting import builtin_ops
 from tff_partial.exporting.errors import ExportError
 from tff_partial.model import tracing
 
-# What to do about operators that models have for reasons that can be named.
+# Remedies for operators with known causes.
 _REMEDIES = {
   'StatelessRandomUniformFullIntV2': 'Each step draws, as for a dropout. '
   'Reconstruct without.',
@@ -28,17 +28,17 @@ _REMEDIES = {
 
 
 def convert(folder: pathlib.Path, signatures: Iterable[str]) -> bytes:
-  """Converts a SavedModel.
+  """Convert a SavedModel.
 
   Args:
-    folder: The SavedModel, which stays as it is.
+    folder: The SavedModel, which is not changed.
     signatures: Names of its signatures.
 
   Returns:
-    What a TFLite file holds.
+    The content of a TFLite file.
 
   Raises:
-    ExportError: If TFLite has not all operators; it names these.
+    ExportError: If TFLite lacks operators; the message names them.
   """
   with tempfile.TemporaryDirectory() as scratch:
     copy = pathlib.Path(scratch) / 'saved_model'
@@ -57,8 +57,8 @@ def convert(folder: pathlib.Path, signatures: Iterable[str]) -> bytes:
 
 
 def _explained(error: Exception) -> ExportError:
-  """Says which operators TFLite lacks, if that is what is wrong."""
-  # An error may stand beside an operator without being about it.
+  """Return an error that names the operators TFLite lacks, if known."""
+  # An error may carry an operator without being about it.
   names = sorted(
     {
       found.operator.name.removeprefix('tf.')
@@ -83,7 +83,7 @@ def _explained(error: Exception) -> ExportError:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-  """Keeps back what the converter writes past Python about each operation."""
+  """Suppress what the converter's native code writes to stderr."""
   sys.stderr.flush()
   kept = os.dup(2)
   with open(os.devnull, 'wb') as nothing:

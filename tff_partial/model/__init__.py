@@ -1,1 +1,1 @@
-"""The Keras side: a model in parts, as pure functions."""
+"""Keras models, split into tiers, as pure functions."""

@@ -1,4 +1,4 @@
-"""Class weights: how much an example counts in the loss, by its label."""
+"""Class weights: weights of examples in the loss, by label."""
 
 from collections.abc import Mapping
 import math
@@ -12,17 +12,17 @@ from tff_partial.model.keras_variables import ModelError
 
 
 class ClassWeights:
-  """A weight for each class, as Keras's `fit(class_weight=)` takes them.
+  """A weight for each class, as for Keras's `fit(class_weight=)`.
 
   Attributes:
     values: The weights, by class.
-    are_one_hot: Whether labels are one-hot vectors, not numbers of classes.
+    are_one_hot: True if labels are one-hot vectors, not class numbers.
   """
 
   def __init__(
     self, given: Mapping[int, float], labels: tf.TensorSpec, outputs: Any
   ):
-    """Checks weights against what the model predicts.
+    """Check weights against the model's predictions.
 
     Args:
       given: Class to weight, for all classes from 0 on.
@@ -31,8 +31,8 @@ class ClassWeights:
         number for two classes.
 
     Raises:
-      ModelError: If the model has other classes, labels name none, or a weight
-        is negative or not finite.
+      ModelError: If the model has other classes, if labels do not name
+        classes, or if a weight is negative or not finite.
     """
     if not isinstance(given, Mapping):
       raise ModelError(
@@ -60,7 +60,7 @@ class ClassWeights:
           f'class_weight: class {label} has the weight {value}. Give finite '
           'numbers that are not negative.'
         )
-    # The label of one example, without an axis of classes or of one number.
+    # The shape of a label without the axis of classes or of one number.
     inner = shape[:-1] if shape and (has_axis or shape[-1] == 1) else shape
     label_shape = labels.shape.as_list()
     self.are_one_hot = has_axis and label_shape == shape
@@ -74,7 +74,7 @@ class ClassWeights:
 
   @property
   def ids(self) -> id_ranges.Ids:
-    """Which labels there are, where they are numbers of classes."""
+    """Valid labels, by field, if they are class numbers."""
     if self.are_one_hot:
       return {}
     count = len(self.values)
@@ -83,14 +83,14 @@ class ClassWeights:
     }
 
   def of(self, labels: tf.Tensor, rank: int) -> tf.Tensor:
-    """The weights of some examples by their labels.
+    """Look up the weights of examples by their labels.
 
     Args:
       labels: `[batch, ...]`.
-      rank: Of the losses to multiply.
+      rank: Rank of the losses to multiply.
 
     Returns:
-      float32, of this rank.
+      float32 tensor of this rank.
     """
     if self.are_one_hot:
       classes = tf.argmax(labels, axis=-1)
@@ -98,7 +98,7 @@ class ClassWeights:
       classes = tf.cast(
         labels[..., 0] if self._drops_axis else labels, tf.int32
       )
-      # A class that the loss ignores has no weight, and needs none.
+      # Clip classes that the loss ignores: they need no weight.
       classes = tf.clip_by_value(classes, 0, len(self.values) - 1)
     weights = tf.gather(tf.constant(self.values, tf.float32), classes)
     return keras_metrics.expand(weights, rank, 'The class weight')

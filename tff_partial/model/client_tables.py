@@ -1,10 +1,10 @@
 """Tables that have as many rows as a client needs.
 
-The builder of a Keras model makes an ordinary `Embedding` and names some number
-of rows. Of a table that is `client_sized` each client holds as many as its own
-examples name, so that a client of many users and items pays for these and for
-no others. A client's rows are padded to the size that others in its bucket
-have; padding is zero, is never read, and changes no result.
+The builder of a Keras model makes an ordinary `Embedding` with some number of
+rows. If that table is `client_sized`, each client holds only the rows that its
+own examples name, so that a client with many users and items pays for these
+alone. A client's rows are padded to the size of others in its bucket; padding
+is zero, is never read, and changes no result.
 """
 
 import collections
@@ -17,7 +17,7 @@ from tff_partial import random_bits
 from tff_partial.data import id_ranges
 from tff_partial.model.keras_variables import ModelError
 
-# (seed int32 `[2]`, number of rows) -> first values of so many rows.
+# (seed int32 `[2]`, number of rows) -> first values of that many rows.
 DrawRows = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -28,17 +28,18 @@ def fitted(
   draw_rows: DrawRows,
   seed: tf.Tensor,
 ) -> tf.Tensor:
-  """A client's table gets the rows that it lacks, and loses the others.
+  """Add the rows that a client's table lacks, and drop those it doesn't need.
 
   Args:
-    table: What the client holds, `[some rows, ...]`.
-    known: int32 scalar, how many of these rows count.
-    is_real: bool `[rows]`: the rows that the client needs, and padding.
-    draw_rows: Draws the rows that it lacks.
+    table: The client's current table, `[some rows, ...]`.
+    known: int32 scalar, the number of valid rows in it.
+    is_real: bool `[rows]`: true for rows that the client needs, false for
+      padding.
+    draw_rows: Draws the missing rows.
     seed: int32 `[2]`, for these.
 
   Returns:
-    The table, `[rows, ...]`, zero where it is padding.
+    The table, `[rows, ...]`, with zeros as padding.
   """
   number = tf.size(is_real)
   padding = tf.zeros(tf.concat([[number], tf.shape(table)[1:]], 0), table.dtype)
@@ -55,14 +56,14 @@ def fitted(
 
 
 def check_rows(name: str, draw_rows: DrawRows) -> None:
-  """Refuses a table whose first values are not made row by row.
+  """Refuse a table whose first values are not made row by row.
 
   Args:
     name: The variable's name, for messages.
     draw_rows: Draws its rows.
 
   Raises:
-    ModelError: If its first rows depend on how many there are.
+    ModelError: If its first rows depend on the number of rows.
   """
   with tf.init_scope():
     seed = tf.zeros([2], tf.int32)
@@ -86,10 +87,10 @@ def mapped(
   fit: Callable[[str, tf.Tensor], tf.Tensor],
   names: Collection[str],
 ) -> Any:
-  """Fits the tables in a structure, which are known by their names.
+  """Fit the tables in a structure, found by their names.
 
   Args:
-    structure: What a client remembers: mappings, tuples, tensors.
+    structure: A client's state: mappings, tuples, tensors.
     fit: (name, table) -> table.
     names: The names of the tables.
   """
@@ -107,10 +108,10 @@ def mapped(
 
 
 def names_in(structure: Any, names: Collection[str]) -> set[str]:
-  """Which tables a structure holds.
+  """Return the names of the tables in a structure.
 
   Args:
-    structure: What a client remembers.
+    structure: A client's state.
     names: The names of the tables.
   """
   found: set[str] = set()
@@ -124,31 +125,31 @@ def names_in(structure: Any, names: Collection[str]) -> set[str]:
 
 
 class ClientTables:
-  """The tables of a model that have a client's own size.
+  """The tables of a model that are sized per client.
 
   Attributes:
     names: The names of their variables.
   """
 
   def __init__(self, draw_rows: Mapping[str, DrawRows]):
-    """Takes the variables' first rows.
+    """Take the functions that draw rows.
 
     Args:
-      draw_rows: Variable name to what draws its rows.
+      draw_rows: Variable name to the function that draws its rows.
     """
     self._draw_rows = dict(draw_rows)
     self.names = tuple(self._draw_rows)
 
   def check(self, only_looked_up: Collection[str], ids: id_ranges.Ids) -> None:
-    """Refuses tables whose rows the examples do not tell.
+    """Refuse tables whose number of rows does not follow from the examples.
 
     Args:
-      only_looked_up: The variables of which a model does nothing but look rows
-        up.
-      ids: Which of its inputs are ids of rows.
+      only_looked_up: Names of the variables that the model uses only for row
+        lookups.
+      ids: The model's inputs that are row ids.
 
     Raises:
-      ModelError: If there is one.
+      ModelError: If there is such a table.
     """
     told = id_ranges.client_sized(ids)
     for name in self.names:
@@ -167,12 +168,12 @@ class ClientTables:
     rows: Mapping[str, tf.Tensor],
     seed: tf.Tensor,
   ) -> Any:
-    """Fits tables in a structure to a client's data.
+    """Fit the tables in a structure to a client's data.
 
     Args:
-      structure: What the client remembers, or its local weights.
-      known: Name to how many rows of a table count, int32, of those to fit.
-      rows: Name to which rows the client needs, bool.
+      structure: The client's state, or its local weights.
+      known: Name of each table to fit to the number of its valid rows, int32.
+      rows: Table name to a mask of the rows that the client needs, bool.
       seed: int32 `[2]`.
     """
 
@@ -191,10 +192,10 @@ class ClientTables:
 def num_rows(
   rows: Mapping[str, tf.Tensor],
 ) -> collections.OrderedDict[str, tf.Tensor]:
-  """How many rows of each table a client has, int32.
+  """Count the rows of each of a client's tables, int32.
 
   Args:
-    rows: Name to which rows are real, bool.
+    rows: Table name to a mask of real rows, bool.
   """
   return collections.OrderedDict(
     (name, tf.reduce_sum(tf.cast(is_real, tf.int32)))

@@ -1,20 +1,20 @@
-"""First values of local weights that all clients learn together.
+"""First values of local weights, learned by all clients together.
 
-In the FedRecon paper (section 4) reconstruction begins from drawn values. Here
-the global weights hold learned ones, and what is a client's own is what it
-adds: the model reads the sum. Local weights start from zero, so that plain
-gradient descent on them takes the steps that it would take from the learned
-values; and whatever trains the global weights learns these by the gradient at
-the weights that clients have rebuilt, the first-order form of MAML (Finn et
-al., ICML 2017).
+In the FedRecon paper (section 4) reconstruction starts from random values. Here
+the global weights hold learned first values, and a client's local weights are
+offsets from them: the model reads the sum. Local weights start from zero, so
+plain gradient descent on them takes the same steps as from the learned values.
+The global optimizer trains the first values by the gradient at the
+reconstructed weights, the first-order form of MAML (Finn et al., ICML 2017).
 
-First values travel like all global weights, and a step reads and moves all rows
-of a local table, not only those that are looked up. What a client adds is never
-sent; but its update of the first values tells how its own would move, to anyone
-who sees that update by itself and not only the mean of many.
+First values are broadcast like all global weights, and a step reads and updates
+all rows of a local table, not only those that are looked up. Local offsets are
+never sent; but a client's update of the first values reveals how its local
+weights would move to anyone who sees that single update rather than the
+aggregate.
 
-`layers.PrivateVector(learned_default=True)` is the same for one vector, with a
-regularizer of what the client adds; one of a layer here concerns the sum.
+`layers.PrivateVector(learned_default=True)` does the same for one vector, with
+a regularizer of the offset; here a layer's regularizer applies to the sum.
 """
 
 from collections.abc import Mapping
@@ -29,24 +29,23 @@ from tff_partial.model.keras_analysis import KerasSpec
 from tff_partial.model.keras_analysis import VariableSpec
 from tff_partial.model.keras_variables import ModelError
 
-# Begins the names of the global variables that hold first values.
+# Prefix of the names of the global variables that hold first values.
 PREFIX = 'first_values/'
 
 
 def learn_first_values(model: models.PartialModel) -> models.PartialModel:
-  """All clients learn together from which values their local weights begin.
+  """Learn the first values of local weights across all clients.
 
   Args:
-    model: The model, with local variables. Each gets a global one beside it,
-      `first_values/NAME`, that begins as the local one would.
+    model: The model, with local variables. Each gets a matching global one,
+      `first_values/NAME`, initialized as the local one would be.
 
   Returns:
-    The same model with these variables. A client's local weights are what it
-    adds to them, and begin with zero.
+    The same model with these variables. A client's local weights are added to
+    them, and start from zero.
 
   Raises:
-    ModelError: If nothing is local, or a local table has each client's own
-      size.
+    ModelError: If nothing is local, or a local table is sized per client.
   """
   models.check(model)
   local = model.trainable(tiers.LOCAL)
@@ -70,16 +69,16 @@ def learn_first_values(model: models.PartialModel) -> models.PartialModel:
 
 
 class _Summed:
-  """A model that reads the sums of first values and of what a client adds.
+  """A model that reads the sums of first values and local offsets.
 
   Attributes:
-    spec: The model's variables, and one more for each local one.
+    spec: The model's variables, plus one for each local one.
   """
 
   def __init__(
     self, functions: models.Functions, local: tuple[VariableSpec, ...]
   ):
-    """Describes the variables.
+    """Describe the variables.
 
     Args:
       functions: The model.
@@ -113,13 +112,13 @@ class _Summed:
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Calls the model on the sums."""
+    """Call the model with the sums."""
     return self._functions.call(
       self._summed(tensors), inputs, training=training, seed=seed
     )
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Makes the Keras model with the sums."""
+    """Make the Keras model with the sums."""
     return self._functions.filled(
       self._summed(
         {
@@ -141,7 +140,7 @@ class _Summed:
 
 
 def _beginning_with_zeros(variable: VariableSpec) -> VariableSpec:
-  """The variable, of which zeros are the first values."""
+  """Return the variable with zeros as its first values."""
   return variable._replace(
     initialize=lambda seed: tf.zeros(variable.shape, variable.dtype),
     value=None,

@@ -1,7 +1,7 @@
-"""Keras 3 beside Keras 2: which is which, and what its draws follow from.
+"""Keras 3 next to Keras 2: telling them apart, and seeding Keras 3's draws.
 
-`tf.keras` is Keras 2 here (see `_newer_tensorflow.py`). A model that is made
-with `import keras` is one of Keras 3, with TensorFlow as its backend (see
+`tf.keras` is Keras 2 here (see `_newer_tensorflow.py`). A model made with
+`import keras` is a Keras 3 model, with TensorFlow as its backend (see
 `keras_3_models.py`).
 """
 
@@ -18,37 +18,37 @@ from tff_partial.model.seeded_draws import SeededDraws
 
 
 def module() -> Any:
-  """Returns the module `keras`, if a program has imported Keras 3, or None."""
+  """Return the module `keras`, if a program has imported Keras 3, or None."""
   keras = sys.modules.get('keras')
   version = getattr(keras, '__version__', '')
   return keras if version.startswith('3.') else None
 
 
 def is_model(value: Any) -> bool:
-  """Whether something is a model of Keras 3."""
+  """Return true for a Keras 3 model."""
   keras = module()
   return keras is not None and isinstance(value, keras.Model)
 
 
 def makes_model(build: Callable[[], Any]) -> bool:
-  """Whether a callable makes a model of Keras 3; it is called if it may."""
+  """Return true if a callable makes a Keras 3 model, calling it if needed."""
   if module() is None:
     return False
   try:
     with tf.init_scope(), fresh_names():
       return is_model(build())
   except Exception:
-    return False  # It is made again, and what is wrong explained.
+    return False  # The caller builds it again and explains the error.
 
 
 def as_keras_2(given: Any) -> Any:
-  """Returns the metric of `tf.keras` that one of Keras 3 is.
+  """Convert a Keras 3 metric to the metric of `tf.keras`.
 
   Args:
-    given: A metric; what is not one of Keras 3 is returned as it is.
+    given: A metric; anything but a Keras 3 metric is returned unchanged.
 
   Raises:
-    ModelError: If Keras 2 has none of that name and configuration.
+    ModelError: If Keras 2 has no metric of that name and configuration.
   """
   keras = module()
   if keras is None or not isinstance(given, keras.Metric):
@@ -63,7 +63,7 @@ def as_keras_2(given: Any) -> Any:
     made = same.from_config(config)
     options = getattr(made, '_fn_kwargs', {})
     for name, value in getattr(given, '_fn_kwargs', {}).items():
-      if options.get(name) != value:  # Not all are in the configuration.
+      if options.get(name) != value:  # The configuration may lack some.
         raise ValueError(f'It has no {name}={value!r} there.')
   except Exception as error:
     raise ModelError(
@@ -76,7 +76,7 @@ def as_keras_2(given: Any) -> Any:
 
 @contextlib.contextmanager
 def drawing(seed: tf.Tensor) -> Iterator[None]:
-  """Keras 3's draws follow from a seed, and are the same in every runtime."""
+  """Seed Keras 3's draws, so that they are the same in every runtime."""
   source = sys.modules['keras.src.backend'].random
   draws = SeededDraws(seed)
 
@@ -146,11 +146,11 @@ def _refused_draw(name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def fresh_names() -> Iterator[None]:
-  """Layers that are not named count from 0, whatever was made before."""
+  """Restart the numbering of unnamed layers from 0."""
   state = sys.modules['keras.src.backend.common.global_state']
   counters = 'object_name_uids'
   before = state.get_global_attribute(counters)
-  # None is taken for a value, so Keras makes new ones.
+  # Keras makes new counters if the value is None.
   state.set_global_attribute(counters, None)
   try:
     yield
@@ -160,7 +160,7 @@ def fresh_names() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-  """Within the context, an attribute has another value."""
+  """Replace an attribute within the context."""
   is_own = name in vars(owner)
   before = getattr(owner, name)
   setattr(owner, name, value)

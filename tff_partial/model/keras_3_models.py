@@ -1,9 +1,8 @@
-"""Models of Keras 3 as pure functions: tensors in place of their variables.
+"""Keras 3 models as pure functions: tensors in place of their variables.
 
-A model's variables are made once, and a stateless scope, which
-`Model.stateless_call` uses as well, puts tensors in their place. What layers
-and initializers draw follows from a seed, as with Keras 2 (see
-`seeded_draws.py`).
+A model's variables are made once, and a stateless scope, as in
+`Model.stateless_call`, substitutes tensors for them. Draws of layers and
+initializers follow from a seed, as with Keras 2 (see `seeded_draws.py`).
 """
 
 import collections
@@ -32,14 +31,14 @@ _Build = Callable[[], Any]
 
 
 class Functions:
-  """A model of Keras 3 as pure functions.
+  """A Keras 3 model as pure functions.
 
   Attributes:
     spec: Its variables, layers, inputs and outputs.
   """
 
   def __init__(self, build: _Build, inputs: Any):
-    """Builds the model.
+    """Build the model.
 
     Args:
       build: Makes the model.
@@ -64,7 +63,7 @@ class Functions:
       refuse_layer(layer)
     names = [_name(v, self._model) for v in self._model.weights]
     self._names = dict(zip(map(id, self._model.weights), names, strict=True))
-    # Counters of draws and of steps, which nothing reads.
+    # Counters of draws and of steps, which the model does not read.
     self._constants = {
       id(v): v.numpy()
       for v in self._model.variables
@@ -79,7 +78,7 @@ class Functions:
     )
 
   def _variables(self, layers: Sequence[Any]) -> tuple[VariableSpec, ...]:
-    """Describes the weights of the model, in order of creation."""
+    """Describe the weights of the model, in order of creation."""
     positions = {id(v): i for i, v in enumerate(self._model.weights)}
     found = []
     for request, (variable, initializer) in enumerate(self._made.created):
@@ -115,7 +114,7 @@ class Functions:
     variables: Sequence[VariableSpec],
     inputs: Any,
   ) -> Any:
-    """Calls the model as in training, in a graph that is never run."""
+    """Call the model in training mode, in a graph that is never run."""
     with tf.__internal__.FuncGraph('analyse').as_default() as graph:
       outputs, _ = self.call(
         {v.name: tf.compat.v1.placeholder(v.dtype, v.shape) for v in variables},
@@ -136,16 +135,16 @@ class Functions:
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Calls the model on tensors; returns predictions and layers' losses.
+    """Call the model on tensors; return predictions and layers' losses.
 
     Args:
       tensors: Variable name to value.
       inputs: A batch of inputs.
-      training: Whether layers such as dropout behave as in training.
-      seed: int32 `[2]`; what such layers draw follows from it.
+      training: True if layers such as dropout behave as in training.
+      seed: int32 `[2]`, for the draws of such layers.
 
     Raises:
-      ModelError: If a layer changes its variables, or draws in a way that
+      ModelError: If a layer changes its variables, or draws numbers that
         cannot follow from a seed.
     """
     given = [
@@ -172,13 +171,13 @@ class Functions:
     return self._constants[id(variable)]
 
   def filled(self, values: Mapping[str, Any]) -> Any:
-    """Makes another model and gives its variables values.
+    """Make another model and give its variables values.
 
     Args:
-      values: The value of each variable, by its name.
+      values: Variable name to value.
 
     Raises:
-      ModelError: If a value has another shape.
+      ModelError: If a value has the wrong shape.
     """
     model, _, _ = _made(self._build, self.spec.inputs)
     specs = {spec.name: spec for spec in self.spec.variables}
@@ -192,8 +191,8 @@ class _Created:
   """Variables that building a model makes, in order.
 
   Attributes:
-    created: Each with what it was to begin with.
-    assigned: Those that were given a value after they were made.
+    created: Each variable with its initializer or first value.
+    assigned: Ids of those that were assigned to after they were made.
   """
 
   def __init__(self) -> None:
@@ -202,7 +201,7 @@ class _Created:
 
   @contextlib.contextmanager
   def noting(self) -> Iterator[None]:
-    """Notes what is made inside."""
+    """Record the variables that are made or assigned within the context."""
     kind = keras_3.module().Variable
     init, assign = kind.__init__, kind.assign
 
@@ -222,7 +221,7 @@ class _Created:
 
 
 def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
-  """Builds a model with all its variables; returns its inputs, too."""
+  """Build a model with all its variables; return its inputs, too."""
   created = _Created()
   with tf.init_scope(), keras_3.fresh_names(), created.noting():
     model = build()
@@ -236,12 +235,12 @@ def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
           lambda spec: tf.zeros([1, *spec.shape], spec.dtype), inputs
         )
       )
-      created.assigned.clear()  # Steps of generators and the like.
+      created.assigned.clear()  # State of random generators and the like.
   return model, inputs, created
 
 
 def _declared_inputs(model: Any) -> Any:
-  """The specs of one example that a built model declares."""
+  """Return the input specs of one example that a built model declares."""
   if not getattr(model, 'inputs', None):
     raise ModelError(keras_analysis.NO_INPUTS.format(name=model.name))
   structure: Any = model.inputs[0]
@@ -256,14 +255,14 @@ def _declared_inputs(model: Any) -> Any:
 
 
 def _name(variable: Any, model: Any) -> str:
-  """`layer/variable`, whatever number the model's own name has."""
+  """Return `layer/variable`, without the model's own name."""
   return variable.path.removeprefix(f'{model.name}/')
 
 
 def _first_value(
   initializer: Any, variable: Any, value: np.ndarray | None
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-  """A pure function from a seed to the first value of a variable."""
+  """Return a pure function from a seed to a variable's first value."""
   if value is not None:
     return lambda seed: tf.constant(value)
   shape, dtype = tuple(variable.shape), variable.dtype

@@ -1,4 +1,4 @@
-"""What a Keras model consists of, and why some models cannot be used.
+"""Analysis of a Keras model: its variables, inputs and outputs.
 
 A model is built and called once, in a graph that is never run.
 """
@@ -45,19 +45,19 @@ class VariableSpec(NamedTuple):
   Attributes:
     name: Its name in the model, `layer/variable`, unique.
     owners: For each layer that uses it, the names of the layers around that
-      layer from the outside in, and its own.
-    shape: Its static shape; of a table of the client's own size, its first
-      dimension is None.
+      layer from the outside in, then the layer's own.
+    shape: Its static shape; the first dimension is None if the table is sized
+      per client.
     dtype: Its type.
-    trainable: Whether training may change it.
+    trainable: True if training may change it.
     position: Its index among `model.variables`.
     request: Its index among the variables that building the model asks for.
     initialize: From a seed, int32 `[2]`, to a first value.
     value: The first value that building the model gives it, or None if it draws
       one.
-    is_assigned: Whether it gets this value after it was made, as by `weights=`.
-    draw_rows: From a seed and a number to first values of so many rows; None of
-      what is no table, or is given values.
+    is_assigned: True if it gets this value after it was made, as by `weights=`.
+    draw_rows: From a seed and a number to the first values of that many rows;
+      None if it is not a table or has given values.
   """
 
   name: str
@@ -74,16 +74,16 @@ class VariableSpec(NamedTuple):
 
   @property
   def is_client_sized(self) -> bool:
-    """Whether each client has as many rows of it as it needs."""
+    """True if each client has as many rows of it as it needs."""
     return None in self.shape
 
   @property
   def size(self) -> int:
-    """How many numbers it is; of the client's own size, how many in a row."""
+    """Number of elements; in one row, if the table is sized per client."""
     return math.prod(n for n in self.shape if n is not None)
 
   def fits(self, shape: Sequence[int | None]) -> bool:
-    """Whether a value of some shape is one of the variable's.
+    """Check a value's shape against the variable's.
 
     Args:
       shape: The value's shape.
@@ -92,12 +92,12 @@ class VariableSpec(NamedTuple):
 
   @property
   def layers(self) -> tuple[str, ...]:
-    """Names of all layers that hold the variable, directly or not."""
+    """Names of all layers that hold the variable, directly or indirectly."""
     return tuple(dict.fromkeys(name for chain in self.owners for name in chain))
 
 
 class KerasSpec(NamedTuple):
-  """What `analyse` finds out about a Keras model.
+  """The findings of `analyse` about a Keras model.
 
   Attributes:
     variables: All variables of the model, in order of creation.
@@ -115,9 +115,9 @@ class KerasSpec(NamedTuple):
 def layers_of(
   layer: tf.keras.layers.Layer,
 ) -> list[tf.keras.layers.Layer]:
-  """All layers inside a model or another layer.
+  """Return all layers inside a model or another layer.
 
-  `submodules` would do, if it did not fail for recurrent layers with dropout.
+  `submodules` fails for recurrent layers with dropout.
   """
   return list(layer._flatten_layers(include_self=False))
 
@@ -125,7 +125,7 @@ def layers_of(
 def owners(
   variable: tf.Variable, layers: Sequence[tf.keras.layers.Layer]
 ) -> tuple[tuple[str, ...], ...]:
-  """Each layer that uses the variable itself, after the layers around it.
+  """Return each layer that uses the variable, after the layers around it.
 
   Args:
     variable: The variable.
@@ -147,7 +147,7 @@ def owners(
 
 
 def _declared_inputs(model: tf.keras.Model) -> Any:
-  """The specs of one example that a built functional model declares."""
+  """Return the input specs of one example that a functional model declares."""
   inputs = getattr(model, 'inputs', None)
   if not inputs:
     return None
@@ -168,10 +168,10 @@ class _Requests:
   """The variables that building a model asks for, in order.
 
   Attributes:
-    made: What was asked for, with the variable that came of it.
-    given: Values by the number of the request: given at first, or before any
+    made: Each request with the variable made for it.
+    given: Request number to the value given at first, or assigned before any
       call.
-    assigned: The numbers of those that were given after they were made.
+    assigned: Request numbers of variables assigned to after they were made.
   """
 
   def __init__(self) -> None:
@@ -180,7 +180,7 @@ class _Requests:
     self.assigned: set[int] = set()
 
   def answer(self, next_creator: Callable[..., Any], **request: Any) -> Any:
-    """Makes a variable, and notes what it is given."""
+    """Make a variable and note its given value."""
     number = len(self.made)
     initial_value = request.get('initial_value')
     if tf.is_tensor(initial_value) and not hasattr(initial_value, 'numpy'):
@@ -205,11 +205,11 @@ class _Requests:
   def variables(
     self, model: tf.keras.Model, layers: Sequence[tf.keras.layers.Layer]
   ) -> tuple[VariableSpec, ...]:
-    """The variables of a model.
+    """Return the variables of a model.
 
     Raises:
-      ModelError: If one has a constraint or an open shape, or was not asked
-        for.
+      ModelError: If one has a constraint or an open shape, or was made outside
+        the builder.
     """
     trainable = {id(v) for v in model.trainable_variables}
     positions = {id(v): i for i, v in enumerate(model.variables)}
@@ -254,7 +254,7 @@ class _Requests:
 
 
 def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
-  """Builds a Keras model once and finds its variables, inputs and outputs.
+  """Build a Keras model once and find its variables, inputs and outputs.
 
   Args:
     build: Makes the model, always with the same variables in the same order.
@@ -300,7 +300,7 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
 
 
 def _inputs_of(model: tf.keras.Model, inputs: Any) -> Any:
-  """The inputs that are said, or that the model declares."""
+  """Return the given inputs, or those that the model declares."""
   if not isinstance(model, tf.keras.Model):
     raise ModelError(
       'The callable given to `from_keras` must return a `tf.keras.Model`, '
@@ -316,14 +316,14 @@ def _inputs_of(model: tf.keras.Model, inputs: Any) -> Any:
 def _first_value(
   request: dict[str, Any], variable: tf.Variable, value: np.ndarray | None
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-  """From a seed to a variable's first value: a given one is everybody's."""
+  """Return a function from a seed to a variable's first value."""
   if value is None:
     return seeded_draws.first_value(request, variable)
   return lambda seed: tf.constant(value)
 
 
 def without_lists(structure: Any) -> Any:
-  """A structure in which tuples take the place of lists.
+  """Return a structure with tuples in place of lists.
 
   Args:
     structure: Of dictionaries, lists and tuples.
@@ -338,10 +338,10 @@ def without_lists(structure: Any) -> Any:
 
 
 def described(what: str, variables: Sequence[VariableSpec]) -> list[str]:
-  """Lines on some variables: how many numbers they are, and their shapes.
+  """Return lines that describe variables: their total size and shapes.
 
   Args:
-    what: What they are.
+    what: Their label.
     variables: The variables.
   """
   total = sum(v.size for v in variables if not v.is_client_sized)

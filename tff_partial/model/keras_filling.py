@@ -1,4 +1,4 @@
-"""A Keras model with the weights of somebody."""
+"""Keras models with given weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from tff_partial.model.keras_variables import ModelError
 
 
 def named_weights(given: Any) -> list[Mapping[str, Any]]:
-  """What was given to `to_keras`, as mappings from variable name to value.
+  """Convert an argument of `to_keras` to mappings from name to value.
 
   Args:
     given: `ModelWeights`, or such a mapping.
 
   Raises:
-    ModelError: If it is something else.
+    ModelError: If it is neither.
   """
   if hasattr(given, 'trainable') and hasattr(given, 'non_trainable'):
     return [*given.trainable.values(), given.non_trainable]
@@ -32,14 +32,14 @@ def named_weights(given: Any) -> list[Mapping[str, Any]]:
 
 
 def checked(spec: VariableSpec, value: Any) -> np.ndarray:
-  """A value of a variable.
+  """Check a value of a variable and return it as an array.
 
   Args:
     spec: The variable.
-    value: What was given for it.
+    value: The value given for it.
 
   Raises:
-    ModelError: If it has another shape.
+    ModelError: If its shape is wrong.
   """
   array = np.asarray(value)
   if not spec.fits(array.shape):
@@ -56,16 +56,16 @@ def filled(
   inputs: Any,
   values: Mapping[str, Any],
 ) -> tf.keras.Model:
-  """Builds a Keras model and gives its variables values.
+  """Build a Keras model and give its variables values.
 
   Args:
     build: Makes the model.
     variables: Its variables, in order.
     inputs: Structure of specs of one example's input.
-    values: The value of each variable, by its name.
+    values: Variable name to value.
 
   Raises:
-    ModelError: If a value has another shape.
+    ModelError: If a value has the wrong shape.
   """
   made: list[tf.Variable] = []
   by_request = {v.request: v for v in variables if v.is_client_sized}
@@ -96,7 +96,7 @@ def filled(
 
 
 def _tell_embeddings(keras_model: tf.keras.Model) -> None:
-  """Tells embeddings how many rows they have, as saved models are loaded by."""
+  """Set the number of rows of embeddings, which loading a saved model needs."""
   for layer in keras_analysis.layers_of(keras_model):
     if isinstance(layer, tf.keras.layers.Embedding) and layer.built:
       layer.input_dim = layer.embeddings.shape[0]

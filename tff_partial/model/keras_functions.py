@@ -1,9 +1,9 @@
 """Keras models as pure functions: their variables become arguments.
 
-A model is built afresh while a function is traced (see `keras_variables.py`).
-Trace under eager execution, where Keras is the Keras that everybody knows; a
-TFF computation then calls the traced function. What layers draw follows from a
-seed (see `seeded_draws.py`).
+A model is rebuilt while a function is traced (see `keras_variables.py`). Trace
+under eager execution, where Keras behaves as usual; a TFF computation then
+calls the traced function. Layers' draws follow from a seed (see
+`seeded_draws.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,23 +30,23 @@ _SAME_MODEL = (
 
 
 def mask_of(predictions: Any) -> tf.Tensor | None:
-  """Which predictions or losses count, if a layer or a loss says so."""
+  """Return the mask of predictions or losses, if a layer or loss set one."""
   return getattr(predictions, '_keras_mask', None)
 
 
 class Functions:
-  """A model of Keras 2 as pure functions: it is built afresh on tensors.
+  """A Keras 2 model as pure functions: it is rebuilt on tensors.
 
   Attributes:
     spec: Its variables, layers, inputs and outputs.
   """
 
   def __init__(self, build: Callable[[], tf.keras.Model], spec: KerasSpec):
-    """Builds nothing yet.
+    """Store the builder; build nothing yet.
 
     Args:
       build: Makes the model.
-      spec: What `keras_analysis.analyse` found.
+      spec: The result of `keras_analysis.analyse`.
     """
     self._build = build
     self.spec = spec
@@ -59,7 +59,7 @@ class Functions:
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Calls the model on tensors: see `rebuild`."""
+    """Call the model on tensors: see `rebuild`."""
     return rebuild(
       self._build,
       self.spec.variables,
@@ -70,7 +70,7 @@ class Functions:
     )
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Makes a Keras model with values: see `keras_filling.filled`."""
+    """Make a Keras model with values: see `keras_filling.filled`."""
     return keras_filling.filled(
       self._build, self.spec.variables, self.spec.inputs, values
     )
@@ -85,18 +85,18 @@ def rebuild(
   training: bool,
   seed: tf.Tensor,
 ) -> tuple[Any, list[tf.Tensor]]:
-  """Builds the model on tensors and returns predictions and layers' losses.
+  """Build the model on tensors; return predictions and layers' losses.
 
   Args:
     build: Makes the model.
-    variables: What `keras_analysis.analyse` found.
+    variables: As found by `keras_analysis.analyse`.
     tensors: Variable name to value.
     inputs: A batch of inputs.
-    training: Whether layers such as dropout behave as in training.
-    seed: int32 `[2]`; what such layers draw follows from it.
+    training: True if layers such as dropout behave as in training.
+    seed: int32 `[2]`, for the draws of such layers.
 
   Raises:
-    ModelError: If the model asks for other variables than at its analysis.
+    ModelError: If the model asks for other variables than when analysed.
   """
   if tf.executing_eagerly():
     rebuild_on = functools.partial(rebuild, build, variables, training=training)
@@ -152,7 +152,7 @@ def rebuild(
 
 
 def _check_value(name: str, value: np.ndarray, given: Any) -> None:
-  """Refuses values that are drawn anew whenever the model is built."""
+  """Refuse values that are drawn again each time the model is built."""
   if not isinstance(given, (np.ndarray, tf.__internal__.EagerTensor)):
     return
   same = np.asarray(given).astype(value.dtype)
@@ -165,10 +165,10 @@ def _check_value(name: str, value: np.ndarray, given: Any) -> None:
 
 
 def _like_a_variable(tensor: tf.Tensor) -> None:
-  """Lets a tensor be read as a variable that a user made.
+  """Give a tensor the methods of a variable that a user made.
 
-  Values that are assigned while the model is built, as by `weights=`, are those
-  that the tensor has had at first.
+  Values assigned while the model is built, as by `weights=`, are ignored: the
+  tensor started from them.
   """
   tensor.assign = lambda value, *_, **__: value
   tensor.value = tensor.read_value = lambda *_: tensor
@@ -180,10 +180,10 @@ def _in_graph(
   inputs: Any,
   seed: tf.Tensor,
 ) -> tuple[Any, list[tf.Tensor]]:
-  """Rebuilds a model on tensors that Keras cannot build on.
+  """Rebuild a model on eager tensors, which Keras cannot build on.
 
-  Keras wants the names that tensors have in a graph. It takes the time of a
-  tracing each time: eager execution is for looking at things.
+  Keras needs the names that tensors have in a graph. Each call is traced again:
+  eager execution is for inspection.
   """
 
   def run(tensors: dict[str, tf.Tensor], inputs: Any, seed: tf.Tensor) -> Any:

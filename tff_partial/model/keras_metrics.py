@@ -1,6 +1,6 @@
 """Keras metrics as pure functions: their variables become arguments.
 
-A metric's state is a list of tensors, which begin with zeros and are summed
+A metric's state is a list of tensors, which start from zeros and are summed
 over clients.
 """
 
@@ -20,25 +20,25 @@ from tff_partial.model import tracing
 from tff_partial.model import undefined_metrics
 from tff_partial.model.keras_variables import ModelError
 
-# What Keras's `compile` takes for metrics, or what makes them.
+# Metrics as for Keras's `compile`, or a callable that makes them.
 Metrics: TypeAlias = (
   Callable[[], Sequence[tf.keras.metrics.Metric]]
   | Sequence[str | tf.keras.metrics.Metric | Callable[[Any, Any], tf.Tensor]]
   | str
   | tf.keras.metrics.Metric
 )
-# One list of tensors a metric.
+# Metric name to a list of tensors.
 MetricState = collections.OrderedDict[str, list[tf.Tensor]]
 
-# Measured of every client beside the model's metrics.
+# Measured for each client in addition to the model's metrics.
 LOSS = 'loss'
-# What layers add to the loss for their weights, if they do.
+# Losses that layers add for their weights, if any.
 REGULARIZATION = 'regularization'
 COUNTS = ('num_examples', 'num_clients', 'num_not_finite')
 
 
 def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
-  """The method without the graph function that Keras may wrap around it."""
+  """Return the method without Keras's graph function around it, if any."""
   while hasattr(method, '__original_wrapped__'):
     method = method.__original_wrapped__
   return method
@@ -49,7 +49,7 @@ def _is_class(given: Any) -> bool:
 
 
 def _copy(metric: tf.keras.metrics.Metric) -> tf.keras.metrics.Metric:
-  """The same metric once more, since a metric keeps what it has measured."""
+  """Copy a metric without the state of its measurements."""
   try:
     return type(metric).from_config(metric.get_config())
   except Exception as error:
@@ -61,7 +61,7 @@ def _copy(metric: tf.keras.metrics.Metric) -> tf.keras.metrics.Metric:
 
 
 def expand(tensor: tf.Tensor, rank: int, what: str) -> tf.Tensor:
-  """Gives a tensor the rank of others, of which it has the first axes.
+  """Append axes to a tensor until it has a given rank.
 
   Raises:
     ModelError: If it has more axes; `what` names the tensor.
@@ -78,10 +78,10 @@ def expand(tensor: tf.Tensor, rank: int, what: str) -> tf.Tensor:
 
 
 class PureMetrics:
-  """Keras metrics whose variables are arguments, sample weights included.
+  """Keras metrics whose variables are arguments, with sample weights.
 
   The released `tff.learning.metrics.create_functional_metric_fns` drops sample
-  weights, without which padding would be measured.
+  weights, so padding would be measured.
   """
 
   def __init__(
@@ -91,22 +91,22 @@ class PureMetrics:
     predictions: Any,
     weight: tf.TensorSpec,
   ):
-    """Looks at the metrics once.
+    """Build the metrics once.
 
     Args:
-      metrics: Makes the metrics, anew with every call; or the metrics, by
-        Keras's names, as functions or as metrics of which copies are made.
+      metrics: A callable that makes new metrics each time; or the metrics, as
+        Keras names, as functions or as metrics to copy.
       labels: Specs of one example's label.
       predictions: Specs of one example's prediction.
       weight: Spec of one example's weight.
 
     Raises:
-      ModelError: If names repeat, or if a state could not be summed.
+      ModelError: If names repeat, or if a state cannot be summed.
     """
     self._specs = (labels, predictions, weight)
     self._given = metrics
-    # In a graph of its own Keras counts metrics without a name from the start,
-    # so that they have the same names in every program.
+    # In a separate graph Keras numbers unnamed metrics from the start, so their
+    # names are the same in every program.
     with tf.__internal__.FuncGraph('metrics').as_default():
       built = self.build()
     self.names = tuple(metric.name for metric in built)
@@ -122,7 +122,7 @@ class PureMetrics:
     )
 
   def build(self) -> list[tf.keras.metrics.Metric]:
-    """Makes the metrics."""
+    """Make the metrics."""
     given = keras_3.as_keras_2(self._given)
     if isinstance(given, (str, tf.keras.metrics.Metric)) or _is_class(given):
       given = [given]
@@ -136,7 +136,7 @@ class PureMetrics:
     return [self._metric(metric) for metric in given]
 
   def _metric(self, given: Any) -> tf.keras.metrics.Metric:
-    """A metric of its own, as Keras's `compile` would make it."""
+    """Make a separate metric, as Keras's `compile` would."""
     given = keras_3.as_keras_2(given)
     if isinstance(given, str):
       return self._named(given)
@@ -153,7 +153,7 @@ class PureMetrics:
     )
 
   def _named(self, name: str) -> tf.keras.metrics.Metric:
-    """The metric of one of Keras's names; `accuracy` is that of the labels."""
+    """Make a metric by its Keras name; `accuracy` depends on the labels."""
     kinds = {'accuracy': 'accuracy', 'acc': 'accuracy'}
     kinds |= {'crossentropy': 'crossentropy', 'ce': 'crossentropy'}
     identifier = name
@@ -174,7 +174,7 @@ class PureMetrics:
     return tf.keras.metrics.MeanMetricWrapper(found, name=name)
 
   def _kind_of_labels(self) -> str:
-    """Which of the accuracies Keras would take for these labels."""
+    """Return the kind of accuracy that Keras would use for these labels."""
     labels, predictions, _ = self._specs
     if not isinstance(predictions, tf.TensorSpec) or not isinstance(
       labels, tf.TensorSpec
@@ -191,11 +191,11 @@ class PureMetrics:
     return 'categorical'
 
   def _first_state(self, metric: tf.keras.metrics.Metric) -> list[np.ndarray]:
-    """A metric's state before any example, which padding does not change."""
+    """Return a metric's initial state; refuse one that padding changes."""
     with tf.init_scope():
       self._measure_padding(metric)
       state = [variable.numpy() for variable in metric.variables]
-    # Zeros are no example, so that what is measured of them may be no number.
+    # Zeros are no real example, so their measurement may be NaN.
     if any(np.nan_to_num(value).any() for value in state):
       raise ModelError(
         f'The state of metric {metric.name!r} does not begin with zeros or is '
@@ -205,7 +205,7 @@ class PureMetrics:
     return [np.zeros_like(value) for value in state]
 
   def _measure_padding(self, metric: tf.keras.metrics.Metric) -> None:
-    """Measures an example without weight; some metrics wait for shapes."""
+    """Measure an example of weight 0; some metrics wait for shapes."""
     labels, predictions, weight = tf.nest.map_structure(
       lambda spec: tf.zeros([1, *spec.shape], spec.dtype), self._specs
     )
@@ -218,14 +218,14 @@ class PureMetrics:
     predictions: Any,
     weight: tf.Tensor,
   ) -> None:
-    """Updates a metric's variables."""
+    """Update a metric's variables."""
     if isinstance(metric, tf.keras.metrics.MeanMetricWrapper):
       has_steps = weight.shape.rank > 1
       labels, predictions = losses.aligned(labels, predictions, has_steps)
     _undecorated(metric.update_state)(labels, predictions, sample_weight=weight)
 
   def initial_state(self) -> MetricState:
-    """Returns the metrics' states before any example."""
+    """Return the metrics' states before any example."""
     return collections.OrderedDict(
       (name, [tf.constant(value) for value in values])
       for name, values in self._initial.items()
@@ -234,7 +234,7 @@ class PureMetrics:
   def update(
     self, state: MetricState, labels: Any, predictions: Any, weight: tf.Tensor
   ) -> MetricState:
-    """Returns the states after a batch; `weight` is 0 for padding."""
+    """Return the states after a batch; `weight` is 0 for padding."""
     mask = keras_functions.mask_of(predictions)
     if mask is not None:
       weight = expand(weight, mask.shape.rank, 'The weight of examples')
@@ -254,7 +254,7 @@ class PureMetrics:
     return result
 
   def finalizers(self) -> collections.OrderedDict[str, Any]:
-    """Metric name to the function from its state to its value."""
+    """Return metric name to the function from its state to its value."""
     found = collections.OrderedDict()
     for position, name in enumerate(self.names):
       specs = [
@@ -272,7 +272,7 @@ class PureMetrics:
   def _metric_on(
     self, position: int, state: Sequence[tf.Tensor]
   ) -> tuple[tf.keras.metrics.Metric, list[keras_variables.StateTensor]]:
-    """Builds one metric on tensors, which stand in its variables' order."""
+    """Build one metric on tensors, in the order of its variables."""
 
     def answer(next_creator: Callable[..., Any], **request: Any) -> Any:
       del next_creator  # A tensor takes the variable's place.

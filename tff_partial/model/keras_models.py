@@ -40,10 +40,10 @@ def from_keras(
   initial_weights: tf.keras.Model | Sequence[tf.keras.Model] | None = None,
   seed: int = 0,
 ) -> PartialModel:
-  """Takes a Keras model apart into weights of three tiers and pure functions.
+  """Take a Keras model apart into weights of three tiers and pure functions.
 
-  Losses that layers add for their weights count in every phase. Layers that
-  draw, such as dropout, draw from the client's seed.
+  Losses that layers add for their weights count in every phase. Layers such as
+  dropout draw from the client's seed.
 
   Args:
     build: Makes the model, of `tf.keras` or of Keras 3 with TensorFlow as its
@@ -54,33 +54,33 @@ def from_keras(
       returns one loss per example. A Keras loss with the reduction SUM is
       summed over a batch; every other loss is averaged over the batch's
       examples.
-    local: What never leaves the client: a layer, a layer's name, a regular
-      expression over names of layers and variables, a predicate over
+    local: Variables that never leave the client: a layer, a layer's name, a
+      regular expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
-    client_sized: Tables among what is local, named in the same ways, of which
-      each client has as many rows as its examples name: those of its own users
-      or items, say, which it numbers from 0. The number of rows that the
-      builder names counts only for how first values are distributed.
-    group: What belongs to sub-populations, named in the same ways: the server
-      has a copy for each, whose first values are drawn apart. Initializers that
-      are constant or have a seed of their own give all copies the same.
-    num_groups: How many sub-populations there are.
-    class_weight: How much examples of each class count in the loss, besides
-      their own weights, as in Keras's `fit`: a weight for each class from 0 on.
-      Metrics do not know of it; losses that are measured do.
-    metrics: What to report: a list of Keras metrics, their names, or functions
-      of labels and predictions; or a callable that makes the list, which is
-      called several times.
+    client_sized: Local tables, selected in the same ways, of which each client
+      has as many rows as its examples name: those of its own users or items,
+      say, which it numbers from 0. The builder's number of rows matters only
+      for the distribution of first values.
+    group: Variables of sub-populations, selected in the same ways: the server
+      has a copy for each, whose first values are drawn separately. Initializers
+      that are constant or have their own seed give all copies the same values.
+    num_groups: Number of sub-populations.
+    class_weight: Weights of classes in the loss, in addition to the examples'
+      own weights, as in Keras's `fit`: one for each class from 0 on. Reported
+      losses include them, metrics do not.
+    metrics: Metrics to report: a list of Keras metrics, their names, or
+      functions of labels and predictions; or a callable that makes the list,
+      which is called several times.
     inputs: Structure of `tf.TensorSpec` of one example's input, for models
       that do not declare it.
-    labels: Spec of one example's label. Assumed to be like a prediction, or an
+    labels: Spec of one example's label. By default that of a prediction, or an
       integer without the last axis if the loss is a sparse one.
     weights: Spec of one example's weight; a scalar, or `[time]` for sequences
       whose steps count differently.
     initial_weights: A trained Keras model of the same kind; its values replace
       the first values of all variables. Or `num_groups` such models: each
-      sub-population's copy begins with the values of its own, and all other
-      variables with those of the first.
+      sub-population's copy starts from its own model's values, and all other
+      variables from those of the first.
     seed: Draws the first values of the global weights.
 
   Returns:
@@ -153,12 +153,12 @@ def from_keras(
 def _values(
   spec: keras_analysis.KerasSpec, trained: Any
 ) -> dict[str, np.ndarray]:
-  """The values of a trained Keras model by name; none if there is no model."""
+  """Return a trained Keras model's values by name; empty without a model."""
   if trained is None:
     return {}
   given = trained.variables
   if keras_3.is_model(trained):
-    given = trained.weights  # Without counters of draws.
+    given = trained.weights  # Without the counters of random draws.
   wanted = sorted(spec.variables, key=lambda v: v.position)
   if len(given) != len(wanted) or not all(
     v.fits(value.shape) for v, value in zip(wanted, given, strict=True)
@@ -178,11 +178,11 @@ def _values(
 def _analysed(
   build: Callable[[], Any], inputs: Any
 ) -> tuple[keras_analysis.KerasSpec, keras_3_models.Functions | None]:
-  """What a model consists of, and its functions if it is one of Keras 3."""
+  """Return a model's spec, and its functions if it is a Keras 3 model."""
   try:
     return keras_analysis.analyse(build, inputs), None
   except Exception:
-    # A model of Keras 3 is none of `tf.keras`.
+    # A Keras 3 model is not a model of `tf.keras`.
     if not keras_3.makes_model(build):
       raise
   functions = keras_3_models.Functions(build, inputs)

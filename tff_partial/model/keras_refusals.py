@@ -1,4 +1,4 @@
-"""Why some Keras models cannot be used, and what to do."""
+"""Refusals of unsupported Keras models, with advice."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -9,7 +9,7 @@ import tensorflow as tf
 from tff_partial.model import tracing
 from tff_partial.model.keras_variables import ModelError
 
-# How operations begin that change a variable, and that read a lookup table.
+# Prefixes of operations that change a variable, and that read a lookup table.
 ASSIGNMENTS = (
   'AssignVariableOp',
   'AssignAddVariableOp',
@@ -23,7 +23,7 @@ _LOOKUPS = ('LookupTableFind',)
 
 
 def _responsible(name: str, layers: Sequence[tf.keras.layers.Layer]) -> str:
-  """Words for the layer in whose scope an operation or variable stands."""
+  """Describe the layer whose scope holds an operation or variable."""
   # The innermost layer comes last.
   for part in reversed(name.split(':')[0].split('/')):
     for layer in layers:
@@ -34,7 +34,7 @@ def _responsible(name: str, layers: Sequence[tf.keras.layers.Layer]) -> str:
 
 @contextlib.contextmanager
 def explaining() -> Iterator[None]:
-  """Says what to do where Keras would only say what went wrong."""
+  """Add advice to errors that Keras raises."""
   try:
     yield
   except RuntimeError as error:
@@ -50,7 +50,7 @@ def explaining() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explaining_tensors() -> Iterator[None]:
-  """Says what fails without the variables that Keras made."""
+  """Explain errors of a model that is called on tensors, not variables."""
   try:
     yield
   except ModelError:
@@ -64,7 +64,7 @@ def explaining_tensors() -> Iterator[None]:
 
 
 def _adapted(what: str) -> str:
-  """What to do about normalization that learns from data by itself."""
+  """Return advice on normalization that adapts to data."""
   return (
     f'{what} waits for `adapt`, which cannot be called while a model is built '
     'and changes variables that are not trained. Adapt a layer before, and '
@@ -75,7 +75,7 @@ def _adapted(what: str) -> str:
 
 
 def refuse_open_shapes(inputs: Any) -> None:
-  """Refuses inputs of unknown shape."""
+  """Refuse inputs of unknown shape."""
   for spec in tf.nest.flatten(inputs):
     if not tf.TensorShape(spec.shape).is_fully_defined():
       raise ModelError(
@@ -87,7 +87,7 @@ def refuse_open_shapes(inputs: Any) -> None:
 
 
 def _is_kind_of(layer: tf.keras.layers.Layer, name: str) -> bool:
-  """Whether a layer is one of Keras 2 or of Keras 3, or derived from it."""
+  """Return true if a layer is of a Keras 2 or 3 class, or derived from it."""
   return any(
     kind.__name__ == name
     and kind.__module__.split('.')[0] in ('keras', 'tf_keras')
@@ -96,7 +96,7 @@ def _is_kind_of(layer: tf.keras.layers.Layer, name: str) -> bool:
 
 
 def refuse_kind(layer: tf.keras.layers.Layer) -> None:
-  """Refuses layers that fail in ways that would say nothing."""
+  """Refuse layers that would fail without a useful message."""
   if _is_kind_of(layer, 'SpectralNormalization'):
     raise ModelError(
       f'Layer {layer.name!r} (SpectralNormalization) changes its weights while '
@@ -110,7 +110,7 @@ def refuse_kind(layer: tf.keras.layers.Layer) -> None:
 
 
 def refuse_impure(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
-  """Refuses a model that was called and did more than compute."""
+  """Refuse a model whose call did more than compute."""
   refuse_operations(graph, ASSIGNMENTS, layers, _UPDATES)
   refuse_lookups(graph, layers)
   for layer in layers:
@@ -125,17 +125,17 @@ _UPDATES = (
 
 
 def refuse_updates(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None:
-  """Refuses a model that changed a variable.
+  """Refuse a model that changed a variable.
 
   Args:
-    name: The variable's name, after those of the layers around it.
+    name: The variable's name, with the layers around it first.
     layers: All layers of the model.
   """
   raise ModelError(f'{_responsible(name, layers)} {_UPDATES}')
 
 
 def refuse_lookups(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
-  """Refuses a model that reads lookup tables."""
+  """Refuse a model that reads lookup tables."""
   refuse_operations(
     graph,
     _LOOKUPS,
@@ -148,7 +148,7 @@ def refuse_lookups(graph: Any, layers: Sequence[tf.keras.layers.Layer]) -> None:
 
 
 def refuse_layer(layer: tf.keras.layers.Layer) -> None:
-  """Refuses a layer whose computation is not a pure function of examples."""
+  """Refuse a layer whose computation is not a pure function of examples."""
   if getattr(layer, 'activity_regularizer', None) is not None:
     raise ModelError(
       f'Layer {layer.name!r} has an activity regularizer, whose value would '
@@ -176,7 +176,7 @@ def refuse_operations(
   layers: Sequence[tf.keras.layers.Layer],
   complaint: str,
 ) -> None:
-  """Complains of the first layer with an operation of one of these kinds."""
+  """Refuse the first layer with an operation of one of these kinds."""
   for name, kind in tracing.operations(graph):
     if kind.startswith(kinds):
       raise ModelError(f'{_responsible(name, layers)} {complaint}')

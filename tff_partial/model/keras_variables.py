@@ -1,8 +1,7 @@
-"""Requests of Keras for variables, answered with tensors.
+"""Keras's requests for variables, answered with tensors.
 
-A Keras model or metric is built afresh while a function is traced. Whoever asks
-for a variable then gets what the function was given, so that the variables
-become arguments.
+A Keras model or metric is rebuilt while a function is traced. Its requests for
+variables are answered with the function's arguments.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,17 +14,17 @@ from tff_partial import errors
 
 
 class ModelError(errors.UserError, ValueError):
-  """Raised for a Keras model that cannot be used, with a way out."""
+  """Raised for a Keras model that cannot be used; suggests a remedy."""
 
 
 @contextlib.contextmanager
 def answering_variables(
   creator: Callable[..., Any],
 ) -> Iterator[None]:
-  """Within the context, `creator(next_creator, **request)` makes variables.
+  """Make variables by `creator(next_creator, **request)` within the context.
 
   Keras creates variables in the current graph or, within a function that is
-  traced eagerly, outside of it. Both ask `creator`.
+  traced eagerly, outside of it. Both call `creator`.
   """
   with tf.init_scope():
     outer = tf.compat.v1.get_default_graph()
@@ -37,7 +36,7 @@ def answering_variables(
 
 
 class StateTensor:
-  """Looks like a variable of Keras and holds a tensor."""
+  """A tensor that looks like a Keras variable."""
 
   def __init__(self, value: tf.Tensor, name: str):
     self._value = value
@@ -46,22 +45,22 @@ class StateTensor:
     self._save_slice_info = None
 
   def value(self) -> tf.Tensor:
-    """Returns the tensor that was assigned last."""
+    """Return the tensor that was assigned last."""
     return self._value
 
   read_value = value
 
   def assign(self, value: Any, **_: Any) -> tf.Tensor:
-    """Holds another tensor from now on."""
+    """Replace the tensor."""
     self._value = tf.cast(value, self.dtype)
     return self._value
 
   def assign_add(self, value: Any, **_: Any) -> tf.Tensor:
-    """Holds the sum from now on."""
+    """Add to the tensor."""
     return self.assign(self._value + tf.cast(value, self.dtype))
 
   def assign_sub(self, value: Any, **_: Any) -> tf.Tensor:
-    """Holds the difference from now on."""
+    """Subtract from the tensor."""
     return self.assign(self._value - tf.cast(value, self.dtype))
 
   def __getattr__(self, name: str) -> Any:
@@ -72,7 +71,7 @@ class StateTensor:
 
 
 def stand_in(request: dict[str, Any]) -> StateTensor:
-  """Takes the place of a variable that is no weight, such as a step counter."""
+  """Replace a variable that is not a weight, such as a step counter."""
   value = request.get('initial_value')
   value = value() if callable(value) else value
   value = tf.convert_to_tensor(value, request.get('dtype'))

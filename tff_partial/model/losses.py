@@ -1,4 +1,4 @@
-"""A loss as a function of labels and predictions, from any of Keras's forms."""
+"""Losses as functions of labels and predictions, from any Keras form."""
 
 from collections.abc import Callable
 import dataclasses
@@ -16,7 +16,7 @@ LossFn = Callable[[Any, Any], tf.Tensor]
 def assumed_labels(
   outputs: Any, loss: LossFn | tf.keras.losses.Loss
 ) -> tf.TensorSpec:
-  """The spec of a label that goes with the predictions and the loss."""
+  """Return the spec of a label that fits the predictions and the loss."""
   if not isinstance(outputs, tf.TensorSpec):
     raise ModelError(
       'The model has several outputs. Pass the spec of one label with '
@@ -29,7 +29,7 @@ def assumed_labels(
 
 
 def as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
-  """The loss that is meant by what Keras's `compile` takes for one."""
+  """Convert a loss as for Keras's `compile` to a function or Keras loss."""
   if isinstance(loss, str):
     try:
       loss = tf.keras.losses.get(loss)
@@ -54,7 +54,7 @@ def as_loss(loss: Any) -> LossFn | tf.keras.losses.Loss:
 def classes(
   labels: Any, outputs: Any, loss: LossFn | tf.keras.losses.Loss
 ) -> id_ranges.Ids:
-  """Which labels there are, if the loss and the predictions say so."""
+  """Return the range of labels, if loss and predictions determine it."""
   kinds = [tf.keras.losses.SparseCategoricalCrossentropy]
   if keras := keras_3.module():
     kinds.append(keras.losses.SparseCategoricalCrossentropy)
@@ -72,25 +72,25 @@ def classes(
 
 
 def is_of_keras(loss: Any) -> bool:
-  """Whether a loss is one of Keras's own and no function or class of a user."""
+  """Return true for Keras's own losses, not for a user's function or class."""
   named = loss if hasattr(loss, '__name__') else type(loss)
   module = getattr(named, '__module__', None) or ''
   return module.split('.')[0] in ('keras', 'tf_keras')
 
 
 def aligned(labels: Any, predictions: Any, has_steps: bool) -> tuple[Any, Any]:
-  """Gives labels and predictions the same rank, as Keras's `fit` does.
+  """Give labels and predictions the same rank, as Keras's `fit` does.
 
-  Where one of them has a last axis of size 1 more, the other would broadcast
+  If one of them has an extra last axis of size 1, the other would broadcast
   over the batch. One number per example gets a last axis, since Keras's losses
   average over the last axis, which must not be the batch. Otherwise Keras drops
-  the axis and so averages over steps; where steps count differently it is
-  added to the other, so that each step keeps its loss.
+  the axis and so averages over steps; if steps are weighted or masked, the axis
+  is added to the other instead, so that each step keeps its loss.
 
   Args:
-    labels: `[batch, ...]`; anything but a tensor is returned as it is.
+    labels: `[batch, ...]`; anything but a tensor is returned unchanged.
     predictions: `[batch, ...]`, likewise.
-    has_steps: Whether the steps of an example are weighted or masked.
+    has_steps: True if the steps of an example are weighted or masked.
   """
   if not (tf.is_tensor(labels) and tf.is_tensor(predictions)):
     return labels, predictions
@@ -112,10 +112,10 @@ class LossValue:
   """The loss of a batch.
 
   Attributes:
-    objective: What training minimizes; scalar.
+    objective: The value that training minimizes; scalar.
     total: Sum of the examples' weighted losses; scalar.
-    num_elements: How many losses were summed, padding not counted; scalar.
-    regularization: What layers add to the objective; scalar.
+    num_elements: Number of summed losses, without padding; scalar.
+    regularization: Losses that layers add to the objective; scalar.
   """
 
   objective: tf.Tensor

@@ -1,7 +1,7 @@
 """Partially local models: pure functions over named weights in three tiers.
 
-`from_keras` takes any Keras model and the rule that says which of its variables
-are local. The result has no variables: weights go in, predictions come out.
+`from_keras` takes any Keras model and a rule that selects its local variables.
+The result has no variables: it is a function from weights to predictions.
 """
 
 import collections
@@ -54,28 +54,28 @@ class Functions(Protocol):
     training: bool,
     seed: tf.Tensor,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Computes predictions and layers' losses: see `PartialModel.predict`."""
+    """Compute predictions and layers' losses: see `PartialModel.predict`."""
 
   def filled(self, values: Mapping[str, Any]) -> tf.keras.Model:
-    """Makes a Keras model with a value for each variable, by its name."""
+    """Make a Keras model with a value for each variable, by its name."""
 
 
 class PartialModel:
-  """A model of which a part is shared and a part stays with each client.
+  """A model with a shared part and a part that stays with each client.
 
   Attributes:
     build: Makes the Keras model.
     variables: All its variables, in order of creation.
     tier_of: Variable name to tier.
-    num_groups: How many copies of the variables of GROUP the server has.
-    client_tables: The tables that have a client's own size.
-    example_spec: What the model reads of an example: x, y and weight.
+    num_groups: Number of copies of the GROUP variables at the server.
+    client_tables: The tables that are sized per client.
+    example_spec: The fields of an example that the model reads: x, y, weight.
     prediction_spec: Specs of one example's prediction.
     metrics: Keras metrics as pure functions.
     given_values: First values that were given rather than drawn, by name.
-    is_regularized: Whether layers add losses of weights.
-    only_looked_up: Names of the trainable tables of which the model looks rows
-      up, and does nothing else with them.
+    is_regularized: True if layers add losses of weights.
+    only_looked_up: Names of the trainable tables that the model uses only for
+      row lookups.
     seed: Draws the first values of the global weights.
   """
 
@@ -110,7 +110,7 @@ class PartialModel:
       )
     self.seed = seed
     self._loss = loss
-    # Spec of which steps of an example count, if a layer says so.
+    # Spec of the mask over an example's steps, if a layer sets one.
     self._mask: tf.TensorSpec | None = None
     self._class_weights = None
     if class_weight is not None:
@@ -131,7 +131,7 @@ class PartialModel:
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> id_ranges.Ids:
-    """Takes functions and variables; returns which inputs are ids of rows."""
+    """Set functions and variables; return the inputs that are row ids."""
     self._functions = functions
     self.variables = functions.spec.variables
     self.tier_of = dict(tier_of)
@@ -152,11 +152,11 @@ class PartialModel:
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> 'PartialModel':
-    """The same model of other variables, for the same examples.
+    """Make the same model with other variables, for the same examples.
 
     Args:
-      wrap: From the model's functions to those of the new one, whose inputs and
-        outputs are the same.
+      wrap: From the model's functions to those of the new one, with the same
+        inputs and outputs.
       tier_of: Variable name to tier, for all variables.
       given_values: First values that are not drawn, by name.
     """
@@ -165,7 +165,7 @@ class PartialModel:
     return model
 
   def __repr__(self) -> str:
-    """A line for each variable under its tier, and one for each field."""
+    """Return a line for each variable by tier, and one for each field."""
     loss = getattr(self._loss, '__name__', type(self._loss).__name__)
     lines = [f'PartialModel with the loss {loss}']
     if self._class_weights is not None:
@@ -191,34 +191,34 @@ class PartialModel:
     return tuple(tier for tier in tiers_lib.TIERS if tier in held)
 
   def trainable(self, tier: str) -> tuple[keras_analysis.VariableSpec, ...]:
-    """The trainable variables of a tier."""
+    """Return the trainable variables of a tier."""
     return tuple(
       v for v in self.variables if v.trainable and self.tier_of[v.name] == tier
     )
 
   def specs(self, tier: str) -> collections.OrderedDict[str, tf.TensorSpec]:
-    """Specs of the trainable weights of a tier, by name."""
+    """Return specs of the trainable weights of a tier, by name."""
     return collections.OrderedDict(
       (v.name, tf.TensorSpec(v.shape, v.dtype)) for v in self.trainable(tier)
     )
 
   def initial_weights(self, tier: str, seed: Any) -> tiers_lib.NamedTensors:
-    """Draws the first values of a tier's trainable weights.
+    """Draw the first values of a tier's trainable weights.
 
-    A table of the client's own size has no rows yet: `client_tables` draws
-    those that the client's data need.
+    A table sized per client has no rows yet: `client_tables` draws those that
+    the client's data require.
 
     Args:
       tier: The tier.
-      seed: int32 `[2]`; each variable's draw depends on it and on the
-        variable's place in the model alone.
+      seed: int32 `[2]`; each variable's draw depends only on it and on the
+        variable's place in the model.
     """
     return self._first_values(self.trainable(tier), seed)
 
   def specs_at_server(
     self, tier: str
   ) -> collections.OrderedDict[str, tf.TensorSpec]:
-    """Specs of a tier's trainable weights at the server.
+    """Return specs of a tier's trainable weights at the server.
 
     Those of GROUP are `[num_groups, ...]`.
     """
@@ -231,7 +231,7 @@ class PartialModel:
   def initial_weights_at_server(
     self, tier: str, seed: Any
   ) -> tiers_lib.NamedTensors:
-    """Draws the first values of a tier at the server, each copy by itself."""
+    """Draw a tier's first values at the server, each copy separately."""
     if tier != tiers_lib.GROUP:
       return self.initial_weights(tier, seed)
     copies = [
@@ -245,7 +245,7 @@ class PartialModel:
     return tf.nest.map_structure(lambda *rows: tf.stack(rows), *copies)
 
   def frozen_weights(self) -> tiers_lib.NamedTensors:
-    """Returns the values of all variables that are never trained."""
+    """Return the values of all variables that are never trained."""
     frozen = [v for v in self.variables if not v.trainable]
     return self._first_values(frozen, random_bits.derive(self.seed, 'frozen'))
 
@@ -259,7 +259,7 @@ class PartialModel:
         return tf.constant(self.given_values[v.name])
       own_seed = random_bits.fold_in(seed, place[v.name])
       if v.is_client_sized and v.draw_rows is not None:
-        # Not of a known shape: its type leaves the number of rows open.
+        # A zero that is not static: the type leaves the number of rows open.
         return v.draw_rows(own_seed, tf.bitwise.bitwise_and(own_seed[0], 0))
       return v.initialize(own_seed)
 
@@ -274,14 +274,14 @@ class PartialModel:
     training: bool,
     seed: Any,
   ) -> tuple[Any, list[tf.Tensor]]:
-    """Computes predictions and the layers' regularization losses.
+    """Compute predictions and the layers' regularization losses.
 
     Args:
       weights: Tier to its trainable weights.
       frozen: Weights that are never trained.
       inputs: A batch of inputs, `[batch, ...]`.
-      training: Whether layers such as dropout behave as in training.
-      seed: int32 `[2]`; what such layers draw follows from it.
+      training: True if layers such as dropout behave as in training.
+      seed: int32 `[2]`, for the draws of such layers.
     """
     tensors = dict(frozen)
     for named in weights.values():
@@ -297,7 +297,7 @@ class PartialModel:
     regularization: Sequence[tf.Tensor] = (),
     of: LossFn | tf.keras.losses.Loss | None = None,
   ) -> LossValue:
-    """Computes the loss as Keras would on the real examples alone.
+    """Compute the loss as Keras would on the real examples alone.
 
     Args:
       labels: `[batch, ...]`.
@@ -305,7 +305,7 @@ class PartialModel:
       weight: float32 `[batch, ...]`, the examples' weights.
       is_real: bool `[batch]`; false for padding.
       regularization: Terms to add to the objective.
-      of: Another loss than the model's own.
+      of: Another loss instead of the model's own.
     """
     of = of or self._loss
     of_labels, mask = labels, keras_functions.mask_of(predictions)
@@ -334,7 +334,7 @@ class PartialModel:
     weight = expand(weight, rank, 'The weight of examples')
     if self._class_weights is not None:
       weight *= self._class_weights.of(of_labels, rank)
-    # Padding repeats a real example, so that its loss is finite where it is.
+    # Padding repeats a real example, so its loss is finite if the example's is.
     total = tf.reduce_sum(losses * weight * real)
     num_elements = tf.reduce_sum(real)
     reduction = getattr(of, 'reduction', None)
@@ -350,7 +350,7 @@ class PartialModel:
 
   @contextlib.contextmanager
   def _explaining(self) -> Iterator[None]:
-    """Says what a loss or a metric was given that cannot use it."""
+    """Explain errors of a loss or metric by the specs of its arguments."""
     try:
       yield
     except ModelError:
@@ -364,16 +364,16 @@ class PartialModel:
       ) from error
 
   def check_loss(self, of: LossFn | tf.keras.losses.Loss | None = None) -> None:
-    """Checks that losses and metrics compare an example with its own label.
+    """Check that losses and metrics compare an example with its own label.
 
-    They are traced for a batch of a size that nothing else has: labels that
-    would broadcast over the batch then fail, or end in two axes of that size.
+    They are traced with a batch size that no other axis has: labels that would
+    broadcast over the batch then fail, or the result has two axes of that size.
 
     Args:
-      of: Another loss than the model's own.
+      of: Another loss instead of the model's own.
 
     Raises:
-      ModelError: If labels and predictions do not go together.
+      ModelError: If labels and predictions do not match.
     """
     specs = (
       *(self.example_spec['y'], self.prediction_spec),
@@ -408,11 +408,11 @@ class PartialModel:
     )
 
   def _check_by_tracing(self) -> tuple[tuple[str, ...], id_ranges.Ids]:
-    """Traces the model once, so that what cannot work fails now.
+    """Trace the model once, so that errors are raised now.
 
     Returns:
-      The variables of which the model does nothing but look rows up, and which
-      inputs are ids of rows.
+      Names of the variables that the model uses only for row lookups, and the
+      inputs that are row ids.
     """
     with tf.__internal__.FuncGraph('check').as_default() as graph:
       batch = examples_lib.map_fields(tracing.placeholder, self.example_spec)
@@ -464,16 +464,16 @@ class PartialModel:
     return only_looked_up, ids
 
   def to_keras(self, *weights: Any) -> tf.keras.Model:
-    """Makes a Keras model from named weights, for example a client's own.
+    """Make a Keras model from named weights, for example a client's own.
 
     Args:
       *weights: The server's weights, `ModelWeights`, and mappings from variable
-        name to value, such as a client's local weights; later ones win. Frozen
-        weights that are missing keep their values.
+        name to value, such as a client's local weights; later ones override.
+        Frozen weights that are missing keep their values.
 
     Raises:
-      ModelError: If a variable has no value or the wrong shape, or a value
-        belongs to no variable.
+      ModelError: If a variable has no value or the wrong shape, or no variable
+        has a value's name.
     """
     values: dict[str, Any] = {}
     for given in weights:
@@ -501,10 +501,10 @@ class PartialModel:
 
 
 def check(model: Any) -> None:
-  """Checks that a model is one that `from_keras` made.
+  """Check that a model was made by `from_keras`.
 
   Raises:
-    ModelError: If it is something else.
+    ModelError: If it was not.
   """
   if not isinstance(model, PartialModel):
     raise ModelError(

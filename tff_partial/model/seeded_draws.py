@@ -1,7 +1,7 @@
-"""Random draws of Keras's own layers and initializers, redirected to seeds.
+"""Draws of Keras's own layers and initializers, redirected to seeds.
 
-So they follow from a seed and are the same under every runtime. Whatever draws
-from hidden state all the same is refused once it is traced (see `tracing.py`).
+They follow from a seed and are the same under every runtime. Anything that
+still draws from hidden state is refused when traced (see `tracing.py`).
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tff_partial.model.keras_variables import ModelError
 
 
 def _normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-  """A method that draws numbers of a mean and a standard deviation."""
+  """Return a method that draws with a mean and a standard deviation."""
 
   def method(
     self: 'SeededDraws',
@@ -33,19 +33,19 @@ def _normally(draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
 
 
 class SeededDraws:
-  """Stands in for Keras's random generator: each draw follows from the seed."""
+  """A replacement for Keras's random generator that draws from a seed."""
 
   RNG_STATELESS = 'stateless'
   RNG_STATEFUL = 'stateful'
   RNG_LEGACY_STATEFUL = 'legacy_stateful'
 
   def __init__(self, seed: tf.Tensor, rows: tf.Tensor | None = None):
-    """Draws from a seed.
+    """Start from a seed.
 
     Args:
       seed: int32 `[2]`.
-      rows: int32, the leading dimension of what is drawn, whatever is asked
-        for; None for what is asked for.
+      rows: int32, replaces the requested leading dimension of all draws; None
+        keeps it.
     """
     self._seed, self._rows = seed, rows
     self._draws = itertools.count()
@@ -55,19 +55,19 @@ class SeededDraws:
     return random_bits.fold_in(self._seed, next(self._draws))
 
   def _maybe_init(self) -> None:
-    """Keras asks for this before a layer is built; there is nothing to do."""
+    """Do nothing; Keras calls this before it builds a layer."""
 
   def make_legacy_seed(self) -> None:
-    """Says that there is no seed of the stateful kind."""
+    """Return None: there is no seed for stateful operations."""
 
   def make_seed_for_stateless_op(self) -> tf.Tensor:
-    """Returns the seed of one draw."""
+    """Return the seed of one draw."""
     return self._next_seed()
 
   def _draw(
     self, draw: Callable[..., tf.Tensor], shape: Any, *of: float, dtype: Any
   ) -> tf.Tensor:
-    """Draws numbers, of Keras's type if no other is asked for."""
+    """Draw numbers, by default of Keras's float type."""
     dtype = tf.as_dtype(dtype or tf.keras.backend.floatx())
     if self._rows is not None:
       shape = tf.concat([[self._rows], tf.convert_to_tensor(shape)[1:]], 0)
@@ -81,8 +81,8 @@ class SeededDraws:
     dtype: Any = None,
     nonce: Any = None,
   ) -> tf.Tensor:
-    """Draws uniform numbers."""
-    del nonce  # One draw never repeats another here.
+    """Draw uniform numbers."""
+    del nonce  # Draws never repeat here.
     high = 1.0 if maxval is None else maxval
     return self._draw(random_bits.uniform, shape, minval, high, dtype=dtype)
 
@@ -92,14 +92,14 @@ class SeededDraws:
   def dropout(
     self, inputs: tf.Tensor, rate: float, noise_shape: Any = None
   ) -> tf.Tensor:
-    """Sets a random share of the inputs to zero and scales up the rest."""
+    """Set a random share of the inputs to zero and scale up the rest."""
     shape = tf.shape(inputs) if noise_shape is None else noise_shape
     kept = random_bits.uniform(self._next_seed(), shape) >= rate
     return inputs * tf.cast(kept, inputs.dtype) / (1.0 - rate)
 
 
 def _initializer_of(initial_value: Any) -> Any:
-  """The initializer in a request for a variable."""
+  """Return the initializer in a request for a variable."""
   if isinstance(initial_value, functools.partial):
     initial_value = initial_value.func
   return getattr(initial_value, '__self__', initial_value)
@@ -108,7 +108,7 @@ def _initializer_of(initial_value: Any) -> Any:
 def first_value(
   request: dict[str, Any], variable: tf.Variable
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-  """A pure function from a seed to the first value that a variable draws."""
+  """Return a pure function from a seed to a variable's drawn first value."""
   draw = _drawn_by(request)
 
   def initialize(seed: tf.Tensor) -> tf.Tensor:
@@ -121,10 +121,10 @@ def first_value(
 def first_rows(
   request: dict[str, Any], variable: tf.Variable
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """A pure function from a seed and a number to first rows of a variable.
+  """Return a pure function from a seed and a number to a variable's rows.
 
-  They are distributed as those of the variable are. The first rows are the
-  same, however many are drawn.
+  They are distributed like the variable's own. The first rows are the same,
+  however many are drawn.
   """
   draw = _drawn_by(request)
   rest = variable.shape[1:]
@@ -146,7 +146,7 @@ def first_rows(
 
 
 def _draws(request: dict[str, Any]) -> bool:
-  """Whether an initializer draws its values."""
+  """Return true if an initializer draws its values."""
   initializer = _initializer_of(request['initial_value'])
   return hasattr(initializer, '_random_generator')
 
@@ -154,7 +154,7 @@ def _draws(request: dict[str, Any]) -> bool:
 def _drawn_by(
   request: dict[str, Any],
 ) -> Callable[[tf.Tensor, tf.Tensor | None], tf.Tensor]:
-  """(seed, number of rows or None) -> what a request's initializer makes."""
+  """Return (seed, number of rows or None) -> the initializer's value."""
   initial_value = request['initial_value']
   initializer = _initializer_of(initial_value)
   own_seed = getattr(initializer, 'seed', None)
@@ -164,10 +164,10 @@ def _drawn_by(
       return initial_value()
     if own_seed is not None:
       seed = tf.constant(random_bits.derive('initializer', own_seed))
-    # The initializer may be another layer's, too, or another model's.
+    # Other layers or models may share the initializer.
     generator = initializer._random_generator
     initializer._random_generator = SeededDraws(seed, rows)
-    initializer._used = False  # Keras warns of a second use without seed.
+    initializer._used = False  # Keras warns of reuse without a seed.
     try:
       return initial_value()
     finally:

@@ -1,4 +1,4 @@
-"""Which variables are local: by layer, regular expression, or predicate."""
+"""Selection of a tier's variables: by layer, regular expression, predicate."""
 
 from collections.abc import Callable, Mapping, Sequence
 import re
@@ -11,9 +11,9 @@ from tff_partial.model import client_tables
 from tff_partial.model import keras_analysis
 from tff_partial.model.keras_variables import ModelError
 
-# Says which variables belong to a tier: a layer, a layer's name, a regular
-# expression over the names of layers or variables, a predicate over
-# `VariableSpec`, or several of them.
+# Selects a tier's variables: a layer, a layer's name, a regular expression over
+# the names of layers or variables, a predicate over `VariableSpec`, or several
+# of them.
 Selector: TypeAlias = (
   str
   | re.Pattern[str]
@@ -26,13 +26,13 @@ Selectors: TypeAlias = Selector | Sequence[Selector] | None
 
 
 class SelectorError(ModelError):
-  """Raised when the variables of a tier are named wrongly."""
+  """Raised for a wrong selection of a tier's variables."""
 
 
 def _names_variable(
   selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
 ) -> bool:
-  """Whether a selector means a variable by itself, not by its layers."""
+  """Return true if a selector matches a variable itself, not its layers."""
   if isinstance(selector, tf.keras.layers.Layer):
     return False
   if callable(selector):
@@ -47,7 +47,7 @@ def _names_variable(
 def _names_owner(
   selector: Selector, owner: Sequence[str], layers: set[str]
 ) -> bool:
-  """Whether a selector means a layer or one of those around it."""
+  """Return true if a selector matches a layer or one around it."""
   if isinstance(selector, tf.keras.layers.Layer):
     return selector.name in owner
   if isinstance(selector, str) and selector in layers:
@@ -60,7 +60,7 @@ def _names_owner(
 def _selects(
   selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
 ) -> bool:
-  """Whether a selector means a variable, by itself or by one of its layers."""
+  """Return true if a selector matches a variable or one of its layers."""
   return _names_variable(selector, variable, layers) or any(
     _names_owner(selector, owner, layers) for owner in variable.owners
   )
@@ -72,7 +72,7 @@ def _refuse_shared(
   layers: set[str],
   tier: str,
 ) -> None:
-  """Raises an error if only some of a selected variable's layers are named."""
+  """Raise an error if not all layers of a selected variable are selected."""
   if any(_names_variable(s, variable, layers) for s in selectors):
     return
   others = [
@@ -99,7 +99,7 @@ def _as_list(selectors: Selectors) -> list[Selector]:
 def _matched(
   spec: keras_analysis.KerasSpec, selector: Selector, what: str
 ) -> list[keras_analysis.VariableSpec]:
-  """The variables that a selector means.
+  """Return the variables that a selector matches.
 
   Raises:
     SelectorError: If there are none.
@@ -126,7 +126,7 @@ def _matched(
 
 
 def _if_parts(spec: keras_analysis.KerasSpec, selector: Selector) -> str:
-  """Says so where a selector matches parts of names."""
+  """Return advice if a selector matches parts of names."""
   if not isinstance(selector, (str, re.Pattern)):
     return ''
   pattern = selector if isinstance(selector, str) else selector.pattern
@@ -144,7 +144,7 @@ def with_client_sizes(
   tier_of: Mapping[str, str],
   client_sized: Selectors,
 ) -> keras_analysis.KerasSpec:
-  """Leaves the number of rows of some local tables to each client.
+  """Let each client choose the number of rows of some local tables.
 
   Args:
     spec: The model.
@@ -152,8 +152,8 @@ def with_client_sizes(
     client_sized: The tables.
 
   Raises:
-    SelectorError: If one is not local or no table, or has first values that
-      belong to certain rows.
+    SelectorError: If one is not local or not a table, or has first values for
+      specific rows.
     ModelError: If a table's first values are not made row by row.
   """
   names = {
@@ -185,7 +185,7 @@ def with_client_sizes(
 def assign_tiers(
   spec: keras_analysis.KerasSpec, selectors: Mapping[str, Selectors]
 ) -> dict[str, str]:
-  """Decides the tier of every variable; GLOBAL where no selector speaks."""
+  """Assign a tier to every variable; GLOBAL if no selector matches."""
   layers = set(spec.layers)
   chosen: dict[str, str] = {}
   for tier, given in selectors.items():

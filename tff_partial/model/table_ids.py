@@ -1,7 +1,7 @@
-"""Which inputs a model takes for the ids of a table's rows.
+"""Detection of inputs that are row ids of tables.
 
-Read off a traced model: from each lookup back to the input whose values are the
-ids. Ids that are computed, such as hashes, are none of an example's.
+A traced model is searched from each lookup back to the input that holds the
+ids. Computed ids, such as hashes, are not counted as an example's.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -12,7 +12,7 @@ import tensorflow as tf
 from tff_partial.data import id_ranges
 from tff_partial.model import tracing
 
-# Operations that hand values on, all of them and some of them.
+# Operations that pass on values: all of them, or (`_PICK`) some of them.
 _HAND_ON = (
   'CheckNumerics',
   'ExpandDims',
@@ -22,7 +22,7 @@ _HAND_ON = (
   'Squeeze',
   'StopGradient',
 )
-# Types in which ids stay what they are.
+# Types that hold ids without loss.
 _TYPES = (tf.int32, tf.int64, tf.float32, tf.float64)
 _PICK = ('GatherV2', 'Slice', 'Split', 'SplitV', 'StridedSlice', 'Unpack')
 
@@ -32,20 +32,20 @@ def find(
   inputs: Mapping[str, tf.Tensor],
   local: Collection[str] = (),
 ) -> id_ranges.Ids:
-  """Finds the fields that hold ids of tables.
+  """Find the fields that hold ids of tables.
 
   Args:
     tables: Variable name to its tensor in a graph.
     inputs: Path of a field to its placeholder in the graph, `[batch, ...]`.
-    local: The names of those tables of which each client has one.
+    local: Names of the tables of which each client has its own.
 
   Returns:
-    Path of a field to the ranges in which its ids must lie. A table of the
-    client's own size is named if all reads of it are told by fields.
+    Path of a field to the ranges in which its ids must lie. A table sized per
+    client is included if all reads of it are by ids from fields.
   """
   path_of = {tensor.op.name: path for path, tensor in inputs.items()}
   found: dict[str, list[id_ranges.IdRange]] = {}
-  untold = set()  # Tables of which other rows are read, too.
+  untold = set()  # Tables that are also read in other ways.
   for name, table in tables.items():
     lookups = list(_looked_up(table))
     if len(lookups) < len(table.consumers()):
@@ -71,8 +71,8 @@ def find(
       )
       if limits not in found.setdefault(path, []):
         found[path].append(limits)
-  # How many rows of a table each client needs must follow from all that reads
-  # it; a table of a fixed size has rows for what is computed, too.
+  # All reads of a table sized per client must follow from fields; a table of
+  # fixed size also has rows for computed ids.
   told = {
     path: tuple(limits for limits in ranges if limits.table not in untold)
     for path, ranges in found.items()
@@ -81,7 +81,7 @@ def find(
 
 
 def _looked_up(table: tf.Tensor) -> Iterator[tf.Tensor]:
-  """The ids of each lookup of rows of a table."""
+  """Yield the ids of each row lookup in a table."""
   for operation in table.consumers():
     if operation.type == 'Identity':
       yield from _looked_up(operation.outputs[0])
@@ -97,7 +97,7 @@ def _looked_up(table: tf.Tensor) -> Iterator[tf.Tensor]:
 
 
 def _source(tensor: tf.Tensor) -> tuple[tf.Tensor, bool]:
-  """Where a tensor's values come from, and whether others are left behind."""
+  """Trace a tensor to its source; also return true if values are dropped."""
   picks = False
   while tensor.op.type in (*_HAND_ON, *_PICK) or (
     tensor.op.type == 'Cast' and tensor.dtype in _TYPES
@@ -108,13 +108,13 @@ def _source(tensor: tf.Tensor) -> tuple[tf.Tensor, bool]:
 
 
 def _elements(source: tf.Tensor, picked: tf.Tensor) -> tuple[int, ...] | None:
-  """Which elements of an example are picked, by their place.
+  """Return the positions of the picked elements in an example.
 
-  None stands for all of them, no element for what cannot be told.
+  None stands for all of them, an empty tuple for unknown.
 
   Args:
     source: A placeholder of examples.
-    picked: What comes of it.
+    picked: A tensor of values picked from it.
   """
   shape = [1, *source.shape[1:]]
   places = np.arange(np.prod(shape)).reshape(shape)
@@ -124,6 +124,6 @@ def _elements(source: tf.Tensor, picked: tf.Tensor) -> tuple[int, ...] | None:
   try:
     found = tracing.value_of(picked, {source.name: example})
   except tf.errors.OpError:
-    return ()  # Something else decides which.
+    return ()  # The choice depends on something else.
   elements = tuple(np.unique(found).astype(int).tolist())
   return None if len(elements) == places.size else elements

@@ -1,4 +1,4 @@
-"""Tracing functions that use Keras, and reading the graphs that come of it."""
+"""Tracing of functions that use Keras, and reading of their graphs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
@@ -34,10 +34,10 @@ _DRAWS = (
 
 
 def traced(fn: Callable[..., Any], *specs: Any) -> Any:
-  """Traces a function under eager execution, without AutoGraph.
+  """Trace a function under eager execution, without AutoGraph.
 
   Our functions need no conversion, which would take longer than the tracing.
-  Keras by itself converts what users wrote, here as anywhere else.
+  Keras still converts users' code itself, as usual.
   """
 
   def hold_and_call(*args: Any) -> Any:
@@ -48,12 +48,12 @@ def traced(fn: Callable[..., Any], *specs: Any) -> Any:
 
 
 def unconverted(fn: Callable[..., Any]) -> Any:
-  """A graph function without AutoGraph, in which Keras is as anywhere else."""
+  """Make a graph function without AutoGraph, in which Keras works as usual."""
   outside = tf.__internal__.autograph.control_status_ctx()
 
   def call(*args: Any) -> Any:
-    # Where Keras has not been told to convert nothing. If it has, it spoils the
-    # operators that functional models are made of: they can no more be saved.
+    # Restore the outer AutoGraph status. If AutoGraph is disabled, Keras breaks
+    # the operators of functional models, which then cannot be saved.
     with outside:
       return fn(*args)
 
@@ -61,9 +61,9 @@ def unconverted(fn: Callable[..., Any]) -> Any:
 
 
 def _hold_constants(graph: Any) -> None:
-  """Makes a function's constants of the eager tensors that it reads.
+  """Turn the eager tensors that a function reads into constants.
 
-  It would otherwise ask for them as inputs, which TFF's computations have not.
+  They would otherwise become inputs, which TFF's computations do not have.
   """
   capture = graph.capture
   constants: dict[int, tuple[Any, tf.Tensor]] = {}
@@ -83,11 +83,11 @@ def _hold_constants(graph: Any) -> None:
 def without_assertions(
   function: Any, num_inputs: int
 ) -> Callable[..., list[tf.Tensor]]:
-  """Makes a function that computes the same, and nothing but the outputs.
+  """Make a function that computes the same outputs, and nothing else.
 
   Args:
-    function: What `traced` returned.
-    num_inputs: How many inputs it needs, at most.
+    function: The result of `traced`.
+    num_inputs: The maximum number of inputs that it needs.
   """
   wanted = function.outputs
   inputs = function.inputs[:num_inputs]
@@ -120,11 +120,11 @@ def without_assertions(
 def value_of(
   tensor: tf.Tensor, feeds: Mapping[str, Any] | None = None
 ) -> np.ndarray:
-  """Computes a tensor of a graph.
+  """Compute a tensor of a graph.
 
   Args:
     tensor: The tensor.
-    feeds: Values of others by their names, such as those of placeholders.
+    feeds: Values of other tensors by name, such as those of placeholders.
 
   Raises:
     OpError: If it depends on a placeholder without a value.
@@ -134,8 +134,8 @@ def value_of(
 
 
 def reason(error: Exception) -> str:
-  """What an error of TensorFlow or Keras says, in one line."""
-  # What AutoGraph adds comes before the message, other remarks after it.
+  """Return the message of a TensorFlow or Keras error in one line."""
+  # AutoGraph adds lines before the message, others add lines after it.
   lines = [line.strip() for line in str(error).split('\n') if line.strip()]
   lines = lines or [type(error).__name__]
   if lines[0].startswith('Exception encountered when calling layer'):
@@ -148,16 +148,16 @@ def reason(error: Exception) -> str:
 
 
 def placeholder(spec: tf.TensorSpec, size: int | None = None) -> tf.Tensor:
-  """A tensor of a batch of examples, of open or known size, for tracing."""
+  """Make a placeholder for a batch of examples, of open or known size."""
   return tf.compat.v1.placeholder(spec.dtype, [size, *spec.shape])
 
 
 def broadcasts_over(operation: tf.Operation, size: int) -> bool:
-  """Whether an operation sets a batch against a batch by broadcasting.
+  """Return true if an operation broadcasts a batch against a batch.
 
   Args:
     operation: The operation.
-    size: The size of the batch, which no other axis has.
+    size: The batch size, which no other axis has.
   """
   of = [
     tensor.shape
@@ -171,7 +171,7 @@ def broadcasts_over(operation: tf.Operation, size: int) -> bool:
 
 
 def operations(graph: Any) -> Iterator[tuple[str, str]]:
-  """Name and type of the operations of a graph and of its functions."""
+  """Yield name and type of each operation of a graph and its functions."""
   definition = graph.as_graph_def()
   nodes = [definition.node]
   nodes += [function.node_def for function in definition.library.function]
@@ -180,7 +180,7 @@ def operations(graph: Any) -> Iterator[tuple[str, str]]:
 
 
 def _sources(tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
-  """All operations that tensors are computed with."""
+  """Return all operations that tensors are computed with."""
   found = {}
   stack = [tensor.op for tensor in tensors if tf.is_tensor(tensor)]
   while stack:
@@ -192,13 +192,13 @@ def _sources(tensors: Sequence[tf.Tensor]) -> list[tf.Operation]:
 
 
 def depends_on(tensors: Sequence[tf.Tensor], sources: Sequence[Any]) -> bool:
-  """Says whether any of the tensors is computed from any of the sources."""
+  """Return true if any of the tensors is computed from any of the sources."""
   wanted = {id(source.op) for source in sources}
   return any(id(operation) in wanted for operation in _sources(tensors))
 
 
 def refuse_hidden_draws(graph: Any) -> None:
-  """Raises an error if a traced model draws from a hidden generator."""
+  """Raise an error if a traced model draws from a hidden generator."""
   for name, kind in operations(graph):
     if kind in _DRAWS:
       raise ModelError(

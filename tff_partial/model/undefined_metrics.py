@@ -1,8 +1,8 @@
-"""Metrics of Keras that examples leave undefined are no number.
+"""NaN for Keras metrics that a client's examples leave undefined.
 
-Keras divides by zero to 0: the area under the ROC curve of a client whose
-examples are all of one class is 0 there, the worst that there is, and counts so
-in a mean over clients.
+Keras divides by zero to 0: if all of a client's examples are of one class, its
+area under the ROC curve is 0, the worst value, and counts as such in a mean
+over clients.
 """
 
 from typing import Any
@@ -13,14 +13,13 @@ metrics = tf.keras.metrics
 
 
 def or_nan(metric: tf.keras.metrics.Metric, value: Any) -> Any:
-  """Replaces what Keras says of an undefined metric by NaN.
+  """Replace Keras's value of an undefined metric by NaN.
 
-  Where Keras averages over labels or classes, those that are undefined are left
-  out.
+  If Keras averages over labels or classes, undefined ones are left out.
 
   Args:
-    metric: The metric, with its state. Those of other classes than Keras's say
-      themselves when they are no number.
+    metric: The metric, with its state. Metrics of other classes than Keras's
+      must return NaN themselves.
     value: What `metric.result()` returns.
 
   Returns:
@@ -51,12 +50,12 @@ def or_nan(metric: tf.keras.metrics.Metric, value: Any) -> Any:
     return value
   counted = tf.convert_to_tensor(counted)
   if counted.shape.rank and not value.shape.rank:
-    counted = counted[0]  # Of all thresholds alike, or of the only one.
+    counted = counted[0]  # The same for all thresholds.
   return tf.where(counted > 0, value, tf.cast(float('nan'), value.dtype))
 
 
 def _positives(metric: Any) -> tf.Tensor:
-  """Examples that are positive, of each threshold and label."""
+  """Count positive examples by threshold and label."""
   return metric.true_positives + metric.false_negatives
 
 
@@ -67,19 +66,19 @@ def _negatives(metric: Any) -> tf.Tensor:
 def _over_defined(
   value: tf.Tensor, is_defined: tf.Tensor, weights: Any = None
 ) -> tf.Tensor:
-  """A mean in which 0 stood for what is undefined, without that."""
+  """Correct a mean that counted undefined values as 0."""
   shares = tf.ones_like(is_defined, value.dtype)
   if weights is not None:
     shares = tf.cast(weights, value.dtype)
   all_of = tf.reduce_sum(shares)
   defined = tf.reduce_sum(tf.where(is_defined, shares, 0))
-  # Not a bit changes where all are defined.
+  # Keep the exact value if all are defined.
   mean = tf.where(defined < all_of, value * all_of / defined, value)
   return tf.where(defined > 0, mean, tf.cast(float('nan'), value.dtype))
 
 
 def _area(metric: Any, value: tf.Tensor) -> tf.Tensor:
-  """The area under a curve, over the labels that have one."""
+  """Average the area under a curve over the labels that have one."""
   is_defined = _positives(metric)[0] > 0
   if metric.curve.name == 'ROC':
     is_defined &= _negatives(metric)[0] > 0
@@ -88,7 +87,7 @@ def _area(metric: Any, value: tf.Tensor) -> tf.Tensor:
 
 
 def _f_score(metric: Any, value: tf.Tensor) -> tf.Tensor:
-  """The F score, over the classes that exist or were predicted."""
+  """Average the F score over classes with examples or predictions."""
   wrong = metric.false_positives + metric.false_negatives
   is_defined = metric.true_positives + wrong > 0
   if metric.average is None:

@@ -1,4 +1,4 @@
-"""Where computations run: every runtime gives the same numbers."""
+"""Runtimes that run computations, all with the same results."""
 
 import atexit
 
@@ -10,5 +10,5 @@ from tff_partial.runtimes.cohort_runtime.ours import ours
 from tff_partial.runtimes.native_runtime.native import native
 from tff_partial.runtimes.ray_runtime.ray_workers import ray
 
-# A default complains if it is still there when Python takes itself apart.
+# A default context complains if it still exists at interpreter shutdown.
 atexit.register(tff.test.set_no_default_context)

@@ -1,4 +1,4 @@
-"""What can go wrong in the cohort runtime, by name.
+"""Errors of the cohort runtime.
 
 Every message says what was expected, what was found, and what to do.
 """
@@ -7,7 +7,7 @@ from tff_partial.errors import UserError
 
 
 class CohortRuntimeError(UserError):
-  """Anything the cohort runtime raises itself."""
+  """Base of all errors that the cohort runtime raises itself."""
 
 
 class ArgumentError(CohortRuntimeError, TypeError):
@@ -39,7 +39,7 @@ class CohortSizeError(CohortRuntimeError, ValueError):
 
 
 class UnsupportedComputationError(CohortRuntimeError, NotImplementedError):
-  """The computation holds something that the cohort runtime cannot compile."""
+  """The cohort runtime cannot compile a part of the computation."""
 
   def __init__(self, what: str, why: str):
     self.what, self.why = what, why
@@ -84,7 +84,7 @@ class ClientComputationError(CohortRuntimeError):
 
 
 class NonFiniteValueError(CohortRuntimeError, ValueError):
-  """A float that is not finite turned up while debugging."""
+  """A non-finite float was found while debugging."""
 
   def __init__(
     self, client: int, cohort_size: int, step: str, leaf: str, shapes: str
@@ -99,7 +99,7 @@ class NonFiniteValueError(CohortRuntimeError, ValueError):
 
 
 def telling_line(error: Exception) -> str:
-  """The line of TensorFlow's message that says what the matter is."""
+  """Return the line of TensorFlow's message that states the problem."""
   lines = [line.strip() for line in str(error).split('\n') if line.strip()]
   idle = ('Graph execution error', 'Detected at node', 'File ', 'Traceback')
   telling = [line for line in lines if not line.startswith((*idle, '<stack'))]

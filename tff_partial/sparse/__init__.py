@@ -1,1 +1,1 @@
-"""Tables of which a client needs some rows alone."""
+"""Training of tables by the rows that a client looks up."""

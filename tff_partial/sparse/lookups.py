@@ -1,4 +1,4 @@
-"""Which tables a client's work needs no more of than the rows it looks up."""
+"""Tables whose looked-up rows a client can train without the rest."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -16,29 +16,28 @@ from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.sparse import rows
 
-# From frozen weights and inputs to the ids of lookups.
+# Maps frozen weights and inputs to lookup ids.
 Find = Callable[[Any, Any], rows.Lookups]
 
-# How many examples a model is tried with.
+# Number of random examples that a model is tried on.
 _TRIED = 8
 
 
 class Tables:
-  """The tables that a client can train by rows; all are GLOBAL.
+  """The GLOBAL tables that a client can train by rows.
 
-  A table is trained as a whole if the model also uses it otherwise, as a
-  regularizer does; if another optimizer than plain gradient descent, or a term,
+  A table is trained as a whole if the model also uses it otherwise, as in a
+  regularizer; if an optimizer other than plain gradient descent, or a term,
   might move rows that no example looks up; if its ids do not follow from each
-  example alone; or if clients have copies of their own, or compute something
-  beside.
+  example alone; or if clients read copies, or compute or revise something.
   """
 
   def __init__(self, model: models.PartialModel, work: phases.Work):
-    """Finds the tables.
+    """Find the tables.
 
     Args:
       model: The model.
-      work: What clients do.
+      work: The clients' work.
     """
     self._specs = {
       name: spec
@@ -49,18 +48,18 @@ class Tables:
 
   @property
   def names(self) -> tuple[str, ...]:
-    """The tables' variables."""
+    """The names of the tables' variables."""
     return tuple(self._specs) if self._find else ()
 
   def choose(
     self, frozen: tiers.NamedTensors, inputs: Any, count: tf.Tensor
   ) -> dict[str, rows.Chosen]:
-    """Chooses the rows of each table that a client's examples look up.
+    """Choose the rows of each table that a client's examples look up.
 
     Args:
       frozen: Weights that are never trained.
-      inputs: What the model reads of all examples.
-      count: int32 scalar: how many of them are real.
+      inputs: Model inputs of all examples.
+      count: int32 scalar, the number of real examples.
     """
     if self._find is None:
       return {}
@@ -72,12 +71,12 @@ class Tables:
   def num_rows(
     self, frozen: tiers.NamedTensors, inputs: Any, count: Any
   ) -> dict[str, int]:
-    """Counts the rows of each table that a client's examples look up.
+    """Count the rows of each table that a client's examples look up.
 
     Args:
       frozen: Weights that are never trained.
-      inputs: What the model reads of all examples.
-      count: How many of them are real.
+      inputs: Model inputs of all examples.
+      count: Number of real examples.
     """
     choose = tf.function(self.choose, autograph=False, reduce_retracing=True)
     numbers = {}
@@ -91,11 +90,11 @@ class Tables:
     weights: tiers.Weights,
     places: Mapping[str, Sequence[tf.Tensor]],
   ) -> tiers.Weights:
-    """Returns what a model reads, with `Rows` in place of the tables.
+    """Return weights with `Rows` in place of the tables.
 
     Args:
-      weights: Weights by tier; of tables, the chosen rows.
-      places: For each table, where a batch finds its rows at each lookup.
+      weights: Weights by tier; the chosen rows for tables.
+      places: For each table and lookup, the indices of a batch's rows.
     """
     return _with(
       weights,
@@ -112,7 +111,7 @@ class Tables:
 
 
 def _moves_by_rows(name: str, work: phases.Work) -> bool:
-  """Whether work moves only those rows of a table that examples look up."""
+  """Return True if work moves only looked-up rows of a table."""
   active = [phase for phase in phases.flat(work) if phase.max_steps != 0]
   training = [
     phase
@@ -137,7 +136,7 @@ def _moves_by_rows(name: str, work: phases.Work) -> bool:
 def _with(
   weights: tiers.Weights, tables: Mapping[str, rows.Rows]
 ) -> tiers.Weights:
-  """Weights by tier, with something else in place of the tables."""
+  """Return weights by tier with the tables replaced."""
   weights = collections.OrderedDict(weights)
   if tables:
     weights[tiers.GLOBAL] = collections.OrderedDict(
@@ -149,7 +148,7 @@ def _with(
 def _finder(
   model: models.PartialModel, tables: Mapping[str, tf.TensorSpec]
 ) -> Find | None:
-  """Makes what finds the ids of lookups, if they follow from each example.
+  """Build a function that finds ids, if each example determines its own.
 
   Args:
     model: The model.
@@ -198,7 +197,7 @@ def _finder(
     find = tracing.without_assertions(traced, num_known)
 
     def find_both(frozen: Any, inputs: Any) -> Any:
-      """In training, and in measuring."""
+      """Return ids in training, and in evaluation."""
       found = find(*tf.nest.flatten([frozen, inputs]))
       return tf.nest.pack_sequence_as(traced.structured_outputs, found)
 
@@ -206,14 +205,14 @@ def _finder(
     if not _follows_from_examples(functools.partial(tried, frozen), specs[1]):
       return None
   except (AttributeError, TypeError, ValueError, tf.errors.OpError):
-    return None  # A table is not only looked up, or not for every example.
+    return None  # A table has other uses, or not every example looks it up.
   return lambda frozen, inputs: find_both(frozen, inputs)[0]
 
 
 def _follows_from_examples(
   find: Callable[[Any], Any], inputs_spec: Any
 ) -> bool:
-  """Tries whether ids are the same whatever else is in the batch."""
+  """Check that ids do not depend on the rest of the batch."""
   draw = np.random.default_rng(0)
 
   def drawn(spec: tf.TensorSpec) -> tf.Tensor:

@@ -1,9 +1,9 @@
 """Some rows of an embedding table, in place of the whole table.
 
-A client's examples look up few rows of a table. Where a model does nothing else
-with the table, and nothing but plain gradient descent moves it, a client can
-train these rows alone, and the others stay exactly what they are. What it costs
-a client then follows the rows that it looks up, not the size of the table.
+A client's examples look up few rows of a table. If a model does nothing else
+with the table, and only plain gradient descent moves it, a client can train
+these rows alone, and the others stay exactly the same. The client's cost then
+depends on the rows that it looks up, not on the size of the table.
 """
 
 import collections
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-# The ids of each lookup of a table, in the order in which a model makes them.
+# Ids of each lookup of a table, in the order of the model's lookups.
 Lookups: TypeAlias = collections.OrderedDict[str, list[tf.Tensor]]
 
 
 class _Reading:
-  """A call of a model whose lookups are counted."""
+  """A model call whose lookups are recorded."""
 
   def __init__(self) -> None:
     self.graph = tf.compat.v1.get_default_graph()
@@ -31,7 +31,7 @@ _reading: contextvars.ContextVar[_Reading] = contextvars.ContextVar('reading')
 
 @contextlib.contextmanager
 def reading() -> Iterator[Lookups]:
-  """Within the context, one call of a model may look up `Rows`."""
+  """Let one model call look up `Rows` within the context."""
   call = _Reading()
   token = _reading.set(call)
   try:
@@ -41,14 +41,14 @@ def reading() -> Iterator[Lookups]:
 
 
 class Rows(tf.experimental.ExtensionType):
-  """Stands for a table in a model, which can look rows up and nothing else.
+  """Stand-in for a table of a model, for lookups only.
 
   Attributes:
-    name: The table's variable.
-    num_rows: How many rows the table has.
-    values: Some of them, `[rows, ...]`.
-    places: For each lookup that the model makes, in that order, where in
-      `values` it finds its rows. Empty to find out which lookups there are.
+    name: The name of the table's variable.
+    num_rows: Number of rows of the table.
+    values: Some of these rows, `[rows, ...]`.
+    places: For each lookup, in the model's order, the indices of its rows in
+      `values`. Empty to find out which lookups there are.
   """
 
   name: str
@@ -67,15 +67,15 @@ class Rows(tf.experimental.ExtensionType):
     return self.values.dtype
 
   def assign(self, value: Any, *_: Any, **__: Any) -> Any:
-    """Does nothing: Keras gives a table its first value, which it has."""
+    """Ignore the initial value that Keras assigns; the rows have theirs."""
     return value
 
   def look_up(self, ids: Any) -> tf.Tensor:
-    """Looks up the rows of some ids."""
+    """Look up rows by their ids."""
     ids = tf.convert_to_tensor(ids)
     call = _reading.get()
     if tf.compat.v1.get_default_graph() is not call.graph:
-      # Keras tries a layer, for the shape of what comes out.
+      # Keras calls the layer to infer its output shape.
       return self._any(ids)
     lookups = call.lookups.setdefault(self.name, [])
     lookups.append(ids)
@@ -84,7 +84,7 @@ class Rows(tf.experimental.ExtensionType):
     return tf.gather(self.values, self.places[len(lookups) - 1])
 
   def _any(self, ids: tf.Tensor) -> tf.Tensor:
-    """Any values, which follow from `values` as those that are meant do."""
+    """Return arbitrary rows that depend on `values` as real ones do."""
     return tf.gather(self.values, tf.zeros_like(ids))
 
 
@@ -112,33 +112,33 @@ def _gather(
 
 
 class Change(NamedTuple):
-  """How rows of a table changed.
+  """Changes of some rows of a table.
 
   Attributes:
-    ids: Which rows, int32 `[rows]`. Ids may repeat.
-    values: `[rows, ...]`, to be added to them; zero for all but one of those
-      that are the same row.
+    ids: Ids of the rows, int32 `[rows]`. They may repeat.
+    values: `[rows, ...]`, to be added to the rows; zero for all but one of
+      those with the same id.
   """
 
   ids: tf.Tensor
   values: tf.Tensor
 
   def added_to(self, table: tf.Tensor) -> tf.Tensor:
-    """The table with these changes added."""
+    """Return the table with these changes added."""
     return tf.tensor_scatter_nd_add(table, self.ids[:, None], self.values)
 
 
 class Chosen(NamedTuple):
-  """The rows of a table that a client's examples look up.
+  """Rows of a table that a client's examples look up.
 
-  A row that several lookups read stands there once for each of them. The first
-  of these is the one in use, the others stay as they began.
+  A row that several lookups read appears once for each of them. Only the first
+  of these is used; the others keep their initial values.
 
   Attributes:
     ids: int32 `[rows]`.
-    first: int32 `[rows]`: where the same row stands first.
-    places: For each lookup that the model makes, where each example finds its
-      rows, int32 `[examples, ...]`.
+    first: int32 `[rows]`: index of the first occurrence of the same row.
+    places: For each lookup of the model, the indices of each example's rows,
+      int32 `[examples, ...]`.
   """
 
   ids: tf.Tensor
@@ -146,11 +146,11 @@ class Chosen(NamedTuple):
   places: list[tf.Tensor]
 
   def of(self, table: tf.Tensor) -> tf.Tensor:
-    """The chosen rows of a table."""
+    """Return the chosen rows of a table."""
     return tf.gather(table, self.ids)
 
   def within(self, table: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """The table with other values of the chosen rows."""
+    """Return the table with other values in the chosen rows."""
     used = tf.gather(values, self.first)
     return tf.tensor_scatter_nd_update(table, self.ids[:, None], used)
 
@@ -158,17 +158,17 @@ class Chosen(NamedTuple):
 def choose(
   lookups: Sequence[tf.Tensor], count: tf.Tensor, num_rows: int
 ) -> Chosen:
-  """Chooses the rows that lookups read.
+  """Choose the rows that lookups read.
 
   Args:
     lookups: The ids of each lookup, integer `[examples, ...]`.
-    count: int32 scalar: how many of the examples are real.
-    num_rows: The table's.
+    count: int32 scalar, the number of real examples.
+    num_rows: Number of rows of the table.
   """
   flat = [tf.reshape(_of_real(ids, count, num_rows), [-1]) for ids in lookups]
   ids = tf.concat(flat, 0)
-  # No more rows than the table has. XLA knows by the shapes which of the two
-  # cases it is, and computes no other.
+  # At most all rows of the table. XLA knows from the shapes which of the two
+  # cases applies, and computes only that one.
   takes_all = tf.size(ids) > num_rows
   number = tf.minimum(tf.size(ids), num_rows)
   place = tf.where(takes_all, ids, first_of_equals(ids, num_rows, takes_all))
@@ -185,9 +185,9 @@ def choose(
 
 
 def _of_real(ids: tf.Tensor, count: tf.Tensor, num_rows: int) -> tf.Tensor:
-  """Ids as int32, and 0 at padding, of which any id may come."""
+  """Return ids as int32, with 0 at padding, which may hold any id."""
   if ids.dtype.size > tf.int32.size:
-    # What is outside of the table stays so.
+    # Ids outside of the table stay outside.
     ids = tf.clip_by_value(ids, -1, num_rows)
   is_real = tf.range(tf.shape(ids)[0]) < count
   is_real = tf.reshape(is_real, [-1] + [1] * (ids.shape.rank - 1))
@@ -197,18 +197,18 @@ def _of_real(ids: tf.Tensor, count: tf.Tensor, num_rows: int) -> tf.Tensor:
 def first_of_equals(
   ids: tf.Tensor, num_rows: int, is_needless: tf.Tensor | bool = False
 ) -> tf.Tensor:
-  """For each id, where the same id stands first.
+  """Find the first occurrence of each id.
 
-  Ids fall into slots by a hash. In each slot, all that equal the first one in
-  it have found it; the others try again with another hash. This takes a few
-  turns, whatever the size of ids, and one where each row of the table can have
-  a slot of its own. Sorting them takes XLA ten times as long.
+  Ids are hashed into slots. In each slot, all ids equal to the first one have
+  found it; the others try again with another hash. This takes a few turns,
+  whatever the size of ids, and one turn if there is a slot for each row of the
+  table. Sorting takes XLA ten times as long.
 
   Args:
     ids: int32 `[number]`.
-    num_rows: The table's. Ids may lie outside of it.
-    is_needless: bool scalar; whether anything may come, at no cost. A condition
-      around all this would have its neighbours rounded in another way.
+    num_rows: Number of rows of the table. Ids may lie outside of it.
+    is_needless: bool scalar; True to return anything, at no cost. A condition
+      around all this would change the rounding of neighbouring operations.
 
   Returns:
     int32 `[number]`.
@@ -216,7 +216,7 @@ def first_of_equals(
   number = tf.size(ids)
   position = tf.range(number)
   num_slots = tf.minimum(2 * number + 1, num_rows + 2)
-  # What is outside of the table, on either side, shares a slot.
+  # Ids outside of the table, on either side, share a slot.
   row = tf.clip_by_value(ids, -1, num_rows) + 1
 
   def turn(
@@ -256,7 +256,7 @@ def first_of_equals(
 
 
 def _hash(ids: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-  """One of many hashes of int32 ids, uint32."""
+  """Return one of many hashes of int32 ids, as uint32."""
   factor = tf.constant(0x9E3779B1, tf.uint32) + 2 * tf.cast(number, tf.uint32)
   mixed = tf.bitcast(ids, tf.uint32)
   for shift in (15, 13):

@@ -18,7 +18,7 @@ from tff_partial.templates import server_optimizers
 
 
 class Measuring(TypedDict, total=False):
-  """What `build_evaluation` takes."""
+  """Keyword arguments of `build_evaluation`."""
 
   split: splits.Split | None
   measure_batch_size: int
@@ -27,12 +27,12 @@ class Measuring(TypedDict, total=False):
 def work(
   assignment: Assignment, training: phases.Work, on: splits.Part | None = None
 ) -> phases.Work:
-  """The work of a client that comes to its sub-population, then trains.
+  """Return the work of a client that is assigned a sub-population, then trains.
 
   Args:
-    assignment: How it does.
-    training: What it does then.
-    on: The examples by which it does, if not those of the assignment's phases.
+    assignment: How clients are assigned.
+    training: The work after the assignment.
+    on: The examples of the assignment's phases, if not their own.
   """
 
   def placed(phases: tuple[Phase, ...]) -> list[Phase]:
@@ -50,11 +50,12 @@ def work(
 def joining(
   apart: Mapping[str, Optimizer], how: composition.Joining
 ) -> composition.Joining:
-  """How the server joins updates, prototypes by their own optimizer.
+  """Return how the server aggregates, with other optimizers for prototypes.
 
   Args:
-    apart: Regular expression over whole names of variables to what moves these.
-    how: How it joins all others.
+    apart: Regular expression over whole variable names to the optimizer of
+      these variables.
+    how: How the server aggregates; its optimizer is that of all others.
   """
   rest = how.get('server_optimizer') or sgd(1.0)
   chosen = server_optimizers.by_name(apart, rest)
@@ -69,14 +70,14 @@ def build_evaluation(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients come to their sub-population by the support set; query is measured.
+  """Build an evaluation: assign by the support set, measure on the query set.
 
   Args:
     model: The model.
     client_state: What clients remember.
-    assignment: How they come to their sub-population.
+    assignment: How clients are assigned their sub-population.
     split: Support and query set; the two halves by default.
-    measure_batch_size: Examples measured at a time; changes no result.
+    measure_batch_size: Examples measured at a time; does not change the result.
   """
   support, query = split or splits.halves()
   measure = Phase(

@@ -1,8 +1,8 @@
-"""Local variables that are trained and kept, global ones that are sent.
+"""Training of local variables, which are kept, and global ones, which are sent.
 
-Trained simultaneously, as in FURL, FedPer, FedSim and LG-FedAvg, or in turn, as
-in FedAlt and FedRep. The papers differ in what they call the two, in which
-part of a model is local, and in what they say of new clients.
+They are trained simultaneously, as in FURL, FedPer, FedSim and LG-FedAvg, or in
+turn, as in FedAlt and FedRep. The papers differ in the names of the two, in the
+part of a model that is local, and in their treatment of new clients.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ def build_simultaneous(
   statistics: Sequence[Statistic] = (),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train all variables together, and keep the local ones.
+  """Build a process that trains all variables together, and keeps local ones.
 
   Args:
     model: The model; without local variables, this is FedAvg.
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
-    statistics: What clients send beside, as for `compose`.
-    **joining: How the server joins updates, as for `compose`.
+    statistics: What clients send besides updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -56,13 +56,13 @@ def build_alternating(
   shared: Phase,
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train the local variables first, and the global ones after them.
+  """Build a process that trains the local variables, then the global ones.
 
   Args:
     model: The model; without local variables, this is FedAvg.
     personal: How the local variables are trained while the others are fixed.
     shared: How the global variables are trained while the others are fixed.
-    **joining: How the server joins updates, as for `compose`.
+    **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -81,9 +81,9 @@ def build_alternating(
 def build_evaluation(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the local variables that they remember.
+  """Build an evaluation with the local variables that clients remember.
 
-  With `personalise`, they train them before, while the global ones stay fixed.
+  With `personalise`, they are trained before, while the global ones stay fixed.
 
   Args:
     model: The model.

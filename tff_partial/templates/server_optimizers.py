@@ -1,4 +1,4 @@
-"""Optimizers around others: some variables apart, or kept within bounds."""
+"""Optimizers that wrap others: by variable name, or within bounds."""
 
 import collections
 from collections.abc import Mapping
@@ -12,29 +12,28 @@ from tff_partial.phases import Optimizer
 
 
 def by_name(apart: Mapping[str, Optimizer], rest: Optimizer) -> Optimizer:
-  """Moves some variables by optimizers of their own.
+  """Build an optimizer that uses separate ones for some variables.
 
   Args:
-    apart: Regular expression over whole names of variables to what moves these;
-      of several that match the first counts.
-    rest: What moves all others. A schedule of the learning rate is to be around
-      this one, not around both.
+    apart: Regular expression over whole variable names to the optimizer of
+      these variables; the first that matches is used.
+    rest: The optimizer of all others. A learning rate schedule must wrap only
+      this one, not both.
 
   Raises:
-    UnknownNameError: When it is to move weights of which an expression matches
-      none.
+    UnknownNameError: On `initialize`, if an expression matches no variable.
   """
   return _ByName(apart, rest) if apart else rest
 
 
 class _ByName(Optimizer):
-  """Optimizers side by side, of weights by tier and name."""
+  """Separate optimizers, of weights by tier and name."""
 
   def __init__(self, apart: Mapping[str, Optimizer], rest: Optimizer):
     self._rules = [*apart.items(), ('.*', rest)]
 
   def _divided(self, weights: Any) -> list[dict[str, Any]]:
-    """For each optimizer the weights that it moves, by tier and name."""
+    """Return each optimizer's weights, by tier and name."""
     parts: list[dict[str, Any]] = [{} for _ in self._rules]
     for tier, named in weights.items():
       for name, value in named.items():
@@ -47,7 +46,7 @@ class _ByName(Optimizer):
     return parts
 
   def initialize(self, specs: Any) -> Any:
-    """The first states of all."""
+    """Return the first states of all optimizers."""
     names = [name for named in specs.values() for name in named]
     spelling.check_patterns(
       'by_name', [rule for rule, _ in self._rules[:-1]], names
@@ -60,7 +59,7 @@ class _ByName(Optimizer):
     ]
 
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-    """Each takes a step on its part."""
+    """Take a step of each optimizer on its part."""
     states: list[Any] = []
     moved: dict[str, Any] = {}
     for (_, optimizer), before, part, slopes in zip(
@@ -86,36 +85,36 @@ class _ByName(Optimizer):
 
 
 def within(optimizer: Optimizer, low: float, high: float) -> Optimizer:
-  """Moves weights as another optimizer does, but not out of an interval.
+  """Build an optimizer that clips the weights of another to an interval.
 
   Args:
-    optimizer: Moves them.
-    low: Where the interval begins.
-    high: Where it ends.
+    optimizer: The other optimizer.
+    low: Lower bound.
+    high: Upper bound.
   """
   return _Within(optimizer, low, high)
 
 
 class _Within(Optimizer):
-  """Projects what another optimizer comes to onto an interval."""
+  """Projection of another optimizer's weights onto an interval."""
 
   def __init__(self, optimizer: Optimizer, low: float, high: float):
     self._optimizer, self._low, self._high = optimizer, low, high
 
   def initialize(self, specs: Any) -> Any:
-    """The first state of the other."""
+    """Return the first state of the other optimizer."""
     return self._optimizer.initialize(specs)
 
   def get_hparams(self, state: Any) -> Any:
-    """Rates and alike of the other."""
+    """Return the hyperparameters of the other optimizer."""
     return self._optimizer.get_hparams(state)
 
   def set_hparams(self, state: Any, hparams: Any) -> Any:
-    """The other's state with these."""
+    """Return the other optimizer's state with these hyperparameters."""
     return self._optimizer.set_hparams(state, hparams)
 
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-    """Takes a step of the other, and projects."""
+    """Take a step of the other optimizer, and project."""
     state, moved = self._optimizer.next(state, weights, gradients)
     return state, tf.nest.map_structure(
       lambda tensor: tf.clip_by_value(tensor, self._low, self._high), moved

@@ -1,1 +1,1 @@
-"""Runs in Python: the loop, evaluation, checkpoints, what clients keep."""
+"""Training programs: the loop, evaluation, checkpoints, client states."""

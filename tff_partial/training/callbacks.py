@@ -1,4 +1,4 @@
-"""Callbacks: what a caller does after each round, and what ends a run early.
+"""Callbacks, which run after each round and can end a run early.
 
 A callback is a function of a `RoundResult`. It ends the run by returning True:
 
@@ -26,16 +26,16 @@ class CallbackError(errors.UserError, ValueError):
 
 
 class RoundResult:
-  """What a callback sees of a run after a round.
+  """Results of a round, for callbacks.
 
   Attributes:
     round: The number of the round, from 1.
-    metrics: The round's row of `metrics.csv`, column to number: what training
-      measured, and `validation_*` after an evaluation. Of a private run it has
-      nothing exact of the cohort, unless the run records `diagnostics`.
+    metrics: The round's row of `metrics.csv`, column to number: training
+      metrics, and `validation_*` after an evaluation. A private run's has
+      nothing exact about the cohort, unless the run records `diagnostics`.
     validations: The pooled metrics of all validations so far, by round. They
-      are kept in the checkpoints, so what follows from them alone is the same
-      after a kill.
+      are kept in the checkpoints, so whatever follows from them alone is the
+      same after a kill.
   """
 
   def __init__(
@@ -45,13 +45,13 @@ class RoundResult:
     validations: Mapping[int, Mapping[str, Any]],
     get_weights: Callable[[], Any],
   ):
-    """Takes what is said of the round.
+    """Take the results of the round.
 
     Args:
       number: The round.
       metrics: Its row.
       validations: Round to its pooled metrics.
-      get_weights: Computes the weights, if somebody asks for them.
+      get_weights: Computes the weights on request.
     """
     self.round = number
     self.metrics = metrics
@@ -60,7 +60,7 @@ class RoundResult:
 
   @property
   def weights(self) -> Any:
-    """The model's weights after the round, `ModelWeights`; read when needed."""
+    """The model's weights after the round, `ModelWeights`; read on access."""
     return self._get_weights()
 
   def __repr__(self) -> str:
@@ -72,17 +72,16 @@ Callback: TypeAlias = Callable[[RoundResult], Any]
 
 @dataclasses.dataclass(frozen=True)
 class EarlyStopping:
-  """Ends a run whose validation has not improved for some evaluations.
+  """Callback that ends a run whose validation has stopped improving.
 
-  Nothing is remembered between calls: whether to stop follows from the
-  validations, so that a run which is killed and goes on ends where it would
-  have ended.
+  It keeps no state between calls: the decision follows from the validations, so
+  that a run that is killed and resumed ends at the same round.
 
   Attributes:
-    patience: So many evaluations in a row without improvement end the run.
+    patience: Number of evaluations in a row without improvement that end it.
     metric: A pooled metric of the validation clients.
-    higher_is_better: Whether a larger value is better.
-    min_delta: A value must be better by more than this to count.
+    higher_is_better: True if a larger value is better.
+    min_delta: Difference that an improvement must exceed.
   """
 
   patience: int
@@ -102,7 +101,7 @@ class EarlyStopping:
       )
 
   def __call__(self, result: RoundResult) -> bool:
-    """Says whether to end the run after this round."""
+    """Return True to end the run after this round."""
     if result.round not in result.validations:
       return False
     better = selection.Selection(self.metric, self.higher_is_better)
@@ -119,11 +118,11 @@ class EarlyStopping:
 def check(
   callbacks: Sequence[Callback], validation_metrics: Sequence[str] | None
 ) -> None:
-  """Checks that callbacks can be called, and have what they ask for.
+  """Check that callbacks can be called, and have the metrics they need.
 
   Args:
     callbacks: The callbacks of a run.
-    validation_metrics: What its validation measures; None if it has none.
+    validation_metrics: Metrics of its validation; None without validation.
 
   Raises:
     CallbackError: If a callback cannot be used.
@@ -155,11 +154,11 @@ def check(
 
 
 def call(callbacks: Sequence[Callback], result: RoundResult) -> str | None:
-  """Calls all callbacks after a round.
+  """Call all callbacks after a round.
 
   Args:
     callbacks: The callbacks of a run.
-    result: What they are told.
+    result: Passed to each callback.
 
   Returns:
     The name of the first that ended the run by returning True, or None.
@@ -167,7 +166,7 @@ def call(callbacks: Sequence[Callback], result: RoundResult) -> str | None:
   ended_by = None
   for callback in callbacks:
     ends = callback(result)
-    # What a function happens to return, such as a logger, ends nothing.
+    # Other return values, such as a logger's, do not end the run.
     if isinstance(ends, (bool, np.bool_)) and ends and ended_by is None:
       ended_by = getattr(callback, '__name__', None) or repr(callback)
   return ended_by

@@ -1,7 +1,7 @@
-"""Checkpoints: everything that a run needs to go on as if never interrupted.
+"""Checkpoints: everything that a run needs to resume as if never interrupted.
 
 A checkpoint is a folder that appears whole, under its name, or not at all. If
-the newest one was damaged later, the one before it takes its place.
+the newest one was damaged later, the previous one replaces it.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ _PACKED = tf.TensorSpec([None], tf.uint8)
 
 
 class Progress(NamedTuple):
-  """The state of a run after a round.
+  """State of a run after a round.
 
   Attributes:
-    round: Rounds done.
-    state: The process's state at the server.
+    round: Number of rounds done.
+    state: The process's server state.
     best_weights: The weights at the best evaluation so far.
-    notes: JSON text of all else: the best round and its metric, the history
-      that stopping looks at, the runtime's choices.
+    notes: JSON text of everything else: the best round and its metric, the
+      history that stopping depends on, the runtime's choices.
     table: The table of metrics up to that round, compressed text.
-    best_server_state: What the server held beside the best weights; empty if
-      nothing.
+    best_server_state: Server state other than the weights at the best
+      evaluation; empty if there is none.
   """
 
   round: Any
@@ -56,23 +56,23 @@ class Progress(NamedTuple):
 
 
 class EventLoop:
-  """Runs TFF's asynchronous managers for synchronous code, notebooks included.
+  """Event loop in a thread, for TFF's asynchronous managers.
 
-  A notebook has a running loop already, so this one has its own thread.
+  Synchronous code can use it even in a notebook, which has a loop already.
   """
 
   def __init__(self) -> None:
-    """Starts the thread."""
+    """Start the thread."""
     self._loop = asyncio.new_event_loop()
     self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
     self._thread.start()
 
   def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Waits for a coroutine and returns its result."""
+    """Wait for a coroutine and return its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
   def close(self) -> None:
-    """Ends the thread, after what an interrupt left unfinished in it."""
+    """End the thread, once it has finished what an interrupt left in it."""
     self.run(_finish_others())
     self._loop.call_soon_threadsafe(self._loop.stop)
     self._thread.join()
@@ -80,14 +80,14 @@ class EventLoop:
 
 
 async def _finish_others() -> None:
-  """Waits until a loop has nothing to do but this."""
+  """Wait until the loop has no other tasks."""
   others = asyncio.all_tasks() - {asyncio.current_task()}
   await asyncio.gather(*others, return_exceptions=True)
   await asyncio.get_running_loop().shutdown_default_executor()
 
 
 class Checkpoints:
-  """Saves and finds the checkpoints of a run in a folder."""
+  """Checkpoints of a run in a folder."""
 
   def __init__(
     self,
@@ -96,13 +96,13 @@ class Checkpoints:
     *,
     writable: bool = True,
   ):
-    """Makes the folder if there is none, and keeps other processes out of it.
+    """Create the folder if necessary, and keep other processes out of it.
 
     Args:
-      folder: Where the checkpoints are.
+      folder: The folder of the checkpoints.
       loop: Runs the state manager.
-      writable: False to read only, and to change nothing in the folder, which
-        must exist; another process may be writing there.
+      writable: False to only read and leave the folder, which must exist,
+        unchanged; another process may be writing there.
 
     Raises:
       CheckpointError: If the folder cannot be written, if another process is
@@ -133,22 +133,22 @@ class Checkpoints:
       ) from error
 
   def close(self) -> None:
-    """Lets other processes write to the folder."""
+    """Let other processes write to the folder."""
     if self._lock is not None:
       os.close(self._lock)
       self._lock = None
 
   def _remove_unfinished(self) -> None:
-    """Removes what a save leaves behind that was killed or failed."""
+    """Remove what a killed or failed save leaves behind."""
     for unfinished in self._folder.glob(f'{_PREFIX}*_temp*'):
       shutil.rmtree(unfinished, ignore_errors=True)
 
   def save(self, progress: Progress) -> None:
-    """Writes a checkpoint; a kill at any moment leaves the last whole one.
+    """Write a checkpoint; a kill at any moment leaves the last whole one.
 
     Raises:
-      CheckpointError: If it cannot be written, such as on a full disk. What
-        was written before is kept.
+      CheckpointError: If it cannot be written, such as on a full disk. Earlier
+        checkpoints are kept.
     """
     version = int(progress.round)
     try:
@@ -163,13 +163,13 @@ class Checkpoints:
       ) from error
 
   def latest(self, like: Progress) -> Progress | None:
-    """Reads the newest whole checkpoint, or returns None if there is none.
+    """Read the newest whole checkpoint, or return None if there is none.
 
-    Damaged ones are said in the log and, where writing is allowed, set aside.
+    Damaged ones are logged and, if writable, set aside.
 
     Args:
-      like: The same structure of `tf.TensorSpec`; of `round`, `notes` and
-        `table` they are known.
+      like: The same structure of `tf.TensorSpec`; `round`, `notes` and `table`
+        are ignored.
 
     Raises:
       CheckpointError: If there are checkpoints and none can be read, or the
@@ -193,11 +193,11 @@ class Checkpoints:
     return None
 
   def _load(self, version: int, like: Progress) -> Progress:
-    """Reads the checkpoint of one round.
+    """Read the checkpoint of one round.
 
     Raises:
       saved_variables.DamagedError: If its files cannot be read.
-      CheckpointError: If they can, but are of another process.
+      CheckpointError: If they can, but are from another process.
     """
     where = self._folder / f'{_PREFIX}{version}'
     expected = like._replace(
@@ -213,7 +213,7 @@ class Checkpoints:
       ) from None
 
   def _set_aside(self, damaged: list[str], version: int) -> None:
-    """Renames damaged checkpoints, so that their rounds can be saved again."""
+    """Rename damaged checkpoints, so that their rounds can be saved again."""
     for described in damaged:
       logging.warning(
         'The checkpoint %s in %s is damaged; going on from round %d.',
@@ -230,27 +230,27 @@ class Checkpoints:
 
 
 def newest_round(folder: pathlib.Path) -> int:
-  """The round of the newest checkpoint in a folder, or 0 if there is none."""
+  """Return the round of the newest checkpoint in a folder, or 0 if none."""
   names = (path.name for path in folder.glob(f'{_PREFIX}*'))
   rounds = (name.removeprefix(_PREFIX) for name in names)
   return max((int(number) for number in rounds if number.isdigit()), default=0)
 
 
 def encode(notes: Any) -> np.ndarray:
-  """Packs JSON values into an array that a checkpoint can hold."""
+  """Pack JSON values into an array that a checkpoint can hold."""
   return np.frombuffer(json.dumps(notes).encode(), np.uint8)
 
 
 def decode(notes: Any) -> Any:
-  """Unpacks what `encode` packed."""
+  """Unpack what `encode` packed."""
   return json.loads(np.asarray(notes, np.uint8).tobytes().decode())
 
 
 def compress(text: str) -> np.ndarray:
-  """Packs a long text into an array that a checkpoint can hold."""
+  """Pack a long text into an array that a checkpoint can hold."""
   return np.frombuffer(zlib.compress(text.encode(), 1), np.uint8)
 
 
 def decompress(packed: Any) -> str:
-  """Unpacks what `compress` packed."""
+  """Unpack what `compress` packed."""
   return zlib.decompress(np.asarray(packed, np.uint8).tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Failures of a client's computation, said in the user's own terms."""
+"""Failures of a client's computation, in the user's terms."""
 
 from collections.abc import Iterator
 import contextlib
@@ -8,29 +8,29 @@ from tff_partial import errors
 from tff_partial.data import cohorts
 from tff_partial.runtimes import errors as runtime_errors
 
-# Lines of TensorFlow's messages that say nothing to who wrote a Keras model.
+# Lines of TensorFlow's messages that mean nothing to authors of Keras models.
 _NOISE = re.compile(
   r'Graph execution error:|Detected at node|<stack traces|\[\[|\d+ root error'
 )
-# From a place in a compiled round to the layers of the model.
+# A node of a compiled round, with the path to its layer of the model.
 _NODE = re.compile(r'\{\{node ([^}]*)\}\}')
 _LOOPS = re.compile(r'while(_\d+)?')
 
 
 class ClientError(errors.UserError, RuntimeError):
-  """Raised when what a client computes cannot be computed."""
+  """Raised when a client's computation fails."""
 
 
 @contextlib.contextmanager
 def naming(doing: str, cohort: cohorts.Cohort) -> Iterator[None]:
-  """Names the client whose computation fails, by its id.
+  """Name the client whose computation fails, by its id.
 
   Args:
-    doing: What clients do, for the message; `round 7`, for example.
+    doing: The clients' work, for the message; such as `round 7`.
     cohort: The clients.
 
   Raises:
-    ClientError: If the runtime says at which of them something failed.
+    ClientError: If the runtime reports the client at which it failed.
   """
   try:
     yield
@@ -44,7 +44,7 @@ def naming(doing: str, cohort: cohorts.Cohort) -> Iterator[None]:
 
 
 def _plain(reason: str) -> str:
-  """What TensorFlow says of a failure, without its own places."""
+  """Return TensorFlow's message of a failure without its locations."""
   lines = (line.strip() for line in reason.splitlines())
   said = [line for line in lines if line and not _NOISE.match(line)]
   text = ' '.join(said) or reason
@@ -52,7 +52,7 @@ def _plain(reason: str) -> str:
 
 
 def _where(reason: str) -> str:
-  """In which part of the model it is, if TensorFlow says so."""
+  """Return the part of the model that failed, if TensorFlow reports it."""
   found = _NODE.search(reason)
   if found is None:
     return ''

@@ -1,4 +1,4 @@
-"""How well a model serves new users who have given it few examples yet."""
+"""Evaluation of a model on new users with few examples."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,31 +19,31 @@ def measure_by_support(
   seed: int = 0,
   server_state: Any = None,
 ) -> dict[int, dict[str, Any]]:
-  """New users personalise on their first examples, and are measured on others.
+  """Measure new users after they personalise on their first examples.
 
-  All sizes are measured on the same query set: what comes after the largest
-  support set, or later. Users who have nothing there are left out. For example,
+  All sizes are measured on the same query set: the examples after the largest
+  support set, or later. Users without any there are left out. For example,
 
       measure_by_support(
         lambda split: build_furl_eval(model, split=split, personalise=Phase()),
         weights, new_users, sizes=[0, 1, 3, 10])
 
   Args:
-    build: From a split to the evaluation, for example an algorithm's own.
+    build: Builds the evaluation for a split, such as an algorithm's own.
     weights: The model's weights at the server, `ModelWeights`.
-    clients: Users who took no part in training.
-    sizes: How many examples a user has: the sizes of the support set.
-    query_from: The place of the first query example; by default the largest
+    clients: Users that took no part in training.
+    sizes: Sizes of the support set.
+    query_from: The position of the first query example; by default the largest
       size.
     seed: The run's seed; a client's draws follow from it and its id.
-    server_state: What the server holds beside weights, as for `evaluate`.
+    server_state: Server state other than weights, as for `evaluate`.
 
   Returns:
-    Size to what `evaluation_sets.evaluate` returns: pooled metrics by name, and
-    under `per_client` their distribution.
+    Size to the result of `evaluation_sets.evaluate`: pooled metrics by name,
+    and their distribution under `per_client`.
 
   Raises:
-    SplitError: If a size is negative, or `query_from` lies below one.
+    SplitError: If a size is negative, or larger than `query_from`.
   """
   start = max(sizes, default=0) if query_from is None else query_from
   cut = {size: splits.first(size, start) for size in sizes}

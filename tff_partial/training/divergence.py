@@ -1,4 +1,4 @@
-"""Says that a run has diverged: when, at which client first, and what helps."""
+"""Message of a diverged run: when, at which client first, and a remedy."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ _REMEDY = (
 
 
 class Begun(NamedTuple):
-  """What a round began with.
+  """Inputs of a round.
 
   Attributes:
     state: The server's state.
-    kept: What each client remembered.
+    kept: The state of each client.
     cohort: The clients.
   """
 
@@ -41,15 +41,15 @@ def describe(
   train: Mapping[str, Any] | None,
   begun: Begun | None,
 ) -> str:
-  """Describes how a run diverged, in a sentence or a few.
+  """Describe how a run diverged, in one or more sentences.
 
   Args:
-    process: What was trained.
+    process: The trained process.
     number: The last round.
-    rounds: How many the run was to have.
-    train: That round's training metrics; None where they are not to be told.
-    begun: What the round began with, to find the first client that has no
-      finite loss or weights; None where it is not to be told.
+    rounds: Number of rounds of the whole run.
+    train: That round's training metrics; None to leave them out.
+    begun: The round's inputs, to find the first client without finite loss or
+      weights; None to leave it out.
   """
   told = [f'The run diverged; it ended after round {number} of {rounds}.']
   if train:
@@ -70,9 +70,9 @@ def describe(
 def _first_not_finite(
   process: processes.PartialProcess, begun: Begun
 ) -> str | None:
-  """The first such client of a round, with its loss; None if it is not known.
+  """Return a round's first such client with its loss, or None if unknown.
 
-  Clients do again what they did, one after the other, and send nothing.
+  Clients repeat their work, one after the other, and send nothing.
   """
   work = process.work
   if work is None:

@@ -1,7 +1,7 @@
-"""What goes wrong with a run."""
+"""Errors of runs."""
 
 from tff_partial import errors
 
 
 class ProgramError(errors.UserError, ValueError):
-  """Raised for a run that cannot be carried out as asked."""
+  """Raised for a run that is not possible as requested."""

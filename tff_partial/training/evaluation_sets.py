@@ -29,7 +29,7 @@ from tff_partial.training.participation import sampling
 
 
 class EvaluationSetError(errors.UserError, ValueError):
-  """Raised for clients that cannot remember what their evaluation wants."""
+  """Raised for an evaluation set that cannot be measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,11 @@ class EvaluationSet:
   """An evaluation and all the clients that take part in it.
 
   Attributes:
-    evaluation: What the clients do.
-    clients: Who they are; all of them are measured, not a sample.
-    remembering: Whether clients come with what they remember from training, as
-      users that were seen; who never took part begins as it would there.
-      Otherwise all begin anew, as users that were never seen.
+    evaluation: The clients' work.
+    clients: The clients; all of them are measured, not a sample.
+    remembering: True if clients have their states from training, as seen users;
+      those that never took part have initial states. Otherwise all have initial
+      states, as unseen users.
   """
 
   evaluation: evaluation.Evaluation
@@ -49,7 +49,7 @@ class EvaluationSet:
   remembering: bool = False
 
   def __repr__(self) -> str:
-    """Clients, and the evaluation that measures them."""
+    """Describe the clients and their evaluation."""
     comes = 'what they remember' if self.remembering else 'nothing'
     parts = f'{self.evaluation!r}\n{self.clients!r}'.splitlines()
     return '\n'.join(
@@ -66,15 +66,15 @@ class EvaluationSet:
     return tff.structure.name_list(result.metrics.member)
 
   def check(self, remembered: tff.Type | None) -> None:
-    """Checks that clients remember what the evaluation takes.
+    """Check that clients have the states that the evaluation takes.
 
     Args:
-      remembered: The type of what they remember from training; None if nobody
-        stored it.
+      remembered: The type of client states from training; None if they were not
+        stored.
 
     Raises:
       ClientDataError: If the clients cannot be used in the evaluation.
-      EvaluationSetError: If clients are to remember what they do not.
+      EvaluationSetError: If the set is `remembering` without such states.
     """
     cohorts.check(self.clients, self.evaluation.example_spec)
     if not self.remembering:
@@ -103,32 +103,32 @@ def evaluate(
   on_clients: Callable[[evaluation.ByClient], Any] | None = None,
   server_state: Any = None,
 ) -> dict[str, Any]:
-  """All clients of an evaluation set personalise the model and are measured.
+  """Personalise the model at all clients of a set, and measure it there.
 
-  Nothing that they learn meanwhile is kept.
+  What they learn is discarded.
 
   Args:
     evaluation_set: The evaluation and its clients.
     weights: The model's weights at the server, `ModelWeights`. If another model
-      was trained, such as one with a row for each user, those of the same names
-      are taken.
+      was trained, such as one with a row for each user, weights are matched by
+      name.
     seed: The run's seed; a client's draws follow from it and its id.
-    client_store: What clients remember, for a set that is `remembering`.
-    on_clients: Is told each client's own values: name of a metric to client id
-      to value, of the clients that were measured. `pandas.DataFrame` makes a
-      table of it, with a row for each client.
-    server_state: What the server holds beside weights, such as
+    client_store: Client states, for a set that is `remembering`.
+    on_clients: Called with each client's values: metric name to client id to
+      value, for the measured clients. `pandas.DataFrame` makes a table of it,
+      with a row for each client.
+    server_state: Server state other than weights, such as
       `result.best_server_state`, for an evaluation whose clients read it.
 
   Returns:
-    Pooled metrics by name, and under `per_client` their distribution. Of
-    clients whose loss or weights are not finite only `num_not_finite` says
-    something, and a warning; of those without examples to measure only
-    `num_without_query`, and a warning, once.
+    Pooled metrics by name, and their distribution under `per_client`. Clients
+    whose loss or weights are not finite count only in `num_not_finite`, with a
+    warning; those without examples to measure only in `num_without_query`, with
+    a warning once.
 
   Raises:
     EvaluationSetError: If weights are not finite; or if the set is
-      `remembering`, and the store is none of its type.
+      `remembering`, and the store is not of its type.
     ServerStateError: If clients read the server's state, and there is none.
   """
   _check_finite(weights_of(evaluation_set.evaluation.model, weights))
@@ -148,7 +148,7 @@ def evaluate(
 
 
 def _check_finite(weights: client_work.ModelWeights) -> None:
-  """Refuses to measure weights of a run that diverged."""
+  """Check that the weights are not those of a run that diverged."""
   named = {
     name: tensor
     for tensors in (*weights.trainable.values(), weights.non_trainable)
@@ -176,19 +176,19 @@ def measure(
   on_clients: Callable[[evaluation.ByClient], Any] | None = None,
   server_state: Any = None,
 ) -> dict[str, Any]:
-  """Does what `evaluate` does, with any weights and no warning of losses.
+  """Measure as `evaluate` does, without checks of weights or lost clients.
 
   Args:
     evaluation_set: The evaluation and its clients.
     weights: The model's weights at the server, `ModelWeights`.
     seed: The run's seed.
-    client_store: What clients remember, for a set that is `remembering`.
-    on_clients: Is told each client's own values, as by `evaluate`.
+    client_store: Client states, for a set that is `remembering`.
+    on_clients: Called with each client's values, as by `evaluate`.
     server_state: As for `evaluate`.
 
   Raises:
-    EvaluationSetError: If the set is `remembering`, and the store is none of
-      its type.
+    EvaluationSetError: If the set is `remembering`, and the store is not of its
+      type.
     ServerStateError: If clients read the server's state, and there is none.
   """
   evaluation_set.check(client_store and client_store.type)
@@ -220,7 +220,7 @@ def measure(
 
 @functools.cache
 def _warn(text: str) -> None:
-  """Logs a warning once, however often clients are evaluated."""
+  """Log a warning once, however often clients are evaluated."""
   logging.warning('%s', text)
 
 
@@ -229,12 +229,12 @@ def with_memories(
   seed: int,
   client_store: client_store_lib.ClientStates | None,
 ) -> tuple[Sequence[Any], cohorts.Cohort]:
-  """What the clients of a set come with, and the clients.
+  """Return the states of a set's clients, and the clients.
 
   Args:
     evaluation_set: The evaluation and its clients.
     seed: The run's seed.
-    client_store: What clients remember, for a set that is `remembering`.
+    client_store: Client states, for a set that is `remembering`.
   """
   ids = evaluation_set.clients.client_ids
   seeds = sampling.client_seeds(ids, seed, 'evaluation')
@@ -256,10 +256,10 @@ def with_memories(
 
 
 def weights_of(model: models.PartialModel, weights: Any) -> Any:
-  """The weights that a model reads at the server, found by their names.
+  """Return the server weights that a model reads, matched by name.
 
   Args:
-    model: The model, which need not be the one that was trained.
+    model: The model, which may differ from the trained one.
     weights: Weights at the server, `ModelWeights`.
 
   Raises:
@@ -287,7 +287,7 @@ def weights_of(model: models.PartialModel, weights: Any) -> Any:
 
 
 def pooled(metrics: Any) -> dict[str, Any]:
-  """Pooled metrics by name; not numbers where no client was measured."""
+  """Return pooled metrics by name; NaN if no client was measured."""
   flat = metrics_log.flatten(metrics)
   return {
     name: value

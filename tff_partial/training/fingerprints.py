@@ -1,9 +1,9 @@
-"""Fingerprints of computations: the same for the same in every process.
+"""Fingerprints of computations that do not depend on the process.
 
-A run that goes on must be the run that was begun. Serialized graphs cannot be
-compared for that: names and order in them depend on what was traced before. A
-fingerprint is made of their operations: the kind of each, its attributes, the
-kinds of what it reads, and constants such as learning rates.
+A run that is resumed must be the run that was started. Serialized graphs cannot
+be compared for that: names and order in them depend on earlier traces. A
+fingerprint is made of their operations: the type of each, its attributes, the
+types of its inputs, and constants such as learning rates.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,17 +15,17 @@ import tensorflow_federated as tff
 
 from tff_partial.dp import mechanisms
 
-# What a graph says of itself, and where it would run, but not what it computes.
+# Attributes that name or place operations but do not change their results.
 _IDLE_ATTRIBUTES = frozenset(
   ('config', 'config_proto', 'container', 'executor_type', 'shared_name')
 )
 
 
 def of_computations(*computations: tff.Computation) -> str:
-  """Says in some letters which computations these are.
+  """Return the fingerprint of some computations, as hex digits.
 
   Args:
-    *computations: Their order counts.
+    *computations: The computations; their order matters.
   """
   digest = hashlib.blake2b(digest_size=16)
   for computation in computations:
@@ -40,7 +40,7 @@ def of_computations(*computations: tff.Computation) -> str:
 
 
 def _leaves(block: Any) -> list[tff.framework.CompiledComputation]:
-  """The graphs in a program, in its order."""
+  """Return the graphs in a program, in its order."""
   found = []
 
   def look(inner: Any) -> tuple[Any, bool]:
@@ -53,7 +53,7 @@ def _leaves(block: Any) -> list[tff.framework.CompiledComputation]:
 
 
 def _described(graph: tf.compat.v1.GraphDef) -> Iterator[bytes]:
-  """Each operation of a graph and of the functions in it."""
+  """Yield each operation of a graph and of the functions in it."""
   bodies: list[Iterable[Any]] = [graph.node]
   bodies += [function.node_def for function in graph.library.function]
   for nodes in bodies:
@@ -66,7 +66,7 @@ def _described(graph: tf.compat.v1.GraphDef) -> Iterator[bytes]:
 def _operation(node: Any, kinds: Mapping[str, str]) -> bytes:
   parts = [node.op.encode()]
   for name in node.input:
-    # A control input begins with ^; behind a colon stands which output it is.
+    # A control input starts with ^; a colon precedes the index of the output.
     source = name.lstrip('^').split(':')[0]
     parts.append(kinds.get(source, 'argument').encode())
   for name in sorted(node.attr):

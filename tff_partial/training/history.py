@@ -1,7 +1,7 @@
-"""The rounds of a run as numbers: what `metrics.csv` says, for plots.
+"""The rounds of a run as numbers: the content of `metrics.csv`, for plots.
 
-A run that goes on takes the rounds before from the table in its checkpoint, so
-that its history is that of the whole run.
+A resumed run takes earlier rounds from the table in its checkpoint, so that its
+history covers the whole run.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def entry(round_number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-  """What is kept of a round: its number, and the columns that have a value.
+  """Return a round's number and the columns that have a value.
 
   Args:
     round_number: The round.
@@ -22,10 +22,10 @@ def entry(round_number: int, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(table: str) -> list[dict[str, Any]]:
-  """The entries of all rounds of a table.
+  """Return the entries of all rounds of a table.
 
   Args:
-    table: The text of a `metrics.csv`; of a new run it is empty.
+    table: The text of a `metrics.csv`; empty for a new run.
   """
   rows = csv.DictReader(io.StringIO(table, newline=''))
   return [
@@ -34,7 +34,7 @@ def read(table: str) -> list[dict[str, Any]]:
 
 
 def _number(cell: str) -> Any:
-  """A cell as it was before it was written."""
+  """Parse a cell into the value that was written."""
   if cell in ('True', 'False'):
     return cell == 'True'
   try:

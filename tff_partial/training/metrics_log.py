@@ -1,9 +1,9 @@
-"""What a run writes down for people: a table, TensorBoard events, a bar.
+"""Records of a run for people: a table, TensorBoard events, a bar.
 
 A row is on its way to the disk when `release` returns, so that nothing needs
-closing and a kill loses nothing. TFF's release managers promise as much, but
-they read the table's header anew for each row and call TensorFlow for each
-number: 5 ms, while a round may take 10 ms.
+closing and a kill loses nothing. TFF's release managers promise the same, but
+they reread the table's header for each row and call TensorFlow for each number:
+5 ms, while a round may take 10 ms.
 """
 
 import collections
@@ -30,7 +30,7 @@ METRICS_FILE = 'metrics.csv'
 ROUND = 'round'
 # The folder of TensorBoard's events.
 TENSORBOARD = 'tensorboard'
-# What TensorBoard shows as a curve.
+# Marks values that TensorBoard shows as a curve.
 _CURVE = tf.compat.v1.SummaryMetadata(
   plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name='scalars')
 )
@@ -41,7 +41,7 @@ class RecordError(errors.UserError, RuntimeError):
 
 
 def flatten(metrics: Any) -> collections.OrderedDict[str, Any]:
-  """Turns nested metrics into one level, `outer/inner`, scalars only."""
+  """Flatten nested metrics to names `outer/inner`, scalars only."""
   flat: collections.OrderedDict[str, Any] = collections.OrderedDict()
 
   def visit(value: Any, path: tuple[str, ...]) -> None:
@@ -58,10 +58,10 @@ def flatten(metrics: Any) -> collections.OrderedDict[str, Any]:
 
 
 class Records:
-  """Writes a row per round to `metrics.csv` and to TensorBoard.
+  """Writer of a row per round to `metrics.csv` and to TensorBoard.
 
   The checkpoints of a run hold the table, too. So a table that was cut, edited
-  or lost while nothing ran is noticed and written anew.
+  or lost while nothing ran is noticed and rewritten.
   """
 
   def __init__(
@@ -71,13 +71,13 @@ class Records:
     saved: str | None,
     tensorboard: bool,
   ):
-    """Opens the records; rounds after those that were saved are forgotten.
+    """Open the records, and drop rounds after the saved ones.
 
     Args:
       folder: The run's folder.
-      saved: The table's text when the checkpoint was written from which the run
-        goes on; None for a new run.
-      tensorboard: Whether to write TensorBoard events.
+      saved: The table's text in the checkpoint from which the run resumes; None
+        for a new run.
+      tensorboard: True to write TensorBoard events.
 
     Raises:
       RecordError: If the folder cannot be written, or `metrics.csv` is not
@@ -108,10 +108,10 @@ class Records:
     return _text(self._rows)
 
   def _look_at_file(self) -> None:
-    """Compares the file with what was saved; keeps a copy if it differs."""
+    """Compare the file with the saved table; keep a copy if it differs."""
     found: list[list[str]] = []
     if self._path.exists():
-      # A kill may have cut the last line off.
+      # A kill may have truncated the last line.
       text = self._path.read_text('utf-8', errors='replace')
       try:
         found = _rows(text[: text.rfind('\n') + 1])
@@ -139,7 +139,7 @@ class Records:
     )
 
   def release(self, row: Mapping[str, Any], round_number: int) -> None:
-    """Adds the row of a round.
+    """Add the row of a round.
 
     Args:
       row: Column to a number, or to an empty text where there is none.
@@ -153,7 +153,7 @@ class Records:
       self._add_curves(row, round_number)
 
   def complete(self, values: Mapping[str, Any]) -> None:
-    """Fills empty columns of the last row.
+    """Fill empty columns of the last row.
 
     Args:
       values: Column to a number; the row has these columns.
@@ -172,10 +172,10 @@ class Records:
   def histograms(
     self, phase: str, values: evaluation.ByClient, round_number: int
   ) -> None:
-    """Shows in TensorBoard how metrics differ from client to client.
+    """Show the distribution of metrics over clients in TensorBoard.
 
     Args:
-      phase: Which clients were measured.
+      phase: Name of the clients that were measured.
       values: Metric to client id to value.
       round_number: The round.
 
@@ -193,7 +193,7 @@ class Records:
 
   @contextlib.contextmanager
   def _writing(self, round_number: int) -> Iterator[None]:
-    """Says which round could not be recorded, and what to do."""
+    """Report which round could not be recorded, and what to do."""
     try:
       yield
     except (OSError, tf.errors.OpError) as error:
@@ -227,9 +227,9 @@ class Records:
 
 
 def by_phase(row: Mapping[str, Any]) -> dict[str, Any]:
-  """Names the numbers of a row by what the run was doing: `PHASE/METRIC`.
+  """Name the numbers of a row by the phase of the run: `PHASE/METRIC`.
 
-  TensorBoard and other trackers show what has one phase side by side. Empty
+  TensorBoard and other trackers show metrics of a phase side by side. Empty
   columns are left out.
 
   Args:
@@ -237,8 +237,8 @@ def by_phase(row: Mapping[str, Any]) -> dict[str, Any]:
       `seconds_round` and `privacy/epsilon`.
 
   Returns:
-    The numbers of `train/loss`, `validation/loss`, `seconds/round` and
-    `privacy/epsilon`.
+    The numbers by the names `train/loss`, `validation/loss`, `seconds/round`
+    and `privacy/epsilon`.
   """
   return {
     _tag(name): number
@@ -261,7 +261,7 @@ def add_curves(
   numbers: Mapping[str, float],
   round_number: int,
 ) -> None:
-  """Adds what was measured after the last round to a run's TensorBoard events.
+  """Add metrics after the last round to a run's TensorBoard events.
 
   Args:
     folder: The run's folder.
@@ -285,7 +285,7 @@ def add_curves(
 
 
 def _curves(row: Mapping[str, Any]) -> bytes:
-  """The numbers of a row as TensorBoard wants them."""
+  """Return the numbers of a row as a TensorBoard summary."""
   summary = tf.compat.v1.Summary()
   for tag, number in by_phase(row).items():
     value = summary.value.add(tag=tag, metadata=_CURVE)
@@ -296,19 +296,19 @@ def _curves(row: Mapping[str, Any]) -> bytes:
 
 
 def _rows(text: str) -> list[list[str]]:
-  """The cells of a table, header included."""
+  """Return the cells of a table, header included."""
   return list(csv.reader(io.StringIO(text, newline='')))
 
 
 def _text(rows: Iterable[Sequence[str]]) -> str:
-  """The text of a table."""
+  """Return the text of a table."""
   text = io.StringIO(newline='')
   csv.writer(text).writerows(rows)
   return text.getvalue()
 
 
 def _replace(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
-  """Writes a table anew; a kill leaves the old one or the new one."""
+  """Rewrite a table; a kill leaves the old one or the new one."""
   temporary = path.with_suffix('.tmp')
   with temporary.open('w', newline='') as file:
     file.write(_text(rows))
@@ -318,7 +318,7 @@ def _replace(path: pathlib.Path, rows: Iterable[Sequence[str]]) -> None:
 def _first_difference(
   saved: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
 ) -> int | None:
-  """The first line of a table that is not as it was saved, or None.
+  """Return the first line that differs from the saved table, or None.
 
   Later rounds may have been added, and columns that were empty before.
   """
@@ -335,7 +335,7 @@ def _first_difference(
 
 
 def last_round(folder: str | os.PathLike[str]) -> int:
-  """The last round that the table of a run has, or 0."""
+  """Return the last round in the table of a run, or 0."""
   path = pathlib.Path(folder) / METRICS_FILE
   if not path.exists():
     return 0
@@ -347,19 +347,19 @@ def last_round(folder: str | os.PathLike[str]) -> int:
 
 
 class Bar:
-  """A progress bar with the running metric and the time that is left.
+  """A progress bar with the current metrics and the remaining time.
 
-  It is a widget in a notebook that has ipywidgets, as Colab has.
+  It is a widget in notebooks with ipywidgets, such as Colab.
   """
 
   def __init__(self, rounds: int, done: int, shown: bool | None = None):
     """Show the bar, unless `shown` is false.
 
     Args:
-      rounds: Rounds of the whole run.
-      done: Rounds that are done already.
-      shown: Whether to show it; by default in an interactive interpreter, of
-        which Python and IPython (so notebooks, too) tell by `sys.ps1`.
+      rounds: Number of rounds of the whole run.
+      done: Number of rounds already done.
+      shown: True to show it; by default in an interactive interpreter, which
+        Python and IPython (so notebooks, too) indicate by `sys.ps1`.
     """
     self._bar: Any = None
     if shown is None:
@@ -373,7 +373,7 @@ class Bar:
       self._bar = auto.tqdm(total=rounds, initial=done, unit='round')
 
   def step(self, shown: Mapping[str, float]) -> None:
-    """Moves on by one round and shows some metrics."""
+    """Advance by one round and show some metrics."""
     if self._bar is not None:
       self._bar.set_postfix(
         {name: f'{value:.4f}' for name, value in shown.items()}, refresh=False
@@ -381,11 +381,11 @@ class Bar:
       self._bar.update(1)
 
   def say(self, text: str) -> None:
-    """Shows a text until the next step."""
+    """Show a text until the next step."""
     if self._bar is not None:
       self._bar.set_postfix_str(text)
 
   def close(self) -> None:
-    """Leaves the bar as it is."""
+    """Close the bar, which stays visible."""
     if self._bar is not None:
       self._bar.close()

@@ -1,4 +1,4 @@
-"""One client's own model after training, and what it would choose with it."""
+"""One client's personal model after training, and its best candidates."""
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,19 +30,19 @@ from tff_partial.training.participation import sampling
 
 
 class PersonalModelError(errors.UserError, ValueError):
-  """Raised where a client has no model of its own, or nothing to choose."""
+  """Raised if a client has no personal model, or nothing to choose."""
 
 
 class Trained(Protocol):
-  """What `train` returns, and `load`."""
+  """Result of `train` or `load`."""
 
   @property
   def process(self) -> processes.PartialProcess:
-    """What was trained."""
+    """The trained process."""
 
   @property
   def rounds(self) -> int:
-    """How many rounds were done."""
+    """The number of rounds done."""
 
   @property
   def best_weights(self) -> Any:
@@ -50,11 +50,11 @@ class Trained(Protocol):
 
   @property
   def best_client_store(self) -> client_store_lib.ClientStates | None:
-    """What clients remembered after it, or None if that is nothing."""
+    """The client states after that round, or None if there are none."""
 
   @property
   def best_server_state(self) -> Any:
-    """What the server held beside them, or None if that is nothing."""
+    """Server state other than these weights, or None if there is none."""
 
 
 @runtimes.ours()
@@ -66,29 +66,28 @@ def personalise(
   evaluation: evaluation_lib.Evaluation | None = None,
   seed: int = 0,
 ) -> tf.keras.Model:
-  """Makes a client's own model, as it would be after the best round.
+  """Make a client's personal model after the best round.
 
-  A client that took part in training has the weights that it remembers. Others,
-  and all of an algorithm in which clients forget, train what is their own as in
-  a round, but on all their examples, while the shared weights stay:
+  A client that took part in training has its stored weights. Others, and all
+  clients of algorithms without client states, train their own weights as in a
+  round, but on all their examples, while the shared weights stay fixed:
 
       result = tff_partial.train(process, clients, ...)
       keras_model = tff_partial.personalise(result, clients, 'ann')
       keras_model.predict(items)
 
   Args:
-    trained: What `train` returned, or `load`.
+    trained: The result of `train` or `load`.
     clients: A source that has the client.
-    client_id: Which client.
-    evaluation: How the client personalises instead: as in this evaluation
-      before it measures.
-    seed: What the client draws follows from it and its id, as in `evaluate`.
+    client_id: The client.
+    evaluation: Evaluation by which the client personalises instead.
+    seed: The client's draws follow from it and its id, as in `evaluate`.
 
   Raises:
-    ClientDataError: If there is no such client, or its examples are others than
+    ClientDataError: If there is no such client, or its examples do not match
       those of the process.
-    PersonalModelError: If the process trains nothing that is a client's own,
-      and no evaluation says what is.
+    PersonalModelError: If the process trains no weights of the client's own,
+      and no evaluation is given.
   """
   evaluation, kept, client = _at_client(
     trained, clients, client_id, evaluation, seed
@@ -109,10 +108,10 @@ def _at_client(
   evaluation: evaluation_lib.Evaluation | None,
   seed: int,
 ) -> tuple[evaluation_lib.Evaluation, Any, Mapping[str, Any]]:
-  """How a client personalises, what it remembers, and its value."""
+  """Return a client's evaluation, its state and its value."""
   cohorts.check(clients, (evaluation or trained.process).example_spec)
   if not isinstance(client_id, str) and client_id not in clients.client_ids:
-    client_id = str(client_id)  # Most sources name clients by texts.
+    client_id = str(client_id)  # Most sources have string ids.
   seeds = sampling.client_seeds([client_id], seed, 'evaluation')
   cohort = clients.cohort([client_id], seeds)
   if not len(cohort):
@@ -131,13 +130,13 @@ def _at_client(
 
 
 class Predictor:
-  """Predicts for one client after another; nothing is traced anew for each.
+  """Predictor for one client after another, without tracing for each.
 
       predictor = Predictor(result, clients)
       for client_id in clients.client_ids:
         scores = predictor.predict(client_id, items)
 
-  What it predicts is what the models of `personalise` do.
+  Its predictions are those of the models of `personalise`.
   """
 
   def __init__(
@@ -148,10 +147,10 @@ class Predictor:
     evaluation: evaluation_lib.Evaluation | None = None,
     seed: int = 0,
   ):
-    """Takes what all clients have in common.
+    """Take the arguments that all clients have in common.
 
     Args:
-      trained: What `train` returned, or `load`.
+      trained: The result of `train` or `load`.
       clients: A source that has the clients.
       evaluation: As for `personalise`.
       seed: As for `personalise`.
@@ -164,15 +163,15 @@ class Predictor:
 
   @runtimes.ours()
   def predict(self, client_id: str, inputs: Any) -> Any:
-    """Predicts as a client's own model does.
+    """Predict as a client's personal model does.
 
     Args:
       client_id: The client.
-      inputs: What the model reads, `[batch, ...]`.
+      inputs: Inputs of the model, `[batch, ...]`.
 
     Raises:
-      ClientDataError: As `personalise`.
-      PersonalModelError: As `personalise`.
+      ClientDataError: As for `personalise`.
+      PersonalModelError: As for `personalise`.
     """
     evaluation, kept, client = _at_client(
       self._trained, self._clients, client_id, self._evaluation, self._seed
@@ -210,15 +209,15 @@ def model_of(
   client: Mapping[str, Any],
   server_state: Any = None,
 ) -> tf.keras.Model:
-  """A client personalises as in an evaluation, and its model is returned.
+  """Personalise a client as in an evaluation, and return its model.
 
   Args:
-    evaluation: How it does.
+    evaluation: The evaluation.
     weights: The shared weights, `ModelWeights`.
-    kept: What it remembers.
+    kept: The client's state.
     client: Its value: examples, count and seed. Fields that the evaluation does
       not read are left out.
-    server_state: What the server holds beside weights, for an evaluation whose
+    server_state: Server state other than weights, for an evaluation whose
       clients read it.
   """
   weights = evaluation_sets.weights_of(evaluation.model, weights)
@@ -233,7 +232,7 @@ def _own_weights(
   client: Mapping[str, Any],
   server_state: Any,
 ) -> dict[str, Any]:
-  """What a client would use when it has personalised, by name."""
+  """Return the weights that a client uses after personalising, by name."""
   value = collections.OrderedDict(client)
   value['examples'] = collections.OrderedDict(
     (name, client['examples'][name]) for name in evaluation.example_spec
@@ -249,12 +248,12 @@ def _own_weights(
 def _at_home(
   process: processes.PartialProcess, rounds: int, took_part: bool
 ) -> evaluation_lib.Evaluation:
-  """What of a process's work makes a client's own model, as an evaluation.
+  """Build an evaluation of a process's work on the client's own weights.
 
   Args:
     process: The process.
-    rounds: How many rounds were done, for epochs that follow them.
-    took_part: Whether the client remembers weights; then it only chooses its
+    rounds: Number of rounds done, for epochs that depend on it.
+    took_part: True if the client has stored weights; then it only chooses its
       group.
   """
   work = process.work
@@ -265,7 +264,7 @@ def _at_home(
       'would have the same model, `model.to_keras(result.best_weights)`. Pass '
       '`evaluation=`, for instance one of fine-tuning.'
     )
-  # A copy that is neither kept nor measured is a step on the way.
+  # A copy that is neither kept nor measured is an intermediate step.
   keeps_copy = tiers.PERSONAL in work.remembered_names
   reads: tiers.Reads = tiers.as_they_are
   for phase in phases.flat(work.work):
@@ -292,7 +291,7 @@ def _at_home(
 
 
 class Choice(NamedTuple):
-  """What a model expects of one candidate.
+  """A candidate with its score.
 
   Attributes:
     candidate: The candidate.
@@ -311,9 +310,9 @@ def top_n(
   exclude: Iterable[Any] = (),
   context: Mapping[str, Any] | None = None,
 ) -> list[Choice]:
-  """Scores candidates by a model, and returns the best ones, best first.
+  """Score candidates by a model, and return the best ones, best first.
 
-  Candidates with equal scores keep their order, which is that of the ids of a
+  Candidates with equal scores keep their order, which is by id for a
   vocabulary.
 
       items = clients.vocabularies['item']
@@ -323,20 +322,19 @@ def top_n(
     keras_model: A model with one number for a prediction, such as a client's.
     candidates: A vocabulary, whose values are ranked, or inputs
       `[candidates, ...]`.
-    n: How many to return.
-    exclude: Candidates that are not wanted, such as those that the client has
-      had. Numbers name texts that read alike, and the other way round. Where
-      the vocabulary has an id for unseen values, a value that it lacks is
-      warned of.
-    context: Of a model with several inputs, those that are the same for all
+    n: Number of candidates to return.
+    exclude: Candidates to leave out, such as those that the client has had.
+      Numbers match texts that read alike, and vice versa. If the vocabulary has
+      an id for unseen values, unknown ones only cause a warning.
+    context: For a model with several inputs, those that are the same for all
       candidates, by name; the candidates are the only other one.
 
   Raises:
     PersonalModelError: If there are fewer than `n` candidates, one to exclude
-      is none of them, or predictions are not one finite number each.
+      is unknown, or predictions are not one finite number each.
   """
   if isinstance(candidates, vocabularies.Vocabulary):
-    # Id 0 of all unseen values is no value that could be returned.
+    # Id 0 of all unseen values is not a value to return.
     ids = np.arange(int(candidates.unseen), len(candidates))
     names: Any = candidates.values
   else:
@@ -373,12 +371,12 @@ def top_n(
 def _is_wanted(
   names: Sequence[Any], exclude: Sequence[Any], may_lack: bool
 ) -> np.ndarray:
-  """Says which candidates are left, bool `[candidates]`.
+  """Return which candidates are left, bool `[candidates]`.
 
   Args:
     names: The candidates.
-    exclude: Those that are not wanted.
-    may_lack: Whether a value that is no candidate is warned of, not refused.
+    exclude: Those to leave out.
+    may_lack: True to warn of a value that is no candidate, not refuse it.
 
   Raises:
     PersonalModelError: If one to exclude is no candidate.
@@ -399,7 +397,7 @@ def _is_wanted(
 
 
 def _text(value: Any) -> str:
-  """How a candidate reads, which is the same of 1, 1.0 and '1'."""
+  """Return a candidate as text, the same for 1, 1.0 and '1'."""
   if isinstance(value, np.generic):
     value = value.item()
   if isinstance(value, float) and value.is_integer():
@@ -412,7 +410,7 @@ def _inputs(
   candidates: np.ndarray,
   context: Mapping[str, Any],
 ) -> Any:
-  """What the model reads for some candidates."""
+  """Return the model's inputs for some candidates."""
   if not context:
     return candidates
   names = list(keras_model.input_names)

@@ -1,7 +1,7 @@
 """Programs: run a process round by round, measure, record, resume.
 
 A run is a function of its arguments and its seed. With an output folder it can
-be killed at any moment: the same call goes on from the last whole checkpoint
+be killed at any moment: the same call resumes from the last whole checkpoint
 and ends with the same numbers, bit for bit.
 """
 
@@ -70,53 +70,51 @@ def train(
   show_progress: bool | None = None,
   participation: sampling.Participation | None = None,
 ) -> TrainingResult:
-  """Trains for some rounds, under the runtime that is current.
+  """Train for some rounds under the current runtime.
 
-  If none of ours is, a `runtimes.cohort()` is taken that this and other calls
-  share.
+  If that is none of ours, a `runtimes.cohort()` is used that this and other
+  calls share.
 
   Args:
     process: The algorithm.
     clients: The clients to train with.
-    rounds: How many rounds the whole run has.
-    clients_per_round: How many clients' updates a round joins.
-    seed: Everything that is drawn follows from it, but for the first weights,
-      which follow from the model's seed.
-    oversample: How many times as many clients are asked.
-    dropout_rate: The probability that a client that was asked does not answer.
-    validation: Is run every so many rounds and chooses the best round.
+    rounds: Number of rounds of the whole run.
+    clients_per_round: Number of clients whose updates a round aggregates.
+    seed: Seed of all random draws except the initial weights, which follow from
+      the model's seed.
+    oversample: Factor by which more clients are asked.
+    dropout_rate: Probability that a client that was asked does not answer.
+    validation: Measured every `evaluate_every` rounds; selects the best round.
     evaluate_every: Rounds between evaluations.
     checkpoint_every: Rounds between checkpoints; `evaluate_every` by default.
-      If clients remember something, each new best round is saved, too.
-    select: What makes a round the best; the lowest validation loss.
-    stop: When a run counts as diverged.
-    callbacks: Are called in turn after each round, when its row is written,
-      with a `callbacks.RoundResult`. One that returns True ends the run: this
-      round is its last one, is validated and saved, and the run does not go on
-      when it is started again. After a kill a run repeats the rounds after its
-      last checkpoint, and calls for them again.
-    output_dir: Where records and checkpoints are written; if it holds a
-      checkpoint, the run goes on from there, with the same process, clients
-      and settings, but for more rounds. The clients' vocabularies are kept
-      there, too (`vocabularies.load`). Nothing is written if None.
-    client_store: Where what clients remember is kept between rounds; by
-      default in a folder of `output_dir`, or in memory without one. It belongs
-      to this run alone: what is in it of later rounds than the one from which
-      the run goes on is dropped. What was saved as round 0 is what clients
-      remember before the first round.
-    privacy: Counts what the run costs, if the process does what its plan says.
+      If clients have states, each new best round is saved, too.
+    select: Criterion of the best round; by default the lowest validation loss.
+    stop: Rule by which a run counts as diverged.
+    callbacks: Called in order after each round, once its row is written, with a
+      `callbacks.RoundResult`. One that returns True ends the run: this round is
+      its last one, is validated and saved, and the run does not resume when it
+      is started again. After a kill a run repeats the rounds after its last
+      checkpoint, and calls for them again.
+    output_dir: Folder for records and checkpoints; if it holds a checkpoint,
+      the run resumes from there, with the same process, clients and settings,
+      except for more rounds. The clients' vocabularies are kept there, too
+      (`vocabularies.load`). Nothing is written if None.
+    client_store: Store of client states between rounds; by default in a folder
+      of `output_dir`, or in memory without one. It belongs to this run only:
+      states of later rounds than the one from which the run resumes are
+      dropped. Those saved as round 0 are the states before the first round.
+    privacy: Counts the cost of the run, if the process follows its plan.
       Clients are drawn as planned; unless it is a simulation, cohorts and
       clients' seeds follow from a secret of the operating system, which is kept
-      in the checkpoints, and no more from `seed`. A process that clips and
-      noises what clients send is refused without it, unless this is
-      'unaccounted': a simulation of the noise, of which no epsilon is said.
-    diagnostics: Whether a private run also records what is exact of its
-      cohorts: losses, metrics, how many clients came. Names of columns that
-      are not private end in `_not_private`. A run without a ledger always
-      records these.
-    tensorboard: Whether to write TensorBoard events, too.
-    show_progress: Whether to show a progress bar; by default in a notebook and
-      in an interactive shell.
+      in the checkpoints, and not from `seed`. A process that clips and noises
+      updates is refused without it, unless this is 'unaccounted': a simulation
+      of the noise without an epsilon.
+    diagnostics: True if a private run also records exact values of its cohorts:
+      losses, metrics, number of clients. Names of columns that are not private
+      end in `_not_private`. A run without a ledger always records these.
+    tensorboard: True to write TensorBoard events, too.
+    show_progress: True to show a progress bar; by default in a notebook and in
+      an interactive shell.
     participation: Clients asked in reserve, slow ones, the time of day, and
       epochs over the clients; by default none of these.
 
@@ -194,16 +192,13 @@ def check(
   privacy: run_privacy.Accounting | None = None,
   participation: sampling.Participation | None = None,
 ) -> tuple[sampling.CohortSampler, privacy_plans.PrivacyLedger | None]:
-  """Refuses what `train` would refuse whatever its folder holds; runs nothing.
-
-  Args:
-    process, clients, rounds, ...: As for `train`.
+  """Check the arguments of `train`, for any folder, without running.
 
   Returns:
-    What draws the cohorts, and what counts the run's cost, or None.
+    The sampler of cohorts, and the ledger of the run's cost, or None.
 
   Raises:
-    UserError: As `train`.
+    UserError: As for `train`.
   """
   _check_positive(
     rounds=rounds,
@@ -243,7 +238,7 @@ def _begin(
   output_dir: str | os.PathLike[str] | None,
   tensorboard: bool,
 ) -> None:
-  """Takes over what the folder holds, and opens what the rounds write to."""
+  """Resume from the folder, and open the records that rounds write to."""
   run, found = loop.run, None
   if loop.saved is not None:
     settings = run_settings.describe(
@@ -278,7 +273,7 @@ def _begin(
       output_dir, saved=table, tensorboard=tensorboard
     )
     if run.privacy is not None and found is None:
-      # What is released from here on must be released alike after a kill.
+      # After a kill, the same must be released from here on.
       run.save(loop.saved, loop.table)
 
 
@@ -296,7 +291,7 @@ def _check_validation(
   process: processes.PartialProcess,
   select: Selection,
 ) -> None:
-  """Checks that clients can be measured, and the best round be chosen."""
+  """Check that clients can be measured, and the best round selected."""
   validation.check(run_state.remembered(process))
   if select.metric not in validation.metrics:
     raise ProgramError(
@@ -311,7 +306,7 @@ def _check_store(
   seed: int,
   output_dir: str | os.PathLike[str] | None,
 ) -> None:
-  """Checks that a store that was given is one for this run."""
+  """Check that a given store fits this run."""
   remembered = run_state.remembered(process)
   if remembered is None or not store.type.is_equivalent_to(remembered):
     raise ProgramError(
@@ -339,7 +334,7 @@ def _store(
   seed: int,
   output_dir: str | os.PathLike[str] | None,
 ) -> client_store_lib.ClientStore | None:
-  """The store of a run that was given none."""
+  """Build the store of a run that was given none."""
   if process.is_stateless:
     return None
   return client_store_lib.ClientStore(
@@ -350,10 +345,10 @@ def _store(
 
 
 def _check_deletions(run: run_state.Run, where: str | os.PathLike[str]) -> None:
-  """Refuses to repeat private rounds in which a client was who is gone now.
+  """Refuse to repeat private rounds after a client was deleted.
 
-  They have the same noise, so that the difference of what was published before
-  and of what would be published now is exact.
+  They have the same noise, so that the difference between the sums published
+  before and those published now is exact.
   """
   published = metrics_log.last_round(where)
   if published > run.round and (
@@ -368,7 +363,7 @@ def _check_deletions(run: run_state.Run, where: str | os.PathLike[str]) -> None:
 
 
 def _check_rounds_done(run: run_state.Run, rounds: int, where: Any) -> None:
-  """Refuses to hand out a longer run than is asked for."""
+  """Refuse a run that has done more rounds than requested."""
   done, ended_by = run.round, run.notes.ended_by
   if done > rounds:
     raise ProgramError(
@@ -401,18 +396,18 @@ def load(
   *,
   released: str = '',
 ) -> Saved:
-  """Reads the weights that `train` left in a folder, and what clients remember.
+  """Read the weights and client states that `train` left in a folder.
 
   Args:
-    process: The process that was trained.
+    process: The trained process.
     output_dir: The folder.
-    released: The fingerprint of what was released before the first round, as
-      `PrivacyLedger` has it, if it is to be compared.
+    released: Fingerprint of the release before the first round, as in
+      `PrivacyLedger`; empty to not compare it.
 
   Raises:
-    CheckpointError: If there is no checkpoint, or it is of another process.
+    CheckpointError: If there is no checkpoint, or it is from another process.
     ProgramError: If the run released something else.
-    ClientStoreError: If there is a client store that does not go with it.
+    ClientStoreError: If there is a client store that does not match.
   """
   folder = os.path.join(output_dir, CHECKPOINTS_FOLDER)
   run = run_state.Run(process)

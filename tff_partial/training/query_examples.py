@@ -1,4 +1,4 @@
-"""Whether clients have any examples by which they train and are measured."""
+"""Check that clients have examples to train on and be measured by."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tff_partial.training.errors import ProgramError
 def check(
   process: processes.PartialProcess, clients: cohorts.ClientSource
 ) -> None:
-  """Refuses to train where no client has an example in a measured phase.
+  """Refuse to train if no client has an example in a measured phase.
 
   Clients are read one after another up to the first that has one.
 

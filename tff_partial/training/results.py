@@ -1,4 +1,4 @@
-"""What a run ends with, and what it leaves in its folder."""
+"""Results of a run, returned or saved in its folder."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -10,10 +10,10 @@ from tff_partial.training.client_store import client_store as client_store_lib
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-  """What a run ends with.
+  """Result of a run.
 
   Attributes:
-    process: What was trained.
+    process: The trained process.
     state: The server's state after the last round.
     weights: The model's weights after the last round.
     best_weights: Those of the best round by the validation clients, or the last
@@ -21,26 +21,25 @@ class TrainingResult:
     best_round: That round, or None.
     validation: The validation metrics at the last evaluation, or None.
     best_validation: Those of the best round, or None.
-    train: The last round's training metrics; none of a private run without
+    train: The last round's training metrics; empty for a private run without
       diagnostics.
-    rounds: How many rounds were run.
-    diverged: Whether the run was stopped because its loss diverged, or ended so
-      that it would have been.
-    ended_by: The callback that ended the run, by its name; None if none did.
+    rounds: Number of rounds done.
+    diverged: True if the run was stopped because its loss diverged, or if its
+      last validation diverged.
+    ended_by: Name of the callback that ended the run, or None.
     seconds: `total`, `per_round_median` and `first_round` of this call.
-    client_store: What clients remember after the last round, or None if they
-      remember nothing.
-    best_client_store: What they remembered after the best round, or the last
-      one if there is none.
-    best_server_state: What the server held beside weights after the best round,
-      or the last one if there is none, such as FedProto's prototypes; None if
-      it holds nothing.
-    privacy: What the rounds cost, as `PrivacyLedger.report` says, with the last
+    client_store: Client states after the last round, or None if there are none.
+    best_client_store: Those after the best round, or the last one if there is
+      none.
+    best_server_state: Server state other than weights after the best round, or
+      the last one if there is none, such as FedProto's prototypes; None if
+      there is no such state.
+    privacy: Cost of the rounds, as in `PrivacyLedger.report`, with the last
       round's measurements of the aggregator; None without a ledger.
-    history: What `metrics.csv` says of each round of the whole run, whether it
-      was written or not: column to number, with `round` from 1 and
-      `validation_*` where the validation clients were measured. Of a private
-      run it has nothing exact, unless the run records `diagnostics`.
+    history: The row of `metrics.csv` for each round of the whole run, written
+      or not: column to number, with `round` from 1 and `validation_*` where the
+      validation clients were measured. A private run's has nothing exact,
+      unless the run records `diagnostics`.
   """
 
   state: Any
@@ -63,11 +62,11 @@ class TrainingResult:
 
   @property
   def server_state(self) -> Any:
-    """What the server holds beside weights after the last round, or None."""
+    """Server state other than weights after the last round, or None."""
     return self.process.get_server_state(self.state)
 
   def __repr__(self) -> str:
-    """How the run went; weights and states are not printed."""
+    """Describe the run, without weights and states."""
     if self.diverged:
       ended = ', diverged'
     else:
@@ -90,7 +89,7 @@ class TrainingResult:
 def _described_metrics(
   what: str, metrics: Mapping[str, Any] | None
 ) -> list[str]:
-  """A line on some metrics, or none."""
+  """Return a line on some metrics, or none."""
   values = [
     f'{name} {value:.4g}' if isinstance(value, float) else f'{name} {value}'
     for name, value in (metrics or {}).items()
@@ -101,20 +100,19 @@ def _described_metrics(
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-  """What the newest checkpoint of a run holds.
+  """Content of a run's newest checkpoint.
 
   Attributes:
-    process: What was trained.
-    rounds: How many rounds were done.
-    state: The server's state after that round.
-    last_weights: The weights after that round, `ModelWeights`.
+    process: The trained process.
+    rounds: Number of rounds done.
+    state: The server's state after the last round.
+    last_weights: The weights after the last round, `ModelWeights`.
     best_round: The best round by the validation clients, or None.
     best_weights: Its weights, or the last ones.
-    client_store: What clients remember after the last round; None if that is
-      nothing, or is not in the folder.
-    best_client_store: What they remembered after the best round, or the last
-      one.
-    best_server_state: What the server held beside the best weights, or None.
+    client_store: Client states after the last round; None if there are none, or
+      they are not in the folder.
+    best_client_store: Those after the best round, or the last one.
+    best_server_state: Server state other than the best weights, or None.
   """
 
   rounds: int

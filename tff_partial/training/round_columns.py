@@ -10,12 +10,12 @@ from tff_partial.training import evaluation_sets
 def of_round(
   metrics: Mapping[str, Any], train_metrics: Mapping[str, Any], seconds: float
 ) -> dict[str, Any]:
-  """The columns of a round: training metrics lose their prefix.
+  """Return the columns of a round; training metrics lose their prefix.
 
   Args:
-    metrics: What the round measured, flat.
+    metrics: The round's metrics, flat.
     train_metrics: Its training metrics, pooled.
-    seconds: How long it took.
+    seconds: Duration of the round.
   """
   prefix = 'client_work/train/'
   row = {name: v for name, v in metrics.items() if not name.startswith(prefix)}
@@ -30,13 +30,13 @@ def of_private_round(
   seconds: float,
   diagnostics: bool,
 ) -> dict[str, Any]:
-  """The columns of a private round: exact ones on request, and named so.
+  """Return a private round's columns, exact ones on request and marked.
 
   Args:
-    metrics: What the round measured, flat.
+    metrics: The round's metrics, flat.
     train_metrics: Its training metrics, pooled.
-    seconds: How long it took.
-    diagnostics: Whether exact ones are asked for.
+    seconds: Duration of the round.
+    diagnostics: True to include exact ones.
   """
   exact = {
     f'{name}{privacy_lib.NOT_PRIVATE}': value
@@ -51,10 +51,10 @@ def of_private_round(
 
 
 def of_aggregator(metrics: Mapping[str, Any]) -> dict[str, float]:
-  """What the aggregator measured, by its own names.
+  """Return the aggregator's measurements, by its own names.
 
   Args:
-    metrics: What the round measured, flat.
+    metrics: The round's metrics, flat.
   """
   prefix = 'aggregator/'
   return {
@@ -67,9 +67,9 @@ def of_aggregator(metrics: Mapping[str, Any]) -> dict[str, float]:
 def of_validation(
   evaluation_set: evaluation_sets.EvaluationSet,
 ) -> dict[str, str]:
-  """The validation's columns of a row, with the metrics that fill them.
+  """Return the validation's columns, with the metrics that fill them.
 
   Args:
-    evaluation_set: Who is measured.
+    evaluation_set: The clients that are measured.
   """
   return {f'validation_{name}': name for name in evaluation_set.metrics}

@@ -1,4 +1,4 @@
-"""Counts what a private run costs, or refuses to leave it uncounted."""
+"""Accounting of private runs, which refuses to leave one uncounted."""
 
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
@@ -13,7 +13,7 @@ from tff_partial.dp import privacy_plans
 from tff_partial.dp import samplings
 from tff_partial.training.errors import ProgramError
 
-# A simulation of the noise, of which no epsilon is said.
+# A simulation of the noise, without an epsilon.
 UNACCOUNTED: Final = 'unaccounted'
 Accounting: TypeAlias = privacy_plans.PrivacyLedger | Literal['unaccounted']
 
@@ -25,18 +25,19 @@ def ledger_of(
   clients_per_round: int,
   rounds: int,
 ) -> privacy_plans.PrivacyLedger | None:
-  """Returns what counts the rounds of a run, or None if nothing has to.
+  """Return the ledger that counts a run's rounds, or None if not needed.
 
   Args:
-    process: What is trained.
-    privacy: What was given to count the run's cost, if anything.
-    population: How many clients may take part.
-    clients_per_round: How many clients' updates a round joins.
-    rounds: How many rounds the whole run has.
+    process: The process to train.
+    privacy: The ledger that was given, or `UNACCOUNTED`, if any.
+    population: Number of clients that may take part.
+    clients_per_round: Number of clients whose updates a round aggregates.
+    rounds: Number of rounds of the whole run.
 
   Raises:
-    AccountingError: If the ledger counts something else than the process does.
-    ProgramError: If the process is private and nothing counts what it costs.
+    AccountingError: If the ledger does not match the process.
+    ProgramError: If the process is private and nothing counts its cost, or if
+      `privacy` is not valid for it.
   """
   if isinstance(privacy, privacy_plans.PrivacyLedger):
     privacy.check(process.mechanism)
@@ -78,7 +79,7 @@ def _remedy(
   clients_per_round: int,
   rounds: int,
 ) -> str:
-  """How to have the noise of a process counted."""
+  """Describe how to account for the noise of a process."""
   if mechanism is None:
     return (
       'No ledger can, as only parts of an update have noise: clip by tier, '
@@ -97,7 +98,7 @@ def _remedy(
   planned = [
     clips,
     f'noise_multiplier={mechanism.noise_multiplier}',
-    # Below one in the population.
+    # Below 1 / population.
     f'delta=1e-{len(str(population))}',
     f'population={population}',
     f'clients_per_round={mechanism.clients_per_round or clients_per_round:g}',

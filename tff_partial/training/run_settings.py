@@ -1,4 +1,4 @@
-"""By what a run is this one, so that no other goes on from its checkpoints."""
+"""Settings of a run, so that no other resumes from its checkpoints."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -16,16 +16,16 @@ from tff_partial.training import selection
 from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import sampling
 
-# Of a source that has to load its clients, as many are looked at.
+# Number of clients to compare if a source has to load them.
 _CLIENTS_COMPARED = 64
-# What makes a run another one, in words, where the value alone tells nothing.
+# Descriptions of settings whose values alone mean nothing.
 RELEASED = 'released'
 _SETTINGS = {
   'process': 'process (algorithm, model, optimizers or learning rates)',
   'examples': "clients' examples",
   RELEASED: 'release before the first round, such as a private vocabulary,',
 }
-# What is kept beside the fingerprint of a process, to say what has changed.
+# Kept with the fingerprint of a process, to describe what has changed.
 IN_WORDS = 'process in words'
 
 
@@ -38,19 +38,19 @@ def describe(
   select: selection.Selection,
   privacy: privacy_plans.PrivacyLedger | None,
 ) -> dict[str, str]:
-  """All by which a run is this one: its checkpoints go on with the same only.
+  """Describe the settings that must match for a run to resume.
 
-  A private run that went on with other examples would publish two sums with the
+  A private run that resumed with other examples would publish two sums with the
   same noise, whose difference is exact. So its examples are compared in full.
 
   Args:
     process: The algorithm.
     clients: The clients to train with.
-    validation: Who is measured in between, or None.
+    validation: The clients that are measured in between, or None.
     sampler: Draws the cohorts.
     evaluate_every: Rounds between evaluations.
-    select: What makes a round the best.
-    privacy: Counts what the run costs, or None.
+    select: Criterion of the best round.
+    privacy: Ledger of the run's cost, or None.
   """
   sample = _CLIENTS_COMPARED if privacy is None else None
   settings = {
@@ -66,10 +66,10 @@ def describe(
     **_described(clients, sample),
   }
   if sampler.participation != sampling.Participation():
-    # Runs of older versions, which had none, do not say.
+    # Runs of older versions lack this setting.
     settings['participation'] = str(sampler.participation)
   if privacy is not None:
-    # A process whose noise can be drawn again needs such a ledger.
+    # A process with reproducible noise needs a simulation's ledger.
     kind = 'a' if privacy.simulation else 'no'
     settings['privacy'] = f'{privacy.plan.terms}, {kind} simulation'
     if privacy.released:
@@ -90,7 +90,7 @@ def describe(
 
 
 def of_process(process: processes.PartialProcess) -> str:
-  """The fingerprint of a process.
+  """Return the fingerprint of a process.
 
   Args:
     process: The process.
@@ -101,7 +101,7 @@ def of_process(process: processes.PartialProcess) -> str:
 
 
 def in_words(process: processes.PartialProcess) -> str:
-  """What a process was made of, as far as words can say it, in JSON.
+  """Describe the parts of a process, as far as possible, in JSON.
 
   Args:
     process: The process.
@@ -118,7 +118,7 @@ def in_words(process: processes.PartialProcess) -> str:
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-  """Which parts of a process have changed, as far as words can say it."""
+  """Describe which parts of a process have changed, if known."""
   old, new = (json.loads(one.get(IN_WORDS, '{}')) for one in (before, now))
   changed = [
     f'{name} was {old.get(name, "nothing")} and is now '
@@ -134,7 +134,7 @@ def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 def _described(
   clients: cohorts.ClientSource, sample: int | None
 ) -> dict[str, str]:
-  """Which clients a source has, and what their examples are."""
+  """Describe the clients of a source and their examples."""
   ids = clients.client_ids
   digest = random_bits.derive('clients', *ids).tobytes().hex()
   return {
@@ -146,16 +146,16 @@ def _described(
 def check(
   before: Mapping[str, str], now: Mapping[str, str], where: Any
 ) -> None:
-  """Refuses to go on with a run that is another one, naming what differs.
+  """Refuse to resume a run with other settings, and name what differs.
 
   Args:
-    before: The settings of the run that was begun.
-    now: Those with which it is to go on.
+    before: The settings of the run.
+    now: Those with which to resume it.
     where: Its folder.
   """
   for name in {**before, **now}:
     if name == RELEASED and name not in before:
-      continue  # Runs of older versions do not say.
+      continue  # Runs of older versions lack it.
     if name != IN_WORDS and before.get(name) != now.get(name):
       break
   else:
@@ -166,7 +166,7 @@ def check(
   if name.endswith('process'):
     changed = f'{what}: {_changed(before, now)}'
   elif name.endswith('examples'):
-    changed = f'{what} are others'  # Fingerprints tell nothing.
+    changed = f'{what} are others'  # Fingerprints explain nothing.
   elif name.endswith('evaluation'):
     changed = f'{what}: it is another one'
     if 'nothing' in noted:

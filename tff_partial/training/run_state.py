@@ -26,23 +26,23 @@ from tff_partial.training.client_store import client_store as client_store_lib
 
 @dataclasses.dataclass
 class Notes:
-  """What is known of a run beside its weights; a checkpoint holds it as JSON.
+  """Notes on a run other than its weights; a checkpoint holds them as JSON.
 
   Attributes:
     best_round: The best round by the validation clients, or None.
     best_validation: Their metrics in that round.
     validation: Those of the last evaluation.
-    validations: All rounds with their pooled metrics.
+    validations: All validated rounds with their pooled metrics.
     first_loss: The first finite training loss.
     first_validation_loss: The first finite validation loss.
-    diverging_rounds: How many rounds in a row have diverged.
-    ended_by: The callback that ended the run.
+    diverging_rounds: Number of rounds in a row that have diverged.
+    ended_by: Name of the callback that ended the run.
     train: The last round's training metrics.
-    measured: What the aggregator of a private run measured last.
-    secret: Draws the cohorts of a private run, and what clients draw. Who knows
-      it knows who took part. It is nowhere but here and in the checkpoints.
-    settings: By what the run is this one.
-    deletions: How many clients were deleted from the store.
+    measured: Last measurements of a private run's aggregator.
+    secret: Seed of a private run's cohorts and of its clients' draws. It
+      reveals which clients took part, and is only here and in the checkpoints.
+    settings: The settings that must match to resume the run.
+    deletions: Number of clients deleted from the store.
   """
 
   best_round: int | None = None
@@ -62,7 +62,7 @@ class Notes:
   deletions: int | None = None
 
 
-# What the runtime chose; a checkpoint holds it beside the notes.
+# Key of the runtime's choices; a checkpoint holds them with the notes.
 _CHOICES = 'choices'
 
 
@@ -70,15 +70,16 @@ class Run:
   """A run between two rounds.
 
   Attributes:
-    process: What is trained.
-    privacy: Counts what it costs, or None.
-    store: What clients remember, or None.
+    process: The process to train.
+    privacy: Ledger of its cost, or None.
+    store: Client states, or None.
     state: The server's state.
     best_weights: Those of the best round, once there is one.
-    best_server_state: What the server held beside them; None if nothing.
-    round: How many rounds are done.
-    begun: What the last round began with, if it was watched.
-    notes: What else is known.
+    best_server_state: Server state other than these weights; None if there is
+      none.
+    round: Number of rounds done.
+    begun: Inputs of the last round, if it was watched.
+    notes: Everything else that is known.
   """
 
   def __init__(
@@ -86,11 +87,11 @@ class Run:
     process: processes.PartialProcess,
     privacy: privacy_plans.PrivacyLedger | None = None,
   ):
-    """Begins a run.
+    """Start a run.
 
     Args:
-      process: What is trained.
-      privacy: Counts what it costs, or None.
+      process: The process to train.
+      privacy: Ledger of its cost, or None.
     """
     self.process = process
     self.privacy = privacy
@@ -111,24 +112,24 @@ class Run:
 
   @property
   def server_state(self) -> Any:
-    """What the server holds beside weights after the last round, or None."""
+    """Server state other than weights after the last round, or None."""
     return self.process.get_server_state(self.state)
 
   @property
   def best_held(self) -> Any:
-    """What it held beside the best weights, or the last ones; or None."""
+    """Server state other than the best, or last, weights; or None."""
     if self.notes.best_round is None:
       return self.server_state
     return self.best_server_state
 
   @property
   def best(self) -> Any:
-    """The best weights; the last ones if no round was measured as best."""
+    """The best weights; the last ones if there is no best round."""
     return self.weights if self.notes.best_round is None else self.best_weights
 
   @property
   def best_store(self) -> client_store_lib.ClientStates | None:
-    """What clients remembered when the weights were the best."""
+    """The client states when the weights were the best."""
     best = self.notes.best_round
     if self.store is None or best is None:
       return self.store
@@ -137,11 +138,11 @@ class Run:
   def next(
     self, clients: cohorts.Cohort, is_watched: bool = False
   ) -> Mapping[str, Any]:
-    """Does a round with some clients; returns its metrics.
+    """Run a round with some clients and return its metrics.
 
     Args:
       clients: The cohort.
-      is_watched: Whether to hold what the round begins with, in `begun`.
+      is_watched: True to keep the round's inputs in `begun`.
     """
     ids = clients.client_ids
     kept: Sequence[Any] = [collections.OrderedDict()] * len(ids)
@@ -164,12 +165,12 @@ class Run:
     size: int,
     stop: selection.StoppingRule,
   ) -> None:
-    """Notes the round's loss, and whether one more round has diverged.
+    """Note the round's loss, and whether one more round has diverged.
 
     Args:
       metrics: The training metrics, pooled.
-      size: How many clients took part.
-      stop: When a round has diverged.
+      size: Number of clients that took part.
+      stop: Rule by which a round has diverged.
     """
     notes = self.notes
     notes.train = dict(metrics)
@@ -186,13 +187,13 @@ class Run:
     select: selection.Selection,
     on_clients: Callable[[evaluation.ByClient], Any] | None = None,
   ) -> dict[str, Any]:
-    """Measures the validation clients, and keeps the best weights.
+    """Measure the validation clients, and keep the best weights.
 
     Args:
-      evaluation_set: Who is measured.
+      evaluation_set: The clients that are measured.
       seed: The run's seed.
-      select: What makes a round the best.
-      on_clients: Is told each client's own values; see `evaluate`.
+      select: Criterion of the best round.
+      on_clients: Called with each client's values; see `evaluate`.
     """
     weights, notes = self.weights, self.notes
     measured = evaluation_sets.measure(
@@ -215,11 +216,11 @@ class Run:
     return measured
 
   def is_over(self, rounds: int, stop: selection.StoppingRule) -> bool:
-    """Says whether no round is left to do.
+    """Return True if no round is left to do.
 
     Args:
-      rounds: How many there are.
-      stop: When a run counts as diverged.
+      rounds: Number of rounds of the run.
+      stop: Rule by which a run counts as diverged.
     """
     return bool(
       self.round >= rounds
@@ -228,10 +229,10 @@ class Run:
     )
 
   def has_diverged(self, stop: selection.StoppingRule) -> bool:
-    """Says whether the weights are of no use any more.
+    """Return True if the training or the last validation has diverged.
 
     Args:
-      stop: When a run counts as diverged.
+      stop: Rule by which a run counts as diverged.
     """
     if self.notes.diverging_rounds >= stop.rounds:
       return True
@@ -246,7 +247,7 @@ class Run:
   def progress(
     self, table: metrics_log.Records | None = None
   ) -> checkpoints.Progress:
-    """Everything a checkpoint must hold.
+    """Return everything a checkpoint must hold.
 
     Args:
       table: The rows that were written, or None.
@@ -263,7 +264,7 @@ class Run:
 
   @property
   def kinds(self) -> checkpoints.Progress:
-    """The types of what a checkpoint of this process holds."""
+    """The types of the content of this process's checkpoints."""
     process = self.process
     state = _specs(process.initialize.type_signature.result)
     return checkpoints.Progress(
@@ -282,10 +283,10 @@ class Run:
     saved: checkpoints.Checkpoints | None,
     table: metrics_log.Records | None,
   ) -> None:
-    """Saves what clients remember, and then everything else.
+    """Save client states, and then everything else.
 
     Args:
-      saved: Where to, or None.
+      saved: The checkpoints, or None.
       table: The rows that were written, or None.
     """
     if self.store is not None:
@@ -295,7 +296,7 @@ class Run:
       saved.save(self.progress(table))
 
   def go_on_from(self, found: checkpoints.Progress) -> None:
-    """Takes over a checkpoint, and has the runtime choose as it did then.
+    """Restore a checkpoint, and the runtime's choices at that time.
 
     Args:
       found: The checkpoint.
@@ -307,7 +308,7 @@ class Run:
       self.best_server_state = found.best_server_state
     noted = checkpoints.decode(found.notes)
     choices = noted.pop(_CHOICES)
-    # What runs of older versions did not note keeps its first value.
+    # Notes that runs of older versions lack keep their defaults.
     known = {name: noted[name] for name in vars(self.notes) if name in noted}
     self.notes = dataclasses.replace(self.notes, **known)
     recall = getattr(_runtime(), 'recall', None)
@@ -316,7 +317,7 @@ class Run:
 
 
 def remembered(process: processes.PartialProcess) -> tff.Type | None:
-  """The type of what clients remember, or None if that is nothing.
+  """Return the type of client states, or None if there are none.
 
   Args:
     process: The process.
@@ -327,16 +328,16 @@ def remembered(process: processes.PartialProcess) -> tff.Type | None:
 
 
 def _specs(kind: tff.Type) -> Any:
-  """The leaves of a type, in the containers that it asks for."""
+  """Return the specs of a type's leaves, in the type's containers."""
   return typed_values.converter(kind)(iter(typed_values.tensor_specs(kind)))
 
 
 def _runtime() -> Any:
-  """The runtime that will run the computations."""
+  """Return the runtime that will run the computations."""
   return tff.framework.get_context_stack().current
 
 
 def _first(noted: float | None, measured: Mapping[str, Any]) -> float | None:
-  """A loss to compare later ones with: the first finite one."""
+  """Return the first finite loss, for comparison with later ones."""
   is_measured = measured['num_clients'] and math.isfinite(measured['loss'])
   return measured['loss'] if noted is None and is_measured else noted

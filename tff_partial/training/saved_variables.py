@@ -1,8 +1,8 @@
-"""Reads the variables of a SavedModel, and runs nothing of it.
+"""Reader of a SavedModel's variables, which runs none of its program.
 
-A SavedModel is a program: to load it is to run what its author put there. Its
+A SavedModel is a program: loading it runs whatever its author put there. Its
 variables are data. So checkpoints, which TFF writes as SavedModels, are read
-here, against the types of the process that asks for them.
+here, against the types of the process that needs them.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,27 +13,27 @@ from typing import Any
 
 import tensorflow as tf
 
-# Where a SavedModel has its variables, and how TensorFlow names them there:
-# after the attribute of TFF's module and the way to the value.
+# Path of a SavedModel's variables, and parts of their names in TensorFlow: the
+# attribute of TFF's module, and the suffix after the path to the value.
 _VARIABLES = os.path.join('variables', 'variables')
 _FIRST, _LAST = '_value', '/.ATTRIBUTES/VARIABLE_VALUE'
 _OBJECT_GRAPH = '_CHECKPOINTABLE_OBJECT_GRAPH'
 
 
 class DamagedError(Exception):
-  """A checkpoint's files cannot be read."""
+  """Raised if a checkpoint's files cannot be read."""
 
 
 class OtherError(Exception):
-  """A checkpoint is of another process."""
+  """Raised if a checkpoint is from another process."""
 
 
 def read(checkpoint: pathlib.Path, expected: Any) -> Any:
-  """Reads the variables of a checkpoint, and runs nothing of it.
+  """Read the variables of a checkpoint, and run nothing of it.
 
   Args:
     checkpoint: Its folder.
-    expected: The types and shapes of what it must hold.
+    expected: The types and shapes that it must hold.
 
   Raises:
     DamagedError: If its files cannot be read.
@@ -57,7 +57,7 @@ def read(checkpoint: pathlib.Path, expected: Any) -> Any:
   }
   if difference := _difference(found, specs):
     raise OtherError(difference)
-  # Memory is taken before the file is asked whether it has so much.
+  # The reader allocates memory before it checks the size of the file.
   claimed = sum(
     math.prod(spec.shape) * spec.dtype.size
     for spec in found.values()
@@ -66,7 +66,7 @@ def read(checkpoint: pathlib.Path, expected: Any) -> Any:
   if claimed > num_bytes:
     raise DamagedError(f'{claimed} bytes of numbers in {num_bytes} bytes.')
   try:
-    # Also what nothing here needs: a file is whole, or it is damaged.
+    # Also unneeded ones: a file is whole, or it is damaged.
     values = {name: reader.get_tensor(name) for name in shapes}
   except Exception as error:
     raise DamagedError(str(error) or type(error).__name__) from error
@@ -76,7 +76,7 @@ def read(checkpoint: pathlib.Path, expected: Any) -> Any:
 def _mapped(
   function: Callable[[str, Any], Any], value: Any, name: str = _FIRST
 ) -> Any:
-  """Maps the leaves of a structure, with their names in a checkpoint."""
+  """Map the leaves of a structure, with their names in a checkpoint."""
   parts: list[tuple[str, Any]]
   if isinstance(value, Mapping):
     parts = list(value.items())
@@ -88,7 +88,7 @@ def _mapped(
     return function(name + _LAST, value)
   made = []
   for key, part in parts:
-    # So TensorFlow protects what else would divide names.
+    # TensorFlow escapes separators in names like this.
     inner = key.replace('.', '..').replace('/', '.S')
     made.append((key, _mapped(function, part, f'{name}/{inner}')))
   if isinstance(value, Mapping):
@@ -101,7 +101,7 @@ def _mapped(
 def _difference(
   found: Mapping[str, tf.TensorSpec], expected: Mapping[str, tf.TensorSpec]
 ) -> str | None:
-  """Names the first difference between what there is and what must be."""
+  """Describe the first difference of found and expected specs, or None."""
 
   def named(name: str) -> str:
     return name.removeprefix(f'{_FIRST}/').removesuffix(_LAST)

@@ -1,4 +1,4 @@
-"""Which round of a run is the best one, and when a run has diverged."""
+"""Selection of the best round of a run, and detection of divergence."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-  """Which round counts as the best one.
+  """Criterion of the best round.
 
   Attributes:
     metric: A pooled metric of the validation clients.
-    higher_is_better: Whether a larger value is better.
+    higher_is_better: True if a larger value is better.
   """
 
   metric: str = 'loss'
@@ -24,15 +24,15 @@ class Selection:
     best: Mapping[str, Any] | None,
     min_delta: float = 0.0,
   ) -> bool:
-    """Says whether a validation beats the best one so far.
+    """Return True if a validation beats the best one so far.
 
-    One that lost fewer clients always does: to lose the worst of them must not
+    One that lost fewer clients always does: losing the worst of them must not
     look like progress.
 
     Args:
       measured: Pooled metrics by name.
       best: Those of the best validation so far, or None.
-      min_delta: By more than how much a value must be better.
+      min_delta: Difference that an improvement must exceed.
     """
     value = measured[self.metric]
     if not (math.isfinite(value) and measured['num_clients']):
@@ -49,18 +49,18 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class StoppingRule:
-  """When a run has diverged and is stopped instead of being trained on.
+  """Rule by which a run has diverged and is stopped.
 
-  Weights can explode and stay finite for a thousand rounds. Losses in training
-  are compared with the first one in training, those of the validation clients
-  with their first: where clients fit part of the model to the examples they are
-  trained on, the two differ by far from the start.
+  Weights can explode and stay finite for a thousand rounds. Training losses are
+  compared with the first training loss, those of the validation clients with
+  their first: where clients fit part of the model to their training examples,
+  the two differ widely from the start.
 
   Attributes:
     factor: A loss above this many times the first one means divergence.
-    share_not_finite: More clients than this share without finite losses and
-      weights mean it, too.
-    rounds: So many diverged rounds in a row stop the run.
+    share_not_finite: So does a larger share of clients without finite losses
+      and weights.
+    rounds: Number of diverged rounds in a row that stop the run.
   """
 
   factor: float = 3.0
@@ -73,17 +73,17 @@ class StoppingRule:
     first_loss: float | None,
     num_clients: int,
   ) -> bool:
-    """Says whether a round has diverged.
+    """Return True if a round has diverged.
 
     Args:
       measured: Metrics of a round's training, or of a validation.
       first_loss: The first loss of that kind, if there was one.
-      num_clients: How many clients were to be measured.
+      num_clients: Number of clients that were to be measured.
     """
     loss = float(measured['loss'])
     lost = int(measured['num_not_finite'])
     if not math.isfinite(loss) or lost > self.share_not_finite * num_clients:
       return True
-    # As many times the first loss; some losses are negative.
+    # `factor` times the first loss; allows for negative losses.
     rise = (self.factor - 1.0) * abs(first_loss or 0.0)
     return first_loss is not None and loss > first_loss + rise

@@ -23,34 +23,35 @@ from tff_partial.training import run_state
 from tff_partial.training import selection
 from tff_partial.training.participation import sampling
 
-# What takes so long where nothing moves.
+# Shown on the bar during the slow first call.
 _FIRST = 'tracing and compiling, once'
 
 
 @dataclasses.dataclass
 class TrainingLoop:
-  """A run with all that its rounds need.
+  """A run with everything that its rounds need.
 
   Attributes:
-    run: What changes from round to round.
+    run: State that changes from round to round.
     clients: The clients to train with.
     sampler: Draws the cohorts.
-    rounds: How many rounds the whole run has.
+    rounds: Number of rounds of the whole run.
     seed: The run's seed.
-    validation: Who is measured every so many rounds, or None.
+    validation: Clients that are measured every `evaluate_every` rounds, or
+      None.
     evaluate_every: Rounds between evaluations.
     checkpoint_every: Rounds between checkpoints.
-    select: What makes a round the best.
-    stop: When a run counts as diverged.
-    callbacks: Are called after each round.
-    diagnostics: Whether a private run records what is exact, too.
-    saved: Where checkpoints go; None if nothing is written.
-    table: Where rows go; None if nothing is written.
-    bar: Shows the progress.
+    select: Criterion of the best round.
+    stop: Rule by which a run counts as diverged.
+    callbacks: Called after each round.
+    diagnostics: True if a private run also records exact values.
+    saved: The checkpoints; None if nothing is written.
+    table: The table of rows; None if nothing is written.
+    bar: The progress bar.
     durations: Seconds of each round of this call.
-    has_validated: Whether this call has measured the validation clients.
-    has_warned: Whether this call has warned of clients without query examples.
-    history: The rounds so far, those before this call, too.
+    has_validated: True if this call has measured the validation clients.
+    has_warned: True if this call has warned of clients without query examples.
+    history: The rounds so far, including those before this call.
   """
 
   run: run_state.Run
@@ -75,11 +76,11 @@ class TrainingLoop:
 
   @property
   def is_over(self) -> bool:
-    """Whether no round is left to do."""
+    """True if no round is left to do."""
     return self.run.is_over(self.rounds, self.stop)
 
   def next(self) -> None:
-    """Does a round, measures and records it, and saves where it is due."""
+    """Run a round, measure and record it, and save if that is due."""
     run = self.run
     row = self._train()
     is_due = self.is_over or run.round % self.evaluate_every == 0
@@ -102,7 +103,7 @@ class TrainingLoop:
       self.bar.step(self._shown(row))
 
   def _train(self) -> dict[str, Any]:
-    """Trains with the round's cohort; returns the round's columns."""
+    """Train with the round's cohort; return the round's columns."""
     run, privacy = self.run, self.run.privacy
     if not self.durations:
       self._say(_FIRST)
@@ -132,12 +133,12 @@ class TrainingLoop:
     return row
 
   def _note_without_query(self, number: int, asked: int, measured: int) -> None:
-    """Warns once of clients without query examples; refuses if all are.
+    """Warn once of clients without query examples; refuse if all lack them.
 
     Args:
       number: The round.
-      asked: How many clients took part.
-      measured: How many of them had query examples.
+      asked: Number of clients that took part.
+      measured: Number of those with query examples.
     """
     if not measured:
       query_examples.check(self.run.process, self.clients)
@@ -156,7 +157,7 @@ class TrainingLoop:
     )
 
   def _validation(self, is_due: bool) -> dict[str, Any]:
-    """The validation's columns; they are empty where it is not due."""
+    """Return the validation's columns, which are empty if it is not due."""
     if self.validation is None:
       return {}
     columns = round_columns.of_validation(self.validation)
@@ -171,15 +172,15 @@ class TrainingLoop:
     return {column: measured[name] for column, name in columns.items()}
 
   def _histograms(self, values: evaluation.ByClient) -> None:
-    """Records how metrics differ between clients; of a private run on request.
+    """Record how metrics differ between clients; on request if private.
 
-    Those who are measured may be those who train.
+    The measured clients may be those that train.
     """
     if self.table is not None and (not self.run.privacy or self.diagnostics):
       self.table.histograms('validation', values, self.run.round)
 
   def _call(self, row: Mapping[str, Any]) -> None:
-    """Tells the callbacks of a round, and notes if one ended the run."""
+    """Call the callbacks after a round, and note if one ended the run."""
     run = self.run
     run.notes.ended_by = callbacks_lib.call(
       self.callbacks,
@@ -196,7 +197,7 @@ class TrainingLoop:
       self.bar.say(what)
 
   def _shown(self, row: Mapping[str, Any]) -> dict[str, float]:
-    """What the progress bar shows: of a private run what it costs."""
+    """Return the values for the progress bar, epsilon if private."""
     shown = {
       name: row[column]
       for name, column in (('loss', 'loss'), ('epsilon', 'privacy/epsilon'))
@@ -208,17 +209,17 @@ class TrainingLoop:
     return shown
 
   def close(self) -> None:
-    """Ends the progress bar, and lets go of the checkpoints."""
+    """Close the progress bar and the checkpoints."""
     if self.bar is not None:
       self.bar.close()
     if self.saved is not None:
       self.saved.close()
 
   def result(self, seconds: float) -> results.TrainingResult:
-    """What the run ended with.
+    """Return the result of the run.
 
     Args:
-      seconds: How long this call took.
+      seconds: Duration of this call.
     """
     run, notes, privacy = self.run, self.run.notes, self.run.privacy
     times = self.durations

@@ -1,4 +1,4 @@
-"""Flags of the command line, derived from classes of options.
+"""Command-line flags, derived from classes of options.
 
 No other module reads absl's flags.
 """
@@ -24,7 +24,7 @@ _Options = TypeVar('_Options', bound=Options)
 
 
 def all_choices(options: Options) -> Iterator[Choice]:
-  """Yields all choices there are, also of the tasks that are not chosen."""
+  """Yield all choices, including those of tasks that are not chosen."""
   yield from options.choices()
   if isinstance(options, Config):
     for task in config_lib.TASKS.values():
@@ -34,14 +34,14 @@ def all_choices(options: Options) -> Iterator[Choice]:
 def define(
   options: Options, flag_values: flags.FlagValues = flags.FLAGS
 ) -> dict[str, Choice]:
-  """Defines the flags of options, with these as defaults.
+  """Define a flag for each field of options, with its value as the default.
 
   Args:
-    options: Whose fields become flags.
-    flag_values: Where to define them. What is there already stays.
+    options: The options.
+    flag_values: Where to define the flags. Existing ones are kept.
 
   Returns:
-    What each flag chooses, by its name.
+    The choice of each flag, by name.
   """
   found: dict[str, Choice] = {}
   for choice in all_choices(options):
@@ -52,7 +52,7 @@ def define(
 
 
 def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
-  """Defines one flag. Limits are not absl's to check, but the options'."""
+  """Define one flag. The options, not absl, check its limits."""
   said = choice.option
   default = None if said.differs_by_task else choice.on_command_line
   if said.choices is not None:
@@ -77,13 +77,13 @@ def _define(choice: Choice, flag_values: flags.FlagValues) -> None:
 
 
 class _OneOf(flags.EnumParser):
-  """Takes one of some values; of another says which was probably meant."""
+  """An enum parser that suggests the closest value for a mistyped one."""
 
   def parse(self, argument: str) -> str:
-    """Returns the value.
+    """Return the value.
 
     Raises:
-      ValueError: If it is none of them.
+      ValueError: If it is not one of the enum's values.
     """
     if argument not in self.enum_values:
       raise ValueError(spelling.choose(argument, self.enum_values))
@@ -93,15 +93,15 @@ class _OneOf(flags.EnumParser):
 def read(
   options: _Options, flag_values: flags.FlagValues = flags.FLAGS
 ) -> _Options:
-  """Returns options as the flags choose them.
+  """Return options with the values of the flags.
 
   Args:
     options: The defaults.
     flag_values: Where the flags are defined and parsed.
 
   Raises:
-    OptionError: If a flag has an impossible value, also of a task that is not
-      chosen.
+    OptionError: If a flag has an impossible value, even if it belongs to a task
+      that is not chosen.
   """
   chosen: Any = options
   if isinstance(options, Config):
@@ -113,7 +113,7 @@ def read(
 
 
 def _values(options: Options, flag_values: flags.FlagValues) -> dict[str, Any]:
-  """The values of flags, as options take them."""
+  """Return the flags' values in the form that options take."""
   found = {}
   for choice in options.choices():
     value = flag_values[choice.flag].value
@@ -140,7 +140,7 @@ def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
 
 
 def is_given(name: str) -> bool:
-  """Whether the command line of this process has a flag.
+  """Return True if this process was started with a flag.
 
   Args:
     name: The flag.
@@ -149,11 +149,11 @@ def is_given(name: str) -> bool:
 
 
 def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
-  """Reads an experiment from a flagfile.
+  """Read an experiment from a flagfile.
 
   Args:
     recipe: The file; or the name of one in `tasks/recipes`, such as 'demo'.
-    **changes: Other values by the names of flags.
+    **changes: Values that replace those of the recipe, by flag name.
 
   Raises:
     OptionError: If there is no such recipe or flag, or a value is impossible.
@@ -162,7 +162,7 @@ def from_recipe(recipe: str | os.PathLike[str], **changes: Any) -> Config:
 
 
 def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
-  """Reads the flags of a recipe.
+  """Read the flags of a recipe.
 
   Args:
     recipe: The file; or the name of one in `tasks/recipes`.
@@ -180,7 +180,7 @@ def recipe_flags(recipe: str | os.PathLike[str]) -> list[str]:
 
 
 def algorithm_of(arguments: Sequence[str]) -> str:
-  """Finds the algorithm that a command line chooses.
+  """Find the algorithm that a command line chooses.
 
   Args:
     arguments: The command line, with recipes and files of flags expanded.
@@ -190,14 +190,14 @@ def algorithm_of(arguments: Sequence[str]) -> str:
 
 
 def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
-  """Leaves out the flags that only other algorithms read.
+  """Remove the flags that only other algorithms read.
 
   Args:
     arguments: A command line, with recipes and files of flags expanded.
     algorithm: The algorithm.
   """
   if algorithm not in algorithms.ALGORITHMS:
-    return list(arguments)  # Which is refused later.
+    return list(arguments)  # The algorithm is refused later.
   unread = algorithms.unread(algorithm)
   kept = []
   for argument in arguments:
@@ -208,22 +208,22 @@ def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-  """Replaces recipes and files of flags by their flags.
+  """Replace recipes and flagfiles by their flags.
 
-  Where a recipe, or the run of a folder, chooses one algorithm and a later flag
-  another one, the flags that came before it, and that only others read, go.
+  If a later flag overrides the algorithm of a recipe or of a folder's run, the
+  flags before it that the new algorithm does not read are dropped.
 
   Args:
     arguments: The command line, without the program's name.
 
   Raises:
-    RecipeError: If there is no recipe of a name.
+    RecipeError: If a named recipe does not exist.
   """
   expanded = recipes.expand(arguments)
   try:
     expanded = flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
   except (flags.Error, OSError):
-    return expanded  # What absl says of it is said when it parses.
+    return expanded  # absl reports the error when it parses the flags.
   places = [
     place for place, a in enumerate(expanded) if a.startswith(_ALGORITHM)
   ]
@@ -237,7 +237,7 @@ _ALGORITHM = '--algorithm='
 
 
 def parse(arguments: Sequence[str]) -> Config:
-  """Reads an experiment from a command line.
+  """Read an experiment from a command line.
 
   Args:
     arguments: Flags of `tasks.train`, such as `--rounds=10`.

@@ -1,4 +1,4 @@
-"""What `--help` says of a program: its docstring, and its flags by what for."""
+"""The text of `--help`: a program's docstring, and its flags in groups."""
 
 from collections.abc import Iterable, Mapping
 import textwrap
@@ -14,13 +14,13 @@ def of_program(
   groups: Mapping[str, Iterable[Choice]],
   more: str = '',
 ) -> str:
-  """Returns what there is to know of a program.
+  """Return the help text of a program.
 
   Args:
     name: The program.
-    docstring: What it does.
-    groups: Titles to flags; its own have none.
-    more: Where to read on.
+    docstring: Its module's docstring.
+    groups: Titles to flags; the title of its own flags is empty.
+    more: Where to read more.
   """
   lines = [docstring.rstrip()]
   for title, choices in groups.items():
@@ -32,14 +32,14 @@ def of_program(
 
 
 def _lines(choice: Choice) -> list[str]:
-  """What a flag is for, and its default."""
+  """Return the lines of a flag: its purpose and its default."""
   text, value = choice.text, choice.on_command_line
   if choice.option.choices is not None:
     text = f'{text} One of {", ".join(choice.option.choices)}.'
   default = f' ({value})'
   if isinstance(value, bool):
     default = f' ({str(value).lower()})'
-  # What comes from the environment or the task is said in the text.
+  # The text names defaults from the environment or the task.
   is_said = 'Default:' in choice.text or choice.option.differs_by_task
   if is_said or value in (None, '', ()):
     default = ''

@@ -1,6 +1,6 @@
-"""How a program starts, reads its flags, and ends.
+"""Start, flags, and exit of a command-line program.
 
-Errors that a user can mend end in one paragraph and the status 1; no child
+Errors that a user can fix print one paragraph and exit with status 1; no child
 process outlives them.
 """
 
@@ -42,7 +42,7 @@ class Program:
 
   Attributes:
     main: Does the work, given the options; returns the exit status, or None.
-    options: Their defaults, in the order in which `main` takes them.
+    options: Defaults of the options, in the order in which `main` takes them.
     complete: Completes the command line before it is parsed.
   """
 
@@ -51,7 +51,7 @@ class Program:
   complete: Callable[[Sequence[str]], list[str]] = list
 
   def run(self) -> None:
-    """Runs the program on the command line of this process, and ends it."""
+    """Run the program on the command line of this process, and exit."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
       sys.exit(_guarded(self._start))
@@ -79,21 +79,20 @@ class Program:
     return _guarded(self._main)
 
   def _main(self) -> int | None:
-    # What libraries say about themselves is no output of a run.
+    # Hide messages of libraries that do not concern the run.
     python_logging.getLogger('tensorflow').setLevel(python_logging.ERROR)
     if not flags.is_given('verbosity'):
       logging.set_verbosity(logging.WARNING)
     return self.main(*map(flags.read, self.options))
 
   def help(self, *, full: bool = False) -> str:
-    """What `--help` says, and `--helpfull`.
+    """Return the text of `--help`, or of `--helpfull`.
 
     Args:
-      full: Whether to name all flags of a program that has more than two
-        screens show.
+      full: True to list all flags, even if they do not fit on two screens.
     """
     module = sys.modules[self.main.__module__]
-    # As `__main__`, a module does not know its name.
+    # `__name__` may be `__main__`.
     name = pathlib.Path(str(module.__file__)).stem
     groups: dict[str, list[Choice]] = {title: [] for title in _TITLES}
     for task in config_lib.TASKS.values():
@@ -114,7 +113,7 @@ class Program:
         '--helpfull.'
       )
     elif of_config and name != 'train':
-      # All of them are shown once.
+      # Only the help of train lists all flags.
       title = 'All flags of train, see tff-partial train --helpfull, such as'
       named = [c for c in groups[Output.title] if c.flag == 'output_dir']
       groups = {'': groups[''], title: named}
@@ -132,7 +131,7 @@ def _guarded(work: Callable[[], int | None]) -> int | None:
   except _FOR_USERS as error:
     message = str(error)
   except BrokenPipeError:
-    # The reader has gone. Python would complain when it ends.
+    # The reader has gone. Python would report an error at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
   except OSError as error:
@@ -151,7 +150,7 @@ def _guarded(work: Callable[[], int | None]) -> int | None:
 
 
 class _Terminated(SystemExit):
-  """The process was asked to end: what holds resources must let go of them."""
+  """Raised by SIGTERM, so that resources are released before the exit."""
 
 
 def _terminate(number: int, frame: Any) -> None:
@@ -159,7 +158,7 @@ def _terminate(number: int, frame: Any) -> None:
 
 
 def _say_interrupted(number: signal.Signals) -> int:
-  """Says how to go on, and returns the exit status that shells expect."""
+  """Print how to resume, and return the exit status that shells expect."""
   print(
     f'error: Ended by {number.name}. Run the same command again to go on from '
     'the last checkpoint.',
@@ -168,8 +167,8 @@ def _say_interrupted(number: signal.Signals) -> int:
   return 128 + number
 
 
-# What people ask for, in this order; what belongs to single tasks and to single
-# algorithms follows. The first is what belongs to the program alone.
+# Groups of flags in the order of the help; those of single tasks and algorithms
+# follow. The first group is of the program's own flags.
 _TITLES = (
   '',
   tasks_lib.Data.title,
@@ -181,7 +180,7 @@ _TITLES = (
   Runtime.title,
 )
 
-# What is raised to be read; the runtimes name what became of the flags.
+# Errors written for users; those of the runtimes concern flags.
 _FOR_USERS = (
   errors.UserError,
   recipes.RecipeError,

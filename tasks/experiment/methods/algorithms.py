@@ -1,4 +1,4 @@
-"""The algorithms by name, each built from what is chosen for a run.
+"""The algorithms by name, each built from a run's settings.
 
 A new algorithm is one row of `ALGORITHMS`.
 """
@@ -238,7 +238,7 @@ ALGORITHMS: dict[str, building.Algorithm] = {
 
 
 def readers(flag: str) -> Sequence[str]:
-  """The algorithms that read a flag which some do not.
+  """Return the names of the algorithms that read a flag.
 
   Args:
     flag: Its name.
@@ -247,7 +247,7 @@ def readers(flag: str) -> Sequence[str]:
 
 
 def unread(algorithm: str) -> frozenset[str]:
-  """The flags that some algorithms read, and this one does not.
+  """Return the flags that other algorithms read and this one does not.
 
   Args:
     algorithm: Its name.
@@ -258,5 +258,5 @@ def unread(algorithm: str) -> frozenset[str]:
 
 
 def names() -> Sequence[str]:
-  """The names that `--algorithm` takes."""
+  """Return the values that `--algorithm` takes, sorted."""
   return sorted(ALGORITHMS)

@@ -1,4 +1,4 @@
-"""How algorithms are built from what is chosen for a run."""
+"""Builders of algorithms from a run's settings."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -23,12 +23,13 @@ from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
 from tff_partial.model import models
 
-# Flags of prototypes, nodes and centers, and of embeddings that are formed.
+# Flags of prototypes, map nodes and centers; and of forming an embedding.
 CENTERS = ('map_rate', 'map_server_rate')
 FORMING = ('forming_steps', 'forming_learning_rate')
 
-# Flags of a server's optimizer but for its rate, where that is prescribed; and
-# all flags of a server, where it joins nothing or in a way of its own.
+# Flags of the server's optimizer except its learning rate, for algorithms that
+# prescribe the optimizer; and all flags of the server, for algorithms that
+# do not aggregate, or not by these flags.
 STEPPING = tuple(
   flag
   for flag in (*Server().optimizer.flags(), 'server_decay_rounds')
@@ -39,36 +40,37 @@ JOINING = tuple(Server().flags())
 Build = Callable[[models.PartialModel, Setting], processes.PartialProcess]
 
 
-# (model, setting, what `build_query_evaluation` takes) -> evaluation.
+# (model, setting, arguments of `build_query_evaluation`) -> evaluation.
 Measure = Callable[[models.PartialModel, Setting, Measuring], Evaluation]
 
 
 def _nothing(hyperparameters: Hyperparameters) -> Iterator[Leak]:
-  """What a private run may not choose, of most algorithms."""
+  """Yield no leaks, as for most algorithms."""
   del hyperparameters
   yield from ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-  """How an algorithm's name becomes computations.
+  """Builders and properties of an algorithm.
 
   Attributes:
     build: Builds the process.
     measure: Builds the evaluation.
-    user: The form of the model that it trains, if no flag says another.
-    personal: How clients personalise before they are measured.
-    always_personalises: Whether also those do who took part in training;
-      otherwise these come with what they remember.
-    is_central: Whether everybody's examples are given to a single client.
-    has_memory: Whether clients answer by what is no part of a model, such as a
-      memory or the server's prototypes.
-    counts_clients: Whether it needs to know how many clients there are.
-    why_not_private: Why it has no private form, and what to do; or None.
-    adds_noise: Whether its clients add noise that no ledger counts.
-    reads: The flags, of those that only some algorithms read, which it reads.
-    ignores: The flags that most algorithms read, and it does not.
-    leaks: Yields which of its choices a private run may not have.
+    user: The user form of the model that it trains, unless a flag overrides it.
+    personal: Builds the phase that personalises before an evaluation.
+    always_personalises: True if training clients personalise, too; otherwise
+      they are evaluated with their stored state.
+    is_central: True if a single client holds the examples of all users.
+    has_memory: True if clients predict with something outside the model, such
+      as a memory or the server's prototypes.
+    counts_clients: True if it needs the number of clients.
+    why_not_private: The reason for having no private form, and a remedy; or
+      None.
+    adds_noise: True if its clients add noise that no ledger counts.
+    reads: Flags that only some algorithms read, and this one does.
+    ignores: Flags that most algorithms read, and this one does not.
+    leaks: Yields its settings that a private run may not have.
   """
 
   build: Build
@@ -226,7 +228,7 @@ def fed_proto_nearest_eval(
 
 
 def _class_features(model: models.PartialModel) -> dict[str, Any]:
-  """How many classes a model tells apart, and by which features."""
+  """Return the number of classes of a model, and how to get its features."""
   return {
     'num_classes': model.prediction_spec[tasks_lib.LOGITS].shape[-1],
     'features': lambda outputs: outputs[tasks_lib.FEATURES],
@@ -256,7 +258,7 @@ def fed_embed(
   ) -> processes.PartialProcess:
     how = assignment(run.hyperparameters.fed_embed, run.parts)
     if run.ledger is not None:
-      # Heads follow their clients by counts that are exact.
+      # Reassigning heads needs exact counts of clients.
       how = how._replace(reassign=None)
     return algorithms.build_fed_embed(
       model,
@@ -313,7 +315,7 @@ def measured_by(build: Callable[..., Evaluation]) -> Measure:
 
 
 def held_by(build: Callable[..., Evaluation]) -> Measure:
-  """An evaluation whose personal models are held near the global one."""
+  """Build an evaluation with a penalty for leaving the global model."""
   return lambda model, run, measuring: build(
     model, **run.hyperparameters.penalty_argument, **measuring
   )
@@ -325,12 +327,13 @@ def trained_by(
   has_penalty: bool = False,
   **phase_of: Callable[[LocalTraining], phases.Phase],
 ) -> Build:
-  """A process from a builder whose arguments are phases and how to join.
+  """Adapt a builder that takes phases and aggregation arguments.
 
   Args:
     build: The builder.
-    has_penalty: Whether it takes the size of a penalty.
-    **phase_of: Name of each phase that it takes, and what reads its flags.
+    has_penalty: True if it takes the size of a penalty.
+    **phase_of: Name of each phase that it takes, and the function that reads
+      the phase's flags.
   """
 
   def build_with_flags(
@@ -347,7 +350,7 @@ def trained_by(
 
 
 def adaptive(build: Callable[..., processes.PartialProcess]) -> Build:
-  """A process whose server's optimizer is prescribed, but for its rate."""
+  """Adapt a builder that prescribes the server's optimizer except its rate."""
   return lambda model, run: build(
     model,
     training=run.local.of_global(),

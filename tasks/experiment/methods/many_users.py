@@ -1,6 +1,6 @@
-"""Algorithms where clients have many users each, in tables that they keep.
+"""Algorithms for clients that keep tables of many users each.
 
-What trains one model for all elsewhere leaves these tables to the clients here.
+Algorithms that otherwise train one model for all leave these tables to clients.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
 from tff_partial.model import models
 
-# mu of FedProx, as `build_fed_prox` has it.
+# mu of FedProx, the default of `build_fed_prox`.
 _FED_PROX_PENALTY = 0.1
 # Flags of HPFL's drafts, and of its public components.
 _OF_DRAFTS = (
@@ -47,7 +47,7 @@ def _keeps_tables(model: models.PartialModel, run: Setting) -> bool:
 def fed_avg(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  """FedAvg; where clients keep tables, these are trained, too, as in FedPer."""
+  """Build FedAvg; tables that clients keep are trained as in FedPer."""
   if _keeps_tables(model, run):
     return algorithms.build_fed_per(
       model, training=run.local.of_both(), **run.joining()
@@ -60,7 +60,7 @@ def fed_avg(
 def fed_prox(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  """FedProx; where clients keep tables, they train these freely."""
+  """Build FedProx; tables that clients keep are trained without the penalty."""
   if _keeps_tables(model, run):
     penalty = run.hyperparameters.penalty
     if penalty is None:
@@ -80,7 +80,7 @@ def fed_prox(
 def fed_sgd(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  """FedSGD; where clients keep tables, these make one step of all examples."""
+  """Build FedSGD; tables that clients keep take one step on all examples."""
   rate = run.local.update.learning_rate
   if _keeps_tables(model, run):
     optimizers = {
@@ -98,25 +98,25 @@ def fed_sgd(
 def distributed(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  """Clients train models of their own, and send nothing."""
+  """Build local training of clients' own models, which sends nothing."""
   return baselines.build_local_only(model, training=run.local.of_own_model())
 
 
 def for_all(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
-  """Clients have one model, but for tables that they keep."""
+  """Build the evaluation of one model for all, except tables clients keep."""
   if _keeps_tables(model, run):
     return algorithms.build_fed_per_eval(model, **measuring)
   return algorithms.build_fed_avg_eval(model, **measuring)
 
 
 def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
-  """HPFL, or one of its halves.
+  """Build HPFL, or one of its halves.
 
   Args:
-    drafts: Whether clients share drafts of private tables.
-    public: Whether they share public components.
+    drafts: True if clients share drafts of private tables.
+    public: True if they share public components.
   """
 
   def build(
@@ -124,8 +124,8 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
   ) -> processes.PartialProcess:
     how = run.hyperparameters.hpfl
     rows = run.table_rows
-    # In a private run all that a client sends is one record, clipped and noised
-    # as an update is elsewhere.
+    # In a private run, all that a client sends is clipped and noised as one
+    # record, like an update elsewhere.
     sharing: dict[str, Any] = {}
     if public:
       sharing['threshold'] = how.threshold

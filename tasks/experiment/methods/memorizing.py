@@ -1,7 +1,7 @@
-"""Algorithms whose clients are measured with a memory of their own examples.
+"""Algorithms whose clients are evaluated with a memory of their examples.
 
-They train as others do, so that `tff-partial evaluate --algorithm=...` also
-measures what these have trained.
+They train like other algorithms, so `tff-partial evaluate --algorithm=...` also
+evaluates models that those have trained.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tff_partial.evaluation import Evaluation
 from tff_partial.evaluation import Measuring
 from tff_partial.model import models
 
-# Flags of what clients tune before they are measured.
+# Flags of fine-tuning before clients are evaluated.
 TUNING = ('tuned', 'tuning_learning_rate')
 
 
@@ -29,17 +29,18 @@ class PredictsTokens(Protocol):
   """A task that reads tokens and predicts the next of each."""
 
   def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which classes are right.
+    """Return the target classes.
 
     Args:
       labels: Ids of the next tokens, int32 `[batch, time]`.
 
     Returns:
-      The classes, int32, and whether there is one, bool, both `[batch, time]`.
+      The classes, int32, and a mask that is True where there is one, bool, both
+      `[batch, time]`.
     """
 
   def model_with_features(self, user: str) -> models.PartialModel:
-    """The model in one of its forms, with its features for an output, too.
+    """Build the model in one of its forms, with its features as an output.
 
     Its outputs are a mapping of FEATURES and LOGITS; its variables are those
     of the same form without features.
@@ -50,7 +51,7 @@ class PredictsTokens(Protocol):
 
 
 def _with_features(task: tasks_lib.Task, user: str) -> models.PartialModel:
-  """The model that was trained, with its features for an output, too."""
+  """Build the model that was trained, with its features as an output."""
   if isinstance(task, PredictsTokens):
     return task.model_with_features(user)
   if user == tasks_lib.NOBODY:
@@ -70,7 +71,7 @@ def _targets(task: tasks_lib.Task) -> memories.TargetsFn:
 def _measuring(
   run: Setting, measuring: Measuring, user: str
 ) -> memories.Measuring:
-  """Support and query set, and what clients train before they remember."""
+  """Return the split, and the phases before clients fill their memory."""
   personalise: phases.Phase | None = None
   tune: phases.Phase | None = None
   if user == tasks_lib.OWN:
@@ -85,7 +86,7 @@ def _measuring(
 
 
 def knn_per(trained: building.Algorithm) -> building.Algorithm:
-  """kNN-Per, with the model of another algorithm.
+  """Build kNN-Per with the model of another algorithm.
 
   Args:
     trained: The algorithm that trains.
@@ -94,7 +95,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
   def measure(
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
-    del model  # It keeps its features to itself.
+    del model  # Its features are not an output.
     return baselines.build_knn_per_eval(
       run.hyperparameters.begin_local(_with_features(run.task, trained.user)),
       features=tasks_lib.FEATURES,
@@ -108,7 +109,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
 
 
 def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
-  """A cache of n-grams, with the model of another algorithm.
+  """Build an n-gram cache with the model of another algorithm.
 
   Args:
     trained: The algorithm that trains.

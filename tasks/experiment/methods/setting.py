@@ -1,4 +1,4 @@
-"""What an algorithm may ask of the run that it is built for."""
+"""Settings of a run from which an algorithm is built."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -18,17 +18,17 @@ from tff_partial.dp import privacy_plans
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What is chosen for a run, and what follows from its clients.
+  """Options of a run, and what follows from its clients.
 
   Attributes:
     task: The task.
-    local: How clients train.
-    server: How the server joins updates.
-    hyperparameters: What single algorithms have beside.
-    privacy: Whether and how the run is private.
-    num_clients: How many may take part in training; 0 if it is not needed.
-    ledger: Counts what the run costs; None if it is not private.
-    canaries: Clients that hide among the others, to audit the run; or None.
+    local: Training on clients.
+    server: Aggregation at the server.
+    hyperparameters: Hyperparameters of single algorithms.
+    privacy: Differential privacy, if any.
+    num_clients: The number of training clients; 0 if it is not needed.
+    ledger: Counts the privacy spent; None if the run is not private.
+    canaries: Canary clients for an audit of the run; or None.
   """
 
   task: tasks_lib.Task
@@ -56,12 +56,12 @@ class Setting:
 
   @property
   def keeps_tables(self) -> bool:
-    """Whether clients train and keep tables, whatever the algorithm."""
+    """True if clients train and keep tables with any algorithm."""
     return isinstance(self.task, tasks_lib.KeepsTables)
 
   @property
   def table_rows(self) -> Mapping[str, Sequence[int]]:
-    """The tables of which drafts can be made, and how many rows clients have.
+    """Tables that can be drafted, and their numbers of rows by client.
 
     Raises:
       OptionError: If clients have no such tables.
@@ -75,7 +75,7 @@ class Setting:
     """The attributes of items.
 
     Raises:
-      OptionError: If the task knows none.
+      OptionError: If the task has none.
     """
     if not isinstance(self.task, tasks_lib.HasItemAttributes):
       raise self._without('attributes of items')
@@ -88,11 +88,10 @@ class Setting:
     )
 
   def averaging(self, *, alike: bool = False) -> composition.Averaging:
-    """How updates are joined.
+    """Return how updates are aggregated.
 
     Args:
-      alike: Whether the algorithm counts clients alike, unless a flag says
-        otherwise.
+      alike: True if the algorithm weights clients equally by default.
     """
     if self.ledger is not None:
       averaging = self.privacy.averaging(self.ledger, self.canaries)
@@ -103,7 +102,7 @@ class Setting:
     return averaging
 
   def joining(self, *, alike: bool = False) -> composition.Joining:
-    """How updates are joined, and what the server does with them.
+    """Return how updates are aggregated and applied by the server.
 
     Args:
       alike: As for `averaging`.

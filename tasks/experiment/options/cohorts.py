@@ -1,4 +1,4 @@
-"""What can be chosen about cohorts as they are on real devices."""
+"""Options that make cohorts more like those of real devices."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -14,13 +14,13 @@ from tff_partial.training.participation.sampling import EPOCHS
 from tff_partial.training.participation.sampling import Participation
 from tff_partial.training.participation.sampling import UNIFORM
 
-# What says nothing without --availability_day.
+# Options that have no effect without --availability_day.
 _OF_A_DAY = ('availability_floor', 'time_zone_spread')
 
 
 @dataclasses.dataclass(frozen=True)
 class Cohorts(Options):
-  """Who can be asked, who is waited for, and how much clients do."""
+  """Options of sampling, stragglers, partial work and availability."""
 
   title: ClassVar[str] = 'Rounds and cohorts'
 
@@ -76,7 +76,7 @@ class Cohorts(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuses a day without its rounds."""
+    """Refuse options of a day without --availability_day."""
     super().__post_init__()
     if self.availability_day is not None:
       return
@@ -88,13 +88,14 @@ class Cohorts(Options):
         )
 
   def check_reserve(self, oversample: float) -> None:
-    """Refuses latencies that decide nothing.
+    """Refuse latencies that have no effect.
 
     Args:
       oversample: How many times as many clients are asked.
 
     Raises:
-      OptionError: If none is asked in reserve, and slow clients do all.
+      OptionError: If no client is asked in reserve and slow clients do all
+        their work.
     """
     if self.extra_clients or self.partial_work or oversample > 1.0:
       return
@@ -109,12 +110,12 @@ class Cohorts(Options):
   def leaks_when(
     self, *, oversample: float, once_per_tree: bool
   ) -> Iterator[Leak]:
-    """Yields what a private run may not choose.
+    """Yield the settings that a private run may not have.
 
     Args:
       oversample: How many times as many clients are asked.
-      once_per_tree: Whether noise is that of a tree, in which no client is
-        asked twice anyway.
+      once_per_tree: True with tree noise, which asks no client twice per tree
+        anyway.
     """
     by_latency = 'who is joined depends on how fast others are'
     if self.extra_clients:
@@ -145,7 +146,7 @@ class Cohorts(Options):
       )
 
   def participation(self) -> Participation:
-    """What the library is told of it."""
+    """Return these options as the library takes them."""
     day = None
     if self.availability_day is not None:
       day = availability.Availability(

@@ -1,4 +1,4 @@
-"""What can be chosen about single algorithms."""
+"""Options of single algorithms."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
@@ -26,20 +26,20 @@ PRINTED, INVERSE = 'printed', 'inverse'
 
 
 class Penalty(TypedDict, total=False):
-  """The size of a penalty, if it is chosen."""
+  """The size of a penalty, if one is given."""
 
   penalty: float
 
 
 class Mixture(TypedDict):
-  """What APFL mixes."""
+  """Arguments of APFL's mixture."""
 
   mixture: float
   mixture_learning_rate: float
 
 
 class Centers(TypedDict):
-  """How prototypes, nodes and centers move."""
+  """Rates at which prototypes, map nodes and centers move."""
 
   rate: float
   server_rate: float | None
@@ -47,7 +47,7 @@ class Centers(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class FedEmbed(Options):
-  """How clients come to their sub-population, section 3.3 of FedEmbed."""
+  """Assignment of clients to sub-populations, section 3.3 of FedEmbed."""
 
   title: ClassVar[str] = 'Algorithms fed_embed_*'
 
@@ -90,11 +90,11 @@ class FedEmbed(Options):
 
   @property
   def centers(self) -> Centers:
-    """How prototypes, nodes and centers move."""
+    """Rates at which prototypes, map nodes and centers move."""
     return {'rate': self.map_rate, 'server_rate': self.map_server_rate}
 
   def _forming(self) -> phases.Phase | None:
-    """How clients form their embedding before they join, if they do."""
+    """Return the phase that forms embeddings, or None without its steps."""
     if not self.forming_steps:
       return None
     return phases.Phase(
@@ -104,7 +104,7 @@ class FedEmbed(Options):
     )
 
   def by_type(self, parts: assignments.Parts) -> assignments.Assignment:
-    """Clients know their sub-population.
+    """Assign clients to the sub-population that their data name.
 
     Args:
       parts: The parts of the model.
@@ -112,7 +112,7 @@ class FedEmbed(Options):
     return assignments.by_type(parts)
 
   def by_prototype(self, parts: assignments.Parts) -> assignments.Assignment:
-    """Clients join the nearest prototype.
+    """Assign clients to the nearest prototype.
 
     Args:
       parts: The parts of the model.
@@ -127,7 +127,7 @@ class FedEmbed(Options):
     )
 
   def by_map(self, parts: assignments.Parts) -> assignments.Assignment:
-    """Clients join the nearest node of a self-organizing map.
+    """Assign clients to the nearest node of a self-organizing map.
 
     Args:
       parts: The parts of the model.
@@ -141,7 +141,7 @@ class FedEmbed(Options):
     )
 
   def personal(self, parts: assignments.Parts) -> assignments.Assignment:
-    """Each client has a head of its own.
+    """Give each client its own head.
 
     Args:
       parts: The parts of the model.
@@ -152,7 +152,7 @@ class FedEmbed(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Hpfl(Options):
-  """How clients share drafts and public components, section 4 of HPFL."""
+  """Options of drafts and public components, section 4 of HPFL."""
 
   title: ClassVar[str] = 'Algorithms hpfl, hpfl_k and hpfl_r'
 
@@ -207,11 +207,11 @@ class Hpfl(Options):
   )
 
   def flag_prefix(self) -> str:
-    """Begins the names of the flags."""
+    """Return the prefix of the flags' names."""
     return 'hpfl_'
 
   def __post_init__(self) -> None:
-    """Refuses a limit that sums do not have."""
+    """Refuse a minimum of users for sums, which have none."""
     super().__post_init__()
     if self.drafts == SUMS and self.min_users > 1:
       raise OptionError(
@@ -221,11 +221,11 @@ class Hpfl(Options):
 
   @property
   def by_nearness(self) -> bool:
-    """Whether near centers count more."""
+    """True if near centers count more."""
     return self.center_weighting == INVERSE
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields which drafts a private run may not have."""
+    """Yield the options of drafts that a private run may not have."""
     if self.drafts == CENTERS:
       yield Leak(
         'hpfl_drafts',
@@ -247,11 +247,11 @@ class Hpfl(Options):
     table_rows: Mapping[str, Sequence[int]],
     join: statistics.Join = statistics.Join.SUM,
   ) -> drafts_lib.Centers | drafts_lib.Sums:
-    """How private tables are drafted.
+    """Build the drafts of private tables.
 
     Args:
-      table_rows: The tables, and how many rows each client has.
-      join: How sums are made.
+      table_rows: Each table, and its number of rows at each client.
+      join: The aggregation of sums.
 
     Raises:
       OptionError: If there are no tables.
@@ -307,7 +307,7 @@ class FedNoise(Options):
   )
 
   def build(self) -> laplace_noise.LaplaceNoise | local_noise.LocalNoise:
-    """Builds what clips and noises.
+    """Build the mechanism that clips updates and adds noise.
 
     Raises:
       PrivacyError: If the clip is 0.
@@ -319,7 +319,7 @@ class FedNoise(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameters(Options):
-  """What one algorithm or a few have beside local training."""
+  """Options that only one or a few algorithms read."""
 
   title: ClassVar[str] = 'Method'
 
@@ -382,13 +382,13 @@ class Hyperparameters(Options):
   )
 
   def begin_local(self, model: models.PartialModel) -> models.PartialModel:
-    """Lets local weights begin as chosen.
+    """Make the initial values of local weights learnable, if that is chosen.
 
     Args:
       model: A task's model.
 
     Raises:
-      OptionError: If nothing of it is local, or not of a size that all share.
+      OptionError: If no weights are local, or their size differs by client.
     """
     if not self.learned_first_values:
       return model
@@ -402,12 +402,12 @@ class Hyperparameters(Options):
 
   @property
   def penalty_argument(self) -> Penalty:
-    """The size of a penalty, as an argument, if it is chosen."""
+    """The size of a penalty as an argument, if one is given."""
     return {} if self.penalty is None else {'penalty': self.penalty}
 
   @property
   def mixture_arguments(self) -> Mixture:
-    """What APFL mixes, as arguments."""
+    """The arguments of APFL's mixture."""
     return {
       'mixture': self.mixture,
       'mixture_learning_rate': self.mixture_learning_rate,
@@ -415,5 +415,5 @@ class Hyperparameters(Options):
 
   @property
   def private_statistic(self) -> statistics.Statistic | None:
-    """What decides what clients of FURL remember, beside their training."""
+    """The statistic that scales what clients of FURL keep; None for none."""
     return statistics.SCALED_BY_SHARE if self.private_rule == SCALED else None

@@ -1,4 +1,4 @@
-"""What can be chosen about the loop: its rounds, its cohorts, and its end."""
+"""Options of the training loop: rounds, cohorts, stopping and outputs."""
 
 import dataclasses
 import sys
@@ -14,7 +14,7 @@ from tff_partial.training import programs
 
 @dataclasses.dataclass(frozen=True)
 class Loop(Options):
-  """The rounds of a run."""
+  """Options of the rounds of a run."""
 
   title: ClassVar[str] = 'Rounds and cohorts'
 
@@ -62,7 +62,7 @@ class Loop(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuses half of what early stopping needs, and idle latencies."""
+    """Refuse incomplete early stopping, and latencies that have no effect."""
     super().__post_init__()
     if self.early_stopping_min_delta and self.early_stopping_patience is None:
       raise OptionError(
@@ -72,11 +72,11 @@ class Loop(Options):
     self.cohorts.check_reserve(self.oversample)
 
   def stopping_rule(self) -> programs.StoppingRule:
-    """When a run has diverged."""
+    """Return the rule that decides that a run has diverged."""
     return programs.StoppingRule(factor=self.divergence_factor)
 
   def callbacks(self, select: programs.Selection) -> list[callbacks.Callback]:
-    """What ends the run early.
+    """Return the callback that ends the run early, if there is one.
 
     Args:
       select: The metric that chooses the best round.
@@ -95,7 +95,7 @@ class Loop(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Output(Options):
-  """Where a run writes, how often, and what it shows; it changes no number."""
+  """Options of outputs and of the display, which change no result."""
 
   title: ClassVar[str] = 'Outputs and resuming'
 
@@ -140,5 +140,5 @@ class Output(Options):
 
   @property
   def shows_progress(self) -> bool:
-    """Whether a bar is shown: as it is chosen, or if somebody looks."""
+    """True if a progress bar is shown; by default on a terminal."""
     return sys.stderr.isatty() if self.progress is None else self.progress

@@ -1,4 +1,4 @@
-"""What can be chosen about memories of a client's own examples."""
+"""Options of memories of a client's own examples."""
 
 import dataclasses
 from typing import ClassVar, TypedDict
@@ -8,7 +8,7 @@ from tasks.options import Options
 
 
 class KnnArguments(TypedDict):
-  """How clients ask their nearest examples."""
+  """Arguments of kNN-Per, which looks up the nearest examples."""
 
   mixing: float
   num_neighbors: int | None
@@ -16,7 +16,7 @@ class KnnArguments(TypedDict):
 
 
 class CacheArguments(TypedDict):
-  """How clients ask the cache of their n-grams."""
+  """Arguments of the cache of n-grams."""
 
   mixing: float
   num_tokens: int
@@ -25,7 +25,7 @@ class CacheArguments(TypedDict):
 
 @dataclasses.dataclass(frozen=True)
 class Memory(Options):
-  """How clients answer by their own examples, without training."""
+  """Options of predicting from a client's own examples without training."""
 
   title: ClassVar[str] = 'Algorithms knn_per, ngram_cache and fed_recon_* alike'
 
@@ -65,7 +65,7 @@ class Memory(Options):
 
   @property
   def knn_arguments(self) -> KnnArguments:
-    """What kNN-Per takes."""
+    """The arguments of kNN-Per."""
     return {
       'mixing': self.mixing,
       'num_neighbors': self.neighbors,
@@ -74,7 +74,7 @@ class Memory(Options):
 
   @property
   def cache_arguments(self) -> CacheArguments:
-    """What the cache takes."""
+    """The arguments of the cache."""
     return {
       'mixing': self.mixing,
       'num_tokens': self.num_tokens,

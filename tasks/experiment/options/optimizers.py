@@ -1,4 +1,4 @@
-"""What can be chosen about an optimizer: of clients, or of the server."""
+"""Options of an optimizer, of clients or of the server."""
 
 from collections.abc import Callable
 import dataclasses
@@ -26,8 +26,8 @@ class Optimizer(Options):
   """An optimizer.
 
   Attributes:
-    name: Begins the names of its flags.
-    what: What it trains.
+    name: The prefix of its flags' names.
+    what: The weights that it trains, for the flags' texts.
   """
 
   name: str
@@ -52,11 +52,11 @@ class Optimizer(Options):
   )
 
   def flag_prefix(self) -> str:
-    """Begins the names of its flags."""
+    """Return the prefix of its flags' names."""
     return f'{self.name}_'
 
   def __post_init__(self) -> None:
-    """Refuses what the optimizer does not have."""
+    """Refuse options that the optimizer does not have."""
     super().__post_init__()
     if self.optimizer != 'sgd' and self.momentum:
       raise OptionError(
@@ -75,7 +75,7 @@ class Optimizer(Options):
       )
 
   def build(self) -> phases.Optimizer:
-    """Builds TFF's optimizer."""
+    """Build TFF's optimizer."""
     extra: dict[str, Any] = {}
     if self.optimizer == 'sgd':
       extra['momentum'] = self.momentum or None

@@ -1,7 +1,7 @@
-"""What can be chosen of differential privacy, and what does not go with it.
+"""Options of differential privacy, and a check of options that would leak.
 
-A run is private if `target_epsilon` or `noise_multiplier` is chosen. What it
-then promises, and what not, docs/privacy.md says.
+A run is private if `target_epsilon` or `noise_multiplier` is given.
+docs/privacy.md says what it then guarantees, and what it does not.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,14 +31,14 @@ _SAMPLINGS = {
   'poisson': samplings.PoissonSampling.name,
   'fixed': samplings.FixedSizeSampling.name,
 }
-# Who must keep what it knows. Clients are simulated by a program that draws
-# their seeds: their noise hides nothing from whoever runs it.
+# Parties that must not leak what they see. Clients are simulated by a program
+# that draws their seeds, so their noise hides nothing from the one running it.
 _TRUSTED = {
   CENTRAL: 'the server, and who can read the checkpoints',
   LOCAL: 'this program, which draws the noise of all clients, and who can read '
   'the checkpoints; on real devices each client alone',
 }
-# Flags that say nothing without one of the first two.
+# A run is private with one of the first two flags; the others need one of them.
 _GOAL = ('target_epsilon', 'noise_multiplier')
 _OTHERS = (
   'clip',
@@ -50,7 +50,7 @@ _OTHERS = (
   'simulated_population',
   'diagnostics',
 )
-# Fields of result.json that the training data enter without noise.
+# Fields of result.json that depend on the training data without noise.
 NOT_PRIVATE = (
   'rounds',
   'diverged',
@@ -64,7 +64,7 @@ NOT_PRIVATE = (
 
 @dataclasses.dataclass(frozen=True)
 class Privacy(Options):
-  """Whether, how and at what price a run protects those who take part."""
+  """Options of differential privacy for the users whose data train a run."""
 
   title: ClassVar[str] = 'Privacy'
 
@@ -146,14 +146,14 @@ class Privacy(Options):
 
   @property
   def is_on(self) -> bool:
-    """Whether the run is private."""
+    """True if the run is private."""
     return any(getattr(self, name) is not None for name in _GOAL)
 
   def __post_init__(self) -> None:
-    """Refuses what does not go together.
+    """Refuse options that contradict one another.
 
     Raises:
-      OptionError: With the flag, and what to do.
+      OptionError: Names the flag and says what to do.
     """
     super().__post_init__()
     if not self.is_on:
@@ -205,7 +205,7 @@ class Privacy(Options):
 
   @property
   def release(self) -> tasks_lib.Release:
-    """How what tasks release before the first round is simulated."""
+    """The simulation settings of a task's release before the first round."""
     return tasks_lib.Release(self.noise_seed, self.simulated_population)
 
   def ledger(
@@ -215,16 +215,16 @@ class Privacy(Options):
     spent: tasks_lib.Spent = tasks_lib.Spent(),
     released: str = '',
   ) -> privacy_plans.PrivacyLedger | None:
-    """Plans the run; None if it is not private.
+    """Plan the run's privacy; return None if it is not private.
 
     Args:
-      population: How many clients take part in training.
+      population: The number of training clients.
       loop: The rounds and cohorts.
-      spent: What the task spends before the first round.
+      spent: The privacy that the task spends before the first round.
       released: The fingerprint of what it releases for that.
 
     Raises:
-      UserError: If the plan is impossible; says which is the nearest.
+      UserError: If the plan is impossible; names the nearest possible one.
     """
     if not self.is_on:
       return None
@@ -257,11 +257,11 @@ class Privacy(Options):
     ledger: privacy_plans.PrivacyLedger,
     canaries: privacy_audit.Canaries | None,
   ) -> composition.Averaging:
-    """How the updates of a private run are joined.
+    """Return how the updates of a private run are aggregated.
 
     Args:
-      ledger: Of the run.
-      canaries: Clients that hide among the others, or None.
+      ledger: The run's ledger.
+      canaries: Canary clients for an audit, or None.
     """
     aggregator: aggregators.Factory = aggregators.MeanFactory()
     before_sending: messages.BeforeSending | None = None
@@ -282,10 +282,10 @@ class Privacy(Options):
 
 
 def refuse(leaks: Iterable[Leak]) -> None:
-  """Refuses by what data would leave the clients of a private run.
+  """Refuse settings by which data of a private run would leave its clients.
 
   Args:
-    leaks: Choices that let them leave.
+    leaks: Such settings.
 
   Raises:
     OptionError: If there is one.
@@ -302,12 +302,13 @@ def labelled(
   settings: Privacy,
   learned_from_training: Iterable[str],
 ) -> dict[str, Any]:
-  """The report of a run's privacy, with what it does not cover.
+  """Add to the report of a run's privacy what it does not cover.
 
   Args:
-    report: As `PrivacyLedger.report` makes it.
-    settings: What was chosen.
-    learned_from_training: What the task computed of its data before training.
+    report: The result of `PrivacyLedger.report`.
+    settings: The run's options.
+    learned_from_training: Names of what the task computed from its training
+      data before the first round.
   """
   measured = [name for name in report if name.endswith(privacy.NOT_PRIVATE)]
   return {
@@ -326,7 +327,7 @@ def labelled(
 
 
 def describe(report: Mapping[str, Any]) -> str:
-  """What a run prints of its privacy.
+  """Return the text that a run prints about its privacy.
 
   Args:
     report: `privacy` in its result.

@@ -1,8 +1,8 @@
-"""What can be chosen about local training, and about how updates are joined.
+"""Options of local training and of aggregation.
 
-`update_*` is how clients train what is sent, or everything at once;
-`reconstruction_*` how they train what is their own: where an algorithm trains
-it apart, and where clients personalise before they are measured.
+`update_*` is for global weights, or for all weights trained at once;
+`reconstruction_*` is for local weights, if an algorithm trains them separately,
+and for personalising before clients are evaluated.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ _WEIGHTINGS: dict[
 ] = {
   None: messages.ClientWeighting.NUM_EXAMPLES,
   EXAMPLES: messages.ClientWeighting.NUM_EXAMPLES,
-  # As many as its loss is the mean of.
+  # The number of targets that the loss averages.
   TARGETS: lambda result: result.loss[1],
   UNIFORM: messages.ClientWeighting.UNIFORM,
 }
@@ -40,7 +40,7 @@ _WEIGHTINGS: dict[
 
 @dataclasses.dataclass(frozen=True)
 class LocalTraining(Options):
-  """How a client divides its examples and trains on them."""
+  """Options of splitting a client's examples and of training on them."""
 
   title: ClassVar[str] = 'Training and optimizers'
 
@@ -127,7 +127,7 @@ class LocalTraining(Options):
   )
 
   def __post_init__(self) -> None:
-    """Checks the share."""
+    """Check the share of the support set."""
     super().__post_init__()
     if not 0.0 < self.support_share < 1.0:
       raise OptionError(
@@ -136,7 +136,7 @@ class LocalTraining(Options):
       )
 
   def build_split(self) -> splits.Split:
-    """Builds what divides examples into support and query set."""
+    """Build the split of examples into support and query set."""
     share = self.support_share
     makers: dict[str, Callable[[], splits.Split]] = {
       'halves': splits.halves,
@@ -149,7 +149,7 @@ class LocalTraining(Options):
     return splits.shuffled(split) if self.shuffle_split else split
 
   def of_global(self) -> phases.Phase:
-    """How clients train what is sent."""
+    """Build the phase that trains global weights."""
     return phases.Phase(
       optimizer=self.update.build(),
       batch_size=self.batch_size,
@@ -159,7 +159,7 @@ class LocalTraining(Options):
     )
 
   def of_personal(self) -> phases.Phase:
-    """How clients train what is their own."""
+    """Build the phase that trains local weights."""
     return phases.Phase(
       optimizer=self.reconstruction.build(),
       batch_size=self.batch_size,
@@ -169,7 +169,7 @@ class LocalTraining(Options):
     )
 
   def of_both(self) -> phases.Phase:
-    """How clients train what is sent and what is their own at once."""
+    """Build the phase that trains global and local weights at once."""
     optimizers = {
       tiers.GLOBAL: self.update.build(),
       tiers.LOCAL: self.reconstruction.build(),
@@ -177,9 +177,9 @@ class LocalTraining(Options):
     return dataclasses.replace(self.of_global(), optimizer=optimizers)
 
   def of_own_model(self) -> phases.Phase:
-    """How clients train models of their own.
+    """Build the phase in which clients train their own models.
 
-    What others share they train as if it were sent, in their own copy.
+    Their copies of global weights are trained as if they were sent.
     """
     optimizers = {
       tiers.PERSONAL: self.update.build(),
@@ -190,17 +190,17 @@ class LocalTraining(Options):
     )
 
   def of_personal_as_global(self) -> phases.Phase:
-    """The same steps as of what is sent, with the rate of what is their own."""
+    """Build the phase of global weights with the optimizer of local ones."""
     return dataclasses.replace(
       self.of_global(), optimizer=self.reconstruction.build()
     )
 
   def of_tuning(self) -> phases.Phase:
-    """How clients tune what was trained for all, or some variables of it."""
+    """Build the phase that fine-tunes all weights, or those of `tuned`."""
     return dataclasses.replace(self.of_personal(), only=self.tuned)
 
   def of_tuning_global(self) -> phases.Phase:
-    """How clients tune what is sent when they have what is their own."""
+    """Build the phase that fine-tunes global weights before an evaluation."""
     rate = self.tuning_learning_rate
     if rate is None:
       rate = self.update.learning_rate
@@ -210,16 +210,16 @@ class LocalTraining(Options):
     )
 
   def of_personal_repeated(self) -> phases.Phase:
-    """The same, with so many steps on each batch, as pFedMe has."""
+    """Build pFedMe's phase, which repeats its steps on each batch."""
     return dataclasses.replace(
       self.of_personal_as_global(), repeats=self.repeats
     )
 
   def when_measured(self, phase: phases.Phase) -> phases.Phase:
-    """How clients train what is their own before they are measured.
+    """Adapt the phase that personalises in training to evaluations.
 
     Args:
-      phase: How they do so in training.
+      phase: The phase in training.
     """
     steps = self.evaluation_reconstruction_steps
     rate = self.evaluation_reconstruction_learning_rate
@@ -237,7 +237,7 @@ class LocalTraining(Options):
 
 @dataclasses.dataclass(frozen=True)
 class Server(Options):
-  """How the server joins updates, and what it does with them."""
+  """Options of aggregating updates and of the server's optimizer."""
 
   title: ClassVar[str] = 'Training and optimizers'
 
@@ -279,7 +279,7 @@ class Server(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuses two ways to clip."""
+    """Refuse two ways to clip at once."""
     super().__post_init__()
     if self.aggregator == 'robust' and self.clip_norm:
       raise OptionError(
@@ -288,7 +288,7 @@ class Server(Options):
       )
 
   def leaks(self) -> Iterator[Leak]:
-    """Yields what a private run may not choose."""
+    """Yield the settings that a private run may not have."""
     if self.client_weighting in (EXAMPLES, TARGETS):
       yield Leak(
         'client_weighting',
@@ -320,11 +320,11 @@ class Server(Options):
 
   @property
   def learning_rate(self) -> float:
-    """The rate of the optimizer, for algorithms that prescribe the rest."""
+    """The server's learning rate, for algorithms that prescribe the rest."""
     return self.optimizer.learning_rate
 
   def averaging(self) -> composition.Averaging:
-    """How updates are joined if nothing protects them."""
+    """Return how updates are aggregated in a run that is not private."""
     averaging: composition.Averaging = {
       'aggregator': self._aggregator(),
       'client_weighting': _WEIGHTINGS[self.client_weighting],
@@ -335,7 +335,7 @@ class Server(Options):
 
   @property
   def quantization(self) -> quantization.Quantization | None:
-    """How clients round what they send, if they do."""
+    """The quantization of updates, or None."""
     if self.quantization_bits is None:
       return None
     return quantization.Quantization(self.quantization_bits)
@@ -350,7 +350,7 @@ class Server(Options):
     return aggregators.MeanFactory()
 
   def build_optimizer(self) -> phases.Optimizer:
-    """Builds the server's optimizer, with its schedule."""
+    """Build the server's optimizer, with its schedule."""
     optimizer = self.optimizer.build()
     if not self.server_decay_rounds:
       return optimizer

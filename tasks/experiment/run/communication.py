@@ -1,4 +1,4 @@
-"""How many parameters and bytes travel between the server and a client."""
+"""Numbers of parameters and bytes sent between the server and a client."""
 
 from collections.abc import Mapping
 import math
@@ -12,9 +12,9 @@ from tff_partial import tiers
 from tff_partial.exchange import quantization
 from tff_partial.runtimes.values import typed_values
 
-# Of so many clients it is counted which rows of tables they send.
+# Number of clients over which the rows they send are averaged.
 _COUNTED = 100
-# Of the number of a row, which is sent with it.
+# Bytes of a row's index, which is sent with the row.
 _ID_BYTES = 4
 
 
@@ -23,20 +23,21 @@ def communication(
   clients: Any,
   rounding: quantization.Quantization | None = None,
 ) -> dict[str, Any]:
-  """Says what a client loads and sends in a round.
+  """Count what a client downloads and uploads in a round.
 
   Args:
     process: The process; what is not sent is not counted.
-    clients: Those who take part in training. Where clients send rows of tables
-      in place of tables, some of these tell how many.
+    clients: The training clients. Where clients send rows instead of tables,
+      the rows of some of these are counted.
+    rounding: The quantization of updates; None for none.
 
   Returns:
-    `download_` and `upload_` of `parameters` and `bytes`: the whole model and
-    what a client loads beside it, such as control variates; and all that leaves
-    a client at most, but for measurements. `upload_not_counted` names what is
-    of another size at each client, such as drafts. Where clients send rows,
-    `upload_bytes_by_rows`: the mean over clients, with the rows that their
-    examples look up, and their numbers.
+    `download_` and `upload_` of `parameters` and `bytes`. The download is the
+    whole model and all else that a client loads, such as control variates; the
+    upload is the most that a client sends, without metrics.
+    `upload_not_counted` names what differs in size between clients, such as
+    drafts. Where clients send rows, `upload_bytes_by_rows` is the mean over
+    clients, for the rows that their examples look up and the rows' indices.
   """
   weights_type = process.get_model_weights.type_signature.result
   sent = {tier: weights_type.trainable[tier] for tier in process.sent}
@@ -78,7 +79,7 @@ def communication(
 
 
 def _some(clients: Any) -> Any:
-  """The data of some clients, one after the other."""
+  """Yield the data of some clients, one by one."""
   ids = clients.client_ids
   places = np.unique(np.linspace(0, len(ids) - 1, _COUNTED).astype(int))
   for place in places:
@@ -89,7 +90,7 @@ def _some(clients: Any) -> Any:
 def _bytes_of_rows(
   tables: Mapping[str, tff.Type], number: Mapping[str, int]
 ) -> int:
-  """Bytes of some rows of each table, and of their numbers."""
+  """Count the bytes of some rows of each table, and of their indices."""
   return sum(
     number[name] * (_size(kind)[1] // kind.shape[0] + _ID_BYTES)
     for name, kind in tables.items()
@@ -99,7 +100,7 @@ def _bytes_of_rows(
 def _size(
   kind: tff.Type, rounding: quantization.Quantization | None = None
 ) -> tuple[int, int]:
-  """How many parameters a type has, and bytes."""
+  """Return the numbers of parameters and bytes of a type."""
   if isinstance(kind, tff.TensorType):
     number = math.prod(kind.shape or ())
     if rounding is not None:

@@ -1,4 +1,4 @@
-"""What a run would do and cost, without doing it: `tasks.train --dry_run`."""
+"""A preview of what a run would do and cost: `tasks.train --dry_run`."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -25,13 +25,13 @@ from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
 from tff_partial_programs import opening
 
-# The first round is traced and compiled; so many more are timed.
+# Rounds to time after the first, which is traced and compiled.
 _TIMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class DryRun(Options):
-  """Whether to plan only."""
+  """The option to plan only."""
 
   title: ClassVar[str] = Output.title
 
@@ -43,9 +43,9 @@ class DryRun(Options):
 
 
 def describe(config: Config, output: Output) -> Iterator[str]:
-  """Says what a run would do, a line after the other as they are known.
+  """Describe what a run would do, and yield each line once it is known.
 
-  Data are loaded, and some rounds are trained in memory to be timed. What the
+  Data are loaded, and some rounds are trained in memory to time them. What the
   task would release with noise is not drawn.
 
   Args:
@@ -53,10 +53,10 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     output: Where it would write.
 
   Yields:
-    Lines for people.
+    Lines of text.
 
   Raises:
-    UserError: Where the run itself would refuse to begin.
+    UserError: If the run itself would refuse to start.
   """
   begun = time.perf_counter()
   folder = None
@@ -123,7 +123,7 @@ def _clients(
   validation: programs.EvaluationSet,
   tests: dict[str, programs.EvaluationSet],
 ) -> str:
-  """How many clients there are of each kind."""
+  """Describe how many clients train, validate and test."""
   tested = ', '.join(
     f'{len(test.clients.client_ids)} to test ({name})'
     for name, test in tests.items()
@@ -135,20 +135,20 @@ def _clients(
 
 
 def _method(trainable: Trainable) -> str:
-  """What clients send and keep, and how they train."""
+  """Describe what clients send and keep between rounds."""
   process = trainable.process
   sent = [*process.sent_beside]
   if process.sent:
     sent.insert(0, f'updates of {", ".join(process.sent)}')
   kept = 'nothing'
   if not process.is_stateless:
-    # A structure of names and types would fill the screen.
+    # A whole structure of names and types would fill the screen.
     kept = 'what is their own'
   return f'clients send {"; ".join(sent) or "nothing"}; they remember {kept}'
 
 
 def _phases(trainable: Trainable) -> Iterator[str]:
-  """What a client does in a round, one after the other."""
+  """Yield the phases of a client's round, in order."""
   work = trainable.process.work
   for phase in phases.flat(work.work) if work is not None else ():
     does = f'train {" and ".join(phase.train)}' if phase.train else 'measure'
@@ -159,7 +159,7 @@ def _phases(trainable: Trainable) -> Iterator[str]:
 
 
 def _weights(trainable: Trainable) -> str:
-  """How many parameters each tier has."""
+  """Describe how many parameters each tier has."""
   model = trainable.process.model
   parts = []
   for tier in model.tiers:
@@ -175,7 +175,7 @@ def _weights(trainable: Trainable) -> str:
 
 
 def _bytes(counted: dict[str, Any], times: int) -> str:
-  """What travels, by client and round and in all."""
+  """Describe the bytes sent, per client and round and in total."""
   down, up = counted['download_bytes'], counted['upload_bytes']
   by_rows = counted.get('upload_bytes_by_rows')
   text = f'{down:,} down and {up:,} up for a client in a round'
@@ -190,7 +190,7 @@ def _bytes(counted: dict[str, Any], times: int) -> str:
 
 
 def _size(number: float) -> str:
-  """Bytes for people."""
+  """Format a number of bytes."""
   for unit in ('B', 'kB', 'MB', 'GB', 'TB'):
     if number < 1000 or unit == 'TB':
       break
@@ -199,7 +199,7 @@ def _size(number: float) -> str:
 
 
 def _privacy(trainable: Trainable, rounds: int) -> str:
-  """What the run costs its clients."""
+  """Describe the privacy guarantee of the run."""
   ledger = trainable.ledger
   if ledger is None:
     return 'none; the run is not private'
@@ -213,13 +213,13 @@ def _privacy(trainable: Trainable, rounds: int) -> str:
 
 
 def _noise(plan: privacy_plans.PrivacyPlan, counted: dict[str, Any]) -> str:
-  """How long the noise of a round is, beside what it is to hide."""
+  """Compare the norm of a round's noise with that of what it hides."""
   norm = plan.noise_norm(counted['upload_parameters'])
   return f'{norm}{norm.warning and f". WARNING: {norm.warning}"}'
 
 
 def _time(seconds: float) -> str:
-  """A duration for people."""
+  """Format a duration."""
   if seconds < 120:
     return f'{seconds:.0f} s'
   if seconds < 7200:
@@ -234,7 +234,7 @@ def _seconds(
   validation: programs.EvaluationSet,
   tests: dict[str, programs.EvaluationSet],
 ) -> float:
-  """Times some rounds and an evaluation, and says what all will take."""
+  """Time some rounds and an evaluation, and estimate the whole run's time."""
   rounds = config.loop.rounds
   timed = min(1 + _TIMED, rounds)
 
@@ -248,7 +248,7 @@ def _seconds(
     trained.seconds[name] for name in ('first_round', 'per_round_median')
   )
   durations = []
-  for _ in range(2):  # The first is traced and compiled, too.
+  for _ in range(2):  # The first includes tracing and compiling.
     begun = time.perf_counter()
     evaluation_sets.evaluate(
       validation,
@@ -259,7 +259,7 @@ def _seconds(
     )
     durations.append(time.perf_counter() - begun)
   evaluations = -(-rounds // config.loop.evaluate_every)
-  # Of a test there may be one of the last round, and one of the best.
+  # Each test may run twice: after the last round, and for the best one.
   per_client = durations[1] / max(len(validation.clients.client_ids), 1)
   measured = sum(len(test.clients.client_ids) for test in tests.values())
   return (

@@ -1,4 +1,4 @@
-"""The folder that a run writes to, and who may go on there."""
+"""The folder that a run writes to, and the checks before resuming there."""
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -23,16 +23,16 @@ from tff_partial.training import programs
 
 FLAGS_FILE = run_folders.FLAGS_FILE
 RESULT_FILE = run_folders.RESULT_FILE
-# What the run released with noise before its first round, and how.
+# What the run released with noise before its first round.
 RELEASED_FILE = 'released.json'
 
-# Without these, a result says too little to go on with.
+# Fields without which a result is not valid.
 _RESULT_FIELDS = frozenset(
   ('rounds', 'diverged', 'train', 'validation', 'test', 'best')
 )
-# Of flags that differ from those of a run, a message names so many.
+# The most differing flags that a message names.
 _MOST_NAMED = 10
-# The suffix of a file that is not written to its end.
+# The suffix of a file that is not completely written.
 _UNFINISHED = '.tmp'
 
 
@@ -40,19 +40,19 @@ class Folder:
   """The output folder of a run."""
 
   def __init__(self, path: str):
-    """Takes a folder that exists or not."""
+    """Take the path of a folder, which need not exist."""
     self.path = pathlib.Path(path)
     self._lock: weakref.finalize | None = None
 
   @property
   def flags_file(self) -> pathlib.Path:
-    """The file of the run's flags."""
+    """The path of the run's flagfile."""
     return self.path / FLAGS_FILE
 
   def take(self) -> None:
-    """Makes the folder, and keeps other processes from training there.
+    """Make the folder, and keep other processes from training there.
 
-    The folder is this process's alone, for as long as this object lives.
+    The folder stays locked as long as this object lives.
 
     Raises:
       CheckpointError: If another process is training there.
@@ -62,15 +62,15 @@ class Folder:
       self._lock = weakref.finalize(self, os.close, files.locked(self.path))
 
   def claim(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
-    """Takes the folder and writes the flags, or compares them with those there.
+    """Lock the folder, compare the flags with those there, and write them.
 
     Args:
-      values: What the run's flags say, by their names.
+      values: The values of the run's flags, by name.
       may_change: The flags that may differ from those there.
 
     Raises:
-      OptionError: If the folder holds a run with other flags, or something
-        that is no run.
+      OptionError: If the folder holds a run with other flags, or files that do
+        not belong to a run.
       CheckpointError: If another process is training there.
     """
     self.take()
@@ -81,15 +81,15 @@ class Folder:
     )
 
   def check(self, values: Mapping[str, Any], may_change: Set[str]) -> None:
-    """Refuses a folder in which a run cannot begin or go on; writes nothing.
+    """Refuse a folder in which a run cannot start or resume; write nothing.
 
     Args:
-      values: What the run's flags say, by their names.
+      values: The values of the run's flags, by name.
       may_change: The flags that may differ from those there.
 
     Raises:
-      OptionError: If the folder holds a run with other flags, or something
-        that is no run.
+      OptionError: If the folder holds a run with other flags, or files that do
+        not belong to a run.
     """
     if not self.path.exists():
       return
@@ -106,7 +106,7 @@ class Folder:
 
   @property
   def has_begun(self) -> bool:
-    """Whether there is anything that other flags would make wrong."""
+    """True if the folder holds anything that other flags would make wrong."""
     table = self.path / metrics_log.METRICS_FILE
     saved = self.path / programs.CHECKPOINTS_FOLDER
     return (
@@ -141,10 +141,10 @@ class Folder:
       )
 
   def keep_released(self, released: Mapping[str, Any]) -> None:
-    """Keeps what was released before the first round, for the owner alone.
+    """Save what was released before the first round, readable by its owner.
 
     Args:
-      released: As JSON can hold it.
+      released: A value that JSON can represent.
     """
     described = {'sha256': _sha256(released), 'released': released}
     write_whole(
@@ -152,10 +152,10 @@ class Folder:
     )
 
   def read_released(self) -> dict[str, Any] | None:
-    """Reads what `keep_released` wrote; None if there is nothing.
+    """Read what `keep_released` wrote; return None if it wrote nothing.
 
     Raises:
-      OptionError: If it is damaged.
+      OptionError: If the file is damaged.
     """
     path = self.path / RELEASED_FILE
     try:
@@ -174,12 +174,12 @@ class Folder:
     )
 
   def write_result(self, result: Mapping[str, Any]) -> None:
-    """Writes `result.json`, whole or not at all."""
+    """Write `result.json`, whole or not at all."""
     text = json.dumps(result, indent=2, allow_nan=False)
     write_whole(self.path / RESULT_FILE, text + '\n')
 
   def read_result(self) -> dict[str, Any] | None:
-    """Reads `result.json` if it is there.
+    """Read `result.json` if it is there.
 
     Raises:
       OptionError: If it is not what `write_result` wrote.
@@ -204,7 +204,7 @@ class Folder:
 
 
 def _is_result(value: Any) -> bool:
-  """Whether a value of JSON has all that is shown of a result."""
+  """Return True if a JSON value has all fields of a result that are shown."""
   if not isinstance(value, dict) or _RESULT_FIELDS - set(value):
     return False
   try:
@@ -218,10 +218,10 @@ def _is_result(value: Any) -> bool:
       for name in shown:
         float(metrics[name])
     validation = value['validation']
-    # Not all that tests measure is measured there.
+    # Validation does not have all metrics of the tests.
     for name in {'loss'} | (shown & set(validation)):
       float(validation[name])
-    if value['train']:  # A private run does not say.
+    if value['train']:  # Empty in a private run.
       for name in ('num_not_finite', 'num_clients'):
         int(value['train'][name])
       float(value['train']['loss'])
@@ -238,7 +238,7 @@ def _is_result(value: Any) -> bool:
 
 
 def _flag_line(name: str, value: Any) -> str:
-  """A flag as a line of a flagfile; unset ones leave a comment."""
+  """Return a flag as a line of a flagfile: a comment if it is not set."""
   if value is None:
     return f'# {name} is not set\n'
   if isinstance(value, bool):
@@ -249,13 +249,13 @@ def _flag_line(name: str, value: Any) -> str:
 def write_whole(
   path: pathlib.Path, text: str, *, is_secret: bool = False
 ) -> None:
-  """Replaces a file so that a kill leaves the old one or the new one.
+  """Replace a file atomically.
 
   Args:
     path: The file.
-    text: What it is to hold.
-    is_secret: Whether its owner alone may read it. It is then on the disk when
-      this returns.
+    text: Its new content.
+    is_secret: True if only its owner may read it. It is then flushed to the
+      disk before this returns.
   """
   temporary = path.with_name(f'{path.name}{_UNFINISHED}')
   try:
@@ -271,18 +271,18 @@ def write_whole(
   except OSError as error:
     with contextlib.suppress(OSError):
       temporary.unlink()
-    # An error of writing, other than one of opening, knows no name.
+    # Unlike an error on opening, one on writing does not name the file.
     raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _sha256(value: Any) -> str:
-  """The checksum of a value of JSON."""
+  """Return the SHA-256 checksum of a JSON value."""
   text = json.dumps(value, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
 
 
 def finite(value: Any) -> Any:
-  """JSON knows no infinity: such numbers become texts."""
+  """Replace infinities and NaNs by strings, since JSON has neither."""
   if isinstance(value, Mapping):
     return collections.OrderedDict((k, finite(v)) for k, v in value.items())
   if isinstance(value, float) and value - value != 0.0:
@@ -291,17 +291,17 @@ def finite(value: Any) -> Any:
 
 
 def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
-  """Puts the flags of a trained run before those of the command line.
+  """Put the flags of a trained run before those of the command line.
 
-  Flags decide numbers, and a folder may come from another author. So those that
-  say what to import, where to write and which cluster to join are not taken
-  from it, and what is no flag of a run is refused.
+  The folder may come from another author. So flags that say what to import,
+  where to write and which cluster to join are not taken from it, and flags that
+  a run does not have are refused.
 
   Args:
-    arguments: The command line, the program's name first.
+    arguments: The command line, with the program's name first.
 
   Raises:
-    OptionError: If no run is named or found, or its flags are none.
+    OptionError: If no run is named or found, or its flagfile is not valid.
   """
   if any(a.lstrip('-').startswith('help') for a in arguments[1:]):
     return list(arguments)
@@ -317,12 +317,12 @@ def with_flags_of_the_run(arguments: Sequence[str]) -> list[str]:
   return [arguments[0], *_kept_flags(folder.flags_file), *arguments[1:]]
 
 
-# Programs that read a run ask for these anew, beside those of `Output`.
+# Flags that programs do not take from a run's folder, besides `Output`'s.
 _PLACES = ('ray_address', 'ray_folder')
 
 
 def _kept_flags(path: pathlib.Path) -> Iterator[str]:
-  """The flags of a run that decide its numbers, one by one."""
+  """Yield the flags of a run that decide its numbers."""
   known = {choice.flag for choice in flags.all_choices(Config())}
   left_out = {*Output().flags(), *_PLACES}
   text = path.read_text(encoding='utf-8', errors='replace')
@@ -350,7 +350,7 @@ def _kept_flags(path: pathlib.Path) -> Iterator[str]:
 
 
 def _flag_from(arguments: Sequence[str], name: str) -> str | None:
-  """Finds a flag's value on a command line that is not parsed yet."""
+  """Find a flag's value on a command line that is not parsed yet."""
   for place, argument in enumerate(arguments):
     for prefix in (f'--{name}', f'-{name}'):
       if argument.startswith(f'{prefix}='):

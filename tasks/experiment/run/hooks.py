@@ -1,8 +1,8 @@
-"""A tracker of experiments that is told of every round.
+"""Experiment trackers that receive the metrics of every round.
 
-A tracker is made by a function of the user, which `--hook=module:function`
-names: it takes the run's flags and returns an object with `on_metrics(round,
-metrics)` and `close()`. docs/command_line.md shows one.
+`--hook=module:function` names a function of the user that makes the tracker: it
+takes the run's flags and returns an object with `on_metrics(round, metrics)`
+and `close()`. docs/command_line.md has an example.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,20 +17,20 @@ from tff_partial.training import metrics_log
 
 
 class Tracker(Protocol):
-  """What is told of a run."""
+  """A receiver of a run's metrics."""
 
   def on_metrics(self, round: int, metrics: Mapping[str, float]) -> None:
-    """Takes the metrics of a round.
+    """Take the metrics of a round.
 
     Args:
-      round: The number of the round, from 1. A run that goes on after a kill
-        repeats those after its last checkpoint.
+      round: The number of the round, from 1. A run that resumes after a kill
+        repeats the rounds after its last checkpoint.
       metrics: `PHASE/METRIC` to a number, such as `train/loss`; `validation/`
         after an evaluation, `test/` after the last round.
     """
 
   def close(self) -> None:
-    """Is called once, when the run ends, also by an error."""
+    """Close the tracker: called once when the run ends, even by an error."""
 
 
 Make: TypeAlias = Callable[[Mapping[str, Any]], Tracker]
@@ -38,14 +38,14 @@ Make: TypeAlias = Callable[[Mapping[str, Any]], Tracker]
 
 @contextlib.contextmanager
 def opened(name: str | None, config: Mapping[str, Any]) -> Iterator['Told']:
-  """Makes the tracker that a flag names, and closes it in the end.
+  """Make the tracker that a flag names, and close it at the end.
 
   Args:
-    name: `module:function`; with None nobody is told of anything.
-    config: The run's flags, by their names.
+    name: `module:function`; None for no tracker.
+    config: The run's flags, by name.
 
   Raises:
-    OptionError: If there is no such function, or it makes no tracker.
+    OptionError: If there is no such function, or it returns no tracker.
   """
   if name is None:
     yield Told(None)
@@ -65,22 +65,22 @@ def opened(name: str | None, config: Mapping[str, Any]) -> Iterator['Told']:
 
 
 class Told:
-  """Tells a tracker of rounds; a callback of the run."""
+  """A callback of the run that sends metrics to a tracker, if there is one."""
 
   def __init__(self, tracker: Tracker | None):
-    """Takes the tracker, or None if there is none."""
+    """Take the tracker, or None if there is none."""
     self._tracker = tracker
 
   @property
   def callbacks(self) -> list[callbacks_lib.Callback]:
-    """What the run calls after each round."""
+    """The callbacks for the run to call after each round."""
     return [] if self._tracker is None else [self._after_round]
 
   def _after_round(self, result: callbacks_lib.RoundResult) -> None:
     self.tell(result.round, metrics_log.by_phase(result.metrics))
 
   def tell(self, number: int, metrics: Mapping[str, float]) -> None:
-    """Tells of some metrics.
+    """Send metrics to the tracker.
 
     Args:
       number: The round.
@@ -91,7 +91,7 @@ class Told:
 
 
 def _find(name: str) -> Make:
-  """The function that makes the tracker."""
+  """Import the function that makes the tracker."""
   module_name, colon, function_name = name.partition(':')
   if not (module_name and colon and function_name):
     raise OptionError(

@@ -1,4 +1,4 @@
-"""Measures clients: by their examples, and by their models."""
+"""Evaluation of clients: on their examples, and of their models."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,17 +20,16 @@ def evaluate(
   has_diverged: bool = False,
   server_state: Any = None,
 ) -> dict[str, Any]:
-  """Measures clients by all that the task knows to measure.
+  """Evaluate clients by all metrics of the task.
 
   Args:
     task: The task.
-    clients: Who is measured, and how.
+    clients: The clients and their evaluation.
     weights: The weights at the server.
     seed: The run's seed.
-    client_store: What clients remember.
-    has_diverged: Whether weights need not be finite, as it is known already
-      that the run diverged.
-    server_state: What the server holds beside weights.
+    client_store: The clients' states.
+    has_diverged: True if the run diverged, so that weights need not be finite.
+    server_state: The server's state in addition to weights.
 
   Returns:
     Pooled metrics by name, and under `per_client` their distribution.
@@ -52,14 +51,14 @@ def own_models(
   client_store: client_store_lib.ClientStates | None,
   server_state: Any = None,
 ) -> Iterator[tasks_lib.OwnModel]:
-  """Makes the models that clients are measured with, one after another.
+  """Yield the models that clients are evaluated with, one by one.
 
   Args:
-    clients: Who is measured, and how they personalise before.
+    clients: The clients and their evaluation, which may personalise.
     weights: The weights at the server.
     seed: The run's seed.
-    client_store: What clients remember.
-    server_state: What the server holds beside weights.
+    client_store: The clients' states.
+    server_state: The server's state in addition to weights.
   """
   kept, cohort = evaluation_sets.with_memories(clients, seed, client_store)
   ids = clients.clients.client_ids
@@ -71,6 +70,6 @@ def own_models(
 
 
 def _without_padding(client: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The examples of a client's value."""
+  """Return a client's examples without padding."""
   count = int(client['count'])
   return examples.map_fields(lambda array: array[:count], client['examples'])

@@ -1,8 +1,8 @@
-"""What a task releases with noise before training: drawn once, then kept.
+"""Noisy releases of a task before training: drawn once, then kept.
 
 Each draw is one more release of the same users, which the ledger would have to
-count. So a run draws when all of its options were checked, keeps what came in
-its folder before anything is said of it, and every program takes it from there.
+count. So a run draws after checking all of its options, saves the release in
+its folder before using it, and every program reads it from there.
 """
 
 from tasks import task as tasks_lib
@@ -13,14 +13,14 @@ from tasks.experiment.run.folder import RELEASED_FILE
 
 
 def of_run(config: Config, folder: Folder | None) -> tasks_lib.Release:
-  """How a program that reads a run takes what the run released.
+  """Return the release of a trained run, for programs that read it.
 
   Args:
     config: The experiment.
-    folder: The run's folder; with None it is drawn, and kept nowhere.
+    folder: The run's folder; None to draw the release and keep it nowhere.
 
   Raises:
-    OptionError: If it is missing or damaged.
+    OptionError: If the release is missing or damaged.
   """
   release = config.privacy.release
   if folder is None or not _releases(config):
@@ -28,7 +28,7 @@ def of_run(config: Config, folder: Folder | None) -> tasks_lib.Release:
   kept = folder.read_released()
   if kept is not None:
     return release._replace(kept=kept, keep=None)
-  # What follows from a seed is the same again.
+  # With a seed, the same noise can be drawn again.
   if release.noise_seed is None:
     raise _missing(config, folder)
   return release
@@ -37,16 +37,16 @@ def of_run(config: Config, folder: Folder | None) -> tasks_lib.Release:
 def at_start(
   config: Config, folder: Folder | None, *, is_plan: bool = False
 ) -> tasks_lib.Release:
-  """How a run that begins, or goes on, is checked: without a draw.
+  """Return the release for checking a run that starts or resumes, undrawn.
 
   Args:
     config: The experiment.
     folder: The run's folder, or None.
-    is_plan: Whether nothing is to be trained.
+    is_plan: True if nothing is to be trained.
 
   Raises:
-    OptionError: If the run has begun and what it released is missing, or if
-      that is damaged.
+    OptionError: If the run has begun and its release is missing, or if the
+      release is damaged.
   """
   release = config.privacy.release._replace(keep=None)
   if folder is None or not _releases(config):
@@ -60,7 +60,7 @@ def at_start(
 
 
 def is_due(config: Config, folder: Folder | None) -> bool:
-  """Whether something is still to be drawn before the first round.
+  """Return True if a release is still to be drawn before the first round.
 
   Args:
     config: The experiment.
@@ -74,18 +74,18 @@ def is_due(config: Config, folder: Folder | None) -> bool:
 def drawn(
   config: Config, folder: Folder | None, task: tasks_lib.Task
 ) -> tasks_lib.Task:
-  """Draws what the task releases, and keeps it.
+  """Draw what the task releases, and save it.
 
   Args:
-    config: The experiment, which was checked.
-    folder: The run's folder; with None it is kept nowhere.
-    task: The task, with what stood in for the draw.
+    config: The experiment, already checked.
+    folder: The run's folder; None to save it nowhere.
+    task: The task, with a placeholder for the draw.
 
   Returns:
-    The task with what was drawn.
+    The task with the draw.
 
   Raises:
-    UserError: If nothing comes of it; this is kept, too.
+    UserError: If the draw is unusable; it is saved, too.
   """
   release = config.privacy.release
   if folder is not None:

@@ -1,4 +1,4 @@
-"""Runs an experiment: trains, measures the test clients, writes the result."""
+"""Run of an experiment: training, evaluation of test clients, and result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
@@ -37,13 +37,13 @@ _JIT: dict[str, Any] = {'auto': 'auto', 'true': True, 'false': False}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-  """What came of an experiment.
+  """The result of an experiment.
 
   Attributes:
-    report: All that is measured, as `result.json` holds it; docs/results.md
-      and `str` of this object show the most of it.
-    trained: The weights and what clients remember, of the best round and of
-      the last; None if the folder held the whole run already.
+    report: All measurements, in the form of `result.json`; docs/results.md and
+      `str` of this object show most of them.
+    trained: The weights and clients' states, of the best round and of the last;
+      None if the folder held the whole run already.
   """
 
   report: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Result:
     return table(self.report)
 
   def check(self) -> None:
-    """Refuses a run that diverged, with advice.
+    """Raise an error with advice if the run diverged.
 
     Raises:
       ProgramError: If it did.
@@ -65,16 +65,15 @@ class Result:
 def load(
   config: Config, release: tasks_lib.Release | Folder | None = None
 ) -> tasks_lib.Task:
-  """Loads the data of an experiment and makes its task.
+  """Load the data of an experiment and make its task.
 
-  Where many clients train side by side, TensorFlow is told so before it has any
-  threads: each kernel gets one. A single client with everybody's examples uses
-  all cores.
+  Where many clients train in parallel, TensorFlow is limited to one thread per
+  kernel before it starts any. A single client with all examples uses all cores.
 
   Args:
     config: The experiment.
-    release: How the task releases what it releases with noise; or the folder of
-      the run that did. By default it is drawn, and kept nowhere.
+    release: How the task makes its noisy release; or the folder of the run that
+      made it. By default it is drawn and kept nowhere.
 
   Raises:
     DataError: If the data are missing or damaged.
@@ -93,11 +92,11 @@ def load(
 def executing(
   runtime: Runtime, choices: Mapping[str, bool] | None = None
 ) -> Iterator[Any]:
-  """Within the context, computations run as an experiment says.
+  """Execute computations with the runtime of an experiment, in the context.
 
   Args:
-    runtime: What executes them.
-    choices: What `--jit=auto` chose in an earlier process, to choose it again.
+    runtime: The options of the runtime.
+    choices: Choices of `--jit=auto` in an earlier process, to repeat them.
   """
   jit = _JIT[runtime.jit]
   context: Any
@@ -120,12 +119,12 @@ def executing(
 
 
 def run(config: Config, output: Output = Output()) -> Result:
-  """Trains, measures the test clients, and says what came of it.
+  """Train, evaluate the test clients, and return the result.
 
   Args:
     config: The experiment.
-    output: Where to write. A folder with the same experiment is gone on with
-      where it was killed; with None nothing is written.
+    output: Where to write. A run of the same experiment in the folder is
+      resumed; without a folder, nothing is written.
 
   Raises:
     UserError: If the data, the options or the folder do not go together.
@@ -150,7 +149,7 @@ def run(config: Config, output: Output = Output()) -> Result:
 
 
 class _Prepared(NamedTuple):
-  """All that the rounds of an experiment need."""
+  """Everything that the rounds of an experiment need."""
 
   trainable: Trainable
   clients: tasks_lib.Clients
@@ -163,7 +162,7 @@ class _Prepared(NamedTuple):
 def _prepared(
   config: Config, output: Output, told: hooks.Told, task: tasks_lib.Task
 ) -> _Prepared:
-  """Builds what the rounds need."""
+  """Build what the rounds need."""
   trainable = Trainable(config, task)
   projector = None
   if output.projector and output.output_dir is not None:
@@ -185,12 +184,12 @@ def _prepared(
 def _run(
   config: Config, output: Output, told: hooks.Told, folder: Folder | None
 ) -> tuple[dict[str, Any], programs.TrainingResult]:
-  """Trains and measures; returns what `result.json` holds, and the weights."""
+  """Train and evaluate; return the content of `result.json` and the weights."""
   task = load(config, releasing.at_start(config, folder))
   with executing(config.runtime) as context:
     prepared = _prepared(config, output, told, task)
     if releasing.is_due(config, folder):
-      # Something stood in, to check everything before it is drawn.
+      # Check everything with a placeholder before the draw.
       _check(config, output, prepared)
       task = releasing.drawn(config, folder, task)
       prepared = _prepared(config, output, told, task)
@@ -210,7 +209,7 @@ def _run(
     **_description(config, trainable, trained),
     'communication': communication(
       trainable.process,
-      # Which rows clients send is theirs, and no noise would hide it.
+      # The rows that clients send are private, and no noise would hide them.
       clients if trainable.ledger is None else (),
       config.server.quantization,
     ),
@@ -231,7 +230,7 @@ def _run(
 
 
 def _tell(report: Mapping[str, Any], output: Output, told: hooks.Told) -> None:
-  """Shows what the test clients measured where the rounds are shown."""
+  """Send the test metrics to the tracker and to TensorBoard."""
   numbers = {
     f'test/{name}/{metric}': float(value)
     for name, measured in report['test'].items()
@@ -246,7 +245,7 @@ def _tell(report: Mapping[str, Any], output: Output, told: hooks.Told) -> None:
 def _claim(
   folder: Folder, config: Config, output: Output
 ) -> dict[str, Any] | None:
-  """Takes a folder; returns the result if the whole run is in it."""
+  """Lock a folder; return the result if the whole run is in it."""
   folder.claim(
     {**config.flags(), **output.flags()},
     config.may_change() | output.may_change(),
@@ -263,7 +262,7 @@ def _claim(
   is_whole = (
     done['diverged']
     or done['rounds'] == config.loop.rounds
-    or done.get('ended_by')  # Runs of older versions do not have it.
+    or done.get('ended_by')  # Missing in runs of older versions.
   )
   return done if is_whole else None
 
@@ -276,15 +275,15 @@ def train_rounds(
   validation: programs.EvaluationSet | None,
   callbacks: Sequence[callbacks_lib.Callback],
 ) -> programs.TrainingResult:
-  """Trains the rounds of an experiment.
+  """Train the rounds of an experiment.
 
   Args:
     config: The experiment.
     output: Where to write; nowhere without an output folder.
     trainable: Its algorithm.
-    clients: Who takes part.
-    validation: Who chooses the best round, or None.
-    callbacks: Are called after each round.
+    clients: The training clients.
+    validation: The validation clients, which choose the best round; or None.
+    callbacks: Callbacks for after each round.
   """
   return programs.train(
     trainable.process,
@@ -299,7 +298,7 @@ def train_rounds(
 
 
 def _check(config: Config, output: Output, prepared: _Prepared) -> None:
-  """Refuses what the rounds would refuse."""
+  """Raise the errors that the rounds would raise."""
   trainable, clients, validation, _, _, callbacks = prepared
   programs.check(
     trainable.process,
@@ -315,7 +314,7 @@ def _checked(
   validation: programs.EvaluationSet | None,
   callbacks: Sequence[callbacks_lib.Callback],
 ) -> dict[str, Any]:
-  """What of the rounds is checked before they begin, as `train` takes it."""
+  """Return the arguments of `train` that are checked before the rounds."""
   return {
     'rounds': config.loop.rounds,
     'clients_per_round': trainable.clients_per_round,
@@ -338,7 +337,7 @@ def _measured(
   tests: Mapping[str, programs.EvaluationSet],
   seed: int,
 ) -> dict[str, Any]:
-  """What clients are measured by the last weights and the best ones."""
+  """Return the metrics of the last weights and of the best ones."""
 
   def tested(weights: Any, remembered: Any, held: Any) -> dict[str, Any]:
     return {
@@ -374,7 +373,7 @@ def _measured(
 def _description(
   config: Config, trainable: Trainable, trained: programs.TrainingResult
 ) -> dict[str, Any]:
-  """What was run, and how it ended."""
+  """Return a description of the run, and how it ended."""
   return {
     'config': config.to_json(),
     'task': config.task.name,
@@ -390,10 +389,10 @@ def _description(
 
 
 def _advice(report: Mapping[str, Any]) -> str:
-  """What to do about a run that diverged."""
+  """Return advice about a run that diverged."""
   train, validation = report['train'], report['validation']
   in_training = ''
-  if train:  # A private run does not say.
+  if train:  # Empty in a private run.
     lost = train['num_not_finite']
     in_training = (
       f'the training loss was {float(train["loss"]):.4g}, {lost} of '
@@ -408,10 +407,10 @@ def _advice(report: Mapping[str, Any]) -> str:
 
 
 def table(report: Mapping[str, Any]) -> str:
-  """The pooled metrics of a result as a small table, and what they cost.
+  """Format the pooled metrics of a result as a table, and its privacy.
 
   Args:
-    report: What `result.json` holds.
+    report: The content of `result.json`.
   """
   best = report['best']
   rows = [(f'validation, round {report["rounds"]}', report['validation'])]
@@ -440,7 +439,7 @@ def table(report: Mapping[str, Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-  """A number of the table; JSON has no infinity, so such a one is a text."""
+  """Format a number of the table, or a string: JSON has no infinity."""
   if value is None:
     return '-'  # Not measured here.
   number = float(value)
@@ -448,8 +447,8 @@ def _cell(value: Any) -> str:
 
 
 def peak_memory_mb() -> float:
-  """The most memory that this process and its living children have held."""
-  kilobytes = 1024 if sys.platform == 'darwin' else 1  # Others say kilobytes.
+  """Return the peak memory, in MB, of this process and its live children."""
+  kilobytes = 1024 if sys.platform == 'darwin' else 1  # Others use kilobytes.
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 / kilobytes
   for child in psutil.Process().children(recursive=True):
     with contextlib.suppress(OSError, psutil.Error, StopIteration):

@@ -1,7 +1,7 @@
-"""The vectors that users have, and TensorBoard's embedding projector.
+"""Vectors of users for TensorBoard's embedding projector.
 
-A user's vector is what it remembers, its row in a table at the server, or what
-it would rebuild from all of its examples.
+A user's vector is its client state, its row in a table at the server, or what
+it reconstructs from all of its examples.
 """
 
 from collections.abc import Mapping
@@ -25,21 +25,21 @@ from tff_partial.training.client_store import state_codec
 from tff_partial.training.participation import sampling
 
 VECTORS_FILE, NAMES_FILE = 'user_vectors.tsv', 'users.tsv'
-# A browser shows no more.
+# The most numbers that a browser shows.
 _MOST_NUMBERS = 5_000_000
 
 
 def own_vector(
   remembered: Mapping[str, Any], pattern: str
 ) -> np.ndarray | None:
-  """Joins what a user remembers to one vector.
+  """Concatenate a client's state to one vector.
 
   Args:
-    remembered: Its numbers, by name.
-    pattern: Which of them, as a regular expression; '' for all.
+    remembered: Its arrays, by name.
+    pattern: A regular expression that selects names; '' for all.
 
   Returns:
-    Floats `[size]`; None if there are none.
+    Floats `[size]`; None if no floating-point array is selected.
   """
   own = [
     np.ravel(leaf)
@@ -50,18 +50,18 @@ def own_vector(
 
 
 class Projector:
-  """Writes the vectors of a run's users for TensorBoard's projector."""
+  """A writer of a run's user vectors for TensorBoard's projector."""
 
   def __init__(self, trainable: Trainable, task: tasks_lib.Task, number: int):
-    """Finds where users' vectors are.
+    """Find where users' vectors are.
 
     Args:
       trainable: The algorithm.
-      task: What is learned.
-      number: Of how many users, the first ones of the training clients.
+      task: The task.
+      number: The number of users, the first ones of the training clients.
 
     Raises:
-      OptionError: If users have nothing of their own, or tables of many users.
+      OptionError: If clients have no local weights, or have many users each.
     """
     if isinstance(task, tasks_lib.KeepsTables):
       raise OptionError(
@@ -77,7 +77,7 @@ class Projector:
 
   @property
   def _in_table(self) -> bool:
-    """Whether users are rows of a table at the server."""
+    """True if users are rows of a table at the server."""
     return isinstance(self._task, tasks_lib.KnowsUsers) and (
       self._trainable.user_form == tasks_lib.TABLE
     )
@@ -85,10 +85,10 @@ class Projector:
   def vectors(
     self, trained: programs.TrainingResult, seed: int
   ) -> dict[str, np.ndarray]:
-    """Reads or rebuilds the users' vectors, of the best round.
+    """Read or reconstruct the users' vectors, of the best round.
 
     Args:
-      trained: What the run ended with.
+      trained: The result of training.
       seed: The run's seed.
 
     Returns:
@@ -112,7 +112,7 @@ class Projector:
   def _rebuild(
     self, trained: programs.TrainingResult, users: Any, seed: int
   ) -> dict[str, np.ndarray | None]:
-    """Users rebuild what is their own from all their examples."""
+    """Reconstruct users' local weights from all their examples."""
     evaluation = self._rebuilt
     if evaluation is None:
       return {}
@@ -135,10 +135,10 @@ class Projector:
     folder: str | os.PathLike[str],
     seed: int,
   ) -> None:
-    """Writes vectors and names to where TensorBoard finds them.
+    """Write vectors and names where TensorBoard finds them.
 
     Args:
-      trained: What the run ended with.
+      trained: The result of training.
       folder: The run's folder.
       seed: The run's seed.
     """
@@ -169,13 +169,13 @@ def write(
   attribute: str | None = None,
   values: Mapping[str, str] | None = None,
 ) -> None:
-  """Writes `user_vectors.tsv`, `users.tsv` and the projector's configuration.
+  """Write `user_vectors.tsv`, `users.tsv` and the projector's configuration.
 
   Args:
-    folder: Where TensorBoard's events are.
+    folder: The folder of TensorBoard's events.
     vectors: User to floats `[size]`.
-    attribute: What else is known of users, the heading of its column; or None.
-    values: What it is of each user.
+    attribute: The heading of an attribute of users; or None.
+    values: User to the attribute's value.
   """
   from tensorboard.plugins import projector
 
@@ -184,7 +184,7 @@ def write(
   (folder / VECTORS_FILE).write_text('\n'.join(lines) + '\n', encoding='utf-8')
   names = [_cell(user) for user in vectors]
   if attribute is not None:
-    # TensorBoard reads a heading where there are several columns, only.
+    # TensorBoard reads a heading only if there are several columns.
     names = [
       f'user\t{_cell(attribute)}',
       *(f'{_cell(user)}\t{_cell((values or {})[user])}' for user in vectors),
@@ -199,5 +199,5 @@ def write(
 
 
 def _cell(text: str) -> str:
-  """A text without what would end its cell."""
+  """Replace white space that would end a cell."""
   return ' '.join(text.split())

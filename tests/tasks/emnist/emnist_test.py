@@ -120,7 +120,7 @@ def test_heads_of_their_own_learn(task):
   evaluation = algorithms.build_fed_rep_eval(
     model, split=evaluation_clients.split, personalise=head
   )
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+  with tff_partial.runtimes.cohort(jit=False):
     trained = tff_partial.train(
       process,
       task.clients('train', process.example_spec),

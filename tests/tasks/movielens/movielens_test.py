@@ -210,7 +210,7 @@ def test_the_users_weights_are_local():
 
 
 def _first_weights(task: movielens.MovieLens):
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+  with tff_partial.runtimes.cohort(jit=False):
     return client_work.initial_weights(task.model)()
 
 
@@ -253,7 +253,7 @@ def fixture_personal(unseen):
 
 
 def _recommend(task, personal: evaluation.Evaluation, user: str, number: int):
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+  with tff_partial.runtimes.cohort(jit=False):
     keras_model = _own_model(task, personal, user)
   return task.recommend(keras_model, user, number)
 
@@ -293,7 +293,7 @@ def test_recommendations_follow_from_all_of_the_users_ratings(unseen, personal):
   clients = unseen.all_of('17', personal.example_spec)
   (value,) = clients.cohort(['17'], np.zeros([1, 2], np.int32))
   assert len(rated) == int(value['count'])
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+  with tff_partial.runtimes.cohort(jit=False):
     local = personal.personalise(
       weights, personal.initialize_client(value['seed']), value
     )

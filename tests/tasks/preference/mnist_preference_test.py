@@ -414,7 +414,7 @@ def test_it_trains_and_is_measured_by_f1(task):
   evaluation = tff_partial.algorithms.build_fed_recon_eval(
     model, split=task.validation.split, batch_size=10
   )
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+  with tff_partial.runtimes.cohort(jit=False):
     trained = tff_partial.train(
       process,
       task.clients('train', process.example_spec),

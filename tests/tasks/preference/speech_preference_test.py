@@ -167,7 +167,7 @@ def test_nobody_trains_on_what_is_tested(task):
 @pytest.mark.slow
 def test_it_trains(task, model):
   process = tff_partial.algorithms.build_fed_recon(model, batch_size=10)
-  with tff_partial.runtimes.cohort_runtime.cohort(jit=False):
+  with tff_partial.runtimes.cohort(jit=False):
     trained = tff_partial.train(
       process,
       task.clients('train', process.example_spec),

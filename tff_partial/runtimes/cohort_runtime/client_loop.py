@@ -1,8 +1,8 @@
-"""The clients' part of a round: what a loop over clients computes.
+"""Computation of a loop over clients: the clients' part of a round.
 
 A loop runs clients one after the other and adds what each sends to
-accumulators. This module says which steps that takes, and what goes in and
-out; `compiled_loop` makes a program of it.
+accumulators. This module determines the steps, inputs and outputs;
+`compiled_loop` compiles them into a program.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,19 +24,19 @@ Values: TypeAlias = flat_program.Values
 
 
 class ClientLoop:
-  """One stage of client values, and the aggregates that they end in.
+  """One stage of client values, and the aggregates over them.
 
   Attributes:
     program: The program that the loop is a part of.
     aggregates: The aggregates that it accumulates.
     outputs: Values of each client that outlive the loop.
     arguments: The parts of the parameter with a value for each client.
-    steps: What each client computes, in order.
-    shared: What the server hands to every client.
+    steps: The steps that each client runs, in order.
+    shared: The server values that every client receives.
     kept: Values of each client that an earlier loop kept for this one.
     leaves: The graphs that clients and accumulators run.
-    output_specs: The leaves of `outputs`.
-    accumulator_specs: The leaves of the accumulators.
+    output_specs: The specs of the leaves of `outputs`.
+    accumulator_specs: The specs of the leaves of the accumulators.
   """
 
   def __init__(
@@ -46,7 +46,7 @@ class ClientLoop:
     outputs: Iterable[Key],
     kept: frozenset[Key],
   ):
-    """Finds out what the loop has to compute.
+    """Determine what the loop has to compute.
 
     Args:
       program: The program.
@@ -96,17 +96,17 @@ class ClientLoop:
 
   @property
   def is_empty(self) -> bool:
-    """Whether nothing has to be computed."""
+    """True if there is nothing to compute."""
     return not (self.aggregates or self.outputs)
 
   @property
   def owns_resources(self) -> bool:
-    """Whether clients have variables, which two threads must not share."""
+    """True if clients have variables, which two threads must not share."""
     return any(leaf.owns_resources for leaf in self.leaves)
 
   @functools.cached_property
   def reads_sequences(self) -> bool:
-    """Whether something that clients are handed is a sequence."""
+    """True if clients receive a sequence."""
     read = [argument.key for argument in self.arguments]
     return any(
       typed_values.has_sequences(self.program.type_of(key))
@@ -115,7 +115,7 @@ class ClientLoop:
 
   @property
   def is_random(self) -> bool:
-    """Whether clients draw randomness of their own."""
+    """True if clients draw random numbers without a seed."""
     return any(leaf.is_random for leaf in self.leaves)
 
   def client_inputs(
@@ -124,7 +124,7 @@ class ClientLoop:
     kept: Mapping[Key, Sequence[tf.Tensor]],
     index: tf.Tensor,
   ) -> dict[Key, Any]:
-    """A client's share of the arguments, and of what was kept for it."""
+    """Return a client's share of the arguments and of the kept values."""
     # Under XLA, a strided slice at a computed place copies the whole array;
     # `tf.gather` does not.
     values = {}
@@ -154,13 +154,13 @@ class ClientLoop:
     return values
 
   def returned(self, values: Values) -> list[tf.Tensor]:
-    """The leaves of what one client returns."""
+    """Return the leaves of one client's outputs."""
     return [
       leaf for key in self.outputs for leaf in typed_values.leaves(values[key])
     ]
 
   def contributed(self, values: Values) -> list[typed_values.Nested]:
-    """What one client adds to each aggregate."""
+    """Return one client's contribution to each aggregate."""
     return [
       self.program.aggregation(step, values).value() for step in self.aggregates
     ]
@@ -170,7 +170,7 @@ class ClientLoop:
     totals: Sequence[tf.Tensor],
     contributed: Sequence[typed_values.Nested],
   ) -> list[tf.Tensor]:
-    """Adds what one client contributed to the accumulators."""
+    """Add one client's contributions to the accumulators."""
     nested = typed_values.like(self._accumulators, iter(totals))
     return typed_values.leaves(
       [
@@ -184,7 +184,7 @@ class ClientLoop:
   def merge(
     self, one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]
   ) -> Sequence[tf.Tensor]:
-    """Merges the accumulators of shards and of those behind them."""
+    """Merge the accumulators of shards with those of later shards."""
     return self._merger(*one, *other) if self.aggregates else one
 
   @functools.cached_property

@@ -1,29 +1,28 @@
-"""The cohort runtime: a whole federated round as a compiled program.
+"""Cohort runtime: a whole federated round as a compiled program.
 
-  with tff_partial.runtimes.cohort_runtime.cohort():
+  with tff_partial.runtimes.cohort():
     state = process.initialize()
     output = process.next(state, clients)
 
 A federated computation is a straight-line program. This runtime runs its
 server part, then one loop over the cohort in which every client's values are
 computed and added to the accumulators of all aggregates that are ready, then
-the rest; all in this process, with no worker and no port. It takes any
-`tff.Computation` over tensors and sequences of them, and knows nothing about
-what it computes.
+the rest; all in this process, with no worker and no port. It runs any
+`tff.Computation` over tensors and sequences of them.
 
   flat_program    reads a computation as operations, in stages
   schedule        sorts them into server stages and loops over clients
-  sequences       reads data sets as arrays, and hands them to clients
-  data_loops      has clients loop over them, which starts sooner
-  client_inputs   what a loop is fed; resident arrays are used where they lie
-  sharding        cuts a cohort into shards, by looking at the cohort alone
-  compiled_loop   a loop over a shard as one program
-  lanes           several clients in lock-step
-  jit_autotuning  whether XLA compiles it
-  operations      what draws at random, and what would outlive a call
-  agreement       where XLA computes what kernels do; doubts notices where not
+  sequences       reads data sets as arrays and passes them to clients
+  data_loops      makes clients loop over data sets, which starts faster
+  client_inputs   feeds a loop; resident arrays are used in place
+  sharding        cuts a cohort into shards, depending on the cohort alone
+  compiled_loop   compiles a loop over a shard into one program
+  lanes           runs several clients in lock-step
+  jit_autotuning  chooses whether XLA compiles a loop
+  operations      finds random operations, and state that outlives a call
+  agreement       lists where XLA and kernels agree; `doubts` detects the rest
   rounds          runs stages and shards
-  merging         merges what shards leave, in one and the same tree
+  merging         merges the totals of shards, always in the same tree
 """
 
 import asyncio
@@ -52,7 +51,7 @@ _Convert: TypeAlias = Callable[[Iterator[Any]], Any]
 
 
 class _Runtime:
-  """What both kinds of context share: programs, and a place on TFF's stack."""
+  """Base of both kinds of context: programs, and a place on TFF's stack."""
 
   def __init__(
     self,
@@ -64,7 +63,7 @@ class _Runtime:
     workers: rounds.Workers | None = None,
     lanes: int = 1,
   ):
-    """Starts nothing yet.
+    """Set up the runtime, but start nothing yet.
 
     Args:
       jit: See `cohort`.
@@ -72,7 +71,7 @@ class _Runtime:
       strict: See `cohort`.
       debug: See `cohort`.
       choices: See `cohort`.
-      workers: Other processes that run shards, as long as a context is open.
+      workers: Other processes that run shards while a context is open.
       lanes: See `cohort`.
     """
     threads = default_threads() if threads is None else threads
@@ -88,7 +87,7 @@ class _Runtime:
       workers,
     )
     # Equal programs are equal keys, so that a process that is built again is
-    # not compiled again. To compare them takes long: once per object.
+    # not compiled again. Comparing them is slow: once per object.
     self._compiled: dict[tff.Computation, _Compiled] = {}
     self._known: weakref.WeakValueDictionary[int, tff.Computation] = (
       weakref.WeakValueDictionary()
@@ -99,14 +98,14 @@ class _Runtime:
 
   @property
   def choices(self) -> dict[str, bool]:
-    """Whether XLA compiles each loop seen so far; JSON can hold it.
+    """Choice of XLA for each loop seen so far; JSON can hold it.
 
-    Save it with a checkpoint, and hand it to the context that goes on.
+    Save it with a checkpoint, and pass it to the context that resumes.
     """
     return dict(self._chooser.choices)
 
   def recall(self, choices: Mapping[str, bool]) -> None:
-    """Takes over what an earlier runtime chose, for loops not yet compiled.
+    """Adopt the choices of an earlier runtime, for loops not yet compiled.
 
     Args:
       choices: Its `choices`.
@@ -115,7 +114,7 @@ class _Runtime:
 
   @property
   def num_compiled(self) -> int:
-    """How many loops were compiled so far."""
+    """Number of loops compiled so far."""
     return self._chooser.num_compiled
 
   def _run(self, computation: tff.Computation, argument: Any) -> Any:
@@ -164,30 +163,30 @@ class _Runtime:
         self._resources.workers.close()
 
   def set_default(self) -> None:
-    """Runs what is called outside any `with` here."""
+    """Make this the default context, for calls outside any `with`."""
     tff.framework.set_default_context(self)
 
 
 class CohortRuntime(_Runtime, tff.framework.SyncContext):
-  """Runs a computation when it is called, and returns its result."""
+  """Context that runs a computation when called and returns its result."""
 
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    """Runs a computation; TFF calls this."""
+    """Run a computation; TFF calls this."""
     return self._run(comp, arg)
 
 
 class AsyncCohortRuntime(_Runtime, tff.framework.AsyncContext):
-  """Runs a computation when it is awaited, one at a time."""
+  """Context that runs a computation when awaited, one at a time."""
 
   async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
-    """Runs a computation; TFF calls this."""
+    """Run a computation; TFF calls this."""
     if asyncio.iscoroutine(arg):
       arg = await arg
     return self._run(comp, arg)
 
 
 def default_threads() -> int:
-  """As many threads as cores that this process may use; one with a GPU."""
+  """Return the default number of threads: usable cores, or one with a GPU."""
   if tf.config.list_physical_devices('GPU'):
     return 1
   if hasattr(os, 'sched_getaffinity'):  # On Linux.
@@ -196,17 +195,17 @@ def default_threads() -> int:
 
 
 def cores_for_clients() -> bool:
-  """Lets the cores share a cohort among them, and not each kernel as well.
+  """Spread the cores over the cohort's clients instead of within kernels.
 
-  Every core has a shard of the cohort to work on. Kernels that are small, such
-  as convolutions of a client's few images, then take longer in several threads
-  than in one, and those of oneDNN round their sums by the number of threads. To
-  be called before TensorFlow computes anything; without this, or with a GPU,
-  each kernel may use all cores, which suits a cohort of one client.
+  Every core has a shard of the cohort to work on. Small kernels, such as
+  convolutions of a client's few images, then take longer in several threads
+  than in one, and those of oneDNN round their sums by the number of threads.
+  Call it before TensorFlow computes anything; without it, or with a GPU, each
+  kernel may use all cores, which suits a cohort of one client.
 
   Returns:
-    Whether a kernel has one thread now. It has not if there is a GPU, or if
-    TensorFlow has begun to compute with others.
+    True if a kernel has one thread now; False if there is a GPU, or if
+    TensorFlow has started with another number of threads.
   """
   if tf.config.list_physical_devices('GPU'):
     return False
@@ -224,42 +223,43 @@ def cohort(
   asynchronous: bool = False,
   lanes: int = 1,
 ) -> CohortRuntime | AsyncCohortRuntime:
-  """A runtime that compiles whole rounds.
+  """Create a runtime that compiles whole rounds.
 
-  Keep one for a whole run: it holds what was compiled, and the resident arrays
-  of client data.
+  Keep one for a whole run: it holds the compiled programs and the resident
+  arrays of client data.
 
-  XLA drops the errors of kernels, and has other ideas of NaN and of random
-  floats. What holds an operation that the two do not agree about runs without
-  it; where they agree for most inputs, a compiled loop notices the others, and
-  is run again without XLA. So values and errors do not depend on `jit`.
+  XLA drops the errors of kernels, and differs in NaN and random floats. Loops
+  with an operation on which the two disagree run without XLA; where they agree
+  for most inputs, a compiled loop detects the others and runs again without
+  XLA. So values and errors do not depend on `jit`.
 
   Args:
     jit: Whether XLA compiles the loop over clients. 'auto' measures each loop
       once, with and without, on the first client that it meets, and keeps the
       faster for all. On a CPU, long convolutions are not tried with XLA.
-    threads: How many shards of a cohort run side by side; by default one per
-      core, or one if there is a GPU. Results do not depend on it. See
-      `cores_for_clients`, too.
-    strict: Whether to raise an error for what cannot be compiled, such as
-      functions as arguments, or for what cannot be read as dense arrays, such
-      as a data set whose elements differ in shape, instead of calling the
-      native runtime; and, with `jit=True`, for what XLA refuses.
+    threads: How many shards of a cohort run in parallel; by default one per
+      core, or one if there is a GPU. Results do not depend on it. See also
+      `cores_for_clients`.
+    strict: Whether to raise an error for computations that cannot be compiled,
+      such as those with functions as arguments, or for data that cannot be read
+      as dense arrays, such as a data set whose elements differ in shape,
+      instead of calling the native runtime; and, with `jit=True`, for loops
+      that XLA refuses.
     debug: Whether to run clients one by one outside the compiled program and
       stop at the first float that is not finite.
-    choices: What an earlier runtime's `choices` said, so that a run that is
-      resumed repeats them. Other loops are still measured.
-    asynchronous: Whether its computations are awaited, as TFF's programs and
-      `tff.program.NativeFederatedContext` want, instead of called.
+    choices: The `choices` of an earlier runtime, so that a resumed run repeats
+      them. Other loops are still measured.
+    asynchronous: Whether computations are awaited, as TFF's programs and
+      `tff.program.NativeFederatedContext` require, instead of called.
     lanes: How many clients of a shard run in lock-step, as one program with
       batched operations. Results differ in their last bits from those of one
-      lane, and are the same from run to run. What cannot run so (a client with
-      variables, with sequences, with randomness of its own) runs one by one,
-      with a warning.
+      lane, but are the same from run to run. Clients that cannot run so (with
+      variables, sequences or unseeded random numbers) run one by one, with a
+      warning.
 
   Returns:
-    A context for `with`, for TFF's context stack, or for its method
-    `set_default`.
+    A context for `with` or for TFF's context stack; `set_default` makes it the
+    default.
   """
   options = (jit, threads, strict, debug, choices, None, lanes)
   if asynchronous:

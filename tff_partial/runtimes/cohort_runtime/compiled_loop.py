@@ -1,7 +1,7 @@
-"""A loop over the clients of a shard, as one program.
+"""Loop over the clients of a shard, as one program.
 
 The bound of the loop is a tensor, so that one program serves every shard that
-fits into its bucket. Only what the computation returns outlives a client.
+fits into its bucket. Only the outputs of the computation outlive a client.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +28,11 @@ Key: TypeAlias = flat_program.Key
 
 
 class Results(NamedTuple):
-  """What a loop over a shard leaves.
+  """Results of a loop over a shard.
 
   Attributes:
     totals: The leaves of the accumulators.
-    outputs: For each output, its leaves; of each, one part per client.
+    outputs: For each output, its leaves, each with one part per client.
   """
 
   totals: list[tf.Tensor]
@@ -40,11 +40,11 @@ class Results(NamedTuple):
 
 
 class _OfClient(NamedTuple):
-  """What a loop keeps of one client.
+  """Results of one client that a loop keeps.
 
   Attributes:
-    contributed: What it adds to each aggregate.
-    returned: The leaves of what it returns.
+    contributed: Its contribution to each aggregate.
+    returned: The leaves of its outputs.
     doubts: Whether XLA may have computed something else; see `doubts`.
   """
 
@@ -54,7 +54,7 @@ class _OfClient(NamedTuple):
 
 
 class CompiledLoop:
-  """A `ClientLoop` for one signature; traced once, run with XLA or without."""
+  """`ClientLoop` for one signature; traced once, run with XLA or without."""
 
   def __init__(
     self,
@@ -62,7 +62,7 @@ class CompiledLoop:
     signature: loop_inputs.Signature,
     num_lanes: int = 1,
   ):
-    """Traces the loop.
+    """Trace the loop.
 
     Args:
       loop: The loop.
@@ -70,7 +70,7 @@ class CompiledLoop:
       num_lanes: How many clients run in lock-step.
 
     Raises:
-      UnfitForLanesError: If clients of this loop cannot.
+      UnfitForLanesError: If clients of this loop cannot run in lock-step.
     """
     self._loop, self._signature = loop, signature
     self._num_lanes = min(num_lanes, signature.bucket)
@@ -79,7 +79,7 @@ class CompiledLoop:
     self._columns = [client_batch.Column(spec) for spec in loop.output_specs]
     if self._is_ragged:
       # Dimensions that the type leaves open may still follow from the shapes
-      # of what this group of clients is fed.
+      # of this group's inputs.
       shapes = graphs.trace(self._returned, self._inputs).output_shapes
       self._columns = [
         client_batch.Column(tf.TensorSpec(shape, spec.dtype))
@@ -89,10 +89,10 @@ class CompiledLoop:
     self._traced = graphs.trace(self._run, self._inputs)
 
   def __call__(self, inputs: Sequence[tf.Tensor], jit: bool) -> Results:
-    """Runs the loop, with XLA or without; see `Inputs.flat`.
+    """Run the loop, with XLA or without; see `Inputs.flat`.
 
-    What XLA may compute otherwise than kernels do is computed without it. What
-    fails in lanes, which also go where a client would not, runs without them.
+    A loop runs again without XLA where XLA may differ from kernels, and without
+    lanes, which also run branches that a client would not take, if they fail.
     """
     try:
       return self._run_without_doubt(inputs, jit)
@@ -126,7 +126,7 @@ class CompiledLoop:
   def run(
     self, inputs: Sequence[tf.Tensor], jit: bool
   ) -> tuple[tf.Tensor, Results]:
-    """Runs the loop, and says whether the results are in doubt."""
+    """Run the loop; return whether its results are in doubt, and these."""
     is_doubtful, *results_of_loop = (self._jitted if jit else self._plain)(
       *inputs
     )
@@ -137,7 +137,7 @@ class CompiledLoop:
     )
 
   def _refuse_lanes(self) -> None:
-    """Raises an error if lanes are asked for where clients need their own."""
+    """Raise an error if lanes are requested for clients that cannot share."""
     loop = self._loop
     if self._num_lanes == 1:
       return
@@ -183,7 +183,7 @@ class CompiledLoop:
     return graphs.quick(traced, self._inputs)
 
   def _specs(self) -> list[tf.TensorSpec]:
-    """The specs of `Inputs.flat`."""
+    """Return the specs of `Inputs.flat`."""
     loop, bucket = self._loop, self._signature.bucket
     specs = [tf.TensorSpec([], tf.int32)]
     for key in loop.shared:
@@ -199,7 +199,7 @@ class CompiledLoop:
   def _open(
     self, flat: Sequence[tf.Tensor]
   ) -> tuple[tf.Tensor, loop_inputs.Inputs]:
-    """The bound of the loop, and what `Inputs.flat` was made of."""
+    """Return the bound of the loop, and the inputs that `flat` flattened."""
     loop, left = self._loop, iter(flat)
     pattern = loop.program.pattern
     stop = next(left)
@@ -219,7 +219,7 @@ class CompiledLoop:
   def _client(
     self, inputs: loop_inputs.Inputs, index: tf.Tensor
   ) -> client_loop.Values:
-    """All values of one client."""
+    """Compute all values of one client."""
     loop = self._loop
     values = {
       **inputs.values,
@@ -234,7 +234,7 @@ class CompiledLoop:
     return self._loop.returned(self._client(inputs, tf.constant(0)))
 
   def _one(self, inputs: loop_inputs.Inputs, index: tf.Tensor) -> _OfClient:
-    """What the loop keeps of one client."""
+    """Compute what the loop keeps of one client."""
     with doubts.noticed() as noticed:
       values = self._client(inputs, index)
       return _OfClient(
@@ -244,14 +244,14 @@ class CompiledLoop:
   def _in_lanes(
     self, flat: Sequence[tf.Tensor], indices: tf.Tensor
   ) -> tuple[tf.Tensor, Callable[[tf.Tensor], _OfClient]]:
-    """Computes for several clients in lock-step.
+    """Compute for several clients in lock-step.
 
     Args:
       flat: See `Inputs.flat`.
-      indices: Which clients.
+      indices: The clients' indices.
 
     Returns:
-      Whether any of them is in doubt, and what picks a client by its lane.
+      Whether any of them is in doubt, and a function from a lane to its client.
     """
     pattern: list[typed_values.Nested] = []
 
@@ -307,7 +307,7 @@ class CompiledLoop:
       return index + 1, *add(index, self._one(inputs, index), doubt, state)
 
     def all_lanes(first: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
-      # Lanes to spare compute for the last client once more.
+      # Spare lanes repeat the last client.
       indices = tf.minimum(first + tf.range(self._num_lanes), stop - 1)
       is_doubtful, client = self._in_lanes(flat, indices)
 
@@ -360,7 +360,7 @@ def gathered(
   gatherers: Sequence[client_batch.Column],
   tensors: Iterator[tf.Tensor],
 ) -> dict[Key, list[tf.Tensor | client_batch.Ragged]]:
-  """The clients' outputs, leaf by leaf, out of what columns stacked."""
+  """Read the clients' outputs, leaf by leaf, from the stacked columns."""
   leaves = iter([column.read(tensors) for column in gatherers])
   return {
     key: [next(leaves) for _ in typed_values.leaves(loop.program.pattern(key))]

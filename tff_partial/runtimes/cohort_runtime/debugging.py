@@ -1,9 +1,9 @@
-"""Clients one by one, outside the compiled program.
+"""Clients run one by one, outside the compiled program.
 
-A compiled loop says that something failed, not at which client. When one
-fails, its clients are run again here, one after the other and step by step, to
-find the client, the step and the shapes. With `debug=True` nothing else is
-run, and every float is checked.
+A compiled loop reports that something failed, but not at which client. When one
+fails, its clients run again here, one after the other and step by step, to find
+the client, the step and the shapes. With `debug=True` only this runs, and every
+float is checked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ Values: TypeAlias = flat_program.Values
 
 
 class OneByOne:
-  """Runs a shard's clients eagerly, in cohort order."""
+  """Eager runs of a shard's clients, in cohort order."""
 
   def __init__(
     self,
@@ -38,17 +38,17 @@ class OneByOne:
 
   @contextlib.contextmanager
   def explaining(self) -> Iterator[None]:
-    """Turns a failure of the compiled loop into one that names the client."""
+    """Turn a failure of the compiled loop into one that names the client."""
     try:
       yield
     except tf.errors.OpError:
       for index in range(len(self._shard)):
         client = _Client(self._loop, self._shard, index, checked=False)
         client.add(self._inputs.totals, client.values(self._inputs))
-      raise  # Every client runs on its own: TF's own words must do.
+      raise  # Every client runs on its own: keep TF's error.
 
   def run(self) -> compiled_loop.Results:
-    """Does what the compiled loop does, and checks every float."""
+    """Do what the compiled loop does, and check every float."""
     loop, totals = self._loop, list(self._inputs.totals)
     gatherers = [client_batch.Column(spec) for spec in loop.output_specs]
     returned: list[list[tf.Tensor]] = [[] for _ in gatherers]
@@ -82,7 +82,7 @@ class _Client:
     self._index, self._checked = index, checked
 
   def values(self, inputs: loop_inputs.Inputs) -> Values:
-    """All values of the client."""
+    """Compute all values of the client."""
     loop = self._loop
     place = tf.constant(self._index)
     values = {
@@ -96,7 +96,7 @@ class _Client:
     return values
 
   def add(self, totals: Sequence[tf.Tensor], values: Values) -> list[tf.Tensor]:
-    """Adds the client to the accumulators."""
+    """Add the client to the accumulators."""
     left, new = iter(totals), []
     for step in self._loop.aggregates:
       total = typed_values.like(self._loop.program.accumulator(step), left)
@@ -143,14 +143,14 @@ class _Client:
 
 
 def _describe(step: flat_program.Step) -> str:
-  """The step, and the Python functions in its graphs."""
+  """Describe a step and the Python functions in its graphs."""
   names = {name for leaf in step.leaves for name in leaf.function_names}
   called = f' (which calls {", ".join(sorted(names))})' if names else ''
   return f'{step}{called}'
 
 
 def _shapes(step: flat_program.Step, values: Values) -> str:
-  """Dtypes and shapes of what a step reads."""
+  """Describe the dtypes and shapes that a step reads."""
   found = []
   for key in sorted(step.reads, key=str):
     leaves = list(map(_shape, typed_values.leaves(values.get(key, []))))

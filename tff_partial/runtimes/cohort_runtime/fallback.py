@@ -1,4 +1,4 @@
-"""Sends what the cohort runtime cannot compile to the native runtime."""
+"""Native runtime for computations that the cohort runtime cannot compile."""
 
 import threading
 from typing import Any
@@ -11,10 +11,10 @@ from tff_partial.runtimes.native_runtime import native
 
 
 class NativeFallback:
-  """A native runtime that starts with the first computation it is given.
+  """Native runtime that starts with its first computation.
 
-  It has no place on TFF's context stack: that belongs to a thread, and a
-  runtime may be dropped, and ended, in another one.
+  It is not on TFF's context stack: that belongs to a thread, and a runtime may
+  be dropped, and ended, in another one.
   """
 
   def __init__(self) -> None:
@@ -28,7 +28,7 @@ class NativeFallback:
     argument: Any,
     error: errors.UnsupportedComputationError,
   ) -> Any:
-    """Runs a computation natively, and says once per computation why."""
+    """Run a computation natively, and log why once per computation."""
     with self._lock:
       if computation not in self._logged:
         self._logged.add(computation)
@@ -44,7 +44,7 @@ class NativeFallback:
     return runtime.invoke(computation, argument)
 
   def close(self) -> None:
-    """Ends the worker, if there is one; another `run` starts a new one."""
+    """End the worker, if any; another `run` starts a new one."""
     with self._lock:
       if self._native is not None:
         self._native.close()
@@ -52,7 +52,7 @@ class NativeFallback:
 
 
 def _compiled(computation: tff.Computation) -> object:
-  """What the worker runs: secure sums in the clear, as in compiled rounds."""
+  """Compile for the worker: secure sums in the clear, as in compiled rounds."""
   return tff.backends.native.desugar_and_transform_to_native(
     tff.backends.test.replace_secure_intrinsics_with_bodies(computation)
   )

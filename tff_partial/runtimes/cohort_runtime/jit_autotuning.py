@@ -1,20 +1,19 @@
-"""Whether XLA compiles a loop: chosen by measuring, once, and remembered.
+"""Choice of XLA for each loop, measured once and then kept.
 
 XLA makes some clients many times faster (embeddings, recurrent steps) and
 others many times slower (convolutions on a CPU). The two differ in the last
-bits, so the measured executions, each of one client, are thrown away: a run
-that measured equals, bit for bit, a run that was told the same choice from the
+bits, so the results of measured executions, each of one client, are discarded:
+a run that measured equals, bit for bit, a run given the same choice from the
 start.
 
 On a CPU, XLA wins for convolutions only where they are so small that starting
-a kernel takes longer than what it computes. A client that convolves, and takes
-long without XLA, is not tried with it, since that may take as long as many
-rounds.
+a kernel takes longer than running it. A client that convolves, and takes long
+without XLA, is not tried with it, since that may take as long as many rounds.
 
-There is one choice for each loop of a computation, measured on the first
-shapes that it meets; for others the same is done. So what a checkpoint knows of
-one set of clients decides for all: an evaluation of test users has the same
-bits whether or not the run was interrupted before it.
+There is one choice for each loop of a computation, measured on the first shapes
+that it meets and used for all others. So a choice in a checkpoint, made on some
+clients, applies to all: an evaluation of test users has the same bits whether
+or not the run was interrupted before it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,27 +34,27 @@ from tff_partial.runtimes.cohort_runtime import loop_inputs
 from tff_partial.runtimes.lanes import lane_values
 
 Jit: TypeAlias = bool | Literal['auto']
-# Runs a loop over clients: `loop_inputs.Inputs.flat` to its results.
+# Runs a loop over clients: from `loop_inputs.Inputs.flat` to its results.
 Run: TypeAlias = Callable[[Sequence[tf.Tensor]], compiled_loop.Results]
 
-# Measuring stops after so many executions, or so many seconds.
+# Measuring stops after this many executions, or this many seconds.
 _REPEATS = 3
 _BUDGET = 0.5
-# XLA is kept unless TensorFlow's own kernels take less than this share of its
-# time: so where it hardly matters, the choice is the same every time.
+# XLA is chosen unless TensorFlow's own kernels take less than this share of its
+# time, so that the choice is the same every time where it hardly matters.
 _SHARE = 0.8
-# Seconds that a client that convolves may take without XLA to be tried with it,
-# on a CPU; there XLA may take thirty times as long.
+# A client that convolves on a CPU is tried with XLA only if it takes at most
+# this many seconds without; XLA may take thirty times as long.
 _LONG = 0.01
 _CONVOLUTION = re.compile(r'Conv\dD', re.IGNORECASE)
 
 
 class Chooser:
-  """Compiles loops, with or without XLA.
+  """Compiler of loops, with or without XLA.
 
   Attributes:
-    choices: What was chosen so far, from a loop's name, which is the same in
-      every process, to whether XLA compiles it; JSON can hold it.
+    choices: The choices so far, from a loop's name, which is the same in every
+      process, to whether XLA compiles it; JSON can hold it.
   """
 
   def __init__(
@@ -66,7 +65,7 @@ class Chooser:
     threads: int,
     lanes: int = 1,
   ):
-    """Takes the options of `cohort`, where they are described."""
+    """Take the options of `cohort`, which describes them."""
     if jit not in ('auto', True, False):
       raise ValueError(
         f"Expected jit to be 'auto', True or False, found {jit!r}."
@@ -83,11 +82,11 @@ class Chooser:
 
   @property
   def num_compiled(self) -> int:
-    """How many loops were compiled so far."""
+    """Number of loops compiled so far."""
     return len(self._runs)
 
   def is_undecided(self, name: str) -> bool:
-    """Whether a loop has yet to be measured."""
+    """Check whether a loop has yet to be measured."""
     return self._jit == 'auto' and name not in self.choices
 
   def compiled(
@@ -97,7 +96,7 @@ class Chooser:
     signature: loop_inputs.Signature,
     sample: Callable[[], Sequence[tf.Tensor]],
   ) -> Run:
-    """What runs a loop.
+    """Compile a loop.
 
     Args:
       name: A name of the loop that is the same in every process.
@@ -129,7 +128,7 @@ class Chooser:
     loop: client_loop.ClientLoop,
     signature: loop_inputs.Signature,
   ) -> compiled_loop.CompiledLoop:
-    """Traces a loop, with lanes if it can have them."""
+    """Trace a loop, with lanes if it can have them."""
     try:
       return compiled_loop.CompiledLoop(loop, signature, self._lanes)
     except lane_values.UnfitForLanesError as error:
@@ -149,14 +148,14 @@ class Chooser:
     compiled: compiled_loop.CompiledLoop,
     make_sample: Callable[[], Sequence[tf.Tensor]],
   ) -> bool:
-    """Whether XLA compiles a loop; what is run to find out is thrown away."""
+    """Choose whether XLA compiles a loop; results of trial runs are dropped."""
     wanted = self._jit
     if wanted == 'auto':
       wanted = self.choices.get(name, 'auto')
     if wanted is False:
       return False
     if wanted == 'auto' and loop.reads_sequences:
-      self.choices[name] = False  # XLA does not know them.
+      self.choices[name] = False  # XLA does not support them.
       return False
     sample = make_sample()
     if wanted == 'auto' and _convolves_on_cpu(loop):
@@ -174,9 +173,9 @@ class Chooser:
         )
         return False
     try:
-      compiled.run(sample, jit=True)  # XLA compiles when it is first called.
+      compiled.run(sample, jit=True)  # The first call compiles.
     except (tf.errors.OpError, ValueError, TypeError) as error:
-      compiled.run(sample, jit=False)  # If this fails too, XLA is innocent.
+      compiled.run(sample, jit=False)  # Does it fail without XLA, too?
       if self._jit is True and self._strict:
         raise errors.XlaRefusedError(errors.telling_line(error)) from error
       logging.warning(
@@ -184,7 +183,7 @@ class Chooser:
         name,
         errors.telling_line(error),
       )
-      # It may have taken the loop for other shapes.
+      # It may have compiled the loop for other shapes.
       self.choices.setdefault(name, False)
       return False
     if wanted is True:
@@ -206,10 +205,10 @@ class Chooser:
   def _seconds(
     self, run: Callable[[], tuple[tf.Tensor, compiled_loop.Results]]
   ) -> float:
-    """The least time that as many executions as there are threads take.
+    """Measure the least time of parallel executions, one per thread.
 
-    All at once, since a plain kernel that has all cores to itself would look
-    faster than it is in a round.
+    They run at once, since a plain kernel that has all cores to itself would
+    look faster than it is in a round.
     """
     least, start = float('inf'), time.perf_counter()
     with futures.ThreadPoolExecutor(self._threads) as pool:
@@ -225,7 +224,7 @@ class Chooser:
 
 
 def _convolves_on_cpu(loop: client_loop.ClientLoop) -> bool:
-  """Whether clients convolve, and no GPU does it for them."""
+  """Check whether clients convolve without a GPU."""
   return not tf.config.list_physical_devices('GPU') and any(
     _CONVOLUTION.search(op) for leaf in loop.leaves for op in leaf.op_types
   )

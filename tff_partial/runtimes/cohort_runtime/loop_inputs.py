@@ -1,4 +1,4 @@
-"""What a loop over a shard is given, and the shapes it is compiled for."""
+"""Inputs of a loop over a shard, and the shapes it is compiled for."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -14,11 +14,11 @@ from tff_partial.runtimes.values import typed_values
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-  """What a loop over a shard is given.
+  """Inputs of a loop over a shard.
 
   Attributes:
     values: All values at the server, as tensors.
-    kept: What earlier loops kept for each client, leaf by leaf.
+    kept: The values that earlier loops kept for each client, leaf by leaf.
     feeds: The shard's share of each argument.
     totals: The leaves of the first accumulators, as tensors.
   """
@@ -31,7 +31,7 @@ class Inputs:
   def flat(
     self, loop: client_loop.ClientLoop, num_clients: int
   ) -> list[tf.Tensor]:
-    """All that goes into a compiled loop over the first clients."""
+    """Flatten the inputs of a compiled loop over the first clients."""
     fed = [leaf for feed in self.feeds for leaf in (*feed.tensors, feed.rows)]
     return [
       tf.constant(num_clients),
@@ -44,11 +44,11 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-  """What a loop is compiled for.
+  """Dtypes and shapes for which a loop is compiled.
 
   Attributes:
     feeds: For each argument, its tensors' dtypes and shapes, and their kinds.
-    bucket: The leading dimension of whatever is fed client by client.
+    bucket: The leading dimension of everything that is fed client by client.
   """
 
   feeds: tuple[
@@ -57,7 +57,7 @@ class Signature:
   bucket: int
 
   def __str__(self) -> str:
-    """The shapes of one client, without the sizes of cohort and population."""
+    """Return the shapes of one client, without cohort and population sizes."""
     return ','.join(
       f'{dtype}{list(shape[1:])}'
       for tensors, _ in self.feeds
@@ -66,7 +66,7 @@ class Signature:
 
 
 def signature_of(feeds: Sequence[client_inputs.Feed], bucket: int) -> Signature:
-  """The signature under which a loop takes some feeds."""
+  """Return the signature of a loop over some feeds."""
   signed = []
   for feed in feeds:
     tensors = tuple(
@@ -84,7 +84,7 @@ def _dtype_name(tensor: Any) -> str:
 
 
 def _shape(tensor: Any, kind: client_inputs.Kind) -> tuple[int | None, ...]:
-  """The shape; how much lies end to end differs from round to round."""
+  """Return the shape; the rows of sequences vary from round to round."""
   if kind is client_inputs.Kind.LAID:
     return (None, *tensor.shape[1:])
   return tuple(tensor.shape)

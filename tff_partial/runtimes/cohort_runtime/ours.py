@@ -1,4 +1,4 @@
-"""The runtime under which programs run, if none was chosen."""
+"""Default runtime of programs, if none was chosen."""
 
 from collections.abc import Iterator
 import contextlib
@@ -12,8 +12,8 @@ from tff_partial.runtimes.cohort_runtime.cohort import CohortRuntime
 from tff_partial.runtimes.native_runtime.native import NativeRuntime
 from tff_partial.runtimes.native_runtime.native import replace_stock_default
 
-# Importing TFF makes a runtime the default, and importing us another in its
-# place. Neither was chosen.
+# Importing TFF makes a runtime the default, and importing this package replaces
+# it. The user chose neither.
 _UNCHOSEN = replace_stock_default()
 
 
@@ -24,15 +24,15 @@ def _shared() -> CohortRuntime:
 
 @contextlib.contextmanager
 def ours() -> Iterator[Any]:
-  """Keeps the current runtime if it is one of ours, else takes a `cohort()`.
+  """Keep the current runtime if it is one of ours, else use a `cohort()`.
 
-  That is one and the same until the program ends, so that a second run of a
-  process compiles nothing. What only TFF's programs can await, or knows no
-  cohorts, is not kept either. Also a decorator, of functions that call
+  The latter is the same until the program ends, so that a second run of a
+  process compiles nothing. Runtimes that only TFF's programs can await, or that
+  know no cohorts, are not kept either. Also a decorator for functions that call
   computations.
 
   Yields:
-    The runtime that is current meanwhile.
+    The runtime in use.
   """
   current = tff.framework.get_context_stack().current
   is_ours = isinstance(current, (CohortRuntime, NativeRuntime))

@@ -1,4 +1,4 @@
-"""One call of a computation: server stages and loops, in turn.
+"""Calls of a computation: server stages and loops, in turn.
 
 A `CompiledComputation` is made once per computation and called every round.
 """
@@ -35,18 +35,18 @@ Key: TypeAlias = flat_program.Key
 # For each client value that outlives its loop, its leaves, shard by shard, or
 # the file that they are in.
 Outputs: TypeAlias = dict[Key, list[Any]]
-# The same of one shard: a list of leaves, or a `deposits.Deposit`.
+# The same for one shard: a list of leaves, or a `deposits.Deposit`.
 Returned: TypeAlias = dict[Key, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-  """What all computations of a context share.
+  """Resources that all computations of a context share.
 
   Attributes:
     arrays: Resident arrays, on the device.
     chooser: Decides which loops XLA compiles.
-    pool: Runs shards side by side; None for one after the other.
+    pool: Runs shards in parallel; None for one after the other.
     debug: Whether clients run one by one, checked step by step.
     workers: Other processes that run shards; None if there are none.
   """
@@ -62,16 +62,16 @@ class Workers(Protocol):
   """Other processes, which run shards.
 
   Attributes:
-    arrays: Resident arrays, where these find them.
+    arrays: Resident arrays, where the workers find them.
   """
 
   arrays: client_inputs.DeviceArrays
 
   def start(self) -> None:
-    """Begins to start them, unless they have been started."""
+    """Begin to start them, unless they have been started."""
 
   def close(self) -> None:
-    """Ends them."""
+    """End them."""
 
   def run(
     self,
@@ -81,22 +81,22 @@ class Workers(Protocol):
     shares: 'Sequence[Callable[[], Share]]',
     chooser: jit_autotuning.Chooser,
   ) -> 'tuple[Sequence[tf.Tensor], list[Returned]]':
-    """Does what `stage.run` does.
+    """Run a loop, as `stage.run` does.
 
     Args:
-      computation: What the loop is a part of.
-      number: Which of its loops, counted from 0.
+      computation: The computation with the loop.
+      number: The number of the loop in it, counted from 0.
       stage: The loop.
-      shares: Make what each shard is given.
-      chooser: Knows, and is told, whether XLA compiles the loop.
+      shares: Build the inputs of each shard.
+      chooser: Holds, and receives, the choice of XLA for the loop.
     """
 
 
 class CompiledComputation:
-  """A computation in parts, which are compiled when they are first needed."""
+  """Computation in parts, which are compiled when first needed."""
 
   def __init__(self, computation: tff.Computation):
-    """Reads a computation.
+    """Read a computation.
 
     Args:
       computation: Any computation.
@@ -107,7 +107,7 @@ class CompiledComputation:
     self._computation = computation
     self._program = flat_program.Program(computation)
     self._plan = schedule.Plan(self._program)
-    # Two threads that call the same must not share its variables.
+    # Two threads that call it must not share its variables.
     self._turn: contextlib.AbstractContextManager[Any] = (
       contextlib.nullcontext()
     )
@@ -124,13 +124,13 @@ class CompiledComputation:
     convert: Callable[[Iterator[Any]], Any],
     resources: Resources,
   ) -> Any:
-    """Runs the computation.
+    """Run the computation.
 
     Args:
-      argument: The argument, as TFF hands it to a context.
+      argument: The argument, as TFF passes it to a context.
       convert: Puts leaves into the containers of the result: equal computations
         share a program, but may differ in these.
-      resources: What to run it with.
+      resources: The resources to run it with.
     """
     with self._turn:
       values = self._values(argument, resources)
@@ -140,7 +140,7 @@ class CompiledComputation:
   def _values(
     self, argument: Any, resources: Resources
   ) -> dict[Key, typed_values.Nested]:
-    """All values at the server in the end, and those of clients returned."""
+    """Compute all values at the server, and the client values returned."""
     values, clients = self._open(argument, resources.arrays)
     shards = sharding.cut(clients, self._program.shows_order)
     outputs: Outputs = {}
@@ -175,11 +175,11 @@ class CompiledComputation:
   def client_stage(
     self, number: int, values: flat_program.Values, zeros: Sequence[tf.Tensor]
   ) -> 'ClientStage':
-    """One of the loops over clients, for a round.
+    """Return one of the loops over clients, for a round.
 
     Args:
-      number: Which one, counted from 0.
-      values: Values at the server, among them all that the loop reads.
+      number: The number of the loop, counted from 0.
+      values: Values at the server, including all that the loop reads.
       zeros: The leaves of its first accumulators.
     """
     name = f'{self._program.fingerprint}/{number}'
@@ -187,7 +187,7 @@ class CompiledComputation:
 
   @functools.cached_property
   def may_be_deposited(self) -> frozenset[Key]:
-    """What clients return that no other loop reads, arrays all of it."""
+    """Client results that no other loop reads, with only arrays in them."""
     read = {key for loop in self._plan.loops for key in loop.kept}
     return frozenset(
       key
@@ -201,13 +201,13 @@ class CompiledComputation:
 
   @property
   def program(self) -> flat_program.Program:
-    """The steps that it consists of."""
+    """Program of the computation."""
     return self._program
 
   def _open(
     self, argument: Any, arrays: client_inputs.DeviceArrays
   ) -> tuple[dict[Key, typed_values.Nested], dict[str, client_inputs.Clients]]:
-    """Values at the server, and arguments with a value for each client."""
+    """Open values at the server, and arguments with a value per client."""
     values, clients = {}, {}
     for part in self._program.arguments.values():
       value, reader = argument, self._reader
@@ -228,7 +228,7 @@ class CompiledComputation:
   def _of_clients(
     self, key: Key, shards: Sequence[sharding.Shard], outputs: Outputs
   ) -> typed_values.ClientValues:
-    """A client value of the whole cohort, in its order."""
+    """Gather a client value of the whole cohort, in its order."""
     positions = [shard.positions for shard in shards]
     size = sum(map(len, positions))
     specs = typed_values.tensor_specs(self._program.type_of(key))
@@ -250,12 +250,12 @@ class CompiledComputation:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-  """What the loop over one shard is given, beside what all are given.
+  """Inputs of the loop over one shard that differ between shards.
 
   Attributes:
     shard: Its clients.
     feeds: Their share of each argument.
-    kept: What earlier loops kept for them, leaf by leaf.
+    kept: The values that earlier loops kept for them, leaf by leaf.
   """
 
   shard: sharding.Shard
@@ -273,7 +273,7 @@ def _share(
 
 @dataclasses.dataclass(frozen=True)
 class ClientStage:
-  """One loop over clients, shard by shard.
+  """Loop over clients, shard by shard.
 
   Attributes:
     name: A name of the loop that is the same in every process.
@@ -289,20 +289,20 @@ class ClientStage:
 
   @property
   def may_travel(self) -> bool:
-    """Whether another process may run it: variables and data sets stay."""
+    """True if another process may run it: variables and data sets stay."""
     return not (self.loop.owns_resources or self.loop.reads_sequences)
 
   def run(
     self, shares: Sequence[Callable[[], Share]], resources: Resources
   ) -> tuple[Sequence[tf.Tensor], list[Returned]]:
-    """Runs all shards in this process.
+    """Run all shards in this process.
 
     Args:
-      shares: Make what each shard is given, when its turn comes.
-      resources: What to run them with.
+      shares: Build the inputs of each shard, when its turn comes.
+      resources: The resources to run them with.
 
     Returns:
-      The merged accumulators, and what clients return, shard by shard.
+      The merged accumulators, and the outputs of clients, shard by shard.
     """
     run: Callable[..., Iterable[compiled_loop.Results]] = map
     may_share = not (resources.debug or self.loop.owns_resources)
@@ -331,7 +331,7 @@ class ClientStage:
 
 
 def _source(part: Any) -> deposits.Source:
-  """Where the leaves of a shard are; a file goes when nobody names it."""
+  """Return the source of a shard's leaves, which owns the file, if any."""
   if isinstance(part, deposits.Deposit):
     return part.owned()
   return deposits.Held([leaf.numpy() for leaf in part])

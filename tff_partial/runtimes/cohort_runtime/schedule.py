@@ -1,4 +1,4 @@
-"""Which parts a program is run in: server stages, and loops between them."""
+"""Parts of a program as it runs: server stages, and loops between them."""
 
 from collections.abc import Iterable
 
@@ -17,23 +17,23 @@ _FEW_BYTES = 1 << 14
 
 
 class Plan:
-  """A program in parts: stage 0, loop 0, stage 1, loop 1, ..., the last stage.
+  """Program in parts: stage 0, loop 0, stage 1, loop 1, ..., the last stage.
 
   Attributes:
-    stages: What the server computes before, between and after the loops.
+    stages: The stages of the server before, between and after the loops.
     loops: The loops over clients.
     client_results: The client values that the program returns.
   """
 
   def __init__(self, program: flat_program.Program):
-    """Sorts the program's steps.
+    """Sort the program's steps.
 
     Args:
       program: The program.
 
     Raises:
       UnsupportedComputationError: If a value would have to be kept for a later
-        loop that cannot be.
+        loop, but cannot be.
     """
     self._program = program
     results = program.keys_read(program.result)
@@ -61,10 +61,10 @@ class Plan:
     ]
 
   def _kept(self) -> set[Key]:
-    """Client values that a later loop reads and does not compute again.
+    """Return client values that a later loop reads instead of recomputing.
 
-    What a client draws at random has one value a round, so it must be kept.
-    What is small may be. The rest, such as updates, is computed again: to keep
+    A random client value must not change within a round, so it must be kept.
+    Small values may be. The rest, such as updates, is computed again: keeping
     it would take memory for all clients at once.
     """
     program = self._program
@@ -103,7 +103,7 @@ class Plan:
   def _stage(
     self, stage: int, results: Iterable[Key]
   ) -> server_stage.ServerStage:
-    """What the server computes before loop number `stage`."""
+    """Build the stage of the server before loop number `stage`."""
     steps = [
       step
       for step in self._steps
@@ -129,7 +129,7 @@ class Plan:
 def _needed(
   program: flat_program.Program, results: Iterable[Key]
 ) -> list[flat_program.Step]:
-  """The steps that the result depends on, in order."""
+  """Return the steps that the result depends on, in order."""
   needed, waiting = set(), list(results)
   while waiting:
     key = waiting.pop()

@@ -1,4 +1,4 @@
-"""The server's part of a round: reports, steps and zeros of one stage."""
+"""Server's part of a round: reports, steps and zeros of one stage."""
 
 from collections.abc import Callable, Iterable, Sequence
 import functools
@@ -15,7 +15,7 @@ Values: TypeAlias = flat_program.Values
 
 
 class ServerStage:
-  """Between two loops: what the server computes, as one graph."""
+  """Computation of the server between two loops, as one graph."""
 
   def __init__(
     self,
@@ -25,13 +25,13 @@ class ServerStage:
     zeros: Iterable[flat_program.Step],
     outputs: Iterable[Key],
   ):
-    """Finds out what the stage needs.
+    """Determine what the stage needs.
 
     Args:
       program: The program.
       reports: The aggregates of the loop before.
       steps: The steps to run.
-      zeros: The aggregates of the loop behind.
+      zeros: The aggregates of the loop after.
       outputs: The values to return.
     """
     self._program = program
@@ -48,14 +48,14 @@ class ServerStage:
   def __call__(
     self, values: Values, totals: Sequence[tf.Tensor]
   ) -> tuple[dict[Key, typed_values.Nested], list[tf.Tensor]]:
-    """Runs the stage.
+    """Run the stage.
 
     Args:
       values: All values at the server so far.
       totals: The accumulators of the loop before.
 
     Returns:
-      New values, and the first accumulators of the loop behind.
+      New values, and the first accumulators of the loop after.
     """
     if not self._outputs and not self._zeros:
       return {}, []

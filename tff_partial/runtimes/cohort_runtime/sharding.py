@@ -1,7 +1,7 @@
-"""Cuts a cohort into shards, which may run side by side.
+"""Cut of a cohort into shards, which may run in parallel.
 
 A cohort consists of *groups* of clients whose tensors have the same shapes,
-and a group of *shards*. Both cuts look at the cohort alone, never at the
+and a group of *shards*. Both cuts depend on the cohort alone, never on the
 machine, so that a round has the same bits wherever it runs.
 """
 
@@ -17,11 +17,11 @@ from tff_partial.runtimes.values import client_inputs
 # A shard of fewer clients costs more to start and to merge than it gains. All
 # shards of fewer than 256 clients have at most 32, hence share a program.
 _CLIENTS_PER_SHARD = 16
-# From so many shards on, more of them help only where there are more workers
-# than that, and each should be worth sending.
+# From this many shards on, more of them help only with more workers than that,
+# and each should be worth sending.
 _MANY_SHARDS = 8
 _CLIENTS_PER_SHARD_OF_MANY = 128
-# And none should be so large that a few of them do not fit into memory.
+# None should be so large that a few of them do not fit into memory.
 _BYTES_PER_SHARD_OF_MANY = 1 << 25
 
 # Padding costs little where few bytes are fed for a client.
@@ -35,7 +35,7 @@ class Shard:
 
   Attributes:
     positions: Their places in the cohort.
-    bucket: The leading dimension of what is fed: their number, rounded up, so
+    bucket: The leading dimension of their feeds: their number, rounded up, so
       that a program compiled for one size serves many.
     cohort_size: The number of clients in the whole cohort.
   """
@@ -50,16 +50,16 @@ class Shard:
   def feeds(
     self, arguments: Iterable[client_inputs.Clients]
   ) -> list[client_inputs.Feed | client_inputs.UnreadFeed]:
-    """The shard's share of each argument.
+    """Return the shard's share of each argument.
 
     Args:
-      arguments: Those of the whole cohort.
+      arguments: The arguments of the whole cohort.
     """
     return [a.feed(self.positions, self.bucket) for a in arguments]
 
 
 def cohort_size(arguments: Mapping[str, client_inputs.Clients]) -> int:
-  """The number of clients, which all arguments must agree about."""
+  """Return the number of clients, which must be equal in all arguments."""
   sizes = {name: len(argument) for name, argument in arguments.items()}
   if len(set(sizes.values())) > 1:
     raise errors.CohortSizeError(sizes)
@@ -69,12 +69,12 @@ def cohort_size(arguments: Mapping[str, client_inputs.Clients]) -> int:
 def cut(
   arguments: Mapping[str, client_inputs.Clients], in_order: bool = False
 ) -> list[Shard]:
-  """Cuts a cohort.
+  """Cut a cohort into shards.
 
   Args:
     arguments: The CLIENTS arguments, by their names.
     in_order: Whether the clients of a shard, and the shards, must follow one
-      another as in the cohort. Then a group begins wherever shapes change.
+      another as in the cohort. Then a group starts wherever shapes change.
   """
   size = cohort_size(arguments)
   clients = list(arguments.values())
@@ -99,7 +99,7 @@ def cut(
 
 
 def _ends(size: int, client_bytes: int) -> list[int]:
-  """Where the shards of a group of `size` clients end."""
+  """Return the ends of the shards of a group of `size` clients."""
   of_many = max(
     _CLIENTS_PER_SHARD,
     min(

@@ -1,8 +1,8 @@
 """Loops in place of `Dataset.reduce`, which is slow to start.
 
-TensorFlow makes the function of a `ReduceDataset` ready each time that it runs,
+TensorFlow prepares the function of a `ReduceDataset` each time that it runs,
 which takes longer than a client's few batches. A loop over an iterator of the
-data set calls the same function, made ready once, to the same end.
+data set calls the same function, prepared once, with the same result.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ _serial = itertools.count()
 
 
 def as_loops(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Replaces every `ReduceDataset` of a graph, in its functions too."""
+  """Replace every `ReduceDataset` in a graph and its functions."""
   known = {f.signature.name: f for f in graph_def.library.function}
   changed = set()
   for function in list(known.values()):
@@ -40,9 +40,9 @@ def as_loops(graph_def: tf.compat.v1.GraphDef) -> None:
 def _rename_functions(
   graph_def: tf.compat.v1.GraphDef, changed: set[str]
 ) -> None:
-  """Gives functions that were changed, and their callers, new names.
+  """Give changed functions and their callers new names.
 
-  TensorFlow may know a function by that name as it was.
+  TensorFlow may know the unchanged function by the old name.
   """
   called = {
     function.signature.name: {
@@ -66,7 +66,7 @@ def _rename_functions(
 
 
 def _functions(node: Any) -> Iterator[Any]:
-  """What a node says of the functions that it calls."""
+  """Yield a node's references to the functions that it calls."""
   for attribute in node.attr.values():
     if attribute.HasField('func'):
       yield attribute.func
@@ -76,7 +76,7 @@ def _functions(node: Any) -> Iterator[Any]:
 def _replace(
   nodes: Any, known: dict[str, Any], graph_def: tf.compat.v1.GraphDef
 ) -> set[str]:
-  """Has nodes call loops; returns the names of those that do now."""
+  """Make nodes call loops; return the names of those nodes."""
   replaced = set()
   for node in nodes:
     if node.op != 'ReduceDataset':
@@ -118,14 +118,14 @@ def reduced(
   state: Sequence[Any],
   shapes: Sequence[tf.TensorShape],
 ) -> Sequence[Any]:
-  """Reduces a data set by a loop; within a graph.
+  """Reduce a data set by a loop, within a graph.
 
   Args:
     dataset: The data set.
     dtypes: The dtypes of an element's components.
-    step: From the components of an element and the state to the next state.
-    state: The first state.
-    shapes: The shapes that each part of it always has.
+    step: Maps the components of an element and the state to the next state.
+    state: The initial state.
+    shapes: The shape that each part of the state always has.
   """
   kinds = {
     'output_types': dtypes,
@@ -157,20 +157,20 @@ def _loop(
   others: Sequence[tf.TensorSpec],
   name: str,
 ) -> list[Any]:
-  """Functions: from data set, first states and others to last states.
+  """Build functions from data set, first states and others to last states.
 
   Args:
-    states: What is handed from element to element.
+    states: The specs of the state passed from element to element.
     elements: The dtypes of an element.
-    others: What the function is called with besides.
+    others: The specs of the function's other arguments.
     name: The function's name.
 
   Returns:
-    First the one to call, then those that it calls.
+    First the function to call, then those that it calls.
   """
   dtypes = [tf.as_dtype(dtype) for dtype in elements]
   element = [tf.TensorSpec(None, dtype) for dtype in dtypes]
-  # Stands for the function, which nothing outside its graph can call.
+  # Placeholder for the function, which only its own graph can call.
   stand_in = graphs.trace(
     lambda *flat: [tf.identity(state) for state in flat[: len(states)]],
     [*states, *element, *others],
@@ -198,7 +198,7 @@ def _loop(
 
 
 def _renamed(name: str, replaced: set[str]) -> str:
-  """In functions, results have the names that an operation has for them."""
+  """Rename an output of a replaced node, which functions name by its op."""
   node, _, result = name.partition(':')
   if node in replaced and result:
     return f'{node}:output:{result.rpartition(":")[2]}'

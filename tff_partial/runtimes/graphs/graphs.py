@@ -9,7 +9,7 @@ import tensorflow as tf
 def trace(
   run: Callable[..., Any], inputs: Sequence[tf.TensorSpec], jit: bool = False
 ) -> Any:
-  """Traces a function of tensors, given by their specs."""
+  """Trace a function of tensors, given by their specs."""
   function = tf.function(run, autograph=False, jit_compile=jit or None)
   return function.get_concrete_function(*inputs)
 
@@ -17,9 +17,9 @@ def trace(
 def quick(
   traced: Callable[..., Any], inputs: Sequence[tf.TensorSpec]
 ) -> Callable[..., Any]:
-  """Makes a traced function cheap to call.
+  """Make a traced function cheap to call.
 
-  TensorFlow checks the arguments of what it traced, which takes longer than
-  many a round; a wrapped function is called as it is.
+  TensorFlow checks the arguments of a traced function, which takes longer than
+  some rounds; a wrapped function is called directly.
   """
   return tf.compat.v1.wrap_function(lambda *flat: traced(*flat), inputs)

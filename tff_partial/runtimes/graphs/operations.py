@@ -1,9 +1,9 @@
-"""What may outlive a call of a graph, and what two calls draw differently.
+"""Operations that draw at random, or whose state may outlive a call.
 
 TensorFlow's registry of operations knows which are stateful: they draw random
-numbers, keep something between calls, or act on a resource. What is stateful
-and not listed here is taken for random. A resource with a name is found again
-by the next call, so it must be one that the graph's initializer fills.
+numbers, keep something between calls, or act on a resource. A stateful
+operation not listed here is taken for random. The next call finds a resource
+with a name again, so it must be one that the graph's initializer fills.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,11 +21,11 @@ CONDITIONALS = ('If', 'StatelessIf')
 CASES = ('Case', 'StatelessCase')
 LOOPS = ('While', 'StatelessWhile')
 
-# Stateful operations that give the same for the same inputs, if the resources
-# that they act on are made or filled in the same call.
+# Stateful operations with equal results for equal inputs, if the resources that
+# they act on are made or filled in the same call.
 _PURE = frozenset(
   (
-    # Control flow, and what is said aside.
+    # Control flow, checks and printing.
     *('Case', 'If', 'StatefulPartitionedCall', 'While'),
     *('Assert', 'CheckNumerics', 'CheckNumericsV2', 'Print', 'PrintV2'),
     *('DeepCopy', 'DeviceIndex', 'GuaranteeConst', 'StatelessRandomGetAlg'),
@@ -42,7 +42,7 @@ _PURE = frozenset(
     *('LookupTableInsertV2', 'LookupTableRemoveV2', 'LookupTableSizeV2'),
     *('MutableDenseHashTableV2', 'MutableHashTableOfTensorsV2'),
     'MutableHashTableV2',
-    # Arrays and stacks, which every execution makes anew.
+    # Arrays and stacks, which every execution makes again.
     *('StackCloseV2', 'StackPopV2', 'StackPushV2', 'StackV2'),
     *('TensorArrayCloseV3', 'TensorArrayConcatV3', 'TensorArrayGatherV3'),
     *('TensorArrayGradV3', 'TensorArrayGradWithShape', 'TensorArrayReadV3'),
@@ -75,7 +75,7 @@ _SEEDED = frozenset(
   )
 )
 
-# The first input of these is a resource, which they fill with all it holds.
+# These fill their first input, a resource, with all its contents.
 _FILLS = frozenset(
   (
     *('AssignVariableOp', 'InitializeTableFromDataset', 'InitializeTableV2'),
@@ -85,16 +85,16 @@ _FILLS = frozenset(
 
 
 def definition(node: tf.compat.v1.NodeDef) -> Any:
-  """What the registry knows of a node's operation; None if it is a function."""
+  """Return a node's registered operation; None if it calls a function."""
   return op_def_registry.get(node.op)
 
 
 def branches(node: tf.compat.v1.NodeDef) -> list[Any]:
-  """The functions of which a node runs one, in the order of its choice.
+  """Return the functions of which a node runs one, in the order of its index.
 
   Args:
-    node: The node. What is returned are parts of it: to rename them changes
-      what it runs.
+    node: The node. The results are parts of it: renaming them changes what it
+      runs.
   """
   if node.op in CONDITIONALS:
     return [node.attr[f'{way}_branch'].func for way in ('else', 'then')]
@@ -106,14 +106,14 @@ def branches(node: tf.compat.v1.NodeDef) -> list[Any]:
 def scopes(
   graph_def: tf.compat.v1.GraphDef,
 ) -> Iterator[Sequence[tf.compat.v1.NodeDef]]:
-  """The nodes of a graph, then those of each of its functions."""
+  """Yield the nodes of a graph, then those of each of its functions."""
   yield graph_def.node
   for function in graph_def.library.function:
     yield function.node_def
 
 
 def named_functions(node: tf.compat.v1.NodeDef) -> Iterator[Any]:
-  """The functions that a node names, as parts of it."""
+  """Yield the functions that a node names, as parts of it."""
   for attribute in node.attr.values():
     if attribute.HasField('func'):
       yield attribute.func
@@ -125,8 +125,8 @@ def executed(
 ) -> Iterator[Sequence[tf.compat.v1.NodeDef]]:
   """Yield the nodes of a graph, then those of each function that it calls.
 
-  A library may hold others, too: Keras's LSTM and GRU leave one for cuDNN
-  beside each that runs.
+  A library may hold others, too: Keras's LSTM and GRU leave an unused one for
+  cuDNN with each that runs.
   """
   uncalled = {
     function.signature.name: function.node_def
@@ -143,16 +143,16 @@ def executed(
 
 
 def source(name: str) -> str:
-  """The node that an input of another node comes from."""
+  """Return the name of the node that an input comes from."""
   return name.lstrip('^').split(':')[0]
 
 
 def origin(known: Mapping[str, tf.compat.v1.NodeDef], tensor: str) -> str:
-  """The tensor that another one is, behind nodes that hand it on.
+  """Follow a tensor back through nodes that pass it on.
 
   Args:
     known: The nodes of a graph or of a function by their names.
-    tensor: The name of the other one.
+    tensor: The name of the tensor.
   """
   node = known.get(source(tensor))
   while node is not None and node.op == 'Identity':
@@ -162,7 +162,7 @@ def origin(known: Mapping[str, tf.compat.v1.NodeDef], tensor: str) -> str:
 
 
 def draws(graph_def: tf.compat.v1.GraphDef) -> str | None:
-  """An operation for which two calls on the same arguments may differ."""
+  """Return an operation whose results may differ between equal calls."""
   for nodes in executed(graph_def):
     known = {node.name: node for node in nodes}
     for node in nodes:
@@ -182,7 +182,7 @@ def _draws(
       )
       if argument.name in ('seed', 'seed2')
     )
-  # Datasets that hand on whatever is ready first.
+  # Datasets that yield the element that is ready first.
   if 'deterministic' in node.attr:
     if node.attr['deterministic'].s == b'false':
       return True
@@ -203,16 +203,16 @@ def _is_not_zero(node: tf.compat.v1.NodeDef | None) -> bool:
 def check_resources(
   graph_def: tf.compat.v1.GraphDef, initializer: str, inputs: Iterable[str]
 ) -> None:
-  """Refuses what would hand something from one call to the next.
+  """Refuse a graph that would pass state from one call to the next.
 
   Args:
     graph_def: A graph.
     initializer: The operation to run before each call, or an empty string.
-    inputs: The names of the tensors that go in.
+    inputs: The names of the input tensors.
 
   Raises:
     UnsupportedComputationError: If a named resource is not filled by the
-      initializer, or is filled with what comes out of an argument.
+      initializer, or is filled from an argument.
   """
   known = {node.name: node for node in graph_def.node}
   initial = ancestors(known, [initializer] if initializer else [])
@@ -236,7 +236,7 @@ def check_resources(
 
 
 def _is_named(node: tf.compat.v1.NodeDef) -> bool:
-  """Whether it makes, or finds, a resource by a name."""
+  """Check whether a node makes, or finds, a resource by a name."""
   defined = definition(node)
   return defined is not None and any(
     attribute.name == 'shared_name' for attribute in defined.attr
@@ -246,7 +246,7 @@ def _is_named(node: tf.compat.v1.NodeDef) -> bool:
 def ancestors(
   known: Mapping[str, tf.compat.v1.NodeDef], ends: Iterable[str]
 ) -> set[str]:
-  """The nodes that some nodes need, by name, with themselves."""
+  """Return the names of the nodes that some nodes need, and of these."""
   found: set[str] = set()
   waiting = [source(name) for name in ends]
   while waiting:

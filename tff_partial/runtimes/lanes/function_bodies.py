@@ -1,7 +1,7 @@
-"""What graphs and functions compute, and which results differ between lanes.
+"""Bodies of graphs and functions, and which results differ between lanes.
 
-TensorFlow calls tensors otherwise within functions than within graphs; here
-they have the names of graphs: `node:place`.
+TensorFlow names tensors differently in functions and in graphs; here they have
+the names of graphs: `node:place`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,21 +13,21 @@ import tensorflow as tf
 from tff_partial.runtimes.graphs import operations
 from tff_partial.runtimes.lanes import lane_values
 
-# Of a tensor these know its shape alone, which is the same in all lanes.
+# These read only the shape of a tensor, which is the same in all lanes.
 SHAPES = frozenset(('Rank', 'Shape', 'ShapeN', 'Size'))
-# The same of a list of tensors.
+# The same for lists of tensors.
 _SHAPES_OF_LISTS = frozenset(('TensorListElementShape', 'TensorListLength'))
 
 
 class Body:
-  """What a graph or a function computes.
+  """Nodes of a graph or a function, in topological order.
 
   Attributes:
-    inputs: The names of the tensors that go in.
-    outputs: The names of the tensors that come out.
-    nodes: What lies between, each behind all that it needs.
-    constants: Those of the nodes that are constants, by their names.
-    readers: Each tensor to the nodes that read it.
+    inputs: The names of the input tensors.
+    outputs: The names of the output tensors.
+    nodes: The nodes between them, each after all that it needs.
+    constants: The nodes that are constants, by their names.
+    readers: For each tensor, the nodes that read it.
   """
 
   def __init__(
@@ -62,7 +62,7 @@ class Body:
 
   @functools.cached_property
   def kept(self) -> list[bool]:
-    """For each output, whether it is the input at the same place."""
+    """For each output, True if it is the input at the same place."""
     known = {node.name: node for node in self.nodes}
     return [
       operations.origin(known, name) == given
@@ -71,7 +71,7 @@ class Body:
 
 
 def data_inputs(node: tf.compat.v1.NodeDef) -> list[str]:
-  """The tensors that a node reads, each by its full name."""
+  """Return the tensors that a node reads, each by its full name."""
   return [
     name if ':' in name else f'{name}:0'
     for name in node.input
@@ -82,7 +82,7 @@ def data_inputs(node: tf.compat.v1.NodeDef) -> list[str]:
 def _sizes(
   arguments: Iterable[Any], attributes: Mapping[str, Any]
 ) -> Iterator[tuple[str, int]]:
-  """How many tensors each named output of an operation has."""
+  """Yield each named output of an operation and its number of tensors."""
   for argument in arguments:
     if argument.number_attr:
       yield argument.name, attributes[argument.number_attr].i
@@ -94,14 +94,14 @@ def _sizes(
 
 
 def outputs(node: tf.compat.v1.NodeDef) -> list[str]:
-  """The names of all tensors that come out of a node."""
+  """Return the names of all output tensors of a node."""
   arguments = operations.definition(node).output_arg
   number = sum(size for _, size in _sizes(arguments, node.attr))
   return [f'{node.name}:{place}' for place in range(number)]
 
 
 def _body_of(function: Any) -> Body:
-  """Reads a function, in which tensors are called otherwise than in graphs."""
+  """Read a function, and rename its tensors as in graphs."""
   inputs = [argument.name for argument in function.signature.input_arg]
   places: dict[str, str] = {name: f'{name}:0' for name in inputs}
   for node in function.node_def:
@@ -133,7 +133,7 @@ def _body_of(function: Any) -> Body:
 
 
 class Functions:
-  """A graph's functions, and which of their results differ between lanes."""
+  """Functions of a graph, and which results differ between lanes."""
 
   def __init__(self, graph_def: tf.compat.v1.GraphDef):
     self._functions = {
@@ -144,17 +144,17 @@ class Functions:
     self._flags: dict[tuple[str, tuple[bool, ...]], list[bool]] = {}
 
   def body(self, name: str) -> Body:
-    """What a function computes."""
+    """Return the body of a function."""
     if name not in self._bodies:
       self._bodies[name] = _body_of(self._functions[name])
     return self._bodies[name]
 
   def differing(self, name: str, flags: Sequence[bool]) -> list[bool]:
-    """Which results of a function differ between lanes.
+    """Return which results of a function differ between lanes.
 
     Args:
       name: The function.
-      flags: Which of its arguments do.
+      flags: Which of its arguments differ.
     """
     key = (name, tuple(flags))
     if key not in self._flags:
@@ -170,7 +170,7 @@ class Functions:
   def differing_of_node(
     self, node: tf.compat.v1.NodeDef, given: Sequence[bool]
   ) -> list[bool]:
-    """Which results of a node differ between lanes, given which inputs do."""
+    """Return which results of a node differ, given which inputs do."""
     if node.op in operations.CALLS:
       return self.differing(node.attr['f'].func.name, given)
     ways = [
@@ -189,11 +189,11 @@ class Functions:
   def differing_of_loop(
     self, node: tf.compat.v1.NodeDef, given: Sequence[bool]
   ) -> tuple[list[bool], bool]:
-    """Which variables of a loop differ between lanes, and whether its end does.
+    """Return which variables of a loop differ, and whether its end does.
 
     Args:
       node: The loop.
-      given: Which of its first values do.
+      given: Which of its initial values differ between lanes.
     """
     condition = node.attr['cond'].func.name
     body = node.attr['body'].func.name

@@ -1,8 +1,8 @@
-"""How single operations are built for several lanes at once.
+"""Rules to build single operations for several lanes at once.
 
-Those here are not known to `tf.vectorized_map`, or not as they are wanted:
-lists of tensors, which must not be copied; what writes into a tensor; what asks
-for a shape; and convolutions with filters of each lane's own.
+`tf.vectorized_map` lacks these, or does them otherwise than lanes require:
+lists of tensors, which must not be copied; writes into a tensor; shape queries;
+and convolutions with different filters in each lane.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +15,16 @@ from tff_partial.runtimes.lanes import function_bodies
 from tff_partial.runtimes.lanes import lane_values
 from tff_partial.runtimes.lanes.lane_values import Value
 
-# From the number of lanes, a node and what it reads to what comes out of it.
+# From the number of lanes, a node and its inputs to its outputs.
 Rule: TypeAlias = Callable[
   [int, tf.compat.v1.NodeDef, Sequence[Value]], list[Value]
 ]
 
-# What writes into a tensor.
+# Operations that write into a tensor.
 SCATTERS = frozenset(
   ('TensorScatterAdd', 'TensorScatterSub', 'TensorScatterUpdate')
 )
-# Convolutions of each lane's filters are one of all lanes' channels in groups.
+# Convolutions with each lane's filters become one grouped convolution.
 _CONVOLUTIONS = frozenset(
   ('Conv2D', 'Conv2DBackpropFilter', 'Conv2DBackpropInput')
 )
@@ -33,7 +33,7 @@ _CONVOLUTIONS = frozenset(
 def rule_of(
   node: tf.compat.v1.NodeDef, has_lanes: bool, groups_convolutions: bool
 ) -> Rule | None:
-  """How a node is built; None if it has no rule here.
+  """Return the rule for a node; None if it has none here.
 
   Args:
     node: The node.
@@ -60,11 +60,11 @@ def rule_of(
 def _convolution(
   number: int, node: tf.compat.v1.NodeDef, given: Sequence[Value]
 ) -> list[Value]:
-  """A convolution, or its gradient, with the channels of all lanes."""
+  """Build a convolution, or its gradient, with the channels of all lanes."""
   tensors = [
     _channels_together(lane_values.spread(value, number).tensor)
     if value.tensor.dtype.is_floating
-    # The shape of what comes out.
+    # The shape of the output.
     else tf.concat(
       [
         lane_values.same_in_all(value)[:3],
@@ -89,7 +89,7 @@ def _convolution(
 def _scatter(
   number: int, node: tf.compat.v1.NodeDef, given: Sequence[Value]
 ) -> list[Value]:
-  """Adds to, or writes into, the tensor of each lane."""
+  """Add to, or write into, the tensor of each lane."""
   tensor, indices, updates = [
     lane_values.spread(v, number).tensor for v in given
   ]
@@ -108,7 +108,7 @@ def _scatter(
 def _shape(
   number: int, node: tf.compat.v1.NodeDef, given: Sequence[Value]
 ) -> list[Value]:
-  """What is known of the shape of one lane, or of several tensors' shapes."""
+  """Build the shapes, ranks or sizes of one lane's tensors."""
   dtype = tf.int32
   if 'out_type' in node.attr:
     dtype = tf.as_dtype(node.attr['out_type'].type)
@@ -127,14 +127,14 @@ def _shape(
 
 
 def _in_front(number: int, shape: tf.Tensor) -> tf.Tensor:
-  """The shape of a list's elements with lanes; -1 stands for any."""
+  """Add lanes to the shape of a list's elements, unless it is a scalar -1."""
   if shape.shape.rank == 0:
     return shape
   return tf.concat([tf.cast([number], shape.dtype), shape], 0)
 
 
 def _swapped(tensor: tf.Tensor) -> tf.Tensor:
-  """Elements first and lanes next, or the other way round."""
+  """Swap the dimensions of elements and lanes."""
   rank = tensor.shape.rank
   if rank is None:
     raise lane_values.UnfitForLanesError(
@@ -144,7 +144,7 @@ def _swapped(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _channels_together(tensor: tf.Tensor) -> tf.Tensor:
-  """From `[lanes, a, b, c, channels]` to `[a, b, c, lanes * channels]`."""
+  """Turn `[lanes, a, b, c, channels]` into `[a, b, c, lanes * channels]`."""
   shape = tf.shape(tensor)
   together = tf.reshape(
     tf.transpose(tensor, [1, 2, 3, 0, 4]),
@@ -157,7 +157,7 @@ def _channels_together(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _channels_apart(tensor: tf.Tensor, lanes: int) -> tf.Tensor:
-  """From `[a, b, c, lanes * channels]` to `[lanes, a, b, c, channels]`."""
+  """Turn `[a, b, c, lanes * channels]` into `[lanes, a, b, c, channels]`."""
   shape = tf.concat(
     [tf.shape(tensor)[:3], [lanes, tf.shape(tensor)[3] // lanes]], 0
   )
@@ -168,25 +168,25 @@ def _channels_apart(tensor: tf.Tensor, lanes: int) -> tf.Tensor:
 
 
 def _list_operation(build: Callable[..., Sequence[tuple[Any, bool]]]) -> Rule:
-  """A rule, made of a function of attributes and what an operation reads."""
+  """Make a rule from a function of attributes and inputs."""
   return lambda number, node, given: [
     Value(*result) for result in build(number, node.attr, *given)
   ]
 
 
 def _element(handle: Value, item: tf.Tensor) -> tuple[tf.Tensor, bool]:
-  """What is read from a list; once, if it is the same in all lanes."""
+  """Return an item of a list, without lanes if it is the same in all."""
   return (item, True) if handle.has_lanes else (item[0], False)
 
 
 def _new_list(
   make: Callable[..., tf.Tensor], length: str
 ) -> Callable[..., list[tuple[tf.Tensor, bool]]]:
-  """Builds lists that nothing was written into.
+  """Return a function that builds lists with nothing written.
 
   Args:
     make: The operation.
-    length: What it calls its second input.
+    length: The name of its second input.
   """
 
   def build(

@@ -1,4 +1,4 @@
-"""Tensors that differ between lanes, and those that do not."""
+"""Tensors that may differ between lanes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,11 +7,11 @@ import tensorflow as tf
 
 
 class UnfitForLanesError(ValueError):
-  """What a client computes cannot be computed for several in lock-step."""
+  """Several clients cannot run a computation in lock-step."""
 
 
 class Value(NamedTuple):
-  """A tensor, and whether its leading dimension is that of the lanes.
+  """Tensor, and whether its leading dimension is that of the lanes.
 
   A list of tensors (`tf.TensorArray`) always has lanes in each of its elements;
   here it has lanes if elements differ between them.
@@ -22,11 +22,11 @@ class Value(NamedTuple):
 
 
 def spread(value: Value, number: int) -> Value:
-  """The same value with lanes.
+  """Return the same value with lanes.
 
   Args:
     value: The value.
-    number: How many lanes there are.
+    number: The number of lanes.
   """
   tensor = value.tensor
   if value.has_lanes:
@@ -40,7 +40,7 @@ def spread(value: Value, number: int) -> Value:
 
 
 def same_in_all(value: Value) -> tf.Tensor:
-  """A place in a list, or its length."""
+  """Return a place in a list, or its length, which must have no lanes."""
   if value.has_lanes:
     raise UnfitForLanesError('lanes would read different places of a list')
   return value.tensor
@@ -49,7 +49,7 @@ def same_in_all(value: Value) -> tf.Tensor:
 def selected(
   mask: tf.Tensor, new: Sequence[Value], old: Sequence[Value]
 ) -> list[Value]:
-  """New values in the lanes of a mask, old ones elsewhere."""
+  """Select new values in the lanes of a mask, old ones elsewhere."""
   values = []
   for one, other in zip(new, old, strict=True):
     if one.tensor.dtype == tf.variant:

@@ -1,16 +1,16 @@
 """Lanes: one program that computes for several clients in lock-step.
 
-What one client computes is read as a graph, and built anew with a leading
-dimension of clients, *lanes*, wherever values differ between them; what all
-lanes have alike, such as the server's weights, stays as it is. A loop that ends
-sooner for some lanes goes on until all are done, and what it computes for the
-others is dropped; where lanes go different ways, both are computed. Single
-operations are those of `tf.vectorized_map`: matrix products become batched
-ones. Convolutions become grouped ones. What nobody knows to do for several
-clients at once, such as to draw from their seeds, is done once for each lane.
+The graph of one client is rebuilt with a leading dimension of clients, *lanes*,
+wherever values differ between them; values shared by all lanes, such as the
+server's weights, stay unchanged. A loop that ends sooner for some lanes goes on
+until all are done, and its results for the others are dropped; where lanes take
+different branches, both are computed. Single operations are those of
+`tf.vectorized_map`: matrix products become batched ones. Convolutions become
+grouped ones. Operations that cannot run for several clients at once, such as
+draws from their seeds, run once for each lane.
 
-A lane that is done, or on another way, is handed no index and no divisor of its
-own, so that it raises no error.
+A lane that is done, or in another branch, gets a safe index and divisor, so
+that it raises no error.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from tff_partial.runtimes.lanes.function_bodies import Body
 from tff_partial.runtimes.lanes.lane_values import Value
 
 _VARIANT = tf.variant.as_datatype_enum
-# These say that they keep something between calls, but nothing that counts.
+# These are marked as stateful, but keep no state that matters.
 _HARMLESS = frozenset(
   (
     *(*operations.CALLS, *operations.CASES),
@@ -37,13 +37,13 @@ _HARMLESS = frozenset(
     *('Assert', 'DeviceIndex', 'GuaranteeConst', 'StatelessRandomGetAlg'),
   )
 )
-# Control flow of TensorFlow 1, in which a graph goes in circles.
+# Control flow of TensorFlow 1, with cycles in the graph.
 _FRAMES = frozenset(('Enter', 'Exit', 'Merge', 'NextIteration', 'Switch'))
 # Operations on the last dimension of their first input, or on each number,
-# which `vectorized_map` does not know.
+# which `vectorized_map` does not support.
 _OF_LAST_DIMENSION = frozenset(('Bitcast', 'OnesLike', 'TopKV2'))
-# Inputs that must be sound whatever becomes of the result: operation to the
-# place of the input, and a number that is always sound.
+# Inputs that must be valid even if the result is dropped: from an operation to
+# the place of the input, and a number that is always valid.
 _MUST_BE_SOUND = {
   **dict.fromkeys(('Gather', 'GatherNd', 'GatherV2'), (1, 0)),
   **dict.fromkeys(('Slice', 'StridedSlice'), (1, 0)),
@@ -61,7 +61,7 @@ _MASK = 'lanes_at_work'
 
 
 class Lanes:
-  """A traced function, built anew for several clients at once."""
+  """Traced function, rebuilt for several clients at once."""
 
   def __init__(
     self,
@@ -70,18 +70,18 @@ class Lanes:
     has_lanes: Sequence[bool],
     groups_convolutions: bool | None = None,
   ):
-    """Reads a function.
+    """Read a function.
 
     Args:
       traced: A concrete function of flat tensors, to flat tensors.
       number: The number of lanes.
       has_lanes: Which of its arguments differ between lanes.
       groups_convolutions: Whether convolutions of all lanes become one with
-        groups of channels, which TensorFlow knows on a GPU and under XLA; if
-        not, each lane has its own. By default where there is a GPU.
+        groups of channels, which TensorFlow supports on a GPU and under XLA; if
+        not, each lane has its own. By default only with a GPU.
 
     Raises:
-      UnfitForLanesError: If it holds what lanes cannot run.
+      UnfitForLanesError: If it has an operation that lanes cannot run.
     """
     self.number = number
     if groups_convolutions is None:
@@ -89,7 +89,7 @@ class Lanes:
     self.groups_convolutions = groups_convolutions
     graph_def = traced.graph.as_graph_def()
     self.functions = function_bodies.Functions(graph_def)
-    # What TensorFlow does not vectorize, as far as it was met; see `_kind`.
+    # Kinds (see `_kind`) that TensorFlow did not vectorize so far.
     self.one_by_one: set[tuple[str, ...]] = set()
     self._captured = list(traced.captured_inputs)
     self._has_lanes = [*has_lanes, *[False] * len(self._captured)]
@@ -101,10 +101,10 @@ class Lanes:
     )
 
   def __call__(self, *flat: tf.Tensor) -> list[tf.Tensor]:
-    """Computes for all lanes.
+    """Compute for all lanes.
 
     Args:
-      *flat: The arguments; what differs between lanes has them in front.
+      *flat: The arguments; those that differ have a leading dimension of lanes.
 
     Returns:
       The results, with a leading dimension of lanes.
@@ -123,12 +123,12 @@ class Lanes:
   def run(
     self, body: Body, values: Sequence[Value], mask: Value | None
   ) -> list[Value]:
-    """Builds a graph or a function."""
+    """Build a graph or a function."""
     return _Builder(self, body, values, mask).build()
 
 
 class _Builder:
-  """Builds one body in the current graph."""
+  """Builder of one body in the current graph."""
 
   def __init__(
     self,
@@ -144,18 +144,18 @@ class _Builder:
     self._flags = {name: value.has_lanes for name, value in self._known.items()}
     self._constants = dict(body.constants)
     self._readers = dict(body.readers)
-    # Nodes that are not built yet: several at once are built sooner.
+    # Nodes that are not built yet: several at once are built faster.
     self._waiting: dict[str, tf.compat.v1.NodeDef] = {}
 
   def build(self) -> list[Value]:
-    """Builds everything; returns the outputs."""
+    """Build everything; return the outputs."""
     for node in self._body.nodes:
       self._add(node)
     self._flush()
     return self._values(self._body.outputs)
 
   def _values(self, names: Iterable[str]) -> list[Value]:
-    """What tensors were built as; constants are built when they are read."""
+    """Return the built values of tensors; build constants when first read."""
     for name in names:
       source = operations.source(name)
       if name not in self._known and source in self._constants:
@@ -188,7 +188,7 @@ class _Builder:
     self._take(self._made_sound(node, names, given))
 
   def _take(self, node: tf.compat.v1.NodeDef) -> None:
-    """Builds a node, or lets it wait for others."""
+    """Build a node, or let it wait for others."""
     names = function_bodies.data_inputs(node)
     build = self._special(node, any(self._flags[name] for name in names))
     if build is None:
@@ -203,7 +203,7 @@ class _Builder:
   def _special(
     self, node: tf.compat.v1.NodeDef, has_lanes: bool
   ) -> Callable[..., list[Value]] | None:
-    """What builds a node that is no ordinary operation of tensors."""
+    """Return a method for a node that is no ordinary operation on tensors."""
     if node.op in operations.CALLS:
       return self._call
     if node.op in operations.LOOPS:
@@ -222,7 +222,7 @@ class _Builder:
       return self._plain
     if has_lanes and self._kind(node) in self._lanes.one_by_one:
       return self._one_by_one
-    # To ask for an attribute that is missing would add it.
+    # Reading a missing attribute would add it.
     if 'T' in node.attr and node.attr['T'].type == _VARIANT:
       return self._plain
     return None
@@ -233,7 +233,7 @@ class _Builder:
     names: Sequence[str],
     given: Sequence[bool],
   ) -> tf.compat.v1.NodeDef:
-    """A node that raises no error for lanes that are not at work."""
+    """Return a node that raises no error for lanes that are not active."""
     place, number = _MUST_BE_SOUND.get(node.op, (None, 0))
     if self._mask is None or place is None or not given[place]:
       return node
@@ -260,7 +260,7 @@ class _Builder:
     return guarded
 
   def _flush(self) -> None:
-    """Builds the nodes that wait."""
+    """Build the waiting nodes."""
     waiting, self._waiting = self._waiting, {}
     if not waiting:
       return
@@ -286,9 +286,9 @@ class _Builder:
         self._known.update(zip(wanted, values, strict=True))
 
   def _find_what_fails(self, nodes: Mapping[str, Any]) -> None:
-    """Builds nodes one after the other; what fails alone, once for each lane.
+    """Build nodes one by one; those that fail alone, once for each lane.
 
-    That other nodes of the kind fail as well is remembered.
+    Other nodes of the same kind are then built so from the start.
     """
     for node in nodes.values():
       if len(nodes) == 1:
@@ -297,7 +297,7 @@ class _Builder:
       self._flush()
 
   def _kind(self, node: tf.compat.v1.NodeDef) -> tuple[str, ...]:
-    """An operation, and which of its inputs have lanes."""
+    """Return the operation, and which of its inputs have lanes."""
     return (
       node.op,
       *(str(self._flags[name]) for name in function_bodies.data_inputs(node)),
@@ -306,7 +306,7 @@ class _Builder:
   def _read_elsewhere(
     self, nodes: Mapping[str, Any], waiting: Mapping[str, Any]
   ) -> list[str]:
-    """The tensors of nodes that others read."""
+    """Return the tensors of nodes that others read."""
     outputs = set(self._body.outputs)
     inner = {
       name
@@ -328,7 +328,7 @@ class _Builder:
   def _import(
     self, nodes: Mapping[str, Any], wanted: Sequence[str]
   ) -> list[Value]:
-    """Builds nodes as they are, which compute the same for all lanes."""
+    """Build nodes unchanged; they compute the same for all lanes."""
     nodes = self._with_constants(nodes)
     tensors = _imported(
       nodes, {name: self._known[name].tensor for name in _read(nodes)}, wanted
@@ -341,7 +341,7 @@ class _Builder:
   def _vectorize(
     self, nodes: Mapping[str, Any], wanted: Sequence[str]
   ) -> list[Value]:
-    """Builds nodes that compute something else for each lane."""
+    """Build nodes that compute something different for each lane."""
     nodes = self._with_constants(nodes)
     given = {name: self._known[name] for name in _read(nodes)}
     apart = [name for name, value in given.items() if value.has_lanes]
@@ -360,7 +360,7 @@ class _Builder:
     return [Value(tensor, True) for tensor in results]
 
   def _with_constants(self, nodes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nodes, and the constants that they read, which many operations need."""
+    """Add the constants that nodes read, which many operations need."""
     constants = self._constants
     read = [operations.source(name) for name in _read(nodes)]
     return {
@@ -371,7 +371,7 @@ class _Builder:
   def _one_by_one(
     self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
   ) -> list[Value]:
-    """An operation that is built once for each lane."""
+    """Build an operation once for each lane."""
     nodes = self._with_constants({node.name: node})
     wanted = function_bodies.outputs(node)
     of_lanes = []
@@ -391,7 +391,7 @@ class _Builder:
   def _plain(
     self, node: tf.compat.v1.NodeDef, given: Sequence[Value]
   ) -> list[Value]:
-    """An operation that takes lanes as they are, and so leaves them."""
+    """Build an operation that works on inputs with lanes unchanged."""
     del given
     return self._import({node.name: node}, function_bodies.outputs(node))
 
@@ -432,7 +432,7 @@ class _Builder:
       if which.dtype != tf.bool:
         raise lane_values.UnfitForLanesError('a condition is no Boolean')
       which = tf.cast(which, tf.int32)
-    # Whatever else is asked for, the last branch is run.
+    # An index out of range runs the last branch.
     which = tf.where((which < 0) | (which >= len(names)), len(names) - 1, which)
     if not index.has_lanes:
 
@@ -534,7 +534,7 @@ class _Builder:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-  """TensorFlow logs what it cannot vectorize, for which there is a remedy."""
+  """Silence the logs of nodes that cannot be vectorized: they are handled."""
   logger = tf.get_logger()
   level = logger.level
   logger.setLevel(logging.CRITICAL)
@@ -545,7 +545,7 @@ def _silence() -> Iterator[None]:
 
 
 def _read(nodes: Mapping[str, Any]) -> list[str]:
-  """The tensors from elsewhere that nodes read, each once."""
+  """Return the tensors from elsewhere that nodes read, each once."""
   return list(
     dict.fromkeys(
       name
@@ -561,7 +561,7 @@ def _imported(
   given: Mapping[str, tf.Tensor],
   wanted: Sequence[str],
 ) -> list[tf.Tensor]:
-  """Builds nodes in the current graph."""
+  """Build nodes in the current graph."""
   graph_def = tf.compat.v1.GraphDef()
   for node in nodes.values():
     copy = graph_def.node.add()
@@ -574,7 +574,7 @@ def _imported(
   graph_def.versions.CopyFrom(tf.Graph().as_graph_def().versions)
   return tf.graph_util.import_graph_def(
     graph_def,
-    # A function does not know the tensors of those around it.
+    # A function cannot read the tensors of functions around it.
     input_map={name: tf.identity(tensor) for name, tensor in given.items()},
     return_elements=list(wanted),
     name='lanes',
@@ -584,7 +584,7 @@ def _imported(
 def _loop_shapes(
   node: tf.compat.v1.NodeDef, varying: Sequence[int], first: Sequence[Value]
 ) -> list[tf.TensorShape]:
-  """The shapes that the variables of a loop keep."""
+  """Return the shape invariants of the variables of a loop."""
   declared = node.attr['output_shapes'].list.shape
   shapes = []
   for place, value in zip(varying, first, strict=True):
@@ -602,7 +602,7 @@ def _loop_shapes(
 def _like(
   tensors: Sequence[tf.Tensor], shapes: Sequence[tf.TensorShape]
 ) -> list[tf.Tensor]:
-  """Tensors whose shapes importing lost."""
+  """Set the shapes of tensors, which importing lost."""
   for tensor, shape in zip(tensors, shapes, strict=True):
     if tensor.dtype != tf.variant:
       tensor.set_shape(shape)
@@ -610,6 +610,6 @@ def _like(
 
 
 def _input_type(node: tf.compat.v1.NodeDef, place: int) -> int:
-  """The dtype of an input."""
+  """Return the dtype of an input."""
   argument = operations.definition(node).input_arg[place]
   return argument.type or node.attr[argument.type_attr].type

@@ -1,19 +1,19 @@
-"""TFF's own C++ runtime, with the life of its worker under control.
+"""TFF's own C++ runtime, with control over the lifetime of its worker.
 
-TFF runs a computation in a child process, `worker_binary`. Started the stock
-way, that child outlives Python and keeps its standard output open, so that
+TFF runs a computation in a child process, `worker_binary`. Started by TFF, that
+child outlives Python and keeps its standard output open, so that
 `python train.py | tail -1` never ends; and it keeps the values of every cohort
 size it has seen, so that its memory grows for as long as the sizes vary. Here
-TFF's contexts, compiler and executors stand around a child of our own making:
+TFF's contexts, compiler and executors use a child that we start:
 
-*   The kernel itself kills the worker when this process ends, in whatever way
-    it ends (Linux's parent death signal). So no signal handler is touched,
-    exit statuses stay what they are, and SIGKILL leaves nothing behind either.
+*   The kernel itself kills the worker when this process ends, however it ends
+    (Linux's parent death signal). So no signal handler is touched, exit
+    statuses are unchanged, and SIGKILL leaves nothing behind either.
 *   Leaving the `with`, or dropping the runtime, ends its worker at once.
-*   Ctrl-C reaches Python alone, and stops the computation under way.
-*   What runs outside any `with` runs so, too: TFF's own default runtime, whose
-    worker survives a program that is killed, is replaced on import.
-*   What a cohort size needed in the worker is freed when it falls out of use.
+*   Ctrl-C reaches only Python, and stops the running computation.
+*   The same holds outside any `with`: TFF's own default runtime, whose worker
+    survives a program that is killed, is replaced on import.
+*   The worker's memory for a cohort size is freed when the size is not in use.
 
 ```python
 with native():
@@ -27,8 +27,8 @@ with native(asynchronous=True) as context:  # For TFF's own programs.
     asyncio.run(tff.learning.programs.train_model(...))
 ```
 
-Values placed at clients may be any `Sequence`, for instance one that reads a
-client only when asked for it; TFF alone takes lists and tuples only.
+Values placed at clients may be any `Sequence`, for instance one that reads
+clients on access; TFF itself takes only lists and tuples.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from tff_partial.runtimes.native_runtime.worker import Worker
 
 
 def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
-  """Turns sequences of clients' values into the lists that TFF wants."""
+  """Turn sequences of clients' values into the lists that TFF requires."""
   if isinstance(type_spec, tff.FederatedType):
     is_other_sequence = isinstance(value, Sequence) and not isinstance(
       value, (list, tuple, str, bytes)
@@ -59,10 +59,10 @@ def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
     return value
   try:
     elements = tff.structure.from_container(value)
-  except TypeError:  # A value of TFF's own, or one it will refuse.
+  except TypeError:  # One of TFF's own values, or one it will refuse.
     return value
   if len(elements) != len(type_spec):
-    return value  # TFF says what is wrong.
+    return value  # TFF raises the error.
   converted = [
     (name, _with_lists(element, element_type))
     for (name, element), (_, element_type) in zip(
@@ -72,12 +72,12 @@ def _with_lists(value: Any, type_spec: tff.Type | None) -> object:
     )
   ]
   if all(new is old for (_, new), old in zip(converted, elements, strict=True)):
-    return value  # In the container it came in.
+    return value  # In its original container.
   return tff.structure.Struct(converted)
 
 
 class _Runtime:
-  """What both kinds of runtime share: a worker, and a place on TFF's stack."""
+  """Base of both kinds of runtime: a worker, and a place on TFF's stack."""
 
   def __init__(
     self,
@@ -86,14 +86,14 @@ class _Runtime:
       tff.backends.native.desugar_and_transform_to_native
     ),
   ):
-    """Starts nothing yet.
+    """Set up the runtime, but start nothing yet.
 
     Args:
       parallel_calls: See `native`.
-      compiler: Makes of a computation what the worker runs.
+      compiler: Compiles a computation for the worker.
     """
     self._worker = Worker(parallel_calls)
-    super().__init__(  # type: ignore[call-arg]  # Of the other base.
+    super().__init__(  # type: ignore[call-arg]  # In the other base.
       executor_fn=self._worker,
       compiler_fn=compiler,
       transform_args=tff.tensorflow.transform_args,
@@ -118,11 +118,11 @@ class _Runtime:
         self.close()
 
   def close(self) -> None:
-    """Ends the worker, also where no `with` does."""
+    """End the worker, as leaving the last `with` does."""
     self._worker.close()
 
   def set_default(self) -> None:
-    """Runs here what this thread calls outside any `with`, from now on."""
+    """Make this the default context of this thread, outside any `with`."""
     tff.framework.set_default_context(self)
     self._places.append(contextlib.nullcontext())  # No `with` closes it now.
     self._worker.open = True
@@ -138,25 +138,25 @@ class _Runtime:
 
 
 class NativeRuntime(_Runtime, tff.framework.SyncExecutionContext):
-  """Runs a computation when it is called, and returns its result."""
+  """Runtime that runs a computation when called and returns its result."""
 
   def invoke(self, comp: tff.Computation, arg: object) -> object:
-    """Runs `comp`; an interrupt ends it, and the worker with it."""
+    """Run `comp`; an interrupt ends it and the worker."""
     arg = self._prepare(comp, arg)
     try:
       return super().invoke(comp, arg)
     except (KeyboardInterrupt, SystemExit) as interrupt:
-      # The computation is in another thread, which would go on and try again.
+      # The computation is in another thread, which would otherwise retry.
       noted_failures.get().extend([interrupt] * ATTEMPTS)
       self._worker.end()
       raise
 
 
 class AsyncNativeRuntime(_Runtime, tff.framework.AsyncExecutionContext):
-  """Runs a computation when it is awaited."""
+  """Runtime that runs a computation when awaited."""
 
   async def invoke(self, comp: tff.Computation, arg: object) -> object:
-    """Runs `comp` on `arg`, or on what comes of awaiting it."""
+    """Run `comp` on `arg`, or on its result if it is a coroutine."""
     if asyncio.iscoroutine(arg):
       arg = await arg
     return await super().invoke(comp, self._prepare(comp, arg))
@@ -165,16 +165,16 @@ class AsyncNativeRuntime(_Runtime, tff.framework.AsyncExecutionContext):
 def native(
   *, asynchronous: bool = False, parallel_calls: int = -1
 ) -> NativeRuntime | AsyncNativeRuntime:
-  """TFF's native runtime, whose worker never outlives its use.
+  """Create a TFF native runtime whose worker never outlives its use.
 
-  Keep one for a whole run: each compiles what it is asked to run, and its
-  worker starts with the first computation.
+  Keep one for a whole run: each compiles its own computations, and its worker
+  starts with the first.
 
   Args:
-    asynchronous: Whether its computations are awaited, as TFF's programs and
-      `tff.program.NativeFederatedContext` want, instead of called.
-    parallel_calls: How many clients the worker runs side by side at most;
-      -1 for all.
+    asynchronous: Whether computations are awaited, as TFF's programs and
+      `tff.program.NativeFederatedContext` require, instead of called.
+    parallel_calls: How many clients the worker runs in parallel at most; -1 for
+      all.
 
   Returns:
     A context for `with`, or for its method `set_default`.
@@ -185,11 +185,11 @@ def native(
 
 
 def replace_stock_default() -> NativeRuntime | None:
-  """Makes a native runtime the default in the place of TFF's own.
+  """Make a native runtime the default in place of TFF's own.
 
-  TFF sets its own when it is imported: the same compiler and executors around a
-  worker that outlives whoever is killed. A default of another kind stays, such
-  as an asynchronous one.
+  TFF sets its own on import: the same compiler and executors around a worker
+  that outlives a killed program. A default of another kind stays, such as an
+  asynchronous one.
 
   Returns:
     The new default, if there is one.

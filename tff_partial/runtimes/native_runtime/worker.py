@@ -18,10 +18,10 @@ import grpc
 import portpicker
 import tensorflow_federated as tff
 
-# Run by a bare interpreter that then becomes the worker: to run code between
+# Run by a bare interpreter that then becomes the worker: running code between
 # fork and exec of this process is unsafe, since TensorFlow and gRPC have
-# threads in it. If the parent died before it was listened for, nothing starts,
-# nor where the kernel does not listen.
+# threads in it. Nothing starts if the parent has already died, or if the kernel
+# does not support the death signal.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -40,11 +40,11 @@ _BINARY = os.path.join(os.path.dirname(tff.__file__), 'data', 'worker_binary')
 _CHANNEL_OPTIONS = (
   ('grpc.max_send_message_length', 2_000_000_000),
   ('grpc.max_receive_message_length', 2_000_000_000),
-  # The worker listens some tenths of a second after it was started.
+  # The worker listens some tenths of a second after its start.
   ('grpc.initial_reconnect_backoff_ms', 100),
   ('grpc.min_reconnect_backoff_ms', 100),
   ('grpc.max_reconnect_backoff_ms', 500),
-  # A proxy named in the environment must not stand before our own child.
+  # A proxy in the environment must not be used for our own child.
   ('grpc.enable_http_proxy', 0),
 )
 
@@ -58,8 +58,8 @@ _SIZES_KEPT = 4  # For instance: no clients, a cohort, two evaluations.
 ATTEMPTS = 3
 
 
-# The errors of the invocation under way that TFF answers by trying again. It
-# does so for ever, also when the computation itself is what ends the worker.
+# Errors of the current invocation after which TFF retries. It retries forever,
+# even if the computation itself ends the worker.
 noted_failures: contextvars.ContextVar[list] = contextvars.ContextVar(
   'failures'
 )
@@ -70,7 +70,7 @@ class NativeRuntimeError(RuntimeError):
 
 
 def is_one_per_client(type_spec: tff.Type) -> bool:
-  """Whether each client has a value of a type of its own."""
+  """Check whether a type has a separate value for each client."""
   return (
     isinstance(type_spec, tff.FederatedType)
     and type_spec.placement is tff.CLIENTS
@@ -79,7 +79,7 @@ def is_one_per_client(type_spec: tff.Type) -> bool:
 
 
 def _check_binary() -> None:
-  """Raises if TFF was installed without its worker."""
+  """Raise if TFF was installed without its worker."""
   if not os.path.isfile(_BINARY) or not os.path.getsize(_BINARY):
     raise NativeRuntimeError(
       "The native runtime needs TFF's worker, a program for Linux on x86-64, "
@@ -90,7 +90,7 @@ def _check_binary() -> None:
 
 
 def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
-  """Starts a child that the kernel kills when this process ends."""
+  """Start a child that the kernel kills when this process ends."""
   command = [sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())]
   started: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -99,12 +99,12 @@ def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
       process = subprocess.Popen(
         command + arguments,
         stdin=subprocess.DEVNULL,
-        # Its messages go to the error output; ours may be somebody's input.
+        # Its messages go to stderr; our stdout may be the input of a pipe.
         stdout=subprocess.DEVNULL,
         # Out of reach of the signals that a terminal sends to our group.
         start_new_session=True,
-        # Its threads take turns with memory: each round is computed by others,
-        # and what one leaves free in an arena of its own, no other finds.
+        # Each round runs in other threads, and a thread cannot use the memory
+        # that another one has freed in its own arena.
         env={'MALLOC_ARENA_MAX': '2', **os.environ},
       )
     except Exception as error:  # pylint: disable=broad-exception-caught
@@ -124,16 +124,16 @@ def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 
 class _Stub(tff.framework.RemoteExecutorGrpcStub):
-  """The line to the worker, which forgets everything when it dies."""
+  """Connection to the worker, which loses all values when it dies."""
 
   def dispose(self, request: object) -> None:
-    """Tells the worker to forget a value."""
+    """Tell the worker to forget a value."""
     with contextlib.suppress(grpc.RpcError, tff.framework.RetryableError):
       super().dispose(request)
 
 
 class _Executor(tff.framework.RemoteExecutor):
-  """The part of the worker that serves one size of cohort."""
+  """Part of the worker that serves one cohort size."""
 
   def __init__(
     self, stub: _Stub, cardinalities: tff.framework.CardinalitiesType
@@ -145,16 +145,16 @@ class _Executor(tff.framework.RemoteExecutor):
     self.set_cardinalities(cardinalities)
 
   def __del__(self) -> None:
-    self.close()  # It is unused: the worker may forget it too.
+    self.close()  # Unused now: the worker may forget it, too.
 
   async def create_call(self, comp: Any, arg: Any = None) -> Any:
-    """Calls `comp` in the worker; its result stays there until computed."""
+    """Call `comp` in the worker; its result stays there until computed."""
     result = await super().create_call(comp, arg)
     if self._no_clients and tff.types.contains(
       result.type_signature, is_one_per_client
     ):
-      # TFF cannot read a list of no clients' values from its worker, so these
-      # are written here and all else is fetched around them.
+      # TFF cannot read an empty list of clients' values from its worker, so
+      # these are made here and everything else is fetched.
       result.compute = functools.partial(self._fetch, result)
     return result
 
@@ -175,7 +175,7 @@ class _Executor(tff.framework.RemoteExecutor):
 
 
 class Worker(tff.framework.ExecutorFactory):
-  """The child process and the executors inside it, one a cohort size."""
+  """Child process and the executors inside it, one per cohort size."""
 
   def __init__(self, parallel_calls: int):
     self._arguments = [
@@ -187,7 +187,7 @@ class Worker(tff.framework.ExecutorFactory):
     self._process: subprocess.Popen[bytes] | None = None
     self._stub: _Stub | None = None
     self._executors: collections.OrderedDict = collections.OrderedDict()
-    # Also those that are kept no longer, but still in use.
+    # Includes those no longer kept but still in use.
     self._alive: weakref.WeakSet[_Executor] = weakref.WeakSet()
     self.open = True
 
@@ -199,7 +199,7 @@ class Worker(tff.framework.ExecutorFactory):
   def create_executor(
     self, cardinalities: tff.framework.CardinalitiesType
   ) -> tff.framework.RemoteExecutor:
-    """The executor for these numbers of clients, kept or made."""
+    """Return the executor for these numbers of clients, kept or made."""
     failures = noted_failures.get([])
     if len(failures) >= ATTEMPTS:
       raise NativeRuntimeError(
@@ -224,7 +224,7 @@ class Worker(tff.framework.ExecutorFactory):
   def clean_up_executor(
     self, cardinalities: tff.framework.CardinalitiesType
   ) -> None:
-    """Drops an executor; TFF calls this while it handles an error."""
+    """Drop an executor; TFF calls this while it handles an error."""
     noted_failures.get([]).append(sys.exc_info()[1])
     with self._lock:
       self._executors.pop(
@@ -232,7 +232,7 @@ class Worker(tff.framework.ExecutorFactory):
       )
 
   def _ensure_started(self) -> _Stub:
-    """Starts the child, also after an earlier one died."""
+    """Start the child, if none runs, and return its stub."""
     if not self.open:
       raise NativeRuntimeError(
         'This native runtime was used after its `with` had ended.'
@@ -242,17 +242,17 @@ class Worker(tff.framework.ExecutorFactory):
       if status is None:
         return self._stub
       logging.warning('The native worker ended with status %d.', status)
-    self.end()  # Also one whose start was interrupted.
+    self.end()  # Even one whose start was interrupted.
     _check_binary()
     port = portpicker.pick_unused_port()
     process = self._process = _spawn([*self._arguments, f'--port={port}'])
-    # Not closed by hand, but with its last user: gRPC watches it in a thread
+    # Closed with its last user, not explicitly: gRPC watches it in a thread
     # that complains of closing.
     channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
     stub = _Stub(channel)
     patience = time.monotonic() + _SECONDS_TO_START
     while not stub.is_ready:
-      # Another thread that closes this runtime waits for our lock.
+      # A thread that closes this runtime waits for our lock.
       late = not self.open or time.monotonic() > patience
       if late or process.poll() is not None:
         self.end()
@@ -262,7 +262,7 @@ class Worker(tff.framework.ExecutorFactory):
     return stub
 
   def end(self) -> None:
-    """Ends the child, if it has not ended; the next call starts another."""
+    """End the child, if it runs; the next call starts another."""
     process = self._process
     if process is None or not self.is_ours:
       return
@@ -272,14 +272,14 @@ class Worker(tff.framework.ExecutorFactory):
         return
       self._process.kill()
       self._process.wait()
-      # Only now, when they cannot wait for the child any more: without this,
-      # values that die later would send word to a child that is not there.
+      # Only now, when they can no longer wait for the child: otherwise, values
+      # deleted later would send requests to a child that has ended.
       for executor in tuple(self._alive):
         executor.close()
       self._executors.clear()
       self._stub = self._process = None
 
   def close(self) -> None:
-    """Ends the child and lets none start, a computation under way included."""
+    """End the child and let none start; this ends a running computation."""
     self.open = False
     self.end()

@@ -1,8 +1,8 @@
-"""Evaluates the blocks of a TFF program at one place.
+"""Evaluation of the blocks of a TFF program at one placement.
 
 At the server and at a client every intrinsic means the same: a map calls its
 function, a broadcast or a zip passes its argument on. So one evaluator serves
-both; only what the names stand for differs.
+both; only the values of the names differ.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,15 +21,15 @@ Block = intrinsics.Block
 
 
 class Evaluator:
-  """Turns blocks into nested tensors, or into Python functions over them."""
+  """Evaluator of blocks, as nested tensors or Python functions over them."""
 
   def __init__(self) -> None:
     self._leaves: dict[bytes, leaves.Leaf] = {}
-    # The block is kept so that its id remains its own.
+    # The block is kept so that its id is not reused.
     self._leaf_of_block: dict[int, tuple[Block, leaves.Leaf]] = {}
 
   def evaluate(self, block: Block, names: Mapping[str, Any]) -> Any:
-    """A block's value, given what the names in it stand for."""
+    """Return a block's value, given the values of the names in it."""
     if isinstance(block, framework.Reference):
       return names[block.name]
     if isinstance(block, framework.Struct):
@@ -58,7 +58,7 @@ class Evaluator:
     raise TypeError(f'No rule for a block of type {type(block).__name__}.')
 
   def leaves_in(self, block: Block) -> list[leaves.Leaf]:
-    """The graphs in a block."""
+    """Return the graphs in a block."""
     found = []
 
     def look(inner: Block) -> tuple[Block, bool]:
@@ -79,7 +79,7 @@ class Evaluator:
     )
 
   def _leaf(self, block: tff.framework.CompiledComputation) -> leaves.Leaf:
-    """The graph as a function; equal graphs are imported once."""
+    """Return the graph as a function; equal graphs are imported once."""
     if id(block) not in self._leaf_of_block:
       serialized = block.proto.SerializeToString(deterministic=True)
       key = hashlib.sha256(serialized).digest()
@@ -90,7 +90,7 @@ class Evaluator:
 
 
 def index_of(selection: tff.framework.Selection) -> int:
-  """The place of the element that a block selects."""
+  """Return the place of the element that a block selects."""
   if selection.index is not None:
     return selection.index
   fields = typed_values.fields(selection.source.type_signature)

@@ -1,16 +1,16 @@
-"""A federated computation as a straight-line program, cut into stages.
+"""Federated computation as a straight-line program, cut into stages.
 
 TFF rewrites any computation into a flat list of assignments: intrinsics over
 placed values, with TensorFlow graphs at the leaves. Each becomes a `Step`.
 Steps at the server run once a round; steps at the clients run once per client,
 inside a loop over the cohort. A `federated_aggregate` is the only way from
-clients to server, so a step's *stage* is the number of aggregates that must be
-finished, one after the other, before it can run:
+clients to server, so a step's *stage* is the number of aggregates that must
+finish, one after the other, before it can run:
 
   server steps of stage 0 · loop 0 · server steps of stage 1 · loop 1 · ...
 
-Most algorithms have one loop. What all clients hold alike (a broadcast, a map
-over it) is computed once, with the server's steps.
+Most algorithms have one loop. Values that are equal at all clients (a
+broadcast, a map over it) are computed once, with the server's steps.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from tff_partial.runtimes.values import typed_values
 framework = tff.framework
 Block = intrinsics.Block
 
-# Names used by readers of a program.
+# Names for users of a program.
 Key: TypeAlias = ops.Key
 Values: TypeAlias = ops.Values
 Kind = ops.Kind
@@ -39,23 +39,23 @@ Argument = ops.Argument
 
 
 class Program:
-  """The steps of a computation, and how to run one.
+  """Steps of a computation, and methods to run one.
 
   Attributes:
     arguments: The parts of the parameter.
     steps: The steps, in an order in which they can run.
-    result: The block of the result: names of steps and arguments.
-    fingerprint: The same for the same program in every process.
+    result: The block of the result, which names steps and arguments.
+    fingerprint: A hash that is the same for a program in every process.
   """
 
   def __init__(self, computation: tff.Computation):
-    """Reads a computation.
+    """Read a computation.
 
     Args:
       computation: Any computation.
 
     Raises:
-      UnsupportedComputationError: If it has parts that have no rule here.
+      UnsupportedComputationError: If it has parts without a rule here.
     """
     self._type = computation.type_signature
     _refuse_other_types(self._type)
@@ -68,7 +68,7 @@ class Program:
     self.fingerprint = self._fingerprint()
 
   def _read(self, block: Block) -> Block:
-    """Notes arguments and steps; returns the block of the result."""
+    """Note arguments and steps; return the block of the result."""
     parameter = self._type.parameter
     if isinstance(block, framework.CompiledComputation):
       argument = None
@@ -134,31 +134,31 @@ class Program:
 
   @functools.cached_property
   def keys(self) -> list[Key]:
-    """All keys; at one place here are the same values in every process.
+    """All keys; a place here means the same value in every process.
 
-    The names in them are TFF's, which counts on from one program to the next.
+    The names in them are TFF's, whose counter goes on from program to program.
     """
     return [*self.arguments, *self.steps]
 
   def stage_of(self, key: Key) -> int:
-    """The stage in which a value is there to be read."""
+    """Return the first stage in which a value can be read."""
     step = self.steps.get(key)
     if step is None:
       return 0
     return step.stage + (step.kind is Kind.AGGREGATE)
 
   def is_at_clients(self, key: Key) -> bool:
-    """Whether each client has a value of its own under this key."""
+    """Check whether each client has its own value for this key."""
     if key in self.arguments:
       return self.arguments[key].is_at_clients
     return self.steps[key].kind is Kind.CLIENT
 
   @functools.cached_property
   def shows_order(self) -> bool:
-    """Whether an aggregate tells in which order clients were added.
+    """True if an aggregate visibly depends on the order of clients.
 
-    Sums of numbers do, but in their last bits only. Strings, and rows that are
-    put one behind the other, do for everybody to see.
+    Sums of numbers do, but in their last bits only. Strings and concatenated
+    rows do visibly.
     """
     return any(
       spec.dtype == tf.string or not spec.shape.is_fully_defined()
@@ -168,11 +168,11 @@ class Program:
     )
 
   def type_of(self, key: Key) -> tff.Type:
-    """The type of a value."""
+    """Return the type of a value."""
     return (self.arguments.get(key) or self.steps[key]).type_spec
 
   def pattern(self, key: Key) -> typed_values.Nested:
-    """How a value is nested."""
+    """Return the nesting of a value; see `typed_values.pattern`."""
     if key not in self._patterns:
       self._patterns[key] = typed_values.pattern(self.type_of(key))
     return self._patterns[key]
@@ -180,7 +180,7 @@ class Program:
   def keys_read(
     self, block: Block, bound: frozenset[str] = frozenset()
   ) -> set[Key]:
-    """The steps and arguments whose values a block needs."""
+    """Return the keys of the steps and arguments that a block needs."""
     if isinstance(block, framework.Reference | framework.Selection):
       path: list[int] = []
       while isinstance(block, framework.Selection):
@@ -216,15 +216,15 @@ class Program:
     return set()
 
   def run(self, step: Step, values: Values) -> typed_values.Nested:
-    """The value of a step at the server, or at one client."""
+    """Compute the value of a step at the server, or at one client."""
     return self.evaluate(step.block, values)
 
   def evaluate(self, block: Block, values: Values) -> typed_values.Nested:
-    """The value of a block, given all that it reads."""
+    """Compute the value of a block, given all values that it reads."""
     return self._evaluator.evaluate(block, self._names(values))
 
   def aggregation(self, step: Step, values: Values) -> intrinsics.Aggregation:
-    """The parts of an aggregate, given what they will read when called."""
+    """Return an aggregate's functions, given the values that they read."""
     names = self._names(values)
     return intrinsics.AGGREGATES[step.block.function.uri](
       list(step.block.argument),
@@ -232,18 +232,18 @@ class Program:
     )
 
   def accumulator(self, step: Step) -> typed_values.Nested:
-    """How an aggregate's accumulator is nested, as specs."""
+    """Return the nested specs of an aggregate's accumulator."""
     return self.aggregation(step, {}).accumulator
 
   def _names(self, values: Values) -> dict[str, Any]:
-    """What the program's names stand for."""
+    """Return the values of the program's names."""
     names = {key[0]: value for key, value in values.items() if len(key) == 1}
     if self._parameter is not None:
       names[self._parameter] = self._assemble((self._parameter,), values)
     return names
 
   def _assemble(self, key: Key, values: Values) -> typed_values.Nested:
-    """The parameter, with None for parts that are not at hand."""
+    """Build the parameter, with None for parts without a value."""
     if key in self.arguments:
       return values.get(key)
     places = [
@@ -256,7 +256,7 @@ class Program:
 
 
 def _flatten(computation: tff.Computation) -> Block:
-  """The program as one list of assignments, every intrinsic in it known."""
+  """Flatten a program into assignments, all of known intrinsics."""
   try:
     block = tff.tensorflow.replace_intrinsics_with_bodies(
       computation.to_building_block()
@@ -285,7 +285,7 @@ def _flatten(computation: tff.Computation) -> Block:
 
 
 def _refuse_other_types(type_spec: tff.FunctionType) -> None:
-  """Refuses arguments and results that cannot be fed and fetched."""
+  """Refuse arguments and results that cannot be fed and fetched."""
   function = 'a function cannot be fed to a graph'
   refused = [
     (tff.FunctionType, 'a function', 'parameter', function),

@@ -1,9 +1,9 @@
-"""What each of TFF's intrinsics means at one place, and how to aggregate.
+"""TFF's intrinsics at one placement, and their aggregations.
 
 TFF's own bodies replace means, sums, minima and maxima by
 `federated_aggregate`. Secure sums are summed here in the clear, as TFF's test
 backend does, with the same check of each client's value against its maximum;
-that check rides along in the accumulator, because XLA drops assertions.
+that check is part of the accumulator, because XLA drops assertions.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +17,21 @@ from tff_partial.runtimes.values import typed_values
 
 Block: TypeAlias = tff.framework.ComputationBuildingBlock
 Nested: TypeAlias = typed_values.Nested
-# Turns a block into a nested value, or a Python function over them.
+# Turns a block into a nested value, or a Python function of such values.
 Evaluate: TypeAlias = Callable[[Block], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-  """How client values become one: `tff.federated_aggregate`'s parts.
+  """Parts of a `tff.federated_aggregate`, as Python functions.
 
   Attributes:
-    value: What a client adds; called only where its values are at hand.
-    zero: The first accumulator.
+    value: Returns a client's value; called only where it can be computed.
+    zero: Returns the first accumulator.
     accumulate: Adds a client's value to an accumulator.
-    merge: Adds two accumulators.
+    merge: Merges two accumulators.
     report: Turns the last accumulator into the result.
-    accumulator: What an accumulator looks like, as nested specs.
+    accumulator: The nested specs of an accumulator.
   """
 
   value: Callable[[], Nested]
@@ -55,7 +55,7 @@ def _aggregate(parts: Sequence[Block], evaluate: Evaluate) -> Aggregation:
 
 
 def _sum(value: Block, evaluate: Evaluate) -> Aggregation:
-  """A sum whose accumulator is the list of the leaves' sums."""
+  """Build a sum whose accumulator is the list of the leaves' sums."""
   member = value.type_signature.member
   pattern = typed_values.pattern(member)
   specs = typed_values.tensor_specs(member)
@@ -77,7 +77,7 @@ def _sum(value: Block, evaluate: Evaluate) -> Aggregation:
 
 
 def _for_each_leaf(bound: Nested, count: int) -> list[Any]:
-  """One bound for each leaf, where a single one stands for all."""
+  """Return one bound for each leaf, where one may apply to all."""
   flat = typed_values.leaves(bound)
   return flat * count if len(flat) == 1 else flat
 
@@ -92,7 +92,7 @@ def _secure_sum(
   evaluate: Evaluate,
   to_maximum: Callable[[tf.Tensor], tf.Tensor] = lambda bound: bound,
 ) -> Aggregation:
-  """A sum, and the largest value of each leaf that was seen beside it."""
+  """Build a sum that also keeps the largest value seen of each leaf."""
   value, bound = parts
   total = _sum(value, evaluate)
   count = len(total.accumulator)
@@ -109,7 +109,7 @@ def _secure_sum(
           + ['not less than or equal to', maximum],
         )
       )
-    # Eagerly, an assertion is no operation that anything could wait for.
+    # In eager mode, an assertion is None, with nothing to depend on.
     with tf.control_dependencies([c for c in checks if c is not None]):
       return total.report([tf.identity(leaf) for leaf in sums])
 
@@ -159,7 +159,7 @@ def _secure_modular_sum(
   return dataclasses.replace(total, report=report)
 
 
-# Every intrinsic that leads from the clients to the server.
+# Every intrinsic from the clients to the server.
 AGGREGATES: dict[str, Callable[[Sequence[Block], Evaluate], Aggregation]] = {
   'federated_aggregate': _aggregate,
   'federated_secure_sum': _secure_sum,
@@ -179,12 +179,12 @@ _PASSES = {
 # These make a sequence for each client.
 SELECTS = {'federated_select', 'federated_secure_select'}
 
-# Every intrinsic that there is a rule for.
+# Every intrinsic with a rule.
 KNOWN = {*AGGREGATES, *_MAPS, *_EVALS, *_PASSES, *SELECTS}
 
 
 def run(intrinsic: tff.framework.Intrinsic, argument: Any) -> Any:
-  """The value of an intrinsic at the server, or at one client."""
+  """Compute an intrinsic at the server, or at one client."""
   if intrinsic.uri in _MAPS:
     function, value = argument
     return function(value)
@@ -204,7 +204,7 @@ def _select(
   server_value: Nested,
   select: Callable[[Nested], Nested],
 ) -> tf.Tensor:
-  """A client's choice of the server's value: a sequence, one item a key."""
+  """Build a client's selection: a sequence with one element per key."""
   del max_key  # Bounds what a secure protocol prepares; nothing to prepare.
   element = intrinsic.type_signature.result.member.element
   chosen = tf.data.Dataset.from_tensor_slices(keys).map(

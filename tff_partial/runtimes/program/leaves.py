@@ -23,29 +23,30 @@ from tff_partial.runtimes.xla import doubts
 from tff_partial.runtimes.xla import reductions
 
 _serial = itertools.count()
-# What TensorFlow calls a variable without a shared name.
+# TensorFlow's name for a variable without a shared name.
 _ANONYMOUS = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 
 
 class Leaf:
-  """A serialized TF graph as a function over nested lists of tensors.
+  """Serialized TF graph as a function over nested lists of tensors.
 
   Attributes:
     type_signature: Its type.
     op_types: The types of all operations in it.
     function_names: The Python functions that were traced into it.
     owns_resources: Whether it has variables or tables.
-    draws: An operation for which two calls on the same arguments may differ.
+    draws: The type of an operation for which two calls on the same arguments
+      may differ, or None.
   """
 
   def __init__(self, block: tff.framework.CompiledComputation):
-    """Reads a graph.
+    """Read a graph.
 
     Args:
       block: The graph.
 
     Raises:
-      UnsupportedComputationError: If something would outlive a call.
+      UnsupportedComputationError: If a resource would outlive a call.
     """
     self.type_signature = block.type_signature
     program = block.proto.tensorflow
@@ -91,11 +92,11 @@ class Leaf:
 
   @property
   def is_random(self) -> bool:
-    """Whether two calls on the same arguments may differ."""
+    """True if two calls on the same arguments may differ."""
     return self.draws is not None
 
   def __call__(self, *arguments: typed_values.Nested) -> typed_values.Nested:
-    """Runs the graph."""
+    """Run the graph."""
     if not self._outputs:
       return typed_values.like(self._result, iter([]))
     flat = [leaf for value in arguments for leaf in typed_values.leaves(value)]
@@ -109,7 +110,7 @@ class Leaf:
     return typed_values.like(self._result, iter(results))
 
   def _function(self, flat: Sequence[Any]) -> '_Imported':
-    """The graph; where its type leaves dimensions open, those of `flat`."""
+    """Return the graph, with open dimensions of its type as in `flat`."""
     shapes = tuple(tuple(leaf.shape) for leaf in flat) if self._is_open else ()
     key = (shapes, reductions.are_folded())
     if key not in self._functions:
@@ -144,9 +145,9 @@ class Leaf:
 
 
 class _Imported:
-  """A graph as a function over flat tensors.
+  """Graph as a function over flat tensors.
 
-  XLA is given another form of it, which may have a doubt as its last result.
+  XLA gets another form of it, which may have a doubt as its last result.
   """
 
   def __init__(
@@ -187,7 +188,7 @@ class _Imported:
 
 
 def _tensor_names(binding: Any) -> Any:
-  """The names of a binding's tensors, nested as the value is."""
+  """Return the names of a binding's tensors, nested like the value."""
   kind = binding.WhichOneof('binding')
   if kind == 'struct':
     return [_tensor_names(element) for element in binding.struct.element]
@@ -199,7 +200,7 @@ def _tensor_names(binding: Any) -> Any:
 
 
 def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
-  """Keeps variables of equal names in different leaves apart."""
+  """Keep variables of equal names in different leaves apart."""
   prefix = f'cohort_leaf_{next(_serial)}'
   for node in graph_def.node:
     if 'shared_name' in node.attr:
@@ -214,7 +215,7 @@ _CONTROL_FLOW = re.compile(r'(while|cond)(_\d+)?_(body|cond|true|false)')
 
 
 def _python_name(function: str) -> str | None:
-  """The name that a traced function has in Python, if a user gave it one."""
+  """Return the Python name of a traced function, if a user wrote it."""
   found = _TRACED.match(function)
   if found is None or _CONTROL_FLOW.search(found.group(1)):
     return None

@@ -1,4 +1,4 @@
-"""The steps and arguments that a straight-line program consists of."""
+"""Steps and arguments of a straight-line program."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -11,13 +11,13 @@ from tff_partial.runtimes.program import intrinsics
 from tff_partial.runtimes.program import leaves
 from tff_partial.runtimes.values import typed_values
 
-# A value's name: that of a step, or the parameter's name and a path into it.
+# Name of a value: that of a step, or the parameter's name and a path into it.
 Key: TypeAlias = tuple[Any, ...]
 Values: TypeAlias = Mapping[Key, typed_values.Nested]
 
 
 class Kind(enum.Enum):
-  """Where a step runs."""
+  """Place where a step runs."""
 
   SERVER = 'at the server'
   CLIENT = 'at each client'
@@ -26,14 +26,14 @@ class Kind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-  """One assignment of the program.
+  """Assignment of a program.
 
   Attributes:
     key: The name of its value.
-    block: What computes it.
-    kind: Where it runs.
+    block: The block that computes it.
+    kind: The place where it runs.
     reads: The values that it needs.
-    stage: The number of aggregates, in a row, that must be done before.
+    stage: The number of aggregates, in a row, that must finish before.
     leaves: The graphs in it.
   """
 
@@ -46,17 +46,17 @@ class Step:
 
   @property
   def type_spec(self) -> tff.Type:
-    """The type of its value."""
+    """Type of its value."""
     return self.block.type_signature
 
   @property
   def is_random(self) -> bool:
-    """Whether it draws randomness of its own."""
+    """True if it draws random numbers without a seed."""
     return any(leaf.is_random for leaf in self.leaves)
 
   @property
   def owns_resources(self) -> bool:
-    """Whether it has variables or tables."""
+    """True if it has variables or tables."""
     return any(leaf.owns_resources for leaf in self.leaves)
 
   def __str__(self) -> str:
@@ -67,24 +67,24 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Argument:
-  """A part of the parameter that has one placement."""
+  """Part of the parameter with one placement."""
 
   key: Key
   type_spec: tff.Type
 
   @property
   def name(self) -> str:
-    """How errors call it."""
+    """Name in errors."""
     return '.'.join(['argument', *map(str, self.key[1:])])
 
   @property
   def is_at_clients(self) -> bool:
-    """Whether each client has a value of its own."""
+    """True if each client has its own value."""
     return is_at_clients(self.type_spec)
 
 
 def is_at_clients(type_spec: tff.Type) -> bool:
-  """Whether a value of the type differs from client to client."""
+  """Check whether values of the type may differ from client to client."""
   return (
     isinstance(type_spec, tff.FederatedType)
     and type_spec.placement is tff.CLIENTS

@@ -1,9 +1,9 @@
-"""Who may use the Ray cluster that runs clients.
+"""Access to the Ray cluster that runs clients.
 
-By itself Ray listens on all interfaces, asks for no secret, and has a folder
-that everyone can write to; and who reaches a cluster has it run any code as its
-user. What the Ray runtime starts is closed to others. What it joins is not its
-own, and it says what one trusts then.
+By default Ray listens on all interfaces, requires no secret, and has a folder
+that everyone can write to; and any process that reaches a cluster can run code
+as its user. A cluster that the Ray runtime starts is closed to others. For one
+that it joins, it logs what must be trusted.
 """
 
 from collections.abc import Iterator
@@ -18,33 +18,33 @@ from absl import logging
 from tff_partial.runtimes.values import private_folders
 
 LOOPBACK = '127.0.0.1'
-# What Ray reads of the token, in this process and in those that it starts.
+# Token settings that Ray reads, in this process and in those that it starts.
 _MODE, _TOKEN = 'RAY_AUTH_MODE', 'RAY_AUTH_TOKEN'
 _TOKEN_PATH = 'RAY_AUTH_TOKEN_PATH'
-# The system lets a socket's path have so many bytes, of which a folder's name
-# and what Ray adds take some.
+# The system allows a socket's path this many bytes, of which the names of our
+# folder and of Ray's files take some.
 _LONGEST_SOCKET = 107
 _ADDED = (
   '/tff_partial.12345678/files'
   '/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store'
 )
-# Whether this process is on a cluster that it has started.
+# True if this process is on a cluster that it has started.
 _is_private = False
 
 
 @contextlib.contextmanager
 def private() -> Iterator[dict[str, Any]]:
-  """Closes the cluster that is started within the context to other processes.
+  """Close a cluster that is started within the context to other processes.
 
-  It listens on the loopback interface alone. Its files lie in a folder that
-  only this user can enter, and so does a token that it asks all processes for,
+  It listens on the loopback interface alone. Its files are in a folder that
+  only this user can enter, as is a token that it requires of all processes,
   where the version of Ray has tokens.
 
   Yields:
     Arguments of `ray.init`.
 
   Raises:
-    OSError: If there can be no such folder.
+    OSError: If the folder cannot be made.
   """
   global _is_private
   folder = private_folders.make(_parent())
@@ -71,12 +71,12 @@ def private() -> Iterator[dict[str, Any]]:
 
 
 def warn_of_access(address: str) -> None:
-  """Warns of what others can do on a cluster that this process has joined.
+  """Warn of what others can do on a cluster that this process has joined.
 
-  Of one that it has started itself there is nothing to say.
+  A cluster that it has started itself needs no warning.
 
   Args:
-    address: Where it is.
+    address: The address of the cluster.
   """
   if _is_private:
     return
@@ -97,7 +97,7 @@ def warn_of_access(address: str) -> None:
 
 
 def _parent() -> str:
-  """A folder for temporary files whose path is short enough for sockets."""
+  """Return a temporary folder whose path is short enough for sockets."""
   for parent in (os.environ.get('RAY_TMPDIR'), tempfile.gettempdir()):
     if parent and len(os.fsencode(parent + _ADDED)) <= _LONGEST_SOCKET:
       return parent
@@ -105,7 +105,7 @@ def _parent() -> str:
 
 
 def _read_anew() -> None:
-  """Has Ray read what it reads of the token once in a process, or so it does.
+  """Make Ray reload the token settings, which it reads once per process.
 
   Versions without tokens have nothing to read.
   """

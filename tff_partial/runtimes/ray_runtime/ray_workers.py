@@ -1,21 +1,21 @@
-"""The Ray runtime: shards of a cohort run in processes of a Ray cluster.
+"""Ray runtime: shards of a cohort run in processes of a Ray cluster.
 
   with tff_partial.runtimes.ray(address='auto'):
     result = tff_partial.train(process, clients, rounds=100)
 
-It is the cohort runtime, whose shards are run by actors, each a process of its
-own on this or another machine. An actor has each computation and each array of
-a population sent once; then only values of the server, and the places of
-clients in these arrays. What clients remember, if it is much, an actor leaves
-in a file that all machines see, and whoever runs them next reads it there. The
-weights are the same bits as with the cohort runtime and as with any other
-number of workers, on machines whose processors and numbers of threads a kernel
-are alike.
+It is the cohort runtime, whose shards are run by actors, each a separate
+process on this or another machine. An actor receives each computation and each
+array of a population once; then only values of the server, and the places of
+clients in these arrays. An actor writes large client state to a file that all
+machines see, and the actor that runs the client next reads it there. The
+weights have the same bits as with the cohort runtime and with any other number
+of workers, on machines whose processors and numbers of threads per kernel are
+alike.
 
-A round survives its workers. What one was doing when it was killed, ran out of
-memory, was cut off or froze is done again by another, and none of it is counted
-twice: an accumulator arrives whole or not at all. Only shards that several
-workers have died of are given up, with the places of their clients.
+A round survives its workers. If one is killed, runs out of memory, is cut off
+or freezes, another repeats its work, and none of it is counted twice: an
+accumulator arrives whole or not at all. Only shards that several workers have
+died of are given up, with an error that gives the places of their clients.
 """
 
 import collections
@@ -45,24 +45,24 @@ from tff_partial.runtimes.ray_runtime import ray_access
 from tff_partial.runtimes.ray_runtime import remote_shards
 from tff_partial.runtimes.values import deposits
 
-# So many workers may die of the same shards.
+# Number of workers lost to the same shards after which these are given up.
 _ATTEMPTS = 5
-# Seconds that a worker may take to start: it waits for processors to be free,
-# and imports TensorFlow.
+# Seconds that a worker may take to start: it waits for free processors, and
+# imports TensorFlow.
 _STARTING = 600.0
-# Seconds after which that is said.
+# Seconds after which a slow start is logged.
 _LONG = 60.0
-# Seconds between two looks at workers that say nothing.
+# Seconds between two checks of silent workers.
 _LOOK_AGAIN = 1.0
-# Seconds between two looks at the size of the cluster.
+# Seconds between two checks of the size of the cluster.
 _COUNT_AGAIN = 10.0
-# Ray tells its makers nothing, and does not complain that nobody collects its
-# metrics: what goes wrong is raised.
+# Ray reports no usage statistics, and does not complain of uncollected metrics:
+# errors are raised.
 _SETTINGS = {'RAY_USAGE_STATS_ENABLED': '0', 'RAY_BACKEND_LOG_LEVEL': 'fatal'}
 
 
 class RayRuntimeError(errors.CohortRuntimeError):
-  """The Ray runtime cannot go on."""
+  """The Ray runtime cannot continue."""
 
 
 def ray(
@@ -79,38 +79,38 @@ def ray(
   folder: str | os.PathLike[str] | None = None,
   lanes: int = 1,
 ) -> CohortRuntime | AsyncCohortRuntime:
-  """A runtime that compiles whole rounds, and runs them on a Ray cluster.
+  """Create a runtime that compiles whole rounds and runs them on a Ray cluster.
 
-  Needs Ray: `pip install 'tff-partial[ray]'`. What cannot travel, loops with
-  variables of their own and over data sets, runs in this process.
+  Requires Ray: `pip install 'tff-partial[ray]'`. Loops that cannot be sent,
+  those with their own variables or over data sets, run in this process.
 
   Args:
-    address: That of a cluster, as `ray.init` takes it. Any process that reaches
-      it can run code as its user; docs/scale.md says more. None (or 'local')
-      for one on this machine, which ends with the context and which no other
+    address: The address of a cluster, as `ray.init` takes it. Any process that
+      reaches it can run code as its user; see docs/scale.md. None (or 'local')
+      starts one on this machine, which ends with the context and which no other
       process can use.
     workers: How many processes run shards. None for as many as the cluster has
       processors for, also when machines join or leave.
-    cpus_per_worker: How many shards a worker runs side by side.
+    cpus_per_worker: How many shards a worker runs in parallel.
     gpus_per_worker: How much of a GPU a worker has.
-    jit: See `cohort`. What 'auto' measures, one worker measures for all.
+    jit: See `cohort`. With 'auto', one worker measures for all.
     strict: See `cohort`.
     choices: See `cohort`.
     asynchronous: See `cohort`.
     patience: Seconds that a worker may be silent. One that is silent for longer
-      is ended, and another takes its place.
-    folder: One that all machines see, for files of what clients remember, which
-      go when they are of no more use. By default, for a cluster of this machine
-      that ends with the context, that of the system for temporary files; for
-      others none: then what clients remember is sent in each round.
+      is ended and replaced.
+    folder: A folder that all machines see, for files of client state, which are
+      removed when no longer needed. By default, for a cluster of this machine
+      that ends with the context, the system's folder for temporary files; for
+      others none: then client state is sent in each round.
     lanes: See `cohort`.
 
   Returns:
-    A context, as that of `cohort`.
+    A context like that of `cohort`.
 
   Raises:
     RayRuntimeError: If Ray is not installed.
-    ValueError: If there are to be no workers, or none with a processor.
+    ValueError: If `workers` or `cpus_per_worker` is less than one.
   """
   if workers is not None and workers < 1:
     raise ValueError(f'Expected at least one worker, found workers={workers}.')
@@ -137,7 +137,7 @@ def ray(
 
 
 class _Cluster:
-  """A Ray cluster, and the actors on it."""
+  """Ray cluster, and the actors on it."""
 
   def __init__(
     self, address: str | None, workers: int | None, cpus: int, gpus: float
@@ -145,12 +145,12 @@ class _Cluster:
     self._address, self._workers = address, workers
     self._cpus, self._gpus = cpus, gpus
     self._is_ours = False
-    # What is to be done when the cluster that we started has ended.
+    # Cleans up when the cluster that we started has ended.
     self._private = contextlib.ExitStack()
     self._counted: tuple[float, int] = (-_COUNT_AGAIN, 1)
 
   def start(self) -> None:
-    """Joins the cluster, or starts one."""
+    """Join the cluster, or start one."""
     # Ray reads these when it is imported.
     for name, value in _SETTINGS.items():
       os.environ.setdefault(name, value)
@@ -183,18 +183,18 @@ class _Cluster:
       ray_access.warn_of_access(self._address)
 
   def _own_options(self, stack: contextlib.ExitStack) -> dict[str, Any]:
-    """Arguments of `ray.init` for a cluster that is started, if one is."""
+    """Return arguments of `ray.init` for a cluster that is started, if any."""
     if self._address is not None:
       return {}
     options = stack.enter_context(ray_access.private())
     options['include_dashboard'] = False
     if self._workers is not None:
-      # Who asks for workers gets them, however few cores there are.
+      # The requested workers are started, however few cores there are.
       options['num_cpus'] = self._workers * self._cpus
     return options
 
   def close(self) -> None:
-    """Leaves the cluster, if we joined it; one that we started ends."""
+    """Leave the cluster, if we joined it; end it, if we started it."""
     import ray as ray_lib
 
     if self._is_ours and ray_lib.is_initialized():
@@ -203,7 +203,7 @@ class _Cluster:
     self._is_ours = False
 
   def num_workers(self) -> int:
-    """How many workers there should be now."""
+    """Return how many workers there should be now."""
     if self._workers is not None:
       return self._workers
     import ray as ray_lib
@@ -219,7 +219,7 @@ class _Cluster:
     return number
 
   def describe(self) -> str:
-    """Says what the cluster has to offer."""
+    """Describe the resources of the cluster."""
     import ray as ray_lib
 
     has, free = ray_lib.cluster_resources(), ray_lib.available_resources()
@@ -229,7 +229,7 @@ class _Cluster:
     )
 
   def hire(self, options: tuple[Any, ...]) -> Any:
-    """Asks for an actor, which may take a while to start."""
+    """Request an actor, which may take a while to start."""
     import ray as ray_lib
 
     kernels = tf.config.threading.get_intra_op_parallelism_threads()
@@ -243,11 +243,11 @@ class _Cluster:
     return actor.remote(options, kernels)
 
   def end(self, actor: Any, place: tuple[str, int] | None) -> None:
-    """Ends an actor, also one that does not listen.
+    """End an actor, even one that does not respond.
 
     Args:
       actor: The actor.
-      place: The node and number of its process, if they are known.
+      place: The node and id of its process, if they are known.
     """
     import ray as ray_lib
 
@@ -276,10 +276,10 @@ class _Cluster:
 
 
 def _actor_class(ray_lib: Any) -> type:
-  """The class of actors; Ray need not be there until one is wanted."""
+  """Return the class of actors; only this requires Ray."""
 
   class Shards:
-    """A process that runs shards."""
+    """Process that runs shards."""
 
     def __init__(self, options: tuple[Any, ...], kernels: int):
       with contextlib.suppress(RuntimeError):
@@ -288,11 +288,11 @@ def _actor_class(ray_lib: Any) -> type:
 
     @ray_lib.method(concurrency_group='control')
     def place(self) -> tuple[str, int]:
-      """Where it is; also says that it is alive."""
+      """Return the node and process id; also shows that it is alive."""
       return ray_lib.get_runtime_context().get_node_id(), os.getpid()
 
     def run(self, job: '_Job') -> remote_shards.Answer:
-      """Runs some shards."""
+      """Run some shards."""
       try:
         if not self._worker.knows(job.key):
           self._worker.learn(ray_lib.get(job.program))
@@ -305,7 +305,7 @@ def _actor_class(ray_lib: Any) -> type:
           job.keys,
         )
       except Exception as error:
-        # What TensorFlow raises may hold what cannot travel.
+        # TensorFlow's errors may hold objects that cannot be sent.
         if not isinstance(error, UserError):
           error = RuntimeError(f'{type(error).__name__}: {error}')
         return remote_shards.Answer(error=error.with_traceback(None))
@@ -318,12 +318,12 @@ class _Job:
   """Shards as they are sent to an actor.
 
   Attributes:
-    key: Of the program.
-    program: Where the program is.
-    common: Where that is which all shards of the loop are given.
-    shares: What each shard is given.
+    key: The key of the program.
+    program: A reference to the program.
+    common: A reference to the inputs that all shards of the loop share.
+    shares: The inputs of each shard.
     choices: Whether XLA compiles loops, as far as that is decided.
-    keys: Of all arrays that may be named again.
+    keys: The keys of all arrays that may be named again.
   """
 
   key: str
@@ -336,16 +336,16 @@ class _Job:
 
 @dataclasses.dataclass
 class _Worker:
-  """An actor, as the crew knows it.
+  """Actor, as the crew knows it.
 
   Attributes:
     actor: The actor.
-    heard: When it last said something, or was asked for.
-    ping: What it has been asked and has not answered yet.
-    place: The node and number of its process, once it has started.
-    block: What it is doing.
-    work: What that is a part of; a round that failed leaves some undone.
-    answer: Where what comes of that will be.
+    heard: The time when it last answered, or was requested.
+    ping: A reference to a pending sign of life.
+    place: The node and id of its process, once it has started.
+    block: The block that it runs.
+    work: The work of that block; a failed round leaves some blocks running.
+    answer: A reference to the answer for that block.
   """
 
   actor: Any
@@ -358,7 +358,7 @@ class _Worker:
 
 
 class _Crew:
-  """Workers, and the work that is to be shared among them."""
+  """Workers, and the work to be shared among them."""
 
   def __init__(
     self,
@@ -369,19 +369,19 @@ class _Crew:
   ):
     self._cluster, self._options, self._patience = cluster, options, patience
     self._folder = folder
-    # Where workers leave files, once there are workers.
+    # The folder of workers' files, once there are workers.
     self._deposits: str | None = None
     self._workers: list[_Worker] = []
     self._programs: dict[tff.Computation, tuple[str, Any]] = {}
     self._lock = threading.RLock()
     self._is_open = False
-    # How many workers in a row ended before they had started.
+    # Number of workers in a row that ended before they had started.
     self._stillborn = 0
     self._has_warned = False
     self.arrays = remote_shards.RemoteArrays(self.put)
 
   def start(self) -> None:
-    """Asks for workers, unless they are there."""
+    """Request workers, unless they are there."""
     with self._lock:
       if not self._is_open:
         if self._folder is not None and self._deposits is None:
@@ -391,7 +391,7 @@ class _Crew:
       self._hire()
 
   def close(self) -> None:
-    """Ends all workers."""
+    """End all workers."""
     with self._lock:
       if self._is_open:
         for worker in self._workers:
@@ -403,7 +403,7 @@ class _Crew:
         self._is_open = False
 
   def put(self, value: Any) -> Any:
-    """Puts a value where all workers find it."""
+    """Put a value where all workers find it; return a reference."""
     import ray as ray_lib
 
     self.start()
@@ -441,7 +441,7 @@ class _Crew:
           self.arrays.keys(),
         ),
       )
-      # What one measures, the others are told.
+      # One worker measures for the others.
       if chooser.is_undecided(stage.name):
         work.hold_back()
       while not work.is_done:
@@ -457,7 +457,7 @@ class _Crew:
     return self._programs[computation]
 
   def _hire(self) -> None:
-    """Asks for the workers that are missing, and lets go those too many."""
+    """Request missing workers, and end surplus ones."""
     wanted = self._cluster.num_workers()
     idle = [w for w in self._workers if w.block is None]
     for worker in idle[: max(0, len(self._workers) - wanted)]:
@@ -470,7 +470,7 @@ class _Crew:
       )
 
   def _hand_out(self, work: '_Work') -> None:
-    """Gives work to workers that have started and have none."""
+    """Give work to workers that have started and have none."""
     for worker in self._workers:
       if worker.place is None or worker.block is not None:
         continue
@@ -481,7 +481,7 @@ class _Crew:
       worker.answer = worker.actor.run.remote(work.job(block))
 
   def _listen(self, work: '_Work', chooser: jit_autotuning.Chooser) -> None:
-    """Takes what workers say, and notices who says nothing any more."""
+    """Take the answers of workers, and notice silent ones."""
     import ray as ray_lib
 
     said = {worker.ping: worker for worker in self._workers if worker.ping}
@@ -508,7 +508,7 @@ class _Crew:
       block, of = worker.block, worker.work
       worker.block = worker.work = worker.answer = None
       if of is not work:
-        continue  # Of a round that has failed.
+        continue  # From a round that has failed.
       if answer.error is not None:
         raise answer.error
       chooser.choices.update(answer.choices)
@@ -532,7 +532,7 @@ class _Crew:
         worker.ping = worker.actor.place.remote()
 
   def _lose(self, worker: _Worker, work: '_Work', why: str) -> None:
-    """Lets a worker go, and has what it was doing done again."""
+    """Drop a worker, and queue its block again."""
     self._workers.remove(worker)
     self._cluster.end(worker.actor, worker.place)
     if worker.place is None:
@@ -549,7 +549,7 @@ class _Crew:
 
 
 class _Work:
-  """Blocks of shards: which wait, which are done."""
+  """Blocks of shards, waiting or done."""
 
   def __init__(
     self,
@@ -564,31 +564,31 @@ class _Work:
 
   @property
   def is_done(self) -> bool:
-    """Whether all blocks have been run."""
+    """True if all blocks have been run."""
     return len(self._answers) == len(self._blocks)
 
   def hold_back(self) -> None:
-    """Hands out the first block alone, until it is done."""
+    """Hand out only the first block, until it is done."""
     self._may_begin = 1
 
   def next(self) -> int | None:
-    """A block that waits, if there is one to be begun."""
+    """Return a waiting block, if one may start."""
     if self._waiting and self._waiting[0] < self._may_begin:
       return self._waiting.popleft()
     return None
 
   def job(self, block: int) -> _Job:
-    """A block as it is sent."""
+    """Build a block as it is sent."""
     return self._job(self._blocks[block])
 
   def take(self, block: int | None, answer: remote_shards.Answer) -> None:
-    """Notes what came of a block."""
+    """Note the answer for a block."""
     if block is not None:
       self._answers[block] = answer
       self._may_begin = len(self._blocks)
 
   def give_back(self, block: int, why: str) -> None:
-    """Has a block done again, unless too many workers were lost with it."""
+    """Queue a block again, unless too many workers were lost with it."""
     self._lost[block] += 1
     if self._lost[block] < _ATTEMPTS:
       self._waiting.appendleft(block)
@@ -605,5 +605,5 @@ class _Work:
     )
 
   def answers(self) -> list[remote_shards.Answer]:
-    """What came of all blocks, in their order."""
+    """Return the answers for all blocks, in their order."""
     return [self._answers[block] for block in range(len(self._blocks))]

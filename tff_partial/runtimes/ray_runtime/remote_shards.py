@@ -1,10 +1,9 @@
-"""Shards that other processes run: what goes there, and what comes back.
+"""Shards that other processes run: their inputs, results and workers.
 
 A worker is sent a computation once, and the arrays of a population once; in a
 round it is sent values of the server, the places of clients in these arrays,
-and what clients remember. It merges what its shards leave as the caller would
-(see `merging`), and returns one accumulator. How things travel is not known
-here: `ray_workers` knows.
+and the state of clients. It merges the totals of its shards as the caller would
+(see `merging`), and returns one accumulator. `ray_workers` does the transport.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,16 +33,16 @@ from tff_partial.runtimes.values import typed_values
 # themselves differ from process to process.
 _ByPlace = Mapping[int, Sequence[Any] | deposits.Deposit]
 
-# What clients of a shard return is left in a file from so many bytes on.
+# Results of a shard are left in a file if they have at least so many bytes.
 _BYTES_OF_DEPOSIT = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A computation as it is sent.
+  """Computation as it is sent.
 
   Attributes:
-    key: The same for the same computation, in every process.
+    key: A hash that is the same for a computation in every process.
     serialized: The computation.
   """
 
@@ -52,13 +51,13 @@ class Program:
 
   @classmethod
   def of(cls, computation: tff.Computation) -> 'Program':
-    """Serializes a computation."""
+    """Serialize a computation."""
     proto = tff.framework.serialize_computation(computation)
     serialized = proto.SerializeToString(deterministic=True)
     return cls(hashlib.sha256(serialized).hexdigest(), serialized)
 
   def computation(self) -> tff.Computation:
-    """What was serialized."""
+    """Deserialize the computation."""
     proto = type(tff.framework.serialize_computation(_nothing))()
     proto.ParseFromString(self.serialized)
     return tff.framework.deserialize_computation(proto)
@@ -71,10 +70,10 @@ def _nothing() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Common:
-  """What all shards of a loop are given.
+  """Inputs that all shards of a loop share.
 
   Attributes:
-    number: Which loop of the computation, counted from 0.
+    number: The number of the loop in the computation, counted from 0.
     values: The values at the server that the loop reads, leaf by leaf.
     zeros: The leaves of the first accumulators.
   """
@@ -85,7 +84,7 @@ class Common:
 
   @classmethod
   def of(cls, stage: rounds.ClientStage, number: int) -> 'Common':
-    """Takes it from a loop that is about to run."""
+    """Take the inputs of a loop that is about to run."""
     values = {
       key: typed_values.leaves(stage.values[key]) for key in stage.loop.shared
     }
@@ -98,13 +97,13 @@ class Common:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What a worker returns for some shards.
+  """Answer of a worker for some shards.
 
   Attributes:
     totals: The leaves of their merged accumulators.
-    returned: What their clients return, shard by shard.
+    returned: The outputs of their clients, shard by shard.
     choices: Whether XLA compiles each loop that the worker knows.
-    error: What went wrong instead.
+    error: The error, if the worker failed.
   """
 
   totals: Sequence[Any] = ()
@@ -114,11 +113,11 @@ class Answer:
 
 
 class RemoteArray:
-  """A resident array, in a feed: it is sent once, and then by its key.
+  """Resident array in a feed: it is sent once, and then by its key.
 
   Attributes:
     key: The same for the same array.
-    where: How a worker finds it.
+    where: A reference by which a worker finds it.
   """
 
   def __init__(self, key: int, where: Any, array: np.ndarray):
@@ -130,7 +129,7 @@ class RemoteArray:
 
   @property
   def array(self) -> np.ndarray:
-    """The array, in the process that sends it."""
+    """Array, in the process that sends it."""
     array = self._array()
     if array is None:
       raise ReferenceError('A feed outlived the cohort whose arrays it names.')
@@ -139,20 +138,20 @@ class RemoteArray:
 
 @dataclasses.dataclass(frozen=True)
 class _Named:
-  """A `RemoteArray` where it arrives."""
+  """`RemoteArray` in the process that receives it."""
 
   key: int
   where: Any
 
 
 class RemoteArrays(client_inputs.DeviceArrays):
-  """Sends arrays that are the same objects round after round once."""
+  """Arrays that are the same objects in every round, each sent once."""
 
   def __init__(self, send: Callable[[np.ndarray], Any]):
-    """Sends nothing yet.
+    """Set up, but send nothing yet.
 
     Args:
-      send: Puts an array where workers find it, and says where.
+      send: Puts an array where workers find it, and returns a reference.
     """
     super().__init__()
     self._send, self._count = send, 0
@@ -163,17 +162,17 @@ class RemoteArrays(client_inputs.DeviceArrays):
     return RemoteArray(self._count, self._send(array), array)
 
   def forget(self) -> None:
-    """Sends all arrays again: those who had them are gone."""
+    """Send all arrays again from now on: the workers that had them are gone."""
     self._tensors.clear()
 
   def keys(self) -> list[int]:
-    """Of the arrays that feeds may still name."""
+    """Return the keys of the arrays that feeds may still name."""
     return [remote.key for _, remote in list(self._tensors.values())]
 
   def here(
     self, feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
   ) -> list[client_inputs.Feed]:
-    """Feeds for a loop that runs in this process."""
+    """Open the feeds for a loop that runs in this process."""
     return _with_tensors(
       super().here(feeds),
       RemoteArray,
@@ -182,7 +181,7 @@ class RemoteArrays(client_inputs.DeviceArrays):
 
 
 class ShardWorker:
-  """Runs shards for a caller in another process."""
+  """Worker that runs shards for a caller in another process."""
 
   def __init__(
     self,
@@ -192,15 +191,15 @@ class ShardWorker:
     lanes: int = 1,
     folder: str | None = None,
   ) -> None:
-    """Knows nothing yet.
+    """Set up the worker, without programs yet.
 
     Args:
       jit: See `cohort`.
       strict: See `cohort`.
-      threads: How many shards run side by side.
+      threads: How many shards run in parallel.
       lanes: See `cohort`.
-      folder: Where what clients return is left, if it is much; None to return
-        all of it.
+      folder: The folder for large results of clients; None to return all of
+        them.
     """
     self._folder = folder
     self._chooser = jit_autotuning.Chooser(jit, None, strict, threads, lanes)
@@ -214,11 +213,11 @@ class ShardWorker:
     self._arrays: dict[int, np.ndarray] = {}
 
   def knows(self, key: str) -> bool:
-    """Whether it has a program already."""
+    """Check whether it has a program already."""
     return key in self._programs
 
   def learn(self, program: Program) -> None:
-    """Takes a program."""
+    """Add a program."""
     self._programs[program.key] = rounds.CompiledComputation(
       program.computation()
     )
@@ -232,15 +231,15 @@ class ShardWorker:
     fetch: Callable[[Any], np.ndarray],
     keys: Sequence[int],
   ) -> Answer:
-    """Runs some shards.
+    """Run some shards.
 
     Args:
-      key: Of a program that it knows.
-      common: What all shards of the loop are given.
-      shares: What each of these is given.
+      key: The key of a program that it knows.
+      common: The inputs that all shards of the loop share.
+      shares: The inputs of each of these.
       choices: Whether XLA compiles loops, as far as that is decided.
-      fetch: Takes an array from where it is said to be.
-      keys: Of all arrays that the caller may name again.
+      fetch: Fetches an array by its reference.
+      keys: The keys of all arrays that the caller may name again.
     """
     self._chooser.choices.update(choices)
     self._arrays = {k: a for k, a in self._arrays.items() if k in keys}
@@ -286,7 +285,7 @@ class ShardWorker:
     returned: rounds.Returned,
     clients: int,
   ) -> rounds.Returned:
-    """What a shard returns, with what is much of it left in files."""
+    """Replace the large results of a shard by files."""
     if self._folder is None:
       return returned
     found = dict(returned)
@@ -299,12 +298,12 @@ class ShardWorker:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-  """A `rounds.Share` as it travels.
+  """`rounds.Share` as it is sent.
 
   Attributes:
     shard: Its clients.
     feeds: Their share of each argument.
-    kept: What earlier loops kept for them.
+    kept: The values that earlier loops kept for them.
   """
 
   shard: sharding.Shard
@@ -313,7 +312,7 @@ class Share:
 
   @classmethod
   def of(cls, share: rounds.Share, program: flat_program.Program) -> 'Share':
-    """Makes a share ready to travel."""
+    """Prepare a share to be sent."""
     kept = by_place(program, share.kept)
     return cls(share.shard, share.feeds, kept)
 
@@ -322,7 +321,7 @@ def by_place(
   program: flat_program.Program,
   values: Mapping[flat_program.Key, Any],
 ) -> dict[int, Any]:
-  """Values as another process knows them, as arrays."""
+  """Convert values to arrays, by places that other processes know."""
   return {
     place: _each(to_array, values[key])
     for place, key in enumerate(program.keys)
@@ -333,7 +332,7 @@ def by_place(
 def by_key(
   program: flat_program.Program, values: _ByPlace
 ) -> dict[flat_program.Key, Any]:
-  """Values of another process, as tensors."""
+  """Convert values of another process to tensors, by key."""
   return {
     program.keys[place]: _each(to_tensor, leaves)
     for place, leaves in values.items()
@@ -341,7 +340,7 @@ def by_key(
 
 
 def _each(convert: Callable[[Any], Any], leaves: Any) -> Any:
-  """Leaves one by one; those in a file stay there."""
+  """Convert leaves one by one; those in a file stay there."""
   if isinstance(leaves, deposits.Deposit):
     return leaves
   return list(map(convert, leaves))
@@ -350,7 +349,7 @@ def _each(convert: Callable[[Any], Any], leaves: Any) -> Any:
 def joined(
   stage: rounds.ClientStage, answers: Sequence[Answer]
 ) -> tuple[Sequence[tf.Tensor], list[rounds.Returned]]:
-  """What `stage.run` returns, of what workers returned for `blocks`."""
+  """Join workers' answers for `blocks` into the results of `stage.run`."""
   tree = merging.Tree(stage.loop.merge)
   returned: list[rounds.Returned] = []
   for answer in answers:
@@ -360,11 +359,11 @@ def joined(
 
 
 def blocks(number: int, workers: int) -> list[range]:
-  """Which shards travel together: subtrees of `merging`, one a worker.
+  """Cut shards into blocks to be sent together: subtrees of `merging`.
 
   Args:
-    number: How many shards there are.
-    workers: How many workers.
+    number: The number of shards.
+    workers: The number of workers.
   """
   size = 1
   while size * 2 * workers <= number:
@@ -375,14 +374,14 @@ def blocks(number: int, workers: int) -> list[range]:
 
 
 def to_array(leaf: Any) -> Any:
-  """A tensor as it travels."""
+  """Convert a tensor to an array that can be sent."""
   if isinstance(leaf, client_batch.Ragged):
     return leaf.mapped(to_array)
   return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
 
 
 def to_tensor(leaf: Any) -> Any:
-  """What travelled, as a tensor."""
+  """Convert a leaf that was sent to a tensor."""
   if isinstance(leaf, client_batch.Ragged):
     return leaf.mapped(to_tensor)
   return tf.convert_to_tensor(leaf)
@@ -393,7 +392,7 @@ def _with_tensors(
   kind: type,
   tensor: Callable[[Any], tf.Tensor],
 ) -> list[client_inputs.Feed]:
-  """Feeds with what is of a kind replaced by tensors."""
+  """Replace leaves of one kind in feeds by tensors."""
   return [
     dataclasses.replace(
       feed,

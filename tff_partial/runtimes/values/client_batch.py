@@ -1,8 +1,8 @@
-"""What clients return, gathered leaf by leaf while a loop runs.
+"""Clients' results, gathered leaf by leaf while a loop runs.
 
 Leaves of one shape become a stacked array. Where the shape is unknown before a
-client has run, clients may differ: their values are laid end to end, and their
-shapes kept beside them. A caller gets `Columns`, and so need not touch clients
+client has run, clients may differ: their values are concatenated, and their
+shapes kept separately. A caller gets `Columns`, so it need not touch clients
 one by one.
 """
 
@@ -20,19 +20,19 @@ from tff_partial.runtimes.values import deposits
 
 
 class Column:
-  """One leaf of a value that every client returns."""
+  """One leaf of the value that every client returns."""
 
   def __init__(self, spec: tf.TensorSpec):
     self._spec = spec
     self.is_ragged = not spec.shape.is_fully_defined()
 
   def arrays(self, bucket: int, stop: tf.Tensor) -> list[tf.TensorArray]:
-    """Empty arrays for a loop over `stop` clients, at most `bucket`."""
+    """Create empty arrays for a loop over `stop` clients, at most `bucket`."""
     if not self.is_ragged:
       return [
         tf.TensorArray(self._spec.dtype, bucket, element_shape=self._spec.shape)
       ]
-    # Only what was written can be laid end to end.
+    # Only entries that were written can be concatenated.
     return [
       tf.TensorArray(
         self._spec.dtype, stop, element_shape=[None], infer_shape=False
@@ -43,24 +43,24 @@ class Column:
   def write(
     self, arrays: Iterator[tf.TensorArray], index: tf.Tensor, leaf: tf.Tensor
   ) -> list[tf.TensorArray]:
-    """Adds one client's leaf to the next arrays."""
+    """Write one client's leaf to the next arrays."""
     return [next(arrays).write(index, part) for part in self._parts(leaf)]
 
   def stack(self, arrays: Iterator[tf.TensorArray]) -> list[tf.Tensor]:
-    """The tensors in which a loop returns the next arrays."""
+    """Convert the next arrays to the tensors that a loop returns."""
     if not self.is_ragged:
       return [next(arrays).stack()]
     return [next(arrays).concat(), next(arrays).stack()]
 
   def stack_eagerly(self, leaves: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The same, of clients that ran one by one."""
+    """Stack the leaves of clients that ran one by one."""
     parts = list(zip(*[self._parts(leaf) for leaf in leaves], strict=True))
     if not self.is_ragged:
       return [tf.stack(parts[0])]
     return [tf.concat(parts[0], 0), tf.stack(parts[1])]
 
   def read(self, tensors: Iterator[tf.Tensor]) -> 'tf.Tensor | Ragged':
-    """Takes what `stack` returned: the clients' leaves, by place."""
+    """Return the clients' leaves, by place, from what `stack` returned."""
     first = next(tensors)
     return Ragged(first, next(tensors)) if self.is_ragged else first
 
@@ -71,17 +71,17 @@ class Column:
 
 
 class Ragged:
-  """Arrays of different shapes, laid end to end."""
+  """Arrays of different shapes, flattened and concatenated."""
 
   def __init__(self, values: Any, shapes: Any):
     self._values, self._shapes = values, shapes
 
   def mapped(self, convert: Callable[[Any], Any]) -> 'Ragged':
-    """The same with both arrays converted, to tensors or from them."""
+    """Convert both arrays, to tensors or from them."""
     return Ragged(convert(self._values), convert(self._shapes))
 
   def numpy(self) -> list[Any]:
-    """One array for each client."""
+    """Return one array for each client."""
     shapes = self._shapes.numpy()
     ends = np.cumsum([math.prod(shape) for shape in shapes.tolist()])
     parts = np.split(self._values.numpy(), ends[:-1])
@@ -96,13 +96,13 @@ def gather(
   positions: Sequence[np.ndarray],
   size: int,
 ) -> Any:
-  """Puts what shards returned of one leaf into the order of the cohort.
+  """Put one leaf, as shards returned it, into the order of the cohort.
 
   Args:
-    spec: The leaf of one client.
+    spec: The spec of one client's leaf.
     parts: For each shard, its clients' leaves: an array with a leading
       dimension, which may be longer than the shard, or a list.
-    positions: The places of its clients in the cohort.
+    positions: For each shard, the places of its clients in the cohort.
     size: The number of clients in the cohort.
 
   Returns:
@@ -123,14 +123,14 @@ def gather(
 
 
 class Columns(list[Any]):
-  """What the clients of a cohort return: a list of one value for each.
+  """List of the values that the clients of a cohort return.
 
-  The values of all clients lie in one array a leaf; that of one client is made
-  when it is asked for, and shares no memory with the others. TFF's own contexts
-  want a list; the first change makes it an ordinary one.
+  The values of all clients are in one array per leaf; that of one client is
+  made on access, and shares no memory with the others. TFF's own contexts
+  require a list; the first change makes it an ordinary one.
   """
 
-  # Both are None in an ordinary list, which has none of the others either.
+  # Both are None in an ordinary list, which lacks the others too.
   _leaves: Sequence[Any] | None = None
   _read: 'Callable[[Sequence[int]], Columns] | None' = None
   _scattered: deposits.Scattered | None = None
@@ -144,11 +144,11 @@ class Columns(list[Any]):
     leaves: Sequence[Any],
     convert: Callable[[Iterator[Any]], Any],
   ) -> Self:
-    """Takes over leaves, stacked by client.
+    """Wrap leaves that are stacked by client.
 
     Args:
       size: The number of clients.
-      leaves: What `gather` returned, leaf by leaf.
+      leaves: The result of `gather` for each leaf.
       convert: Puts leaves into the containers of a client's value.
     """
     columns = cls()
@@ -159,12 +159,12 @@ class Columns(list[Any]):
   def on_demand(
     cls, size: int, read: 'Callable[[Sequence[int]], Columns]'
   ) -> Self:
-    """Values that are read whenever they are asked for, and not kept.
+    """Wrap values that are read on each access and not kept.
 
     Args:
       size: The number of clients.
-      read: Returns the values of those at some places; all leaves have a shape
-        that the type says. It is called by one thread at a time.
+      read: Returns the values of the clients at some places; the type gives the
+        shape of all leaves. It is called by one thread at a time.
     """
     columns, turn = cls(), threading.Lock()
 
@@ -181,10 +181,10 @@ class Columns(list[Any]):
     scattered: deposits.Scattered,
     convert: Callable[[Iterator[Any]], Any],
   ) -> Self:
-    """Values that lie in files; whoever runs a client can read its own.
+    """Wrap values in files; the process that runs a client can read its own.
 
     Args:
-      scattered: Where they lie.
+      scattered: The location of the values.
       convert: Puts leaves into the containers of a client's value.
     """
 
@@ -198,22 +198,22 @@ class Columns(list[Any]):
 
   @property
   def scattered(self) -> deposits.Scattered | None:
-    """Where the values lie, if not in this process."""
+    """Location of the values, if not in this process."""
     return self._scattered
 
   @property
   def read(self) -> 'Callable[[Sequence[int]], Columns] | None':
-    """Reads the values at some places, if they are read on demand."""
+    """Function that reads the values at some places, if read on demand."""
     return self._read
 
   @functools.cached_property
   def stacked(self) -> Any:
-    """All values in one, with a leading dimension of clients in each array.
+    """All values as one, with a leading dimension of clients in each array.
 
     A leaf whose type leaves the shape open is a list of arrays.
 
     Raises:
-      AttributeError: If the list has been changed since.
+      AttributeError: If the list has been changed.
     """
     if self._read is not None:
       return self._read(range(self._size)).stacked
@@ -222,10 +222,10 @@ class Columns(list[Any]):
 
   @property
   def leaves(self) -> Sequence[Any]:
-    """The leaves of `stacked`, in the order of the type.
+    """Leaves of `stacked`, in the order of the type.
 
     Raises:
-      AttributeError: If the list has been changed since.
+      AttributeError: If the list has been changed.
     """
     if self._read is not None:
       return self._read(range(self._size)).leaves
@@ -235,14 +235,14 @@ class Columns(list[Any]):
 
   @property
   def is_dense(self) -> bool:
-    """Whether every leaf of `stacked` is an array."""
+    """True if every leaf of `stacked` is an array."""
     if self._leaves is None:
       return self._read is not None
     return all(isinstance(leaf, np.ndarray) for leaf in self._leaves)
 
   @property
   def _is_list(self) -> bool:
-    """Whether it is an ordinary list by now."""
+    """True if it has become an ordinary list."""
     return self._leaves is None and self._read is None
 
   def __len__(self) -> int:
@@ -277,7 +277,7 @@ class Columns(list[Any]):
   def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
     return list, (list(self),)
 
-  # What `tf.nest` makes of columns is a list.
+  # `tf.nest` turns columns into a list.
   def __tf_flatten__(self) -> tuple[None, tuple[Any, ...]]:
     return None, tuple(self)
 
@@ -288,7 +288,7 @@ class Columns(list[Any]):
     return list(components)
 
   def _fill(self) -> None:
-    """Becomes an ordinary list, which holds its values itself."""
+    """Become an ordinary list, which holds its values itself."""
     if not self._is_list:
       values = list(self)
       self.__dict__.clear()
@@ -296,12 +296,12 @@ class Columns(list[Any]):
 
 
 def _reading(name: str) -> Callable[..., Any]:
-  """A method of lists that leaves them as they are."""
+  """Wrap a list method that leaves the list unchanged."""
   method = getattr(list, name)
 
   @functools.wraps(method)
   def read(self: Columns, *rest: Any) -> Any:
-    # A method of lists looks into the memory of another list, too.
+    # A list method reads the memory of another list, too.
     return method(
       list(self), *[list(o) if isinstance(o, Columns) else o for o in rest]
     )
@@ -310,7 +310,7 @@ def _reading(name: str) -> Callable[..., Any]:
 
 
 def _changing(name: str) -> Callable[..., Any]:
-  """A method of lists that changes them."""
+  """Wrap a list method that changes the list."""
   method = getattr(list, name)
 
   @functools.wraps(method)
@@ -321,7 +321,7 @@ def _changing(name: str) -> Callable[..., Any]:
   return change
 
 
-# What is not defined above would see the list's own memory, which is empty
+# Methods not defined above would see the list's own memory, which is empty
 # before the first change.
 for _name in (
   *('__add__', '__contains__', '__ge__', '__gt__', '__le__', '__lt__'),
@@ -337,5 +337,5 @@ for _name in (
 
 
 def _copy(leaf: Any) -> Any:
-  """A client's own array, so that keeping it does not keep the others'."""
+  """Copy a client's array, so that keeping it does not keep the others'."""
   return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -1,9 +1,9 @@
-"""CLIENTS arguments: what each loop over clients is fed.
+"""CLIENTS arguments as inputs of each loop over clients.
 
 An argument is either a plain sequence of client values, stacked here, or a
-cohort whose `groups` name rows of arrays that stay where they are round after
-round. The latter are handed to the program whole, with the rows to read. What a
-group has not read yet is read shard by shard, by whoever runs the shard.
+cohort whose `groups` name rows of arrays that stay in place round after round.
+The latter are passed to the program whole, with the rows to read. Groups that
+are still unread are read shard by shard, by the process that runs the shard.
 """
 
 import abc
@@ -29,7 +29,7 @@ from tff_partial.runtimes.values import typed_values
 
 
 class Kind(enum.Enum):
-  """What the leading dimension of a tensor goes through."""
+  """Meaning of the leading dimension of a tensor."""
 
   CLIENTS = 'the clients'
   RESIDENT = 'the rows of a population'
@@ -41,8 +41,8 @@ class Feed:
   """Some clients' share of one argument, leaf by leaf.
 
   Attributes:
-    tensors: One per leaf, or for a sequence those of `sequences.laid`.
-    kinds: What the leading dimension of each tensor goes through.
+    tensors: One per leaf; for a sequence, those of `sequences.laid`.
+    kinds: The meaning of the leading dimension of each tensor.
     rows: int32, the rows of the clients in a population.
   """
 
@@ -51,19 +51,19 @@ class Feed:
   rows: Any
 
   def opened(self) -> 'Feed':
-    """Itself: there is nothing more to read."""
+    """Return itself: there is nothing more to read."""
     return self
 
 
 @dataclasses.dataclass(frozen=True)
 class UnreadFeed:
-  """A `Feed` that is read where its loop is run, and can be sent there.
+  """`Feed` that is read where its loop runs, and can be sent there.
 
   Attributes:
-    unread: What is read.
-    clients: Of how many clients.
-    where: What to call the argument in errors.
-    size: The leading dimension of what is fed.
+    unread: The source to read.
+    clients: The number of clients.
+    where: The name of the argument in errors.
+    size: The leading dimension of the feed.
   """
 
   unread: '_Unread'
@@ -72,26 +72,26 @@ class UnreadFeed:
   size: int
 
   def opened(self) -> Feed:
-    """Reads it."""
+    """Read the feed."""
     return _fed(self.unread.leaves(), self.clients, self.where, self.size)
 
 
 class _Unread(Protocol):
-  """Leaves of some clients' values that are read when they are needed."""
+  """Leaves of some clients' values that are read when needed."""
 
   def leaves(self) -> Sequence[np.ndarray]:
-    """Reads them: arrays `[clients, ...]`."""
+    """Read the leaves as arrays `[clients, ...]`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _UnreadFields:
-  """Structures of which some fields are read when they are needed.
+  """Structures with some fields that are read when needed.
 
   Attributes:
-    unread: What these are read from.
-    given: The others, `[clients, ...]`.
+    unread: The source of these fields.
+    given: The other fields, `[clients, ...]`.
     reader: Reads the value of one client.
-    where: What to call the argument in errors.
+    where: The name of the argument in errors.
   """
 
   unread: Any
@@ -106,15 +106,15 @@ class _UnreadFields:
 
 
 class DeviceArrays:
-  """Tensors of arrays that are the same objects round after round."""
+  """Tensors of arrays that are the same objects in every round."""
 
   def __init__(self) -> None:
     self._tensors: dict[int, tuple[weakref.ref, Any]] = {}
 
   def tensor(self, array: np.ndarray) -> tf.Tensor:
-    """The array's tensor, its leading dimension rounded up.
+    """Return the array's tensor, its leading dimension rounded up.
 
-    Of an array that `resident_arrays` made, the tensor is the same memory.
+    If `resident_arrays` made the array, the tensor shares its memory.
     """
     key = id(array)
     known = self._tensors.get(key)
@@ -127,39 +127,39 @@ class DeviceArrays:
 
   def _made(self, array: np.ndarray) -> Any:
     shared = resident_arrays.with_room(array)
-    # What lies in the memory of a GPU is always a copy.
+    # In the memory of a GPU, it is always a copy.
     if shared is not None and not tf.config.list_physical_devices('GPU'):
-      with contextlib.suppress(tf.errors.InvalidArgumentError):  # Of bools.
+      with contextlib.suppress(tf.errors.InvalidArgumentError):  # For bools.
         return tf.experimental.dlpack.from_dlpack(shared.__dlpack__())
     return tf.constant(_pad(array, resident_arrays.rounded(len(array))))
 
   def here(self, feeds: 'Sequence[Feed | UnreadFeed]') -> Sequence[Feed]:
-    """Feeds for a loop that runs in this process."""
+    """Open the feeds for a loop that runs in this process."""
     return [feed.opened() for feed in feeds]
 
 
 class Clients(abc.ABC):
-  """An argument with a value for each client of a cohort."""
+  """Argument with a value for each client of a cohort."""
 
   @abc.abstractmethod
   def __len__(self) -> int:
-    """The number of clients."""
+    """Return the number of clients."""
 
   @abc.abstractmethod
   def client_bytes(self) -> int:
-    """How much is fed for one client, about."""
+    """Return the approximate number of bytes fed for one client."""
 
   @abc.abstractmethod
   def groups(self) -> Sequence[int]:
-    """A number for each client, equal where all shapes are."""
+    """Return a group number for each client, equal where all shapes are."""
 
   @abc.abstractmethod
   def feed(self, positions: np.ndarray, size: int) -> 'Feed | UnreadFeed':
-    """What a loop is fed for some clients of one group.
+    """Return the feed of a loop over some clients of one group.
 
     Args:
       positions: Their places in the cohort.
-      size: The leading dimension, at least their number.
+      size: The leading dimension, at least the number of clients.
     """
 
 
@@ -188,12 +188,12 @@ class _Stacked(Clients):
 def _fed(
   leaves: Sequence[np.ndarray], clients: int, where: str, size: int
 ) -> Feed:
-  """What a loop is fed for clients whose values were just read."""
+  """Return the feed of clients whose values were just read."""
   return _Stacked(clients, leaves, where).feed(np.arange(clients), size)
 
 
 class _Scattered(Clients):
-  """Values that lie in files, and are read by whoever runs their clients."""
+  """Values in files, read by the process that runs their clients."""
 
   def __init__(self, scattered: deposits.Scattered, where: str):
     self._scattered, self._where = scattered, where
@@ -213,7 +213,7 @@ class _Scattered(Clients):
 
 
 class _OnDemand(Clients):
-  """Values that are read when the loop over their clients begins."""
+  """Values that are read when the loop over their clients starts."""
 
   def __init__(
     self,
@@ -286,7 +286,7 @@ class _Listed(Clients):
 
 
 class _Grouped(Clients):
-  """A cohort that says of each group of its clients where their values are."""
+  """Cohort whose groups say where their clients' values are."""
 
   def __init__(
     self,
@@ -330,7 +330,7 @@ class _Grouped(Clients):
 
 
 class _Resident:
-  """A group whose clients are rows of resident arrays."""
+  """Group whose clients are rows of resident arrays."""
 
   def __init__(
     self, group: Any, reader: readers.Reader, where: str, arrays: DeviceArrays
@@ -366,7 +366,7 @@ class _Resident:
 
 
 class _UnreadGroup:
-  """A group whose clients are read where they are run."""
+  """Group whose clients are read where they run."""
 
   def __init__(self, group: Any, reader: readers.Reader, where: str):
     self._group, self._reader, self._where = group, reader, where
@@ -390,7 +390,7 @@ class _UnreadGroup:
 def _leaves_of(
   group: Any, reader: readers.Reader, where: str
 ) -> list[tuple[np.ndarray, bool]]:
-  """A type's leaves, found by name, and whether each is resident."""
+  """Return a type's leaves, found by name, and whether each is resident."""
   if not group.resident:
     nested = reader.stacked(group.given, where)
     return [(leaf, False) for leaf in typed_values.leaves(nested)]
@@ -416,13 +416,13 @@ def _leaves_of(
 def open_argument(
   value: Any, reader: readers.Reader, where: str, arrays: DeviceArrays
 ) -> Clients:
-  """Looks at a CLIENTS argument without copying what is resident.
+  """Open a CLIENTS argument without copying resident arrays.
 
   Args:
-    value: A sequence of client values, or a cohort with `groups`. If there is
-      nothing to a client's value, its length says all.
+    value: A sequence of client values, or a cohort with `groups`. If clients'
+      values are empty, only its length matters.
     reader: Reads the value of one client.
-    where: What to call the argument in errors.
+    where: The name of the argument in errors.
     arrays: Keeps resident arrays on the device.
 
   Raises:
@@ -477,7 +477,7 @@ def _check_lengths(leaves: Sequence[np.ndarray], size: int, where: str) -> None:
 
 
 def _pad(array: np.ndarray, size: int) -> np.ndarray:
-  """Repeats the last client: padding is never read, but must be valid."""
+  """Repeat the last client: padding is never read, but must be valid."""
   missing = size - len(array)
   if not missing or not len(array):
     return array

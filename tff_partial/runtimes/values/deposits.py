@@ -1,9 +1,9 @@
-"""What clients return and are given again, in files that all processes see.
+"""Clients' results that later rounds read again, in files all processes see.
 
-A process that runs clients for another one leaves what they return in a file,
-if it is much, and tells the other where. What a client remembers so goes from
-whoever ran it to whoever runs it next, and never through the process that
-draws cohorts.
+A process that runs clients for another one writes large results to a file, and
+sends the other its path. So the state of a client goes from the process that
+ran it to the one that runs it next, and never through the process that draws
+cohorts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,25 +24,25 @@ from tff_partial.runtimes.values import private_folders
 
 
 class DepositError(errors.CohortRuntimeError):
-  """What clients remember cannot be written, or be read again."""
+  """The state of clients cannot be written, or read again."""
 
 
 class Source(Protocol):
-  """Has the leaves of some clients, each by its row."""
+  """Source of the leaves of some clients, by row."""
 
   def fill(
     self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
   ) -> None:
-    """Copies what some clients have to the leaves of others.
+    """Copy some clients' leaves into arrays.
 
     Args:
       leaves: Arrays `[clients, ...]` to be filled.
-      places: Where there, `[number]`.
-      rows: Whose leaves are copied, `[number]`.
+      places: The places to fill in them, `[number]`.
+      rows: The rows to copy, `[number]`.
     """
 
   def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
-    """A source that has some of the rows at least, and their rows there."""
+    """Return a source with at least some rows, and their rows there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +63,19 @@ class Held:
       leaf[places] = own[rows]
 
   def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
-    """Those rows alone, so that no others travel."""
+    """Keep those rows alone, so that no others are sent."""
     return Held([leaf[rows] for leaf in self.leaves]), np.arange(len(rows))
 
 
-# Compared as objects: a file is removed with the one that owns it.
+# Compared as objects: a file is removed with the object that owns it.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Deposit:
-  """Leaves in a file, one after another, of all clients each.
+  """Leaves in a file, one after another, each for all clients.
 
   Attributes:
     path: The file.
-    clients: Of how many clients.
-    specs: Type and shape of the leaves of a client.
+    clients: The number of clients.
+    specs: Dtype and shape of the leaves of a client.
   """
 
   path: str
@@ -84,10 +84,10 @@ class Deposit:
 
   @classmethod
   def write(cls, folder: str, leaves: Sequence[np.ndarray]) -> Self:
-    """Makes a file.
+    """Write a file.
 
     Args:
-      folder: Where.
+      folder: Its folder.
       leaves: Arrays `[clients, ...]`.
 
     Raises:
@@ -110,7 +110,7 @@ class Deposit:
     return cls(path, len(leaves[0]), specs)
 
   def owned(self) -> Self:
-    """Itself, with which the file will go."""
+    """Return itself; the file is removed when the object is."""
     weakref.finalize(self, _remove, self.path)
     return self
 
@@ -135,11 +135,11 @@ class Deposit:
             )
 
   def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
-    """Itself: a file is named, and not sent."""
+    """Return itself: a file is not sent, only its path."""
     return self, rows
 
   def erase(self, row: int) -> None:
-    """Overwrites what a client has.
+    """Overwrite the leaves of a client with zeros.
 
     Raises:
       DepositError: If the file cannot be written.
@@ -150,7 +150,7 @@ class Deposit:
 
   @contextlib.contextmanager
   def _opened(self, mode: str) -> Iterator[int]:
-    """The number of the open file."""
+    """Open the file and yield its descriptor."""
     try:
       with open(self.path, mode, buffering=0) as file:
         yield file.fileno()
@@ -162,7 +162,7 @@ class Deposit:
 
   @functools.cached_property
   def _lying(self) -> list[tuple[int, int]]:
-    """Where each leaf begins, and how many bytes a client has of it."""
+    """Offset of each leaf, and its bytes per client."""
     sizes = [
       np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in self.specs
     ]
@@ -172,13 +172,13 @@ class Deposit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scattered:
-  """The leaves of some clients, each somewhere.
+  """Leaves of some clients, spread over several sources.
 
   Attributes:
-    specs: The leaves of a client.
-    sources: Who has them.
-    which: Of each client, which source, `[clients]`.
-    rows: Of each client, its row there, `[clients]`.
+    specs: The specs of the leaves of a client.
+    sources: The sources of the leaves.
+    which: For each client, its source, `[clients]`.
+    rows: For each client, its row there, `[clients]`.
   """
 
   specs: Sequence[tf.TensorSpec]
@@ -193,12 +193,12 @@ class Scattered:
     sources: Sequence[Source],
     places: Sequence[np.ndarray],
   ) -> Self:
-    """Clients whose leaves the sources have in turn.
+    """Combine the clients of several sources.
 
     Args:
-      specs: The leaves of a client.
-      sources: Who has them.
-      places: Of each source, which clients it has, row by row.
+      specs: The specs of the leaves of a client.
+      sources: The sources of the leaves.
+      places: For each source, the places of its clients, row by row.
     """
     size = sum(map(len, places))
     which, rows = np.zeros([2, size], np.int64)
@@ -210,10 +210,10 @@ class Scattered:
     return len(self.rows)
 
   def with_others(self, places: np.ndarray, others: 'Scattered') -> 'Scattered':
-    """These clients, and others in between.
+    """Insert other clients between these.
 
     Args:
-      places: Where the others are then.
+      places: The places of the others in the result.
       others: The others.
     """
     is_here = np.ones([len(self) + len(others)], bool)
@@ -226,13 +226,13 @@ class Scattered:
 
   @property
   def client_bytes(self) -> int:
-    """How much memory the leaves of a client take."""
+    """Memory of the leaves of a client, in bytes."""
     return sum(
       spec.shape.num_elements() * spec.dtype.size for spec in self.specs
     )
 
   def take(self, places: np.ndarray) -> 'Scattered':
-    """Those of some clients.
+    """Select some clients.
 
     Args:
       places: Their places among the clients.
@@ -248,7 +248,7 @@ class Scattered:
     return Scattered(self.specs, sources, which, rows)
 
   def leaves(self) -> list[np.ndarray]:
-    """Reads them: arrays `[clients, ...]`.
+    """Read the leaves as arrays `[clients, ...]`.
 
     Raises:
       DepositError: If a file cannot be read.
@@ -264,10 +264,10 @@ class Scattered:
 
 
 def make_folder(parent: str | os.PathLike[str]) -> str:
-  """Makes a folder for files; see `private_folders`.
+  """Make a folder for files; see `private_folders`.
 
   Args:
-    parent: Where.
+    parent: The folder to make it in.
 
   Raises:
     DepositError: If it cannot be made.

@@ -1,9 +1,9 @@
-"""Folders for the files of a process, which go when it ends.
+"""Folders for the files of a process, removed when it ends.
 
 Only the user of the process can enter them. A process that is killed leaves its
-folder; the next one that makes a folder at the same place removes it. Whether a
-folder is in use says a lock on a file in it, which the system lets go of with
-the process, in whatever container that runs.
+folder; the next one that makes a folder at the same place removes it. A folder
+in use has a lock on a file in it, which the system releases with the process,
+even in another container.
 """
 
 import atexit
@@ -16,21 +16,21 @@ import tempfile
 from typing import TextIO
 
 _PREFIX = 'tff_partial.'
-# In a folder: what locks it, with the name of the machine; and its files, which
-# go before the lock does.
+# In a folder: its lock, with the name of the machine; and its files, which are
+# removed before the lock.
 _LOCK, _FILES = 'tff_partial.lock', 'files'
-# Open files, whose locks hold until they are closed, by their folders.
+# Open lock files by their folders; closing one releases its lock.
 _held: dict[str, TextIO] = {}
 
 
 def make(parent: str | os.PathLike[str]) -> str:
-  """Makes a folder, and removes those of processes that were killed.
+  """Make a folder, and remove those of processes that were killed.
 
-  Of a folder that several machines see, only those of this one are removed:
-  not every shared disk shows locks to other machines.
+  If several machines see the parent, only folders of this one are removed: not
+  every shared disk shows locks to other machines.
 
   Args:
-    parent: Where.
+    parent: The folder to make it in.
 
   Returns:
     The path of the folder, in one that only this user can enter.
@@ -43,14 +43,14 @@ def make(parent: str | os.PathLike[str]) -> str:
     for entry in entries:
       if entry.name.startswith(_PREFIX):
         _remove_if_left(entry)
-  # It has its name when it is locked, so that no other process takes it for
-  # left.
+  # It gets its name once it is locked, so that no other process takes it for
+  # abandoned.
   made = tempfile.mkdtemp(prefix=f'.{_PREFIX}', dir=parent)
   os.mkdir(os.path.join(made, _FILES))
   lock = open(os.path.join(made, _LOCK), 'x', encoding='utf-8')
   lock.write(socket.gethostname())
   lock.flush()
-  with contextlib.suppress(OSError):  # Then it is never taken for left.
+  with contextlib.suppress(OSError):  # Then it is never removed.
     _take(lock)
   outer = os.path.join(parent, os.path.basename(made).removeprefix('.'))
   os.rename(made, outer)
@@ -61,10 +61,10 @@ def make(parent: str | os.PathLike[str]) -> str:
 
 
 def remove(path: str) -> None:
-  """Removes a folder and what is in it, unless that was done.
+  """Remove a folder with its contents, unless that was done.
 
   Args:
-    path: What `make` returned.
+    path: The path that `make` returned.
   """
   lock = _held.pop(path, None)
   if lock is not None:
@@ -73,13 +73,13 @@ def remove(path: str) -> None:
 
 
 def _take(lock: TextIO) -> None:
-  """Locks a file, or raises an OSError if another one has."""
+  """Lock a file, or raise an OSError if another process holds the lock."""
   fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _remove_if_left(entry: 'os.DirEntry[str]') -> None:
-  """Removes a folder whose process has ended; any other file is let be."""
-  # What cannot be read is none of ours.
+  """Remove a folder whose process has ended; keep any other file."""
+  # Folders that cannot be read are not ours.
   with contextlib.suppress(OSError, ValueError):
     if (
       entry.is_dir(follow_symlinks=False)
@@ -95,7 +95,7 @@ def _remove_if_left(entry: 'os.DirEntry[str]') -> None:
 
 
 def _remove(outer: str) -> None:
-  """Removes a folder; if files cannot be, the next process shall try again."""
+  """Remove a folder; if its files stay, leave it for the next process."""
   files = os.path.join(outer, _FILES)
   shutil.rmtree(files, ignore_errors=True)
   if not os.path.lexists(files):

@@ -1,4 +1,4 @@
-"""Python values of a TFF type, read as nested lists of arrays.
+"""Readers of Python values of a TFF type, as nested lists of arrays.
 
 A sequence is a leaf, too: `sequences.Elements`.
 """
@@ -16,17 +16,17 @@ from tff_partial.runtimes import errors
 from tff_partial.runtimes.values import sequences
 from tff_partial.runtimes.values import typed_values
 
-# Kinds of Python numbers that an array of each kind takes, if nothing is lost.
+# Kinds of Python numbers that each kind of array takes, if nothing is lost.
 _TAKEN = {'f': 'fiu', 'c': 'cfiu', 'i': 'iu', 'u': 'iu'}
-# Kinds of arrays that each kind takes, if it is as wide; so do TFF's runtimes.
+# Kinds of arrays that each kind takes, if as wide, as in TFF's runtimes.
 _WIDENED = {'f': 'f', 'c': 'c', 'i': 'iu', 'u': 'iu'}
 
 
 class Reader:
-  """Turns Python values of one type into nested lists of arrays.
+  """Reader of Python values of one type, as nested lists of arrays.
 
-  Built once per type and called for each client in each round, hence the care
-  for the common case: arrays of the right dtype and shape, in lists or dicts.
+  Built once per type and called for each client in each round, so optimized for
+  the common case: arrays of the right dtype and shape, in lists or dicts.
 
   Attributes:
     type_spec: The type, its placement removed.
@@ -62,7 +62,7 @@ class Reader:
 
   @property
   def is_static(self) -> bool:
-    """Whether the type leaves no dimension open."""
+    """True if the type leaves no dimension open."""
     return not self.has_sequences and all(
       spec.shape.is_fully_defined()
       for spec in typed_values.tensor_specs(self.type_spec)
@@ -70,21 +70,21 @@ class Reader:
 
   @functools.cached_property
   def has_sequences(self) -> bool:
-    """Whether a leaf of the type is a sequence."""
+    """True if a leaf of the type is a sequence."""
     return typed_values.has_sequences(self.type_spec)
 
   @functools.cached_property
   def is_empty(self) -> bool:
-    """Whether the type has no leaves."""
+    """True if the type has no leaves."""
     return not typed_values.tensor_specs(self.type_spec)
 
   @functools.cached_property
   def stacked(self) -> 'Reader':
-    """A reader of many such values, stacked along a leading dimension."""
+    """Reader of many such values, stacked along a leading dimension."""
     return Reader(_stacked(self.type_spec))
 
   def __call__(self, value: Any, *where: str) -> typed_values.Nested:
-    """The value as nested lists.
+    """Read a value as nested lists.
 
     Args:
       value: The value.
@@ -92,8 +92,8 @@ class Reader:
 
     Raises:
       ArgumentError: If the value is not of the type.
-      UnsupportedComputationError: If it holds a sequence that is, but cannot
-        be read as arrays.
+      UnsupportedComputationError: If it holds a sequence of the type that
+        cannot be read as arrays.
     """
     if self._sequence is not None:
       layout, element = self._sequence
@@ -108,7 +108,7 @@ class Reader:
     ]
 
   def open(self, value: Any, *where: str) -> list[Any]:
-    """A container's elements in the order of the type's fields."""
+    """Return a container's elements in the order of the type's fields."""
     if isinstance(value, Mapping):
       if None not in self._names and value.keys() == set(self._names):
         return [value[name] for name in self._names]
@@ -137,7 +137,7 @@ class Reader:
     if isinstance(value, tf.Tensor | tf.Variable):
       value = value.numpy()
     is_array = isinstance(value, np.ndarray | np.generic)
-    # NumPy's own text drops zeros at its end, which are part of it.
+    # NumPy's own strings drop trailing zeros, which are part of them.
     if is_array and not isinstance(value, bytes | str):
       array = self._widened(value)
     else:
@@ -155,7 +155,7 @@ class Reader:
     return array
 
   def _widened(self, array: Any) -> Any:
-    """An array of a narrower dtype, as one of this."""
+    """Convert an array of a narrower dtype to this one."""
     if array.dtype == self._dtype:
       return array
     is_akin = array.dtype.kind in _WIDENED.get(self._dtype.kind, '')
@@ -172,7 +172,7 @@ class Reader:
     )
 
   def _of_python(self, value: Any, where: tuple[str, ...]) -> Any:
-    """Python's own numbers have no width: they take that of the type."""
+    """Read Python numbers, which have no width, with that of the type."""
     if self._spec.dtype == tf.string:
       return self._of_text(value)
     try:
@@ -201,7 +201,7 @@ class Reader:
     return taken
 
   def _of_text(self, value: Any) -> Any:
-    """Strings as Python's own objects, which keep zeros at their end."""
+    """Read strings as Python objects, which keep trailing zeros."""
     array = np.array(value, object)
     if all(isinstance(one, bytes | str) for one in array.flat):
       return array
@@ -209,13 +209,13 @@ class Reader:
 
 
 def _of_type(serialized: bytes) -> Reader:
-  """A reader of a type that was pickled."""
+  """Build the reader of a pickled type."""
   kind = type(tff.types.serialize_type(tff.StructType([])))
   return Reader(tff.types.deserialize_type(kind.FromString(serialized)))
 
 
 def _holds(taken: np.ndarray, given: np.ndarray) -> bool:
-  """Whether whole numbers are the same, and finite ones finite."""
+  """Check whether integers are unchanged, and finite numbers still finite."""
   if given.dtype.kind in 'iu' and taken.dtype.kind != 'c':
     same = (taken.astype(given.dtype) == given) & ((taken < 0) == (given < 0))
     return bool(same.all())

@@ -1,11 +1,11 @@
 """Sequences, such as a client's `tf.data.Dataset`, as dense arrays.
 
-A sequence is read once a call, whatever it is made of, into one array for each
-component of its elements; what a client is handed is a data set made of that
-client's part. Elements have one shape, or are batches of which only the last
-may be shorter: then the arrays hold examples, which are put in batches again.
-The arrays of all clients lie end to end, so that clients may have as many
-elements as they like, and nothing is padded.
+A sequence is read once per call, whatever its source, into one array for each
+component of its elements; a client gets a data set made of its part. Elements
+have one shape, or are batches, where only the last may be shorter: then the
+arrays hold examples, which are batched again. The arrays of all clients are
+concatenated, so that clients may have any number of elements, and nothing is
+padded.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,12 +22,12 @@ from tff_partial.runtimes.graphs import data_loops
 from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.values import typed_values
 
-# Elements of one shape are read so many at once.
+# Number of elements of one shape that are read at once.
 _READ_AT_ONCE = 1 << 10
 
 
 def _quiet() -> tf.data.Options:
-  """Spares small data sets in memory what pays off for large ones on disk."""
+  """Return options without optimizations for large data sets on disk."""
   options = tf.data.Options()
   options.autotune.enabled = False
   options.experimental_optimization.apply_default_optimizations = False
@@ -39,7 +39,7 @@ _QUIET = _quiet()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Elements:
-  """What one sequence holds.
+  """Elements of one sequence.
 
   Attributes:
     components: Arrays in the order of `tf.data`, with a leading dimension of
@@ -53,28 +53,28 @@ class Elements:
 
   @property
   def shape(self) -> tuple[tuple[int, ...], ...]:
-    """The shapes of a row: sequences that share it may lie end to end."""
+    """Shapes of a row: sequences with equal ones may be concatenated."""
     return tuple(rows.shape[1:] for rows in self.components)
 
   @property
   def nbytes(self) -> int:
-    """How much padding a client's share takes: its rows need none."""
+    """Bytes of padding for a client's share: its rows need none."""
     return 3 * np.dtype(np.int64).itemsize
 
   def dataset(self) -> tf.Tensor:
-    """The sequence as a computation wants it."""
+    """Build the data set that a computation takes."""
     return _dataset(self.components, self.batch_size or None)
 
 
 class Layout:
-  """How sequences of one type are laid out.
+  """Layout of sequences of one type.
 
   Attributes:
     num_components: The number of arrays for the elements' leaves.
   """
 
   def __init__(self, type_spec: tff.SequenceType):
-    """Looks at a type.
+    """Analyse a type.
 
     Args:
       type_spec: The type.
@@ -110,7 +110,7 @@ class Layout:
     where: tuple[str, ...],
     read_element: Callable[..., typed_values.Nested],
   ) -> Elements:
-    """Reads a data set or a list of elements.
+    """Read a data set or a list of elements.
 
     Args:
       value: The sequence.
@@ -120,7 +120,7 @@ class Layout:
     Raises:
       ArgumentError: If it is no sequence of the type.
       UnsupportedComputationError: If it is, but its elements have different
-        shapes, or there is no end to them.
+        shapes, or are infinitely many.
     """
     if isinstance(value, tf.data.Dataset):
       columns = self._of_dataset(value, where)
@@ -148,11 +148,11 @@ class Layout:
     return Elements([rows[place] for place in self._order], batch_size)
 
   def dataset(self, rows: Sequence[Any], bounds: Any) -> tf.Tensor:
-    """One of many sequences that lie end to end, as a computation wants it.
+    """Build the data set of one of many concatenated sequences.
 
     Args:
       rows: The rows of all of them; see `laid`.
-      bounds: int64 `[3]`, where this one begins and ends, and its batch size.
+      bounds: int64 `[3]`, the start and end of this one, and its batch size.
     """
     start, stop, batch_size = tf.unstack(bounds)
     return _dataset(
@@ -163,7 +163,7 @@ class Layout:
   def _of_dataset(
     self, dataset: tf.data.Dataset, where: tuple[str, ...]
   ) -> list['_Column']:
-    """A data set's elements, leaf by leaf, in the type's order."""
+    """Read a data set's elements, leaf by leaf, in the type's order."""
     places = self._places_in(dataset.element_spec, where)
     if dataset.cardinality().numpy() == tf.data.INFINITE_CARDINALITY:
       raise errors.UnsupportedComputationError(
@@ -186,7 +186,7 @@ class Layout:
     return columns
 
   def _places_in(self, element_spec: Any, where: tuple[str, ...]) -> list[int]:
-    """Where in a data set's flat elements each leaf of the type is."""
+    """Return the place of each leaf of the type in a data set's elements."""
     if self._places is not None and self._places[0] == element_spec:
       return self._places[1]
     found = 'elements that TFF has no type for'
@@ -215,7 +215,7 @@ class Layout:
   def _batch_size(
     self, columns: Sequence['_Column'], where: tuple[str, ...]
   ) -> int:
-    """How many examples are in all batches but the last, which has no more."""
+    """Return the size of all batches but the last, which may be smaller."""
     sizes = columns[0].shapes[:, 0]
     if not len(sizes):
       return 1
@@ -231,10 +231,10 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-  """One leaf of all elements of a sequence, laid end to end.
+  """One leaf of all elements of a sequence, concatenated.
 
   Attributes:
-    values: Its numbers, one after the other.
+    values: Its values, one after the other.
     shapes: int64 `[elements, rank]`.
   """
 
@@ -243,7 +243,7 @@ class _Column:
 
   @classmethod
   def of(cls, leaves: Sequence[np.ndarray], spec: tf.TensorSpec) -> Self:
-    """Lays leaves end to end."""
+    """Concatenate leaves."""
     none = np.zeros([0], spec.dtype.as_numpy_dtype)
     shapes = np.array([leaf.shape for leaf in leaves], np.int64)
     return cls(
@@ -254,15 +254,15 @@ class _Column:
   def rows(
     self, shape: tf.TensorShape, is_batched: bool, where: tuple[str, ...]
   ) -> np.ndarray:
-    """All elements, or all examples in them, in one array.
+    """Return all elements, or all examples in them, in one array.
 
     Args:
-      shape: That of the leaf, as far as the type tells.
+      shape: The shape of the leaf, as far as the type gives it.
       is_batched: Whether an element is a batch of examples.
       where: The path to the sequence.
 
     Raises:
-      UnsupportedComputationError: If their shapes differ.
+      UnsupportedComputationError: If the shapes of elements differ.
     """
     number = len(self.shapes)
     inner = [size or 0 for size in shape]
@@ -278,10 +278,10 @@ class _Column:
 def _reading(
   specs: Sequence[tf.TensorSpec], is_static: bool
 ) -> Callable[[tf.data.Dataset], Sequence[tf.Tensor]]:
-  """What reads a data set into the values and shapes of `_Column`s.
+  """Build a function that reads the values and shapes of `_Column`s.
 
   Args:
-    specs: Its components.
+    specs: The specs of a data set's components.
     is_static: Whether many elements are read at once, which have one shape and
       then a dimension more.
   """
@@ -292,7 +292,7 @@ def _reading(
       tf.TensorArray(dtype, 0, True, element_shape=shape, infer_shape=False)
       for dtype, shape in ((spec.dtype, [None]), (tf.int64, [rank]))
     )
-    # Nothing cannot be laid end to end.
+    # `concat` requires at least one entry.
     return [
       values.write(0, tf.zeros([0], spec.dtype)),
       shapes.write(0, tf.zeros([rank], tf.int64)),
@@ -335,14 +335,14 @@ def _reading(
 
 
 def laid(sequences: Sequence[Elements], size: int) -> list[np.ndarray]:
-  """Lays sequences end to end.
+  """Concatenate sequences.
 
   Args:
-    sequences: Those of some clients, with rows of the same shapes.
+    sequences: The sequences of some clients, with rows of the same shapes.
     size: The number of clients to make room for.
 
   Returns:
-    The components, and int64 `[size, 3]`, which part is whose.
+    The components, and int64 `[size, 3]`, the `bounds` of each client's part.
   """
   lengths = [len(elements.components[0]) for elements in sequences]
   ends = np.cumsum(lengths)
@@ -362,7 +362,7 @@ def _dataset(rows: Sequence[Any], batch_size: Any) -> tf.Tensor:
 
 
 def _in_order(nested: Any) -> list[int]:
-  """The leaves of an element in the order of its TFF type."""
+  """Return the leaves of an element in the order of its TFF type."""
   if isinstance(nested, int):
     return [nested]
   container: Iterable[Any] = tff.structure.from_container(nested)

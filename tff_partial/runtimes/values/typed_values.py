@@ -1,10 +1,10 @@
 """Values as nested lists, in the order of their TFF type.
 
-TFF's programs speak of structures by position, Python callers by name and in
-containers of their own choice. Between the two, the runtime keeps every value
-as nested lists whose leaves are tensors or arrays. `readers` makes them from
-Python values; here they are taken apart, and put into the containers that a
-type asks for.
+TFF's programs address structures by position, Python callers by name and in
+containers of their choice. Between the two, the runtime keeps every value as
+nested lists whose leaves are tensors or arrays. `readers` makes them from
+Python values; here they are flattened, and put into the containers that a type
+requires.
 """
 
 import collections
@@ -23,26 +23,26 @@ Nested: TypeAlias = Any
 
 
 def leaves(value: Nested) -> list[Any]:
-  """The leaves of a nested value, left to right."""
+  """Return the leaves of a nested value, left to right."""
   if isinstance(value, list):
     return [leaf for element in value for leaf in leaves(element)]
   return [value]
 
 
 def like(pattern: Nested, flat: Iterator[Any]) -> Nested:
-  """Arranges the next leaves of `flat` as `pattern` is nested."""
+  """Nest the next leaves of `flat` like `pattern`."""
   if isinstance(pattern, list):
     return [like(element, flat) for element in pattern]
   return next(flat)
 
 
 def fields(type_spec: tff.StructType) -> list[tuple[str | None, tff.Type]]:
-  """The names (None where unnamed) and types of a structure's elements."""
+  """Return the names (None if unnamed) and types of a structure's elements."""
   return list(tff.structure.iter_elements(type_spec))
 
 
 def pattern(type_spec: tff.Type) -> Nested:
-  """The type as nested lists of its leaf types, placements removed."""
+  """Return the type as nested lists of its leaf types, without placements."""
   if isinstance(type_spec, tff.FederatedType):
     return pattern(type_spec.member)
   if isinstance(type_spec, tff.StructType):
@@ -51,7 +51,7 @@ def pattern(type_spec: tff.Type) -> Nested:
 
 
 def leaf_names(type_spec: tff.Type, prefix: str = '') -> list[str]:
-  """A readable path for each leaf of the type, as 'weights/trainable/0'."""
+  """Return a readable path for each leaf, such as 'weights/trainable/0'."""
   if isinstance(type_spec, tff.FederatedType):
     return leaf_names(type_spec.member, prefix)
   if not isinstance(type_spec, tff.StructType):
@@ -64,7 +64,7 @@ def leaf_names(type_spec: tff.Type, prefix: str = '') -> list[str]:
 
 
 def leaf_spec(leaf: tff.Type) -> tf.TensorSpec:
-  """What a compiled program expects for a leaf."""
+  """Return the spec of a leaf in a compiled program."""
   if isinstance(leaf, tff.SequenceType):
     return tf.TensorSpec([], tf.variant)
   if leaf.dtype is np.str_:
@@ -73,18 +73,18 @@ def leaf_spec(leaf: tff.Type) -> tf.TensorSpec:
 
 
 def specs(type_spec: tff.Type) -> Nested:
-  """What a compiled program expects at each leaf of the type, nested."""
+  """Return the spec of each leaf in a compiled program, nested."""
   nested = pattern(type_spec)
   return like(nested, map(leaf_spec, leaves(nested)))
 
 
 def tensor_specs(type_spec: tff.Type) -> list[tf.TensorSpec]:
-  """The same, one after the other."""
+  """Return the spec of each leaf in a compiled program, as a flat list."""
   return leaves(specs(type_spec))
 
 
 def zeros(flat: Iterable[tf.TensorSpec]) -> list[tf.Tensor]:
-  """A zero for each spec, unknown dimensions taken as zero."""
+  """Return zeros for each spec, with unknown dimensions taken as zero."""
   return [
     tf.zeros([size or 0 for size in spec.shape.as_list()], spec.dtype)
     for spec in flat
@@ -92,7 +92,7 @@ def zeros(flat: Iterable[tf.TensorSpec]) -> list[tf.Tensor]:
 
 
 def num_bytes(type_spec: tff.Type) -> int | None:
-  """The size of a value, or None if the type leaves that open."""
+  """Return the size of a value, or None if the type leaves it open."""
   total = 0
   for spec in tensor_specs(type_spec):
     if spec.dtype == tf.variant or not spec.shape.is_fully_defined():
@@ -102,12 +102,12 @@ def num_bytes(type_spec: tff.Type) -> int | None:
 
 
 class ClientValues(NamedTuple):
-  """A value at CLIENTS, as a leaf.
+  """Value at CLIENTS, as a leaf.
 
   Attributes:
     size: The number of clients.
-    leaves: What `client_batch.gather` returned, leaf by leaf, or where they
-      lie.
+    leaves: The result of `client_batch.gather` for each leaf, or the location
+      of the leaves.
   """
 
   size: int
@@ -115,10 +115,10 @@ class ClientValues(NamedTuple):
 
 
 def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
-  """Builds what puts leaves into the containers that a type asks for.
+  """Build a function that puts leaves into the containers of a type.
 
-  To look at a type and at its containers takes longer than many a round, so
-  this is done once for each type.
+  Inspecting a type and its containers takes longer than some rounds, so this is
+  done once for each type.
 
   Args:
     type_spec: The type; the leaves are taken off an iterator, in its order. A
@@ -145,11 +145,11 @@ def _columns(
 
 
 def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:
-  """What makes a structure's container of its elements."""
+  """Return a function that makes a structure's container of its elements."""
   names = [name for name, _ in fields(type_spec)]
   container = type_spec.python_container
   shallow = [(name, np.int32) if name else np.int32 for name in names]
-  # TFF refuses here what it has no container for.
+  # TFF refuses here structures that it has no container for.
   example = tff.types.type_to_py_container(
     tff.structure.Struct([(name, 0) for name in names]),
     tff.StructWithPythonType(shallow, container)
@@ -165,14 +165,14 @@ def _maker(type_spec: tff.StructType) -> Callable[[Sequence[Any]], Any]:
 
 
 def has_sequences(type_spec: tff.Type) -> bool:
-  """Whether a leaf of the type is a sequence."""
+  """Check whether a leaf of the type is a sequence."""
   return tff.types.contains(
     type_spec, lambda inner: isinstance(inner, tff.SequenceType)
   )
 
 
 def to_element(value: Nested, type_spec: tff.Type) -> Any:
-  """A nested value as TFF's datasets hold it: in dicts, or in tuples."""
+  """Nest a value as TFF's data sets do: in dicts, or in tuples."""
   if not isinstance(type_spec, tff.StructType):
     return value
   elements = [

@@ -1,15 +1,15 @@
-"""Where XLA and TensorFlow's own kernels agree, and how to tell.
+"""Operations on which XLA and TensorFlow's own kernels agree.
 
 XLA drops the errors of kernels: it reads another row where an index is out of
-range, divides by zero, forgets assertions. It has other ideas of NaN in sorts
-and of numbers too large for an integer, and draws other random floats. What a
-client computes must not depend on whether XLA compiles it. So an operation is
-one of three:
+range, divides by zero, ignores assertions. It differs on NaN in sorts and on
+numbers too large for an integer, and draws other random floats. The result of
+a client must not depend on whether XLA compiles it. So an operation is one of
+three:
 
-*   It agrees, up to rounding, whatever its inputs hold.
-*   It agrees unless a *doubt* about its inputs comes true, which a few
-    operations beside it can tell. `doubts` adds them to graphs.
-*   It is unfit, and so is every loop that holds it.
+*   It agrees, up to rounding, for all inputs.
+*   It agrees unless a *doubt* about its inputs comes true, which a few extra
+    operations can check. `doubts` adds them to graphs.
+*   It is unfit, and so is every loop that contains it.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ import tensorflow as tf
 from tff_partial.runtimes.graphs import operations
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
-# Tells from an operation's inputs whether XLA may compute something else.
+# Checks, on an operation's inputs, whether XLA may compute something else.
 Doubt: TypeAlias = Callable[..., tf.Tensor]
 
-# Without these, XLA loses NaN in maxima and minima. It reads them when it is
-# first used; who has set one has chosen.
+# Without these flags, XLA loses NaN in maxima and minima. It reads them at
+# first use; a flag that the user has set is kept.
 for _flag in ('xla_cpu_enable_fast_min_max', 'xla_gpu_enable_fast_min_max'):
   _flags = os.environ.get('XLA_FLAGS', '')
   if _flag not in _flags:
@@ -63,7 +63,7 @@ _AGREE = frozenset(
 
 
 class UnfitForXlaError(ValueError):
-  """XLA would compile a loop, but compute something else."""
+  """XLA would compile a loop but compute something else."""
 
 
 def _any(*conditions: tf.Tensor) -> tf.Tensor:
@@ -80,7 +80,7 @@ def _has_nan(x: tf.Tensor) -> tf.Tensor:
 
 
 def _rows(sizes: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-  """The sizes of the dimensions that the last one of indices goes through."""
+  """Return the sizes of the dimensions that `indices` index."""
   return sizes[: tf.shape(indices)[-1]]
 
 
@@ -121,7 +121,7 @@ def _largest_segments(
   return _any(_segments(data, ids, number), tf.math.is_nan(data))
 
 
-# Of operations on whole numbers.
+# Doubts about operations on integers.
 _OF_INTEGERS: Mapping[str, Doubt] = {
   **dict.fromkeys(
     ('Div', 'FloorDiv', 'FloorMod', 'Mod', 'TruncateDiv', 'TruncateMod'),
@@ -133,7 +133,7 @@ _OF_INTEGERS: Mapping[str, Doubt] = {
   'UnsortedSegmentMax': _segments,
   'UnsortedSegmentMin': _segments,
 }
-# Of operations on floats.
+# Doubts about operations on floats.
 _OF_FLOATS: Mapping[str, Doubt] = {
   'ArgMax': _has_nan,
   'ArgMin': _has_nan,
@@ -153,7 +153,7 @@ _OF_FLOATS: Mapping[str, Doubt] = {
   'UnsortedSegmentMax': _largest_segments,
   'UnsortedSegmentMin': _largest_segments,
 }
-# Whatever the dtype.
+# Doubts about operations of any dtype.
 _OF_ALL: Mapping[str, Doubt] = {
   'Assert': lambda condition: _any(~condition),
   'Gather': _gather,
@@ -185,7 +185,7 @@ _OF_ALL: Mapping[str, Doubt] = {
   'UnsortedSegmentProd': _segments,
   'UnsortedSegmentSum': _segments,
 }
-# These agree on the dtypes that they are not listed for.
+# These agree on the dtypes for which no doubt is listed.
 _AGREE_ELSE = frozenset(
   (
     *('ArgMax', 'ArgMin', 'ClipByValue', 'FloorDiv', 'FloorMod', 'MaxPool'),
@@ -198,11 +198,11 @@ _PHILOX = tf.random.Algorithm.PHILOX.value
 def doubt(
   node: NodeDef, constant: Callable[[str], np.ndarray | None]
 ) -> Doubt | None:
-  """What would make XLA compute something else; None if nothing would.
+  """Return the condition under which XLA may differ; None if it never does.
 
   Args:
     node: An operation of a graph.
-    constant: The value of an input, if the graph holds it.
+    constant: Returns the value of an input, if the graph holds it.
 
   Raises:
     UnfitForXlaError: If XLA computes something else, or may do so.
@@ -210,7 +210,7 @@ def doubt(
   if node.op in _AGREE:
     return None
   if node.op == 'InvertPermutation' and constant(node.input[0]) is not None:
-    return None  # Of every transposition.
+    return None  # In the gradient of every transpose.
   if node.op in _OF_ALL:
     return _OF_ALL[node.op]
   dtype = tf.as_dtype(_number_type(node))
@@ -248,7 +248,10 @@ def _number_type(node: NodeDef) -> int:
 
 @functools.cache
 def _cast(source: int, target: int) -> Doubt | None:
-  """XLA takes the nearest integer, where kernels take what the CPU gives."""
+  """Return the doubt about a cast, if any.
+
+  Out of range, XLA takes the nearest integer, and kernels what the CPU gives.
+  """
   given, wanted = tf.as_dtype(source), tf.as_dtype(target)
   if given.is_complex and wanted.is_integer:
     raise UnfitForXlaError('XLA may take other integers of complex numbers')
@@ -268,7 +271,7 @@ def _cast(source: int, target: int) -> Doubt | None:
 def _strided_slice(
   node: NodeDef, constant: Callable[[str], np.ndarray | None]
 ) -> Doubt | None:
-  """Single elements may be out of range; whole slices are cut to it."""
+  """Return the doubt that an index is out of range; slices are clipped."""
   masks = {
     name: node.attr[f'{name}_mask'].i
     for name in ('ellipsis', 'new_axis', 'shrink_axis')
@@ -278,7 +281,7 @@ def _strided_slice(
   strides = constant(node.input[3])
   if strides is None:
     raise UnfitForXlaError('XLA takes slices of unknown steps for others')
-  places: list[tuple[int, int]] = []  # In the slice, and in the array.
+  places: list[tuple[int, int]] = []  # (In the slice, axis of the array).
   axes = [p for p in range(len(strides)) if not masks['new_axis'] >> p & 1]
   for number, place in enumerate(axes):
     if masks['shrink_axis'] >> place & 1:
@@ -298,7 +301,7 @@ def _strided_slice(
 
 
 def input_dtypes(node: NodeDef) -> list[tf.DType]:
-  """The dtypes of an operation's inputs, one by one."""
+  """Return the dtype of each input of an operation."""
   found = []
   for argument in operations.definition(node).input_arg:
     if argument.type_list_attr:
@@ -316,6 +319,6 @@ def input_dtypes(node: NodeDef) -> list[tf.DType]:
 
 @functools.cache
 def are_nans_kept() -> bool:
-  """Whether XLA keeps NaN in maxima: not if it was used before it was told."""
+  """Check whether XLA keeps NaN in maxima; not if it ran before this import."""
   largest = tf.function(tf.reduce_max, jit_compile=True)
   return bool(np.isnan(largest(tf.constant([np.nan, 1.0])).numpy()))

@@ -1,11 +1,10 @@
-"""Conditionals between a few sums and products, as a choice between both.
+"""Selections in place of conditionals with cheap, elementwise branches.
 
 XLA copies whole arrays into and out of a conditional, and fuses nothing across
-it. Aggregators that clip or zero updates hold one for each. Where both branches
+it. Aggregators that clip or zero updates have one for each. Where both branches
 are elementwise arithmetic, it is cheaper to compute both and to select, which
-XLA fuses into whatever reads the result. What is selected is what the
-conditional would have computed; a NaN or an infinity in the other branch is
-dropped.
+XLA fuses into the operations that read the result. The selected value is that
+of the conditional; a NaN or an infinity in the other branch is dropped.
 """
 
 from collections.abc import Iterable
@@ -44,14 +43,14 @@ _ELEMENTWISE = frozenset(
 def as_choices(
   graph_def: tf.compat.v1.GraphDef, graph: tf.Graph
 ) -> tf.compat.v1.GraphDef:
-  """Replaces cheap conditionals of a graph.
+  """Replace cheap conditionals of a graph.
 
   Args:
     graph_def: The graph.
-    graph: The same, imported: it knows the shapes.
+    graph: The same graph, imported, with shapes.
 
   Returns:
-    A copy, or the graph itself if there are none.
+    A copy, or the graph itself if it has none.
   """
   cheap = {
     function.signature.name
@@ -78,7 +77,7 @@ def as_choices(
 
 
 def _is_dense(operation: tf.Operation) -> bool:
-  """Whether one Boolean chooses between numbers of the same shapes."""
+  """Check whether one Boolean chooses between numbers of the same shapes."""
   condition, *_ = operation.inputs
   return (
     condition.dtype == tf.bool
@@ -95,7 +94,7 @@ def _is_dense(operation: tf.Operation) -> bool:
 def _choice(
   node: tf.compat.v1.NodeDef,
 ) -> Iterable[tf.compat.v1.NodeDef]:
-  """Calls of both branches, and a node of the old name with the old outputs."""
+  """Yield calls of both branches, then a node with the old name and outputs."""
   condition, *inputs = node.input
   types = node.attr['Tout'].list.type
   calls = {way: f'{node.name}/{way}_chosen' for way in ('then', 'else')}

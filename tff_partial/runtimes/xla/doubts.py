@@ -1,10 +1,10 @@
-"""Notices, in a compiled loop, that XLA may compute something else.
+"""Detection of inputs for which XLA may compute something else.
 
-A graph that is compiled gets one more result: whether any of the doubts came
-true that `agreement` has about its operations. The graph is changed, functions
-inside it included: a branch or the body of a loop hands its doubt on. If one
-came true, the loop is run again without XLA, which yields the value, or the
-error, that kernels yield.
+A graph that is compiled gets one more result: whether any of the doubts that
+`agreement` has about its operations came true. The graph is rewritten, with the
+functions in it: a branch or the body of a loop passes its doubt on. If one came
+true, the loop runs again without XLA, which yields the value, or the error,
+that kernels yield.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +34,7 @@ _noticed: contextvars.ContextVar[list[tf.Tensor] | None] = (
 
 @contextlib.contextmanager
 def noticed() -> Iterator[list[tf.Tensor]]:
-  """Collects the doubts of the graphs that are called inside."""
+  """Collect the doubts of the graphs that are called inside."""
   found: list[tf.Tensor] = []
   token = _noticed.set(found)
   try:
@@ -44,15 +44,15 @@ def noticed() -> Iterator[list[tf.Tensor]]:
 
 
 def notice(doubt: tf.Tensor) -> None:
-  """Adds a doubt to those that are collected."""
+  """Add a doubt to those that are collected."""
   collected = _noticed.get()
   if collected is not None:
-    doubt.set_shape([])  # Importing a graph loses it.
+    doubt.set_shape([])  # Importing a graph loses the shape.
     collected.append(doubt)
 
 
 class Doubtful(NamedTuple):
-  """A graph with one more result.
+  """Graph with one more result.
 
   Attributes:
     graph_def: The graph.
@@ -64,12 +64,12 @@ class Doubtful(NamedTuple):
 
 
 def added(graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]) -> Doubtful:
-  """Adds to a graph what tells whether XLA computes something else.
+  """Add to a graph a result that is true if XLA may compute something else.
 
   Args:
-    graph_def: A graph, which stays as it is.
-    outputs: The names of the tensors that come out. What they do not need is
-      never computed, and not doubted.
+    graph_def: A graph, which is not changed.
+    outputs: The names of the output tensors. Nodes that they do not need are
+      never run, and not doubted.
 
   Raises:
     UnfitForXlaError: If XLA computes something else, or may do so.
@@ -78,19 +78,19 @@ def added(graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]) -> Doubtful:
 
 
 class _Scope:
-  """The nodes of a graph or of a function."""
+  """Nodes of a graph or of a function."""
 
   def __init__(self, nodes: Any, is_function: bool):
     self._nodes, self._is_function = nodes, is_function
     self._known = {node.name: node for node in nodes}
 
   def needed(self, ends: Iterable[str]) -> list[Any]:
-    """The nodes that some tensors need."""
+    """Return the nodes that some tensors need."""
     found = operations.ancestors(self._known, ends)
     return [node for node in self._nodes if node.name in found]
 
   def constant(self, name: str) -> np.ndarray | None:
-    """The value of a tensor, if it is written into the graph."""
+    """Return the value of a tensor, if it is a constant of the graph."""
     origin = operations.origin(self._known, name)
     node = self._known.get(operations.source(origin))
     if node is None or node.op != 'Const':
@@ -98,12 +98,12 @@ class _Scope:
     return tf.make_ndarray(node.attr['value'].tensor)
 
   def tensor(self, node: Any, output: str = 'output', index: int = 0) -> str:
-    """How a node's result is called where it goes in."""
+    """Return the name by which other nodes read a node's result."""
     inner = f'{output}:' if self._is_function else ''
     return f'{node.name}:{inner}{index}'
 
   def add(self, op: str, inputs: Sequence[str]) -> Any:
-    """A new node."""
+    """Add a node."""
     number = len(self._known)
     while f'doubt_{number}' in self._known:
       number += 1
@@ -112,7 +112,7 @@ class _Scope:
     return node
 
   def either(self, doubts: Sequence[str]) -> str:
-    """Whether one of some doubts is true."""
+    """Add nodes that compute whether any doubt is true."""
     return functools.reduce(
       lambda one, other: self.tensor(self.add('LogicalOr', [one, other]), 'z'),
       doubts,
@@ -120,7 +120,7 @@ class _Scope:
 
 
 class _Adder:
-  """Rewrites a graph and its functions."""
+  """Rewriter of a graph and its functions."""
 
   def __init__(self, graph_def: tf.compat.v1.GraphDef):
     # Graphs of equal functions may have different doubts.
@@ -131,17 +131,17 @@ class _Adder:
       function.signature.name: function
       for function in self.graph_def.library.function
     }
-    # From each function to one with a doubt as its last result, if it has any.
+    # Maps a function to one with a doubt as its last result, if it has any.
     self._doubting: dict[str, str | None] = {}
 
   def graph(self, outputs: Sequence[str]) -> Doubtful:
-    """Adds the doubts about what some tensors of the graph need."""
+    """Add the doubts about what some tensors of the graph need."""
     scope = _Scope(self.graph_def.node, is_function=False)
     doubts = self._doubts(scope, outputs)
     return Doubtful(self.graph_def, scope.either(doubts) if doubts else None)
 
   def _doubts(self, scope: _Scope, ends: Iterable[str]) -> list[str]:
-    """Adds the doubts about what some tensors of a scope need."""
+    """Add the doubts about what some tensors of a scope need."""
     doubts = []
     for node in scope.needed(ends):
       if operations.definition(node) is None:
@@ -172,7 +172,7 @@ class _Adder:
     return doubts
 
   def _doubting_branches(self, branches: Sequence[Any]) -> bool:
-    """Has functions tell of their doubts, if any of them has one."""
+    """Make functions return their doubts, if any of them has one."""
     if not any(self._function(branch.name) for branch in branches):
       return False
     for branch in branches:
@@ -180,7 +180,7 @@ class _Adder:
     return True
 
   def _doubting_loop(self, node: Any, scope: _Scope) -> bool:
-    """Has a loop carry its doubt on, if its body has one."""
+    """Make a loop carry its doubt on, if its body has one."""
     condition, body = node.attr['cond'].func, node.attr['body'].func
     if self._function(condition.name):
       raise agreement.UnfitForXlaError(
@@ -201,7 +201,7 @@ class _Adder:
     return True
 
   def _call(self, node: Any, doubt: agreement.Doubt, scope: _Scope) -> Any:
-    """A node that tells whether a doubt about another one is true."""
+    """Add a node that computes whether a doubt about another is true."""
     number = sum(
       parameter.kind is parameter.POSITIONAL_OR_KEYWORD
       for parameter in inspect.signature(doubt).parameters.values()
@@ -219,7 +219,7 @@ class _Adder:
     return call
 
   def _function(self, name: str) -> str | None:
-    """A function that tells of its doubts as well; None if it has none."""
+    """Return a function that also returns its doubts; None if it has none."""
     if name not in self._doubting:
       function = self._copy(name, 'doubting')
       scope = _Scope(function.node_def, is_function=True)
@@ -233,7 +233,7 @@ class _Adder:
     return self._doubting[name]
 
   def _undoubting(self, name: str) -> str:
-    """A function that tells that it has no doubt."""
+    """Return a function whose doubt is always false."""
     function = self._copy(name, 'undoubting')
     if function.signature.name in self._functions:
       return function.signature.name
@@ -245,7 +245,7 @@ class _Adder:
     return self._add(function)
 
   def _with_doubt_before(self, name: str, is_body: bool) -> str:
-    """A loop's condition or body that is given the doubt so far."""
+    """Return a loop's condition or body that takes the doubt so far."""
     function = self._copy(name, 'going_on')
     if function.signature.name in self._functions:
       return function.signature.name
@@ -274,14 +274,14 @@ class _Adder:
 
 
 def _forget(attributes: Any, name: str) -> None:
-  """Removes an attribute, which TensorFlow can do without."""
+  """Remove an attribute that TensorFlow can do without."""
   if name in attributes:
     del attributes[name]
 
 
 @functools.cache
 def _function_of(doubt: agreement.Doubt, dtypes: tuple[tf.DType, ...]) -> Any:
-  """A doubt as a function of a graph."""
+  """Trace a doubt as a function of a graph."""
   traced = tf.function(doubt, autograph=False).get_concrete_function(
     *[tf.TensorSpec(None, dtype) for dtype in dtypes]
   )

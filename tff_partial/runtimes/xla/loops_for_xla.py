@@ -1,10 +1,10 @@
-"""Has XLA know in loops what is known outside of them.
+"""Constants from outside loops, made known to XLA inside them.
 
-A size that a loop only reads is one of its variables, which every turn hands
-on. XLA must know it as a constant to shape what the loop computes. TensorFlow
-passes constants on into loops, but only if a loop says so; and it loses count
+A size that a loop only reads is one of its variables, which every iteration
+passes on. XLA must know it as a constant to shape the loop's tensors.
+TensorFlow passes constants into loops, but only into marked ones; and it fails
 where a loop reads the size from another loop, which it may have rewritten
-later: then XLA is refused.
+later: then XLA refuses.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,13 +20,13 @@ from tff_partial.runtimes.graphs import operations
 def prepared(
   graph_def: tf.compat.v1.GraphDef, ending: str
 ) -> tf.compat.v1.GraphDef:
-  """Returns a graph that computes the same as another one.
+  """Return a graph that computes the same as another one.
 
   Args:
     graph_def: That graph.
-    ending: Is appended to the names of all functions, since TensorFlow knows
-      functions by their names, and here these change. Loops are marked, and
-      what a loop only reads is read from where the loop has it.
+    ending: Appended to the names of all functions, since TensorFlow identifies
+      functions by name, and they change: loops are marked, and variables that a
+      loop only reads are read from the loop's input.
   """
   graph = tf.compat.v1.GraphDef()
   graph.CopyFrom(graph_def)
@@ -58,18 +58,18 @@ def prepared(
 def _prepare(
   nodes: Any, separator: str, handed_on: Callable[[str], Iterable[int]]
 ) -> dict[str, str]:
-  """Prepares nodes; returns what loops hand on, and what they were given.
+  """Prepare nodes; return, for results that loops pass on, their inputs.
 
   Args:
     nodes: The nodes of a graph or of a function.
-    separator: What stands between the names of a loop and of its result there.
-    handed_on: The places of the variables that the body of a loop, a function,
-      hands on as they are.
+    separator: The text between the name of a loop and the place of its result.
+    handed_on: Returns the places of the variables that a loop's body, a
+      function, passes on unchanged.
   """
   passed: dict[str, str] = {}
   for node in nodes:
     if node.op in operations.LOOPS:
-      # TensorFlow says so of loops that it traces for XLA.
+      # TensorFlow sets this on loops that it traces for XLA.
       node.attr['_xla_propagate_compile_time_consts'].b = True
       for place in handed_on(node.attr['body'].func.name):
         passed[f'{node.name}{separator}{place}'] = node.input[place]
@@ -85,7 +85,7 @@ def _prepare(
 
 
 def _handed_on(function: Any) -> list[int]:
-  """The places of a function's arguments that it returns there as they are."""
+  """Return the places of arguments that a function returns unchanged."""
   known = {node.name: node for node in function.node_def}
   return [
     place

@@ -1,11 +1,10 @@
 """Large sums, maxima and norms, in a form that XLA compiles to fast code.
 
-XLA's code for CPUs adds a large array up element by element, ten times slower
-than it scales one. Aggregators that clip or zero updates do little else. Here
-such a reduction first folds the array in eight, and what is left again, as long
-as that is large: elementwise code, which XLA vectorises. The order of a sum
-changes, hence its last bits; so programs that run without XLA keep their
-reductions as they are.
+XLA's code for CPUs sums a large array element by element, ten times slower than
+it scales one. Aggregators that clip or zero updates do little else. Here such a
+reduction first folds the array in eight, and the rest again, as long as it is
+large: elementwise code, which XLA vectorises. The order of a sum changes, hence
+its last bits; so programs that run without XLA keep their reductions unchanged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 _FOLDS = 8
-# A smaller array is added up before it is folded.
+# A smaller array is reduced without folding.
 _LARGE = 1 << 12
 
 _enabled = contextvars.ContextVar('fold reductions', default=False)
@@ -25,7 +24,7 @@ _enabled = contextvars.ContextVar('fold reductions', default=False)
 
 @contextlib.contextmanager
 def folded() -> Iterator[None]:
-  """Folds the large reductions of leaves that are traced inside."""
+  """Fold the large reductions of leaves that are traced inside."""
   token = _enabled.set(True)
   try:
     yield
@@ -34,7 +33,7 @@ def folded() -> Iterator[None]:
 
 
 def are_folded() -> bool:
-  """Whether leaves are traced for XLA right now."""
+  """Return whether leaves are being traced for XLA."""
   return _enabled.get()
 
 
@@ -65,7 +64,7 @@ _FOLDED: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
 
 
 def find(graph: tf.Graph) -> list[tf.Operation]:
-  """The large reductions of a graph to a scalar, in topological order."""
+  """Return large reductions of a graph to a scalar, in topological order."""
   found = []
   for operation in graph.get_operations():
     if operation.type not in _FOLDED:
@@ -86,16 +85,16 @@ def fold(
   inputs: Sequence[str],
   outputs: Sequence[str],
 ) -> list[Any]:
-  """Imports a graph into the current one, its reductions folded.
+  """Import a graph into the current one, its reductions folded.
 
-  The graph is imported once up to each reduction, and once more behind the
-  last; what is imported twice is pruned later.
+  The graph is imported once up to each reduction, and once more after the last;
+  nodes imported twice are pruned later.
 
   Args:
     graph_def: The graph.
-    reductions: What `find` found in it.
-    inputs: The names of the tensors that go in.
-    outputs: The names of the tensors that come out.
+    reductions: The result of `find`.
+    inputs: The names of the input tensors.
+    outputs: The names of the output tensors.
 
   Returns:
     The inputs, then the outputs.
@@ -120,7 +119,7 @@ def fold(
     return_elements=list(outputs),
     name='outputs',
   )
-  # What is mapped is not imported: an output that is an input, or a reduction.
+  # Mapped tensors are not imported: outputs that are inputs or reductions.
   return [
     *placed,
     *[

@@ -1,8 +1,8 @@
 """Operations that XLA lacks, written with others that it has.
 
-Keras's top-k accuracies are measured with `InTopKV2`. A program for XLA holds
-in its place a function of the same results, so that one such metric does not
-keep the whole round from being compiled.
+Keras's top-k accuracies use `InTopKV2`. A program for XLA has in its place a
+function with the same results, so that one such metric does not keep the whole
+round from being compiled.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from tff_partial.runtimes.graphs import operations
 def _in_top_k(
   predictions: tf.Tensor, targets: tf.Tensor, k: tf.Tensor
 ) -> tf.Tensor:
-  """Return what `InTopKV2` does: False of a row with NaN or an infinity."""
+  """Compute `InTopKV2`, with False for a row with NaN or an infinity."""
   number = tf.shape(predictions)[1]
   targets, k = tf.cast(targets, tf.int32), tf.cast(k, tf.int32)
   is_class = (targets >= 0) & (targets < number)
@@ -50,7 +50,7 @@ def insert(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def _replace(nodes: Any, added: dict[str, Any]) -> dict[str, str]:
-  """Replace nodes by calls; return how functions name their results then."""
+  """Replace nodes by calls; return new names of results in functions."""
   renamed = {}
   for node in nodes:
     if node.op not in _SUBSTITUTES:
@@ -73,7 +73,7 @@ def _replace(nodes: Any, added: dict[str, Any]) -> dict[str, str]:
 
 @functools.cache
 def _function(op: str, integers: tf.DType) -> Any:
-  """Return a substitute as a function of a graph."""
+  """Trace a substitute as a function of a graph."""
   traced = tf.function(_SUBSTITUTES[op], autograph=False)
   return traced.get_concrete_function(
     tf.TensorSpec([None, None], tf.float32),

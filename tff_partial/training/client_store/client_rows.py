@@ -1,8 +1,8 @@
-"""What clients remember, with as many rows as the cohort pads their tables to.
+"""Client states padded to the table sizes of their cohort.
 
-A client computes the same from fewer rows, since it knows how many count. But a
-compiling runtime compiles for each shape: without this, once for tables that
-have no rows yet, and again for those that have.
+A client computes the same from fewer rows, since it knows how many are real.
+But a compiling runtime compiles for each shape: without this, once for tables
+that have no rows yet, and again for those that have.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from tff_partial.runtimes.values import typed_values
 def fitted(
   states: Sequence[Any], kind: tff.Type, cohort: cohorts.Cohort
 ) -> Sequence[Any]:
-  """Pads the tables of a cohort's clients with zeros.
+  """Pad the tables of a cohort's clients with zeros.
 
   Args:
-    states: What each client remembers.
-    kind: The type of that.
+    states: The state of each client.
+    kind: Their type.
     cohort: The clients, in the same order.
 
   Returns:
-    The states with larger tables, or as they are if all tables have a fixed
+    The states with larger tables, or unchanged if all tables have a fixed
     size.
   """
   sizes: dict[str, np.ndarray] = {}
@@ -62,6 +62,6 @@ def fitted(
 
 
 def _with_rows(table: np.ndarray, number: int) -> np.ndarray:
-  """A table with at least so many rows."""
+  """Pad a table to at least `number` rows."""
   missing = max(int(number) - len(table), 0)
   return np.pad(table, [(0, missing), *[(0, 0)] * (table.ndim - 1)])

@@ -1,9 +1,9 @@
-"""What clients remember between rounds: in memory, or in a file.
+"""Client states between rounds: in memory, or in a file.
 
-Both are one class. Where populations do not fit into memory, the states are in
-a file (see `sqlite_backend.py`), and memory holds those of the clients that
-took part since the last save, as far as they are few (see `fresh_states.py`). A
-program reads and writes whole cohorts, in which a leaf of all clients is one
+Both are one class. For populations that do not fit into memory, the states are
+in a file (see `sqlite_backend.py`), and memory holds those of the clients that
+took part since the last save, unless they are too many (see `fresh_states.py`).
+A program reads and writes whole cohorts, in which a leaf of all clients is one
 array; nothing is stacked client by client.
 
   store = ClientStore(process.initialize_client, seed=0, folder='out/clients')
@@ -12,12 +12,12 @@ array; nothing is stacked client by client.
   store.write(client_ids, output.client_states)
   store.save(round_number)
 
-A client that never took part has the first value that follows from the seed and
-its id, whichever others are drawn. It is made when asked for, and not stored.
+A client that never took part has an initial state that follows from the seed
+and its id alone. It is computed on request, not stored.
 
-To delete a client is to overwrite all versions of what it remembered. That
-cannot undo what global weights have learned from its updates, nor reach copies
-of the file, exports, or what a disk keeps of files that were removed.
+Deleting a client overwrites all versions of its state. That cannot undo what
+global weights have learned from its updates, nor reach copies of the file,
+exports, or what a disk keeps of removed files.
 """
 
 import collections
@@ -47,10 +47,10 @@ ClientStoreError = state_codec.ClientStoreError
 
 
 class ClientStates:
-  """What clients remember after some round, to be read.
+  """Client states after some round, read-only.
 
   Attributes:
-    seed: The run's seed, from which first values follow.
+    seed: The run's seed, from which initial states follow.
     round: The round, or None for the last one.
   """
 
@@ -61,7 +61,7 @@ class ClientStates:
     seed: int,
     round_number: int | None = None,
   ):
-    """Reads a file that is open; `ClientStore` opens one."""
+    """Read from an open file; `ClientStore` opens one."""
     self._versions = versions
     self._initialize_client = initialize_client
     self._layout = state_codec.Layout(self.type)
@@ -73,11 +73,11 @@ class ClientStates:
 
   @property
   def type(self) -> tff.Type:
-    """The type C of what a client remembers."""
+    """The type C of a client state."""
     return self._initialize_client.type_signature.result
 
   def read(self, client_ids: Sequence[str]) -> client_batch.Columns:
-    """What some clients remember, or begin with.
+    """Return the states of some clients, stored or initial.
 
     Args:
       client_ids: Distinct ids, in the order of the cohort.
@@ -86,7 +86,7 @@ class ClientStates:
       One value for each client, for `process.next`.
 
     Raises:
-      ClientStoreError: If it cannot be read.
+      ClientStoreError: If they cannot be read.
     """
     records, is_new = self._stored(client_ids)
     if is_new.any():
@@ -101,17 +101,17 @@ class ClientStates:
   def read_as(
     self, client_ids: Sequence[str], kind: tff.Type
   ) -> client_batch.Columns:
-    """What some clients remember, as an evaluation takes it.
+    """Return the states of some clients, as an evaluation takes them.
 
     Args:
       client_ids: As for `read`.
-      kind: The type that it takes: that of the store, or the same without what
-        optimizers keep.
+      kind: The type that it takes: that of the store, or the same without
+        optimizer slots.
     """
     states = self.read(client_ids)
     if kind.is_equivalent_to(self.type):
       return states
-    # What optimizers keep comes last.
+    # Optimizer slots come last.
     leaves = states.leaves[: len(typed_values.leaf_names(kind))]
     convert = typed_values.converter(kind)
     return client_batch.Columns.of(len(client_ids), leaves, convert)
@@ -119,20 +119,20 @@ class ClientStates:
   def client(
     self, client_id: str
   ) -> collections.OrderedDict[str, np.ndarray] | None:
-    """What one client remembers, leaf by leaf; None if it never took part."""
+    """Return one client's state by leaf; None if it never took part."""
     return look_up(self._versions, client_id, self.round)
 
   def _first_seeds(
     self, client_ids: Sequence[str], is_new: np.ndarray
   ) -> np.ndarray:
-    """What first states of some clients follow from, int32 `[new, 2]`."""
+    """Return seeds of the initial states of new clients, int32 `[new, 2]`."""
     new = list(itertools.compress(client_ids, is_new))
     return sampling.client_seeds(new, self.seed, 'first state')
 
   def _with_first(
     self, client_ids: Sequence[str], records: np.ndarray, is_new: np.ndarray
   ) -> deposits.Scattered:
-    """Records, and first states that are made where clients are run."""
+    """Return records, and initial states to be made where clients run."""
     return deposits.Scattered.of(
       self._layout.format.specs,
       [
@@ -145,7 +145,7 @@ class ClientStates:
     )
 
   def _stored(self, client_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """One record for each client, and bool `[clients]`: who has none yet."""
+    """Return a record per client, and bool `[clients]`: True if it is new."""
     records = np.empty([len(client_ids)], self._layout.format.record_type)
     states = self._versions.read(client_ids, self.round)
     stored = [state for state in states if state is not None]
@@ -156,7 +156,7 @@ class ClientStates:
 
 
 class ClientStore(ClientStates):
-  """What clients remember, to be read and written round by round."""
+  """Client states that are read and written round by round."""
 
   def __init__(
     self,
@@ -166,19 +166,19 @@ class ClientStore(ClientStates):
     folder: str | os.PathLike[str] | None = None,
     writable: bool = True,
   ):
-    """Opens a store, or makes one.
+    """Open a store, or create one.
 
     Args:
-      initialize_client: `process.initialize_client`: what a client remembers
-        that never took part.
-      seed: The run's seed, from which first values follow; by default that of
+      initialize_client: `process.initialize_client`, which makes the states of
+        clients that never took part.
+      seed: The run's seed, from which initial states follow; by default that of
         the store, or 0 for a new one.
-      folder: Where the file is, or shall be; None keeps all in memory.
-      writable: False to read only; another process may be writing.
+      folder: Folder of the file, existing or new; None keeps all in memory.
+      writable: False to only read; another process may be writing.
 
     Raises:
       ClientStoreError: If there is no store to read, it cannot be used, another
-        process is writing to it, or it is that of another type or seed.
+        process is writing to it, or it has another type or seed.
     """
     kind = initialize_client.type_signature.result
     layout = state_codec.Layout(kind)
@@ -209,13 +209,13 @@ class ClientStore(ClientStates):
 
   @property
   def rounds(self) -> list[int]:
-    """The rounds that `at` can lead to, ascending."""
+    """The rounds that `at` accepts, ascending."""
     return self._versions.rounds()
 
   def client(
     self, client_id: str
   ) -> collections.OrderedDict[str, np.ndarray] | None:
-    """What one client remembers, leaf by leaf; None if it never took part."""
+    """Return one client's state by leaf; None if it never took part."""
     form = self._layout.format
     if client_id in self._deposited:
       leaves = self._deposited.read([client_id]).leaves()
@@ -226,9 +226,9 @@ class ClientStore(ClientStates):
     return form.by_leaf(record[0])
 
   def read(self, client_ids: Sequence[str]) -> client_batch.Columns:
-    """What some clients remember, or begin with; see `ClientStates.read`.
+    """Return the states of some clients; see `ClientStates.read`.
 
-    What lies in files of workers is left to those who run the clients.
+    States in files of workers are left for the workers to read.
     """
     is_deposited = [client in self._deposited for client in client_ids]
     if not any(is_deposited):
@@ -252,11 +252,11 @@ class ClientStore(ClientStates):
     return records, is_new
 
   def write(self, client_ids: Sequence[str], states: Sequence[Any]) -> None:
-    """Takes what clients remember after a round; `save` makes it last.
+    """Take the client states after a round; `save` makes them durable.
 
     Args:
-      client_ids: Distinct ids of those that took part.
-      states: A value for each, as `process.next` returned them.
+      client_ids: Distinct ids of the clients that took part.
+      states: A state for each, as `process.next` returned them.
     """
     if len(states) != len(client_ids):
       raise ClientStoreError(
@@ -275,14 +275,14 @@ class ClientStore(ClientStates):
       self._deposited.forget(client)
 
   def save(self, round_number: int, best: int | None = None) -> None:
-    """Saves what was written, before the server's checkpoint of the round.
+    """Save what was written, before the server's checkpoint of the round.
 
     Args:
-      round_number: The round after which clients remember this.
-      best: The best round so far, to which `at` shall lead; or None.
+      round_number: The round after which clients have these states.
+      best: The best round so far, kept for `at`; or None.
 
     Raises:
-      ClientStoreError: If it cannot be saved. What was saved before is kept.
+      ClientStoreError: If it cannot be saved. Earlier saves are kept.
     """
     states = itertools.chain(self._fresh.states(), self._deposited.unsaved())
     self._versions.save(round_number, best, states)
@@ -290,10 +290,10 @@ class ClientStore(ClientStates):
     self._deposited.saved()
 
   def go_back_to(self, round_number: int) -> None:
-    """Forgets what clients learned after the round from which a run goes on.
+    """Drop client states after the round from which a run resumes.
 
     Args:
-      round_number: That round; 0 for a run that begins.
+      round_number: That round; 0 for a new run.
 
     Raises:
       ClientStoreError: If that round was not saved here.
@@ -307,13 +307,13 @@ class ClientStore(ClientStates):
     self._fresh = self._no_fresh_states()
 
   def at(self, round_number: int) -> ClientStates:
-    """What clients remembered after a round that was saved.
+    """Return the client states after a saved round.
 
     Args:
       round_number: One of the last rounds that were saved, or the best one.
 
     Raises:
-      ClientStoreError: If its states are gone, or never were.
+      ClientStoreError: If its states are gone, or were never saved.
     """
     if round_number not in self.rounds:
       raise ClientStoreError(
@@ -326,20 +326,20 @@ class ClientStore(ClientStates):
 
   @property
   def deletions(self) -> int:
-    """How many clients that had been saved were deleted so far."""
+    """The number of saved clients that were deleted so far."""
     return self._versions.deletions
 
   def delete(self, client_id: str) -> bool:
-    """Forgets a client: if it takes part again, it begins anew.
+    """Forget a client: if it takes part again, it starts afresh.
 
     All versions are overwritten at once, so that none comes back when a run is
-    resumed. The module's docstring says what that cannot undo.
+    resumed. The module's docstring lists what that cannot undo.
 
     Args:
       client_id: The client to forget.
 
     Returns:
-      Whether there was anything to forget.
+      True if there was anything to forget.
 
     Raises:
       ClientStoreError: If the file cannot be changed.
@@ -349,11 +349,11 @@ class ClientStore(ClientStates):
     return self._fresh.delete(client_id) or was_deposited or were_saved
 
   def release(self) -> None:
-    """Lets other processes write to the file; here it can still be read."""
+    """Let other processes write to the file; it can still be read here."""
     self._versions.release()
 
   def close(self) -> None:
-    """Closes the file; what was not saved is lost."""
+    """Close the file; unsaved states are lost."""
     self._fresh.close()
     self._deposited = deposited_states.DepositedStates(self._layout)
     self._versions.close()
@@ -364,9 +364,9 @@ def _checked(
   layout: state_codec.Format,
   seed: int | None,
 ) -> int:
-  """Compares a store with what it is opened for; returns its seed."""
+  """Check a store against a layout and a seed; return its seed."""
   known, drawn = versions.about('layout'), versions.about('seed')
-  # A run may have been killed before it had described its store.
+  # A run may have been killed before it described its store.
   if known is None and drawn is None and not versions.rounds():
     versions.describe(layout=layout.text, seed=str(seed or 0))
     return seed or 0
@@ -397,12 +397,12 @@ def look_up(
   client_id: str,
   round_number: int | None = None,
 ) -> collections.OrderedDict[str, np.ndarray] | None:
-  """What one client remembers, for readers of the file without a process.
+  """Return one client's state, for readers of the file without a process.
 
   Args:
     versions: The file.
     client_id: The client.
-    round_number: After which round; the last one if None.
+    round_number: The round after which to read; the last one if None.
 
   Returns:
     Its leaves by name, or None if it never took part or was deleted.
@@ -422,14 +422,14 @@ def look_up(
 def export(
   state: Mapping[str, np.ndarray], path: str | os.PathLike[str]
 ) -> None:
-  """Writes what one client remembers to a file.
+  """Write one client's state to a file.
 
   Args:
     state: Its leaves by name, as `client` or `look_up` return them.
     path: A file that ends in `.json`, or in `.npz` for `numpy.load`.
 
   Raises:
-    ClientStoreError: If the ending is another, or the file cannot be written.
+    ClientStoreError: If the ending differs, or the file cannot be written.
   """
   path = pathlib.Path(path)
   try:

@@ -1,8 +1,8 @@
-"""What clients remember in files that workers left, which ran them.
+"""Client states in files left by the workers that ran the clients.
 
-A store that knows where tells it those who run the clients next, and they read
-it themselves. What was saved since is kept as long as a file is in use for half
-of its clients, since to read it again from the store's file would be slower.
+The store passes the locations to the next workers, which read the states
+themselves. Once saved, they are kept as long as a file is in use for half of
+its clients, since reading them again from the store's file would be slower.
 """
 
 import collections
@@ -14,33 +14,33 @@ import numpy as np
 from tff_partial.runtimes.values import deposits
 from tff_partial.training.client_store import state_codec
 
-# How much is read at once to be saved.
+# Bytes read at once for a save.
 _BYTES_AT_ONCE = 1 << 24
 
 
 class DepositedStates:
-  """Where the newest states of some clients lie."""
+  """Locations of the newest states of some clients."""
 
   def __init__(self, layout: state_codec.Layout):
-    """Knows none yet.
+    """Start without any.
 
     Args:
-      layout: How records lie.
+      layout: The layout of records.
     """
     self._format = layout.format
     self._places: dict[str, tuple[deposits.Source, int]] = {}
     self._unsaved: dict[str, None] = {}
-    # Where older states lie, in files that others still use.
+    # Locations of older states, in files that are still in use.
     self._older: dict[str, list[tuple[weakref.ref, int]]] = {}
 
   def __contains__(self, client_id: str) -> bool:
-    """Whether the newest state of a client lies here."""
+    """Return True if the newest state of a client is here."""
     return client_id in self._places
 
   def write(
     self, client_ids: Sequence[str], states: deposits.Scattered
   ) -> None:
-    """Takes where the states of clients lie."""
+    """Record the locations of client states."""
     for client, which, row in zip(
       client_ids, states.which.tolist(), states.rows.tolist(), strict=True
     ):
@@ -49,7 +49,7 @@ class DepositedStates:
       self._unsaved[client] = None
 
   def forget(self, client_id: str) -> bool:
-    """Forgets a client; returns whether its newest state lay here."""
+    """Forget a client; return True if its newest state was here."""
     self._unsaved.pop(client_id, None)
     source, row = self._places.pop(client_id, (None, 0))
     if isinstance(source, deposits.Deposit):
@@ -58,15 +58,15 @@ class DepositedStates:
     return source is not None
 
   def delete(self, client_id: str) -> bool:
-    """Overwrites all states of a client.
+    """Overwrite all states of a client.
 
     Returns:
-      Whether its newest one lay here.
+      True if its newest one was here.
 
     Raises:
       DepositError: If a file cannot be written.
     """
-    newest = self._places.get(client_id)  # Holds its file until it is erased.
+    newest = self._places.get(client_id)  # Keeps its file until erased.
     was_here = self.forget(client_id)
     for alive, row in self._older.pop(client_id, ()):
       source = alive()
@@ -76,7 +76,7 @@ class DepositedStates:
     return was_here
 
   def read(self, client_ids: Sequence[str]) -> deposits.Scattered:
-    """Says where the states of clients lie, of whom each has one here."""
+    """Return the locations of client states, which must all be here."""
     sources: dict[int, deposits.Source] = {}
     which, rows = [], []
     for client in client_ids:
@@ -93,7 +93,7 @@ class DepositedStates:
     )
 
   def unsaved(self) -> Iterator[tuple[str, bytes]]:
-    """The clients whose states are not saved yet, and the bytes of these."""
+    """Yield the clients with unsaved states, and the bytes of these."""
     clients = [*self._unsaved]
     number = max(1, _BYTES_AT_ONCE // self._format.record_type.itemsize)
     for start in range(0, len(clients), number):
@@ -103,7 +103,7 @@ class DepositedStates:
         yield client, self._format.to_bytes(record)
 
   def saved(self) -> None:
-    """Notes that all is saved, and lets files go that are little in use."""
+    """Note that all states are saved, and release files with little use."""
     self._unsaved.clear()
     used = collections.Counter(id(s) for s, _ in self._places.values())
     self._places = {

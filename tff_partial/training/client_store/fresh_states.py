@@ -1,8 +1,8 @@
-"""What clients remember since the last save of their store.
+"""Client states since the last save of their store.
 
-Records of few bytes stay in memory. Where they are many or large, those of
-earlier rounds move to a file without a name beside the store, which is gone
-when the process is, however it ends.
+Small records stay in memory. If they are many or large, those of earlier rounds
+move to an unnamed file next to the store, which disappears with the process,
+however that ends.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from tff_partial.training import files
 from tff_partial.training.client_store import state_codec
 
-# How much stays in memory.
+# Bytes kept in memory.
 _BYTES_IN_MEMORY = 1 << 28
 
 
@@ -23,25 +23,25 @@ class FreshStates:
   """Records of the clients that took part since the last save."""
 
   def __init__(self, layout: state_codec.Layout, folder: pathlib.Path | None):
-    """Holds none yet.
+    """Start without any.
 
     Args:
-      layout: How records lie.
-      folder: Where a file may be; None keeps all in memory.
+      layout: The layout of records.
+      folder: Folder for a file; None keeps all in memory.
     """
     self._layout, self._folder = layout, folder
     self._table = state_codec.Table(layout)
     self._moved: _File | None = None
 
   def read(self, client_ids: Sequence[str], records: np.ndarray) -> np.ndarray:
-    """Fills in the records of the clients that have one here.
+    """Fill in the records of the clients that have one here.
 
     Args:
       client_ids: The clients.
       records: One for each, to be filled in.
 
     Returns:
-      Bools `[clients]`: whose record is not here.
+      bool `[clients]`, True for clients without a record here.
     """
     rows = self._table.rows(client_ids)
     records[rows >= 0] = self._table.records[rows[rows >= 0]]
@@ -56,7 +56,7 @@ class FreshStates:
     return missing
 
   def write(self, client_ids: Sequence[str], records: np.ndarray) -> None:
-    """Gives each client its record.
+    """Store the record of each client.
 
     Raises:
       ClientStoreError: If there is no room for them.
@@ -77,50 +77,50 @@ class FreshStates:
     self._table = state_codec.Table(self._layout)
 
   def delete(self, client_id: str) -> bool:
-    """Overwrites a client's record; returns whether there was one."""
+    """Overwrite a client's record; return True if there was one."""
     was_moved = self._moved is not None and self._moved.delete(client_id)
     return self._table.delete(client_id) or was_moved
 
   def states(self) -> Iterator[tuple[str, bytes]]:
-    """The clients, and the bytes of their records, one after another."""
+    """Yield each client with the bytes of its record."""
     if self._moved is not None:
       moved = self._moved.clients()
       for client, row in zip(moved, self._table.rows(moved), strict=True):
-        # That in memory is newer.
+        # The one in memory is newer.
         state = self._moved.read(client) if row < 0 else None
         if state is not None:
           yield client, state
     yield from self._table.states()
 
   def close(self) -> None:
-    """Forgets all."""
+    """Forget all records."""
     if self._moved is not None:
       self._moved.close()
       self._moved = None
 
 
 class _Place(NamedTuple):
-  """Where a client's bytes lie in a file."""
+  """Location of a client's bytes in a file."""
 
   offset: int
   size: int
 
 
 class _File:
-  """Records in a file without a name."""
+  """Records in an unnamed file."""
 
   def __init__(self, folder: pathlib.Path):
-    """Makes an empty one in a folder."""
+    """Create an empty file in a folder."""
     self._file = tempfile.TemporaryFile(dir=folder)
     self._places: dict[str, _Place] = {}
     self._end = 0
 
   def clients(self) -> list[str]:
-    """Whose records it has."""
+    """Return the clients that have a record."""
     return [*self._places]
 
   def read(self, client_id: str) -> bytes | None:
-    """The bytes of a client's record, if it has one."""
+    """Return the bytes of a client's record, if it has one."""
     place = self._places.get(client_id)
     if place is None:
       return None
@@ -128,7 +128,7 @@ class _File:
     return self._file.read(place.size)
 
   def write(self, states: Iterable[tuple[str, bytes]]) -> None:
-    """Gives clients their records, over those before where they fit."""
+    """Write clients' records, over previous ones of the same size."""
     for client, state in states:
       place = self._places.get(client)
       if place is None or place.size != len(state):
@@ -140,7 +140,7 @@ class _File:
     self._file.flush()
 
   def delete(self, client_id: str) -> bool:
-    """Overwrites a client's record; returns whether there was one."""
+    """Overwrite a client's record; return True if there was one."""
     place = self._places.pop(client_id, None)
     if place is None:
       return False
@@ -150,5 +150,5 @@ class _File:
     return True
 
   def close(self) -> None:
-    """Gives the file back."""
+    """Close the file, which deletes it."""
     self._file.close()

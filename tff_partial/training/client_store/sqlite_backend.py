@@ -1,19 +1,19 @@
-"""An SQLite file of what clients remember: a row for each client and version.
+"""SQLite file of client states: a row for each client and version.
 
-A version is what a client remembers since some round. The versions of a round
-are written in one transaction before the server's checkpoint of that round
-appears, at a cost that follows the clients that took part. Older versions stay
-for as long as a run may go back to them: to a checkpoint that is kept, to the
-one before if the newest was damaged, and to the best round. So whatever moment
-a run is killed at, the file holds what belongs to the server's checkpoint.
+A version is a client's state since some round. The versions of a round are
+written in one transaction before the server's checkpoint of that round appears,
+at a cost proportional to the clients that took part. Older versions stay as
+long as a run may go back to them: to a checkpoint that is kept, to the one
+before if the newest was damaged, and to the best round. So whenever a run is
+killed, the file holds the states that belong to the server's checkpoint.
 
-Whatever the file holds is covered by checksums. That of a version is over the
-client's name, the round and the state, and is compared whenever the version is
-read. With each saved round is noted how many clients remember something then,
-and the sum of their checksums: so no client can be lost, or change its name,
-without being missed. These sums follow a save at the cost of the clients that
-took part, and are compared with the whole file when that is opened: three
-seconds for a million clients.
+Checksums cover the whole file. That of a version is over the client's name, the
+round and the state, and is compared whenever the version is read. With each
+saved round, the file notes how many clients have a state then, and the sum of
+their checksums: so no client can be lost or renamed unnoticed. These sums are
+updated at each save, at a cost proportional to the clients that took part, and
+are compared with the whole file when it is opened: three seconds for a million
+clients.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,29 +29,29 @@ from tff_partial.training.client_store.sqlite_file import Saved
 ClientStoreError = state_codec.ClientStoreError
 FILE = sqlite_file.FILE
 
-# What is noted of deletions.
+# Name of the note on deletions.
 _DELETIONS = 'deletions'
-# How much is written at once.
+# Bytes written at once.
 _BYTES_AT_ONCE = 1 << 24
 # The checkpoints that are kept, and the one that is about to appear.
 _ROUNDS_KEPT = files.NUM_KEPT + 1
 
 
 class Versions(sqlite_file.File):
-  """Versions of the bytes that clients remember.
+  """Versions of client states, as bytes.
 
   Attributes:
     path: The file, or None if they are in memory.
-    writable: Whether this process may change them.
+    writable: True if this process may change them.
   """
 
   @property
   def deletions(self) -> int:
-    """How many clients were deleted so far."""
+    """The number of clients deleted so far."""
     return int(self.about(_DELETIONS) or 0)
 
   def _check_round(self, number: int) -> None:
-    """Refuses a round whose states are damaged, and says which are not."""
+    """Refuse a round with damaged states, and name whole ones."""
     if number not in self._damaged:
       return
     before = [each for each in self._rounds() if each < number]
@@ -75,23 +75,23 @@ class Versions(sqlite_file.File):
     )
 
   def versions(self, client_id: str) -> list[int]:
-    """The rounds whose versions of one client there are, ascending."""
+    """Return the rounds of one client's versions, ascending."""
     with self._explained('read'):
       return list(self._versions(client_id))
 
   def _versions(self, client_id: str) -> dict[int, int]:
-    """The rounds of a client's versions, ascending, to their checksums."""
+    """Return the rounds of a client's versions, ascending, to checksums."""
     query = 'SELECT round, checksum FROM states WHERE client = ? ORDER BY round'
     return dict(self._run(query, client_id))
 
   def read(
     self, client_ids: Iterable[str], round_number: int | None = None
   ) -> list[bytes | None]:
-    """What clients remember after a round; None for who never took part.
+    """Return client states after a round; None for new clients.
 
     Args:
-      client_ids: Whose states.
-      round_number: After which round; the last one if None.
+      client_ids: The clients.
+      round_number: The round after which to read; the last one if None.
 
     Raises:
       ClientStoreError: If the file cannot be read.
@@ -129,17 +129,17 @@ class Versions(sqlite_file.File):
     best: int | None,
     states: Iterable[tuple[str, bytes]],
   ) -> None:
-    """Writes new versions, all or none, and drops those of no more use.
+    """Write new versions, all or none, and drop obsolete ones.
 
     Args:
-      round_number: The round after which clients remember this; none before the
-        last one that was saved.
+      round_number: The round after which clients have these states; not before
+        the last one that was saved.
       best: The best round so far, whose versions must stay, or None.
       states: Clients that took part since the last save, and their states.
 
     Raises:
-      ClientStoreError: If they cannot be written, such as on a full disk. What
-        was written before is kept.
+      ClientStoreError: If they cannot be written, such as on a full disk.
+        Earlier versions are kept.
     """
     with self._explained('written'), self._transaction():
       before = self._saved()
@@ -151,7 +151,7 @@ class Versions(sqlite_file.File):
         )
       kept = _kept(
         [row for row in before if row.round != round_number]
-        # What it counts is not known yet.
+        # Its counts are not known yet.
         + [Saved(round_number, best, 0, 0)]
       )
       rounds = [row.round for row in kept]
@@ -184,7 +184,7 @@ class Versions(sqlite_file.File):
   def _prune(
     self, rounds: Iterable[int], versions: Iterable[tuple[str, int]]
   ) -> None:
-    """Drops rounds, and the versions that none of the others can ask for."""
+    """Drop rounds, and the versions that no other round needs."""
     self._connected.executemany(
       'DELETE FROM saved WHERE round = ?',
       ((number,) for number in rounds),
@@ -194,14 +194,14 @@ class Versions(sqlite_file.File):
     )
 
   def go_back_to(self, round_number: int) -> None:
-    """Drops what was written after the round from which a run goes on.
+    """Drop whatever was written after the round from which a run resumes.
 
     Args:
-      round_number: That round; 0 for a run that begins.
+      round_number: That round; 0 for a new run.
 
     Raises:
-      ClientStoreError: If the file does not know that round, or what clients
-        remembered then is damaged.
+      ClientStoreError: If the file does not know that round, or its client
+        states are damaged.
     """
     rounds = self.rounds()
     if round_number and round_number not in rounds:
@@ -220,7 +220,7 @@ class Versions(sqlite_file.File):
           self._damaged = self._damage()
 
   def delete(self, client_id: str) -> int:
-    """Deletes all versions of one client; returns how many there were."""
+    """Delete all versions of one client; return their number."""
     with self._explained('written'), self._transaction():
       versions = self._versions(client_id)
       if versions:
@@ -241,12 +241,12 @@ class Versions(sqlite_file.File):
 
 
 def _kept(saved: Sequence[Saved]) -> list[Saved]:
-  """Those of some rounds that a run may go back to: the last, and the best."""
+  """Return the rounds that a run may go back to: the last, and the best."""
   last = saved[-_ROUNDS_KEPT:]
   best = {row.best for row in last}
   return [row for row in saved if row in last or row.round in best]
 
 
 def _version_at(versions: Iterable[int], number: int) -> int:
-  """Which of a client's versions holds after a round; below 0 if none does."""
+  """Return a client's version after a round; below 0 if there is none."""
   return max((version for version in versions if version <= number), default=-1)

@@ -1,4 +1,4 @@
-"""The SQLite file of what clients remember: its tables, and their checksums."""
+"""The SQLite file of client states: its tables, and their checksums."""
 
 import bisect
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ ClientStoreError = state_codec.ClientStoreError
 
 FILE = 'client_states.sqlite'
 
-# Another program may be reading or writing; seconds until we give up.
+# Seconds to wait while another program reads or writes.
 _PATIENCE = 60.0
 
-# Of the tables below; files of another one are refused.
+# Version of the tables below; files of other versions are refused.
 _FORMAT = 2
 _TABLES = {
   'about': """CREATE TABLE about (
@@ -28,8 +28,8 @@ _TABLES = {
   value TEXT NOT NULL,
   checksum INTEGER NOT NULL
 )""",
-  # Of those who remember something after a round: how many they are, and the
-  # sum of their checksums.
+  # Clients with a state after a round: their number, and the sum of their
+  # checksums.
   'saved': """CREATE TABLE saved (
   round INTEGER PRIMARY KEY,
   best INTEGER,
@@ -67,13 +67,13 @@ _REMEDIES = {
 
 
 class Saved(NamedTuple):
-  """What is noted of a round that was saved.
+  """Notes on a saved round.
 
   Attributes:
     round: The round.
     best: The best round then, or None.
-    clients: How many clients remember something after the round.
-    total: The sum of the checksums of these.
+    clients: Number of clients with a state after the round.
+    total: The sum of their checksums.
   """
 
   round: int
@@ -83,33 +83,33 @@ class Saved(NamedTuple):
 
 
 def checksum_of(*values: Any) -> int:
-  """The checksum of a row, in which damage may have altered the types, too."""
+  """Return the checksum of a row, whose types may be damaged, too."""
   return zlib.crc32(repr(values).encode())
 
 
 def checksum_of_version(client: Any, number: Any, state: Any) -> int:
-  """The checksum of what a client remembers since a round."""
+  """Return the checksum of a client's state since a round."""
   if not isinstance(state, bytes):
     return -1
   return zlib.crc32(state, checksum_of(client, number))
 
 
 class File:
-  """A file that is open, and was compared with its checksums.
+  """An open file that was compared with its checksums.
 
   Attributes:
     path: The file, or None if all is in memory.
-    writable: Whether this process may change it.
+    writable: True if this process may change it.
   """
 
   def __init__(
     self, folder: str | os.PathLike[str] | None, *, writable: bool = True
   ):
-    """Opens the file, and keeps other processes from writing to it.
+    """Open the file, and keep other processes from writing to it.
 
     Args:
-      folder: Where the file is, or shall be; None keeps all in memory.
-      writable: False to read only; another process may be writing.
+      folder: Folder of the file, existing or new; None keeps all in memory.
+      writable: False to only read; another process may be writing.
 
     Raises:
       ClientStoreError: If there is no file to read, it cannot be opened, it is
@@ -140,8 +140,8 @@ class File:
           'run remembers anything, or nothing was trained.'
         )
     with self._explained('opened'):
-      # A killed run may leave a transaction to be rolled back, which takes a
-      # connection that may write, even to read.
+      # A killed run may leave a transaction to roll back, which requires a
+      # writable connection, even for reading.
       self._connection = sqlite3.connect(
         self.path or ':memory:',
         timeout=_PATIENCE,
@@ -163,7 +163,7 @@ class File:
         self._check()
 
   def _check(self) -> None:
-    """Compares all that the file holds with its checksums."""
+    """Compare the whole file with its checksums."""
     with self._as_of_one_moment():
       self._check_format()
       if self._saved() and not self._abouts():
@@ -191,9 +191,9 @@ class File:
       )
 
   def _check_structure(self) -> None:
-    """Has SQLite compare the parts of its file with each other.
+    """Check the parts of the file against each other, by SQLite.
 
-    Where the index of the names is not that of the clients, some are not found
+    If the index of the names is not that of the clients, some are not found
     though they are there, whatever the round.
     """
     problem = self._run('PRAGMA integrity_check(1)')[0][0]
@@ -203,10 +203,10 @@ class File:
     raise ClientStoreError(f'{self.path}: damaged ({problem}). {_DAMAGED}')
 
   def _damage(self) -> dict[int, str]:
-    """The saved rounds whose states are not what was saved, and what is not."""
+    """Return the saved rounds with damaged states, and the damage."""
     saved = self._saved()
     rounds = [row.round for row in saved]
-    # What a version adds counts from its round on, until the client's next.
+    # A version counts from its round on, until the client's next one.
     clients, totals = [0] * (len(saved) + 1), [0] * (len(saved) + 1)
     altered = None
     last: tuple[Any, int, int] = ('', 0, 0)
@@ -251,7 +251,7 @@ class File:
       ) from error
 
   def release(self) -> None:
-    """Lets other processes write; from here on this one reads only."""
+    """Let other processes write; from now on this one only reads."""
     if self._lock is not None:
       os.close(self._lock)
       self._lock = None
@@ -259,14 +259,14 @@ class File:
       self.writable = False
 
   def close(self) -> None:
-    """Closes the file; nothing can be read or written any more."""
+    """Close the file; nothing can be read or written any more."""
     if self._connection is not None:
       self._connection.close()
       self._connection = None
     self.release()
 
   def about(self, name: str) -> str | None:
-    """What is noted about the store, or None."""
+    """Return a note about the store, or None."""
     with self._explained('read'):
       return self._abouts().get(name)
 
@@ -281,7 +281,7 @@ class File:
     return notes
 
   def describe(self, **notes: str) -> None:
-    """Notes something about the store."""
+    """Write notes about the store."""
     with self._explained('written'), self._transaction():
       self._describe(**notes)
 
@@ -294,7 +294,7 @@ class File:
     )
 
   def rounds(self) -> list[int]:
-    """The rounds whose states can be read, ascending."""
+    """Return the saved rounds, ascending."""
     with self._explained('read'):
       return self._rounds()
 
@@ -302,7 +302,7 @@ class File:
     return [row.round for row in self._saved()]
 
   def _saved(self) -> list[Saved]:
-    """What is noted of all rounds that were saved, ascending."""
+    """Return the notes on all saved rounds, ascending."""
     saved = []
     for *values, checksum in self._run('SELECT * FROM saved ORDER BY round'):
       if checksum_of(*values) != checksum:
@@ -324,10 +324,10 @@ class File:
 
   @contextlib.contextmanager
   def _as_of_one_moment(self) -> Iterator[None]:
-    """What is read inside is that of one moment, whoever else may write.
+    """Make all reads inside see one moment, even if others write.
 
-    SQLite then locks the file once, and not for each client anew, which takes
-    as long as to find it.
+    SQLite then locks the file once, not for each client, which takes as long as
+    finding it.
     """
     with self._turn:
       self._run('BEGIN')
@@ -339,7 +339,7 @@ class File:
 
   @contextlib.contextmanager
   def _transaction(self) -> Iterator[None]:
-    """All that is written inside is written, or nothing."""
+    """Write everything that is written inside, or nothing."""
     if not self.writable:
       raise ClientStoreError(
         f'{self.path}: this client store was opened to be read, or its run is '
@@ -356,11 +356,11 @@ class File:
 
   @contextlib.contextmanager
   def _explained(self, done: str) -> Iterator[None]:
-    """Says what could not be done to the file, and what to do about it."""
+    """Report what could not be done to the file, and what to do about it."""
     try:
       yield
-    # The latter two if a damaged file's messages are no text, or ask for more
-    # memory than there is.
+    # The last two are raised if a damaged file's messages are not text, or need
+    # more memory than there is.
     except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:
       code = getattr(error, 'sqlite_errorcode', 0) & 0xFF
       remedy = _REMEDIES.get(code, _DAMAGED)

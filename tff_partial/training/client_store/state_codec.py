@@ -1,8 +1,8 @@
-"""What clients remember, as records: arrays with a field for each leaf.
+"""Client states as records: arrays with a field for each leaf.
 
 Runtimes take and return the states of a whole cohort leaf by leaf, a store
-keeps them client by client. A record is what lies between: its bytes are a
-client's state in a file, and each of its fields a leaf of all clients.
+keeps them client by client. Records are in between: the bytes of one are a
+client's state in a file, and each field is a leaf of all clients.
 """
 
 import collections
@@ -28,31 +28,31 @@ from tff_partial.runtimes.values import typed_values
 
 
 class ClientStoreError(errors.UserError, RuntimeError):
-  """Raised for a client store that cannot be read, written or continued."""
+  """Raised for a client store that cannot be read, written or resumed from."""
 
 
-# What clients remember of so many bytes is large.
+# Client states of this many bytes are large.
 _LARGE_BYTES = 1 << 14
-# The one field of records whose leaves differ in shape from client to client.
+# The only field of records whose leaves differ in shape between clients.
 _ENCODED = 'encoded'
 
 
 class Format:
-  """How the leaves of what a client remembers lie in a record.
+  """Layout of a client state's leaves in a record.
 
   If all clients have leaves of the same shapes, each is a field. Otherwise a
   record is an object, the bytes of the shapes and of the leaves one after
   another, so that each client has only what it needs.
 
   Attributes:
-    text: Names, types and shapes of the leaves, as JSON; None is a dimension of
-      the client's own.
+    text: Names, types and shapes of the leaves, as JSON; None is a dimension
+      that differs between clients.
     specs: Types and shapes of the leaves.
-    record_type: NumPy's type of one record.
+    record_type: NumPy dtype of one record.
   """
 
   def __init__(self, text: str):
-    """Reads `text`, as `Layout` wrote it."""
+    """Parse `text`, as `Layout` wrote it."""
     self.text = text
     self._leaves = [
       (name, tf.dtypes.as_dtype(dtype).as_numpy_dtype, tuple(shape))
@@ -70,13 +70,13 @@ class Format:
     )
 
   def __str__(self) -> str:
-    """The leaves in words."""
+    """Describe the leaves."""
     return ', '.join(
       f'{name} {dtype}{shape}' for name, dtype, shape in json.loads(self.text)
     )
 
   def of_bytes(self, states: Sequence[bytes]) -> np.ndarray:
-    """Records of their bytes.
+    """Build records from their bytes.
 
     Args:
       states: As `to_bytes` returned them.
@@ -89,7 +89,7 @@ class Format:
     return records
 
   def to_bytes(self, record: np.ndarray) -> bytes:
-    """The bytes of a record."""
+    """Return the bytes of a record."""
     if self.is_ragged:
       return bytes(record[_ENCODED])
     return record.tobytes()
@@ -97,7 +97,7 @@ class Format:
   def by_leaf(
     self, record: np.ndarray
   ) -> collections.OrderedDict[str, np.ndarray]:
-    """The leaves of one record by their names."""
+    """Return the leaves of one record by name."""
     if not self.is_ragged:
       names = record.dtype.names or ()
       return collections.OrderedDict(
@@ -117,9 +117,9 @@ class Format:
     return found
 
   def columns(self, records: np.ndarray) -> list[Any]:
-    """Each leaf of all records: an array, or a list where shapes differ."""
+    """Return each leaf of all records: an array, or a list if shapes differ."""
     if not self.is_ragged:
-      # A field lies apart in memory, and TensorFlow wants an array.
+      # Fields are strided in memory, TensorFlow needs contiguous arrays.
       return [
         np.ascontiguousarray(records[name]) for name in records.dtype.names
       ]
@@ -134,11 +134,11 @@ class Format:
     ]
 
   def records(self, leaves: Sequence[Any], size: int) -> np.ndarray:
-    """Records of their leaves.
+    """Build records from their leaves.
 
     Args:
-      leaves: Of each leaf, the clients' values.
-      size: How many clients there are.
+      leaves: For each leaf, the clients' values.
+      size: Number of clients.
     """
     records = np.empty([size], self.record_type)
     if not self.is_ragged:
@@ -158,14 +158,14 @@ class Format:
 
 
 class Layout:
-  """How what a client remembers lies in a record.
+  """Conversion between client states and records.
 
   Attributes:
-    format: Names, types and shapes of the leaves, and how they lie.
+    format: Names, types and shapes of the leaves, and their layout.
   """
 
   def __init__(self, kind: tff.Type):
-    """Reads the type C of what a client remembers.
+    """Take the type C of a client state.
 
     Raises:
       ClientStoreError: If its leaves are not numbers, or have an unknown rank.
@@ -191,29 +191,29 @@ class Layout:
     self._convert = typed_values.converter(kind)
 
   def columns(self, records: np.ndarray) -> client_batch.Columns:
-    """Records as a sequence of values that runtimes read leaf by leaf."""
+    """Return records as values that runtimes read leaf by leaf."""
     leaves = self.format.columns(records)
     return client_batch.Columns.of(len(records), leaves, self._convert)
 
   def scattered(self, states: deposits.Scattered) -> client_batch.Columns:
-    """The same of states that lie elsewhere."""
+    """Return scattered states as values that runtimes read leaf by leaf."""
     return client_batch.Columns.of_scattered(states, self._convert)
 
   @property
   def are_large(self) -> bool:
-    """Whether values had better be made, or read, where they are needed."""
+    """True if values should be made, or read, where they are needed."""
     size = self.format.record_type.itemsize
     return not self.format.is_ragged and size >= _LARGE_BYTES
 
   def where_they_lie(self, states: Sequence[Any]) -> deposits.Scattered | None:
-    """Where values lie that a runtime returned, if they can stay there."""
+    """Return the location of a runtime's values, if they can stay there."""
     found = getattr(states, 'scattered', None)
     if found is None or [*found.specs] != self.format.specs:
       return None
     return found
 
   def records(self, states: Sequence[Any]) -> np.ndarray:
-    """Values as a runtime returned them, as records."""
+    """Convert values that a runtime returned to records."""
     if isinstance(states, client_batch.Columns) and states.is_dense:
       nested = self._reader.stacked(states.stacked, 'client states')
       leaves = typed_values.leaves(nested)
@@ -230,23 +230,23 @@ class Table:
   """Records of some clients in one array, which grows.
 
   Attributes:
-    records: The records; only the rows that clients have count.
-    num_bytes: How much memory the records take.
+    records: The records; only the rows of clients count.
+    num_bytes: Memory of the records in bytes.
   """
 
   def __init__(self, layout: Layout):
-    """Makes an empty table."""
+    """Create an empty table."""
     self._format = layout.format
     self.records = np.zeros([0], layout.format.record_type)
     self.num_bytes = 0
     self._rows: dict[str, int] = {}
 
   def rows(self, client_ids: Sequence[str]) -> np.ndarray:
-    """The row of each client, or -1."""
+    """Return the row of each client, or -1."""
     return np.array([self._rows.get(c, -1) for c in client_ids], np.int64)
 
   def write(self, client_ids: Sequence[str], records: np.ndarray) -> None:
-    """Gives each client its record."""
+    """Store the record of each client."""
     for client in client_ids:
       self._rows.setdefault(client, len(self._rows))
     missing = len(self._rows) - len(self.records)
@@ -262,10 +262,10 @@ class Table:
     self.records[rows] = records
 
   def delete(self, client_id: str) -> bool:
-    """Forgets a client; returns whether it had a record."""
+    """Forget a client; return True if it had a record."""
     if client_id not in self._rows:
       return False
-    # The last one moves to its row, so that rows stay without gaps.
+    # The last client moves to its row, so that rows have no gaps.
     last_client, last = self._rows.popitem()
     row = last
     if last_client != client_id:
@@ -278,11 +278,11 @@ class Table:
     return True
 
   def _bytes_of(self, records: np.ndarray) -> int:
-    """How many bytes records of differing size have."""
+    """Return the size in bytes of records that differ in size."""
     return sum(len(self._format.to_bytes(record)) for record in records)
 
   def states(self) -> Iterator[tuple[str, bytes]]:
-    """The clients, and the bytes of their records, one after another."""
+    """Yield each client with the bytes of its record."""
     for client, row in self._rows.items():
       yield client, self._format.to_bytes(self.records[row])
 
@@ -290,10 +290,10 @@ class Table:
 def first_states(
   initialize_client: tff.Computation, seeds: np.ndarray
 ) -> client_batch.Columns:
-  """What clients remember that never took part.
+  """Make the initial states of clients that never took part.
 
-  They are made here, whatever runtime is current, so that they are the same to
-  the last bit under every one, and do not depend on who else is drawn.
+  They are made here, whatever runtime is current, so that they are the same bit
+  for bit under every one, and do not depend on the other clients.
 
   Args:
     initialize_client: `(int32[2] -> C)`.
@@ -314,7 +314,7 @@ def first_states(
 
 @dataclasses.dataclass(frozen=True)
 class FirstStates:
-  """States that are made by whoever needs them: a `deposits.Source`.
+  """Initial states that are made on demand: a `deposits.Source`.
 
   Attributes:
     program: `(int32[2] -> C)`.
@@ -333,13 +333,13 @@ class FirstStates:
       leaf[places] = own.numpy()
 
   def take(self, rows: np.ndarray) -> tuple[deposits.Source, np.ndarray]:
-    """Those of some clients."""
+    """Return the states of some clients, with their rows."""
     return FirstStates(self.program, self.seeds[rows]), np.arange(len(rows))
 
 
 @functools.lru_cache(maxsize=8)
 def _deserialized(program: remote_shards.Program) -> tff.Computation:
-  """The same object for the same program, so that it is traced once."""
+  """Return the same object for the same program, so it is traced once."""
   return program.computation()
 
 
@@ -347,7 +347,7 @@ def _deserialized(program: remote_shards.Program) -> tff.Computation:
 def _first_leaves(
   initialize_client: tff.Computation,
 ) -> Callable[..., Sequence[tf.Tensor]]:
-  """From seeds to stacked leaves; one call for all clients."""
+  """Build a function from seeds to stacked leaves of all clients."""
   program = flat_program.Program(initialize_client)
   specs = typed_values.tensor_specs(initialize_client.type_signature.result)
 

@@ -1,17 +1,17 @@
-"""Which clients can be asked at what time of the day.
+"""Availability of clients by the time of day.
 
-A phone takes part while it charges, does nothing else and is on a network
-without charge, which is mostly at its user's night; so the clients of a round
-differ by the hour (Bonawitz et al. 2019, "Towards Federated Learning at Scale:
-System Design"; Eichner et al. 2019, "Semi-Cyclic Stochastic Gradient Descent").
-Here a day has some rounds. Each client has a time zone, which it keeps, and in
-it the probability of being available is a raised cosine,
+A phone takes part while it charges, is idle and is on an unmetered network,
+which is mostly at night; so the clients of a round differ by the hour (Bonawitz
+et al. 2019, "Towards Federated Learning at Scale: System Design"; Eichner et
+al. 2019, "Semi-Cyclic Stochastic Gradient Descent"). Here a day has several
+rounds. Each client keeps a time zone, in which its probability of being
+available is a raised cosine,
 
     floor + (1 - floor) * (1 - cos(2 pi t)) / 2
 
-with t from 0 to 1 in the client's own day: certain at t = 1/2, and the floor at
-t = 0. A client draws one number a day and is available while the probability is
-above that, so that it comes and goes once a day, as devices do, and not from
+with t from 0 to 1 in the client's own day: 1 at t = 1/2, and the floor at
+t = 0. A client draws one number a day and is available while the probability
+exceeds it, so that it comes and goes once a day, as devices do, and not from
 round to round.
 """
 
@@ -25,19 +25,19 @@ from tff_partial import random_bits
 
 
 class AvailabilityError(errors.UserError, ValueError):
-  """Raised for a day that there cannot be."""
+  """Raised for an impossible day."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Availability:
-  """A day in the life of the clients.
+  """Availability of clients over a day.
 
   Attributes:
-    rounds_per_day: How many rounds a day has.
-    floor: The probability that a client is available at its worst time.
-    zone_spread: Over which share of the day the clients' time zones are spread,
-      evenly: at 1 around the world, so that about as many are available at any
-      time, if others; at 0 all have the same time.
+    rounds_per_day: Number of rounds in a day.
+    floor: Probability that a client is available at its worst time.
+    zone_spread: Share of the day over which the clients' time zones are spread
+      evenly: at 1 around the world, so that about as many clients, if different
+      ones, are available at any time; at 0 all have the same time.
   """
 
   rounds_per_day: int
@@ -45,7 +45,7 @@ class Availability:
   zone_spread: float = 1.0
 
   def __post_init__(self) -> None:
-    """Checks the numbers."""
+    """Check the numbers."""
     if self.rounds_per_day < 2:
       raise AvailabilityError(
         f'rounds_per_day={self.rounds_per_day}: a day of one round has no time '
@@ -57,10 +57,10 @@ class Availability:
         raise AvailabilityError(f'{name}={value}: give a share from 0 to 1.')
 
   def times(self, num_clients: int, seed: int, round_number: int) -> np.ndarray:
-    """The clients' own times in days, `[clients]`; whole at their midnight.
+    """Return the clients' local times in days, `[clients]`, whole at midnight.
 
     Args:
-      num_clients: How many clients there are.
+      num_clients: Number of clients.
       seed: The run's seed; a client's zone follows from it and the client's
         place.
       round_number: The number of the round.
@@ -71,10 +71,10 @@ class Availability:
   def probabilities(
     self, num_clients: int, seed: int, round_number: int
   ) -> np.ndarray:
-    """How likely clients are to be available in a round, `[clients]`.
+    """Return the clients' probabilities of being available, `[clients]`.
 
     Args:
-      num_clients: How many clients there are.
+      num_clients: Number of clients.
       seed: The run's seed.
       round_number: The number of the round.
     """
@@ -87,30 +87,30 @@ class Availability:
   def are_available(
     self, num_clients: int, seed: int, round_number: int
   ) -> np.ndarray:
-    """Which clients can be asked in a round, bool `[clients]`.
+    """Return which clients are available in a round, bool `[clients]`.
 
     Args:
-      num_clients: How many clients there are.
+      num_clients: Number of clients.
       seed: The run's seed.
       round_number: The number of the round.
     """
     times = self.times(num_clients, seed, round_number)
     days = np.floor(times).astype(np.int64)
     drawn = np.empty([num_clients])
-    # For some a new day has begun, for others it has not.
+    # Some clients are in a new day, others are not.
     for day in range(int(days.min()), int(days.max()) + 1):
       numbers = random_bits.generator(seed, 'available', day)
       drawn = np.where(days == day, numbers.random(num_clients), drawn)
     return drawn < self._at(times)
 
   def fewest_expected(self, num_clients: int, seed: int) -> float:
-    """How many clients are available on average at the worst time of the day.
+    """Return the expected number of available clients at the worst time.
 
     Args:
-      num_clients: How many clients there are.
+      num_clients: Number of clients.
       seed: The run's seed.
     """
-    # Cosines that are as long add up to a cosine.
+    # Cosines of the same period add up to a cosine.
     angles = 2.0 * math.pi * self.times(num_clients, seed, 0)
     hours = 2.0 * math.pi * np.arange(self.rounds_per_day) / self.rounds_per_day
     summed = (np.exp(1j * angles).sum() * np.exp(1j * hours)).real

@@ -1,22 +1,22 @@
-"""How long clients take in a round, and how much of it the slow ones do.
+"""Latencies of clients in a round, and partial work of slow ones.
 
-A server that asks more clients than it needs joins those that answer first
+A server that asks more clients than it needs aggregates those that answer first
 (Bonawitz et al. 2019, "Towards Federated Learning at Scale: System Design"), or
-it takes from slow ones what they have done (FedProx, Li et al. 2020, section
-5.2). Latencies are simulated here. They have no unit and a median of 1, and
-their logarithms are normal:
+it accepts partial work from slow ones (FedProx, Li et al. 2020, section 5.2).
+Latencies are simulated here. They have no unit and a median of 1, and their
+logarithms are normal:
 
     latency = exp(speed_spread * client + round_spread * now)
 
 `client` is a standard normal number that a client keeps for the whole run (its
-device and its network), `now` one that it has in this round (what else it is
-doing). Both follow from the seed and the client's id, whoever else is asked.
+device and its network), `now` one for this round (what else it is doing). Both
+follow from the seed and the client's id, whichever other clients are asked.
 
 FedProx lets a straggler do x of E epochs on all its examples. Here it does all
 epochs of all phases on the first x of its n examples, with x uniform from 1 to
-n: as large a part of its steps, but other examples. An algorithm does not
-notice, and a compiled round stays as it is, since how many of a client's
-examples are real is a number that it reads.
+n: the same share of its steps, but other examples. An algorithm does not
+notice, and a compiled round does not change, since the number of a client's
+real examples is an input.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _COUNT = 'count'
 
 
 class LatencyError(errors.UserError, ValueError):
-  """Raised for latencies that there cannot be."""
+  """Raised for impossible latencies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Latency:
   """The distribution of simulated latencies.
 
   Attributes:
-    speed_spread: Standard deviation of what the logarithm of a client's latency
-      has in all rounds; at 0 all clients are as fast.
-    round_spread: Standard deviation of what is added to it in each round.
+    speed_spread: Standard deviation of log latency between clients; at 0 all
+      clients are equally fast.
+    round_spread: Standard deviation of log latency between rounds.
   """
 
   speed_spread: float = 0.0
   round_spread: float = 0.0
 
   def __post_init__(self) -> None:
-    """Checks both."""
+    """Check both spreads."""
     for name in ('speed_spread', 'round_spread'):
       value = getattr(self, name)
       if not (math.isfinite(value) and value >= 0.0):
@@ -62,13 +62,13 @@ class Latency:
 
   @property
   def total_spread(self) -> float:
-    """The standard deviation of a latency's logarithm."""
+    """The standard deviation of log latency."""
     return math.hypot(self.speed_spread, self.round_spread)
 
   def logarithms(
     self, client_ids: Sequence[str], seed: int, round_number: int
   ) -> np.ndarray:
-    """The logarithms of some clients' latencies in a round, `[clients]`.
+    """Return the log latencies of clients in a round, `[clients]`.
 
     Args:
       client_ids: The clients.
@@ -86,14 +86,14 @@ class Latency:
     seed: int,
     round_number: int,
   ) -> np.ndarray:
-    """Which clients are slower than all but a share, bool `[clients]`.
+    """Return which clients are among the slowest share, bool `[clients]`.
 
-    They are compared with the distribution and not with one another, so that
-    nothing about a client depends on who else is asked. If all have the same
-    latency, chance alone says who is slow in a round.
+    They are compared with the distribution, not with one another, so that
+    nothing about a client depends on the others. If all have the same latency,
+    slow clients are drawn at random in each round.
 
     Args:
-      share: How many of all clients are slow in a round on average, from 0 to
+      share: Share of all clients that are slow in a round on average, from 0 to
         1.
       client_ids: The clients.
       seed: The run's seed.
@@ -108,15 +108,15 @@ class Latency:
 
 
 def _normal(client_ids: Sequence[str], *words: int | str) -> np.ndarray:
-  """A standard normal number for each client, by Box and Muller."""
+  """Draw a standard normal number for each client, by Box-Muller."""
   drawn = random_bits.derive_each(words, client_ids).view(np.uint32)
-  # The logarithm is taken of a number above zero.
+  # Keeps the argument of the logarithm above zero.
   first, second = (drawn + np.array([1.0, 0.0])).T / 2.0**32
   return np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * math.pi * second)
 
 
 class _Shortened(cohorts.Cohort):
-  """A cohort of which some clients have fewer examples in this round."""
+  """A cohort in which some clients have fewer examples in this round."""
 
   def __init__(self, whole: cohorts.Cohort, counts: np.ndarray):
     groups = []
@@ -139,15 +139,15 @@ class _Shortened(cohorts.Cohort):
 def partial_work(
   cohort: cohorts.Cohort, are_slow: np.ndarray, seed: int, round_number: int
 ) -> cohorts.Cohort:
-  """Leaves the slow clients of a round the first of their examples.
+  """Leave the slow clients of a round only the first of their examples.
 
-  How many, from one to all, each number as likely, follows from the seed, the
-  round and the client. Examples keep their order; a split into support and
-  query set divides what is left.
+  Their number, uniform from one to all, follows from the seed, the round and
+  the client. Examples keep their order; a split into support and query set
+  divides those that are left.
 
   Args:
     cohort: The clients of the round.
-    are_slow: Which of them are slow, bool `[clients]`.
+    are_slow: bool `[clients]`, True for the slow ones.
     seed: The run's seed.
     round_number: The number of the round.
   """

@@ -1,15 +1,15 @@
-"""Which clients take part in a round, as a pure function of the round.
+"""Sampling of cohorts, as a pure function of the round.
 
 A cohort is drawn without replacement. As in section 7 of the FedRecon paper,
-more clients than needed can be asked, of whom some drop out before they answer.
-Or each client takes part with the same probability, independently, as
-differential privacy assumes: Poisson sampling. `Participation` says what else
+more clients than needed can be asked, some of which drop out before they
+answer. Or each client takes part with the same probability, independently, as
+differential privacy assumes: Poisson sampling. `Participation` adds what else
 happens to real cohorts: reserves and slow clients (`latency.py`), the time of
 day (`availability.py`), and epochs over the population.
 
 `tff.simulation.build_uniform_sampling_fn` promises the same, but goes through
 the whole population in each round: 0.3 s for a million clients, while a round
-of a hundred takes 0.02 s. NumPy draws them without looking at the others; only
+of a hundred takes 0.02 s. NumPy draws them without visiting the others; only
 epochs, trees and the time of day go through all.
 """
 
@@ -30,7 +30,7 @@ from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import latency as latency_lib
 from tff_partial.training.participation.availability import Availability
 
-# How clients come into rounds if not by Poisson sampling or by a plan.
+# Order of clients in rounds, if not by Poisson sampling or by a plan.
 UNIFORM, EPOCHS = 'uniform', 'epochs'
 
 _OTHERS_LATENCIES = 'who is joined would depend on how fast others are'
@@ -42,23 +42,23 @@ class SamplingError(errors.UserError, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-  """Who can be asked, who is waited for, and how much of their work they do.
+  """Rules for which clients are asked and awaited, and for partial work.
 
-  As it stands, it changes nothing.
+  The defaults change nothing.
 
   Attributes:
     order: `UNIFORM`, or `EPOCHS`: each client is asked once before any is asked
-      again, in a new order in each epoch. The last cohort of an epoch is what
-      is left.
-    extra_clients: How many clients are asked in reserve. Of all that answer, as
-      many as the round needs are joined: those with the lowest latencies, or
-      those drawn first if all latencies are the same.
-    latency: How long clients take.
-    partial_work: The share of all clients, the slowest of a round, that go
-      through a part of their examples alone; see `latency.partial_work`.
-    availability: When clients can be asked; None for always. A round in which
-      fewer can be asked than it needs has a smaller cohort. In an epoch, a
-      client who is never there while there is room misses its turn.
+      again, in a new order in each epoch. The last cohort of an epoch is the
+      remainder.
+    extra_clients: Number of clients asked in reserve. Of all that answer, as
+      many as the round needs are aggregated: those with the lowest latencies,
+      or those drawn first if all latencies are the same.
+    latency: Latency of clients.
+    partial_work: Share of all clients, the slowest of a round, that process
+      only part of their examples; see `latency.partial_work`.
+    availability: Availability of clients; None for always. A round with fewer
+      available clients than it needs has a smaller cohort. In an epoch, a
+      client that is never available while there is room misses its turn.
   """
 
   order: str = UNIFORM
@@ -68,7 +68,7 @@ class Participation:
   availability: Availability | None = None
 
   def __post_init__(self) -> None:
-    """Checks the numbers."""
+    """Check the numbers."""
     if self.order not in (UNIFORM, EPOCHS):
       raise SamplingError(
         f'order={self.order!r}: choose {UNIFORM!r} or {EPOCHS!r}.'
@@ -86,14 +86,14 @@ class Participation:
   def why_not_private(
     self, sampling: samplings.Sampling, oversample: float
   ) -> str | None:
-    """What breaks the accounting of a private run; None if nothing does.
+    """Return the reason that breaks a private run's accounting, or None.
 
-    Partial work does not: how much a client does depends on no other one, and
-    whatever it sends is clipped.
+    Partial work does not: a client's work depends on no other client, and its
+    update is clipped in any case.
 
     Args:
-      sampling: How the plan has clients come into a round.
-      oversample: How many times as many clients are asked.
+      sampling: The plan's sampling of clients.
+      oversample: Factor by which more clients are asked.
     """
     if self.extra_clients:
       return f'extra_clients={self.extra_clients}: {_OTHERS_LATENCIES}'
@@ -115,24 +115,24 @@ class Participation:
 
 @dataclasses.dataclass(frozen=True)
 class CohortSampler:
-  """Draws the cohort of every round.
+  """Sampler of the cohort of every round.
 
   Attributes:
     client_ids: The population, in a fixed order.
-    clients_per_round: How many clients' updates a round shall join; with
+    clients_per_round: Number of clients whose updates a round aggregates; with
       `poisson`, on average.
     seed: The run's seed.
-    oversample: How many times as many clients are asked, at least 1.
-    dropout_rate: The probability that a client that was asked does not answer.
-      The first `clients_per_round` that do are the cohort; it is smaller if
-      fewer do.
-    poisson: Whether each client is asked with the probability
-      `clients_per_round` / population, on its own. Then the size of a cohort
-      differs from round to round, and may be zero.
-    rounds_per_tree: If given, no client is asked twice within so many rounds,
-      of which the first ones, the next ones and so on go together. Tree
-      aggregation (DP-FTRL) counts on that.
-    participation: What else happens to a cohort.
+    oversample: Factor by which more clients are asked, at least 1.
+    dropout_rate: Probability that a client that was asked does not answer. The
+      first `clients_per_round` that do are the cohort; it is smaller if fewer
+      do.
+    poisson: True if each client is asked independently with the probability
+      `clients_per_round` / population. Then the size of a cohort differs from
+      round to round, and may be zero.
+    rounds_per_tree: If given, rounds form consecutive blocks of this many, and
+      no client is asked twice in a block. Tree aggregation (DP-FTRL) relies on
+      that.
+    participation: Further rules of participation.
   """
 
   client_ids: Sequence[str]
@@ -145,7 +145,7 @@ class CohortSampler:
   participation: Participation = Participation()
 
   def __post_init__(self) -> None:
-    """Checks the numbers against the population."""
+    """Check the numbers against the population."""
     if self.clients_per_round < 1:
       raise SamplingError(
         f'clients_per_round={self.clients_per_round}: a round joins at least '
@@ -188,7 +188,7 @@ class CohortSampler:
     self._check_availability()
 
   def _check_availability(self) -> None:
-    """Refuses a day at whose worst time a round could not have its clients."""
+    """Refuse a day with too few clients for a round at its worst time."""
     availability = self.participation.availability
     if availability is None:
       return
@@ -204,7 +204,7 @@ class CohortSampler:
 
   @property
   def _is_no_poisson(self) -> bool:
-    """Whether clients are asked in another way than Poisson sampling has it."""
+    """True if clients are asked differently than in Poisson sampling."""
     how = self.participation
     return (
       how.order != UNIFORM
@@ -214,15 +214,15 @@ class CohortSampler:
 
   @property
   def num_asked(self) -> int:
-    """How many clients a round asks; with `poisson`, on average."""
+    """The number of clients a round asks; with `poisson`, on average."""
     # 100 times 1.1 is a little more than 110 in floating point.
     wanted = math.ceil(self.clients_per_round * self.oversample - 1e-9)
     return wanted + self.participation.extra_clients
 
   def cohort(self, round_number: int) -> list[str]:
-    """Returns the ids of the clients whose updates a round joins.
+    """Return the ids of the clients whose updates a round aggregates.
 
-    Their order is random, too: the first ones are no others than the last.
+    Their order is random, too.
 
     Args:
       round_number: The number of the round.
@@ -236,8 +236,8 @@ class CohortSampler:
       return self._joined(self._turn(round_number), round_number)
     generator = self._generator('cohort', round_number)
     if self.poisson:
-      # So many independent draws succeed; given their number, all sets of
-      # clients are as likely.
+      # The number of independent draws that succeed; given that number, all
+      # sets of clients are equally likely.
       size = generator.binomial(population, size / population)
     availability = self.participation.availability
     if availability is not None:
@@ -255,14 +255,14 @@ class CohortSampler:
     return np.random.Generator(np.random.PCG64(seed.view(np.uint32)))
 
   def _joined(self, places: np.ndarray, round_number: int) -> list[str]:
-    """Who of those that were asked is joined."""
+    """Return those of the asked clients that are aggregated."""
     asked = [self.client_ids[place] for place in places.tolist()]
     if self.dropout_rate:
       asked = [c for c in asked if self._answers(c, round_number)]
     return asked if self.poisson else self._first(asked, round_number)
 
   def _first(self, answering: list[str], round_number: int) -> list[str]:
-    """The clients that answer first, in the order in which they were drawn."""
+    """Return the clients that answer first, in the order of drawing."""
     size, latency = self.clients_per_round, self.participation.latency
     if len(answering) <= size or not latency.total_spread:
       return answering[:size]
@@ -271,7 +271,7 @@ class CohortSampler:
     return [answering[place] for place in first.tolist()]
 
   def _turn(self, round_number: int) -> np.ndarray:
-    """The places of the clients whose turn it is in an epoch."""
+    """Return the places of the clients whose turn it is in an epoch."""
     size, population = self.num_asked, len(self.client_ids)
     rounds = -(-population // size)
     epoch, number = divmod(round_number - 1, rounds)
@@ -293,21 +293,21 @@ class CohortSampler:
 
   @functools.cached_property
   def _waiting(self) -> dict[int, np.ndarray]:
-    """Who had no turn in the epoch yet, after the round that was drawn last.
+    """Clients without a turn in the epoch, after the last round drawn.
 
-    It follows from the seed and saves going through the epoch's rounds again.
+    They follow from the seed; kept so as not to redo the epoch's rounds.
     """
     return {}
 
   def _answers(self, client_id: str, round_number: int) -> bool:
-    """Whether a client answers in a round, whichever others are asked."""
+    """Return True if a client answers in a round, whatever the others do."""
     drawn = random_bits.derive(self.seed, 'dropout', round_number, client_id)
     return drawn.view(np.uint32)[0] >= self.dropout_rate * 2.0**32
 
   def with_partial_work(
     self, cohort: cohorts.Cohort, round_number: int
   ) -> cohorts.Cohort:
-    """Returns a cohort whose slow clients go through some examples alone.
+    """Return a cohort whose slow clients process only some examples.
 
     Args:
       cohort: The clients of a round with their examples.
@@ -322,15 +322,15 @@ class CohortSampler:
     return latency_lib.partial_work(cohort, are_slow, self.seed, round_number)
 
   def seeds(self, round_number: int, client_ids: Sequence[str]) -> np.ndarray:
-    """Returns the seeds of some clients in a round, int32 `[clients, 2]`.
+    """Return the seeds of some clients in a round, int32 `[clients, 2]`.
 
-    A client's seed does not depend on who else was drawn.
+    A client's seed does not depend on the other clients.
     """
     return client_seeds(client_ids, self.seed, round_number)
 
 
 def client_seeds(client_ids: Sequence[str], *words: int | str) -> np.ndarray:
-  """Derives a seed for each client from some words and its id."""
+  """Derive a seed for each client from some words and its id."""
   return random_bits.derive_each(words, client_ids)
 
 
@@ -343,19 +343,19 @@ def planned(
   privacy: privacy_plans.PrivacyLedger | None,
   participation: Participation | None = None,
 ) -> CohortSampler:
-  """Draws cohorts; as they were planned, if there is a plan.
+  """Build a sampler, which follows the privacy plan if there is one.
 
   Args:
-    client_ids: Who may be drawn.
-    clients_per_round: How many clients' updates a round joins.
-    seed: Everything that is drawn follows from it.
-    oversample: How many times as many clients are asked.
-    dropout_rate: The probability that a client does not answer.
-    privacy: Counts what the run costs, with its plan; or None.
-    participation: What else happens to cohorts.
+    client_ids: The population.
+    clients_per_round: Number of clients whose updates a round aggregates.
+    seed: Seed of all random draws.
+    oversample: Factor by which more clients are asked.
+    dropout_rate: Probability that a client does not answer.
+    privacy: Ledger of the run's cost, with its plan; or None.
+    participation: Further rules of participation.
 
   Raises:
-    ProgramError: If something else was planned.
+    ProgramError: If the arguments do not match the plan.
   """
   participation = participation or Participation()
   planned: dict[str, Any] = {}
