@@ -1,4 +1,4 @@
-"""Other papers' methods, to compare with, one module a paper."""
+"""Other papers' methods, for comparison, one module per paper."""
 
 from tff_partial.baselines.apfl import build_apfl
 from tff_partial.baselines.apfl import build_apfl_eval
