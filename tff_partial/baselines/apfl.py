@@ -103,7 +103,7 @@ def build_apfl_eval(
 ) -> evaluation.Evaluation:
   """Build an evaluation with the mixture of w and the v that clients remember.
 
-  With `personalise`, they train v before, through the mixture with a fixed alpha,
+  With `personalise`, they train v before, through the mixture with alpha fixed,
   as new clients need it.
 
   Args:
