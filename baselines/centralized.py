@@ -1,9 +1,9 @@
-"""Centralized training: one client holds everybody's examples.
+"""Centralized training: one client has all clients' examples.
 
 A round is that client's pass over all of them in a new order, or a given number
-of steps. Deviation: an optimizer with a state, such as Adam, begins anew in
-every round, as clients' optimizers do; plain gradient descent has no state.
-Measured like FedAvg, on the clients apart.
+of steps. Deviation: an optimizer with a state, such as Adam, is reset in every
+round, like clients' optimizers; plain gradient descent has no state. Measured
+like FedAvg, on separate clients.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +23,8 @@ from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.tiers import GLOBAL
 
-# Makes a client's fields, `[examples, ...]`, tell whose they are: (fields,
-# number of the client) -> fields.
+# Adds the client to its fields, `[examples, ...]`: (fields, index of the
+# client) -> fields.
 ToFields: TypeAlias = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
 
 # The id of the only client of a pool.
@@ -34,7 +34,7 @@ EVERYBODY = 'everybody'
 def _fields(
   source: cohorts.ClientSource, to_fields: ToFields | None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  """Each client's id and its examples without padding."""
+  """Yield each client's id and its examples without padding."""
   for number, client in enumerate(source.client_ids):
     (value,) = source.cohort([client], np.zeros([1, 2], np.int32))
     fields = examples.map_fields(
@@ -48,16 +48,16 @@ def number_clients(
   to_fields: ToFields,
   example_spec: examples.ExampleSpec,
 ) -> populations.Population:
-  """Tells a model with a table of all users whose examples it reads.
+  """Add client indices to examples, for a model with a table of all users.
 
   Args:
     source: The clients.
-    to_fields: (a client's fields, its number) -> fields that the model reads,
-      for example with the number as one more input.
+    to_fields: (a client's fields, its index) -> fields that the model reads,
+      for example with the index as one more input.
     example_spec: `process.example_spec` of the model with the table.
 
   Raises:
-    ClientDataError: If what `to_fields` makes does not fit.
+    ClientDataError: If the fields of `to_fields` do not fit.
   """
   return packing.pack(dict(_fields(source, to_fields)), example_spec)
 
@@ -67,7 +67,7 @@ def pool(
   example_spec: examples.ExampleSpec | None = None,
   to_fields: ToFields | None = None,
 ) -> populations.Population:
-  """Give the examples of all clients to one, `EVERYBODY`.
+  """Pool the examples of all clients into one client, `EVERYBODY`.
 
   Args:
     source: The clients.
@@ -75,7 +75,7 @@ def pool(
     to_fields: As for `number_clients`, if the model has a table of all users.
 
   Raises:
-    ClientDataError: If what `to_fields` makes does not fit.
+    ClientDataError: If the fields of `to_fields` do not fit.
   """
   parts = [fields for _, fields in _fields(source, to_fields)]
   pooled = examples.map_fields(lambda *arrays: np.concatenate(arrays), *parts)
@@ -85,12 +85,12 @@ def pool(
 def build_centralized(
   model: models.PartialModel, *, training: Phase = Phase(shuffle=True)
 ) -> PartialProcess:
-  """One client trains on a pool of all examples; to be run on it alone.
+  """Build centralized training; run it only on the client of `pool`.
 
   Args:
     model: The model, without local variables; users may have rows of a table.
-    training: A round: `epochs` passes, or `max_steps` steps on random batches
-      of a pass.
+    training: A round's training: `epochs` passes, or `max_steps` steps on
+      random batches of a pass.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.

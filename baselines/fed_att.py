@@ -1,26 +1,26 @@
-"""FedAtt (Ji et al., IJCNN 2019): the server attends to who moved far.
+"""FedAtt (Ji et al., IJCNN 2019): attention to clients that moved far.
 
 For each variable l (a layer, in the paper) and each client k of the cohort, the
-server takes the distance s_k = ||w - w_k||_2 from its weights w to the client's
-w_k, the attention alpha = softmax(s) over the clients, and moves by epsilon *
-sum_k alpha_k (w - w_k). So clients count the more the farther they moved.
+server computes the distance s_k = ||w - w_k||_2 from its weights w to the
+client's w_k, the attention alpha = softmax(s) over the clients, and moves by
+epsilon * sum_k alpha_k (w - w_k). So clients that moved farther count more.
 
-The server needs sums alone: each client sends its move times exp(s_k), and
-exp(s_k), and the quotient of the sums is what the server moves by. As an
-exponential may be too large for a float, all clients take the same number from
-s_k before, which no quotient depends on: the mean distance of the round before,
-by attention, which the server tells them. What is then beyond +-60 counts as
-60, so that clients so far apart from the round before count alike in one round;
-in the first round, that are distances above 60.
+The server needs only sums: each client sends its move times exp(s_k), and
+exp(s_k), and the server moves by the quotient of the sums. As an exponential
+may be too large for a float, all clients subtract the same number from s_k,
+which does not change the quotient: the attention-weighted mean distance of the
+previous round, which the server sends. The difference is clipped to +-60, so
+that clients so far from the previous round count equally in one round; in the
+first round, these are distances above 60.
 
 Deviations: the norm of a matrix is that of all its elements, where the authors'
-code takes the largest singular value. Their noise for privacy is left out, as
-it comes without clipping and promises nothing; clients may clip and noise what
-they send by `before_sending`, and attention is then by what they send.
-Clients train epochs on batches as `training` says. As the paper has it, their
-numbers of examples do not matter; with another `client_weighting` than UNIFORM,
-attention is multiplied by weights. Local variables, if the model has any, stay
-at clients, as in `build_furl`.
+code uses the largest singular value. Their noise for privacy is left out, as it
+has no clipping and so no guarantee; clients may clip and noise what they send
+by `before_sending`, and attention then depends on what they send. Clients train
+epochs on batches as `training` says. As in the paper, their numbers of examples
+do not matter; with a `client_weighting` other than UNIFORM, attention is
+multiplied by weights. Local variables, if any, stay at clients, as in
+`build_furl`.
 """
 
 import collections
@@ -41,9 +41,9 @@ from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
 
-# How far exponents go; with them 10**5 examples times a move stay floats.
+# Maximum exponent; 10**5 examples times a move then remain finite floats.
 _FARTHEST = 60.0
-# What clients send beside the tiers that they trained.
+# Key of what clients send in addition to the tiers that they trained.
 _ATTENTION = 'attention'
 
 
@@ -58,15 +58,15 @@ def build_fed_att(
   training: Phase = Phase(),
   **averaging: Unpack[Averaging],
 ) -> PartialProcess:
-  """Clients train all variables; the server attends to those who moved far.
+  """Build FedAtt: train all variables, with attention at the server.
 
   Args:
     model: The model; its local variables, if any, are trained and remembered.
-    step_size: epsilon of the paper, by how much the server follows.
+    step_size: epsilon of the paper, the server's step size.
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
-    **averaging: How what clients send is averaged, as for `compose`; clients
-      count alike by default, but for their attention.
+    **averaging: How clients' messages are averaged, as for `compose`; by
+      default clients are weighted only by attention.
 
   Raises:
     AttentionError, CompositionError, PhaseError: If the arguments do not fit
@@ -92,7 +92,7 @@ def build_fed_att(
 def build_fed_att_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the local variables that they remember.
+  """Build an evaluation with the local variables that clients remember.
 
   With `personalise`, they train them before, as new clients need it.
 
@@ -104,20 +104,20 @@ def build_fed_att_eval(
 
 
 class AttentiveFactory(aggregators.WeightedFactory):
-  """A mean in which each variable's attention is a softmax of distances.
+  """Factory of means with attention, a softmax of distances by variable.
 
-  It is made of another mean, over what clients send beside their attention.
+  It wraps another mean, which aggregates moves and attentions.
 
   Attributes:
-    parts: The factories that join what clients send.
-    mechanism: What the mean does for privacy, or None; it adds no noise.
+    parts: The factories that aggregate clients' messages.
+    mechanism: The mean's privacy mechanism, or None; it adds no noise.
   """
 
   def __init__(self, mean: aggregators.Factory):
-    """Make the factory.
+    """Initialize the factory.
 
     Args:
-      mean: A mean or sum, of which attention takes quotients.
+      mean: A mean or sum; attention is the quotient of its results.
 
     Raises:
       AttentionError: If it adds noise.
@@ -193,16 +193,16 @@ class AttentiveFactory(aggregators.WeightedFactory):
 
 
 def _attended(moved: Any, weight: tf.Tensor, before: Any) -> Any:
-  """What a client sends: moves times attention, and attentions.
+  """Return a client's message: moves times attention, and attentions.
 
   Args:
-    moved: Tier to by how much each variable moved.
-    weight: How much the client counts; without a weight it has no attention.
-    before: The distances that all take from their own.
+    moved: Tier to the move of each variable.
+    weight: The client's weight; if it is zero, attention is zero.
+    before: The distances that all clients subtract from their own.
 
   Returns:
-    The same times exp(distance), and by name of variable exp(distance), and
-    that times the distance, `[2]`.
+    Moves times attention, exp(distance - before), and by variable name the
+    attention, and it times the distance, `[2]`.
   """
   distances = tf.nest.map_structure(
     lambda leaf: tf.cast(tf.norm(leaf), tf.float32), moved
@@ -228,11 +228,11 @@ def _attended(moved: Any, weight: tf.Tensor, before: Any) -> Any:
 
 
 def _divided(joined: Any, before: Any) -> tuple[Any, Any]:
-  """By how much the server moves, and the new distances; before if none came.
+  """Return the server's moves and the new distances, or the old if none came.
 
   Args:
-    joined: What clients sent, joined.
-    before: The distances that they took from theirs.
+    joined: The aggregated messages.
+    before: The distances that clients subtracted from their own.
   """
   moved: Any = collections.OrderedDict()
   distances: Any = collections.OrderedDict()

@@ -1,24 +1,24 @@
 """Fednoise, a baseline of HPFL (Wu et al., WWW 2021), section 5.2.3.
 
 FedAvg with local differential privacy: each client adds noise, such as Laplace
-noise, to what it sends, and the server averages what it gets.
+noise, to what it sends, and the server averages that.
 
-What it guarantees is that of its noise, for each client against anyone who sees
-what the client sends, the server included:
+Its guarantee is that of its noise, for each client against anyone who sees what
+the client sends, including the server:
 
 *   `LaplaceNoise(clip, noise_multiplier)`: epsilon = 2 * clip / scale, that is
     2 / noise_multiplier, per client and round, with delta 0. Rounds add up.
 *   `LocalNoise(clip, noise_multiplier)`: Gaussian noise, whose epsilon at a
-    delta `accounting.local_epsilon` counts, over all rounds of a client.
+    delta `accounting.local_epsilon` computes, over all rounds of a client.
 
-Here the client is the one protected, with all users and examples that it has,
-and not a user among them. Local variables are not sent and need no noise.
+The unit of privacy is the client, with all its users and examples, and not a
+user among them. Local variables are not sent and need no noise.
 
-Deviations: the paper says neither how much noise it adds nor that it clips;
-without a clip no noise guarantees anything. Noised is by how much the client
-moved the weights, and not the weights, which are that and what the server knows
-already. Clients count alike, as their numbers of examples would be sent without
-noise, and also one without examples sends noise.
+Deviations: the paper gives neither the amount of noise nor a clip; without a
+clip noise guarantees nothing. The noise is added to the client's update, and
+not to its weights, which are the update and what the server already knows.
+Clients have equal weights, as their numbers of examples would be sent without
+noise, and clients without examples also send noise.
 """
 
 from typing import Unpack
@@ -36,7 +36,7 @@ from tff_partial.templates import partial_training
 
 
 class NoiseError(errors.UserError, ValueError):
-  """Raised for clients that are to add two kinds of noise."""
+  """Raised if clients would add two kinds of noise."""
 
 
 def build_fed_noise(
@@ -46,15 +46,15 @@ def build_fed_noise(
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train all variables, and clip and noise what they send.
+  """Build Fednoise: train all variables, clip and noise updates.
 
   Args:
     model: The model; its local variables, if any, are trained and remembered.
-    noise: What clients do to their update, `LaplaceNoise` as in the paper or
+    noise: The noise of clients' updates, `LaplaceNoise` as in the paper or
       `LocalNoise`.
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
-    **joining: How the server aggregates updates, as for `compose`, but for
+    **joining: How the server aggregates updates, as for `compose`, except
       `before_sending`.
 
   Raises:
@@ -81,7 +81,7 @@ def build_fed_noise(
 def build_fed_noise_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the local variables that they remember.
+  """Build an evaluation with the local variables that clients remember.
 
   With `personalise`, they train them before, as new clients need it.
 

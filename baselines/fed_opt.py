@@ -1,22 +1,23 @@
 """FedAdam and FedYogi (Reddi et al., ICLR 2021), Algorithm 2.
 
-Two rules, of which `rule` chooses. `PAPER` is the algorithm as printed: the
-server moves weights by
+`rule` chooses one of two rules. `PAPER` is the algorithm as printed: the server
+moves weights by
 
     eta m / (sqrt(v) + tau),
 
-where v begins with tau squared and no moment is corrected for its bias.
+where v is initialized to tau squared and moments have no bias correction.
 
-`TFF`, the default, is TFF's optimizers, which correct the bias of both moments:
+`TFF`, the default, uses TFF's optimizers, which correct the bias of both
+moments:
 
     eta sqrt(1 - beta_2^t) / (1 - beta_1^t) m / (sqrt(v) + tau).
 
-So tau stands outside the correction. Beside the corrected second moment it
+So tau is outside the correction. Relative to the corrected second moment it
 counts as `tau / sqrt(1 - beta_2^t)`: with beta_2 = .99 ten times as much in
-round 1, 1.6 times in round 50. The second moment of TFF's Adam begins with
-zero. Where updates are large against tau, both rules take steps of about eta,
-the printed one of at most that; a tau that was tuned for one rule does not
-carry over to the other.
+round 1, 1.6 times in round 50. The second moment of TFF's Adam is initialized
+to zero. If updates are large relative to tau, both rules take steps of about
+eta, the printed one of at most eta; a tau tuned for one rule does not carry
+over to the other.
 
 Measured like FedAvg.
 """
@@ -42,7 +43,7 @@ TFF, PAPER = 'tff', 'paper'
 
 
 class RuleError(errors.UserError, ValueError):
-  """Raised for a rule that is none of `TFF` and `PAPER`."""
+  """Raised for a rule that is neither `TFF` nor `PAPER`."""
 
 
 def build_fed_adam(
@@ -56,7 +57,7 @@ def build_fed_adam(
   rule: str = TFF,
   **averaging: Unpack[Averaging],
 ) -> PartialProcess:
-  """Clients train the global weights; the server takes their mean to Adam.
+  """Build FedAdam: the server applies Adam to the mean update.
 
   Args:
     model: The model, without local variables.
@@ -91,14 +92,14 @@ def build_fed_yogi(
   rule: str = TFF,
   **averaging: Unpack[Averaging],
 ) -> PartialProcess:
-  """Clients train the global weights; the server takes their mean to Yogi.
+  """Build FedYogi: the server applies Yogi to the mean update.
 
   Args:
     model: The model, without local variables.
     training: How a client trains: optimizer, batches, epochs.
     learning_rate: eta of the paper, at the server.
     beta_1: Decay of the first moment.
-    beta_2: Decay of the second moment, which begins with `tau` squared.
+    beta_2: Decay of the second moment, initialized to `tau` squared.
     tau: Degree of adaptivity; with `TFF` outside the bias correction.
     rule: `TFF`, or `PAPER` for the algorithm as printed.
     **averaging: How updates are averaged, as for `compose`.
@@ -140,7 +141,7 @@ _FIRST, _SECOND = 'first_moment', 'second_moment'
 
 
 class _AsPrinted(Optimizer):
-  """Lines 12 to 16 of Algorithm 2, for Adam or Yogi."""
+  """Server optimizer of lines 12 to 16 of Algorithm 2, for Adam or Yogi."""
 
   def __init__(
     self,
@@ -155,7 +156,7 @@ class _AsPrinted(Optimizer):
     self._beta_1, self._beta_2, self._tau = beta_1, beta_2, tau
 
   def initialize(self, specs: Any) -> Any:
-    """The learning rate, and both moments."""
+    """Return the learning rate and both moments."""
 
     def filled(value: float) -> Any:
       return tf.nest.map_structure(
@@ -171,7 +172,7 @@ class _AsPrinted(Optimizer):
     )
 
   def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-    """Move weights against what clients' updates take for a gradient."""
+    """Move weights against the mean update, used as a gradient."""
 
     def first(moment: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
       return self._beta_1 * moment + (1.0 - self._beta_1) * slope

@@ -1,17 +1,17 @@
 """FedProto (Tan et al., AAAI 2022), Algorithm 1: only prototypes are shared.
 
-Each client trains a model of its own. It sends, for each class, the mean of its
-features of that class, the prototype (Eq. 3), and how many examples it has of
-it; the server averages prototypes of a class by these numbers (Eq. 6). The loss
-holds the features of each example near the prototype of its class (Eqs. 7 and
-8). No weights and no gradients are sent.
+Each client trains its own model. It sends, for each class, the mean of its
+features of that class, the prototype (Eq. 3), and its number of examples; the
+server averages prototypes of a class by these numbers (Eq. 6). The loss keeps
+the features of each example near the prototype of its class (Eqs. 7 and 8). No
+weights and no gradients are sent.
 
-Deviations: all clients' models have one shape and begin alike. As in the
-authors' code, the second loss compares the features of single examples and not
-their mean, by the mean of squares over all features. Eq. 6 is read as a mean
-weighted by numbers of examples, without its factor 1 / |N_j|. Classes of which
-no client of a cohort has examples keep their prototype, and hold nothing before
-they have one.
+Deviations: all clients' models have the same shape and initial weights. As in
+the authors' code, the second loss compares the features of single examples and
+not their mean, by the mean of squares over all features. Eq. 6 is read as a
+mean weighted by numbers of examples, without its factor 1 / |N_j|. Classes
+without examples in a cohort keep their prototype, and have no loss before they
+have one.
 """
 
 import collections
@@ -40,7 +40,7 @@ from tff_partial.tiers import PERSONAL
 
 
 class PrototypeError(errors.UserError, ValueError):
-  """Raised for prototypes that cannot be."""
+  """Raised for invalid options of prototypes."""
 
 
 def build_fed_proto(
@@ -52,14 +52,15 @@ def build_fed_proto(
   penalty: float = 1.0,
   training: Phase = Phase(),
 ) -> PartialProcess:
-  """Clients train models of their own, held together by class prototypes.
+  """Build FedProto: train personal models, tied by class prototypes.
 
   Args:
     model: The model.
-    num_classes: How many classes there are.
-    features: A batch of the model's outputs to float features `[batch, size]`.
-    classes: A batch of labels to integers `[batch]` from 0 on.
-    penalty: lambda of Eq. 8; 0 for local training alone.
+    num_classes: The number of classes.
+    features: (a batch of the model's outputs) -> float features
+      `[batch, size]`.
+    classes: (a batch of labels) -> integers `[batch]` from 0 on.
+    penalty: lambda of Eq. 8; 0 for purely local training.
     training: How a client trains: optimizer, batches, epochs.
 
   Raises:
@@ -131,9 +132,9 @@ def build_fed_proto(
 def build_fed_proto_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the models that they remember, by their heads.
+  """Build an evaluation with clients' remembered models and their heads.
 
-  With `personalise`, these are trained before by the model's loss alone, as new
+  With `personalise`, these are trained before only by the model's loss, as new
   clients need it.
 
   Args:
@@ -156,13 +157,13 @@ def build_fed_proto_nearest_eval(
   logits: str | None = None,
   **measuring: Unpack[evaluation.Measuring],
 ) -> evaluation.Evaluation:
-  """Measures by the nearest prototype instead of the client's head.
+  """Build an evaluation by the nearest prototype instead of the client's head.
 
   The paper's prediction (section 3.3): the class whose prototype at the server
   is nearest to the client's features of an example, by Euclidean distance.
-  Logits are squared distances times -1, whose softmax is that of prototypical
-  networks (Snell et al., 2017, Eq. 2). Classes that have no prototype yet count
-  as farther than all others; if none has, the head predicts.
+  Logits are negative squared distances, whose softmax is that of prototypical
+  networks (Snell et al., 2017, Eq. 2). Classes without a prototype yet count as
+  farther than all others; if none has one, the head predicts.
 
   Args:
     model: The model.
@@ -219,7 +220,7 @@ def _first_prototypes(
   num_classes: int,
   features: Callable[[Any], tf.Tensor],
 ) -> ServerState:
-  """What the server holds before the first round: no prototypes."""
+  """Return the function to the server's first state: no prototypes."""
   size = _num_features(model, features)
   return lambda model: collections.OrderedDict(
     prototypes=tf.zeros([num_classes, size]),
@@ -230,7 +231,7 @@ def _first_prototypes(
 def _num_features(
   model: models.PartialModel, features: Callable[[Any], tf.Tensor]
 ) -> int:
-  """The length of an example's features."""
+  """Return the length of an example's features."""
   outputs = tf.nest.map_structure(
     lambda spec: tf.zeros([1, *spec.shape], spec.dtype), model.prediction_spec
   )

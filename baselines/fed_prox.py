@@ -1,10 +1,10 @@
 """FedProx (Li et al., MLSys 2020), Algorithm 2.
 
-Made from `terms.proximal`: the term of TFF 0.87's own FedProx has the opposite
+It uses `terms.proximal`: the term of TFF 0.87's own FedProx has the opposite
 sign and drives clients away from the weights that they received.
 
-Deviation: all clients do the work that `training` says; the paper's stragglers,
-who do less, are not simulated. Measured like FedAvg.
+Deviation: all clients do the same work, `training`; the paper's stragglers,
+which do less, are not simulated. Measured like FedAvg.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def build_fed_prox(
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train the global weights, held near those that they received.
+  """Build FedProx: train the global weights, kept near the received ones.
 
   Args:
     model: The model, without local variables.

@@ -1,7 +1,7 @@
 """FedSGD (McMahan et al., AISTATS 2017), section 2: FedAvg with E=1, B=inf.
 
-A client's examples are one batch, padding included, so more padding may change
-the last bits, other than with every other method. Measured like FedAvg.
+A client's examples are one batch, including padding, so more padding may change
+the last bits, unlike with all other methods. Measured like FedAvg.
 """
 
 from typing import Unpack
@@ -23,13 +23,13 @@ def build_fed_sgd(
   on: splits.Part = splits.everything(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients send one gradient of all their examples.
+  """Build FedSGD: each client sends one gradient of all its examples.
 
   Args:
     model: The model, without local variables.
-    learning_rate: eta of the paper. For another optimizer at the server, give
-      1 here and the `server_optimizer`, which then takes the mean gradient.
-    on: The examples of which the gradient is taken.
+    learning_rate: eta of the paper. For another optimizer at the server, pass 1
+      and the `server_optimizer`, which then applies the mean gradient.
+    on: The examples of the gradient.
     **joining: How the server aggregates updates, as for `compose`.
 
   Raises:

@@ -1,23 +1,23 @@
-"""kNN-Per: a model for all, mixed with each client's nearest neighbours.
+"""kNN-Per: a shared model mixed with each client's nearest neighbours.
 
 Marfoq et al., "Personalized Federated Learning through Local Memorization"
-(ICML 2022), section 3. Training is any other method's, FedAvg's as a rule. Then
-each client keeps the features phi(x_i) that the model has of its support
+(ICML 2022), section 3. The model is trained by any other method, usually
+FedAvg. Then each client stores the model's features phi(x_i) of its support
 examples, and their classes y_i. For a new example x,
 
     p_kNN(y) ~ sum over the k nearest i of exp(-|phi(x) - phi(x_i)| / scale)
                [y_i = y],
     p(y) = mixing p_kNN(y) + (1 - mixing) p_model(y).
 
-The model may have local weights: these are rebuilt before, as in FedRecon, and
-then serve features and predictions.
+The model may have local weights: these are reconstructed before, as in
+FedRecon, and then used for features and predictions.
 
 Deviations: the share `mixing` is the same for all clients; in the paper each
 tunes its own. Distances have a scale, which is 1 in the paper; the authors'
-code takes squared distances, by the number of features. All support examples
-are kept. Neighbours as far as the k-th, up to rounding, count as well, so that
-the order of examples does not matter: all first steps of sentences, say, have
-the same features.
+code uses squared distances divided by the number of features. All support
+examples are stored. Neighbours as far as the k-th, up to rounding, also count,
+so that the order of examples does not matter: for example, all first steps of
+sentences have the same features.
 """
 
 import math
@@ -29,10 +29,10 @@ from baselines import memories
 from tff_partial import evaluation
 from tff_partial.model import models
 
-# Farther than anything is.
+# Farther than any distance.
 _FAR = 1e38
-# Distances that differ by less, relative to their size, are the same, and
-# points are that are nearer, relative to theirs.
+# Distances with a smaller relative difference are equal, and so are points with
+# a smaller distance relative to their size.
 _ROUNDING = 1e-6
 
 
@@ -47,27 +47,27 @@ def build_knn_per_eval(
   scale: float = 1.0,
   **measuring: Unpack[memories.Measuring],
 ) -> evaluation.Evaluation:
-  """Clients are measured with the model and their nearest support examples.
+  """Build an evaluation with the model and nearest support examples.
 
   Clients without support examples are measured with the model alone.
 
   Args:
     model: A classifier whose outputs are a mapping with its features, float
       `[batch, ..., size]`, and its logits, `[batch, ..., classes]`. With an
-      axis of time each step has neighbours of its own.
+      axis of time each step has its own neighbours.
     features: The name of the features.
     logits: The name of the logits.
-    targets: Which classes are right, from labels: integers, and which of them
-      count. By default labels are classes, and negative ones do not count.
+    targets: (labels) -> correct classes, integers, and the mask of valid ones.
+      By default labels are classes, and negative ones do not count.
     num_neighbors: k; None for all.
-    mixing: lambda, the neighbours' share, at least 0 and below 1.
+    mixing: lambda, the neighbours' share, from 0 to less than 1.
     scale: The distance at which a neighbour's weight falls to 1 / e.
     **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
       for `memories.build_memory_evaluation`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
-    MemoryOptionError: If a number is impossible, or the model has no such
+    MemoryOptionError: If a number is invalid, or the model has no such
       outputs.
   """
   memories.check_mixing(mixing)
@@ -101,10 +101,10 @@ def build_knn_per_eval(
 
 
 def _distances(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-  """Euclidean distances of rows.
+  """Return Euclidean distances of rows.
 
-  By products of matrices, in float64: what float32 loses of small distances is
-  as large as they are.
+  They use matrix products in float64: errors of float32 would be as large as
+  small distances.
 
   Args:
     one: Float `[n, size]`.
@@ -125,7 +125,7 @@ def _distances(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
 
 
 def _are_near(far: tf.Tensor, number: int | None) -> tf.Tensor:
-  """Which keys are as near as the k-th nearest.
+  """Return the mask of keys that are as near as the k-th nearest.
 
   Args:
     far: float32 `[n, keys]`, the distances.

@@ -1,6 +1,6 @@
-"""Local training alone: what each client reaches without all others.
+"""Purely local training: each client without all others.
 
-The baseline of every paper on personalization. All clients begin with the same
+The baseline of every paper on personalization. All clients start from the same
 global weights.
 """
 
@@ -20,7 +20,7 @@ from tff_partial.tiers import PERSONAL
 def build_local_only(
   model: models.PartialModel, *, training: Phase = Phase()
 ) -> PartialProcess:
-  """Clients train a model of their own, which they keep; nothing is sent.
+  """Build local training: clients keep their models and send nothing.
 
   Args:
     model: The model, with or without local variables.
@@ -41,7 +41,7 @@ def build_local_only(
 def build_local_only_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the models that they remember.
+  """Build an evaluation with the models that clients remember.
 
   With `personalise`, these are trained before, as new clients need it.
 

@@ -3,20 +3,19 @@
 Cache models go back to Kuhn and De Mori, "A cache-based natural language model
 for speech recognition" (1990); Grave et al., "Improving neural language models
 with a continuous cache" (ICLR 2017), mix one with a neural model. Here the
-cache is a count, made of each client's support examples: c(y) is how often
-token y followed there where the same tokens came before as now, and
-n = sum_y c(y).
+cache consists of counts in each client's support examples: c(y) is the number
+of times that token y followed the same preceding tokens, and n = sum_y c(y).
 
     p(y) = share c(y) / n + (1 - share) p_model(y),
     share = mixing n / (n + smoothing).
 
-Of the tokens before, as many as `num_tokens` are compared. Where the client
-never wrote them in this order, it backs off to one fewer; where it never wrote
-even the last one, the model answers alone.
+Up to `num_tokens` preceding tokens are compared. If the client never wrote them
+in this order, the cache backs off to one fewer; if it never wrote even the last
+one, only the model predicts.
 
 Deviations: the cache has the client's past sentences and not the last words of
-this one, it is of n-grams with back-off where Kuhn and De Mori's is of single
-words, and its share grows with what is known.
+the current one, it has n-grams with back-off where Kuhn and De Mori's has
+single words, and its share grows with the counts.
 """
 
 import math
@@ -28,7 +27,7 @@ from baselines import memories
 from tff_partial import evaluation
 from tff_partial.model import models
 
-# Stands before the first token of an example.
+# Padding before the first token of an example.
 _NOTHING = -1
 
 
@@ -42,7 +41,7 @@ def build_ngram_cache_eval(
   smoothing: float = 1.0,
   **measuring: Unpack[memories.Measuring],
 ) -> evaluation.Evaluation:
-  """Clients are measured with the model and with what they wrote before.
+  """Build an evaluation with the model and a cache of clients' n-grams.
 
   Clients without support examples are measured with the model alone.
 
@@ -51,19 +50,18 @@ def build_ngram_cache_eval(
       each next token, `[batch, time, classes]`.
     logits: The name of the logits among the model's outputs; None if they are
       its only output.
-    targets: Which classes are right, from labels `[batch, time]`: integers, and
-      which of them count, so that padding does not. By default labels are
-      classes, and negative ones do not count.
-    num_tokens: How many of the tokens before are compared, at most.
-    mixing: lambda, the cache's share where it knows much, at least 0 and below
-      1.
-    smoothing: How often something must have been seen for half of this share.
+    targets: (labels `[batch, time]`) -> correct classes, integers, and the mask
+      of valid ones, which excludes padding. By default labels are classes, and
+      negative ones do not count.
+    num_tokens: Maximum number of preceding tokens that are compared.
+    mixing: lambda, the cache's share for large counts, from 0 to less than 1.
+    smoothing: The count at which the cache has half of this share.
     **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
       for `memories.build_memory_evaluation`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
-    MemoryOptionError: If a number is impossible, or the model does not read
+    MemoryOptionError: If a number is invalid, or the model does not read
       tokens.
   """
   memories.check_mixing(mixing)
@@ -102,11 +100,11 @@ def build_ngram_cache_eval(
 
 
 def _last_tokens(tokens: tf.Tensor, number: int) -> tf.Tensor:
-  """For each token it and those before, the last first.
+  """Return each token and those before it, the last first.
 
   Args:
     tokens: Integers `[batch, time]`.
-    number: How many.
+    number: Number of tokens.
 
   Returns:
     Integers `[batch, time, number]`.
@@ -120,11 +118,11 @@ def _last_tokens(tokens: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def _votes(asked: tf.Tensor, memory: memories.Memory) -> tf.Tensor:
-  """1 for each place with the longest sequence of the same tokens, else 0.
+  """Return 1 for keys with the longest match of last tokens, else 0.
 
   Args:
     asked: Integers `[questions, tokens]`, the last first.
-    memory: The client's own places, with such keys.
+    memory: The client's memory, with such keys.
 
   Returns:
     float32 `[questions, keys]`.

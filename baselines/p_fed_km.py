@@ -1,20 +1,20 @@
-"""PFedKM as FedEmbed's Table 1 has it: k-means over the users' gradients.
+"""PFedKM as in FedEmbed's Table 1: k-means over the users' gradients.
 
 After Tang et al. (2021): the heads of a shared encoder belong to clusters of
 clients, and k-means over the clients' gradients finds the clusters. A client
 computes the gradient of the whole model, at the weights that all clients of the
 round received, joins the nearest center, and trains the encoder and the head of
-that cluster. So that the gradient is of the same model for everybody, the
-encoder has one more head, which all clients share.
+that cluster. So that all gradients are of the same model, the encoder has one
+more head, which all clients share.
 
-`gradients=HEAD` is ours and not the paper's: it clusters the gradient of a
-linear head alone that begins at zero for everybody, a few numbers that say
-little but what the client likes.
+`gradients=HEAD` is ours and not the paper's: it clusters the gradient of only a
+linear head that is zero for all clients, a few numbers that depend on little
+but the client's likes.
 
-Deviations: k-means goes one step a round, from the centers of the round before
-and over the cohort alone, instead of from the beginning over all users at once.
-So centers are weights at the server like others, clients send how they would
-move them, and the server need not see a single client's gradient.
+Deviations: k-means takes one step per round, from the centers of the previous
+round and over only the cohort, instead of a full run over all users. So centers
+are weights at the server like others, clients send how they would move them,
+and the server need not see a single client's gradient.
 """
 
 import dataclasses
@@ -39,13 +39,13 @@ from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL
 
-# What is clustered: the gradient of the whole model, or of a linear head alone.
+# Clustered gradients: of the whole model, or of only a linear head.
 MODEL, HEAD = 'model', 'head'
-# Under which name a client holds its negative gradient.
+# Key of a client's negative gradient.
 _STEP = 'step'
 
-# A client remembers only which cluster its gradient led to, for analysis.
-# The linear head is never trained.
+# A client remembers only its cluster, for analysis. The linear head is never
+# trained.
 _CLIENT_STATE = {
   MODEL: client_state.remember_group(client_state.stateless),
   HEAD: client_state.remember_group(client_state.frozen_init),
@@ -54,11 +54,11 @@ _TIER = {MODEL: GLOBAL, HEAD: LOCAL}
 
 
 class Clusters(NamedTuple):
-  """How clients come to the cluster whose head they use.
+  """Assignment of clients to the cluster whose head they use.
 
   Attributes:
-    before: What a client computes, and how it chooses, before it trains.
-    after: The phase in which it says how it would move the centers.
+    before: A client's computation and choice before it trains.
+    after: The phase in which it computes its moves of the centers.
   """
 
   before: tuple[contexts.Compute, groups.Assign]
@@ -74,7 +74,7 @@ def _clusters(
     )
 
   def step(client: ClientContext) -> tf.Tensor:
-    """The negative gradient of what clients share, as a vector."""
+    """Return the negative gradient of the clustered tier, as a vector."""
     found = client.gradients(_TIER[gradients], loss=parts.global_loss)
     step = -tf.concat(
       [
@@ -120,20 +120,21 @@ def build_p_fed_km(
   server_rate: float | None = None,
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients join the cluster of those with like gradients, and train its head.
+  """Build PFedKM: cluster clients by gradient, train the cluster's head.
 
   Args:
     model: The model, whose `group` is the head of a cluster. With MODEL it has
       another head that all clients share, and its loss trains both. With HEAD
-      its local variable is a linear head that is zero for everybody and never
+      its local variable is a linear head that is zero for all clients and never
       trained.
     parts: `prototypes` are the centers, `global_loss` the loss of the shared or
       of the linear head, whose gradient is clustered.
-    gradients: MODEL or HEAD: of what.
+    gradients: MODEL or HEAD, the variables of the gradient.
     training: How clients train the encoder and the head of their cluster.
-    rate: Which share of the way to its gradient a client would move the center.
-    server_rate: Plain gradient descent with this rate moves the centers by the
-      joined moves; None leaves them to the server's optimizer.
+    rate: The fraction of the way to its gradient that a client moves the
+      center.
+    server_rate: Rate of plain gradient descent on the centers by the aggregated
+      moves; with None the server's optimizer moves them.
     **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
@@ -167,14 +168,14 @@ def build_p_fed_km_eval(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients are measured with the head of the cluster of their gradients.
+  """Build an evaluation with the head of the cluster of clients' gradients.
 
   Args:
     model: The model.
-    parts: Its parts.
+    parts: The parts of the model.
     gradients: MODEL or HEAD, as in training.
-    split: Support set, of which the gradient is, and query set; the two halves
-      by default.
+    split: Support set, for the gradient, and query set; the two halves by
+      default.
     measure_batch_size: Examples measured at a time; does not change the result.
 
   Raises:

@@ -1,12 +1,12 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1.
 
-The server holds a control variate c, each client one of its own, c_i, that it
-remembers. In each local step a client adds c - c_i to its gradient, so that it
-drifts less to what is best for itself. After K steps of rate eta from x to y it
-takes for its new c_i the gradient of all its examples at x (option I), or
-c_i - c + (x - y) / (K eta) (option II). The server adds up by how much the c_i
-of the cohort have changed, and moves c by that sum over the number of all
-clients. All control variates begin at zero.
+The server holds a control variate c, and each client remembers its own, c_i. In
+each local step a client adds c - c_i to its gradient, so that it drifts less to
+its own optimum. After K steps of rate eta from x to y its new c_i is the
+gradient of all its examples at x (option I), or c_i - c + (x - y) / (K eta)
+(option II). The server sums the changes of the cohort's c_i, and moves c by
+that sum divided by the number of all clients. All control variates are
+initialized to zero.
 
 Deviations: a client without examples, or whose update is not finite, keeps its
 c_i. Batches are those of `training`.
@@ -36,12 +36,12 @@ from tff_partial.processes import PartialProcess
 from tff_partial.terms import linear
 from tff_partial.tiers import GLOBAL
 
-# Under which name the server, clients and statistics have control variates.
+# Key of control variates at the server, at clients and in statistics.
 _CONTROL = 'control'
 
 
 class ScaffoldError(errors.UserError, ValueError):
-  """Raised for settings of SCAFFOLD that make no sense."""
+  """Raised for invalid settings of SCAFFOLD."""
 
 
 def build_scaffold(
@@ -53,17 +53,18 @@ def build_scaffold(
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train with a correction of their drift, which they remember.
+  """Build SCAFFOLD: train with a correction of clients' drift.
 
   Args:
     model: The model, without local variables.
-    num_clients: N of the paper, how many clients there are in all.
+    num_clients: N of the paper, the number of all clients.
     learning_rate: eta_l of the paper, the rate of the clients' SGD.
-    option: 1 or 2: how clients renew their control variate. The first passes
-      once more through all their examples.
+    option: 1 or 2: the update of control variates. Option 1 needs one more pass
+      over all examples.
     training: How a client trains: batches and epochs.
-    **joining: How the server aggregates, as for `compose`. As in the paper,
-      clients count alike by default; eta_g is the rate of `server_optimizer`.
+    **joining: How the server aggregates updates, as for `compose`. As in the
+      paper, clients have equal weights by default; eta_g is the rate of
+      `server_optimizer`.
 
   Raises:
     CompositionError, PhaseError, ScaffoldError: If the arguments do not fit
@@ -78,7 +79,7 @@ def build_scaffold(
     )
 
   def renewed(client: ClientContext) -> tiers.NamedTensors:
-    """The client's new control variate."""
+    """Return the client's new control variate."""
     steps = outcome_of(client).num_steps[GLOBAL]
     if option == 1:
       found = client.computed[_CONTROL]
@@ -142,7 +143,7 @@ def build_scaffold(
 
 
 def _zeros(model: models.PartialModel) -> tiers.NamedTensors:
-  """Control variates as they begin, one for each GLOBAL variable."""
+  """Return the first control variates, zeros for each GLOBAL variable."""
   return collections.OrderedDict(
     (name, tf.zeros(spec.shape, spec.dtype))
     for name, spec in model.specs(GLOBAL).items()
@@ -152,7 +153,7 @@ def _zeros(model: models.PartialModel) -> tiers.NamedTensors:
 def _each(
   function: Any, *structures: Mapping[str, tf.Tensor]
 ) -> tiers.NamedTensors:
-  """Apply a function to the tensors of the same name."""
+  """Apply a function to tensors of the same name."""
   first, *_ = structures
   return collections.OrderedDict(
     (name, function(*(named[name] for named in structures))) for name in first

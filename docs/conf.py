@@ -83,7 +83,7 @@ def _modules() -> dict[str, list[str]]:
 
 
 def _page_of(target: str) -> str | None:
-  """The page, from the top of the documentation, about a file or folder."""
+  """Return the page about a file or folder, from the top of the docs."""
   path, _, anchor = target.partition('#')
   anchor = f'#{anchor}' if anchor else ''
   if path.startswith('docs/'):
@@ -201,7 +201,7 @@ def _inside(lines: list[str]) -> bool:
 
 
 def _code(text: str) -> list[str]:
-  """A paragraph, indented by four, as code."""
+  """Return a paragraph indented by four, as code."""
   try:
     ast.parse(textwrap.dedent(text))
     language = 'python'
@@ -211,7 +211,7 @@ def _code(text: str) -> list[str]:
 
 
 def _text(text: str) -> str:
-  """A paragraph with marks of code doubled and those of RST escaped."""
+  """Return a paragraph with marks of code doubled and RST escaped."""
   pieces = re.split(r'(`[^`]+`)', text)
   for place, piece in enumerate(pieces):
     if place % 2:

@@ -85,7 +85,7 @@ def join(*parts: Mapping[str, Any]) -> Weights:
 
 
 def delta(before: NamedTensors, after: NamedTensors) -> NamedTensors:
-  """Return `before - after`, the gradient of a server optimizer."""
+  """Return `before - after`, which a server optimizer uses as a gradient."""
   return collections.OrderedDict(
     (name, tensor - after[name]) for name, tensor in before.items()
   )

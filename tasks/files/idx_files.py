@@ -89,7 +89,7 @@ def read(
 
 
 def _contents(path: pathlib.Path, remedy: str) -> bytes:
-  """The whole file, unpacked."""
+  """Return the whole file, unpacked."""
   data = bytearray()
   try:
     if path.suffix != _PACKED:
@@ -113,7 +113,7 @@ def _contents(path: pathlib.Path, remedy: str) -> bytes:
 def _header(
   data: bytes, path: pathlib.Path, remedy: str
 ) -> tuple[tuple[int, ...], np.dtype]:
-  """The lengths of the axes and the type of the items."""
+  """Return the lengths of the axes and the type of the items."""
   number_of_axes = data[3] if len(data) > 3 else 0
   end = 4 * (1 + number_of_axes)
   if data[:2] != b'\0\0' or data[2:3] == b'' or data[2] not in _TYPES:

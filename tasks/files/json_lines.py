@@ -186,7 +186,7 @@ def read(
 
 @functools.cache
 def _told(path: pathlib.Path, name: str) -> set[int]:
-  """What was said of a file."""
+  """Return what was said of a file."""
   return set()
 
 

@@ -241,7 +241,7 @@ def adapted() -> Iterator[None]:
   finder = _Finder(packages)
   sys.meta_path.insert(0, finder)
   try:
-    # At any other level, the user wants to see TensorFlow's messages.
+    # Any other level shows TensorFlow's messages by choice.
     is_quiet = os.environ.get('TF_CPP_MIN_LOG_LEVEL') == '3'
     with _without_noise() if is_quiet else contextlib.nullcontext():
       yield

@@ -1,13 +1,13 @@
 """APFL (Deng et al., 2020), Algorithm 1: personal models are mixtures.
 
-A client remembers a model of its own, v, beside the global one, w, and uses the
-mixture alpha v + (1 - alpha) w. On each batch it takes a step on v along the
-gradient of the mixture's loss, and one on w along that of w's own; the server
-averages the w. An adaptive alpha (Eq. 10) is a number that each client learns
-along with v, by the same gradient, and remembers.
+A client remembers a personal model, v, in addition to the global one, w, and
+uses the mixture alpha v + (1 - alpha) w. On each batch it takes a step on v by
+the gradient of the mixture's loss, and one on w by that of w's own loss; the
+server averages the w. An adaptive alpha (Eq. 10) is a number that each client
+learns along with v, by the same gradient, and remembers.
 
-Deviations: v begins as the first w that the client receives. An adaptive alpha
-takes a step on each batch, and stays between 0 and 1.
+Deviations: v starts from the first w that the client receives. An adaptive
+alpha takes a step on each batch, and is clipped to [0, 1].
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ _ALPHA = 'alpha'
 
 
 class MixtureError(errors.UserError, ValueError):
-  """Raised for a mixture that is none."""
+  """Raised for a share of the mixture that is not between 0 and 1."""
 
 
 def build_apfl(
@@ -47,18 +47,18 @@ def build_apfl(
   personal: Phase | None = None,
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train the global model, and their share of a mixture with it.
+  """Build APFL: train the global model and a personal model mixed with it.
 
   Metrics of training are those of the mixture before each batch.
 
   Args:
     model: The model, without local variables.
-    mixture: alpha of the paper, the personal model's share, from 0 to 1; with
-      which it begins where it is learned.
+    mixture: alpha of the paper, the personal model's share, from 0 to 1; its
+      first value if it is learned.
     mixture_learning_rate: Rate of plain gradient descent on alpha; 0 for a
       fixed one.
     training: How w is trained: optimizer, batches, epochs.
-    personal: How v is trained, on the same batches; as w by default.
+    personal: How v is trained, on the same batches; like w by default.
     **joining: How the server aggregates updates of w, as for `compose`.
 
   Raises:
@@ -101,16 +101,16 @@ def build_apfl_eval(
   mixture_learning_rate: float = 0.0,
   **measuring: Unpack[evaluation.Measuring],
 ) -> evaluation.Evaluation:
-  """Clients are measured with the mixture of w and the v that they remember.
+  """Build an evaluation with the mixture of w and the v that clients remember.
 
-  With `personalise`, they train v before, through the mixture as it stands, as
-  new clients need it.
+  With `personalise`, they train v before, through the mixture with alpha fixed,
+  as new clients need it.
 
   Args:
     model: The model.
     mixture: alpha of the paper, as in training.
-    mixture_learning_rate: Whether alpha is what each client has learned: if it
-      is not 0, as in training.
+    mixture_learning_rate: As in training; if it is not 0, alpha is the number
+      that each client has learned.
     **measuring: As for `evaluation.build_query_evaluation`.
   """
   adaptive = mixture_learning_rate > 0.0
@@ -137,7 +137,7 @@ def _memory(mixture: float, adaptive: bool) -> client_state.ClientState:
 
 
 def _reads(mixture: float, adaptive: bool) -> tiers.Reads:
-  """The mixture, which the model reads."""
+  """Return the function to the mixture that the model reads."""
 
   def share(weights: tiers.Weights) -> tf.Tensor:
     return weights[OTHER][_ALPHA] if adaptive else tf.constant(mixture)

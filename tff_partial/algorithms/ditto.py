@@ -1,7 +1,7 @@
 """Ditto (Li et al., ICML 2021), Algorithm 1 with FedAvg for the global model.
 
-A client remembers a personal model of its own, v, beside the global one, w. It
-trains both in the rounds in which it takes part. Deviation: v begins as the
+A client remembers a personal model, v, in addition to the global one, w. It
+trains both in the rounds in which it takes part. Deviation: v starts from the
 first w that the client receives.
 """
 
@@ -28,14 +28,14 @@ def build_ditto(
   personal: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train the global model, and a personal one held near to it.
+  """Build Ditto: train the global model, and a personal one near to it.
 
   Metrics of training are those of the global model.
 
   Args:
     model: The model, without local variables.
-    penalty: lambda of the paper, which holds v near the w that was received;
-      0 for local training alone.
+    penalty: lambda of the paper, which keeps v near the received w; 0 for
+      purely local training.
     training: How w is trained.
     personal: How v is trained.
     **joining: How the server aggregates updates of w, as for `compose`.
@@ -65,9 +65,9 @@ def build_ditto_eval(
   penalty: float = 1.0,
   **measuring: Unpack[evaluation.Measuring],
 ) -> evaluation.Evaluation:
-  """Clients are measured with the personal models that they remember.
+  """Build an evaluation with the personal models that clients remember.
 
-  With `personalise`, these are trained before, held near the global model, as
+  With `personalise`, these are trained before, kept near the global model, as
   new clients need it.
 
   Args:

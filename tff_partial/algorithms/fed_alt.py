@@ -1,9 +1,8 @@
 """FedAlt (Pillutla et al., ICML 2022), with LocalAlt as the local update.
 
 The paper's v are the local variables, its u the global ones. Deviations: each
-client draws its first v itself, where the paper begins with those of a model
-that was trained before; clients count by their examples unless
-`client_weighting` says otherwise.
+client initializes its v itself, where the paper starts from a pretrained model;
+clients are weighted by their examples unless `client_weighting` says otherwise.
 """
 
 from typing import Unpack
@@ -23,7 +22,7 @@ def build_fed_alt(
   shared: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train personal parameters first, and shared ones after them.
+  """Build FedAlt: train personal parameters first, then shared ones.
 
   Args:
     model: The model; without local variables, this is FedAvg.
@@ -42,7 +41,7 @@ def build_fed_alt(
 def build_fed_alt_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the personal parameters that they remember.
+  """Build an evaluation with the personal parameters that clients remember.
 
   With `personalise`, these are tuned before while the shared ones stay fixed,
   as in the final step of the paper's experiments; new clients need it.

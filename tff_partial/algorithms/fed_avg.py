@@ -1,12 +1,12 @@
 """FedAvg (McMahan et al., AISTATS 2017), Algorithm 1.
 
-Nothing is local: a model with local variables is refused, since nobody would
-train them. If each user has a row of a table at the server (footnote 4 of the
-FedRecon paper), that is FedAvg on a model which reads the user's number; see
+Nothing is local: a model with local variables is refused, since they would not
+be trained. If each user has a row of a table at the server (footnote 4 of the
+FedRecon paper), that is FedAvg on a model which reads the user's index; see
 `centralized.number_clients`.
 
-Deviation: clients go through their examples in their order unless `training`
-shuffles; the paper cuts them into batches at random.
+Deviation: clients process their examples in order unless `training` shuffles;
+the paper uses random batches.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def build_fed_avg(
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train the global weights, whose mean the server takes.
+  """Build FedAvg: train the global weights, and average them at the server.
 
   Args:
     model: The model, without local variables.
@@ -47,10 +47,10 @@ def build_fed_avg(
 def build_fed_avg_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the global weights as they are.
+  """Build an evaluation with the global weights.
 
-  This is the evaluation of every method that trains one model for all, for seen
-  and for new clients: FedAvg, FedSGD, FedProx, FedAdam, FedYogi, centralized.
+  It is for every method that trains one model for all, for seen and for new
+  clients: FedAvg, FedSGD, FedProx, FedAdam, FedYogi, centralized.
 
   Args:
     model: The model.

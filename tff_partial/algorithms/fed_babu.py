@@ -1,7 +1,8 @@
 """FedBABU (Oh et al., ICLR 2022), Algorithm 1.
 
 The model's local variables are the head, its global ones the body. All clients
-have the same head, drawn once, which stays as it is while the body is trained.
+have the same randomly initialized head, which is fixed while the body is
+trained.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ def build_fed_babu(
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train the body under a head that is fixed and the same for all.
+  """Build FedBABU: train the body under a fixed head, the same for all.
 
   Args:
     model: The model; without local variables, this is FedAvg.
@@ -50,14 +51,14 @@ def build_fed_babu_eval(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients tune body and head, and are measured with them.
+  """Build an evaluation with body and head tuned by each client.
 
-  It needs nothing from a client's past, so it measures new clients, too.
+  It does not need client state, so it also measures new clients.
 
   Args:
     model: The model.
     personalise: How clients tune. The paper compares the full model, the body
-      and the head: choose by names of variables, `only=...`.
+      and the head: choose by variable names, `only=...`.
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Examples measured at a time; does not change the result.
   """

@@ -7,9 +7,9 @@ a head that predicts the type of the example. Section 3.4 and Algorithm 1:
 
 - the losses of the sub-population's head and the type head train these heads,
   the encoder and the embedding;
-- the global head's loss trains this head and the embedding, through the encoder
-  but not the encoder (end of 3.2), which keeps the embeddings of all clients
-  comparable.
+- the global head's loss trains this head and, through the encoder, the
+  embedding, but not the encoder (end of 3.2), which keeps the embeddings of all
+  clients comparable.
 
 Updates of all heads are averaged over all clients of the cohort, with zeros for
 heads that a client did not use (line 25), so that the server need not know the

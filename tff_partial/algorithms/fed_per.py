@@ -1,7 +1,7 @@
 """FedPer (Arivazhagan et al., 2019), Algorithms 1 and 2.
 
 The model's local variables are the personalization layers, its global ones the
-base layers. Each client draws its first personalization layers itself.
+base layers. Each client initializes its personalization layers itself.
 """
 
 from typing import Unpack
@@ -20,7 +20,7 @@ def build_fed_per(
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train all layers together, and keep the personalization layers.
+  """Build FedPer: train all layers together, keep personalization layers.
 
   Args:
     model: The model; without local variables, this is FedAvg.
@@ -38,10 +38,10 @@ def build_fed_per(
 def build_fed_per_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the personalization layers that they remember.
+  """Build an evaluation with the personalization layers that clients remember.
 
-  The paper has no new clients. With `personalise`, they train personalization
-  layers of their own before.
+  The paper has no new clients. With `personalise`, they train their own
+  personalization layers before.
 
   Args:
     model: The model.

@@ -1,9 +1,9 @@
 """FedRep (Collins et al., ICML 2021), Algorithm 1.
 
 The model's local variables are the head, its global ones the representation.
-It is FedAlt with many steps on the head. Deviations: each client draws its
-first head itself; clients count by their examples unless `client_weighting`
-says otherwise.
+It is FedAlt with many steps on the head. Deviations: each client initializes
+its head itself; clients are weighted by their examples unless
+`client_weighting` says otherwise.
 """
 
 from typing import Unpack
@@ -23,7 +23,7 @@ def build_fed_rep(
   representation: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients fit their heads to the representation, then take steps on that.
+  """Build FedRep: train heads, then the representation.
 
   Args:
     model: The model; without local variables, this is FedAvg.
@@ -42,10 +42,10 @@ def build_fed_rep(
 def build_fed_rep_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the heads that they remember.
+  """Build an evaluation with the heads that clients remember.
 
   With `personalise`, the head is trained before while the representation stays
-  fixed, as the paper does it for new clients.
+  fixed, as in the paper for new clients.
 
   Args:
     model: The model.

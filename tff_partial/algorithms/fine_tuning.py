@@ -1,9 +1,9 @@
 """Local fine-tuning of a model that was trained for all.
 
 Wang et al., 2019, "Federated evaluation of on-device personalization", and Yu
-et al., 2020, "Salvaging federated learning by local adaptation": a client goes
-on training the received model on its own examples. How the model was trained
-does not matter: by FedAvg, as a rule.
+et al., 2020, "Salvaging federated learning by local adaptation": a client
+continues to train the received model on its own examples. The model may be
+trained by any method, usually FedAvg.
 """
 
 from tff_partial import client_state
@@ -23,14 +23,14 @@ def build_fine_tuning_eval(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients tune the model, or a part of it, and are measured with it.
+  """Build an evaluation with the model, or a part of it, tuned by each client.
 
   Args:
     model: The model.
     personalise: How clients tune. For a part of the model name its variables,
       such as `only='head/.*'`.
     client_state: What clients remember from training, if the model has local
-      variables, which are tuned, too.
+      variables, which are also tuned.
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Examples measured at a time; does not change the result.
 

@@ -2,8 +2,8 @@
 
 The model's local variables are the lower layers, which represent a client's own
 data; its global ones are the layers above them. So it is FedPer upside down.
-Deviations: no other losses on the representation than the model's own, which
-may be any; for new clients see `build_lg_fed_avg_eval`.
+Deviations: the representation has only the model's own loss, which may be any;
+for new clients see `build_lg_fed_avg_eval`.
 """
 
 from typing import Unpack
@@ -22,12 +22,11 @@ def build_lg_fed_avg(
   training: Phase = Phase(),
   **joining: Unpack[Joining],
 ) -> PartialProcess:
-  """Clients train all layers together, and keep their local representations.
+  """Build LG-FedAvg: train all layers together, keep local representations.
 
   Args:
-    model: The model; without local variables, this is FedAvg. The paper begins
-      with a model that FedAvg trained before: give `initial_weights` to
-      `from_keras`.
+    model: The model; without local variables, this is FedAvg. The paper starts
+      from a model pretrained by FedAvg: pass `initial_weights` to `from_keras`.
     training: How a client trains: optimizer, batches, epochs.
     **joining: How the server aggregates updates, as for `compose`.
 
@@ -42,11 +41,11 @@ def build_lg_fed_avg(
 def build_lg_fed_avg_eval(
   model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
 ) -> evaluation.Evaluation:
-  """Clients are measured with the local representations that they remember.
+  """Build an evaluation with the local representations that clients remember.
 
   For a new client the paper averages the predictions of all clients' models,
-  which would move representations from client to client. Instead, with
-  `personalise`, it trains a representation of its own before.
+  which would send representations from client to client. Instead, with
+  `personalise`, it trains its own representation before.
 
   Args:
     model: The model.

@@ -1,13 +1,13 @@
 """pFedMe (Dinh et al., NeurIPS 2020), Algorithm 1.
 
-On each of R batches a client looks for the minimum theta of the loss plus
+On each of R batches a client approximates the minimizer theta of the loss plus
 lambda / 2 * ||theta - w||^2 in K steps, and then moves its copy of w along the
 gradient of the Moreau envelope, eta * lambda * (w - theta). The server moves by
-the share beta from w to the mean of the clients' copies.
+the fraction beta from w to the mean of the clients' copies.
 
-Deviations: the K steps go on from the theta of the batch before and not until a
-given accuracy, as in the authors' code; only sampled clients train; clients
-count by their examples unless `client_weighting` says otherwise.
+Deviations: the K steps start from the theta of the previous batch and do not
+run until a given accuracy, as in the authors' code; only sampled clients train;
+clients are weighted by their examples unless `client_weighting` says otherwise.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def build_p_fed_me(
   mixing: float = 1.0,
   **averaging: Unpack[Averaging],
 ) -> PartialProcess:
-  """Clients solve for a personal model on each batch, and pull w to it.
+  """Build pFedMe: solve for a personal model on each batch, pull w to it.
 
   Metrics of training are those of the personal model before each batch.
 
@@ -46,8 +46,8 @@ def build_p_fed_me(
     personal: How theta is trained: `repeats` is K, and `max_steps` with
       `epochs` gives R. The loss gains the curvature lambda, so the learning
       rate has to stay below 2 / lambda even where the loss is flat.
-    learning_rate: eta of the paper; eta * lambda is the share by which w moves
-      to theta on each batch, at most 1.
+    learning_rate: eta of the paper; w moves by the fraction eta * lambda, at
+      most 1, to theta on each batch.
     mixing: beta of the paper.
     **averaging: How the copies of w are averaged, as for `compose`.
 
@@ -88,14 +88,14 @@ def build_p_fed_me_eval(
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:
-  """Clients solve for theta at the w that they receive, and use that.
+  """Build an evaluation with theta trained at the received w.
 
-  It needs nothing from a client's past, so it measures new clients, too.
+  It does not need client state, so it also measures new clients.
 
   Args:
     model: The model.
     penalty: lambda of the paper, as in training.
-    personalise: How theta is trained; w stays where it is.
+    personalise: How theta is trained; w does not move.
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Examples measured at a time; does not change the result.
   """

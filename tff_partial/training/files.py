@@ -19,7 +19,7 @@ class CheckpointError(errors.UserError, RuntimeError):
 
 
 def locked(folder: pathlib.Path) -> int:
-  """Returns an open folder that no other process has locked.
+  """Open a folder and lock it against other processes.
 
   The lock ends with the process, in whatever way that ends.
 
@@ -43,14 +43,14 @@ def locked(folder: pathlib.Path) -> int:
 
 
 def first_line(error: BaseException) -> str:
-  """The first line of a message, as a sentence without TensorFlow's marks."""
+  """Return the first line of a message, as a sentence without TensorFlow's marks."""
   text = _MARKS.sub('', str(error)).strip() or type(error).__name__
   line = text.splitlines()[0]
   return line if line.endswith('.') else f'{line}.'
 
 
 def for_owner_only(folder: pathlib.Path) -> None:
-  """Lets only their owner read a folder and the files below it.
+  """Let only their owner read a folder and the files below it.
 
   What a run saves tells more than what it publishes: the seeds of its noise,
   what its clients remember.
