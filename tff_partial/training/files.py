@@ -43,7 +43,7 @@ def locked(folder: pathlib.Path) -> int:
 
 
 def first_line(error: BaseException) -> str:
-  """Return the first line of a message, as a sentence without TensorFlow's marks."""
+  """Return a message's first line as a sentence without TensorFlow's marks."""
   text = _MARKS.sub('', str(error)).strip() or type(error).__name__
   line = text.splitlines()[0]
   return line if line.endswith('.') else f'{line}.'
