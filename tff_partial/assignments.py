@@ -194,11 +194,9 @@ def by_map(
 
   Each client pulls the nearest node and its neighbours on a lattice towards its
   embedding by Kohonen's rule, and the server averages these moves like all
-  others: the batch form of the map, which can be noised. `smallest.smallest`
-  aggregates them as in section 3.3.1: at an infinite radius, where clients send
-  a fraction of the way from each node to their embedding, the nearest client's
-  is the shortest. Heads follow the clients from node to node, for which clients
-  send how they moved.
+  others: the batch form of the map, which can be noised. Section 3.3.1 has each
+  node follow the single client that is nearest to it. Heads follow the clients
+  from node to node, for which clients send how they moved.
 
   Args:
     parts: The parts of the model; its prototypes are the nodes.

@@ -32,22 +32,6 @@ def macro(counts: Any) -> tf.Tensor:
   return (yes + no) / 2
 
 
-def sum_by_group(counts: Any, groups: Any, num_groups: int) -> tf.Tensor:
-  """Add the counts of clients up by their sub-populations.
-
-  Args:
-    counts: `[clients, 4]`.
-    groups: Integers `[clients]`, from 0.
-    num_groups: Number of sub-populations.
-
-  Returns:
-    Counts `[num_groups, 4]`.
-  """
-  return tf.math.unsorted_segment_sum(
-    tf.cast(counts, tf.float32), groups, num_groups
-  )
-
-
 def average(counts: Any) -> tf.Tensor:
   """Compute FedEmbed's F1: macro per sub-population, then their mean.
 

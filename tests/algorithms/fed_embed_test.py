@@ -19,7 +19,6 @@ import tensorflow_federated as tff
 import baselines
 from baselines import p_fed_km
 from tests.support import planted
-from tff_partial import aggregators
 from tff_partial import algorithms
 from tff_partial import assignments
 from tff_partial import client_state
@@ -30,7 +29,6 @@ from tff_partial import groups
 from tff_partial import layers
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import smallest
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.exchange import messages
@@ -369,34 +367,6 @@ def test_clients_join_the_nearest_node_and_draw_it():
   np.testing.assert_allclose(
     weights['prototypes/vectors'][:, 0], expected, rtol=1e-6
   )
-
-
-@pytest.mark.slow
-def test_a_node_goes_to_the_client_that_is_nearest_to_it():
-  process = _process(
-    assignments.by_map(PARTS, rate=0.5, radius=np.inf),
-    aggregator=aggregators.by_name({PARTS.prototypes: smallest.smallest()}),
-  )
-  clients = {
-    'one': _client(2, 0.5),
-    'two': _client(2, 9.0),
-    # The square of its error is not finite: it moves nothing, and counts so.
-    'nobody': _client(2, 1e30),
-  }
-  weights, kept = _after(process, clients)
-  ones, twos, nobodys = (each['held']['embedding/own'][0] for each in kept)
-  assert ones < twos and nobodys == 1.0
-  # Halfway from 0 to the nearest, and so on.
-  np.testing.assert_allclose(
-    weights['prototypes/vectors'][:, 0],
-    [ones / 2, (2.0 + min(ones, twos, key=lambda e: abs(e - 2.0))) / 2]
-    + [(5.0 + twos) / 2],
-    rtol=1e-6,
-  )
-  # All others are joined by the mean.
-  mean, _ = _after(_process(assignments.by_map(PARTS)), clients)
-  for name in ('encoder/kernel', 'type_head/kernel'):
-    np.testing.assert_allclose(weights[name], mean[name], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -183,24 +183,7 @@ def test_small_epsilons_are_counted_in_finer_steps():
   np.testing.assert_allclose(ours, exact, rtol=2e-3)
 
 
-# ---- several parts -----------------------------------------------------------
-
-
-def test_parts_of_a_round_are_one_mechanism():
-  parts = (1.0, 2.0, 2.0)  # 1 + 1/4 + 1/4 = 3/2.
-  joint = samplings.joint_noise_multiplier(*parts)
-  np.testing.assert_allclose(joint, (2.0 / 3.0) ** 0.5)
-  # The Renyi accountant takes the parts themselves.
-  composed = dp_accounting.ComposedDpEvent(
-    [dp_accounting.GaussianDpEvent(part) for part in parts]
-  )
-  costs = [
-    dp_accounting.rdp.RdpAccountant()
-    .compose(dp_accounting.PoissonSampledDpEvent(0.1, event), 50)
-    .get_epsilon(_DELTA)
-    for event in (composed, dp_accounting.GaussianDpEvent(joint))
-  ]
-  np.testing.assert_allclose(*costs)
+# ---- releases before training ------------------------------------------------
 
 
 def test_what_is_released_once_is_paid_for():
@@ -281,8 +264,6 @@ def test_an_impossible_target_is_refused_with_the_nearest():
       'target_epsilon',
     ),
     (lambda: accounting.calibrate(1.0, _POISSON, 0, _DELTA), 'rounds'),
-    (lambda: samplings.joint_noise_multiplier(), 'positive'),
-    (lambda: samplings.joint_noise_multiplier(1.0, 0.0), 'positive'),
   ],
 )
 def test_impossible_arguments_are_named(call, match):

@@ -54,7 +54,6 @@ FLOORS = {
     'learning_process',
     'processes',
     'runtimes.*',
-    'smallest',
     'statistics',
     'templates.assigned_training',
     'templates.partial_training',

@@ -239,19 +239,6 @@ class OncePerTree(Sampling):
     return dp_accounting.ComposedDpEvent(events)
 
 
-def joint_noise_multiplier(*parts: float) -> float:
-  """Return the noise multiplier of one mechanism that costs as much as several.
-
-  Args:
-    *parts: Noise multipliers of releases about the same clients.
-  """
-  if not parts or min(parts) <= 0.0:
-    raise AccountingError(
-      f'Parts need positive noise multipliers, found {list(parts)}.'
-    )
-  return sum(part**-2 for part in parts) ** -0.5
-
-
 def check_delta(delta: float) -> None:
   """Raise an error if delta is not strictly between 0 and 1."""
   check(0.0 < delta < 1.0, '`delta` must be between 0 and 1', delta)

@@ -160,14 +160,6 @@ def test_sub_populations_count_alike_or_by_their_size():
   assert np.isnan(float(f1.weighted([[0, 0, 0, 0]])))
 
 
-def test_clients_are_added_up_by_sub_population():
-  counts = [[1, 2, 3, 4], [10, 20, 30, 40], [5, 5, 5, 5]]
-  np.testing.assert_array_equal(
-    f1.sum_by_group(counts, [2, 0, 2], 3),
-    [[10, 20, 30, 40], [0, 0, 0, 0], [6, 7, 8, 9]],
-  )
-
-
 def test_f1_by_prevalence():
   by_name = {m.name: m for m in f1.build_metrics([0.2, 0.2, 0.6])}
   assert list(by_name)[-2:] == ['f1_share_0.6', 'f1_share_0.2']
