@@ -3,9 +3,6 @@
 The split is random within each user (HPFL, section 5.2.1), by pairs of user and
 item: a student may answer the same problem again, and the first answer is
 informative about the second, so that all records of a pair are in one part.
-
-Data with published tests keep them, and some of the other records are drawn for
-validation, in the same way.
 """
 
 from typing import Any
@@ -32,7 +29,6 @@ def divide(
   validation_share: float = 0.1,
   seed: int = 0,
   repeat: int = 0,
-  published: np.ndarray | None = None,
 ) -> np.ndarray:
   """Divide each user's pairs of user and item at random.
 
@@ -48,33 +44,13 @@ def divide(
     validation_share: Share of the other pairs for validation, likewise.
     seed: Determines the split, together with `repeat`.
     repeat: The number of the repetition; the paper has five.
-    published: int8 `[records]`: positions in `PARTS`, for data with published
-      tests. Of a user's n pairs among the other records, validation_share * n
-      are for validation.
 
   Returns:
     int8 `[records]`: positions in `PARTS`.
 
   Raises:
-    OptionError: If a share is not a share, or is not `TEST_SHARE` although
-      tests are published.
+    OptionError: If a share is not a share.
   """
-  if published is not None:
-    if test_share != TEST_SHARE:
-      raise OptionError(
-        f'test_share={test_share:g}: these data come with their own records '
-        'for tests. Leave --user_model_test_share out.'
-      )
-    codes = published.copy()
-    is_other = codes != PARTS.index(TEST)
-    codes[is_other] = divide(
-      records.take(is_other),
-      test_share=0.0,
-      validation_share=validation_share,
-      seed=seed,
-      repeat=repeat,
-    )
-    return codes
   for name, share in (
     ('test_share', test_share),
     ('validation_share', validation_share),

@@ -39,7 +39,6 @@ from tasks.user_modeling import models as user_models
 from tasks.user_modeling import movielens_files
 from tasks.user_modeling import parts
 from tasks.user_modeling import records as records_lib
-from tasks.user_modeling import school_files
 from tasks.user_modeling import synthetic
 import tff_partial
 from tff_partial import tiers
@@ -52,7 +51,6 @@ from tff_partial.model import models
 ASSIST, MOVIELENS = 'assist', 'movielens_hpfl'
 PUBLIC = 'public'
 ITEMS = (OWN, PUBLIC)
-LOGS = SKILL_BUILDER, SCHOOLS = 'skill_builder', 'schools'
 
 _ML_100K = 'ml-100k'
 # RM of GUM.
@@ -120,21 +118,12 @@ class AssistOptions(Options):
 
   name: ClassVar[str] = ASSIST
 
-  logs: str = option(
-    SKILL_BUILDER,
-    'Which logs: those of the skill builder, or of two schools that the '
-    'authors of HPFL published, whose records for tests stay what they are.',
-    flag='assist_logs',
-    choices=LOGS,
-  )
-
   def load(self, data: Data, seed: int) -> 'UserModeling':
     """Load the answers and make the task.
 
     Args:
-      data: Their source: the folder that holds `assistments`, or that folder;
-        for the schools `hpfl_reference/data`. Invented answers are 0 and 1,
-        too.
+      data: Their source: the folder that holds `assistments`, or that folder.
+        Invented answers are 0 and 1, too.
       seed: The run's seed.
 
     Raises:
@@ -143,11 +132,8 @@ class AssistOptions(Options):
     """
     if data.is_synthetic:
       return UserModeling(ASSIST, synthetic.generate(), self, seed)
-    folder = data.data_dir or ''
-    if self.logs == SCHOOLS:
-      found, published = school_files.load(folder)
-      return UserModeling(ASSIST, found, self, seed, published)
-    return UserModeling(ASSIST, assist_files.load(folder), self, seed)
+    found = assist_files.load(data.data_dir or '')
+    return UserModeling(ASSIST, found, self, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +190,6 @@ class UserModeling:
     records: records_lib.Records,
     options: Options,
     seed: int,
-    published: np.ndarray | None = None,
   ):
     """Divide the records.
 
@@ -214,8 +199,6 @@ class UserModeling:
       options: The task's options.
       seed: The run's seed, which divides the records and initializes the
         weights.
-      published: The part of each record, for data with published tests; see
-        `parts.divide`.
 
     Raises:
       OptionError: If the records cannot be divided as the options ask.
@@ -236,7 +219,6 @@ class UserModeling:
       validation_share=options.validation_share,
       seed=seed,
       repeat=options.repeat,
-      published=published,
     )
     self._clients = clients_lib.Clients(records, self._parts)
     self._models: dict[str, models.PartialModel] = {}

@@ -1,7 +1,6 @@
 """Tests of the records of user modeling: filters, files, splits, invention."""
 
 import collections
-import json
 import os
 import pathlib
 
@@ -18,7 +17,6 @@ from tasks.user_modeling import data_files
 from tasks.user_modeling import movielens_files
 from tasks.user_modeling import parts
 from tasks.user_modeling import records
-from tasks.user_modeling import school_files
 from tasks.user_modeling import synthetic
 
 _REAL = pathlib.Path(os.environ.get('TFF_PARTIAL_DATA_DIR') or '/nowhere')
@@ -464,115 +462,6 @@ def test_a_missing_file_is_named_with_the_ways_out(tmp_path):
     data_files.read(tmp_path / 'none')
 
 
-# ---- the published schools ---------------------------------------------------
-
-
-def _train_entry(user: int, exercise: int, score: float = 1.0) -> dict:
-  return {
-    'user_id': user,
-    'exer_id': exercise,
-    'score': score,
-    'knowledge_code': [280],
-  }
-
-
-def _test_entry(user: int, *exercises: int) -> dict:
-  logs = [
-    {'exer_id': exercise, 'score': 0.0, 'knowledge_code': [280, 7]}
-    for exercise in exercises
-  ]
-  return {'user_id': user, 'teacher': 0, 'log_num': len(logs), 'logs': logs}
-
-
-_SCHOOLS = {
-  'train/0.json': [_train_entry(4, 9), _train_entry(3, 8, 0.0)],
-  'test/0.json': [_test_entry(3, 9), _test_entry(4, 8)],
-  'train/1.json': [_train_entry(3, 9)],
-  'test/1.json': [_test_entry(3, 7), _test_entry(5, 9)],
-}
-
-
-def _write_schools(folder: pathlib.Path, changes: dict | None = None) -> None:
-  for name, entries in {**_SCHOOLS, **(changes or {})}.items():
-    path = folder / name
-    path.parent.mkdir(exist_ok=True)
-    is_text = isinstance(entries, str)
-    path.write_text(entries if is_text else json.dumps(entries, indent=2))
-
-
-def test_schools_come_with_their_split(tmp_path):
-  _write_schools(tmp_path)
-  loaded, codes = school_files.load(tmp_path)
-  assert loaded.clients == ('0', '1')
-  assert loaded.user_names == (('3', '4'), ('3', '5'))
-  assert loaded.item_names == ('7', '8', '9')
-  assert loaded.attribute_names == ('code 7', 'code 280')
-  assert loaded.client.tolist() == [0, 0, 0, 0, 1, 1, 1]
-  assert loaded.public_item.tolist() == [1, 2, 2, 1, 2, 0, 2]
-  assert loaded.answer.tolist() == [0, 0, 1, 0, 1, 0, 0]
-  assert [parts.PARTS[code] for code in codes] == (
-    [TRAIN, TEST] * 2 + [TRAIN, TEST, TEST]
-  )
-
-
-@pytest.mark.parametrize(
-  ('name', 'entries', 'message'),
-  [
-    ('train/0.json', '[\n{,\n', 'line 2: the file is not JSON'),
-    ('train/0.json', '[' * 100_000, 'is not JSON'),
-    ('train/0.json', {}, 'should be a list that is not empty'),
-    ('train/0.json', [], 'should be a list that is not empty'),
-    ('train/0.json', [3], "entry 1: the field 'user_id' is missing"),
-    (
-      'train/0.json',
-      [_train_entry(4, 9), {'user_id': 4}],
-      "entry 2: the field 'exer_id' is missing",
-    ),
-    (
-      'train/0.json',
-      [_train_entry(4, -1)],
-      'entry 1: exer_id should be a whole number from 0 up, found -1',
-    ),
-    (
-      'train/0.json',
-      [_train_entry(4, 9, 0.5)],
-      'entry 1: score should be 0 or 1, found 0.5',
-    ),
-    (
-      'train/0.json',
-      [{**_train_entry(4, 9), 'knowledge_code': []}],
-      r'entry 1: knowledge_code should be a list of numbers, found \[\]',
-    ),
-    (
-      'test/1.json',
-      [_test_entry(3, 9), {**_test_entry(4), 'logs': 2}],
-      'entry 2: logs should be a list, found 2',
-    ),
-    (
-      'test/1.json',
-      [{**_test_entry(4), 'logs': [{}]}],
-      "entry 1, log 1: the field 'exer_id' is missing",
-    ),
-  ],
-)
-def test_a_damaged_entry_is_named(name, entries, message, tmp_path):
-  _write_schools(tmp_path, {name: entries})
-  with pytest.raises(DataError, match=message) as caught:
-    school_files.load(tmp_path)
-  assert str(caught.value).startswith(str(tmp_path / name))
-
-
-def test_a_school_without_counterpart_is_refused(tmp_path):
-  _write_schools(tmp_path)
-  (tmp_path / 'test' / '1.json').unlink()
-  with pytest.raises(DataError, match='1.json: cannot be read'):
-    school_files.load(tmp_path)
-  for path in (tmp_path / 'train').iterdir():
-    path.unlink()
-  with pytest.raises(DataError, match='train: there is no file .*json'):
-    school_files.load(tmp_path)
-
-
 # ---- MovieLens ---------------------------------------------------------------
 
 _GENRES = ['unknown', *(f'Genre {number}' for number in range(1, 19))]
@@ -814,12 +703,3 @@ def test_movielens_by_region():
   # That of the paper's Table 1 is 1.72.
   counts = loaded.describe()
   assert counts['attributes_per_item'] == pytest.approx(1.72, abs=0.005)
-
-
-@pytest.mark.skipif(
-  not (_REAL / 'hpfl_reference').is_dir(), reason='needs TFF_PARTIAL_DATA_DIR'
-)
-def test_published_schools():
-  loaded, codes = school_files.load(_REAL)
-  assert _counts(loaded) == (2, 156, 190, 2_344, 1)
-  assert np.bincount(codes).tolist() == [1_829, 0, 515]
