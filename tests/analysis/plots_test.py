@@ -236,7 +236,7 @@ def test_a_private_run_has_and_shows_what_it_publishes():
 
 def test_diagnostics_of_a_private_run_are_drawn_as_what_they_are(result):
   rounds = [{'loss_not_private': 2.0, 'privacy/epsilon': 1.0}]
-  drawn = _drawn(_told(result, rounds, best=None).plot())
+  drawn = _drawn(curves.of_result(_told(result, rounds, best=None)))
   assert drawn['loss (mean per example)'] == {
     'training, not private': [[1, 2.0]]
   }

@@ -144,7 +144,7 @@ def test_import_without_tff_says_what_to_type(bare_python, tmp_path):
 
 
 def test_the_commands_in_the_message_are_those_of_the_lock():
-  message = (ROOT / 'tff_partial' / '_require_tff.py').read_text('utf-8')
+  message = (ROOT / 'tff_partial/_environment/require_tff.py').read_text('utf-8')
   for override in required('overrides.txt', '3.11'):
     if override.name != 'numpy':  # As TFF asks for it.
       assert f'{override.name}{override.specifier}' in message
@@ -156,11 +156,11 @@ def test_the_commands_in_the_message_are_those_of_the_lock():
 def import_beside(fake_tff: str, bare_python, folder: pathlib.Path):
   """Runs the library's check beside a stand-in for TFF."""
   (folder / 'tensorflow_federated.py').write_text(fake_tff)
-  package = folder / 'tff_partial'
-  package.mkdir()
-  (package / '__init__.py').touch()
-  for name in ('_require_tff.py', '_newer_tensorflow.py'):
-    shutil.copy(ROOT / 'tff_partial' / name, package)
+  package = folder / 'tff_partial' / '_environment'
+  package.mkdir(parents=True)
+  (package.parent / '__init__.py').touch()
+  for name in ('__init__.py', 'require_tff.py', 'newer_tensorflow.py'):
+    shutil.copy(ROOT / 'tff_partial' / '_environment' / name, package)
   return run(
     *(
       bare_python,
@@ -366,7 +366,7 @@ def test_notebooks_and_docs_change_no_package_of_the_environment(python):
   for other in others:
     assert not set(environment) & set(other)
   if python == '3.11':
-    assert environment['typing-extensions'] < '4.6'  # See _require_tff.py.
+    assert environment['typing-extensions'] < '4.6'  # See require_tff.py.
 
 
 @pytest.mark.parametrize('python', LOCKS)

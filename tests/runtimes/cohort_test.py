@@ -29,7 +29,7 @@ import tff_partial
 from tff_partial.data.cohorts import Cohort
 from tff_partial.data.cohorts import CohortGroup
 from tff_partial.runtimes import errors
-from tff_partial.runtimes.cohort_runtime import cohort
+from tff_partial.runtimes import cohort
 from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
 from tff_partial.runtimes.values import client_batch

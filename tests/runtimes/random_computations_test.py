@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support import random_computations
-from tff_partial.runtimes.cohort_runtime import cohort
-from tff_partial.runtimes.native_runtime import native
+from tff_partial.runtimes import cohort
+from tff_partial.runtimes import native
 
 # XLA or not, and how many threads and lanes; in turn, since compiling takes
 # long.
