@@ -101,7 +101,7 @@ def compare(name: str, options: Any) -> None:
   """Compare the weights after a round, then the seconds of rounds."""
   import tensorflow as tf
 
-  from tff_partial import runtimes
+  from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 
   make, jit = _RUNS[name]
   jit = jit if options.jit is None else options.jit == 'true'
@@ -109,7 +109,7 @@ def compare(name: str, options: Any) -> None:
     runs = {
       lanes: make(
         options,
-        stack.enter_context(runtimes.cohort(jit=jit, strict=True, lanes=lanes)),
+        stack.enter_context(cohort_in_lanes(lanes, jit, strict=True)),
       )
       for lanes in options.lanes
     }

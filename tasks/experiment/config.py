@@ -76,12 +76,6 @@ class Runtime(Options):
     choices=('auto', 'true', 'false'),
     is_common=True,
   )
-  lanes: int = option(
-    1,
-    'How many clients run in lock-step, as one program with batched '
-    'operations: worth it on a GPU, and without XLA for small models.',
-    at_least=1,
-  )
   ray_address: str | None = option(
     None,
     'With --runtime=ray, the address of the cluster; by default there is one '
@@ -111,11 +105,6 @@ class Runtime(Options):
       raise OptionError(
         '--jit=true: the native runtime does not compile rounds. Leave the '
         'flag out, or use --runtime=cohort.'
-      )
-    if self.runtime == 'native' and self.lanes != 1:
-      raise OptionError(
-        f'--lanes={self.lanes}: the native runtime runs clients one by one. '
-        'Leave the flag out, or use --runtime=cohort.'
       )
 
 

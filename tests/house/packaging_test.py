@@ -144,7 +144,9 @@ def test_import_without_tff_says_what_to_type(bare_python, tmp_path):
 
 
 def test_the_commands_in_the_message_are_those_of_the_lock():
-  message = (ROOT / 'tff_partial/_environment/require_tff.py').read_text('utf-8')
+  message = (ROOT / 'tff_partial/_environment/require_tff.py').read_text(
+    'utf-8'
+  )
   for override in required('overrides.txt', '3.11'):
     if override.name != 'numpy':  # As TFF asks for it.
       assert f'{override.name}{override.specifier}' in message

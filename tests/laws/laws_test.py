@@ -26,6 +26,7 @@ from tff_partial.model import first_values
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.runtimes.lanes import lane_loop
 
 optimizers = tff.learning.optimizers
 Options = dict[str, Any]
@@ -615,7 +616,7 @@ def test_clients_in_lanes_come_to_the_same(process):
     state = process.initialize()
     kept = planted.first_states(process, cohort)
     expected = planted.run(process, cohort, state, kept)
-  with runtimes.cohort(jit=False, lanes=3, strict=True):
+  with lane_loop.cohort_in_lanes(3, jit=False, strict=True):
     found = planted.run(process, cohort, state, kept)
     again = planted.run(process, cohort, state, kept)
   _compare(process, found, expected, _assert_rounded_otherwise)

@@ -18,8 +18,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tests.support import on_native
-from tff_partial.runtimes import errors
 from tff_partial.runtimes import cohort
+from tff_partial.runtimes import errors
 from tff_partial.runtimes.graphs import operations
 from tff_partial.runtimes.xla import agreement
 from tff_partial.runtimes.xla import doubts

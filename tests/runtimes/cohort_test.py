@@ -28,8 +28,8 @@ from tests.support import on_native
 import tff_partial
 from tff_partial.data.cohorts import Cohort
 from tff_partial.data.cohorts import CohortGroup
-from tff_partial.runtimes import errors
 from tff_partial.runtimes import cohort
+from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
 from tff_partial.runtimes.values import client_batch

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import runtimes
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.graphs import graphs
+from tff_partial.runtimes.lanes import lane_loop
 from tff_partial.runtimes.lanes import lane_values
 from tff_partial.runtimes.lanes import lanes
 
@@ -265,7 +265,7 @@ def _sums(numbers):
 @pytest.mark.parametrize('size', [0, 1, 4, 5, 40])
 def test_cohorts_of_any_size(size):
   numbers = [float(number) for number in range(size)]
-  with runtimes.cohort(jit=False, lanes=4, strict=True):
+  with lane_loop.cohort_in_lanes(4, jit=False, strict=True):
     mean, each = _sums(numbers)
   if size:
     assert mean == np.mean(numbers)
@@ -281,7 +281,7 @@ def test_the_client_that_fails_is_named():
   def run(numbers):
     return tff.federated_sum(tff.federated_map(divided, numbers))
 
-  with runtimes.cohort(jit=False, lanes=4):
+  with lane_loop.cohort_in_lanes(4, jit=False):
     assert run([1, 2, 3, 4, 6]) == 12 + 6 + 4 + 3 + 2
     with pytest.raises(errors.ClientComputationError, match='Client 4 of 6'):
       run([1, 2, 3, 4, 0, 6])
@@ -301,7 +301,7 @@ def test_a_way_that_no_client_goes_may_fail():
   def run(numbers):
     return tff.federated_sum(tff.federated_map(root, numbers))
 
-  with runtimes.cohort(jit=False, lanes=4, strict=True):
+  with lane_loop.cohort_in_lanes(4, jit=False, strict=True):
     assert run([4.0, -4.0, 9.0, 16.0, 1.0]) == 2 - 1 + 3 + 4 + 1
 
 
@@ -318,14 +318,16 @@ def _unfit():
 
 
 def test_clients_that_cannot_run_in_lanes_run_one_by_one(caplog):
-  with runtimes.cohort(jit=False, lanes=4):
+  with lane_loop.cohort_in_lanes(4, jit=False):
     assert _unfit()([1.0, 2.0]) == 3
   assert 'draw randomness without a seed' in caplog.text
-  with runtimes.cohort(jit=False, lanes=4, strict=True):
-    with pytest.raises(errors.LanesRefusedError, match='use lanes=1'):
+  with lane_loop.cohort_in_lanes(4, jit=False, strict=True):
+    with pytest.raises(
+      lane_loop.LanesRefusedError, match='use runtimes.cohort'
+    ):
       _unfit()([1.0, 2.0])
 
 
 def test_there_is_at_least_one_lane():
   with pytest.raises(ValueError, match='at least one lane, found 0'):
-    runtimes.cohort(lanes=0)
+    lane_loop.cohort_in_lanes(0)

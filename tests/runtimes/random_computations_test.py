@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support import random_computations
-from tff_partial.runtimes import cohort
 from tff_partial.runtimes import native
+from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 
 # XLA or not, and how many threads and lanes; in turn, since compiling takes
 # long.
@@ -29,7 +29,7 @@ def contexts():
   return {
     'native': native(),
     **{
-      (jit, threads, lanes): cohort(jit=jit, threads=threads, lanes=lanes)
+      (jit, threads, lanes): cohort_in_lanes(lanes, jit, threads=threads)
       for settings in _SETTINGS
       for jit, threads, lanes in settings
     },

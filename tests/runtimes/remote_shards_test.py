@@ -30,10 +30,10 @@ def _travel(value):
 class _Crew:
   """Workers whose messages are pickled, though they never leave."""
 
-  def __init__(self, workers: int, jit: bool = False, folder=None, lanes=1):
+  def __init__(self, workers: int, jit: bool = False, folder=None):
     self.arrays = remote_shards.RemoteArrays(lambda array: array.copy())
     self.workers = [
-      remote_shards.ShardWorker(jit, False, 1 + number % 2, lanes, folder)
+      remote_shards.ShardWorker(jit, False, 1 + number % 2, folder)
       for number in range(workers)
     ]
     self.num_messages = self.num_bytes = 0
@@ -123,22 +123,6 @@ def test_any_number_of_workers_comes_to_the_same_bits(model, clients, build):
   for workers in (1, 2, 3, 8):
     with _runtime(workers):
       planted.assert_same(_train(process, clients), expected)
-
-
-@pytest.mark.slow
-def test_workers_have_lanes_too(model, clients):
-  process = algorithms.build_furl(model, training=Phase(optimizer=sgd(0.1)))
-  with runtimes.cohort(jit=False, lanes=4, strict=True):
-    expected = _train(process, clients)
-  with CohortRuntime(
-    jit=False,
-    threads=None,
-    strict=True,
-    debug=False,
-    choices=None,
-    workers=_Crew(2, lanes=4),
-  ):
-    planted.assert_same(_train(process, clients), expected)
 
 
 @pytest.fixture(name='much')

@@ -60,16 +60,6 @@ class XlaRefusedError(CohortRuntimeError):
     )
 
 
-class LanesRefusedError(CohortRuntimeError):
-  """Clients cannot run in lock-step."""
-
-  def __init__(self, reason: str):
-    super().__init__(
-      'Expected clients that can run in lanes, found that they cannot: '
-      f'{reason}; use lanes=1.'
-    )
-
-
 class ClientComputationError(CohortRuntimeError):
   """The computation of one client failed."""
 

@@ -110,10 +110,9 @@ def executing(
         jit=jit,
         choices=choices,
         folder=runtime.ray_folder,
-        lanes=runtime.lanes,
       )
     case _:
-      context = runtimes.cohort(jit=jit, choices=choices, lanes=runtime.lanes)
+      context = runtimes.cohort(jit=jit, choices=choices)
   with context:
     yield context
 

@@ -17,7 +17,6 @@ the rest; all in this process, with no worker and no port. It runs any
   client_inputs   feeds a loop; resident arrays are used in place
   sharding        cuts a cohort into shards, depending on the cohort alone
   compiled_loop   compiles a loop over a shard into one program
-  lanes           runs several clients in lock-step
   jit_autotuning  chooses whether XLA compiles a loop
   operations      finds random operations, and state that outlives a call
   agreement       lists where XLA and kernels agree; `doubts` detects the rest
@@ -37,6 +36,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes import errors
+from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import fallback
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
 from tff_partial.runtimes.cohort_runtime import rounds
@@ -61,7 +61,7 @@ class _Runtime:
     debug: bool,
     choices: Mapping[str, bool] | None,
     workers: rounds.Workers | None = None,
-    lanes: int = 1,
+    make_loop: choices_lib.MakeLoop = compiled_loop.CompiledLoop,
   ):
     """Set up the runtime, but start nothing yet.
 
@@ -72,13 +72,15 @@ class _Runtime:
       debug: See `cohort`.
       choices: See `cohort`.
       workers: Other processes that run shards while a context is open.
-      lanes: See `cohort`.
+      make_loop: Traces a loop over clients for exact shapes.
     """
     threads = default_threads() if threads is None else threads
     if threads < 1:
       raise ValueError(f'Expected at least one thread, found {threads}.')
     self._strict = strict
-    self._chooser = choices_lib.Chooser(jit, choices, strict, threads, lanes)
+    self._chooser = choices_lib.Chooser(
+      jit, choices, strict, threads, make_loop
+    )
     self._resources = rounds.Resources(
       client_inputs.DeviceArrays() if workers is None else workers.arrays,
       self._chooser,
@@ -221,7 +223,6 @@ def cohort(
   debug: bool = False,
   choices: Mapping[str, bool] | None = None,
   asynchronous: bool = False,
-  lanes: int = 1,
 ) -> CohortRuntime | AsyncCohortRuntime:
   """Create a runtime that compiles whole rounds.
 
@@ -251,17 +252,12 @@ def cohort(
       them. Other loops are still measured.
     asynchronous: Whether computations are awaited, as TFF's programs and
       `tff.program.NativeFederatedContext` require, instead of called.
-    lanes: How many clients of a shard run in lock-step, as one program with
-      batched operations. Results differ in their last bits from those of one
-      lane, but are the same from run to run. Clients that cannot run so (with
-      variables, sequences or unseeded random numbers) run one by one, with a
-      warning.
 
   Returns:
     A context for `with` or for TFF's context stack; `set_default` makes it the
     default.
   """
-  options = (jit, threads, strict, debug, choices, None, lanes)
+  options = (jit, threads, strict, debug, choices)
   if asynchronous:
     return AsyncCohortRuntime(*options)
   return CohortRuntime(*options)

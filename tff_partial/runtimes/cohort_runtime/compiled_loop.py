@@ -14,8 +14,6 @@ import tensorflow as tf
 from tff_partial.runtimes.cohort_runtime import client_loop
 from tff_partial.runtimes.cohort_runtime import loop_inputs
 from tff_partial.runtimes.graphs import graphs
-from tff_partial.runtimes.lanes import lane_values
-from tff_partial.runtimes.lanes import lanes
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import client_inputs
@@ -39,7 +37,7 @@ class Results(NamedTuple):
   outputs: dict[Key, list[tf.Tensor | client_batch.Ragged]]
 
 
-class _OfClient(NamedTuple):
+class OfClient(NamedTuple):
   """Results of one client that a loop keeps.
 
   Attributes:
@@ -53,6 +51,14 @@ class _OfClient(NamedTuple):
   doubts: list[tf.Tensor]
 
 
+Add: TypeAlias = Callable[
+  [tf.Tensor, OfClient, tf.Tensor, Sequence[Any]], list[Any]
+]
+LoopOver: TypeAlias = Callable[
+  [tf.Tensor, Callable[..., Any], Sequence[Any]], Sequence[Any]
+]
+
+
 class CompiledLoop:
   """`ClientLoop` for one signature; traced once, run with XLA or without."""
 
@@ -60,20 +66,14 @@ class CompiledLoop:
     self,
     loop: client_loop.ClientLoop,
     signature: loop_inputs.Signature,
-    num_lanes: int = 1,
   ):
     """Trace the loop.
 
     Args:
       loop: The loop.
       signature: The exact shapes.
-      num_lanes: How many clients run in lock-step.
-
-    Raises:
-      UnfitForLanesError: If clients of this loop cannot run in lock-step.
     """
     self._loop, self._signature = loop, signature
-    self._num_lanes = min(num_lanes, signature.bucket)
     self._is_doubted = False
     self._inputs = self._specs()
     self._columns = [client_batch.Column(spec) for spec in loop.output_specs]
@@ -85,31 +85,13 @@ class CompiledLoop:
         client_batch.Column(tf.TensorSpec(shape, spec.dtype))
         for shape, spec in zip(shapes, loop.output_specs, strict=True)
       ]
-    self._refuse_lanes()
     self._traced = graphs.trace(self._run, self._inputs)
 
   def __call__(self, inputs: Sequence[tf.Tensor], jit: bool) -> Results:
     """Run the loop, with XLA or without; see `Inputs.flat`.
 
-    A loop runs again without XLA where XLA may differ from kernels, and without
-    lanes, which also run branches that a client would not take, if they fail.
+    A loop runs again without XLA where XLA may differ from kernels.
     """
-    try:
-      return self._run_without_doubt(inputs, jit)
-    except tf.errors.OpError:
-      if self._num_lanes == 1:
-        raise
-    results = self._without_lanes(inputs, jit)
-    logging.warning('Some clients failed in lanes, and ran one by one.')
-    return results
-
-  @functools.cached_property
-  def _without_lanes(self) -> 'CompiledLoop':
-    return CompiledLoop(self._loop, self._signature)
-
-  def _run_without_doubt(
-    self, inputs: Sequence[tf.Tensor], jit: bool
-  ) -> Results:
     if jit:
       is_doubtful, results = self.run(inputs, jit=True)
       if not is_doubtful.numpy():
@@ -135,20 +117,6 @@ class CompiledLoop:
     return is_doubtful, Results(
       totals, gathered(self._loop, self._columns, results)
     )
-
-  def _refuse_lanes(self) -> None:
-    """Raise an error if lanes are requested for clients that cannot share."""
-    loop = self._loop
-    if self._num_lanes == 1:
-      return
-    for is_so, what in (
-      (loop.owns_resources, 'clients have variables or tables'),
-      (loop.is_random, 'clients draw randomness without a seed'),
-      (loop.reads_sequences, 'clients read sequences'),
-      (self._is_ragged, 'clients return values of different shapes'),
-    ):
-      if is_so:
-        raise lane_values.UnfitForLanesError(what)
 
   @property
   def _is_ragged(self) -> bool:
@@ -233,46 +201,13 @@ class CompiledLoop:
     _, inputs = self._open(flat)
     return self._loop.returned(self._client(inputs, tf.constant(0)))
 
-  def _one(self, inputs: loop_inputs.Inputs, index: tf.Tensor) -> _OfClient:
+  def _one(self, inputs: loop_inputs.Inputs, index: tf.Tensor) -> OfClient:
     """Compute what the loop keeps of one client."""
     with doubts.noticed() as noticed:
       values = self._client(inputs, index)
-      return _OfClient(
+      return OfClient(
         self._loop.contributed(values), self._loop.returned(values), noticed
       )
-
-  def _in_lanes(
-    self, flat: Sequence[tf.Tensor], indices: tf.Tensor
-  ) -> tuple[tf.Tensor, Callable[[tf.Tensor], _OfClient]]:
-    """Compute for several clients in lock-step.
-
-    Args:
-      flat: See `Inputs.flat`.
-      indices: The clients' indices.
-
-    Returns:
-      Whether any of them is in doubt, and a function from a lane to its client.
-    """
-    pattern: list[typed_values.Nested] = []
-
-    def one(*flat: tf.Tensor) -> list[tf.Tensor]:
-      client = self._one(self._open(flat[:-1])[1], flat[-1])
-      pattern[:] = client.contributed
-      doubt = functools.reduce(tf.logical_or, client.doubts, tf.constant(False))
-      return [doubt, *typed_values.leaves(pattern), *client.returned]
-
-    traced = graphs.trace(one, [*self._inputs, tf.TensorSpec([], tf.int32)])
-    differ = [*[False] * len(self._inputs), True]
-    doubt, *stacked = lanes.Lanes(traced, self._num_lanes, differ)(
-      *flat, indices
-    )
-
-    def client(lane: tf.Tensor) -> _OfClient:
-      leaves = iter([tf.gather(leaf, lane) for leaf in stacked])
-      contributed = typed_values.like(pattern, leaves)
-      return _OfClient(contributed, list(leaves), [])
-
-    return tf.reduce_any(doubt), client
 
   def _run(self, *flat: tf.Tensor) -> list[tf.Tensor]:
     loop = self._loop
@@ -281,7 +216,7 @@ class CompiledLoop:
 
     def add(
       index: tf.Tensor,
-      client: _OfClient,
+      client: OfClient,
       doubt: tf.Tensor,
       state: Sequence[Any],
     ) -> list[Any]:
@@ -302,24 +237,6 @@ class CompiledLoop:
       ]
       doubt = functools.reduce(tf.logical_or, [*client.doubts, *noticed], doubt)
       return [doubt, *totals, *written]
-
-    def one_client(index: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
-      return index + 1, *add(index, self._one(inputs, index), doubt, state)
-
-    def all_lanes(first: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
-      # Spare lanes repeat the last client.
-      indices = tf.minimum(first + tf.range(self._num_lanes), stop - 1)
-      is_doubtful, client = self._in_lanes(flat, indices)
-
-      def lane(number: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
-        added = add(first + number, client(number), doubt, state)
-        return number + 1, *added
-
-      return first + self._num_lanes, *loop_over(
-        tf.minimum(self._num_lanes, stop - first),
-        lane,
-        [tf.logical_or(doubt, is_doubtful), *state],
-      )
 
     def loop_over(
       stop: tf.Tensor, body: Callable[..., Any], state: Sequence[Any]
@@ -345,7 +262,7 @@ class CompiledLoop:
     ]
     results = loop_over(
       stop,
-      one_client if self._num_lanes == 1 else all_lanes,
+      self._body(flat, stop, add, loop_over),
       [tf.constant(False), *inputs.totals, *arrays],
     )
     written = iter(results[1 + count :])
@@ -353,6 +270,29 @@ class CompiledLoop:
       tensor for column in self._columns for tensor in column.stack(written)
     ]
     return [*results[: 1 + count], *stacked]
+
+  def _body(
+    self,
+    flat: Sequence[tf.Tensor],
+    stop: tf.Tensor,
+    add: Add,
+    loop_over: LoopOver,
+  ) -> Callable[..., Any]:
+    """Return the body of the loop, which computes and adds one client.
+
+    Args:
+      flat: See `Inputs.flat`.
+      stop: The number of clients.
+      add: Adds a client's results to the state, and returns the new state.
+      loop_over: Runs a body for each number below a bound.
+    """
+    del stop, loop_over
+    _, inputs = self._open(flat)
+
+    def body(index: tf.Tensor, doubt: tf.Tensor, *state: Any) -> Any:
+      return index + 1, *add(index, self._one(inputs, index), doubt, state)
+
+    return body
 
 
 def gathered(

@@ -31,7 +31,6 @@ from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime import client_loop
 from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import loop_inputs
-from tff_partial.runtimes.lanes import lane_values
 
 Jit: TypeAlias = bool | Literal['auto']
 # Runs a loop over clients: from `loop_inputs.Inputs.flat` to its results.
@@ -49,6 +48,11 @@ _LONG = 0.01
 _CONVOLUTION = re.compile(r'Conv\dD', re.IGNORECASE)
 
 
+MakeLoop: TypeAlias = Callable[
+  [client_loop.ClientLoop, loop_inputs.Signature], compiled_loop.CompiledLoop
+]
+
+
 class Chooser:
   """Compiler of loops, with or without XLA.
 
@@ -63,17 +67,23 @@ class Chooser:
     choices: Mapping[str, bool] | None,
     strict: bool,
     threads: int,
-    lanes: int = 1,
+    make_loop: MakeLoop = compiled_loop.CompiledLoop,
   ):
-    """Take the options of `cohort`, which describes them."""
+    """Take the options of `cohort`, which describes them.
+
+    Args:
+      jit: See `cohort`.
+      choices: See `cohort`.
+      strict: See `cohort`.
+      threads: See `cohort`.
+      make_loop: Traces a loop for exact shapes.
+    """
     if jit not in ('auto', True, False):
       raise ValueError(
         f"Expected jit to be 'auto', True or False, found {jit!r}."
       )
-    if lanes < 1:
-      raise ValueError(f'Expected at least one lane, found {lanes}.')
     self._jit, self._strict, self._threads = jit, strict, threads
-    self._lanes = lanes
+    self._make_loop = make_loop
     self.choices: dict[str, bool] = dict(choices or {})
     self._lock = threading.Lock()
     self._runs: dict[
@@ -109,7 +119,7 @@ class Chooser:
       # Only one thread compiles or measures at a time.
       with self._lock:
         if key not in self._runs:
-          compiled = self._traced(name, loop, signature)
+          compiled = self._make_loop(loop, signature)
           jit = self._choose(name, loop, compiled, sample)
           self._runs[key] = functools.partial(compiled, jit=jit)
           logging.info(
@@ -121,25 +131,6 @@ class Chooser:
             'with' if jit else 'without',
           )
     return self._runs[key]
-
-  def _traced(
-    self,
-    name: str,
-    loop: client_loop.ClientLoop,
-    signature: loop_inputs.Signature,
-  ) -> compiled_loop.CompiledLoop:
-    """Trace a loop, with lanes if it can have them."""
-    try:
-      return compiled_loop.CompiledLoop(loop, signature, self._lanes)
-    except lane_values.UnfitForLanesError as error:
-      if self._strict:
-        raise errors.LanesRefusedError(str(error)) from error
-      logging.warning(
-        'Clients of the loop %s cannot run in lanes, and run one by one: %s',
-        name,
-        error,
-      )
-      return compiled_loop.CompiledLoop(loop, signature)
 
   def _choose(
     self,

@@ -77,7 +77,6 @@ def ray(
   asynchronous: bool = False,
   patience: float = 120.0,
   folder: str | os.PathLike[str] | None = None,
-  lanes: int = 1,
 ) -> CohortRuntime | AsyncCohortRuntime:
   """Create a runtime that compiles whole rounds and runs them on a Ray cluster.
 
@@ -103,7 +102,6 @@ def ray(
       removed when no longer needed. By default, for a cluster of this machine
       that ends with the context, the system's folder for temporary files; for
       others none: then client state is sent in each round.
-    lanes: See `cohort`.
 
   Returns:
     A context like that of `cohort`.
@@ -127,13 +125,13 @@ def ray(
     address = None
   crew = _Crew(
     _Cluster(address, workers, cpus_per_worker, gpus_per_worker),
-    (jit, strict, cpus_per_worker, lanes),
+    (jit, strict, cpus_per_worker),
     patience,
     tempfile.gettempdir() if folder is None and address is None else folder,
   )
   if asynchronous:
-    return AsyncCohortRuntime(jit, None, strict, False, choices, crew, lanes)
-  return CohortRuntime(jit, None, strict, False, choices, crew, lanes)
+    return AsyncCohortRuntime(jit, None, strict, False, choices, crew)
+  return CohortRuntime(jit, None, strict, False, choices, crew)
 
 
 class _Cluster:

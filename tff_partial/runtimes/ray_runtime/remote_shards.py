@@ -188,7 +188,6 @@ class ShardWorker:
     jit: jit_autotuning.Jit,
     strict: bool,
     threads: int,
-    lanes: int = 1,
     folder: str | None = None,
   ) -> None:
     """Set up the worker, without programs yet.
@@ -197,12 +196,11 @@ class ShardWorker:
       jit: See `cohort`.
       strict: See `cohort`.
       threads: How many shards run in parallel.
-      lanes: See `cohort`.
       folder: The folder for large results of clients; None to return all of
         them.
     """
     self._folder = folder
-    self._chooser = jit_autotuning.Chooser(jit, None, strict, threads, lanes)
+    self._chooser = jit_autotuning.Chooser(jit, None, strict, threads)
     self._resources = rounds.Resources(
       client_inputs.DeviceArrays(),
       self._chooser,
