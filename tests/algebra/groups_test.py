@@ -24,6 +24,7 @@ from tff_partial.model import keras_variables
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import PERSONAL
@@ -129,7 +130,7 @@ def test_rows_of_a_table_are_sent_without_the_groups_heads():
 
 _RUNTIMES = {
   **planted.RUNTIMES,
-  'lanes': lambda: runtimes.cohort(jit=False, lanes=2, strict=True),
+  'lanes': lambda: cohort_in_lanes(2, jit=False, strict=True),
 }
 
 

@@ -24,6 +24,7 @@ from tff_partial.client import client_work
 from tff_partial.client import optimizer_slots
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 from tff_partial.training.client_store import sqlite_backend
 
 optimizers = tff.learning.optimizers
@@ -119,7 +120,7 @@ def test_they_are_one_round_of_ten_and_not_two_that_begin_anew():
 def test_lanes_keep_the_same():
   process = _process(optimizers.build_adam(_RATE), slots='kept')
   _, one = _train(process, 2)
-  with runtimes.cohort(lanes=2):
+  with cohort_in_lanes(2):
     _, two = _train(process, 2)
   tf.nest.map_structure(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),

@@ -28,6 +28,7 @@ from tff_partial.model import models
 from tff_partial.model import tracing
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 
 layers = tf.keras.layers
 optimizers = tff.learning.optimizers
@@ -343,7 +344,7 @@ def test_a_last_small_batch_may_be_left_out():
     runtimes.native,
     functools.partial(runtimes.cohort, strict=True, jit=False),
     functools.partial(runtimes.cohort, strict=True, jit=True),
-    functools.partial(runtimes.cohort, strict=True, jit=False, lanes=2),
+    functools.partial(cohort_in_lanes, 2, jit=False, strict=True),
   ],
   ids=['native', 'cohort', 'XLA', 'lanes'],
 )

@@ -28,6 +28,7 @@ from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.runtimes.lanes.lane_loop import cohort_in_lanes
 from tff_partial.training import personal_models
 
 _SIZES = {'ann': 5, 'bob': 3, 'cid': 4, 'dan': 2}
@@ -427,7 +428,7 @@ def test_fed_proto_by_the_nearest_prototype(runtime, clients):
     losses.append(
       _cross_entropy(-distances, (fields['y'][:, 0] > 0).astype(int))
     )
-  lanes = {'lanes': lambda: runtimes.cohort(jit=False, lanes=2, strict=True)}
+  lanes = {'lanes': lambda: cohort_in_lanes(2, jit=False, strict=True)}
   with {**planted.RUNTIMES, **lanes}[runtime]():
     found = measuring.evaluate(
       process.get_model_weights(state),

@@ -258,7 +258,6 @@ def test_no_client_has_enough_examples(tmp_path):
     ),
     (['--clip_norm=1', '--aggregator=robust'], ['--clip_norm', 'robust']),
     (['--jit=true', '--runtime=native'], ['--jit=true', '--runtime=cohort']),
-    (['--lanes=4', '--runtime=native'], ['--lanes=4', '--runtime=cohort']),
     (['--support_share=0'], ['--support_share=0', '--split=same']),
     (['--support_share=1.5', '--split=by_time'], ['--support_share=1.5']),
     (['--max_examples=1'], ['max_examples', 'at least 2']),
