@@ -61,7 +61,7 @@ class MnistOptions(Options):
 
 
 class MnistPreference(PreferenceTask):
-  """Users as clients, each of whom likes one digit."""
+  """Users as clients; each likes one digit."""
 
   name = NAME
 

@@ -69,7 +69,7 @@ class SpeechOptions(Options):
 
 
 class SpeechPreference(PreferenceTask):
-  """Users as clients, each of whom likes one voice.
+  """Users as clients; each likes one voice.
 
   Attributes:
     voices: The voices by the numbers of their sub-populations.

@@ -121,7 +121,7 @@ class Options(TaskOptions):
 
 
 class PreferenceTask(MeasuredByProtocol, KnowsUsers):
-  """Users as clients, each of whom likes one kind of images.
+  """Users as clients; each likes one kind of images.
 
   Attributes:
     images: All images; their labels are the kinds.
