@@ -1,13 +1,13 @@
 """How `make docs` builds the pages: see the Sphinx documentation.
 
-The README, the list of changes, the benchmarks and one page for each module are
-written into `docs/api` before the build, and are not kept.
+The README, the list of changes, the benchmarks and the notebooks are copied
+into `docs/api` before the build. `docs/reference` has a page for each concept
+of the API.
 """
 
 import ast
 import importlib.metadata
 import pathlib
-import pkgutil
 import re
 import shutil
 import textwrap
@@ -15,8 +15,8 @@ from typing import Any
 
 import sphinx.application
 
-import tff_partial  # Before TensorFlow, which then says less.
-from tff_partial_programs import baselines
+import tff_partial as tff_partial  # Before TensorFlow, which then says less.
+from tff_partial_programs import baselines as baselines
 
 _DOCS = pathlib.Path(__file__).parent
 _ROOT = _DOCS.parent
@@ -47,40 +47,6 @@ autodoc_default_options = {'members': True, 'show-inheritance': True}
 napoleon_use_ivar = True  # Attributes of a class stand in its own text.
 default_role = 'literal'
 
-# Rooms of the library, in the order of a reader's questions.
-_ROOMS = {
-  'algorithms': 'Algorithms of the papers',
-  'baselines': 'Methods to compare with',
-  '': 'Parts that algorithms are composed of',
-  'templates': 'Shared bodies of algorithms',
-  'client': "A client's work",
-  'exchange': 'Between clients and the server',
-  'drafts': 'Drafts of private tables',
-  'clustering': 'K-means',
-  'model': 'Keras models as pure functions',
-  'data': "Clients' examples",
-  'training': 'Training, evaluation, what is written',
-  'runtimes': 'Where computations run',
-  'dp': 'Differential privacy',
-  'exporting': 'Models for devices',
-  'analysis': 'Figures and tables',
-  'checks': 'Checks of models and processes',
-  'sparse': 'Tables of which clients read some rows',
-  'arguments': 'Checks of arguments',
-}
-
-
-def _modules() -> dict[str, list[str]]:
-  """Room to the names of its public modules."""
-  rooms: dict[str, list[str]] = {room: [] for room in _ROOMS}
-  for package in (baselines, tff_partial):
-    prefix = f'{package.__name__}.'
-    for module in pkgutil.walk_packages(package.__path__, prefix):
-      parts = module.name.removeprefix('tff_partial.').split('.')
-      if not module.ispkg and not any(part.startswith('_') for part in parts):
-        rooms[parts[0] if len(parts) > 1 else ''].append(module.name)
-  return rooms
-
 
 def _page_of(target: str) -> str | None:
   """Return the page about a file or folder, from the top of the docs."""
@@ -92,11 +58,6 @@ def _page_of(target: str) -> str | None:
     return f'api/{path}'
   if path in ('CHANGELOG.md', 'benchmarks/README.md'):
     return f'api/{_name(path)}.md'
-  if path.startswith(('baselines', 'tff_partial')):
-    name = path.removesuffix('.py').rstrip('/').replace('/', '.')
-    if (_MADE / f'{name}.rst').exists():
-      return f'api/{name}.rst'
-    return 'api/index.md'
   return None
 
 
@@ -132,17 +93,6 @@ def _write_pages(app: sphinx.application.Sphinx) -> None:
   del app
   shutil.rmtree(_MADE, ignore_errors=True)
   (_MADE / 'included').mkdir(parents=True)
-  lines = ['# Modules', '']
-  for room, modules in _modules().items():
-    lines += ['```{toctree}', f':caption: {_ROOMS[room]}', '']
-    for name in sorted(modules):
-      title = name.removeprefix('tff_partial.')
-      lines.append(f'{title} <{name}>')
-      (_MADE / f'{name}.rst').write_text(
-        f'{name}\n{"=" * len(name)}\n\n.. automodule:: {name}\n'
-      )
-    lines += ['```', '']
-  (_MADE / 'index.md').write_text('\n'.join(lines))
   for path in ('CHANGELOG.md', 'benchmarks/README.md'):
     source = _ROOT / path
     folder = str(source.parent.relative_to(_ROOT))

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / 'docs'
 PAGES = sorted(
   path.relative_to(DOCS).as_posix()
-  for pattern in ('*.md', 'results/*.md')
+  for pattern in ('*.md', 'reference/*.md', 'results/*.md')
   for path in DOCS.glob(pattern)
 )
 # Links of Markdown, but for those inside code.
@@ -30,7 +30,7 @@ def prose(path: pathlib.Path) -> str:
 
 def test_every_page_is_in_the_index():
   index = (DOCS / 'index.md').read_text('utf-8')
-  listed = set(re.findall(r'^((?:results/)?[a-z_]+)$', index, re.M))
+  listed = set(re.findall(r'^((?:reference/|results/)?[a-z_]+)$', index, re.M))
   assert {f'{name}.md' for name in listed} == set(PAGES) - {'index.md'}
 
 
