@@ -1,8 +1,8 @@
 """Attacks a private recipe, to see whether its epsilon can be true.
 
 `tff-partial audit --recipe=RECIPE --output_dir=OUT` trains the recipe
-once with `--canaries` more clients, of whom each is there or not by a coin of
-its own, and guesses from what the run releases which ones were there (see
+once with `--canaries` more clients, each of which takes part or not by the toss
+of a coin, and guesses from what the run releases which ones took part (see
 `tff_partial/checks/privacy_audit.py`). What the guesses prove is a lower bound
 of epsilon. The program ends with status 1 if it is above what the run claims;
 if it is not, nothing is proved. OUT/audit.json says what was found; the trained

@@ -7,8 +7,9 @@
 A client is named as in the task's data. What is shown and exported is what the
 client remembers at the newest checkpoint, also while the run goes on; a file
 ends in .json, or in .npz for NumPy. To delete, the run must not be under way.
-Then the client begins anew, should it take part again. What the global weights
-have learned from it stays learned, and copies of the folder stay what they are.
+If the client takes part again, it starts from the beginning. What the global
+weights have learned from it stays learned, and copies of the folder stay what
+they are.
 """
 
 from collections.abc import Mapping

@@ -67,7 +67,7 @@ def text(value: Any) -> str:
 
 
 def identifier(value: Any) -> str:
-  """Parse a text that stands for somebody or something.
+  """Parse a text that identifies a user or an item.
 
   JSON may hold halves of pairs of code units, which no file could keep.
   """

@@ -57,7 +57,7 @@ class Ends(OptionsBase):
   )
   top_n_user: str | None = option(
     None,
-    'The user for whom top_n.csv is; by default it is for all.',
+    'The only user in top_n.csv; by default it has all.',
     may_change=True,
   )
   export_formats: tuple[str, ...] = option(

@@ -39,13 +39,13 @@ class Cohorts(Options):
   )
   speed_spread: float = option(
     0.0,
-    'How much clients differ in speed: the standard deviation of what the '
-    "logarithm of a client's latency has in all rounds.",
+    'How much clients differ in speed: the standard deviation of log latency '
+    'between clients.',
     at_least=0,
   )
   latency_spread: float = option(
     0.0,
-    'The same of what is added to it in each round, anew.',
+    'Standard deviation of log latency between rounds of one client.',
     at_least=0,
   )
   partial_work: float = option(

@@ -101,8 +101,8 @@ class Privacy(Options):
   )
   dp_sampling: str | None = option(
     None,
-    'Each client is in a round with the same probability, whoever else is (the '
-    'default), or cohorts have the same size, which costs more.',
+    'Each client is in a round with the same probability, independently of '
+    'others (the default), or cohorts have one size, which costs more.',
     choices=sorted(_SAMPLINGS),
   )
   clip: float | None = option(
