@@ -1,1 +1,1 @@
-"""Downloads, and file formats that no library reads safely."""
+"""File formats that no library reads safely."""

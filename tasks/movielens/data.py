@@ -15,12 +15,15 @@ from collections.abc import Iterable, Sequence
 import dataclasses
 import os
 import pathlib
+import re
+import tempfile
+import urllib.request
 
 import numpy as np
 import pandas as pd
+import tensorflow as tf
 
 from tasks.errors import DataError
-from tasks.files import downloads
 from tasks.movielens import files as movielens_files
 
 OFFICIAL_ADDRESS = 'https://files.grouplens.org/datasets/movielens/'
@@ -86,29 +89,22 @@ def load(folder: str | os.PathLike[str], name: str = '') -> Ratings:
       file and the line.
   """
   place, layout = movielens_files.locate(folder, name)
-  table = movielens_files.read_ratings(place, layout)
+  table = layout.ratings.read(place)
   titles = movielens_files.read_titles(place, layout)
   users = movielens_files.read_users(place, layout)
   rated = table['item_id'].drop_duplicates().to_numpy()
-  _check_described(rated, titles, 'item', layout.items, place)
-  if users is not None:
+  _check_described(rated, titles, 'item', layout.items.name, place)
+  if layout.users is not None and users is not None:
     raters = table['user_id'].drop_duplicates().to_numpy()
-    _check_described(raters, users['user_id'], 'user', layout.users, place)
-  lowest, highest, _ = layout.scale
-  return assemble(
-    layout.name or name or place.resolve().name,
-    table,
-    titles,
-    users,
-    (lowest, highest),
-  )
+    _check_described(raters, users['user_id'], 'user', layout.users.name, place)
+  name = layout.name or name or place.resolve().name
+  return assemble(name, table, titles, users, layout.scale)
 
 
 def download(
   folder: str | os.PathLike[str],
   name: str = 'ml-1m',
   address: str = OFFICIAL_ADDRESS,
-  timeout: float = 60.0,
 ) -> pathlib.Path:
   """Fetch a data set from its official address, unless it is there already.
 
@@ -119,7 +115,6 @@ def download(
     folder: Receives the data set's folder; is created if missing.
     name: A key of `movielens_files.DATA_SETS`.
     address: Web address of the folder of archives, with a slash at the end.
-    timeout: Seconds without any answer before giving up.
 
   Returns:
     The folder that holds the files.
@@ -128,22 +123,42 @@ def download(
     DataError: If the name is unknown, the address cannot be reached, the
       archive is not as expected, or it cannot be stored.
   """
-  if name not in movielens_files.DATA_SETS:
+  if name not in movielens_files.DATA_SETS or not os.fspath(folder):
     raise DataError(
-      f'{name!r} is not a MovieLens data set that can be fetched. Choose one '
-      f'of {", ".join(movielens_files.DATA_SETS)}.'
-    )
-  if not os.fspath(folder):
-    raise DataError(
-      'No folder was named to put the data into. Name one with --data_dir or '
-      '$TFF_PARTIAL_DATA_DIR.'
+      f'--download: cannot fetch {name!r} into the folder {str(folder)!r}. '
+      f'Choose one of {", ".join(movielens_files.DATA_SETS)}, and name a '
+      'folder with --data_dir or $TFF_PARTIAL_DATA_DIR.'
     )
   try:
     return movielens_files.locate(folder, name)[0]
   except DataError:
     pass  # Not there yet: download it.
   archive = f'{address}{name}.zip'
-  return downloads.fetch_zip(archive, f'{archive}.md5', folder, name, timeout)
+  target = pathlib.Path(os.path.expanduser(folder)).absolute()
+  try:
+    with urllib.request.urlopen(f'{archive}.md5', timeout=60) as response:
+      published = response.read(4096).decode('ascii', 'replace').lower()
+    digest = re.search(r'\b[0-9a-f]{32}\b', published)
+    if digest is None:
+      raise ValueError(f'{archive}.md5 holds no checksum')
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+      dir=target, prefix=f'.{name}-', suffix='.part'
+    ) as scratch:
+      tf.keras.utils.get_file(
+        origin=archive,
+        file_hash=digest.group(),
+        extract=True,
+        cache_subdir=scratch,
+      )
+      os.rename(os.path.join(scratch, name), target / name)
+  except Exception as error:  # Keras raises no narrower one.
+    raise DataError(
+      f'{archive}: cannot be fetched into {target / name} ({error}). Check the '
+      'connection and the folder, or fetch and unpack the archive by hand and '
+      'name its folder with --data_dir; --data=synthetic needs no data at all.'
+    ) from error
+  return target / name
 
 
 def describe(ratings: Ratings | pd.DataFrame) -> dict[str, int]:

@@ -8,26 +8,22 @@ reader stops and names file and line, because a model trained on half a file
 looks just like any other.
 """
 
-from collections.abc import Iterator
-import csv
+from collections.abc import Hashable
+import dataclasses
+import io
 import os
 import pathlib
+import re
+from typing import NamedTuple
 
 import pandas as pd
 
 from tasks.errors import DataError
-from tasks.movielens.rating_files import damaged
-from tasks.movielens.rating_files import integer
-from tasks.movielens.rating_files import Layout
-from tasks.movielens.rating_files import lines
-from tasks.movielens.rating_files import parse_quickly
-from tasks.movielens.rating_files import parse_slowly
-from tasks.movielens.rating_files import read
-from tasks.movielens.rating_files import REMEDY_DAMAGED
-from tasks.movielens.rating_files import repeated
-from tasks.movielens.rating_files import split_fields
-from tasks.movielens.rating_files import without_header
 
+REMEDY_DAMAGED = (
+  'Correct the line, or move the folder away and fetch the data again with '
+  '--download.'
+)
 REMEDY_NO_DATA = (
   'Name the folder that holds the data with --data_dir or '
   '$TFF_PARTIAL_DATA_DIR, fetch them into it from the official address with '
@@ -35,21 +31,210 @@ REMEDY_NO_DATA = (
   'files.'
 )
 
+GENRES = tuple(f'genre_{number}' for number in range(19))
 
+# Regular expressions of values. Neither Latin-1 nor UTF-8 text has the control
+# characters; surrogates stand for bytes that are no UTF-8.
+_WHOLE, _FLAG = '[0-9]{1,18}', '[01]'
+_STARS = r'[1-5](?:\.0*)?'
+_HALF_STARS = r'(?:0?\.50*|[1-4](?:\.5?0*)?|5(?:\.0*)?)'
+_NO_TEXT = r'\x00-\x08\n-\x1f\x7f-\x9f\ud800-\udfff'
+_CELL = f'(?:"(?:[^"{_NO_TEXT}]++|"")*+"|[^",{_NO_TEXT}]*)'
+_NUMBERS = {
+  **dict.fromkeys(('user_id', 'item_id', 'age', 'timestamp'), _WHOLE),
+  **dict.fromkeys(GENRES, _FLAG),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+  """How one file of a data set is written.
+
+  Attributes:
+    name: Its name.
+    separator: Stands between the values of a line.
+    columns: Names of the columns. No two lines have the same first value,
+      or first two values in a file of ratings.
+    header: The file's first line; '' if it has none.
+    rating: Regular expression of a rating; '' if there are none.
+  """
+
+  name: str
+  separator: str
+  columns: tuple[str, ...]
+  header: str = ''
+  rating: str = ''
+
+  def read(self, folder: pathlib.Path) -> pd.DataFrame:
+    """Read all lines, in the order in which they are written.
+
+    Args:
+      folder: Holds the file.
+
+    Returns:
+      A frame of `columns`: int64, float64 for ratings, or str.
+
+    Raises:
+      DataError: If the file cannot be read or has no lines, or any of them is
+        damaged; names the first such line.
+    """
+    text = self._text(folder)
+    # Matches up to the first damaged line, and never turns back.
+    whole = re.match(f'(?:{self._pattern()}\n)*+', text)
+    end = whole.end() if whole else 0
+    if end < len(text):
+      raise self._damaged(folder, text, end)
+    types: dict[Hashable, str] = {
+      column: 'int64' if column in _NUMBERS else 'str'
+      for column in self.columns
+    }
+    if self.rating:
+      types['rating'] = 'float64'
+    # The fast parser knows separators of one character only.
+    separator = '\x1f' if len(self.separator) > 1 else self.separator
+    table = pd.read_csv(
+      io.StringIO(text.replace(self.separator, separator)),
+      sep=separator,
+      header=None,
+      names=list(self.columns),
+      dtype=types,
+      # In the older files a quote is a character like any other.
+      quotechar='"' if self.header else '\x1e',
+      na_filter=False,
+    )
+    keys = table.iloc[:, : 2 if self.rating else 1]
+    again = keys.duplicated().to_numpy()
+    if again.any():
+      row = int(again.argmax())
+      key = keys.iloc[row]
+      first = int((keys == key).all(axis=1).to_numpy().argmax())
+      named = ', '.join(f'{name} {value}' for name, value in key.items())
+      raise self.refusal(
+        folder,
+        row,
+        f'a second line of {named}; the first is on line '
+        f'{first + self._first_line}',
+      )
+    return table
+
+  @property
+  def _first_line(self) -> int:
+    return 2 if self.header else 1
+
+  def refusal(self, folder: pathlib.Path, row: int, problem: str) -> DataError:
+    """Make the error for a row of the frame.
+
+    Args:
+      folder: Holds the file.
+      row: Number of the row, from 0.
+      problem: What is wrong with it.
+    """
+    number = row + self._first_line
+    return DataError(
+      f'{folder / self.name}, line {number}: {problem}. {REMEDY_DAMAGED}'
+    )
+
+  def _text(self, folder: pathlib.Path) -> str:
+    """Return the lines below the header, with line ends as on Unix."""
+    path = folder / self.name
+    try:
+      data = path.read_bytes().replace(b'\r\n', b'\n')
+    except OSError as error:
+      raise DataError(
+        f'{path}: cannot be read ({error.strerror}), though the data set is '
+        f'there. {REMEDY_DAMAGED}'
+      ) from error
+    try:
+      text = data.decode('utf-8-sig')
+    except UnicodeDecodeError:
+      text = (
+        data.decode('utf-8', 'surrogateescape')
+        if self.header
+        else data.decode('latin-1')  # As the older files are.
+      )
+    if text.endswith('\n\n'):
+      text = text.rstrip('\n') + '\n'
+    if self.header:
+      header, _, text = text.partition('\n')
+      if header not in (self.header, ''):
+        raise self.refusal(
+          folder,
+          -1,
+          f'the header is {header[:80]!r} instead of {self.header!r}',
+        )
+    if not text:
+      raise DataError(f'{path}: the file is empty. {REMEDY_DAMAGED}')
+    return text
+
+  def _pattern(self) -> str:
+    """Return a regular expression of a line."""
+    separator = re.escape(self.separator)
+    text = _CELL if self.header else f'(?:(?!{separator})[^{_NO_TEXT}])*+'
+    kinds = {**_NUMBERS, 'rating': self.rating}
+    return separator.join(kinds.get(c, text) for c in self.columns)
+
+  def _damaged(self, folder: pathlib.Path, text: str, place: int) -> DataError:
+    """Make the error for the line that begins at a place of the text."""
+    line, end, _ = text[place:].partition('\n')
+    problem = (
+      f'expected {self.separator.join(self.columns):.120}, with whole numbers '
+      f'and ratings on the scale; found {line[:80]!r}'
+      if end
+      else 'the file is cut off in this line, which has no line end'
+    )
+    return self.refusal(folder, text.count('\n', 0, place), problem)
+
+
+class Layout(NamedTuple):
+  """How one family of MovieLens data sets is written.
+
+  Attributes:
+    name: The data set, where only one is written this way, else ''.
+    scale: Lowest and highest rating.
+    ratings: File of ratings.
+    items: File of items.
+    users: File of users' attributes; None if there is none.
+  """
+
+  name: str
+  scale: tuple[float, float]
+  ratings: File
+  items: File
+  users: File | None
+
+
+_RATINGS = ('user_id', 'item_id', 'rating', 'timestamp')
+_ITEMS = ('item_id', 'title', 'genres')
 _ML_1M = Layout(
-  'ml-1m', 'ratings.dat', 'movies.dat', 'users.dat', '::', '', (1.0, 5.0, 1.0)
+  'ml-1m',
+  (1.0, 5.0),
+  File('ratings.dat', '::', _RATINGS, rating=_STARS),
+  File('movies.dat', '::', _ITEMS),
+  File('users.dat', '::', ('user_id', 'gender', 'age', 'occupation', 'zip')),
 )
 _ML_100K = Layout(
-  'ml-100k', 'u.data', 'u.item', 'u.user', '\t', '', (1.0, 5.0, 1.0)
+  'ml-100k',
+  (1.0, 5.0),
+  File('u.data', '\t', _RATINGS, rating=_STARS),
+  File(
+    'u.item',
+    '|',
+    ('item_id', 'title', 'release', 'video_release', 'address', *GENRES),
+  ),
+  File('u.user', '|', ('user_id', 'age', 'gender', 'occupation', 'zip')),
 )
 _TABLES = Layout(
   '',
-  'ratings.csv',
-  'movies.csv',
-  '',
-  ',',
-  'userId,movieId,rating,timestamp',
-  (0.5, 5.0, 0.5),
+  (0.5, 5.0),
+  File(
+    'ratings.csv',
+    ',',
+    _RATINGS,
+    'userId,movieId,rating,timestamp',
+    _HALF_STARS,
+  ),
+  File('movies.csv', ',', _ITEMS, 'movieId,title,genres'),
+  None,
 )
 _LAYOUTS = (_ML_1M, _ML_100K, _TABLES)
 
@@ -88,70 +273,30 @@ def locate(
       f'{name!r} is not a MovieLens data set that can be read. Choose one of '
       f'{", ".join(DATA_SETS)}.'
     )
-  if not os.fspath(folder):
-    raise DataError(f'No data folder was named. {REMEDY_NO_DATA}')
   root = pathlib.Path(os.path.expanduser(folder))
+  if not os.fspath(folder) or not os.path.isdir(root):
+    kind = 'is not a folder' if os.path.isfile(root) else 'does not exist'
+    raise DataError(
+      f'{os.fspath(folder)!r}: the data folder {kind}. {REMEDY_NO_DATA}'
+    )
   names = (name,) if name else tuple(DATA_SETS)
   layouts = (DATA_SETS[name],) if name else _LAYOUTS
-  try:
-    if not root.is_dir():
-      kind = 'is not a folder' if root.exists() else 'does not exist'
-      raise DataError(f'{root}: the data folder {kind}. {REMEDY_NO_DATA}')
-    for place in _places(root, names, name):
+  for parent in (root, root / 'movielens'):
+    for place in (parent, *(parent / each for each in names)):
       for layout in layouts:
-        if (place / layout.ratings).is_file():
+        # Several data sets have files of the same names: if one of them is
+        # asked for, the folder has to be called like it.
+        called = name in (place.name, place.resolve().name)
+        if (called or not name or layout.name) and os.path.isfile(
+          place / layout.ratings.name
+        ):
           return place, layout
-  except OSError as error:
-    raise DataError(
-      f'{root}: the data folder cannot be looked into '
-      f'({error.strerror or error}). {REMEDY_NO_DATA}'
-    ) from error
-  wanted = ' or '.join(layout.ratings for layout in layouts)
+  wanted = ' or '.join(layout.ratings.name for layout in layouts)
   raise DataError(
     f'{root}: holds no MovieLens ratings. Looked for {wanted}, in this folder, '
     f'in its sub-folders {", ".join(names)}, and in movielens below it. '
     f'{REMEDY_NO_DATA}'
   )
-
-
-def _places(
-  root: pathlib.Path, names: tuple[str, ...], only: str
-) -> Iterator[pathlib.Path]:
-  """Yield the folders that may hold a data set, the likeliest first."""
-  for parent in (root, root / 'movielens'):
-    # Several data sets have files of the same names: if one of them is asked
-    # for, the folder has to be called like it.
-    if not only or DATA_SETS[only].name or parent.resolve().name == only:
-      yield parent
-    yield from (parent / name for name in names)
-
-
-def read_ratings(folder: pathlib.Path, layout: Layout) -> pd.DataFrame:
-  """Read the file of ratings, in the order in which it is written.
-
-  Args:
-    folder: Holds the file.
-    layout: How it is written.
-
-  Returns:
-    Columns user_id, item_id and timestamp (int64; seconds since 1970) and
-    rating (float64), with the ids of the file.
-
-  Raises:
-    DataError: If the file cannot be read, has no ratings, or any line is
-      damaged; names the first such line.
-  """
-  path = folder / layout.ratings
-  body, first_line = without_header(read(path), layout, path)
-  table = parse_quickly(body, layout)
-  if table is None:
-    table = parse_slowly(body, layout, path, first_line)
-  if table.empty:
-    raise DataError(f'{path}: the file holds no ratings. {REMEDY_DAMAGED}')
-  again = table.duplicated(['user_id', 'item_id']).to_numpy()
-  if again.any():
-    raise repeated(table, int(again.argmax()), path, first_line)
-  return table
 
 
 def read_titles(folder: pathlib.Path, layout: Layout) -> dict[int, str]:
@@ -160,15 +305,12 @@ def read_titles(folder: pathlib.Path, layout: Layout) -> dict[int, str]:
   Raises:
     DataError: If the file cannot be read or a line of it is damaged.
   """
-  path = folder / layout.items
-  if layout is _TABLES:
-    return _read_title_table(path)
-  separator, width = ('::', 3) if layout is _ML_1M else ('|', 24)
-  titles: dict[int, str] = {}
-  for number, line in lines(path):
-    fields = split_fields(line, separator, width, path, number)
-    _add_title(titles, fields[0], fields[1], path, number)
-  return titles
+  items = layout.items.read(folder)
+  titles = items['title'].str.strip()
+  if not titles.all():
+    row = int(titles.argmin())
+    raise layout.items.refusal(folder, row, 'the item has no title')
+  return dict(zip(items['item_id'].tolist(), titles, strict=True))
 
 
 def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:
@@ -182,61 +324,7 @@ def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:
   Raises:
     DataError: If the file cannot be read or a line of it is damaged.
   """
-  path = folder / layout.users
-  if not layout.users or not path.exists():
+  if layout.users is None or not (folder / layout.users.name).exists():
     return None
-  separator = '::' if layout is _ML_1M else '|'
-  rows: dict[int, tuple[int, str, int, str, str]] = {}
-  for number, line in lines(path):
-    user, *rest = split_fields(line, separator, 5, path, number)
-    # MovieLens 100K writes the age before the gender.
-    gender, age = rest[:2] if layout is _ML_1M else (rest[1], rest[0])
-    user_id = integer(user, 'user id', path, number)
-    if user_id in rows:
-      raise damaged(path, number, f'user {user_id} is there a second time')
-    years = integer(age, 'age', path, number)
-    rows[user_id] = (user_id, gender, years, rest[2], rest[3])
-  users = pd.DataFrame(
-    [rows[user_id] for user_id in sorted(rows)],
-    columns=['user_id', 'gender', 'age', 'occupation', 'zip'],
-  )
-  return users.astype({'user_id': 'int64', 'age': 'int64'})
-
-
-def _read_title_table(path: pathlib.Path) -> dict[int, str]:
-  """Read `movies.csv`, where a title with a comma stands in quotes."""
-  titles: dict[int, str] = {}
-  numbered = lines(path)
-  _, header = next(numbered)
-  if header != 'movieId,title,genres':
-    raise damaged(
-      path,
-      1,
-      f"the header is {header[:80]!r} instead of 'movieId,title,genres'",
-    )
-  for number, line in numbered:
-    try:
-      (fields,) = csv.reader([line], strict=True)
-    except (csv.Error, ValueError) as error:
-      raise damaged(path, number, f'cannot be parsed ({error})') from error
-    if len(fields) != 3:
-      raise damaged(
-        path, number, f'{len(fields)} fields instead of 3: {line[:80]!r}'
-      )
-    _add_title(titles, fields[0], fields[1], path, number)
-  return titles
-
-
-def _add_title(
-  titles: dict[int, str],
-  item: str,
-  title: str,
-  path: pathlib.Path,
-  number: int,
-) -> None:
-  item_id = integer(item, 'item id', path, number)
-  if item_id in titles:
-    raise damaged(path, number, f'item {item_id} is there a second time')
-  if not title.strip():
-    raise damaged(path, number, f'item {item_id} has no title')
-  titles[item_id] = title.strip()
+  users = layout.users.read(folder).sort_values('user_id', ignore_index=True)
+  return users[['user_id', 'gender', 'age', 'occupation', 'zip']]

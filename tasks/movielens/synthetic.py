@@ -10,7 +10,7 @@ from tasks.movielens.data import Ratings
 from tasks.movielens.data import SYNTHETIC
 
 
-def invent(
+def generate(
   num_users: int = 600,
   num_items: int = 200,
   seed: int = 0,
@@ -91,7 +91,7 @@ def invent(
     'synthetic',
     table,
     {item + 1: f'Film {item + 1:04d}' for item in range(num_items)},
-    _invent_users(generator, num_users),
+    _generate_users(generator, num_users),
     (1.0, 5.0),
     _noise_floor(planted, noise_scale),
   )
@@ -113,7 +113,7 @@ def _who_rates_what(
   return np.nonzero(chosen)[0], ranked[chosen]
 
 
-def _invent_users(
+def _generate_users(
   generator: np.random.Generator, num_users: int
 ) -> pd.DataFrame:
   ages = np.asarray([1, 18, 25, 35, 45, 50, 56])

@@ -131,7 +131,7 @@ class Options(TaskOptions):
       DataError: If the data are missing or damaged; says where and what to do.
     """
     if data.is_synthetic:
-      return MovieLens(synthetic.invent(), self, seed)
+      return MovieLens(synthetic.generate(), self, seed)
     if not data.data_dir:
       raise DataError(
         f'MovieLens: no data folder is named. {movielens_files.REMEDY_NO_DATA}'

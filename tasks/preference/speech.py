@@ -60,7 +60,7 @@ class SpeechOptions(Options):
         speakers for the voices.
     """
     if data.is_synthetic:
-      corpus, num_users = speech_synthetic.invent(), _FEW_USERS
+      corpus, num_users = speech_synthetic.generate(), _FEW_USERS
     else:
       corpus = speech_recordings.load(data.data_dir)
       num_users = _PAPER_USERS

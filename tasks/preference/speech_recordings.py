@@ -14,13 +14,15 @@ round, and the rest for training.
 
 from collections.abc import Sequence
 import dataclasses
+import io
 import os
 import pathlib
 import re
-import struct
 from typing import Any
+import warnings
 
 import numpy as np
+from scipy.io import wavfile
 
 from tasks.errors import DataError
 from tasks.preference.task import SIZES
@@ -37,22 +39,12 @@ _REMEDY = (
   'that has one of wav files for each speaker, or use --data=synthetic, which '
   'needs no files.'
 )
-_REMEDY_FORMAT = (
-  'Convert it to uncompressed PCM of 8 or 16 bits, or take it out of the '
-  'folder.'
-)
-
 _FSDD_NAME = re.compile(r'(?P<word>.+)_(?P<speaker>[^_]+)_(?P<take>\d+)')
 _SPEAKERS_NAME = re.compile(r'(?P<word>.+?)(_(?P<take>\d+))?')
 
 # Number of different liked recordings that a user needs in each part.
 LEAST = {part: size // 2 for part, size in SIZES.items()}
 _LEAST_RATE = 4_000
-
-# Encoding of a wav file's samples, channels, samples a second, bytes a second,
-# bytes of all channels' samples, bits of one sample.
-_FORMAT = struct.Struct('<HHIIHH')
-_PCM = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,89 +193,24 @@ def read_wav(path: pathlib.Path) -> tuple[np.ndarray, int]:
     float32 `[samples]` between -1 and 1, and the sampling rate.
 
   Raises:
-    DataError: If it is not a wav file, truncated, or inconsistent; names the
-      byte.
+    DataError: If it is not such a file, or not a whole one.
   """
   try:
-    data = path.read_bytes()
-  except OSError as error:
+    with warnings.catch_warnings():
+      # What cannot be understood may be the rest of the sound.
+      warnings.simplefilter('error', wavfile.WavFileWarning)
+      rate, samples = wavfile.read(io.BytesIO(path.read_bytes()))
+    if not samples.size or samples.dtype not in (np.uint8, np.int16):
+      raise ValueError(f'{len(samples)} samples of type {samples.dtype}')
+  except Exception as error:  # Of many kinds, for headers are not checked.
     raise DataError(
-      f'{path}: cannot be read ({error.strerror or error}). Change its '
-      'permissions, or take it out of the folder.'
+      f'{path}: no whole wav file ({error}). Fetch it again, convert it to '
+      'uncompressed PCM of 8 or 16 bits, or take it out of the folder.'
     ) from error
-  chunks = _chunks(data, path)
-  begin, size = chunks.get(b'fmt ', (0, 0))
-  if size < _FORMAT.size:
-    raise _no_wav(path, begin, 'there is no whole chunk of the format')
-  kind, channels, rate, per_second, frame, bits = _FORMAT.unpack_from(
-    data, begin
-  )
-  if kind != _PCM or bits not in (8, 16):
-    raise DataError(
-      f'{path}, byte {begin}: the format is {kind:#06x}, and samples have '
-      f'{bits} bits. {_REMEDY_FORMAT}'
-    )
-  # A single damaged number would turn sound into noise.
-  if not channels or (frame, per_second) != (
-    channels * bits // 8,
-    rate * frame,
-  ):
-    raise _no_wav(
-      path,
-      begin,
-      f'{channels} channels of {bits} bits and {rate} samples a second do not '
-      f'make {frame} bytes a sample and {per_second} a second',
-    )
-  if b'data' not in chunks:
-    raise _no_wav(path, len(data), 'there is no chunk of sound')
-  begin, size = chunks[b'data']
-  found = len(data) - begin
-  if not size or size > found or size % frame:
-    raise DataError(
-      f'{path}, byte {begin}: expected {size} bytes of sound, {frame} a '
-      f'sample, found {min(size, found)}. Fetch it again, or take it out of '
-      'the folder.'
-    )
-  if bits == 8:  # Unsigned; 128 is silence.
-    whole = np.frombuffer(data, np.uint8, size, begin).astype(np.float32)
-    samples = (whole - 128) / 128
-  else:
-    whole = np.frombuffer(data, '<i2', size // 2, begin).astype(np.float32)
-    samples = whole / 32768
-  return samples.reshape(-1, channels).mean(axis=1), rate
-
-
-def _chunks(data: bytes, path: pathlib.Path) -> dict[bytes, tuple[int, int]]:
-  """Return where the first chunk of each name begins, and its stated size."""
-  if data[:4] != b'RIFF' or data[8:12] != b'WAVE':
-    raise _no_wav(path, 0, 'it does not begin as a RIFF file of WAVE')
-  (size,) = struct.unpack_from('<I', data, 4)
-  if size + 8 != len(data):
-    raise _no_wav(
-      path, 4, f'it should have {size + 8} bytes and has {len(data)}'
-    )
-  chunks: dict[bytes, tuple[int, int]] = {}
-  place = 12
-  while b'data' not in chunks and place + 8 <= len(data):
-    name = data[place : place + 4]
-    (size,) = struct.unpack_from('<I', data, place + 4)
-    begin, place = place + 8, place + 8 + size + size % 2
-    if name != b'data' and begin + size > len(data):
-      raise _no_wav(
-        path,
-        begin - 8,
-        f'the chunk {name!r} has {size} bytes, and the file ends after '
-        f'{len(data) - begin}',
-      )
-    chunks.setdefault(name, (begin, size))
-  return chunks
-
-
-def _no_wav(path: pathlib.Path, place: int, problem: str) -> DataError:
-  return DataError(
-    f'{path}, byte {place}: no wav file that can be read, for {problem}. '
-    f'{_REMEDY_FORMAT}'
-  )
+  # Of 8 bits, 128 is silence.
+  silence, full = (128, 128) if samples.dtype == np.uint8 else (0, 32768)
+  floats = (samples.astype(np.float32) - silence) / full
+  return floats.reshape(len(floats), -1).mean(axis=1), rate
 
 
 def _describe_all(folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ _SECONDS = (0.3, 0.6)
 _SETTINGS = 50
 
 
-def invent(
+def generate(
   num_speakers: int = 6, num_words: int = 5, num_takes: int = 20, seed: int = 0
 ) -> speech_recordings.Corpus:
   """Invent recordings at 8 kHz of every word, by every speaker in every take.

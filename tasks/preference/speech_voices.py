@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 
 import numpy as np
+from scipy.spatial import distance
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
@@ -226,7 +227,9 @@ def align(
   sums = np.full([max(rows) + 1, max(columns) + 1, len(rows)], np.inf)
   distances = np.zeros([max(rows), max(columns), len(rows)])
   for place, (one, other) in enumerate(zip(first, second, strict=True)):
-    distances[: len(one), : len(other), place] = _distances(one, other)
+    distances[: len(one), : len(other), place] = distance.cdist(
+      one - one.mean(axis=0), other - other.mean(axis=0)
+    )
   sums[0, 0] = 0
   for row in range(max(rows)):
     for column in range(max(columns)):
@@ -238,12 +241,6 @@ def align(
     _trace_back(sums[: rows[place] + 1, : columns[place] + 1, place])
     for place in range(len(rows))
   ]
-
-
-def _distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  one, other = first - first.mean(axis=0), second - second.mean(axis=0)
-  squares = (one**2).sum(axis=1)[:, np.newaxis] + (other**2).sum(axis=1)
-  return np.sqrt(np.maximum(squares - 2 * one @ other.T, 0))
 
 
 def _trace_back(sums: np.ndarray) -> np.ndarray:

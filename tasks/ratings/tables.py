@@ -176,9 +176,9 @@ def _check(
     )
 
 
-def invent() -> Table:
+def generate() -> Table:
   """Invent ratings by planted tastes, of users and items with names."""
-  ratings = synthetic.invent()
+  ratings = synthetic.generate()
   frame = ratings.frame
   numbers, user = np.unique(frame['user_id'], return_inverse=True)
   return Table(

@@ -156,7 +156,7 @@ class Options(TaskOptions):
         f'--csv={self.csv.file}: a run with --data=synthetic reads no file. '
         'Leave one of the two out.'
       )
-    table = tables.invent() if data.is_synthetic else self.csv.read()
+    table = tables.generate() if data.is_synthetic else self.csv.read()
     ratings = tables.choose(table, self.min_per_user, self.min_per_item)
     if self.ends.top_n_user is not None:
       ratings.number_of(self.ends.top_n_user)

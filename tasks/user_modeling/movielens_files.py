@@ -8,18 +8,13 @@ paper's 925 users of 10 clients.
 import os
 import pathlib
 
-import numpy as np
-
 from tasks.errors import DataError
 from tasks.movielens import data as movielens_data
-from tasks.movielens import files as movielens_data_sets
-from tasks.movielens import rating_files
+from tasks.movielens import files as data_sets
 from tasks.user_modeling import records
 
 _NAME = 'ml-100k'
-_GENRES = 'u.genre'
-_NUM_GENRES = 19
-_NUM_FIELDS = 5 + _NUM_GENRES  # Of a movie; the genres are last.
+_GENRES = data_sets.File('u.genre', '|', ('name', 'genre_id'))
 _DIGITS = tuple('0123456789')
 
 
@@ -35,12 +30,12 @@ def load(
   Raises:
     DataError: If a file is missing or damaged; names the file and the line.
   """
-  place, layout = movielens_data_sets.locate(folder, _NAME)
+  place, _ = data_sets.locate(folder, _NAME)
   ratings = movielens_data.load(folder, _NAME)
   if ratings.users is None:
     raise DataError(
-      f'{place / layout.users}: the file is missing, which has the zip codes '
-      f'that make the clients. {rating_files.REMEDY_DAMAGED}'
+      f'{place / "u.user"}: the file is missing, which has the zip codes '
+      f'that make the clients. {data_sets.REMEDY_DAMAGED}'
     )
   region_of = ratings.users.set_index('user_id')['zip'].str.slice(0, 1)
   region = ratings.frame['user_id'].map(region_of)
@@ -74,39 +69,20 @@ def read_genres(folder: pathlib.Path) -> records.Tags:
   Raises:
     DataError: If a file is missing or a line of it is damaged.
   """
-  names = _read_names(folder / _GENRES)
-  path = folder / 'u.item'
-  items, genres = [], []
-  for number, line in rating_files.lines(path):
-    fields = rating_files.split_fields(line, '|', _NUM_FIELDS, path, number)
-    item = rating_files.integer(fields[0], 'item id', path, number)
-    flags = fields[-_NUM_GENRES:]
-    if not set(flags) <= {'0', '1'}:
-      raise rating_files.damaged(
-        path, number, f'the genres should be 0 or 1, found {"|".join(flags)!r}'
-      )
-    own = [genre for genre, flag in enumerate(flags) if flag == '1']
-    if not own:
-      raise rating_files.damaged(path, number, f'item {item} has no genre')
-    items += [item] * len(own)
-    genres += own
-  return records.Tags(np.array(items), np.array(genres), dict(enumerate(names)))
-
-
-def _read_names(path: pathlib.Path) -> list[str]:
-  """Read the names of the genres, which are numbered from 0."""
-  names: list[str] = []
-  for number, line in rating_files.lines(path):
-    name, code = rating_files.split_fields(line, '|', 2, path, number)
-    if rating_files.integer(code, 'genre', path, number) != len(names):
-      raise rating_files.damaged(
-        path,
-        number,
-        f'the genre {name!r} has the number {code} instead of {len(names)}',
-      )
-    names.append(name)
-  if len(names) != _NUM_GENRES:
-    raise rating_files.damaged(
-      path, len(names), f'{len(names)} genres instead of {_NUM_GENRES}'
+  named = _GENRES.read(folder)
+  numbers = [str(number) for number in range(len(data_sets.GENRES))]
+  if named['genre_id'].tolist() != numbers:
+    raise DataError(
+      f'{folder / _GENRES.name}: the genres are not numbered from 0 to '
+      f'{numbers[-1]} in order. {data_sets.REMEDY_DAMAGED}'
     )
-  return names
+  file = data_sets.DATA_SETS[_NAME].items
+  movies = file.read(folder)
+  flags = movies[list(data_sets.GENRES)].to_numpy(bool)
+  has_genre = flags.any(axis=1)
+  if not has_genre.all():
+    row = int(has_genre.argmin())
+    raise file.refusal(folder, row, 'the item has no genre')
+  rows, genres = flags.nonzero()
+  items = movies['item_id'].to_numpy()[rows]
+  return records.Tags(items, genres, named['name'].to_dict())

@@ -154,22 +154,24 @@ def _movielens(name: str) -> _Reader:
 
   def write(folder: pathlib.Path) -> list[pathlib.Path]:
     ratings = [
-      layout.separator.join([str(user), str(item), '4', str(user * 100 + item)])
+      layout.ratings.separator.join(
+        [str(user), str(item), '4', str(user * 100 + item)]
+      )
       for user in range(1, 5)
       for item in range(user, 9)
     ]
-    separator = {'ml-1m': '::', 'ml-100k': '|'}.get(name, ',')
-    rest = [''] * (22 if name == 'ml-100k' else 1)
+    separator = layout.items.separator
+    rest = [*[''] * 3, *['0'] * 19] if name == 'ml-100k' else ['']
     items = [
       separator.join([str(item), f'Film {item}', *rest]) for item in range(1, 9)
     ]
-    if layout.header:
-      ratings.insert(0, layout.header)
-      items.insert(0, 'movieId,title,genres')
-    lines = {layout.ratings: ratings, layout.items: items}
+    if layout.ratings.header:
+      ratings.insert(0, layout.ratings.header)
+      items.insert(0, layout.items.header)
+    lines = {layout.ratings.name: ratings, layout.items.name: items}
     if layout.users:
       fields = ['25', 'F'] if name == 'ml-100k' else ['F', '25']
-      lines[layout.users] = [
+      lines[layout.users.name] = [
         separator.join([str(user), *fields, '7', '90210'])
         for user in range(1, 5)
       ]

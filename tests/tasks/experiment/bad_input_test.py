@@ -73,45 +73,45 @@ _DAMAGES: dict[str, tuple[Callable[[pathlib.Path], Any], tuple[str, ...]]] = {
   ),
   'a field too few': (
     _with_line(7, b'1::7::978307'),
-    ('ratings.dat, line 7', '3 fields', 'instead of 4', '--download'),
+    ('ratings.dat, line 7', "found '1::7::978307'", '--download'),
   ),
   'another separator': (
     _with_line(1, b'1,1,3,978301'),
-    ('ratings.dat, line 1', '1 fields'),
+    ('ratings.dat, line 1', 'expected user_id::item_id::'),
   ),
   'a rating that is no number': (
     _with_line(12, b'2::3::good::978303'),
-    ('ratings.dat, line 12', "'good' is not a number"),
+    ('ratings.dat, line 12', 'with whole numbers'),
   ),
   'a rating that is NaN': (
     _with_line(12, b'2::3::nan::978303'),
-    ('ratings.dat, line 12', "'nan' is not a number"),
+    ('ratings.dat, line 12', '2::3::nan::978303'),
   ),
   'a rating off the scale': (
     _with_line(12, b'2::3::6::978303'),
-    ('ratings.dat, line 12', 'off the scale', 'from 1 to 5'),
+    ('ratings.dat, line 12', 'ratings on the scale', '2::3::6::978303'),
   ),
   'a user that is no number': (
     _with_line(12, b'Anna::3::4::978303'),
-    ('ratings.dat, line 12', "user id 'Anna'"),
+    ('ratings.dat, line 12', 'Anna::3::4::978303'),
   ),
   'a rating twice': (
     _with_line(12, b'2::1::4::978303'),
-    ('ratings.dat, line 12', 'second time', 'line 10'),
+    ('ratings.dat, line 12', 'a second line', 'line 10'),
   ),
-  'an empty line': (_with_line(5, b''), ('ratings.dat, line 5', 'empty')),
+  'an empty line': (_with_line(5, b''), ('ratings.dat, line 5', "found ''")),
   'no text': (
     _with_line(5, b'1::5::\xff::978303'),
-    ('ratings.dat, line 5', '0xff'),
+    ('ratings.dat, line 5', '1::5::ÿ::978303'),
   ),
-  'nothing': (lambda path: path.write_text(''), ('ratings.dat', 'no ratings')),
+  'nothing': (lambda path: path.write_text(''), ('ratings.dat', 'empty')),
   'an item that nobody describes': (
     _with_line(5, b'1::77::3::978305'),
     ('movies.dat', 'item 77'),
   ),
   'its neighbour missing': (
     lambda path: (path.parent / 'movies.dat').unlink(),
-    ('movies.dat', 'missing'),
+    ('movies.dat', 'No such file'),
   ),
   'few users': (
     lambda path: path.write_text('1::1::3::97\n2::1::3::97\n'),

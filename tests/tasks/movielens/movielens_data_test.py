@@ -1,15 +1,11 @@
 """Tests of the MovieLens readers, splits, generator and download."""
 
-import errno
 import functools
 import hashlib
 import http.server
 import io
 import os
 import pathlib
-import shutil
-import socket
-import stat
 import threading
 import time
 import zipfile
@@ -20,10 +16,8 @@ import pytest
 
 from tasks.errors import DataError
 from tasks.errors import TaskError
-from tasks.files import downloads
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_files
-from tasks.movielens import rating_files
 from tasks.movielens import synthetic
 
 # Items 5, 17 and 90 by users 2 and 30; user 30 rates two items in one second.
@@ -150,7 +144,7 @@ def test_every_layout_is_read(tmp_path, name):
 
 @pytest.mark.parametrize('name', _WRITERS)
 def test_what_is_written_is_what_is_read(tmp_path, name):
-  invented = synthetic.invent(61, 23, seed=5)
+  invented = synthetic.generate(61, 23, seed=5)
   ids = invented.original_item_ids
   rows = [
     (user, ids[item], int(rating), second)
@@ -165,22 +159,6 @@ def test_what_is_written_is_what_is_read(tmp_path, name):
   assert ratings.item_titles == invented.item_titles
   if ratings.users is not None:
     pd.testing.assert_frame_equal(ratings.users, invented.users)
-
-
-@pytest.mark.parametrize('name', _WRITERS)
-def test_both_parsers_agree(tmp_path, monkeypatch, name):
-  _WRITERS[name](tmp_path)
-  place, layout = movielens_files.locate(tmp_path)
-  body = (place / layout.ratings).read_bytes()
-  quick = movielens_files.read_ratings(place, layout)
-  parsed = rating_files.parse_quickly
-  body = body.partition(b'\n')[2] if layout.header else body
-  pd.testing.assert_frame_equal(parsed(body, layout), quick)
-
-  monkeypatch.setattr(movielens_files, 'parse_quickly', lambda *_: None)
-  pd.testing.assert_frame_equal(
-    movielens_files.read_ratings(place, layout), quick
-  )
 
 
 def test_unusual_but_whole_files_are_read(tmp_path):
@@ -237,56 +215,47 @@ def test_errors_are_the_users():
 
 
 @pytest.mark.parametrize(
-  ('line', 'complaint'),
+  'line',
   [
-    ('30::90::4', "3 fields parted by '::' instead of 4"),
-    ('30::90::4::1000::7', "5 fields parted by '::' instead of 4"),
-    ('30,90,4,1000', "1 fields parted by '::' instead of 4"),
-    ('', 'the line is empty'),
-    ('30::90::four::1000', "the rating 'four' is not a number"),
-    ('30::90::::1000', "the rating '' is not a number"),
-    ('30::90::nan::1000', "the rating 'nan' is not a number"),
-    ('30::90::inf::1000', "the rating 'inf' is off the scale"),
-    ('30::90::6::1000', 'off the scale, which goes from 1 to 5 in steps of 1'),
-    ('30::90::0::1000', "the rating '0' is off the scale"),
-    ('30::90::-3::1000', "the rating '-3' is off the scale"),
-    ('30::90::3.5::1000', "the rating '3.5' is off the scale"),
-    ('30::90::4::noon', "the timestamp 'noon' is not an integer"),
-    ('30::90::4::1000.5', "the timestamp '1000.5' is not an integer"),
-    ('30::90::4::', "the timestamp '' is not an integer"),
-    ('30::90::4::-1', "the timestamp '-1' is not an integer"),
-    ('30::90::4::9223372036854775808', 'is too large, with 19 digits'),
-    (f'{"9" * 5_000}::90::4::1000', 'is too large, with 5,000 digits'),
-    (f'30::{"9" * 5_000}::4::1000', 'is too large, with 5,000 digits'),
-    (f'30::90::{"9" * 5_000}::1000', 'is off the scale'),
-    (f'30::90::4::{"9" * 5_000}', 'is too large, with 5,000 digits'),
-    ('30::90::0_4::1000', "the rating '0_4' is not a number"),
-    ('thirty::90::4::1000', "the user id 'thirty' is not an integer"),
-    ('30:::90::4::1000', "the item id ':90' is not an integer"),
-    ('30::90::4::1000\x00', 'is not an integer'),
-    ('30::90::\xe9::1000', 'the byte 0xe9 is not text'),
-    ('30::17::4::1000', 'rates item 17 a second time; the first is on line 2'),
+    '30::90::4',
+    '30::90::4::1000::7',
+    '30,90,4,1000',
+    '',
+    '30::90::::1000',
+    '30::90::nan::1000',
+    '30::90::6::1000',
+    '30::90::3.5::1000',
+    '30::90::4::1000.5',
+    '30::90::4::-1',
+    '30::90::4::9223372036854775808',
+    'thirty::90::4::1000',
+    '30:::90::4::1000',
+    '30::90::4::1000\x00',
+    '30::90::\xe9::1000',
   ],
 )
-def test_a_damaged_line_is_named(tmp_path, line, complaint):
+def test_a_damaged_line_is_named(tmp_path, line):
   _write_ml_1m(tmp_path)
   path = tmp_path / 'ratings.dat'
   lines = path.read_text('latin-1').splitlines()
   # A second damaged line, which is not the first one, is not the one named.
-  _write(tmp_path, 'ratings.dat', [*lines[:3], line, *lines[3:], 'later'][:6])
+  _write(tmp_path, 'ratings.dat', [*lines[:3], line, *lines[3:], 'later'])
   with pytest.raises(DataError) as error:
     movielens_data.load(tmp_path)
   message = _message(error)
-  assert message.startswith(f'{path}, line 4: ')
-  assert complaint in message
+  assert message.startswith(f'{path}, line 4: expected user_id::item_id::')
+  assert f'found {line!r}' in message
   assert _DAMAGED in message
 
 
-def test_short_and_long_lines_do_not_make_up_for_each_other(tmp_path):
-  _write_ml_1m(tmp_path)
-  _write(tmp_path, 'ratings.dat', ['2::5::4::7::8', '2::90::4', '2::17::4::9'])
-  with pytest.raises(DataError, match='line 1: 5 fields'):
+def test_a_second_rating_of_an_item_is_named(tmp_path):
+  _write_ml_1m(tmp_path, [*_ROWS, (30, 17, 4, 1_000)])
+  with pytest.raises(DataError) as error:
     movielens_data.load(tmp_path)
+  assert (
+    'ratings.dat, line 6: a second line of user_id 30, item_id 17; the first '
+    'is on line 2.'
+  ) in _message(error)
 
 
 @pytest.mark.parametrize(
@@ -311,19 +280,18 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path, write, file, line):
       movielens_data.load(tmp_path)
     message = _message(error)
     assert f'{path}, line {line}: ' in message
-    assert 'line end' in message or 'fields' in message
+    assert 'no line end' in message or 'expected' in message
 
 
 @pytest.mark.parametrize(
   ('write', 'file', 'content', 'complaint'),
   [
-    (_write_ml_1m, 'ratings.dat', b'', 'holds no ratings'),
-    (_write_tables, 'ratings.csv', b'', 'holds no ratings'),
+    (_write_ml_1m, 'ratings.dat', b'', 'is empty'),
     (
       _write_tables,
       'ratings.csv',
       b'userId,movieId,rating,timestamp\n',
-      'holds no ratings',
+      'is empty',
     ),
     (
       _write_tables,
@@ -334,83 +302,44 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path, write, file, line):
     (
       _write_tables,
       'ratings.csv',
-      b'userId,movieId,rating,timestamp\n2,5,4.0,7\n2,5,4.0,8\n',
-      'line 3: user 2 rates item 5 a second time; the first is on line 2',
-    ),
-    (
-      _write_tables,
-      'ratings.csv',
       b'userId,movieId,rating,timestamp\n2,5,4.2,7\n',
-      'from 0.5 to 5 in steps of 0.5',
+      'line 2: expected user_id,item_id,rating,timestamp, with whole numbers '
+      "and ratings on the scale; found '2,5,4.2,7'",
     ),
-    (_write_ml_1m, 'movies.dat', b'', 'is empty'),
-    (_write_ml_1m, 'movies.dat', b'5::Ran\n', 'line 1: 2 fields'),
-    (_write_ml_1m, 'movies.dat', b'five::Ran::War\n', 'line 1: the item id'),
-    (_write_ml_1m, 'movies.dat', b'5:: ::War\n', 'item 5 has no title'),
+    (_write_ml_1m, 'movies.dat', b'5::Ran\n', "found '5::Ran'"),
+    (_write_ml_1m, 'movies.dat', b'5:: ::War\n', 'the item has no title'),
     (
       _write_ml_1m,
       'movies.dat',
       b'5::Ran::War\n5::Ran::War\n',
-      'line 2: item 5 is there a second time',
+      'line 2: a second line of item_id 5; the first is on line 1',
     ),
-    (_write_ml_1m, 'movies.dat', b'5::R\xe9n\x00::War\n', 'does not belong'),
+    (_write_ml_1m, 'movies.dat', b'5::R\xe9n\x00::War\n', 'line 1: expected'),
     (
       _write_ml_1m,
       'movies.dat',
       b'5::Ran::War\n',
       'no line for item 17, which has ratings; 2 of 3 items are missing',
     ),
-    (_write_tables, 'movies.csv', b'id,title\n', 'line 1: the header is'),
     (
       _write_tables,
       'movies.csv',
       b'movieId,title,genres\n5,\xe9t\xe9,War\n',
-      'line 2: the byte 0xe9 is not text in UTF-8',
+      'line 2: expected',
     ),
     (
       _write_tables,
       'movies.csv',
       b'movieId,title,genres\n5,"Ran,War\n',
-      'line 2: cannot be parsed',
+      'line 2: expected',
     ),
     (
       _write_tables,
       'movies.csv',
       b'movieId,title,genres\n5,Ran, War,War\n',
-      'line 2: 4 fields instead of 3',
+      'line 2: expected',
     ),
-    (
-      _write_ml_1m,
-      'movies.dat',
-      b'9' * 5_000 + b'::Ran::War\n',
-      'line 1: the item id',
-    ),
-    (
-      _write_tables,
-      'movies.csv',
-      b'movieId,title,genres\n' + b'9' * 5_000 + b',Ran,War\n',
-      'line 2: the item id',
-    ),
-    (
-      _write_tables,
-      'movies.csv',
-      b'movieId,title,genres\n5,"' + b'x' * 200_000 + b'",War\n',
-      'line 2: cannot be parsed',
-    ),
-    (
-      _write_ml_1m,
-      'users.dat',
-      b'2::F::' + b'9' * 5_000 + b'::7::0\n',
-      'line 1: the age',
-    ),
-    (_write_ml_1m, 'users.dat', b'2::F::1::7\n', 'line 1: 4 fields'),
-    (_write_ml_1m, 'users.dat', b'2::F::old::7::0\n', "the age 'old' is not"),
-    (
-      _write_ml_1m,
-      'users.dat',
-      b'2::F::1::7::0\n2::F::1::7::0\n',
-      'line 2: user 2 is there a second time',
-    ),
+    (_write_ml_1m, 'users.dat', b'2::F::old::7::0\n', 'line 1: expected'),
     (
       _write_ml_1m,
       'users.dat',
@@ -430,34 +359,12 @@ def test_a_damaged_file_is_named(tmp_path, write, file, content, complaint):
   assert '--download' in message
 
 
-@pytest.mark.parametrize('name', _WRITERS)
-def test_any_damage_is_read_or_refused_by_both_parsers(
-  tmp_path, monkeypatch, name
-):
-  _WRITERS[name](tmp_path)
-  path = tmp_path / movielens_files.DATA_SETS[name].ratings
-  whole = path.read_bytes()
-  generator = np.random.default_rng(0)
-  strange = b'0159.\n:\t,-+e \r"\x00\xe9'
-  parsers = (rating_files.parse_quickly, lambda *_: None)
-  num_refused = 0
-  for _ in range(100):
-    damaged = bytearray(whole)
-    place = int(generator.integers(len(damaged)))
-    removed = int(generator.integers(3))
-    inserted = bytes(generator.choice(list(strange), 1).tolist())
-    damaged[place : place + removed] = inserted
-    path.write_bytes(damaged)
-    outcomes = []
-    for parser in parsers:
-      monkeypatch.setattr(movielens_files, 'parse_quickly', parser)
-      try:
-        outcomes.append(movielens_data.load(tmp_path).frame.to_csv())
-      except DataError as error:
-        outcomes.append(str(error))
-        num_refused += 1
-    assert outcomes[0] == outcomes[1], bytes(damaged)
-  assert 100 < num_refused < 200
+def test_quotes_in_a_table_are_read(tmp_path):
+  _write_tables(tmp_path)
+  text = 'movieId,title,genres\n5,"""Great"" Cats, The",War\n17,N/A,\n90,1,a\n'
+  (tmp_path / 'movies.csv').write_text(text)
+  titles = movielens_data.load(tmp_path).item_titles
+  assert titles == ('"Great" Cats, The', 'N/A', '1')
 
 
 def test_missing_data_are_explained(tmp_path):
@@ -465,11 +372,11 @@ def test_missing_data_are_explained(tmp_path):
   (tmp_path / 'empty').mkdir()
   _write(tmp_path / 'part', 'ratings.dat', ['2::5::4::7'])
   for folder, complaint in (
-    ('absent', 'does not exist'),
-    ('file', 'is not a folder'),
+    ('absent', 'the data folder does not exist'),
+    ('file', 'the data folder is not a folder'),
     ('empty', 'Looked for ratings.dat or u.data or ratings.csv'),
-    ('part', 'movies.dat: the file is missing'),
-    ('x' * 300, 'cannot be looked into'),
+    ('part', 'movies.dat: cannot be read (No such file'),
+    ('x' * 300, 'the data folder does not exist'),
   ):
     with pytest.raises(DataError) as error:
       movielens_data.load(tmp_path / folder)
@@ -481,21 +388,10 @@ def test_missing_data_are_explained(tmp_path):
       assert '--data_dir' in message
       assert '$TFF_PARTIAL_DATA_DIR' in message
       assert '--data=synthetic' in message
-  with pytest.raises(DataError, match='No data folder was named'):
+  with pytest.raises(DataError, match="'': the data folder does not exist"):
     movielens_data.load('')
   with pytest.raises(DataError, match="'ml-9' is not .* Choose one of ml-1m, "):
     movielens_data.load(tmp_path, 'ml-9')
-
-
-def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
-  _write_ml_1m(tmp_path)
-
-  def refuse(self):
-    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-
-  monkeypatch.setattr(pathlib.Path, 'read_bytes', refuse)
-  with pytest.raises(DataError, match=r'ratings\.dat: cannot be read \(Perm'):
-    movielens_data.load(tmp_path)
 
 
 # ---- splits ------------------------------------------------------------------
@@ -503,7 +399,7 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
 
 @functools.cache
 def _invented() -> movielens_data.Ratings:
-  return synthetic.invent(101, 53, seed=3)
+  return synthetic.generate(101, 53, seed=3)
 
 
 def _together(parts) -> pd.DataFrame:
@@ -593,7 +489,7 @@ def test_shares_that_are_none_are_refused(fractions):
 
 
 def test_parts_without_anything_are_refused():
-  few = synthetic.invent(4, 30)
+  few = synthetic.generate(4, 30)
   with pytest.raises(DataError) as error:
     movielens_data.split_users(few)
   assert '4 users cannot be divided' in _message(error)
@@ -649,7 +545,7 @@ def test_counts():
 
 
 def test_invented_ratings_have_the_schema():
-  ratings = synthetic.invent(61, 23, seed=5)
+  ratings = synthetic.generate(61, 23, seed=5)
   frame = ratings.frame
   assert list(frame.dtypes.astype(str)) == [
     'int64',
@@ -666,13 +562,13 @@ def test_invented_ratings_have_the_schema():
   assert ratings.item_titles[0] == 'Film 0001'
   assert ratings.users['user_id'].tolist() == list(range(1, 62))
 
-  again = synthetic.invent(61, 23, seed=5)
+  again = synthetic.generate(61, 23, seed=5)
   pd.testing.assert_frame_equal(frame, again.frame)
-  assert not frame.equals(synthetic.invent(61, 23, seed=6).frame)
+  assert not frame.equals(synthetic.generate(61, 23, seed=6).frame)
 
 
 def test_few_invented_items_are_all_rated():
-  ratings = synthetic.invent(3, 7)
+  ratings = synthetic.generate(3, 7)
   assert movielens_data.describe(ratings) == {
     'ratings': 21,
     'users': 3,
@@ -681,7 +577,7 @@ def test_few_invented_items_are_all_rated():
 
 
 def test_some_invented_items_are_more_popular():
-  counts = synthetic.invent().frame['item_id'].value_counts()
+  counts = synthetic.generate().frame['item_id'].value_counts()
   assert len(counts) == 200
   assert counts.max() > 4 * counts.min()
 
@@ -727,7 +623,7 @@ def _alternating_least_squares(
 
 
 def test_planted_tastes_can_be_learned():
-  ratings = synthetic.invent()
+  ratings = synthetic.generate()
   train, _, test = movielens_data.split_by_time(ratings)
   item_means = train.groupby('item_id')['rating'].mean()
   by_item = _root_mean_square(
@@ -743,7 +639,9 @@ def test_planted_tastes_can_be_learned():
 
 def test_the_noise_floor_is_that_of_who_knows_the_tastes():
   # Without any planted differences the best prediction is the mean.
-  ratings = synthetic.invent(400, 100, taste_scale=0.0, noise_scale=0.4, seed=1)
+  ratings = synthetic.generate(
+    400, 100, taste_scale=0.0, noise_scale=0.4, seed=1
+  )
   generator = np.random.default_rng(0)
   planted = np.repeat([2.2, 3.4, 4.9], 200_000)
   drawn = np.clip(np.rint(planted + generator.logistic(0, 0.4, 600_000)), 1, 5)
@@ -751,7 +649,7 @@ def test_the_noise_floor_is_that_of_who_knows_the_tastes():
   floor = synthetic._noise_floor(planted[::200_000], 0.4)
   assert floor == pytest.approx(np.sqrt(variance), abs=2e-3)
   assert 0.5 < ratings.noise_floor < ratings.frame['rating'].std()
-  assert synthetic.invent(20, 20, noise_scale=0.0).noise_floor == 0.0
+  assert synthetic.generate(20, 20, noise_scale=0.0).noise_floor == 0.0
 
 
 @pytest.mark.parametrize(
@@ -766,7 +664,7 @@ def test_the_noise_floor_is_that_of_who_knows_the_tastes():
 )
 def test_impossible_inventions_are_refused(options):
   with pytest.raises(DataError) as error:
-    synthetic.invent(**options)
+    synthetic.generate(**options)
   _message(error)
 
 
@@ -795,7 +693,6 @@ class _Site:
 
   def __init__(self):
     self.pages: dict[str, bytes | int] = {}
-    self.announced: dict[str, int] = {}
     self.requests: list[str] = []
     site = self
 
@@ -807,8 +704,7 @@ class _Site:
           self.send_error(page)
           return
         self.send_response(200)
-        length = site.announced.get(self.path, len(page))
-        self.send_header('Content-Length', str(length))
+        self.send_header('Content-Length', str(len(page)))
         self.end_headers()
         self.wfile.write(page)
 
@@ -872,114 +768,61 @@ def test_a_checksum_comes_in_several_forms(site, tmp_path, whole_archive, form):
 def _refused(site: _Site, folder: pathlib.Path) -> str:
   """The message of a download that fails and leaves nothing behind."""
   with pytest.raises(DataError) as error:
-    movielens_data.download(folder, address=site.address, timeout=5.0)
+    movielens_data.download(folder, address=site.address)
   assert not folder.exists() or not list(folder.iterdir())
-  return _message(error)
+  message = _message(error)
+  assert message.startswith(
+    f'{site.address}ml-1m.zip: cannot be fetched into {folder}/ml-1m ('
+  )
+  for way in ('--data_dir', '--data=synthetic', 'by hand'):
+    assert way in message
+  return message
 
 
 def test_damage_on_the_way_is_noticed(site, tmp_path, whole_archive):
   site.publish(whole_archive, '0' * 32)
-  message = _refused(site, tmp_path)
-  assert 'checksum' in message
-  assert '0' * 32 in message
+  assert f'does not match the provided value of {"0" * 32}' in _refused(
+    site, tmp_path
+  )
   site.publish(whole_archive, 'See our web site.')
-  assert 'holds no MD5 checksum' in _refused(site, tmp_path)
+  assert 'ml-1m.zip.md5 holds no checksum' in _refused(site, tmp_path)
   site.publish(whole_archive)
-  site.announced['/ml-1m.zip'] = len(whole_archive) + 1000
-  message = _refused(site, tmp_path)
-  assert f'{len(whole_archive):,} of {len(whole_archive) + 1000:,}' in message
+  site.pages['/ml-1m.zip'] = whole_archive[:-10]
+  assert 'does not match' in _refused(site, tmp_path)
 
 
 def test_absent_pages_are_named(site, tmp_path, whole_archive):
-  assert f'{site.address}ml-1m.zip.md5: the server answered 404' in _refused(
-    site, tmp_path
-  )
+  assert '(HTTP Error 404' in _refused(site, tmp_path)
   site.publish(whole_archive)
   site.pages['/ml-1m.zip'] = 503
-  assert f'{site.address}ml-1m.zip: the server answered 503' in _refused(
-    site, tmp_path
-  )
+  assert '503' in _refused(site, tmp_path)
 
 
-def test_no_connection_is_explained(tmp_path):
-  with socket.socket() as unused:
-    unused.bind(('127.0.0.1', 0))
-    port = unused.getsockname()[1]
-    for address in (f'http://127.0.0.1:{port}/', 'nowhere/'):
-      with pytest.raises(DataError) as error:
-        movielens_data.download(tmp_path, address=address)
-      message = _message(error)
-      assert f'{address}ml-1m.zip.md5: cannot be reached' in message
-      assert '--data=synthetic' in message
+def test_no_connection_is_explained(site, tmp_path):
+  site.close()
+  assert 'Connection refused' in _refused(site, tmp_path)
 
 
-def test_a_silent_server_does_not_hold_up_for_ever(tmp_path):
-  with socket.socket() as silent:
-    silent.bind(('127.0.0.1', 0))
-    silent.listen()
-    address = f'http://127.0.0.1:{silent.getsockname()[1]}/'
-    with pytest.raises(DataError, match='cannot be reached .*timed out'):
-      movielens_data.download(tmp_path, address=address, timeout=0.2)
-
-
-def _link() -> dict[zipfile.ZipInfo, bytes]:
-  link = zipfile.ZipInfo('ml-1m/ratings.dat')
-  link.external_attr = (stat.S_IFLNK | 0o777) << 16
-  return {link: b'/etc/hostname'}
-
-
-@pytest.mark.parametrize(
-  'members',
-  [
-    {'ml-1m/../../outside': b'x'},
-    {'../outside': b'x'},
-    {'/outside': b'x'},
-    {'ml-1m\\..\\..\\outside': b'x'},
-    {'C:/outside': b'x'},
-    _link(),
-  ],
-)
-def test_an_archive_cannot_write_elsewhere(site, tmp_path, members):
-  site.publish(_archive({'ml-1m/README': b'1', **members}))
-  folder = tmp_path / 'data'
-  assert 'written outside of its folder' in _refused(site, folder)
+def test_an_archive_cannot_write_elsewhere(site, tmp_path):
+  site.publish(_archive({'ml-1m/README': b'1', 'ml-1m/../../../out': b'x'}))
+  movielens_data.download(tmp_path / 'data', address=site.address)
   assert [path.name for path in tmp_path.iterdir()] == ['data']
+  assert [path.name for path in (tmp_path / 'data').iterdir()] == ['ml-1m']
 
 
-def test_an_archive_of_something_else_is_refused(site, tmp_path, whole_archive):
-  site.publish(_archive({'other/ratings.dat': b'1'}))
-  assert "holds no folder 'ml-1m'" in _refused(site, tmp_path)
-  site.publish(b'<html>Please log in.</html>')
-  assert 'is not a readable zip archive' in _refused(site, tmp_path)
-  broken = bytearray(whole_archive)
-  broken[whole_archive.index(b'ml-1m/ratings.dat') + 20] ^= 0xFF
-  site.publish(bytes(broken))
-  assert 'is not a readable zip archive' in _refused(site, tmp_path)
-
-
-def test_a_full_disk_is_named(site, tmp_path, whole_archive, monkeypatch):
-  site.publish(whole_archive)
-
-  def full(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-  monkeypatch.setattr(downloads.shutil, 'copyfileobj', full)
-  assert 'the disk is full' in _refused(site, tmp_path)
-  monkeypatch.undo()
-  usage = shutil.disk_usage(tmp_path)._replace(free=10)
-  monkeypatch.setattr(downloads.shutil, 'disk_usage', lambda _: usage)
-  assert 'the disk is full' in _refused(site, tmp_path)
+def test_an_archive_of_something_else_is_refused(site, tmp_path):
+  for archive in (_archive({'other/a': b'1'}), b'<html>Please log in.</html>'):
+    site.publish(archive)
+    assert 'No such file' in _refused(site, tmp_path)
 
 
 def test_places_that_cannot_be_written_are_named(site, tmp_path, whole_archive):
   site.publish(whole_archive)
   (tmp_path / 'file').write_text('text')
   for folder in (tmp_path / 'file', tmp_path / 'file' / 'below'):
-    with pytest.raises(DataError) as error:
+    with pytest.raises(DataError, match=f'cannot be fetched into {folder}/'):
       movielens_data.download(folder, address=site.address)
-    message = _message(error)
-    assert message.startswith(f'{folder}: cannot be written to')
-  with pytest.raises(DataError, match='No folder was named'):
+  with pytest.raises(DataError, match="'ml-1m' into the folder ''.*--data_dir"):
     movielens_data.download('')
   with pytest.raises(DataError, match='Choose one of ml-1m, '):
     movielens_data.download(tmp_path, '../ml-1m')
@@ -989,9 +832,8 @@ def test_what_is_there_is_not_replaced(site, tmp_path, whole_archive):
   site.publish(whole_archive)
   (tmp_path / 'ml-1m').mkdir()
   (tmp_path / 'ml-1m' / 'notes').write_text('mine')
-  with pytest.raises(DataError) as error:
+  with pytest.raises(DataError, match='not empty'):
     movielens_data.download(tmp_path, address=site.address)
-  assert 'would replace what is already there' in _message(error)
   assert [p.name for p in tmp_path.rglob('*')] == ['ml-1m', 'notes']
 
 

@@ -132,60 +132,43 @@ def test_other_names_are_refused(tmp_path):
     speech_recordings.load(tmp_path)
 
 
-def test_what_is_no_wav_file_is_refused(tmp_path):
-  (tmp_path / '7_theo_0.wav').write_text('This is the word seven.')
-  with pytest.raises(DataError, match='7_theo_0.wav, byte 0: no wav.*RIFF'):
-    speech_recordings.load(tmp_path)
-  (tmp_path / '7_theo_0.wav').write_bytes(b'')
-  with pytest.raises(DataError, match='7_theo_0.wav, byte 0: no wav.*RIFF'):
+# A file of 44 bytes of header and 8 of sound: the format is from byte 20 on.
+@pytest.mark.parametrize(
+  'place, value',
+  [
+    (0, b'A word'),
+    (4, b'\x2d'),  # More bytes than there are.
+    (16, b'\x0f'),  # A format of 15 bytes.
+    (20, b'\x07'),  # Compressed.
+    (22, b'\x00'),  # No channels.
+    (22, b'\x02'),  # Two channels of one byte.
+    (24, b'\x41'),  # 8001 samples a second.
+    (32, b'\x04'),  # Four bytes a sample.
+    (36, b'dada'),  # No sound.
+  ],
+)
+def test_a_damaged_file_is_refused(tmp_path, place, value):
+  path = _write(tmp_path / '7_theo_0.wav', [1, 2, 3, 4])
+  data = bytearray(path.read_bytes())
+  assert len(data) == 52
+  data[place : place + len(value)] = value
+  path.write_bytes(data)
+  with pytest.raises(
+    DataError, match='7_theo_0.wav: no whole wav file .* Fetch it again'
+  ):
     speech_recordings.load(tmp_path)
 
 
 def test_half_a_file_is_refused(tmp_path):
   path = _write(tmp_path / '7_theo_0.wav', [1, 2, 3, 4])
   data = path.read_bytes()
-  path.write_bytes(data[:-4])
-  with pytest.raises(DataError, match='byte 4: .*should have 52 .* has 48'):
-    speech_recordings.load(tmp_path)
-  path.write_bytes(data[:4] + bytes([40]) + data[5:-4])
-  with pytest.raises(DataError, match='byte 44: expected 8 bytes .* found 4'):
-    speech_recordings.load(tmp_path)
+  for length in (0, 12, 30, 44, 48):
+    path.write_bytes(data[:length])
+    with pytest.raises(DataError, match='7_theo_0.wav: no whole wav file'):
+      speech_recordings.load(tmp_path)
   _write(path, [])
-  with pytest.raises(DataError, match='byte 44: expected 0 bytes .* found 0'):
+  with pytest.raises(DataError, match=r'7_theo_0.wav: no .*\(0 samples'):
     speech_recordings.load(tmp_path)
-
-
-# A file of 44 bytes of header and 8 of sound: the format is from byte 20 on.
-@pytest.mark.parametrize(
-  'place, value, expected',
-  [
-    (4, b'\x2d', 'byte 4: .*it should have 53 bytes and has 52'),
-    (8, b'WAXE', 'byte 0: .*does not begin as a RIFF file'),
-    (12, b'fmx ', 'byte 0: .*no whole chunk of the format'),
-    (16, b'\x0f', 'byte 20: .*no whole chunk of the format'),
-    (16, b'\xff\xff\xff\x7f', "byte 12: .*chunk b'fmt ' has 2147483647 bytes"),
-    (20, b'\x03', 'byte 20: the format is 0x0003'),
-    (22, b'\x00', 'byte 20: .*0 channels of 16 bits'),
-    (22, b'\x02', 'byte 20: .*2 channels of 16 bits .* do not make 2 bytes'),
-    (24, b'\x41', 'byte 20: .*8001 samples a second do not make'),
-    (28, b'\x00', 'byte 20: .*15872 a second'),
-    (32, b'\x04', 'byte 20: .*4 bytes a sample'),
-    (34, b'\x08', 'byte 20: .*1 channels of 8 bits'),
-    (36, b'dada', 'byte 52: .*no chunk of sound'),
-    (40, b'\x07', 'byte 44: expected 7 bytes of sound, 2 a sample'),
-    (40, b'\xff\xff\xff\xff', 'byte 44: expected 4294967295 .*found 8'),
-  ],
-)
-def test_damage_of_a_header_is_named_with_its_place(
-  tmp_path, place, value, expected
-):
-  path = _write(tmp_path / '7_theo_0.wav', [1, 2, 3, 4])
-  data = bytearray(path.read_bytes())
-  assert len(data) == 52
-  data[place : place + len(value)] = value
-  path.write_bytes(data)
-  with pytest.raises(DataError, match=f'7_theo_0.wav, {expected}'):
-    speech_recordings.read_wav(path)
 
 
 def test_other_chunks_are_passed_over(tmp_path):
@@ -202,7 +185,7 @@ def test_other_chunks_are_passed_over(tmp_path):
 
 def test_other_depths_are_refused(tmp_path):
   _write(tmp_path / '7_theo_0.wav', [b'abc'], width=3)
-  with pytest.raises(DataError, match='byte 20: .* have 24 bits. Convert it'):
+  with pytest.raises(DataError, match='samples of type int32.* convert it'):
     speech_recordings.load(tmp_path)
 
 
@@ -483,8 +466,8 @@ def _recognised(spoken: speech_voices.Utterances) -> float:
 
 @pytest.mark.slow
 def test_invented_voices_can_be_told_apart():
-  corpus = speech_synthetic.invent(num_speakers=4, num_words=3, num_takes=10)
-  again = speech_synthetic.invent(num_speakers=4, num_words=3, num_takes=10)
+  corpus = speech_synthetic.generate(num_speakers=4, num_words=3, num_takes=10)
+  again = speech_synthetic.generate(num_speakers=4, num_words=3, num_takes=10)
   for one, other in zip(corpus.recordings, again.recordings, strict=True):
     np.testing.assert_array_equal(one.samples, other.samples)
     assert np.abs(one.samples).max() <= 1
