@@ -30,18 +30,18 @@ found := $(shell for candidate in $(or $(PYTHON),$(python) $(pythons)); do \
   version=$$("$$candidate" -c "$(usable)" 2>/dev/null) && [ -n "$$version" ] && \
   echo "$$candidate" "$$version" && break; done)
 version := $(word 2,$(found))
-# The lock of $(1), nothing or -notebook, -docs or -ray, for a version of Python, $(2).
-lock = requirements$(1)$(if $(filter-out 3.11,$(2)),-$(2)).txt
+# The lock of $(1), base, notebook, docs or ray, for a version of Python, $(2).
+lock = requirements/$(1)-$(or $(2),3.11).txt
 
 # The mark of a finished environment. Its name sums up the lock and the folder,
 # so a changed lock or a moved checkout asks for a new environment, and touching
 # a file does not. It is written last: an interrupted install leaves none.
-made := $(environment)/.made-$(shell (pwd; cat $(call lock,,$(version))) | cksum | cut -d ' ' -f 1)
+made := $(environment)/.made-$(shell (pwd; cat $(call lock,base,$(version))) | cksum | cut -d ' ' -f 1)
 # What lies on top of it sees its packages without changing any.
-over_made = .venv$(1)/.made-$(shell (pwd; cat $(call lock,,$(version)) $(call lock,$(1),$(version))) | cksum | cut -d ' ' -f 1)
-notebook_made := $(call over_made,-notebook)
-docs_made := $(call over_made,-docs)
-ray_made := $(call over_made,-ray)
+over_made = .venv-$(1)/.made-$(shell (pwd; cat $(call lock,base,$(version)) $(call lock,$(1),$(version))) | cksum | cut -d ' ' -f 1)
+notebook_made := $(call over_made,notebook)
+docs_made := $(call over_made,docs)
+ray_made := $(call over_made,ray)
 # The mark of our own package being installed in it.
 installed := $(environment)/.installed-tff-partial
 
@@ -76,7 +76,7 @@ $(made):
 	@# override of TFF's jaxlib, and TFF itself on Python 3.12 and 3.13.
 	@$(python) -m pip install --quiet --disable-pip-version-check \
 	  --ignore-requires-python --no-deps --only-binary :all: --require-hashes \
-	  -r $(call lock,,$(version))
+	  -r $(call lock,base,$(version))
 	@touch $@
 
 $(installed): $(made) pyproject.toml setup.py
@@ -84,15 +84,15 @@ $(installed): $(made) pyproject.toml setup.py
 	  --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Makes .venv$(1), whose packages come before those of .venv.
+# Makes .venv-$(1), whose packages come before those of .venv.
 define over
-@echo 'Making .venv$(1): 300 MB, half a minute.'
-@rm -rf .venv$(1)
-@$(python) -m venv --without-pip .venv$(1)
+@echo 'Making .venv-$(1): 300 MB, half a minute.'
+@rm -rf .venv-$(1)
+@$(python) -m venv --without-pip .venv-$(1)
 @$(python) -c 'import sysconfig; \
   print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-  > .venv$(1)/lib/python$(version)/site-packages/tff_partial_environment.pth
-@$(python) -m pip --python .venv$(1)/bin/python install --quiet \
+  > .venv-$(1)/lib/python$(version)/site-packages/tff_partial_environment.pth
+@$(python) -m pip --python .venv-$(1)/bin/python install --quiet \
   --disable-pip-version-check --no-deps --only-binary :all: \
   --require-hashes -r $(call lock,$(1),$(version))
 @touch $@
@@ -103,7 +103,7 @@ notebook: $(notebook_made) ## start JupyterLab, which lies in .venv-notebook
 	.venv-notebook/bin/jupyter lab $(ARGS)
 
 $(notebook_made): $(installed)
-	$(call over,-notebook)
+	$(call over,notebook)
 
 .PHONY: notebooks
 notebooks: $(notebook_made) ## run all notebooks; what they show goes to build/notebooks
@@ -118,14 +118,14 @@ docs: $(docs_made) ## build the pages of documentation in build/docs, with their
 	@echo 'Open build/docs/index.html.'
 
 $(docs_made): $(installed)
-	$(call over,-docs)
+	$(call over,docs)
 
 .PHONY: ray
 ray: $(ray_made) ## run the tests of the Ray runtime; Ray lies in .venv-ray
 	.venv-ray/bin/python -m pytest tests/runtimes/ray_workers_test.py $(ARGS)
 
 $(ray_made): $(installed)
-	$(call over,-ray)
+	$(call over,ray)
 
 .PHONY: demo
 demo: $(installed) ## federated reconstruction on built-in synthetic data
@@ -212,38 +212,37 @@ clean: ## remove caches and build outputs, but not .venv
 # as it is.
 define compile
 @mkdir -p build && cp $(1) build/lock.txt
-$(UV) pip compile $(3) --override overrides.txt $(4) $(UV_ARGS) \
+$(UV) pip compile $(3) --override requirements/overrides.txt $(4) $(UV_ARGS) \
   --python-version $(2) --python-platform x86_64-manylinux_2_31 \
   --only-binary :all: --generate-hashes --no-emit-index-url --no-header \
   --output-file build/lock.txt >/dev/null
-@sed '/^$$/q' $(1) > build/$(1)
-@cat build/lock.txt >> build/$(1)
-@mv build/$(1) $(1)
+@{ sed '/^$$/q' $(1); cat build/lock.txt; } > build/new_lock.txt
+@mv build/new_lock.txt $(1)
 endef
 # What is in the environment already is not locked twice.
 define compile_over
-$(call compile,$(call lock,$(1),$(2)),$(2),requirements$(1).in,--constraint \
-  $(call lock,,$(2)) \
-  $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/--no-emit-package \1/p' $(call lock,,$(2))))
+$(call compile,$(call lock,$(1),$(2)),$(2),requirements/$(1).in,--constraint \
+  $(call lock,base,$(2)) \
+  $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/--no-emit-package \1/p' $(call lock,base,$(2))))
 endef
 # Packages whose metadata keep them off later Pythons are the same files there.
 define compile_later
-$(call compile,$(call lock,,$(1)),$(1),requirements.in)
+$(call compile,$(call lock,base,$(1)),$(1),requirements/base.in)
 @for package in tensorflow-federated tensorflow-privacy dp-accounting; do \
-  sed -n "/^$$package==/,/^[a-z]/{/^$$package==/p;/^ .*--hash/p}" requirements.txt; \
-done >> $(call lock,,$(1))
-$(call compile_over,-notebook,$(1))
-$(call compile_over,-docs,$(1))
-$(call compile_over,-ray,$(1))
+  sed -n "/^$$package==/,/^[a-z]/{/^$$package==/p;/^ .*--hash/p}" $(call lock,base,3.11); \
+done >> $(call lock,base,$(1))
+$(call compile_over,notebook,$(1))
+$(call compile_over,docs,$(1))
+$(call compile_over,ray,$(1))
 endef
 
 .PHONY: lock
-lock: ## re-make the locks with uv from requirements*.in and overrides.txt
+lock: ## re-make the locks with uv from requirements/*.in and their overrides.txt
 	@command -v $(UV) >/dev/null || { \
 	  echo 'make lock needs uv (pip install uv), or UV=/path/to/uv.' >&2; exit 1; }
-	$(call compile,requirements.txt,3.11,requirements.in)
-	$(call compile_over,-notebook,3.11)
-	$(call compile_over,-docs,3.11)
-	$(call compile_over,-ray,3.11)
+	$(call compile,$(call lock,base,3.11),3.11,requirements/base.in)
+	$(call compile_over,notebook,3.11)
+	$(call compile_over,docs,3.11)
+	$(call compile_over,ray,3.11)
 	$(call compile_later,3.12)
 	$(call compile_later,3.13)

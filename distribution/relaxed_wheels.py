@@ -26,7 +26,7 @@ import tempfile
 import zipfile
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_LOCK = _ROOT / 'requirements.txt'
+_LOCK = _ROOT / 'requirements/base-3.11.txt'
 _LABEL = 'relaxed'
 _PYTHONS = '>=3.11'
 # Importing TFF requires that this file exists, but does not read it.

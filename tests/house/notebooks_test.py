@@ -121,7 +121,7 @@ def test_the_first_cell_installs_in_colab_what_the_lock_has(path, monkeypatch):
   *packages, wheel = [word for word in arguments if word not in options]
   assert command == 'install'
   assert options == ['--quiet', '--no-deps', '--ignore-requires-python']
-  lock = (ROOT / 'requirements.txt').read_text(encoding='utf-8')
+  lock = (ROOT / 'requirements/base-3.11.txt').read_text(encoding='utf-8')
   pins = dict(re.findall(r'^([\w.-]+)==(\S+)', lock, re.M))
   for package in map(requirements.Requirement, packages):
     assert package.specifier.contains(pins[package.name]), package

@@ -15,6 +15,7 @@ import pytest
 import tff_partial_programs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+REQUIREMENTS = ROOT / 'requirements'
 
 
 def run(*command: str | pathlib.Path, **options) -> subprocess.CompletedProcess:
@@ -138,7 +139,8 @@ def test_import_without_tff_says_what_to_type(bare_python, tmp_path):
   assert 'make env' in done.stderr
   options = '--ignore-requires-python ' if PYTHON != '3.11' else ''
   assert (
-    f'pip install --no-deps --require-hashes {options}-r {LOCKS[PYTHON][0]}'
+    f'pip install --no-deps --require-hashes {options}'
+    f'-r requirements/{LOCKS[PYTHON][0]}'
     in done.stderr
   )
 
@@ -150,7 +152,7 @@ def test_the_commands_in_the_message_are_those_of_the_lock():
   for override in required('overrides.txt', '3.11'):
     if override.name != 'numpy':  # As TFF asks for it.
       assert f'{override.name}{override.specifier}' in message
-  direct = {need.name: need for need in required('requirements.in', '3.11')}
+  direct = {need.name: need for need in required('base.in', '3.11')}
   for name in ('tensorflow-federated', 'setuptools'):
     assert f'{name}{direct[name].specifier}' in message
 
@@ -309,7 +311,7 @@ def test_the_command_runs_a_program_of_the_wheel(bare_python, tmp_path):
 
 def parse_requirements(name: str) -> list[requirements.Requirement]:
   """The requirements of a file, without hashes and comments."""
-  text = (ROOT / name).read_text('utf-8').replace('\\\n', ' ')
+  text = (REQUIREMENTS / name).read_text('utf-8').replace('\\\n', ' ')
   lines = (re.sub(r'(^|\s)#.*|--hash=\S+', '', x) for x in text.splitlines())
   return [requirements.Requirement(line) for line in lines if line.strip()]
 
@@ -325,10 +327,9 @@ def required(name: str, python: str) -> list[requirements.Requirement]:
 
 LOCKS = {
   python: tuple(
-    f'requirements{part}{version}.txt'
-    for part in ('', '-notebook', '-docs', '-ray')
+    f'{part}-{python}.txt' for part in ('base', 'notebook', 'docs', 'ray')
   )
-  for python, version in (('3.11', ''), ('3.12', '-3.12'), ('3.13', '-3.13'))
+  for python in ('3.11', '3.12', '3.13')
 }
 PYTHON = '.'.join(map(str, sys.version_info[:2]))
 all_locks = pytest.mark.parametrize(
@@ -338,7 +339,7 @@ all_locks = pytest.mark.parametrize(
 
 @all_locks
 def test_lock_has_a_version_and_hashes_of_everything(lock):
-  text = (ROOT / lock).read_text('utf-8')
+  text = (REQUIREMENTS / lock).read_text('utf-8')
   entries = re.findall(r'^(?=[^#\s])(?:.*\\\n)*.*', text, re.MULTILINE)
   assert len(entries) > (5 if 'ray' in lock else 50)
   for entry in entries:
@@ -348,7 +349,7 @@ def test_lock_has_a_version_and_hashes_of_everything(lock):
 
 @all_locks
 def test_lock_names_no_address(lock):
-  text = (ROOT / lock).read_text('utf-8')
+  text = (REQUIREMENTS / lock).read_text('utf-8')
   assert '://' not in text
   assert not re.search(r'^\s*--(?!hash)', text, re.MULTILINE)
 
@@ -391,10 +392,10 @@ def test_tff_and_what_computes_epsilons_are_the_same_on_all_pythons(python):
     for python in LOCKS
     for which, sources in enumerate(
       [
-        ('requirements.in', 'overrides.txt'),
-        ('requirements-notebook.in',),
-        ('requirements-docs.in',),
-        ('requirements-ray.in',),
+        ('base.in', 'overrides.txt'),
+        ('notebook.in',),
+        ('docs.in',),
+        ('ray.in',),
       ]
     )
   ],

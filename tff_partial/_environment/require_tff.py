@@ -59,7 +59,7 @@ def _explain(error: ImportError) -> str:
         'the pin must be overridden',
         where='With Python\n3.11 on Linux (x86-64)',
         options='--no-deps --require-hashes',
-        lock='requirements.txt',
+        lock='requirements/base-3.11.txt',
       )
       + _ON_3_11
     )
@@ -71,7 +71,7 @@ def _explain(error: ImportError) -> str:
       'it is for',
       where='With Python 3.12 or 3.13 on Linux (x86-64)',
       options='--no-deps --require-hashes --ignore-requires-python',
-      lock=f'requirements-{python}.txt',
+      lock=f'requirements/base-{python}.txt',
     )
     + _LATER
   )
