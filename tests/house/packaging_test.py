@@ -16,6 +16,7 @@ import tff_partial_programs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / 'requirements'
+ENVIRONMENT = ROOT / 'tff_partial' / '_environment'
 
 
 def run(*command: str | pathlib.Path, **options) -> subprocess.CompletedProcess:
@@ -47,7 +48,7 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     shutil.copy(ROOT / name, sources)
   # Each of these folders could pass for a package.
   for name in (
-    *('benchmarks', 'tasks', 'tests'),
+    *('baselines', 'benchmarks', 'tasks', 'tests'),
     *('tff_partial', 'tff_partial_programs'),
   ):
     if (ROOT / name).is_dir():
@@ -92,6 +93,7 @@ def test_wheel_holds_the_library_and_its_programs(wheel):
   expected |= {
     f'tff_partial_programs/{path.relative_to(ROOT)}'
     for folder, pattern in (
+      ('baselines', '**/*.py'),
       ('tasks', '**/*.py'),
       ('tasks/recipes', '*.flags'),
     )
@@ -140,15 +142,12 @@ def test_import_without_tff_says_what_to_type(bare_python, tmp_path):
   options = '--ignore-requires-python ' if PYTHON != '3.11' else ''
   assert (
     f'pip install --no-deps --require-hashes {options}'
-    f'-r requirements/{LOCKS[PYTHON][0]}'
-    in done.stderr
+    f'-r requirements/{LOCKS[PYTHON][0]}' in done.stderr
   )
 
 
 def test_the_commands_in_the_message_are_those_of_the_lock():
-  message = (ROOT / 'tff_partial/_environment/require_tff.py').read_text(
-    'utf-8'
-  )
+  message = (ENVIRONMENT / 'require_tff.py').read_text('utf-8')
   for override in required('overrides.txt', '3.11'):
     if override.name != 'numpy':  # As TFF asks for it.
       assert f'{override.name}{override.specifier}' in message
@@ -164,7 +163,7 @@ def import_beside(fake_tff: str, bare_python, folder: pathlib.Path):
   package.mkdir(parents=True)
   (package.parent / '__init__.py').touch()
   for name in ('__init__.py', 'require_tff.py', 'newer_tensorflow.py'):
-    shutil.copy(ROOT / 'tff_partial' / '_environment' / name, package)
+    shutil.copy(ENVIRONMENT / name, package)
   return run(
     *(
       bare_python,
