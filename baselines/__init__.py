@@ -19,3 +19,25 @@ from baselines.ngram_cache import build_ngram_cache_eval
 from baselines.p_fed_km import build_p_fed_km
 from baselines.p_fed_km import build_p_fed_km_eval
 from baselines.scaffold import build_scaffold
+
+__all__ = [
+  'build_centralized',
+  'build_fed_adam',
+  'build_fed_att',
+  'build_fed_att_eval',
+  'build_fed_noise',
+  'build_fed_noise_eval',
+  'build_fed_proto',
+  'build_fed_proto_eval',
+  'build_fed_proto_nearest_eval',
+  'build_fed_prox',
+  'build_fed_sgd',
+  'build_fed_yogi',
+  'build_knn_per_eval',
+  'build_local_only',
+  'build_local_only_eval',
+  'build_ngram_cache_eval',
+  'build_p_fed_km',
+  'build_p_fed_km_eval',
+  'build_scaffold',
+]

@@ -6,7 +6,6 @@ of the API.
 """
 
 import ast
-import importlib.metadata
 import pathlib
 import re
 import shutil
@@ -23,7 +22,7 @@ _ROOT = _DOCS.parent
 _MADE = _DOCS / 'api'
 
 project = 'tff_partial'
-release = importlib.metadata.version('tff-partial')
+release = tff_partial.__version__
 html_title = f'{project} {release}'
 extensions = [
   'myst_nb',

@@ -5,7 +5,6 @@ import pathlib
 import re
 import sys
 import tempfile
-import tomllib
 import types
 from typing import Any
 
@@ -13,6 +12,8 @@ import matplotlib
 import numpy as np
 from packaging import requirements
 import pytest
+
+import tff_partial
 
 ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
@@ -125,9 +126,7 @@ def test_the_first_cell_installs_in_colab_what_the_lock_has(path, monkeypatch):
   pins = dict(re.findall(r'^([\w.-]+)==(\S+)', lock, re.M))
   for package in map(requirements.Requirement, packages):
     assert package.specifier.contains(pins[package.name]), package
-  project = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))
-  version = project['project']['version']
-  assert wheel == f'tff_partial-{version}-py3-none-any.whl'
+  assert wheel == f'tff_partial-{tff_partial.__version__}-py3-none-any.whl'
   # The cell before says which file to upload.
   assert any(
     f'dist/{wheel}' in ''.join(cell['source']) for cell in _cells(path)

@@ -4,3 +4,22 @@ The rest of the library never imports these modules: they need scikit-learn and
 matplotlib, which TFF does not install. Figures are PNG files, drawn without a
 display and without changing the caller's matplotlib settings.
 """
+
+from tff_partial._environment import lazily as _lazily
+
+__all__ = [
+  'confusion',
+  'curves',
+  'embeddings',
+  'nearest_rows',
+  'ranking',
+  'rating_metrics',
+  'run_folders',
+  'shares',
+  'similarity',
+  'spreadsheets',
+  'support_curves',
+  'tables',
+]
+
+__getattr__ = _lazily.importer(__name__, __all__)

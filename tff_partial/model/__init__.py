@@ -1,1 +1,12 @@
 """Keras models, split into tiers, as pure functions."""
+
+from tff_partial._environment import lazily as _lazily
+
+__all__ = [
+  'first_values',
+  'keras_metrics',
+  'keras_models',
+  'models',
+]
+
+__getattr__ = _lazily.importer(__name__, __all__)

@@ -12,3 +12,5 @@ from tff_partial.runtimes.ray_runtime.ray_workers import ray
 
 # A default context complains if it still exists at interpreter shutdown.
 atexit.register(tff.test.set_no_default_context)
+
+__all__ = ['cohort', 'cores_for_clients', 'errors', 'native', 'ours', 'ray']

@@ -1,1 +1,11 @@
 """Shared bodies of algorithms that differ in a few arguments."""
+
+from tff_partial._environment import lazily as _lazily
+
+__all__ = [
+  'assigned_training',
+  'partial_training',
+  'server_optimizers',
+]
+
+__getattr__ = _lazily.importer(__name__, __all__)

@@ -1,1 +1,20 @@
 """Training programs: the loop, evaluation, checkpoints, client states."""
+
+from tff_partial._environment import lazily as _lazily
+
+__all__ = [
+  'callbacks',
+  'checkpoints',
+  'client_store',
+  'cold_start',
+  'evaluation_sets',
+  'files',
+  'metrics_log',
+  'participation',
+  'personal_models',
+  'programs',
+  'run_privacy',
+  'selection',
+]
+
+__getattr__ = _lazily.importer(__name__, __all__)
