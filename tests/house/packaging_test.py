@@ -129,6 +129,16 @@ def test_wheel_says_what_it_requires(wheel):
     for line in re.findall(r'^Requires-Dist: (.*)$', metadata, re.MULTILINE)
   ]
   assert 'tensorflow-federated==0.87.0' in map(str, needs)
+  asked_for = {need.name: need.specifier for need in needs}
+  # Those that `make dist` makes, and what they were tried with.
+  for name, tried in (
+    ('tensorflow-federated', '0.87.0+relaxed'),
+    ('tensorflow-privacy', '0.9.0+relaxed'),
+    ('dp-accounting', '0.4.3+relaxed'),
+    ('tensorflow', '2.21.0'),
+    ('numpy', '2.5.0'),
+  ):
+    assert tried in asked_for[name]
   for python, (lock, *_, of_ray) in LOCKS.items():
     locked = locked_versions(lock) | locked_versions(of_ray)
     for need in needs:  # All of them are locked, as they are asked for.

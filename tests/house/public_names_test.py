@@ -85,8 +85,10 @@ def _sources() -> Iterator[tuple[str, str, bool]]:
     for cell in cells:
       text = ''.join(cell['source'])
       where = str(path.relative_to(ROOT))
-      yield where, re.sub(r'^[%!].*', '', text, flags=re.M), (
-        cell['cell_type'] == 'code'
+      yield (
+        where,
+        re.sub(r'^[%!].*', '', text, flags=re.M),
+        (cell['cell_type'] == 'code'),
       )
   for path in sorted((ROOT / 'examples').glob('*.py')):
     yield str(path.relative_to(ROOT)), path.read_text('utf-8'), True
