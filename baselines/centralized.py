@@ -9,10 +9,11 @@ like FedAvg, on separate clients.
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import operator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 
+from tff_partial import evaluation
 from tff_partial.composition import compose
 from tff_partial.data import cohorts
 from tff_partial.data import examples
@@ -99,3 +100,15 @@ def build_centralized(
     model,
     work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
   )
+
+
+def build_centralized_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Build an evaluation with the global weights, as for FedAvg.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(model, **measuring)

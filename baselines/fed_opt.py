@@ -18,8 +18,6 @@ round 1, 1.6 times in round 50. The second moment of TFF's Adam is initialized
 to zero. If updates are large relative to tau, both rules take steps of about
 eta, the printed one of at most eta; a tau tuned for one rule does not carry
 over to the other.
-
-Measured like FedAvg.
 """
 
 import collections
@@ -30,6 +28,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import errors
+from tff_partial import evaluation
 from tff_partial.composition import Averaging
 from tff_partial.composition import compose
 from tff_partial.model import models
@@ -81,6 +80,18 @@ def build_fed_adam(
   return _build(model, training, optimizer, averaging)
 
 
+def build_fed_adam_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Build an evaluation with the global weights, as for FedAvg.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(model, **measuring)
+
+
 def build_fed_yogi(
   model: models.PartialModel,
   *,
@@ -114,6 +125,18 @@ def build_fed_yogi(
   if _is_printed(rule):
     optimizer = _AsPrinted(True, learning_rate, beta_1, beta_2, tau)
   return _build(model, training, optimizer, averaging)
+
+
+def build_fed_yogi_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Build an evaluation with the global weights, as for FedAvg.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(model, **measuring)
 
 
 def _is_printed(rule: str) -> bool:

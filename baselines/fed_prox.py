@@ -4,12 +4,13 @@ It uses `terms.proximal`: the term of TFF 0.87's own FedProx has the opposite
 sign and drives clients away from the weights that they received.
 
 Deviation: all clients do the same work, `training`; the paper's stragglers,
-which do less, are not simulated. Measured like FedAvg.
+which do less, are not simulated.
 """
 
 import dataclasses
 from typing import Unpack
 
+from tff_partial import evaluation
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.model import models
@@ -50,3 +51,15 @@ def build_fed_prox(
     ],
     **joining,
   )
+
+
+def build_fed_prox_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Build an evaluation with the global weights, as for FedAvg.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(model, **measuring)

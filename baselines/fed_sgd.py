@@ -1,11 +1,12 @@
 """FedSGD (McMahan et al., AISTATS 2017), section 2: FedAvg with E=1, B=inf.
 
 A client's examples are one batch, including padding, so more padding may change
-the last bits, unlike with all other methods. Measured like FedAvg.
+the last bits, unlike with all other methods.
 """
 
 from typing import Unpack
 
+from tff_partial import evaluation
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.data import splits
@@ -48,3 +49,15 @@ def build_fed_sgd(
     ],
     **joining,
   )
+
+
+def build_fed_sgd_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Build an evaluation with the global weights, as for FedAvg.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(model, **measuring)

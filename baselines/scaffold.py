@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tff_partial import client_state
 from tff_partial import errors
+from tff_partial import evaluation
 from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.composition import compose
@@ -140,6 +141,18 @@ def build_scaffold(
     server_state=_zeros,
     **{'client_weighting': ClientWeighting.UNIFORM, **joining},
   )
+
+
+def build_scaffold_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Build an evaluation with the global weights, as for FedAvg.
+
+  Args:
+    model: The model.
+    **measuring: As for `evaluation.build_query_evaluation`.
+  """
+  return evaluation.build_query_evaluation(model, **measuring)
 
 
 def _zeros(model: models.PartialModel) -> tiers.NamedTensors:

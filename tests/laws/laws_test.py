@@ -90,7 +90,6 @@ _OF_ITEMS = hpfl.Attributes(
   lambda labels, predictions: tf.abs(labels - predictions) < 0.5,
 )
 _TRAINING = Phase(optimizer=sgd(0.1), epochs=5, shuffle=True)
-_GLOBAL = algorithms.build_fed_avg_eval
 
 
 def _partly_local(
@@ -219,10 +218,23 @@ ROWS = [
     local=True,
     personal=True,
   ),
-  Row('fed_avg', {'training': _TRAINING}, _GLOBAL),
-  Row('fed_sgd', {'learning_rate': 0.5}, _GLOBAL, exact=False),
-  Row('fed_prox', {'penalty': 0.01, 'training': _TRAINING}, _GLOBAL),
-  Row('fed_adam', {'learning_rate': 0.02, 'training': _TRAINING}, _GLOBAL),
+  Row('fed_avg', {'training': _TRAINING}, algorithms.build_fed_avg_eval),
+  Row(
+    'fed_sgd',
+    {'learning_rate': 0.5},
+    baselines.build_fed_sgd_eval,
+    exact=False,
+  ),
+  Row(
+    'fed_prox',
+    {'penalty': 0.01, 'training': _TRAINING},
+    baselines.build_fed_prox_eval,
+  ),
+  Row(
+    'fed_adam',
+    {'learning_rate': 0.02, 'training': _TRAINING},
+    baselines.build_fed_adam_eval,
+  ),
   Row(
     'ditto',
     {'penalty': 0.01, 'training': _TRAINING, 'personal': _TRAINING},
@@ -248,7 +260,7 @@ ROWS = [
   Row(
     'scaffold',
     {'num_clients': 12, 'training': _TRAINING, 'server_optimizer': sgd(1.0)},
-    _GLOBAL,
+    baselines.build_scaffold_eval,
   ),
   Row(
     'apfl',
@@ -334,6 +346,7 @@ def fixture_measuring(row, model_of) -> evaluation.Evaluation:
 # fed_embed_test.py and attention_and_noise_test.py prove, or none at all.
 EXEMPT = {
   'build_centralized': 'FedAvg of one client',
+  'build_centralized_eval': 'FedAvg',
   'build_fed_alt': 'FedRep',
   'build_fed_alt_eval': 'FedRep',
   'build_fed_noise': 'FURL, with noise that also spoilt clients send',
@@ -345,6 +358,7 @@ EXEMPT = {
   'build_fed_sim': 'FURL',
   'build_fed_sim_eval': 'FURL',
   'build_fed_yogi': 'FedAdam, with another optimizer at the server',
+  'build_fed_yogi_eval': 'FedAdam',
   'build_fine_tuning_eval': 'measures what others train',
   'build_knn_per_eval': 'measures what others train',
   'build_lg_fed_avg': 'FURL',

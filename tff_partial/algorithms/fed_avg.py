@@ -49,8 +49,8 @@ def build_fed_avg_eval(
 ) -> evaluation.Evaluation:
   """Build an evaluation with the global weights.
 
-  It is for every method that trains one model for all, for seen and for new
-  clients: FedAvg, FedSGD, FedProx, FedAdam, FedYogi, centralized.
+  It is for seen and for new clients. Others that train one model for all are
+  measured alike.
 
   Args:
     model: The model.
