@@ -65,7 +65,8 @@ def _build_network() -> Any:
 def _our_process(method: str) -> Any:
   import tensorflow as tf
 
-  import baselines
+  from baselines.fed_prox import build_fed_prox
+  from baselines.scaffold import build_scaffold
   import tff_partial
   from tff_partial import algorithms
 
@@ -83,10 +84,10 @@ def _our_process(method: str) -> Any:
     'FedRep': lambda: algorithms.build_fed_rep(
       model, head=training, representation=training
     ),
-    'FedProx': lambda: baselines.build_fed_prox(
+    'FedProx': lambda: build_fed_prox(
       model, penalty=PENALTY, training=training
     ),
-    'SCAFFOLD': lambda: baselines.build_scaffold(
+    'SCAFFOLD': lambda: build_scaffold(
       model, num_clients=CLIENTS, learning_rate=RATE, training=training
     ),
     'Ditto': lambda: algorithms.build_ditto(

@@ -6,8 +6,14 @@ A new algorithm is one row of `ALGORITHMS`.
 from collections.abc import Sequence
 import dataclasses
 
-import baselines
 from baselines import p_fed_km
+from baselines.centralized import build_centralized
+from baselines.fed_att import build_fed_att_eval
+from baselines.fed_noise import build_fed_noise_eval
+from baselines.fed_opt import build_fed_adam
+from baselines.fed_opt import build_fed_yogi
+from baselines.fed_proto import build_fed_proto_eval
+from baselines.local_only import build_local_only_eval
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
 from tasks.experiment.methods import many_users
@@ -22,7 +28,7 @@ _GLOBAL, _BOTH = LocalTraining.of_global, LocalTraining.of_both
 
 _LOCAL_ONLY = building.Algorithm(
   building.local_only,
-  building.measured_by(baselines.build_local_only_eval),
+  building.measured_by(build_local_only_eval),
   personal=_PERSONAL,
   why_not_private='clients send nothing, so nothing needs noise. Leave '
   '--target_epsilon and --noise_multiplier out.',
@@ -39,7 +45,7 @@ _FED_RECON = building.Algorithm(
 )
 _FED_PROTO = building.Algorithm(
   building.fed_proto,
-  building.measured_by(baselines.build_fed_proto_eval),
+  building.measured_by(build_fed_proto_eval),
   user=tasks_lib.FEATURES,
   personal=_PERSONAL,
   why_not_private='its clients send the mean features of each class, which '
@@ -197,14 +203,14 @@ ALGORITHMS: dict[str, building.Algorithm] = {
   ),
   'fed_att': building.Algorithm(
     building.fed_att,
-    building.measured_by(baselines.build_fed_att_eval),
+    building.measured_by(build_fed_att_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     ignores=building.STEPPING,
   ),
   'fed_noise': building.Algorithm(
     building.fed_noise,
-    building.measured_by(baselines.build_fed_noise_eval),
+    building.measured_by(build_fed_noise_eval),
     user=tasks_lib.OWN,
     personal=_PERSONAL,
     why_not_private='its clients add noise of their own, which no ledger '
@@ -213,21 +219,19 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     reads=('client_noise', 'client_noise_clip', 'client_noise_scale'),
   ),
   'fed_adam': building.Algorithm(
-    building.adaptive(baselines.build_fed_adam),
+    building.adaptive(build_fed_adam),
     _FOR_ALL,
     ignores=building.STEPPING,
     reads=('tau', 'adaptive_rule'),
   ),
   'fed_yogi': building.Algorithm(
-    building.adaptive(baselines.build_fed_yogi),
+    building.adaptive(build_fed_yogi),
     _FOR_ALL,
     ignores=building.STEPPING,
     reads=('tau', 'adaptive_rule'),
   ),
   'centralized': building.Algorithm(
-    lambda model, run: baselines.build_centralized(
-      model, training=run.local.of_global()
-    ),
+    lambda model, run: build_centralized(model, training=run.local.of_global()),
     _FOR_ALL,
     is_central=True,
     why_not_private='one client holds the examples of all users, so that '

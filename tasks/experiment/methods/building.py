@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any
 
-import baselines
+from baselines.fed_att import build_fed_att
+from baselines.fed_noise import build_fed_noise
+from baselines.fed_proto import build_fed_proto
+from baselines.fed_proto import build_fed_proto_nearest_eval
+from baselines.local_only import build_local_only
+from baselines.p_fed_km import build_p_fed_km
+from baselines.p_fed_km import build_p_fed_km_eval
+from baselines.scaffold import build_scaffold
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods.setting import Setting
@@ -159,7 +166,7 @@ def fed_att(
       '--algorithm=fed_att: the server divides by the sum of attentions, which '
       'its noise would make anything. Give --dp=local, or use fed_avg.'
     )
-  return baselines.build_fed_att(
+  return build_fed_att(
     model,
     step_size=run.server.learning_rate,
     training=run.local.of_both(),
@@ -170,7 +177,7 @@ def fed_att(
 def fed_noise(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return baselines.build_fed_noise(
+  return build_fed_noise(
     model,
     noise=run.hyperparameters.fed_noise.build(),
     training=run.local.of_both(),
@@ -181,13 +188,13 @@ def fed_noise(
 def local_only(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return baselines.build_local_only(model, training=run.local.of_personal())
+  return build_local_only(model, training=run.local.of_personal())
 
 
 def scaffold(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return baselines.build_scaffold(
+  return build_scaffold(
     model,
     num_clients=run.num_clients,
     learning_rate=run.local.update.learning_rate,
@@ -210,7 +217,7 @@ def apfl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
 def fed_proto(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
-  return baselines.build_fed_proto(
+  return build_fed_proto(
     model,
     **_class_features(model),
     training=run.local.of_global(),
@@ -222,7 +229,7 @@ def fed_proto_nearest_eval(
   model: models.PartialModel, run: Setting, measuring: Measuring
 ) -> Evaluation:
   del run
-  return baselines.build_fed_proto_nearest_eval(
+  return build_fed_proto_nearest_eval(
     model, **_class_features(model), logits=tasks_lib.LOGITS, **measuring
   )
 
@@ -291,7 +298,7 @@ def p_fed_km(gradients: str, user: str) -> Algorithm:
   def build(
     model: models.PartialModel, run: Setting
   ) -> processes.PartialProcess:
-    return baselines.build_p_fed_km(
+    return build_p_fed_km(
       model,
       parts=run.parts,
       gradients=gradients,
@@ -303,7 +310,7 @@ def p_fed_km(gradients: str, user: str) -> Algorithm:
   def measure(
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
-    return baselines.build_p_fed_km_eval(
+    return build_p_fed_km_eval(
       model, parts=run.parts, gradients=gradients, split=measuring.get('split')
     )
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
-import baselines
+from baselines.fed_prox import build_fed_prox
+from baselines.fed_sgd import build_fed_sgd
+from baselines.local_only import build_local_only
 from tasks import task as tasks_lib
 from tasks.experiment.methods import building
 from tasks.experiment.methods.setting import Setting
@@ -69,7 +71,7 @@ def fed_prox(
       run.local.of_both(), terms=(terms.proximal(penalty),)
     )
     return algorithms.build_fed_per(model, training=training, **run.joining())
-  return baselines.build_fed_prox(
+  return build_fed_prox(
     model,
     training=run.local.of_global(),
     **run.hyperparameters.penalty_argument,
@@ -92,14 +94,14 @@ def fed_sgd(
       training=phases.Phase(optimizer=optimizers, batch_size=None),
       **run.joining(),
     )
-  return baselines.build_fed_sgd(model, learning_rate=rate, **run.joining())
+  return build_fed_sgd(model, learning_rate=rate, **run.joining())
 
 
 def distributed(
   model: models.PartialModel, run: Setting
 ) -> processes.PartialProcess:
   """Build local training of clients' own models, which sends nothing."""
-  return baselines.build_local_only(model, training=run.local.of_own_model())
+  return build_local_only(model, training=run.local.of_own_model())
 
 
 def for_all(

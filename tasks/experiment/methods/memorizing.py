@@ -9,8 +9,9 @@ from typing import Protocol, runtime_checkable
 
 import tensorflow as tf
 
-import baselines
 from baselines import memories
+from baselines.knn_per import build_knn_per_eval
+from baselines.ngram_cache import build_ngram_cache_eval
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.methods import building
@@ -96,7 +97,7 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
     del model  # Its features are not an output.
-    return baselines.build_knn_per_eval(
+    return build_knn_per_eval(
       run.hyperparameters.begin_local(_with_features(run.task, trained.user)),
       features=tasks_lib.FEATURES,
       logits=tasks_lib.LOGITS,
@@ -123,7 +124,7 @@ def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
         f'--task={run.task.name}: a cache of n-grams is for tasks that predict '
         'the next token. Use --task=next_word, or --algorithm=knn_per.'
       )
-    return baselines.build_ngram_cache_eval(
+    return build_ngram_cache_eval(
       model,
       targets=run.task.targets,
       **run.hyperparameters.memory.cache_arguments,
