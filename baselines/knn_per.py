@@ -63,7 +63,7 @@ def build_knn_per_eval(
     mixing: lambda, the neighbours' share, from 0 to less than 1.
     scale: The distance at which a neighbour's weight falls to 1 / e.
     **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
-      for `memories.build_memory_evaluation`.
+      for `memories.memory_evaluation`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -90,7 +90,7 @@ def build_knn_per_eval(
     weights = tf.where(near, tf.exp(-beyond / scale), 0.0)
     return memories.Votes(weights, tf.fill(tf.shape(found)[:1], mixing))
 
-  return memories.build_memory_evaluation(
+  return memories.memory_evaluation(
     model,
     keys=lambda x, predict: predict()[features],
     recall=recall,

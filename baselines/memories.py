@@ -76,7 +76,7 @@ class Votes(NamedTuple):
 
 
 class Measuring(evaluation.Measuring, total=False):
-  """Arguments that builders pass to `build_memory_evaluation`."""
+  """Arguments that builders pass to `memory_evaluation`."""
 
   tune: Phase | None
 
@@ -105,7 +105,7 @@ def check_mixing(mixing: float) -> None:
     )
 
 
-def build_memory_evaluation(
+def memory_evaluation(
   model: models.PartialModel,
   *,
   keys: KeysFn,

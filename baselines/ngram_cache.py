@@ -57,7 +57,7 @@ def build_ngram_cache_eval(
     mixing: lambda, the cache's share for large counts, from 0 to less than 1.
     smoothing: The count at which the cache has half of this share.
     **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
-      for `memories.build_memory_evaluation`.
+      for `memories.memory_evaluation`.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -89,7 +89,7 @@ def build_ngram_cache_eval(
     share = mixing * tf.math.divide_no_nan(number, number + smoothing)
     return memories.Votes(votes, share)
 
-  return memories.build_memory_evaluation(
+  return memories.memory_evaluation(
     model,
     keys=lambda x, _: _last_tokens(x, num_tokens),
     recall=recall,
