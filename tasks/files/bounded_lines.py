@@ -23,13 +23,20 @@ def read(
     remedy: Ends the message.
 
   Raises:
-    DataError: If a line is longer.
+    DataError: If a line is longer, or a text is not in UTF-8.
   """
   number = 0
-  while line := file.readline(longest + 1):
-    number += 1
-    if len(line) > longest:
-      raise DataError(
-        f'{path}, line {number}: longer than {longest:,} {unit}{remedy}'
-      )
-    yield number, line
+  try:
+    while line := file.readline(longest + 1):
+      number += 1
+      if len(line) > longest:
+        raise DataError(
+          f'{path}, line {number}: longer than {longest:,} {unit}{remedy}'
+        )
+      yield number, line
+  except UnicodeDecodeError as error:
+    # Texts are decoded some lines ahead.
+    raise DataError(
+      f'{path}, after line {number}: byte 0x{error.object[error.start]:02x} is '
+      'no UTF-8. Save the file as UTF-8.'
+    ) from None

@@ -1,17 +1,11 @@
-"""Ratings from a CSV file, one per line, read strictly.
+"""Ratings from a CSV file, one per line, read strictly."""
 
-A malformed line is never skipped or repaired silently: the reader stops and
-names file and line, or drops and counts lines on request.
-"""
-
-import array
-import collections
-from collections.abc import Iterator, Sequence
-import csv
+from collections.abc import Sequence
 import dataclasses
-import os
+import difflib
 import pathlib
-from typing import Any, ClassVar, TextIO
+import re
+from typing import ClassVar
 
 from absl import logging
 import numpy as np
@@ -19,18 +13,24 @@ import pandas as pd
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.files import bounded_lines
+from tasks.files import csv_tables
 from tasks.files import numbers
 from tasks.options import option
 from tasks.options import Options
-from tasks.ratings import columns as columns_lib
 from tasks.ratings.tables import Table
 
 REFUSE, DROP = 'refuse', 'drop'
 
-# In characters; a file without line ends would be in memory as a whole.
-_LONGEST_LINE = 1 << 20
-_SEPARATORS = (',', ';', '\t', '|')
+# Usual column names, in lower case and without punctuation.
+_USUAL = {
+  'user': ('user', 'userid', 'username', 'member', 'customer', 'reader'),
+  'item': (
+    *('item', 'itemid', 'movie', 'movieid', 'film', 'filmid', 'book', 'bookid'),
+    *('product', 'productid'),
+  ),
+  'rating': ('rating', 'ratings', 'score', 'stars'),
+  'time': ('timestamp', 'time', 'date', 'datetime'),
+}
 _NO_FILE = (
   'Name a CSV file of ratings, with a line of column names and then a line a '
   'rating, with --csv=FILE, or use invented ratings with --data=synthetic.'
@@ -110,253 +110,120 @@ class Csv(Options):
     if not path.is_file():
       problem = 'it is no file' if path.exists() else 'there is no such file'
       raise DataError(f'--csv={path}: {problem}. {_NO_FILE}')
-    separator = self.separator or _guessed_separator(path)
-    if separator in ('tab', '\\t'):
-      separator = '\t'
-    lines = _lines(path, separator)
-    _, header = next(lines, (0, []))
-    header = [name.strip() for name in header]
-    if not header:
-      raise DataError(f'{path}: the file is empty. {_NO_FILE}')
-    columns = self._columns(path, header)
-    return _Reader(path, header, columns, self.missing == DROP).read(lines)
+    columns: dict[str, str] = {}
+
+    def choose(header: list[str]) -> list[str]:
+      columns.update(self._columns(path, header))
+      return list(columns.values())
+
+    is_tab = self.separator in ('tab', '\\t')
+    found = csv_tables.read(path, choose, '\t' if is_tab else self.separator)
+    found.columns = pd.Index(columns)
+    found, left_out = self._whole(path, found)
+    if found.empty:
+      raise DataError(
+        f'{path}: there are no ratings below the line of column names. '
+        f'{_NO_FILE}'
+      )
+    frame = pd.DataFrame(
+      {name: _sorted(found[name]) for name in ('user', 'item')}
+    )
+    frame['rating'] = csv_tables.values(
+      path,
+      found['rating'],
+      _small_numbers,
+      'a number that is not too large',
+      'Repair the line, or name another column with --csv_rating.',
+    )
+    if 'time' in columns:
+      times = csv_tables.values(
+        path,
+        found['time'],
+        _times,
+        'a number or a date like 2001-02-03 04:05:06',
+        'Repair the line, or name another column with --csv_time.',
+      )
+      frame['time'] = np.unique(times.to_numpy(), return_inverse=True)[1]
+    return Table(path.name, frame, columns, left_out)
 
   def _columns(
     self, path: pathlib.Path, header: Sequence[str]
   ) -> dict[str, str]:
     """Return the columns by their meaning."""
-    columns = {}
-    for what in columns_lib.USUAL:
+    if not header:
+      raise DataError(f'{path}: the file is empty. {_NO_FILE}')
+    columns: dict[str, str] = {}
+    for what, usual in _USUAL.items():
       given = getattr(self, what)
-      found = (
-        columns_lib.guessed(path, header, what)
-        if given is None
-        else columns_lib.named(path, header, what, given)
-      )
-      if found is not None:
-        columns[what] = found
-    for column, times in collections.Counter(columns.values()).items():
-      if times > 1:
-        both = [what for what, name in columns.items() if name == column]
+      found = [
+        name
+        for name in header
+        if name == given
+        or (given is None and re.sub('[^a-z0-9]', '', name.lower()) in usual)
+      ]
+      if not found and given is None and what == 'time':
+        continue
+      problem = ''
+      if len(found) != 1:
+        problem = f'{len(found) or "no"} columns could be the {what}'
+        if given is not None:
+          problem = f'{len(found) or "no"} columns have the name {given!r}'
+      elif found[0] in columns.values():
+        problem = f'column {found[0]!r} cannot be the {what}, too'
+      if problem:
+        meant = difflib.get_close_matches(str(given), header, 1)
+        hint = f' Did you mean {meant[0]!r}?' if meant and not found else ''
         raise DataError(
-          f'{path}: column {column!r} cannot be both {" and ".join(both)}. '
-          f'Name others with --csv_{both[0]} and --csv_{both[1]}; the columns '
-          f'are {columns_lib.listed(header)}.'
+          f'{path}: {problem}. Name another one with --csv_{what}=COLUMN; the '
+          f'columns are {", ".join(map(repr, header)):.500}.{hint}'
         )
+      columns[what] = found[0]
     logging.info('%s: reads the columns %s.', path, columns)
     return columns
 
-
-def _guessed_separator(path: pathlib.Path) -> str:
-  """Return the most frequent separator of the first line, or a comma."""
-  with _opened(path) as file:
-    try:
-      first = file.readline(_LONGEST_LINE)
-    except UnicodeDecodeError:
-      raise _no_text(path) from None
-  return max(_SEPARATORS, key=first.count)
-
-
-def _opened(path: pathlib.Path) -> Any:
-  try:
-    # Skips the byte order mark that some programs write.
-    return path.open(encoding='utf-8-sig', newline='')
-  except OSError as error:
-    raise DataError(f'--csv={path}: {error.strerror or error}.') from None
-
-
-def _lines(
-  path: pathlib.Path, separator: str
-) -> Iterator[tuple[int, list[str]]]:
-  """Yield the fields of non-empty lines, with line numbers.
-
-  Raises:
-    DataError: If the file is no CSV in UTF-8.
-  """
-  with _opened(path) as file:
-    lines = csv.reader(
-      _short(path, file),
-      delimiter=separator,
-      skipinitialspace=True,
-      strict=True,
-    )
-    try:
-      for fields in lines:
-        if fields:
-          yield lines.line_num, fields
-    except UnicodeDecodeError:
-      raise _no_text(path) from None
-    except csv.Error as error:
-      raise DataError(
-        f'{path}, line {lines.line_num}: no CSV ({error}). Repair the line.'
-      ) from None
-
-
-def _short(path: pathlib.Path, file: TextIO) -> Iterator[str]:
-  """Yield the lines of a file, with an error for one that is too long."""
-  lines = bounded_lines.read(
-    path, file, _LONGEST_LINE, 'characters', '. Repair the line.'
-  )
-  return (line for _, line in lines)
-
-
-def _no_text(path: pathlib.Path) -> DataError:
-  """Make the error for a file that is not UTF-8."""
-  where = f'{path}'
-  with path.open('rb') as file:
-    for number, line in enumerate(file, 1):
-      try:
-        line.decode()
-      except UnicodeDecodeError as error:
-        where += f', line {number}: byte 0x{line[error.start]:02x}'
-        break
-  return DataError(f'{where} is no UTF-8. Save the file as UTF-8.')
-
-
-class _Numbered:
-  """Texts numbered in the order of their first occurrence."""
-
-  def __init__(self) -> None:
-    self._number_of: dict[str, int] = {}
-    self.numbers = array.array('q')
-
-  def add(self, text: str) -> None:
-    known = self._number_of
-    self.numbers.append(known.setdefault(text, len(known)))
-
-  def sorted(self) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the texts, sorted, and the position of each line's text."""
-    texts = sorted(self._number_of)
-    place_of = np.empty(len(texts), np.int64)
-    for place, text in enumerate(texts):
-      place_of[self._number_of[text]] = place
-    return tuple(texts), place_of[np.asarray(self.numbers, np.int64)]
-
-
-class _Reader:
-  """Reader that collects the ratings of a file."""
-
-  def __init__(
-    self,
-    path: pathlib.Path,
-    header: Sequence[str],
-    columns: dict[str, str],
-    drops: bool,
-  ):
-    """Start without ratings.
-
-    Args:
-      path: The file.
-      header: The names of its columns.
-      columns: The columns by their meaning.
-      drops: True to drop lines that lack a value.
-    """
-    self._path = path
-    self._columns = columns
-    self._drops = drops
-    self._width = len(header)
-    self._places = {what: header.index(n) for what, n in columns.items()}
-    self._users, self._items = _Numbered(), _Numbered()
-    self._ratings = array.array('d')
-    self._times: list[str] = []
-    self._line_numbers = array.array('q')
-    self._number_of: dict[str, float] = {}
-
-  def read(self, lines: Iterator[tuple[int, list[str]]]) -> Table:
-    """Read all lines.
-
-    Args:
-      lines: Line numbers and fields.
-
-    Raises:
-      DataError: If a line is damaged.
-    """
-    lacking: collections.Counter[str] = collections.Counter()
-    for line, fields in lines:
-      if len(fields) != self._width:
-        raise self._damaged(
-          line,
-          f'{len(fields)} values instead of {self._width}',
-          'Repair the line; a value that holds the separator stands in quotes.',
-        )
-      values = {what: fields[p].strip() for what, p in self._places.items()}
-      empty = [what for what, value in values.items() if not value]
-      if empty and not self._drops:
-        raise self._damaged(
-          line,
-          f'no value in the column {self._columns[empty[0]]!r}',
+  def _whole(
+    self, path: pathlib.Path, found: pd.DataFrame
+  ) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Return the lines that lack nothing, and how many were dropped, by why."""
+    left_out = {}
+    for name in found:
+      is_empty = found[name] == ''
+      if is_empty.any() and self.missing == REFUSE:
+        raise csv_tables.damaged(
+          path,
+          is_empty.idxmax(),
+          f'there is no {name}',
           f'Repair the line, or drop such lines with --csv_missing={DROP}.',
         )
-      if empty:
-        lacking[f'lines that lack the {empty[0]}'] += 1
-        continue
-      self._add(line, values)
-    if not self._ratings:
-      raise DataError(
-        f'{self._path}: there are no ratings below the line of column names. '
-        f'{_NO_FILE}'
-      )
-    users, user = self._users.sorted()
-    items, item = self._items.sorted()
-    return Table(
-      name=os.path.basename(self._path),
-      users=users,
-      items=items,
-      user=user,
-      item=item,
-      rating=np.asarray(self._ratings, np.float64),
-      time=self._read_times() if 'time' in self._columns else None,
-      columns=self._columns,
-      left_out=dict(lacking),
-    )
+      if is_empty.any():
+        left_out[f'lines that lack the {name}'] = int(is_empty.sum())
+        found = found[~is_empty]
+    return found, left_out
 
-  def _add(self, line: int, values: dict[str, str]) -> None:
-    text = values['rating']
-    if text not in self._number_of:
-      self._number_of[text] = self._number(line, text)
-    self._users.add(values['user'])
-    self._items.add(values['item'])
-    self._ratings.append(self._number_of[text])
-    self._line_numbers.append(line)
-    if 'time' in values:
-      self._times.append(values['time'])
 
-  def _number(self, line: int, text: str) -> float:
-    number = numbers.number(text)
-    # Beyond that, squared errors exceed the range of floats.
-    if not abs(number) < 1e9:
-      raise self._damaged(
-        line,
-        f'the rating {text!r:.40} in the column {self._columns["rating"]!r} is '
-        'no number, or too large',
-        'Repair the line, or name another column with --csv_rating.',
-      )
-    return number
+def _sorted(texts: pd.Series) -> pd.Series:
+  """Sort the categories, without those of dropped lines."""
+  used = texts.cat.remove_unused_categories()
+  return used.cat.reorder_categories(sorted(used.cat.categories))
 
-  def _read_times(self) -> np.ndarray:
-    """Return the ranks of the times; equal times have equal ranks."""
-    times = pd.Series(self._times)
-    found = times.map(numbers.number)
-    if found.notna().all():
-      # Integers beyond 2**53 differ, too.
-      found = pd.to_numeric(times)
-    elif pd.isna(found[0]):
-      found = pd.to_datetime(
-        times.where(times.map(str.isascii)),
-        errors='coerce',
-        utc=True,
-        format='ISO8601',
-      )
-    if found.isna().any():
-      place = int(np.flatnonzero(found.isna())[0])
-      raise self._damaged(
-        self._line_numbers[place],
-        f'the time {times[place]!r:.40} in the column '
-        f'{self._columns["time"]!r} is no number and no date like 2001-02-03 '
-        '04:05:06',
-        'Repair the line, or name another column with --csv_time.',
-      )
-    return np.unique(found.to_numpy(), return_inverse=True)[1]
 
-  def _damaged(self, line: int, problem: str, remedy: str) -> DataError:
-    return DataError(f'{self._path}, line {line}: {problem}. {remedy}')
+def _small_numbers(texts: pd.Series) -> pd.Series:
+  found = texts.map(numbers.number)
+  # Beyond that, squared errors exceed the range of floats.
+  return found.where(found.abs() < 1e9)
+
+
+def _times(texts: pd.Series) -> pd.Series:
+  """Return numbers or dates, as the first text is one."""
+  found = texts.map(numbers.number)
+  if found.notna().all():
+    # Integers beyond 2**53 differ, too.
+    return pd.to_numeric(texts)
+  if pd.notna(found[0]):
+    return found
+  return pd.to_datetime(
+    texts.where(texts.map(str.isascii)),
+    errors='coerce',
+    utc=True,
+    format='ISO8601',
+  )

@@ -4,6 +4,7 @@ import bisect
 from collections.abc import Mapping
 import dataclasses
 import difflib
+from typing import NamedTuple
 
 from absl import logging
 import numpy as np
@@ -15,29 +16,20 @@ from tasks.movielens import data as movielens_data
 from tasks.movielens import synthetic
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Table:
+class Table(NamedTuple):
   """Ratings as found in the file.
 
   Attributes:
     name: Name of the data.
-    users: The users' names, sorted.
-    items: The items' names, sorted.
-    user: int64 `[ratings]`: position of the user in `users`.
-    item: int64 `[ratings]`: position of the item in `items`.
-    rating: float64 `[ratings]`.
-    time: int64 `[ratings]`, larger for later ratings; None if unknown.
-    columns: Column names by their meaning: user, item, rating, time.
+    frame: Columns user and item (sorted categories), rating (float64) and, if
+      known, time (int64, larger for later ratings).
+    columns: Column names of the file by their meaning: user, item, rating,
+      time.
     left_out: Number of lines left out in reading, by reason.
   """
 
   name: str
-  users: tuple[str, ...]
-  items: tuple[str, ...]
-  user: np.ndarray
-  item: np.ndarray
-  rating: np.ndarray
-  time: np.ndarray | None
+  frame: pd.DataFrame
   columns: Mapping[str, str]
   left_out: Mapping[str, int]
 
@@ -106,67 +98,35 @@ def choose(
     DataError: If nothing is left, or nothing to learn from.
   """
   left_out = dict(table.left_out)
-  order = (
-    np.arange(len(table.rating))
-    if table.time is None
-    else np.argsort(table.time, kind='stable')
-  )
-  pairs = table.user[order] * len(table.items) + table.item[order]
-  # The first ones in reversed order are the last ones.
-  last = np.unique(pairs[::-1], return_index=True)[1]
-  kept = np.sort(order[len(order) - 1 - last])
-  left_out['earlier ratings of the same item'] = len(order) - len(kept)
+  kept = table.frame
+  has_times = 'time' in kept
+  if has_times:
+    kept = kept.sort_values('time', kind='stable')
+  kept = kept.drop_duplicates(['user', 'item'], keep='last').sort_index()
+  left_out['earlier ratings of the same item'] = len(table.frame) - len(kept)
   while True:
-    few_users = _few(table.user[kept], min_per_user)
-    few_items = _few(table.item[kept], min_per_item)
-    left = kept[~(few_users | few_items)]
+    is_few = [
+      kept.groupby(name, observed=True)['rating'].transform('size') < number
+      for name, number in (('user', min_per_user), ('item', min_per_item))
+    ]
+    left = kept[~(is_few[0] | is_few[1])]
     if len(left) == len(kept):
       break
     kept = left
-  users, user = np.unique(table.user[kept], return_inverse=True)
-  items, item = np.unique(table.item[kept], return_inverse=True)
-  left_out['users with few ratings'] = len(table.users) - len(users)
-  left_out['items with few ratings'] = len(table.items) - len(items)
+  user = kept['user'].cat.remove_unused_categories().cat
+  item = kept['item'].cat.remove_unused_categories().cat
+  for column, names in (('user', user), ('item', item)):
+    left_out[f'{column}s with few ratings'] = len(
+      table.frame[column].cat.categories
+    ) - len(names.categories)
   left_out = {why: number for why, number in left_out.items() if number}
   for why, number in left_out.items():
     logging.warning('%s: left out %d %s.', table.name, number, why)
-  rating = table.rating[kept].astype(np.float32)
-  _check(table, rating, min_per_user, min_per_item)
-  time = None if table.time is None else table.time[kept]
-  frame = pd.DataFrame(
-    {
-      'user_id': user.astype(np.int64),
-      'item_id': item.astype(np.int32),
-      'rating': rating,
-      'timestamp': np.zeros(len(kept), np.int64) if time is None else time,
-    }
-  ).sort_values(['user_id', 'timestamp'], kind='stable', ignore_index=True)
-  return NamedRatings(
-    name=table.name,
-    frame=frame,
-    item_titles=tuple(table.items[place] for place in items),
-    original_item_ids=items.astype(np.int64),
-    users=None,
-    scale=(float(rating.min()), float(rating.max())),
-    user_names=tuple(table.users[place] for place in users),
-    has_times=time is not None,
-    columns=table.columns,
-    left_out=left_out,
-  )
-
-
-def _few(whose: np.ndarray, at_least: int) -> np.ndarray:
-  """Return a mask of the ratings whose user or item has too few."""
-  return np.bincount(whose)[whose] < at_least if len(whose) else whose > 0
-
-
-def _check(
-  table: Table, rating: np.ndarray, min_per_user: int, min_per_item: int
-) -> None:
+  rating = kept['rating'].to_numpy(np.float32)
   if not len(rating):
     raise DataError(
-      f'{table.name}: none of {len(table.rating):,} ratings is left, since '
-      f'each user takes {min_per_user} and each item {min_per_item}. Lower '
+      f'{table.name}: none of {len(table.frame):,} ratings is left, since each '
+      f'user takes {min_per_user} and each item {min_per_item}. Lower '
       '--ratings_min_per_user and --ratings_min_per_item, or give more ratings.'
     )
   if rating.min() == rating.max():
@@ -174,21 +134,40 @@ def _check(
       f'{table.name}: all ratings are {rating[0]:g}, so that there is nothing '
       'to learn. Name the column of the ratings with --csv_rating.'
     )
+  frame = pd.DataFrame(
+    {
+      'user_id': user.codes.astype(np.int64),
+      'item_id': item.codes.astype(np.int32),
+      'rating': rating,
+      'timestamp': kept['time'] if has_times else np.int64(0),
+    }
+  ).sort_values(['user_id', 'timestamp'], kind='stable', ignore_index=True)
+  return NamedRatings(
+    name=table.name,
+    frame=frame,
+    item_titles=tuple(item.categories),
+    original_item_ids=np.unique(kept['item'].cat.codes).astype(np.int64),
+    users=None,
+    scale=(float(rating.min()), float(rating.max())),
+    user_names=tuple(user.categories),
+    has_times=has_times,
+    columns=table.columns,
+    left_out=left_out,
+  )
 
 
 def generate() -> Table:
   """Invent ratings by planted tastes, of users and items with names."""
   ratings = synthetic.generate()
   frame = ratings.frame
-  numbers, user = np.unique(frame['user_id'], return_inverse=True)
-  return Table(
-    name='synthetic',
-    users=tuple(f'user {number:04d}' for number in numbers),
-    items=ratings.item_titles,
-    user=user,
-    item=frame['item_id'].to_numpy(np.int64),
-    rating=frame['rating'].to_numpy(np.float64),
-    time=frame['timestamp'].to_numpy(np.int64),
-    columns={n: n for n in ('user', 'item', 'rating', 'time')},
-    left_out={},
+  frame = pd.DataFrame(
+    {
+      'user': frame['user_id'].map('user {:04d}'.format).astype('category'),
+      'item': pd.Categorical.from_codes(
+        frame['item_id'].tolist(), pd.Index(ratings.item_titles)
+      ),
+      'rating': frame['rating'].astype(np.float64),
+      'time': frame['timestamp'].astype(np.int64),
+    }
   )
+  return Table('synthetic', frame, {str(name): str(name) for name in frame}, {})

@@ -6,36 +6,34 @@ skill. `load` joins them into one record with three attributes; only then does a
 record have 1.20 attributes on average, as in the paper's Table 1.
 """
 
-import collections
-from collections.abc import Sequence
-import csv
-import io
+from collections.abc import Callable, Sequence
+import functools
 import os
 import pathlib
-import re
 
 from absl import logging
 import numpy as np
 import pandas as pd
 
+from tasks.files import csv_tables
 from tasks.user_modeling import data_files
 from tasks.user_modeling import records
 from tasks.user_modeling.data_files import damaged
+from tasks.user_modeling.data_files import REMEDY
 
 FILE = 'assist2009_with_teacher.csv'
 _PLACES = ('assistments', '')
 
-_NUMBERS = (
-  'user_id',
-  'position',
-  'problem_id',
-  'skill',
-  'correct',
-  'teacher_id',
-)
-_COLUMNS = (*_NUMBERS, 'skill_name')
-_WHOLE_NUMBER = re.compile('[0-9]{1,18}')
-_FIRST_LINE = 2  # After the header.
+_WHOLE_NUMBER = ('[0-9]{1,18}', 'a whole number from 0 up')
+_NUMBERS = {
+  **dict.fromkeys(
+    ('user_id', 'position', 'problem_id', 'skill'), _WHOLE_NUMBER
+  ),
+  'correct': ('[01]', '0 or 1'),
+  'teacher_id': _WHOLE_NUMBER,
+}
+# To what a value looks like, and how that is called.
+_COLUMNS = {**_NUMBERS, 'skill_name': ('.+', 'a name in one line')}
 
 
 def load(
@@ -97,23 +95,29 @@ def read(path: pathlib.Path) -> pd.DataFrame:
     DataError: If the file cannot be read, or a line is damaged or contradicts
       another one; names the line.
   """
-  data = data_files.read(path)
-  header = _header(data, path)
-  if not data.endswith(b'\n'):
-    raise damaged(
-      path,
-      data.count(b'\n') + 1,
-      'the file stops within this line, which has no line end, so it seems to '
-      'be cut off',
-    )
-  table = _parse_quickly(data)
-  if table is None:
-    table = _parse_slowly(data, header, path)
-  if table.empty:
-    raise damaged(path, _FIRST_LINE, 'the table has no rows')
+  texts = csv_tables.read(path, functools.partial(_choose, path), remedy=REMEDY)
+  if texts.empty:
+    raise damaged(path, 2, 'the table has no rows')
+  with path.open('rb') as file:
+    file.seek(-1, os.SEEK_END)
+    if file.read() != b'\n':
+      raise damaged(
+        path,
+        texts.index[-1],
+        'the file stops within this line, which has no line end, so it seems '
+        'to be cut off',
+      )
+  table = pd.DataFrame(
+    {
+      column: csv_tables.values(
+        path, texts[column], _matching(pattern), expected, REMEDY
+      )
+      for column, (pattern, expected) in _COLUMNS.items()
+    }
+  ).astype(dict.fromkeys(_NUMBERS, np.int64))
   _refuse_contradictions(table, path)
   table = table.sort_values(['user_id', 'position'], kind='stable')
-  return table[list(_COLUMNS)].reset_index(drop=True)
+  return table.reset_index(drop=True)
 
 
 def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
@@ -132,10 +136,12 @@ def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
   return table[~rows.duplicated(['run', 'again', 'correct']).to_numpy()]
 
 
-def _header(data: bytes, path: pathlib.Path) -> list[str]:
-  """Return the column names; each required one must occur exactly once."""
-  line = data.partition(b'\n')[0].decode('utf-8-sig', 'replace')
-  header = next(csv.reader([line]), [])
+def _matching(pattern: str) -> Callable[[pd.Series], pd.Series]:
+  return lambda texts: texts.where(texts.str.fullmatch(pattern))
+
+
+def _choose(path: pathlib.Path, header: Sequence[str]) -> Sequence[str]:
+  """Return the columns to read; each must occur exactly once."""
   for column in _COLUMNS:
     times = header.count(column)
     if times != 1:
@@ -143,98 +149,10 @@ def _header(data: bytes, path: pathlib.Path) -> list[str]:
       raise damaged(
         path,
         1,
-        f'the column {column!r} {found}; the header is {line[:120]!r}, and '
-        f'needed are {", ".join(_COLUMNS)}',
+        f'the column {column!r} {found}; the header is '
+        f'{",".join(header)[:120]!r}, and needed are {", ".join(_COLUMNS)}',
       )
-  return header
-
-
-def _parse_quickly(data: bytes) -> pd.DataFrame | None:
-  """Parse the table if it is certainly valid, else return None."""
-  types: collections.defaultdict[str, type] = collections.defaultdict(
-    lambda: str, dict.fromkeys(_NUMBERS, np.int64)
-  )
-  try:
-    table = pd.read_csv(
-      io.BytesIO(data),
-      dtype=types,
-      encoding='utf-8-sig',
-      keep_default_na=False,
-      skip_blank_lines=False,
-      low_memory=False,
-    )
-  except (ValueError, OverflowError):
-    return None
-  names = {name: name.strip() for name in table['skill_name'].unique()}
-  # Rows longer than the header shift, shorter ones end in empty fields, and an
-  # open quotation mark swallows the lines after it.
-  is_sound = (
-    isinstance(table.index, pd.RangeIndex)
-    and len(table) == data.count(b'\n') - 1
-    and not (table.iloc[:, -1] == '').any()
-    and all(names.values())
-    and (table[list(_NUMBERS)] >= 0).to_numpy().all()
-    and (table['correct'] <= 1).all()
-  )
-  if not is_sound:
-    return None
-  return table.assign(skill_name=table['skill_name'].map(names))
-
-
-def _parse_slowly(
-  data: bytes, header: Sequence[str], path: pathlib.Path
-) -> pd.DataFrame:
-  """Parse line by line and name the first damaged line."""
-  try:
-    text = data.decode('utf-8-sig')
-  except UnicodeDecodeError as error:
-    raise damaged(
-      path,
-      data.count(b'\n', 0, error.start) + 1,
-      f'the byte 0x{data[error.start]:02x} is not text in UTF-8',
-    ) from error
-  reader = csv.reader(io.StringIO(text, newline=''), strict=True)
-  next(reader)
-  rows = []
-  line = _FIRST_LINE
-  try:
-    for fields in reader:
-      if reader.line_num > line:
-        raise damaged(path, line, 'a quotation mark is not closed')
-      rows.append(_row(dict(zip(header, fields, strict=False)), path, line))
-      if len(fields) != len(header):
-        raise damaged(
-          path, line, f'{len(fields)} fields instead of {len(header)}'
-        )
-      line += 1
-  except csv.Error as error:
-    raise damaged(path, line, f'cannot be parsed ({error})') from error
-  return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(
-    dict.fromkeys(_NUMBERS, np.int64)
-  )
-
-
-def _row(
-  fields: dict[str, str], path: pathlib.Path, line: int
-) -> tuple[int | str, ...]:
-  """Parse one line, or raise an error for it."""
-  row: list[int | str] = []
-  for column in _NUMBERS:
-    field = fields.get(column, '').strip()
-    if not _WHOLE_NUMBER.fullmatch(field):
-      raise damaged(
-        path,
-        line,
-        f'{column} should be a whole number from 0 up, found {field[:40]!r}',
-      )
-    row.append(int(field))
-  correct = row[_NUMBERS.index('correct')]
-  if correct not in (0, 1):
-    raise damaged(path, line, f'correct should be 0 or 1, found {correct}')
-  name = fields.get('skill_name', '').strip()
-  if not name:
-    raise damaged(path, line, 'the skill has no name')
-  return (*row, name)
+  return list(_COLUMNS)
 
 
 def _refuse_contradictions(table: pd.DataFrame, path: pathlib.Path) -> None:
@@ -246,20 +164,20 @@ def _refuse_contradictions(table: pd.DataFrame, path: pathlib.Path) -> None:
     (['user_id', 'position'], 'correct', 'a position has one answer'),
   ):
     first = table.groupby(keys)[column].transform('first')
-    differs = (table[column] != first).to_numpy()
+    differs = table[column] != first
     if differs.any():
-      row = int(differs.argmax())
-      whose = ' and '.join(f'{key} {table[key].iloc[row]}' for key in keys)
+      line = differs.idxmax()
+      whose = ' and '.join(f'{key} {table[key][line]}' for key in keys)
       raise damaged(
         path,
-        row + _FIRST_LINE,
-        f'{what}, but {whose} has the {column} {table[column].iloc[row]!s} '
-        f'here and {first.iloc[row]!s} before',
+        line,
+        f'{what}, but {whose} has the {column} {table[column][line]!s} here '
+        f'and {first[line]!s} before',
       )
-  again = table.duplicated(['user_id', 'position', 'skill']).to_numpy()
+  again = table.duplicated(['user_id', 'position', 'skill'])
   if again.any():
     raise damaged(
       path,
-      int(again.argmax()) + _FIRST_LINE,
+      again.idxmax(),
       'the same user_id, position and skill are there a second time',
     )

@@ -4,12 +4,14 @@ A model trained on half a file looks like any other, so a damaged file is an
 error that names it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 import os
 import pathlib
 
 from tasks.errors import DataError
+from tasks.files import csv_tables
 
+REMEDY = 'Correct the line, or fetch the file again.'
 _REMEDY = (
   'name another folder with --data_dir or $TFF_PARTIAL_DATA_DIR, or use '
   'invented data with --data=synthetic, which needs no files.'
@@ -66,9 +68,6 @@ def read(path: pathlib.Path) -> bytes:
     ) from error
 
 
-def damaged(path: pathlib.Path, line: int, problem: str) -> DataError:
+def damaged(path: pathlib.Path, line: Hashable, problem: str) -> DataError:
   """Make the error for a damaged line."""
-  return DataError(
-    f'{path}, line {line}: {problem}. Correct the line, or fetch the file '
-    'again.'
-  )
+  return csv_tables.damaged(path, line, problem, REMEDY)

@@ -48,6 +48,13 @@ def _read(path: pathlib.Path, **options: Any) -> tables.Table:
   return csv_files.Csv(str(path), **options).read()
 
 
+def _names(table: tables.Table) -> tuple[list[str], ...]:
+  """Users and items by name, in order."""
+  return tuple(
+    table.frame[name].cat.categories.tolist() for name in ('user', 'item')
+  )
+
+
 # ---- files -------------------------------------------------------------------
 
 
@@ -59,12 +66,13 @@ def test_names_are_kept_and_columns_are_guessed(tmp_path):
     'rating': 'stars',
     'time': 'date',
   }
-  assert table.users == ('ann', 'bob')
-  assert table.items == ('Alien', 'Good, Bad', 'Heat')
-  assert table.user.tolist() == [1, 0, 0, 1]
-  assert table.item.tolist() == [2, 0, 2, 1]
-  assert table.rating.tolist() == [4, 5, 2, 1]
-  assert table.time is not None and table.time.tolist() == [3, 2, 1, 0]
+  assert table.name == 'stars.csv'
+  assert _names(table) == (['ann', 'bob'], ['Alien', 'Good, Bad', 'Heat'])
+  frame = table.frame
+  assert frame['user'].tolist() == ['bob', 'ann', 'ann', 'bob']
+  assert frame['item'].tolist() == ['Heat', 'Alien', 'Heat', 'Good, Bad']
+  assert frame['rating'].tolist() == [4.0, 5.0, 2.0, 1.0]
+  assert frame['time'].tolist() == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -84,14 +92,14 @@ def test_names_are_kept_and_columns_are_guessed(tmp_path):
 def test_other_forms_of_the_same_are_read(tmp_path, text, options):
   path = _write(tmp_path, text)
   if options is None:
-    with pytest.raises(DataError, match='which column is the user cannot be'):
+    with pytest.raises(DataError, match='no columns could be the user'):
       _read(path)
     return
   table = _read(path, **options)
   # Ids are texts: 007 is not 7, and 10 stands before 9.
-  assert (table.users, table.items) == (('007', '7'), ('10', '9'))
-  assert table.rating.tolist() == [3.5, 1.0]
-  assert table.time is None
+  assert _names(table) == (['007', '7'], ['10', '9'])
+  assert table.frame['rating'].tolist() == [3.5, 1.0]
+  assert 'time' not in table.frame
 
 
 @pytest.mark.parametrize(
@@ -102,7 +110,7 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
     (
       'user,item,rating\na,b,1\na,c\n',
       {},
-      'stars.csv, line 3: 2 values instead of 3. Repair the line',
+      'stars.csv, line 3: 2 values instead of 3; .* Repair the line',
     ),
     (
       'user,item,rating\na,"b\nc",1\n\na,c,4,5\n',
@@ -112,62 +120,78 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
     (
       'user,item,rating\na,b,good\n',
       {},
-      "line 2: the rating 'good' in the column 'rating' is no number",
+      "line 2: 'rating' should be a number .*, found 'good'. .* --csv_rating",
     ),
-    ('user,item,rating\na,b,nan\n', {}, "line 2: the rating 'nan'"),
-    ('user,item,rating\na,b,inf\n', {}, "line 2: the rating 'inf'"),
-    ('user,item,rating\na,b,1\na,c,1_0\n', {}, "line 3: the rating '1_0'"),
-    ('user,item,rating\na,b,\u0664\n', {}, "line 2: the rating '\u0664'"),
-    ('user,item,rating\na,b,1e12\n', {}, "line 2: the rating '1e12'"),
-    ('user;item;rating\na;b;3,5\n', {}, "line 2: the rating '3,5'"),
+    ('user,item,rating\na,b,nan\n', {}, "line 2: 'rating' .*, found 'nan'"),
+    ('user,item,rating\na,b,inf\n', {}, "line 2: 'rating' .*, found 'inf'"),
+    (
+      'user,item,rating\na,b,1\na,c,1_0\n',
+      {},
+      "line 3: 'rating' .*, found '1_0'",
+    ),
+    (
+      'user,item,rating\na,b,\u0664\n',
+      {},
+      "line 2: 'rating' .*, found '\u0664'",
+    ),
+    ('user,item,rating\na,b,1e12\n', {}, "line 2: 'rating' .*, found '1e12'"),
+    ('user;item;rating\na;b;3,5\n', {}, "line 2: 'rating' .*, found '3,5'"),
     (
       'user,item,rating\na,b,1\n , c ,4\n',
       {},
-      "line 3: no value in the column 'user'. .*--csv_missing=drop",
+      'line 3: there is no user. .*--csv_missing=drop',
     ),
     (
       'user,item,rating,time\na,b,1,3\na,c,2,soon\n',
       {},
-      "line 3: the time 'soon' in the column 'time' is no number and no date",
+      "line 3: 'time' should be a number or a date .*, found 'soon'",
     ),
     (
       'user,item,rating,time\na,b,1,3\na,c,2,inf\n',
       {},
-      "line 3: the time 'inf' in the column 'time' is no number and no date",
+      "line 3: 'time' should be a number or a date .*, found 'inf'",
     ),
-    ('user,item,rating,time\na,b,1,1_0\n', {}, "line 2: the time '1_0'"),
+    (
+      'user,item,rating,time\na,b,1,1_0\n',
+      {},
+      "line 2: 'time' .*, found '1_0'",
+    ),
     (
       'user,item,rating,time\na,b,1,\u0662\u0660\u0660\u0661\n',
       {},
-      "line 2: the time '\u0662\u0660\u0660\u0661'",
+      "line 2: 'time' .*, found '\u0662\u0660\u0660\u0661'",
     ),
     (
       'user,item,rating\na,' + 'b' * (1 << 20) + ',3\n',
       {},
       'line 2: longer than 1,048,576 characters',
     ),
-    (b'user,item,rating\na,b\xff,1\n', {}, 'line 2: byte 0xff is no UTF-8'),
+    (
+      b'user,item,rating\na,b\xff,1\n',
+      {},
+      'stars.csv, after line .: byte 0xff is no UTF-8',
+    ),
     ('user,item,rating\na,"b,1\n', {}, r'line 2: no CSV \(unexpected end of'),
     (
       'user,movie,item,rating\n',
       {},
-      "'movie' and 'item' both could be the item. Name a column with --csv_item"
-      "=COLUMN; the columns are 'user', 'movie', 'item', 'rating'",
+      '2 columns could be the item. Name another one with --csv_item=COLUMN; '
+      "the columns are 'user', 'movie', 'item', 'rating'",
     ),
-    ('user,item,time,date,rating\n', {}, 'both could be the time'),
+    ('user,item,time,date,rating\n', {}, '2 columns could be the time'),
     (
       '1,2,3\n',
       {},
-      "which column is the user .* the columns are '1', '2', '3'",
+      "no columns could be the user.* the columns are '1', '2', '3'",
     ),
     (
       _TEXT,
       {'rating': 'star'},
-      "--csv_rating=star: .* has no such column, but 'user', 'film', 'stars', "
-      "'date'. Did you mean 'stars'",
+      "no columns have the name 'star'. .* --csv_rating=COLUMN; the columns "
+      "are 'user', 'film', 'stars', 'date'. Did you mean 'stars'",
     ),
-    (_TEXT, {'rating': 'film'}, "'film' cannot be both item and rating"),
-    ('a,a,item,rating\n', {'user': 'a'}, 'has 2 columns of this name'),
+    (_TEXT, {'rating': 'film'}, "column 'film' cannot be the rating, too"),
+    ('a,a,item,rating\n', {'user': 'a'}, "2 columns have the name 'a'"),
   ],
 )
 def test_damaged_files_are_refused(tmp_path, text, options, message):
@@ -233,7 +257,7 @@ def test_impossible_options_are_refused(make, message):
 def test_lines_that_lack_values_can_be_dropped_and_are_counted(tmp_path):
   text = 'user,item,rating,time\na,b,1,5\n,c,2,5\na,d,,\na,e,3,5\nb,b,3,\n'
   table = _read(_write(tmp_path, text), missing='drop')
-  assert table.rating.tolist() == [1.0, 3.0]
+  assert table.frame['rating'].tolist() == [1.0, 3.0]
   assert table.left_out == {
     'lines that lack the user': 1,
     'lines that lack the rating': 1,
@@ -289,17 +313,14 @@ def test_ratings_that_are_all_alike_are_refused(tmp_path):
 )
 def test_steps_of_ratings(ratings, step):
   number = len(ratings)
-  table = tables.Table(
-    name='made',
-    users=('a', 'b'),
-    items=tuple(map(str, range(number))),
-    user=np.zeros(number, np.int64),
-    item=np.arange(number),
-    rating=np.array(ratings, np.float64),
-    time=None,
-    columns={},
-    left_out={},
+  frame = pd.DataFrame(
+    {
+      'user': pd.Categorical(['a'] * number, ['a', 'b']),
+      'item': pd.Categorical(map(str, range(number))),
+      'rating': np.array(ratings, np.float64),
+    }
   )
+  table = tables.Table('made', frame, columns={}, left_out={})
   found = tables.choose(table)
   assert found.step == step
   assert found.left_out == {'users with few ratings': 1}
