@@ -1,13 +1,10 @@
 """Client texts from the files of TFF's federated data sets.
 
-TFF publishes its data sets in two formats; both can be read:
-
-*   SQLite, one file: the table `client_metadata` (client_id, split_name,
-    num_examples) has the clients of each part, the table `examples` (client_id,
-    split_name, serialized_example_proto) their examples, each a serialized
-    `tf.train.Example`. This is what TFF 0.87 fetches.
-*   HDF5, a file for each part: the group `examples/<client>` has an array for
-    each field, with one entry an example. This is what TFF fetched before.
+TFF fetches SQLite files: the table `client_metadata` (client_id, split_name,
+num_examples) has the clients of each part, the table `examples` (client_id,
+split_name, serialized_example_proto) their examples, each a serialized
+`tf.train.Example`. TFF's own loader queries one client at a time, which reads
+the whole file for each of them; here all of them are one query.
 
 Stack Overflow has, among others, the fields `tokens`, separated by spaces, and
 `creation_date`; Shakespeare has `snippets` of the lines of a role, in order and
@@ -32,8 +29,7 @@ from tasks.next_word.sentences import Limits
 from tasks.next_word.sentences import Message
 from tasks.next_word.sentences import NO_TIME
 
-_SQLITE, _HDF5 = '.sqlite', '.h5'
-# Rows to process together from a file without an index.
+# Rows to process together.
 _ROWS = 1024
 # Long enough for 2010-01-08 09:34:05.1 UTC without fractions.
 _DATE = 'S19'
@@ -46,7 +42,7 @@ class DataSet(NamedTuple):
   """One of TFF's data sets.
 
   Attributes:
-    name: Name of its files and folder.
+    name: Name of its file and folder.
     parts: The names of the parts to read, in this order.
     text: The field with the text of an example.
     date: The field with its time, or None.
@@ -60,6 +56,11 @@ class DataSet(NamedTuple):
   date: str | None
   load_data: _LoadData
   size: str
+
+  @property
+  def file(self) -> str:
+    """Name of its file."""
+    return f'{self.name}.sqlite'
 
 
 # Sentences before 2018 of 342,477 users. Held-out and later ones are not read:
@@ -90,33 +91,23 @@ def read(
 
   Args:
     data_set: The data set.
-    folder: Holds its file or files, or a folder of its name that does.
+    folder: Holds its file, or a folder of its name that does.
     limits: Draws the clients to read.
 
   Returns:
     An iterator over the texts, which may also raise the errors below.
 
   Raises:
-    DataError: If a file is missing, damaged, or of another format; names it,
+    DataError: If the file is missing, damaged, or of another format; names it,
       and a remedy.
   """
   root = pathlib.Path(os.path.expanduser(folder))
   for place in (root / data_set.name, root):
-    path = place / f'{data_set.name}{_SQLITE}'
+    path = place / data_set.file
     if path.is_file():
-      return _read_sqlite(data_set, path, limits)
-    paths = [
-      place / f'{data_set.name}_{part}{_HDF5}' for part in data_set.parts
-    ]
-    found = [path for path in paths if path.is_file()]
-    if found == paths:
-      return _read_hdf5(data_set, paths, limits)
-    if found:
-      missing = next(path for path in paths if path not in found)
-      raise DataError(f'{missing}: is missing beside {found[0].name}.')
+      return _messages(data_set, path, limits)
   raise DataError(
-    f'{root}: there is no file {data_set.name}{_SQLITE}, nor '
-    f'{" and ".join(path.name for path in paths)}, in the folder or in its '
+    f'{root}: there is no file {data_set.file} in the folder or in its '
     f'sub-folder {data_set.name!r}. {_remedy(data_set)}'
   )
 
@@ -142,7 +133,7 @@ def download(
     DataError: If it cannot be fetched or written.
   """
   place = pathlib.Path(os.path.expanduser(folder)) / data_set.name
-  path = place / f'{data_set.name}{_SQLITE}'
+  path = place / data_set.file
   if path.is_file():
     return path
   try:
@@ -171,32 +162,6 @@ def _remedy(data_set: DataSet) -> str:
 
 
 def _messages(
-  where: str,
-  clients: Sequence[str],
-  texts: Sequence[Any],
-  dates: Sequence[Any] | None,
-) -> Iterator[Message]:
-  """Yield messages from the fields of texts, each with one client."""
-  times = np.full(len(texts), NO_TIME)
-  try:
-    if dates is not None:
-      written = np.array(dates, _DATE).astype(np.str_)
-      times = written.astype('datetime64[s]').astype(np.int64)
-      if (times < 0).any():
-        raise ValueError('a time is missing')
-    for client, time, text in zip(clients, times.tolist(), texts, strict=True):
-      yield Message(client, time, text.decode())
-  except (AttributeError, ValueError) as error:  # Such as no UTF-8.
-    raise DataError(
-      f'{where}, from the examples of client {"".join(clients[:1])!r} on: '
-      f'{error}. Fetch the file again.'
-    ) from error
-
-
-# ---- SQLite ------------------------------------------------------------------
-
-
-def _read_sqlite(
   data_set: DataSet, path: pathlib.Path, limits: Limits
 ) -> Iterator[Message]:
   address = f'file:{urllib.parse.quote(str(path.resolve()))}?mode=ro'
@@ -214,12 +179,19 @@ def _read_sqlite(
           f'{path}: has no client of the parts {data_set.parts}. '
           f'{_remedy(data_set)}'
         )
+      # SQLite uses an index of clients if the file has one.
+      database.execute('CREATE TEMP TABLE drawn (client_id PRIMARY KEY)')
+      database.executemany(
+        'INSERT INTO drawn VALUES (?)', ((client,) for client in clients)
+      )
       for part in data_set.parts:
-        for rows in _rows(database, part, clients):
-          whose = [client for client, _ in rows]
-          protos = [proto for _, proto in rows]
-          fields = _parsed(data_set, f'{path}, client {whose[0]!r}', protos)
-          yield from _messages(str(path), whose, *fields)
+        cursor = database.execute(
+          'SELECT client_id, serialized_example_proto FROM examples '
+          'WHERE split_name = ? AND client_id IN drawn',
+          (part,),
+        )
+        while rows := cursor.fetchmany(_ROWS):
+          yield from _parsed(data_set, path, rows)
   except sqlite3.Error as error:
     raise DataError(
       f'{path}: is no SQLite file of TFF, or damaged ({error}). Delete it. '
@@ -227,90 +199,30 @@ def _read_sqlite(
     ) from error
 
 
-def _rows(
-  database: sqlite3.Connection, part: str, clients: Sequence[str]
-) -> Iterator[list[tuple[str, bytes]]]:
-  """Yield some rows at a time, each a client and a serialized example.
-
-  A file with an index is queried client by client. Without an index each query
-  would scan the whole file, so it is read once from start to end.
-  """
-  every = (
-    'SELECT client_id, serialized_example_proto FROM examples '
-    'WHERE split_name = ?'
-  )
-  of_client = f'{every} AND client_id = ?'
-  plan = database.execute(
-    f'EXPLAIN QUERY PLAN {of_client}', (part, clients[0])
-  ).fetchall()
-  if all('SEARCH' in step[-1] for step in plan):
-    for client in clients:
-      rows = database.execute(of_client, (part, client)).fetchall()
-      if rows:
-        yield rows
-    return
-  wanted = set(clients)
-  cursor = database.execute(every, (part,))
-  while rows := cursor.fetchmany(_ROWS):
-    chosen = [row for row in rows if row[0] in wanted]
-    if chosen:
-      yield chosen
-
-
 def _parsed(
-  data_set: DataSet, where: str, protos: Sequence[bytes]
-) -> tuple[Sequence[Any], Sequence[Any] | None]:
-  """Return the texts and dates of serialized examples."""
-  wanted = [data_set.text]
-  if data_set.date is not None:
-    wanted.append(data_set.date)
+  data_set: DataSet, path: pathlib.Path, rows: Sequence[tuple[str, bytes]]
+) -> Iterator[Message]:
+  """Yield the messages of rows, each a client and a serialized example."""
+  wanted = [name for name in (data_set.text, data_set.date) if name]
+  times = np.full(len(rows), NO_TIME)
   try:
     fields = tf.io.parse_example(
-      tf.constant(protos, tf.string),
+      tf.constant([example for _, example in rows], tf.string),
       {name: tf.io.FixedLenFeature([], tf.string) for name in wanted},
     )
+    if data_set.date is not None:
+      written = fields[data_set.date].numpy().astype(_DATE).astype(np.str_)
+      times = written.astype('datetime64[s]').astype(np.int64)
+      if (times < 0).any():
+        raise ValueError('a time is missing')
+    texts = fields[data_set.text].numpy()
+    for (client, _), time, text in zip(
+      rows, times.tolist(), texts, strict=True
+    ):
+      yield Message(client, time, text.decode())
   except (tf.errors.InvalidArgumentError, TypeError, ValueError) as error:
     raise DataError(
-      f'{where} and on: the examples do not have the fields '
-      f'{" and ".join(wanted)}, or are damaged. {_remedy(data_set)}'
+      f'{path}, from the examples of client {rows[0][0]!r} on: the fields '
+      f'{" and ".join(wanted)} are missing or damaged ({error!s:.100}). Delete '
+      f'it. {_remedy(data_set)}'
     ) from error
-  dates = data_set.date and fields[data_set.date].numpy()
-  return fields[data_set.text].numpy(), dates
-
-
-# ---- HDF5 --------------------------------------------------------------------
-
-
-def _read_hdf5(
-  data_set: DataSet, paths: Sequence[pathlib.Path], limits: Limits
-) -> Iterator[Message]:
-  import h5py  # Slow to import, and only for this format.
-
-  with contextlib.ExitStack() as stack:
-    groups = {}
-    for path in paths:
-      try:
-        file = stack.enter_context(h5py.File(path, 'r'))
-        groups[path] = file['examples']
-      except (OSError, KeyError) as error:
-        raise DataError(
-          f"{path}: is no HDF5 file of TFF's clients, or damaged ({error}). "
-          f'Delete it. {_remedy(data_set)}'
-        ) from error
-    clients = {client for group in groups.values() for client in group}
-    for client in limits.draw(list(clients)):
-      for path, group in groups.items():
-        if client not in group:
-          continue
-        try:
-          texts = group[client][data_set.text][()]
-          whose = [client] * len(texts)
-          dates = None
-          if data_set.date is not None:
-            dates = group[client][data_set.date][()]
-        except (OSError, KeyError, TypeError, RuntimeError) as error:
-          raise DataError(
-            f'{path}, client {client!r}: a field is missing or damaged '
-            f'({error}). {_remedy(data_set)}'
-          ) from error
-        yield from _messages(str(path), whose, texts, dates)

@@ -6,7 +6,6 @@ import os
 import pathlib
 import sqlite3
 
-import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -313,16 +312,6 @@ def stackoverflow(tmp_path_factory) -> pathlib.Path:
   return folder
 
 
-def _save_hdf5(path: pathlib.Path, client_data, fields) -> None:
-  with h5py.File(path, 'w') as file:
-    for client in client_data.client_ids:
-      read = list(client_data.create_tf_dataset_for_client(client))
-      for field in fields:
-        file[f'examples/{client}/{field}'] = [
-          example[field].numpy() for example in read
-        ]
-
-
 def _check_stackoverflow(found: sentences_lib.Sentences) -> None:
   assert found.authors == ('synthetic_1', 'synthetic_2')
   # In the order of time; the first 20 of 21 tokens.
@@ -352,16 +341,6 @@ def test_stackoverflow_of_a_sqlite_file_with_an_index(stackoverflow, tmp_path):
   _check_stackoverflow(corpora.load('stackoverflow', tmp_path, Limits()))
 
 
-def test_stackoverflow_of_an_hdf5_file(tmp_path):
-  data = _STACKOVERFLOW.get_synthetic()
-  fields = data.element_type_structure
-  path = tmp_path / 'stackoverflow_train.h5'
-  _save_hdf5(path, data, fields)
-  with h5py.File(path, 'a') as file:
-    del file['examples/synthetic_3']
-  _check_stackoverflow(corpora.load('stackoverflow', tmp_path, Limits()))
-
-
 def test_only_drawn_clients_are_read(stackoverflow):
   limits = Limits(max_users=1)
   found = corpora.load('stackoverflow', stackoverflow, limits)
@@ -371,17 +350,10 @@ def test_only_drawn_clients_are_read(stackoverflow):
 
 
 def test_shakespeare_by_characters(tmp_path):
-  data = _SHAKESPEARE.get_synthetic()
-  _save_hdf5(tmp_path / 'shakespeare_train.h5', data, ['snippets'])
-  _save_hdf5(tmp_path / 'shakespeare_test.h5', data, ['snippets'])
-  in_hdf5 = corpora.load('shakespeare', tmp_path, Limits(max_tokens=80))
-  assert in_hdf5.authors[0] == 'MUCH_ADO_ABOUT_NOTHING_EMILIA'
-  roles = [text.replace('  ', ' ') for text in in_hdf5.texts(2)]
-  assert roles[0].startswith('H a r k !')
-  # What was for tests comes behind the rest; there are no times.
-  assert roles[:6] == roles[6:]
-  assert set(in_hdf5.time) == {sentences_lib.NO_TIME}
-  path = _save(tmp_path / 'shakespeare' / 'shakespeare.sqlite', data)
+  path = _save(
+    tmp_path / 'shakespeare' / 'shakespeare.sqlite',
+    _SHAKESPEARE.get_synthetic(),
+  )
   with sqlite3.connect(path) as database:
     for table, columns in (
       ('examples', 'client_id, serialized_example_proto'),
@@ -391,24 +363,23 @@ def test_shakespeare_by_characters(tmp_path):
         f'INSERT INTO {table} (split_name, {columns}) '
         f"SELECT 'test', {columns} FROM {table}"
       )
-  in_sqlite = corpora.load('shakespeare', tmp_path, Limits(max_tokens=80))
-  assert _texts(in_sqlite) == _texts(in_hdf5)
+  found = corpora.load('shakespeare', tmp_path, Limits(max_tokens=80))
+  assert found.authors[0] == 'MUCH_ADO_ABOUT_NOTHING_EMILIA'
+  roles = [text.replace('  ', ' ') for text in found.texts(2)]
+  assert roles[0].startswith('H a r k !')
+  # What was for tests comes behind the rest; there are no times.
+  assert roles[:6] == roles[6:]
+  assert set(found.time) == {sentences_lib.NO_TIME}
 
 
 def test_missing_files_of_tff_say_how_to_get_them(tmp_path):
-  with pytest.raises(DataError, match='stackoverflow_train.h5.*--download'):
+  with pytest.raises(DataError, match='stackoverflow.sqlite.*--download'):
     corpora.load('stackoverflow', tmp_path, Limits())
-  (tmp_path / 'shakespeare_train.h5').touch()
-  with pytest.raises(DataError, match='shakespeare_test.h5: is missing beside'):
-    corpora.load('shakespeare', tmp_path, Limits())
 
 
-@pytest.mark.parametrize(
-  'name', ['stackoverflow.sqlite', 'stackoverflow_train.h5']
-)
-def test_files_of_other_formats_are_refused(tmp_path, name):
-  (tmp_path / name).write_bytes(b'something else' * 100)
-  with pytest.raises(DataError, match=f'{name}: is no .* Delete it.*--downl'):
+def test_files_of_other_formats_are_refused(tmp_path):
+  (tmp_path / 'stackoverflow.sqlite').write_bytes(b'something else' * 100)
+  with pytest.raises(DataError, match='sqlite: is no .* Delete it.*--download'):
     corpora.load('stackoverflow', tmp_path, Limits())
 
 
@@ -416,11 +387,9 @@ def test_examples_without_the_fields_are_refused(tmp_path):
   # Shakespeare under the name of Stack Overflow.
   data = _SHAKESPEARE.get_synthetic()
   _save(tmp_path / 'stackoverflow.sqlite', data)
-  with pytest.raises(DataError, match='do not have the fields tokens and crea'):
-    corpora.load('stackoverflow', tmp_path, Limits())
-  os.remove(tmp_path / 'stackoverflow.sqlite')
-  _save_hdf5(tmp_path / 'stackoverflow_train.h5', data, ['snippets'])
-  with pytest.raises(DataError, match="client '.*': a field is missing"):
+  with pytest.raises(
+    DataError, match="client '.*' on: the fields tokens and creation_date are"
+  ):
     corpora.load('stackoverflow', tmp_path, Limits())
 
 
@@ -433,9 +402,11 @@ def test_examples_without_the_fields_are_refused(tmp_path):
   ],
 )
 def test_damaged_texts_and_times_are_refused(tmp_path, tokens, date, message):
-  with h5py.File(tmp_path / 'stackoverflow_train.h5', 'w') as file:
-    file['examples/ann/tokens'] = [tokens]
-    file['examples/ann/creation_date'] = [date]
+  example = {'tokens': [tokens], 'creation_date': [date]}
+  _save(
+    tmp_path / 'stackoverflow.sqlite',
+    tff.simulation.datasets.TestClientData({'ann': example}),
+  )
   with pytest.raises(DataError, match=f"client 'ann' on: .*{message}"):
     corpora.load('stackoverflow', tmp_path, Limits())
 
