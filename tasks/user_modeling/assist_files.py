@@ -6,7 +6,7 @@ skill. `load` joins them into one record with three attributes; only then does a
 record have 1.20 attributes on average, as in the paper's Table 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 import functools
 import os
 import pathlib
@@ -15,14 +15,16 @@ from absl import logging
 import numpy as np
 import pandas as pd
 
+from tasks.errors import DataError
 from tasks.files import csv_tables
-from tasks.user_modeling import data_files
 from tasks.user_modeling import records
-from tasks.user_modeling.data_files import damaged
-from tasks.user_modeling.data_files import REMEDY
 
 FILE = 'assist2009_with_teacher.csv'
-_PLACES = ('assistments', '')
+_REMEDY = 'Correct the line, or fetch the file again.'
+_REMEDY_NO_DATA = (
+  'Put it there, name another folder with --data_dir or $TFF_PARTIAL_DATA_DIR, '
+  'or use invented data with --data=synthetic, which needs no files.'
+)
 
 _WHOLE_NUMBER = ('[0-9]{1,18}', 'a whole number from 0 up')
 _NUMBERS = {
@@ -57,8 +59,7 @@ def load(
   Raises:
     DataError: If the file is missing or damaged, or nothing is left of it.
   """
-  path = data_files.find(folder, _PLACES, FILE)
-  table = read(path)
+  table = read(_find(folder))
   attempts = _join_skills(table) if join_skills else table
   if join_skills:
     logging.info(
@@ -95,13 +96,15 @@ def read(path: pathlib.Path) -> pd.DataFrame:
     DataError: If the file cannot be read, or a line is damaged or contradicts
       another one; names the line.
   """
-  texts = csv_tables.read(path, functools.partial(_choose, path), remedy=REMEDY)
+  texts = csv_tables.read(
+    path, functools.partial(_choose, path), remedy=_REMEDY
+  )
   if texts.empty:
-    raise damaged(path, 2, 'the table has no rows')
+    raise _damaged(path, 2, 'the table has no rows')
   with path.open('rb') as file:
     file.seek(-1, os.SEEK_END)
     if file.read() != b'\n':
-      raise damaged(
+      raise _damaged(
         path,
         texts.index[-1],
         'the file stops within this line, which has no line end, so it seems '
@@ -110,7 +113,7 @@ def read(path: pathlib.Path) -> pd.DataFrame:
   table = pd.DataFrame(
     {
       column: csv_tables.values(
-        path, texts[column], _matching(pattern), expected, REMEDY
+        path, texts[column], _matching(pattern), expected, _REMEDY
       )
       for column, (pattern, expected) in _COLUMNS.items()
     }
@@ -118,6 +121,23 @@ def read(path: pathlib.Path) -> pd.DataFrame:
   _refuse_contradictions(table, path)
   table = table.sort_values(['user_id', 'position'], kind='stable')
   return table.reset_index(drop=True)
+
+
+def _find(folder: str | os.PathLike[str]) -> pathlib.Path:
+  if not os.fspath(folder):
+    raise DataError(f'{FILE}: no data folder is named. {_REMEDY_NO_DATA}')
+  root = pathlib.Path(os.path.expanduser(folder))
+  for path in (root / 'assistments' / FILE, root / FILE):
+    if os.path.isfile(path):
+      return path
+  raise DataError(
+    f'{root}: there is no file {FILE} in the folder or in its sub-folder '
+    f"'assistments'. {_REMEDY_NO_DATA}"
+  )
+
+
+def _damaged(path: pathlib.Path, line: Hashable, problem: str) -> DataError:
+  return csv_tables.damaged(path, line, problem, _REMEDY)
 
 
 def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
@@ -146,7 +166,7 @@ def _choose(path: pathlib.Path, header: Sequence[str]) -> Sequence[str]:
     times = header.count(column)
     if times != 1:
       found = 'is missing' if not times else f'is there {times} times'
-      raise damaged(
+      raise _damaged(
         path,
         1,
         f'the column {column!r} {found}; the header is '
@@ -168,7 +188,7 @@ def _refuse_contradictions(table: pd.DataFrame, path: pathlib.Path) -> None:
     if differs.any():
       line = differs.idxmax()
       whose = ' and '.join(f'{key} {table[key][line]}' for key in keys)
-      raise damaged(
+      raise _damaged(
         path,
         line,
         f'{what}, but {whose} has the {column} {table[column][line]!s} here '
@@ -176,7 +196,7 @@ def _refuse_contradictions(table: pd.DataFrame, path: pathlib.Path) -> None:
       )
   again = table.duplicated(['user_id', 'position', 'skill'])
   if again.any():
-    raise damaged(
+    raise _damaged(
       path,
       again.idxmax(),
       'the same user_id, position and skill are there a second time',
