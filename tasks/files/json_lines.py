@@ -161,7 +161,8 @@ def read(
         record = _record(line)
         for place, field in enumerate(fields):
           name = next((name for name in field.names if name in record), None)
-          if field.first is None or record.get(name) not in (None, ''):
+          found = None if name is None else record[name]
+          if field.first is None or found not in (None, ''):
             values[place] = _value(record, name, field)
           elif not lacks:
             lacks = True
