@@ -66,7 +66,7 @@ def test_all_that_a_clients_functions_can_use_is_listed():
   'page',
   [
     *(f'docs/{name}' for name in PAGES if name != 'index.md'),
-    *('README.md', 'CHANGELOG.md'),
+    *('README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md'),
     *('baselines/README.md', 'benchmarks/README.md'),
   ],
 )
