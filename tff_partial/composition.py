@@ -2,11 +2,12 @@
 
 `compose` follows the order of a round: the broadcast, the client's work and
 message (`messages.py`), the server's aggregation and step (`server_update.py`),
-and the clients' new state.
+and the clients' new state (`rounds.py`).
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+import functools
 from typing import Any, TypeAlias, TypedDict
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from tff_partial import client_state
 from tff_partial import phases
 from tff_partial.client import client_work
 from tff_partial.exchange import messages
+from tff_partial.exchange import rounds
 from tff_partial.exchange import server_update
 from tff_partial.exchange.composition_checks import check_joining
 from tff_partial.exchange.composition_checks import check_members
@@ -31,7 +33,6 @@ from tff_partial.exchange.messages import ClientWeightFn
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.processes import PartialProcess
-from tff_partial.processes import PartialProcessOutput
 from tff_partial.statistics import Join
 from tff_partial.statistics import MEMBERS
 from tff_partial.statistics import Statistic
@@ -127,30 +128,46 @@ def compose(
   by_rows = before_sending is None and isinstance(
     aggregator, aggregators.RowAggregationFactory
   )
-  round_ = _Round(
-    client,
-    messages.Sending(
-      sent_tiers,
-      client_weighting,
-      by_rows,
-      before_sending,
-      statistics,
-    ),
+  first_round = _first_round(model, server_state)
+  work_state = first_round.type_signature.result
+  sent = _specs_of_sent(client, work_state)
+  spec = messages.ClientUpdateSpec(
+    sent_tiers, client_weighting, by_rows, before_sending, statistics
+  )
+  update = client.computation(
+    functools.partial(messages.client_update, client, spec), sent
+  )
+  exchanges = server_update.exchanges(
+    statistics, client, update.type_signature.result, work_state, sent
+  )
+  updates = server_update.JoinUpdates(
     aggregator,
     server_optimizer,
-    server_state,
+    client.types[0],
+    update.type_signature.result,
+    [s for s in statistics if s.join is Join.WITH_UPDATE],
+  )
+  parts = rounds.RoundParts(
+    client, first_round, tuple(sent), update, updates, exchanges
+  )
+  initialize = rounds.initialize(parts)
+  get_weights, set_weights = _weight_accessors(
+    initialize.type_signature.result.member, client.types[0]
   )
   return PartialProcess(
-    round_.initialize,
-    round_.next,
+    initialize,
+    rounds.next_round(parts, initialize.type_signature.result),
     initialize_client=client.initialize_client,
-    get_model_weights=round_.get_model_weights,
-    set_model_weights=round_.set_model_weights,
+    get_model_weights=get_weights,
+    set_model_weights=set_weights,
     model=model,
     example_spec=client.example_spec,
     sent=sent_tiers,
-    sent_beside=round_.sent_beside,
-    loaded_beside=round_.loaded_beside,
+    sent_beside={
+      one.statistic.name: one.own_type
+      for one in sorted(exchanges, key=lambda one: not one.is_with_update)
+    },
+    loaded_beside=_loaded_beside(client, work_state, sent, exchanges),
     mechanism=mechanism(aggregator, before_sending),
     is_noised=bool(mechanisms_of(aggregator, before_sending)),
     work=client,
@@ -159,241 +176,56 @@ def compose(
   )
 
 
-class _Round:
-  """Computations of a process.
+def _specs_of_sent(
+  client: client_work.ClientWork, work_state: tff.StructType
+) -> dict[str, Any]:
+  """Return the specs of what the server sends besides weights, by name."""
+  names = ['round'] if client.follows_rounds else []
+  names += [n for n in tff.structure.name_list(work_state) if n == 'server']
+  return collections.OrderedDict(
+    (name, tff.types.type_to_tf_tensor_specs(work_state[name]))
+    for name in names
+  )
 
-  Attributes:
-    initialize: `( -> S@SERVER)`.
-    next: `(S@SERVER, C@CLIENTS, D@CLIENTS) -> PartialProcessOutput`.
-    get_model_weights: `(S -> ModelWeights)`.
-    set_model_weights: `(S, ModelWeights -> S)`.
-    sent_beside: The types of what clients send besides their update, by name.
-    loaded_beside: The types of what they receive besides weights, by name.
-  """
 
-  def __init__(
-    self,
-    client: client_work.ClientWork,
-    sending: messages.Sending,
-    aggregator: AggregationFactory,
-    server_optimizer: phases.Optimizer,
-    server_state: ServerState | None,
-  ):
-    self._client = client
-    self._server_type, self._kept_type, self._client_type = client.types
-    self._first_round = _first_round(client.model, server_state)
-    self._work_state = self._first_round.type_signature.result
-    self._first_weights = client_work.initial_weights(client.model)
-    self._sent = self._specs_of_sent(server_state is not None)
-    self._work = sending.messages(client, self._sent)
-    message = self._work.type_signature.result
-    with_update = [s for s in sending.statistics if s.join is Join.WITH_UPDATE]
-    beside = [s for s in sending.statistics if s.join is not Join.WITH_UPDATE]
-    late = {
-      s.name: messages.after_update(s, client, self._sent)
-      for s in beside
-      if s.after_update
-    }
-    types = {
-      s.name: (
-        late[s.name].type_signature.result
-        if s.name in late
-        else message.statistics[s.name]
-      )
-      for s in beside
-    }
-    self._late = late
-    self._updates = server_update.JoinUpdates(
-      aggregator, server_optimizer, self._server_type, message, with_update
+def _loaded_beside(
+  client: client_work.ClientWork,
+  work_state: tff.StructType,
+  sent: Iterable[str],
+  exchanges: Sequence[server_update.Exchange],
+) -> dict[str, tff.Type]:
+  """Return the types of what clients receive besides weights, by name."""
+  loaded = {name: work_state[name] for name in sent}
+  if any(one.second_pass is not None for one in exchanges):
+    loaded['weights after the update'] = client.types[0]
+  loaded.update(
+    (f'{one.statistic.name}, joined', one.joined_type)
+    for one in exchanges
+    if one.settle is not None
+  )
+  return loaded
+
+
+def _weight_accessors(
+  state_type: tff.Type, weights_type: tff.Type
+) -> tuple[tff.Computation, tff.Computation]:
+  """Make `(S -> ModelWeights)` and `(S, ModelWeights -> S)`."""
+
+  @tff.tensorflow.computation(state_type)
+  def get_model_weights(state: Any) -> Any:
+    return state.global_model_weights
+
+  @tff.tensorflow.computation(state_type, weights_type)
+  def set_model_weights(state: Any, weights: Any) -> Any:
+    return tff.learning.templates.LearningAlgorithmState(
+      weights,
+      state.distributor,
+      state.client_work,
+      state.aggregator,
+      state.finalizer,
     )
-    self._beside = server_update.JoinStatistics(beside, types)
-    joined = {s.name: message.update[s.name] for s in with_update}
-    joined.update(self._beside.types)
-    self._statistics = sending.statistics
-    self._steps = {
-      s.name: server_update.updating(
-        s.name, s.update, self._server_type, self._work_state, joined[s.name]
-      )
-      for s in sending.statistics
-      if s.update is not None
-    }
-    self.sent_beside = {
-      name: types.get(name, kind) for name, kind in joined.items()
-    }
-    self.loaded_beside = {name: self._work_state[name] for name in self._sent}
-    if late:
-      self.loaded_beside['weights after the update'] = self._server_type
-    self.loaded_beside.update(
-      (f'{s.name}, joined', joined[s.name])
-      for s in sending.statistics
-      if s.settle is not None
-    )
-    self._settling = {
-      s.name: messages.settling(
-        s.settle,
-        self._kept_type,
-        types.get(s.name, joined[s.name]),
-        joined[s.name],
-      )
-      for s in sending.statistics
-      if s.settle is not None
-    }
-    self._measure = tff.learning.metrics.sum_then_finalize(
-      client_work.metric_finalizers(client.model), message.metrics
-    )
-    self._trace()
 
-  def _specs_of_sent(self, has_state: bool) -> Any:
-    """Return the specs of what the server sends besides weights."""
-    specs: dict[str, Any] = collections.OrderedDict()
-    if self._client.follows_rounds:
-      specs['round'] = tf.TensorSpec([], tf.int32)
-    if has_state:
-      specs['server'] = tff.types.type_to_tf_tensor_specs(
-        self._work_state['server']
-      )
-    return specs
-
-  def _trace(self) -> None:
-    """Make the federated computations."""
-    state_of = tff.learning.templates.LearningAlgorithmState
-
-    @tff.federated_computation
-    def initialize() -> Any:
-      aggregator, finalizer = self._updates.initialize()
-      if self._beside.has_states:
-        aggregator = tff.federated_zip(
-          collections.OrderedDict(
-            update=aggregator, statistics=self._beside.initialize()
-          )
-        )
-      return tff.federated_zip(
-        state_of(
-          tff.federated_eval(self._first_weights, tff.SERVER),
-          tff.federated_value((), tff.SERVER),
-          tff.federated_eval(self._first_round, tff.SERVER),
-          aggregator,
-          finalizer,
-        )
-      )
-
-    @tff.federated_computation(
-      initialize.type_signature.result,
-      tff.FederatedType(self._kept_type, tff.CLIENTS),
-      tff.FederatedType(self._client_type, tff.CLIENTS),
-    )
-    def next_fn(state: Any, client_states: Any, clients: Any) -> Any:
-      return self._run(state, client_states, clients)
-
-    state_type = initialize.type_signature.result.member
-
-    @tff.tensorflow.computation(state_type)
-    def get_model_weights(state: Any) -> Any:
-      return state.global_model_weights
-
-    @tff.tensorflow.computation(state_type, self._server_type)
-    def set_model_weights(state: Any, weights: Any) -> Any:
-      return state_of(
-        weights,
-        state.distributor,
-        state.client_work,
-        state.aggregator,
-        state.finalizer,
-      )
-
-    self.initialize = initialize
-    self.next = next_fn
-    self.get_model_weights = get_model_weights
-    self.set_model_weights = set_model_weights
-
-  def _run(self, state: Any, client_states: Any, clients: Any) -> Any:
-    """Run one round, within a federated computation."""
-    weights, sent = self._broadcast(
-      state.global_model_weights, state.client_work
-    )
-    beside = [tff.federated_zip(sent)] if sent else []
-    message = tff.federated_map(
-      self._work, (weights, client_states, clients, *beside)
-    )
-    joining = state.aggregator
-    if self._beside.has_states:
-      joining = joining['update']
-    members = None
-    if MEMBERS in self._statistics:
-      members = tff.federated_sum(message.statistics[MEMBERS.name])
-    updates = self._updates.next(
-      (joining, state.finalizer), state.global_model_weights, message, members
-    )
-    work_state = tff.federated_map(
-      _count_round(self._work_state), state.client_work
-    )
-    held = updates.weights, work_state
-    kept, states = message.kept, collections.OrderedDict()
-    for statistic in self._statistics:
-      if statistic is MEMBERS:
-        continue  # Already used above.
-      name = statistic.name
-      if name in updates.statistics:
-        own, joined = message.update[name], updates.statistics[name]
-      else:
-        own = (
-          self._after_update(name, held, message, clients)
-          if name in self._late
-          else message.statistics[name]
-        )
-        before = (
-          state.aggregator['statistics'] if self._beside.has_states else {}
-        )
-        after, joined = self._beside.next(before, name, own)
-        if after is not None:
-          states[name] = after
-      if name in self._steps:
-        held = tuple(tff.federated_map(self._steps[name], (*held, joined)))
-      if name in self._settling:
-        kept = tff.federated_map(
-          self._settling[name],
-          (client_states, kept, own, tff.federated_broadcast(joined)),
-        )
-    aggregator = updates.aggregator
-    if self._beside.has_states:
-      aggregator = tff.federated_zip(
-        collections.OrderedDict(update=aggregator, statistics=states)
-      )
-    new_state = tff.federated_zip(
-      tff.learning.templates.LearningAlgorithmState(
-        held[0], state.distributor, held[1], aggregator, updates.finalizer
-      )
-    )
-    metrics = tff.federated_zip(
-      collections.OrderedDict(
-        client_work=collections.OrderedDict(
-          train=self._measure(message.metrics)
-        ),
-        **updates.measurements,
-      )
-    )
-    return PartialProcessOutput(new_state, kept, metrics)
-
-  def _broadcast(self, weights: Any, work_state: Any) -> tuple[Any, Any]:
-    """Return the weights at clients, and what else is sent, by name."""
-    sent = {
-      name: tff.federated_broadcast(
-        tff.federated_map(_chosen(self._work_state, name), work_state)
-      )
-      for name in self._sent
-    }
-    return tff.federated_broadcast(weights), collections.OrderedDict(sent)
-
-  def _after_update(
-    self, name: str, held: Any, message: Any, clients: Any
-  ) -> Any:
-    """Return what clients compute from the updated weights."""
-    weights, beside = self._broadcast(*held)
-    beside['group'], beside['weight'] = message.group, message.weight
-    return tff.federated_map(
-      self._late[name],
-      (weights, message.kept, clients, tff.federated_zip(beside)),
-    )
+  return get_model_weights, set_model_weights
 
 
 def _first_round(
@@ -411,20 +243,3 @@ def _first_round(
     return held
 
   return first_round
-
-
-def _count_round(work_state: tff.Type) -> tff.Computation:
-  @tff.tensorflow.computation(work_state)
-  def count_round(held: Any) -> Any:
-    held['round'] += 1
-    return held
-
-  return count_round
-
-
-def _chosen(work_state: tff.Type, name: str) -> tff.Computation:
-  @tff.tensorflow.computation(work_state)
-  def choose(held: Any) -> Any:
-    return held[name]
-
-  return choose

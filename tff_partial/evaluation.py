@@ -18,9 +18,9 @@ from tff_partial import errors
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.client import client_work
+from tff_partial.client import local_training
 from tff_partial.data import examples
 from tff_partial.data import splits
-from tff_partial.exchange import messages
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
 
@@ -138,20 +138,23 @@ def build_evaluation(
   finalizers = client_work.metric_finalizers(model)
 
   def run_and_measure(*args: Any) -> Any:
-    states = client_work.unfinalized_metrics(does.run(*args))
-    values = collections.OrderedDict(
-      (name, finalize(states[name])) for name, finalize in finalizers.items()
-    )
-    return states, values
+    with does.begin(*args) as context:
+      done = local_training.run(does.work, context, does.tables)
+      states = client_work.unfinalized_metrics(done)
+      values = collections.OrderedDict(
+        (name, finalize(states[name])) for name, finalize in finalizers.items()
+      )
+      return states, values
 
   def run_and_keep(*args: Any) -> Any:
-    weights = does.run(*args).weights
     *_, measured = [p for p in phases.flat(does.work) if p.measured]
-    return collections.OrderedDict(
-      (name, tensor)
-      for named in measured.read(weights).values()
-      for name, tensor in named.items()
-    )
+    with does.begin(*args) as context:
+      done = local_training.run(does.work, context, does.tables)
+      return collections.OrderedDict(
+        (name, tensor)
+        for named in measured.read(done.weights).values()
+        for name, tensor in named.items()
+      )
 
   told: dict[str, Any] = {}
   server_type = None
@@ -159,7 +162,7 @@ def build_evaluation(
     first = client_work.first_server_state(model, server_state)
     server_type = first.type_signature.result
     told['server'] = tff.types.type_to_tf_tensor_specs(server_type)
-  measure = messages.for_a_client(run_and_measure, does, told)
+  measure = does.computation(run_and_measure, told)
   pool = tff.learning.metrics.sum_then_finalize(
     finalizers, measure.type_signature.result[0]
   )
@@ -168,7 +171,7 @@ def build_evaluation(
     _for_all(measure, pool),
     does.initialize_client,
     measure,
-    messages.for_a_client(run_and_keep, does, told),
+    does.computation(run_and_keep, told),
     model,
     does.example_spec,
     server_type,

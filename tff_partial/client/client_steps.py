@@ -1,7 +1,8 @@
 """Steps of a client: predict, differentiate, update."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,11 +19,12 @@ from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
+from tff_partial.model import losses
+from tff_partial.model import models
 from tff_partial.sparse import lookups
-from tff_partial.sparse import rows
 
 
-class Stand(NamedTuple):
+class TrainState(NamedTuple):
   """State of training in interleaved phases, between steps.
 
   Attributes:
@@ -38,6 +40,28 @@ class Stand(NamedTuple):
   metrics: keras_metrics.MetricState
   loss: list[tf.Tensor]
   is_finite: tf.Tensor
+
+
+class Turn(NamedTuple):
+  """A phase that takes its turn on each batch.
+
+  Attributes:
+    phase: The phase.
+    place: The index of its optimizers' states.
+    seed: int32 `[2]`, for the random draws of its steps.
+    measured: True to measure a batch before the first step on it.
+    steps: Number of steps on each batch.
+  """
+
+  phase: phases.Phase
+  place: int
+  seed: tf.Tensor
+  measured: bool
+  steps: int
+
+
+# The index of a step -> its batch, and the mask of real examples.
+BatchFn = Callable[[tf.Tensor], tuple[Mapping[str, Any], tf.Tensor]]
 
 
 def answered(answer: phases.Answer, context: ClientContext) -> Any:
@@ -83,13 +107,66 @@ def _alike(one: Any, other: Any) -> bool:
   )
 
 
-class Client:
-  """Constants of a client's training in interleaved phases."""
+def _descended(
+  turn: Turn,
+  state: TrainState,
+  mine: tiers.Weights,
+  gradients: Mapping[str, Any],
+) -> TrainState:
+  """Return the state after a phase's optimizers stepped on its weights."""
+  optimizers = list(state.optimizers)
+  states = collections.OrderedDict(optimizers[turn.place])
+  moved: tiers.Weights = collections.OrderedDict()
+  sums = []
+  for tier, named in mine.items():
+    states[tier], moved[tier], changed = descend(
+      turn.phase.optimizer_of(tier), states[tier], named, gradients[tier]
+    )
+    sums += changed
+  optimizers[turn.place] = states
+  # A sum is finite only if all its terms are.
+  moved_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
+  return state._replace(
+    optimizers=optimizers,
+    trained=replaced(state.trained, moved),
+    is_finite=tf.logical_and(state.is_finite, moved_finite),
+  )
 
-  def __init__(self, tables: lookups.Tables, context: ClientContext):
-    self.model = context.model
-    self.tables = tables
-    self.context = context
+
+def _measured(
+  model: models.PartialModel,
+  state: TrainState,
+  batch: Mapping[str, Any],
+  is_real: tf.Tensor,
+  predictions: Any,
+  value: losses.LossValue,
+) -> TrainState:
+  """Return the state with the metrics and the loss of one more batch."""
+  real = tf.cast(is_real, tf.float32)
+  rank = batch['weight'].shape.rank
+  real = tf.reshape(real, [-1] + [1] * (rank - 1))
+  metrics = model.metrics.update(
+    state.metrics, batch['y'], predictions, batch['weight'] * real
+  )
+  sums = [value.total, value.num_elements]
+  if model.is_regularized:
+    sums.append(value.regularization * value.num_elements)
+  loss = [a + b for a, b in zip(state.loss, sums, strict=True)]
+  return state._replace(metrics=metrics, loss=loss)
+
+
+class Steps:
+  """Steps of a client in interleaved phases."""
+
+  def __init__(self, model: lookups.RowModel, context: ClientContext):
+    """Store what does not change between steps.
+
+    Args:
+      model: The client's model.
+      context: The client's context before the steps.
+    """
+    self._model = model
+    self._context = context
 
   def _knows(
     self,
@@ -101,7 +178,7 @@ class Client:
     what: str,
   ) -> ClientContext:
     """Return the client's context within a step, for terms and answers."""
-    return self.context._replace(
+    return self._context._replace(
       weights=weights,
       seed=random_bits.fold_in(seed, what),
       batch=Batch(
@@ -111,107 +188,76 @@ class Client:
 
   def step(
     self,
-    phase: phases.Phase,
-    place: int,
-    stand: Stand,
-    batch: Mapping[str, Any],
-    is_real: tf.Tensor,
-    seed: tf.Tensor,
-    measured: bool,
-  ) -> Stand:
-    """Measure a batch, if `measured`, then take one step of a phase on it."""
-    mine = trained_by([phase], stand.trained)
-    metrics, loss = stand.metrics, stand.loss
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-      tape.watch(mine)
-      weights = replaced(self.context.weights, stand.trained)
-      objective, predictions = tf.constant(0.0), None
-      if phase.with_loss or measured:
-        with rows.reading():
-          predictions, regularization = self.model.predict(
-            self.tables.stand_in(phase.read(weights), batch['places']),
-            self.context.frozen,
-            batch['x'],
-            training=bool(mine),
-            seed=seed,
+    turns: Sequence[Turn],
+    batch_at: BatchFn,
+    number: tf.Tensor,
+    *values: Any,
+  ) -> tuple[Any, ...]:
+    """Let each phase in turn measure a batch and take its steps on it.
+
+    The body of a `tf.while_loop`. Further steps of a phase on the same batch
+    are a loop of this method too.
+
+    Args:
+      turns: The phases.
+      batch_at: Returns the batch of a step.
+      number: int32, the index of the step.
+      *values: The parts of a `TrainState`.
+
+    Returns:
+      The next index, and the parts of the new state.
+    """
+    state = TrainState(*values)
+    batch, is_real = batch_at(number)
+    for turn in turns:
+      phase = turn.phase
+      seed = random_bits.fold_in(turn.seed, number)
+      mine = trained_by([phase], state.trained)
+      with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(mine)
+        weights = replaced(self._context.weights, state.trained)
+        objective, predictions = tf.constant(0.0), None
+        if phase.with_loss or turn.measured:
+          predictions, regularization = self._model.predict(
+            phase.read(weights), batch, training=bool(mine), seed=seed
           )
-        if phase.answer is not None:
-          predictions = answered(
-            phase.answer,
-            self._knows(weights, batch, is_real, predictions, seed, 'answer'),
+          if phase.answer is not None:
+            predictions = answered(
+              phase.answer,
+              self._knows(weights, batch, is_real, predictions, seed, 'answer'),
+            )
+          value = self._context.model.loss(
+            batch['y'],
+            predictions,
+            batch['weight'],
+            is_real,
+            regularization,
+            phase.loss,
           )
-        value = self.model.loss(
-          batch['y'],
-          predictions,
-          batch['weight'],
-          is_real,
-          regularization,
-          phase.loss,
+        if phase.with_loss:
+          objective = value.objective
+        if phase.terms:
+          context = self._knows(
+            weights, batch, is_real, predictions, seed, 'terms'
+          )
+          for term in phase.terms:
+            objective += term(context)
+      is_finite = tf.logical_and(state.is_finite, tf.math.is_finite(objective))
+      state = state._replace(is_finite=is_finite)
+      if mine:
+        gradients = connected(tape.gradient(objective, mine), mine)
+        state = _descended(turn, state, mine, gradients)
+      if turn.measured:
+        state = _measured(
+          self._context.model, state, batch, is_real, predictions, value
         )
-      if phase.with_loss:
-        objective = value.objective
-      if phase.terms:
-        context = self._knows(
-          weights, batch, is_real, predictions, seed, 'terms'
+      if turn.steps > 1:
+        again = turn._replace(seed=seed, measured=False, steps=1)
+        _, *values = tf.while_loop(
+          lambda number, *_, steps=turn.steps: number < steps,
+          functools.partial(self.step, [again], lambda _: (batch, is_real)),
+          (tf.constant(1), *state),
+          parallel_iterations=1,
         )
-        for term in phase.terms:
-          objective += term(context)
-    is_finite = tf.logical_and(stand.is_finite, tf.math.is_finite(objective))
-    optimizers, trained = list(stand.optimizers), stand.trained
-    if mine:
-      states = collections.OrderedDict(optimizers[place])
-      sums = []
-      gradients = connected(tape.gradient(objective, mine), mine)
-      moved: tiers.Weights = collections.OrderedDict()
-      for tier, named in mine.items():
-        states[tier], moved[tier], changed = descend(
-          phase.optimizer_of(tier), states[tier], named, gradients[tier]
-        )
-        sums += changed
-      optimizers[place] = states
-      trained = replaced(trained, moved)
-      # A sum is finite only if all its terms are.
-      moved_finite = tf.reduce_all([tf.math.is_finite(total) for total in sums])
-      is_finite = tf.logical_and(is_finite, moved_finite)
-    if measured:
-      real = tf.cast(is_real, tf.float32)
-      rank = batch['weight'].shape.rank
-      real = tf.reshape(real, [-1] + [1] * (rank - 1))
-      metrics = self.model.metrics.update(
-        metrics, batch['y'], predictions, batch['weight'] * real
-      )
-      sums = [value.total, value.num_elements]
-      if self.model.is_regularized:
-        sums.append(value.regularization * value.num_elements)
-      loss = [a + b for a, b in zip(loss, sums, strict=True)]
-    return Stand(optimizers, trained, metrics, loss, is_finite)
-
-  def steps(
-    self,
-    phase: phases.Phase,
-    place: int,
-    stand: Stand,
-    batch: Mapping[str, Any],
-    is_real: tf.Tensor,
-    seed: tf.Tensor,
-  ) -> Stand:
-    """Take all steps of a phase on one batch."""
-    stand = self.step(phase, place, stand, batch, is_real, seed, phase.measured)
-    if phase.repeats == 1:
-      return stand
-
-    def again(number: tf.Tensor, *stand: Any) -> tuple[Any, ...]:
-      own_seed = random_bits.fold_in(seed, number)
-      moved = self.step(
-        phase, place, Stand(*stand), batch, is_real, own_seed, False
-      )
-      return number + 1, *moved
-
-    return Stand(
-      *tf.while_loop(
-        lambda number, *_: number < phase.repeats,
-        again,
-        (tf.constant(1), *stand),
-        parallel_iterations=1,
-      )[1:]
-    )
+        state = TrainState(*values)
+    return number + 1, *state

@@ -4,8 +4,8 @@ Training and evaluation run the same work; only the use of its result differs.
 """
 
 import collections
-from collections.abc import Callable, Mapping
-import types
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -228,6 +228,7 @@ class ClientWork:
     self.model = model
     self.client_state = client_state
     self.work = list(work)
+    self._scope = tracing.KerasScope()
     phases.check(self.work, model)
     if not any(phase.measured for phase in phases.flat(self.work)):
       raise CompositionError(
@@ -271,23 +272,70 @@ class ClientWork:
     """True if the work depends on the number of completed rounds."""
     return phases.follow_rounds(self.work)
 
+  def computation(
+    self, function: Callable[..., Any], sent: Mapping[str, Any]
+  ) -> tff.Computation:
+    """Make `(ModelWeights, C, D[, sent] -> ...)`, for one client.
+
+    Args:
+      function: What the client computes: (shared weights by tier, frozen ones,
+        its state, its data, what else is sent, by name) -> a structure. It
+        does everything within `begin`.
+      sent: Specs of what the server sends besides weights; nothing if empty.
+    """
+    spec = collections.OrderedDict(sent)
+    # The function enters Keras's scope itself, in `begin`.
+    traced = tf.function(function, autograph=False).get_concrete_function(
+      *self.specs, spec
+    )
+    if not sent:
+
+      @tff.tensorflow.computation(*self.types)
+      def alone(weights: Any, kept: Any, client: Any) -> Any:
+        return traced(
+          weights.trainable, weights.non_trainable, kept, client, spec
+        )
+
+      return alone
+
+    @tff.tensorflow.computation(*self.types, type_of(spec))
+    def told(weights: Any, kept: Any, client: Any, beside: Any) -> Any:
+      return traced(
+        weights.trainable, weights.non_trainable, kept, client, beside
+      )
+
+    return told
+
+  @contextlib.contextmanager
   def begin(
     self,
     shared: Any,
     frozen: Any,
     kept: Any,
     client: Any,
-    server: Any = None,
-  ) -> contexts.ClientContext:
-    """Return a client's context as it begins.
+    sent: Mapping[str, Any],
+  ) -> Iterator[contexts.ClientContext]:
+    """Let a client recall its weights and work, in a `with` statement.
 
     Args:
       shared: The weights received, by tier.
       frozen: Weights that are never trained.
       kept: The client's state.
       client: Its data.
-      server: What the server sends besides weights, if anything.
+      sent: What the server sends besides weights: `round`, the number of
+        completed rounds, if the work depends on it, and `server`, the server's
+        state, if there is one.
+
+    Yields:
+      The client's context at the start of the round.
     """
+    with self._scope:
+      yield self._recalled(shared, frozen, kept, client, sent.get('server'))
+
+  def _recalled(
+    self, shared: Any, frozen: Any, kept: Any, client: Any, server: Any
+  ) -> contexts.ClientContext:
+    """Return a client's context as it begins."""
     seed = random_bits.fold_in(client['seed'], 'local')
     rows = client.get('rows', {})
     tables = self.model.client_tables
@@ -388,30 +436,3 @@ class ClientWork:
     if not (isinstance(kept, Mapping) and _NUM_ROWS in kept):
       return kept, {}
     return kept[_HELD], kept[_NUM_ROWS]
-
-  def run(
-    self,
-    shared: Any,
-    frozen: Any,
-    kept: Any,
-    client: Any,
-    sent: Mapping[str, Any] = types.MappingProxyType({}),
-  ) -> local_training.ClientResult:
-    """Recall a client's weights and run its phases.
-
-    Args:
-      shared: The weights received, by tier.
-      frozen: Weights that are never trained.
-      kept: The client's state.
-      client: Its data.
-      sent: What the server sends besides weights: `round`, the number of
-        completed rounds, if the work depends on it, and `server`, the server's
-        state, if there is one.
-
-    Returns:
-      The client's result.
-    """
-    context = self.begin(shared, frozen, kept, client, sent.get('server'))
-    return local_training.run(
-      self.work, context, self.tables, sent.get('round')
-    )

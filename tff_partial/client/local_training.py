@@ -1,7 +1,8 @@
 """Local training: a client runs its phases, batch by batch."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,8 +13,9 @@ from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.client import client_batches
 from tff_partial.client import optimizer_slots
-from tff_partial.client.client_steps import Client
-from tff_partial.client.client_steps import Stand
+from tff_partial.client.client_steps import Steps
+from tff_partial.client.client_steps import TrainState
+from tff_partial.client.client_steps import Turn
 from tff_partial.client.descent import replaced
 from tff_partial.client.descent import trained_by
 from tff_partial.contexts import ClientContext
@@ -77,139 +79,6 @@ def _assigned(
   )
 
 
-def _counted(
-  num_steps: Mapping[str, tf.Tensor],
-  turns: Sequence[phases.Phase],
-  batches: tf.Tensor,
-) -> dict[str, tf.Tensor]:
-  """Return each tier's number of steps after some more batches."""
-  counted = dict(num_steps)
-  for phase in turns:
-    for tier in phase.train:
-      counted[tier] = counted.get(tier, 0) + batches * phase.repeats
-  return counted
-
-
-def _take_turns(
-  named: Mapping[str, phases.Phase],
-  tables: lookups.Tables,
-  before: ClientResult,
-  batches: client_batches.Batches,
-  seed: tf.Tensor,
-  round_number: tf.Tensor | None,
-) -> ClientResult:
-  """Run interleaved phases, starting from the result `before`."""
-  turns = list(named.values())
-  client = Client(tables, before.context)
-  trained = trained_by(turns, before.weights)
-  slots = before.context.slots
-  optimizers = [
-    optimizer_slots.begin(
-      phase,
-      trained_by([phase], before.weights),
-      slots.now.get(name, {}),
-      round_number,
-    )
-    for name, phase in named.items()
-  ]
-
-  def body(step: tf.Tensor, *values: Any) -> tuple[Any, ...]:
-    stand = Stand(*values)
-    batch, is_real = batches.at(step)
-    for place, phase in enumerate(turns):
-      own_seed = seed if not place else random_bits.fold_in(seed, f'{place}')
-      stand = client.steps(
-        phase,
-        place,
-        stand,
-        batch,
-        is_real,
-        random_bits.fold_in(own_seed, step),
-      )
-    return step + 1, *stand
-
-  _, *values = tf.while_loop(
-    lambda step, *_: step < batches.number,
-    body,
-    (
-      tf.constant(0),
-      *Stand(
-        optimizers, trained, before.metrics, before.loss, before.is_finite
-      ),
-    ),
-    parallel_iterations=1,
-  )
-  stand = Stand(*values)
-  for name, states in zip(named, stand.optimizers, strict=True):
-    slots = slots._replace(now=optimizer_slots.after(slots.now, name, states))
-  num_examples = before.num_examples
-  if any(phase.measured for phase in turns):
-    num_examples += batches.num_examples
-  return before._replace(
-    context=before.context._replace(
-      weights=replaced(before.weights, stand.trained), slots=slots
-    ),
-    metrics=stand.metrics,
-    loss=stand.loss,
-    num_examples=num_examples,
-    num_steps=_counted(before.num_steps, turns, batches.number),
-    is_finite=stand.is_finite,
-  )
-
-
-class _Tables:
-  """The GLOBAL tables of which a client trains only some rows.
-
-  Attributes:
-    tables: The tables that are trained by rows.
-    rows: Name of each table to the rows that the client's examples look up.
-    held: All GLOBAL weights as received, with whole tables.
-  """
-
-  def __init__(self, tables: lookups.Tables, context: ClientContext):
-    self.tables = tables
-    self.rows = tables.choose(
-      context.frozen, context.examples['x'], context.count
-    )
-    self.held = context.weights.get(tiers.GLOBAL, collections.OrderedDict())
-
-  def _with(
-    self,
-    weights: tiers.Weights,
-    value_of: Callable[[str, rows.Chosen], tf.Tensor],
-  ) -> tiers.Weights:
-    values = collections.OrderedDict(
-      (name, value_of(name, chosen)) for name, chosen in self.rows.items()
-    )
-    return replaced(weights, collections.OrderedDict({tiers.GLOBAL: values}))
-
-  def rows_of(self, weights: tiers.Weights) -> tiers.Weights:
-    """Return weights with rows in place of tables."""
-    return self._with(weights, lambda name, rows: rows.of(self.held[name]))
-
-  def whole(self, result: ClientResult, before: tiers.Weights) -> ClientResult:
-    """Return the result with whole tables and the changes of their rows."""
-    after = result.weights.get(tiers.GLOBAL, self.held)
-    context = result.context
-    return result._replace(
-      context=context._replace(
-        # A whole table is computed only if it is read.
-        weights=self._with(
-          result.weights,
-          lambda name, rows: rows.within(self.held[name], after[name]),
-        ),
-        received=self._with(context.received, lambda name, _: self.held[name]),
-      ),
-      changes=collections.OrderedDict(
-        (
-          name,
-          rows.Change(chosen.ids, before[tiers.GLOBAL][name] - after[name]),
-        )
-        for name, chosen in self.rows.items()
-      ),
-    )
-
-
 def run(
   work: phases.Work,
   context: ClientContext,
@@ -227,9 +96,8 @@ def run(
     round_number: int32 scalar, the number of completed rounds, for work that
       depends on it.
   """
-  mine = _Tables(tables or lookups.Tables(context.model, ()), context)
-  seed = context.seed
-  weights = mine.rows_of(context.weights)
+  model = lookups.RowModel(tables, context)
+  weights = model.weights
   copies = weights.get(tiers.GROUP, collections.OrderedDict())
   if copies:
     # Until the client chooses, for phases that do not read group weights.
@@ -244,10 +112,10 @@ def run(
     {},
   )
   # The same for all phases, so that random parts of the data are disjoint.
-  part_seed = random_bits.fold_in(seed, 'part')
+  part_seed = random_bits.fold_in(context.seed, 'part')
   for number, part in enumerate(work):
-    own_seed = random_bits.fold_in(seed, f'phase {number}')
-    known = done.context._replace(seed=own_seed)
+    seed = random_bits.fold_in(context.seed, f'phase {number}')
+    known = done.context._replace(seed=seed)
     if isinstance(part, groups.Assign):
       done = done._replace(context=_assigned(part, known, copies))
     elif isinstance(part, Compute):
@@ -256,14 +124,101 @@ def run(
       done = done._replace(context=known._replace(computed=computed))
     elif isinstance(part, Revise):
       done = _revised(part, done._replace(context=known))
-    else:
-      named = {
-        optimizer_slots.name_of(number, place): phase
-        for place, phase in enumerate(phases.taking_turns(part))
-      }
-      done = _train(named, done, mine, own_seed, part_seed, round_number)
-  done = mine.whole(done, weights)
-  return done._replace(context=done.context._replace(seed=seed))
+    elif named := _to_do(number, part, done.weights):
+      first, *_ = named.values()
+      examples = done.context.examples
+      batches = client_batches.Batches(
+        first,
+        {**examples, 'places': model.places},
+        first.on.choose(examples, done.context.count, part_seed),
+        random_bits.fold_in(seed, 'shuffle'),
+        round_number,
+      )
+      _, *values = tf.while_loop(
+        lambda step, *_, batches=batches: step < batches.number,
+        functools.partial(
+          Steps(model, done.context).step, _turns(named, seed), batches.at
+        ),
+        (tf.constant(0), *_first_state(named, done, round_number)),
+        parallel_iterations=1,
+      )
+      done = _trained(named, done, batches, TrainState(*values))
+  context, changes = model.whole(done.context._replace(seed=context.seed))
+  return done._replace(context=context, changes=changes)
+
+
+def _to_do(
+  number: int, part: phases.Phase | phases.Interleaved, weights: tiers.Weights
+) -> dict[str, phases.Phase]:
+  """Return the phases of a part that have anything to do, by name."""
+  return {
+    optimizer_slots.name_of(number, place): phase
+    for place, phase in enumerate(phases.taking_turns(part))
+    if phase.max_steps != 0 and (phase.measured or trained_by([phase], weights))
+  }
+
+
+def _turns(named: Mapping[str, phases.Phase], seed: tf.Tensor) -> list[Turn]:
+  """Return the turns of interleaved phases, each with a seed of its own."""
+  return [
+    Turn(
+      phase,
+      place,
+      seed if not place else random_bits.fold_in(seed, f'{place}'),
+      phase.measured,
+      phase.repeats,
+    )
+    for place, phase in enumerate(named.values())
+  ]
+
+
+def _first_state(
+  named: Mapping[str, phases.Phase],
+  before: ClientResult,
+  round_number: tf.Tensor | None,
+) -> TrainState:
+  """Return the state in which interleaved phases begin."""
+  trained = trained_by(named.values(), before.weights)
+  optimizers = [
+    optimizer_slots.begin(
+      phase,
+      trained_by([phase], before.weights),
+      before.context.slots.now.get(name, {}),
+      round_number,
+    )
+    for name, phase in named.items()
+  ]
+  return TrainState(
+    optimizers, trained, before.metrics, before.loss, before.is_finite
+  )
+
+
+def _trained(
+  named: Mapping[str, phases.Phase],
+  before: ClientResult,
+  batches: client_batches.Batches,
+  state: TrainState,
+) -> ClientResult:
+  """Return the result after interleaved phases that ended in `state`."""
+  slots = before.context.slots
+  for name, states in zip(named, state.optimizers, strict=True):
+    slots = slots._replace(now=optimizer_slots.after(slots.now, name, states))
+  num_examples, num_steps = before.num_examples, dict(before.num_steps)
+  if any(phase.measured for phase in named.values()):
+    num_examples += batches.num_examples
+  for phase in named.values():
+    for tier in phase.train:
+      num_steps[tier] = num_steps.get(tier, 0) + batches.number * phase.repeats
+  return before._replace(
+    context=before.context._replace(
+      weights=replaced(before.weights, state.trained), slots=slots
+    ),
+    metrics=state.metrics,
+    loss=state.loss,
+    num_examples=num_examples,
+    num_steps=num_steps,
+    is_finite=state.is_finite,
+  )
 
 
 def _revised(revise: Revise, done: ClientResult) -> ClientResult:
@@ -282,34 +237,3 @@ def _revised(revise: Revise, done: ClientResult) -> ClientResult:
     context=done.context._replace(weights=replaced(done.weights, new)),
     is_finite=tf.reduce_all([done.is_finite, *are_finite]),
   )
-
-
-def _train(
-  named: Mapping[str, phases.Phase],
-  done: ClientResult,
-  mine: _Tables,
-  own_seed: tf.Tensor,
-  part_seed: tf.Tensor,
-  round_number: tf.Tensor | None,
-) -> ClientResult:
-  """Run a phase, or several interleaved, if there is anything to do."""
-  named = {
-    name: phase
-    for name, phase in named.items()
-    if phase.max_steps != 0
-    and (phase.measured or trained_by([phase], done.weights))
-  }
-  if not named:
-    return done
-  first, *_ = named.values()
-  context = done.context
-  chosen = first.on.choose(context.examples, context.count, part_seed)
-  places = {name: chosen.places for name, chosen in mine.rows.items()}
-  batches = client_batches.Batches(
-    first,
-    {**context.examples, 'places': places},
-    chosen,
-    random_bits.fold_in(own_seed, 'shuffle'),
-    round_number,
-  )
-  return _take_turns(named, mine.tables, done, batches, own_seed, round_number)

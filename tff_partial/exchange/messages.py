@@ -13,7 +13,6 @@ from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import local_training
 from tff_partial.contexts import Outcome
-from tff_partial.model import tracing
 from tff_partial.statistics import Join
 from tff_partial.statistics import Settle
 from tff_partial.statistics import Statistic
@@ -31,8 +30,8 @@ def sending_seed(seed: tf.Tensor) -> tf.Tensor:
   return random_bits.fold_in(seed, 'sending')
 
 
-class Message(NamedTuple):
-  """Output of a client's work.
+class ClientUpdate(NamedTuple):
+  """What a client computes in a round: what it sends, and its new state.
 
   Attributes:
     update: Tier to the client's update, named tensors; and the statistics that
@@ -55,8 +54,8 @@ class Message(NamedTuple):
   metrics: Any
 
 
-class Sending(NamedTuple):
-  """Settings of a client's message.
+class ClientUpdateSpec(NamedTuple):
+  """Settings of what a client sends.
 
   Attributes:
     tiers: The tiers whose updates are sent.
@@ -72,127 +71,94 @@ class Sending(NamedTuple):
   before_sending: BeforeSending | None
   statistics: Sequence[Statistic]
 
-  def messages(
-    self, work: client_work.ClientWork, sent: Mapping[str, tf.TensorSpec]
-  ) -> tff.Computation:
-    """Make `(ModelWeights, C, D[, sent] -> Message)`, for one client.
 
-    Args:
-      work: The client's work.
-      sent: Specs of what the server sends besides weights; nothing if empty.
-    """
+def client_update(
+  work: client_work.ClientWork,
+  spec: ClientUpdateSpec,
+  shared: Any,
+  frozen: Any,
+  kept: Any,
+  client: Any,
+  sent: Mapping[str, Any],
+) -> ClientUpdate:
+  """Let one client work in a round; see `ClientWork.computation`.
 
-    def make(
-      shared: Any, frozen: Any, kept: Any, client: Any, *beside: Any
-    ) -> Message:
-      result = work.run(shared, frozen, kept, client, *beside)
-      return self._message(work, result, shared)
-
-    return for_a_client(make, work, sent)
-
-  def _message(
-    self,
-    work: client_work.ClientWork,
-    result: local_training.ClientResult,
-    shared: Any,
-  ) -> Message:
-    """Return the message of one client."""
-    result, weight = _weighed(result, self.weighting)
+  Args:
+    work: The client's work.
+    spec: What it sends.
+    shared: The weights received, by tier.
+    frozen: Weights that are never trained.
+    kept: The client's state.
+    client: Its data.
+    sent: What the server sends besides weights, by name.
+  """
+  with work.begin(shared, frozen, kept, client, sent) as context:
+    result = local_training.run(
+      work.work, context, work.tables, sent.get('round')
+    )
+    result, weight = _weighed(result, spec.weighting)
     zero_unless_finite = _zero_unless(result.is_finite)
     weight = zero_unless_finite(weight)
-    update, ids = self._update(work, result, shared)
+    update, ids = _update(work, spec, result, shared)
     known = result.context._replace(
       outcome=Outcome(result.num_examples, result.num_steps, weight)
     )
-    beside = collections.OrderedDict()
-    for statistic in self.statistics:
+    statistics = collections.OrderedDict()
+    for statistic in spec.statistics:
       if statistic.after_update:
         continue
       value = zero_unless_finite(statistic.summarize(known))
       if statistic.join is Join.WITH_UPDATE:
         update[statistic.name] = value
       else:
-        beside[statistic.name] = value
-    if self.before_sending is not None and update:
-      update = self.before_sending(update, sending_seed(known.seed))
-    if getattr(self.before_sending, 'mechanism', None) is not None:
+        statistics[statistic.name] = value
+    if spec.before_sending is not None and update:
+      update = spec.before_sending(update, sending_seed(known.seed))
+    if getattr(spec.before_sending, 'mechanism', None) is not None:
       # The weight must not reveal if the client had examples either.
       weight = tf.ones([])
-    return Message(
+    return ClientUpdate(
       update,
       ids,
       weight,
-      _unless_spoilt(
+      _keep_old_state_if_not_finite(
         result.is_finite, work.keep_as_before(known), work.keep(known)
       ),
-      beside,
+      statistics,
       result.group,
       client_work.unfinalized_metrics(result),
     )
 
-  def _update(
-    self,
-    work: client_work.ClientWork,
-    result: local_training.ClientResult,
-    shared: Any,
-  ) -> tuple[Any, Any]:
-    """Return a client's update, and the ids of the rows in it."""
-    zero_unless_finite = _zero_unless(result.is_finite)
-    update: Any = collections.OrderedDict()
-    ids: Any = collections.OrderedDict()
-    for tier in self.tiers:
-      received = shared[tier]
-      if tier == tiers.GROUP:
-        received = groups.copy_of(received, result.group)
-      moved = zero_unless_finite(tiers.delta(received, result.weights[tier]))
-      if tier == tiers.GROUP:
-        moved = groups.for_all(moved, result.group, work.model.num_groups)
-      changes = result.changes if tier == tiers.GLOBAL else {}
-      for name, change in zero_unless_finite(changes).items():
-        if self.by_rows:
-          moved[name] = change.values
-          ids.setdefault(tier, collections.OrderedDict())[name] = change.ids
-        else:
-          moved[name] = change.added_to(tf.zeros_like(shared[tier][name]))
-      update[tier] = moved
-    return update, ids
 
-
-def for_a_client(
-  function: Callable[..., Any],
+def _update(
   work: client_work.ClientWork,
-  beside: Mapping[str, tf.TensorSpec],
-) -> tff.Computation:
-  """Make `(ModelWeights, C, D[, beside] -> ...)` of a function.
-
-  Args:
-    function: (shared weights by tier, frozen ones, a client's state, its data,
-      further values by name, if any) -> a structure.
-    work: The client's work.
-    beside: Specs of the further values; nothing if empty.
-  """
-  if not beside:
-    traced = tracing.traced(function, *work.specs)
-
-    @tff.tensorflow.computation(*work.types)
-    def alone(weights: Any, kept: Any, client: Any) -> Any:
-      return traced(weights.trainable, weights.non_trainable, kept, client)
-
-    return alone
-
-  spec = collections.OrderedDict(beside)
-  traced = tracing.traced(function, *work.specs, spec)
-
-  @tff.tensorflow.computation(*work.types, client_work.type_of(spec))
-  def told(weights: Any, kept: Any, client: Any, beside: Any) -> Any:
-    return traced(
-      weights.trainable, weights.non_trainable, kept, client, beside
-    )
-
-  return told
+  spec: ClientUpdateSpec,
+  result: local_training.ClientResult,
+  shared: Any,
+) -> tuple[Any, Any]:
+  """Return a client's update, and the ids of the rows in it."""
+  zero_unless_finite = _zero_unless(result.is_finite)
+  update: Any = collections.OrderedDict()
+  ids: Any = collections.OrderedDict()
+  for tier in spec.tiers:
+    received = shared[tier]
+    if tier == tiers.GROUP:
+      received = groups.copy_of(received, result.group)
+    moved = zero_unless_finite(tiers.delta(received, result.weights[tier]))
+    if tier == tiers.GROUP:
+      moved = groups.for_all(moved, result.group, work.model.num_groups)
+    changes = result.changes if tier == tiers.GLOBAL else {}
+    for name, change in zero_unless_finite(changes).items():
+      if spec.by_rows:
+        moved[name] = change.values
+        ids.setdefault(tier, collections.OrderedDict())[name] = change.ids
+      else:
+        moved[name] = change.added_to(tf.zeros_like(shared[tier][name]))
+    update[tier] = moved
+  return update, ids
 
 
-def after_update(
+def second_pass(
   statistic: Statistic,
   work: client_work.ClientWork,
   sent: Mapping[str, Any],
@@ -205,19 +171,19 @@ def after_update(
   def summarize(
     shared: Any, frozen: Any, kept: Any, client: Any, beside: Any
   ) -> Any:
-    known = work.begin(shared, frozen, kept, client, beside.get('server'))
-    weight = beside['weight']
-    known = known._replace(
-      group=beside['group'], outcome=Outcome(tf.constant(0), {}, weight)
-    )
-    return _zero_unless(weight > 0)(statistic.summarize(known))
+    with work.begin(shared, frozen, kept, client, beside) as known:
+      weight = beside['weight']
+      known = known._replace(
+        group=beside['group'], outcome=Outcome(tf.constant(0), {}, weight)
+      )
+      return _zero_unless(weight > 0)(statistic.summarize(known))
 
   beside = {
     **sent,
     'group': tf.TensorSpec([], tf.int32),
     'weight': tf.TensorSpec([], tf.float32),
   }
-  return for_a_client(summarize, work, beside)
+  return work.computation(summarize, beside)
 
 
 def settling(
@@ -242,7 +208,9 @@ def _zero_unless(condition: tf.Tensor) -> Callable[[Any], Any]:
   )
 
 
-def _unless_spoilt(is_finite: tf.Tensor, kept: Any, new: Any) -> Any:
+def _keep_old_state_if_not_finite(
+  is_finite: tf.Tensor, kept: Any, new: Any
+) -> Any:
   """Return a client's new state, or its old one if its work failed."""
   try:
     return tf.nest.map_structure(

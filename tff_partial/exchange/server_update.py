@@ -1,7 +1,7 @@
 """The server's update by the messages of a round."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
@@ -10,6 +10,7 @@ from tff_partial import aggregators
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial.client import client_work
+from tff_partial.exchange import messages
 from tff_partial.statistics import Join
 from tff_partial.statistics import Server
 from tff_partial.statistics import Statistic
@@ -210,57 +211,89 @@ def _by_members(update_type: tff.Type, members: tff.Type) -> tff.Computation:
   return by_members
 
 
-class JoinStatistics:
-  """Aggregation of the statistics that are not joined with the updates.
+class Exchange(NamedTuple):
+  """Computations that join and use one statistic.
 
-  Use it within a federated computation.
+  Attributes:
+    statistic: The statistic.
+    own_type: The type of a client's value.
+    joined_type: The type of the aggregated value.
+    second_pass: Computes a client's value after the update; see
+      `messages.second_pass`. None if it is sent with the update.
+    process: Aggregates it; None for a sum, or with the update.
+    update: Updates what the server holds; see `updating`.
+    settle: Determines clients' state; see `messages.settling`.
   """
 
-  def __init__(
-    self, statistics: Sequence[Statistic], types: dict[str, tff.Type]
-  ):
-    """Make the aggregations.
-
-    Args:
-      statistics: The statistics that are not joined with the updates.
-      types: Types of clients' values, by name.
-    """
-    self._names = [statistic.name for statistic in statistics]
-    self._processes = {
-      statistic.name: statistic.join.create(types[statistic.name])
-      for statistic in statistics
-      if not isinstance(statistic.join, Join)
-    }
-    self.types = {
-      name: (
-        self._processes[name].next.type_signature.result.result.member
-        if name in self._processes
-        else types[name]
-      )
-      for name in self._names
-    }
+  statistic: Statistic
+  own_type: tff.Type
+  joined_type: tff.Type
+  second_pass: tff.Computation | None
+  process: tff.templates.AggregationProcess | None
+  update: tff.Computation | None
+  settle: tff.Computation | None
 
   @property
-  def has_states(self) -> bool:
-    """True if any aggregation is not a plain sum."""
-    return bool(self._processes)
+  def is_with_update(self) -> bool:
+    """True if the statistic is joined with the update."""
+    return self.statistic.join is Join.WITH_UPDATE
 
-  def initialize(self) -> Any:
-    """Return the first states, by name."""
-    return collections.OrderedDict(
-      (name, process.initialize()) for name, process in self._processes.items()
+
+def exchanges(
+  statistics: Sequence[Statistic],
+  client: client_work.ClientWork,
+  update_type: tff.StructType,
+  work_state: tff.Type,
+  sent: Mapping[str, Any],
+) -> list[Exchange]:
+  """Make the exchanges of statistics in a round.
+
+  Args:
+    statistics: The statistics.
+    client: The clients' work.
+    update_type: The type of a `ClientUpdate`.
+    work_state: The type of the server's state besides weights.
+    sent: Specs of what the server sends besides weights.
+  """
+  return [
+    _exchange(statistic, client, update_type, work_state, sent)
+    for statistic in statistics
+  ]
+
+
+def _exchange(
+  statistic: Statistic,
+  client: client_work.ClientWork,
+  update_type: tff.StructType,
+  work_state: tff.Type,
+  sent: Mapping[str, Any],
+) -> Exchange:
+  """Make the exchange of one statistic."""
+  name, second_pass, process = statistic.name, None, None
+  server_type, kept_type, _ = client.types
+  if statistic.join is Join.WITH_UPDATE:
+    own_type = update_type.update[name]
+  elif statistic.after_update:
+    second_pass = messages.second_pass(statistic, client, sent)
+    own_type = second_pass.type_signature.result
+  else:
+    own_type = update_type.statistics[name]
+  joined_type = own_type
+  if not isinstance(statistic.join, Join):
+    process = statistic.join.create(own_type)
+    joined_type = process.next.type_signature.result.result.member
+  update = settle = None
+  if statistic.update is not None:
+    update = updating(
+      name, statistic.update, server_type, work_state, joined_type
     )
-
-  def next(self, state: Any, name: str, sent: Any) -> tuple[Any, Any]:
-    """Aggregate one of the statistics.
-
-    Returns:
-      Its new state, if it has one, and the aggregated value.
-    """
-    if name not in self._processes:
-      return None, tff.federated_sum(sent)
-    output = self._processes[name].next(state[name], sent)
-    return output.state, output.result
+  if statistic.settle is not None:
+    settle = messages.settling(
+      statistic.settle, kept_type, own_type, joined_type
+    )
+  return Exchange(
+    statistic, own_type, joined_type, second_pass, process, update, settle
+  )
 
 
 def updating(

@@ -39,12 +39,13 @@ def traced(fn: Callable[..., Any], *specs: Any) -> Any:
   Our functions need no conversion, which would take longer than the tracing.
   Keras still converts users' code itself, as usual.
   """
+  scope = KerasScope()
 
-  def hold_and_call(*args: Any) -> Any:
-    _hold_constants(tf.compat.v1.get_default_graph())
-    return fn(*args)
+  def call(*args: Any) -> Any:
+    with scope:
+      return fn(*args)
 
-  return unconverted(hold_and_call).get_concrete_function(*specs)
+  return tf.function(call, autograph=False).get_concrete_function(*specs)
 
 
 def unconverted(fn: Callable[..., Any]) -> Any:
@@ -52,12 +53,32 @@ def unconverted(fn: Callable[..., Any]) -> Any:
   outside = tf.__internal__.autograph.control_status_ctx()
 
   def call(*args: Any) -> Any:
-    # Restore the outer AutoGraph status. If AutoGraph is disabled, Keras breaks
-    # the operators of functional models, which then cannot be saved.
     with outside:
       return fn(*args)
 
   return tf.function(call, autograph=False)
+
+
+class KerasScope:
+  """The scope in which a function that is traced without AutoGraph uses Keras.
+
+  In it, eager tensors are constants of the function, and the AutoGraph status
+  is that of the place where the scope was made: if AutoGraph is disabled, Keras
+  breaks the operators of functional models, which then cannot be saved.
+  """
+
+  def __init__(self) -> None:
+    """Store the AutoGraph status."""
+    self._outside = tf.__internal__.autograph.control_status_ctx()
+
+  def __enter__(self) -> None:
+    """Enter the scope, in the function."""
+    _hold_constants(tf.compat.v1.get_default_graph())
+    self._outside.__enter__()
+
+  def __exit__(self, *raised: Any) -> None:
+    """Leave the scope."""
+    self._outside.__exit__(*raised)
 
 
 def _hold_constants(graph: Any) -> None:

@@ -1,7 +1,7 @@
 """Tables whose looked-up rows a client can train without the rest."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
@@ -85,29 +85,97 @@ class Tables:
       numbers[name] = len(np.unique(np.concatenate(read)))
     return numbers
 
-  def stand_in(
-    self,
-    weights: tiers.Weights,
-    places: Mapping[str, Sequence[tf.Tensor]],
-  ) -> tiers.Weights:
-    """Return weights with `Rows` in place of the tables.
+
+class RowModel:
+  """A client's model that reads some rows of tables instead of the tables.
+
+  Attributes:
+    weights: The weights to train: rows in place of tables.
+    places: For each table and lookup, the indices of each example's rows; a
+      field of the examples that `predict` reads.
+  """
+
+  def __init__(self, tables: Tables | None, context: contexts.ClientContext):
+    """Choose the rows that the client's examples look up.
 
     Args:
-      weights: Weights by tier; the chosen rows for tables.
-      places: For each table and lookup, the indices of a batch's rows.
+      tables: The tables that are trained by rows; None for none.
+      context: The client's context, with whole tables.
     """
-    return _with(
-      weights,
-      {
-        name: rows.Rows(
-          name,
-          self._specs[name].shape[0],
-          weights[tiers.GLOBAL][name],
-          tuple(found),
-        )
-        for name, found in places.items()
-      },
+    self._context = context
+    self._chosen: dict[str, rows.Chosen] = {}
+    if tables is not None:
+      self._chosen = tables.choose(
+        context.frozen, context.examples['x'], context.count
+      )
+    self._tables: tiers.NamedTensors = context.weights.get(
+      tiers.GLOBAL, collections.OrderedDict()
     )
+    self._rows = {
+      name: chosen.of(self._tables[name])
+      for name, chosen in self._chosen.items()
+    }
+    self.weights = _with(context.weights, self._rows)
+    self.places = {n: chosen.places for n, chosen in self._chosen.items()}
+
+  def predict(
+    self,
+    weights: tiers.Weights,
+    batch: Mapping[str, Any],
+    *,
+    training: bool,
+    seed: tf.Tensor,
+  ) -> tuple[Any, Any]:
+    """Return the model's predictions for a batch, and its regularization.
+
+    Args:
+      weights: The weights that the model reads; rows in place of tables.
+      batch: The examples, with their `places`.
+      training: True in training.
+      seed: For random draws.
+    """
+    stand_ins = {
+      name: rows.Rows(
+        name,
+        self._tables[name].shape[0],
+        weights[tiers.GLOBAL][name],
+        tuple(found),
+      )
+      for name, found in batch['places'].items()
+    }
+    with rows.reading():
+      return self._context.model.predict(
+        _with(weights, stand_ins),
+        self._context.frozen,
+        batch['x'],
+        training=training,
+        seed=seed,
+      )
+
+  def whole(
+    self, context: contexts.ClientContext
+  ) -> tuple[contexts.ClientContext, dict[str, rows.Change]]:
+    """Return a context with whole tables again, and the changes of their rows.
+
+    Args:
+      context: The context after training.
+    """
+    after = context.weights.get(tiers.GLOBAL, self._tables)
+    # A whole table is computed only if it is read.
+    tables = {
+      name: chosen.within(self._tables[name], after[name])
+      for name, chosen in self._chosen.items()
+    }
+    received = {name: self._tables[name] for name in self._chosen}
+    changes = {
+      name: rows.Change(chosen.ids, self._rows[name] - after[name])
+      for name, chosen in self._chosen.items()
+    }
+    context = context._replace(
+      weights=_with(context.weights, tables),
+      received=_with(context.received, received),
+    )
+    return context, changes
 
 
 def _moves_by_rows(name: str, work: phases.Work) -> bool:
@@ -133,9 +201,7 @@ def _moves_by_rows(name: str, work: phases.Work) -> bool:
   )
 
 
-def _with(
-  weights: tiers.Weights, tables: Mapping[str, rows.Rows]
-) -> tiers.Weights:
+def _with(weights: tiers.Weights, tables: Mapping[str, Any]) -> tiers.Weights:
   """Return weights by tier with the tables replaced."""
   weights = collections.OrderedDict(weights)
   if tables:

@@ -10,8 +10,8 @@ import tensorflow_federated as tff
 
 from tff_partial import evaluation
 from tff_partial import processes
+from tff_partial.client import local_training
 from tff_partial.data import cohorts
-from tff_partial.exchange import messages
 
 _REMEDY = (
   'Try a smaller learning rate at the clients or at the server, or clip what '
@@ -84,16 +84,17 @@ def _first_not_finite(
     if name == 'server' or name == 'round' and work.follows_rounds
   )
 
-  def look(
-    shared: Any, frozen: Any, kept: Any, client: Any, *beside: Any
-  ) -> Any:
-    result = work.run(shared, frozen, kept, client, *beside)
-    loss = [tf.cast(part, tf.float32) for part in result.loss]
-    return collections.OrderedDict(
-      is_finite=result.is_finite, loss=loss[0] / loss[1]
-    )
+  def look(shared: Any, frozen: Any, kept: Any, client: Any, sent: Any) -> Any:
+    with work.begin(shared, frozen, kept, client, sent) as context:
+      result = local_training.run(
+        work.work, context, work.tables, sent.get('round')
+      )
+      loss = [tf.cast(part, tf.float32) for part in result.loss]
+      return collections.OrderedDict(
+        is_finite=result.is_finite, loss=loss[0] / loss[1]
+      )
 
-  looking = messages.for_a_client(look, work, sent)
+  looking = work.computation(look, sent)
   weights = process.get_model_weights(begun.state)
   beside = []
   if sent:
