@@ -5,11 +5,11 @@ takes the run's flags and returns an object with `on_metrics(round, metrics)`
 and `close()`. docs/command_line.md has an example.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
-import importlib
+import pkgutil
 import sys
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from tasks.errors import OptionError
 from tff_partial.training import callbacks as callbacks_lib
@@ -33,11 +33,10 @@ class Tracker(Protocol):
     """Close the tracker: called once when the run ends, even by an error."""
 
 
-Make: TypeAlias = Callable[[Mapping[str, Any]], Tracker]
-
-
 @contextlib.contextmanager
-def opened(name: str | None, config: Mapping[str, Any]) -> Iterator['Told']:
+def opened(
+  name: str | None, config: Mapping[str, Any]
+) -> Iterator[Tracker | None]:
   """Make the tracker that a flag names, and close it at the end.
 
   Args:
@@ -48,9 +47,22 @@ def opened(name: str | None, config: Mapping[str, Any]) -> Iterator['Told']:
     OptionError: If there is no such function, or it returns no tracker.
   """
   if name is None:
-    yield Told(None)
+    yield None
     return
-  tracker = _find(name)(config)
+  if '' not in sys.path:
+    sys.path.append('')  # The current folder, as `python -m` has it.
+  try:
+    make = pkgutil.resolve_name(name)
+  except (AttributeError, ImportError, ValueError) as error:
+    make = error
+  if not callable(make):
+    raise OptionError(
+      f'--hook={name}: found {make!r}. Name a module and a function in it, '
+      'such as my_hooks:make_tracker. Run the command in the folder of '
+      'my_hooks.py, or put that folder into PYTHONPATH, and install what it '
+      'imports.'
+    )
+  tracker = make(config)
   for method in ('on_metrics', 'close'):
     if not callable(getattr(tracker, method, None)):
       raise OptionError(
@@ -59,64 +71,15 @@ def opened(name: str | None, config: Mapping[str, Any]) -> Iterator['Told']:
         'close().'
       )
   try:
-    yield Told(tracker)
+    yield tracker
   finally:
     tracker.close()
 
 
-class Told:
-  """A callback of the run that sends metrics to a tracker, if there is one."""
+def after_round(tracker: Tracker) -> callbacks_lib.Callback:
+  """Make the callback of a run that sends its metrics to a tracker."""
 
-  def __init__(self, tracker: Tracker | None):
-    """Take the tracker, or None if there is none."""
-    self._tracker = tracker
+  def tell(result: callbacks_lib.RoundResult) -> None:
+    tracker.on_metrics(result.round, metrics_log.by_phase(result.metrics))
 
-  @property
-  def callbacks(self) -> list[callbacks_lib.Callback]:
-    """The callbacks for the run to call after each round."""
-    return [] if self._tracker is None else [self._after_round]
-
-  def _after_round(self, result: callbacks_lib.RoundResult) -> None:
-    self.tell(result.round, metrics_log.by_phase(result.metrics))
-
-  def tell(self, number: int, metrics: Mapping[str, float]) -> None:
-    """Send metrics to the tracker.
-
-    Args:
-      number: The round.
-      metrics: `PHASE/METRIC` to the number.
-    """
-    if self._tracker is not None:
-      self._tracker.on_metrics(number, dict(metrics))
-
-
-def _find(name: str) -> Make:
-  """Import the function that makes the tracker."""
-  module_name, colon, function_name = name.partition(':')
-  if not (module_name and colon and function_name):
-    raise OptionError(
-      f'--hook={name}: name a module and a function in it, such as '
-      'my_hooks:make_tracker.'
-    )
-  if '' not in sys.path:
-    sys.path.append('')  # The current folder, as `python -m` has it.
-  try:
-    module = importlib.import_module(module_name)
-  except ModuleNotFoundError as error:
-    if error.name and module_name.split('.')[0] != error.name.split('.')[0]:
-      raise OptionError(
-        f'--hook={name}: {module_name} imports {error.name}, which is not '
-        f'installed. Install it with `pip install {error.name}`.'
-      ) from error
-    raise OptionError(
-      f'--hook={name}: there is no module {module_name}. Run the command in '
-      f'the folder of {module_name.split(".")[0]}.py, or put that folder into '
-      'PYTHONPATH.'
-    ) from error
-  make = getattr(module, function_name, None)
-  if not callable(make):
-    raise OptionError(
-      f'--hook={name}: {module_name} has no function {function_name}.'
-    )
-  found: Make = make
-  return found
+  return tell

@@ -136,11 +136,11 @@ def run(config: Config, output: Output = Output()) -> Result:
     if done is not None:
       return Result(done)
   flags = {**config.flags(), **output.flags()}
-  with hooks.opened(output.hook, flags) as told:
-    report, trained = _run(config, output, told, folder)
+  with hooks.opened(output.hook, flags) as tracker:
+    report, trained = _run(config, output, tracker, folder)
     total = time.perf_counter() - started
     report['seconds'] = {**report['seconds'], 'total': total}
-    _tell(report, output, told)
+    _tell(report, output, tracker)
   report = finite(report)
   if folder is not None:
     folder.write_result(report)
@@ -159,14 +159,19 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(
-  config: Config, output: Output, told: hooks.Told, task: tasks_lib.Task
+  config: Config,
+  output: Output,
+  tracker: hooks.Tracker | None,
+  task: tasks_lib.Task,
 ) -> _Prepared:
   """Build what the rounds need."""
   trainable = Trainable(config, task)
   projector = None
   if output.projector and output.output_dir is not None:
     projector = user_vectors.Projector(trainable, task, output.projector)
-  ends = config.loop.callbacks(trainable.selection)
+  callbacks = list(config.loop.callbacks(trainable.selection))
+  if tracker is not None:
+    callbacks.append(hooks.after_round(tracker))
   return _Prepared(
     trainable,
     trainable.clients(),
@@ -176,22 +181,25 @@ def _prepared(
       for name, measured in task.tests.items()
     },
     projector,
-    [*ends, *told.callbacks],
+    callbacks,
   )
 
 
 def _run(
-  config: Config, output: Output, told: hooks.Told, folder: Folder | None
+  config: Config,
+  output: Output,
+  tracker: hooks.Tracker | None,
+  folder: Folder | None,
 ) -> tuple[dict[str, Any], programs.TrainingResult]:
   """Train and evaluate; return the content of `result.json` and the weights."""
   task = load(config, releasing.at_start(config, folder))
   with executing(config.runtime) as context:
-    prepared = _prepared(config, output, told, task)
+    prepared = _prepared(config, output, tracker, task)
     if releasing.is_due(config, folder):
       # Check everything with a placeholder before the draw.
       _check(config, output, prepared)
       task = releasing.drawn(config, folder, task)
-      prepared = _prepared(config, output, told, task)
+      prepared = _prepared(config, output, tracker, task)
     trainable, clients, validation, tests, projector, callbacks = prepared
     trained = train_rounds(
       config, output, trainable, clients, validation, callbacks
@@ -228,7 +236,9 @@ def _run(
   }, trained
 
 
-def _tell(report: Mapping[str, Any], output: Output, told: hooks.Told) -> None:
+def _tell(
+  report: Mapping[str, Any], output: Output, tracker: hooks.Tracker | None
+) -> None:
   """Send the test metrics to the tracker and to TensorBoard."""
   numbers = {
     f'test/{name}/{metric}': float(value)
@@ -236,7 +246,8 @@ def _tell(report: Mapping[str, Any], output: Output, told: hooks.Told) -> None:
     for metric, value in measured.items()
     if isinstance(value, (int, float))
   }
-  told.tell(report['rounds'], numbers)
+  if tracker is not None:
+    tracker.on_metrics(report['rounds'], numbers)
   if output.tensorboard and output.output_dir is not None:
     metrics_log.add_curves(output.output_dir, numbers, report['rounds'])
 

@@ -16,7 +16,6 @@ import numpy as np
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.trainable import Trainable
-from tff_partial import evaluation as evaluation_lib
 from tff_partial import tiers
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
@@ -71,63 +70,11 @@ class Projector:
     self._trainable = trainable
     self._task = task
     self._number = number
-    self._rebuilt: evaluation_lib.Evaluation | None = None
-    if trainable.process.is_stateless and not self._in_table:
-      self._rebuilt = trainable.personal()
-
-  @property
-  def _in_table(self) -> bool:
-    """True if users are rows of a table at the server."""
-    return isinstance(self._task, tasks_lib.KnowsUsers) and (
-      self._trainable.user_form == tasks_lib.TABLE
+    in_table = trainable.user_form == tasks_lib.TABLE
+    is_kept = not trainable.process.is_stateless or (
+      in_table and isinstance(task, tasks_lib.KnowsUsers)
     )
-
-  def vectors(
-    self, trained: programs.TrainingResult, seed: int
-  ) -> dict[str, np.ndarray]:
-    """Read or reconstruct the users' vectors, of the best round.
-
-    Args:
-      trained: The result of training.
-      seed: The run's seed.
-
-    Returns:
-      User to floats `[size]`.
-    """
-    pattern = getattr(self._task, 'own_weights', '')
-    spec = self._trainable.process.example_spec
-    users = self._task.clients(tasks_lib.TRAIN, spec).client_ids[: self._number]
-    found: dict[str, np.ndarray | None] = {}
-    if self._rebuilt is not None:
-      found = dict(self._rebuild(trained, users, seed))
-    elif trained.best_client_store is not None:
-      for user in users:
-        remembered = trained.best_client_store.client(user)
-        found[user] = own_vector(remembered or {}, pattern)
-    elif isinstance(self._task, tasks_lib.KnowsUsers):
-      rows = self._task.vectors_at_server(trained.best_weights)
-      found = {user: rows.get(user) for user in users}
-    return {user: row for user, row in found.items() if row is not None}
-
-  def _rebuild(
-    self, trained: programs.TrainingResult, users: Any, seed: int
-  ) -> dict[str, np.ndarray | None]:
-    """Reconstruct users' local weights from all their examples."""
-    evaluation = self._rebuilt
-    if evaluation is None:
-      return {}
-    clients = self._task.clients(tasks_lib.TRAIN, evaluation.example_spec)
-    seeds = sampling.client_seeds(users, seed, 'evaluation')
-    kept = state_codec.first_states(evaluation.initialize_client, seeds)
-    cohort = clients.cohort(users, seeds)
-    weights = evaluation_sets.weights_of(evaluation.model, trained.best_weights)
-    local = evaluation.model.specs(tiers.LOCAL)
-    found = {}
-    for user, own, value in zip(users, kept, cohort, strict=True):
-      personal = dict(evaluation.personalise(weights, own, value))
-      named = {name: personal[name] for name in local}
-      found[user] = own_vector(named, '')
-    return found
+    self._rebuilt = None if is_kept else trainable.personal()
 
   def write(
     self,
@@ -142,7 +89,7 @@ class Projector:
       folder: The run's folder.
       seed: The run's seed.
     """
-    vectors = self.vectors(trained, seed)
+    vectors = self._vectors(trained, seed)
     numbers = sum(row.size for row in vectors.values())
     if not vectors or numbers > _MOST_NUMBERS:
       logging.warning(
@@ -151,23 +98,57 @@ class Projector:
         numbers,
       )
       return
-    known: Mapping[str, str] = {}
-    title = None
+    title: str | None = None
+    known: Mapping[str, Any] = {}
     if isinstance(self._task, tasks_lib.KnowsUsers):
-      known, title = self._task.attributes, self._task.attribute
-    write(
-      pathlib.Path(folder) / metrics_log.TENSORBOARD,
-      vectors,
-      title,
-      {user: str(known.get(user, '')) for user in vectors},
-    )
+      title, known = self._task.attribute, self._task.attributes
+    write(pathlib.Path(folder) / metrics_log.TENSORBOARD, vectors, title, known)
+
+  def _vectors(
+    self, trained: programs.TrainingResult, seed: int
+  ) -> dict[str, np.ndarray]:
+    """Read or reconstruct the users' vectors, of the best round."""
+    spec = self._trainable.process.example_spec
+    clients = self._task.clients(tasks_lib.TRAIN, spec)
+    users = clients.client_ids[: self._number]
+    found: Mapping[str, np.ndarray | None] = {}
+    if self._rebuilt is not None:
+      found = self._rebuild(self._rebuilt, trained, users, seed)
+    elif trained.best_client_store is not None:
+      look_up = trained.best_client_store.client
+      pattern = getattr(self._task, 'own_weights', '')
+      found = {user: own_vector(look_up(user) or {}, pattern) for user in users}
+    elif isinstance(self._task, tasks_lib.KnowsUsers):
+      rows = self._task.vectors_at_server(trained.best_weights)
+      found = {user: rows.get(user) for user in users}
+    return {user: row for user, row in found.items() if row is not None}
+
+  def _rebuild(
+    self,
+    evaluation: Any,
+    trained: programs.TrainingResult,
+    users: Any,
+    seed: int,
+  ) -> dict[str, np.ndarray | None]:
+    """Reconstruct users' local weights from all their examples."""
+    clients = self._task.clients(tasks_lib.TRAIN, evaluation.example_spec)
+    seeds = sampling.client_seeds(users, seed, 'evaluation')
+    kept = state_codec.first_states(evaluation.initialize_client, seeds)
+    cohort = clients.cohort(users, seeds)
+    weights = evaluation_sets.weights_of(evaluation.model, trained.best_weights)
+    local = evaluation.model.specs(tiers.LOCAL)
+    found = {}
+    for user, own, value in zip(users, kept, cohort, strict=True):
+      personal = dict(evaluation.personalise(weights, own, value))
+      found[user] = own_vector({name: personal[name] for name in local}, '')
+    return found
 
 
 def write(
   folder: pathlib.Path,
   vectors: Mapping[str, np.ndarray],
   attribute: str | None = None,
-  values: Mapping[str, str] | None = None,
+  values: Mapping[str, Any] | None = None,
 ) -> None:
   """Write `user_vectors.tsv`, `users.tsv` and the projector's configuration.
 
@@ -175,29 +156,23 @@ def write(
     folder: The folder of TensorBoard's events.
     vectors: User to floats `[size]`.
     attribute: The heading of an attribute of users; or None.
-    values: User to the attribute's value.
+    values: User to the attribute's value, for users who have one.
   """
   from tensorboard.plugins import projector
 
   folder.mkdir(parents=True, exist_ok=True)
-  lines = ('\t'.join(f'{x:.7g}' for x in row) for row in vectors.values())
-  (folder / VECTORS_FILE).write_text('\n'.join(lines) + '\n', encoding='utf-8')
-  names = [_cell(user) for user in vectors]
+  rows = list(vectors.values())
+  np.savetxt(folder / VECTORS_FILE, rows, fmt='%.7g', delimiter='\t')
+  names = [[user] for user in vectors]
   if attribute is not None:
     # TensorBoard reads a heading only if there are several columns.
-    names = [
-      f'user\t{_cell(attribute)}',
-      *(f'{_cell(user)}\t{_cell((values or {})[user])}' for user in vectors),
-    ]
-  (folder / NAMES_FILE).write_text('\n'.join(names) + '\n', encoding='utf-8')
+    names = [[user, str((values or {}).get(user, ''))] for user in vectors]
+    names.insert(0, ['user', attribute])
+  # White space would end a cell.
+  lines = ['\t'.join(' '.join(x.split()) for x in cells) for cells in names]
+  (folder / NAMES_FILE).write_text('\n'.join(lines) + '\n', encoding='utf-8')
   config = projector.ProjectorConfig()
-  embedding = config.embeddings.add()
-  embedding.tensor_name = 'users'
-  embedding.tensor_path = VECTORS_FILE
-  embedding.metadata_path = NAMES_FILE
+  config.embeddings.add(
+    tensor_name='users', tensor_path=VECTORS_FILE, metadata_path=NAMES_FILE
+  )
   projector.visualize_embeddings(str(folder), config)
-
-
-def _cell(text: str) -> str:
-  """Replace white space that would end a cell."""
-  return ' '.join(text.split())
