@@ -6,17 +6,19 @@ from the models of all clients the metrics that no client can compute alone:
 `doa`, `ndcg`, `similarity`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn import metrics
 import tensorflow as tf
 
 from tff_partial.analysis import ranking
-from tff_partial.analysis import rating_metrics
 from tff_partial.analysis import similarity
 
 _THRESHOLDS = 1000
+# The scale of answers that are wrong or right.
+_BINARY = (0.0, 1.0)
 # Clients in Table 5 of the paper, those with the most records.
 _LARGEST = 10
 
@@ -49,7 +51,7 @@ class Answers(NamedTuple):
 def is_right(
   scale: tuple[float, float],
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-  """Make a function that checks predictions, as in `RatingMetrics`.
+  """Make a function that checks predictions.
 
   A prediction is right if the nearest answer on the scale, of whole numbers, is
   the true one; halfway between two the lower one counts as the nearest.
@@ -97,7 +99,7 @@ def build_metrics(scale: tuple[float, float]) -> list[Any]:
     tf.keras.metrics.MeanAbsoluteError(name='mae'),
     accuracy,
   ]
-  if scale == (0.0, 1.0):
+  if scale == _BINARY:
     found.append(ClippedAUC(num_thresholds=_THRESHOLDS, name='auc'))
   return found
 
@@ -124,17 +126,39 @@ def measure(
     largest clients, the mean over public components of attributes, if there are
     any.
   """
-  levels = np.arange(scale[0], scale[1] + 1.0).tolist()
-  exact = rating_metrics.RatingMetrics(levels)
+  answers: list[np.ndarray] = []
+  predictions: list[np.ndarray] = []
   users = _Users(num_attributes)
   public: list[tuple[int, str, dict[str, np.ndarray]]] = []
   for each in clients:
-    exact.update(each.answer, each.prediction)
+    answers.append(each.answer)
+    predictions.append(each.prediction)
     users.add(each)
     public.append((each.num_records, each.client, each.public))
-  found = {k: v for k, v in exact.result().items() if k == 'auc'}
+  found = {'auc': exact_auc(answers, predictions)} if scale == _BINARY else {}
   largest = sorted(public, key=lambda own: -own[0])[:_LARGEST]
   return {**found, **users.ranked(), **_similarity(largest)}
+
+
+def exact_auc(
+  answers: Sequence[np.ndarray], predictions: Sequence[np.ndarray]
+) -> float:
+  """Compute the area under the ROC curve of all clients together.
+
+  Args:
+    answers: Answers of each client, 0 or 1, `[records]`.
+    predictions: The predictions of them.
+
+  Returns:
+    The area; NaN if one of the answers is missing, or a prediction is not
+    finite.
+  """
+  answer, prediction = (
+    np.concatenate([[], *parts]) for parts in (answers, predictions)
+  )
+  if len(set(answer)) < 2 or not np.isfinite(prediction).all():
+    return float('nan')
+  return float(metrics.roc_auc_score(answer, prediction))
 
 
 class _Users:

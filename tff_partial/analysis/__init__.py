@@ -13,7 +13,6 @@ __all__ = [
   'embeddings',
   'nearest_rows',
   'ranking',
-  'rating_metrics',
   'run_folders',
   'shares',
   'similarity',

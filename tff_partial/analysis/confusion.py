@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy import optimize
 
 from tff_partial.analysis import figures
@@ -101,27 +102,26 @@ def confusion(
       f'The truth is known of {len(truth)} users, the assignment of '
       f'{len(assigned)}. Give both of the same users, at least one.'
     )
-  rows, row_names = _codes(truth, classes, 'sub-population')
-  columns, column_names = _codes(assigned, groups, 'group')
-  counts = np.zeros([len(row_names), len(column_names)], np.int64)
-  np.add.at(counts, (rows, columns), 1)
-  return Confusion(counts, row_names, column_names)
+  rows = _coded(truth, classes, 'sub-population')
+  columns = _coded(assigned, groups, 'group')
+  counts = pd.crosstab(rows, columns, dropna=False).to_numpy(np.int64)
+  return Confusion(counts, tuple(rows.categories), tuple(columns.categories))
 
 
-def _codes(
+def _coded(
   values: Sequence[Any], known: Sequence[Any] | None, what: str
-) -> tuple[np.ndarray, tuple[str, ...]]:
-  """Return integer codes of values, and the names of the codes."""
+) -> pd.Categorical:
+  """Return the names of values, with those of all in order."""
   # Sort numbers as numbers, not alphabetically.
-  named = list(np.unique(np.asarray(values)) if known is None else known)
-  places = {str(value): i for i, value in enumerate(named)}
-  unknown = [value for value in values if str(value) not in places]
+  named = np.unique(np.asarray(values)) if known is None else known
+  names = list(map(str, named))
+  unknown = [value for value in values if str(value) not in names]
   if unknown:
     raise AnalysisError(
       f'A user is in the {what} {unknown[0]!r}, which is none of '
-      f'{", ".join(places)}. Name all of them.'
+      f'{", ".join(names)}. Name all of them.'
     )
-  return np.array([places[str(value)] for value in values]), tuple(places)
+  return pd.Categorical(list(map(str, values)), names)
 
 
 def draw(

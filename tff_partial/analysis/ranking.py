@@ -118,8 +118,6 @@ def degree_of_agreement(
   counts is already. The printed mean divides by all attributes; here those
   without a pair are left out.
 
-  Pairs are counted by sorting, in O(users log users) for each attribute.
-
   Args:
     hidden: h, floats `[users, attributes]`, all finite.
     answers: The users' mean answers g, `[users, attributes]`, NaN where a user
@@ -139,24 +137,24 @@ def degree_of_agreement(
       f'Degree of agreement: ties={ties}. A pair with the same answers counts '
       'as something between 0 and 1.'
     )
-  alike = np.zeros(len(hidden), np.int64)
-  clients = None
+  client = np.arange(len(hidden))
   if across_clients is not None:
     if len(across_clients) != len(hidden):
       raise AnalysisError(
         f'Degree of agreement: there are {len(hidden)} users, but the clients '
         f'of {len(across_clients)}. Name the client of each user.'
       )
-    clients = _ranks([str(client) for client in across_clients])
+    names = [str(name) for name in across_clients]
+    client = np.unique(names, return_inverse=True)[1]
   shares = np.full(hidden.shape[1], np.nan)
   num_pairs = np.zeros(hidden.shape[1], np.int64)
   for k in range(hidden.shape[1]):
     is_known = ~np.isnan(answers[:, k])
-    h, g = (_ranks(values[is_known, k]) for values in (hidden, answers))
-    found = _count_pairs(h, g, alike[is_known])
-    if clients is not None:
-      found -= _count_pairs(h, g, clients[is_known])
-    num_pairs[k], agreeing, tied = found
+    c, h, g = client[is_known], hidden[is_known, k], answers[is_known, k]
+    is_pair = (h[:, np.newaxis] > h) & (c[:, np.newaxis] != c)
+    agreeing = np.count_nonzero(is_pair & (g[:, np.newaxis] > g))
+    tied = np.count_nonzero(is_pair & (g[:, np.newaxis] == g))
+    num_pairs[k] = np.count_nonzero(is_pair)
     if num_pairs[k]:
       shares[k] = (agreeing + ties * tied) / num_pairs[k]
   return Agreement(_mean(shares), shares, num_pairs)
@@ -185,73 +183,6 @@ def _mean(values: np.ndarray) -> float:
   """Average the values that are not NaN; return NaN if there are none."""
   known = values[~np.isnan(values)]
   return float(known.mean()) if known.size else float('nan')
-
-
-def _ranks(values: Any) -> np.ndarray:
-  """Return the rank of each value among the distinct ones, int64 from 0."""
-  return np.unique(values, return_inverse=True)[1].astype(np.int64)
-
-
-def _count_pairs(h: np.ndarray, g: np.ndarray, group: np.ndarray) -> np.ndarray:
-  """Count pairs within groups whose h differs.
-
-  Args:
-    h: Ranks, `[users]`.
-    g: Ranks, `[users]`.
-    group: Numbers from 0, `[users]`.
-
-  Returns:
-    Their number, the number with g in the same order as h, and the number with
-    equal g; int64 `[3]`.
-  """
-  size = len(h)
-  if size < 2:
-    return np.zeros(3, np.int64)
-  in_group, by_h, by_g = group, group * size + h, group * size + g
-  same_h = _num_same(by_h)
-  same_g = _num_same(by_g) - _num_same(by_h * size + g)
-  # Among equal h, g descends, so that rising pairs have different h.
-  order = np.lexsort((-g, h))
-  return np.array(
-    [
-      _num_same(in_group) - same_h,
-      _num_rising(g[order], group[order]),
-      same_g,
-    ],
-    np.int64,
-  )
-
-
-def _num_same(values: np.ndarray) -> int:
-  """Count the pairs with equal values."""
-  counts = np.unique(values, return_counts=True)[1].astype(np.int64)
-  return int((counts * (counts - 1) // 2).sum())
-
-
-def _num_rising(values: np.ndarray, groups: np.ndarray) -> int:
-  """Count the pairs i < j of the same group with values[i] < values[j].
-
-  In the highest bit where two numbers differ, the larger one has a 1. So for
-  each bit, numbers that agree in their group and in all higher bits are brought
-  together, and for each number with the bit, those before it without the bit
-  are counted.
-
-  Args:
-    values: Integers from 0, `[size]`.
-    groups: Integers from 0, `[size]`.
-  """
-  total, num_bits = 0, int(values.max()).bit_length()
-  for bit in range(num_bits):
-    rest = num_bits - bit - 1
-    together = (groups << rest) + (values >> (bit + 1))
-    order = np.argsort(together, kind='stable')
-    together = together[order]
-    has_bit = (values[order] >> bit) & 1 == 1
-    without = np.concatenate([[0], np.cumsum(~has_bit)])
-    begins = np.concatenate([[True], together[1:] != together[:-1]])
-    begin = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    total += int((without[:-1] - without[begin])[has_bit].sum())
-  return total
 
 
 # ---- attributes of one user --------------------------------------------------

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
+from tasks.user_modeling import measures
 from tff_partial import random_bits
 from tff_partial.analysis import ranking
-from tff_partial.analysis import rating_metrics
 from tff_partial.analysis import similarity
 from tff_partial.analysis.errors import AnalysisError
 
@@ -129,7 +129,7 @@ def test_across_clients_users_of_the_same_client_are_no_pair():
 
 @pytest.mark.parametrize('ties', [0.0, 0.5])
 @pytest.mark.parametrize('across', [False, True])
-def test_counting_by_sorting_counts_all_pairs(across, ties):
+def test_all_pairs_are_counted(across, ties):
   random = random_bits.generator('agreement')
   for size in (1, 2, 7, 40):
     # Few values, so that many are the same.
@@ -317,108 +317,46 @@ def test_components_that_do_not_compare_are_refused(components, message):
 # ---- ratings -----------------------------------------------------------------
 
 
-def _metrics(levels, *batches):
-  found = rating_metrics.RatingMetrics(levels)
-  for answers, predictions in batches:
-    found.update(np.array(answers), np.array(predictions))
-  return found
-
-
-def test_of_five_points_the_nearest_counts_and_the_lower_of_two():
-  # 4.4 says 4; 3.5 says 3; 0.2 says 1; 9 says 5; 2.6 says 3.
-  found = _metrics(
-    rating_metrics.FIVE_POINTS, ([4, 4, 1, 5, 2], [4.4, 3.5, 0.2, 9.0, 2.6])
-  )
-  assert found.num_records == 5
-  result = found.result()
-  assert list(result) == ['rmse', 'mae', 'accuracy']
-  assert result['accuracy'] == pytest.approx(3 / 5)
-  errors = [0.4, 0.5, 0.8, 4.0, 0.6]
-  assert result['mae'] == pytest.approx(np.mean(errors))
-  assert result['rmse'] == pytest.approx(np.sqrt(np.mean(np.square(errors))))
-
-
-def test_of_right_and_wrong_more_than_a_half_says_right():
+def test_the_exact_auc_is_a_share_of_pairs():
   # The pairs of a wrong and a right answer: 0.5 against 0.8 and against 0.5,
-  # 0.2 against both.
-  found = _metrics(
-    rating_metrics.BINARY, ([0, 1, 1, 0], [0.5, 0.5, 0.8, 0.2])
-  ).result()
-  assert found['accuracy'] == pytest.approx(3 / 4)
-  assert found['auc'] == pytest.approx((1 + 0.5 + 1 + 1) / 4)
+  # 0.2 against both; as two clients.
+  found = measures.exact_auc(
+    [np.array([0.0, 1.0]), np.array([1.0, 0.0])],
+    [np.array([0.5, 0.5]), np.array([0.8, 0.2])],
+  )
+  assert found == pytest.approx((1 + 0.5 + 1 + 1) / 4)
 
 
 @pytest.mark.parametrize('dtype', [np.float32, np.float64])
-def test_metrics_are_those_of_scikit_learn(dtype):
+def test_the_exact_auc_counts_ties_as_one_half(dtype):
   random = random_bits.generator('ratings')
-  answers = random.integers(0, 2, 1000)
+  answers = random.integers(0, 2, 1000).astype(dtype)
   # Rounded, so that right and wrong answers share predictions.
   predictions = np.round(random.uniform(size=1000) + 0.2 * answers, 2)
   predictions = predictions.astype(dtype)
-  expected = {
-    'rmse': np.sqrt(metrics.mean_squared_error(answers, predictions)),
-    'mae': metrics.mean_absolute_error(answers, predictions),
-    'accuracy': metrics.accuracy_score(answers, predictions > 0.5),
-    'auc': metrics.roc_auc_score(answers, predictions),
-  }
+  apart = (
+    predictions[answers == 1.0][:, np.newaxis] - predictions[answers == 0.0]
+  )
+  expected = np.mean((apart > 0.0) + 0.5 * (apart == 0.0))
   parts = np.split(np.arange(1000), [1, 1, 300, 900])
-  whole = _metrics(
-    rating_metrics.BINARY, *((answers[p], predictions[p]) for p in parts)
+  found = measures.exact_auc(
+    [answers[part] for part in parts], [predictions[part] for part in parts]
   )
-  assert whole.result() == pytest.approx(expected)
-  # As two clients' metrics, merged.
-  one, other = (
-    _metrics(rating_metrics.BINARY, (answers[part], predictions[part]))
-    for part in (slice(0, 700), slice(700, None))
-  )
-  one.merge(other)
-  assert one.num_records == 1000 and other.num_records == 300
-  assert one.result() == pytest.approx(expected)
-
-
-def test_where_there_is_nothing_to_compare_metrics_are_no_numbers():
-  empty = rating_metrics.RatingMetrics(rating_metrics.BINARY)
-  empty.update(np.zeros(0), np.zeros(0))
-  assert all(map(math.isnan, empty.result().values()))
-  # One answer alone has no pairs.
-  found = _metrics(rating_metrics.BINARY, ([1, 1], [0.9, 0.4])).result()
-  assert math.isnan(found['auc']) and found['accuracy'] == 0.5
-
-
-def test_predictions_that_are_not_finite_are_wrong():
-  found = _metrics(
-    rating_metrics.BINARY, ([1, 0, 1], [_NAN, 0.1, 0.8])
-  ).result()
-  assert found['accuracy'] == pytest.approx(2 / 3)
-  assert all(math.isnan(found[name]) for name in ('rmse', 'mae', 'auc'))
-  found = _metrics(rating_metrics.BINARY, ([1, 0], [np.inf, 0.1])).result()
-  assert found['rmse'] == np.inf and found['accuracy'] == 0.5
+  assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
-  ('call', 'message'),
+  ('answers', 'predictions'),
   [
-    (lambda: rating_metrics.RatingMetrics([1.0]), r'levels=\[1.0\]: give two'),
-    (
-      lambda: rating_metrics.RatingMetrics([2.0, 1.0]),
-      'in ascending order, such as BINARY',
-    ),
-    (
-      lambda: _metrics(rating_metrics.BINARY, ([0, 1], [0.5])),
-      r'answers of shape \(2,\), and predictions of shape \(1,\)',
-    ),
-    (
-      lambda: _metrics(rating_metrics.FIVE_POINTS, ([3.0, 4.5], [3.0, 4.0])),
-      r'the answer 4.5, where users may answer \[1.0, 2.0, 3.0, 4.0, 5.0\]',
-    ),
-    (
-      lambda: _metrics(rating_metrics.BINARY).merge(
-        _metrics(rating_metrics.FIVE_POINTS)
-      ),
-      r'answers \[0.0, 1.0\] and of answers \[1.0, .* cannot be merged',
-    ),
+    ([], []),
+    ([1.0, 1.0], [0.9, 0.4]),
+    ([1.0, 0.0, 1.0], [_NAN, 0.1, 0.8]),
+    ([1.0, 0.0], [np.inf, 0.1]),
   ],
 )
-def test_what_cannot_be_measured_is_refused(call, message):
-  with pytest.raises(AnalysisError, match=message):
-    call()
+def test_where_there_is_nothing_to_compare_auc_is_no_number(
+  answers, predictions
+):
+  found = measures.exact_auc([np.array(answers)], [np.array(predictions)])
+  assert math.isnan(found)
+  assert math.isnan(measures.exact_auc([], []))
