@@ -10,12 +10,15 @@ from tasks.experiment.config import Config
 from tasks.options import option
 from tasks.options import Options
 from tasks.searching import space
+from tasks.searching import studies
 
 HALVING, MEDIAN, NEVER = 'halving', 'median', 'never'
 MINIMIZE, MAXIMIZE = 'minimize', 'maximize'
 _VALIDATION = 'validation'
 # Metrics of which less is better.
 _COSTS = ('loss', 'rmse', 'mse', 'mae', 'error', 'perplexity')
+# The median pruner ends no trial before so many have finished.
+_FINISHED_FIRST = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,22 @@ class Plan:
   rungs: Sequence[int]
   arguments: Sequence[str]
   config: Config
+
+  def build_pruner(self) -> Any:
+    """Build Optuna's rule by which runs end early.
+
+    Successive halving is asynchronous (ASHA: Li et al., A System for Massively
+    Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2), for one worker.
+    Unlike there, a trial that ended is never resumed.
+    """
+    pruners = studies.optuna().pruners
+    if self.pruner == HALVING:
+      return pruners.SuccessiveHalvingPruner(
+        min_resource=self.rungs[0], reduction_factor=self.search.reduction
+      )
+    if self.pruner == MEDIAN:
+      return pruners.MedianPruner(n_startup_trials=_FINISHED_FIRST)
+    return pruners.NopPruner()
 
   def settings(self) -> dict[str, Any]:
     """Return the settings that may not change when a search is resumed."""

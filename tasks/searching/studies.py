@@ -40,12 +40,18 @@ class Study:
     study: The Optuna study.
   """
 
-  def __init__(self, folder: pathlib.Path, direction: str | None = None):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    direction: str | None = None,
+    pruner: Any = None,
+  ):
     """Open the journal of a folder.
 
     Args:
       folder: The folder of the sweep.
       direction: 'minimize' or 'maximize', to create a missing study.
+      pruner: Optuna's rule by which trials end early; unused if none runs.
 
     Raises:
       OptionError: If Optuna is missing, or the journal cannot be read.
@@ -55,16 +61,17 @@ class Study:
 
     path = folder / JOURNAL
     try:
-      self._storage = library.storages.JournalStorage(
+      storage = library.storages.JournalStorage(
         journal.JournalFileBackend(str(path))
       )
       if direction is None:
-        self.study = library.load_study(study_name=_NAME, storage=self._storage)
+        self.study = library.load_study(study_name=_NAME, storage=storage)
       else:
         self.study = library.create_study(
           study_name=_NAME,
-          storage=self._storage,
+          storage=storage,
           direction=direction,
+          pruner=pruner,
           load_if_exists=True,
         )
     except (KeyError, ValueError) as error:
@@ -118,15 +125,10 @@ class Study:
     Returns:
       Optuna's `Trial`, with a value for every parameter.
     """
-    library = optuna()
     self._draw_by(seed, number, '')
-    if number < len(self.trials()):
-      storage = self._storage
-      study_id = storage.get_study_id_from_name(_NAME)
-      trial = library.trial.Trial(
-        self.study,
-        storage.get_trial_id_from_study_id_trial_number(study_id, number),
-      )
+    begun = self.trials()[number:]
+    if begun:
+      trial = optuna().trial.Trial(self.study, begun[0]._trial_id)
     else:
       trial = self.study.ask()
     for parameter in parameters:

@@ -1,12 +1,8 @@
 """Execution of the trials of a search, one after another.
 
 A trial is a run of `tasks.train` in its own folder. At each rung its validation
-metric is reported; if it is among the better ones, the same command with more
-rounds resumes from its checkpoint, and otherwise the trial ends. With rungs
-that keep the best 1 / reduction of the trials so far, this is asynchronous
-successive halving (ASHA: Li et al., A System for Massively Parallel
-Hyperparameter Tuning, MLSys 2020, algorithm 2) for one worker. Unlike there, a
-trial that ended is never resumed.
+metric is reported; if Optuna's pruner does not end it there, the same command
+with more rounds resumes from its checkpoint.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +27,6 @@ WHY, EPSILON, DELTA = 'why', 'epsilon', 'delta'
 DIVERGED = 'it diverged'
 # An exit status from here on means that the run was killed by a signal.
 _SIGNALS = 128
-# The median pruner ends no trial before so many have finished.
-_FINISHED_FIRST = 4
 
 
 class _Ended(Exception):
@@ -67,7 +61,9 @@ class Trials:
     self.root.mkdir(parents=True, exist_ok=True)
     lock = files.locked(self.root)
     try:
-      study = studies.Study(self.root, self.plan.direction)
+      study = studies.Study(
+        self.root, self.plan.direction, self.plan.build_pruner()
+      )
       study.claim(self.plan.settings(), self.root)
       ended = [trial.state.is_finished() for trial in study.trials()]
       for number in range(self.plan.search.trials):
@@ -125,15 +121,15 @@ class Trials:
     Returns:
       The metric after all rounds; None if it ended before.
     """
-    known = study.trials()[trial.number].intermediate_values
-    value = math.nan
+    known = study.trials()[trial.number].intermediate_values  # Before a kill.
+    value = known[max(known)] if known else math.nan
     for rung in self.plan.rungs:
-      if rung in known:
-        value = known[rung]  # Before a kill.
-      else:
+      if rung < max(known, default=0):
+        continue
+      if rung not in known:
         value = self._measure(trial, rung)
         trial.report(value, rung)
-      if rung < self.plan.rungs[-1] and self._is_poor(study, trial, rung):
+      if rung < self.plan.rungs[-1] and trial.should_prune():
         print(f'  ended after round {rung} at {value:.4g}.', flush=True)
         return None
     return value
@@ -176,42 +172,6 @@ class Trials:
         f'{self.plan.metric} is undefined, by what the validation clients hold'
       )
     return value
-
-  def _is_poor(self, study: studies.Study, trial: Any, rung: int) -> bool:
-    """Return True if a trial ends at a rung.
-
-    The answer depends only on the journal, so a kill here changes nothing.
-    Optuna's own successive halving records that it was asked, and would let the
-    trial pass if asked again.
-    """
-    if self.plan.pruner == plans.NEVER:
-      return False
-    if self.plan.pruner == plans.MEDIAN:
-      study.study.pruner = studies.optuna().pruners.MedianPruner(
-        n_startup_trials=_FINISHED_FIRST
-      )
-      return bool(trial.should_prune())
-    here = [
-      other.intermediate_values[rung]
-      for other in study.trials()[: trial.number + 1]
-      if rung in other.intermediate_values
-    ]
-    return not is_kept(here, self.plan)
-
-
-def is_kept(values: Sequence[float], plan: plans.Plan) -> bool:
-  """Return True if the last trial to reach a rung continues.
-
-  Args:
-    values: The metric of all trials at the rung, in order of arrival.
-    plan: The search, with its direction and reduction.
-  """
-  sign = 1.0 if plan.direction == plans.MINIMIZE else -1.0
-  *others, own = (sign * value for value in values)
-  if math.isnan(own):
-    return False
-  better = sum(other < own for other in others)
-  return better < max(len(values) // plan.search.reduction, 1)
 
 
 def trial_folder(root: pathlib.Path, number: int) -> pathlib.Path:

@@ -177,17 +177,29 @@ def test_rungs_are_apart_by_a_factor():
     plans.rungs(900, 901, 3)
 
 
+def _is_kept(values: Sequence[float], plan: plans.Plan) -> bool:
+  """Whether the last trial to reach the first rung goes on."""
+  study = optuna.create_study(
+    direction=plan.direction, pruner=plan.build_pruner()
+  )
+  for value in values:
+    trial = study.ask()
+    trial.report(value, plan.rungs[0])
+    ends = trial.should_prune()
+  return not ends
+
+
 def test_the_better_third_is_kept():
   plan = _plan()
   # The first is alone, and the best; the next ones only if they are the best.
-  assert trials.is_kept([5.0], plan)
-  assert not trials.is_kept([5.0, 6.0], plan)
-  assert trials.is_kept([5.0, 4.0], plan)
+  assert _is_kept([5.0], plan)
+  assert not _is_kept([5.0, 6.0], plan)
+  assert _is_kept([5.0, 4.0], plan)
   # Of six, two are kept.
-  assert trials.is_kept([1.0, 3.0, 3.0, 3.0, 3.0, 2.0], plan)
-  assert not trials.is_kept([1.0, 2.0, 3.0, 3.0, 3.0, 2.5], plan)
-  assert not trials.is_kept([math.nan], plan)
-  assert trials.is_kept([0.5, 0.6], _plan(metric='accuracy'))
+  assert _is_kept([1.0, 3.0, 3.0, 3.0, 3.0, 2.0], plan)
+  assert not _is_kept([1.0, 2.0, 3.0, 3.0, 3.0, 2.5], plan)
+  assert not _is_kept([math.nan], plan)
+  assert _is_kept([0.5, 0.6], _plan(metric='accuracy'))
 
 
 def test_planned_noise_leaves_no_run_to_be_continued():
@@ -253,7 +265,7 @@ def test_a_kill_between_report_and_decision_changes_nothing(
     raise Killed
 
   with monkeypatch.context() as patched:
-    patched.setattr(trials.Trials, '_is_poor', die)
+    patched.setattr(optuna.trial.Trial, 'should_prune', die)
     with pytest.raises(Killed):
       trials.Trials(plan, tmp_path / 'killed', Trainer()).run()
   study = trials.Trials(plan, tmp_path / 'killed', Trainer()).run()
