@@ -93,7 +93,7 @@ def _serve_user(
     OptionError: If there is no such user, or the task cannot do this for it.
   """
   user, file = str(chosen.user), chosen.save_model
-  if file is None and not isinstance(task, tasks_lib.Recommends):
+  if file is None and not task.recommends:
     raise OptionError(
       f'--user={user}: the task {task.name} recommends nothing. Save the '
       "user's model with --save_model=FILE.keras, or use --task=movielens."
@@ -106,7 +106,7 @@ def _serve_user(
   personal = trainable.personal()
   keras_model = personal_models.personalise(
     saved,
-    tasks_lib.one_user(task, user, personal.example_spec),
+    task.one_user(user, personal.example_spec),
     user,
     evaluation=personal,
     seed=seed,
@@ -119,7 +119,7 @@ def _serve_user(
         f'--save_model={file}: {error.strerror or error}.'
       ) from None
     print(f'Saved the model of user {user}, of round {number}: {file}')
-  elif isinstance(task, tasks_lib.Recommends):
+  else:
     found = task.recommend(keras_model, user, chosen.top_n)
     print(f'For user {user}, by the weights of round {number}:')
     for place, item in enumerate(found, 1):

@@ -112,13 +112,12 @@ def main(config: Config, output: Output, asked: Support) -> None:
         pooled = {k: v for k, v in metrics.items() if k != 'per_client'}
         rows.append({_WHO: name, _SUPPORT: size, **pooled})
   metric = task.selection_metric
-  if isinstance(task, tasks_lib.HasPredictors):
-    for size in sizes:
-      for predictor, found in task.from_labels_alone(size, after).items():
-        rows += [
-          {_WHO: f'{name}, {predictor}', _SUPPORT: size, metric: found[name]}
-          for name in new
-        ]
+  for size in sizes:
+    for predictor, found in task.from_labels_alone(size, after).items():
+      rows += [
+        {_WHO: f'{name}, {predictor}', _SUPPORT: size, metric: found[name]}
+        for name in new
+      ]
   frame = pd.DataFrame(rows)
   path = pathlib.Path(folder.path)
   frame.to_csv(path / _FILE, index=False)

@@ -4,14 +4,7 @@ import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import os
-from typing import (
-  Any,
-  ClassVar,
-  NamedTuple,
-  Protocol,
-  runtime_checkable,
-  TypeAlias,
-)
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -80,124 +73,6 @@ UNSEEN, SEEN = 'unseen', 'seen'
 PROTOCOLS = (UNSEEN, SEEN)
 
 
-class MeasuredByProtocol:
-  """The base of tasks whose protocol decides which clients are evaluated.
-
-  Under SEEN each client comes with its past examples, and the query examples
-  are marked in the field `is_query`.
-
-  Attributes:
-    protocol: UNSEEN or SEEN, the name of the test result.
-  """
-
-  protocol: str
-
-  @property
-  def validation(self) -> EvaluationClients:
-    """The clients that choose the best round."""
-    return self._examinees(VALIDATION)
-
-  @property
-  def tests(self) -> dict[str, EvaluationClients]:
-    """The test clients, by the names of their results."""
-    return {self.protocol: self._examinees(TEST)}
-
-  def _examinees(self, part: str) -> EvaluationClients:
-    if self.protocol == SEEN:
-      return EvaluationClients(part, True, splits.by_mark('is_query'))
-    return EvaluationClients(part, False)
-
-
-class KnowsUsers:
-  """A task that knows an attribute of its users.
-
-  Attributes:
-    attribute: The name of the attribute, such as 'most used subreddit'.
-    own_weights: A regular expression over names that selects the weights of a
-      client's state that are its user's vector; '' for all.
-  """
-
-  attribute: str
-  own_weights = ''
-
-  @property
-  def attributes(self) -> dict[str, str]:
-    """The attribute of each training user."""
-    raise NotImplementedError
-
-  def vectors_at_server(
-    self, weights: tff.learning.models.ModelWeights
-  ) -> dict[str, np.ndarray]:
-    """Return the users' rows in a table at the server, if there is one.
-
-    Args:
-      weights: The weights at the server.
-    """
-    del weights
-    return {}
-
-
-@runtime_checkable
-class HasPredictors(Protocol):
-  """A task with baseline predictors that only use labels."""
-
-  def from_labels_alone(
-    self, num_support: int, num_reserved: int
-  ) -> dict[str, dict[str, float]]:
-    """Evaluate the predictors by the metric that selects the best round.
-
-    Args:
-      num_support: The number of known examples of each new user.
-      num_reserved: The number of first examples not evaluated on.
-
-    Returns:
-      Predictor to the name of a test to the metric.
-    """
-
-
-class Task(Protocol):
-  """Clients, their data, and the model that they train.
-
-  Attributes:
-    name: The task's name.
-    selection_metric: The metric that chooses the best round.
-    higher_is_better: True if larger values of it are better.
-    learned_from_training: Names of what is computed from the training data
-      before training, without noise, such as a vocabulary. A private run
-      assumes it to be public, and says so.
-  """
-
-  name: str
-  selection_metric: str
-  higher_is_better: bool
-  learned_from_training: tuple[str, ...]
-
-  @property
-  def counts(self) -> dict[str, Any]:
-    """Counts of the data, for the result."""
-
-  @property
-  def validation(self) -> EvaluationClients:
-    """The clients that choose the best round."""
-
-  @property
-  def tests(self) -> dict[str, EvaluationClients]:
-    """The test clients, by their names in the result."""
-
-  def model_with(self, user: str) -> models.PartialModel:
-    """Build the model in one of `USER_FORMS`.
-
-    Args:
-      user: The user form.
-
-    Raises:
-      OptionError: If the task has no such form.
-    """
-
-  def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
-    """Pack the clients of one part of the data."""
-
-
 class Spent(NamedTuple):
   """The privacy that a task spends before the first round of a private run.
 
@@ -236,40 +111,6 @@ class Release(NamedTuple):
   keep: Callable[[Mapping[str, Any]], None] | None = _forget
 
 
-@runtime_checkable
-class Releases(Protocol):
-  """Options of a task that may make a noisy release about its users."""
-
-  @property
-  def spent(self) -> Spent:
-    """The privacy that the release spends."""
-
-  def load(self, data: 'Data', seed: int, release: Release) -> 'Task':
-    """Load the data and make the task.
-
-    Args:
-      data: The source of the data.
-      seed: The run's seed.
-      release: The options of the release.
-    """
-
-
-@runtime_checkable
-class Released(Protocol):
-  """A task that may have made a noisy release about its users."""
-
-  @property
-  def released(self) -> str:
-    """The fingerprint of the release; empty if there is none."""
-
-  def released_anew(self, release: Release) -> 'Task':
-    """Make the task again with another release, without reading data again.
-
-    Args:
-      release: The options of the release.
-    """
-
-
 REAL, SYNTHETIC = 'real', 'synthetic'
 
 
@@ -305,29 +146,6 @@ class Data(Options):
     return self.data == SYNTHETIC
 
 
-class TaskOptions(Options, abc.ABC):
-  """Options of a task, which also make it.
-
-  Attributes:
-    name: The value of `--task`.
-  """
-
-  name: ClassVar[str]
-
-  @abc.abstractmethod
-  def load(self, data: Data, seed: int) -> 'Task':
-    """Load the data and make the task.
-
-    Args:
-      data: The source of the data.
-      seed: The run's seed.
-
-    Raises:
-      DataError: If the data are missing or damaged; says where and what to do.
-      OptionError: If they cannot be divided as the options require.
-    """
-
-
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
   """An item that a user is expected to like.
@@ -341,60 +159,6 @@ class Recommendation:
   item_id: int
   title: str
   score: float
-
-
-@runtime_checkable
-class Recommends(Protocol):
-  """A task with items that users may not know yet."""
-
-  def recommend(
-    self, keras_model: Any, user_id: str, number: int
-  ) -> list[Recommendation]:
-    """Rank the items that a user has not seen, the best first.
-
-    Args:
-      keras_model: The user's own model.
-      user_id: The user.
-      number: The number of items to return.
-
-    Raises:
-      OptionError: If there is no such user, or there are fewer items.
-    """
-
-
-@runtime_checkable
-class HasParts(Protocol):
-  """A task whose model has the parts of FedEmbed's.
-
-  Attributes:
-    parts: The names of these parts.
-  """
-
-  parts: assignments.Parts
-
-
-@runtime_checkable
-class KeepsTables(Protocol):
-  """A task whose clients keep tables of many users each.
-
-  Clients train and keep their tables with any algorithm. Only if one client
-  holds the examples of all are all users in one table.
-  """
-
-  def kept_tables(self) -> Mapping[str, Sequence[int]]:
-    """Return the tables that can be drafted, `[rows, width]`.
-
-    Returns:
-      The names of their variables to their numbers of rows by client.
-    """
-
-
-@runtime_checkable
-class HasItemAttributes(Protocol):
-  """A task whose clients share the attributes of items."""
-
-  def item_attributes(self) -> hpfl.Attributes:
-    """Return the attributes, and the weights that belong to each."""
 
 
 class OwnModel(NamedTuple):
@@ -411,12 +175,150 @@ class OwnModel(NamedTuple):
   examples: Mapping[str, Any]
 
 
-@runtime_checkable
-class MeasuresModels(Protocol):
-  """A task with metrics that need the models of all clients."""
+class Task(abc.ABC):
+  """Clients, their data, and the model that they train.
+
+  What only some algorithms and programs ask for has a default: nothing.
+
+  Attributes:
+    name: The task's name.
+    selection_metric: The metric that chooses the best round.
+    higher_is_better: True if larger values of it are better.
+    learned_from_training: Names of what is computed from the training data
+      before training, without noise, such as a vocabulary. A private run
+      assumes it to be public, and says so.
+    attribute: The name of what is known of the users, such as 'most used
+      subreddit'; '' if nothing is.
+    own_weights: A regular expression over names that selects the weights of a
+      client's state that are its user's vector; '' for all.
+    fed_embed_parts: The parts of FedEmbed's model; None without such a model.
+    recommends: True if the task can `recommend`.
+    keeps_tables: True if clients keep `kept_tables` of many users each. They
+      train and keep their tables with any algorithm. Only if one client holds
+      the examples of all are all users in one table.
+  """
+
+  name: str
+  selection_metric: str
+  higher_is_better: bool
+  learned_from_training: tuple[str, ...]
+  attribute: str = ''
+  own_weights: str = ''
+  fed_embed_parts: assignments.Parts | None = None
+  recommends: bool = False
+  keeps_tables: bool = False
+
+  @property
+  @abc.abstractmethod
+  def counts(self) -> dict[str, Any]:
+    """Counts of the data, for the result."""
+
+  @property
+  @abc.abstractmethod
+  def validation(self) -> EvaluationClients:
+    """The clients that choose the best round."""
+
+  @property
+  @abc.abstractmethod
+  def tests(self) -> dict[str, EvaluationClients]:
+    """The test clients, by their names in the result."""
+
+  @abc.abstractmethod
+  def model_with(self, user: str) -> models.PartialModel:
+    """Build the model in one of `USER_FORMS`.
+
+    Args:
+      user: The user form.
+
+    Raises:
+      OptionError: If the task has no such form.
+    """
+
+  @abc.abstractmethod
+  def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:
+    """Pack the clients of one part of the data."""
+
+  def one_user(
+    self, user_id: str, example_spec: examples.ExampleSpec
+  ) -> Clients:
+    """Find clients that include a user, with all of its examples.
+
+    Args:
+      user_id: The user.
+      example_spec: The spec of one example.
+
+    Raises:
+      OptionError: If there is no such user.
+    """
+    for part in (TRAIN, VALIDATION, TEST):
+      clients = self.clients(part, example_spec)
+      if user_id in clients.client_ids:
+        return clients
+    raise OptionError(
+      f'--user={user_id}: there is no user {user_id!r} in any part of the '
+      f'data; users are called like {clients.client_ids[0]!r}.'
+    )
+
+  @property
+  def attributes(self) -> dict[str, str]:
+    """The attribute of each training user."""
+    return {}
+
+  def vectors_at_server(
+    self, weights: tff.learning.models.ModelWeights
+  ) -> dict[str, np.ndarray]:
+    """Return the users' rows in a table at the server, if there is one.
+
+    Args:
+      weights: The weights at the server.
+    """
+    del weights
+    return {}
+
+  def from_labels_alone(
+    self, num_support: int, num_reserved: int
+  ) -> dict[str, dict[str, float]]:
+    """Evaluate predictors that only use labels, by the selection metric.
+
+    Args:
+      num_support: The number of known examples of each new user.
+      num_reserved: The number of first examples not evaluated on.
+
+    Returns:
+      Predictor to the name of a test to the metric.
+    """
+    del num_support, num_reserved
+    return {}
+
+  def recommend(
+    self, keras_model: Any, user_id: str, number: int
+  ) -> list[Recommendation]:
+    """Rank the items that a user has not seen, the best first.
+
+    Args:
+      keras_model: The user's own model.
+      user_id: The user.
+      number: The number of items to return.
+
+    Raises:
+      OptionError: If there is no such user, or there are fewer items.
+    """
+    raise NotImplementedError
+
+  def kept_tables(self) -> Mapping[str, Sequence[int]]:
+    """Return the tables that can be drafted, `[rows, width]`.
+
+    Returns:
+      The names of their variables to their numbers of rows by client.
+    """
+    return {}
+
+  def item_attributes(self) -> hpfl.Attributes | None:
+    """Return items' attributes and the weights that belong to each, if any."""
+    return None
 
   def measure_models(self, models: Iterable[OwnModel]) -> dict[str, float]:
-    """Evaluate clients' own models.
+    """Evaluate clients' own models by metrics that need all of them.
 
     Args:
       models: The models of all clients of a part.
@@ -424,42 +326,85 @@ class MeasuresModels(Protocol):
     Returns:
       Metrics by name, which are added to the others or replace them.
     """
+    del models
+    return {}
+
+  @property
+  def released(self) -> str:
+    """The fingerprint of the task's noisy release; '' if there is none."""
+    return ''
+
+  def released_anew(self, release: Release) -> Self:
+    """Make the task again with another release, without reading data again.
+
+    Args:
+      release: The options of the release.
+    """
+    raise NotImplementedError
 
 
-@runtime_checkable
-class KnowsAllOf(Protocol):
-  """A task that divides the examples of a user among several parts."""
+class MeasuredByProtocol(Task):
+  """The base of tasks whose protocol decides which clients are evaluated.
 
-  def all_of(
-    self, user_id: str, example_spec: examples.ExampleSpec
-  ) -> populations.Population:
-    """Pack one user with all its examples, from all parts.
+  Under SEEN each client comes with its past examples, and the query examples
+  are marked in the field `is_query`.
+
+  Attributes:
+    protocol: UNSEEN or SEEN, the name of the test result.
+  """
+
+  protocol: str
+
+  @property
+  def validation(self) -> EvaluationClients:
+    """The clients that choose the best round."""
+    return self._examinees(VALIDATION)
+
+  @property
+  def tests(self) -> dict[str, EvaluationClients]:
+    """The test clients, by the names of their results."""
+    return {self.protocol: self._examinees(TEST)}
+
+  def _examinees(self, part: str) -> EvaluationClients:
+    if self.protocol == SEEN:
+      return EvaluationClients(part, True, splits.by_mark('is_query'))
+    return EvaluationClients(part, False)
+
+
+class TaskOptions(Options, abc.ABC):
+  """Options of a task, which also make it.
+
+  Attributes:
+    name: The value of `--task`.
+  """
+
+  name: ClassVar[str]
+
+  @property
+  def spent(self) -> Spent:
+    """The privacy that a noisy release about the task's users spends."""
+    return Spent()
+
+  @abc.abstractmethod
+  def load(self, data: Data, seed: int) -> Task:
+    """Load the data and make the task.
+
+    Args:
+      data: The source of the data.
+      seed: The run's seed.
 
     Raises:
-      OptionError: If there is no such user.
+      DataError: If the data are missing or damaged; says where and what to do.
+      OptionError: If they cannot be divided as the options require.
     """
 
+  def load_released(self, data: Data, seed: int, release: Release) -> Task:
+    """Load the data, and make the task with a noisy release if it has one.
 
-def one_user(
-  task: Task, user_id: str, example_spec: examples.ExampleSpec
-) -> Clients:
-  """Find clients that include a user.
-
-  Args:
-    task: The task.
-    user_id: The user.
-    example_spec: The spec of one example.
-
-  Raises:
-    OptionError: If there is no such user.
-  """
-  if isinstance(task, KnowsAllOf):
-    return task.all_of(user_id, example_spec)
-  for part in (TRAIN, VALIDATION, TEST):
-    clients = task.clients(part, example_spec)
-    if user_id in clients.client_ids:
-      return clients
-  raise OptionError(
-    f'--user={user_id}: there is no user {user_id!r} in any part of the data; '
-    f'users are called like {clients.client_ids[0]!r}.'
-  )
+    Args:
+      data: The source of the data.
+      seed: The run's seed.
+      release: The options of the release.
+    """
+    del release
+    return self.load(data, seed)

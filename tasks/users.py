@@ -58,7 +58,7 @@ class Picture(Options):
 
 
 def described(
-  task: tasks_lib.KnowsUsers, saved: programs.Saved, num_groups: int, seed: int
+  task: tasks_lib.Task, saved: programs.Saved, num_groups: int, seed: int
 ) -> pd.DataFrame:
   """Describe the users who took part in training.
 
@@ -119,7 +119,7 @@ def main(config: Config, output: Output, picture: Picture) -> None:
   """Write the table and the figures."""
   folder = pathlib.Path(str(output.output_dir))
   task = load(config, Folder(str(folder)))
-  if not isinstance(task, tasks_lib.KnowsUsers):
+  if not task.attribute:
     raise OptionError(
       f'--output_dir={folder}: of its users the task {task.name} '
       'knows nothing to colour them by. Choose a run of another task.'

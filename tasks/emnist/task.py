@@ -20,7 +20,6 @@ from tasks.errors import OptionError
 from tasks.options import option
 from tasks.task import Data
 from tasks.task import FEATURES
-from tasks.task import KnowsUsers
 from tasks.task import MeasuredByProtocol
 from tasks.task import PROTOCOLS
 from tasks.task import SEEN
@@ -150,7 +149,7 @@ class Options(TaskOptions):
     return Emnist(images, self, seed)
 
 
-class Emnist(MeasuredByProtocol, KnowsUsers):
+class Emnist(MeasuredByProtocol):
   """Users as clients, their images as examples.
 
   Attributes:

@@ -201,9 +201,7 @@ class Config(Options):
   @property
   def spent(self) -> tasks_lib.Spent:
     """The privacy that the task spends before the first round."""
-    if isinstance(self.task, tasks_lib.Releases):
-      return self.task.spent
-    return tasks_lib.Spent()
+    return self.task.spent
 
   @property
   def how(self) -> building.Algorithm:

@@ -54,7 +54,7 @@ class Trainable:
           canaries.check_delta(population, config.privacy.delta)
         population += canaries.number
       ledger = config.privacy.ledger(
-        population, config.loop, config.spent, self._released
+        population, config.loop, config.spent, self._task.released
       )
     self._setting = Setting(
       task=task,
@@ -70,13 +70,6 @@ class Trainable:
     self._evaluations: dict[Any, Evaluation] = {}
     self.process = self._algorithm.build(model, self._setting)
 
-  @property
-  def _released(self) -> str:
-    """The fingerprint of the task's noisy release."""
-    if isinstance(self._task, tasks_lib.Released):
-      return self._task.released
-    return ''
-
   def saved(self, output_dir: str | os.PathLike[str]) -> programs.Saved:
     """Load what a run of this algorithm saved in its folder.
 
@@ -86,14 +79,12 @@ class Trainable:
     Raises:
       UserError: If nothing is saved there, or only of another run.
     """
-    return programs.load(self.process, output_dir, released=self._released)
+    return programs.load(self.process, output_dir, released=self._task.released)
 
   def _form(self) -> str:
     """Return the user form that the algorithm trains by default."""
     form = self._algorithm.user
-    if form == tasks_lib.NOBODY and isinstance(
-      self._task, tasks_lib.KeepsTables
-    ):
+    if form == tasks_lib.NOBODY and self._task.keeps_tables:
       return tasks_lib.TABLE if self._algorithm.is_central else tasks_lib.OWN
     return form
 

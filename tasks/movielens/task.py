@@ -157,6 +157,7 @@ class MovieLens(MeasuredByProtocol):
   name = NAME
   selection_metric = 'rmse'
   higher_is_better = False
+  recommends = True
   learned_from_training: tuple[str, ...] = ('list of items', 'scale of ratings')
 
   def __init__(
@@ -307,7 +308,7 @@ class MovieLens(MeasuredByProtocol):
     squares = (frame['rating'] - predicted)[is_measured] ** 2
     return {'support_mean': {self.protocol: float(squares.mean() ** 0.5)}}
 
-  def all_of(
+  def one_user(
     self, user_id: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
     """Pack one user with all its ratings.

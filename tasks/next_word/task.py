@@ -37,6 +37,7 @@ from tasks.task import PROTOCOLS
 from tasks.task import Release
 from tasks.task import SEEN
 from tasks.task import Spent
+from tasks.task import Task
 from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import TRAIN
@@ -136,8 +137,14 @@ class Options(TaskOptions):
       )
     return NextWord(found, self, seed, release)
 
+  def load_released(
+    self, data: Data, seed: int, release: Release
+  ) -> 'NextWord':
+    """Load the data, as `load` does."""
+    return self.load(data, seed, release)
 
-class NextWord:
+
+class NextWord(Task):
   """Authors as clients, their sentences as examples.
 
   Attributes:

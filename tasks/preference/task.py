@@ -25,7 +25,6 @@ from tasks.preference import preferences
 from tasks.task import CLUSTERS
 from tasks.task import HEAD_CLUSTERS
 from tasks.task import HEADS
-from tasks.task import KnowsUsers
 from tasks.task import MeasuredByProtocol
 from tasks.task import OWN_HEAD
 from tasks.task import SEEN
@@ -120,14 +119,14 @@ class Options(TaskOptions):
       )
 
 
-class PreferenceTask(MeasuredByProtocol, KnowsUsers):
+class PreferenceTask(MeasuredByProtocol):
   """Users as clients; each likes one kind of images.
 
   Attributes:
     images: All images; their labels are the kinds.
     shares: The share of the users that like each kind.
     num_groups: Number of sub-populations, one for each kind.
-    parts: Parts of FedEmbed's model with all heads.
+    fed_embed_parts: Parts of FedEmbed's model with all heads.
     selection_metric: The metric that chooses the best round.
     higher_is_better: True if a larger value of it is better.
   """
@@ -195,7 +194,7 @@ class PreferenceTask(MeasuredByProtocol, KnowsUsers):
       user: self._parts[VALIDATION][user] for user in sorted(chosen.tolist())
     }
     self._options = options
-    self.parts = (
+    self.fed_embed_parts = (
       preference_models.PARTS
       if options.type_head
       else preference_models.PARTS_WITHOUT_TYPES

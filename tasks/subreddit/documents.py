@@ -18,8 +18,8 @@ from tasks.subreddit import histories
 from tasks.subreddit import models as subreddit_models
 from tasks.subreddit import parts as subreddit_parts
 from tasks.task import EvaluationClients
-from tasks.task import KnowsUsers
 from tasks.task import OWN
+from tasks.task import Task
 from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import TRAIN
@@ -118,7 +118,7 @@ class Head(NamedTuple):
   without_text: Callable[..., dict[str, dict[str, float]]]
 
 
-class DocumentTask(KnowsUsers):
+class DocumentTask(Task):
   """Authors as clients, their documents as examples.
 
   Attributes:

@@ -29,6 +29,7 @@ from tasks.task import OWN
 from tasks.task import OwnModel
 from tasks.task import SEEN
 from tasks.task import TABLE
+from tasks.task import Task
 from tasks.task import TaskOptions
 from tasks.task import TEST
 from tasks.task import VALIDATION
@@ -170,7 +171,7 @@ class MovielensOptions(Options):
     )
 
 
-class UserModeling:
+class UserModeling(Task):
   """Clients with many users each, whose answers are examples.
 
   Attributes:
@@ -183,6 +184,7 @@ class UserModeling:
 
   selection_metric = 'rmse'
   higher_is_better = False
+  keeps_tables = True
 
   def __init__(
     self,

@@ -43,7 +43,7 @@ _OF_PUBLIC = ('hpfl_threshold', 'hpfl_average_hidden')
 
 
 def _keeps_tables(model: models.PartialModel, run: Setting) -> bool:
-  return run.keeps_tables and tiers.LOCAL in model.tiers
+  return run.task.keeps_tables and tiers.LOCAL in model.tiers
 
 
 def fed_avg(

@@ -47,17 +47,12 @@ class Setting:
     Raises:
       OptionError: If the task has no such model.
     """
-    if not isinstance(self.task, tasks_lib.HasParts):
+    if self.task.fed_embed_parts is None:
       raise OptionError(
         f'--task={self.task.name}: its model has no heads of sub-populations. '
         'Choose a task of preference, or another algorithm.'
       )
-    return self.task.parts
-
-  @property
-  def keeps_tables(self) -> bool:
-    """True if clients train and keep tables with any algorithm."""
-    return isinstance(self.task, tasks_lib.KeepsTables)
+    return self.task.fed_embed_parts
 
   @property
   def table_rows(self) -> Mapping[str, Sequence[int]]:
@@ -66,7 +61,7 @@ class Setting:
     Raises:
       OptionError: If clients have no such tables.
     """
-    if not isinstance(self.task, tasks_lib.KeepsTables):
+    if not self.task.keeps_tables:
       raise self._without('tables of many users')
     return self.task.kept_tables()
 
@@ -77,9 +72,10 @@ class Setting:
     Raises:
       OptionError: If the task has none.
     """
-    if not isinstance(self.task, tasks_lib.HasItemAttributes):
+    found = self.task.item_attributes()
+    if found is None:
       raise self._without('attributes of items')
-    return self.task.item_attributes()
+    return found
 
   def _without(self, what: str) -> OptionError:
     return OptionError(

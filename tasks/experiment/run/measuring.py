@@ -38,10 +38,8 @@ def evaluate(
   measured = measure(
     clients, weights, seed, client_store, server_state=server_state
   )
-  if isinstance(task, tasks_lib.MeasuresModels):
-    own = own_models(clients, weights, seed, client_store, server_state)
-    measured = {**measured, **task.measure_models(own)}
-  return measured
+  own = own_models(clients, weights, seed, client_store, server_state)
+  return {**measured, **task.measure_models(own)}
 
 
 def own_models(

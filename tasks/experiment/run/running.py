@@ -81,11 +81,9 @@ def load(
   """
   if config.runtime.runtime != 'native' and not config.how.is_central:
     runtimes.cores_for_clients()
-  if isinstance(config.task, tasks_lib.Releases):
-    if not isinstance(release, tasks_lib.Release):
-      release = releasing.of_run(config, release)
-    return config.task.load(config.data, config.seed, release)
-  return config.task.load(config.data, config.seed)
+  if not isinstance(release, tasks_lib.Release):
+    release = releasing.of_run(config, release)
+  return config.task.load_released(config.data, config.seed, release)
 
 
 @contextlib.contextmanager

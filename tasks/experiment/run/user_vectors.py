@@ -62,7 +62,7 @@ class Projector:
     Raises:
       OptionError: If clients have no local weights, or have many users each.
     """
-    if isinstance(task, tasks_lib.KeepsTables):
+    if task.keeps_tables:
       raise OptionError(
         f'--projector={number}: a client of --task={task.name} has many users, '
         'in tables of its own. Leave the flag out.'
@@ -72,7 +72,7 @@ class Projector:
     self._number = number
     in_table = trainable.user_form == tasks_lib.TABLE
     is_kept = not trainable.process.is_stateless or (
-      in_table and isinstance(task, tasks_lib.KnowsUsers)
+      in_table and bool(task.attribute)
     )
     self._rebuilt = None if is_kept else trainable.personal()
 
@@ -98,10 +98,7 @@ class Projector:
         numbers,
       )
       return
-    title: str | None = None
-    known: Mapping[str, Any] = {}
-    if isinstance(self._task, tasks_lib.KnowsUsers):
-      title, known = self._task.attribute, self._task.attributes
+    title, known = self._task.attribute or None, self._task.attributes
     write(pathlib.Path(folder) / metrics_log.TENSORBOARD, vectors, title, known)
 
   def _vectors(
@@ -116,9 +113,9 @@ class Projector:
       found = self._rebuild(self._rebuilt, trained, users, seed)
     elif trained.best_client_store is not None:
       look_up = trained.best_client_store.client
-      pattern = getattr(self._task, 'own_weights', '')
+      pattern = self._task.own_weights
       found = {user: own_vector(look_up(user) or {}, pattern) for user in users}
-    elif isinstance(self._task, tasks_lib.KnowsUsers):
+    else:
       rows = self._task.vectors_at_server(trained.best_weights)
       found = {user: rows.get(user) for user in users}
     return {user: row for user, row in found.items() if row is not None}

@@ -260,7 +260,7 @@ def _recommend(task, personal: evaluation.Evaluation, user: str, number: int):
 
 def _own_model(task, personal: evaluation.Evaluation, user: str):
   """The user's model as `personal` makes it, and as `evaluate` asks for it."""
-  clients = task.all_of(user, personal.example_spec)
+  clients = task.one_user(user, personal.example_spec)
   (value,) = clients.cohort([user], np.zeros([1, 2], np.int32))
   first = personal.initialize_client(value['seed'])
   return personal_models.model_of(personal, _first_weights(task), first, value)
@@ -290,7 +290,7 @@ def test_recommendations_are_the_best_of_what_is_unrated(unseen, personal):
 def test_recommendations_follow_from_all_of_the_users_ratings(unseen, personal):
   weights = _first_weights(unseen)
   rated = unseen.rated_by('17')
-  clients = unseen.all_of('17', personal.example_spec)
+  clients = unseen.one_user('17', personal.example_spec)
   (value,) = clients.cohort(['17'], np.zeros([1, 2], np.int32))
   assert len(rated) == int(value['count'])
   with tff_partial.runtimes.cohort(jit=False):
