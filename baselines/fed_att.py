@@ -31,9 +31,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import aggregators
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial.composition import Averaging
+from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -45,10 +45,6 @@ from tff_partial.templates import partial_training
 _FARTHEST = 60.0
 # Key of what clients send in addition to the tiers that they trained.
 _ATTENTION = 'attention'
-
-
-class AttentionError(errors.UserError, ValueError):
-  """Raised for a step or an aggregator that FedAtt cannot use."""
 
 
 def build_fed_att(
@@ -69,11 +65,11 @@ def build_fed_att(
       default clients are weighted only by attention.
 
   Raises:
-    AttentionError, CompositionError, PhaseError: If the arguments do not fit
+    SettingError, CompositionError, PhaseError: If the arguments do not fit
       together.
   """
   if not 0.0 < step_size < math.inf:
-    raise AttentionError(
+    raise SettingError(
       f'step_size={step_size}: the server follows by a positive, finite number.'
     )
   mean = averaging.get('aggregator') or aggregators.MeanFactory()
@@ -120,13 +116,13 @@ class AttentiveFactory(aggregators.WeightedFactory):
       mean: A mean or sum; attention is the quotient of its results.
 
     Raises:
-      AttentionError: If it adds noise.
+      SettingError: If it adds noise.
     """
     self.parts = getattr(mean, 'parts', [mean])
     for part in self.parts:
       mechanism = getattr(part, 'mechanism', None)
       if mechanism is not None and mechanism.noise_multiplier:
-        raise AttentionError(
+        raise SettingError(
           'FedAtt divides by the sum of attentions, which a private aggregator '
           'would noise, so that the quotient may be anything. Let clients add '
           'noise (before_sending), or use FedAvg.'

@@ -23,20 +23,16 @@ noise, and clients without examples also send noise.
 
 from typing import Unpack
 
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial.composition import Joining
 from tff_partial.dp.laplace_noise import LaplaceNoise
 from tff_partial.dp.local_noise import LocalNoise
+from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import partial_training
-
-
-class NoiseError(errors.UserError, ValueError):
-  """Raised if clients would add two kinds of noise."""
 
 
 def build_fed_noise(
@@ -58,11 +54,11 @@ def build_fed_noise(
       `before_sending`.
 
   Raises:
-    CompositionError, NoiseError, PhaseError: If the arguments do not fit
+    CompositionError, SettingError, PhaseError: If the arguments do not fit
       together.
   """
   if joining.get('before_sending') is not None:
-    raise NoiseError(
+    raise SettingError(
       f'before_sending={joining["before_sending"]!r}: what clients do before '
       f'they send is to add noise={noise!r}. Pass one of the two to '
       'build_fed_noise, as `noise`.'

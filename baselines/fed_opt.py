@@ -27,10 +27,10 @@ from typing import Any, Unpack
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial.composition import Averaging
 from tff_partial.composition import compose
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
@@ -39,10 +39,6 @@ from tff_partial.tiers import GLOBAL
 
 # TFF's optimizers, or the algorithm as printed.
 TFF, PAPER = 'tff', 'paper'
-
-
-class RuleError(errors.UserError, ValueError):
-  """Raised for a rule that is neither `TFF` nor `PAPER`."""
 
 
 def build_fed_adam(
@@ -69,7 +65,7 @@ def build_fed_adam(
     **averaging: How updates are averaged, as for `compose`.
 
   Raises:
-    CompositionError, PhaseError, RuleError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   optimizer = tff.learning.optimizers.build_adam(
@@ -116,7 +112,7 @@ def build_fed_yogi(
     **averaging: How updates are averaged, as for `compose`.
 
   Raises:
-    CompositionError, PhaseError, RuleError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   optimizer = tff.learning.optimizers.build_yogi(
@@ -141,7 +137,7 @@ def build_fed_yogi_eval(
 
 def _is_printed(rule: str) -> bool:
   if rule not in (TFF, PAPER):
-    raise RuleError(f'rule={rule!r} is none of {[TFF, PAPER]}.')
+    raise SettingError(f'rule={rule!r} is none of {[TFF, PAPER]}.')
   return rule == PAPER
 
 

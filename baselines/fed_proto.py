@@ -22,7 +22,6 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from tff_partial import client_state
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import tiers
@@ -30,6 +29,7 @@ from tff_partial.composition import compose
 from tff_partial.composition import ServerState
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -37,10 +37,6 @@ from tff_partial.statistics import Server
 from tff_partial.statistics import Statistic
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL
-
-
-class PrototypeError(errors.UserError, ValueError):
-  """Raised for invalid options of prototypes."""
 
 
 def build_fed_proto(
@@ -64,11 +60,11 @@ def build_fed_proto(
     training: How a client trains: optimizer, batches, epochs.
 
   Raises:
-    CompositionError, PhaseError, PrototypeError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   if not 0.0 <= penalty < float('inf') or num_classes < 1:
-    raise PrototypeError(
+    raise SettingError(
       f'penalty={penalty}, num_classes={num_classes}: the penalty must be a '
       'finite number of 0 or more, and there must be a class.'
     )
@@ -175,7 +171,7 @@ def build_fed_proto_nearest_eval(
       `build_fed_proto_eval`.
 
   Raises:
-    CompositionError, PhaseError, PrototypeError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   first_prototypes = _first_prototypes(model, num_classes, features)
@@ -183,7 +179,7 @@ def build_fed_proto_nearest_eval(
   if logits is not None:
     found = found.get(logits) if isinstance(found, Mapping) else None
   if not isinstance(found, tf.TensorSpec) or found.shape != [num_classes]:
-    raise PrototypeError(
+    raise SettingError(
       f'logits={logits!r}: the model predicts {model.prediction_spec}, where '
       f'it should have the logits of {num_classes} classes. Name one of '
       'several outputs; None is for the only one.'
@@ -237,7 +233,7 @@ def _num_features(
   )
   found = features(outputs)
   if found.shape.rank != 2 or found.shape[-1] is None:
-    raise PrototypeError(
+    raise SettingError(
       f'features: those of one example are {found.shape[1:]}, not a vector.'
     )
   return int(found.shape[-1])

@@ -36,7 +36,7 @@ def build_fed_prox(
     **joining: How the server aggregates updates, as for `compose`.
 
   Raises:
-    CompositionError, PhaseError, TermError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   return compose(

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from baselines import memories
 from tff_partial import evaluation
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 
 # Farther than any distance.
@@ -67,16 +68,16 @@ def build_knn_per_eval(
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
-    MemoryOptionError: If a number is invalid, or the model has no such
+    SettingError: If a number is invalid, or the model has no such
       outputs.
   """
   memories.check_mixing(mixing)
   if num_neighbors is not None and num_neighbors < 1:
-    raise memories.MemoryOptionError(
+    raise SettingError(
       f'num_neighbors={num_neighbors}: give at least 1, or None for all.'
     )
   if not 0.0 < scale < math.inf:
-    raise memories.MemoryOptionError(
+    raise SettingError(
       f'scale={scale}: distances are divided by it. Give a positive number.'
     )
   memories.check_output(model, 'features', features)

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_partial import client_state
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.data import splits
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 
@@ -41,10 +41,6 @@ KeysFn = Callable[[Any, Callable[[], Any]], tf.Tensor]
 TargetsFn = Callable[[Any], tuple[tf.Tensor, tf.Tensor]]
 
 _MEMORY = 'memory'
-
-
-class MemoryOptionError(errors.UserError, ValueError):
-  """Raised for invalid options of memories."""
 
 
 class Memory(NamedTuple):
@@ -94,12 +90,12 @@ def check_mixing(mixing: float) -> None:
   """Check the share of a memory in an answer.
 
   Raises:
-    MemoryOptionError: If it is not from 0 to less than 1: with 1, classes that
+    SettingError: If it is not from 0 to less than 1: with 1, classes that
       a memory never saw would have the probability 0, whose logarithm is
       infinite.
   """
   if not 0.0 <= mixing < 1.0:
-    raise MemoryOptionError(
+    raise SettingError(
       f'mixing={mixing}: the share of the memory in an answer is a number from '
       '0 to less than 1.'
     )
@@ -136,7 +132,7 @@ def memory_evaluation(
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
-    MemoryOptionError: If the model has no such logits, or there is not one key
+    SettingError: If the model has no such logits, or there is not one key
       and one class for each of its predictions.
   """
   _check_shapes(model, keys, logits, targets)
@@ -247,13 +243,13 @@ def check_output(
     The output's spec for one example.
 
   Raises:
-    MemoryOptionError: If there is no such output.
+    SettingError: If there is no such output.
   """
   found = model.prediction_spec
   if name is not None:
     found = found.get(name) if isinstance(found, Mapping) else None
   if not isinstance(found, tf.TensorSpec) or not found.shape.rank:
-    raise MemoryOptionError(
+    raise SettingError(
       f'{argument}={name!r}: the model has no such output, but '
       f'{model.prediction_spec}. Name one of several outputs, each a vector of '
       'an example or of a step; None is for the only one.'
@@ -285,7 +281,7 @@ def _check_shapes(
   }
   for what, shape in found.items():
     if shape.as_list() != wanted:
-      raise MemoryOptionError(
+      raise SettingError(
         f'The model has predictions {wanted} for one example, but {what} are '
         f'{shape.as_list()}. A memory needs a key and a class for each '
         'prediction.'

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from baselines import memories
 from tff_partial import evaluation
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 
 # Padding before the first token of an example.
@@ -61,24 +62,24 @@ def build_ngram_cache_eval(
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
-    MemoryOptionError: If a number is invalid, or the model does not read
+    SettingError: If a number is invalid, or the model does not read
       tokens.
   """
   memories.check_mixing(mixing)
   if num_tokens < 1:
-    raise memories.MemoryOptionError(
+    raise SettingError(
       f'num_tokens={num_tokens}: a cache compares at least 1 of the tokens '
       'before.'
     )
   if not 0.0 <= smoothing < math.inf:
-    raise memories.MemoryOptionError(
+    raise SettingError(
       f'smoothing={smoothing}: give a finite number of 0 or more.'
     )
   read = model.example_spec['x']
   if not isinstance(read, tf.TensorSpec) or not (
     read.dtype.is_integer and read.shape.rank == 1
   ):
-    raise memories.MemoryOptionError(
+    raise SettingError(
       f'The model reads {read} of an example, which is no sequence of tokens. '
       'A cache of n-grams is for models of the next token.'
     )

@@ -20,7 +20,6 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from tff_partial import client_state
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import statistics
 from tff_partial import tiers
@@ -29,6 +28,7 @@ from tff_partial.composition import Joining
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import outcome_of
+from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -39,10 +39,6 @@ from tff_partial.tiers import GLOBAL
 
 # Key of control variates at the server, at clients and in statistics.
 _CONTROL = 'control'
-
-
-class ScaffoldError(errors.UserError, ValueError):
-  """Raised for invalid settings of SCAFFOLD."""
 
 
 def build_scaffold(
@@ -68,13 +64,13 @@ def build_scaffold(
       `server_optimizer`.
 
   Raises:
-    CompositionError, PhaseError, ScaffoldError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   if option not in (1, 2):
-    raise ScaffoldError(f'option={option}: the paper has the options 1 and 2.')
+    raise SettingError(f'option={option}: the paper has the options 1 and 2.')
   if num_clients < 1 or learning_rate <= 0.0:
-    raise ScaffoldError(
+    raise SettingError(
       f'num_clients={num_clients}, learning_rate={learning_rate}: both must be '
       'positive.'
     )

@@ -32,6 +32,7 @@ from tff_partial.checks import audit_bounds
 from tff_partial.checks import privacy_audit
 from tff_partial.data import cohorts
 from tff_partial.training import programs
+from tff_partial.training.errors import ProgramError
 
 _FILE = 'audit.json'
 _CANARIES = 500
@@ -50,10 +51,6 @@ class Audit(Options):
   confidence: float = option(
     0.95, 'That the bound is right.', at_least=0.5, at_most=1.0 - 1e-9
   )
-
-
-class RefutedError(programs.ProgramError):
-  """Raised if a run cannot be as private as it claims."""
 
 
 def with_canaries(
@@ -159,7 +156,7 @@ def main(config: Config, output: Output, audit: Audit) -> None:
     f'delta {delta:.3g} (confidence {audit.confidence:g}).'
   )
   if proof.epsilon > claimed:
-    raise RefutedError(
+    raise ProgramError(
       f'The claimed epsilon of {claimed:.4g} is refuted: {guessed} Do not '
       'publish what this run releases.'
     )

@@ -250,7 +250,7 @@ def by_name(
     rest: The factory for all others; the mean by default.
 
   Raises:
-    UnknownNameError: On `create`, if an expression matches no variable.
+    SettingError: On `create`, if an expression matches no variable.
   """
   return ByNameFactory(apart, rest or MeanFactory())
 

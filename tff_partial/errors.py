@@ -19,3 +19,11 @@ class UserError(Exception):
     error.args = (message,)
     vars(error).update(attributes)
     return error
+
+
+class SettingError(UserError, ValueError):
+  """Raised for an argument that is out of range, or does not fit the others."""
+
+
+class PrivacyError(UserError, ValueError):
+  """Raised if no guarantee of privacy is possible for the arguments."""

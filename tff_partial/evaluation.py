@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_partial import client_state
-from tff_partial import errors
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import local_training
 from tff_partial.data import examples
 from tff_partial.data import splits
+from tff_partial.errors import SettingError
 from tff_partial.model import keras_metrics
 from tff_partial.model import models
 
@@ -28,10 +28,6 @@ from tff_partial.model import models
 ByClient: TypeAlias = Mapping[str, Mapping[str, float]]
 
 QUANTILES = {'p10': 0.1, 'p50': 0.5, 'p90': 0.9}
-
-
-class ServerStateError(errors.UserError, ValueError):
-  """Raised when an evaluation reads a server state that does not exist."""
 
 
 class EvaluationOutput(NamedTuple):
@@ -85,12 +81,12 @@ class Evaluation(NamedTuple):
       The server's state in a tuple; an empty one if clients do not read it.
 
     Raises:
-      ServerStateError: If clients read it, and there is none.
+      SettingError: If clients read it, and there is none.
     """
     if self.server_type is None:
       return ()
     if server_state is None:
-      raise ServerStateError(
+      raise SettingError(
         "Clients of this evaluation read the server's state, "
         f'{self.server_type}, but there is none. Pass '
         '`server_state=result.best_server_state` of a process with one.'

@@ -8,19 +8,15 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tff_partial import errors
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.contexts import ClientContext
-
-
-class TermError(errors.UserError, ValueError):
-  """Raised for an invalid term."""
+from tff_partial.errors import SettingError
 
 
 def _check_penalty(penalty: float, what: str) -> None:
   if not 0.0 <= penalty < float('inf'):
-    raise TermError(
+    raise SettingError(
       f'{what}({penalty}): the penalty must be a finite number of 0 or more.'
     )
 
@@ -52,8 +48,8 @@ def proximal(penalty: float, tier: str = tiers.GLOBAL) -> phases.Term:
     tier: The tier of these weights.
 
   Raises:
-    TermError: If the penalty is negative or not finite.
-    UnknownTierError: If there is no such tier.
+    SettingError: If the penalty is negative or not finite, or
+      there is no such tier.
   """
   _check_penalty(penalty, 'proximal')
   (tier,) = tiers.check_tiers(tier, 'proximal')
@@ -79,7 +75,7 @@ def moreau(penalty: float) -> phases.Term:
     penalty: lambda of the paper.
 
   Raises:
-    TermError: If the penalty is negative or not finite.
+    SettingError: If the penalty is negative or not finite.
   """
   _check_penalty(penalty, 'moreau')
 
@@ -99,8 +95,8 @@ def l2(penalty: float, tier: str) -> phases.Term:
     tier: The tier.
 
   Raises:
-    TermError: If the penalty is negative or not finite.
-    UnknownTierError: If there is no such tier.
+    SettingError: If the penalty is negative or not finite, or
+      there is no such tier.
   """
   _check_penalty(penalty, 'l2')
   (tier,) = tiers.check_tiers(tier, 'l2')
@@ -125,7 +121,7 @@ def linear(
     tier: The tier.
 
   Raises:
-    UnknownTierError: If there is no such tier.
+    SettingError: If there is no such tier.
   """
   (tier,) = tiers.check_tiers(tier, 'linear')
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_partial import errors
+from tff_partial.errors import SettingError
 
 GLOBAL = 'global'  # One copy, at the server.
 GROUP = 'group'  # K copies, at the server; a client reads one of them.
@@ -32,10 +32,6 @@ NamedTensors = collections.OrderedDict[str, tf.Tensor]
 Weights = collections.OrderedDict[str, NamedTensors]
 
 
-class UnknownTierError(errors.UserError, ValueError):
-  """Raised for a tier that is not in `TIERS`."""
-
-
 def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
   """Return `tiers` as a tuple, or raise an error that names the wrong one.
 
@@ -44,12 +40,12 @@ def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
     where: Purpose of the tiers; start of the error message.
 
   Raises:
-    UnknownTierError: If one of the names is not a tier.
+    SettingError: If one of the names is not a tier.
   """
   tiers = (tiers,) if isinstance(tiers, str) else tuple(tiers)
   for tier in tiers:
     if tier not in TIERS:
-      raise UnknownTierError(
+      raise SettingError(
         f'{where}: {tier!r} is not a tier. The tiers are {", ".join(TIERS)}.'
       )
   return tiers

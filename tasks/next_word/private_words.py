@@ -183,7 +183,7 @@ def calibrate(
     words_per_user: m.
 
   Raises:
-    AccountingError: If no noise reaches the target; names the nearest.
+    PrivacyError: If no noise reaches the target; names the nearest.
     OptionError: If another number is impossible.
   """
   _check_delta(delta)

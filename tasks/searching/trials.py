@@ -56,7 +56,7 @@ class Trials:
     Raises:
       OptionError: If the folder holds another search, a run was interrupted,
         or there is no such metric.
-      CheckpointError: If another process searches in the folder.
+      RunError: If another process searches in the folder.
     """
     self.root.mkdir(parents=True, exist_ok=True)
     lock = files.locked(self.root)

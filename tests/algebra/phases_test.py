@@ -22,6 +22,7 @@ from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import local_training
 from tff_partial.data import splits
+from tff_partial.errors import SettingError
 from tff_partial.model import keras_metrics
 from tff_partial.model import keras_models
 from tff_partial.model import models
@@ -1180,7 +1181,7 @@ def test_a_learning_rate_is_a_finite_number(rate):
 @pytest.mark.parametrize('train', ['mine', ('mine',), (tiers.LOCAL, 'mine')])
 def test_tiers_that_are_none_are_refused(train):
   with pytest.raises(
-    tiers.UnknownTierError, match=r"Phase\(train=...\): 'mine' is not a tier"
+    SettingError, match=r"Phase\(train=...\): 'mine' is not a tier"
   ):
     Phase(train)
 

@@ -25,9 +25,9 @@ from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import local_training
-from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.data import splits
+from tff_partial.data.examples import ClientDataError
 from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
@@ -268,7 +268,7 @@ def test_a_client_without_examples_sends_nothing(process):
   clients = _clients()
   nobody = {name: values[:0] for name, values in clients['ann'].items()}
   some = packing.pack(clients, process.example_spec)
-  with pytest.raises(examples.EmptyClientError, match='with 0 all are kept'):
+  with pytest.raises(ClientDataError, match='with 0 all are kept'):
     packing.pack({**clients, 'dot': nobody}, process.example_spec)
   more = packing.pack(
     {'dot': nobody, **clients}, process.example_spec, min_examples=0

@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import runtimes
+from tff_partial.errors import SettingError
 from tff_partial.exchange import quantization
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
@@ -59,9 +60,7 @@ def test_bytes_are_counted():
 
 @pytest.mark.parametrize('bits', [0, 17])
 def test_impossible_bits_are_refused(bits):
-  with pytest.raises(
-    quantization.QuantizationError, match=f'a number of {bits} bits is not'
-  ):
+  with pytest.raises(SettingError, match=f'a number of {bits} bits is not'):
     quantization.Quantization(bits)
 
 

@@ -11,6 +11,7 @@ from tff_partial import evaluation
 from tff_partial import learning_process
 from tff_partial.client import client_work
 from tff_partial.contexts import batch_of
+from tff_partial.errors import SettingError
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.statistics import Statistic
@@ -135,7 +136,7 @@ def test_an_evaluation_says_what_it_misses(process, exam):
   weights = tff_partial.train(
     process, exam.clients, rounds=1, clients_per_round=1
   ).weights
-  with pytest.raises(evaluation.ServerStateError, match='<rounds=float32>, bu'):
+  with pytest.raises(SettingError, match='<rounds=float32>, bu'):
     tff_partial.evaluate(exam, weights)
   stateless = evaluation.build_evaluation(
     tff_partial.from_keras(_build, loss='mae'),

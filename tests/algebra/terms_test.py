@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.contexts import ClientContext
+from tff_partial.errors import SettingError
 
 
 def _weights(**values: list[float]) -> tiers.Weights:
@@ -93,14 +94,14 @@ def test_weights_of_several_types_are_summed():
 )
 def test_penalties_that_make_no_sense_are_refused(build, penalty):
   with pytest.raises(
-    terms.TermError, match='the penalty must be a finite number of 0 or more'
+    SettingError, match='the penalty must be a finite number of 0 or more'
   ):
     build(penalty)
 
 
 @pytest.mark.parametrize('build', [terms.proximal, terms.l2])
 def test_tiers_that_are_none_are_refused(build):
-  with pytest.raises(tiers.UnknownTierError, match="'mine' is not a tier"):
+  with pytest.raises(SettingError, match="'mine' is not a tier"):
     build(1.0, 'mine')
 
 

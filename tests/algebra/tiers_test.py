@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tff_partial import tiers
+from tff_partial.errors import SettingError
 
 
 def _weights() -> tiers.Weights:
@@ -69,7 +70,7 @@ def test_delta_is_what_a_step_took_away():
 
 def test_an_unknown_tier_is_refused():
   with pytest.raises(
-    tiers.UnknownTierError,
+    SettingError,
     match=r"^split: 'lokal' is not a tier. The tiers are global, group, local.",
   ):
     tiers.split(_weights(), ('lokal',))

@@ -14,6 +14,7 @@ import threadpoolctl
 from tff_partial import runtimes
 from tff_partial.clustering import first_centers
 from tff_partial.clustering import k_means as clustering
+from tff_partial.errors import SettingError
 
 _SEED = np.array([3, 14], np.int32)
 _SIZE, _CAPACITY = 6, 32
@@ -484,12 +485,12 @@ _ROWS, _MASK = np.zeros([4, 2], np.float32), np.ones(4, bool)
 )
 def test_numbers_below_one_are_refused(name):
   options = {'capacity': 3, 'num_centers': 2, 'seed': _SEED, name: 0}
-  with pytest.raises(clustering.ClusteringError, match=f'{name}=0: k-means'):
+  with pytest.raises(SettingError, match=f'{name}=0: k-means'):
     clustering.k_means(_ROWS, _MASK, **options)
 
 
 def test_other_first_centers_are_refused():
-  with pytest.raises(clustering.ClusteringError, match="init='far': k-means"):
+  with pytest.raises(SettingError, match="init='far': k-means"):
     clustering.k_means(_ROWS, _MASK, 3, 2, _SEED, init='far')
 
 
@@ -499,7 +500,7 @@ def test_other_first_centers_are_refused():
   ids=['no vectors', 'integers'],
 )
 def test_points_that_are_no_vectors_are_refused(points):
-  with pytest.raises(clustering.ClusteringError, match='points: expected flo'):
+  with pytest.raises(SettingError, match='points: expected flo'):
     clustering.k_means(points, _MASK, 3, 2, _SEED)
 
 
@@ -507,10 +508,10 @@ def test_points_that_are_no_vectors_are_refused(points):
   'mask', [np.ones(3, bool), np.ones(4)], ids=['too short', 'floats']
 )
 def test_masks_of_other_rows_are_refused(mask):
-  with pytest.raises(clustering.ClusteringError, match='is_real: expected bo'):
+  with pytest.raises(SettingError, match='is_real: expected bo'):
     clustering.k_means(_ROWS, mask, 3, 2, _SEED)
 
 
 def test_centers_of_another_size_are_refused():
-  with pytest.raises(clustering.ClusteringError, match='vectors of 3 numbers'):
+  with pytest.raises(SettingError, match='vectors of 3 numbers'):
     clustering.assign(_ROWS, np.zeros([5, 3], np.float32), np.ones(5, bool))

@@ -20,7 +20,7 @@ from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.data import splits
 from tff_partial.model import models
-from tff_partial.model.selectors import SelectorError
+from tff_partial.model.keras_variables import ModelError
 from tff_partial.phases import sgd
 
 layers = tf.keras.layers
@@ -549,6 +549,6 @@ def test_arguments_that_make_no_sense_are_refused(options, error, message):
 
 
 def test_the_model_may_be_all_global_but_not_all_local():
-  with pytest.raises(SelectorError, match='matches every trainable'):
+  with pytest.raises(ModelError, match='matches every trainable'):
     planted.factorization(local=['user', 'items'])
   assert planted.factorization(local=None).tiers == (tiers.GLOBAL,)

@@ -20,10 +20,10 @@ from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
-from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.data import packing
 from tff_partial.data import splits
+from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -605,7 +605,7 @@ def test_examples_tell_whose_they_are():
   ],
 )
 def test_terms_that_drive_away_are_refused(build):
-  with pytest.raises(terms.TermError, match=r'-0.1\): the penalty must be'):
+  with pytest.raises(SettingError, match=r'-0.1\): the penalty must be'):
     build(_number(), penalty=-0.1)
 
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import baselines
-from baselines.memories import MemoryOptionError
 from tasks.emnist import models as emnist_models
 from tests.support import planted
 from tff_partial import algorithms
@@ -25,6 +24,7 @@ from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.data import splits
+from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -381,7 +381,7 @@ def test_any_classifier_with_features_has_neighbours():
   ],
 )
 def test_what_makes_no_sense_is_refused(options, message, model):
-  with pytest.raises(MemoryOptionError, match=message):
+  with pytest.raises(SettingError, match=message):
     baselines.build_knn_per_eval(model, **options)
 
 
@@ -393,7 +393,7 @@ def test_features_of_whole_sequences_are_refused_for_their_steps():
     return tf.keras.Model(given.input, outputs)
 
   with pytest.raises(
-    MemoryOptionError,
+    SettingError,
     match=r'predictions \[1, 2\] for one example, but keys are \[1\]',
   ):
     baselines.build_knn_per_eval(_model(build, (2,)))

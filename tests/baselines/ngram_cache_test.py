@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 import baselines
-from baselines.memories import MemoryOptionError
 from tasks.experiment.methods import algorithms as experiment_algorithms
 from tasks.next_word import metrics
 from tasks.next_word import models as next_word_models
@@ -27,6 +26,7 @@ from tff_partial import algorithms
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.data import splits
+from tff_partial.errors import SettingError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
@@ -319,13 +319,13 @@ def test_what_others_train_can_be_measured_with_a_memory(name, trained_as):
   ],
 )
 def test_what_makes_no_sense_is_refused(options, message, model):
-  with pytest.raises(MemoryOptionError, match=message):
+  with pytest.raises(SettingError, match=message):
     baselines.build_ngram_cache_eval(model, **options)
 
 
 def test_models_that_read_no_tokens_are_refused():
   model = planted.factorization(local=None)
-  with pytest.raises(MemoryOptionError, match='which is no sequence of tokens'):
+  with pytest.raises(SettingError, match='which is no sequence of tokens'):
     baselines.build_ngram_cache_eval(model)
 
 
@@ -338,7 +338,7 @@ def test_models_that_predict_no_token_for_each_are_refused():
     build, loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   )
   with pytest.raises(
-    MemoryOptionError,
+    SettingError,
     match=r'predictions \[1\] for one example, but keys are \[1, 4\]',
   ):
     baselines.build_ngram_cache_eval(model)

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 import tff_partial
 from tff_partial.data import examples
 from tff_partial.data import packing
+from tff_partial.data.examples import ClientDataError
 
 _SPEC = collections.OrderedDict(
   x=tf.TensorSpec([2], tf.float32),
@@ -77,7 +78,7 @@ def test_columns_of_several_inputs_are_a_client(given):
 
 
 def test_a_data_set_without_examples_is_an_empty_client():
-  with pytest.raises(examples.EmptyClientError, match="'ann' has no examples"):
+  with pytest.raises(ClientDataError, match="'ann' has no examples"):
     packing.pack({'ann': _slices(_X, _Y).take(0)}, _SPEC)
 
 

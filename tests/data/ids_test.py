@@ -17,6 +17,7 @@ from tff_partial.data import populations
 from tff_partial.data import vocabularies
 from tff_partial.data.vocabularies import Vocabulary
 from tff_partial.training import personal_models
+from tff_partial.training.errors import ProgramError
 
 layers = tf.keras.layers
 
@@ -150,7 +151,7 @@ def test_unseen_items_share_a_place_that_is_never_recommended():
   )
   best = personal_models.top_n(model, films, 3, exclude=['Brazil'])
   assert [choice.candidate for choice in best] == ['c', 'b', 'a']
-  with pytest.raises(personal_models.PersonalModelError, match='4 of the 3'):
+  with pytest.raises(ProgramError, match='4 of the 3'):
     personal_models.top_n(model, films, 4)
 
 

@@ -19,6 +19,7 @@ from tff_partial.data import examples
 from tff_partial.data import packing
 from tff_partial.data import populations
 from tff_partial.data import vocabularies
+from tff_partial.data.examples import ClientDataError
 
 
 def test_clients_are_padded_to_the_largest():
@@ -169,7 +170,7 @@ def test_names_that_are_not_read_are_refused():
 
 def test_an_empty_client_is_refused():
   with pytest.raises(
-    examples.EmptyClientError,
+    ClientDataError,
     match="Client 'nobody' has no examples. Leave it out, or pass "
     '`min_examples`',
   ):
@@ -214,7 +215,7 @@ def test_nothing_is_logged_where_nobody_is_filtered(caplog):
 )
 def test_no_eligible_client_is_refused(clients):
   with pytest.raises(
-    examples.NoEligibleClientError,
+    ClientDataError,
     match=f'None of {len(clients)} clients has the 9 examples that it takes. '
     'Lower `min_examples` or give more data',
   ):
@@ -401,7 +402,7 @@ def test_a_row_without_a_value_or_a_client_is_refused():
 )
 def test_a_frame_without_eligible_client_is_refused(frame, count):
   with pytest.raises(
-    examples.NoEligibleClientError, match=f'None of {count} clients has the 9'
+    ClientDataError, match=f'None of {count} clients has the 9'
   ):
     _from_frame(frame, min_examples=9)
 
@@ -619,7 +620,7 @@ def test_pairs_of_tff_are_inputs_and_labels(caplog):
     y=tf.TensorSpec([2], tf.float32),
     weight=examples.WEIGHT_SPEC,
   )
-  with pytest.raises(examples.EmptyClientError, match="'none' has no examples"):
+  with pytest.raises(ClientDataError, match="'none' has no examples"):
     packing.from_tff(_Pairs(), spec)
   population = packing.from_tff(_Pairs(), spec, min_examples=1)
   assert population.client_ids == ('one',)

@@ -16,6 +16,7 @@ from tff_partial.data import client_readers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import packing
+from tff_partial.data.examples import ClientDataError
 
 
 def test_a_cohort_is_a_sequence_of_slices_of_its_source():
@@ -230,7 +231,7 @@ def test_a_reader_names_whose_data_are_bad():
   reader = dataclasses.replace(
     _reader(), read=lambda client: small_clients.fields(0)
   )
-  with pytest.raises(examples.EmptyClientError, match="'eve' has no examples"):
+  with pytest.raises(ClientDataError, match="'eve' has no examples"):
     reader.cohort(['eve'], small_clients.seeds(1))
   with pytest.raises(
     examples.ClientDataError, match="'cid' has 8 examples but the largest"

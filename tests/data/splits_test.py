@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tff_partial import errors
 from tff_partial.data import splits
+from tff_partial.data.examples import ClientDataError
 
 _SEED = np.array([3, 4], np.int32)
 _CAPACITIES = (23, 24, 40)
@@ -260,7 +261,7 @@ def test_splits_say_what_they_read():
 
 def test_a_field_of_two_types_is_refused():
   with pytest.raises(
-    splits.SplitError, match="read the field 'a': as .*int64.*int32.* different"
+    ClientDataError, match="read the field 'a': as .*int64.*int32.* different"
   ):
     splits.example_fields(*splits.by_time('a'), *splits.by_mark('a'))
 
@@ -268,26 +269,24 @@ def test_a_field_of_two_types_is_refused():
 @pytest.mark.parametrize('share', [0.0, 1.0, -0.5, 2, float('nan')])
 @pytest.mark.parametrize('build', [splits.fraction, splits.by_time])
 def test_a_share_that_is_none_is_refused(build, share):
-  with pytest.raises(
-    splits.SplitError, match=f'between 0 and 1, found {share}'
-  ):
+  with pytest.raises(ClientDataError, match=f'between 0 and 1, found {share}'):
     build(share=share)
 
 
 @pytest.mark.parametrize('places', [(-1, None), (-1, 3), (4, 3)])
 def test_first_examples_that_make_no_sense_are_refused(places):
   with pytest.raises(
-    splits.SplitError, match=r'first\(.*, query_from=.*\): the support set'
+    ClientDataError, match=r'first\(.*, query_from=.*\): the support set'
   ):
     splits.first(*places)
 
 
 def test_a_batch_of_nothing_is_refused():
-  with pytest.raises(splits.SplitError, match='must be positive, found 0'):
+  with pytest.raises(ClientDataError, match='must be positive, found 0'):
     splits.alternating(0)
 
 
 def test_programs_print_the_refusal_of_a_split_alone():
   # As they do for every mistake of a user; others may catch a `ValueError`.
-  assert issubclass(splits.SplitError, errors.UserError)
-  assert issubclass(splits.SplitError, ValueError)
+  assert issubclass(ClientDataError, errors.UserError)
+  assert issubclass(ClientDataError, ValueError)

@@ -19,6 +19,7 @@ from tff_partial.dp import local_noise
 from tff_partial.dp import mechanisms
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
+from tff_partial.errors import PrivacyError
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training import checkpoints
 
@@ -281,7 +282,7 @@ def test_parts_bound_the_noise_together():
   largest = clipping_lib.largest_noise_multiplier(parts, 10)
   np.testing.assert_allclose(largest, 2.0 * np.sqrt(0.5))
   _mean(parts, noise_multiplier=1.41)
-  with pytest.raises(clipping_lib.PrivacyError, match='less than 1.41'):
+  with pytest.raises(PrivacyError, match='less than 1.41'):
     _mean(parts, noise_multiplier=1.42)
 
 
@@ -490,7 +491,7 @@ def test_an_algorithm_is_private_by_its_aggregator():
   ],
 )
 def test_impossible_arguments_are_named(call, match):
-  with pytest.raises(clipping_lib.PrivacyError, match=match) as caught:
+  with pytest.raises(PrivacyError, match=match) as caught:
     call()
   assert isinstance(caught.value, errors.UserError)
 

@@ -24,10 +24,11 @@ from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
-from tff_partial.dp import samplings
+from tff_partial.errors import PrivacyError
 from tff_partial.exchange import messages
 from tff_partial.training import programs
 from tff_partial.training import run_state
+from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import sampling
 
 _CLIENTS = 12
@@ -155,7 +156,7 @@ def test_nobody_is_drawn_twice_within_a_tree():
   for drawn in trees:
     assert len(set(drawn)) == len(drawn) == 20
   assert trees[0] != trees[1] != trees[2]
-  with pytest.raises(sampling.SamplingError, match='6 rounds of 4 clients'):
+  with pytest.raises(ProgramError, match='6 rounds of 4 clients'):
     sampling.CohortSampler(ids, 4, 0, rounds_per_tree=6)
 
 
@@ -341,7 +342,7 @@ def test_a_ledger_counts_no_process_that_does_something_else(
   averaging, expected
 ):
   world = _world(**averaging)
-  with pytest.raises(samplings.AccountingError, match=expected):
+  with pytest.raises(PrivacyError, match=expected):
     _train(world, rounds=1)
 
 
@@ -431,11 +432,11 @@ def test_a_ledger_of_local_noise_counts_local_noise(tmp_path):
   result = _train(world, privacy=ledger, rounds=2)
   exact = accounting.local_epsilon(1.0, 2, 1e-3)
   assert exact <= result.privacy['epsilon'] < 1.2 * exact
-  with pytest.raises(samplings.AccountingError, match='simulation=True'):
+  with pytest.raises(PrivacyError, match='simulation=True'):
     _train(
       _world(before_sending=plan.local_noise(noise_seed=1)), privacy=ledger
     )
-  with pytest.raises(samplings.AccountingError, match="sampling='local'"):
+  with pytest.raises(PrivacyError, match="sampling='local'"):
     _plan().local_noise()
 
 

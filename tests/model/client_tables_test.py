@@ -31,7 +31,7 @@ from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
-from tff_partial.model import selectors
+from tff_partial.model.keras_variables import ModelError
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training import checkpoints
 from tff_partial.training.client_store import client_store
@@ -802,7 +802,7 @@ def test_a_table_that_is_not_local_is_refused() -> None:
   _refused(
     _one_table(),
     f"client_sized='items': '{_ITEMS}' is not local.*name it in `local`",
-    selectors.SelectorError,
+    ModelError,
     local='join',
   )
 
@@ -811,7 +811,7 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
   _refused(
     _one_table(),
     "client_sized='item' matches no variable. The model has the layers",
-    selectors.SelectorError,
+    ModelError,
     client_sized='item',
   )
 
@@ -820,7 +820,7 @@ def test_what_is_no_table_is_refused() -> None:
   _refused(
     _one_table(),
     r"'join/bias' of the shape \[1\] is no table",
-    selectors.SelectorError,
+    ModelError,
     local='join',
     client_sized='join/bias',
   )
@@ -839,7 +839,7 @@ def test_a_table_of_given_values_is_refused() -> None:
   _refused(
     _one_table(weights=[np.ones([_BUILT_ROWS, _WIDTH])]),
     f"'{_ITEMS}' .* is no table whose rows an initializer makes",
-    selectors.SelectorError,
+    ModelError,
   )
 
 

@@ -16,7 +16,7 @@ from tff_partial.model import keras_models
 from tff_partial.model import losses
 from tff_partial.model import models
 from tff_partial.model import tracing
-from tff_partial.model.selectors import SelectorError
+from tff_partial.model.keras_variables import ModelError
 from tff_partial.sparse import lookups
 
 layers = tf.keras.layers
@@ -606,7 +606,7 @@ def test_groups_are_named_like_the_local_part():
 )
 def test_groups_need_variables_and_a_number(options):
   with pytest.raises(
-    SelectorError,
+    ModelError,
     match='need both variables of their own and a number',
   ):
     keras_models.from_keras(_three, loss=_MSE, **options)
@@ -666,7 +666,7 @@ def test_groups_need_variables_and_a_number(options):
 )
 def test_selectors_that_cannot_be_meant_are_refused(build, selectors, message):
   loss = _SPARSE if build is _tied else _MSE
-  with pytest.raises(SelectorError, match=message):
+  with pytest.raises(ModelError, match=message):
     keras_models.from_keras(build, loss=loss, **selectors)
 
 

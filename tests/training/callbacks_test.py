@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tff_partial.training import callbacks
+from tff_partial.training.errors import ProgramError
 
 
 def _result(losses: list[float], lost: dict[int, int] | None = None):
@@ -104,7 +105,7 @@ def test_the_first_that_returns_true_ends_a_run():
   ],
 )
 def test_impossible_early_stopping_is_refused(options, expected):
-  with pytest.raises(callbacks.CallbackError, match=expected):
+  with pytest.raises(ProgramError, match=expected):
     callbacks.EarlyStopping(**options)
 
 
@@ -123,5 +124,5 @@ def test_impossible_early_stopping_is_refused(options, expected):
   ],
 )
 def test_what_is_no_callback_is_refused(given, metrics, expected):
-  with pytest.raises(callbacks.CallbackError, match=expected):
+  with pytest.raises(ProgramError, match=expected):
     callbacks.check(given, metrics)

@@ -22,6 +22,7 @@ import typing_extensions
 from tff_partial import errors
 from tff_partial._environment import require_tff as _require_tff
 from tff_partial.training import checkpoints
+from tff_partial.training.errors import RunError
 
 _STATE = tff.learning.templates.LearningAlgorithmState
 
@@ -205,7 +206,7 @@ def test_if_all_are_damaged_it_is_said_and_nothing_is_touched(copied, tmp_path):
     _truncate(
       tmp_path / 'checkpoints' / f'round_{number}', 'variables.index', 0.3
     )
-  with pytest.raises(checkpoints.CheckpointError) as caught:
+  with pytest.raises(RunError) as caught:
     copied.latest(_kinds(_progress(0)))
   message = str(caught.value)
   for part in (str(tmp_path), 'round_4', 'round_6', 'delete'):
@@ -230,7 +231,7 @@ def test_if_all_are_damaged_it_is_said_and_nothing_is_touched(copied, tmp_path):
   ],
 )
 def test_one_of_another_model_is_refused(copied, tmp_path, other, expected):
-  with pytest.raises(checkpoints.CheckpointError, match=expected) as caught:
+  with pytest.raises(RunError, match=expected) as caught:
     copied.latest(_kinds(other))
   assert str(tmp_path / 'checkpoints' / 'round_6') in str(caught.value)
   assert _names(tmp_path) == ['round_4', 'round_6']
@@ -335,7 +336,7 @@ def test_reading_changes_nothing(two, tmp_path, loop):
 
 def test_one_process_at_a_time_may_write(saved, tmp_path, loop):
   folder = tmp_path / 'checkpoints'
-  with pytest.raises(checkpoints.CheckpointError, match='another process'):
+  with pytest.raises(RunError, match='another process'):
     checkpoints.Checkpoints(folder, loop)
   saved.close()
   checkpoints.Checkpoints(folder, loop).close()
@@ -354,7 +355,7 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path, loop):
   )
   try:
     assert process.stdout.readline() == b'locked\n'
-    with pytest.raises(checkpoints.CheckpointError, match=str(tmp_path)):
+    with pytest.raises(RunError, match=str(tmp_path)):
       checkpoints.Checkpoints(tmp_path, loop)
   finally:
     process.send_signal(signal.SIGKILL)
@@ -368,7 +369,7 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path, loop):
 def test_a_folder_that_cannot_be_made_is_named(tmp_path, loop):
   file = tmp_path / 'file'
   file.write_text('')
-  with pytest.raises(checkpoints.CheckpointError, match='Not a directory') as c:
+  with pytest.raises(RunError, match='Not a directory') as c:
     checkpoints.Checkpoints(file / 'checkpoints', loop)
   assert str(file) in str(c.value)
 
@@ -391,7 +392,7 @@ def test_a_full_disk_keeps_the_last_one(saved, tmp_path, monkeypatch, error):
 
   with monkeypatch.context() as patch:
     patch.setattr(tf.saved_model, 'save', fail)
-    with pytest.raises(checkpoints.CheckpointError) as caught:
+    with pytest.raises(RunError) as caught:
       saved.save(_progress(4))
   message = str(caught.value)
   for part in ('round 4', str(tmp_path), 'No space left', 'make room'):
@@ -475,8 +476,6 @@ def test_a_typing_extensions_that_breaks_tensorflow_is_named(
     lambda protocol: _LooksAsSince46('Anything', (), {}),
   )
   # Before a run has begun, and not in forty frames after some rounds.
-  with pytest.raises(
-    checkpoints.CheckpointError, match="pip install 'typing-extensions<4.6'"
-  ):
+  with pytest.raises(RunError, match="pip install 'typing-extensions<4.6'"):
     checkpoints.Checkpoints(tmp_path / 'new', loop)
   assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.data import packing
-from tff_partial.data import splits
+from tff_partial.data.examples import ClientDataError
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.training import cold_start
@@ -74,5 +74,5 @@ def test_the_curve_by_hand(curve):
 
 
 def test_a_negative_size_is_refused():
-  with pytest.raises(splits.SplitError, match=r'first\(-1, query_from=3\)'):
+  with pytest.raises(ClientDataError, match=r'first\(-1, query_from=3\)'):
     cold_start.measure_by_support(lambda split: None, None, None, [3, -1])

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tff_partial import errors
 from tff_partial.training import metrics_log
+from tff_partial.training.errors import RunError
 
 
 @pytest.fixture(name='opened')
@@ -211,7 +212,7 @@ def test_another_file_is_not_overwritten(opened, tmp_path, text):
   path = tmp_path / 'metrics.csv'
   path.write_text(text)
   before = path.read_bytes()
-  with pytest.raises(metrics_log.RecordError, match='line 1') as caught:
+  with pytest.raises(RunError, match='line 1') as caught:
     opened()
   assert str(path) in str(caught.value)
   assert isinstance(caught.value, errors.UserError)
@@ -220,7 +221,7 @@ def test_another_file_is_not_overwritten(opened, tmp_path, text):
 
 def test_a_table_that_cannot_be_written_is_named(opened, tmp_path):
   (tmp_path / 'metrics.csv').mkdir()
-  with pytest.raises(metrics_log.RecordError, match='Is a directory') as caught:
+  with pytest.raises(RunError, match='Is a directory') as caught:
     opened()
   assert str(tmp_path / 'metrics.csv') in str(caught.value)
 
@@ -260,7 +261,7 @@ def test_a_full_disk_is_said(opened, tmp_path, monkeypatch):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   monkeypatch.setattr(pathlib.Path, 'open', fail)
-  with pytest.raises(metrics_log.RecordError, match='No space left') as caught:
+  with pytest.raises(RunError, match='No space left') as caught:
     _release(table, 2)
   message = str(caught.value)
   for part in ('Round 2', str(tmp_path), 'same command again'):

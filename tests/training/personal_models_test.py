@@ -14,7 +14,7 @@ from tff_partial import tiers
 from tff_partial.data import examples
 from tff_partial.model import models
 from tff_partial.training import personal_models
-from tff_partial.training.personal_models import PersonalModelError
+from tff_partial.training.errors import ProgramError
 
 _ITEMS = 6
 _RATE = 0.1
@@ -177,7 +177,7 @@ def test_who_has_nothing_of_its_own_is_told_so(clients):
   model = tff_partial.from_keras(_build, loss='mse')
   process = algorithms.build_fed_avg(model)
   result = tff_partial.train(process, clients, rounds=1, clients_per_round=2)
-  with pytest.raises(PersonalModelError, match='would have the same model'):
+  with pytest.raises(ProgramError, match='would have the same model'):
     tff_partial.personalise(result, clients, 'u3')
   tuning = algorithms.build_fine_tuning_eval(
     model, personalise=tff_partial.Phase()
@@ -266,7 +266,7 @@ def test_numbers_exclude_texts_that_read_alike(kind):
 def test_a_misspelt_candidate_excludes_nothing_and_is_named(caplog):
   films = ['Alien', 'Brazil', 'Heat']
   with pytest.raises(
-    PersonalModelError,
+    ProgramError,
     match="^exclude: unknown candidate 'Aline'; did you mean 'Alien'\\?",
   ):
     personal_models.top_n(
@@ -286,7 +286,7 @@ def test_other_inputs_are_the_same_for_all_candidates():
     keras_model, np.array([1.0, 2.0]), 1, context={'hour': -3.0}
   )
   assert found == [(1.0, -3.0)]
-  with pytest.raises(PersonalModelError, match=r"inputs \['hour', 'item'\]|in"):
+  with pytest.raises(ProgramError, match=r"inputs \['hour', 'item'\]|in"):
     personal_models.top_n(keras_model, [1.0], 1, context={'day': 1.0})
 
 
@@ -304,13 +304,13 @@ def test_what_cannot_be_chosen_is_refused(
   candidates, number, exclude, expected
 ):
   keras_model = _scorer((1,) if np.ndim(candidates) == 2 else ())
-  with pytest.raises(PersonalModelError, match=expected):
+  with pytest.raises(ProgramError, match=expected):
     personal_models.top_n(keras_model, candidates, number, exclude=exclude)
 
 
 def test_a_model_of_several_outputs_ranks_nothing():
   keras_model = tf.keras.Sequential([tf.keras.layers.Dense(2)])
-  with pytest.raises(PersonalModelError, match=r'predicts \[3, 2\] for 3'):
+  with pytest.raises(ProgramError, match=r'predicts \[3, 2\] for 3'):
     personal_models.top_n(keras_model, np.ones([3, 1]), 1)
 
 

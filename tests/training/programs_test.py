@@ -27,6 +27,8 @@ from tff_partial.training import checkpoints
 from tff_partial.training import evaluation_sets
 from tff_partial.training import metrics_log
 from tff_partial.training import programs
+from tff_partial.training.errors import ProgramError
+from tff_partial.training.errors import RunError
 from tff_partial.training.participation import sampling
 
 _RECONSTRUCTION: dict[str, Any] = {
@@ -272,7 +274,7 @@ def test_the_runtime_chooses_again_what_it_chose(
 def test_another_process_is_refused(plain, world, tmp_path):
   plain.train(output_dir=tmp_path, rounds=2)
   before = (tmp_path / 'metrics.csv').read_bytes()
-  with pytest.raises(checkpoints.CheckpointError, match='another model'):
+  with pytest.raises(RunError, match='another model'):
     world.train(output_dir=tmp_path)
   assert (tmp_path / 'metrics.csv').read_bytes() == before
   plain.train(output_dir=tmp_path, rounds=3)
@@ -371,7 +373,7 @@ def test_another_process_of_the_same_shapes_is_refused(world, whole):
 
 @pytest.mark.slow
 def test_two_runs_cannot_share_a_folder(world, tmp_path):
-  with pytest.raises(checkpoints.CheckpointError, match='another process'):
+  with pytest.raises(RunError, match='another process'):
 
     class Intruder(small_runs.Spy):
       def cohort(self, client_ids, seeds):
@@ -641,7 +643,7 @@ def test_where_nobody_can_be_measured_there_is_no_metric(plain):
   weights = plain.process.get_model_weights(plain.process.initialize())
   weights = tf.nest.map_structure(lambda w: w * np.nan, weights)
   with pytest.raises(
-    evaluation_sets.EvaluationSetError,
+    ProgramError,
     match=r"not finite: 14 of 14 numbers of 'items/embeddings'",
   ):
     programs.evaluate(plain.validation, weights)
@@ -730,12 +732,12 @@ def test_loading_does_not_disturb_a_run_under_way(world, tmp_path):
 
 
 def test_where_nothing_was_trained_nothing_is_loaded(plain, world, tmp_path):
-  with pytest.raises(checkpoints.CheckpointError, match='Train first') as c:
+  with pytest.raises(RunError, match='Train first') as c:
     programs.load(world.process, tmp_path / 'missing')
   assert 'missing' in str(c.value)
   assert not list(tmp_path.iterdir())
   plain.train(output_dir=tmp_path, rounds=1)
-  with pytest.raises(checkpoints.CheckpointError, match='another model'):
+  with pytest.raises(RunError, match='another model'):
     programs.load(world.process, tmp_path)
 
 

@@ -29,7 +29,7 @@ from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import privacy_plans
 from tff_partial.training import checkpoints
 from tff_partial.training import programs
-from tff_partial.training.participation import availability as availability_lib
+from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import latency as latency_lib
 from tff_partial.training.participation import sampling
 from tff_partial.training.participation.availability import Availability
@@ -385,10 +385,10 @@ def test_too_few_available_clients_are_refused_at_once():
   sizes = {len(sampler.cohort(4 * day)) for day in range(1, 60)}
   # On average they are enough; in a night with fewer the cohort is smaller.
   assert max(sizes) == 8 and min(sizes) < 8
-  with pytest.raises(sampling.SamplingError, match='only 8.0 of 40 are avail'):
+  with pytest.raises(ProgramError, match='only 8.0 of 40 are avail'):
     _sampler(Participation(availability=_DAY), clients_per_round=9)
   # Those in reserve must be there, too.
-  with pytest.raises(sampling.SamplingError, match='asks 9 clients'):
+  with pytest.raises(ProgramError, match='asks 9 clients'):
     _sampler(
       Participation(availability=_DAY, extra_clients=1), clients_per_round=8
     )
@@ -493,9 +493,9 @@ def test_impossible_cohorts_are_refused(make, expected):
   assert isinstance(
     caught.value,
     (
-      sampling.SamplingError,
-      latency_lib.LatencyError,
-      availability_lib.AvailabilityError,
+      ProgramError,
+      ProgramError,
+      ProgramError,
     ),
   )
 

@@ -8,6 +8,7 @@ import pytest
 
 from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import sampling
 
 _POPULATION = tuple(f'client {i}' for i in range(40))
@@ -211,11 +212,11 @@ def test_a_clients_seed_is_its_own():
   ],
 )
 def test_impossible_cohorts_are_refused_at_once(options, expected):
-  with pytest.raises(sampling.SamplingError, match=expected) as caught:
+  with pytest.raises(ProgramError, match=expected) as caught:
     _sampler(**options)
   assert isinstance(caught.value, errors.UserError)
 
 
 def test_an_empty_population_is_refused():
-  with pytest.raises(sampling.SamplingError, match='population has 0'):
+  with pytest.raises(ProgramError, match='population has 0'):
     sampling.CohortSampler((), 1, 0)

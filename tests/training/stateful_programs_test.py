@@ -31,10 +31,10 @@ from tff_partial.dp import privacy_plans
 from tff_partial.exchange import messages
 from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.training import checkpoints
-from tff_partial.training import evaluation_sets
 from tff_partial.training import programs
 from tff_partial.training.client_store import client_store
 from tff_partial.training.client_store import sqlite_backend
+from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import sampling
 
 _BOTH = (tiers.GLOBAL, tiers.LOCAL)
@@ -512,18 +512,14 @@ def test_an_exam_may_be_of_those_who_forget(world, forgetful):
 
 def test_what_an_exam_cannot_have_is_refused(world, forgetful, whole, tmp_path):
   weights = whole[0].weights
-  with pytest.raises(
-    evaluation_sets.EvaluationSetError, match='no client store to read'
-  ):
+  with pytest.raises(ProgramError, match='no client store to read'):
     programs.evaluate(world.validation, weights)
   exam = programs.EvaluationSet(forgetful, world.clients, remembering=True)
   for work in (
     lambda: programs.evaluate(exam, weights, 0, whole[0].client_store),
     lambda: world.train(validation=exam, output_dir=tmp_path),
   ):
-    with pytest.raises(
-      evaluation_sets.EvaluationSetError, match='evaluation takes <>'
-    ):
+    with pytest.raises(ProgramError, match='evaluation takes <>'):
       work()
   assert not list(tmp_path.iterdir())
 

@@ -16,11 +16,11 @@ from typing import Unpack
 import tensorflow as tf
 
 from tff_partial import client_state
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
@@ -32,10 +32,6 @@ from tff_partial.tiers import OTHER
 from tff_partial.tiers import PERSONAL
 
 _ALPHA = 'alpha'
-
-
-class MixtureError(errors.UserError, ValueError):
-  """Raised for a share of the mixture that is not between 0 and 1."""
 
 
 def build_apfl(
@@ -62,7 +58,7 @@ def build_apfl(
     **joining: How the server aggregates updates of w, as for `compose`.
 
   Raises:
-    CompositionError, PhaseError, MixtureError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   adaptive = mixture_learning_rate > 0.0
@@ -125,7 +121,7 @@ def build_apfl_eval(
 
 def _memory(mixture: float, adaptive: bool) -> client_state.ClientState:
   if not 0.0 <= mixture <= 1.0:
-    raise MixtureError(
+    raise SettingError(
       f'mixture={mixture}: the share of the personal model lies between 0 and '
       '1.'
     )

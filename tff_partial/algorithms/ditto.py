@@ -41,7 +41,7 @@ def build_ditto(
     **joining: How the server aggregates updates of w, as for `compose`.
 
   Raises:
-    CompositionError, PhaseError, TermError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   return compose(

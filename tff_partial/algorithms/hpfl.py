@@ -41,7 +41,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_partial import client_state
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.aggregators import Factory
@@ -52,6 +51,7 @@ from tff_partial.contexts import Revise
 from tff_partial.data import splits
 from tff_partial.drafts import centers as drafts_lib
 from tff_partial.drafts.row_means import row_means
+from tff_partial.errors import SettingError
 from tff_partial.exchange.messages import BeforeSending
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.model import models
@@ -69,10 +69,6 @@ _THRESHOLD = 'threshold'
 # The weight of a client for thresholds, if they are joined with the update:
 # accuracies differ far more than public rows, and matter less.
 _LOW = 0.1
-
-
-class HpflError(errors.UserError, ValueError):
-  """Raised for attributes or tables that do not fit the model."""
 
 
 class Attributes(NamedTuple):
@@ -139,7 +135,7 @@ def build_hpfl(
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
-    HpflError: If a variable has no row for each attribute, or is not a local
+    SettingError: If a variable has no row for each attribute, or is not a local
       table.
   """
   _check(model, attributes, tables if drafts else ())
@@ -386,14 +382,14 @@ def _check(
     return  # Refused by `compose`.
   for name in attributes.rows:
     if name not in public or public[name].shape[:1] != [attributes.number]:
-      raise HpflError(
+      raise SettingError(
         f'attributes.rows: {name!r} is no global variable with a row for each '
         f'of {attributes.number} attributes. The model has '
         f'{ {n: spec.shape.as_list() for n, spec in public.items()} }.'
       )
   for name in tables:
     if name not in private or private[name].shape.rank != 2:
-      raise HpflError(
+      raise SettingError(
         f'tables: {name!r} is no local table of rows. The model has '
         f'{ {n: spec.shape.as_list() for n, spec in private.items()} }.'
       )

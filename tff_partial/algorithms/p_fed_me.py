@@ -52,7 +52,7 @@ def build_p_fed_me(
     **averaging: How the copies of w are averaged, as for `compose`.
 
   Raises:
-    CompositionError, PhaseError, TermError: If the arguments do not fit
+    CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
   """
   terms = (*personal.terms, moreau(penalty))

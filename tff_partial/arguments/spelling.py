@@ -4,11 +4,7 @@ from collections.abc import Collection, Iterable
 import difflib
 import re
 
-from tff_partial import errors
-
-
-class UnknownNameError(errors.UserError, ValueError):
-  """Raised for a name that does not exist."""
+from tff_partial.errors import SettingError
 
 
 def unknown(what: str, found: Iterable[object], known: Collection[str]) -> str:
@@ -42,11 +38,9 @@ def check_patterns(
     names: The names of all variables.
 
   Raises:
-    UnknownNameError: If one matches no name.
+    SettingError: If one matches no name.
   """
   for pattern in patterns:
     if not any(re.fullmatch(pattern, name) for name in names):
       wrong = unknown('variable', [pattern], names)
-      raise UnknownNameError(
-        f'{where}: {wrong} The variables are {list(names)}.'
-      )
+      raise SettingError(f'{where}: {wrong} The variables are {list(names)}.')

@@ -28,15 +28,15 @@ from tff_partial import random_bits
 from tff_partial import runtimes
 from tff_partial.checks.audit_bounds import FEWEST_GUESSES
 from tff_partial.data import cohorts
-from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp import mechanisms
+from tff_partial.errors import PrivacyError
 from tff_partial.exchange import messages
 
 # Larger than any clip.
 _LOUD = 1e6
 
 
-class TooManyCanariesError(clipping_lib.PrivacyError):
+class TooManyCanariesError(PrivacyError):
   """Raised for more canaries than a run can include.
 
   Attributes:
@@ -117,7 +117,7 @@ class Canaries:
 
   def __post_init__(self) -> None:
     if self.number < FEWEST_GUESSES:
-      raise clipping_lib.PrivacyError(
+      raise PrivacyError(
         f'{self.number} canaries prove nothing: give {FEWEST_GUESSES} or more.'
       )
 

@@ -13,20 +13,16 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tff_partial import errors
 from tff_partial import random_bits
 from tff_partial.clustering import first_centers
 from tff_partial.clustering import row_blocks
+from tff_partial.errors import SettingError
 
 # Choices of the first centers, named as in scikit-learn.
 K_MEANS_PLUS_PLUS, RANDOM = 'k-means++', 'random'
 INITS = (K_MEANS_PLUS_PLUS, RANDOM)
 # Gains below this fraction of what leaving saves are rounding errors.
 _LEAST_GAIN = 1e-5
-
-
-class ClusteringError(errors.UserError, ValueError):
-  """Raised when points cannot be clustered as requested."""
 
 
 class KMeans(NamedTuple):
@@ -90,11 +86,11 @@ def k_means(
     The best clusters found.
 
   Raises:
-    ClusteringError: If shapes do not fit, a number is below 1, or `init` is
+    SettingError: If shapes do not fit, a number is below 1, or `init` is
       unknown.
   """
   if init not in INITS:
-    raise ClusteringError(
+    raise SettingError(
       f'init={init!r}: k-means begins with one of {", ".join(INITS)}.'
     )
   choose = (
@@ -167,7 +163,7 @@ def assign(
     `[n]`, the squared distance to it. If no center counts, 0 and infinity.
 
   Raises:
-    ClusteringError: If shapes do not fit.
+    SettingError: If shapes do not fit.
   """
   points, centers = _checked_pair(points, centers, is_center)
   padded, _ = row_blocks.in_blocks(points, tf.ones_like(points[:, 0], tf.bool))
@@ -205,7 +201,7 @@ def sums_and_counts(
     centers that do not count.
 
   Raises:
-    ClusteringError: If shapes do not fit.
+    SettingError: If shapes do not fit.
   """
   points, centers = _checked_pair(points, centers, is_center)
   _check_one_a_row(is_real, points, 'is_real')
@@ -375,7 +371,7 @@ def _best_others(
 def _check_sizes(**sizes: int) -> None:
   for name, size in sizes.items():
     if size < 1:
-      raise ClusteringError(
+      raise SettingError(
         f'{name}={size}: k-means needs a whole number of at least 1.'
       )
 
@@ -384,7 +380,7 @@ def _checked(vectors: tf.Tensor, name: str) -> tf.Tensor:
   vectors = tf.convert_to_tensor(vectors)
   shape = vectors.shape
   if shape.rank != 2 or shape[1] is None or not vectors.dtype.is_floating:
-    raise ClusteringError(
+    raise SettingError(
       f'{name}: expected floats [rows, size], found {vectors.dtype.name} of '
       f'the shape {shape}. Make one vector of known size of each row.'
     )
@@ -396,7 +392,7 @@ def _checked_pair(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   points, centers = _checked(points, 'points'), _checked(centers, 'centers')
   if points.shape[1] != centers.shape[1]:
-    raise ClusteringError(
+    raise SettingError(
       f'centers: they are vectors of {centers.shape[1]} numbers, points of '
       f'{points.shape[1]}. Distances need the same size.'
     )
@@ -409,7 +405,7 @@ def _check_one_a_row(mask: tf.Tensor, vectors: tf.Tensor, name: str) -> None:
   if mask.dtype != tf.bool or not mask.shape.is_compatible_with(
     vectors.shape[:1]
   ):
-    raise ClusteringError(
+    raise SettingError(
       f'{name}: expected booleans {vectors.shape[:1]}, one for each row, found '
       f'{mask.dtype.name} of the shape {mask.shape}.'
     )

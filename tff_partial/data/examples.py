@@ -81,14 +81,6 @@ class ClientDataError(errors.UserError, ValueError):
   """Raised for client data that cannot be trained on."""
 
 
-class EmptyClientError(ClientDataError):
-  """Raised for a client without examples."""
-
-
-class NoEligibleClientError(ClientDataError):
-  """Raised if no client has enough examples."""
-
-
 def client_spec(example_spec: ExampleSpec) -> collections.OrderedDict[str, Any]:
   """Return the structure of `tf.TensorSpec` of one client's value."""
   spec = collections.OrderedDict(

@@ -16,15 +16,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.data.examples import ClientDataError
 
 # Client to the indices of its examples, int `[examples of the client]`.
 Partition: TypeAlias = dict[str, np.ndarray]
-
-
-class PartitionError(errors.UserError, ValueError):
-  """Raised for examples that cannot be divided as requested."""
 
 
 def iid(num_examples: int, num_clients: int, *, seed: int = 0) -> Partition:
@@ -36,7 +32,7 @@ def iid(num_examples: int, num_clients: int, *, seed: int = 0) -> Partition:
     seed: Seed of the assignment.
 
   Raises:
-    PartitionError: If there are more clients than examples.
+    ClientDataError: If there are more clients than examples.
   """
   _check_clients(num_clients, num_examples)
   drawn = random_bits.generator(seed, 'iid').permutation(num_examples)
@@ -65,16 +61,16 @@ def dirichlet(
     seed: Seed of shares and examples.
 
   Raises:
-    PartitionError: If a number is invalid, or there are too few examples.
+    ClientDataError: If a number is invalid, or there are too few examples.
   """
   labels = _checked_labels(labels)
   if not 0.0 < alpha < float('inf'):
-    raise PartitionError(
+    raise ClientDataError(
       f'alpha={alpha}: a Dirichlet distribution has a concentration above 0. '
       'Try 0.1 for clients of few labels, 100 for clients that are alike.'
     )
   if min_examples < 0:
-    raise PartitionError(f'min_examples={min_examples}: give 0 or more.')
+    raise ClientDataError(f'min_examples={min_examples}: give 0 or more.')
   _check_clients(num_clients, len(labels), min_examples)
   held: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
   for label in np.unique(labels):
@@ -113,11 +109,11 @@ def shards(
     seed: Seed of the shards' contents and of their assignment.
 
   Raises:
-    PartitionError: If there are more shards than examples.
+    ClientDataError: If there are more shards than examples.
   """
   labels = _checked_labels(labels)
   if shards_per_client < 1:
-    raise PartitionError(
+    raise ClientDataError(
       f'shards_per_client={shards_per_client}: give at least 1.'
     )
   _check_clients(num_clients, len(labels), shards_per_client)
@@ -161,17 +157,17 @@ def by_label(
     seed: Seed of shares and examples.
 
   Raises:
-    PartitionError: If a number is invalid, or there are too many clients.
+    ClientDataError: If a number is invalid, or there are too many clients.
   """
   labels = _checked_labels(labels)
   known = np.unique(labels)
   if num_clients < 1 or not 1 <= labels_per_client <= len(known):
-    raise PartitionError(
+    raise ClientDataError(
       f'{num_clients} clients with {labels_per_client} labels each are not '
       f'possible. Give at least 1 client, and 1 to {len(known)} labels.'
     )
   if size_deviation < 0:
-    raise PartitionError(
+    raise ClientDataError(
       f'size_deviation={size_deviation} is no deviation. Give 0 or more.'
     )
   holders: dict[int, list[int]] = {label: [] for label in range(len(known))}
@@ -183,7 +179,7 @@ def by_label(
     examples = np.flatnonzero(labels == known[place])
     rest = len(examples) - min_examples * len(clients)
     if clients and rest < 0:
-      raise PartitionError(
+      raise ClientDataError(
         f'{len(clients)} clients would share {len(examples)} examples of label '
         f'{known[place]}, and {min_examples} are the least for each. Give '
         'fewer clients, or fewer labels to each.'
@@ -250,13 +246,13 @@ def split_examples(
     For each part the examples of every client.
 
   Raises:
-    PartitionError: If the fractions are not valid shares, or both `is_test` and
-      `labels` are given.
+    ClientDataError: If the fractions are not valid shares, or both `is_test`
+      and `labels` are given.
   """
   shares = _checked_fractions(fractions)
   if labels is not None:
     if is_test is not None:
-      raise PartitionError(
+      raise ClientDataError(
         'split_examples: `is_test` says already which examples are tested; '
         'leave out `labels`, or divide by label without `is_test`.'
       )
@@ -314,7 +310,7 @@ def split_clients(
     seed: Seed of the division.
 
   Raises:
-    PartitionError: If the fractions are not valid shares, or a part would have
+    ClientDataError: If the fractions are not valid shares, or a part would have
       no client.
   """
   shares = _checked_fractions(fractions)
@@ -325,7 +321,7 @@ def split_clients(
     for piece in np.split(clients, ends)
   ]
   if not all(parts):
-    raise PartitionError(
+    raise ClientDataError(
       f'{len(clients)} clients cannot be divided into the shares '
       f'{tuple(fractions)}: one part would have none. Use more clients, or '
       'measure those who took part.'
@@ -337,14 +333,14 @@ def _checked_fractions(fractions: Sequence[float]) -> np.ndarray:
   """Return the shares of the parts.
 
   Raises:
-    PartitionError: If one is negative, or their sum is not 1.
+    ClientDataError: If one is negative, or their sum is not 1.
   """
   shares = np.asarray(fractions, float)
   if shares.ndim != 1 or not (
     (shares >= 0.0).all() and abs(shares.sum() - 1.0) < 1e-6
   ):
     total = f', found {shares.sum():.6g}' if shares.ndim == 1 else ''
-    raise PartitionError(
+    raise ClientDataError(
       f'fractions={fractions}: give a share for each part, from 0 to 1 and '
       f'together 1{total}, such as (0.8, 0.2).'
     )
@@ -355,18 +351,18 @@ def _checked_labels(labels: Any, what: str = 'labels') -> np.ndarray:
   """Return labels as an array of one axis.
 
   Raises:
-    PartitionError: If they are not integers or strings, one per example.
+    ClientDataError: If they are not integers or strings, one per example.
   """
   array = np.asarray(labels)
   if array.ndim != 1:
-    raise PartitionError(
+    raise ClientDataError(
       f'{what}: expected one for each example, found an array of shape '
       f'{array.shape}. One-hot labels become numbers by `argmax(axis=-1)`.'
     )
   if array.dtype == object and all(isinstance(text, str) for text in array):
     array = array.astype(str)
   if not len(array) or array.dtype.kind not in 'biuU':
-    raise PartitionError(
+    raise ClientDataError(
       f'{what}: expected integers or texts, found '
       f'{len(array)} values of type {array.dtype}.'
     )
@@ -377,12 +373,12 @@ def _check_clients(num_clients: int, num_examples: int, least: int = 1) -> None:
   """Refuse more clients than there are examples for.
 
   Raises:
-    PartitionError: If there are too many, or none.
+    ClientDataError: If there are too many, or none.
   """
   if num_clients < 1:
-    raise PartitionError(f'num_clients={num_clients}: give at least 1.')
+    raise ClientDataError(f'num_clients={num_clients}: give at least 1.')
   if num_clients * least > num_examples:
-    raise PartitionError(
+    raise ClientDataError(
       f'{num_clients} clients with at least {least} examples each need '
       f'{num_clients * least:,}, and there are {num_examples:,}. Give fewer '
       'clients.'

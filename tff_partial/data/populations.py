@@ -17,6 +17,7 @@ from tff_partial.data import examples
 from tff_partial.data import id_ranges
 from tff_partial.data import table_rows
 from tff_partial.data import vocabularies as vocabularies_lib
+from tff_partial.data.examples import ClientDataError
 
 
 def concatenate(
@@ -103,9 +104,9 @@ def _checked(
   return arrays, lengths.pop()
 
 
-def no_examples(client: str) -> examples.EmptyClientError:
+def no_examples(client: str) -> ClientDataError:
   """Make the error for a client without examples."""
-  return examples.EmptyClientError(
+  return ClientDataError(
     f'Client {client!r} has no examples. Leave it out, or pass '
     '`min_examples` to have small clients filtered and counted (with 0 all '
     'are kept: without examples they send nothing).'
@@ -122,7 +123,7 @@ def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
   """Log the number of clients that were left out.
 
   Raises:
-    NoEligibleClientError: If none is left.
+    ClientDataError: If none is left.
   """
   if filtered:
     logging.info(
@@ -132,7 +133,7 @@ def report_filtered(filtered: int, kept: int, min_examples: int | None) -> None:
       min_examples,
     )
   if not kept:
-    raise examples.NoEligibleClientError(
+    raise ClientDataError(
       f'None of {filtered} clients has the {min_examples or 1} examples that '
       'it takes. Lower `min_examples` or give more data.'
     )

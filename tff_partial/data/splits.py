@@ -13,15 +13,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.data.examples import ClientDataError
 
 # The field that marks query examples; see `by_mark`.
 MARK = 'is_query'
-
-
-class SplitError(errors.UserError, ValueError):
-  """Raised for a split that cannot be made."""
 
 
 class Chosen(NamedTuple):
@@ -67,7 +63,7 @@ def example_fields(*parts: Part) -> collections.OrderedDict[str, tf.TensorSpec]:
   """Return the further fields that any of the parts reads.
 
   Raises:
-    SplitError: If two parts read a field as different types.
+    ClientDataError: If two parts read a field as different types.
   """
   fields: collections.OrderedDict[str, tf.TensorSpec] = (
     collections.OrderedDict()
@@ -75,7 +71,7 @@ def example_fields(*parts: Part) -> collections.OrderedDict[str, tf.TensorSpec]:
   for part in parts:
     for name, spec in part.fields.items():
       if fields.setdefault(name, spec) != spec:
-        raise SplitError(
+        raise ClientDataError(
           f'Two parts read the field {name!r}: as {fields[name]} and as '
           f'{spec}. Let them read fields of different names.'
         )
@@ -88,7 +84,7 @@ def _positions(examples: Mapping[str, Any]) -> tf.Tensor:
 
 def _check_share(share: float) -> None:
   if not 0.0 < share < 1.0:
-    raise SplitError(
+    raise ClientDataError(
       f'The share of the support set must lie between 0 and 1, found {share}.'
     )
 
@@ -153,7 +149,7 @@ def fraction(share: float) -> Split:
   Sizes are rounded; with at least two examples, neither part is empty.
 
   Raises:
-    SplitError: If the share is not between 0 and 1.
+    ClientDataError: If the share is not between 0 and 1.
   """
   return _cut(f'fraction({share})', lambda e, _: _positions(e), share, {})
 
@@ -177,11 +173,11 @@ def first(size: int, query_from: int | None = None) -> Split:
       no more examples has an empty query set.
 
   Raises:
-    SplitError: If the size is negative, or the parts would overlap.
+    ClientDataError: If the size is negative, or the parts would overlap.
   """
   start = size if query_from is None else query_from
   if not 0 <= size <= start:
-    raise SplitError(
+    raise ClientDataError(
       f'first({size}, query_from={start}): the support set must have no '
       'negative size, and must end before the query set begins.'
     )
@@ -215,7 +211,7 @@ def by_time(field: str = 'time', share: float = 0.5) -> Split:
     share: The support set's share.
 
   Raises:
-    SplitError: If the share is not between 0 and 1.
+    ClientDataError: If the share is not between 0 and 1.
   """
 
   def order(examples: Mapping[str, Any], count: tf.Tensor) -> tf.Tensor:
@@ -237,10 +233,12 @@ def alternating(batch_size: int) -> Split:
     batch_size: The phases' batch size, so that batches stay together.
 
   Raises:
-    SplitError: If the batch size is not positive.
+    ClientDataError: If the batch size is not positive.
   """
   if batch_size < 1:
-    raise SplitError(f'The batch size must be positive, found {batch_size}.')
+    raise ClientDataError(
+      f'The batch size must be positive, found {batch_size}.'
+    )
 
   def part(parity: int) -> Part:
     def choose(

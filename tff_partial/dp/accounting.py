@@ -25,21 +25,17 @@ import math
 
 import scipy.optimize
 
-from tff_partial.dp.samplings import AccountingError
 from tff_partial.dp.samplings import check
 from tff_partial.dp.samplings import check_delta
 from tff_partial.dp.samplings import count
 from tff_partial.dp.samplings import EveryUpdate
 from tff_partial.dp.samplings import Sampling
+from tff_partial.errors import PrivacyError
 
 # Relative precision of calibrated noise multipliers.
 _PRECISION = 1e-4
 # Noise too large to be useful; the search for an epsilon ends there.
 _MOST_NOISE = 1e4
-
-
-class ImpossibleTargetError(AccountingError):
-  """Raised if no noise reaches an epsilon; names the nearest possible one."""
 
 
 def epsilon(
@@ -63,7 +59,7 @@ def epsilon(
       then, if epsilon is small, in finer ones.
 
   Raises:
-    AccountingError: If an argument is invalid.
+    PrivacyError: If an argument is invalid.
   """
   check_delta(delta)
   if not rounds and not once:
@@ -112,8 +108,7 @@ def calibrate(
     largest_noise_multiplier: An exclusive upper limit; see `privacy`.
 
   Raises:
-    AccountingError: If an argument is invalid.
-    ImpossibleTargetError: If no noise suffices.
+    PrivacyError: If an argument is invalid, or no noise suffices.
   """
   check_delta(delta)
   check(
@@ -134,7 +129,7 @@ def calibrate(
   ):
     if high >= most:
       nearest = epsilon(most, sampling, rounds, delta, once)
-      raise ImpossibleTargetError(
+      raise PrivacyError(
         f'Epsilon {target_epsilon:.4g} at delta {delta:.4g} is out of reach; '
         f'the nearest possible is {nearest:.4g}, with the noise multiplier '
         f'{most:.4g}. '

@@ -10,13 +10,9 @@ import dataclasses
 import math
 from typing import Any, TypeAlias
 
-from tff_partial import errors
 from tff_partial.dp import dp_queries
 from tff_partial.dp import dp_trees
-
-
-class PrivacyError(errors.UserError, ValueError):
-  """Raised if a private aggregation cannot do what is requested."""
+from tff_partial.errors import PrivacyError
 
 
 def check_positive(value: float, name: str, also_zero: bool = False) -> None:

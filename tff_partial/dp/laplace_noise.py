@@ -12,6 +12,7 @@ from tff_partial.dp import dp_queries
 from tff_partial.dp import local_noise
 from tff_partial.dp.mechanisms import LOCAL
 from tff_partial.dp.mechanisms import Mechanism
+from tff_partial.errors import PrivacyError
 
 # Share of a clip that is used. The rest is far more than the rounding errors of
 # a norm in 64 bits, so that no clipped update exceeds the clip.
@@ -45,7 +46,7 @@ class L1Clip(clipping_lib.Clipping):
     Raises:
       PrivacyError: Always.
     """
-    raise clipping_lib.PrivacyError(
+    raise PrivacyError(
       'L1Clip is for LaplaceNoise, which clients add themselves. For noise at '
       'the server use FixedClip, AdaptiveClip or TreeNoise.'
     )

@@ -5,6 +5,7 @@ import math
 from typing import NamedTuple
 
 from tff_partial.dp import clipping as clipping_lib
+from tff_partial.errors import PrivacyError
 
 # A noise norm this many times that of the largest mean update drowns it.
 _HOPELESS = 10.0
@@ -85,7 +86,7 @@ def of_mean(
   else:
     numbers = {'': num_weights}
   if set(numbers) != set(by_part):
-    raise clipping_lib.PrivacyError(
+    raise PrivacyError(
       f'`num_weights` must be given for {sorted(by_part)}, as the clipping is, '
       f'found {num_weights}.'
     )

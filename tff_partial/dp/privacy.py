@@ -33,6 +33,7 @@ from tff_partial.dp.private_rows import RowsQuery
 from tff_partial.dp.private_rows import RowSumFactory
 from tff_partial.dp.private_rows import seed_maker
 from tff_partial.dp.private_rows import with_distinct_rows
+from tff_partial.errors import PrivacyError
 
 # Suffix of the names of exact measurements.
 NOT_PRIVATE = '_not_private'
@@ -76,20 +77,20 @@ class PrivateFactory(
         for how in self.clipping.values()
       }
       if len(trees) > 1:
-        raise clipping_lib.PrivacyError(
+        raise PrivacyError(
           'Either all parts have TreeNoise, with trees of the same number of '
           f'rounds, or none has, found {dict(self.clipping)}.'
         )
     elif not isinstance(self.clipping, clipping_lib.Clipping):
-      raise clipping_lib.PrivacyError(
+      raise PrivacyError(
         '`clipping` must be FixedClip, AdaptiveClip or TreeNoise, or one of '
         f'them by part, found {self.clipping!r}.'
       )
     elif self.shares is not None:
-      raise clipping_lib.PrivacyError('`shares` need a clipping by part.')
+      raise PrivacyError('`shares` need a clipping by part.')
     largest = self.largest_noise_multiplier
     if self.noise_multiplier >= largest:
-      raise clipping_lib.PrivacyError(
+      raise PrivacyError(
         f'A noise multiplier of {self.noise_multiplier:.4g} is out of reach: '
         'the counts of clipped clients leave room for less than '
         f'{largest:.4g}. Give AdaptiveClip a larger `count_stddev`, have more '

@@ -16,6 +16,7 @@ from tff_partial.dp import mechanisms
 from tff_partial.dp import noise_norms
 from tff_partial.dp import privacy
 from tff_partial.dp import samplings
+from tff_partial.errors import PrivacyError
 
 # Number of rounds at which the ledger computes privacy loss distributions, with
 # the step for epsilons this many times the plan's.
@@ -90,10 +91,10 @@ class PrivacyPlan:
         from the clients' seeds alone, which must be secret.
 
     Raises:
-      AccountingError: If the plan is one of central noise.
+      PrivacyError: If the plan is one of central noise.
     """
     if not self.is_local:
-      raise samplings.AccountingError(
+      raise PrivacyError(
         'Local noise takes a plan with '
         f'sampling={samplings.EveryUpdate.name!r}, found '
         f'{self.sampling.name!r}.'
@@ -181,7 +182,7 @@ def sampling_of(
     clients_per_round: Number of clients in a round, possibly expected.
 
   Raises:
-    AccountingError: If the sampling does not fit the other arguments.
+    PrivacyError: If the sampling does not fit the other arguments.
   """
   samplings.check(
     0 < clients_per_round <= population,
@@ -194,14 +195,14 @@ def sampling_of(
     kinds = [clipping]
   trees = [how for how in kinds if isinstance(how, clipping_lib.TreeNoise)]
   if bool(trees) != (name == samplings.OncePerTree.name):
-    raise samplings.AccountingError(
+    raise PrivacyError(
       f'Sampling {samplings.OncePerTree.name!r} and TreeNoise need one '
       f'another, found {name!r} and {clipping}.'
     )
   if trees:
     rounds = trees[0].rounds_per_tree
     if rounds * clients_per_round > population:
-      raise samplings.AccountingError(
+      raise PrivacyError(
         f'{population} clients cannot fill {rounds} rounds of '
         f'{clients_per_round} without taking part twice in a tree. Give '
         f'TreeNoise {population // clients_per_round} rounds at most.'
@@ -215,14 +216,12 @@ def sampling_of(
     return samplings.EveryRound()
   if name == samplings.EveryUpdate.name:
     if not isinstance(clipping, clipping_lib.FixedClip):
-      raise samplings.AccountingError(
+      raise PrivacyError(
         f'Sampling {name!r} is for local noise, which needs a FixedClip, as no '
         f'client knows the others, found {clipping}.'
       )
     return samplings.EveryUpdate()
-  raise samplings.AccountingError(
-    f'Sampling must be one of {SAMPLINGS}, found {name!r}.'
-  )
+  raise PrivacyError(f'Sampling must be one of {SAMPLINGS}, found {name!r}.')
 
 
 SAMPLINGS = (
@@ -271,13 +270,12 @@ def plan(
       logged if the noise drowns the updates.
 
   Raises:
-    AccountingError, PrivacyError: If an argument is invalid.
-    ImpossibleTargetError: If no noise suffices.
+    PrivacyError: If an argument is invalid, or no noise suffices.
   """
   samplings.check_delta(delta)
   kind = sampling_of(sampling, clipping, population, clients_per_round)
   if delta * population >= 1.0:
-    raise samplings.AccountingError(
+    raise PrivacyError(
       f'`delta` must be below one in the population, {1.0 / population:.3g}: '
       f'publishing one user of {population} would be allowed at {delta:.3g}.'
     )
@@ -300,7 +298,7 @@ def plan(
       ),
     )
   elif target_epsilon is not None or noise_multiplier is None:
-    raise samplings.AccountingError(
+    raise PrivacyError(
       'Give either `target_epsilon` or `noise_multiplier`, found '
       f'{target_epsilon} and {noise_multiplier}.'
     )
@@ -370,12 +368,12 @@ class PrivacyLedger:
       mechanism: The process's `PartialProcess.mechanism`.
 
     Raises:
-      AccountingError: If it is None, another one, or one with reproducible
+      PrivacyError: If it is None, another one, or one with reproducible
         noise although the ledger is not for a simulation.
     """
     planned = self.plan.mechanism
     if mechanism is None:
-      raise samplings.AccountingError(
+      raise PrivacyError(
         'The ledger would count noise that the process does not add: its '
         'updates are joined without it, or by an aggregator that does not say '
         'what it does. Build the process with aggregator=plan.mean() (for '
@@ -387,13 +385,13 @@ class PrivacyLedger:
         getattr(one, field.name) for one in (mechanism, planned)
       )
       if field.name != 'is_simulation' and found != expected:
-        raise samplings.AccountingError(
+        raise PrivacyError(
           'The ledger would count other noise than the process adds: its plan '
           f'has {field.name}={expected}, the process has {found}. Build the '
           'process with what this plan makes.'
         )
     if mechanism.is_simulation and not self.simulation:
-      raise samplings.AccountingError(
+      raise PrivacyError(
         'The noise of this process follows from `noise_seed`: anyone who knows '
         'it sees through the noise. Make the ledger with simulation=True, or '
         'leave the seed out.'

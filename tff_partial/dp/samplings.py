@@ -9,7 +9,7 @@ from typing import Any
 
 import dp_accounting
 
-from tff_partial import errors
+from tff_partial.errors import PrivacyError
 
 # Privacy losses are discretized and rounded up. These are the steps for
 # epsilons up to a size: finer ones take more time and change only the fourth
@@ -27,14 +27,10 @@ _WHOLE_ORDERS = (*range(2, 25), *range(28, 65, 4), 128, 256, 512)
 _FEW_ORDERS = (1.25, 1.5, 1.75, *_WHOLE_ORDERS)
 
 
-class AccountingError(errors.UserError, ValueError):
-  """Raised if no guarantee is possible for the arguments."""
-
-
 def check(is_good: bool, what: str, found: Any) -> None:
   """Raise an error that states a requirement, unless it is met."""
   if not is_good:
-    raise AccountingError(f'{what}, found {found}.')
+    raise PrivacyError(f'{what}, found {found}.')
 
 
 class Sampling(abc.ABC):

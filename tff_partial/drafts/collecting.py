@@ -7,11 +7,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import aggregators
-from tff_partial import errors
-
-
-class CollectionError(errors.UserError, ValueError):
-  """Raised for a collection without capacity."""
+from tff_partial.errors import SettingError
 
 
 class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -31,10 +27,10 @@ class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
       capacity: Maximum number of rows of all clients together.
 
     Raises:
-      CollectionError: If the capacity is below 1.
+      SettingError: If the capacity is below 1.
     """
     if capacity < 1:
-      raise CollectionError(
+      raise SettingError(
         f'capacity={capacity}: the server collects at least one row.'
       )
     self._capacity = capacity

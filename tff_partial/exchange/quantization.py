@@ -16,16 +16,12 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial import errors
 from tff_partial import random_bits
+from tff_partial.errors import SettingError
 
 _MOST_BITS = 16
 # For the minimum and the maximum of a tensor.
 _BOUNDS_BYTES = 8
-
-
-class QuantizationError(errors.UserError, ValueError):
-  """Raised for an invalid number of bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +42,10 @@ class Quantization:
     """Check the number of bits.
 
     Raises:
-      QuantizationError: If it is not from 1 to 16.
+      SettingError: If it is not from 1 to 16.
     """
     if not 1 <= self.bits <= _MOST_BITS:
-      raise QuantizationError(
+      raise SettingError(
         f'bits: a number of {self.bits} bits is not possible here. Give 1 to '
         f'{_MOST_BITS}.'
       )

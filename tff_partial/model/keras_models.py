@@ -19,7 +19,6 @@ from tff_partial.model.losses import assumed_labels
 from tff_partial.model.losses import LossFn
 from tff_partial.model.models import PartialModel
 from tff_partial.model.selectors import assign_tiers
-from tff_partial.model.selectors import SelectorError
 from tff_partial.model.selectors import Selectors
 from tff_partial.model.selectors import with_client_sizes
 
@@ -90,7 +89,7 @@ def from_keras(
     ModelError: If the model cannot be used: batch normalization and other
       layers that update state in training, hidden random draws, losses of
       padded inputs.
-    SelectorError: If `local`, `client_sized` or `group` match nothing,
+    ModelError: If `local`, `client_sized` or `group` match nothing,
       everything, the same variable twice or a variable that another layer
       shares.
   """
@@ -116,7 +115,7 @@ def from_keras(
     )
   tier_of = assign_tiers(spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local})
   if (num_groups > 0) != (tiers_lib.GROUP in tier_of.values()):
-    raise SelectorError(
+    raise ModelError(
       f'group={group!r}, num_groups={num_groups}: sub-populations need both '
       'variables of their own and a number, at least 1.'
     )

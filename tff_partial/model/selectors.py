@@ -25,10 +25,6 @@ Selector: TypeAlias = (
 Selectors: TypeAlias = Selector | Sequence[Selector] | None
 
 
-class SelectorError(ModelError):
-  """Raised for a wrong selection of a tier's variables."""
-
-
 def _names_variable(
   selector: Selector, variable: keras_analysis.VariableSpec, layers: set[str]
 ) -> bool:
@@ -81,7 +77,7 @@ def _refuse_shared(
     if not any(_names_owner(s, owner, layers) for s in selectors)
   ]
   if others:
-    raise SelectorError(
+    raise ModelError(
       f'{tier}={selectors}: variable {variable.name!r} is also used by '
       f'{others}. A variable belongs to one tier: select all of its layers, '
       'or give each a variable of its own.'
@@ -102,10 +98,10 @@ def _matched(
   """Return the variables that a selector matches.
 
   Raises:
-    SelectorError: If there are none.
+    ModelError: If there are none.
   """
   if isinstance(selector, type):
-    raise SelectorError(
+    raise ModelError(
       f'{what}={selector.__name__} is a class. Name the layers, or pass a '
       'predicate over variables.'
     )
@@ -113,11 +109,11 @@ def _matched(
   try:
     matched = [v for v in spec.variables if _selects(selector, v, layers)]
   except re.error as error:
-    raise SelectorError(
+    raise ModelError(
       f'{what}={selector!r} is not a regular expression: {error}.'
     ) from None
   if not matched:
-    raise SelectorError(
+    raise ModelError(
       f'{what}={selector!r} matches no variable. The model has the layers '
       f'{list(spec.layers)} with the variables '
       f'{[v.name for v in spec.variables]}.{_if_parts(spec, selector)}'
@@ -152,7 +148,7 @@ def with_client_sizes(
     client_sized: The tables.
 
   Raises:
-    SelectorError: If one is not local or not a table, or has first values for
+    ModelError: If one is not local or not a table, or has first values for
       specific rows.
     ModelError: If a table's first values are not made row by row.
   """
@@ -165,13 +161,13 @@ def with_client_sizes(
   for variable in spec.variables:
     if variable.name in names:
       if tier_of[variable.name] != tiers_lib.LOCAL or not variable.trainable:
-        raise SelectorError(
+        raise ModelError(
           f'client_sized={client_sized!r}: {variable.name!r} is not local. '
           'Only what a client alone holds can have a size of its own: name it '
           'in `local`, too.'
         )
       if variable.draw_rows is None or len(variable.shape) < 2:
-        raise SelectorError(
+        raise ModelError(
           f'client_sized={client_sized!r}: {variable.name!r} of the shape '
           f'{list(variable.shape)} is no table whose rows an initializer '
           'makes. Name embeddings without values of their own.'
@@ -193,7 +189,7 @@ def assign_tiers(
     for selector in selectors_of_tier:
       matched = _matched(spec, selector, tier)
       if not any(v.trainable for v in matched):
-        raise SelectorError(
+        raise ModelError(
           f'{tier}={selector!r} matches only variables that are not trainable: '
           f'{[v.name for v in matched]}. Make them trainable, or leave them to '
           'the server.'
@@ -201,7 +197,7 @@ def assign_tiers(
       for variable in matched:
         _refuse_shared(variable, selectors_of_tier, layers, tier)
         if chosen.setdefault(variable.name, tier) != tier:
-          raise SelectorError(
+          raise ModelError(
             f'Variable {variable.name!r} is selected for two tiers: '
             f'{chosen[variable.name]} and {tier}.'
           )
@@ -210,9 +206,9 @@ def assign_tiers(
   }
   trainable = [v.name for v in spec.variables if v.trainable]
   if not trainable:
-    raise SelectorError('The model has no trainable variable.')
+    raise ModelError('The model has no trainable variable.')
   if all(tier_of[name] == tiers_lib.LOCAL for name in trainable):
-    raise SelectorError(
+    raise ModelError(
       f'local={selectors[tiers_lib.LOCAL]!r} matches every trainable variable, '
       'so that nothing would be learned together. Name fewer layers.'
     )

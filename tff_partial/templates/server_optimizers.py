@@ -21,7 +21,7 @@ def by_name(apart: Mapping[str, Optimizer], rest: Optimizer) -> Optimizer:
       this one, not both.
 
   Raises:
-    UnknownNameError: On `initialize`, if an expression matches no variable.
+    SettingError: On `initialize`, if an expression matches no variable.
   """
   return _ByName(apart, rest) if apart else rest
 

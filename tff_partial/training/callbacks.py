@@ -17,12 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tff_partial import errors
 from tff_partial.training import selection
-
-
-class CallbackError(errors.UserError, ValueError):
-  """Raised for a callback that cannot be used in a run."""
+from tff_partial.training.errors import ProgramError
 
 
 class RoundResult:
@@ -91,11 +87,11 @@ class EarlyStopping:
 
   def __post_init__(self) -> None:
     if self.patience < 1:
-      raise CallbackError(
+      raise ProgramError(
         f'EarlyStopping: patience must be positive, found {self.patience}.'
       )
     if not 0.0 <= self.min_delta < float('inf'):
-      raise CallbackError(
+      raise ProgramError(
         'EarlyStopping: min_delta must be finite and not negative, found '
         f'{self.min_delta}.'
       )
@@ -125,29 +121,29 @@ def check(
     validation_metrics: Metrics of its validation; None without validation.
 
   Raises:
-    CallbackError: If a callback cannot be used.
+    ProgramError: If a callback cannot be used.
   """
   if not isinstance(callbacks, (list, tuple)):
-    raise CallbackError(
+    raise ProgramError(
       f'callbacks={callbacks!r}: expected a list of callbacks, found a '
       f'{type(callbacks).__name__}. Put it into brackets: '
       '`callbacks=[callback]`.'
     )
   for callback in callbacks:
     if isinstance(callback, type) or not callable(callback):
-      raise CallbackError(
+      raise ProgramError(
         f'callbacks: {callback!r} is no callback. Pass functions of a '
         '`RoundResult`, or instances such as `EarlyStopping(patience=3)`.'
       )
     if not isinstance(callback, EarlyStopping):
       continue
     if validation_metrics is None:
-      raise CallbackError(
+      raise ProgramError(
         f'{callback} needs validation clients. Pass '
         '`validation=EvaluationSet(evaluation, clients)`.'
       )
     if callback.metric not in validation_metrics:
-      raise CallbackError(
+      raise ProgramError(
         f'{callback}: the validation has no metric {callback.metric!r}. Choose '
         f'one of {list(validation_metrics)}.'
       )

@@ -21,7 +21,7 @@ import tensorflow_federated as tff
 
 from tff_partial._environment import require_tff as _require_tff
 from tff_partial.training import saved_variables
-from tff_partial.training.files import CheckpointError
+from tff_partial.training.errors import RunError
 from tff_partial.training.files import first_line
 from tff_partial.training.files import for_owner_only
 from tff_partial.training.files import locked
@@ -105,11 +105,11 @@ class Checkpoints:
         unchanged; another process may be writing there.
 
     Raises:
-      CheckpointError: If the folder cannot be written, if another process is
+      RunError: If the folder cannot be written, if another process is
         writing there, or if TensorFlow cannot write checkpoints here.
     """
     if problem := _require_tff.problem_of_checkpoints():
-      raise CheckpointError(problem)
+      raise RunError(problem)
     self._folder = pathlib.Path(folder)
     self._loop = loop
     self._writable = writable
@@ -127,7 +127,7 @@ class Checkpoints:
         keep_first=False,
       )
     except OSError as error:
-      raise CheckpointError(
+      raise RunError(
         f'Cannot write checkpoints to {self._folder}: {first_line(error)} '
         'Choose another folder or make room.'
       ) from error
@@ -147,7 +147,7 @@ class Checkpoints:
     """Write a checkpoint; a kill at any moment leaves the last whole one.
 
     Raises:
-      CheckpointError: If it cannot be written, such as on a full disk. Earlier
+      RunError: If it cannot be written, such as on a full disk. Earlier
         checkpoints are kept.
     """
     version = int(progress.round)
@@ -156,7 +156,7 @@ class Checkpoints:
       for_owner_only(self._folder)
     except (OSError, tf.errors.OpError) as error:
       self._remove_unfinished()
-      raise CheckpointError(
+      raise RunError(
         f'The checkpoint of round {version} cannot be written to '
         f'{self._folder}: {first_line(error)} The last whole one is kept; '
         'make room and run the same command again to go on from it.'
@@ -172,7 +172,7 @@ class Checkpoints:
         are ignored.
 
     Raises:
-      CheckpointError: If there are checkpoints and none can be read, or the
+      RunError: If there are checkpoints and none can be read, or the
         newest is from another process.
     """
     damaged: list[str] = []
@@ -185,7 +185,7 @@ class Checkpoints:
       self._set_aside(damaged, version)
       return found
     if damaged:
-      raise CheckpointError(
+      raise RunError(
         f'{self._folder}: no checkpoint can be read: {", ".join(damaged)}. '
         'Bring them back from a copy, delete the whole output folder to begin '
         'anew, or choose another one.'
@@ -197,7 +197,7 @@ class Checkpoints:
 
     Raises:
       saved_variables.DamagedError: If its files cannot be read.
-      CheckpointError: If they can, but are from another process.
+      RunError: If they can, but are from another process.
     """
     where = self._folder / f'{_PREFIX}{version}'
     expected = like._replace(
@@ -206,7 +206,7 @@ class Checkpoints:
     try:
       return saved_variables.read(where, expected)
     except saved_variables.OtherError as error:
-      raise CheckpointError(
+      raise RunError(
         f'The checkpoint {where} is of another model or algorithm: it holds '
         f'{error}. Give the flags of the run that wrote it, or choose another '
         'output folder.'

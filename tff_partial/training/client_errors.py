@@ -4,9 +4,9 @@ from collections.abc import Iterator
 import contextlib
 import re
 
-from tff_partial import errors
 from tff_partial.data import cohorts
 from tff_partial.runtimes import errors as runtime_errors
+from tff_partial.training.errors import RunError
 
 # Lines of TensorFlow's messages that mean nothing to authors of Keras models.
 _NOISE = re.compile(
@@ -15,10 +15,6 @@ _NOISE = re.compile(
 # A node of a compiled round, with the path to its layer of the model.
 _NODE = re.compile(r'\{\{node ([^}]*)\}\}')
 _LOOPS = re.compile(r'while(_\d+)?')
-
-
-class ClientError(errors.UserError, RuntimeError):
-  """Raised when a client's computation fails."""
 
 
 @contextlib.contextmanager
@@ -30,13 +26,13 @@ def naming(doing: str, cohort: cohorts.Cohort) -> Iterator[None]:
     cohort: The clients.
 
   Raises:
-    ClientError: If the runtime reports the client at which it failed.
+    RunError: If the runtime reports the client at which it failed.
   """
   try:
     yield
   except runtime_errors.ClientComputationError as error:
     client = cohort.client_ids[error.client]
-    raise ClientError(
+    raise RunError(
       f'{doing}: what client {client!r} computes fails{_where(error.reason)}: '
       f'{_plain(error.reason)} Look at its examples, or at what the model, the '
       'loss and the metrics do with them.'

@@ -43,7 +43,7 @@ def measure_by_support(
     and their distribution under `per_client`.
 
   Raises:
-    SplitError: If a size is negative, or larger than `query_from`.
+    ClientDataError: If a size is negative, or larger than `query_from`.
   """
   start = max(sizes, default=0) if query_from is None else query_from
   cut = {size: splits.first(size, start) for size in sizes}

@@ -11,7 +11,6 @@ from absl import logging
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial import runtimes
 from tff_partial.client import client_work
@@ -25,11 +24,8 @@ from tff_partial.training import metrics_log
 from tff_partial.training.client_store import client_rows
 from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.client_store import state_codec
+from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import sampling
-
-
-class EvaluationSetError(errors.UserError, ValueError):
-  """Raised for an evaluation set that cannot be measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,20 +70,20 @@ class EvaluationSet:
 
     Raises:
       ClientDataError: If the clients cannot be used in the evaluation.
-      EvaluationSetError: If the set is `remembering` without such states.
+      ProgramError: If the set is `remembering` without such states.
     """
     cohorts.check(self.clients, self.evaluation.example_spec)
     if not self.remembering:
       return
     taken = self.evaluation.initialize_client.type_signature.result
     if remembered is None:
-      raise EvaluationSetError(
+      raise ProgramError(
         'The clients of this evaluation set come with what they remember from '
         'training, but there is no client store to read it from. Pass one, '
         'or let `remembering` be False.'
       )
     if not client_work.serves(remembered, taken):
-      raise EvaluationSetError(
+      raise ProgramError(
         'The clients of this evaluation set come with what they remember from '
         f'training, {remembered}, but its evaluation takes {taken}. Build the '
         'evaluation with the client state of the process, or let '
@@ -127,9 +123,9 @@ def evaluate(
     a warning once.
 
   Raises:
-    EvaluationSetError: If weights are not finite; or if the set is
+    ProgramError: If weights are not finite; or if the set is
       `remembering`, and the store is not of its type.
-    ServerStateError: If clients read the server's state, and there is none.
+    SettingError: If clients read the server's state, and there is none.
   """
   _check_finite(weights_of(evaluation_set.evaluation.model, weights))
   found = measure(
@@ -160,7 +156,7 @@ def _check_finite(weights: client_work.ModelWeights) -> None:
       continue
     lost = int(array.size - np.isfinite(array).sum())
     if lost:
-      raise EvaluationSetError(
+      raise ProgramError(
         f'The weights are not finite: {lost} of {array.size} numbers of '
         f'{name!r}. The run diverged. Measure the weights of its best round '
         '(`best_weights`), or train with a smaller learning rate.'
@@ -187,9 +183,9 @@ def measure(
     server_state: As for `evaluate`.
 
   Raises:
-    EvaluationSetError: If the set is `remembering`, and the store is not of its
+    ProgramError: If the set is `remembering`, and the store is not of its
       type.
-    ServerStateError: If clients read the server's state, and there is none.
+    SettingError: If clients read the server's state, and there is none.
   """
   evaluation_set.check(client_store and client_store.type)
   kept, cohort = with_memories(evaluation_set, seed, client_store)
@@ -263,14 +259,14 @@ def weights_of(model: models.PartialModel, weights: Any) -> Any:
     weights: Weights at the server, `ModelWeights`.
 
   Raises:
-    EvaluationSetError: If some are missing.
+    ProgramError: If some are missing.
   """
   shared, frozen = client_work.weights_specs(model)
 
   def chosen(specs: Any, given: Any, what: str) -> Any:
     missing = [name for name in specs if name not in given]
     if missing:
-      raise EvaluationSetError(
+      raise ProgramError(
         f'The model that is measured has {what} weights {missing}, the one '
         f'that was trained has {list(given)}. Give layers that both have the '
         'same names.'

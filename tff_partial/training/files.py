@@ -6,16 +6,12 @@ import re
 
 from absl import logging
 
-from tff_partial import errors
+from tff_partial.training.errors import RunError
 
 # Checkpoints kept: the newest, and one more in case the newest is damaged.
 NUM_KEPT = 2
 # {{function_node ...}} before a message, and [Op:...] name: behind it.
 _MARKS = re.compile(r'\{\{.*?\}\}|\[Op:\w+\]( name:)?')
-
-
-class CheckpointError(errors.UserError, RuntimeError):
-  """Raised for a checkpoint that cannot be read, written or continued."""
 
 
 def locked(folder: pathlib.Path) -> int:
@@ -24,7 +20,7 @@ def locked(folder: pathlib.Path) -> int:
   The lock ends with the process, in whatever way that ends.
 
   Raises:
-    CheckpointError: If another process has locked it.
+    RunError: If another process has locked it.
   """
   opened = os.open(folder, os.O_RDONLY)
   try:
@@ -33,7 +29,7 @@ def locked(folder: pathlib.Path) -> int:
     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
     os.close(opened)
-    raise CheckpointError(
+    raise RunError(
       f'{folder}: another process is training in this folder. Wait for it, end '
       'it, or choose another output folder.'
     ) from None

@@ -22,9 +22,9 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 
-from tff_partial import errors
 from tff_partial import evaluation
 from tff_partial.training import files
+from tff_partial.training.errors import RunError
 
 METRICS_FILE = 'metrics.csv'
 ROUND = 'round'
@@ -34,10 +34,6 @@ TENSORBOARD = 'tensorboard'
 _CURVE = tf.compat.v1.SummaryMetadata(
   plugin_data=tf.compat.v1.SummaryMetadata.PluginData(plugin_name='scalars')
 )
-
-
-class RecordError(errors.UserError, RuntimeError):
-  """Raised when the records of a run cannot be written."""
 
 
 def flatten(metrics: Any) -> collections.OrderedDict[str, Any]:
@@ -80,7 +76,7 @@ class Records:
       tensorboard: True to write TensorBoard events.
 
     Raises:
-      RecordError: If the folder cannot be written, or `metrics.csv` is not
+      RunError: If the folder cannot be written, or `metrics.csv` is not
         the table of a run.
     """
     self._folder = pathlib.Path(folder)
@@ -97,7 +93,7 @@ class Records:
           str(self._folder / TENSORBOARD)
         )
     except (OSError, tf.errors.OpError) as error:
-      raise RecordError(
+      raise RunError(
         f'Cannot write to {self._folder}: {files.first_line(error)} '
         'Choose another folder or make room.'
       ) from error
@@ -118,7 +114,7 @@ class Records:
       except csv.Error:
         found = [[]]
     if found and found[0][:1] != [ROUND]:
-      raise RecordError(
+      raise RunError(
         f'{self._path}, line 1: there is no first column {ROUND!r}, so it is '
         'not the table of a run. Move it away or choose another output folder.'
       )
@@ -146,7 +142,7 @@ class Records:
       round_number: The round.
 
     Raises:
-      RecordError: If it cannot be written.
+      RunError: If it cannot be written.
     """
     with self._writing(round_number):
       self._add_row({ROUND: round_number, **row})
@@ -159,7 +155,7 @@ class Records:
       values: Column to a number; the row has these columns.
 
     Raises:
-      RecordError: If it cannot be written.
+      RunError: If it cannot be written.
     """
     columns, cells = self._rows[0], self._rows[-1]
     round_number = int(cells[0])
@@ -180,7 +176,7 @@ class Records:
       round_number: The round.
 
     Raises:
-      RecordError: If they cannot be written.
+      RunError: If they cannot be written.
     """
     if self._events is None:
       return
@@ -197,7 +193,7 @@ class Records:
     try:
       yield
     except (OSError, tf.errors.OpError) as error:
-      raise RecordError(
+      raise RunError(
         f'Round {round_number} cannot be recorded in {self._folder}: '
         f'{files.first_line(error)} Make room and run the same command '
         'again to go on from the last checkpoint.'
@@ -269,7 +265,7 @@ def add_curves(
     round_number: The round.
 
   Raises:
-    RecordError: If they cannot be written.
+    RunError: If they cannot be written.
   """
   try:
     events = tf.summary.create_file_writer(os.path.join(folder, TENSORBOARD))
@@ -278,7 +274,7 @@ def add_curves(
         tf.summary.scalar(tag, number)
     events.close()
   except (OSError, tf.errors.OpError) as error:
-    raise RecordError(
+    raise RunError(
       f'Cannot write to {folder}: {files.first_line(error)} '
       'Choose another folder or make room.'
     ) from error

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tff_partial import contexts
-from tff_partial import errors
 from tff_partial import evaluation as evaluation_lib
 from tff_partial import groups
 from tff_partial import phases
@@ -26,11 +25,8 @@ from tff_partial.model import models
 from tff_partial.training import evaluation_sets
 from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.client_store import state_codec
+from tff_partial.training.errors import ProgramError
 from tff_partial.training.participation import sampling
-
-
-class PersonalModelError(errors.UserError, ValueError):
-  """Raised if a client has no personal model, or nothing to choose."""
 
 
 class Trained(Protocol):
@@ -86,7 +82,7 @@ def personalise(
   Raises:
     ClientDataError: If there is no such client, or its examples do not match
       those of the process.
-    PersonalModelError: If the process trains no weights of the client's own,
+    ProgramError: If the process trains no weights of the client's own,
       and no evaluation is given.
   """
   evaluation, kept, client = _at_client(
@@ -171,7 +167,7 @@ class Predictor:
 
     Raises:
       ClientDataError: As for `personalise`.
-      PersonalModelError: As for `personalise`.
+      ProgramError: As for `personalise`.
     """
     evaluation, kept, client = _at_client(
       self._trained, self._clients, client_id, self._evaluation, self._seed
@@ -259,7 +255,7 @@ def _at_home(
   work = process.work
   own = phases.own(work.work, rounds) if work is not None else []
   if not own or work is None:
-    raise PersonalModelError(
+    raise ProgramError(
       "The process trains nothing that is a client's own, so that all clients "
       'would have the same model, `model.to_keras(result.best_weights)`. Pass '
       '`evaluation=`, for instance one of fine-tuning.'
@@ -330,7 +326,7 @@ def top_n(
       candidates, by name; the candidates are the only other one.
 
   Raises:
-    PersonalModelError: If there are fewer than `n` candidates, one to exclude
+    ProgramError: If there are fewer than `n` candidates, one to exclude
       is unknown, or predictions are not one finite number each.
   """
   if isinstance(candidates, vocabularies.Vocabulary):
@@ -343,7 +339,7 @@ def top_n(
     )
   out = [exclude] if isinstance(exclude, str) else list(exclude)
   if out and ids.ndim != 1:
-    raise PersonalModelError(
+    raise ProgramError(
       f'exclude: candidates are arrays {list(ids.shape[1:])} each, which are '
       'not looked for. Leave unwanted ones out.'
     )
@@ -352,13 +348,13 @@ def top_n(
   )
   left = np.flatnonzero(_is_wanted(names, out, may_lack))
   if not 1 <= n <= len(left):
-    raise PersonalModelError(
+    raise ProgramError(
       f'top_n: cannot name {n} of the {len(left)} candidates that are left.'
     )
   inputs = _inputs(keras_model, ids[left], context or {})
   scores = np.asarray(keras_model.predict(inputs, verbose=0))
   if scores.size != len(left) or not np.isfinite(scores).all():
-    raise PersonalModelError(
+    raise ProgramError(
       f'top_n: the model predicts {list(scores.shape)} for {len(left)} '
       'candidates, of which each takes one finite number. Rank what its score '
       'is by a model with that alone for an output.'
@@ -379,7 +375,7 @@ def _is_wanted(
     may_lack: True to warn of a value that is no candidate, not refuse it.
 
   Raises:
-    PersonalModelError: If one to exclude is no candidate.
+    ProgramError: If one to exclude is no candidate.
   """
   texts = [_text(name) for name in names]
   unwanted = {_text(value): value for value in exclude}
@@ -388,7 +384,7 @@ def _is_wanted(
     'candidate', [v for t, v in unwanted.items() if t not in known], texts
   )
   if wrong and not may_lack:
-    raise PersonalModelError(
+    raise ProgramError(
       f'exclude: {wrong} Exclude some of the candidates, such as {names[0]!r}.'
     )
   if wrong:
@@ -416,7 +412,7 @@ def _inputs(
   names = list(keras_model.input_names)
   free = [name for name in names if name not in context]
   if len(free) != 1 or set(context) - set(names):
-    raise PersonalModelError(
+    raise ProgramError(
       f'context={list(context)}: the model has the inputs {names}, of which '
       'all but that of the candidates are to be given.'
     )

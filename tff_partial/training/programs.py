@@ -32,6 +32,7 @@ from tff_partial.training import selection
 from tff_partial.training import training_loop
 from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.errors import ProgramError as ProgramError
+from tff_partial.training.errors import RunError
 from tff_partial.training.participation import sampling
 
 CHECKPOINTS_FOLDER = 'checkpoints'
@@ -405,7 +406,7 @@ def load(
       `PrivacyLedger`; empty to not compare it.
 
   Raises:
-    CheckpointError: If there is no checkpoint, or it is from another process.
+    RunError: If there is no checkpoint, or it is from another process.
     ProgramError: If the run released something else.
     ClientStoreError: If there is a client store that does not match.
   """
@@ -420,9 +421,7 @@ def load(
     finally:
       loop.close()
   if found is None:
-    raise checkpoints.CheckpointError(
-      f'There is no checkpoint in {folder}. Train first.'
-    )
+    raise RunError(f'There is no checkpoint in {folder}. Train first.')
   run.go_on_from(found)
   settings = run.notes.settings
   run_settings.check(

@@ -35,7 +35,7 @@ def ledger_of(
     rounds: Number of rounds of the whole run.
 
   Raises:
-    AccountingError: If the ledger does not match the process.
+    PrivacyError: If the ledger does not match the process.
     ProgramError: If the process is private and nothing counts its cost, or if
       `privacy` is not valid for it.
   """

@@ -55,7 +55,7 @@ class Folder:
     The folder stays locked as long as this object lives.
 
     Raises:
-      CheckpointError: If another process is training there.
+      RunError: If another process is training there.
     """
     self.path.mkdir(parents=True, exist_ok=True)
     if self._lock is None:
@@ -71,7 +71,7 @@ class Folder:
     Raises:
       OptionError: If the folder holds a run with other flags, or files that do
         not belong to a run.
-      CheckpointError: If another process is training there.
+      RunError: If another process is training there.
     """
     self.take()
     self.check(values, may_change)

@@ -20,7 +20,7 @@ from tasks.next_word.sentences import Limits
 from tasks.next_word.sentences import Message
 from tff_partial.dp import clipping
 from tff_partial.dp import privacy_plans
-from tff_partial.dp.samplings import AccountingError
+from tff_partial.errors import PrivacyError
 
 
 def _gather(texts: dict[str, str]) -> sentences_lib.Sentences:
@@ -270,7 +270,7 @@ def test_mechanisms_that_are_impossible_are_refused(numbers, message):
 
 @pytest.mark.parametrize('epsilon', [0.0, -1.0, math.inf])
 def test_targets_that_are_impossible_are_refused(epsilon):
-  with pytest.raises(AccountingError, match='`target_epsilon` must be'):
+  with pytest.raises(PrivacyError, match='`target_epsilon` must be'):
     private_words.calibrate(epsilon, 1e-6, 10)
   with pytest.raises(OptionError, match='delta: 2 is no probability'):
     private_words.calibrate(1.0, 2, 10)

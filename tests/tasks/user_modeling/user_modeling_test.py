@@ -32,10 +32,10 @@ from tests.support import small_schools
 from tff_partial import tiers
 from tff_partial.client.client_work import CompositionError
 from tff_partial.data import splits
-from tff_partial.dp import clipping
 from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
 from tff_partial.drafts import centers as drafts
+from tff_partial.errors import PrivacyError
 
 _REAL = os.environ.get('TFF_PARTIAL_DATA_DIR')
 
@@ -503,7 +503,7 @@ def test_noise_of_clients_by_its_name():
   assert FedNoise().build() == laplace_noise.LaplaceNoise(1.0, 0.01)
   gaussian = FedNoise(noise='gaussian', clip=2.0, scale=0.5)
   assert gaussian.build() == local_noise.LocalNoise(2.0, 0.5)
-  with pytest.raises(clipping.PrivacyError, match='clip'):
+  with pytest.raises(PrivacyError, match='clip'):
     FedNoise(clip=0.0).build()
 
 
@@ -520,7 +520,7 @@ def test_hpfl_is_for_tasks_of_many_users(ask, what):
   setting = Setting(
     other, config.local, config.server, config.hyperparameters, config.privacy
   )
-  assert not setting.keeps_tables
+  assert not setting.task.keeps_tables
   with pytest.raises(OptionError, match=f'--task=emnist: .* no {what}. Choose'):
     ask(setting)
 

@@ -20,12 +20,8 @@ import math
 
 import numpy as np
 
-from tff_partial import errors
 from tff_partial import random_bits
-
-
-class AvailabilityError(errors.UserError, ValueError):
-  """Raised for an impossible day."""
+from tff_partial.training.errors import ProgramError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,14 +43,14 @@ class Availability:
   def __post_init__(self) -> None:
     """Check the numbers."""
     if self.rounds_per_day < 2:
-      raise AvailabilityError(
+      raise ProgramError(
         f'rounds_per_day={self.rounds_per_day}: a day of one round has no time '
         'of day. Give 2 or more.'
       )
     for name in ('floor', 'zone_spread'):
       value = getattr(self, name)
       if not 0.0 <= value <= 1.0:
-        raise AvailabilityError(f'{name}={value}: give a share from 0 to 1.')
+        raise ProgramError(f'{name}={value}: give a share from 0 to 1.')
 
   def times(self, num_clients: int, seed: int, round_number: int) -> np.ndarray:
     """Return the clients' local times in days, `[clients]`, whole at midnight.

@@ -27,15 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from tff_partial import errors
 from tff_partial import random_bits
 from tff_partial.data import cohorts
+from tff_partial.training.errors import ProgramError
 
 _COUNT = 'count'
-
-
-class LatencyError(errors.UserError, ValueError):
-  """Raised for impossible latencies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Latency:
     for name in ('speed_spread', 'round_spread'):
       value = getattr(self, name)
       if not (math.isfinite(value) and value >= 0.0):
-        raise LatencyError(
+        raise ProgramError(
           f'{name}={value}: this is no standard deviation. Give 0 or more.'
         )
 

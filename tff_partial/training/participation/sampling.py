@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from tff_partial import errors
 from tff_partial import random_bits
 from tff_partial.data import cohorts
 from tff_partial.dp import privacy_plans
@@ -34,10 +33,6 @@ from tff_partial.training.participation.availability import Availability
 UNIFORM, EPOCHS = 'uniform', 'epochs'
 
 _OTHERS_LATENCIES = 'who is joined would depend on how fast others are'
-
-
-class SamplingError(errors.UserError, ValueError):
-  """Raised for a cohort that cannot be drawn."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,15 +65,13 @@ class Participation:
   def __post_init__(self) -> None:
     """Check the numbers."""
     if self.order not in (UNIFORM, EPOCHS):
-      raise SamplingError(
+      raise ProgramError(
         f'order={self.order!r}: choose {UNIFORM!r} or {EPOCHS!r}.'
       )
     if self.extra_clients < 0:
-      raise SamplingError(
-        f'extra_clients={self.extra_clients}: give 0 or more.'
-      )
+      raise ProgramError(f'extra_clients={self.extra_clients}: give 0 or more.')
     if not 0.0 <= self.partial_work <= 1.0:
-      raise SamplingError(
+      raise ProgramError(
         f'partial_work={self.partial_work}: give a share of the clients, from '
         '0 to 1.'
       )
@@ -147,40 +140,40 @@ class CohortSampler:
   def __post_init__(self) -> None:
     """Check the numbers against the population."""
     if self.clients_per_round < 1:
-      raise SamplingError(
+      raise ProgramError(
         f'clients_per_round={self.clients_per_round}: a round joins at least '
         'one client. Give 1 or more.'
       )
     if not (math.isfinite(self.oversample) and self.oversample >= 1.0):
-      raise SamplingError(
+      raise ProgramError(
         f'oversample={self.oversample}: a round asks at least the clients that '
         'it joins. Give 1 or more.'
       )
     if not 0.0 <= self.dropout_rate < 1.0:
-      raise SamplingError(
+      raise ProgramError(
         f'dropout_rate={self.dropout_rate}: this is no probability below 1. '
         'Give 0 or more, and less than 1.'
       )
     if self.poisson and self.oversample != 1.0:
-      raise SamplingError(
+      raise ProgramError(
         f'oversample={self.oversample}: with Poisson sampling every client '
         'asked is joined, so none is asked in reserve. Leave it at 1, or give '
         'a larger clients_per_round.'
       )
     if self.poisson and self._is_no_poisson:
-      raise SamplingError(
+      raise ProgramError(
         f'{self.participation}: with Poisson sampling every client is in a '
         'round with the same probability, on its own, so there are no extra '
         'clients, no time of day and no epochs. Leave them out.'
       )
     if self.num_asked * (self.rounds_per_tree or 1) > len(self.client_ids):
       if self.rounds_per_tree:
-        raise SamplingError(
+        raise ProgramError(
           f'{self.rounds_per_tree} rounds of {self.num_asked} clients without '
           'anybody twice need more than the population of '
           f'{len(self.client_ids)}. Lower one of them.'
         )
-      raise SamplingError(
+      raise ProgramError(
         f'A round asks {self.num_asked} clients (clients_per_round='
         f'{self.clients_per_round}, oversample={self.oversample}) but the '
         f'population has {len(self.client_ids)}. Lower one of them.'
@@ -195,7 +188,7 @@ class CohortSampler:
     population = len(self.client_ids)
     fewest = availability.fewest_expected(population, self.seed)
     if fewest < self.num_asked:
-      raise SamplingError(
+      raise ProgramError(
         f'A round asks {self.num_asked} clients, but at the worst time of the '
         f'day only {fewest:.1f} of {population} are available on average '
         f'({availability}). Lower clients_per_round, or raise the floor or the '
