@@ -188,82 +188,68 @@ def build_metrics(scale: Scale | None = None) -> list[tf.keras.metrics.Metric]:
   return [RatingError(scale), RatingAccuracy(scale)]
 
 
+class _OwnWeight(tf.keras.layers.Layer):
+  """A layer with one weight, which belongs to one user."""
+
+  def __init__(
+    self,
+    initializer: Any = 'zeros',
+    regularizer: Any = None,
+    **kwargs: Any,
+  ):
+    """Make the layer.
+
+    Args:
+      initializer: Keras initializer of the weight.
+      regularizer: Keras regularizer of the weight, or None.
+      **kwargs: Arguments of every layer, such as its name.
+    """
+    super().__init__(**kwargs)
+    self.initializer = tf.keras.initializers.get(initializer)
+    self.regularizer = tf.keras.regularizers.get(regularizer)
+
+  def _own(self, name: str, shape: list[int]) -> tf.Variable:
+    return self.add_weight(
+      name=name,
+      shape=shape,
+      initializer=self.initializer,
+      regularizer=self.regularizer,
+    )
+
+  def get_config(self) -> dict[str, Any]:
+    return {
+      **super().get_config(),
+      'initializer': tf.keras.initializers.serialize(self.initializer),
+      'regularizer': tf.keras.regularizers.serialize(self.regularizer),
+    }
+
+
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class UserEmbedding(tf.keras.layers.Layer):
+class UserEmbedding(_OwnWeight):
   """One user's vector: maps item vectors to their scalar products with it.
 
   Maps float `[batch, num_factors]` to `[batch]`; the weight has the shape
   `[num_factors]`.
   """
 
-  def __init__(
-    self,
-    initializer: Any = 'zeros',
-    regularizer: Any = None,
-    **kwargs: Any,
-  ):
-    """Make the layer.
-
-    Args:
-      initializer: Keras initializer of the vector.
-      regularizer: Keras regularizer of the vector, or None.
-      **kwargs: Arguments of every layer, such as its name.
-    """
-    super().__init__(**kwargs)
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
-
   def build(self, input_shape: tf.TensorShape) -> None:
-    self.vector = self.add_weight(
-      name='vector',
-      shape=[input_shape[-1]],
-      initializer=self.initializer,
-      regularizer=self.regularizer,
-    )
+    self.vector = self._own('vector', [input_shape[-1]])
     super().build(input_shape)
 
   def call(self, item_vectors: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(item_vectors * self.vector, axis=-1)
 
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), **_weight_config(self)}
-
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
-class UserBias(tf.keras.layers.Layer):
-  """One user's bias: adds the same number to all ratings, `[batch]`."""
-
-  def __init__(
-    self,
-    initializer: Any = 'zeros',
-    regularizer: Any = None,
-    **kwargs: Any,
-  ):
-    """Make the layer.
-
-    Args:
-      initializer: Keras initializer of the bias, a scalar.
-      regularizer: Keras regularizer of the bias, or None.
-      **kwargs: Arguments of every layer, such as its name.
-    """
-    super().__init__(**kwargs)
-    self.initializer = tf.keras.initializers.get(initializer)
-    self.regularizer = tf.keras.regularizers.get(regularizer)
+class UserBias(_OwnWeight):
+  """One user's bias, a scalar: adds it to all ratings, `[batch]`."""
 
   def build(self, input_shape: tf.TensorShape) -> None:
-    self.bias = self.add_weight(
-      name='bias',
-      shape=[],
-      initializer=self.initializer,
-      regularizer=self.regularizer,
-    )
+    self.bias = self._own('bias', [])
     super().build(input_shape)
 
   def call(self, ratings: tf.Tensor) -> tf.Tensor:
     return ratings + self.bias
-
-  def get_config(self) -> dict[str, Any]:
-    return {**super().get_config(), **_weight_config(self)}
 
 
 @tf.keras.saving.register_keras_serializable(package='tff_partial')
@@ -386,13 +372,6 @@ def _uniform(scale: float) -> tf.keras.initializers.Initializer:
 
 def _penalty(penalty: float) -> tf.keras.regularizers.Regularizer | None:
   return tf.keras.regularizers.L2(penalty) if penalty else None
-
-
-def _weight_config(layer: UserEmbedding | UserBias) -> dict[str, Any]:
-  return {
-    'initializer': tf.keras.initializers.serialize(layer.initializer),
-    'regularizer': tf.keras.regularizers.serialize(layer.regularizer),
-  }
 
 
 def checked_scale(scale: Scale | None) -> Scale | None:

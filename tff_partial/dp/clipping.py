@@ -69,11 +69,11 @@ class Clipping(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedClip(Clipping):
-  """The same clip in every round.
+class OneClip(Clipping):
+  """The base of clippings by the same clip in every round.
 
   Attributes:
-    clip: The largest L2 norm of an update.
+    clip: The largest norm of an update.
   """
 
   clip: float
@@ -85,6 +85,15 @@ class FixedClip(Clipping):
   def first_clip(self) -> float:
     """The clip, the same in every round."""
     return self.clip
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedClip(OneClip):
+  """The same clip in every round.
+
+  Attributes:
+    clip: The largest L2 norm of an update.
+  """
 
   def query(
     self,
@@ -168,7 +177,7 @@ class AdaptiveClip(Clipping):
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeNoise(Clipping):
+class TreeNoise(OneClip):
   """A fixed clip, and noise by tree aggregation (DP-FTRL, Kairouz et al. 2021).
 
   The noise multiplier is that of a node of the tree. Clients need not be
@@ -180,17 +189,11 @@ class TreeNoise(Clipping):
     rounds_per_tree: Number of rounds after which a new tree starts.
   """
 
-  clip: float
   rounds_per_tree: int
 
   def __post_init__(self) -> None:
-    check_positive(self.clip, 'clip')
+    super().__post_init__()
     check_positive(self.rounds_per_tree, 'rounds_per_tree')
-
-  @property
-  def first_clip(self) -> float:
-    """The clip, the same in every round."""
-    return self.clip
 
   def query(
     self,

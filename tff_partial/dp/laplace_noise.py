@@ -20,19 +20,12 @@ _KEPT = 1.0 - 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True)
-class L1Clip(clipping_lib.Clipping):
+class L1Clip(clipping_lib.OneClip):
   """The same clip of the L1 norm in every round.
 
   Attributes:
     clip: The largest L1 norm of an update.
   """
-
-  clip: float
-
-  @property
-  def first_clip(self) -> float:
-    """The clip, the same in every round."""
-    return self.clip
 
   def query(
     self,

@@ -10,6 +10,7 @@ import numpy as np
 
 from tff_partial import evaluation
 from tff_partial.data import cohorts
+from tff_partial.dp import privacy as privacy_lib
 from tff_partial.training import callbacks as callbacks_lib
 from tff_partial.training import checkpoints
 from tff_partial.training import divergence
@@ -18,13 +19,14 @@ from tff_partial.training import history as history_lib
 from tff_partial.training import metrics_log
 from tff_partial.training import query_examples
 from tff_partial.training import results
-from tff_partial.training import round_columns
 from tff_partial.training import run_state
 from tff_partial.training import selection
 from tff_partial.training.participation import sampling
 
 # Shown on the bar during the slow first call.
 _FIRST = 'tracing and compiling, once'
+# Beginnings of the names of a round's metrics; the table leaves out the first.
+_TRAIN, _AGGREGATOR = 'client_work/train/', 'aggregator/'
 
 
 @dataclasses.dataclass
@@ -123,13 +125,23 @@ class TrainingLoop:
     if size < len(cohort):
       self._note_without_query(number, len(cohort), size)
     run.note_training(train, len(cohort) if size else 0, self.stop)
+    row = {n: v for n, v in metrics.items() if not n.startswith(_TRAIN)}
     if privacy is None:
-      return round_columns.of_round(metrics, train, seconds)
-    row = round_columns.of_private_round(
-      metrics, train, seconds, self.diagnostics
-    )
+      return {**row, **train, 'seconds_round': seconds}
+    exact = {f'{n}{privacy_lib.NOT_PRIVATE}': v for n, v in train.items()}
+    row = {**row, **exact, 'seconds_round': seconds}
+    if not self.diagnostics:
+      row = {
+        name: value
+        for name, value in row.items()
+        if not name.endswith(privacy_lib.NOT_PRIVATE)
+      }
     row.update(privacy.columns(number))
-    run.notes.measured = round_columns.of_aggregator(row)
+    run.notes.measured = {
+      name.removeprefix(_AGGREGATOR): float(value)
+      for name, value in row.items()
+      if name.startswith(_AGGREGATOR)
+    }
     return row
 
   def _note_without_query(self, number: int, asked: int, measured: int) -> None:
@@ -160,7 +172,7 @@ class TrainingLoop:
     """Return the validation's columns, which are empty if it is not due."""
     if self.validation is None:
       return {}
-    columns = round_columns.of_validation(self.validation)
+    columns = {f'validation_{name}': name for name in self.validation.metrics}
     if not is_due:
       return dict.fromkeys(columns, '')
     if not self.has_validated:
