@@ -5,7 +5,7 @@ their examples in their order, so that a reader can follow each loop.
 """
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
@@ -492,30 +492,3 @@ def test_without_its_penalty_fed_proto_trains_locally(with_features, clients):
 def test_what_fed_proto_cannot_do_is_refused(options, message, with_features):
   with pytest.raises(SettingError, match=message):
     _proto(with_features, **options)
-
-
-# ---- every runtime -----------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'build',
-  [
-    lambda model: baselines.build_scaffold(
-      model, num_clients=4, option=1, training=_TRAINING
-    ),
-    lambda model: algorithms.build_apfl(
-      model, mixture_learning_rate=0.3, training=_TRAINING
-    ),
-  ],
-  ids=['scaffold', 'apfl'],
-)
-def test_every_runtime_comes_to_the_same(
-  build: Callable[..., Any], model, clients
-):
-  process = build(model)
-  state, remembered = planted.trained(process, clients, _ROUNDS[:2])
-  with runtimes.native():
-    other, others = planted.trained(process, clients, _ROUNDS[:2])
-  planted.assert_close(_global(other), _global(state))
-  tf.nest.map_structure(planted.assert_close, others, remembered)

@@ -601,16 +601,12 @@ def test_noised_numbers_are_on_a_grid_of_the_noise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('algorithm', ['fed_att', 'fed_noise'])
-def test_every_runtime_comes_to_the_same(algorithm, partly_local, clients):
-  if algorithm == 'fed_att':
-    process = fed_att.build_fed_att(partly_local, training=_TRAINING)
-  else:
-    process = fed_noise.build_fed_noise(
-      partly_local,
-      noise=laplace_noise.LaplaceNoise(0.5, 0.1),
-      training=_TRAINING,
-    )
+def test_every_runtime_comes_to_the_same(partly_local, clients):
+  process = fed_noise.build_fed_noise(
+    partly_local,
+    noise=laplace_noise.LaplaceNoise(0.5, 0.1),
+    training=_TRAINING,
+  )
   state, remembered = planted.trained(process, clients, _ROUNDS[:2])
   with runtimes.native():
     other, others = planted.trained(process, clients, _ROUNDS[:2])

@@ -15,7 +15,6 @@ from tff_partial import algorithms
 from tff_partial import Phase
 from tff_partial import runtimes
 from tff_partial import sgd
-from tff_partial.data import packing
 from tff_partial.model import models
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime.cohort import CohortRuntime
@@ -30,10 +29,10 @@ def _travel(value):
 class _Crew:
   """Workers whose messages are pickled, though they never leave."""
 
-  def __init__(self, workers: int, jit: bool = False, folder=None):
+  def __init__(self, workers: int, folder: str | None = None):
     self.arrays = remote_shards.RemoteArrays(lambda array: array.copy())
     self.workers = [
-      remote_shards.ShardWorker(jit, False, 1 + number % 2, folder)
+      remote_shards.ShardWorker(False, False, 1 + number % 2, folder)
       for number in range(workers)
     ]
     self.num_messages = self.num_bytes = 0
@@ -59,7 +58,6 @@ class _Crew:
         for place in block
       ]
       message = pickle.dumps((common, sent, chooser.choices))
-      self.num_bytes += len(message)
       answer = worker.run(
         program.key,
         *pickle.loads(message),
@@ -67,15 +65,20 @@ class _Crew:
         keys=self.arrays.keys(),
       )
       self.num_messages += 1
-      message = pickle.dumps(answer)
-      self.num_bytes += len(message)
-      answers.append(pickle.loads(message))
+      self.num_bytes += len(message) + len(pickle.dumps(answer))
+      answers.append(_travel(answer))
     return remote_shards.joined(stage, answers)
 
 
-def _runtime(workers: int, jit: bool = False, folder=None) -> CohortRuntime:
-  crew = _Crew(workers, jit, folder)
-  return CohortRuntime(jit, None, True, False, None, crew)
+def _runtime(crew: _Crew) -> CohortRuntime:
+  return CohortRuntime(
+    jit=False,
+    threads=None,
+    strict=True,
+    debug=False,
+    choices=None,
+    workers=crew,
+  )
 
 
 @pytest.fixture(scope='module', name='model')
@@ -121,29 +124,27 @@ def test_any_number_of_workers_comes_to_the_same_bits(model, clients, build):
   with runtimes.cohort(jit=False):
     expected = _train(process, clients)
   for workers in (1, 2, 3, 8):
-    with _runtime(workers):
+    with _runtime(_Crew(workers)):
       planted.assert_same(_train(process, clients), expected)
 
 
-@pytest.fixture(name='much')
-def fixture_much(monkeypatch):
-  """What clients remember is much enough to be left in files."""
-  monkeypatch.setattr(remote_shards, '_BYTES_OF_DEPOSIT', 1)
-
-
 @pytest.mark.slow
-def test_what_clients_remember_stays_in_files(model, clients, much, tmp_path):
+def test_what_clients_remember_stays_in_files(
+  model, clients, tmp_path, monkeypatch
+):
+  # As if it were much enough to be left there.
+  monkeypatch.setattr(remote_shards, '_BYTES_OF_DEPOSIT', 1)
   process = algorithms.build_furl(model, training=Phase(optimizer=sgd(0.1)))
   with runtimes.cohort(jit=False):
     expected = _train(process, clients)
-  with _runtime(2) as runtime:
+  sent, left = _Crew(2), _Crew(2, folder=str(tmp_path))
+  with _runtime(sent):
     _train(process, clients)
-    sent = runtime._resources.workers.num_bytes
-  with _runtime(2, folder=str(tmp_path)) as runtime:
+  with _runtime(left):
     found = _train(process, clients)
-    assert runtime._resources.workers.num_bytes < sent
+  assert left.num_bytes < sent.num_bytes
   planted.assert_same(found, expected)
-  # They were read in the end, and nobody names the files any more.
+  # They were read in the end, and nothing names the files any more.
   gc.collect()
   assert not list(tmp_path.iterdir())
 
@@ -171,13 +172,13 @@ def test_what_an_earlier_loop_kept_goes_with_the_shards():
   numbers = np.arange(100, dtype=np.float32).tolist()
   with runtimes.cohort(jit=False):
     expected = spread(numbers)
-  runtime = _runtime(2)
-  with runtime:
+  crew = _Crew(2)
+  with _runtime(crew):
     found = spread(numbers)
   planted.assert_same(found[0], expected[0])
   planted.assert_same(list(found[1]), list(expected[1]))
   # Two loops of two blocks each.
-  assert runtime._resources.workers.num_messages == 4
+  assert crew.num_messages == 4
 
 
 def test_values_of_open_shapes_come_back():
@@ -192,33 +193,10 @@ def test_values_of_open_shapes_come_back():
     return tff.federated_map(repeat, rows)
 
   rows = [np.arange(number % 5, dtype=np.int32) for number in range(70)]
-  with _runtime(3):
+  with _runtime(_Crew(3)):
     found = repeated(rows)
   for row, one in zip(rows, found, strict=True):
     np.testing.assert_array_equal(one, np.repeat(row, 1 + len(row) % 3))
-
-
-@pytest.mark.slow
-def test_an_array_is_sent_once(model, clients):
-  process = algorithms.build_furl(model, training=Phase(optimizer=sgd(0.1)))
-  population = packing.pack(clients, process.example_spec)
-  crew, sent = _Crew(2), []
-  crew.arrays = remote_shards.RemoteArrays(
-    lambda array: sent.append(array.nbytes) or array
-  )
-  numbers = []
-  with CohortRuntime(False, None, True, False, None, crew):
-    for number in range(2):
-      seeds = planted.client_seeds(list(clients), number)
-      planted.run(process, population.cohort(list(clients), seeds))
-      numbers.append(len(sent))
-  assert numbers[0] == numbers[1] > 0
-  assert len(crew.workers[0]._arrays) == len(sent)
-  # And again to the workers of a context that is opened again.
-  crew.arrays.forget()
-  with CohortRuntime(False, None, True, False, None, crew):
-    planted.run(process, population.cohort(list(clients), seeds))
-  assert len(sent) == 2 * numbers[0]
 
 
 def test_what_cannot_travel_is_run_here():
@@ -232,22 +210,10 @@ def test_what_cannot_travel_is_run_here():
   def total(numbers):
     return tff.federated_sum(tff.federated_map(add, numbers))
 
-  runtime = _runtime(2)
-  with runtime:
+  crew = _Crew(2)
+  with _runtime(crew):
     assert total([[1, 2], [3], []] * 20) == 120
-  assert runtime._resources.workers.num_messages == 0
-
-
-def test_blocks_are_subtrees():
-  assert remote_shards.blocks(8, 2) == [range(4), range(4, 8)]
-  assert remote_shards.blocks(4, 3) == [range(at, at + 1) for at in range(4)]
-  assert remote_shards.blocks(7, 2) == [range(2), range(2, 4), *_pairs(4, 7)]
-  assert remote_shards.blocks(1, 8) == [range(1)]
-  assert remote_shards.blocks(0, 2) == []
-
-
-def _pairs(start, stop):
-  return [range(at, min(at + 2, stop)) for at in range(start, stop, 2)]
+  assert crew.num_messages == 0
 
 
 def test_without_ray_there_is_advice(monkeypatch):

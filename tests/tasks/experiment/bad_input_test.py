@@ -9,7 +9,6 @@ import resource
 import shutil
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
@@ -638,32 +637,6 @@ def _build_model() -> tf.keras.Model:
   return tf.keras.Model(item, rating)
 
 
-def _from_keras(**options: Any) -> Any:
-  return tff_partial.from_keras(
-    _build_model, loss=tf.keras.losses.MeanSquaredError(), **options
-  )
-
-
-_X = np.array([1, 2, 3], np.int32)
-_Y = np.array([[1.0], [2.0], [3.0]], np.float32)
-
-
-@pytest.mark.parametrize(
-  'local, expected',
-  [
-    ('usr', ['usr', 'user']),
-    (['user', 'film'], ['film', 'items']),
-    ('.*', ["'.*'", 'every trainable variable', 'fewer']),
-    (lambda variable: False, ['local']),
-  ],
-)
-def test_bad_local_parts(local, expected):
-  with pytest.raises(errors.UserError) as caught:
-    _from_keras(local=local)
-  for part in expected:
-    assert part in str(caught.value)
-
-
 @pytest.mark.parametrize(
   'build',
   [
@@ -678,55 +651,6 @@ def test_a_model_of_keras_in_place_of_ours(build, given):
     build(given)
   for part in (type(given).__name__, 'tff_partial.from_keras(build, loss='):
     assert part in str(caught.value)
-
-
-def test_a_layer_in_two_tiers():
-  with pytest.raises(errors.UserError) as caught:
-    _from_keras(local='user', group='user')
-  for part in ('user', 'local', 'group'):
-    assert part in str(caught.value)
-
-
-@pytest.mark.parametrize(
-  'clients, options, expected',
-  [
-    (
-      {'a': {'x': _X, 'y': _Y}, 'b': {'x': _X, 'y': _Y * np.nan}},
-      {},
-      ["'b'", 'y', 'example 0', 'nan', 'not finite'],
-    ),
-    (
-      {'a': {'x': _X + 0.5, 'y': _Y}},
-      {},
-      ["'a'", 'x', 'int32', 'float64', 'fractions'],
-    ),
-    ({'a': {'x': ['1', '2', '3'], 'y': _Y}}, {}, ["'a'", 'x', 'int32', "'1'"]),
-    (
-      {'a': {'x': _X, 'y': np.repeat(_Y, 2, axis=1)}},
-      {},
-      ["'a'", 'y', '(1,)', '(2,)'],
-    ),
-    ({'a': {'x': _X, 'y': _Y[:2]}}, {}, ["'a'", 'different numbers']),
-    ({'a': {'x': _X}}, {}, ["'a'", "'y'"]),
-    ({'a': {'x': _X[:0], 'y': _Y[:0]}}, {}, ["'a'", 'no examples']),
-    (
-      {'a': {'x': _X, 'y': _Y}},
-      {'min_examples': 4},
-      ['None of 1 clients', '4', 'min_examples'],
-    ),
-    ({}, {}, ['None of 0 clients']),
-  ],
-)
-def test_bad_client_data(model, clients, options, expected):
-  with pytest.raises(errors.UserError) as caught:
-    tff_partial.pack(clients, model.example_spec, **options)
-  for part in expected:
-    assert part in str(caught.value)
-
-
-@pytest.fixture(scope='module', name='model')
-def fixture_model():
-  return _from_keras(local='user')
 
 
 def test_there_is_no_other_json(copy):
