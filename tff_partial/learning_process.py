@@ -40,14 +40,6 @@ templates = tff.learning.templates
 _ALL = 2**31 - 1
 
 
-class ClientsRememberError(client_work.CompositionError):
-  """Raised for a process whose clients would lose their state."""
-
-
-class ElementSpecError(client_work.CompositionError):
-  """Raised for a sequence whose elements are not batches of examples."""
-
-
 def _fingerprint(tensor: tf.Tensor) -> tf.Tensor:
   """Return a hash of a tensor's values and their order, int32 scalar.
 
@@ -118,14 +110,14 @@ def _element_type(
     del expected['weight']
     return client_work.type_of(expected)
   if not isinstance(element_spec, Mapping):
-    raise ElementSpecError(
+    raise client_work.CompositionError(
       f'Expected batches that are mappings with the fields {list(expected)}, '
       f'of which `weight` may be missing; found {element_spec!r}. Make them '
       'with `Dataset.map`.'
     )
   missing = [n for n in expected if n not in element_spec and n != 'weight']
   if missing:
-    raise ElementSpecError(
+    raise client_work.CompositionError(
       f'Batches lack the fields {missing}; they have {list(element_spec)}.'
     )
 
@@ -141,7 +133,7 @@ def _element_type(
         check, fields[name], expected[name], check_types=False
       )
     except (TypeError, ValueError) as error:
-      raise ElementSpecError(
+      raise client_work.CompositionError(
         f'Batches should have the field {name!r} as {expected[name]!r}, found '
         f'{fields[name]!r}. Convert it with `Dataset.map`.'
       ) from error
@@ -201,7 +193,7 @@ def _packing(
 
 def _check_forgets(remembered: tff.Type, what: str) -> None:
   if not isinstance(remembered, tff.StructType) or len(remembered):
-    raise ClientsRememberError(
+    raise client_work.CompositionError(
       f'The clients of this {what} remember {remembered} from round to round. '
       'A `LearningProcess` has no place for it, so that clients would begin '
       'anew each time. Run it with a program that keeps client states.'
@@ -226,8 +218,8 @@ def as_learning_process(
     seed: The run's seed, which determines clients' random draws.
 
   Raises:
-    ClientsRememberError: If clients would lose their state.
-    ElementSpecError: If batches lack a field, or have one of another type.
+    CompositionError: If clients would lose their state, or batches lack a
+      field or have one of another type.
   """
   _check_forgets(process.next.type_signature.parameter[1].member, 'process')
   pack = _packing(process.example_spec, element_spec, seed)
@@ -295,9 +287,9 @@ def as_evaluation_process(
     seed: The run's seed, which determines clients' random draws.
 
   Raises:
-    ClientsRememberError: If clients have state, which sequences do not contain.
+    CompositionError: If clients have state, which sequences do not contain.
     CompositionError: If clients read the server's state.
-    ElementSpecError: If batches lack a field, or have one of another type.
+    CompositionError: If batches lack a field, or have one of another type.
   """
   kept_type = evaluation.initialize_client.type_signature.result
   _check_forgets(kept_type, 'evaluation')

@@ -97,7 +97,7 @@ class PartialProcess(tff.templates.IterativeProcess):
       loaded_beside: The types of what it receives besides weights, by name.
 
     Raises:
-      client_work.ClientStateTypeError: If the client states that come out
+      client_work.CompositionError: If the client states that come out
         are not what goes in.
     """
     super().__init__(initialize_fn, next_fn, next_is_multi_arg=True)
@@ -107,16 +107,16 @@ class PartialProcess(tff.templates.IterativeProcess):
       not isinstance(kept, tff.FederatedType)
       or kept.placement is not tff.CLIENTS
     ):
-      raise client_work.ClientStateTypeError(
+      raise client_work.CompositionError(
         f'Client states must stay at clients, found {kept}.'
       )
     if not taken.is_assignable_from(kept):
-      raise client_work.ClientStateTypeError(
+      raise client_work.CompositionError(
         f'A round takes client states of type {taken} and returns {kept}.'
       )
     first = initialize_client.type_signature.result
     if not taken.member.is_assignable_from(first):
-      raise client_work.ClientStateTypeError(
+      raise client_work.CompositionError(
         f'`initialize_client` makes {first}, a round takes {taken.member}.'
       )
     self.initialize_client = initialize_client

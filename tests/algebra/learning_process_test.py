@@ -19,6 +19,7 @@ from tff_partial import learning_process
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial.algorithms import fed_recon
+from tff_partial.client.client_work import CompositionError
 from tff_partial.client_state import persist_local
 from tff_partial.data import cohorts
 from tff_partial.data import packing
@@ -26,8 +27,6 @@ from tff_partial.data import splits
 from tff_partial.learning_process import as_evaluation_process
 from tff_partial.learning_process import as_learning_process
 from tff_partial.learning_process import client_seed
-from tff_partial.learning_process import ClientsRememberError
-from tff_partial.learning_process import ElementSpecError
 from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.runtimes.native_runtime.native import native
@@ -340,14 +339,14 @@ def test_refuses_clients_that_remember(model):
     aggregator=tff.aggregators.MeanFactory(),
     server_optimizer=phases.sgd(1.0),
   )
-  with pytest.raises(ClientsRememberError, match=r'float32\[3,1\]'):
+  with pytest.raises(CompositionError, match=r'float32\[3,1\]'):
     as_learning_process(process)
   measuring = evaluation.build_evaluation(
     model,
     client_state=persist_local,
     work=[phases.Phase(train=(), measured=True)],
   )
-  with pytest.raises(ClientsRememberError, match='this evaluation'):
+  with pytest.raises(CompositionError, match='this evaluation'):
     as_evaluation_process(measuring)
 
 
@@ -377,7 +376,7 @@ def _specs(**changes: Any) -> Any:
   ],
 )
 def test_refuses_batches_that_do_not_fit(process, element_spec, message):
-  with pytest.raises(ElementSpecError, match=message):
+  with pytest.raises(CompositionError, match=message):
     as_learning_process(process, element_spec)
 
 

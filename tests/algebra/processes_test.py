@@ -551,7 +551,7 @@ def test_parts_that_do_not_fit_are_refused(process, options, message):
 def test_a_client_state_that_changes_its_type_is_refused(process, keep):
   memory = client_state.persist_local._replace(keep=keep)
   with pytest.raises(
-    client_work.ClientStateTypeError,
+    client_work.CompositionError,
     match='A round takes client states .*and returns .* What a client '
     'state keeps must look like what it makes first',
   ):
@@ -591,7 +591,7 @@ def _next_with(process: processes.PartialProcess, change) -> tff.Computation:
 
 def test_client_states_that_go_to_the_server_are_refused(process):
   with pytest.raises(
-    client_work.ClientStateTypeError,
+    client_work.CompositionError,
     match='must stay at clients, found .*SERVER',
   ):
     _process_of(process, next=_next_with(process, tff.federated_sum))
@@ -605,7 +605,7 @@ def test_client_states_of_another_type_are_refused(process):
     return state['user/kernel']
 
   with pytest.raises(
-    client_work.ClientStateTypeError,
+    client_work.CompositionError,
     match='A round takes client states of type .*user/bias.* and returns',
   ):
     _process_of(
@@ -620,7 +620,7 @@ def test_client_states_of_another_type_are_refused(process):
     return seed
 
   with pytest.raises(
-    client_work.ClientStateTypeError,
+    client_work.CompositionError,
     match=r'`initialize_client` makes int32\[2\], a round takes .*user/bias',
   ):
     _process_of(process, initialize_client=draw)

@@ -404,7 +404,7 @@ def test_a_seed_draws_the_same_at_server_and_clients(log):
   assert not any(context.choices.values())
   assert any('draws' in message for message in log)
   with cohort(jit=True, strict=True):
-    with pytest.raises(errors.XlaRefusedError, match='Stateless'):
+    with pytest.raises(errors.CohortRuntimeError, match='Stateless'):
       both([seeds[0]], seeds[0])
 
 

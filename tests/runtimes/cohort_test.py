@@ -1126,7 +1126,7 @@ def test_what_xla_refuses_runs_without_it_unless_strict():
     assert _strings([1, 2], 'ab', 7)[0] == b'ab3'
   assert any('XLA refuses the loop' in message for message in messages)
   with cohort(jit=True, strict=True):
-    with pytest.raises(errors.XlaRefusedError, match='jit=False'):
+    with pytest.raises(errors.CohortRuntimeError, match='jit=False'):
       _strings([1, 2], 'ab', 7)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_partial.runtimes.errors import CohortRuntimeError
 from tff_partial.runtimes.values import deposits
 
 _SPECS = [
@@ -124,7 +125,7 @@ def test_a_shortened_file_is_refused(tmp_path):
   path = scattered.sources[0].path
   os.truncate(path, os.path.getsize(path) - 1)
   _assert_are(scattered.take(np.array([1, 9])).leaves(), [1, 9])
-  with pytest.raises(deposits.DepositError, match=f'{path} has become shorter'):
+  with pytest.raises(CohortRuntimeError, match=f'{path} has become shorter'):
     scattered.leaves()
 
 
@@ -132,15 +133,15 @@ def test_a_missing_file_is_refused(tmp_path):
   scattered = _scattered(tmp_path)
   path = scattered.sources[0].path
   os.unlink(path)
-  with pytest.raises(deposits.DepositError, match='All machines must see'):
+  with pytest.raises(CohortRuntimeError, match='All machines must see'):
     scattered.leaves()
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
   missing = str(tmp_path / 'missing')
-  with pytest.raises(deposits.DepositError, match='Make room, or name another'):
+  with pytest.raises(CohortRuntimeError, match='Make room, or name another'):
     deposits.Deposit.write(missing, _leaves(2))
-  with pytest.raises(deposits.DepositError, match=f'{missing}: no folder'):
+  with pytest.raises(CohortRuntimeError, match=f'{missing}: no folder'):
     deposits.make_folder(missing)
 
 

@@ -31,6 +31,7 @@ from tff_partial import sgd
 from tff_partial.data import examples
 from tff_partial.data import stored_clients
 from tff_partial.runtimes import errors
+from tff_partial.runtimes.errors import CohortRuntimeError
 from tff_partial.runtimes.ray_runtime import ray_workers
 from tff_partial.runtimes.values import deposits
 
@@ -313,7 +314,7 @@ def test_shards_that_kill_every_worker_are_given_up(context, process, expected):
     with (
       context,
       pytest.raises(
-        ray_workers.RayRuntimeError,
+        CohortRuntimeError,
         match=r'5 workers were lost while they ran the clients from place \d+ '
         r'to \d+ of the cohort',
       ),

@@ -18,7 +18,7 @@ from tff_partial import sgd
 from tff_partial.model import models
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.cohort_runtime.cohort import CohortRuntime
-from tff_partial.runtimes.ray_runtime import ray_workers
+from tff_partial.runtimes.errors import CohortRuntimeError
 from tff_partial.runtimes.ray_runtime import remote_shards
 
 
@@ -218,7 +218,7 @@ def test_what_cannot_travel_is_run_here():
 
 def test_without_ray_there_is_advice(monkeypatch):
   monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ray_workers.RayRuntimeError, match='pip install'):
+  with pytest.raises(CohortRuntimeError, match='pip install'):
     runtimes.ray()
 
 

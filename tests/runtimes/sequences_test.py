@@ -148,7 +148,7 @@ def test_errors_name_the_client_whose_sequence_fails():
   failing = _count(3).map(
     lambda x: tf.debugging.check_numerics(1.0 / tf.cast(x, tf.float32), 'zero')
   )
-  with pytest.raises(errors.SequenceError, match='client 3.*zero'):
+  with pytest.raises(errors.CohortRuntimeError, match='client 3.*zero'):
     readers.Reader(tff.SequenceType(np.float32))(failing, 'a', 'client 3')
 
 

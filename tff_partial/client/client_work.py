@@ -40,10 +40,6 @@ class CompositionError(errors.UserError, TypeError):
   """Raised when the parts of an algorithm do not fit together."""
 
 
-class ClientStateTypeError(CompositionError):
-  """Raised when a round would change the type of client states."""
-
-
 def type_of(specs: Any) -> tff.Type:
   """Return the TFF type of a structure of tensor specs."""
   return tff.types.tensorflow_to_type(specs)

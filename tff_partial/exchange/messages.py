@@ -217,7 +217,7 @@ def _keep_old_state_if_not_finite(
       lambda old, new: tf.where(is_finite, new, old), kept, new
     )
   except (TypeError, ValueError) as error:
-    raise client_work.ClientStateTypeError(
+    raise client_work.CompositionError(
       f'A round takes client states {kept} and returns {new}. What a client '
       'state keeps must look like what it makes first.'
     ) from error

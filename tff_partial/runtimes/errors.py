@@ -17,16 +17,6 @@ class ArgumentError(CohortRuntimeError, TypeError):
     super().__init__(f'{where}: expected {expected}, found {found}; {advice}.')
 
 
-class SequenceError(CohortRuntimeError):
-  """A sequence failed while it was read."""
-
-  def __init__(self, where: str, error: Exception):
-    super().__init__(
-      f'{where}: expected a data set that can be read, found that it fails: '
-      f'{telling_line(error)}; iterate over it to see where.'
-    )
-
-
 class CohortSizeError(CohortRuntimeError, ValueError):
   """Two CLIENTS arguments disagree about the number of clients."""
 
@@ -47,16 +37,6 @@ class UnsupportedComputationError(CohortRuntimeError, NotImplementedError):
       f'Expected a computation over dense tensors, found {what}: {why}; '
       'call `cohort(strict=False)` to run it on the native runtime, or pass '
       'the data as dense tensors.'
-    )
-
-
-class XlaRefusedError(CohortRuntimeError):
-  """XLA cannot compile the loop over the cohort."""
-
-  def __init__(self, reason: str):
-    super().__init__(
-      'Expected a loop over the cohort that XLA compiles (jit=True), found '
-      f"that it refuses: {reason}; use jit='auto' or jit=False."
     )
 
 

@@ -168,7 +168,11 @@ class Chooser:
     except (tf.errors.OpError, ValueError, TypeError) as error:
       compiled.run(sample, jit=False)  # Does it fail without XLA, too?
       if self._jit is True and self._strict:
-        raise errors.XlaRefusedError(errors.telling_line(error)) from error
+        raise errors.CohortRuntimeError(
+          'Expected a loop over the cohort that XLA compiles (jit=True), found '
+          f'that it refuses: {errors.telling_line(error)}; use '
+          "jit='auto' or jit=False."
+        ) from error
       logging.warning(
         'XLA refuses the loop %s, which runs without it: %s',
         name,

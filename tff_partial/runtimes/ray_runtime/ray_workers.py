@@ -61,10 +61,6 @@ _COUNT_AGAIN = 10.0
 _SETTINGS = {'RAY_USAGE_STATS_ENABLED': '0', 'RAY_BACKEND_LOG_LEVEL': 'fatal'}
 
 
-class RayRuntimeError(errors.CohortRuntimeError):
-  """The Ray runtime cannot continue."""
-
-
 def ray(
   address: str | None = None,
   workers: int | None = None,
@@ -107,7 +103,7 @@ def ray(
     A context like that of `cohort`.
 
   Raises:
-    RayRuntimeError: If Ray is not installed.
+    CohortRuntimeError: If Ray is not installed.
     ValueError: If `workers` or `cpus_per_worker` is less than one.
   """
   if workers is not None and workers < 1:
@@ -117,7 +113,7 @@ def ray(
       f'Expected at least one processor, found {cpus_per_worker=}.'
     )
   if importlib.util.find_spec('ray') is None:
-    raise RayRuntimeError(
+    raise errors.CohortRuntimeError(
       "The Ray runtime needs Ray: pip install 'ray>=2.52,<2.60', or in a clone "
       '`make ray`.'
     )
@@ -169,7 +165,7 @@ class _Cluster:
         self._private = stack.pop_all()
     except (OSError, RuntimeError, ValueError) as error:
       why = errors.telling_line(error)
-      raise RayRuntimeError(
+      raise errors.CohortRuntimeError(
         f'No Ray cluster can be started on this machine: {why}'
         if self._address is None
         else f'No Ray cluster answers at {self._address!r}: {why}; start one '
@@ -536,7 +532,7 @@ class _Crew:
     if worker.place is None:
       self._stillborn += 1
       if self._stillborn >= _ATTEMPTS:
-        raise RayRuntimeError(
+        raise errors.CohortRuntimeError(
           f'{self._stillborn} workers in a row ended before they had started, '
           f'the last because {why}. {self._cluster.describe()}, and all '
           'machines need this Python with tff_partial.'
@@ -594,7 +590,7 @@ class _Work:
     places = np.concatenate(
       [share().shard.positions for share in self._blocks[block]]
     )
-    raise RayRuntimeError(
+    raise errors.CohortRuntimeError(
       f'{_ATTEMPTS} workers were lost while they ran the clients from place '
       f'{places.min()} to {places.max()} of the cohort (counted from 0), the '
       f'last because {why}. If it was memory, give workers more of it '

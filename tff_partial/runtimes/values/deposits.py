@@ -23,10 +23,6 @@ from tff_partial.runtimes import errors
 from tff_partial.runtimes.values import private_folders
 
 
-class DepositError(errors.CohortRuntimeError):
-  """The state of clients cannot be written, or read again."""
-
-
 class Source(Protocol):
   """Source of the leaves of some clients, by row."""
 
@@ -91,7 +87,7 @@ class Deposit:
       leaves: Arrays `[clients, ...]`.
 
     Raises:
-      DepositError: If it cannot be written.
+      CohortRuntimeError: If it cannot be written.
     """
     path = os.path.join(folder, uuid.uuid4().hex)
     try:
@@ -101,7 +97,7 @@ class Deposit:
     except OSError as error:
       with contextlib.suppress(OSError):
         os.unlink(path)
-      raise DepositError(
+      raise errors.CohortRuntimeError(
         f'{folder}: what clients return cannot be written there: '
         f'{error.strerror}. Make room, or name another folder that all '
         'machines see.'
@@ -120,7 +116,7 @@ class Deposit:
     """See `Source`.
 
     Raises:
-      DepositError: If the file cannot be read.
+      CohortRuntimeError: If the file cannot be read.
     """
     with self._opened('rb') as number:
       for leaf, (offset, size) in zip(leaves, self._lying, strict=True):
@@ -130,7 +126,7 @@ class Deposit:
         for place, row in zip(places.tolist(), rows.tolist(), strict=True):
           found = os.preadv(number, [into[place]], offset + row * size)
           if found < size:
-            raise DepositError(
+            raise errors.CohortRuntimeError(
               f'{self.path} has become shorter. Go on from the last checkpoint.'
             )
 
@@ -142,7 +138,7 @@ class Deposit:
     """Overwrite the leaves of a client with zeros.
 
     Raises:
-      DepositError: If the file cannot be written.
+      CohortRuntimeError: If the file cannot be written.
     """
     with self._opened('r+b') as number:
       for offset, size in self._lying:
@@ -155,7 +151,7 @@ class Deposit:
       with open(self.path, mode, buffering=0) as file:
         yield file.fileno()
     except OSError as error:
-      raise DepositError(
+      raise errors.CohortRuntimeError(
         f'{self.path}: what clients remember cannot be read or changed: '
         f'{error.strerror}. All machines must see this folder.'
       ) from error
@@ -251,7 +247,7 @@ class Scattered:
     """Read the leaves as arrays `[clients, ...]`.
 
     Raises:
-      DepositError: If a file cannot be read.
+      CohortRuntimeError: If a file cannot be read.
     """
     leaves = [
       np.empty([len(self), *spec.shape], spec.dtype.as_numpy_dtype)
@@ -270,12 +266,12 @@ def make_folder(parent: str | os.PathLike[str]) -> str:
     parent: The folder to make it in.
 
   Raises:
-    DepositError: If it cannot be made.
+    CohortRuntimeError: If it cannot be made.
   """
   try:
     return private_folders.make(parent)
   except OSError as error:
-    raise DepositError(
+    raise errors.CohortRuntimeError(
       f'{os.path.abspath(parent)}: no folder for what clients remember can be '
       f'made there: {error.strerror}. Name another one that all machines see.'
     ) from error

@@ -176,7 +176,10 @@ class Layout:
     try:
       parts = [part.numpy() for part in read(dataset)]
     except tf.errors.OpError as error:
-      raise errors.SequenceError('/'.join(where), error) from error
+      raise errors.CohortRuntimeError(
+        f'{"/".join(where)}: expected a data set that can be read, found that '
+        f'it fails: {errors.telling_line(error)}; iterate over it to see where.'
+      ) from error
     columns = []
     for place in places:
       values, shapes = parts[2 * place : 2 * place + 2]

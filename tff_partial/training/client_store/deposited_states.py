@@ -64,7 +64,7 @@ class DepositedStates:
       True if its newest one was here.
 
     Raises:
-      DepositError: If a file cannot be written.
+      CohortRuntimeError: If a file cannot be written.
     """
     newest = self._places.get(client_id)  # Keeps its file until erased.
     was_here = self.forget(client_id)
