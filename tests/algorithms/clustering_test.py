@@ -481,35 +481,23 @@ _ROWS, _MASK = np.zeros([4, 2], np.float32), np.ones(4, bool)
 
 
 @pytest.mark.parametrize(
-  'name', ['capacity', 'restarts', 'max_iterations', 'min_rows']
+  ('given', 'message'),
+  [
+    *(
+      ({name: 0}, f'{name}=0: k-means')
+      for name in ('capacity', 'restarts', 'max_iterations', 'min_rows')
+    ),
+    ({'init': 'far'}, "init='far': k-means"),
+    ({'points': np.zeros([4], np.float32)}, 'points: expected flo'),
+    ({'points': np.zeros([4, 2], np.int32)}, 'points: expected flo'),
+    ({'is_real': np.ones(3, bool)}, 'is_real: expected bo'),
+    ({'is_real': np.ones(4)}, 'is_real: expected bo'),
+  ],
 )
-def test_numbers_below_one_are_refused(name):
-  options = {'capacity': 3, 'num_centers': 2, 'seed': _SEED, name: 0}
-  with pytest.raises(SettingError, match=f'{name}=0: k-means'):
-    clustering.k_means(_ROWS, _MASK, **options)
-
-
-def test_other_first_centers_are_refused():
-  with pytest.raises(SettingError, match="init='far': k-means"):
-    clustering.k_means(_ROWS, _MASK, 3, 2, _SEED, init='far')
-
-
-@pytest.mark.parametrize(
-  'points',
-  [np.zeros([4], np.float32), np.zeros([4, 2], np.int32)],
-  ids=['no vectors', 'integers'],
-)
-def test_points_that_are_no_vectors_are_refused(points):
-  with pytest.raises(SettingError, match='points: expected flo'):
-    clustering.k_means(points, _MASK, 3, 2, _SEED)
-
-
-@pytest.mark.parametrize(
-  'mask', [np.ones(3, bool), np.ones(4)], ids=['too short', 'floats']
-)
-def test_masks_of_other_rows_are_refused(mask):
-  with pytest.raises(SettingError, match='is_real: expected bo'):
-    clustering.k_means(_ROWS, mask, 3, 2, _SEED)
+def test_what_makes_no_sense_is_refused(given, message):
+  usual = {'points': _ROWS, 'is_real': _MASK, 'capacity': 3, 'num_centers': 2}
+  with pytest.raises(SettingError, match=message):
+    clustering.k_means(**{**usual, 'seed': _SEED, **given})
 
 
 def test_centers_of_another_size_are_refused():

@@ -469,22 +469,24 @@ def test_row_means_keep_what_no_client_weighs(
   assert server.weights['global']['table'].numpy().tolist() == [[7.0], [2.0]]
 
 
-def test_a_variable_without_attributes_is_refused(
-  model: models.PartialModel,
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    (
+      {'attributes': _KNOWN._replace(number=7), 'drafts': None},
+      'no global variable with a row',
+    ),
+    (
+      {'attributes': _KNOWN, 'drafts': drafts.Sums(2), 'tables': [_PUBLIC]},
+      "'public/kernel' is no local",
+    ),
+  ],
+)
+def test_tables_of_another_kind_are_refused(
+  model: models.PartialModel, options: dict[str, Any], message: str
 ) -> None:
-  with pytest.raises(SettingError, match=r'no global variable with a row'):
-    algorithms.build_hpfl(
-      model, attributes=_KNOWN._replace(number=7), drafts=None
-    )
-
-
-def test_a_table_that_is_not_local_is_refused(
-  model: models.PartialModel,
-) -> None:
-  with pytest.raises(SettingError, match=r"'public/kernel' is no local"):
-    algorithms.build_hpfl(
-      model, attributes=_KNOWN, drafts=drafts.Sums(2), tables=[_PUBLIC]
-    )
+  with pytest.raises(SettingError, match=message):
+    algorithms.build_hpfl(model, **options)
 
 
 # ---- one record, clipped and noised ------------------------------------------

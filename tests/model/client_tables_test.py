@@ -31,7 +31,6 @@ from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
-from tff_partial.model.keras_variables import ModelError
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training import checkpoints
 from tff_partial.training.client_store import client_store
@@ -787,120 +786,91 @@ def _one_table(
   return build
 
 
-def _refused(
-  build: Callable[[], tf.keras.Model],
-  message: str,
-  error: type[Exception] = models.ModelError,
-  **options: Any,
-) -> None:
-  options = {'local': 'items', 'client_sized': 'items', **options}
-  with pytest.raises(error, match=message):
-    tff_partial.from_keras(build, loss='mse', **options)
+def _attend(table: Any, ids: tf.Tensor) -> tf.Tensor:
+  scores = tf.matmul(table(ids), table.embeddings, transpose_b=True)
+  return tf.matmul(tf.nn.softmax(scores), table.embeddings)
 
 
-def test_a_table_that_is_not_local_is_refused() -> None:
-  _refused(
-    _one_table(),
-    f"client_sized='items': '{_ITEMS}' is not local.*name it in `local`",
-    ModelError,
-    local='join',
-  )
-
-
-def test_a_layer_that_is_not_there_is_refused() -> None:
-  _refused(
-    _one_table(),
-    "client_sized='item' matches no variable. The model has the layers",
-    ModelError,
-    client_sized='item',
-  )
-
-
-def test_what_is_no_table_is_refused() -> None:
-  _refused(
-    _one_table(),
-    r"'join/bias' of the shape \[1\] is no table",
-    ModelError,
-    local='join',
-    client_sized='join/bias',
-  )
-
-
-def test_a_matrix_in_which_nothing_is_looked_up_is_refused() -> None:
-  _refused(
-    _one_table(),
-    "how many rows of 'join/kernel' a client needs does not follow",
-    local='join',
-    client_sized='join/kernel',
-  )
-
-
-def test_a_table_of_given_values_is_refused() -> None:
-  _refused(
-    _one_table(weights=[np.ones([_BUILT_ROWS, _WIDTH])]),
-    f"'{_ITEMS}' .* is no table whose rows an initializer makes",
-    ModelError,
-  )
-
-
-def test_ids_that_are_computed_are_refused() -> None:
-  _refused(
-    _one_table(lambda table, ids: table(ids % _BUILT_ROWS)),
-    f"how many rows of '{_ITEMS}' a client needs does not follow",
-  )
+_UNKNOWN = f"how many rows of '{_ITEMS}' a client needs does not follow"
+_ALL_ROWS = f"rows of '{_ITEMS}' a client needs .* and be read in no other way"
+_UNALIKE = f"'{_ITEMS}:0' begins with other values in each row"
 
 
 @pytest.mark.parametrize(
-  'beside',
+  ('build', 'options', 'message'),
   [
-    lambda table, ids: table(ids + 1),
-    lambda table, ids: table(tf.constant([2])),
-    lambda table, ids: tf.gather(table.embeddings, [0], axis=1)[0],
-  ],
-)
-def test_rows_that_are_read_beside_those_of_ids_are_refused(
-  beside: Callable[[Any, tf.Tensor], tf.Tensor],
-) -> None:
-  _refused(
-    _one_table(lambda table, ids: table(ids) + beside(table, ids)),
-    f"how many rows of '{_ITEMS}' a client needs does not follow",
-  )
-
-
-def test_a_penalty_of_all_rows_is_refused() -> None:
-  _refused(
-    _one_table(embeddings_regularizer='l2'),
-    f"rows of '{_ITEMS}' a client needs .* and be read in no other way",
-  )
-
-
-def test_a_product_with_all_rows_is_refused() -> None:
-  def attend(table: Any, ids: tf.Tensor) -> tf.Tensor:
-    scores = tf.matmul(table(ids), table.embeddings, transpose_b=True)
-    return tf.matmul(tf.nn.softmax(scores), table.embeddings)
-
-  _refused(
-    _one_table(attend),
-    f"rows of '{_ITEMS}' a client needs .* and be read in no other way",
-  )
-
-
-@pytest.mark.parametrize(
-  'initializer',
-  [
-    tf.keras.initializers.Constant(np.arange(12.0).reshape(4, 3)),
-    tf.keras.initializers.Identity(),
-    # Draws by itself, the same numbers in every client.
-    lambda shape, dtype: tf.random.stateless_uniform(
-      shape, [1, 2], dtype=dtype
+    (
+      _one_table(),
+      {'local': 'join'},
+      f"client_sized='items': '{_ITEMS}' is not local.*name it in `local`",
+    ),
+    (
+      _one_table(),
+      {'client_sized': 'item'},
+      "client_sized='item' matches no variable. The model has the layers",
+    ),
+    (
+      _one_table(),
+      {'local': 'join', 'client_sized': 'join/bias'},
+      r"'join/bias' of the shape \[1\] is no table",
+    ),
+    (
+      _one_table(),
+      {'local': 'join', 'client_sized': 'join/kernel'},
+      "how many rows of 'join/kernel' a client needs does not follow",
+    ),
+    (
+      _one_table(weights=[np.ones([_BUILT_ROWS, _WIDTH])]),
+      {},
+      f"'{_ITEMS}' .* is no table whose rows an initializer makes",
+    ),
+    # Ids that are computed, and rows that are read beside those of ids.
+    (_one_table(lambda table, ids: table(ids % _BUILT_ROWS)), {}, _UNKNOWN),
+    (
+      _one_table(lambda table, ids: table(ids) + table(ids + 1)),
+      {},
+      _UNKNOWN,
+    ),
+    (
+      _one_table(lambda table, ids: table(ids) + table(tf.constant([2]))),
+      {},
+      _UNKNOWN,
+    ),
+    (
+      _one_table(
+        lambda table, ids: (
+          table(ids) + tf.gather(table.embeddings, [0], axis=1)[0]
+        )
+      ),
+      {},
+      _UNKNOWN,
+    ),
+    (_one_table(embeddings_regularizer='l2'), {}, _ALL_ROWS),
+    (_one_table(_attend), {}, _ALL_ROWS),
+    *(
+      (_one_table(embeddings_initializer=initializer), {}, _UNALIKE)
+      for initializer in (
+        tf.keras.initializers.Constant(np.arange(12.0).reshape(4, 3)),
+        tf.keras.initializers.Identity(),
+        # Draws by itself, the same numbers in every client.
+        lambda shape, dtype: tf.random.stateless_uniform(
+          shape, [1, 2], dtype=dtype
+        ),
+      )
+    ),
+    (
+      _one_table(embeddings_initializer='orthogonal'),
+      {},
+      f"the initializer of '{_ITEMS}' makes all rows together",
     ),
   ],
 )
-def test_first_values_of_certain_rows_are_refused(initializer: Any) -> None:
-  _refused(
-    _one_table(embeddings_initializer=initializer),
-    f"'{_ITEMS}:0' begins with other values in each row",
-  )
+def test_what_is_no_table_of_a_client_is_refused(
+  build: Callable[[], tf.keras.Model], options: dict[str, Any], message: str
+) -> None:
+  given = {'local': 'items', 'client_sized': 'items', **options}
+  with pytest.raises(models.ModelError, match=message):
+    tff_partial.from_keras(build, loss='mse', **given)
 
 
 def test_first_values_that_rows_share_are_taken() -> None:
@@ -916,13 +886,6 @@ def test_first_values_that_rows_share_are_taken() -> None:
   assert table.draw_rows is not None
   np.testing.assert_array_equal(
     table.draw_rows(tf.constant([0, 0]), tf.constant(6)), row.repeat(6, axis=0)
-  )
-
-
-def test_first_values_of_a_whole_matrix_are_refused() -> None:
-  _refused(
-    _one_table(embeddings_initializer='orthogonal'),
-    f"the initializer of '{_ITEMS}' makes all rows together",
   )
 
 

@@ -410,55 +410,54 @@ def test_models_by_their_names():
 # ---- refusals ----------------------------------------------------------------
 
 
-def test_unknown_models_are_refused():
-  with pytest.raises(OptionError, match='user_model=mf: there is no such'):
-    _build('mf')
-
-
-@pytest.mark.parametrize('name', [models.NCD, models.NCF, models.BIAS])
-def test_biases_of_other_models_are_refused(name):
-  with pytest.raises(OptionError, match=f'biases: the model {name} has them'):
-    _build(name, biases=True)
-
-
-@pytest.mark.parametrize('size', ['users', 'items', 'attributes'])
-def test_models_of_nothing_are_refused(size):
-  sizes = _SIZES._replace(**{size: 0})
-  with pytest.raises(OptionError, match=f'{size}: a model with 0 of them'):
-    models.build_bias(sizes)
-
-
-def test_knowledge_without_numbers_is_refused():
-  with pytest.raises(OptionError, match='width: a model with 0 of them'):
-    models.build_gum(_SIZES, width=0)
-
-
-def test_hidden_layers_without_numbers_are_refused():
-  with pytest.raises(OptionError, match='hidden_2: a model with 0 of them'):
-    models.build_ncd(_SIZES, hidden=(4, 0))
-
-
-def test_scales_without_extent_are_refused():
-  with pytest.raises(OptionError, match=r'answers from 5\.0 to 5\.0'):
-    models.build_gum(_SIZES, models.Output(5.0, 5.0))
-
-
-@pytest.mark.parametrize('mean', [0.5, 5.0])
-def test_means_beyond_the_scale_are_refused(mean):
-  with pytest.raises(OptionError, match=f'mean={mean}: predictions lie betwee'):
-    models.build_bias(_SIZES, models.RATINGS, mean=mean)
-
-
-def test_biases_in_attributes_without_others_are_refused():
-  with pytest.raises(OptionError, match='biases_in_attributes: without other'):
-    models.build_gum(_SIZES, biases_in_attributes=True)
-
-
-def test_a_mean_without_biases_is_refused():
-  with pytest.raises(OptionError, match='without biases no weight can begin'):
-    models.build_gum(_SIZES, mean=0.5)
-
-
-def test_the_form_of_the_code_is_never_linear():
-  with pytest.raises(OptionError, match='has a sigmoid at its end'):
-    _build(models.GUM_CODE, is_linear=True)
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (lambda: _build('mf'), 'user_model=mf: there is no such'),
+    *(
+      (
+        lambda name=name: _build(name, biases=True),
+        f'biases: the model {name} has them',
+      )
+      for name in (models.NCD, models.NCF, models.BIAS)
+    ),
+    *(
+      (
+        lambda size=size: models.build_bias(_SIZES._replace(**{size: 0})),
+        f'{size}: a model with 0 of them',
+      )
+      for size in ('users', 'items', 'attributes')
+    ),
+    (lambda: models.build_gum(_SIZES, width=0), 'width: a model with 0 of th'),
+    (
+      lambda: models.build_ncd(_SIZES, hidden=(4, 0)),
+      'hidden_2: a model with 0 of them',
+    ),
+    (
+      lambda: models.build_gum(_SIZES, models.Output(5.0, 5.0)),
+      r'answers from 5\.0 to 5\.0',
+    ),
+    *(
+      (
+        lambda mean=mean: models.build_bias(_SIZES, models.RATINGS, mean=mean),
+        f'mean={mean}: predictions lie betwee',
+      )
+      for mean in (0.5, 5.0)
+    ),
+    (
+      lambda: models.build_gum(_SIZES, biases_in_attributes=True),
+      'biases_in_attributes: without other',
+    ),
+    (
+      lambda: models.build_gum(_SIZES, mean=0.5),
+      'without biases no weight can begin',
+    ),
+    (
+      lambda: _build(models.GUM_CODE, is_linear=True),
+      'has a sigmoid at its end',
+    ),
+  ],
+)
+def test_what_makes_no_sense_is_refused(build, message):
+  with pytest.raises(OptionError, match=message):
+    build()
