@@ -196,6 +196,8 @@ class Task(abc.ABC):
     keeps_tables: True if clients keep `kept_tables` of many users each. They
       train and keep their tables with any algorithm. Only if one client holds
       the examples of all are all users in one table.
+    predicts_tokens: True if the task reads tokens and predicts the next of
+      each.
   """
 
   name: str
@@ -207,6 +209,7 @@ class Task(abc.ABC):
   fed_embed_parts: assignments.Parts | None = None
   recommends: bool = False
   keeps_tables: bool = False
+  predicts_tokens: bool = False
 
   @property
   @abc.abstractmethod
@@ -233,6 +236,36 @@ class Task(abc.ABC):
     Raises:
       OptionError: If the task has no such form.
     """
+
+  def model_with_features(self, user: str) -> models.PartialModel:
+    """Build the model of a user form, with its features as an output.
+
+    Its outputs are a mapping of FEATURES and LOGITS; its variables are those
+    of the same form without features.
+
+    Args:
+      user: OWN or NOBODY.
+
+    Raises:
+      OptionError: If the task has no such form.
+    """
+    if user == NOBODY:
+      return self.model_with(FEATURES)
+    raise OptionError(
+      f'--task={self.name}: its model has either features for an output or a '
+      'part that is its own. Use --algorithm=knn_per, or --task=next_word.'
+    )
+
+  def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the target classes of labels, and where there is one.
+
+    Args:
+      labels: Labels of a batch, integers `[batch, ...]`.
+
+    Returns:
+      The classes and a mask, both `[batch, ...]`.
+    """
+    return labels, labels >= 0
 
   @abc.abstractmethod
   def clients(self, part: str, example_spec: examples.ExampleSpec) -> Clients:

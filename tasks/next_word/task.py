@@ -160,6 +160,7 @@ class NextWord(Task):
   name = NAME
   selection_metric = 'accuracy'
   higher_is_better = True
+  predicts_tokens = True
 
   def __init__(
     self,

@@ -5,9 +5,6 @@ evaluates models that those have trained.
 """
 
 import dataclasses
-from typing import Protocol, runtime_checkable
-
-import tensorflow as tf
 
 from baselines import memories
 from baselines.knn_per import build_knn_per_eval
@@ -23,50 +20,6 @@ from tff_partial.model import models
 
 # Flags of fine-tuning before clients are evaluated.
 TUNING = ('tuned', 'tuning_learning_rate')
-
-
-@runtime_checkable
-class PredictsTokens(Protocol):
-  """A task that reads tokens and predicts the next of each."""
-
-  def targets(self, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the target classes.
-
-    Args:
-      labels: Ids of the next tokens, int32 `[batch, time]`.
-
-    Returns:
-      The classes, int32, and a mask that is True where there is one, bool, both
-      `[batch, time]`.
-    """
-
-  def model_with_features(self, user: str) -> models.PartialModel:
-    """Build the model in one of its forms, with its features as an output.
-
-    Its outputs are a mapping of FEATURES and LOGITS; its variables are those
-    of the same form without features.
-
-    Args:
-      user: OWN or NOBODY.
-    """
-
-
-def _with_features(task: tasks_lib.Task, user: str) -> models.PartialModel:
-  """Build the model that was trained, with its features as an output."""
-  if isinstance(task, PredictsTokens):
-    return task.model_with_features(user)
-  if user == tasks_lib.NOBODY:
-    return task.model_with(tasks_lib.FEATURES)
-  raise OptionError(
-    f'--task={task.name}: its model has either features for an output or a '
-    'part that is its own. Use --algorithm=knn_per, or --task=next_word.'
-  )
-
-
-def _targets(task: tasks_lib.Task) -> memories.TargetsFn:
-  if isinstance(task, PredictsTokens):
-    return task.targets
-  return memories.classes_from_zero
 
 
 def _measuring(
@@ -98,10 +51,12 @@ def knn_per(trained: building.Algorithm) -> building.Algorithm:
   ) -> Evaluation:
     del model  # Its features are not an output.
     return build_knn_per_eval(
-      run.hyperparameters.begin_local(_with_features(run.task, trained.user)),
+      run.hyperparameters.begin_local(
+        run.task.model_with_features(trained.user)
+      ),
       features=tasks_lib.FEATURES,
       logits=tasks_lib.LOGITS,
-      targets=_targets(run.task),
+      targets=run.task.targets,
       **run.hyperparameters.memory.knn_arguments,
       **_measuring(run, measuring, trained.user),
     )
@@ -119,7 +74,7 @@ def ngram_cache(trained: building.Algorithm) -> building.Algorithm:
   def measure(
     model: models.PartialModel, run: Setting, measuring: Measuring
   ) -> Evaluation:
-    if not isinstance(run.task, PredictsTokens):
+    if not run.task.predicts_tokens:
       raise OptionError(
         f'--task={run.task.name}: a cache of n-grams is for tasks that predict '
         'the next token. Use --task=next_word, or --algorithm=knn_per.'
