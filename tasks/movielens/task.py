@@ -54,7 +54,63 @@ _FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TaskOptions):
+class RatingOptions(TaskOptions):
+  """Options of the matrix factorization of ratings."""
+
+  protocol: str = option(
+    UNSEEN,
+    'Measure users that never took part, or later ratings of those who did.',
+    choices=PROTOCOLS,
+  )
+  max_examples: int | None = option(
+    300, 'Ratings used of each user; 0 for all.', at_least=2, for_none=0
+  )
+  num_factors: int = option(50, 'Length of item and user vectors.', at_least=1)
+  biases: bool = option(False, 'Give items and users biases.')
+  centred: bool = option(False, 'Predict around the mean training rating.')
+  public_mean: float | None = option(
+    None, 'Predict around this number, which is known without the data.'
+  )
+  l2: float = option(
+    0.0, 'L2 regularization of user weights, in stars.', at_least=0
+  )
+  clip_predictions: bool = option(
+    False, 'Clip predictions to the rating scale when measuring.'
+  )
+  initial_scale: float = option(
+    0.05,
+    'Vectors start uniform between plus and minus this, in stars.',
+    at_least=0,
+  )
+
+  # Options of MovieLens alone.
+  min_examples: ClassVar[int] = 1
+  item_l2: ClassVar[float] = 0.0
+
+  def __post_init__(self) -> None:
+    """Check that at most one mean is set."""
+    super().__post_init__()
+    if self.centred and self.public_mean is not None:
+      prefix = self.flag_prefix()
+      raise OptionError(
+        f'--{prefix}public_mean={self.public_mean}: it would take the place of '
+        f'the mean that is computed. Give --no{prefix}centred, too.'
+      )
+
+  def leaks(self) -> Iterator[Leak]:
+    """Yield the options that a private run may not use."""
+    if self.centred:
+      prefix = self.flag_prefix()
+      yield Leak(
+        f'{prefix}centred',
+        self.centred,
+        'the mean of all training ratings is computed before training',
+        f'Give --no{prefix}centred, perhaps with --{prefix}public_mean.',
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RatingOptions):
   """Options of the task; the defaults are the paper's."""
 
   name: ClassVar[str] = NAME
@@ -65,59 +121,14 @@ class Options(TaskOptions):
     'Edition of MovieLens, such as ml-1m or ml-100k; by default the one found '
     'in --data_dir, and ml-1m to download.',
   )
-  protocol: str = option(
-    UNSEEN,
-    'Measure users that never took part, or later ratings of those who did.',
-    choices=PROTOCOLS,
-  )
-  max_examples: int | None = option(
-    300, 'Ratings used of each user; 0 for all.', at_least=1, for_none=0
-  )
-  min_examples: int = option(
+  min_examples: int = option(  # type: ignore[misc]
     1, 'Users with fewer ratings are left out.', at_least=1
   )
-  num_factors: int = option(50, 'Length of item and user vectors.', at_least=1)
-  biases: bool = option(False, 'Give items and users biases.')
-  centred: bool = option(False, 'Predict around the mean training rating.')
-  public_mean: float | None = option(
-    None, 'Predict around this number, which is known without the data.'
-  )
-  l2: float = option(0.0, 'L2 regularization of user weights.', at_least=0)
-  item_l2: float = option(
+  item_l2: float = option(  # type: ignore[misc]
     0.0,
     'L2 regularization of item weights; dense, so it takes time.',
     at_least=0,
   )
-  clip_predictions: bool = option(
-    False, 'Clip predictions to the rating scale when measuring.'
-  )
-  initial_scale: float = option(
-    0.05, 'Vectors start uniform between plus and minus this.', at_least=0
-  )
-
-  def __post_init__(self) -> None:
-    """Check the options that no model checks."""
-    super().__post_init__()
-    if self.max_examples is not None and self.max_examples < 2:
-      raise OptionError(
-        f'max_examples: {self.max_examples} ratings a user cannot be split. '
-        'Give at least 2.'
-      )
-    if self.centred and self.public_mean is not None:
-      raise OptionError(
-        f'public_mean: {self.public_mean} is added in place of the mean that '
-        'centred adds. Leave one of the two out.'
-      )
-
-  def leaks(self) -> Iterator[Leak]:
-    """Yield the options that a private run may not use."""
-    if self.centred:
-      yield Leak(
-        'centred',
-        self.centred,
-        'the mean of all training ratings is computed before training',
-        'Leave it out, or name a public number with --public_mean.',
-      )
 
   def load(self, data: Data, seed: int) -> 'MovieLens':
     """Load the ratings and make the task.
@@ -161,7 +172,7 @@ class MovieLens(MeasuredByProtocol):
   learned_from_training: tuple[str, ...] = ('list of items', 'scale of ratings')
 
   def __init__(
-    self, ratings: movielens_data.Ratings, options: Options, seed: int
+    self, ratings: movielens_data.Ratings, options: RatingOptions, seed: int
   ):
     """Divide the ratings and build the model.
 

@@ -187,6 +187,7 @@ def build_clustered(
   num_groups: int,
   activation: str | None = None,
   encoder: Callable[..., tf.keras.Model] = build_encoder,
+  by_head: bool = False,
 ) -> tf.keras.Model:
   """Build PFedKM's model: the encoder, a cluster head and a global head.
 
@@ -196,76 +197,50 @@ def build_clustered(
     num_groups: Number of clusters.
     activation: As for `build_encoder`.
     encoder: Builds the encoder, from the arguments of `build_encoder`.
+    by_head: True for our PFedKM, which clusters the gradients of a linear head
+      and not those of the encoder and the global head.
 
   Returns:
     A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits. Its
-    centers are as long as the encoder and the global head together.
+    centers are as long as what they cluster.
   """
+  layers = tf.keras.layers
   images, values = scaled_input(shape, ink)
   encode = encoder(shape, values.shape[-1], activation)
   features = encode(values)
-  number_of_weights = encode.count_params() + 2 * (features.shape[-1] + 1)
-  features = layers_lib.Centers(
-    num_groups,
-    number_of_weights,
-    # So near zero that the direction of a gradient decides at first.
-    initializer=tf.keras.initializers.RandomUniform(-1e-4, 1e-4),
-    name=PROTOTYPES,
-  )(features)
-  dense = tf.keras.layers.Dense
-  outputs = {
-    LIKED: dense(2, name=HEAD)(features),
-    LIKED_GLOBALLY: dense(2, name=GLOBAL_HEAD)(features),
-  }
-  return tf.keras.Model(images, outputs, name='clustered')
-
-
-def build_head_clustered(
-  shape: tuple[int, int],
-  ink: int,
-  num_groups: int,
-  activation: str | None = None,
-  encoder: Callable[..., tf.keras.Model] = build_encoder,
-) -> tf.keras.Model:
-  """Build our PFedKM's model, which clusters the gradients of a linear head.
-
-  Args:
-    shape: Height and width of an image.
-    ink: The value of full ink.
-    num_groups: Number of clusters.
-    activation: As for `build_encoder`.
-    encoder: Builds the encoder, from the arguments of `build_encoder`.
-
-  Returns:
-    A model from images to a mapping of LIKED and LIKED_GLOBALLY to logits.
-  """
-  images, values = scaled_input(shape, ink)
-  features = encoder(shape, values.shape[-1], activation)(values)
-  layers = tf.keras.layers
-  with_one = layers.Lambda(
-    lambda values: tf.pad(values, [[0, 0], [0, 1]], constant_values=1.0),
-    name='with_one',
-  )(features)
-  size = with_one.shape[-1]
-  weights = layers_lib.PrivateVector(
-    2 * size, initializer='zeros', name=PERSONAL
-  )(images)
-  matrices = layers.Reshape([size, 2], name='weights')(weights)
-  features = layers_lib.Centers(
-    num_groups,
-    2 * size,
+  size = features.shape[-1] + 1
+  if by_head:
     # As far apart as gradients of features whose size is about 1.
-    initializer=tf.keras.initializers.RandomUniform(-0.2, 0.2),
+    length, spread = 2 * size, 0.2
+    with_one = layers.Lambda(
+      lambda values: tf.pad(values, [[0, 0], [0, 1]], constant_values=1.0),
+      name='with_one',
+    )(features)
+    weights = layers_lib.PrivateVector(
+      length, initializer='zeros', name=PERSONAL
+    )(images)
+    read = layers.Lambda(
+      lambda pair: tf.linalg.matvec(pair[1], pair[0], transpose_a=True),
+      name=GLOBAL_HEAD,
+    )
+    matrices = layers.Reshape([size, 2], name='weights')(weights)
+  else:
+    # So near zero that the direction of a gradient decides at first.
+    length, spread = encode.count_params() + 2 * size, 1e-4
+  features = layers_lib.Centers(
+    num_groups,
+    length,
+    initializer=tf.keras.initializers.RandomUniform(-spread, spread),
     name=PROTOTYPES,
   )(features)
   outputs = {
     LIKED: layers.Dense(2, name=HEAD)(features),
-    LIKED_GLOBALLY: layers.Lambda(
-      lambda pair: tf.linalg.matvec(pair[1], pair[0], transpose_a=True),
-      name=GLOBAL_HEAD,
-    )([with_one, matrices]),
+    LIKED_GLOBALLY: read([with_one, matrices])
+    if by_head
+    else layers.Dense(2, name=GLOBAL_HEAD)(features),
   }
-  return tf.keras.Model(images, outputs, name='head_clustered')
+  name = 'head_clustered' if by_head else 'clustered'
+  return tf.keras.Model(images, outputs, name=name)
 
 
 def build_personal_embedding(

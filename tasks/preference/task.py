@@ -219,13 +219,15 @@ class PreferenceTask(MeasuredByProtocol):
     metrics = functools.partial(build_metrics, self.shares)
     if user in (HEADS, OWN_HEAD, CLUSTERS, HEAD_CLUSTERS):
       common = (self.num_groups, activation, self._build_encoder)
-      clustered = {
-        CLUSTERS: preference_models.build_clustered,
-        HEAD_CLUSTERS: preference_models.build_head_clustered,
-      }
-      return preference_models.build_partial(
-        functools.partial(clustered[user], shape, ink, *common)
-        if user in clustered
+      build = (
+        functools.partial(
+          preference_models.build_clustered,
+          shape,
+          ink,
+          *common,
+          by_head=user == HEAD_CLUSTERS,
+        )
+        if user in (CLUSTERS, HEAD_CLUSTERS)
         else functools.partial(
           preference_models.build_fed_embed,
           shape,
@@ -234,7 +236,10 @@ class PreferenceTask(MeasuredByProtocol):
           options.embedding_size or min(shape),
           *common,
           options.embedding_spread,
-        ),
+        )
+      )
+      return preference_models.build_partial(
+        build,
         user,
         self.num_groups,
         type_head=options.type_head,

@@ -8,7 +8,7 @@ New users are measured on the second half of their ratings with every algorithm:
 the later half if the file has times.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any, ClassVar
@@ -20,7 +20,6 @@ import tensorflow as tf
 from tasks.errors import OptionError
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
-from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options as OptionsBase
 from tasks.ratings import models as ratings_models
@@ -28,8 +27,6 @@ from tasks.ratings import tables
 from tasks.ratings.csv_files import Csv
 from tasks.task import Data
 from tasks.task import EvaluationClients
-from tasks.task import PROTOCOLS
-from tasks.task import TaskOptions
 from tasks.task import UNSEEN
 from tff_partial.data import examples
 from tff_partial.data import populations
@@ -79,19 +76,13 @@ class Ends(OptionsBase):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TaskOptions):
+class Options(movielens.RatingOptions):
   """Options of the task."""
 
   name: ClassVar[str] = NAME
   title: ClassVar[str] = 'Task ratings'
 
   csv: Csv = Csv()
-  protocol: str = option(
-    UNSEEN,
-    'Measure users that never took part, or later ratings of those who did.',
-    choices=PROTOCOLS,
-  )
-  max_examples: int = option(300, 'Ratings used of each user.', at_least=2)
   min_per_user: int = option(
     2, 'Users with fewer ratings are left out.', at_least=2
   )
@@ -101,44 +92,17 @@ class Options(TaskOptions):
   num_factors: int = option(16, 'Length of item and user vectors.', at_least=1)
   biases: bool = option(True, 'Give items and users biases.')
   centred: bool = option(True, 'Predict around the mean training rating.')
-  public_mean: float | None = option(
-    None, 'Predict around this number, which is known without the data.'
-  )
   l2: float = option(
     0.05, 'L2 regularization of user weights, in stars.', at_least=0
   )
   clip_predictions: bool = option(
     True, 'Clip predictions to the lowest and highest rating when measuring.'
   )
-  initial_scale: float = option(
-    0.05,
-    'Vectors start uniform between plus and minus this, in stars.',
-    at_least=0,
-  )
   ends: Ends = Ends()
 
   def flag_prefix(self) -> str:
     """Return the prefix of the flags."""
     return 'ratings_'
-
-  def __post_init__(self) -> None:
-    """Check that at most one mean is set."""
-    super().__post_init__()
-    if self.centred and self.public_mean is not None:
-      raise OptionError(
-        f'--ratings_public_mean={self.public_mean}: it would take the place of '
-        'the mean that is computed. Give --noratings_centred, too.'
-      )
-
-  def leaks(self) -> Iterator[Leak]:
-    """Yield the options that a private run may not use."""
-    if self.centred:
-      yield Leak(
-        'ratings_centred',
-        self.centred,
-        'the mean of all training ratings is computed before training',
-        'Give --noratings_centred, perhaps with --ratings_public_mean.',
-      )
 
   def load(self, data: Data, seed: int) -> 'Ratings':
     """Read the ratings and make the task.
@@ -162,20 +126,6 @@ class Options(TaskOptions):
       ratings.number_of(self.ends.top_n_user)
     return Ratings(ratings, self, seed)
 
-  def as_of_movielens(self) -> movielens.Options:
-    """Return the same options for the MovieLens task."""
-    return movielens.Options(
-      protocol=self.protocol,
-      max_examples=self.max_examples,
-      num_factors=self.num_factors,
-      biases=self.biases,
-      centred=self.centred,
-      public_mean=self.public_mean,
-      l2=self.l2,
-      clip_predictions=self.clip_predictions,
-      initial_scale=self.initial_scale,
-    )
-
 
 class Ratings(movielens.MovieLens):
   """Users as clients, under their names, with their ratings as examples.
@@ -197,7 +147,7 @@ class Ratings(movielens.MovieLens):
       seed: The run's seed, which divides and shuffles users and initializes the
         item vectors.
     """
-    super().__init__(ratings, options.as_of_movielens(), seed)
+    super().__init__(ratings, options, seed)
     self._names = np.array(ratings.user_names, object)
     self._users = pd.Index(self._names)
     if ratings.has_times and options.protocol == UNSEEN:

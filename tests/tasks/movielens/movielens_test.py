@@ -330,7 +330,7 @@ def test_more_items_than_there_are_is_refused(unseen, personal, number):
     ({'num_factors': 2.5}, '--num_factors=2.5: give a whole number'),
     ({'l2': float('nan')}, '--l2=nan: give a finite number'),
     ({'l2': -1}, '--l2=-1: give at least 0'),
-    ({'max_examples': 1}, 'max_examples: 1'),
+    ({'max_examples': 1}, '--max_examples=1: give at least 2'),
   ],
 )
 def test_impossible_options_are_refused(options, expected):
