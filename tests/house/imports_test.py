@@ -380,7 +380,7 @@ def test_wheel_declares_what_it_imports():
     'tff_partial', 'tff_partial_programs', 'baselines', 'tasks'
   )
   ours = {module.split('.')[0] for module in in_wheel}
-  offences = []
+  offences, used = [], set()
   for path in in_wheel.values():
     probed = probes(read(path))
     for line, imported, at_load in imports_of(read(path), in_wheel):
@@ -388,11 +388,14 @@ def test_wheel_declares_what_it_imports():
       if top in sys.stdlib_module_names or top in ours or line in probed:
         continue
       owned_by = {normalised(owner) for owner in owners.get(top, [top])}
+      used |= owned_by
       if not owned_by & (always if at_load else always | extra):
         offences.append(
           f'{path}:{line}: {imported} is not among the dependencies of '
           'pyproject.toml.'
         )
+  for name in (always | extra) - used:
+    offences.append(f'pyproject.toml: no module imports {name}.')
   complain(offences)
 
 
