@@ -39,8 +39,8 @@ class Field:
     parse: From a JSON value to the field's value; raises ValueError, with a
       text that says what was expected, if it cannot be.
     first: Where records may lack the field, its value before the first record
-      that has it; later ones keep that of the record before, with a warning
-      once a file.
+      that has it; later ones keep that of the record before, with a warning at
+      each reading of a file.
   """
 
   names: tuple[str, ...]
