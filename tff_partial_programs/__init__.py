@@ -24,7 +24,6 @@ PROGRAMS = (
   'evaluate',
   'new_users',
   'users',
-  'private_tables',
   'clients',
   'sweep',
   'report',

@@ -7,6 +7,8 @@ size, and c, public, has a number for each attribute.
 
 import collections
 from collections.abc import Iterator
+import dataclasses
+import types
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from tff_partial import algorithms
 from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import processes
+from tff_partial import random_bits
 from tff_partial import runtimes
 from tff_partial import statistics
 from tff_partial import training
@@ -37,6 +40,7 @@ from tff_partial.model import keras_models
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.training.client_store import state_codec
 
 _ATTRIBUTES, _RATE = 3, 0.05
 _USERS = 'users/embeddings'
@@ -344,7 +348,7 @@ def test_a_client_that_joins_later_begins_with_the_public_components(
     clients_per_round=1,
   )
   seeds = np.zeros([1, 2], np.int32)
-  first = training.state_codec.first_states(process.initialize_client, seeds)
+  first = state_codec.first_states(process.initialize_client, seeds)
   state = process.set_model_weights(process.initialize(), early.weights)
   output = process.next(state, first, clients.cohort(['bob'], seeds))
   (kept,) = output.client_states
@@ -359,7 +363,7 @@ def test_a_client_may_leave_between_rounds(
   """Both are in the first round, Ann alone in the second."""
   clients = packing.pack(_DATA, process.example_spec)
   seeds = np.zeros([2, 2], np.int32)
-  first = training.state_codec.first_states(process.initialize_client, seeds)
+  first = state_codec.first_states(process.initialize_client, seeds)
   both = process.next(
     process.initialize(), first, clients.cohort(['ann', 'bob'], seeds)
   )
@@ -690,3 +694,41 @@ def test_sums_are_noised_with_all_else(model: models.PartialModel) -> None:
   # Sums that are joined by themselves have no noise that could be counted.
   with pytest.raises(PrivacyError, match='noise that the process does not add'):
     train(drafts=drafts.Sums(2))
+
+
+# ---- drafts, to look at them -------------------------------------------------
+
+# Of two rows there is one center.
+_CENTERS = drafts.Centers(10, 10, rows_per_center=2)
+# Which become the centers (20, 0), a row, and (10, 0.25).
+_ROWS = np.array([[10.0, 0.0], [10.0, 0.5], [20.0, 0.0]], np.float32)
+
+
+def test_drafts_of_few_rows_are_not_sent():
+  is_row, seed = tf.ones([3], tf.bool), tf.constant([0, 0])
+  every = _CENTERS.clusters(_ROWS, is_row, seed)
+  real = every.centers.numpy()[every.is_real]
+  assert sorted(real.tolist()) == [[10.0, 0.25], [20.0, 0.0]]
+  some = dataclasses.replace(_CENTERS, min_rows=2)
+  sent = some.clusters(_ROWS, is_row, seed)
+  np.testing.assert_array_equal(sent.is_real, every.counts >= 2)
+  np.testing.assert_array_equal(
+    sent.centers.numpy()[sent.is_real], [[10.0, 0.25]]
+  )
+
+
+def test_a_draft_is_what_a_client_sends():
+  # Bit for bit, with the same draws.
+  rows = tf.random.stateless_normal([25, 3], [1, 2])
+  seed = tf.constant([3, 4])
+  client = types.SimpleNamespace(
+    seed=seed, rows={}, weight=lambda tier, table: rows
+  )
+  statistic = _CENTERS.statistic(types.SimpleNamespace(seed=0), 'users')
+  sent = statistic.summarize(client)
+  found = _CENTERS.clusters(
+    rows, tf.ones([25], tf.bool), random_bits.fold_in(seed, 'drafts of users')
+  )
+  np.testing.assert_array_equal(sent['rows'], found.centers)
+  np.testing.assert_array_equal(sent['is_real'], found.is_real)
+  assert int(tf.reduce_sum(found.counts)) == 25

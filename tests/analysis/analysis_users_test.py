@@ -61,18 +61,6 @@ def test_a_map_keeps_clusters(tmp_path):
   assert matplotlib.get_backend() == backend
 
 
-def test_places_that_are_known_are_kept(tmp_path):
-  users = _clusters()
-  points = np.random.default_rng(0).normal(size=[40, 2])
-  scores = embeddings.draw(
-    {'one': users},
-    tmp_path / 'map.png',
-    attribute='pet',
-    places={'one': embeddings.Places(points, points[:3])},
-  )
-  assert scores['one'].map == embeddings.silhouette(points, users.attribute)
-
-
 @pytest.mark.slow
 def test_few_of_many_users_are_drawn_but_all_are_scored(tmp_path):
   users = _clusters()

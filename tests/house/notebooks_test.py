@@ -40,11 +40,12 @@ def fixture_path(request):
   return request.param
 
 
-def test_there_are_four():
+def test_there_are_five():
   assert [path.stem for path in NOTEBOOKS] == [
     'fed_embed_epsilon',
     'fed_recon_own_csv',
     'furl_embeddings',
+    'hpfl_private_tables',
     'new_algorithm',
   ]
 
@@ -198,6 +199,33 @@ def test_fed_embed_keeps_its_epsilon_and_most_of_its_accuracy(run):
   assert exact[0] > 0.75 and private[0] > exact[0] - 0.06
   (first, *_) = known['results']['epsilon 8'].history
   assert 'loss' not in first and 'privacy/epsilon' in first
+
+
+@pytest.mark.slow
+def test_hpfls_drafts_come_nearer_to_rows_than_rows_to_one_another(run):
+  known = run('hpfl_private_tables')
+  records, drafts = known['records'], known['drafts']
+  counts = np.bincount(records.client)[known['largest']]
+  assert (np.diff(counts) <= 0).all()
+  np.testing.assert_allclose(known['shares'].sum(axis=1), 1.0)
+  assert 0.0 < known['apart'] < 0.5
+  # One center for ten rows, of users and of items, and none of Distributed
+  # at the server.
+  assert len(drafts) == 6
+  for table, kept in known['task'].kept_tables().items():
+    sent = drafts.xs((table, 'centers'), level=(1, 2))
+    assert (sent['number'] == sum(-(-rows // 10) for rows in kept)).all()
+    assert (sent['median distance'] < sent['between rows']).all()
+  # By hand: a row, one beside it, and rows that are 1 and 2 apart.
+  rows = {'ann': np.array([[0.0], [1.0]]), 'bob': np.array([[3.0]])}
+  found = known['nearness'](np.array([[3.0], [1.5]]), rows)
+  assert found == {
+    'number': 2,
+    'median distance': 0.25,
+    'share that is a row': 0.5,
+    'between rows': 1.0,
+  }
+  assert all(-1.0 < found < 0.5 for found in known['silhouettes'].values())
 
 
 @pytest.mark.slow

@@ -27,7 +27,6 @@ from tasks import clients
 from tasks import evaluate
 from tasks import export
 from tasks import new_users
-from tasks import private_tables
 from tasks import report
 from tasks import sweep
 from tasks import train
@@ -88,7 +87,6 @@ def run_here(name: str, *arguments: str) -> Outcome:
     'evaluate': evaluate,
     'export': export,
     'new_users': new_users,
-    'private_tables': private_tables,
     'report': report,
     'sweep': sweep,
     'train': train,

@@ -43,19 +43,6 @@ class Users(NamedTuple):
   attribute: Sequence[Any]
 
 
-class Places(NamedTuple):
-  """Points of users on a map that was projected before.
-
-  Attributes:
-    points: Floats `[users, 2]`, from `project`.
-    marks: Floats `[marks, 2]`: further points to mark, such as centers that
-      were projected together with the users.
-  """
-
-  points: np.ndarray
-  marks: np.ndarray
-
-
 class Scores(NamedTuple):
   """Mean silhouettes, from -1 to 1: how far values of the attribute separate.
 
@@ -126,7 +113,6 @@ def draw(
   attribute: str,
   seed: int = 0,
   max_users: int = _MAX_USERS,
-  places: Mapping[str, Places] | None = None,
 ) -> dict[str, Scores]:
   """Draw maps side by side; a colour means the same in all of them.
 
@@ -136,7 +122,6 @@ def draw(
     attribute: The name of the attribute, for the legend.
     seed: The seed of the maps, and of the choice of users on them.
     max_users: The most users on a map; of more, a random sample is drawn.
-    places: Title to points of users; t-SNE projects the others.
 
   Returns:
     Title to scores.
@@ -153,20 +138,12 @@ def draw(
     vectors, codes = _checked(users, title)
     values = np.array([str(value) for value in users.attribute])
     shown = _shown(len(vectors), max_users, seed)
-    known = (places or {}).get(title)
-    if known is None:
-      points = project(vectors[shown], seed)
-    else:
-      points = known.points[shown]
+    points = project(vectors[shown], seed)
     scores[title] = Scores(
       float(metrics.silhouette_score(vectors, codes)),
       silhouette(points, values[shown]),
     )
     _scatter(axes, points, values[shown], colours)
-    if known is not None:
-      axes.scatter(
-        *known.marks.T, c=figures.INK, marker='x', s=30, linewidths=1.2
-      )
     number = f'{len(vectors):,} users'
     if len(shown) < len(vectors):
       number += f', {len(shown):,} shown'

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tff_partial import random_bits
@@ -239,24 +238,6 @@ def first_centers(
     )
     for table in tables
   )
-
-
-def at_server(state: Any, table: str) -> np.ndarray | None:
-  """Return the server's centers of a table.
-
-  Args:
-    state: The process's state, with concrete values, as at the end of a run.
-    table: The table.
-
-  Returns:
-    Floats `[centers, width]`, the real ones; None if clients of this process
-    send no drafts of the table.
-  """
-  held = state.client_work.get('server') or {}
-  centers = held.get(CENTERS, {}).get(table)
-  if centers is None:
-    return None
-  return np.asarray(centers[_ROWS])[np.asarray(centers[_IS_REAL])]
 
 
 def toward_centers(
