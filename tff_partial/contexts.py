@@ -262,7 +262,7 @@ class Compute(NamedTuple):
   on: splits.Part = splits.everything()
 
 
-class Revise(NamedTuple):
+class OverwriteWeights(NamedTuple):
   """A part of a client's work that replaces some of its weights.
 
   The new weights follow from a formula, such as a mixture of the client's and

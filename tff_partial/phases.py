@@ -354,7 +354,11 @@ class Interleaved(NamedTuple):
 
 
 Part: TypeAlias = (
-  Phase | Interleaved | groups.Assign | contexts.Compute | contexts.Revise
+  Phase
+  | Interleaved
+  | groups.Assign
+  | contexts.Compute
+  | contexts.OverwriteWeights
 )
 Work: TypeAlias = Sequence[Part]
 
@@ -418,7 +422,7 @@ def own(work: Work, rounds: int) -> list[Part]:
   found: list[Part] = []
   chooses = any(isinstance(part, groups.Assign) for part in work)
   for part in work:
-    if isinstance(part, contexts.Revise):
+    if isinstance(part, contexts.OverwriteWeights):
       continue  # It depends on what a round brings.
     if not isinstance(part, Phase | Interleaved):
       if isinstance(part, contexts.Compute):

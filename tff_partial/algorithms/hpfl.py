@@ -47,7 +47,7 @@ from tff_partial.aggregators import Factory
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
-from tff_partial.contexts import Revise
+from tff_partial.contexts import OverwriteWeights
 from tff_partial.data import splits
 from tff_partial.drafts import centers as drafts_lib
 from tff_partial.drafts.row_means import row_means
@@ -164,7 +164,7 @@ def build_hpfl(
     model,
     client_state=_memory(attributes.number),
     work=[
-      Revise(sharing.revised),
+      OverwriteWeights(sharing.revised),
       dataclasses.replace(
         training, train=(PERSONAL, LOCAL), on=train_on, measured=True
       ),

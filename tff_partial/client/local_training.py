@@ -21,7 +21,7 @@ from tff_partial.client.descent import trained_by
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
 from tff_partial.contexts import ContextError
-from tff_partial.contexts import Revise
+from tff_partial.contexts import OverwriteWeights
 from tff_partial.model import keras_metrics
 from tff_partial.sparse import lookups
 from tff_partial.sparse import rows
@@ -122,8 +122,8 @@ def run(
       found = part.function(known.on(part.on, part_seed))
       computed = {**known.computed, part.name: found}
       done = done._replace(context=known._replace(computed=computed))
-    elif isinstance(part, Revise):
-      done = _revised(part, done._replace(context=known))
+    elif isinstance(part, OverwriteWeights):
+      done = _overwritten(part, done._replace(context=known))
     elif named := _to_do(number, part, done.weights):
       first, *_ = named.values()
       examples = done.context.examples
@@ -221,9 +221,9 @@ def _trained(
   )
 
 
-def _revised(revise: Revise, done: ClientResult) -> ClientResult:
-  """Replace a client's weights by those that `revise` computes."""
-  new = revise.function(done.context)
+def _overwritten(part: OverwriteWeights, done: ClientResult) -> ClientResult:
+  """Replace a client's weights by those that `part` computes."""
+  new = part.function(done.context)
   for tier, named in new.items():
     unknown = [n for n in named if n not in done.weights.get(tier, {})]
     if unknown:

@@ -29,7 +29,7 @@ class Tables:
   A table is trained as a whole if the model also uses it otherwise, as in a
   regularizer; if an optimizer other than plain gradient descent, or a term,
   might move rows that no example looks up; if its ids do not follow from each
-  example alone; or if clients read copies, or compute or revise something.
+  example alone; or if clients read copies, or compute or overwrite something.
   """
 
   def __init__(self, model: models.PartialModel, work: phases.Work):
@@ -192,7 +192,8 @@ def _moves_by_rows(name: str, work: phases.Work) -> bool:
       phase.terms or phase.read is not tiers.as_they_are for phase in active
     )
     and not any(
-      isinstance(part, contexts.Compute | contexts.Revise) for part in work
+      isinstance(part, contexts.Compute | contexts.OverwriteWeights)
+      for part in work
     )
     and all(
       phases.is_plain_descent(phase.optimizer_of(tiers.GLOBAL))
