@@ -167,7 +167,7 @@ class Phase:
     epochs: Maximum number of passes over the examples; or a function from the
       number of completed rounds, an int32 scalar, to it.
     max_steps: Maximum number of batches; None for no limit. 0 skips the phase.
-    repeats: Steps on each batch.
+    steps_per_batch: Steps on each batch.
     shuffle: True to reorder the examples in each epoch.
     only: A regular expression over whole variable names: others are not
       trained.
@@ -194,7 +194,7 @@ class Phase:
   drop_remainder: bool = False
   epochs: int | Epochs = 1
   max_steps: int | None = None
-  repeats: int = 1
+  steps_per_batch: int = 1
   shuffle: bool = False
   only: str | None = None
   terms: tuple[Term, ...] = ()
@@ -228,7 +228,7 @@ class Phase:
         'they would stay as they are. Train them in a phase of their own, or '
         'name terms that depend on them.'
       )
-    for name in ('batch_size', 'epochs', 'repeats', 'max_steps'):
+    for name in ('batch_size', 'epochs', 'steps_per_batch', 'max_steps'):
       value = getattr(self, name)
       if callable(value) and name == 'epochs':
         continue

@@ -397,10 +397,10 @@ def test_a_batch_of_everything_is_a_step_an_epoch():
 @pytest.mark.slow
 def test_a_batch_is_gone_through_again_before_the_next():
   np.testing.assert_array_equal(
-    _steps_of(_one_by_one(repeats=3), 2), [1 + 2 + 3, 4 + 5 + 6]
+    _steps_of(_one_by_one(steps_per_batch=3), 2), [1 + 2 + 3, 4 + 5 + 6]
   )
   np.testing.assert_array_equal(
-    _steps_of(_one_by_one(repeats=2, epochs=2, max_steps=3), 2),
+    _steps_of(_one_by_one(steps_per_batch=2, epochs=2, max_steps=3), 2),
     [1 + 2 + 5 + 6, 3 + 4],
   )
 
@@ -635,7 +635,7 @@ def test_each_tier_may_have_an_optimizer_of_its_own():
 
 @pytest.mark.slow
 def test_phases_take_turns_on_each_batch():
-  local = Phase((tiers.LOCAL,), batch_size=4, epochs=2, repeats=2)
+  local = Phase((tiers.LOCAL,), batch_size=4, epochs=2, steps_per_batch=2)
   shared = Phase((tiers.GLOBAL,), batch_size=4, epochs=2)
   client = Client(planted.factorization(), phases.Interleaved((local, shared)))
   fields = _rated(11)
@@ -794,7 +794,7 @@ def test_dropout_is_another_one_in_each_step_and_phase():
   assert set(second) == {0.0, -2.0}
   third = kernel(local(max_steps=1), local(max_steps=1)) - one
   assert set(third) == {0.0, -2.0}
-  again = kernel(local(epochs=1, repeats=2)) - one
+  again = kernel(local(epochs=1, steps_per_batch=2)) - one
   assert set(again) == {0.0, -2.0}
   for mask, other in itertools.combinations((one, second, third, again), 2):
     assert 10 < (mask != other).sum() < 54
@@ -1040,7 +1040,7 @@ def test_a_batch_that_is_gone_through_again_is_measured_once():
     (tiers.LOCAL,),
     optimizer=sgd(0.25),
     batch_size=2,
-    repeats=2,
+    steps_per_batch=2,
     measured=True,
   )
   client = Client(planted.factorization(_one_weight_from_zero), work)
@@ -1126,7 +1126,7 @@ def test_weights_that_are_no_numbers_are_noticed():
       {'epochs': 0},
       'epochs must be positive, found 0. To skip a phase, pass max_steps=0',
     ),
-    ({'repeats': 0}, 'repeats must be positive, found 0'),
+    ({'steps_per_batch': 0}, 'steps_per_batch must be positive, found 0'),
     (
       {'drop_remainder': True, 'batch_size': None},
       'a batch of all examples has no remainder. Give a batch size',

@@ -378,7 +378,9 @@ def test_ditto_stays_nearer_to_the_global_weights_the_more_it_is_held():
 @pytest.mark.slow
 def test_p_fed_me_does_what_algorithm_1_says():
   penalty, inner, eta, mixing = 2.0, 0.1, 0.05, 0.5
-  personal = Phase(optimizer=sgd(inner), batch_size=1, epochs=2, repeats=3)
+  personal = Phase(
+    optimizer=sgd(inner), batch_size=1, epochs=2, steps_per_batch=3
+  )
   process = algorithms.build_p_fed_me(
     _number(),
     penalty=penalty,
@@ -406,7 +408,7 @@ def test_p_fed_me_uses_the_minimum_of_the_moreau_envelope():
     measuring = algorithms.build_p_fed_me_eval(
       _number(),
       penalty=penalty,
-      personalise=Phase(optimizer=sgd(0.05), repeats=300),
+      personalise=Phase(optimizer=sgd(0.05), steps_per_batch=300),
     )
     clients = _labelled(1.0, 9.0)  # The second is for measuring.
     (own,) = _personal_weights(measuring, _run(process, 0), clients=clients)

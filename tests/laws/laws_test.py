@@ -246,13 +246,15 @@ ROWS = [
     'p_fed_me',
     {
       'penalty': 0.1,
-      'personal': Phase(optimizer=sgd(0.1), epochs=5, repeats=5, shuffle=True),
+      'personal': Phase(
+        optimizer=sgd(0.1), epochs=5, steps_per_batch=5, shuffle=True
+      ),
       'learning_rate': 2.0,
     },
     algorithms.build_p_fed_me_eval,
     {
       'penalty': 0.1,
-      'personalise': Phase(optimizer=sgd(0.1), epochs=5, repeats=5),
+      'personalise': Phase(optimizer=sgd(0.1), epochs=5, steps_per_batch=5),
       'split': splits.same(),
     },
     personal=True,

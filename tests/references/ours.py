@@ -124,7 +124,7 @@ def _process(method: str, settings: problem.Settings) -> Any:
     'pFedMe': lambda: algorithms.build_p_fed_me(
       model,
       penalty=penalty,
-      personal=phase(settings.personal_rate, repeats=settings.repeats),
+      personal=phase(settings.personal_rate, steps_per_batch=settings.repeats),
       learning_rate=settings.rate,
       mixing=settings.server_rate,
     ),

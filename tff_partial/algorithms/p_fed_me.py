@@ -31,7 +31,7 @@ def build_p_fed_me(
   model: models.PartialModel,
   *,
   penalty: float = 15.0,
-  personal: Phase = Phase(optimizer=sgd(0.05), repeats=5, max_steps=20),
+  personal: Phase = Phase(optimizer=sgd(0.05), steps_per_batch=5, max_steps=20),
   learning_rate: float = 0.005,
   mixing: float = 1.0,
   **averaging: Unpack[Averaging],
@@ -43,7 +43,7 @@ def build_p_fed_me(
   Args:
     model: The model, without local variables.
     penalty: lambda of the paper.
-    personal: How theta is trained: `repeats` is K, and `max_steps` with
+    personal: How theta is trained: `steps_per_batch` is K, and `max_steps` with
       `epochs` gives R. The loss gains the curvature lambda, so the learning
       rate has to stay below 2 / lambda even where the loss is flat.
     learning_rate: eta of the paper; w moves by the fraction eta * lambda, at
@@ -68,7 +68,7 @@ def build_p_fed_me(
             personal,
             train=(GLOBAL,),
             optimizer=sgd(learning_rate),
-            repeats=1,
+            steps_per_batch=1,
             terms=(moreau(penalty),),
             with_loss=False,
           ),
@@ -84,7 +84,7 @@ def build_p_fed_me_eval(
   model: models.PartialModel,
   *,
   penalty: float = 15.0,
-  personalise: Phase = Phase(optimizer=sgd(0.05), repeats=5),
+  personalise: Phase = Phase(optimizer=sgd(0.05), steps_per_batch=5),
   split: splits.Split | None = None,
   measure_batch_size: int = 100,
 ) -> evaluation.Evaluation:

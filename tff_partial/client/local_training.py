@@ -166,7 +166,7 @@ def _turns(named: Mapping[str, phases.Phase], seed: tf.Tensor) -> list[Turn]:
       place,
       seed if not place else random_bits.fold_in(seed, f'{place}'),
       phase.measured,
-      phase.repeats,
+      phase.steps_per_batch,
     )
     for place, phase in enumerate(named.values())
   ]
@@ -208,7 +208,9 @@ def _trained(
     num_examples += batches.num_examples
   for phase in named.values():
     for tier in phase.train:
-      num_steps[tier] = num_steps.get(tier, 0) + batches.number * phase.repeats
+      num_steps[tier] = (
+        num_steps.get(tier, 0) + batches.number * phase.steps_per_batch
+      )
   return before._replace(
     context=before.context._replace(
       weights=replaced(before.weights, state.trained), slots=slots

@@ -212,7 +212,7 @@ class LocalTraining(Options):
   def of_personal_repeated(self) -> phases.Phase:
     """Build pFedMe's phase, which repeats its steps on each batch."""
     return dataclasses.replace(
-      self.of_personal_as_global(), repeats=self.repeats
+      self.of_personal_as_global(), steps_per_batch=self.repeats
     )
 
   def when_measured(self, phase: phases.Phase) -> phases.Phase:
