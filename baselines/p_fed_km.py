@@ -151,7 +151,7 @@ def build_p_fed_km(
       dataclasses.replace(
         training,
         train=(GLOBAL, GROUP),
-        only=f'(?!{parts.prototypes}$).*',
+        variable_filter=f'(?!{parts.prototypes}$).*',
         measured=True,
       ),
       clusters.after,

@@ -165,7 +165,7 @@ def by_prototype(
   nearest = groups.nearest(parts.embedding, parts.prototypes)
   pull = Phase(
     train=(LOCAL,),
-    only=parts.embedding,
+    variable_filter=parts.embedding,
     terms=(of_others,),
     with_loss=False,
     optimizer=optimizer or sgd(0.1),
@@ -241,7 +241,7 @@ def formed(parts: Parts, how: Phase) -> Phase:
   return dataclasses.replace(
     how,
     train=(LOCAL,),
-    only=parts.embedding,
+    variable_filter=parts.embedding,
     loss=parts.shared_loss or parts.global_loss,
     measured=False,
   )
@@ -261,7 +261,7 @@ def moving(parts: Parts, term: phases.Term, rate: float) -> Phase:
   """
   return Phase(
     train=(GLOBAL,),
-    only=parts.prototypes,
+    variable_filter=parts.prototypes,
     terms=(term,),
     with_loss=False,
     optimizer=sgd(rate),

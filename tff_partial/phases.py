@@ -169,8 +169,8 @@ class Phase:
     max_steps: Maximum number of batches; None for no limit. 0 skips the phase.
     steps_per_batch: Steps on each batch.
     shuffle: True to reorder the examples in each epoch.
-    only: A regular expression over whole variable names: others are not
-      trained.
+    variable_filter: A regular expression over whole variable names: others are
+      not trained.
     terms: Losses to add to the model's own.
     loss: A loss that replaces the model's own, of the same labels and
       predictions.
@@ -196,7 +196,7 @@ class Phase:
   max_steps: int | None = None
   steps_per_batch: int = 1
   shuffle: bool = False
-  only: str | None = None
+  variable_filter: str | None = None
   terms: tuple[Term, ...] = ()
   loss: losses.LossFn | None = None
   with_loss: bool = True
@@ -339,7 +339,10 @@ class Phase:
 
   def trains(self, name: str) -> bool:
     """Return True if a variable of a trained tier is trained."""
-    return self.only is None or re.fullmatch(self.only, name) is not None
+    return (
+      self.variable_filter is None
+      or re.fullmatch(self.variable_filter, name) is not None
+    )
 
 
 class Interleaved(NamedTuple):
@@ -456,9 +459,9 @@ def check(work: Work, model: models.PartialModel) -> None:
   """Check a client's work as a whole.
 
   Raises:
-    PhaseError: If `only` of a phase names no variable, a phase trains copies of
-      global variables of a model without any, or interleaved phases have
-      different batches.
+    PhaseError: If `variable_filter` of a phase names no variable, a phase
+      trains copies of global variables of a model without any, or interleaved
+      phases have different batches.
     GroupError: If clients of a model with groups do not choose theirs, once and
       before they train its weights, or clients of other models do.
   """
@@ -487,10 +490,10 @@ def check(work: Work, model: models.PartialModel) -> None:
       )
     if tiers.OTHER in phase.train:
       continue  # The algorithm defines its names.
-    if phase.only is not None and not any(map(phase.trains, names)):
+    if phase.variable_filter is not None and not any(map(phase.trains, names)):
       raise PhaseError(
-        f'only={phase.only!r} names none of the variables that the phase could '
-        f'train: {names}.'
+        f'variable_filter={phase.variable_filter!r} names none of the '
+        f'variables that the phase could train: {names}.'
       )
 
 

@@ -166,7 +166,7 @@ def fixture_model():
     {'terms': (terms.l2(0.1, tiers.GLOBAL),)},
     {'train': (tiers.LOCAL,)},
     {'train': (tiers.PERSONAL,)},
-    {'only': 'user/.*'},
+    {'variable_filter': 'user/.*'},
     {'max_steps': 0},
   ],
 )
@@ -178,7 +178,11 @@ def test_a_table_is_trained_as_a_whole_if_more_than_its_rows_may_move(
   changed = dataclasses.replace(phase, **changes)
   assert lookups.Tables(model, [changed]).names == ()
   # One phase is enough, unless it does not train the table.
-  if tiers.GLOBAL in changed.train and not changed.only and changed.max_steps:
+  if (
+    tiers.GLOBAL in changed.train
+    and not changed.variable_filter
+    and changed.max_steps
+  ):
     assert lookups.Tables(model, [phase, changed]).names == ()
 
 

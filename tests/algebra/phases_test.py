@@ -599,7 +599,9 @@ def test_variables_that_are_not_named_stay_as_they_are(optimizer):
       ]
     )
 
-  work = Phase(_BOTH, optimizer=optimizer, only='user/kernel|.*/bias')
+  work = Phase(
+    _BOTH, optimizer=optimizer, variable_filter='user/kernel|.*/bias'
+  )
   client = Client(planted.factorization(build, metrics=list), work)
   fields = {'x': np.ones([3, 1], 'f'), 'y': np.ones([3, 1], 'f')}
   before, after = client.first_weights(), client(fields).weights
@@ -729,7 +731,7 @@ def test_a_variable_without_a_gradient_stays_as_it_is():
     np.testing.assert_array_equal(spare, [1, 1])
     assert done.is_finite
     assert done.weights[tiers.LOCAL]['user/bias'] > 0
-  only = Phase((tiers.GLOBAL, tiers.LOCAL), only='unused/.*|user/.*')
+  only = Phase((tiers.GLOBAL, tiers.LOCAL), variable_filter='unused/.*|user/.*')
   with pytest.raises(
     phases.PhaseError,
     match=r"trains 'global', but what it minimizes depends on none of "
@@ -1210,10 +1212,12 @@ def test_phases_with_other_batches_cannot_take_turns(options):
 def test_names_of_no_variable_are_refused(tier):
   with pytest.raises(
     phases.PhaseError,
-    match=r"only='user/.\*' names none of the variables that the phase could "
-    r"train: \['items/embeddings'\]",
+    match=r"variable_filter='user/.\*' names none of the variables that the "
+    r"phase could train: \['items/embeddings'\]",
   ):
-    phases.check([Phase((tier,), only='user/.*')], planted.factorization())
+    phases.check(
+      [Phase((tier,), variable_filter='user/.*')], planted.factorization()
+    )
 
 
 def test_one_tier_may_be_named_alone():

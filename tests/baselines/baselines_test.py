@@ -514,7 +514,7 @@ def test_fed_babu_has_one_head_for_all_until_it_is_measured():
 @pytest.mark.slow
 def test_fine_tuning_moves_the_part_that_is_named(fed_avg, fed_per):
   tuned = algorithms.build_fine_tuning_eval(
-    _model(), personalise=Phase(only='head/.*')
+    _model(), personalise=Phase(variable_filter='head/.*')
   )
   for own in _personal_weights(tuned, fed_avg):
     for name, tensor in own.items():
@@ -523,7 +523,7 @@ def test_fine_tuning_moves_the_part_that_is_named(fed_avg, fed_per):
   # Local weights begin as they are remembered.
   tuned = algorithms.build_fine_tuning_eval(
     _model('head'),
-    personalise=Phase(only='body/kernel'),
+    personalise=Phase(variable_filter='body/kernel'),
     client_state=client_state.persist_local,
   )
   for own, kept in zip(
@@ -621,7 +621,9 @@ def test_an_optimizer_for_one_of_two_parts_is_refused():
 
 
 def test_a_part_that_does_not_exist_cannot_be_tuned():
-  with pytest.raises(phases.PhaseError, match="only='tail/.*' names none"):
+  with pytest.raises(
+    phases.PhaseError, match="variable_filter='tail/.*' names none"
+  ):
     algorithms.build_fine_tuning_eval(
-      _model(), personalise=Phase(only='tail/.*')
+      _model(), personalise=Phase(variable_filter='tail/.*')
     )

@@ -58,7 +58,7 @@ def build_fed_babu_eval(
   Args:
     model: The model.
     personalise: How clients tune. The paper compares the full model, the body
-      and the head: choose by variable names, `only=...`.
+      and the head: choose by variable names, `variable_filter=...`.
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Examples measured at a time; does not change the result.
   """

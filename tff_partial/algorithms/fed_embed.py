@@ -74,12 +74,12 @@ def build_fed_embed(
   tiers = (GLOBAL, GROUP, LOCAL) if assignment.assign else (GLOBAL, LOCAL)
   apart = '|'.join(filter(None, [parts.global_head, parts.prototypes]))
   heads = dataclasses.replace(
-    training, train=tiers, only=f'(?!({apart})$).*', measured=True
+    training, train=tiers, variable_filter=f'(?!({apart})$).*', measured=True
   )
   global_head = dataclasses.replace(
     training,
     train=(GLOBAL, LOCAL),
-    only=f'{parts.global_head}|{parts.embedding}',
+    variable_filter=f'{parts.global_head}|{parts.embedding}',
     loss=parts.global_loss,
   )
   return compose(

@@ -28,7 +28,7 @@ def build_fine_tuning_eval(
   Args:
     model: The model.
     personalise: How clients tune. For a part of the model name its variables,
-      such as `only='head/.*'`.
+      such as `variable_filter='head/.*'`.
     client_state: What clients remember from training, if the model has local
       variables, which are also tuned.
     split: As for `evaluation.build_query_evaluation`.

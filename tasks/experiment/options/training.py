@@ -197,7 +197,7 @@ class LocalTraining(Options):
 
   def of_tuning(self) -> phases.Phase:
     """Build the phase that fine-tunes all weights, or those of `tuned`."""
-    return dataclasses.replace(self.of_personal(), only=self.tuned)
+    return dataclasses.replace(self.of_personal(), variable_filter=self.tuned)
 
   def of_tuning_global(self) -> phases.Phase:
     """Build the phase that fine-tunes global weights before an evaluation."""

@@ -272,7 +272,9 @@ def test_clients_tune_the_variables_that_are_named():
 @pytest.mark.slow
 def test_a_name_that_no_variable_has_is_refused():
   config = _config('fed_yogi', algorithm='fine_tuning', tuned='bucket')
-  with pytest.raises(phases.PhaseError, match="only='bucket' names none"):
+  with pytest.raises(
+    phases.PhaseError, match="variable_filter='bucket' names none"
+  ):
     Trainable(config, _task()).evaluation(_task().validation)
 
 
