@@ -205,7 +205,7 @@ def build_fed_proto_nearest_eval(
     model,
     client_state=client_state.persist_personal,
     train=(PERSONAL, LOCAL),
-    answer=by_nearest,
+    predict_fn=by_nearest,
     server_state=first_prototypes,
     **measuring,
   )

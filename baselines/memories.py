@@ -176,7 +176,7 @@ def memory_evaluation(
         on=query,
         batch_size=measure_batch_size,
         measured=True,
-        answer=answer,
+        predict_fn=answer,
       ),
     ],
   )

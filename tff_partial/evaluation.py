@@ -225,7 +225,7 @@ def build_query_evaluation(
   train: tuple[str, ...] = (),
   reads: tiers.Reads | None = None,
   terms: tuple[phases.Term, ...] = (),
-  answer: phases.Answer | None = None,
+  predict_fn: phases.PredictFn | None = None,
   server_state: client_work.ServerState | None = None,
   personalise: phases.Phase | None = None,
   split: splits.Split | None = None,
@@ -240,7 +240,7 @@ def build_query_evaluation(
     reads: The weights that the model reads. By default, if PERSONAL is trained,
       the client's copy of the global ones.
     terms: Losses to add when personalising.
-    answer: Computes predictions that replace the model's.
+    predict_fn: Computes predictions that replace the model's.
     server_state: Makes the server's state besides weights, as for `compose`, if
       clients read it.
     personalise: How clients personalise; not at all by default.
@@ -260,7 +260,7 @@ def build_query_evaluation(
     batch_size=measure_batch_size,
     reads=reads,
     measured=True,
-    answer=answer,
+    predict_fn=predict_fn,
   )
   work = [measure]
   if personalise:

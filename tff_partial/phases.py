@@ -28,7 +28,7 @@ Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
 Term = Callable[[contexts.ClientContext], tf.Tensor]
 # (the client's context, with its batch) -> predictions that replace the
 # model's. See `memories.py`.
-Answer: TypeAlias = Callable[[contexts.ClientContext], Any]
+PredictFn: TypeAlias = Callable[[contexts.ClientContext], Any]
 # Number of completed rounds -> number of epochs in the next one.
 Epochs: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
 # Number of completed rounds -> factor on learning rates in the next one.
@@ -181,8 +181,8 @@ class Phase:
     measured: True if the phase's predictions count in the metrics and its
       examples in the client's weight. Predictions are made before each step on
       a batch.
-    answer: Computes predictions that replace the model's, from these and the
-      rest of the client's context; for phases that train nothing.
+    predict_fn: Computes predictions that replace the model's, from these and
+      the rest of the client's context; for phases that train nothing.
   """
 
   train: tuple[str, ...] = (tiers.GLOBAL,)
@@ -202,7 +202,7 @@ class Phase:
   with_loss: bool = True
   reads: tiers.Reads | None = None
   measured: bool = False
-  answer: Answer | None = None
+  predict_fn: PredictFn | None = None
   slots: str | None = None
   rate_factor: float | RateFactor = 1.0
 
@@ -216,7 +216,7 @@ class Phase:
         'those that the client holds, such as `tiers.as_they_are` or '
         '`tiers.personal_copy`.'
       )
-    self._check_answer()
+    self._check_predict_fn()
     if (
       tiers.GLOBAL in train
       and self.read is tiers.personal_copy
@@ -271,19 +271,20 @@ class Phase:
     said = (f'{name}={chosen[name]}' for name in default if name in chosen)
     return f'Phase({", ".join(said)})'
 
-  def _check_answer(self) -> None:
-    if self.answer is None:
+  def _check_predict_fn(self) -> None:
+    if self.predict_fn is None:
       return
-    if not callable(self.answer):
+    if not callable(self.predict_fn):
       raise PhaseError(
-        f'answer={self.answer!r}: what a client predicts in the place of the '
-        "model's predictions is a function of what it knows, a `ClientContext`."
+        f'predict_fn={self.predict_fn!r}: what a client predicts in the place '
+        "of the model's predictions is a function of what it knows, a "
+        '`ClientContext`.'
       )
     if self.train:
       raise PhaseError(
         f'train={self.train}: a phase that trains learns from the predictions '
-        'of the model, so that it has no `answer`. Measure in a phase of its '
-        'own, with train=().'
+        'of the model, so that it has no `predict_fn`. Measure in a phase of '
+        'its own, with train=().'
       )
 
   def _check_rates(self) -> None:

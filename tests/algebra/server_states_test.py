@@ -73,7 +73,7 @@ def fixture_exam(process):
   """Labels are 2: the loss is |2 - rounds|."""
   measuring = evaluation.build_evaluation(
     process.model,
-    work=[Phase(train=(), measured=True, answer=_predicted)],
+    work=[Phase(train=(), measured=True, predict_fn=_predicted)],
     client_state=tff_partial.client_state.persist_local,
     server_state=_count,
   )

@@ -411,7 +411,7 @@ def test_a_phase_measures_what_the_client_answers(model):
     return {**outputs, 'logits': raised}
 
   measuring = evaluation.build_evaluation(
-    model, work=[Phase(train=(), measured=True, answer=answer)]
+    model, work=[Phase(train=(), measured=True, predict_fn=answer)]
   )
   found = planted.evaluate(measuring, _ZEROS, {'ann': _fields([[0, 0]], [2])})
   assert found.metrics['loss'] == pytest.approx(-math.log(4 / 6))
@@ -421,10 +421,10 @@ def test_a_phase_measures_what_the_client_answers(model):
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ({'answer': 3}, 'answer=3: .* is a function of what it knows'),
+    ({'predict_fn': 3}, 'predict_fn=3: .* is a function of what it knows'),
     (
-      {'answer': lambda client: None, 'train': (tiers.LOCAL,)},
-      r"train=\('local',\): .* so that it has no `answer`",
+      {'predict_fn': lambda client: None, 'train': (tiers.LOCAL,)},
+      r"train=\('local',\): .* so that it has no `predict_fn`",
     ),
   ],
 )
@@ -446,5 +446,5 @@ def test_phases_that_cannot_answer_are_refused(options, message):
 def test_answers_that_are_no_predictions_are_refused(answer, model):
   with pytest.raises(phases.PhaseError, match='Return the same structure'):
     evaluation.build_evaluation(
-      model, work=[Phase(train=(), measured=True, answer=answer)]
+      model, work=[Phase(train=(), measured=True, predict_fn=answer)]
     )

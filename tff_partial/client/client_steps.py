@@ -64,13 +64,15 @@ class Turn(NamedTuple):
 BatchFn = Callable[[tf.Tensor], tuple[Mapping[str, Any], tf.Tensor]]
 
 
-def answered(answer: phases.Answer, context: ClientContext) -> Any:
+def replaced_predictions(
+  predict_fn: phases.PredictFn, context: ClientContext
+) -> Any:
   """Return the client's predictions that replace the model's.
 
   The Keras mask of the model's predictions is kept.
 
   Args:
-    answer: Computes them.
+    predict_fn: Computes them.
     context: The client's context, including its batch.
 
   Raises:
@@ -78,11 +80,11 @@ def answered(answer: phases.Answer, context: ClientContext) -> Any:
       model's predictions.
   """
   given = batch_of(context).predictions
-  found = answer(context)
+  found = predict_fn(context)
   if not _alike(given, found):
     raise phases.PhaseError(
-      f'answer: a client predicts {found} in the place of {given}, which the '
-      'model predicts. Return the same structure of tensors, of the same '
+      f'predict_fn: a client predicts {found} in the place of {given}, which '
+      'the model predicts. Return the same structure of tensors, of the same '
       'shapes and dtypes.'
     )
   mask = keras_functions.mask_of(given)
@@ -221,9 +223,9 @@ class Steps:
           predictions, regularization = self._model.predict(
             phase.read(weights), batch, training=bool(mine), seed=seed
           )
-          if phase.answer is not None:
-            predictions = answered(
-              phase.answer,
+          if phase.predict_fn is not None:
+            predictions = replaced_predictions(
+              phase.predict_fn,
               self._knows(weights, batch, is_real, predictions, seed, 'answer'),
             )
           value = self._context.model.loss(
