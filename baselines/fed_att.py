@@ -16,10 +16,10 @@ first round, these are distances above 60.
 Deviations: the norm of a matrix is that of all its elements, where the authors'
 code uses the largest singular value. Their noise for privacy is left out, as it
 has no clipping and so no guarantee; clients may clip and noise what they send
-by `before_sending`, and attention then depends on what they send. Clients train
-epochs on batches as `training` says. As in the paper, their numbers of examples
-do not matter; with a `client_weighting` other than UNIFORM, attention is
-multiplied by weights. Local variables, if any, stay at clients, as in
+by `postprocess_update`, and attention then depends on what they send. Clients
+train epochs on batches as `training` says. As in the paper, their numbers of
+examples do not matter; with a `client_weighting` other than UNIFORM, attention
+is multiplied by weights. Local variables, if any, stay at clients, as in
 `build_furl`.
 """
 
@@ -125,7 +125,7 @@ class AttentiveFactory(aggregators.WeightedFactory):
         raise SettingError(
           'FedAtt divides by the sum of attentions, which a private aggregator '
           'would noise, so that the quotient may be anything. Let clients add '
-          'noise (before_sending), or use FedAvg.'
+          'noise (postprocess_update), or use FedAvg.'
         )
     self.mechanism = getattr(mean, 'mechanism', None)
     self._mean = aggregators.as_weighted(mean)

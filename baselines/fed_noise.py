@@ -51,16 +51,16 @@ def build_fed_noise(
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
     **joining: How the server aggregates updates, as for `compose`, except
-      `before_sending`.
+      `postprocess_update`.
 
   Raises:
     CompositionError, SettingError, PhaseError: If the arguments do not fit
       together.
   """
-  if joining.get('before_sending') is not None:
+  if joining.get('postprocess_update') is not None:
     raise SettingError(
-      f'before_sending={joining["before_sending"]!r}: what clients do before '
-      f'they send is to add noise={noise!r}. Pass one of the two to '
+      f'postprocess_update={joining["postprocess_update"]!r}: what clients do '
+      f'before they send is to add noise={noise!r}. Pass one of the two to '
       'build_fed_noise, as `noise`.'
     )
   return partial_training.build_simultaneous(
@@ -69,7 +69,7 @@ def build_fed_noise(
     **{
       'client_weighting': ClientWeighting.UNIFORM,
       **joining,
-      'before_sending': noise,
+      'postprocess_update': noise,
     },
   )
 

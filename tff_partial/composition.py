@@ -28,9 +28,9 @@ from tff_partial.exchange.composition_checks import check_statistics
 from tff_partial.exchange.composition_checks import check_tiers
 from tff_partial.exchange.composition_checks import mechanism
 from tff_partial.exchange.composition_checks import mechanisms_of
-from tff_partial.exchange.messages import BeforeSending
 from tff_partial.exchange.messages import ClientWeightFn
 from tff_partial.exchange.messages import ClientWeighting
+from tff_partial.exchange.messages import PostprocessUpdate
 from tff_partial.model import models
 from tff_partial.processes import PartialProcess
 from tff_partial.statistics import Join
@@ -46,7 +46,7 @@ class Averaging(TypedDict, total=False):
 
   aggregator: AggregationFactory | None
   client_weighting: ClientWeighting | ClientWeightFn
-  before_sending: BeforeSending | None
+  postprocess_update: PostprocessUpdate | None
 
 
 class Joining(Averaging, total=False):
@@ -65,7 +65,7 @@ def compose(
   server_optimizer: phases.Optimizer | None = None,
   client_weighting: ClientWeighting
   | ClientWeightFn = ClientWeighting.NUM_EXAMPLES,
-  before_sending: BeforeSending | None = None,
+  postprocess_update: PostprocessUpdate | None = None,
   mean_of_members: bool = False,
   statistics: Sequence[Statistic] = (),
   server_state: ServerState | None = None,
@@ -91,7 +91,7 @@ def compose(
     client_weighting: Weights clients by measured examples or uniformly; or a
       function from a client's result to its weight. A client whose weight is
       negative or not finite does not count, like one that is not finite.
-    before_sending: Transforms a client's update before it is sent, such as
+    postprocess_update: Transforms a client's update before it is sent, such as
       `local_noise.LocalNoise`. Clients then send whole tables.
     mean_of_members: How far a group's copy moves. By default by its members'
       share of the mean over all clients, as in FedEmbed (Algorithm 1, line 25):
@@ -113,8 +113,8 @@ def compose(
   check_joining(aggregator, server_optimizer)
   if mean_of_members:
     statistics = [MEMBERS, *statistics]
-  check_statistics(statistics, before_sending)
-  check_privacy(aggregator, before_sending, client_weighting, statistics)
+  check_statistics(statistics, postprocess_update)
+  check_privacy(aggregator, postprocess_update, client_weighting, statistics)
   client = client_work.ClientWork(model, client_state, work, 'round')
   if mean_of_members:
     check_members(aggregator, client)
@@ -125,14 +125,14 @@ def compose(
   ]
   check_tiers(client)
   check_settling(client, statistics)
-  by_rows = before_sending is None and isinstance(
+  by_rows = postprocess_update is None and isinstance(
     aggregator, aggregators.RowAggregationFactory
   )
   first_round = _first_round(model, server_state)
   work_state = first_round.type_signature.result
   sent = _specs_of_sent(client, work_state)
   spec = messages.ClientUpdateSpec(
-    sent_tiers, client_weighting, by_rows, before_sending, statistics
+    sent_tiers, client_weighting, by_rows, postprocess_update, statistics
   )
   update = client.computation(
     functools.partial(messages.client_update, client, spec), sent
@@ -168,8 +168,8 @@ def compose(
       for one in sorted(exchanges, key=lambda one: not one.is_with_update)
     },
     loaded_beside=_loaded_beside(client, work_state, sent, exchanges),
-    mechanism=mechanism(aggregator, before_sending),
-    is_noised=bool(mechanisms_of(aggregator, before_sending)),
+    mechanism=mechanism(aggregator, postprocess_update),
+    is_noised=bool(mechanisms_of(aggregator, postprocess_update)),
     work=client,
     server_state=server_state,
     rows_of=client.tables.names if by_rows else (),

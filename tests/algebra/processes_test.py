@@ -327,7 +327,7 @@ def test_local_noise_hides_whether_a_client_had_anything_to_do(process):
 
   noised = _compose(
     process.model,
-    before_sending=Noise(1.0, 1.0),
+    postprocess_update=Noise(1.0, 1.0),
     client_weighting=messages.ClientWeighting.UNIFORM,
   )
   assert noised.mechanism == local_noise.LocalNoise(1.0, 1.0).mechanism
@@ -515,13 +515,13 @@ def _without_global() -> models.PartialModel:
     ),
     (
       {
-        'before_sending': local_noise.LocalNoise(1.0, 1.0),
+        'postprocess_update': local_noise.LocalNoise(1.0, 1.0),
         'statistics': _SCALED,
       },
       "'weight': .* beside the updates that clients noise",
     ),
     (
-      {'before_sending': local_noise.LocalNoise(1.0, 1.0)},
+      {'postprocess_update': local_noise.LocalNoise(1.0, 1.0)},
       'client_weighting: clients would send how much they weigh, exactly, .*'
       'Pass ClientWeighting.UNIFORM',
     ),

@@ -72,7 +72,7 @@ def test_a_round_of_few_bits_is_near_one_of_all():
     process = algorithms.build_fed_avg(
       planted.factorization(local=None),
       training=Phase(optimizer=sgd(0.1), epochs=3),
-      before_sending=bits and quantization.Quantization(bits, smallest=1),
+      postprocess_update=bits and quantization.Quantization(bits, smallest=1),
     )
     cohort = planted.cohort_of(process, _CLIENTS, 'seed')
     state = process.initialize()

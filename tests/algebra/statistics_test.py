@@ -181,7 +181,7 @@ def test_by_part_it_is_a_part_of_its_own(model):
 def test_local_noise_is_for_what_is_sent_with_the_update(model):
   process = _compose(
     model,
-    before_sending=local_noise.LocalNoise(1.0, 0.0),
+    postprocess_update=local_noise.LocalNoise(1.0, 0.0),
     statistics=[_STATISTIC._replace(join=Join.WITH_UPDATE)],
     client_weighting=ClientWeighting.UNIFORM,
   )
@@ -297,9 +297,9 @@ _UPDATES_NOTHING = Statistic('labels', _mean_label)
             settle=lambda before, after, own, joined: after,
           )
         ],
-        'before_sending': local_noise.LocalNoise(1.0, 0.0),
+        'postprocess_update': local_noise.LocalNoise(1.0, 0.0),
       },
-      'by what they send themselves, which `before_sending` changes',
+      'by what they send themselves, which `postprocess_update` changes',
     ),
     (
       {

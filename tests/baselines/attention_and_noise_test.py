@@ -288,7 +288,7 @@ def test_what_fed_att_cannot_do_is_refused(options, message, model):
 def test_fed_att_of_local_noise_attends_to_what_is_sent(model, clients):
   noise = laplace_noise.LaplaceNoise(0.5, 0.1, noise_seed=3)
   process = fed_att.build_fed_att(
-    model, training=_TRAINING, before_sending=noise
+    model, training=_TRAINING, postprocess_update=noise
   )
   assert process.mechanism == noise.mechanism
   state, _ = planted.trained(process, clients, _ROUNDS[:1])
@@ -383,7 +383,7 @@ def test_fed_noise_is_furl_that_adds_noise_before_sending(
   furl = algorithms.build_furl(
     partly_local,
     training=_TRAINING,
-    before_sending=noise,
+    postprocess_update=noise,
     client_weighting=ClientWeighting.UNIFORM,
   )
   found, remembered = planted.trained(process, clients, _ROUNDS)
@@ -409,10 +409,10 @@ def test_two_kinds_of_noise_are_refused(model):
   noise = laplace_noise.LaplaceNoise(1.0, 1.0)
   with pytest.raises(SettingError, match='Pass one of the two'):
     fed_noise.build_fed_noise(
-      model, noise=noise, before_sending=local_noise.LocalNoise(1.0, 1.0)
+      model, noise=noise, postprocess_update=local_noise.LocalNoise(1.0, 1.0)
     )
   # As may be said, there is none beside.
-  fed_noise.build_fed_noise(model, noise=noise, before_sending=None)
+  fed_noise.build_fed_noise(model, noise=noise, postprocess_update=None)
 
 
 def test_noise_beside_weights_that_are_not_noised_is_refused(model):

@@ -162,14 +162,14 @@ def _attacked(
   **settings: Any,
 ) -> tuple[audit_bounds.Proof, np.ndarray]:
   """Trains with canaries; returns what that proves, and their scores."""
-  before = averaging.pop('before_sending', None)
+  before = averaging.pop('postprocess_update', None)
   process = algorithms.build_furl(
     keras_models.from_keras(
       _build_table, local='user', loss=tf.keras.losses.MeanSquaredError()
     ),
     client_weighting=messages.ClientWeighting.UNIFORM,
     aggregator=_HIDDEN.watched(averaging['aggregator']),
-    before_sending=_HIDDEN.before_sending(before),
+    postprocess_update=_HIDDEN.postprocess_update(before),
   )
   clients = _HIDDEN.among(small_runs.pack(process.example_spec, 'some', 12))
   trained = programs.train(
@@ -191,7 +191,7 @@ def test_a_private_run_hides_its_canaries(kind):
     plan = _planned(6.0, clipping_lib.FixedClip(0.5), sampling='local')
     averaging = {
       'aggregator': tff.aggregators.MeanFactory(),
-      'before_sending': plan.local_noise(),
+      'postprocess_update': plan.local_noise(),
     }
   else:
     clipping = clipping_lib.FixedClip(0.5)
@@ -240,7 +240,7 @@ def test_canaries_come_if_they_are_there():
 
 
 def test_a_canary_sends_its_element_and_the_others_all_but_these():
-  send = _HIDDEN.before_sending()
+  send = _HIDDEN.postprocess_update()
   update = {'b': tf.fill([50, 4], 2.0), 'a': tf.fill([10], 3.0)}
   places = _HIDDEN.places([10, 200])
   for place in (0, 159):

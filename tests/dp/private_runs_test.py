@@ -333,7 +333,7 @@ def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
     ),
     ({'aggregator': _plan().mean(noise_seed=3)}, 'simulation=True'),
     (
-      {'before_sending': local_noise.LocalNoise(0.1, 1.0)},
+      {'postprocess_update': local_noise.LocalNoise(0.1, 1.0)},
       'where=central, the process has local',
     ),
   ],
@@ -359,7 +359,7 @@ def test_a_ledger_counts_no_process_that_does_something_else(
         sampling='once_per_tree',
       ).mean()
     },
-    lambda: {'before_sending': local_noise.LocalNoise(0.1, 1.0)},
+    lambda: {'postprocess_update': local_noise.LocalNoise(0.1, 1.0)},
   ],
   ids=['central', 'simulation', 'tree', 'local'],
 )
@@ -391,7 +391,7 @@ def test_noise_that_nothing_counts_is_refused_with_the_line_that_mends_it(make):
       'No ledger can, as only parts of an update have noise',
     ),
     (
-      {'before_sending': laplace_noise.LaplaceNoise(0.1, 1.0)},
+      {'postprocess_update': laplace_noise.LaplaceNoise(0.1, 1.0)},
       'No ledger counts Laplace noise, LaplaceNoise.epsilon does',
     ),
   ],
@@ -428,13 +428,13 @@ def test_more_rounds_than_planned_are_counted_and_told(simulated, caplog):
 def test_a_ledger_of_local_noise_counts_local_noise(tmp_path):
   plan = _plan(clipping=clipping_lib.FixedClip(0.1), sampling='local')
   ledger = privacy_plans.PrivacyLedger(plan)
-  world = _world(before_sending=plan.local_noise())
+  world = _world(postprocess_update=plan.local_noise())
   result = _train(world, privacy=ledger, rounds=2)
   exact = accounting.local_epsilon(1.0, 2, 1e-3)
   assert exact <= result.privacy['epsilon'] < 1.2 * exact
   with pytest.raises(PrivacyError, match='simulation=True'):
     _train(
-      _world(before_sending=plan.local_noise(noise_seed=1)), privacy=ledger
+      _world(postprocess_update=plan.local_noise(noise_seed=1)), privacy=ledger
     )
   with pytest.raises(PrivacyError, match="sampling='local'"):
     _plan().local_noise()
@@ -574,7 +574,7 @@ def test_each_client_adds_noise_of_its_own_before_it_sends():
     model,
     update_optimizer=phases.sgd(0.0),
     client_weighting=messages.ClientWeighting.UNIFORM,
-    before_sending=local_noise.LocalNoise(clip, noise, 7),
+    postprocess_update=local_noise.LocalNoise(clip, noise, 7),
   )
   clients = small_runs.pack(process.example_spec, 'train', 50)
   moves = []

@@ -52,8 +52,8 @@ from tff_partial.data import splits
 from tff_partial.drafts import centers as drafts_lib
 from tff_partial.drafts.row_means import row_means
 from tff_partial.errors import SettingError
-from tff_partial.exchange.messages import BeforeSending
 from tff_partial.exchange.messages import ClientWeighting
+from tff_partial.exchange.messages import PostprocessUpdate
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
@@ -104,7 +104,7 @@ def build_hpfl(
   average_others: bool = True,
   join: Join = Join.SUM,
   aggregator: Factory | None = None,
-  before_sending: BeforeSending | None = None,
+  postprocess_update: PostprocessUpdate | None = None,
 ) -> PartialProcess:
   """Build HPFL: share public rows by attribute, and drafts of private tables.
 
@@ -131,7 +131,8 @@ def build_hpfl(
       uses the next two arguments to clip and noise them. Use the same for
       `drafts.Sums`.
     aggregator: Aggregates what is joined with the update.
-    before_sending: Transforms it before it is sent, such as by adding noise.
+    postprocess_update: Transforms it before it is sent, such as by adding
+      noise.
 
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
@@ -175,7 +176,7 @@ def build_hpfl(
     server_state=server_state,
     client_weighting=ClientWeighting.UNIFORM,
     aggregator=aggregator,
-    before_sending=before_sending,
+    postprocess_update=postprocess_update,
   )
 
 

@@ -104,7 +104,7 @@ class Canaries:
 
   They learn nothing: each sends one element of the update as large as it can,
   and the other clients leave these elements at zero. Build a process with
-  `before_sending` and `watched`, and train it with `among` as its clients;
+  `postprocess_update` and `watched`, and train it with `among` as its clients;
   `scores` are in its final state.
 
   Attributes:
@@ -157,9 +157,9 @@ class Canaries:
     """
     return _WithCanaries(clients, self)
 
-  def before_sending(
-    self, then: messages.BeforeSending | None = None
-  ) -> messages.BeforeSending:
+  def postprocess_update(
+    self, then: messages.PostprocessUpdate | None = None
+  ) -> messages.PostprocessUpdate:
     """Return the clients' work before sending, with canaries among them.
 
     Args:
@@ -265,10 +265,10 @@ class _WithCanaries:
 
 @dataclasses.dataclass(frozen=True)
 class _Sending:
-  """Update hook that lets canaries send; see `Canaries.before_sending`."""
+  """Update hook that lets canaries send; see `Canaries.postprocess_update`."""
 
   canaries: Canaries
-  then: messages.BeforeSending | None
+  then: messages.PostprocessUpdate | None
 
   @property
   def mechanism(self) -> mechanisms.Mechanism | None:

@@ -12,9 +12,9 @@ from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client.client_work import CompositionError
 from tff_partial.dp import mechanisms
-from tff_partial.exchange.messages import BeforeSending
 from tff_partial.exchange.messages import ClientWeightFn
 from tff_partial.exchange.messages import ClientWeighting
+from tff_partial.exchange.messages import PostprocessUpdate
 from tff_partial.statistics import Join
 from tff_partial.statistics import Statistic
 
@@ -44,13 +44,13 @@ def check_joining(aggregator: Any, server_optimizer: Any) -> None:
 
 
 def check_statistics(
-  statistics: Sequence[Statistic], before_sending: BeforeSending | None
+  statistics: Sequence[Statistic], postprocess_update: PostprocessUpdate | None
 ) -> None:
   """Check names of statistics, and how they are joined and settled.
 
   Args:
     statistics: What clients send besides their update.
-    before_sending: Transforms the update before it is sent, or None.
+    postprocess_update: Transforms the update before it is sent, or None.
   """
   names = [statistic.name for statistic in statistics]
   taken = set(tiers.TIERS)
@@ -68,23 +68,24 @@ def check_statistics(
         f'The statistic {statistic.name!r} is computed after the update, and '
         'cannot be joined with it.'
       )
-    if statistic.settle is not None and before_sending is not None:
+    if statistic.settle is not None and postprocess_update is not None:
       raise CompositionError(
         f'The statistic {statistic.name!r} settles what clients remember by '
-        'what they send themselves, which `before_sending` changes.'
+        'what they send themselves, which `postprocess_update` changes.'
       )
 
 
 def check_privacy(
   aggregator: aggregators.Factory,
-  before_sending: BeforeSending | None,
+  postprocess_update: PostprocessUpdate | None,
   client_weighting: ClientWeighting | ClientWeightFn,
   statistics: Sequence[Statistic],
 ) -> None:
   """Check that clients send nothing without noise if updates get noise."""
-  local = getattr(before_sending, 'mechanism', None)
+  local = getattr(postprocess_update, 'mechanism', None)
   if not any(
-    each.noise_multiplier for each in mechanisms_of(aggregator, before_sending)
+    each.noise_multiplier
+    for each in mechanisms_of(aggregator, postprocess_update)
   ):
     return
   noised = 'clients noise' if local else 'the private aggregator noises'
@@ -107,27 +108,27 @@ def check_privacy(
 
 
 def mechanisms_of(
-  aggregator: aggregators.Factory, before_sending: BeforeSending | None
+  aggregator: aggregators.Factory, postprocess_update: PostprocessUpdate | None
 ) -> list[mechanisms.Mechanism]:
   """Return all mechanisms that clip and noise some of what clients send.
 
   Args:
     aggregator: Aggregates updates.
-    before_sending: Transforms the update before it is sent, or None.
+    postprocess_update: Transforms the update before it is sent, or None.
   """
-  parts = [*getattr(aggregator, 'parts', [aggregator]), before_sending]
+  parts = [*getattr(aggregator, 'parts', [aggregator]), postprocess_update]
   found = (getattr(part, 'mechanism', None) for part in parts)
   return [each for each in found if each is not None]
 
 
 def mechanism(
-  aggregator: aggregators.Factory, before_sending: BeforeSending | None
+  aggregator: aggregators.Factory, postprocess_update: PostprocessUpdate | None
 ) -> mechanisms.Mechanism | None:
   """Return the mechanism that makes all updates private, or None.
 
   Processing of noised sums at the server does not change privacy.
   """
-  for part in (aggregator, before_sending):
+  for part in (aggregator, postprocess_update):
     found: mechanisms.Mechanism | None = getattr(part, 'mechanism', None)
     if found is not None:
       return found

@@ -20,13 +20,13 @@ from tff_partial.statistics import Statistic
 ClientWeighting: TypeAlias = tff.learning.ClientWeighting
 # (the update, by tier or statistic, the client's seed for it) -> what it sends
 # instead.
-BeforeSending: TypeAlias = Callable[[Any, tf.Tensor], Any]
+PostprocessUpdate: TypeAlias = Callable[[Any, tf.Tensor], Any]
 # A client's result -> its weight, zero or more.
 ClientWeightFn: TypeAlias = Callable[[local_training.ClientResult], tf.Tensor]
 
 
 def sending_seed(seed: tf.Tensor) -> tf.Tensor:
-  """Return the seed of `before_sending`, int32 `[2]`, from a client's seed."""
+  """Return `postprocess_update`'s seed, int32 `[2]`, from a client's seed."""
   return random_bits.fold_in(seed, 'sending')
 
 
@@ -61,14 +61,14 @@ class ClientUpdateSpec(NamedTuple):
     tiers: The tiers whose updates are sent.
     weighting: How clients are weighted.
     by_rows: True to send only rows of tables of which only these are trained.
-    before_sending: Transforms a client's update before it is sent, or None.
+    postprocess_update: Transforms a client's update before it is sent, or None.
     statistics: What is sent besides the update.
   """
 
   tiers: Sequence[str]
   weighting: ClientWeighting | ClientWeightFn
   by_rows: bool
-  before_sending: BeforeSending | None
+  postprocess_update: PostprocessUpdate | None
   statistics: Sequence[Statistic]
 
 
@@ -112,9 +112,9 @@ def client_update(
         update[statistic.name] = value
       else:
         statistics[statistic.name] = value
-    if spec.before_sending is not None and update:
-      update = spec.before_sending(update, sending_seed(known.seed))
-    if getattr(spec.before_sending, 'mechanism', None) is not None:
+    if spec.postprocess_update is not None and update:
+      update = spec.postprocess_update(update, sending_seed(known.seed))
+    if getattr(spec.postprocess_update, 'mechanism', None) is not None:
       # The weight must not reveal if the client had examples either.
       weight = tf.ones([])
     return ClientUpdate(

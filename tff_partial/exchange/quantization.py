@@ -26,7 +26,7 @@ _BOUNDS_BYTES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Quantization:
-  """Quantization of clients' updates, for `compose(before_sending=)`.
+  """Quantization of clients' updates, for `compose(postprocess_update=)`.
 
   Tables are rounded and sent whole.
 

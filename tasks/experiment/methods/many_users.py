@@ -148,7 +148,7 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       **sharing,
       join=join,
       aggregator=joining.get('aggregator'),
-      before_sending=joining.get('before_sending'),
+      postprocess_update=joining.get('postprocess_update'),
     )
 
   def measure(

@@ -264,20 +264,20 @@ class Privacy(Options):
       canaries: Canary clients for an audit, or None.
     """
     aggregator: aggregators.Factory = aggregators.MeanFactory()
-    before_sending: messages.BeforeSending | None = None
+    postprocess_update: messages.PostprocessUpdate | None = None
     if self.dp == CENTRAL:
       aggregator = ledger.plan.mean(
         noise_seed=self.noise_seed, diagnostics=self.diagnostics
       )
     else:
-      before_sending = ledger.plan.local_noise(noise_seed=self.noise_seed)
+      postprocess_update = ledger.plan.local_noise(noise_seed=self.noise_seed)
     if canaries is not None:
       aggregator = canaries.watched(aggregator)
-      before_sending = canaries.before_sending(before_sending)
+      postprocess_update = canaries.postprocess_update(postprocess_update)
     return {
       'aggregator': aggregator,
       'client_weighting': messages.ClientWeighting.UNIFORM,
-      'before_sending': before_sending,
+      'postprocess_update': postprocess_update,
     }
 
 

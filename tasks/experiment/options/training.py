@@ -330,7 +330,7 @@ class Server(Options):
       'client_weighting': _WEIGHTINGS[self.client_weighting],
     }
     if self.quantization is not None:
-      averaging['before_sending'] = self.quantization
+      averaging['postprocess_update'] = self.quantization
     return averaging
 
   @property
