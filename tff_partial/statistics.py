@@ -50,7 +50,7 @@ class Server(NamedTuple):
 
 # (a client's state before the round, after its work, its own statistic, the
 # aggregated statistic) -> its new state.
-Settle: TypeAlias = Callable[[Any, Any, Any, Any], Any]
+UpdateClientState: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
 
 class Statistic(NamedTuple):
@@ -65,8 +65,8 @@ class Statistic(NamedTuple):
     update: (the server's weights and state, the aggregated statistic) -> the
       new ones. Statistics update one after another, after the server's
       optimizer.
-    settle: How it determines clients' state; the aggregated statistic is then
-      sent back to all clients of the cohort.
+    update_client_state: How it determines clients' state; the aggregated
+      statistic is then sent back to all clients of the cohort.
     after_update: True if clients compute it from the updated weights, in a
       second exchange of the round.
   """
@@ -75,7 +75,7 @@ class Statistic(NamedTuple):
   summarize: Callable[[ClientContext], Any]
   join: Join | aggregators.Factory = Join.SUM
   update: Callable[[Server, Any], Server] | None = None
-  settle: Settle | None = None
+  update_client_state: UpdateClientState | None = None
   after_update: bool = False
 
 
@@ -93,7 +93,7 @@ def _share_of_step(before: Any, after: Any, own: Any, total: Any) -> Any:
 SCALED_BY_SHARE = Statistic(
   'weight',
   summarize=lambda client: outcome_of(client).weight,
-  settle=_share_of_step,
+  update_client_state=_share_of_step,
 )
 
 # The clients' weights by group, float32 `[K]`; see `groups.members_mean`.

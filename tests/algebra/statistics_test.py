@@ -239,7 +239,9 @@ def test_clients_settle_what_they_keep_by_what_all_sent(model):
   statistic = Statistic(
     'count',
     lambda client: tf.cast(client.count, tf.float32),
-    settle=lambda before, after, own, joined: before + after + own / joined,
+    update_client_state=lambda before, after, own, joined: (
+      before + after + own / joined
+    ),
   )
   process = _compose(model, client_state=memory, statistics=[statistic])
   _, kept = _round(process)
@@ -294,7 +296,7 @@ _UPDATES_NOTHING = Statistic('labels', _mean_label)
         'statistics': [
           _UPDATES_NOTHING._replace(
             join=Join.WITH_UPDATE,
-            settle=lambda before, after, own, joined: after,
+            update_client_state=lambda before, after, own, joined: after,
           )
         ],
         'postprocess_update': local_noise.LocalNoise(1.0, 0.0),

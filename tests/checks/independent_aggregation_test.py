@@ -70,7 +70,7 @@ def _gossip(name: str, summary: Callable[[Any], Any]) -> statistics.Statistic:
   return statistics.Statistic(
     'gossip',
     summarize=lambda client: summary(client.weights[tiers.LOCAL][name]),
-    settle=lambda before, after, own, total: tf.nest.map_structure(
+    update_client_state=lambda before, after, own, total: tf.nest.map_structure(
       lambda w: w + 0.5 * tf.reduce_mean(total), after
     ),
   )
@@ -91,7 +91,9 @@ def test_a_rule_that_looks_at_others_breaks_eq_3():
 @pytest.mark.slow
 def test_private_weights_that_are_sent_are_found_in_the_types():
   rule = _gossip('user/vector', lambda vector: {'user/vector': vector})
-  rule = rule._replace(settle=lambda before, after, own, total: after)
+  rule = rule._replace(
+    update_client_state=lambda before, after, own, total: after
+  )
   report = _check(_furl(rule))
   assert [tuple(v)[:3] for v in report.violations] == [
     (2, 'user/vector', math.inf)

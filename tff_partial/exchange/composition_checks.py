@@ -68,7 +68,10 @@ def check_statistics(
         f'The statistic {statistic.name!r} is computed after the update, and '
         'cannot be joined with it.'
       )
-    if statistic.settle is not None and postprocess_update is not None:
+    if (
+      statistic.update_client_state is not None
+      and postprocess_update is not None
+    ):
       raise CompositionError(
         f'The statistic {statistic.name!r} settles what clients remember by '
         'what they send themselves, which `postprocess_update` changes.'
@@ -145,13 +148,13 @@ def check_settling(
     statistics: What is sent besides the update.
   """
   for statistic in statistics:
-    if statistic.settle is not None and client.keeping:
+    if statistic.update_client_state is not None and client.keeping:
       raise CompositionError(
         f'The statistic {statistic.name!r} settles what clients remember, to '
         "which slots='kept' adds what optimizers keep, such as step counts, "
         'which it cannot settle. Leave `slots` out, or do without it.'
       )
-    if statistic.settle is not None and client.remembers_tables:
+    if statistic.update_client_state is not None and client.remembers_tables:
       raise CompositionError(
         f'The statistic {statistic.name!r} settles what clients remember, but '
         f'their tables {list(client.model.client_tables.names)} have a size of '

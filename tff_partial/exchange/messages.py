@@ -14,8 +14,8 @@ from tff_partial.client import client_work
 from tff_partial.client import local_training
 from tff_partial.contexts import Outcome
 from tff_partial.statistics import Join
-from tff_partial.statistics import Settle
 from tff_partial.statistics import Statistic
+from tff_partial.statistics import UpdateClientState
 
 ClientWeighting: TypeAlias = tff.learning.ClientWeighting
 # (the update, by tier or statistic, the client's seed for it) -> what it sends
@@ -187,7 +187,7 @@ def second_pass(
 
 
 def settling(
-  settle: Settle,
+  update_client_state: UpdateClientState,
   kept_type: tff.Type,
   own_type: tff.Type,
   joined_type: tff.Type,
@@ -196,7 +196,7 @@ def settling(
 
   @tff.tensorflow.computation(kept_type, kept_type, own_type, joined_type)
   def settled(before: Any, after: Any, own: Any, joined: Any) -> Any:
-    return settle(before, after, own, joined)
+    return update_client_state(before, after, own, joined)
 
   return settled
 

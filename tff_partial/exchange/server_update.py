@@ -287,9 +287,9 @@ def _exchange(
     update = updating(
       name, statistic.update, server_type, work_state, joined_type
     )
-  if statistic.settle is not None:
+  if statistic.update_client_state is not None:
     settle = messages.settling(
-      statistic.settle, kept_type, own_type, joined_type
+      statistic.update_client_state, kept_type, own_type, joined_type
     )
   return Exchange(
     statistic, own_type, joined_type, second_pass, process, update, settle
