@@ -66,7 +66,7 @@ class Clusters(NamedTuple):
 
 
 def _clusters(
-  parts: assignments.Parts, gradients: str, rate: float
+  parts: assignments.FedEmbedVariables, gradients: str, rate: float
 ) -> Clusters:
   if gradients not in _TIER:
     raise groups.GroupError(
@@ -113,7 +113,7 @@ def _clusters(
 def build_p_fed_km(
   model: models.PartialModel,
   *,
-  parts: assignments.Parts,
+  parts: assignments.FedEmbedVariables,
   gradients: str = MODEL,
   training: Phase = Phase(),
   rate: float = 1.0,
@@ -163,7 +163,7 @@ def build_p_fed_km(
 def build_p_fed_km_eval(
   model: models.PartialModel,
   *,
-  parts: assignments.Parts,
+  parts: assignments.FedEmbedVariables,
   gradients: str = MODEL,
   split: splits.Split | None = None,
   measure_batch_size: int = 100,

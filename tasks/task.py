@@ -206,7 +206,7 @@ class Task(abc.ABC):
   learned_from_training: tuple[str, ...]
   attribute: str = ''
   own_weights: str = ''
-  fed_embed_parts: assignments.Parts | None = None
+  fed_embed_parts: assignments.FedEmbedVariables | None = None
   recommends: bool = False
   keeps_tables: bool = False
   predicts_tokens: bool = False

@@ -42,7 +42,7 @@ from tff_partial.tiers import LOCAL
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class FedEmbedVariables:
   """Roles of a model's variables and outputs.
 
   The model's own loss is that of the sub-population's head and of the type
@@ -100,14 +100,14 @@ class Assignment(NamedTuple):
 OWN_HEAD = Assignment(None)
 
 
-def by_type(parts: Parts) -> Assignment:
+def by_type(parts: FedEmbedVariables) -> Assignment:
   """Assign clients to the sub-population that they know: FedEmbed-Type."""
   sub_population = _known(parts)
   return Assignment(groups.by_attribute(lambda held: sub_population(held['y'])))
 
 
 def by_prototype(
-  parts: Parts,
+  parts: FedEmbedVariables,
   *,
   margin: float = 1.0,
   steps: int = 10,
@@ -130,8 +130,8 @@ def by_prototype(
       prototype nearest to its embedding as formed before, so that only
       prototypical clients use their likes.
     optimizer: The optimizer of these steps; SGD with rate 0.1 by default.
-    forming: How clients form their embedding before, by `Parts.shared_loss`;
-      not at all by default.
+    forming: How clients form their embedding before, by
+      `FedEmbedVariables.shared_loss`; not at all by default.
     rate: The fraction of the way from a prototype to its embedding that a
       prototypical client sends.
     server_rate: Rate of plain gradient descent on the prototypes by the
@@ -182,7 +182,7 @@ def by_prototype(
 
 
 def by_map(
-  parts: Parts,
+  parts: FedEmbedVariables,
   *,
   forming: Phase | None = None,
   rate: float = 0.1,
@@ -200,8 +200,8 @@ def by_map(
 
   Args:
     parts: The parts of the model; its prototypes are the nodes.
-    forming: How clients form their embedding before, by `Parts.shared_loss`;
-      not at all by default.
+    forming: How clients form their embedding before, by
+      `FedEmbedVariables.shared_loss`; not at all by default.
     rate: The fraction of the way that a node moves.
     server_rate: Rate of plain gradient descent on the nodes by the aggregated
       moves; 1 applies their mean over all clients of the cohort, few of which
@@ -221,7 +221,9 @@ def by_map(
   )
 
 
-def moved_by(parts: Parts, rate: float | None) -> dict[str, Optimizer]:
+def moved_by(
+  parts: FedEmbedVariables, rate: float | None
+) -> dict[str, Optimizer]:
   """Return the server optimizer of the prototypes, for `Assignment`.
 
   Args:
@@ -231,7 +233,7 @@ def moved_by(parts: Parts, rate: float | None) -> dict[str, Optimizer]:
   return {} if rate is None else {parts.prototypes: sgd(rate)}
 
 
-def formed(parts: Parts, how: Phase) -> Phase:
+def formed(parts: FedEmbedVariables, how: Phase) -> Phase:
   """Return the phase in which clients form their embedding by the shared heads.
 
   Args:
@@ -247,11 +249,11 @@ def formed(parts: Parts, how: Phase) -> Phase:
   )
 
 
-def _formed(parts: Parts, how: Phase | None) -> tuple[Phase, ...]:
+def _formed(parts: FedEmbedVariables, how: Phase | None) -> tuple[Phase, ...]:
   return (formed(parts, how),) if how else ()
 
 
-def moving(parts: Parts, term: phases.Term, rate: float) -> Phase:
+def moving(parts: FedEmbedVariables, term: phases.Term, rate: float) -> Phase:
   """Return the phase in which clients compute their moves of the prototypes.
 
   Args:
@@ -270,7 +272,7 @@ def moving(parts: Parts, term: phases.Term, rate: float) -> Phase:
 
 
 def triplet_loss(
-  parts: Parts, margin: float
+  parts: FedEmbedVariables, margin: float
 ) -> Callable[[ClientContext], tf.Tensor]:
   """Return Eq. 1: `max(0, |e_u - e_p|^2 - |e_u - e_n|^2 + margin)`, `[batch]`.
 
@@ -296,7 +298,9 @@ def triplet_loss(
   return loss
 
 
-def map_loss(parts: Parts, radius: float, rows: int = 1) -> phases.Term:
+def map_loss(
+  parts: FedEmbedVariables, radius: float, rows: int = 1
+) -> phases.Term:
   """Return half the squared distances to all nodes, weighted by neighbourhood.
 
   Its gradient at a node is Kohonen's step back, `neighbourhood * (node - e)`.
@@ -352,12 +356,15 @@ def following(reassign: groups.Assign) -> Statistic:
   return Statistic('moves', moves, update=follow, after_update=True)
 
 
-def _distances(parts: Parts) -> Callable[[ClientContext], tf.Tensor]:
+def _distances(
+  parts: FedEmbedVariables,
+) -> Callable[[ClientContext], tf.Tensor]:
   """Return the squared distances `[K]` of an embedding to all prototypes."""
   if not parts.prototypes:
     raise groups.GroupError(
       'Clients are to be assigned by prototypes. Say in '
-      '`Parts(prototypes=...)` which variable of the model holds them.'
+      '`FedEmbedVariables(prototypes=...)` which variable of the model holds '
+      'them.'
     )
 
   def distances(client: ClientContext) -> tf.Tensor:
@@ -369,14 +376,14 @@ def _distances(parts: Parts) -> Callable[[ClientContext], tf.Tensor]:
   return distances
 
 
-def _known(parts: Parts) -> Any:
+def _known(parts: FedEmbedVariables) -> Any:
   return _told(parts.sub_population, 'sub_population', 'their sub-population')
 
 
 def _told(read: Any, name: str, what: str) -> Any:
   if not read:
     raise groups.GroupError(
-      f'Clients are to know {what}. Say in `Parts({name}=...)` how it is read '
-      'from their labels.'
+      f'Clients are to know {what}. Say in `FedEmbedVariables({name}=...)` how '
+      'it is read from their labels.'
     )
   return read

@@ -323,7 +323,7 @@ def build_partial(
   )
 
 
-PARTS = assignments.Parts(
+PARTS = assignments.FedEmbedVariables(
   embedding=f'{PERSONAL}/own',
   global_head=f'{GLOBAL_HEAD}/.*',
   global_loss=global_loss,

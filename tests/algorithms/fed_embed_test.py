@@ -74,7 +74,7 @@ def _half_square(wanted: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
   return 0.5 * tf.square(wanted - found[:, 0])
 
 
-PARTS = assignments.Parts(
+PARTS = assignments.FedEmbedVariables(
   embedding='embedding/own',
   global_head='global_head/.*',
   global_loss=lambda labels, outputs: _half_square(
@@ -760,7 +760,7 @@ def test_groups_without_weights_of_their_own_are_refused():
     (
       assignments.by_prototype,
       {'is_prototypical': None},
-      r'Parts\(is_prototypical=',
+      r'FedEmbedVariables\(is_prototypical=',
     ),
     (
       assignments.by_prototype,

@@ -121,7 +121,7 @@ def heads() -> models.PartialModel:
 
 # Which parts its variables play, and that clients are of the group that the
 # number of their first item says.
-HEADS = assignments.Parts(
+HEADS = assignments.FedEmbedVariables(
   embedding='user/own',
   global_head='global_head/.*',
   global_loss=lambda labels, outputs: tf.square(

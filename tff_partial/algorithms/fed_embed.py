@@ -28,7 +28,7 @@ from typing import Unpack
 from tff_partial import assignments
 from tff_partial import evaluation
 from tff_partial.assignments import Assignment
-from tff_partial.assignments import Parts
+from tff_partial.assignments import FedEmbedVariables
 from tff_partial.client_state import persist_local
 from tff_partial.client_state import remember_group
 from tff_partial.composition import compose
@@ -46,7 +46,7 @@ from tff_partial.tiers import LOCAL
 def build_fed_embed(
   model: models.PartialModel,
   *,
-  parts: Parts,
+  parts: FedEmbedVariables,
   assignment: Assignment,
   training: Phase = Phase(),
   **joining: Unpack[Joining],
@@ -98,7 +98,7 @@ def build_fed_embed(
 def build_fed_embed_eval(
   model: models.PartialModel,
   *,
-  parts: Parts,
+  parts: FedEmbedVariables,
   assignment: Assignment,
   personalise: Phase | None = None,
   **measuring: Unpack[assigned_training.Measuring],

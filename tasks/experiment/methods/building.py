@@ -256,7 +256,9 @@ def p_fed_me(
 
 
 def fed_embed(
-  assignment: Callable[[FedEmbed, assignments.Parts], assignments.Assignment],
+  assignment: Callable[
+    [FedEmbed, assignments.FedEmbedVariables], assignments.Assignment
+  ],
   user: str,
   reads: tuple[str, ...] = (),
 ) -> Algorithm:

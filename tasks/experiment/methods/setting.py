@@ -41,7 +41,7 @@ class Setting:
   canaries: privacy_audit.Canaries | None = None
 
   @property
-  def parts(self) -> assignments.Parts:
+  def parts(self) -> assignments.FedEmbedVariables:
     """The parts of FedEmbed's model.
 
     Raises:

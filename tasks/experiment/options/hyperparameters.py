@@ -103,7 +103,9 @@ class FedEmbed(Options):
       epochs=self.forming_steps,
     )
 
-  def by_type(self, parts: assignments.Parts) -> assignments.Assignment:
+  def by_type(
+    self, parts: assignments.FedEmbedVariables
+  ) -> assignments.Assignment:
     """Assign clients to the sub-population that their data name.
 
     Args:
@@ -111,7 +113,9 @@ class FedEmbed(Options):
     """
     return assignments.by_type(parts)
 
-  def by_prototype(self, parts: assignments.Parts) -> assignments.Assignment:
+  def by_prototype(
+    self, parts: assignments.FedEmbedVariables
+  ) -> assignments.Assignment:
     """Assign clients to the nearest prototype.
 
     Args:
@@ -126,7 +130,9 @@ class FedEmbed(Options):
       **self.centers,
     )
 
-  def by_map(self, parts: assignments.Parts) -> assignments.Assignment:
+  def by_map(
+    self, parts: assignments.FedEmbedVariables
+  ) -> assignments.Assignment:
     """Assign clients to the nearest node of a self-organizing map.
 
     Args:
@@ -140,7 +146,9 @@ class FedEmbed(Options):
       **self.centers,
     )
 
-  def personal(self, parts: assignments.Parts) -> assignments.Assignment:
+  def personal(
+    self, parts: assignments.FedEmbedVariables
+  ) -> assignments.Assignment:
     """Give each client its own head.
 
     Args:
