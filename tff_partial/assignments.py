@@ -350,7 +350,7 @@ def following(reassign: groups.Assign) -> Statistic:
 
   def follow(server: Server, moves: tf.Tensor) -> Server:
     weights = collections.OrderedDict(server.weights)
-    weights[GROUP] = groups.followed(weights[GROUP], moves)
+    weights[GROUP] = groups.inherit_weights(weights[GROUP], moves)
     return server._replace(weights=weights)
 
   return Statistic('moves', moves, update=follow, after_update=True)

@@ -99,7 +99,7 @@ def copy_of(stacked: tiers.NamedTensors, group: tf.Tensor) -> Any:
   return tf.nest.map_structure(lambda t: tf.gather(t, group), stacked)
 
 
-def followed(copies: tiers.NamedTensors, moves: tf.Tensor) -> Any:
+def inherit_weights(copies: tiers.NamedTensors, moves: tf.Tensor) -> Any:
   """Return copies of groups that follow their clients.
 
   FedEmbed, section 3.3.1: a cluster starts from the weights of the old cluster
@@ -115,7 +115,9 @@ def followed(copies: tiers.NamedTensors, moves: tf.Tensor) -> Any:
   return copy_of(copies, source)
 
 
-def for_all(copy: tiers.NamedTensors, group: tf.Tensor, number: int) -> Any:
+def scatter_to_groups(
+  copy: tiers.NamedTensors, group: tf.Tensor, number: int
+) -> Any:
   """Stack one group's tensors with zeros for all others, `[K, ...]`."""
   hot = tf.one_hot(group, number)
   return tf.nest.map_structure(

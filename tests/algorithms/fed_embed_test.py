@@ -420,7 +420,7 @@ def test_the_servers_optimizer_may_leave_nodes_alone():
   ],
 )
 def test_heads_follow_their_clients(moves, expected):
-  followed = groups.followed({'head': tf.range(3.0)}, tf.constant(moves))
+  followed = groups.inherit_weights({'head': tf.range(3.0)}, tf.constant(moves))
   np.testing.assert_array_equal(followed['head'], expected)
 
 

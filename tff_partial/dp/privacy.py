@@ -27,7 +27,7 @@ from tff_partial.dp import clipping as clipping_lib
 from tff_partial.dp.mechanisms import CENTRAL
 from tff_partial.dp.mechanisms import Mechanism
 from tff_partial.dp.mechanisms import PrivateTypeError
-from tff_partial.dp.private_parts import Parts
+from tff_partial.dp.private_parts import UpdateParts
 from tff_partial.dp.private_parts import WHOLE
 from tff_partial.dp.private_rows import RowsQuery
 from tff_partial.dp.private_rows import RowSumFactory
@@ -116,7 +116,7 @@ class PrivateFactory(
       self.noise_seed is not None,
     )
 
-  def _parts(self, specs: Any) -> Parts:
+  def _parts(self, specs: Any) -> UpdateParts:
     """Make the queries, with new secrets each time."""
     if isinstance(self.clipping, clipping_lib.Clipping):
       clipping, shares = {WHOLE: self.clipping}, {WHOLE: 1.0}
@@ -124,7 +124,7 @@ class PrivateFactory(
     else:
       clipping = dict(self.clipping)
       shares = clipping_lib.shares_of(clipping, self.shares)
-    return Parts(
+    return UpdateParts(
       {
         part: clipping[part].query(
           self.noise_multiplier / math.sqrt(shares[part]),

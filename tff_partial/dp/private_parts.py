@@ -14,7 +14,7 @@ from tff_partial.dp.private_rows import NestedSumQuery
 WHOLE = 'all.parts'
 
 
-class Parts:
+class UpdateParts:
   """Queries of an update: one of the whole, or one for each part."""
 
   def __init__(self, queries: Mapping[str, dp_queries.PrivateSumQuery]):

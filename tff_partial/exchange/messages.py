@@ -146,7 +146,9 @@ def _update(
       received = groups.copy_of(received, result.group)
     moved = zero_unless_finite(tiers.delta(received, result.weights[tier]))
     if tier == tiers.GROUP:
-      moved = groups.for_all(moved, result.group, work.model.num_groups)
+      moved = groups.scatter_to_groups(
+        moved, result.group, work.model.num_groups
+      )
     changes = result.changes if tier == tiers.GLOBAL else {}
     for name, change in zero_unless_finite(changes).items():
       if spec.by_rows:
