@@ -121,7 +121,7 @@ def compose(
   sent_tiers = [
     tier
     for tier in client.specs[0]
-    if any(tier in phase.train for phase in phases.flat(client.work))
+    if any(tier in phase.train for phase in phases.all_phases(client.work))
   ]
   check_tiers(client)
   check_settling(client, statistics)

@@ -143,7 +143,7 @@ def build_evaluation(
       return states, values
 
   def run_and_keep(*args: Any) -> Any:
-    *_, measured = [p for p in phases.flat(does.work) if p.measured]
+    *_, measured = [p for p in phases.all_phases(does.work) if p.measured]
     with does.begin(*args) as context:
       done = local_training.run(does.work, context, does.tables)
       return collections.OrderedDict(

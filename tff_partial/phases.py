@@ -372,18 +372,18 @@ _SCHEDULE = (
 )
 
 
-def taking_turns(part: Phase | Interleaved) -> tuple[Phase, ...]:
+def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:
   """Return the phases that take turns on each batch."""
   return part.phases if isinstance(part, Interleaved) else (part,)
 
 
-def flat(work: Work) -> list[Phase]:
+def all_phases(work: Work) -> list[Phase]:
   """Return all phases of a client's work."""
   return [
     phase
     for part in work
     if isinstance(part, Phase | Interleaved)
-    for phase in taking_turns(part)
+    for phase in interleaved_phases(part)
   ]
 
 
@@ -409,7 +409,7 @@ def _own_part(phase: Phase, on: splits.Part, rounds: int) -> Phase | None:
   )
 
 
-def own(work: Work, rounds: int) -> list[Part]:
+def personal_phases(work: Work, rounds: int) -> list[Part]:
   """Return the part of a client's work that trains its own tiers.
 
   The phases use all of the client's examples.
@@ -433,18 +433,18 @@ def own(work: Work, rounds: int) -> list[Part]:
         part = part._replace(on=on)
       found += [part] if chooses else []
       continue
-    turns = [_own_part(phase, on, rounds) for phase in taking_turns(part)]
+    turns = [_own_part(phase, on, rounds) for phase in interleaved_phases(part)]
     kept = tuple(phase for phase in turns if phase is not None)
     if kept:
       found.append(kept[0] if len(kept) == 1 else Interleaved(kept))
   return found
 
 
-def holds_a_copy(work: Work) -> bool:
+def needs_personal_copy(work: Work) -> bool:
   """Return True if clients need a personal copy of the GLOBAL weights."""
   return any(
     tiers.PERSONAL in phase.train or phase.read is not tiers.as_they_are
-    for phase in flat(work)
+    for phase in all_phases(work)
   )
 
 
@@ -452,7 +452,7 @@ def follow_rounds(work: Work) -> bool:
   """Return True if the work depends on the number of completed rounds."""
   return any(
     callable(phase.epochs) or callable(phase.rate_factor)
-    for phase in flat(work)
+    for phase in all_phases(work)
   )
 
 
@@ -470,7 +470,7 @@ def check(work: Work, model: models.PartialModel) -> None:
   for part in work:
     if not isinstance(part, Phase | Interleaved):
       continue
-    first, *others = taking_turns(part)
+    first, *others = interleaved_phases(part)
     for other in others:
       for name in _SCHEDULE:
         if getattr(first, name) != getattr(other, name):
@@ -478,7 +478,7 @@ def check(work: Work, model: models.PartialModel) -> None:
             f'Phases that take turns on each batch differ in {name}: '
             f'{getattr(first, name)} and {getattr(other, name)}.'
           )
-  for phase in flat(work):
+  for phase in all_phases(work):
     if phase.loss is not None:
       model.check_loss(phase.loss)
     names = [
@@ -515,7 +515,7 @@ def _check_groups(work: Work, model: models.PartialModel) -> None:
     )
   if len(places) > 1:
     raise groups.GroupError(f'Clients choose their groups {len(places)} times.')
-  for phase in flat(work[: places[0]] if places else []):
+  for phase in all_phases(work[: places[0]] if places else []):
     if tiers.GROUP in phase.train:
       raise groups.GroupError(
         'A phase trains the weights of a group before the client has chosen '

@@ -52,7 +52,7 @@ class Client:
     jit: bool = False,
   ):
     self.model = model
-    self._has_copy = phases.holds_a_copy(work)
+    self._has_copy = phases.needs_personal_copy(work)
     self._spec = client_work.example_spec_of(model, work)
 
     def run(weights, examples, count, seed):

@@ -142,7 +142,7 @@ def example_spec_of(
 ) -> examples.ExampleSpec:
   """Return the spec of an example, for a model and the phases that read it."""
   spec = examples.ExampleSpec(model.example_spec, model.example_spec.ids)
-  parts = [phase.on for phase in phases.flat(work)]
+  parts = [phase.on for phase in phases.all_phases(work)]
   parts += [part.on for part in work if isinstance(part, contexts.Compute)]
   spec.update(splits.example_fields(*parts))
   return spec
@@ -226,7 +226,7 @@ class ClientWork:
     self.work = list(work)
     self._scope = tracing.KerasScope()
     phases.check(self.work, model)
-    if not any(phase.measured for phase in phases.flat(self.work)):
+    if not any(phase.measured for phase in phases.all_phases(self.work)):
       raise CompositionError(
         f'No phase of the {what} is measured, so that no client would have a '
         'weight or metrics.'
@@ -348,7 +348,7 @@ class ClientWork:
       new = {n: tf.constant(0) for n in tables.names if n not in num_rows}
       held[tiers.LOCAL] = tables.fit(held[tiers.LOCAL], new, rows, seed)
     weights = tiers.join(shared, held)
-    if phases.holds_a_copy(self.work) and tiers.PERSONAL not in weights:
+    if phases.needs_personal_copy(self.work) and tiers.PERSONAL not in weights:
       weights[tiers.PERSONAL] = collections.OrderedDict(
         shared.get(tiers.GLOBAL, {})
       )

@@ -153,7 +153,7 @@ def _to_do(
   """Return the phases of a part that have anything to do, by name."""
   return {
     optimizer_slots.name_of(number, place): phase
-    for place, phase in enumerate(phases.taking_turns(part))
+    for place, phase in enumerate(phases.interleaved_phases(part))
     if phase.max_steps != 0 and (phase.measured or trained_by([phase], weights))
   }
 

@@ -48,7 +48,7 @@ def keeping(work: phases.Work) -> dict[str, phases.Phase]:
     name_of(number, place): phase
     for number, part in enumerate(work)
     if isinstance(part, phases.Phase | phases.Interleaved)
-    for place, phase in enumerate(phases.taking_turns(part))
+    for place, phase in enumerate(phases.interleaved_phases(part))
     if phase.slots == phases.KEPT
   }
 

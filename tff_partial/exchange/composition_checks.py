@@ -177,7 +177,9 @@ def check_members(
     CompositionError: If the aggregator does not weigh clients.
   """
   names = client.model.specs(tiers.GROUP)
-  trained = [p for p in phases.flat(client.work) if tiers.GROUP in p.train]
+  trained = [
+    p for p in phases.all_phases(client.work) if tiers.GROUP in p.train
+  ]
   if not (names and trained):
     raise groups.GroupError(
       'mean_of_members: no phase trains weights of groups. Leave it out, or '
@@ -204,13 +206,15 @@ def check_tiers(client: client_work.ClientWork) -> None:
     raise CompositionError(
       'The model has no variable at the server to train: all are local.'
     )
-  trained = {t for phase in phases.flat(client.work) for t in phase.train}
+  trained = {t for phase in phases.all_phases(client.work) for t in phase.train}
   if trained & {tiers.GLOBAL, tiers.GROUP} and not trained & held:
     raise CompositionError(
       f'The work trains {sorted(trained)} variables, but at the server the '
       f'model has {sorted(held)} ones alone.'
     )
-  is_trained = any(tiers.LOCAL in p.train for p in phases.flat(client.work))
+  is_trained = any(
+    tiers.LOCAL in p.train for p in phases.all_phases(client.work)
+  )
   if not (is_trained or client.client_state.is_frozen):
     names = list(client.model.specs(tiers.LOCAL))
     if names:

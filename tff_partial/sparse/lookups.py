@@ -180,7 +180,7 @@ class RowModel:
 
 def _moves_by_rows(name: str, work: phases.Work) -> bool:
   """Return True if work moves only looked-up rows of a table."""
-  active = [phase for phase in phases.flat(work) if phase.max_steps != 0]
+  active = [phase for phase in phases.all_phases(work) if phase.max_steps != 0]
   training = [
     phase
     for phase in active

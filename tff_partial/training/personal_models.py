@@ -253,7 +253,7 @@ def _at_home(
       group.
   """
   work = process.work
-  own = phases.own(work.work, rounds) if work is not None else []
+  own = phases.personal_phases(work.work, rounds) if work is not None else []
   if not own or work is None:
     raise ProgramError(
       "The process trains nothing that is a client's own, so that all clients "
@@ -263,7 +263,7 @@ def _at_home(
   # A copy that is neither kept nor measured is an intermediate step.
   keeps_copy = tiers.PERSONAL in work.remembered_names
   reads: tiers.Reads = tiers.as_they_are
-  for phase in phases.flat(work.work):
+  for phase in phases.all_phases(work.work):
     if phase.measured or (keeps_copy and tiers.PERSONAL in phase.train):
       if phase.read is not tiers.as_they_are:
         reads = phase.read

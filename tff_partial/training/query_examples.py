@@ -29,7 +29,7 @@ def check(
   if process.work is None:
     return
   parts = [
-    phase.on for phase in phases.flat(process.work.work) if phase.measured
+    phase.on for phase in phases.all_phases(process.work.work) if phase.measured
   ]
   known: dict[Any, bool] = {}
   seeds = np.zeros([1, 2], np.int32)

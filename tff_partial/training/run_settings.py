@@ -108,7 +108,7 @@ def in_words(process: processes.PartialProcess) -> str:
   """
   found = {'model': ' '.join(repr(process.model).split())}
   work = process.work.work if process.work is not None else ()
-  for number, phase in enumerate(phases.flat(work), 1):
+  for number, phase in enumerate(phases.all_phases(work), 1):
     for field in dataclasses.fields(phase):
       value = getattr(phase, field.name)
       found[f'phase {number}, {field.name}'] = (

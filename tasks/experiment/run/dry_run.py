@@ -150,7 +150,7 @@ def _method(trainable: Trainable) -> str:
 def _phases(trainable: Trainable) -> Iterator[str]:
   """Yield the phases of a client's round, in order."""
   work = trainable.process.work
-  for phase in phases.flat(work.work) if work is not None else ():
+  for phase in phases.all_phases(work.work) if work is not None else ():
     does = f'train {" and ".join(phase.train)}' if phase.train else 'measure'
     size = 'all examples' if phase.batch_size is None else phase.batch_size
     epochs = phase.epochs if isinstance(phase.epochs, int) else 'varying'
