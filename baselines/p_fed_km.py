@@ -106,7 +106,7 @@ def _clusters(
 
   return Clusters(
     (contexts.Compute(_STEP, step), groups.Assign(nearest)),
-    assignments.moving(parts, to_nearest, rate),
+    assignments.prototype_phase(parts, to_nearest, rate),
   )
 
 
@@ -142,7 +142,7 @@ def build_p_fed_km(
       together.
   """
   clusters = _clusters(parts, gradients, rate)
-  apart = assignments.moved_by(parts, server_rate)
+  apart = assignments.prototype_optimizers(parts, server_rate)
   return compose(
     model,
     client_state=_CLIENT_STATE[gradients],

@@ -176,8 +176,8 @@ def by_prototype(
   return Assignment(
     groups.Assign(choose),
     before=(*_formed(parts, forming), pull),
-    after=(moving(parts, to_own, rate),),
-    server_optimizers=moved_by(parts, server_rate),
+    after=(prototype_phase(parts, to_own, rate),),
+    server_optimizers=prototype_optimizers(parts, server_rate),
   )
 
 
@@ -216,12 +216,12 @@ def by_map(
     nearest,
     reassign=nearest,
     before=_formed(parts, forming),
-    after=(moving(parts, map_loss(parts, radius, rows), rate),),
-    server_optimizers=moved_by(parts, server_rate),
+    after=(prototype_phase(parts, map_loss(parts, radius, rows), rate),),
+    server_optimizers=prototype_optimizers(parts, server_rate),
   )
 
 
-def moved_by(
+def prototype_optimizers(
   parts: FedEmbedVariables, rate: float | None
 ) -> dict[str, Optimizer]:
   """Return the server optimizer of the prototypes, for `Assignment`.
@@ -233,7 +233,7 @@ def moved_by(
   return {} if rate is None else {parts.prototypes: sgd(rate)}
 
 
-def formed(parts: FedEmbedVariables, how: Phase) -> Phase:
+def embedding_phase(parts: FedEmbedVariables, how: Phase) -> Phase:
   """Return the phase in which clients form their embedding by the shared heads.
 
   Args:
@@ -250,10 +250,12 @@ def formed(parts: FedEmbedVariables, how: Phase) -> Phase:
 
 
 def _formed(parts: FedEmbedVariables, how: Phase | None) -> tuple[Phase, ...]:
-  return (formed(parts, how),) if how else ()
+  return (embedding_phase(parts, how),) if how else ()
 
 
-def moving(parts: FedEmbedVariables, term: phases.Term, rate: float) -> Phase:
+def prototype_phase(
+  parts: FedEmbedVariables, term: phases.Term, rate: float
+) -> Phase:
   """Return the phase in which clients compute their moves of the prototypes.
 
   Args:

@@ -605,7 +605,7 @@ def test_a_clipped_client_counts_for_less(model: models.PartialModel) -> None:
 def test_a_sum_of_little_weight_moves_a_row_a_part_of_the_way() -> None:
   # Of a weight of 0.1, where 1 is usual, noise may have made most.
   before, moves = tf.constant([[1.0], [1.0]]), tf.constant([[0.1], [0.8]])
-  weight = row_means.SENT * tf.constant([0.1, 0.8])
+  weight = row_means.WEIGHT_SCALE * tf.constant([0.1, 0.8])
   after = row_means.moved(before, moves, weight, 1.0)
   np.testing.assert_allclose(after, [[1.0 + 0.1 / 0.5], [2.0]], rtol=1e-6)
   # Also if there is no weight at all, or less.

@@ -121,7 +121,7 @@ def build_fed_embed_eval(
       together.
   """
   if personalise:
-    new = assignments.formed(parts, personalise)
+    new = assignments.embedding_phase(parts, personalise)
     assignment = assignment._replace(before=(new, *assignment.before))
   return assigned_training.build_evaluation(
     model, remember_group(persist_local), assignment, **measuring

@@ -175,7 +175,7 @@ class Sums:
         number = tf.reduce_sum(counts)
         ways = sums - counts[:, None] * centers[_ROWS]
         sums = tf.math.divide_no_nan(ways, number)
-        counts = row_means.SENT * tf.math.divide_no_nan(counts, number)
+        counts = row_means.WEIGHT_SCALE * tf.math.divide_no_nan(counts, number)
       return collections.OrderedDict({_SUMS: sums, _COUNTS: counts})
 
     def update(server: Server, joined: Any) -> Server:

@@ -29,9 +29,9 @@ from tff_partial.tiers import GLOBAL
 Weight: TypeAlias = Callable[[ClientContext], tf.Tensor]
 
 # The minimum divisor of a row's moves, as a fraction of its usual weight.
-LEAST = 0.5
+MIN_WEIGHT_SHARE = 0.5
 # Weights are scaled down by this when sent with moves: one clip bounds both.
-SENT = 0.1
+WEIGHT_SCALE = 0.1
 # Without noise, rows with a smaller total weight do not change.
 _NOTHING = 1e-6
 _SUM, _WEIGHT = '/sum', 'weight'
@@ -57,7 +57,7 @@ def row_means(
       clipped and noised by the aggregator; weights should then be bounded, such
       as shares that add up to 1 at each client.
     usual: The usual weight of a row. With WITH_UPDATE, sums are divided by at
-      least `LEAST` times this.
+      least `MIN_WEIGHT_SHARE` times this.
     in_state: True if the rows are not GLOBAL variables but tensors of the
       server's state, by name.
 
@@ -73,7 +73,7 @@ def row_means(
       if by_moves:
         value -= received[variable]
       message[variable + _SUM] = _along_rows(given, value) * value
-    message[_WEIGHT] = SENT * given if by_moves else given
+    message[_WEIGHT] = WEIGHT_SCALE * given if by_moves else given
     return message
 
   def update(server: Server, joined: tiers.NamedTensors) -> Server:
@@ -110,11 +110,11 @@ def moved(
   Args:
     before: The old rows, `[rows, ...]`.
     moves: The sum of the weighted moves of all clients, of the same shape.
-    weight: The sum of their weights times `SENT`, `[rows]` or a scalar.
-    usual: The usual weight of a row. Rows with less than `LEAST` times this
-      move only a part of the way.
+    weight: The sum of their weights times `WEIGHT_SCALE`, `[rows]` or a scalar.
+    usual: The usual weight of a row. Rows with less than `MIN_WEIGHT_SHARE`
+      times this move only a part of the way.
   """
-  weight = tf.maximum(weight / SENT, LEAST * usual)
+  weight = tf.maximum(weight / WEIGHT_SCALE, MIN_WEIGHT_SHARE * usual)
   return before + moves / _along_rows(weight, moves)
 
 
