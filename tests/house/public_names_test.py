@@ -50,6 +50,7 @@ def test_a_wrong_name_of_a_package_is_refused():
     tff_partial.dp.cliping  # noqa: B018
 
 
+@pytest.mark.slow
 def test_the_import_loads_nothing_that_only_figures_need():
   code = (
     'import sys, tff_partial; '

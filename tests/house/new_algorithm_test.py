@@ -1,0 +1,153 @@
+"""A new algorithm is three files: its own, and a row in each of two tables."""
+
+import filecmp
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ('baselines', 'tasks', 'tests', 'tff_partial', 'tff_partial_programs')
+_BUILDER = '''"""Half steps: FedAvg whose server moves half as far."""
+
+import dataclasses
+from typing import Unpack
+
+from tff_partial import evaluation
+from tff_partial.composition import Averaging
+from tff_partial.composition import compose
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.phases import sgd
+from tff_partial.processes import PartialProcess
+from tff_partial.tiers import GLOBAL
+
+
+def build_half_steps(
+  model: models.PartialModel,
+  *,
+  training: Phase = Phase(),
+  **averaging: Unpack[Averaging],
+) -> PartialProcess:
+  """Build FedAvg with a server that moves half as far."""
+  return compose(
+    model,
+    work=[dataclasses.replace(training, train=(GLOBAL,), measured=True)],
+    **{**averaging, 'server_optimizer': sgd(0.5)},
+  )
+
+
+def build_half_steps_eval(
+  model: models.PartialModel, **measuring: Unpack[evaluation.Measuring]
+) -> evaluation.Evaluation:
+  """Build an evaluation with the global weights."""
+  return evaluation.build_query_evaluation(model, **measuring)
+'''
+_ROW = """
+  Row(
+    'half_steps',
+    {'training': _TRAINING},
+    baselines.build_half_steps_eval,
+  ),"""
+_ENTRY = """
+  'half_steps': building.Algorithm(
+    building.trained_by(half_steps.build_half_steps, training=_GLOBAL),
+    _FOR_ALL,
+  ),"""
+
+
+def _insert(path: pathlib.Path, after: str, text: str) -> None:
+  old = path.read_text('utf-8')
+  assert old.count(after) == 1, after
+  path.write_text(old.replace(after, after + text), 'utf-8')
+
+
+def _changed(one: pathlib.Path, other: pathlib.Path) -> set[str]:
+  """Paths of the files in which `other` differs from `one`."""
+  files = {
+    str(path.relative_to(folder))
+    for folder in (one, other)
+    for name in FOLDERS
+    for path in (folder / name).rglob('*')
+    if path.is_file() and '__pycache__' not in path.parts
+  }
+  return {
+    name
+    for name in files
+    if not (one / name).exists()
+    or not (other / name).exists()
+    or not filecmp.cmp(one / name, other / name, shallow=False)
+  }
+
+
+@pytest.fixture(name='project', scope='module')
+def fixture_project(tmp_path_factory) -> pathlib.Path:
+  """A copy of the project with one more algorithm."""
+  folder = tmp_path_factory.mktemp('project')
+  for name in FOLDERS:
+    shutil.copytree(
+      ROOT / name, folder / name, ignore=shutil.ignore_patterns('__pycache__')
+    )
+  shutil.copy(ROOT / 'pyproject.toml', folder)
+  (folder / 'baselines' / 'half_steps.py').write_text(_BUILDER, 'utf-8')
+  _insert(folder / 'tests/laws/laws_test.py', '\nROWS = [', _ROW)
+  registry = folder / 'tasks/experiment/methods/algorithms.py'
+  _insert(
+    registry,
+    '\nfrom baselines import p_fed_km',
+    '\nfrom baselines import half_steps',
+  )
+  _insert(registry, '\nALGORITHMS: dict[str, building.Algorithm] = {', _ENTRY)
+  return folder
+
+
+def _run(project: pathlib.Path, *command: str) -> str:
+  done = subprocess.run(
+    [sys.executable, *command], capture_output=True, text=True, cwd=project
+  )
+  assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+  return done.stdout
+
+
+def test_three_files_are_touched(project):
+  assert _changed(ROOT, project) == {
+    'baselines/half_steps.py',
+    'tasks/experiment/methods/algorithms.py',
+    'tests/laws/laws_test.py',
+  }
+
+
+@pytest.mark.slow
+def test_a_program_trains_it(project):
+  printed = _run(
+    project,
+    *('-m', 'tasks.train', '--recipe=demo', '--algorithm=half_steps'),
+    *('--rounds=1', f'--output_dir={project}/output'),
+  )
+  assert printed
+  assert (project / 'output' / 'metrics.csv').exists()
+
+
+@pytest.mark.slow
+def test_the_laws_hold_for_it(project):
+  printed = _run(
+    project,
+    *('-m', 'pytest', '-q', 'tests/laws/laws_test.py'),
+    *('-k', 'half_steps and learn or every_algorithm_has_a_row'),
+  )
+  assert '2 passed' in printed
+
+
+@pytest.mark.slow
+def test_the_pages_list_it(project):
+  page = (ROOT / 'docs' / 'reference' / 'baselines.md').read_text('utf-8')
+  # It shows what the package names, by Sphinx's rule for `__all__`.
+  assert (
+    '.. automodule:: baselines\n   :members:\n   :imported-members:' in page
+  )
+  printed = _run(
+    project, '-c', 'import baselines; print(*baselines.__all__, sep="\\n")'
+  )
+  assert {'build_half_steps', 'build_half_steps_eval'} <= set(printed.split())
