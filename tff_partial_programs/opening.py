@@ -20,7 +20,7 @@ from tff_partial_programs import spelling
 
 FLAGS_FILE = pathlib.Path(__file__).resolve().parent / 'help' / 'flags.json'
 # An unknown flag at least this similar to one of ours is taken for a typo, not
-# for a flag of a library.
+# for a flag of a library; likewise the choice of a flag.
 _NEAR = 0.85
 _FLAGFILE = 'flagfile'
 _TRUE = ('true', 't', '1')
@@ -85,8 +85,10 @@ def given(
           f'{spelling.hint(name, [*known, recipes.FLAG], "--")}'
         )
       continue
+    # What resembles none may be new, and the program knows it.
     choices = known[name].choices
-    if choices and value not in choices:
+    near = difflib.get_close_matches(value, choices, 1, _NEAR)
+    if near and value not in choices:
       raise FlagError(f'--{name}={value}: {spelling.choose(value, choices)}')
     values[name] = value
   return values
