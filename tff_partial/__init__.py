@@ -71,7 +71,7 @@ from tff_partial.training.programs import train
 from tff_partial.training.programs import TrainingResult
 from tff_partial.training.selection import Selection
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 __all__ = [
   'ClientStore',
