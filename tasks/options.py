@@ -2,8 +2,9 @@
 
 A class of options is a frozen dataclass whose fields come from `option`, or are
 options themselves. In Python these are fields; on the command line each is a
-flag (`tasks/experiment/command_line/flags.py` derives them). Both refuse the
-same values.
+flag, or for those of `detail` a value of `--set`
+(`tasks/experiment/command_line/flags.py` derives them). Both refuse the same
+values.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ import numpy as np
 from tasks.errors import OptionError
 from tff_partial_programs import spelling
 
+# The flag that sets the options that have none.
+SET = 'set'
 _OPTION = 'option'
 # Allowed types of the values of an option's type, and their name in messages.
 _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
@@ -44,7 +47,9 @@ class Option:
 
   Attributes:
     text: Its purpose, for the help.
-    flag: The name of its flag; by default that of the field.
+    flag: The name of its flag, or its name in `--set`; by default that of the
+      field. Tasks share a flag by giving it the same name.
+    python_only: True if it has no flag of its own; `--set=NAME=VALUE` sets it.
     choices: All allowed values, if they are few.
     at_least: The smallest allowed value.
     at_most: The largest allowed value.
@@ -61,6 +66,7 @@ class Option:
 
   text: str
   flag: str | None = None
+  python_only: bool = False
   choices: tuple[str, ...] | None = None
   at_least: float | None = None
   at_most: float | None = None
@@ -88,6 +94,17 @@ def option(
   return dataclasses.field(default=default, metadata={_OPTION: said})
 
 
+def detail(default: Any, text: str, **limits: Any) -> Any:
+  """Make a field of a class of options that has no flag, but `--set`.
+
+  Args:
+    default: The default value.
+    text: Its purpose, for the help.
+    **limits: As for `option`.
+  """
+  return option(default, text, python_only=True, **limits)
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
   """An option with its value.
@@ -113,6 +130,13 @@ class Choice:
   option: Option
 
   @property
+  def argument(self) -> str:
+    """How the command line names it, without a value."""
+    return (
+      f'--{SET}={self.flag}' if self.option.python_only else f'--{self.flag}'
+    )
+
+  @property
   def on_command_line(self) -> Any:
     """The value in the form of its flag."""
     if self.value is None:
@@ -130,7 +154,7 @@ class Choice:
     value, said = self.value, self.option
     if value is None and self.may_be_none:
       return None
-    name = f'--{self.flag}={value!s:.80}'
+    name = f'{self.argument}={value!s:.80}'
     if said.choices is not None and value not in said.choices:
       raise OptionError(f'{name}: {spelling.choose(value, said.choices)}')
     allowed, wanted = _KINDS[self.kind]
@@ -198,6 +222,15 @@ class Options:
   def flag_prefix(self) -> str:
     """Return the prefix of their flags' names."""
     return ''
+
+  def argument(self, field: str) -> str:
+    """Return how the command line names one of its own fields.
+
+    Args:
+      field: The name of the field.
+    """
+    (found,) = (c for c in self.own_choices() if c.path == (field,))
+    return found.argument
 
   def own_choices(self) -> Iterator[Choice]:
     """Yield the choices of the class, without those of nested options."""

@@ -139,7 +139,7 @@ def planned(
   runs = []
   for recipe in names or ['']:
     for setting in settings(grid):
-      own = {name: f'--{name}={value}' for name, value in setting.items()}
+      own = {n: flags.argument(n, value) for n, value in setting.items()}
       arguments = [f'--recipe={recipe}'] if recipe else []
       arguments = flags.expand([*arguments, *passed_on, *own.values()])
       runs.append((recipe, setting, own, arguments))

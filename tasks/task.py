@@ -13,6 +13,9 @@ import tensorflow_federated as tff
 from tasks.errors import OptionError
 from tasks.options import option
 from tasks.options import Options
+from tasks.shared_options import PROTOCOLS as PROTOCOLS
+from tasks.shared_options import SEEN as SEEN
+from tasks.shared_options import UNSEEN as UNSEEN
 from tff_partial import assignments
 from tff_partial.algorithms import hpfl
 from tff_partial.data import client_readers
@@ -69,8 +72,6 @@ class EvaluationClients:
 
 
 # Evaluated clients that took no part in training, or did; names in results.
-UNSEEN, SEEN = 'unseen', 'seen'
-PROTOCOLS = (UNSEEN, SEEN)
 
 
 class Spent(NamedTuple):

@@ -14,14 +14,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tasks import images as images_lib
+from tasks import shared_options as shared
 from tasks.emnist import images as emnist_images
 from tasks.emnist import models as emnist_models
 from tasks.errors import OptionError
+from tasks.options import detail
 from tasks.options import option
 from tasks.task import Data
 from tasks.task import FEATURES
 from tasks.task import MeasuredByProtocol
-from tasks.task import PROTOCOLS
 from tasks.task import SEEN
 from tasks.task import TaskOptions
 from tasks.task import TEST
@@ -60,45 +61,29 @@ class Options(TaskOptions):
   name: ClassVar[str] = NAME
   title: ClassVar[str] = 'Task emnist'
 
-  edition: str = option(
-    MNIST,
-    "MNIST, or TFF's federated EMNIST, which needs --download.",
-    choices=EDITIONS,
-  )
+  edition: str = shared.data_set(MNIST, choices=EDITIONS)
   partition: str = option(
     LABELS,
     'Whether users hold a few labels each, or what they wrote.',
     choices=PARTITIONS,
   )
-  protocol: str = option(
-    SEEN,
-    'Measure further images of users who took part, or users who did not.',
-    choices=PROTOCOLS,
-  )
-  num_users: int = option(
-    20, 'Users of the partition labels.', flag='emnist_users', at_least=1
-  )
-  labels_per_user: int = option(
+  protocol: str = shared.protocol(SEEN)
+  num_users: int = shared.users(20)
+  labels_per_user: int = detail(
     2, 'Labels of a user of the partition labels.', at_least=1
   )
-  size_deviation: float = option(
+  size_deviation: float = detail(
     0.5,
     'How much the sizes of users of the partition labels differ: the deviation '
     'of their logarithm.',
     at_least=0,
   )
-  max_examples: int | None = option(
-    None, 'Images used of a user; 0 for all.', at_least=1, for_none=0
-  )
-  model: str = option(
-    emnist_models.LINEAR,
-    'Logistic regression, one hidden layer, or convolutions.',
-    choices=emnist_models.MODELS,
-  )
-  hidden: int = option(
+  max_examples: int | None = shared.max_examples(None)
+  model: str = shared.model(emnist_models.LINEAR, choices=emnist_models.MODELS)
+  hidden: int = detail(
     100, 'Units of the hidden layer of the dense model.', at_least=1
   )
-  local: str = option(
+  local: str = detail(
     '',
     "What is the user's where a part of the model is, as a regular expression "
     'over names of layers and variables; by default the last layer, and its '

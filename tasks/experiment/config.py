@@ -21,6 +21,7 @@ from tasks.experiment.options.training import Server
 from tasks.movielens import task as movielens
 from tasks.next_word import task as next_word
 from tasks.options import Choice
+from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import Option
 from tasks.options import option
@@ -81,13 +82,13 @@ class Runtime(Options):
     'With --runtime=ray, the address of the cluster; by default there is one '
     'on this machine while the run lasts.',
   )
-  ray_workers: int | None = option(
+  ray_workers: int | None = detail(
     None,
     'With --runtime=ray, how many processes run clients; by default as many as '
     'the cluster has processors.',
     at_least=1,
   )
-  ray_folder: str | None = option(
+  ray_folder: str | None = detail(
     None,
     'With --runtime=ray, a folder that all machines see, for files of what '
     'clients remember; without one it is sent, except on this machine.',
@@ -173,20 +174,20 @@ class Config(Options):
         'a run that is not private and counts no epsilon. Give '
         '--target_epsilon or --noise_multiplier, or choose no noise.'
       )
-    for flag, value in self._unread():
+    for choice in self._unread():
       raise OptionError(
-        f'--{flag}={value}: the algorithm {self.algorithm} does not read it. '
-        'Leave it out, or choose one that does: '
-        f'{", ".join(algorithms.readers(flag))}.'
+        f'{choice.argument}={choice.value}: the algorithm {self.algorithm} '
+        'does not read it. Leave it out, or choose one that does: '
+        f'{", ".join(algorithms.readers(choice.flag))}.'
       )
 
-  def _unread(self) -> Iterator[tuple[str, Any]]:
-    """Yield flag and value of each setting that only other algorithms read."""
+  def _unread(self) -> Iterator[Choice]:
+    """Yield each setting that only other algorithms read."""
     unread = algorithms.unread(self.algorithm)
     for part in (self.local, self.server, self.hyperparameters):
       for choice in part.choices():
         if choice.flag in unread and choice.value != _USUAL[choice.flag]:
-          yield choice.flag, choice.value
+          yield choice
 
   def leaks(self) -> Iterator[Leak]:
     """Yield the settings that a private run may not have."""

@@ -32,7 +32,6 @@ def build_matrix_factorization(
   mean: float = 0.0,
   unit: float = 1.0,
   l2: float = 0.0,
-  item_l2: float = 0.0,
   initial_scale: float = 0.05,
   num_users: int | None = None,
 ) -> tf.keras.Model:
@@ -43,12 +42,6 @@ def build_matrix_factorization(
   labels and predictions of shape `[batch, 1]`: with shape `[batch]` it would
   average over the examples before applying the weights.
 
-  `l2` costs little, since it concerns a single vector. `item_l2` is the exact
-  penalty on the whole table, so each step of every client moves all rows,
-  including items that the client has never seen, and takes time proportional to
-  the table. Penalizing only the rows that are looked up would be cheaper, but
-  as a term of the layer it would count padded examples.
-
   Args:
     num_items: Number of rows of the item table.
     num_factors: Length of the vectors.
@@ -58,7 +51,6 @@ def build_matrix_factorization(
       another scale than stars.
     l2: Adds `l2` times the sum of squares of the user's vector and bias to the
       loss of each batch.
-    item_l2: The same for the item table and the item biases.
     initial_scale: Initial values of the vectors are uniform between plus and
       minus this.
     num_users: Number of rows of a table of all users, which then replaces the
@@ -76,12 +68,7 @@ def build_matrix_factorization(
   _check_sizes(
     {'num_items': num_items, 'num_factors': num_factors},
     num_users,
-    {
-      'unit': unit,
-      'l2': l2,
-      'item_l2': item_l2,
-      'initial_scale': initial_scale,
-    },
+    {'unit': unit, 'l2': l2, 'initial_scale': initial_scale},
     mean,
   )
   layers = tf.keras.layers
@@ -96,7 +83,6 @@ def build_matrix_factorization(
     num_items,
     num_factors,
     embeddings_initializer=_uniform(initial_scale),
-    embeddings_regularizer=_penalty(item_l2),
     name='item_embedding',
   )(item_ids)
   if user_ids is None:
@@ -116,7 +102,7 @@ def build_matrix_factorization(
       layers.Dot(1, name='products')([item_vectors, user_vectors])
     )
   if biases:
-    item_biases = _biases(num_items, item_ids, 'item', _penalty(item_l2))
+    item_biases = _biases(num_items, item_ids, 'item')
     ratings = layers.Add(name='with_item_bias')([ratings, item_biases])
     if user_ids is None:
       ratings = UserBias(regularizer=_penalty(l2), name='user_bias')(ratings)
@@ -161,16 +147,10 @@ def _check_sizes(
     )
 
 
-def _biases(
-  number: int | None, ids: Any, whose: str, regularizer: Any = None
-) -> Any:
+def _biases(number: int | None, ids: Any, whose: str) -> Any:
   """Look up a bias for each id, initially zero."""
   found = tf.keras.layers.Embedding(
-    number,
-    1,
-    embeddings_initializer='zeros',
-    embeddings_regularizer=regularizer,
-    name=f'{whose}_bias',
+    number, 1, embeddings_initializer='zeros', name=f'{whose}_bias'
   )(ids)
   return tf.keras.layers.Reshape((), name=f'{whose}_bias_without_axis')(found)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tasks import shared_options as shared
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.movielens import data as movielens_data
@@ -22,12 +23,10 @@ from tasks.movielens import files as movielens_files
 from tasks.movielens import models as movielens_models
 from tasks.movielens import synthetic
 from tasks.options import Leak
-from tasks.options import option
 from tasks.task import Data
 from tasks.task import MeasuredByProtocol
 from tasks.task import NOBODY
 from tasks.task import OWN
-from tasks.task import PROTOCOLS
 from tasks.task import Recommendation
 from tasks.task import TABLE
 from tasks.task import TaskOptions
@@ -57,55 +56,36 @@ _FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
 class RatingOptions(TaskOptions):
   """Options of the matrix factorization of ratings."""
 
-  protocol: str = option(
-    UNSEEN,
-    'Measure users that never took part, or later ratings of those who did.',
-    choices=PROTOCOLS,
-  )
-  max_examples: int | None = option(
-    300, 'Ratings used of each user; 0 for all.', at_least=2, for_none=0
-  )
-  num_factors: int = option(50, 'Length of item and user vectors.', at_least=1)
-  biases: bool = option(False, 'Give items and users biases.')
-  centred: bool = option(False, 'Predict around the mean training rating.')
-  public_mean: float | None = option(
-    None, 'Predict around this number, which is known without the data.'
-  )
-  l2: float = option(
-    0.0, 'L2 regularization of user weights, in stars.', at_least=0
-  )
-  clip_predictions: bool = option(
-    False, 'Clip predictions to the rating scale when measuring.'
-  )
-  initial_scale: float = option(
-    0.05,
-    'Vectors start uniform between plus and minus this, in stars.',
-    at_least=0,
-  )
+  protocol: str = shared.protocol(UNSEEN)
+  max_examples: int | None = shared.max_examples(300, at_least=2)
+  num_factors: int = shared.num_factors(50)
+  biases: bool = shared.biases(False)
+  centred: bool = shared.centred(False)
+  public_mean: float | None = shared.public_mean(None)
+  l2: float = shared.l2(0.0)
+  clip_predictions: bool = shared.clip_predictions(False)
+  initial_scale: float = shared.initial_scale(0.05)
 
-  # Options of MovieLens alone.
+  # An option of MovieLens alone.
   min_examples: ClassVar[int] = 1
-  item_l2: ClassVar[float] = 0.0
 
   def __post_init__(self) -> None:
     """Check that at most one mean is set."""
     super().__post_init__()
     if self.centred and self.public_mean is not None:
-      prefix = self.flag_prefix()
       raise OptionError(
-        f'--{prefix}public_mean={self.public_mean}: it would take the place of '
-        f'the mean that is computed. Give --no{prefix}centred, too.'
+        f'--public_mean={self.public_mean}: it would take the place of the '
+        'mean that is computed. Give --nocentred, too.'
       )
 
   def leaks(self) -> Iterator[Leak]:
     """Yield the options that a private run may not use."""
     if self.centred:
-      prefix = self.flag_prefix()
       yield Leak(
-        f'{prefix}centred',
+        'centred',
         self.centred,
         'the mean of all training ratings is computed before training',
-        f'Give --no{prefix}centred, perhaps with --{prefix}public_mean.',
+        'Give --nocentred, perhaps with --public_mean.',
       )
 
 
@@ -116,19 +96,8 @@ class Options(RatingOptions):
   name: ClassVar[str] = NAME
   title: ClassVar[str] = 'Task movielens'
 
-  data_set: str = option(
-    '',
-    'Edition of MovieLens, such as ml-1m or ml-100k; by default the one found '
-    'in --data_dir, and ml-1m to download.',
-  )
-  min_examples: int = option(  # type: ignore[misc]
-    1, 'Users with fewer ratings are left out.', at_least=1
-  )
-  item_l2: float = option(  # type: ignore[misc]
-    0.0,
-    'L2 regularization of item weights; dense, so it takes time.',
-    at_least=0,
-  )
+  data_set: str = shared.data_set('')
+  min_examples: int = shared.min_examples(1)  # type: ignore[misc]
 
   def load(self, data: Data, seed: int) -> 'MovieLens':
     """Load the ratings and make the task.
@@ -247,7 +216,6 @@ class MovieLens(MeasuredByProtocol):
         mean=mean,
         unit=self._unit,
         l2=options.l2,
-        item_l2=options.item_l2,
         initial_scale=options.initial_scale,
         num_users=len(self._users) if user == TABLE else None,
       ),

@@ -92,7 +92,7 @@ def _own_files(corpus: str) -> list[pathlib.Path]:
   if path.is_dir():
     return json_lines.find(path, 'messages', (), _REMEDY)
   raise OptionError(
-    f'--corpus={corpus}: is none of {", ".join(NAMES)}, nor a file or folder.'
+    f'--data_set={corpus}: is none of {", ".join(NAMES)}, nor a file or folder.'
   )
 
 

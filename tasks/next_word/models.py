@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from tasks import shared_options as shared
 from tasks.errors import OptionError
 from tasks.next_word import transformer
 from tasks.next_word.classes import ALL
@@ -32,6 +33,7 @@ from tasks.next_word.layers import TiedLogits
 from tasks.next_word.layers import TokenRows
 from tasks.next_word.layers import WholeTable
 from tasks.next_word.tokens import Tokens
+from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
 from tasks.task import FEATURES
@@ -50,32 +52,30 @@ class Sizes(Options):
 
   title: ClassVar[str] = 'Task next_word'
 
-  architecture: str = option(
-    LSTM, 'What reads a sentence.', choices=(LSTM, TRANSFORMER)
-  )
+  architecture: str = shared.model(LSTM, choices=(LSTM, TRANSFORMER))
   embedding: int = option(
     32,
     "Length of a token's vector; of all vectors of a transformer.",
     at_least=1,
   )
-  lstm_units: int = option(128, 'Units of the LSTM.', at_least=1)
-  projection: int = option(
+  lstm_units: int = shared.lstm_units(128)
+  projection: int = detail(
     32, 'Length of what is made of them, on which the output rests.', at_least=1
   )
-  layers: int = option(2, 'Blocks of the transformer.', at_least=1)
-  heads: int = option(
+  layers: int = detail(2, 'Blocks of the transformer.', at_least=1)
+  heads: int = detail(
     2, 'Heads of its attention; the embedding is a multiple.', at_least=1
   )
-  hidden_units: int = option(
+  hidden_units: int = detail(
     128, 'Units of the hidden layer of a block.', at_least=1
   )
-  output: str = option(
+  output: str = detail(
     ALL,
     'Whether models predict all tokens, with buckets of unknown words, as the '
     "paper's do; or words of the vocabulary and the end of a sentence alone.",
     choices=OUTPUTS,
   )
-  tied: bool = option(
+  tied: bool = detail(
     False, 'The output rests on the same tables as the embedding.'
   )
 
@@ -88,14 +88,15 @@ class Sizes(Options):
     super().__post_init__()
     if self.architecture == TRANSFORMER and self.embedding % self.heads:
       raise OptionError(
-        f'--next_word_heads={self.heads}: they cannot divide an embedding of '
-        f'{self.embedding} among them. Choose a divisor of it.'
+        f'--set=next_word_heads={self.heads}: they cannot divide an '
+        f'embedding of {self.embedding} among them. Choose a divisor of it.'
       )
     is_lstm = self.architecture == LSTM
     if self.tied and is_lstm and self.projection != self.embedding:
       raise OptionError(
-        f'--next_word_projection={self.projection}: a tied output compares it '
-        f'with embeddings, of length {self.embedding}. Give both one length.'
+        f'--set=next_word_projection={self.projection}: a tied output '
+        f'compares it with embeddings, of length {self.embedding}. Give both '
+        'one length.'
       )
 
 

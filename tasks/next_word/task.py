@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from tasks import shared_options as shared
 from tasks.errors import OptionError
 from tasks.next_word import classes as classes_lib
 from tasks.next_word import clients as clients_lib
@@ -26,14 +27,13 @@ from tasks.next_word import parts as parts_lib
 from tasks.next_word import sentences as sentences_lib
 from tasks.next_word import synthetic
 from tasks.next_word.vocabulary import Vocabulary
-from tasks.options import option
+from tasks.options import detail
 from tasks.task import Clients
 from tasks.task import Data
 from tasks.task import EvaluationClients
 from tasks.task import FEATURES
 from tasks.task import NOBODY
 from tasks.task import OWN
-from tasks.task import PROTOCOLS
 from tasks.task import Release
 from tasks.task import SEEN
 from tasks.task import Spent
@@ -59,42 +59,20 @@ class Options(TaskOptions):
   name: ClassVar[str] = NAME
   title: ClassVar[str] = 'Task next_word'
 
-  corpus: str = option(
-    corpora.LEAN_CHAT,
-    f'Whose sentences: {", ".join(corpora.NAMES)}, or a file or folder of JSON '
-    'lines with the fields author, time and text.',
-    flag='corpus',
-  )
-  protocol: str = option(
-    UNSEEN,
-    'Whether those who are measured did not take part in training, or did so '
-    'with their older sentences.',
-    choices=PROTOCOLS,
-  )
-  max_tokens: int = option(
+  corpus: str = shared.data_set(corpora.LEAN_CHAT)
+  protocol: str = shared.protocol(UNSEEN)
+  max_tokens: int = detail(
     20, 'Tokens of a sentence; longer ones are cut.', at_least=1
   )
-  min_sentences: int = option(
-    2, 'Authors with fewer sentences are left out.', at_least=1
-  )
-  max_sentences: int | None = option(
-    128,
-    'Sentences of an author, the first in time; 0 for all.',
-    at_least=1,
-    for_none=0,
-  )
-  max_users: int | None = option(
-    None,
-    'So many authors are drawn; 0, the default, for all.',
-    at_least=1,
-    for_none=0,
-  )
-  validation_share: float = option(
+  min_sentences: int = shared.min_examples(2)
+  max_sentences: int | None = shared.max_examples(128)
+  max_users: int | None = shared.users(None)
+  validation_share: float = detail(
     0.1,
     "Share of the authors, or of each author's sentences, that choose the best "
     'round.',
   )
-  test_share: float = option(0.2, 'The same, of those for tests.')
+  test_share: float = detail(0.2, 'The same, of those for tests.')
   vocabulary: Vocabulary = Vocabulary()
   sizes: next_word_models.Sizes = next_word_models.Sizes()
 

@@ -8,6 +8,7 @@ from tasks.errors import OptionError
 from tasks.next_word import private_words
 from tasks.next_word import words as words_lib
 from tasks.next_word.sentences import Sentences
+from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
 from tasks.task import Release
@@ -36,12 +37,12 @@ class Vocabulary(Options):
     'default by exact counts.',
     at_least=0,
   )
-  vocabulary_delta: float = option(
+  vocabulary_delta: float = detail(
     1e-7,
     'With what probability a word that one user alone has may pass that '
     'threshold; a part of --delta.',
   )
-  words_per_user: int = option(
+  words_per_user: int = detail(
     100, 'For how many words a user counts there, at most.', at_least=1
   )
 
@@ -63,7 +64,7 @@ class Vocabulary(Options):
       )
     if not 0.0 < self.vocabulary_delta < 1.0:
       raise OptionError(
-        f'--next_word_vocabulary_delta={self.vocabulary_delta}: give a '
+        f'--set=next_word_vocabulary_delta={self.vocabulary_delta}: give a '
         'probability above 0 and below 1.'
       )
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any, ClassVar
 
-from tasks.options import option
+from tasks.options import detail
 from tasks.preference import speech_models
 from tasks.preference import speech_recordings
 from tasks.preference import speech_synthetic
@@ -37,7 +37,7 @@ class SpeechOptions(Options):
 
   name: ClassVar[str] = NAME
 
-  num_voices: int = option(
+  num_voices: int = detail(
     20,
     'Voices that users choose among: those of all speakers, and others that '
     'lie between two of them.',

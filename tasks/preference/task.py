@@ -16,7 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tasks import images as images_lib
+from tasks import shared_options as shared
 from tasks.errors import OptionError
+from tasks.options import detail
 from tasks.options import option
 from tasks.preference import f1
 from tasks.preference import losses
@@ -54,15 +56,8 @@ class Options(TaskOptions):
     'How common each preference is among users.',
     choices=(BALANCED, IMBALANCED),
   )
-  num_users: int | None = option(
-    None,
-    "All users; 0 for the paper's 9,000 of digits and 900 of voices, and for "
-    '300 and 200 of the synthetic data.',
-    flag='preference_users',
-    at_least=1,
-    for_none=0,
-  )
-  repeat_images: bool = option(
+  num_users: int | None = shared.users(None)
+  repeat_images: bool = detail(
     True,
     'Whether users may share images or utterances; else fewer users have some '
     'that no other user has.',
@@ -76,13 +71,13 @@ class Options(TaskOptions):
     'height of a spectrogram; 0 for none, but for as much with FedEmbed.',
     at_least=0,
   )
-  local: str = option(
+  local: str = detail(
     '',
     "What is the user's where a part of the model is, as a regular expression "
     'over names of layers and variables; by default the personal embedding, or '
     'the last layer where there is none.',
   )
-  activation: str = option(
+  activation: str = detail(
     '',
     'Between the layers of the encoder; the paper prints none.',
     choices=('', 'relu', 'elu', 'gelu', 'tanh'),

@@ -127,7 +127,7 @@ def choose(
     raise DataError(
       f'{table.name}: none of {len(table.frame):,} ratings is left, since each '
       f'user takes {min_per_user} and each item {min_per_item}. Lower '
-      '--ratings_min_per_user and --ratings_min_per_item, or give more ratings.'
+      '--min_examples and --ratings_min_per_item, or give more ratings.'
     )
   if rating.min() == rating.max():
     raise DataError(

@@ -17,9 +17,11 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tasks import shared_options as shared
 from tasks.errors import OptionError
 from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
+from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options as OptionsBase
 from tasks.ratings import models as ratings_models
@@ -43,7 +45,7 @@ class Ends(OptionsBase):
 
   title: ClassVar[str] = 'Task ratings'
 
-  top_n_csv: bool = option(
+  top_n_csv: bool = detail(
     True,
     'When training has ended, write top_n.csv: the items that users have not '
     'rated and are expected to like best.',
@@ -52,10 +54,8 @@ class Ends(OptionsBase):
   top_n: int = option(
     10, 'How many items to recommend to a user.', at_least=1, may_change=True
   )
-  top_n_user: str | None = option(
-    None,
-    'The only user in top_n.csv; by default it has all.',
-    may_change=True,
+  top_n_user: str | None = detail(
+    None, 'The only user in top_n.csv; by default it has all.', may_change=True
   )
   export_formats: tuple[str, ...] = option(
     exports.FORMATS,
@@ -83,21 +83,15 @@ class Options(movielens.RatingOptions):
   title: ClassVar[str] = 'Task ratings'
 
   csv: Csv = Csv()
-  min_per_user: int = option(
-    2, 'Users with fewer ratings are left out.', at_least=2
-  )
+  min_per_user: int = shared.min_examples(2, at_least=2)
   min_per_item: int = option(
     1, 'Items with fewer ratings are left out.', at_least=1
   )
-  num_factors: int = option(16, 'Length of item and user vectors.', at_least=1)
-  biases: bool = option(True, 'Give items and users biases.')
-  centred: bool = option(True, 'Predict around the mean training rating.')
-  l2: float = option(
-    0.05, 'L2 regularization of user weights, in stars.', at_least=0
-  )
-  clip_predictions: bool = option(
-    True, 'Clip predictions to the lowest and highest rating when measuring.'
-  )
+  num_factors: int = shared.num_factors(16)
+  biases: bool = shared.biases(True)
+  centred: bool = shared.centred(True)
+  l2: float = shared.l2(0.05)
+  clip_predictions: bool = shared.clip_predictions(True)
   ends: Ends = Ends()
 
   def flag_prefix(self) -> str:

@@ -185,4 +185,4 @@ def trial_folder(root: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def _as_flags(chosen: dict[str, Any]) -> list[str]:
-  return [f'--{name}={value}' for name, value in chosen.items()]
+  return [flags.argument(name, value) for name, value in chosen.items()]

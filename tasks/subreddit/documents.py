@@ -9,9 +9,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tasks import shared_options as shared
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.files import text_encoding
+from tasks.options import detail
 from tasks.options import option
 from tasks.subreddit import data as subreddit_data
 from tasks.subreddit import histories
@@ -45,20 +47,18 @@ class Options(TaskOptions):
 
   title: ClassVar[str] = 'Tasks subreddit and sticker'
 
-  num_subreddits: int = option(
+  num_subreddits: int = detail(
     256, 'How many subreddits are classes, the largest ones.', at_least=1
   )
-  min_documents: int = option(
-    150, 'Authors with fewer documents are left out.', at_least=1
-  )
+  min_documents: int = shared.min_examples(150)
   max_documents: int | None = option(
     500,
     'Authors with more documents are left out; 0 for no limit.',
     at_least=1,
     for_none=0,
   )
-  max_chars: int = option(280, 'Documents are cut to this length.', at_least=1)
-  vocabulary_size: int = option(
+  max_chars: int = detail(280, 'Documents are cut to this length.', at_least=1)
+  vocabulary_size: int = detail(
     128,
     'Characters that are told apart, with padding and unknown ones.',
     at_least=3,
@@ -72,10 +72,10 @@ class Options(TaskOptions):
     at_least=0,
     at_most=1,
   )
-  num_support: int = option(
+  num_support: int = detail(
     10, 'Documents that an author held out learns from.', at_least=0
   )
-  num_reserved: int = option(
+  num_reserved: int = detail(
     40,
     'An author held out is measured on what comes after so many documents.',
     at_least=0,

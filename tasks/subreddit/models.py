@@ -23,7 +23,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tasks import shared_options as shared
 from tasks.errors import OptionError
+from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
 from tasks.subreddit.layers import Drift
@@ -51,36 +53,34 @@ TEXT, USER, WHEN = 'text', 'user', 'when'
 class Sizes(Options):
   """Sizes of the model."""
 
-  char_embedding: int = option(
+  char_embedding: int = detail(
     16, 'Length of the vector of a character.', at_least=1
   )
-  ngram_lengths: tuple[int, ...] = option(
+  ngram_lengths: tuple[int, ...] = detail(
     (),
     'Characters are also embedded together with those before them, as n-grams '
     'of these lengths, such as 3,4.',
   )
-  ngram_buckets: int = option(
+  ngram_buckets: int = detail(
     8192, 'Rows of the table of n-grams of each length.', at_least=2
   )
-  places_per_step: int = option(
+  places_per_step: int = detail(
     1,
     'How many characters, by their maximum, are one step of the LSTM.',
     at_least=1,
   )
-  lstm_units: int = option(
-    32, 'Units of the LSTM in each direction.', at_least=1
-  )
-  mlp_units: tuple[int, ...] = option(
+  lstm_units: int = shared.lstm_units(32)
+  mlp_units: tuple[int, ...] = detail(
     (64,), 'Units of the hidden layers of the MLP, such as 64,32.'
   )
-  user_embedding: int = option(
+  user_embedding: int = detail(
     32,
     "Length of a user's vector; by default the paper's, 32, and 4 for the task "
     'sticker.',
     at_least=1,
     differs_by_task=True,
   )
-  learned_default: bool = option(
+  learned_default: bool = detail(
     False, 'Users begin with a vector that all learn together.'
   )
   control_points: int = option(
@@ -89,19 +89,18 @@ class Sizes(Options):
     'history, so that users may change: 0, or 2 and more.',
     at_least=0,
   )
-  place_dropout: float = option(
+  place_dropout: float = detail(
     0.0,
     'Share of the places of a text that are dropped in training.',
     at_least=0,
   )
-  dropout: float = option(
+  dropout: float = detail(
     0.0,
     'Share of what is said of a text that is dropped in training.',
     at_least=0,
   )
-  mean_of_places: bool = option(
-    False,
-    'The mean of all that is embedded is among what is said of a text.',
+  mean_of_places: bool = detail(
+    False, 'The mean of all that is embedded is among what is said of a text.'
   )
   unknown_users: float = option(
     0.0,

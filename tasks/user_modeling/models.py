@@ -92,7 +92,7 @@ def build(
   }
   if model not in builders:
     raise OptionError(
-      f'user_model={model}: there is no such model. Choose one of '
+      f'model={model}: there is no such model. Choose one of '
       f'{", ".join(MODELS)}.'
     )
   if (biases or biases_in_attributes) and model not in (GUM, GUM_CODE):

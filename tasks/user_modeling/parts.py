@@ -105,8 +105,8 @@ def divided(records: Records, **how: Any) -> dict[str, Records]:
     if not len(held):
       raise OptionError(
         f'{part}: no record is left for it. Give other shares with '
-        '--user_model_test_share and --user_model_validation_share, or data '
-        'with more records of each user.'
+        '--set=user_model_test_share and --set=user_model_validation_share, or '
+        'data with more records of each user.'
       )
   return found
 

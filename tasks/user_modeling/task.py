@@ -18,10 +18,12 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
+from tasks import shared_options as shared
 from tasks.errors import DataError
 from tasks.errors import OptionError
 from tasks.movielens import data as movielens_data
 from tasks.movielens import files as movielens_data_sets
+from tasks.options import detail
 from tasks.options import option
 from tasks.task import Data
 from tasks.task import EvaluationClients
@@ -64,17 +66,9 @@ class Options(TaskOptions):
 
   title: ClassVar[str] = 'Tasks assist and movielens_hpfl'
 
-  model: str = option(
-    user_models.GUM,
-    'The user model: GUM as the paper prints it, or as the code of its authors '
-    'has it; NCD; NCF; or biases of users and items alone.',
-    flag='user_model',
-    choices=user_models.MODELS,
-  )
-  biases: bool = option(
-    False, 'Add biases of users, items and attributes, and a mean, to GUM.'
-  )
-  biases_in_attributes: bool = option(
+  model: str = shared.model(user_models.GUM, choices=user_models.MODELS)
+  biases: bool = shared.biases(False)
+  biases_in_attributes: bool = detail(
     False, 'With biases, also add those of each user in each attribute.'
   )
   items: str = option(
@@ -83,21 +77,21 @@ class Options(TaskOptions):
     'whose rows clients share by the ids of items.',
     choices=ITEMS,
   )
-  linear: bool = option(
+  linear: bool = detail(
     False,
     'Predict the score itself, around the middle of the scale, which it may '
     'leave; otherwise a sigmoid keeps predictions within the scale.',
   )
-  width: int = option(
+  width: int = detail(
     5, 'N of the paper: length of the knowledge vectors.', at_least=1
   )
-  test_share: float = option(
+  test_share: float = detail(
     parts.TEST_SHARE,
     "Share of each user's items whose records are for tests.",
     at_least=0,
     at_most=1,
   )
-  validation_share: float = option(
+  validation_share: float = detail(
     0.1,
     'Share of the others whose records choose the best round and tell clients '
     'how accurate they are.',

@@ -119,7 +119,7 @@ def test_what_the_plan_says_is_built(flags: dict[str, Any], where: str) -> None:
     ),
     ({'hpfl_num_centers': 0}, '--hpfl_num_centers=0: give at least 1'),
     ({'client_weighting': 'examples'}, '--client_weighting=uniform'),
-    ({'aggregator': 'robust'}, '--aggregator=robust'),
+    ({'aggregator': 'robust'}, '--set=aggregator=robust'),
   ],
 )
 def test_what_is_exact_is_refused(flags: dict[str, Any], expected: str) -> None:

@@ -47,13 +47,13 @@ SMALL = (
 # A model of documents that is traced in seconds.
 TINY_DOCUMENTS = (
   '--data=synthetic',
-  '--max_chars=48',
-  '--ngram_lengths=3',
-  '--ngram_buckets=50',
-  '--places_per_step=4',
-  '--char_embedding=4',
+  '--set=max_chars=48',
+  '--set=ngram_lengths=3',
+  '--set=ngram_buckets=50',
+  '--set=places_per_step=4',
+  '--set=char_embedding=4',
   '--lstm_units=4',
-  '--user_embedding=5',
+  '--set=user_embedding=5',
   '--control_points=2',
 )
 

@@ -342,7 +342,7 @@ def test_a_trial_whose_metric_is_undefined_is_never_the_best(tmp_path):
 def test_values_that_do_not_go_together_are_not_run(tmp_path):
   # Adam has no momentum.
   plan = _plan(
-    *(*_BASE, '--update_momentum=0.9'),
+    *(*_BASE, '--set=update_momentum=0.9'),
     search=('update_optimizer=choice:adam,yogi',),
     trials=2,
   )
@@ -498,7 +498,7 @@ def _command(folder: pathlib.Path) -> list[str]:
     'sweep',
     *(f'--sweep_dir={folder}', '--trials=2', '--metric=validation.rmse'),
     *('--first_rung=2', f'--search={_RATE}=log:0.01:1'),
-    *('--', *commands.SMALL, '--tensorboard=false'),
+    *('--', *commands.SMALL, '--set=tensorboard=false'),
   )
 
 

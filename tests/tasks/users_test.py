@@ -13,7 +13,7 @@ _DOCUMENTS = (
 _DIGITS = (
   '--task=mnist_preference',
   '--data=synthetic',
-  '--preference_users=40',
+  '--users=40',
   '--preference_embedding_size=8',
   '--clients_per_round=12',
   '--jit=false',
@@ -35,7 +35,7 @@ def fixture_runs(tmp_path_factory) -> dict[str, commands.Outcome]:
       *_DIGITS,
       '--algorithm=fed_embed_prototype',
       '--triplet_steps=40',
-      '--triplet_learning_rate=0.2',
+      '--set=triplet_learning_rate=0.2',
     ),
     'embeddings': (*_DIGITS, '--algorithm=fed_sim'),
     'personal': (*_DIGITS, '--algorithm=fed_embed_personal'),

@@ -572,12 +572,12 @@ _FLAGS = (
   '--sampling=epochs',
   '--extra_clients=2',
   '--dropout_rate=0.1',
-  '--speed_spread=0.5',
-  '--latency_spread=0.5',
-  '--partial_work=0.5',
-  '--availability_day=4',
-  '--availability_floor=0.4',
-  '--time_zone_spread=0.5',
+  '--set=speed_spread=0.5',
+  '--set=latency_spread=0.5',
+  '--set=partial_work=0.5',
+  '--set=availability_day=4',
+  '--set=availability_floor=0.4',
+  '--set=time_zone_spread=0.5',
 )
 
 
@@ -597,12 +597,12 @@ def test_flags_say_what_the_library_does():
   [
     (['--sampling=poisson'], 'sampling'),
     (['--extra_clients=-1'], '--extra_clients=-1: give at least 0'),
-    (['--partial_work=2'], '--partial_work=2.0: give at most 1'),
-    (['--availability_day=1'], '--availability_day=1: give at least 2'),
-    (['--availability_floor=0.5'], 'Give --availability_day'),
-    (['--time_zone_spread=0'], 'Give --availability_day'),
-    (['--speed_spread=1'], 'Give --extra_clients, --oversample or'),
-    (['--latency_spread=1'], '--latency_spread=1.0: all clients are waited'),
+    (['--set=partial_work=2'], '--set=partial_work=2.0: give at most 1'),
+    (['--set=availability_day=1'], '--set=availability_day=1: give at least 2'),
+    (['--set=availability_floor=0.5'], 'Give --set=availability_day'),
+    (['--set=time_zone_spread=0'], 'Give --set=availability_day'),
+    (['--set=speed_spread=1'], 'Give --extra_clients, --oversample or'),
+    (['--set=latency_spread=1'], 'latency_spread=1.0: all clients are waited'),
   ],
 )
 def test_flags_that_say_nothing_are_refused(flags, expected):
@@ -614,9 +614,9 @@ def test_flags_that_say_nothing_are_refused(flags, expected):
 @pytest.mark.parametrize(
   'flags',
   [
-    ('--extra_clients=1', '--latency_spread=1'),
-    ('--oversample=1.5', '--latency_spread=1'),
-    ('--partial_work=0.1', '--speed_spread=1'),
+    ('--extra_clients=1', '--set=latency_spread=1'),
+    ('--oversample=1.5', '--set=latency_spread=1'),
+    ('--set=partial_work=0.1', '--set=speed_spread=1'),
   ],
 )
 def test_latencies_that_decide_something_are_taken(flags):
@@ -632,11 +632,11 @@ _TREE = ('--dp_mechanism=tree', '--clip=1')
     (['--extra_clients=1'], 'who is joined depends on how fast others are'),
     (['--extra_clients=1', *_TREE], '--extra_clients=1'),
     (
-      ['--oversample=2', '--latency_spread=1', '--dp_sampling=fixed'],
-      '--latency_spread=1.0: who is joined depends',
+      ['--oversample=2', '--set=latency_spread=1', '--dp_sampling=fixed'],
+      '--set=latency_spread=1.0: who is joined depends',
     ),
-    (['--availability_day=24'], '--availability_day=24: how likely'),
-    (['--availability_day=24', *_TREE], '--availability_day=24'),
+    (['--set=availability_day=24'], '--set=availability_day=24: how likely'),
+    (['--set=availability_day=24', *_TREE], '--set=availability_day=24'),
     (['--sampling=epochs'], '--dp_mechanism=tree'),
   ],
 )
@@ -649,7 +649,7 @@ def test_a_private_run_refuses_what_is_not_covered(flags, expected):
 
 def test_a_private_run_takes_the_rest():
   parse(['--target_epsilon=8', '--sampling=epochs', *_TREE])
-  parse(['--target_epsilon=8', '--partial_work=0.5', '--dropout_rate=0.1'])
+  parse(['--target_epsilon=8', '--set=partial_work=0.5', '--dropout_rate=0.1'])
 
 
 # ---- whole runs --------------------------------------------------------------

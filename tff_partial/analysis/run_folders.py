@@ -14,6 +14,8 @@ from tff_partial.analysis.errors import AnalysisError
 from tff_partial.training import metrics_log
 
 FLAGS_FILE = 'flags.txt'
+# Before the name and value of an option that has no flag of its own.
+_SET = '--set='
 RESULT_FILE = 'result.json'
 
 # States of a run. Only runs that are done count in means.
@@ -102,7 +104,8 @@ def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
   text = pathlib.Path(path).read_text(encoding='utf-8', errors='replace')
   for line in text.splitlines():
     if line.startswith('--'):
-      lines[line[2:].split('=', 1)[0]] = line
+      name = line.removeprefix(_SET).removeprefix('--').partition('=')[0]
+      lines[name] = line
     elif line.startswith('# ') and line.endswith(' is not set'):
       lines[line.split()[1]] = line
   return lines
@@ -144,7 +147,7 @@ def _read(folder: pathlib.Path, root: pathlib.Path) -> Run:
   flags_file = folder / FLAGS_FILE
   lines = read_flag_lines(flags_file) if flags_file.exists() else {}
   flags = {
-    name: line.partition('=')[2]
+    name: line.removeprefix(_SET).partition('=')[2]
     for name, line in lines.items()
     if line.startswith('--')
   }

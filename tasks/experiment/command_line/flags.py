@@ -3,32 +3,64 @@
 No other module reads absl's flags.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+import dataclasses
+import functools
 import os
 import pathlib
 from typing import Any, TypeVar
 
 from absl import flags
 
+from tasks import shared_options
 from tasks.errors import OptionError
 from tasks.experiment import config as config_lib
+from tasks.experiment.command_line.former import FORMER
 from tasks.experiment.config import Config
 from tasks.experiment.methods import algorithms
 from tasks.experiment.options.loop import Output
 from tasks.options import Choice
 from tasks.options import Options
+from tasks.options import SET
 from tff_partial_programs import recipes
 from tff_partial_programs import spelling
 
 _Options = TypeVar('_Options', bound=Options)
+_SET_TEXT = (
+  'Sets an option that has no flag of its own, NAME=VALUE; may be repeated. '
+  'train --helpfull lists the names.'
+)
 
 
-def all_choices(options: Options) -> Iterator[Choice]:
-  """Yield all choices, including those of tasks that are not chosen."""
-  yield from options.choices()
+def all_choices(options: Options) -> Iterable[Choice]:
+  """Return all choices, including those of tasks that are not chosen.
+
+  A flag of several tasks occurs once, with the values that any of them takes.
+
+  Args:
+    options: The options.
+  """
+  found: dict[str, Choice] = {}
+  groups: list[Options] = [options]
   if isinstance(options, Config):
-    for task in config_lib.TASKS.values():
-      yield from task().choices()
+    groups += [task() for task in config_lib.TASKS.values()]
+  for group in groups:
+    for choice in group.choices():
+      found[choice.flag] = _joined(found.get(choice.flag, choice), choice)
+  return found.values()
+
+
+def _joined(first: Choice, second: Choice) -> Choice:
+  """Return a choice with the values and defaults of either."""
+  ours, theirs = first.option.choices, second.option.choices
+  choices = None if ours is None or theirs is None else (*ours, *theirs)
+  differs = first.on_command_line != second.on_command_line
+  option = dataclasses.replace(
+    first.option,
+    choices=choices and tuple(dict.fromkeys(choices)),
+    differs_by_task=first.option.differs_by_task or differs,
+  )
+  return dataclasses.replace(first, option=option)
 
 
 def define(
@@ -43,11 +75,16 @@ def define(
   Returns:
     The choice of each flag, by name.
   """
-  found: dict[str, Choice] = {}
-  for choice in all_choices(options):
-    found.setdefault(choice.flag, choice)
+  found = {
+    choice.flag: choice
+    for choice in all_choices(options)
+    if not choice.option.python_only
+  }
+  for choice in found.values():
     if choice.flag not in flag_values:
       _define(choice, flag_values)
+  if SET not in flag_values:
+    flags.DEFINE_multi_string(SET, [], _SET_TEXT, flag_values=flag_values)
   return found
 
 
@@ -105,37 +142,106 @@ def read(
   """
   chosen: Any = options
   if isinstance(options, Config):
-    for task in config_lib.TASKS.values():
-      task().with_flags(_values(task(), flag_values))
+    _check_names(flag_values)
     named = {config_lib.TASK: flag_values[config_lib.TASK].value}
     chosen = options.with_flags(named)
+    for task in config_lib.TASKS.values():
+      values = _values(task(), flag_values)
+      own = {
+        c.flag for c in task().choices() if c.title != shared_options.TITLE
+      }
+      task().with_flags({name: values[name] for name in own & values.keys()})
   return chosen.with_flags(_values(chosen, flag_values))
 
 
 def _values(options: Options, flag_values: flags.FlagValues) -> dict[str, Any]:
   """Return the flags' values in the form that options take."""
   found = {}
+  texts = dict(_assignments(flag_values))
   for choice in options.choices():
-    value = flag_values[choice.flag].value
-    if value is None and choice.option.differs_by_task:
-      continue
-    if value is not None and value == choice.option.for_none:
+    if choice.option.python_only:
+      if choice.flag not in texts:
+        continue
+      value = _parsed(choice, texts[choice.flag])
+    else:
+      value = flag_values[choice.flag].value
+      if value is None and _differs_by_task(choice):
+        continue
+    if choice.may_be_none and value == choice.option.for_none:
       value = None
     if choice.kind == tuple[int, ...]:
-      value = _whole_numbers(choice.flag, value)
+      value = _whole_numbers(choice, value)
     elif choice.kind == tuple[str, ...]:
       value = tuple(value)
     found[choice.flag] = value
   return found
 
 
-def _whole_numbers(flag: str, text: str) -> tuple[int, ...]:
+def _assignments(flag_values: flags.FlagValues) -> Iterator[tuple[str, str]]:
+  """Yield the names and values of `--set`."""
+  for text in flag_values[SET].value:
+    name, equals, value = text.partition('=')
+    if not equals:
+      raise OptionError(f'--{SET}={text}: give NAME=VALUE.')
+    yield name, value
+
+
+def _check_names(flag_values: flags.FlagValues) -> None:
+  """Refuse names in `--set` that no option has."""
+  for name, value in _assignments(flag_values):
+    known = _known()
+    if name not in known:
+      python_only = [n for n, c in known.items() if c.option.python_only]
+      raise OptionError(
+        f'--{SET}={name}={value}: there is no option of this name.'
+        f'{spelling.hint(name, python_only)}'
+      )
+    if not known[name].option.python_only:
+      raise OptionError(f'--{SET}={name}={value}: give --{name}={value}.')
+
+
+@functools.cache
+def _known() -> dict[str, Choice]:
+  """Return all choices of `train`, by name."""
+  groups = (Config(), Output())
+  return {c.flag: c for options in groups for c in all_choices(options)}
+
+
+def _differs_by_task(choice: Choice) -> bool:
+  known = _known().get(choice.flag, choice)
+  return known.option.differs_by_task
+
+
+def argument(name: str, value: Any) -> str:
+  """Return the argument of a command line that sets an option.
+
+  Args:
+    name: The option, by the name of its flag or in `--set`.
+    value: The value in the form of a flag.
+  """
+  choice = _known().get(name)
+  return f'{choice.argument if choice else f"--{name}"}={value}'
+
+
+def _parsed(choice: Choice, text: str) -> Any:
+  """Return the value that a text in `--set` stands for."""
+  if choice.kind is bool and text in ('true', 'false'):
+    return text == 'true'
+  if choice.kind == tuple[str, ...]:
+    return text.split(',') if text else []
+  try:
+    return choice.kind(text) if choice.kind in (int, float) else text
+  except ValueError:
+    return text  # The option refuses it.
+
+
+def _whole_numbers(choice: Choice, text: str) -> tuple[int, ...]:
   try:
     return tuple(int(number) for number in text.split(',') if text)
   except ValueError:
     raise OptionError(
-      f'--{flag}={text}: give whole numbers with commas between them, or '
-      'nothing.'
+      f'{choice.argument}={text}: give whole numbers with commas between them, '
+      'or nothing.'
     ) from None
 
 
@@ -201,7 +307,8 @@ def without_unread(arguments: Sequence[str], algorithm: str) -> list[str]:
   unread = algorithms.unread(algorithm)
   kept = []
   for argument in arguments:
-    name = argument.partition('=')[0].removeprefix('--')
+    name = argument.removeprefix(f'--{SET}=').removeprefix('--')
+    name = name.partition('=')[0]
     if not {name, name.removeprefix('no')} & unread:
       kept.append(argument)
   return kept
@@ -218,12 +325,14 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
   Raises:
     RecipeError: If a named recipe does not exist.
+    OptionError: If a flag has another name now.
   """
   expanded = recipes.expand(arguments)
   try:
     expanded = flags.FLAGS.read_flags_from_files(expanded, force_gnu=False)
   except (flags.Error, OSError):
     return expanded  # absl reports the error when it parses the flags.
+  _refuse_former(expanded)
   places = [
     place for place, a in enumerate(expanded) if a.startswith(_ALGORITHM)
   ]
@@ -234,6 +343,23 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 
 _ALGORITHM = '--algorithm='
+
+
+def _refuse_former(arguments: Sequence[str]) -> None:
+  """Refuse flags of earlier releases, with what took their place."""
+  for argument in arguments:
+    if argument == '--':
+      return
+    name = argument.lstrip('-').partition('=')[0]
+    if not argument.startswith('-') or name in flags.FLAGS:
+      continue
+    for former in (name, name.removeprefix('no')):
+      choice = _known().get(former)
+      now = FORMER.get(former)
+      if now is None and choice is not None and choice.option.python_only:
+        now = f'{choice.argument}=VALUE'
+      if now is not None:
+        raise OptionError(f'--{former}: this flag is no more. Use {now}.')
 
 
 def parse(arguments: Sequence[str]) -> Config:

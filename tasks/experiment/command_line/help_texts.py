@@ -34,6 +34,7 @@ def of_program(
 def _lines(choice: Choice) -> list[str]:
   """Return the lines of a flag: its purpose and its default."""
   text, value = choice.text, choice.on_command_line
+  name = choice.flag if choice.option.python_only else f'--{choice.flag}'
   if choice.option.choices is not None:
     text = f'{text} One of {", ".join(choice.option.choices)}.'
   default = f' ({value})'
@@ -44,7 +45,7 @@ def _lines(choice: Choice) -> list[str]:
   if is_said or value in (None, '', ()):
     default = ''
   return textwrap.wrap(
-    f'--{choice.flag}{default}: {text}',
+    f'{name}{default}: {text}',
     _WIDTH,
     initial_indent='  ',
     subsequent_indent='      ',

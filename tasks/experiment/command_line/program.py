@@ -17,6 +17,7 @@ from typing import Any
 from absl import app
 from absl import logging
 
+from tasks import shared_options
 from tasks import task as tasks_lib
 from tasks.experiment import config as config_lib
 from tasks.experiment.command_line import flags
@@ -97,9 +98,13 @@ class Program:
     groups: dict[str, list[Choice]] = {title: [] for title in _TITLES}
     for task in config_lib.TASKS.values():
       groups[task.title] = []
+    without_flag: list[Choice] = []
     for options in self.options:
-      for choice in flags.define(options).values():
-        groups.setdefault(choice.title, []).append(choice)
+      for choice in flags.all_choices(options):
+        if choice.option.python_only:
+          without_flag.append(choice)
+        else:
+          groups.setdefault(choice.title, []).append(choice)
     number = sum(map(len, groups.values()))
     of_config = any(isinstance(options, Config) for options in self.options)
     more = ''
@@ -109,9 +114,11 @@ class Program:
         for title, choices in groups.items()
       }
       more = (
-        f'All {number} flags, also those of single tasks and algorithms: '
-        '--helpfull.'
+        f'All {number} flags, and {len(without_flag)} options for '
+        '--set=NAME=VALUE: --helpfull.'
       )
+    elif name == 'train' and without_flag:
+      groups[_WITHOUT_FLAG] = without_flag
     elif of_config and name != 'train':
       # Only the help of train lists all flags.
       title = 'All flags of train, see tff-partial train --helpfull, such as'
@@ -172,12 +179,17 @@ def _say_interrupted(number: signal.Signals) -> int:
 _TITLES = (
   '',
   tasks_lib.Data.title,
+  shared_options.TITLE,
   Config.title,
   Loop.title,
   LocalTraining.title,
   Privacy.title,
   Output.title,
   Runtime.title,
+)
+
+_WITHOUT_FLAG = (
+  'Options that have no flag: --set=NAME=VALUE, which may be repeated'
 )
 
 # Errors written for users; those of the runtimes concern flags.

@@ -151,10 +151,10 @@ def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
 def furl_leaks(hyperparameters: Hyperparameters) -> Iterator[Leak]:
   if hyperparameters.private_rule == SCALED:
     yield Leak(
-      'private_rule',
+      'set=private_rule',
       SCALED,
       "clients are told the exact number of the cohort's examples",
-      'Use --private_rule=keep.',
+      'Use --set=private_rule=keep.',
     )
 
 

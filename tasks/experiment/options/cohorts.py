@@ -5,6 +5,7 @@ import dataclasses
 from typing import ClassVar
 
 from tasks.errors import OptionError
+from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
@@ -14,7 +15,7 @@ from tff_partial.training.participation.sampling import EPOCHS
 from tff_partial.training.participation.sampling import Participation
 from tff_partial.training.participation.sampling import UNIFORM
 
-# Options that have no effect without --availability_day.
+# Options that have no effect without --set=availability_day.
 _OF_A_DAY = ('availability_floor', 'time_zone_spread')
 
 
@@ -37,37 +38,37 @@ class Cohorts(Options):
     at_least=0,
     is_common=True,
   )
-  speed_spread: float = option(
+  speed_spread: float = detail(
     0.0,
     'How much clients differ in speed: the standard deviation of log latency '
     'between clients.',
     at_least=0,
   )
-  latency_spread: float = option(
+  latency_spread: float = detail(
     0.0,
     'Standard deviation of log latency between rounds of one client.',
     at_least=0,
   )
-  partial_work: float = option(
+  partial_work: float = detail(
     0.0,
     'Share of the clients, the slowest of a round, that train on the first of '
     'their examples alone, from one to all.',
     at_least=0,
     at_most=1,
   )
-  availability_day: int | None = option(
+  availability_day: int | None = detail(
     None,
     'Rounds of a day, in which each client is available at its own time; by '
     'default all clients always are.',
     at_least=2,
   )
-  availability_floor: float = option(
+  availability_floor: float = detail(
     0.1,
     'Probability that a client is available at its worst time of the day.',
     at_least=0,
     at_most=1,
   )
-  time_zone_spread: float = option(
+  time_zone_spread: float = detail(
     1.0,
     "Share of the day over which clients' time zones are spread: 1 around the "
     'world, 0 for one zone.',
@@ -76,15 +77,15 @@ class Cohorts(Options):
   )
 
   def __post_init__(self) -> None:
-    """Refuse options of a day without --availability_day."""
+    """Refuse options of a day without --set=availability_day."""
     super().__post_init__()
     if self.availability_day is not None:
       return
     for name in _OF_A_DAY:
       if getattr(self, name) != getattr(type(self), name):
         raise OptionError(
-          f'--{name}={getattr(self, name)}: all clients are always available. '
-          'Give --availability_day, too, or leave it out.'
+          f'{self.argument(name)}={getattr(self, name)}: all clients are '
+          'always available. Give --set=availability_day, too, or leave it out.'
         )
 
   def check_reserve(self, oversample: float) -> None:
@@ -102,9 +103,10 @@ class Cohorts(Options):
     for name in ('speed_spread', 'latency_spread'):
       if getattr(self, name):
         raise OptionError(
-          f'--{name}={getattr(self, name)}: all clients are waited for and do '
-          'all their work, however slow they are. Give --extra_clients, '
-          '--oversample or --partial_work, too, or leave it out.'
+          f'{self.argument(name)}={getattr(self, name)}: all clients are '
+          'waited for and do all their work, however slow they are. Give '
+          '--extra_clients, --oversample or --set=partial_work, too, or leave '
+          'it out.'
         )
 
   def leaks_when(
@@ -128,11 +130,14 @@ class Cohorts(Options):
     for name in ('speed_spread', 'latency_spread'):
       if getattr(self, name) and oversample > 1.0:
         yield Leak(
-          name, getattr(self, name), by_latency, 'Leave --oversample out.'
+          f'set={name}',
+          getattr(self, name),
+          by_latency,
+          'Leave --oversample out.',
         )
     if self.availability_day is not None:
       yield Leak(
-        'availability_day',
+        'set=availability_day',
         self.availability_day,
         'how likely a client is in a round follows the time of day',
         'Leave it out.',

@@ -7,6 +7,7 @@ from typing import ClassVar, TypedDict
 from baselines import fed_opt
 from tasks.errors import OptionError
 from tasks.experiment.options.memory import Memory
+from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
@@ -57,8 +58,8 @@ class FedEmbed(Options):
     'prototype, each round; 0 to join the one that is nearest without.',
     at_least=0,
   )
-  triplet_learning_rate: float = option(0.1, 'Rate of these steps.', at_least=0)
-  triplet_margin: float = option(1.0, 'alpha of Eq. 1.')
+  triplet_learning_rate: float = detail(0.1, 'Rate of these steps.', at_least=0)
+  triplet_margin: float = detail(1.0, 'alpha of Eq. 1.')
   forming_steps: int = option(
     0,
     'Steps on all of its examples with which a client forms its embedding, '
@@ -80,13 +81,13 @@ class FedEmbed(Options):
     "the server's optimizer moves them, as all else.",
     at_least=0,
   )
-  map_radius: float = option(
+  map_radius: float = detail(
     1.0,
     "Standard deviation of a map's neighbourhood, in nodes; 0 moves the "
     'nearest node only.',
     at_least=0,
   )
-  map_rows: int = option(2, 'Rows of the lattice of a map.', at_least=1)
+  map_rows: int = detail(2, 'Rows of the lattice of a map.', at_least=1)
 
   @property
   def centers(self) -> Centers:
@@ -170,7 +171,7 @@ class Hpfl(Options):
     'as in the paper, or no more than sums of rows near to global centers.',
     choices=(CENTERS, SUMS),
   )
-  rows_per_center: int = option(
+  rows_per_center: int = detail(
     10,
     'For how many rows there is a center, at a client and again at the server.',
     at_least=1,
@@ -178,7 +179,7 @@ class Hpfl(Options):
   num_centers: int | None = option(
     None,
     'How many global centers there are of a table; by default as follows from '
-    '--hpfl_rows_per_center and from how many rows clients have.',
+    '--set=hpfl_rows_per_center and from how many rows clients have.',
     at_least=1,
   )
   min_users: int = option(
@@ -187,13 +188,13 @@ class Hpfl(Options):
     'single one is its vector.',
     at_least=1,
   )
-  init: str = option(
+  init: str = detail(
     clustering.K_MEANS_PLUS_PLUS,
     'How k-means of rows begins: with rows far from one another, or with any, '
     'which takes much less time where there are thousands.',
     choices=clustering.INITS,
   )
-  max_iterations: int = option(
+  max_iterations: int = detail(
     20, 'The most iterations of k-means.', at_least=1
   )
   center_weighting: str = option(
@@ -202,13 +203,13 @@ class Hpfl(Options):
     'or by its inverse, so that near centers count more.',
     choices=(PRINTED, INVERSE),
   )
-  threshold: float = option(
+  threshold: float = detail(
     0.9,
     'p of Eq. 3: clients share what belongs to an attribute if they are more '
     'accurate on it than this share of the mean accuracy.',
     at_least=0,
   )
-  average_hidden: bool = option(
+  average_hidden: bool = detail(
     True,
     'Whether public weights that belong to no attribute, such as HM, are '
     'averaged, too; otherwise they stay with the clients.',
@@ -267,7 +268,7 @@ class Hpfl(Options):
     if not table_rows:
       raise OptionError(
         'algorithm: the model has no private vectors of which drafts could be '
-        'made. Choose another --user_model, or --algorithm=hpfl_k.'
+        'made. Choose another --model, or --algorithm=hpfl_k.'
       )
     each = self.rows_per_center
     collected = max(
@@ -293,20 +294,20 @@ class FedNoise(Options):
 
   title: ClassVar[str] = 'Algorithm fed_noise'
 
-  noise: str = option(
+  noise: str = detail(
     'laplace',
     'The noise that clients add to what they send.',
     flag='client_noise',
     choices=('laplace', 'gaussian'),
   )
-  clip: float = option(
+  clip: float = detail(
     1.0,
     'The longest update, by its L1 norm for Laplace noise and by its L2 norm '
     'for Gaussian noise.',
     flag='client_noise_clip',
     at_least=0,
   )
-  scale: float = option(
+  scale: float = detail(
     0.01,
     'Scale of Laplace noise, or standard deviation of Gaussian noise, in '
     'clips.',
@@ -363,14 +364,14 @@ class Hyperparameters(Options):
     'printed, which does not.',
     choices=(fed_opt.TFF, fed_opt.PAPER),
   )
-  scaffold_option: str = option(
+  scaffold_option: str = detail(
     '2',
     'How clients of SCAFFOLD renew their control variate: by the gradient of '
     'all their examples (option I), or by how far their training led them '
     '(option II).',
     choices=('1', '2'),
   )
-  mixture: float = option(
+  mixture: float = detail(
     0.5,
     "alpha of APFL: the share of a client's own model in what it uses.",
     at_least=0,
@@ -381,7 +382,7 @@ class Hyperparameters(Options):
     'Rate at which clients of APFL learn alpha; 0 for a fixed one.',
     at_least=0,
   )
-  private_rule: str = option(
+  private_rule: str = detail(
     KEEP,
     'What clients of FURL remember: what training came to (Eq. 7), or that '
     "share of their step which is their share of the cohort's examples "

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from tasks.errors import OptionError
 from tasks.experiment.options.cohorts import Cohorts
+from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
 from tff_partial.training import callbacks
@@ -50,12 +51,12 @@ class Loop(Options):
     at_least=1,
     is_common=True,
   )
-  early_stopping_min_delta: float = option(
+  early_stopping_min_delta: float = detail(
     0.0,
     'By more than how much an evaluation must be better, for early stopping.',
     at_least=0,
   )
-  divergence_factor: float = option(
+  divergence_factor: float = detail(
     3.0,
     'Stop when the loss stays above this many times the first one.',
     at_least=1,
@@ -66,8 +67,9 @@ class Loop(Options):
     super().__post_init__()
     if self.early_stopping_min_delta and self.early_stopping_patience is None:
       raise OptionError(
-        f'--early_stopping_min_delta={self.early_stopping_min_delta}: without '
-        '--early_stopping_patience no run ends early. Give both or none.'
+        f'--set=early_stopping_min_delta={self.early_stopping_min_delta}: '
+        'without --early_stopping_patience no run ends early. Give both or '
+        'none.'
       )
     self.cohorts.check_reserve(self.oversample)
 
@@ -112,7 +114,7 @@ class Output(Options):
     at_least=1,
     may_change=True,
   )
-  tensorboard: bool = option(
+  tensorboard: bool = detail(
     True,
     'Write TensorBoard events: curves, and how metrics differ from client to '
     'client.',
@@ -134,7 +136,7 @@ class Output(Options):
     may_change=True,
     is_common=True,
   )
-  progress: bool | None = option(
+  progress: bool | None = detail(
     None, 'Show a progress bar; by default on a terminal.', may_change=True
   )
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import ClassVar, TypedDict
 
+from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
 
@@ -50,13 +51,13 @@ class Memory(Options):
     flag='knn_scale',
     at_least=0,
   )
-  num_tokens: int = option(
+  num_tokens: int = detail(
     2,
     'How many of the tokens before the next one the cache compares, at most.',
     flag='cache_tokens',
     at_least=1,
   )
-  smoothing: float = option(
+  smoothing: float = detail(
     1.0,
     'How often the cache must have seen something for half of its share.',
     flag='cache_smoothing',

@@ -7,9 +7,11 @@ from typing import Any
 import tensorflow_federated as tff
 
 from tasks.errors import OptionError
+from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
 from tff_partial import phases
+from tff_partial_programs import spelling
 
 _OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
   'sgd': tff.learning.optimizers.build_sgdm,
@@ -19,6 +21,8 @@ _OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
   'yogi': tff.learning.optimizers.build_yogi,
 }
 _HAVE_BETA_2 = ('adam', 'yogi')
+# Options that may follow the optimizer's name, as in sgd:momentum=0.9.
+_DETAILS = ('momentum', 'epsilon', 'beta_2')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +37,21 @@ class Optimizer(Options):
   name: str
   what: str
   optimizer: str = option(
-    'sgd', 'Trains {0.what}.', choices=sorted(_OPTIMIZERS), is_common=True
+    'sgd',
+    f'Trains {{0.what}}. One of {", ".join(sorted(_OPTIMIZERS))}; with numbers '
+    'after colons, as in sgd:momentum=0.9 or yogi:beta_2=0.99:epsilon=1e-4.',
+    is_common=True,
   )
   learning_rate: float = option(
     0.1, 'Learning rate for {0.what}.', at_least=0, is_common=True
   )
-  momentum: float = option(
+  momentum: float = detail(
     0.0, 'Momentum for {0.what}; for sgd alone.', at_least=0, at_most=1
   )
-  epsilon: float | None = option(
+  epsilon: float | None = detail(
     None, 'Epsilon for {0.what}; for adaptive optimizers alone.', at_least=0
   )
-  beta_2: float | None = option(
+  beta_2: float | None = detail(
     None,
     'Decay of the second moment for {0.what}; for adam and yogi alone.',
     at_least=0,
@@ -56,23 +63,46 @@ class Optimizer(Options):
     return f'{self.name}_'
 
   def __post_init__(self) -> None:
-    """Refuse options that the optimizer does not have."""
+    """Read the numbers after its name; refuse those that it does not have."""
+    if isinstance(self.optimizer, str):
+      optimizer, *details = self.optimizer.split(':')
+      for detail in details:
+        self._set(detail)
+      object.__setattr__(self, 'optimizer', optimizer)
     super().__post_init__()
+    if self.optimizer not in _OPTIMIZERS:
+      raise OptionError(
+        f'--{self.name}_optimizer={self.optimizer:.80}: '
+        f'{spelling.choose(self.optimizer, sorted(_OPTIMIZERS))}'
+      )
     if self.optimizer != 'sgd' and self.momentum:
       raise OptionError(
-        f'--{self.name}_momentum: {self.optimizer} has no momentum of this '
-        f'kind. Leave the flag out, or use --{self.name}_optimizer=sgd.'
+        f'--{self.name}_optimizer={self.optimizer}:momentum: {self.optimizer} '
+        'has no momentum of this kind. Leave it out, or choose sgd.'
       )
     if self.optimizer == 'sgd' and self.epsilon is not None:
       raise OptionError(
-        f'--{self.name}_epsilon: sgd has no epsilon. Leave the flag out, or '
-        'choose an adaptive optimizer.'
+        f'--{self.name}_optimizer=sgd:epsilon: sgd has no epsilon. Leave it '
+        'out, or choose an adaptive optimizer.'
       )
     if self.optimizer not in _HAVE_BETA_2 and self.beta_2 is not None:
       raise OptionError(
-        f'--{self.name}_beta_2: {self.optimizer} has none. Leave the flag out, '
-        f'or choose one of {", ".join(_HAVE_BETA_2)}.'
+        f'--{self.name}_optimizer={self.optimizer}:beta_2: {self.optimizer} '
+        f'has none. Leave it out, or choose one of {", ".join(_HAVE_BETA_2)}.'
       )
+
+  def _set(self, detail: str) -> None:
+    """Set one of the numbers after the optimizer's name."""
+    name, _, number = detail.partition('=')
+    try:
+      if name not in _DETAILS:
+        raise ValueError
+      object.__setattr__(self, name, float(number))
+    except ValueError:
+      raise OptionError(
+        f'--{self.name}_optimizer={self.optimizer:.80}: give numbers such as '
+        f'momentum=0.9; the names are {", ".join(_DETAILS)}.'
+      ) from None
 
   def build(self) -> phases.Optimizer:
     """Build TFF's optimizer."""

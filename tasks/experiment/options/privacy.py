@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from tasks import task as tasks_lib
 from tasks.errors import OptionError
 from tasks.experiment.options.loop import Loop
+from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
@@ -107,10 +108,10 @@ class Privacy(Options):
   )
   clip: float | None = option(
     None,
-    'The largest norm of an update; by default it follows --clip_quantile.',
+    'The largest norm of an update; by default it follows --set=clip_quantile.',
     is_common=True,
   )
-  clip_quantile: float = option(
+  clip_quantile: float = detail(
     0.5,
     'Share of the clients that adaptive clipping does not clip.',
     at_least=0,
@@ -119,7 +120,7 @@ class Privacy(Options):
   initial_clip: float = option(
     0.1, 'Where adaptive clipping begins.', at_least=0
   )
-  count_stddev: float | None = option(
+  count_stddev: float | None = detail(
     None,
     'Noise of the count that adaptive clipping follows, in clients; a '
     'twentieth of a cohort by default. The more, the more noise updates may '
@@ -160,8 +161,9 @@ class Privacy(Options):
       for name in _OTHERS:
         if getattr(self, name) != getattr(type(self), name):
           raise OptionError(
-            f'--{name}={getattr(self, name)}: the run is not private. Give '
-            '--target_epsilon or --noise_multiplier, too, or leave it out.'
+            f'{self.argument(name)}={getattr(self, name)}: the run is not '
+            'private. Give --target_epsilon or --noise_multiplier, too, or '
+            'leave it out.'
           )
       return
     if all(getattr(self, name) is not None for name in _GOAL):

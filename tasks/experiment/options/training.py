@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 
 from tasks.errors import OptionError
 from tasks.experiment.options.optimizers import Optimizer
+from tasks.options import detail
 from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
@@ -108,7 +109,7 @@ class LocalTraining(Options):
     'Have clients who took part train what is their own, from what they '
     'remember, on what they trained with before they are measured.',
   )
-  repeats: int = option(5, 'Steps of pFedMe on each batch, K.', at_least=1)
+  repeats: int = detail(5, 'Steps of pFedMe on each batch, K.', at_least=1)
   shuffle: bool = option(False, 'Take examples in a new order in each pass.')
   split: str = option(
     'halves',
@@ -250,7 +251,7 @@ class Server(Options):
     'steps; 0 to keep it.',
     at_least=0,
   )
-  aggregator: str = option(
+  aggregator: str = detail(
     'mean',
     'Joins updates: the weighted mean, or that mean after TFF has clipped long '
     'updates and zeroed extreme ones by adaptive bounds.',
@@ -262,7 +263,7 @@ class Server(Options):
     'single clients make a run diverge.',
     at_least=0,
   )
-  quantization_bits: int | None = option(
+  quantization_bits: int | None = detail(
     None,
     'Clients round their updates to so many bits a number, by chance; by '
     'default they send them as they are.',
@@ -298,14 +299,14 @@ class Server(Options):
       )
     if self.aggregator != 'mean':
       yield Leak(
-        'aggregator',
+        'set=aggregator',
         self.aggregator,
         'its bounds follow from what clients send',
-        'Leave it out; private runs have --clip and --clip_quantile.',
+        'Leave it out; private runs have --clip and --set=clip_quantile.',
       )
     if self.quantization_bits is not None:
       yield Leak(
-        'quantization_bits',
+        'set=quantization_bits',
         self.quantization_bits,
         'clients would send how far their numbers reach',
         'Leave it out.',

@@ -16,6 +16,7 @@ from tasks.errors import OptionError
 from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
 from tasks.experiment.options.loop import Output
+from tasks.options import SET
 from tff_partial.analysis import run_folders
 from tff_partial.training import files
 from tff_partial.training import metrics_log
@@ -242,8 +243,8 @@ def _flag_line(name: str, value: Any) -> str:
   if value is None:
     return f'# {name} is not set\n'
   if isinstance(value, bool):
-    return f'--{name}={str(value).lower()}\n'
-  return f'--{name}={value}\n'
+    value = str(value).lower()
+  return f'{flags.argument(name, value)}\n'
 
 
 def write_whole(
@@ -330,7 +331,7 @@ def _kept_flags(path: pathlib.Path) -> Iterator[str]:
     line = line.strip()
     if not line or line.startswith('#'):
       continue
-    name = line.removeprefix('--').partition('=')[0]
+    name = line.removeprefix(f'--{SET}=').removeprefix('--').partition('=')[0]
     if name in left_out:
       if name in _PLACES:
         logging.warning(

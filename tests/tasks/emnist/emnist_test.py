@@ -141,9 +141,9 @@ def test_heads_of_their_own_learn(task):
   'options, expected',
   [
     ({'partition': 'alphabet'}, '--emnist_partition=alphabet: .* of labels'),
-    ({'protocol': 'blind'}, '--emnist_protocol=blind'),
-    ({'model': 'forest'}, '--emnist_model=forest'),
-    ({'edition': 'letters'}, '--emnist_edition=letters'),
+    ({'protocol': 'blind'}, '--protocol=blind'),
+    ({'model': 'forest'}, '--model=forest'),
+    ({'edition': 'letters'}, '--data_set=letters'),
     ({'max_examples': 2}, 'max_examples: 2'),
   ],
 )

@@ -213,7 +213,7 @@ def test_a_run_may_end_early(tmp_path):
   # Nothing is ever so much better.
   command = (
     *('train', *commands.SMALL, f'--output_dir={tmp_path}'),
-    *('--early_stopping_patience=1', '--early_stopping_min_delta=100'),
+    *('--early_stopping_patience=1', '--set=early_stopping_min_delta=100'),
     '--checkpoint_every=100',
   )
   outcome = run_here(*command)
@@ -434,7 +434,7 @@ _PROGRAMS: dict[str, tuple[str, ...]] = {
     '--min_examples=30',
     '--oversample=1.6',
     '--dropout_rate=0.4',
-    '--progress',
+    '--set=progress=true',
   ),
 }
 

@@ -11,11 +11,13 @@ from tasks.experiment import Config
 from tasks.experiment import from_recipe
 from tasks.experiment import Output
 from tasks.experiment import run
+from tasks.experiment.command_line.flags import define
 from tasks.experiment.command_line.flags import parse
 from tasks.experiment.config import TASKS
 from tasks.experiment.options.loop import Loop
 from tasks.experiment.options.optimizers import Optimizer
 from tasks.experiment.options.training import Server
+from tasks.experiment.run.dry_run import DryRun
 from tasks.experiment.run.folder import Folder
 from tasks.experiment.run.folder import with_flags_of_the_run
 from tasks.movielens import task as movielens
@@ -47,7 +49,7 @@ def test_no_hook_and_no_address_are_taken_from_a_folder(tmp_path, caplog):
     '--task=emnist',
     '--runtime=ray',
     '--ray_address=ray://example.org:10001',
-    '--ray_folder=/tmp/elsewhere',
+    '--set=ray_folder=/tmp/elsewhere',
     '# ray_workers is not set',
     '--output_dir=/tmp/elsewhere',
     '--hook=os:system',
@@ -77,6 +79,40 @@ def test_no_two_choices_of_a_config_share_a_flag():
   for task in TASKS.values():
     names = [choice.flag for choice in Config(task=task()).choices()]
     assert len(set(names)) == len(names) > 80
+
+
+def test_train_has_no_more_flags_than_a_person_can_read():
+  defined = {**define(Config()), **define(Output()), **define(DryRun())}
+  assert len(defined) < 120
+
+
+def test_a_flag_of_several_tasks_has_each_ones_default():
+  for task, users in (('emnist', 20), ('mnist_preference', None)):
+    assert parse([f'--task={task}']).task.num_users == users
+    assert parse([f'--task={task}', '--users=70']).task.num_users == 70
+  assert parse(['--task=ratings']).task.biases
+  assert not parse(['--task=ratings', '--nobiases']).task.biases
+
+
+def test_set_sets_what_has_no_flag(tmp_path):
+  config = parse(
+    [
+      '--task=subreddit',
+      '--set=mlp_units=8,4',
+      '--set=mean_of_places=true',
+      '--server_optimizer=yogi:beta_2=0.99:epsilon=1e-4',
+      '--set=early_stopping_min_delta=0.5',
+      '--early_stopping_patience=1',
+    ]
+  )
+  assert config.task.sizes == Sizes(mlp_units=(8, 4), mean_of_places=True)
+  assert config.loop.early_stopping_min_delta == 0.5
+  optimizer = config.server.optimizer
+  assert (optimizer.optimizer, optimizer.beta_2) == ('yogi', 0.99)
+  assert optimizer.epsilon == 1e-4
+  folder = Folder(str(tmp_path))
+  folder.claim(config.flags(), set())
+  assert parse([f'--flagfile={folder.flags_file}']) == config
 
 
 def test_flags_change_what_they_name_and_nothing_else():
@@ -120,7 +156,45 @@ def test_numbers_of_other_kinds_become_pythons():
     (lambda: Config().with_flags({'task': 'x'}), '--task=x: choose one of'),
     (
       lambda: Optimizer('update', 'all', optimizer='adam', momentum=0.9),
-      '--update_momentum: adam has no momentum',
+      '--update_optimizer=adam:momentum: adam has no momentum',
+    ),
+    (
+      lambda: Optimizer('update', 'all', optimizer='adm'),
+      '--update_optimizer=adm: choose one of',
+    ),
+    (
+      lambda: Optimizer('update', 'all', optimizer='sgd:momentun=0.9'),
+      'the names are momentum, epsilon, beta_2',
+    ),
+    (
+      lambda: Optimizer('update', 'all', optimizer='sgd:momentum=much'),
+      '--update_optimizer=sgd:momentum=much: give numbers',
+    ),
+    (lambda: parse(['--emnist_users=3']), 'Use --users=VALUE'),
+    (lambda: parse(['--server_momentum=3']), 'Use --server_optimizer=NAME:mom'),
+    (
+      lambda: parse(['--nonext_word_tied']),
+      '--next_word_tied: this flag is no more. Use --set=next_word_tied=VALUE',
+    ),
+    (lambda: parse(['--set=knn_tokens=3']), 'no option of this name'),
+    (
+      lambda: parse(['--set=cache_token=3']),
+      'no option of this name. Did you mean cache_tokens?',
+    ),
+    (lambda: parse(['--set=rounds=3']), '--set=rounds=3: give --rounds=3'),
+    (lambda: parse(['--set=rounds']), '--set=rounds: give NAME=VALUE'),
+    (
+      lambda: parse(['--set=cache_tokens=few']),
+      '--set=cache_tokens=few: give a whole number',
+    ),
+    # Of another task than the default one.
+    (
+      lambda: parse(['--task=subreddit', '--model=cnn', '--set=mlp_units=a']),
+      '--set=mlp_units=a: give whole numbers with commas',
+    ),
+    (
+      lambda: parse(['--task=emnist', '--model=lstm']),
+      '--model=lstm: choose one of linear, dense, cnn',
     ),
     (lambda: from_recipe('dmo'), 'Did you mean demo?'),
     (lambda: from_recipe('demo', runds=3), 'Did you mean --rounds?'),

@@ -82,11 +82,11 @@ def test_an_algorithm_reads_what_it_says(name, monkeypatch):
 @pytest.mark.parametrize(
   'make',
   [
-    lambda: flags.parse(['--mixture=0.3', '--algorithm=fed_avg']),
-    lambda: flags.parse(['--recipe=emnist_fed_avg', '--mixture=0.3']),
+    lambda: flags.parse(['--set=mixture=0.3', '--algorithm=fed_avg']),
+    lambda: flags.parse(['--recipe=emnist_fed_avg', '--set=mixture=0.3']),
     # What is said after another algorithm is meant for that one.
     lambda: flags.parse(
-      ['--recipe=emnist_apfl', '--algorithm=fed_avg', '--mixture=0.3']
+      ['--recipe=emnist_apfl', '--algorithm=fed_avg', '--set=mixture=0.3']
     ),
     lambda: Config(
       algorithm='fed_avg', hyperparameters=Hyperparameters(mixture=0.3)
@@ -97,7 +97,7 @@ def test_an_algorithm_reads_what_it_says(name, monkeypatch):
 def test_a_flag_of_another_algorithm_is_refused(make):
   with pytest.raises(
     OptionError,
-    match=r'--mixture=0.3: the algorithm fed_avg does not .* does: apfl\.',
+    match=r'--set=mixture=0.3: the algorithm fed_avg does not .* does: apfl\.',
   ):
     make()
 
@@ -107,7 +107,7 @@ def test_a_flag_of_another_algorithm_is_refused(make):
   [
     ('--joint', 'fed_avg'),
     ('--penalty=1', 'fed_avg'),
-    ('--repeats=3', 'fed_avg'),
+    ('--set=repeats=3', 'fed_avg'),
     ('--knn_scale=2', 'ngram_cache'),
     ('--server_optimizer=adam', 'fed_adam'),
     ('--clip_norm=1', 'local_only'),
@@ -119,7 +119,7 @@ def test_flags_of_few_algorithms_are_refused_elsewhere(flag, algorithm):
 
 
 def test_a_flag_may_say_what_is_usual():
-  config = flags.parse(['--mixture=0.5', '--algorithm=fed_avg'])
+  config = flags.parse(['--set=mixture=0.5', '--algorithm=fed_avg'])
   assert config == Config(algorithm='fed_avg')
 
 
@@ -151,11 +151,11 @@ def test_a_sweep_gives_each_algorithm_what_it_reads():
         '--mixture_learning_rate=0.1',
         '--rounds=3',
         '--algorithm=apfl',
-        f'--mixture={mixture}',
+        f'--set=mixture={mixture}',
       ]
       for mixture in ('0.2', '0.4')
     },
   }
   # Of a single algorithm all is given, and refused by the run.
   found = _runs('mixture=0.2', passed_on=['--algorithm=fed_avg'])
-  assert found == {'mixture=0.2': ['--algorithm=fed_avg', '--mixture=0.2']}
+  assert found == {'mixture=0.2': ['--algorithm=fed_avg', '--set=mixture=0.2']}

@@ -20,10 +20,10 @@ _TASK = (
   '--data=synthetic',
   '--next_word_vocabulary_size=50',
   '--next_word_buckets=5',
-  '--next_word_max_tokens=8',
+  '--set=next_word_max_tokens=8',
   '--next_word_embedding=4',
-  '--next_word_lstm_units=4',
-  '--next_word_projection=4',
+  '--lstm_units=4',
+  '--set=next_word_projection=4',
   '--clients_per_round=8',
   '--evaluate_every=1',
   '--jit=false',
@@ -34,8 +34,8 @@ _PRIVATE = (
   '--noise_multiplier=0.5',
   '--delta=0.02',
   '--next_word_vocabulary_noise=0.3',
-  '--next_word_vocabulary_delta=0.01',
-  '--next_word_words_per_user=30',
+  '--set=next_word_vocabulary_delta=0.01',
+  '--set=next_word_words_per_user=30',
 )
 
 

@@ -258,7 +258,7 @@ def test_a_corpus_of_ones_own_is_a_file_or_a_folder(tmp_path):
 
 
 def test_a_corpus_that_is_not_there_is_refused(tmp_path):
-  with pytest.raises(OptionError, match='--corpus=nowhere: is none of lean_'):
+  with pytest.raises(OptionError, match='--data_set=nowhere: is none of lean_'):
     corpora.load('nowhere', tmp_path, Limits())
   with pytest.raises(DataError, match='lean_chat: no data folder is named'):
     corpora.load('lean_chat', None, Limits())

@@ -186,10 +186,10 @@ def test_tied_outputs_are_in_the_order_of_classes():
 @pytest.mark.parametrize(
   ('problem', 'sizes'),
   [
-    ('next_word_architecture=rnn', {'architecture': 'rnn'}),
+    ('model=rnn', {'architecture': 'rnn'}),
     ('next_word_output=words', {'output': 'words'}),
     ('next_word_embedding=0', {'embedding': 0}),
-    ('next_word_lstm_units=0', {'lstm_units': 0}),
+    ('lstm_units=0', {'lstm_units': 0}),
     ('next_word_projection=0', {'projection': 0}),
     ('next_word_layers=0', {'layers': 0}),
     ('next_word_hidden_units=0', {'hidden_units': 0}),

@@ -40,7 +40,7 @@ _SMALL: dict[str, Any] = {
   'next_word_buckets': 5,
   'next_word_max_tokens': 8,
   'next_word_embedding': 4,
-  'next_word_lstm_units': 4,
+  'lstm_units': 4,
   'next_word_projection': 4,
   'rounds': 2,
   'clients_per_round': 4,
@@ -133,7 +133,7 @@ def test_there_is_no_table_of_all_users():
 
 
 def test_sentences_are_divided_by_time_where_authors_took_part():
-  task = _task(next_word_protocol='seen')
+  task = _task(protocol='seen')
   assert task.parts[TRAIN].users.tolist() == list(range(30))
   (name,) = task.tests
   assert name == 'seen' and task.tests[name].seen
@@ -178,7 +178,7 @@ def test_the_recipes_differ_in_whose_the_vectors_are():
 
 @pytest.mark.slow
 def test_seen_authors_are_measured_on_newer_sentences():
-  result = _run('fed_yogi', next_word_protocol='seen')
+  result = _run('fed_yogi', protocol='seen')
   assert 0.0 <= result.report['test']['seen']['accuracy'] <= 1.0
 
 
@@ -239,7 +239,7 @@ def test_a_private_run_does_not_weigh_by_tokens():
 
 
 def test_only_two_optimizers_have_a_second_moment_to_decay():
-  with pytest.raises(OptionError, match='--update_beta_2: sgd has none'):
+  with pytest.raises(OptionError, match='sgd:beta_2: sgd has none'):
     _config(update_beta_2=0.9)
 
 
@@ -416,7 +416,7 @@ def test_noise_in_a_run_that_counts_no_epsilon_is_refused():
   ],
 )
 def test_impossible_noise_is_refused(flag, value, said):
-  with pytest.raises(OptionError, match=f'--next_word_{flag}=.*{said}'):
+  with pytest.raises(OptionError, match=f'next_word_{flag}=.*{said}'):
     _config(**{f'next_word_{flag}': value})
 
 

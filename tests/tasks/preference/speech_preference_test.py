@@ -181,7 +181,7 @@ def test_it_trains(task, model):
 @pytest.mark.parametrize(
   'options, expected',
   [
-    ({'num_voices': 2}, '--speech_voices=2: give at least 3'),
+    ({'num_voices': 2}, '--set=speech_voices=2: give at least 3'),
     ({'num_voices': 52}, '6 speakers make 6 to 51 voices, not 52'),
     ({'num_users': 19}, 'num_users: 19 users cannot like all 20'),
     ({'shares': 'equal'}, 'shares=equal: choose one of balanced, imbalanced'),

@@ -224,7 +224,7 @@ def test_what_is_no_file_is_refused(tmp_path, file, message):
     ),
     (
       lambda: ratings_task.Options(public_mean=3.0),
-      'public_mean=3.0: .* --noratings_centred',
+      'public_mean=3.0: .* --nocentred',
     ),
     (
       lambda: ratings_task.Options(csv=csv_files.Csv('a.csv')).load(
@@ -242,7 +242,7 @@ def test_what_is_no_file_is_refused(tmp_path, file, message):
       lambda: flags.parse(
         ['--task=ratings', '--target_epsilon=8', '--delta=1e-5']
       ),
-      '--ratings_centred=True: .*mean of all training ratings',
+      '--centred=True: .*mean of all training ratings',
     ),
   ],
 )
@@ -446,7 +446,7 @@ def _config(path: pathlib.Path, *arguments: str) -> Config:
       '--csv_item=song',
       '--csv_rating=points',
       '--clients_per_round=8',
-      '--ratings_num_factors=2',
+      '--num_factors=2',
       '--rounds=20',
       '--evaluate_every=20',
       '--jit=false',
@@ -502,7 +502,7 @@ def test_a_file_becomes_a_top_10_and_an_export(tmp_path, capsys):
     assert np.clip(score, 0, 100) == pytest.approx(float(row['score']), abs=5)
 
   # The same command again, for one user and without an export.
-  again = _config(path, '--top_n_user=person 5', '--export_formats=')
+  again = _config(path, '--set=top_n_user=person 5', '--export_formats=')
   assert run(again, output).trained is None
   outputs.write(again, output)
   with (tmp_path / 'out' / 'top_n.csv').open(newline='') as file:

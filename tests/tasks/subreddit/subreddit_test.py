@@ -301,7 +301,7 @@ def test_loads_files_and_inventions(tmp_path, kind, record):
   ('name', 'options'),
   [
     ('num_subreddits', {'num_subreddits': 0}),
-    ('min_documents', {'min_documents': 0}),
+    ('min_examples', {'min_documents': 0}),
     ('max_chars', {'max_chars': 0}),
     ('num_support', {'num_support': -1}),
     ('num_reserved', {'num_support': 11, 'num_reserved': 10}),
@@ -320,9 +320,9 @@ def test_flags_say_what_the_options_say():
   options = parse(
     [
       '--task=sticker',
-      '--ngram_lengths=3,4',
-      '--mlp_units=',
-      '--user_embedding=9',
+      '--set=ngram_lengths=3,4',
+      '--set=mlp_units=',
+      '--set=user_embedding=9',
       '--max_documents=0',
       '--control_points=5',
     ]
@@ -332,8 +332,8 @@ def test_flags_say_what_the_options_say():
   assert options.sizes.user_embedding == 9
   assert options.sizes.control_points == 5
   assert options.max_documents is None
-  with pytest.raises(OptionError, match='--mlp_units=a'):
-    parse(['--mlp_units=a'])
+  with pytest.raises(OptionError, match='--set=mlp_units=a'):
+    parse(['--set=mlp_units=a'])
 
 
 @pytest.mark.slow

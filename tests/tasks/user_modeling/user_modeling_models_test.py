@@ -413,7 +413,7 @@ def test_models_by_their_names():
 @pytest.mark.parametrize(
   ('build', 'message'),
   [
-    (lambda: _build('mf'), 'user_model=mf: there is no such'),
+    (lambda: _build('mf'), 'model=mf: there is no such'),
     *(
       (
         lambda name=name: _build(name, biases=True),

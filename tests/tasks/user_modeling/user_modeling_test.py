@@ -373,7 +373,7 @@ def test_hpfl_learns_and_is_measured():
   [
     {'algorithm': 'hpfl_k'},
     {'algorithm': 'hpfl_r', 'task': 'movielens_hpfl'},
-    {'algorithm': 'hpfl', 'hpfl_drafts': 'sums', 'user_model': 'gum_code'},
+    {'algorithm': 'hpfl', 'hpfl_drafts': 'sums', 'model': 'gum_code'},
     {'algorithm': 'distributed', 'user_model_biases_in_attributes': True},
     {'algorithm': 'fed_avg'},
     {'algorithm': 'fed_avg', 'user_model_items': 'public'},
@@ -383,8 +383,8 @@ def test_hpfl_learns_and_is_measured():
     {'algorithm': 'fed_noise', 'client_noise_scale': 1e-4},
     {
       'algorithm': 'centralized',
-      'user_model': 'ncd',
-      'user_model_biases': False,
+      'model': 'ncd',
+      'biases': False,
       'user_model_biases_in_attributes': False,
     },
   ],
@@ -395,7 +395,7 @@ def test_the_others_learn_and_are_measured(flags):
   names = {*_METRICS}
   if flags.get('task') == 'movielens_hpfl':
     names -= {'auc'}
-  if flags.get('user_model') == 'ncd':
+  if flags.get('model') == 'ncd':
     names -= {'doa_related', 'ndcg_related', 'similarity'}
   _check(report, names)
 
@@ -474,11 +474,11 @@ def test_drafts_by_hand():
   ('make', 'expected'),
   [
     (lambda: Hpfl(drafts='all'), '--hpfl_drafts=all: choose one of'),
-    (lambda: Hpfl(rows_per_center=0), '--hpfl_rows_per_center=0: give at le'),
+    (lambda: Hpfl(rows_per_center=0), 'hpfl_rows_per_center=0: give at le'),
     (lambda: Hpfl(drafts='sums', min_users=2), '--hpfl_min_users=2: with --hp'),
     (lambda: Hpfl().drafting({}), '--algorithm=hpfl_k'),
-    (lambda: _config(user_model='mf'), '--user_model=mf: choose one of'),
-    (lambda: _config(hpfl_threshold=-1), '--hpfl_threshold=-1: give at least'),
+    (lambda: _config(model='mf'), '--model=mf: choose one of'),
+    (lambda: _config(hpfl_threshold=-1), 'hpfl_threshold=-1: give at least'),
     (
       lambda: _config(noise_multiplier=1.0),
       '--hpfl_drafts=centers: clients send centers',
@@ -532,4 +532,4 @@ def test_what_trains_no_tables_is_refused_with_them():
 
 def test_drafts_of_biases_are_refused():
   with pytest.raises(OptionError, match='no private vectors'):
-    Trainable(_config(user_model='bias'), _task(model='bias'))
+    Trainable(_config(model='bias'), _task(model='bias'))
