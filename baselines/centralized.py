@@ -93,6 +93,9 @@ def build_centralized(
     training: A round's training: `epochs` passes, or `max_steps` steps on
       random batches of a pass.
 
+  Example:
+    >>> process = baselines.build_centralized(whole)
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -110,5 +113,8 @@ def build_centralized_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_centralized_eval(whole)
   """
   return evaluation.build_query_evaluation(model, **measuring)

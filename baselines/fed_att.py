@@ -64,6 +64,9 @@ def build_fed_att(
     **averaging: How clients' messages are averaged, as for `compose`; by
       default clients are weighted only by attention.
 
+  Example:
+    >>> process = baselines.build_fed_att(whole, step_size=1.0)
+
   Raises:
     SettingError, CompositionError, PhaseError: If the arguments do not fit
       together.
@@ -95,6 +98,9 @@ def build_fed_att_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_fed_att_eval(whole)
   """
   return partial_training.build_evaluation(model, **measuring)
 

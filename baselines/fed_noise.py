@@ -53,6 +53,11 @@ def build_fed_noise(
     **joining: How the server aggregates updates, as for `compose`, except
       `postprocess_update`.
 
+  Example:
+    >>> process = baselines.build_fed_noise(
+    ...   whole, noise=LaplaceNoise(clip=1.0, noise_multiplier=0.1)
+    ... )
+
   Raises:
     CompositionError, SettingError, PhaseError: If the arguments do not fit
       together.
@@ -84,5 +89,8 @@ def build_fed_noise_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_fed_noise_eval(whole)
   """
   return partial_training.build_evaluation(model, **measuring)

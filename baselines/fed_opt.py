@@ -64,6 +64,9 @@ def build_fed_adam(
     rule: `TFF`, or `PAPER` for the algorithm as printed.
     **averaging: How updates are averaged, as for `compose`.
 
+  Example:
+    >>> process = baselines.build_fed_adam(whole, learning_rate=0.01)
+
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
@@ -84,6 +87,9 @@ def build_fed_adam_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_fed_adam_eval(whole)
   """
   return evaluation.build_query_evaluation(model, **measuring)
 
@@ -111,6 +117,9 @@ def build_fed_yogi(
     rule: `TFF`, or `PAPER` for the algorithm as printed.
     **averaging: How updates are averaged, as for `compose`.
 
+  Example:
+    >>> process = baselines.build_fed_yogi(whole, learning_rate=0.01)
+
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
@@ -131,6 +140,9 @@ def build_fed_yogi_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_fed_yogi_eval(whole)
   """
   return evaluation.build_query_evaluation(model, **measuring)
 

@@ -59,6 +59,11 @@ def build_fed_proto(
     penalty: lambda of Eq. 8; 0 for purely local training.
     training: How a client trains: optimizer, batches, epochs.
 
+  Example:
+    >>> process = baselines.build_fed_proto(
+    ...   model, num_classes=2, features=lambda logits: logits
+    ... )
+
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
@@ -136,6 +141,9 @@ def build_fed_proto_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_fed_proto_eval(model)
   """
   return evaluation.build_query_evaluation(
     model,
@@ -169,6 +177,11 @@ def build_fed_proto_nearest_eval(
       only output.
     **measuring: As for `evaluation.build_query_evaluation`; see
       `build_fed_proto_eval`.
+
+  Example:
+    >>> evaluation = baselines.build_fed_proto_nearest_eval(
+    ...   model, num_classes=2, features=lambda logits: logits
+    ... )
 
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit

@@ -35,6 +35,9 @@ def build_fed_prox(
     training: How a client trains: optimizer, batches, epochs.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = baselines.build_fed_prox(whole, penalty=0.1)
+
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
@@ -61,5 +64,8 @@ def build_fed_prox_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_fed_prox_eval(whole)
   """
   return evaluation.build_query_evaluation(model, **measuring)

@@ -33,6 +33,9 @@ def build_fed_sgd(
     on: The examples of the gradient.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = baselines.build_fed_sgd(whole, learning_rate=0.1)
+
   Raises:
     CompositionError: If the arguments do not fit together.
   """
@@ -59,5 +62,8 @@ def build_fed_sgd_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_fed_sgd_eval(whole)
   """
   return evaluation.build_query_evaluation(model, **measuring)

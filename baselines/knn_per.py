@@ -66,6 +66,9 @@ def build_knn_per_eval(
     **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
       for `memories.memory_evaluation`.
 
+  Example:
+    >>> evaluation = baselines.build_knn_per_eval(named, num_neighbors=10)
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
     SettingError: If a number is invalid, or the model has no such

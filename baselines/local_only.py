@@ -26,6 +26,9 @@ def build_local_only(
     model: The model, with or without local variables.
     training: How a client trains: optimizer, batches, epochs.
 
+  Example:
+    >>> process = baselines.build_local_only(whole)
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -48,6 +51,9 @@ def build_local_only_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_local_only_eval(whole)
   """
   return evaluation.build_query_evaluation(
     model, client_state=persist_personal, train=(PERSONAL, LOCAL), **measuring

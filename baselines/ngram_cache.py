@@ -60,6 +60,9 @@ def build_ngram_cache_eval(
     **measuring: `personalise`, `tune`, `split` and `measure_batch_size`, as
       for `memories.memory_evaluation`.
 
+  Example:
+    >>> evaluation = baselines.build_ngram_cache_eval(tokens, num_tokens=2)
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
     SettingError: If a number is invalid, or the model does not read

@@ -137,6 +137,9 @@ def build_p_fed_km(
       moves; with None the server's optimizer moves them.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = baselines.build_p_fed_km(centers, parts=of_centers)
+
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
@@ -177,6 +180,9 @@ def build_p_fed_km_eval(
     split: Support set, for the gradient, and query set; the two halves by
       default.
     measure_batch_size: Examples measured at a time; does not change the result.
+
+  Example:
+    >>> evaluation = baselines.build_p_fed_km_eval(centers, parts=of_centers)
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit

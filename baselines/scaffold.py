@@ -63,6 +63,9 @@ def build_scaffold(
       paper, clients have equal weights by default; eta_g is the rate of
       `server_optimizer`.
 
+  Example:
+    >>> process = baselines.build_scaffold(whole, num_clients=100)
+
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
@@ -147,6 +150,9 @@ def build_scaffold_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = baselines.build_scaffold_eval(whole)
   """
   return evaluation.build_query_evaluation(model, **measuring)
 

@@ -75,6 +75,8 @@ def _sources() -> Iterator[tuple[str, str, bool]]:
   """What readers copy: where it stands, its text, and whether it is code."""
   pages = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
   for path in pages:
+    if path.is_relative_to(ROOT / 'docs' / 'api'):
+      continue  # Copies that Sphinx made.
     where, text = str(path.relative_to(ROOT)), path.read_text('utf-8')
     for block in re.findall(r'^```python\n(.*?)^```', text, re.M | re.S):
       yield where, block, True

@@ -57,6 +57,9 @@ def build_apfl(
     personal: How v is trained, on the same batches; like w by default.
     **joining: How the server aggregates updates of w, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_apfl(whole, mixture=0.5)
+
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
@@ -108,6 +111,9 @@ def build_apfl_eval(
     mixture_learning_rate: As in training; if it is not 0, alpha is the number
       that each client has learned.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_apfl_eval(whole, mixture=0.5)
   """
   adaptive = mixture_learning_rate > 0.0
   return evaluation.build_query_evaluation(

@@ -40,6 +40,11 @@ def build_ditto(
     personal: How v is trained.
     **joining: How the server aggregates updates of w, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_ditto(
+    ...   whole, penalty=0.1, personal=Phase(epochs=2)
+    ... )
+
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
@@ -74,6 +79,9 @@ def build_ditto_eval(
     model: The model.
     penalty: lambda of the paper, as in training.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_ditto_eval(whole, penalty=0.1)
   """
   return evaluation.build_query_evaluation(
     model,

@@ -30,6 +30,11 @@ def build_fed_alt(
     shared: How u is trained while v is fixed: tau_u steps with gamma_u.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_fed_alt(
+    ...   model, personal=Phase(epochs=5), shared=Phase()
+    ... )
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -49,5 +54,8 @@ def build_fed_alt_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_alt_eval(model)
   """
   return partial_training.build_evaluation(model, **measuring)

@@ -34,6 +34,9 @@ def build_fed_avg(
     training: How a client trains: optimizer, batches, epochs.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_fed_avg(whole, training=Phase(epochs=2))
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -55,5 +58,8 @@ def build_fed_avg_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_avg_eval(whole)
   """
   return evaluation.build_query_evaluation(model, **measuring)

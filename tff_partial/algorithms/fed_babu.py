@@ -33,6 +33,9 @@ def build_fed_babu(
     training: How a client trains: optimizer, batches, epochs.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_fed_babu(model, training=Phase(epochs=2))
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -61,6 +64,11 @@ def build_fed_babu_eval(
       and the head: choose by variable names, `variable_filter=...`.
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Examples measured at a time; does not change the result.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_babu_eval(
+    ...   model, personalise=Phase(epochs=5)
+    ... )
   """
   return evaluation.build_query_evaluation(
     model,

@@ -63,6 +63,11 @@ def build_fed_embed(
       GLOBAL is also that of the sub-populations' heads.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_fed_embed(
+    ...   heads, parts=parts, assignment=assignment
+    ... )
+
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit
       together.
@@ -115,6 +120,11 @@ def build_fed_embed_eval(
     assignment: As for `build_fed_embed`.
     personalise: How new clients train their embedding; not at all by default.
     **measuring: As for `assigned_training.build_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_embed_eval(
+    ...   heads, parts=parts, assignment=assignment
+    ... )
 
   Raises:
     CompositionError, PhaseError, GroupError: If the arguments do not fit

@@ -27,6 +27,9 @@ def build_fed_per(
     training: How a client trains: optimizer, batches, epochs.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_fed_per(model, training=Phase(epochs=2))
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -46,5 +49,8 @@ def build_fed_per_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_per_eval(model)
   """
   return partial_training.build_evaluation(model, **measuring)

@@ -62,6 +62,11 @@ def build_fed_recon(
     **joining: How the server aggregates updates, as for `compose`; by default
       their mean, weighted by `|D_q|`.
 
+  Example:
+    >>> process = algorithms.build_fed_recon(
+    ...   model, reconstruction_optimizer=sgd(0.1), reconstruction_epochs=5
+    ... )
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -116,6 +121,11 @@ def build_fed_recon_eval(
     reconstruction_steps: Maximum number of reconstruction steps; 0 for none.
     batch_size: Examples per reconstruction step; None for all.
     measure_batch_size: Examples measured at a time; does not change the result.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_recon_eval(
+    ...   model, reconstruction_optimizer=sgd(0.1), reconstruction_epochs=5
+    ... )
   """
   return evaluation.build_query_evaluation(
     model,
@@ -151,6 +161,11 @@ def build_fed_recon_fine_tuning_eval(
     tune: How global weights are tuned, all of them or those that it names.
     split: Support and query set; the two halves by default.
     measure_batch_size: Examples measured at a time; does not change the result.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_recon_fine_tuning_eval(
+    ...   model, reconstruct=Phase(epochs=5), tune=Phase(optimizer=sgd(0.01))
+    ... )
 
   Raises:
     PhaseError: If a phase names no variable that it could train.

@@ -31,6 +31,11 @@ def build_fed_rep(
     representation: How the representation is trained while the head is fixed.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_fed_rep(
+    ...   model, head=Phase(epochs=10), representation=Phase()
+    ... )
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -50,5 +55,8 @@ def build_fed_rep_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_rep_eval(model)
   """
   return partial_training.build_evaluation(model, **measuring)

@@ -29,6 +29,9 @@ def build_fed_sim(
       `optimizer={GLOBAL: sgd(gamma_u), LOCAL: sgd(gamma_v)}`.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_fed_sim(model, training=Phase(epochs=2))
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -48,5 +51,8 @@ def build_fed_sim_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_fed_sim_eval(model)
   """
   return partial_training.build_evaluation(model, **measuring)

@@ -34,6 +34,11 @@ def build_fine_tuning_eval(
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Examples measured at a time; does not change the result.
 
+  Example:
+    >>> evaluation = algorithms.build_fine_tuning_eval(
+    ...   whole, personalise=Phase(epochs=5)
+    ... )
+
   Raises:
     PhaseError: If `only` names no variable.
   """

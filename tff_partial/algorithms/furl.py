@@ -43,6 +43,9 @@ def build_furl(
       parameters (Eq. 7); `statistics.SCALED_BY_SHARE` is Eq. 6.
     **joining: How the server aggregates updates (Eq. 2), as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_furl(model, training=Phase(epochs=2))
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -66,6 +69,9 @@ def build_furl_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_furl_eval(model)
 
   Raises:
     PhaseError: If the arguments do not fit together.

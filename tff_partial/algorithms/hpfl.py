@@ -134,6 +134,11 @@ def build_hpfl(
     postprocess_update: Transforms it before it is sent, such as by adding
       noise.
 
+  Example:
+    >>> process = algorithms.build_hpfl(
+    ...   factors, attributes=attributes, drafts=None
+    ... )
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
     SettingError: If a variable has no row for each attribute, or is not a local
@@ -192,6 +197,11 @@ def build_hpfl_eval(
     model: The model.
     attributes: As in training.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_hpfl_eval(
+    ...   factors, attributes=attributes
+    ... )
   """
   return evaluation.build_query_evaluation(
     model,

@@ -30,6 +30,9 @@ def build_lg_fed_avg(
     training: How a client trains: optimizer, batches, epochs.
     **joining: How the server aggregates updates, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_lg_fed_avg(model, training=Phase(epochs=2))
+
   Raises:
     CompositionError, PhaseError: If the arguments do not fit together.
   """
@@ -50,5 +53,8 @@ def build_lg_fed_avg_eval(
   Args:
     model: The model.
     **measuring: As for `evaluation.build_query_evaluation`.
+
+  Example:
+    >>> evaluation = algorithms.build_lg_fed_avg_eval(model)
   """
   return partial_training.build_evaluation(model, **measuring)

@@ -51,6 +51,9 @@ def build_p_fed_me(
     mixing: beta of the paper.
     **averaging: How the copies of w are averaged, as for `compose`.
 
+  Example:
+    >>> process = algorithms.build_p_fed_me(whole, penalty=15.0)
+
   Raises:
     CompositionError, PhaseError, SettingError: If the arguments do not fit
       together.
@@ -98,6 +101,9 @@ def build_p_fed_me_eval(
     personalise: How theta is trained; w does not move.
     split: As for `evaluation.build_query_evaluation`.
     measure_batch_size: Examples measured at a time; does not change the result.
+
+  Example:
+    >>> evaluation = algorithms.build_p_fed_me_eval(whole, penalty=15.0)
   """
   return evaluation.build_query_evaluation(
     model,

@@ -1,0 +1,128 @@
+"""The example in each builder's docstring runs as printed."""
+
+import doctest
+import inspect
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import baselines
+from tests.support import planted
+import tff_partial
+from tff_partial import algorithms
+from tff_partial import assignments
+from tff_partial import layers
+from tff_partial.algorithms import hpfl
+from tff_partial.dp.laplace_noise import LaplaceNoise
+
+_BUILDERS = [
+  getattr(package, name)
+  for package in (algorithms, baselines)
+  for name in sorted(package.__all__)
+  if name.startswith('build_')
+]
+
+
+def _classifier() -> tf.keras.Model:
+  pixels = tf.keras.Input([4])
+  features = tf.keras.layers.Dense(3, 'relu', name='features')(pixels)
+  return tf.keras.Model(
+    pixels, tf.keras.layers.Dense(2, name='logits')(features)
+  )
+
+
+def _tokens() -> tf.keras.Model:
+  tokens = tf.keras.Input([5], dtype=tf.int32)
+  vectors = tf.keras.layers.Embedding(7, 3)(tokens)
+  return tf.keras.Model(
+    tokens, tf.keras.layers.Dense(7, name='logits')(vectors)
+  )
+
+
+def _named() -> tf.keras.Model:
+  model = _classifier()
+  features = model.get_layer('features').output
+  return tf.keras.Model(
+    model.input, {'features': features, 'logits': model.output}
+  )
+
+
+def _centers() -> tf.keras.Model:
+  pixels = tf.keras.Input([4])
+  features = tf.keras.layers.Dense(3, name='encoder')(pixels)
+  features = layers.Centers(2, 19, name='prototypes')(features)
+  return tf.keras.Model(
+    pixels,
+    {
+      name: tf.keras.layers.Dense(1, name=name)(features)
+      for name in ('head', 'global_head')
+    },
+  )
+
+
+def _square(name: str) -> Any:
+  return lambda labels, outputs: tf.square(labels - outputs[name][:, 0])
+
+
+_LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.fixture(scope='module')
+def known() -> dict[str, Any]:
+  """The names that examples use."""
+  return {
+    'LaplaceNoise': LaplaceNoise,
+    'Phase': tff_partial.Phase,
+    'algorithms': algorithms,
+    'assignment': planted.OF_FIRST_ITEM,
+    'attributes': hpfl.Attributes(
+      planted.NUM_ITEMS,
+      lambda items: tf.one_hot(items, planted.NUM_ITEMS),
+      ['items/embeddings'],
+      lambda labels, predictions: tf.abs(labels - predictions) < 0.5,
+    ),
+    'baselines': baselines,
+    'centers': tff_partial.from_keras(
+      _centers,
+      loss=_square('head'),
+      labels=tf.TensorSpec([], tf.float32),
+      group='^head',
+      num_groups=2,
+    ),
+    'factors': planted.factorization(),
+    'heads': planted.heads(),
+    'model': tff_partial.from_keras(_classifier, local='logits', loss=_LOSS),
+    'named': tff_partial.from_keras(
+      _named,
+      loss=lambda labels, outputs: (
+        tf.nn.sparse_softmax_cross_entropy_with_logits(
+          labels, outputs['logits']
+        )
+      ),
+      labels=tf.TensorSpec([], tf.int32),
+    ),
+    'of_centers': assignments.FedEmbedVariables(
+      embedding='',
+      global_head='global_head/.*',
+      global_loss=_square('global_head'),
+      prototypes='prototypes/vectors',
+    ),
+    'parts': planted.HEADS,
+    'sgd': tff_partial.sgd,
+    'tokens': tff_partial.from_keras(_tokens, loss=_LOSS),
+    'whole': tff_partial.from_keras(_classifier, loss=_LOSS),
+  }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('build', _BUILDERS, ids=lambda build: build.__name__)
+def test_the_example_of_a_builder_runs(build, known):
+  text = inspect.getdoc(build) or ''
+  example = doctest.DocTestParser().get_doctest(
+    text, dict(known), build.__name__, None, 0
+  )
+  assert example.examples, f'{build.__name__} has no example.'
+  told: list[str] = []
+  result = doctest.DocTestRunner(verbose=False).run(example, out=told.append)
+  assert not result.failed, ''.join(told)
