@@ -321,14 +321,14 @@ def test_without_a_runtime_a_cohort_runtime_is_taken_and_kept(recon):
   del recon  # It was trained under none.
   stack = tff.framework.get_context_stack()
   default = stack.current
-  with tff_partial.runtimes.cohort_runtime.ours() as first:
+  with tff_partial.runtimes.ours() as first:
     assert stack.current is first
     assert isinstance(first, type(tff_partial.runtimes.cohort()))
     assert first.num_compiled  # The fixtures' rounds.
-    with tff_partial.runtimes.cohort_runtime.ours() as inner:
+    with tff_partial.runtimes.ours() as inner:
       assert inner is first
   assert stack.current is default
-  with tff_partial.runtimes.cohort_runtime.ours() as second:
+  with tff_partial.runtimes.ours() as second:
     assert second is first
 
 
@@ -340,7 +340,7 @@ def test_without_a_runtime_a_cohort_runtime_is_taken_and_kept(recon):
   ],
 )
 def test_a_runtime_that_was_chosen_stays(make):
-  with make() as chosen, tff_partial.runtimes.cohort_runtime.ours() as found:
+  with make() as chosen, tff_partial.runtimes.ours() as found:
     assert found is chosen
 
 
