@@ -77,6 +77,7 @@ def test_each_client_has_values_of_its_own_by_its_id(model):
   assert measured['num_without_query'] == 1
 
 
+@pytest.mark.slow
 def test_query_examples_may_lie_apart(model):
   split = tff_partial.splits.by_mark()
   measure = build_fed_recon_eval(model, split=split)

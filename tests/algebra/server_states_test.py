@@ -132,6 +132,7 @@ def test_a_new_client_personalises_by_the_servers_state(process, exam):
   assert math.isfinite(keras_model.predict(np.ones([1, 1]), verbose=0)[0, 0])
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_what_it_misses(process, exam):
   weights = tff_partial.train(
     process, exam.clients, rounds=1, clients_per_round=1

@@ -196,6 +196,7 @@ def test_a_result_says_what_is_taken_to_be_public(simulated):
   assert said == ['population', 'vocabulary of film']
 
 
+@pytest.mark.slow
 def test_without_a_ledger_nothing_is_said(simulated):
   result = _train(simulated, privacy='unaccounted', rounds=1)
   assert result.privacy is None

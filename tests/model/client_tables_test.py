@@ -252,6 +252,7 @@ def test_runtimes_agree(equal: _Equal) -> None:
       )
 
 
+@pytest.mark.slow
 def test_padding_is_zero(equal: _Equal) -> None:
   # All share a bucket, whose largest tables are bob's.
   for run in (equal.sized, equal.native):

@@ -104,12 +104,14 @@ def test_reconstruction_takes_the_steps_from_them(model, clients):
   planted.assert_close(learned['items/embeddings'], plain['items/embeddings'])
 
 
+@pytest.mark.slow
 def test_nothing_of_what_clients_rebuild_is_sent(model, clients):
   # They rebuild, and train nothing that is sent.
   before, after = _round(model, clients, update_steps=0)
   planted.assert_same(before, after)
 
 
+@pytest.mark.slow
 def test_they_learn_by_the_gradient_at_rebuilt_weights(model):
   # One example to rebuild the vector with, one to train: by hand.
   clients = {

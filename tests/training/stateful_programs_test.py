@@ -155,6 +155,7 @@ def test_who_never_took_part_was_left_alone(world, tmp_path):
     assert (result.client_store.client(client) is None) != (client in drawn)
 
 
+@pytest.mark.slow
 def test_a_spoilt_round_is_not_remembered(world):
   spec = world.process.example_spec
   diverging = small_runs.pack(spec, 'train', 12, 1e30)

@@ -374,6 +374,7 @@ def fixture_copy(tmp_path):
   return folder
 
 
+@pytest.mark.slow
 def test_other_flags_than_those_of_the_run(copy):
   before = commands.files(copy)
   outcome = run_here(

@@ -97,6 +97,7 @@ def test_authors_are_divided_and_described():
   assert sum(part.num_examples for part in clients) == counts['sentences']
 
 
+@pytest.mark.slow
 def test_vectors_of_other_words_are_local_or_global():
   local, shared = (_task().model_with(form) for form in (OWN, NOBODY))
   (name,) = local.specs(tiers.LOCAL)
