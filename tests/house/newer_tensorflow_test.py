@@ -8,7 +8,7 @@ import types
 import pytest
 import tensorflow as tf
 
-from tff_partial._environment import newer_tensorflow as _newer_tensorflow
+from tff_partial._environment import newer_tensorflow
 
 later = pytest.mark.skipif(
   sys.version_info < (3, 12), reason='TFF is at home beside TensorFlow 2.14.'
@@ -21,20 +21,18 @@ def run(code: str, **variables: str) -> subprocess.CompletedProcess:
     capture_output=True,
     text=True,
     env={'PATH': '/usr/bin:/bin', 'TF_CPP_MIN_LOG_LEVEL': '3', **variables},
-    cwd=_newer_tensorflow.__file__.rsplit('/', 3)[0],
+    cwd=newer_tensorflow.__file__.rsplit('/', 3)[0],
   )
 
 
 @pytest.fixture
 def stood_in(monkeypatch):
   """Within an import, as beside TensorFlow 2.20, of this test's TensorFlow."""
-  monkeypatch.setattr(_newer_tensorflow, '_tensorflow_version', lambda: (2, 20))
-  monkeypatch.setattr(
-    _newer_tensorflow, '_choose_keras_2', lambda version: None
-  )
+  monkeypatch.setattr(newer_tensorflow, '_tensorflow_version', lambda: (2, 20))
+  monkeypatch.setattr(newer_tensorflow, '_choose_keras_2', lambda version: None)
   real = types.ModuleType('jax')
   monkeypatch.setitem(sys.modules, 'jax', real)
-  with _newer_tensorflow.adapted():
+  with newer_tensorflow.adapted():
     yield
   assert sys.modules['jax'] is real  # Whoever imports it has it.
   left = [type(module).__name__ for module in sys.modules.values()]
@@ -73,7 +71,7 @@ def test_stand_ins_have_every_name_and_refuse_to_be_used(stood_in):
 )
 def test_xla_runs_loops_as_it_did(version, before, after, monkeypatch):
   monkeypatch.setenv('XLA_FLAGS', before)
-  _newer_tensorflow._choose_xla_runtime(version)
+  newer_tensorflow._choose_xla_runtime(version)
   assert os.environ['XLA_FLAGS'] == after
 
 
@@ -83,11 +81,11 @@ def test_noise_is_taken_out_and_nothing_else(capfd):
     'E0000 00:00:1.1 7 cuda_dnn.cc:8579] Unable to register cuDNN factory\n'
     'W0000 00:00:1.1 7 computation_placer.cc:177] already registered\n'
   )
-  with _newer_tensorflow._without_noise():
+  with newer_tensorflow._without_noise():
     os.write(2, f'{noise}A warning of a library.\n'.encode())
   assert capfd.readouterr().err == 'A warning of a library.\n'
   with pytest.raises(ValueError, match='it fails'):
-    with _newer_tensorflow._without_noise():
+    with newer_tensorflow._without_noise():
       os.write(2, noise.encode())
       raise ValueError('it fails')
   assert capfd.readouterr().err == noise  # Perhaps it says why.
@@ -104,7 +102,7 @@ def test_the_import_is_silent():
 )
 def test_nothing_happens_beside_the_tensorflow_of_tff():
   finders = list(sys.meta_path)
-  with _newer_tensorflow.adapted():
+  with newer_tensorflow.adapted():
     assert sys.meta_path == finders
   assert tf.keras.Model.__module__.startswith('keras.')
 
@@ -142,8 +140,8 @@ def test_a_failed_import_of_tff_does_no_harm():
 @later
 def test_a_missing_tf_keras_is_named(monkeypatch):
   monkeypatch.setattr(
-    _newer_tensorflow.importlib.util, 'find_spec', lambda name: None
+    newer_tensorflow.importlib.util, 'find_spec', lambda name: None
   )
   with pytest.raises(ImportError, match=r"pip install --no-deps 'tf_keras~=2"):
-    with _newer_tensorflow.adapted():
+    with newer_tensorflow.adapted():
       pass

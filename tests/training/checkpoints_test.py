@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 import typing_extensions
 
 from tff_partial import errors
-from tff_partial._environment import require_tff as _require_tff
+from tff_partial._environment import require_tff
 from tff_partial.training import checkpoints
 from tff_partial.training.errors import RunError
 
@@ -469,7 +469,7 @@ class _LooksAsSince46(type):
 def test_a_typing_extensions_that_breaks_tensorflow_is_named(
   tmp_path, loop, monkeypatch
 ):
-  assert _require_tff.problem_of_checkpoints() is None
+  assert require_tff.problem_of_checkpoints() is None
   monkeypatch.setattr(
     typing_extensions,
     'runtime_checkable',

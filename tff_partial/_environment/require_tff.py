@@ -10,7 +10,7 @@ import importlib.metadata
 import sys
 import warnings
 
-from tff_partial._environment import newer_tensorflow as _newer_tensorflow
+from tff_partial._environment import newer_tensorflow
 
 _ADVICE = """\
 tff_partial needs TensorFlow Federated 0.87, {problem}.
@@ -119,7 +119,7 @@ with warnings.catch_warnings():
   # TFF's dependencies still use pkg_resources; users cannot change that.
   warnings.filterwarnings('ignore', message='pkg_resources is deprecated')
   try:
-    with _newer_tensorflow.adapted():
+    with newer_tensorflow.adapted():
       import tensorflow_federated  # noqa: F401
   except ImportError as error:
     raise ImportError(_explain(error), name=error.name) from error

@@ -1,6 +1,6 @@
 """Keras 3 next to Keras 2: telling them apart, and seeding Keras 3's draws.
 
-`tf.keras` is Keras 2 here (see `_newer_tensorflow.py`). A model made with
+`tf.keras` is Keras 2 here (see `newer_tensorflow.py`). A model made with
 `import keras` is a Keras 3 model, with TensorFlow as its backend (see
 `keras_3_models.py`).
 """

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial._environment import require_tff as _require_tff
+from tff_partial._environment import require_tff
 from tff_partial.training import saved_variables
 from tff_partial.training.errors import RunError
 from tff_partial.training.files import first_line
@@ -108,7 +108,7 @@ class Checkpoints:
       RunError: If the folder cannot be written, if another process is
         writing there, or if TensorFlow cannot write checkpoints here.
     """
-    if problem := _require_tff.problem_of_checkpoints():
+    if problem := require_tff.problem_of_checkpoints():
       raise RunError(problem)
     self._folder = pathlib.Path(folder)
     self._loop = loop
