@@ -25,7 +25,6 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.exchange import messages
-from tff_partial.exchange import quantization
 
 EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
 _WEIGHTINGS: dict[
@@ -263,13 +262,6 @@ class Server(Options):
     'single clients make a run diverge.',
     at_least=0,
   )
-  quantization_bits: int | None = detail(
-    None,
-    'Clients round their updates to so many bits a number, by chance; by '
-    'default they send them as they are.',
-    at_least=1,
-    at_most=16,
-  )
   client_weighting: str | None = option(
     None,
     'Whether a client counts by its query examples (the default); by all '
@@ -304,13 +296,6 @@ class Server(Options):
         'its bounds follow from what clients send',
         'Leave it out; private runs have --clip and --set=clip_quantile.',
       )
-    if self.quantization_bits is not None:
-      yield Leak(
-        'set=quantization_bits',
-        self.quantization_bits,
-        'clients would send how far their numbers reach',
-        'Leave it out.',
-      )
     if self.clip_norm:
       yield Leak(
         'clip_norm',
@@ -326,20 +311,10 @@ class Server(Options):
 
   def averaging(self) -> composition.Averaging:
     """Return how updates are aggregated in a run that is not private."""
-    averaging: composition.Averaging = {
+    return {
       'aggregator': self._aggregator(),
       'client_weighting': _WEIGHTINGS[self.client_weighting],
     }
-    if self.quantization is not None:
-      averaging['postprocess_update'] = self.quantization
-    return averaging
-
-  @property
-  def quantization(self) -> quantization.Quantization | None:
-    """The quantization of updates, or None."""
-    if self.quantization_bits is None:
-      return None
-    return quantization.Quantization(self.quantization_bits)
 
   def _aggregator(self) -> composition.AggregationFactory:
     if self.aggregator == 'robust':

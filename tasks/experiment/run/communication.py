@@ -9,7 +9,6 @@ import tensorflow_federated as tff
 
 from tff_partial import processes
 from tff_partial import tiers
-from tff_partial.exchange import quantization
 from tff_partial.runtimes.values import typed_values
 
 # Number of clients over which the rows they send are averaged.
@@ -21,7 +20,6 @@ _ID_BYTES = 4
 def communication(
   process: processes.PartialProcess,
   clients: Any,
-  rounding: quantization.Quantization | None = None,
 ) -> dict[str, Any]:
   """Count what a client downloads and uploads in a round.
 
@@ -29,7 +27,6 @@ def communication(
     process: The process; what is not sent is not counted.
     clients: The training clients. Where clients send rows instead of tables,
       the rows of some of these are counted.
-    rounding: The quantization of updates; None for none.
 
   Returns:
     `download_` and `upload_` of `parameters` and `bytes`. The download is the
@@ -48,7 +45,7 @@ def communication(
     if typed_values.num_bytes(kind) is not None
   }
   uploaded = [
-    *(_size(kind, rounding) for kind in sent.values()),
+    *map(_size, sent.values()),
     *map(_size, beside.values()),
   ]
   counted: dict[str, Any] = {
@@ -97,14 +94,10 @@ def _bytes_of_rows(
   )
 
 
-def _size(
-  kind: tff.Type, rounding: quantization.Quantization | None = None
-) -> tuple[int, int]:
+def _size(kind: tff.Type) -> tuple[int, int]:
   """Return the numbers of parameters and bytes of a type."""
   if isinstance(kind, tff.TensorType):
     number = math.prod(kind.shape or ())
-    if rounding is not None:
-      return number, rounding.num_bytes(kind)
     return number, number * kind.dtype.type().itemsize
-  sizes = [_size(part, rounding) for part in kind]
+  sizes = [_size(part) for part in kind]
   return sum(size[0] for size in sizes), sum(size[1] for size in sizes)

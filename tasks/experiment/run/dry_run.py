@@ -91,7 +91,6 @@ def describe(config: Config, output: Output) -> Iterator[str]:
     counted = communication(
       trainable.process,
       clients if trainable.ledger is None else (),
-      config.server.quantization,
     )
     yield _line('bytes', _bytes(counted, joined * rounds))
     yield _line('privacy', _privacy(trainable, rounds))

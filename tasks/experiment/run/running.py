@@ -216,7 +216,6 @@ def _run(
       trainable.process,
       # The rows that clients send are private, and no noise would hide them.
       clients if trainable.ledger is None else (),
-      config.server.quantization,
     ),
     'jit_choices': dict(getattr(context, 'choices', {})),
     'data': {
