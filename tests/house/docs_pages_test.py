@@ -7,6 +7,7 @@ import typing
 
 import pytest
 
+import tff_partial
 from tff_partial import contexts
 from tff_partial import phases
 from tff_partial import statistics
@@ -60,6 +61,14 @@ def test_all_that_a_clients_functions_can_use_is_listed():
     and not name.startswith('_')
   } - {'batch_of', 'outcome_of'}  # `client.batch` and `client.outcome`.
   assert names - listed == set()
+
+
+def test_the_reference_has_all_functions_and_classes():
+  pages = ' '.join(p.read_text('utf-8') for p in DOCS.glob('reference/*.md'))
+  for package in (tff_partial, tff_partial.algorithms):
+    for name in package.__all__:
+      if not inspect.ismodule(getattr(package, name)):
+        assert f'{package.__name__}.{name}\n' in pages, name
 
 
 @pytest.mark.parametrize(
