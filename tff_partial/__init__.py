@@ -41,9 +41,9 @@ from tff_partial.data import splits
 from tff_partial.data.client_files import open_clients
 from tff_partial.data.client_files import write_clients
 from tff_partial.data.client_readers import Reader
+from tff_partial.data.frames import from_pandas
 from tff_partial.data.packing import from_arrays
 from tff_partial.data.packing import from_leaf
-from tff_partial.data.packing import from_pandas
 from tff_partial.data.packing import from_tff
 from tff_partial.data.packing import pack
 from tff_partial.data.vocabularies import load as load_vocabularies

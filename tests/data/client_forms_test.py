@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 
 import tff_partial
 from tff_partial.data import examples
+from tff_partial.data import frames
 from tff_partial.data import packing
 from tff_partial.data.examples import ClientDataError
 
@@ -99,27 +100,27 @@ def test_columns_are_joined_to_one_vector():
   frame = pd.DataFrame({'user': ['ann'] * 3, 'a': _X[:, 0], 'b': _X[:, 1]})
   frame['y'] = _Y
   columns = {'client_id': 'user', 'labels': 'y'}
-  clients = packing.from_pandas(frame, _SPEC, inputs=['a', 'b'], **columns)
+  clients = frames.from_pandas(frame, _SPEC, inputs=['a', 'b'], **columns)
   (value,) = clients.cohort(['ann'], np.zeros([1, 2], np.int32))
   np.testing.assert_array_equal(value['examples']['x'], _X)
   with pytest.raises(
     examples.ClientDataError, match=r"Column \['a'\]: expected"
   ):
-    packing.from_pandas(frame, _SPEC, inputs=['a'], **columns)
+    frames.from_pandas(frame, _SPEC, inputs=['a'], **columns)
 
 
 def test_files_of_parquet_need_what_reads_them(monkeypatch, tmp_path):
   frame = pd.DataFrame({'user': ['ann'], 'a': [1.0], 'b': [2.0], 'y': [3.0]})
   columns = {'client_id': 'user', 'inputs': ['a', 'b'], 'labels': 'y'}
   monkeypatch.setattr(pd, 'read_parquet', lambda path: frame)
-  assert len(packing.from_pandas('clients.parquet', _SPEC, **columns)) == 1
+  assert len(frames.from_pandas('clients.parquet', _SPEC, **columns)) == 1
 
   def fail(path: str) -> None:
     raise ImportError('no engine')
 
   monkeypatch.setattr(pd, 'read_parquet', fail)
   with pytest.raises(examples.ClientDataError, match='pip install pyarrow'):
-    packing.from_pandas(tmp_path / 'clients.parquet', _SPEC, **columns)
+    frames.from_pandas(tmp_path / 'clients.parquet', _SPEC, **columns)
 
 
 def test_files_of_leaf_are_read(tmp_path):

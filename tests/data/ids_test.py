@@ -12,7 +12,7 @@ import tensorflow as tf
 import tff_partial
 from tff_partial.data import data_frames
 from tff_partial.data import examples
-from tff_partial.data import packing
+from tff_partial.data import frames
 from tff_partial.data import populations
 from tff_partial.data import vocabularies
 from tff_partial.data.vocabularies import Vocabulary
@@ -43,7 +43,7 @@ def _frame() -> pd.DataFrame:
 
 
 def _clients(frame: pd.DataFrame, **options: Any) -> populations.Population:
-  return packing.from_pandas(
+  return frames.from_pandas(
     frame,
     _SPEC,
     **{
@@ -290,7 +290,7 @@ def test_a_run_and_an_export_leave_their_vocabularies(tmp_path):
 
   model = tff_partial.from_keras(build, local='likes', loss='mse')
   process = tff_partial.algorithms.build_fed_recon(model, batch_size=2)
-  clients = packing.from_pandas(
+  clients = frames.from_pandas(
     _frame().dropna(),
     process.example_spec,
     client_id='user',

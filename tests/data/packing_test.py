@@ -16,6 +16,7 @@ from tests.support import small_clients
 import tff_partial
 from tff_partial.data import buckets
 from tff_partial.data import examples
+from tff_partial.data import frames
 from tff_partial.data import packing
 from tff_partial.data import populations
 from tff_partial.data import vocabularies
@@ -152,14 +153,14 @@ def test_names_that_are_not_read_are_refused():
     match=r"unknown input 'itme'; did you mean 'item'\? The model reads "
     r"\['item'\].$",
   ):
-    packing.from_pandas(
+    frames.from_pandas(
       frame, spec, inputs={'item': 'item', 'itme': 'item'}, **columns
     )
   with pytest.raises(
     examples.ClientDataError,
     match=r"The data frame: unknown field 'wieght'; did you mean 'weight'\?",
   ):
-    packing.from_pandas(
+    frames.from_pandas(
       frame,
       spec,
       inputs={'item': 'item'},
@@ -241,7 +242,7 @@ def _frame() -> pd.DataFrame:
 
 
 def _from_frame(frame: pd.DataFrame, **options) -> populations.Population:
-  return packing.from_pandas(
+  return frames.from_pandas(
     frame,
     small_clients.SPEC,
     **{
@@ -281,7 +282,7 @@ def test_a_frame_may_hold_several_inputs_vectors_and_weights():
       'trust': [0.5, 1.0, 0.25],
     }
   )
-  population = packing.from_pandas(
+  population = frames.from_pandas(
     frame,
     spec,
     client_id='who',
@@ -432,7 +433,7 @@ _FILMS = pd.DataFrame(
 
 
 def _films(frame: pd.DataFrame = _FILMS, **options) -> populations.Population:
-  return packing.from_pandas(
+  return frames.from_pandas(
     frame,
     _NAMED,
     **{
@@ -480,7 +481,7 @@ def test_examples_are_sorted_by_time(kind):
 
 def test_times_are_the_field_of_a_split_too():
   spec = collections.OrderedDict(_NAMED, time=tf.TensorSpec([], tf.int64))
-  population = packing.from_pandas(
+  population = frames.from_pandas(
     _FILMS,
     spec,
     client_id='user',
@@ -502,7 +503,7 @@ def test_types_of_pandas_are_read(dtype):
 
 
 def test_the_example_in_the_docstring_runs():
-  _, _, rest = inspect.getdoc(packing.from_pandas).partition(':\n\n')
+  _, _, rest = inspect.getdoc(frames.from_pandas).partition(':\n\n')
   code, _, _ = rest.partition('\nArgs:')
   names = {'pd': pd, 'tf': tf, 'tff_partial': tff_partial}
   exec(textwrap.dedent(code), names)

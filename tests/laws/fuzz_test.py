@@ -36,7 +36,7 @@ from tff_partial import errors
 from tff_partial.analysis import curves
 from tff_partial.analysis import run_folders
 from tff_partial.data import examples
-from tff_partial.data import packing
+from tff_partial.data import frames
 from tff_partial.training import checkpoints
 from tff_partial.training import metrics_log
 from tff_partial.training.client_store import sqlite_backend
@@ -512,7 +512,7 @@ def test_strange_data_frames(cases):
     is_huge = isinstance(cell, int) and cell > 2**64
     frame = pd.DataFrame(columns, dtype=object if is_huge else None)
     try:
-      packed = packing.from_pandas(
+      packed = frames.from_pandas(
         frame,
         _SPEC,
         client_id='who',

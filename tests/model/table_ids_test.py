@@ -12,6 +12,7 @@ import tensorflow as tf
 from tff_partial.data import client_readers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
+from tff_partial.data import frames
 from tff_partial.data import id_ranges
 from tff_partial.data import packing
 from tff_partial.model import keras_models
@@ -190,7 +191,7 @@ def test_rows_of_a_frame_are_named():
     match=r"Column 'word': row 'q' \(client 'ann'\) is 9, but table 'words' "
     'has 9 rows',
   ):
-    packing.from_pandas(
+    frames.from_pandas(
       frame,
       _model(_sequential).example_spec,
       client_id='who',

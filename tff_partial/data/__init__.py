@@ -7,6 +7,7 @@ __all__ = [
   'client_readers',
   'cohorts',
   'examples',
+  'frames',
   'id_ranges',
   'packing',
   'partitions',

@@ -1,4 +1,4 @@
-"""Populations from dictionaries, arrays, data frames and TFF's data sets."""
+"""Populations from dictionaries, arrays, LEAF files and TFF's data sets."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import os
@@ -9,22 +9,21 @@ import tensorflow as tf
 
 from tff_partial.arguments import spelling
 from tff_partial.data import client_forms
-from tff_partial.data import data_frames
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.data import splits
 from tff_partial.data import table_rows
 from tff_partial.data.populations import Population
-from tff_partial.data.vocabularies import Vocabulary
 
 
-def _of_clients(
+def of_clients(
   clients: Iterable[tuple[str, Any]],
   example_spec: examples.ExampleSpec,
   min_examples: int | None,
   capacities: Sequence[int] | None,
   num_rows: table_rows.NumRows | None = None,
 ) -> Population:
+  """Make a population of clients and their examples' fields."""
   ids, flat, offsets, filtered = populations.concatenate(
     clients, example_spec, min_examples
   )
@@ -90,7 +89,7 @@ def pack(
   wrong = spelling.unknown('client', num_rows or {}, clients)
   if wrong:
     raise examples.ClientDataError(f'num_rows: {wrong}')
-  return _of_clients(
+  return of_clients(
     clients.items(), example_spec, min_examples, capacities, num_rows
   )
 
@@ -183,186 +182,12 @@ def from_arrays(
       )
     return examples.map_fields(lambda array: array[places], flat)
 
-  return _of_clients(
+  return of_clients(
     ((client, of_client(client)) for client in partition),
     example_spec,
     min_examples,
     capacities,
   )
-
-
-def from_pandas(
-  frame: Any,
-  example_spec: examples.ExampleSpec,
-  *,
-  client_id: str,
-  inputs: str | list[str] | Mapping[str, str | list[str]],
-  labels: str,
-  weight: str | None = None,
-  fields: Mapping[str, str] | None = None,
-  time: str | None = None,
-  encode: str | Iterable[str] | Mapping[str, Vocabulary] = (),
-  missing: str = data_frames.REFUSE,
-  min_examples: int | None = None,
-  capacities: Sequence[int] | None = None,
-) -> Population:
-  """Make clients from the rows of a data frame.
-
-  Columns may be of any pandas type that holds numbers, strings to encode, or
-  datetimes to sort by:
-
-      frame = pd.DataFrame({
-        'user': ['ann', 'ann', 'bob'],
-        'item': ['Heat', 'Alien', 'Heat'],
-        'rating': [4, 5, 3],
-        'day': pd.to_datetime(['2001-02-03', '2000-01-01', '2000-05-05']),
-      })
-
-      def build():
-        item = tf.keras.Input([], dtype=tf.int32)
-        table = tf.keras.layers.Embedding(frame['item'].nunique(), 8)
-        user = tf.keras.layers.Dense(1, name='user')
-        return tf.keras.Model(item, user(table(item)))
-
-      model = tff_partial.from_keras(build, loss='mse', local='user')
-      clients = tff_partial.from_pandas(
-        frame,
-        model.example_spec,
-        client_id='user',
-        inputs='item',
-        labels='rating',
-        time='day',
-        encode=['item'],
-      )
-      clients.vocabularies['item'].decode([0])  # ['Alien']
-
-  Args:
-    frame: A pandas data frame with one example per row, or the name of a
-      Parquet file that holds one.
-    example_spec: Spec of one example: `process.example_spec`.
-    client_id: The column of client ids.
-    inputs: The column of the model's input; or several columns of numbers, to
-      join to one vector; or input name to these.
-    labels: The column of the labels.
-    weight: The column of the examples' weights, if they differ.
-    fields: Further field to column, for splits that require one.
-    time: The column, numbers or datetimes, by which each client's examples are
-      sorted, so that splits such as `splits.halves` train on the past; by
-      default they keep the frame's order. It is also the field `time`, if a
-      split requires one that is not among `fields`. Datetimes become
-      nanoseconds since 1970.
-    encode: Columns whose values, such as names of items, are replaced by ids:
-      their sorted values are numbered from 0. Or column to `Vocabulary`, such
-      as the `vocabularies` of the training clients: unknown values are refused,
-      unless it has an id for them, as in `Vocabulary(values, unseen=True)`.
-    missing: Treatment of rows that lack a value (None, NaN, NaT or NA) in one
-      of the columns above: 'refuse', with the first one's label, or 'drop'.
-      Dropped rows are logged as a warning, and are in `clients.dropped`.
-    min_examples: Clients with fewer are left out and counted in the log.
-    capacities: Sizes to pad to; a few suitable ones by default.
-
-  Raises:
-    ClientDataError: For a column that is missing, lacks values, or holds values
-      that the model cannot read.
-  """
-  if isinstance(frame, str | os.PathLike):
-    frame = data_frames.read_parquet(frame)
-  columns: dict[str, str | list[str]] = {
-    **_input_columns(example_spec['x'], inputs),
-    'y': labels,
-    **(fields or {}),
-  }
-  if weight is not None:
-    columns['weight'] = weight
-  if time is not None and 'time' in example_spec:
-    columns.setdefault('time', time)
-  for path in dict(examples.leaves(example_spec)):
-    if path not in columns and path != 'weight':
-      raise examples.ClientDataError(
-        f'An example has a field {path!r}, for which no column is named. Say '
-        f'which: `fields={{{path!r}: column}}`.'
-      )
-  sorting = [] if time is None else [time]
-  named = [
-    name
-    for found in columns.values()
-    for name in (found if isinstance(found, list) else [found])
-  ]
-  table = data_frames.Table(frame, client_id, [*named, *sorting], missing)
-  unread = [name for name in _names(encode) if name not in named]
-  if unread:
-    raise examples.ClientDataError(
-      f'encode={list(_names(encode))}: {unread} are no columns of inputs, '
-      f'labels or fields, which are {named}.'
-    )
-  vocabularies = table.vocabularies(encode)
-  specs = dict(examples.leaves(example_spec))
-
-  def values(path: str, name: str | list[str]) -> np.ndarray:
-    if isinstance(name, list):
-      return np.stack([values(path, each) for each in name], axis=1)
-    return table.values(name, specs.get(path), vocabularies.get(name))
-
-  arrays = {path: values(path, name) for path, name in columns.items()}
-  raw: dict[str, Any] = dict(arrays)
-  if isinstance(example_spec['x'], Mapping):
-    raw['x'] = {name: raw.pop(f'x.{name}') for name in example_spec['x']}
-  flat = examples.check_fields(
-    raw,
-    example_spec,
-    'The data frame',
-    lambda path: f'Column {columns[path]!r}',
-    table.row,
-  )
-  codes, ids = table.clients()
-  counts = np.bincount(codes, minlength=len(ids))
-  enough = counts >= max(min_examples or 0, 1)
-  filtered = int((~enough).sum())
-  populations.report_filtered(filtered, int(enough.sum()), min_examples)
-  keys = [codes] if time is None else [table.times(time), codes]
-  order = np.lexsort(keys)
-  order = order[enough[codes[order]]]
-  flat = examples.map_fields(lambda array: array[order], flat)
-  return Population(
-    [client for client, kept in zip(ids, enough, strict=True) if kept],
-    example_spec,
-    flat,
-    np.concatenate([[0], np.cumsum(counts[enough])]),
-    capacities=capacities,
-    num_filtered=filtered,
-    vocabularies=vocabularies,
-    dropped=table.dropped,
-  )
-
-
-def _input_columns(
-  spec: Any, inputs: str | list[str] | Mapping[str, str | list[str]]
-) -> dict[str, str | list[str]]:
-  """Return the path of each input, such as `x.item`, and its columns."""
-  if isinstance(inputs, Mapping) != isinstance(spec, Mapping) or (
-    isinstance(inputs, Mapping) and set(spec) - set(inputs)
-  ):
-    reads, example = 'one input', "'column'"
-    if isinstance(spec, Mapping):
-      reads = f'the inputs {list(spec)}'
-      example = repr(dict.fromkeys(spec, 'column'))
-    raise examples.ClientDataError(
-      f'inputs={inputs!r}: the model reads {reads}. Name the column of each: '
-      f'`inputs={example}`.'
-    )
-  if isinstance(inputs, Mapping):
-    wrong = spelling.unknown('input', inputs, spec)
-    if wrong:
-      raise examples.ClientDataError(
-        f'inputs={inputs!r}: {wrong} The model reads {list(spec)}.'
-      )
-    return {f'x.{name}': inputs[name] for name in spec}
-  return {'x': inputs}
-
-
-def _names(encode: str | Iterable[str]) -> list[str]:
-  """Return the columns to encode."""
-  return [encode] if isinstance(encode, str) else list(encode)
 
 
 def from_tff(
@@ -398,7 +223,7 @@ def from_tff(
     return client_forms.joined(read, example_spec)
 
   ids = client_ids or client_data.client_ids
-  return _of_clients(
+  return of_clients(
     ((client, of_client(client)) for client in ids),
     example_spec,
     min_examples,
@@ -457,4 +282,4 @@ def from_leaf(
         f'{path}: client {client!r} is there twice.'
       )
     clients[client] = to_fields(given) if to_fields else given
-  return _of_clients(clients.items(), example_spec, min_examples, capacities)
+  return of_clients(clients.items(), example_spec, min_examples, capacities)
