@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.support import small_clients
 import tff_partial
 from tff_partial.data import resident_arrays
-from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import client_feeds
 
 
 def _is_shared(tensor: tf.Tensor, array: np.ndarray) -> bool:
@@ -38,7 +38,7 @@ def test_a_tensor_shares_the_memory_of_its_array(dtype, shape):
   assert array.shape == shape
   assert not array.any()
   array[...] = np.arange(array.size).reshape(shape) % 100
-  tensor = client_inputs.DeviceArrays().tensor(array)
+  tensor = client_feeds.DeviceArrays().tensor(array)
   assert tensor.shape == (resident_arrays.rounded(len(array)), *shape[1:])
   np.testing.assert_array_equal(tensor[: len(array)], array)
   assert _is_shared(tensor, array)
@@ -57,7 +57,7 @@ def test_a_tensor_shares_the_memory_of_its_array(dtype, shape):
 )
 def test_other_arrays_are_copied(array):
   array = array if array.size == 0 else array + np.arange(1, dtype=array.dtype)
-  tensor = client_inputs.DeviceArrays().tensor(array)
+  tensor = client_feeds.DeviceArrays().tensor(array)
   assert len(tensor) >= len(array)
   np.testing.assert_array_equal(tensor[: len(array)], array)
   assert not _is_shared(tensor, array)
@@ -67,12 +67,12 @@ def test_other_arrays_are_copied(array):
 def test_what_cannot_be_shared_is_copied(dtype):
   array = resident_arrays.zeros((3, 2), dtype)
   array[1] = dtype(True) if dtype is np.bool_ else b'text'
-  tensor = client_inputs.DeviceArrays().tensor(array)
+  tensor = client_feeds.DeviceArrays().tensor(array)
   np.testing.assert_array_equal(tensor[:3], array)
 
 
 def test_memory_is_given_back_with_its_array():
-  arrays = client_inputs.DeviceArrays()
+  arrays = client_feeds.DeviceArrays()
   array = resident_arrays.zeros((100, 3), np.float32)
   memory = weakref.ref(array.base)
   arrays.tensor(array)
@@ -83,7 +83,7 @@ def test_memory_is_given_back_with_its_array():
 
 def test_a_population_is_in_memory_once():
   clients = tff_partial.pack(small_clients.clients(), small_clients.SPEC)
-  arrays = client_inputs.DeviceArrays()
+  arrays = client_feeds.DeviceArrays()
   (group,) = clients.cohort(clients.client_ids, small_clients.seeds(5)).groups
   for array in tf.nest.flatten(group.resident['examples']):
     assert _is_shared(arrays.tensor(array), array)

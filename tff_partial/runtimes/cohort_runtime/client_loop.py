@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.program import leaves
-from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import sequences
 from tff_partial.runtimes.values import typed_values
 
@@ -120,7 +120,7 @@ class ClientLoop:
 
   def client_inputs(
     self,
-    feeds: Sequence[client_inputs.Feed],
+    feeds: Sequence[client_feeds.Feed],
     kept: Mapping[Key, Sequence[tf.Tensor]],
     index: tf.Tensor,
   ) -> dict[Key, Any]:
@@ -140,7 +140,7 @@ class ClientLoop:
           rows = [next(fed)[0] for _ in range(layout.num_components)]
         tensor, kind = next(fed)
         leaf = tf.gather(
-          tensor, row if kind is client_inputs.Kind.RESIDENT else index
+          tensor, row if kind is client_feeds.Kind.RESIDENT else index
         )
         flat.append(leaf if layout is None else layout.dataset(rows, leaf))
       values[argument.key] = typed_values.like(

@@ -40,7 +40,7 @@ from tff_partial.runtimes.cohort_runtime import compiled_loop
 from tff_partial.runtimes.cohort_runtime import fallback
 from tff_partial.runtimes.cohort_runtime import jit_autotuning as choices_lib
 from tff_partial.runtimes.cohort_runtime import rounds
-from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import typed_values
 
 Jit: TypeAlias = choices_lib.Jit
@@ -82,7 +82,7 @@ class _Runtime:
       jit, choices, strict, threads, make_loop
     )
     self._resources = rounds.Resources(
-      client_inputs.DeviceArrays() if workers is None else workers.arrays,
+      client_feeds.DeviceArrays() if workers is None else workers.arrays,
       self._chooser,
       futures.ThreadPoolExecutor(threads) if threads > 1 else None,
       debug,

@@ -16,7 +16,7 @@ from tff_partial.runtimes.cohort_runtime import loop_inputs
 from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.values import client_batch
-from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import typed_values
 from tff_partial.runtimes.xla import agreement
 from tff_partial.runtimes.xla import doubts
@@ -178,7 +178,7 @@ class CompiledLoop:
         for key in loop.kept
       },
       [
-        client_inputs.Feed([next(left) for _ in tensors], kinds, next(left))
+        client_feeds.Feed([next(left) for _ in tensors], kinds, next(left))
         for tensors, kinds in self._signature.feeds
       ],
       list(left),

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tff_partial.runtimes.cohort_runtime import client_loop
 from tff_partial.runtimes.program import flat_program
-from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import typed_values
 
 
@@ -25,7 +25,7 @@ class Inputs:
 
   values: flat_program.Values
   kept: Mapping[flat_program.Key, Sequence[Any]]
-  feeds: Sequence[client_inputs.Feed]
+  feeds: Sequence[client_feeds.Feed]
   totals: Sequence[tf.Tensor]
 
   def flat(
@@ -52,7 +52,7 @@ class Signature:
   """
 
   feeds: tuple[
-    tuple[tuple[tuple[str, Any], ...], tuple[client_inputs.Kind, ...]], ...
+    tuple[tuple[tuple[str, Any], ...], tuple[client_feeds.Kind, ...]], ...
   ]
   bucket: int
 
@@ -65,7 +65,7 @@ class Signature:
     )
 
 
-def signature_of(feeds: Sequence[client_inputs.Feed], bucket: int) -> Signature:
+def signature_of(feeds: Sequence[client_feeds.Feed], bucket: int) -> Signature:
   """Return the signature of a loop over some feeds."""
   signed = []
   for feed in feeds:
@@ -83,8 +83,8 @@ def _dtype_name(tensor: Any) -> str:
   return tf.as_dtype(tensor.dtype).name
 
 
-def _shape(tensor: Any, kind: client_inputs.Kind) -> tuple[int | None, ...]:
+def _shape(tensor: Any, kind: client_feeds.Kind) -> tuple[int | None, ...]:
   """Return the shape; the rows of sequences vary from round to round."""
-  if kind is client_inputs.Kind.LAID:
+  if kind is client_feeds.Kind.LAID:
     return (None, *tensor.shape[1:])
   return tuple(tensor.shape)

@@ -24,6 +24,7 @@ from tff_partial.runtimes.cohort_runtime import schedule
 from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.values import client_batch
+from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import client_inputs
 from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import readers
@@ -51,7 +52,7 @@ class Resources:
     workers: Other processes that run shards; None if there are none.
   """
 
-  arrays: client_inputs.DeviceArrays
+  arrays: client_feeds.DeviceArrays
   chooser: jit_autotuning.Chooser
   pool: futures.Executor | None = None
   debug: bool = False
@@ -65,7 +66,7 @@ class Workers(Protocol):
     arrays: Resident arrays, where the workers find them.
   """
 
-  arrays: client_inputs.DeviceArrays
+  arrays: client_feeds.DeviceArrays
 
   def start(self) -> None:
     """Begin to start them, unless they have been started."""
@@ -205,7 +206,7 @@ class CompiledComputation:
     return self._program
 
   def _open(
-    self, argument: Any, arrays: client_inputs.DeviceArrays
+    self, argument: Any, arrays: client_feeds.DeviceArrays
   ) -> tuple[dict[Key, typed_values.Nested], dict[str, client_inputs.Clients]]:
     """Open values at the server, and arguments with a value per client."""
     values, clients = {}, {}
@@ -259,7 +260,7 @@ class Share:
   """
 
   shard: sharding.Shard
-  feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
+  feeds: Sequence[client_feeds.Feed | client_feeds.UnreadFeed]
   kept: Mapping[Key, Sequence[Any]]
 
 

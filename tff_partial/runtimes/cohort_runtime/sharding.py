@@ -12,6 +12,7 @@ import dataclasses
 import numpy as np
 
 from tff_partial.runtimes import errors
+from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import client_inputs
 
 # A shard of fewer clients costs more to start and to merge than it gains. All
@@ -49,7 +50,7 @@ class Shard:
 
   def feeds(
     self, arguments: Iterable[client_inputs.Clients]
-  ) -> list[client_inputs.Feed | client_inputs.UnreadFeed]:
+  ) -> list[client_feeds.Feed | client_feeds.UnreadFeed]:
     """Return the shard's share of each argument.
 
     Args:

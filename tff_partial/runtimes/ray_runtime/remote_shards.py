@@ -25,7 +25,7 @@ from tff_partial.runtimes.cohort_runtime import rounds
 from tff_partial.runtimes.cohort_runtime import sharding
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.values import client_batch
-from tff_partial.runtimes.values import client_inputs
+from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import typed_values
 
@@ -144,7 +144,7 @@ class _Named:
   where: Any
 
 
-class RemoteArrays(client_inputs.DeviceArrays):
+class RemoteArrays(client_feeds.DeviceArrays):
   """Arrays that are the same objects in every round, each sent once."""
 
   def __init__(self, send: Callable[[np.ndarray], Any]):
@@ -155,7 +155,7 @@ class RemoteArrays(client_inputs.DeviceArrays):
     """
     super().__init__()
     self._send, self._count = send, 0
-    self._here = client_inputs.DeviceArrays()
+    self._here = client_feeds.DeviceArrays()
 
   def _made(self, array: np.ndarray) -> RemoteArray:
     self._count += 1
@@ -170,8 +170,8 @@ class RemoteArrays(client_inputs.DeviceArrays):
     return [remote.key for _, remote in list(self._tensors.values())]
 
   def here(
-    self, feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
-  ) -> list[client_inputs.Feed]:
+    self, feeds: Sequence[client_feeds.Feed | client_feeds.UnreadFeed]
+  ) -> list[client_feeds.Feed]:
     """Open the feeds for a loop that runs in this process."""
     return _with_tensors(
       super().here(feeds),
@@ -202,7 +202,7 @@ class ShardWorker:
     self._folder = folder
     self._chooser = jit_autotuning.Chooser(jit, None, strict, threads)
     self._resources = rounds.Resources(
-      client_inputs.DeviceArrays(),
+      client_feeds.DeviceArrays(),
       self._chooser,
       futures.ThreadPoolExecutor(threads) if threads > 1 else None,
       debug=False,
@@ -305,7 +305,7 @@ class Share:
   """
 
   shard: sharding.Shard
-  feeds: Sequence[client_inputs.Feed | client_inputs.UnreadFeed]
+  feeds: Sequence[client_feeds.Feed | client_feeds.UnreadFeed]
   kept: _ByPlace
 
   @classmethod
@@ -386,10 +386,10 @@ def to_tensor(leaf: Any) -> Any:
 
 
 def _with_tensors(
-  feeds: Sequence[client_inputs.Feed],
+  feeds: Sequence[client_feeds.Feed],
   kind: type,
   tensor: Callable[[Any], tf.Tensor],
-) -> list[client_inputs.Feed]:
+) -> list[client_feeds.Feed]:
   """Replace leaves of one kind in feeds by tensors."""
   return [
     dataclasses.replace(

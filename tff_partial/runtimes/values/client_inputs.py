@@ -9,133 +9,18 @@ are still unread are read shard by shard, by the process that runs the shard.
 import abc
 import collections
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
-import dataclasses
-import enum
-from typing import Any, Protocol
-import weakref
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_partial.data import resident_arrays
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.values import client_batch
+from tff_partial.runtimes.values import client_feeds
 from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import readers
 from tff_partial.runtimes.values import sequences
 from tff_partial.runtimes.values import typed_values
-
-
-class Kind(enum.Enum):
-  """Meaning of the leading dimension of a tensor."""
-
-  CLIENTS = 'the clients'
-  RESIDENT = 'the rows of a population'
-  LAID = 'the rows of sequences, end to end'
-
-
-@dataclasses.dataclass(frozen=True)
-class Feed:
-  """Some clients' share of one argument, leaf by leaf.
-
-  Attributes:
-    tensors: One per leaf; for a sequence, those of `sequences.laid`.
-    kinds: The meaning of the leading dimension of each tensor.
-    rows: int32, the rows of the clients in a population.
-  """
-
-  tensors: Sequence[Any]
-  kinds: tuple[Kind, ...]
-  rows: Any
-
-  def opened(self) -> 'Feed':
-    """Return itself: there is nothing more to read."""
-    return self
-
-
-@dataclasses.dataclass(frozen=True)
-class UnreadFeed:
-  """`Feed` that is read where its loop runs, and can be sent there.
-
-  Attributes:
-    unread: The source to read.
-    clients: The number of clients.
-    where: The name of the argument in errors.
-    size: The leading dimension of the feed.
-  """
-
-  unread: '_Unread'
-  clients: int
-  where: str
-  size: int
-
-  def opened(self) -> Feed:
-    """Read the feed."""
-    return _fed(self.unread.leaves(), self.clients, self.where, self.size)
-
-
-class _Unread(Protocol):
-  """Leaves of some clients' values that are read when needed."""
-
-  def leaves(self) -> Sequence[np.ndarray]:
-    """Read the leaves as arrays `[clients, ...]`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _UnreadFields:
-  """Structures with some fields that are read when needed.
-
-  Attributes:
-    unread: The source of these fields.
-    given: The other fields, `[clients, ...]`.
-    reader: Reads the value of one client.
-    where: The name of the argument in errors.
-  """
-
-  unread: Any
-  given: Mapping[str, np.ndarray]
-  reader: readers.Reader
-  where: str
-
-  def leaves(self) -> Sequence[np.ndarray]:
-    """See `_Unread`."""
-    fields = {**self.unread.load(), **self.given}
-    return typed_values.leaves(self.reader.stacked(fields, self.where))
-
-
-class DeviceArrays:
-  """Tensors of arrays that are the same objects in every round."""
-
-  def __init__(self) -> None:
-    self._tensors: dict[int, tuple[weakref.ref, Any]] = {}
-
-  def tensor(self, array: np.ndarray) -> tf.Tensor:
-    """Return the array's tensor, its leading dimension rounded up.
-
-    If `resident_arrays` made the array, the tensor shares its memory.
-    """
-    key = id(array)
-    known = self._tensors.get(key)
-    if known is not None and known[0]() is array:
-      return known[1]
-    tensor = self._made(array)
-    forget = weakref.ref(array, lambda _: self._tensors.pop(key, None))
-    self._tensors[key] = forget, tensor
-    return tensor
-
-  def _made(self, array: np.ndarray) -> Any:
-    shared = resident_arrays.with_room(array)
-    # In the memory of a GPU, it is always a copy.
-    if shared is not None and not tf.config.list_physical_devices('GPU'):
-      with contextlib.suppress(tf.errors.InvalidArgumentError):  # For bools.
-        return tf.experimental.dlpack.from_dlpack(shared.__dlpack__())
-    return tf.constant(_pad(array, resident_arrays.rounded(len(array))))
-
-  def here(self, feeds: 'Sequence[Feed | UnreadFeed]') -> Sequence[Feed]:
-    """Open the feeds for a loop that runs in this process."""
-    return [feed.opened() for feed in feeds]
 
 
 class Clients(abc.ABC):
@@ -154,7 +39,9 @@ class Clients(abc.ABC):
     """Return a group number for each client, equal where all shapes are."""
 
   @abc.abstractmethod
-  def feed(self, positions: np.ndarray, size: int) -> 'Feed | UnreadFeed':
+  def feed(
+    self, positions: np.ndarray, size: int
+  ) -> client_feeds.Feed | client_feeds.UnreadFeed:
     """Return the feed of a loop over some clients of one group.
 
     Args:
@@ -167,8 +54,8 @@ class _Stacked(Clients):
   """Arrays with a leading dimension of clients; none if nothing is fed."""
 
   def __init__(self, size: int, leaves: Sequence[np.ndarray], where: str):
-    self._size, self._leaves = size, leaves
-    _check_lengths(leaves, size, where)
+    self._size, self._leaves, self._where = size, leaves, where
+    client_feeds.check_lengths(leaves, size, where)
 
   def __len__(self) -> int:
     return self._size
@@ -179,17 +66,9 @@ class _Stacked(Clients):
   def groups(self) -> Sequence[int]:
     return [0] * self._size
 
-  def feed(self, positions: np.ndarray, size: int) -> Feed:
-    tensors = [_pad(leaf[positions], size) for leaf in self._leaves]
-    kinds = (Kind.CLIENTS,) * len(tensors)
-    return Feed(tensors, kinds, np.zeros([size], np.int32))
-
-
-def _fed(
-  leaves: Sequence[np.ndarray], clients: int, where: str, size: int
-) -> Feed:
-  """Return the feed of clients whose values were just read."""
-  return _Stacked(clients, leaves, where).feed(np.arange(clients), size)
+  def feed(self, positions: np.ndarray, size: int) -> client_feeds.Feed:
+    leaves = [leaf[positions] for leaf in self._leaves]
+    return client_feeds.fed(leaves, len(positions), self._where, size)
 
 
 class _Scattered(Clients):
@@ -207,9 +86,9 @@ class _Scattered(Clients):
   def groups(self) -> Sequence[int]:
     return [0] * len(self)
 
-  def feed(self, positions: np.ndarray, size: int) -> UnreadFeed:
+  def feed(self, positions: np.ndarray, size: int) -> client_feeds.UnreadFeed:
     scattered = self._scattered.take(positions)
-    return UnreadFeed(scattered, len(positions), self._where, size)
+    return client_feeds.UnreadFeed(scattered, len(positions), self._where, size)
 
 
 class _OnDemand(Clients):
@@ -236,10 +115,10 @@ class _OnDemand(Clients):
   def groups(self) -> Sequence[int]:
     return [0] * self._size
 
-  def feed(self, positions: np.ndarray, size: int) -> Feed:
+  def feed(self, positions: np.ndarray, size: int) -> client_feeds.Feed:
     read = self._read(positions.tolist()).stacked
     leaves = typed_values.leaves(self._reader.stacked(read, self._where))
-    return _fed(leaves, len(positions), self._where, size)
+    return client_feeds.fed(leaves, len(positions), self._where, size)
 
 
 class _Listed(Clients):
@@ -270,19 +149,19 @@ class _Listed(Clients):
       for client in self._clients
     ]
 
-  def feed(self, positions: np.ndarray, size: int) -> Feed:
+  def feed(self, positions: np.ndarray, size: int) -> client_feeds.Feed:
     clients = [self._clients[position] for position in positions]
     tensors: list[Any] = []
-    kinds: list[Kind] = []
+    kinds: list[client_feeds.Kind] = []
     for leaves in zip(*clients, strict=True):
       if isinstance(leaves[0], sequences.Elements):
         laid = sequences.laid(leaves, size)
         tensors.extend(laid)
-        kinds.extend([Kind.LAID] * (len(laid) - 1))
+        kinds.extend([client_feeds.Kind.LAID] * (len(laid) - 1))
       else:
-        tensors.append(_pad(np.stack(leaves), size))
-      kinds.append(Kind.CLIENTS)
-    return Feed(tensors, tuple(kinds), np.zeros([size], np.int32))
+        tensors.append(client_feeds.pad(np.stack(leaves), size))
+      kinds.append(client_feeds.Kind.CLIENTS)
+    return client_feeds.Feed(tensors, tuple(kinds), np.zeros([size], np.int32))
 
 
 class _Grouped(Clients):
@@ -293,7 +172,7 @@ class _Grouped(Clients):
     cohort: Any,
     reader: readers.Reader,
     where: str,
-    arrays: DeviceArrays,
+    arrays: client_feeds.DeviceArrays,
   ):
     size = len(cohort)
     self._group_of = np.full([size], -1, np.int64)
@@ -324,7 +203,9 @@ class _Grouped(Clients):
   def groups(self) -> Sequence[int]:
     return self._group_of.tolist()
 
-  def feed(self, positions: np.ndarray, size: int) -> 'Feed | UnreadFeed':
+  def feed(
+    self, positions: np.ndarray, size: int
+  ) -> client_feeds.Feed | client_feeds.UnreadFeed:
     group = self._groups[self._group_of[positions[0]]]
     return group.feed(self._place_of[positions], size)
 
@@ -333,11 +214,15 @@ class _Resident:
   """Group whose clients are rows of resident arrays."""
 
   def __init__(
-    self, group: Any, reader: readers.Reader, where: str, arrays: DeviceArrays
+    self,
+    group: Any,
+    reader: readers.Reader,
+    where: str,
+    arrays: client_feeds.DeviceArrays,
   ):
     found = _leaves_of(group, reader, where)
     given = [array for array, is_resident in found if not is_resident]
-    _check_lengths(given, len(group.positions), where)
+    client_feeds.check_lengths(given, len(group.positions), where)
     self._rows = np.asarray(group.rows, np.int32)
     self._leaves = [
       (arrays.tensor(array) if is_resident else array, is_resident)
@@ -351,17 +236,17 @@ class _Resident:
       if not is_resident
     )
 
-  def feed(self, places: np.ndarray, size: int) -> Feed:
-    return Feed(
+  def feed(self, places: np.ndarray, size: int) -> client_feeds.Feed:
+    return client_feeds.Feed(
       [
-        leaf if is_resident else _pad(leaf[places], size)
+        leaf if is_resident else client_feeds.pad(leaf[places], size)
         for leaf, is_resident in self._leaves
       ],
       tuple(
-        Kind.RESIDENT if is_resident else Kind.CLIENTS
+        client_feeds.Kind.RESIDENT if is_resident else client_feeds.Kind.CLIENTS
         for _, is_resident in self._leaves
       ),
-      _pad(self._rows[places], size),
+      client_feeds.pad(self._rows[places], size),
     )
 
 
@@ -371,7 +256,7 @@ class _UnreadGroup:
   def __init__(self, group: Any, reader: readers.Reader, where: str):
     self._group, self._reader, self._where = group, reader, where
     given = typed_values.leaves([*group.given.values()])
-    _check_lengths(given, len(group.positions), where)
+    client_feeds.check_lengths(given, len(group.positions), where)
     self._given_bytes = sum(
       array.nbytes // max(len(array), 1) for array in given
     )
@@ -379,12 +264,12 @@ class _UnreadGroup:
   def client_bytes(self) -> int:
     return self._group.unread.client_bytes + self._given_bytes
 
-  def feed(self, places: np.ndarray, size: int) -> UnreadFeed:
+  def feed(self, places: np.ndarray, size: int) -> client_feeds.UnreadFeed:
     group = self._group
     given = {name: array[places] for name, array in group.given.items()}
     unread = group.unread.take(group.rows[places])
-    fields = _UnreadFields(unread, given, self._reader, self._where)
-    return UnreadFeed(fields, len(places), self._where, size)
+    fields = client_feeds.UnreadFields(unread, given, self._reader, self._where)
+    return client_feeds.UnreadFeed(fields, len(places), self._where, size)
 
 
 def _leaves_of(
@@ -414,7 +299,10 @@ def _leaves_of(
 
 
 def open_argument(
-  value: Any, reader: readers.Reader, where: str, arrays: DeviceArrays
+  value: Any,
+  reader: readers.Reader,
+  where: str,
+  arrays: client_feeds.DeviceArrays,
 ) -> Clients:
   """Open a CLIENTS argument without copying resident arrays.
 
@@ -463,22 +351,3 @@ def open_argument(
       reader(client, where, f'client {index}')
     return _Stacked(len(value), [], where)
   return _Listed(value, reader, where)
-
-
-def _check_lengths(leaves: Sequence[np.ndarray], size: int, where: str) -> None:
-  for leaf in leaves:
-    if len(leaf) != size:
-      raise errors.ArgumentError(
-        where,
-        f'arrays with a leading dimension of {size} clients',
-        f'one of the shape {list(leaf.shape)}',
-        'stack one value for each client',
-      )
-
-
-def _pad(array: np.ndarray, size: int) -> np.ndarray:
-  """Repeat the last client: padding is never read, but must be valid."""
-  missing = size - len(array)
-  if not missing or not len(array):
-    return array
-  return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)])
