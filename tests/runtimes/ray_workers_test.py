@@ -397,7 +397,8 @@ _NODES = """
 import ray
 import tff_partial
 from ray.cluster_utils import Cluster
-from tests import planted, ray_workers_test as test
+from tests.runtimes import ray_workers_test as test
+from tests.support import planted
 from tff_partial import runtimes
 process = test.fixture_process.__wrapped__()
 cluster = Cluster(initialize_head=True, head_node_args={'num_cpus': 0})
