@@ -3,6 +3,7 @@
 No other module reads absl's flags.
 """
 
+import collections
 from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
@@ -151,25 +152,22 @@ def read(
         c.flag for c in task().choices() if c.title != shared_options.TITLE
       }
       task().with_flags({name: values[name] for name in own & values.keys()})
-    _refuse_of_other_tasks(chosen, flag_values)
+    _refuse_of_other_tasks(flag_values[config_lib.TASK].value, flag_values)
   return chosen.with_flags(_values(chosen, flag_values))
 
 
-def _refuse_of_other_tasks(
-  config: Config, flag_values: flags.FlagValues
-) -> None:
+def _refuse_of_other_tasks(chosen: str, flag_values: flags.FlagValues) -> None:
   """Refuse a flag that several tasks share, but not the chosen one."""
-  tasks: dict[str, list[str]] = {}
+  readers = collections.defaultdict(list)
   for name, task in config_lib.TASKS.items():
     for choice in task().choices():
       if choice.title == shared_options.TITLE and choice.flag in flag_values:
-        tasks.setdefault(choice.flag, []).append(name)
-  chosen = flag_values[config_lib.TASK].value
-  for flag, readers in tasks.items():
-    if flag_values[flag].present and chosen not in readers:
+        readers[choice.flag].append(name)
+  for flag, tasks in readers.items():
+    if flag_values[flag].present and chosen not in tasks:
       raise OptionError(
         f'--{flag}={flag_values[flag].value!s:.40}: the task {chosen} does not '
-        f'read it; {", ".join(readers)} do. Leave it out.'
+        f'read it; {", ".join(tasks)} do. Leave it out.'
       )
 
 
