@@ -8,7 +8,9 @@ import subprocess
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support.sources import files_of
+from tests.support.sources import parsed
+from tests.support.sources import ROOT
 
 # ---- `==` between tensors ----------------------------------------------------
 #
@@ -64,10 +66,8 @@ def test_tensors_are_compared_by_functions():
     f'{path}:{line}: `{comparison}`: compare tensors with tf.equal or '
     'tf.not_equal.'
     for package in ('baselines', 'tasks', 'tff_partial')
-    for path in sorted((ROOT / package).rglob('*.py'))
-    for line, comparison in tensor_comparisons(
-      ast.parse(path.read_text(encoding='utf-8'))
-    )
+    for path in files_of(package)
+    for line, comparison in tensor_comparisons(parsed(path))
   ]
   assert not offences, '\n'.join(['', *offences])
 

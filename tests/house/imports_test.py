@@ -16,7 +16,9 @@ from typing import NamedTuple
 from packaging import requirements
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support.sources import files_of
+from tests.support.sources import parsed
+from tests.support.sources import ROOT
 
 # A module of a floor may import those of its own floor and of the floors below.
 # A name that ends in `.*` places all modules of a folder, with its `__init__`.
@@ -93,22 +95,16 @@ class Import(NamedTuple):
 def find_modules(*packages: str) -> dict[str, pathlib.Path]:
   """The modules of the packages that exist, by their dotted names."""
   modules = {}
-  for package in packages:
-    for path in sorted((ROOT / package).rglob('*.py')):
-      parts = path.relative_to(ROOT).with_suffix('').parts
-      if parts[-1] == '__init__':
-        parts = parts[:-1]
-      modules['.'.join(parts)] = path
+  for path in files_of(*packages):
+    parts = path.relative_to(ROOT).with_suffix('').parts
+    if parts[-1] == '__init__':
+      parts = parts[:-1]
+    modules['.'.join(parts)] = path
   return modules
 
 
 LIBRARY = find_modules('tff_partial')
 MODULES = find_modules('tff_partial', 'baselines', 'tasks', 'tests')
-
-
-@functools.cache
-def read(path: pathlib.Path) -> ast.Module:
-  return ast.parse(path.read_text(encoding='utf-8'), filename=str(path))
 
 
 def imports_of(tree: ast.Module, modules: Collection[str]) -> set[Import]:
@@ -193,7 +189,7 @@ def test_imports_go_downward():
   offences = []
   for module, path in LIBRARY.items():
     floor = floor_of(module)
-    for line, imported, _ in imports_of(read(path), LIBRARY):
+    for line, imported, _ in imports_of(parsed(path), LIBRARY):
       if not is_below(imported, 'tff_partial'):
         continue
       below = floor_of(imported)
@@ -211,7 +207,7 @@ def test_library_imports_its_modules_and_not_its_face():
       f'{path}:{line}: import the module that is meant, not tff_partial, whose '
       '__init__ imports every module.'
       for path in LIBRARY.values()
-      for line, imported, _ in imports_of(read(path), LIBRARY)
+      for line, imported, _ in imports_of(parsed(path), LIBRARY)
       if imported == 'tff_partial'
     ]
   )
@@ -222,7 +218,7 @@ def test_library_imports_nothing_beside_it():
     [
       f'{path}:{line}: tff_partial knows nothing of {imported}.'
       for path in LIBRARY.values()
-      for line, imported, _ in imports_of(read(path), MODULES)
+      for line, imported, _ in imports_of(parsed(path), MODULES)
       if imported.split('.')[0] in ('baselines', 'tasks', 'tests')
     ]
   )
@@ -236,7 +232,7 @@ def test_algorithms_import_no_other_algorithm():
       'not one another.'
       for module, path in MODULES.items()
       if module.startswith(tuple(f'{folder}.' for folder in folders))
-      for line, imported, _ in imports_of(read(path), MODULES)
+      for line, imported, _ in imports_of(parsed(path), MODULES)
       if any(is_below(imported, folder) for folder in folders)
       and imported != 'baselines.memories'  # A part, of two of them.
     ]
@@ -279,7 +275,7 @@ def arrows_of(
   for module in find_modules(*packages):
     if MODULES[module].name == '__init__.py':
       continue
-    for _, imported, _ in imports_of(read(MODULES[module]), MODULES):
+    for _, imported, _ in imports_of(parsed(MODULES[module]), MODULES):
       if imported in MODULES and MODULES[imported].name != '__init__.py':
         arrows[name(module)].add(name(imported))
   return arrows
@@ -307,7 +303,7 @@ def test_ground_floor_takes_little_of_tff():
   for module, path in LIBRARY.items():
     if floor_of(module) != 'ground':
       continue
-    for line, name in dotted_names(read(path)):
+    for line, name in dotted_names(parsed(path)):
       if name.startswith('tff.') and not any(
         is_below(name, allowed) for allowed in TFF_ON_THE_GROUND
       ):
@@ -335,7 +331,7 @@ def test_only_public_names_of_tff_are_used():
     [
       f'{path}:{line}: {name} is private to TFF.'
       for path in MODULES.values()
-      for line, name in private_tff(read(path))
+      for line, name in private_tff(parsed(path))
     ]
   )
 
@@ -382,8 +378,8 @@ def test_wheel_declares_what_it_imports():
   ours = {module.split('.')[0] for module in in_wheel}
   offences, used = [], set()
   for path in in_wheel.values():
-    probed = probes(read(path))
-    for line, imported, at_load in imports_of(read(path), in_wheel):
+    probed = probes(parsed(path))
+    for line, imported, at_load in imports_of(parsed(path), in_wheel):
       top = imported.split('.')[0]
       if top in sys.stdlib_module_names or top in ours or line in probed:
         continue
@@ -406,7 +402,7 @@ def test_nothing_loads_the_analysis_unasked():
       f'{path}:{line}: loads {imported} unasked.'
       for module, path in LIBRARY.items()
       if not is_below(module, 'tff_partial.analysis')
-      for line, imported, at_load in imports_of(read(path), LIBRARY)
+      for line, imported, at_load in imports_of(parsed(path), LIBRARY)
       if at_load and imported.startswith('tff_partial.analysis.')
     ]
   )

@@ -11,7 +11,10 @@ import tomllib
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.support.sources import files_of
+from tests.support.sources import parsed
+from tests.support.sources import ROOT
+
 _FILE = pathlib.Path(__file__).with_name('limits.toml')
 LIMITS = tomllib.loads(_FILE.read_text(encoding='utf-8'))
 PRODUCT = (
@@ -22,16 +25,6 @@ PRODUCT = (
   'tff_partial_programs',
 )
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-@functools.cache
-def files_of(*folders: str) -> list[pathlib.Path]:
-  return sorted(p for folder in folders for p in (ROOT / folder).rglob('*.py'))
-
-
-@functools.cache
-def parsed(path: pathlib.Path) -> ast.Module:
-  return ast.parse(path.read_text(encoding='utf-8'), filename=str(path))
 
 
 def lines_of(path: pathlib.Path) -> int:

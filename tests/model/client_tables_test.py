@@ -511,11 +511,10 @@ def test_a_run_that_is_killed_goes_on(
       tensorboard=False,
     )
 
-  with monkeypatch.context() as patch:
-    # After round 4, when the families are saved and the server is not.
-    small_runs.kill(checkpoints.Checkpoints, 'save', 2, patch, before=True)
-    with pytest.raises(small_runs.Killed):
-      train('killed')
+  # After round 4, when the families are saved and the server is not.
+  save = checkpoints.Checkpoints, 'save', 2
+  with small_runs.killed(*save, monkeypatch, before=True):
+    train('killed')
   resumed, whole = train('killed'), train('whole')
   small_runs.assert_same(resumed, whole)
   assert _bits(resumed.client_store) == _bits(whole.client_store)

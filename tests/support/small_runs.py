@@ -1,8 +1,11 @@
 """Runs of a second, what ends them in the middle, and how they are compared."""
 
+from collections.abc import Iterator
+import contextlib
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -135,6 +138,17 @@ def kill(
     return result
 
   monkeypatch.setattr(owner, name, wrapped)
+
+
+@contextlib.contextmanager
+def killed(
+  owner: Any, name: str, at: int, monkeypatch: Any, *, before: bool
+) -> Iterator[None]:
+  """Asserts that `kill` ends the run inside, and undoes it."""
+  with monkeypatch.context() as patch:
+    kill(owner, name, at, patch, before=before)
+    with pytest.raises(Killed):
+      yield
 
 
 # ---- how runs are compared ---------------------------------------------------

@@ -181,10 +181,8 @@ _MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
 def test_killed_at_a_bad_moment(world, whole, tmp_path, monkeypatch, moment):
   result, folder = whole
   owner, name, at, before = _MOMENTS[moment]
-  with monkeypatch.context() as patch:
-    small_runs.kill(owner, name, at, patch, before=before)
-    with pytest.raises(small_runs.Killed):
-      world.train(output_dir=tmp_path)
+  with small_runs.killed(owner, name, at, monkeypatch, before=before):
+    world.train(output_dir=tmp_path)
   small_runs.assert_same(world.train(output_dir=tmp_path), result)
   assert repeatable_rows(tmp_path) == repeatable_rows(folder)
   left = sorted(p.name for p in (tmp_path / 'checkpoints').iterdir())
