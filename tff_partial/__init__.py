@@ -25,6 +25,7 @@ from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
+from tff_partial import solvers
 from tff_partial import sparse
 from tff_partial import statistics
 from tff_partial import templates
@@ -58,6 +59,8 @@ from tff_partial.model.models import PartialModel
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
+from tff_partial.solvers.exact import Exact
+from tff_partial.solvers.exact import Prior
 from tff_partial.training import callbacks
 from tff_partial.training.client_store.client_store import ClientStore
 from tff_partial.training.cold_start import measure_by_support
@@ -77,10 +80,12 @@ __all__ = [
   'ClientStore',
   'ClientWeighting',
   'EvaluationSet',
+  'Exact',
   'Interleaved',
   'PartialModel',
   'Phase',
   'Predictor',
+  'Prior',
   'Reader',
   'Selection',
   'TrainingResult',
@@ -127,6 +132,7 @@ __all__ = [
   'random_bits',
   'runtimes',
   'sgd',
+  'solvers',
   'sparse',
   'splits',
   'statistics',

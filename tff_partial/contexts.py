@@ -41,6 +41,21 @@ class Batch(NamedTuple):
   is_real: tf.Tensor
   predictions: Any
 
+  @classmethod
+  def of(
+    cls, fields: Mapping[str, Any], is_real: tf.Tensor, predictions: Any
+  ) -> 'Batch':
+    """Make a batch of the fields of its examples.
+
+    Args:
+      fields: `x`, `y` and `weight`.
+      is_real: See `is_real`.
+      predictions: See `predictions`.
+    """
+    return cls(
+      fields['x'], fields['y'], fields['weight'], is_real, predictions
+    )
+
   def mean(self, values: tf.Tensor) -> tf.Tensor:
     """Return the mean of weighted values over the real examples, a scalar.
 

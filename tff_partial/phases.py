@@ -22,8 +22,14 @@ from tff_partial.arguments import checked_numbers
 from tff_partial.data import splits
 from tff_partial.model import losses
 from tff_partial.model import models
+from tff_partial.solvers import affine
+from tff_partial.solvers import newton
+from tff_partial.solvers.exact import Exact
+from tff_partial.solvers.exact import ExactError
 
 Optimizer: TypeAlias = tff.learning.optimizers.Optimizer
+# How weights are trained: by steps, or by an exact solve.
+Trainer: TypeAlias = Optimizer | Exact
 # An extra loss term: (the client's context) -> scalar. See `terms.py`.
 Term = Callable[[contexts.ClientContext], tf.Tensor]
 # (the client's context, with its batch) -> predictions that replace the
@@ -147,8 +153,9 @@ class Phase:
   Attributes:
     train: The tiers to train; an empty tuple only measures.
     on: The examples and their order.
-    optimizer: Any TFF optimizer, or one for each tier. Plain gradient descent
-      touches only the rows of an embedding table that a batch reads. The
+    optimizer: Any TFF optimizer, or one for each tier; or `Exact`, which solves
+      for the weights instead of taking steps: batches, epochs and order then
+      make no difference. Plain gradient descent touches only the rows of an embedding table that a batch reads. The
       schedule of `tff.learning.optimizers.schedule_learning_rate` counts the
       steps of a client, not rounds: `slots` sets since when.
     slots: Treatment of optimizer slots, such as moments and the step count.
@@ -187,7 +194,7 @@ class Phase:
 
   train: tuple[str, ...] = (tiers.GLOBAL,)
   on: splits.Part = dataclasses.field(default_factory=splits.everything)
-  optimizer: Optimizer | Mapping[str, Optimizer] = dataclasses.field(
+  optimizer: Trainer | Mapping[str, Trainer] = dataclasses.field(
     default_factory=lambda: sgd(0.1)
   )
   batch_size: int | None = 20
@@ -256,6 +263,9 @@ class Phase:
     if isinstance(self.optimizer, Mapping):
       tiers.check_tiers(self.optimizer, 'Phase(optimizer=...)')
     self._check_rates()
+    if any(isinstance(self.optimizer_of(t), Exact) for t in self._optimized()):
+      self._check_exact()
+      return
     for tier in train:
       self._check_optimizer(tier)
 
@@ -299,6 +309,47 @@ class Phase:
     if wrong:
       raise PhaseError(f'rate_factor: {wrong}.')
 
+  def _optimized(self) -> tuple[str, ...]:
+    """Return the trained tiers that have an optimizer."""
+    if isinstance(self.optimizer, Mapping):
+      return tuple(tier for tier in self.train if tier in self.optimizer)
+    return self.train
+
+  def _check_exact(self) -> None:
+    """Refuse settings that have no effect on an exact solve."""
+    if len({id(self.optimizer_of(tier)) for tier in self._optimized()}) > 1 or (
+      set(self._optimized()) != set(self.train)
+    ):
+      raise PhaseError(
+        f'train={self.train}: weights that are solved for exactly and weights '
+        'that an optimizer trains are in phases of their own, one after '
+        'another.'
+      )
+    if tiers.OTHER in self.train:
+      raise PhaseError(
+        f'Exact solves for variables of the model, not for {tiers.OTHER!r}.'
+      )
+    if self.measured:
+      raise PhaseError(
+        'measured=True: an exact solve has no batches that could be measured '
+        'before a step. Measure in a phase of its own, with train=().'
+      )
+    for name, idle in (
+      *(('epochs', 1), ('steps_per_batch', 1), ('rate_factor', 1.0)),
+      *(('shuffle', False), ('drop_remainder', False), ('slots', RESET)),
+    ):
+      value = getattr(self, name)
+      if value not in (idle, None):
+        raise PhaseError(
+          f'{name}={in_words(value)} has no effect on an exact solve, which '
+          'takes no steps. Leave it out.'
+        )
+    if self.max_steps not in (None, 0):
+      raise PhaseError(
+        f'max_steps={self.max_steps} has no effect on an exact solve, which '
+        'takes no steps. Leave it out; 0 skips the phase.'
+      )
+
   def _check_optimizer(self, tier: str) -> None:
     if isinstance(self.optimizer, Mapping) and tier not in self.optimizer:
       raise PhaseError(
@@ -332,7 +383,15 @@ class Phase:
     is_own = tiers.PERSONAL in self.train
     return tiers.personal_copy if is_own else tiers.as_they_are
 
-  def optimizer_of(self, tier: str) -> Optimizer:
+  @property
+  def exact(self) -> Exact | None:
+    """The exact solve that replaces steps; None if the phase takes steps."""
+    for tier in self._optimized():
+      optimizer = self.optimizer_of(tier)
+      return optimizer if isinstance(optimizer, Exact) else None
+    return None
+
+  def optimizer_of(self, tier: str) -> Any:
     """Return the optimizer of a tier."""
     if isinstance(self.optimizer, Mapping):
       return self.optimizer[tier]
@@ -344,6 +403,30 @@ class Phase:
       self.variable_filter is None
       or re.fullmatch(self.variable_filter, name) is not None
     )
+
+
+def exact_first(training: Phase, **settings: Any) -> list[Phase]:
+  """Return phases that solve for weights, then train the others by steps.
+
+  Args:
+    training: Training of several tiers, with an optimizer for each tier, of
+      which some may be `Exact`; or with one optimizer for all.
+    **settings: Replace those of `training`, such as `train`.
+
+  Returns:
+    A phase of what is solved for, if any, and one of the rest.
+  """
+  optimizers = training.optimizer
+  train = settings.get('train', training.train)
+  if not isinstance(optimizers, Mapping):
+    return [dataclasses.replace(training, **settings)]
+  solved = tuple(t for t in train if isinstance(optimizers.get(t), Exact))
+  rest = tuple(t for t in train if t not in solved)
+  found = [dataclasses.replace(training, **{**settings, 'train': rest})]
+  for tier in solved:
+    settings = {'train': (tier,), 'on': training.on, 'terms': training.terms}
+    found.insert(0, Phase(optimizer=optimizers[tier], **settings))
+  return found
 
 
 class Interleaved(NamedTuple):
@@ -471,6 +554,11 @@ def check(work: Work, model: models.PartialModel) -> None:
     if not isinstance(part, Phase | Interleaved):
       continue
     first, *others = interleaved_phases(part)
+    if others and any(phase.exact for phase in (first, *others)):
+      raise PhaseError(
+        'A phase that solves exactly has no batches, so that phases cannot take '
+        'turns with it. Run them one after another.'
+      )
     for other in others:
       for name in _SCHEDULE:
         if getattr(first, name) != getattr(other, name):
@@ -496,6 +584,27 @@ def check(work: Work, model: models.PartialModel) -> None:
         f'variable_filter={phase.variable_filter!r} names none of the '
         f'variables that the phase could train: {names}.'
       )
+    if phase.exact is not None and phase.max_steps != 0:
+      _check_exact(phase, model)
+
+
+def _check_exact(phase: Phase, model: models.PartialModel) -> None:
+  """Check that a model's weights can be solved for exactly."""
+
+  def solves(tier: str, name: str) -> bool:
+    return tier in phase.train and phase.trains(name)
+
+  settings = phase.exact
+  local = model.specs(tiers.LOCAL) if tiers.LOCAL in model.tiers else {}
+  name = settings.covariance if settings else None
+  if name is not None and (name not in local or solves(tiers.LOCAL, name)):
+    raise ExactError(
+      f'Exact: covariance={name!r} is to receive the inverse of the Hessian: '
+      'name a LOCAL variable that the phase does not train (see '
+      f'variable_filter) of {list(local)}.'
+    )
+  newton.check(model, phase.loss)
+  affine.check(model, phase.read, solves)
 
 
 def _check_groups(work: Work, model: models.PartialModel) -> None:

@@ -92,7 +92,14 @@ _MODELS = {
 
 @pytest.fixture(scope='module', params=list(_MODELS), name='case')
 def fixture_case(request, tmp_path_factory) -> _Case:
-  build, shape, most, labels = _MODELS[request.param]
+  folder = tmp_path_factory.mktemp('exported') / request.param
+  return _exported(request.param, _PHASE, folder)
+
+
+def _exported(
+  kind_of_model: str, phase: tff_partial.Phase, folder: pathlib.Path
+) -> _Case:
+  build, shape, most, labels = _MODELS[kind_of_model]
   model = build()
   random = np.random.default_rng(0)
   kind = model.example_spec['x'].dtype.as_numpy_dtype
@@ -103,14 +110,14 @@ def fixture_case(request, tmp_path_factory) -> _Case:
   exported = tff_partial.export(
     model,
     weights,
-    tmp_path_factory.mktemp('exported') / request.param,
-    reconstruction=_PHASE,
+    folder,
+    reconstruction=phase,
     num_support=_SIZE,
   )
   simulated = evaluation.build_query_evaluation(
     model,
     train=(tiers.LOCAL,),
-    personalise=_PHASE,
+    personalise=phase,
     split=tff_partial.splits.same(),
   )
   client = collections.OrderedDict(
@@ -154,6 +161,19 @@ def test_a_device_reconstructs_as_the_simulation_does(case, device):
       found[name], case.expected[variable], rtol=0, atol=1e-6
     )
     assert np.abs(found[name] - first[name]).max() > 1e-3  # It did train.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', list(_MODELS))
+def test_a_device_solves_as_the_simulation_does(kind, tmp_path):
+  phase = tff_partial.Phase(optimizer=tff_partial.Exact(ridge=2.0))
+  case = _exported(kind, phase, tmp_path / 'exported')
+  for path in case.exported.paths.values():
+    found = running.load(path)['reconstruct'](**case.support)
+    for name, variable in case.exported.local.items():
+      np.testing.assert_allclose(
+        found[name], case.expected[variable], rtol=0, atol=1e-5
+      )
 
 
 @pytest.mark.slow

@@ -183,9 +183,7 @@ class Steps:
     return self._context._replace(
       weights=weights,
       seed=random_bits.fold_in(seed, what),
-      batch=Batch(
-        batch['x'], batch['y'], batch['weight'], is_real, predictions
-      ),
+      batch=Batch.of(batch, is_real, predictions),
     )
 
   def step(

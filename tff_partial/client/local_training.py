@@ -12,6 +12,7 @@ from tff_partial import phases
 from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.client import client_batches
+from tff_partial.client import exact_solves
 from tff_partial.client import optimizer_slots
 from tff_partial.client.client_steps import Steps
 from tff_partial.client.client_steps import TrainState
@@ -124,6 +125,9 @@ def run(
       done = done._replace(context=known._replace(computed=computed))
     elif isinstance(part, OverwriteWeights):
       done = _overwritten(part, done._replace(context=known))
+    elif isinstance(part, phases.Phase) and part.exact is not None:
+      if part.max_steps != 0:
+        done = _solved(part, done._replace(context=known), model, part_seed)
     elif named := _to_do(number, part, done.weights):
       first, *_ = named.values()
       examples = done.context.examples
@@ -220,6 +224,33 @@ def _trained(
     num_examples=num_examples,
     num_steps=num_steps,
     is_finite=state.is_finite,
+  )
+
+
+def _solved(
+  phase: phases.Phase,
+  before: ClientResult,
+  model: lookups.RowModel,
+  part_seed: tf.Tensor,
+) -> ClientResult:
+  """Return the result after a phase that solves exactly."""
+  context = before.context
+  trained = exact_solves.solved(
+    phase,
+    model,
+    context,
+    phase.on.choose(context.examples, context.count, part_seed),
+  )
+  num_steps = dict(before.num_steps)
+  for tier in phase.train:
+    num_steps[tier] = num_steps.get(tier, 0) + 1
+  are_finite = [
+    tf.reduce_all(tf.math.is_finite(leaf)) for leaf in tf.nest.flatten(trained)
+  ]
+  return before._replace(
+    context=context._replace(weights=replaced(before.weights, trained)),
+    num_steps=num_steps,
+    is_finite=tf.reduce_all([before.is_finite, *are_finite]),
   )
 
 

@@ -16,6 +16,7 @@ from tff_partial.client import local_training
 from tff_partial.data import examples
 from tff_partial.model import models
 from tff_partial.model import tracing
+from tff_partial.solvers import linear_systems
 
 PREDICT, RECONSTRUCT = 'predict', 'reconstruct'
 TRAIN, INFER, RESET, RESTORE = 'train', 'infer', 'reset', 'restore'
@@ -184,7 +185,8 @@ class Serving(tf.Module):
     names = list(specs)
 
     def call(*tensors: tf.Tensor) -> Any:
-      return function(dict(zip(names, tensors, strict=True)))
+      with linear_systems.for_devices():
+        return function(dict(zip(names, tensors, strict=True)))
 
     return tracing.traced(
       call,

@@ -337,8 +337,7 @@ class PartialModel:
     # Padding repeats a real example, so its loss is finite if the example's is.
     total = tf.reduce_sum(losses * weight * real)
     num_elements = tf.reduce_sum(real)
-    reduction = getattr(of, 'reduction', None)
-    if reduction == tf.keras.losses.Reduction.SUM:
+    if self.sums(of):
       objective = total
     else:
       objective = total / tf.maximum(num_elements, 1.0)
@@ -347,6 +346,15 @@ class PartialModel:
       term = tf.cast(tf.reduce_sum(term), tf.float32)
       objective, penalty = objective + term, penalty + term
     return LossValue(objective, total, num_elements, penalty)
+
+  def sums(self, of: LossFn | tf.keras.losses.Loss | None = None) -> bool:
+    """Return True if the objective is the sum of losses, not their mean.
+
+    Args:
+      of: Another loss instead of the model's own.
+    """
+    reduction = getattr(of or self._loss, 'reduction', None)
+    return bool(reduction == tf.keras.losses.Reduction.SUM)
 
   @contextlib.contextmanager
   def _explaining(self) -> Iterator[None]:

@@ -32,6 +32,9 @@ _DRAWS = (
   'RngReadAndSkip',
 )
 
+# Operations whose results depend only on the shapes of what they read.
+_OF_SHAPES = ('Shape', 'ShapeN', 'Size', 'Rank', 'ZerosLike', 'OnesLike')
+
 
 def traced(fn: Callable[..., Any], *specs: Any) -> Any:
   """Trace a function under eager execution, without AutoGraph.
@@ -216,6 +219,38 @@ def depends_on(tensors: Sequence[tf.Tensor], sources: Sequence[Any]) -> bool:
   """Return true if any of the tensors is computed from any of the sources."""
   wanted = {id(source.op) for source in sources}
   return any(id(operation) in wanted for operation in _sources(tensors))
+
+
+def first_dependent(
+  tensors: Sequence[tf.Tensor], sources: Sequence[Any], prefix: str = ''
+) -> tf.Operation | None:
+  """Return an operation through which tensors depend on values of sources.
+
+  Operations that read only the shapes of sources do not count.
+
+  Args:
+    tensors: Results in whose computation to look.
+    sources: Tensors of the same graph.
+    prefix: Start of its name: of several operations on the path from the
+      tensors to a source, the last with such a name is returned.
+
+  Returns:
+    The operation, or None if the results do not depend on the sources.
+  """
+  wanted = {id(source.op) for source in sources}
+  found = set()
+  stack = [(tensor.op, tensor.op) for tensor in tensors]
+  while stack:
+    operation, named = stack.pop()
+    if id(operation) in found or operation.type in _OF_SHAPES:
+      continue
+    found.add(id(operation))
+    if operation.name.startswith(prefix):
+      named = operation
+    if any(id(tensor.op) in wanted for tensor in operation.inputs):
+      return named
+    stack.extend((tensor.op, named) for tensor in operation.inputs)
+  return None
 
 
 def refuse_hidden_draws(graph: Any) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Unpack
 
 from tff_partial import evaluation
+from tff_partial import phases
 from tff_partial.client_state import persist_local
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
@@ -33,7 +34,8 @@ def build_simultaneous(
   Args:
     model: The model; without local variables, this is FedAvg.
     training: How a client trains: optimizer, or one for each tier, batches,
-      epochs.
+      epochs. Local variables whose optimizer is `Exact` are solved for before
+      the others are trained.
     statistics: What clients send besides updates, as for `compose`.
     **joining: How the server aggregates updates, as for `compose`.
 
@@ -43,7 +45,9 @@ def build_simultaneous(
   return compose(
     model,
     client_state=persist_local,
-    work=[dataclasses.replace(training, train=(GLOBAL, LOCAL), measured=True)],
+    work=phases.exact_first(
+      training, train=(GLOBAL, LOCAL), measured=True
+    ),
     statistics=statistics,
     **joining,
   )

@@ -1,0 +1,335 @@
+"""An exact solve in place of steps: the textbook's weights, in all places."""
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import linear_model
+import tensorflow as tf
+
+from tests.support import planted
+from tff_partial import algorithms
+from tff_partial import layers
+from tff_partial import runtimes
+from tff_partial import terms
+from tff_partial import tiers
+from tff_partial.data import splits
+from tff_partial.evaluation import build_evaluation
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.phases import Interleaved
+from tff_partial.phases import Phase
+from tff_partial.phases import PhaseError
+from tff_partial.phases import sgd
+from tff_partial.solvers.exact import Exact
+from tff_partial.solvers.exact import ExactError
+from tff_partial.solvers.exact import Prior
+
+_NUM_FEATURES = 4
+_DRAW = np.random.default_rng(0)
+_X = _DRAW.normal(size=[12, _NUM_FEATURES]).astype(np.float32)
+_WEIGHT = _DRAW.uniform(0.5, 2.0, 12).astype(np.float32)
+
+
+def _head(units: int = 1, activation: str | None = None) -> Callable[[], Any]:
+  """A callable for a client's own linear layer, and zeros that all share."""
+
+  def build() -> tf.keras.Model:
+    x = tf.keras.Input([_NUM_FEATURES])
+    own = tf.keras.layers.Dense(units, activation, name='own')(x)
+    shared = layers.PrivateVector(units, initializer='zeros', name='all')(x)
+    return tf.keras.Model(x, own + shared)
+
+  return build
+
+
+def _model(
+  build: Callable[[], Any] = _head(), loss: Any = 'mse', **options: Any
+) -> models.PartialModel:
+  return keras_models.from_keras(build, local='own', loss=loss, **options)
+
+
+def _solved(
+  model: models.PartialModel, settings: Exact, fields: Any, **phase: Any
+) -> dict[str, np.ndarray]:
+  """The weights of a client with these examples."""
+  measuring = build_evaluation(
+    model,
+    client_state=algorithms.fed_recon.stateless,
+    work=[
+      Phase(train=(tiers.LOCAL,), optimizer=settings, **phase),
+      Phase(train=(), measured=True),
+    ],
+  )
+  (value,) = planted.cohort_of(measuring, {'a': fields}, 1)
+  weights = planted.as_model_weights(
+    model.initial_weights(tiers.GLOBAL, [0, 0])
+  )
+  with runtimes.native():
+    found = measuring.personalise(weights, collections.OrderedDict(), value)
+  return {name: np.asarray(tensor) for name, tensor in found.items()}
+
+
+def test_one_example_by_hand() -> None:
+  """x = (2, 0, 0, 0), y = 3: (3 - 2w - b)^2 + w^2 + b^2 is least at (1, .5)."""
+  fields = {
+    'x': np.array([[2.0, 0, 0, 0]], np.float32),
+    'y': np.array([[3.0]], np.float32),
+  }
+  found = _solved(_model(), Exact(ridge=1.0), fields)
+  np.testing.assert_allclose(found['own/kernel'][:, 0], [1, 0, 0, 0], atol=1e-6)
+  np.testing.assert_allclose(found['own/bias'], [0.5], rtol=1e-6)
+
+
+def test_squared_error_is_ridge_regression_of_numpy() -> None:
+  y = (_X @ [1, -2, 0.5, 3] + 1).astype(np.float32)[:, None]
+  found = _solved(
+    _model(), Exact(ridge=0.3), {'x': _X, 'y': y, 'weight': _WEIGHT}
+  )
+  a = np.hstack([_X, np.ones([12, 1])]).astype(np.float64)
+  wanted = np.linalg.solve(
+    a.T @ (_WEIGHT[:, None] * a) + 0.3 * np.eye(5), a.T @ (_WEIGHT * y[:, 0])
+  )
+  np.testing.assert_allclose(found['own/kernel'][:, 0], wanted[:4], atol=1e-5)
+  np.testing.assert_allclose(found['own/bias'], wanted[4:], atol=1e-5)
+
+
+def test_several_outputs_are_solved_together() -> None:
+  """Keras's mean over outputs halves each loss, and so doubles the ridge."""
+  y = _DRAW.normal(size=[12, 2]).astype(np.float32)
+  found = _solved(_model(_head(2)), Exact(ridge=0.3), {'x': _X, 'y': y})
+  ridge = linear_model.Ridge(alpha=0.6, fit_intercept=False)
+  ridge.fit(np.hstack([_X, np.ones([12, 1])]), y)
+  np.testing.assert_allclose(found['own/kernel'], ridge.coef_.T[:4], atol=1e-5)
+
+
+def test_logistic_head_is_that_of_scikit_learn() -> None:
+  y = (_X[:, 0] + 0.3 * _DRAW.normal(size=12) > 0).astype(np.float32)
+  loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+  found = _solved(
+    _model(loss=loss), Exact(ridge=0.5), {'x': _X, 'y': y[:, None]}
+  )
+  rows = np.hstack([_X, np.ones([12, 1])])
+  wanted = linear_model.LogisticRegression(
+    C=1.0, fit_intercept=False, tol=1e-10, max_iter=1000
+  ).fit(rows, y)
+  np.testing.assert_allclose(
+    found['own/kernel'][:, 0], wanted.coef_[0, :4], atol=1e-4
+  )
+
+
+def test_softmax_head_is_that_of_scikit_learn() -> None:
+  y = np.argmax(_X[:, :3] + _DRAW.normal(size=[12, 3]), 1).astype(np.int32)
+  loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  found = _solved(_model(_head(3), loss), Exact(ridge=0.5), {'x': _X, 'y': y})
+  rows = np.hstack([_X, np.ones([12, 1])])
+  wanted = linear_model.LogisticRegression(
+    C=1.0, fit_intercept=False, tol=1e-10, max_iter=1000
+  ).fit(rows, y)
+  np.testing.assert_allclose(
+    found['own/kernel'], wanted.coef_[:, :4].T, atol=1e-4
+  )
+
+
+@pytest.mark.parametrize('kind', ['mse', 'logistic'])
+def test_conjugate_gradients_find_the_same(kind: str) -> None:
+  y = _DRAW.integers(0, 2, [12, 1]).astype(np.float32)
+  loss: Any = 'mse'
+  if kind == 'logistic':
+    loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+  direct, by_products = (
+    _solved(
+      _model(loss=loss), Exact(ridge=0.5, max_direct=most), {'x': _X, 'y': y}
+    )
+    for most in (512, 1)
+  )
+  planted.assert_close(direct, by_products, 2e-5)
+
+
+def test_terms_and_regularization_count_as_in_steps() -> None:
+  """12 examples, each with 0.5 / 2 |w|^2: a ridge of 3 more."""
+  y = _DRAW.normal(size=[12, 1]).astype(np.float32)
+  fields = {'x': _X, 'y': y}
+  with_term = _solved(
+    _model(), Exact(0.5), fields, terms=(terms.l2(0.5, tiers.LOCAL),)
+  )
+  planted.assert_close(
+    with_term, _solved(_model(), Exact(3.5), fields), 1e-5
+  )
+
+
+def test_prior_has_a_mean_and_a_precision() -> None:
+  y = _DRAW.normal(size=[12, 1]).astype(np.float32)
+  mean = {
+    'own/kernel': tf.ones([_NUM_FEATURES, 1]),
+    'own/bias': tf.constant([2.0]),
+  }
+  precision = np.diag([1.0, 2, 3, 4, 5]) + 0.1
+  found = _solved(
+    _model(),
+    Exact(prior=lambda client: Prior(mean, precision)),
+    {'x': _X, 'y': y},
+  )
+  a = np.hstack([_X, np.ones([12, 1])]).astype(np.float64)
+  first = np.array([1, 1, 1, 1, 2.0])
+  wanted = np.linalg.solve(
+    a.T @ a + precision, a.T @ y[:, 0] + precision @ first
+  )
+  np.testing.assert_allclose(found['own/kernel'][:, 0], wanted[:4], atol=1e-5)
+
+
+def test_covariance_is_the_inverse_of_half_the_hessian() -> None:
+  class Spread(tf.keras.layers.Layer):
+    def build(self, shape: Any) -> None:
+      size = [_NUM_FEATURES, _NUM_FEATURES]
+      self.spread = self.add_weight('spread', size, initializer='zeros')
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+      return tf.einsum('bi,ij,bj->b', x, self.spread, x)[:, None]
+
+  def with_spread() -> tf.keras.Model:
+    x = tf.keras.Input([_NUM_FEATURES])
+    own = tf.keras.layers.Dense(1, use_bias=False, name='own')(x)
+    shared = layers.PrivateVector(1, initializer='zeros', name='all')(x)
+    spread = Spread(name='own_spread')(x)
+    return tf.keras.Model(x, own + shared + 0.0 * spread)
+
+  model = keras_models.from_keras(with_spread, local=['own', 'own_spread'], loss='mse')
+  y = _DRAW.normal(size=[12, 1]).astype(np.float32)
+  found = _solved(
+    model,
+    Exact(ridge=0.5, covariance='own_spread/spread'),
+    {'x': _X, 'y': y},
+    variable_filter='own/kernel',
+  )
+  wanted = np.linalg.inv(
+    _X.T.astype(np.float64) @ _X + 0.5 * np.eye(_NUM_FEATURES)
+  )
+  np.testing.assert_allclose(found['own_spread/spread'], wanted, atol=1e-5)
+
+
+def test_fed_recon_runs_alike_in_all_runtimes() -> None:
+  model = planted.factorization()
+  process = algorithms.build_fed_recon(
+    model, reconstruction_optimizer=Exact(), update_optimizer=sgd(0.5)
+  )
+  clients = planted.rate({'a': 9, 'b': 4, 'c': 1, 'd': 20})
+  found = {}
+  for name, runtime in planted.RUNTIMES.items():
+    with runtime():
+      cohort = planted.cohort_of(process, clients, 1)
+      output = planted.run(process, cohort)
+      found[name] = planted.global_weights(process, output.state)
+  planted.assert_close(found['jit'], found['native'])
+  planted.assert_close(found['no jit'], found['native'])
+
+
+def test_order_and_batches_make_no_difference() -> None:
+  y = _DRAW.normal(size=[12, 1]).astype(np.float32)
+  forth = _solved(_model(), Exact(), {'x': _X, 'y': y}, batch_size=5)
+  back = _solved(_model(), Exact(), {'x': _X[::-1], 'y': y[::-1]})
+  planted.assert_close(forth, back)
+
+
+def test_query_set_has_no_part_in_it() -> None:
+  measuring = algorithms.build_fed_recon_eval(
+    planted.factorization(),
+    reconstruction_optimizer=Exact(),
+    split=splits.halves(),
+  )
+  clients = planted.rate({'a': 10})
+  (value,) = planted.cohort_of(measuring, clients, 1)
+  clients['a']['y'][5:] = 99.0
+  (other,) = planted.cohort_of(measuring, clients, 1)
+  weights = planted.as_model_weights(
+    measuring.model.initial_weights(tiers.GLOBAL, [0, 0])
+  )
+  with runtimes.native():
+    planted.assert_same(
+      *(
+        measuring.personalise(weights, collections.OrderedDict(), one)
+        for one in (value, other)
+      )
+    )
+
+
+# ---- what is refused ---------------------------------------------------------
+
+
+def _refused(model: models.PartialModel, **phase: Any) -> None:
+  algorithms.build_fed_recon_fine_tuning_eval(
+    model,
+    reconstruct=Phase(optimizer=Exact(), **phase),
+    tune=Phase(max_steps=0),
+  )
+
+
+def test_an_activation_is_named() -> None:
+  with pytest.raises(ExactError, match=r"own/Relu.*activation"):
+    _refused(_model(_head(1, 'relu')))
+
+
+def test_a_loss_without_curvature_is_refused() -> None:
+  with pytest.raises(ExactError, match='no curvature|no second derivative'):
+    _refused(_model(loss='mae'))
+
+
+def test_a_loss_that_is_not_convex_is_refused() -> None:
+  with pytest.raises(ExactError, match='not convex'):
+    _refused(_model(loss=lambda y, p: -tf.square(y - p)[:, 0]))
+
+
+@pytest.mark.parametrize('ridge', [0.0, -1.0, float('nan')])
+def test_a_ridge_is_positive(ridge: float) -> None:
+  with pytest.raises(ExactError, match='ridge'):
+    Exact(ridge=ridge)
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'epochs': 2},
+    {'steps_per_batch': 2},
+    {'max_steps': 3},
+    {'shuffle': True},
+    {'measured': True},
+    {'slots': 'kept'},
+    {'rate_factor': 0.5},
+  ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any]) -> None:
+  with pytest.raises(PhaseError, match=next(iter(settings))):
+    Phase(train=(tiers.LOCAL,), optimizer=Exact(), **settings)
+
+
+def test_a_covariance_has_a_place() -> None:
+  with pytest.raises(ExactError, match='name a LOCAL variable'):
+    build_evaluation(
+      _model(),
+      work=[
+        Phase(train=(tiers.LOCAL,), optimizer=Exact(covariance='own/kernel')),
+        Phase(train=(), measured=True),
+      ],
+    )
+
+
+def test_exact_phases_take_no_turns() -> None:
+  exact = Phase(train=(tiers.LOCAL,), optimizer=Exact())
+  with pytest.raises(PhaseError, match='take turns'):
+    build_evaluation(
+      _model(),
+      work=[
+        Interleaved((exact, Phase(train=()))),
+        Phase(train=(), measured=True),
+      ],
+    )
+
+
+def test_one_phase_does_not_solve_and_step() -> None:
+  with pytest.raises(PhaseError, match='phases of their own'):
+    Phase(
+      train=(tiers.GLOBAL, tiers.LOCAL),
+      optimizer={tiers.GLOBAL: sgd(0.1), tiers.LOCAL: Exact()},
+    )

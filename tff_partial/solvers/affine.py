@@ -1,0 +1,257 @@
+"""Predictions as affine functions of some of a client's weights.
+
+A model is affine in these weights if the Jacobian of its predictions does not
+depend on them. Whether it does is read from the graph of the Jacobian, so that
+no layer needs to be known by name.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tff_partial import random_bits
+from tff_partial import tiers
+from tff_partial.model import keras_functions
+from tff_partial.model import models
+from tff_partial.model import tracing
+from tff_partial.solvers import linear_systems
+from tff_partial.solvers.exact import ExactError
+
+# Prefix of the names of operations that compute gradients.
+_GRADIENTS = 'gradient_tape/'
+
+
+class Flat:
+  """Named weights of some tiers as one vector, in the order of variables.
+
+  Attributes:
+    size: The number of weights.
+    static_size: The same, or None if data determine it.
+  """
+
+  def __init__(self, weights: tiers.Weights):
+    """Store the shapes.
+
+    Args:
+      weights: Tier to named tensors.
+    """
+    self._like = weights
+    leaves = _leaves(weights)
+    static = [leaf.shape.num_elements() for leaf in leaves]
+    self._sizes: list[Any] = static
+    self.static_size: int | None = None
+    if None in static:
+      self._sizes = [tf.size(leaf) for leaf in leaves]
+      self.size: Any = tf.add_n(self._sizes)
+    else:
+      self.size = self.static_size = sum(static)
+
+  def vector(self, weights: tiers.Weights) -> tf.Tensor:
+    """Return weights of the same structure as a vector."""
+    flat = [tf.reshape(leaf, [-1]) for leaf in _leaves(weights)]
+    return tf.cast(tf.concat(flat, 0), tf.float32)
+
+  def named(self, vector: tf.Tensor) -> tiers.Weights:
+    """Return the weights that a vector holds, by tier and name."""
+    parts = iter(tf.split(vector, self._sizes))
+    return tiers.Weights(
+      (
+        tier,
+        tiers.NamedTensors(
+          (
+            name,
+            tf.cast(tf.reshape(next(parts), tf.shape(tensor)), tensor.dtype),
+          )
+          for name, tensor in named.items()
+        ),
+      )
+      for tier, named in self._like.items()
+    )
+
+
+def _leaves(weights: tiers.Weights) -> list[tf.Tensor]:
+  return [tensor for named in weights.values() for tensor in named.values()]
+
+
+def by_example(predictions: Any) -> tf.Tensor:
+  """Return the numbers predicted for each example, `[examples, numbers]`.
+
+  Raises:
+    ExactError: If the model predicts a structure of tensors.
+  """
+  if not tf.is_tensor(predictions):
+    raise ExactError(
+      'Exact: the model has several outputs, '
+      f'{tf.nest.map_structure(lambda t: t.shape, predictions)}, of which none '
+      'can be solved for alone. Train it with an optimizer, or put its outputs '
+      'into one tensor.'
+    )
+  shape = predictions.shape[1:]
+  number = shape.num_elements() if shape.is_fully_defined() else -1
+  return tf.reshape(predictions, [tf.shape(predictions)[0], number])
+
+
+class Linearized:
+  """Predictions of a client's examples around some weights.
+
+  Attributes:
+    predictions: The model's predictions at these weights.
+  """
+
+  def __init__(self, predict: Callable[[tf.Tensor], Any], around: tf.Tensor):
+    """Predict, and prepare derivatives.
+
+    Args:
+      predict: From the vector of weights to predictions.
+      around: The weights.
+    """
+    self._around = around
+    self._outer = tf.GradientTape(
+      persistent=True, watch_accessed_variables=False
+    )
+    self._inner = tf.GradientTape(
+      persistent=True, watch_accessed_variables=False
+    )
+    with self._outer:
+      with self._inner:
+        self._inner.watch(around)
+        self.predictions = predict(around)
+        self._numbers = by_example(self.predictions)
+      # A gradient is linear in the direction in which it is taken, and its
+      # derivative by the direction is the Jacobian, transposed.
+      self._direction = tf.zeros_like(self._numbers)
+      self._outer.watch(self._direction)
+      self._gradient = self.pulled(self._direction)
+
+  def jacobian(self) -> tf.Tensor:
+    """Return the derivatives by weight, `[weights, examples, numbers]`."""
+    found = self._outer.jacobian(self._gradient, self._direction)
+    return tf.cast(found, linear_systems.dtype())
+
+  def pushed(self, change: tf.Tensor) -> tf.Tensor:
+    """Return how predictions move by a change, `[examples, numbers]`."""
+    return self._outer.gradient(
+      self._gradient, self._direction, output_gradients=change
+    )
+
+  def pulled(self, direction: tf.Tensor) -> tf.Tensor:
+    """Return the gradient of predictions in a direction, `[weights]`."""
+    return self._inner.gradient(
+      self._numbers, self._around, output_gradients=direction
+    )
+
+
+def shaped(numbers: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
+  """Give numbers by example the shape and the Keras mask of predictions."""
+  found = tf.reshape(
+    tf.cast(numbers, predictions.dtype), tf.shape(predictions)
+  )
+  found = tf.ensure_shape(found, predictions.shape)
+  mask = keras_functions.mask_of(predictions)
+  if mask is not None:
+    found._keras_mask = mask
+  return found
+
+
+def added(predictions: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+  """Add a change by example to predictions, and keep their Keras mask."""
+  found = predictions + shaped(change, predictions)
+  mask = keras_functions.mask_of(predictions)
+  if mask is not None:
+    found._keras_mask = mask
+  return found
+
+
+def check(
+  model: models.PartialModel,
+  read: tiers.Reads,
+  trains: Callable[[str, str], bool],
+) -> None:
+  """Check that a model's predictions are affine in some weights.
+
+  Args:
+    model: The model.
+    read: From the weights that a client holds to those that the model reads.
+    trains: (tier, variable name) -> True if the weight is solved for.
+
+  Raises:
+    ExactError: If they are not; it names the layer's operation.
+  """
+  with tf.__internal__.FuncGraph('affine').as_default():
+    weights = {
+      tier: {
+        name: tf.compat.v1.placeholder(spec.dtype, spec.shape)
+        for name, spec in model.specs(_model_tier(tier)).items()
+      }
+      for tier in (*model.tiers, tiers.PERSONAL)
+      if _model_tier(tier) in model.tiers
+    }
+    weights = {
+      tier: tiers.NamedTensors(named) for tier, named in weights.items()
+    }
+    own = [
+      tensor
+      for tier, named in weights.items()
+      for name, tensor in named.items()
+      if trains(tier, name)
+    ]
+    inputs = tf.nest.map_structure(
+      tracing.placeholder, model.example_spec['x']
+    )
+    seed = tf.constant(random_bits.derive(model.seed, 'affine'))
+    with tf.GradientTape(watch_accessed_variables=False) as outer:
+      with tf.GradientTape(watch_accessed_variables=False) as inner:
+        inner.watch(own)
+        predictions, _ = model.predict(
+          read(tiers.Weights(weights)),
+          model.frozen_weights(),
+          inputs,
+          training=False,
+          seed=seed,
+        )
+        numbers = by_example(predictions)
+      direction = tf.zeros_like(numbers)
+      outer.watch(direction)
+      pulled = inner.gradient(numbers, own, output_gradients=direction)
+      pulled = [tf.convert_to_tensor(one) for one in pulled if one is not None]
+    if not pulled:
+      return  # Refused with the names of the weights when they are trained.
+    jacobian = outer.gradient(pulled, direction)
+  if jacobian is None:
+    return
+  wrong = tracing.first_dependent([jacobian], own, _GRADIENTS)
+  if wrong is not None:
+    _refuse(wrong, weights, own)
+
+
+def _model_tier(tier: str) -> str:
+  return tiers.GLOBAL if tier == tiers.PERSONAL else tier
+
+
+def _refuse(
+  operation: tf.Operation,
+  weights: Mapping[str, Mapping[str, tf.Tensor]],
+  own: Sequence[tf.Tensor],
+) -> None:
+  """Raise an error that names the operation and the weights."""
+  names = [
+    name
+    for named in weights.values()
+    for name, tensor in named.items()
+    if any(tensor is one for one in own)
+  ]
+  path = operation.name.removeprefix(_GRADIENTS)
+  raise ExactError(
+    f'Exact: the predictions are not affine in the weights {names}: the '
+    f'derivative with respect to them depends on them in {path!r} '
+    f'({operation.type}). Leave out what follows them in the model, such as an '
+    'activation (a loss with from_logits=True needs none), name the weights '
+    'of the last layer alone with variable_filter=..., or train with an '
+    'optimizer.'
+  )
+
+
+def reads_any(tensors: Iterable[Any], sources: Sequence[Any]) -> bool:
+  """Return True if values of tensors depend on values of sources."""
+  return tracing.first_dependent(list(tensors), sources) is not None
