@@ -21,6 +21,7 @@ from tasks.experiment.options.loop import Output
 from tasks.experiment.run import folder as folder_lib
 from tasks.experiment.run.running import executing
 from tasks.experiment.trainable import Trainable
+from tasks.movielens import models as movielens_models
 from tasks.ratings import task as ratings_task
 from tff_partial import errors
 from tff_partial.analysis import spreadsheets
@@ -122,7 +123,7 @@ def best(
   """
   ratings = task.ratings
   scores = predictor.predict(user, np.arange(ratings.num_items, dtype=np.int32))
-  scores = np.clip(scores, *ratings.scale)
+  scores = np.clip(movielens_models.ratings_of(scores), *ratings.scale)
   rated = task.rated_by(user)['item_id'].to_numpy()
   unrated = np.setdiff1d(np.arange(ratings.num_items), rated)
   best = unrated[np.argsort(-scores[unrated], kind='stable')][:number]

@@ -41,6 +41,8 @@ HEADS, OWN_HEAD = 'heads', 'own_head'
 CLUSTERS, HEAD_CLUSTERS = 'clusters', 'head_clusters'
 # FedProto's form: nowhere, and the model also outputs its features.
 FEATURES = 'features'
+# Federated ALS's form: the user's posterior, with those of items at the server.
+POSTERIOR = 'posterior'
 # The key of that model's other output.
 LOGITS = 'logits'
 USER_FORMS = (
@@ -52,6 +54,7 @@ USER_FORMS = (
   CLUSTERS,
   HEAD_CLUSTERS,
   FEATURES,
+  POSTERIOR,
 )
 
 

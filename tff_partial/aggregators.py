@@ -236,6 +236,47 @@ class _RowMeanFactory(WeightedFactory):
     return tff.templates.AggregationProcess(whole.initialize, next_fn)
 
 
+class SumOfRowsFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Factory of sums of rows: clients send some rows of a table, with ids.
+
+  A client's value is a mapping of `ids`, int32 `[rows]`, which may repeat, and
+  `values`, `[rows, columns]`; the result is `[num_rows, columns]`.
+  """
+
+  def __init__(self, num_rows: int):
+    """Initialize the factory.
+
+    Args:
+      num_rows: Number of rows of the table.
+    """
+    self._num_rows = num_rows
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """Create the process."""
+    values = value_type['values']
+    shape = [self._num_rows, *values.shape[1:]]
+
+    @tff.tensorflow.computation
+    def zero() -> Any:
+      return tf.zeros(shape, values.dtype)
+
+    total_type = zero.type_signature.result
+
+    @tff.tensorflow.computation(total_type, value_type)
+    def accumulate(total: Any, sent: Any) -> Any:
+      return rows.Change(sent['ids'], sent['values']).added_to(total)
+
+    @tff.tensorflow.computation(total_type, total_type)
+    def merge(one: Any, other: Any) -> Any:
+      return one + other
+
+    @tff.tensorflow.computation(total_type)
+    def report(total: Any) -> Any:
+      return total
+
+    return accumulating(value_type, zero, accumulate, merge, report)
+
+
 def by_name(
   apart: Mapping[str, Factory], rest: Factory | None = None
 ) -> 'ByNameFactory':

@@ -52,9 +52,7 @@ class Batch(NamedTuple):
       is_real: See `is_real`.
       predictions: See `predictions`.
     """
-    return cls(
-      fields['x'], fields['y'], fields['weight'], is_real, predictions
-    )
+    return cls(fields['x'], fields['y'], fields['weight'], is_real, predictions)
 
   def mean(self, values: tf.Tensor) -> tf.Tensor:
     """Return the mean of weighted values over the real examples, a scalar.

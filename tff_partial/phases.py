@@ -155,9 +155,10 @@ class Phase:
     on: The examples and their order.
     optimizer: Any TFF optimizer, or one for each tier; or `Exact`, which solves
       for the weights instead of taking steps: batches, epochs and order then
-      make no difference. Plain gradient descent touches only the rows of an embedding table that a batch reads. The
-      schedule of `tff.learning.optimizers.schedule_learning_rate` counts the
-      steps of a client, not rounds: `slots` sets since when.
+      make no difference. Plain gradient descent touches only the rows of an
+      embedding table that a batch reads. The schedule of
+      `tff.learning.optimizers.schedule_learning_rate` counts the steps of a
+      client, not rounds: `slots` sets since when.
     slots: Treatment of optimizer slots, such as moments and the step count.
       'reset', the default, initializes them again in each round, so that a
       schedule counts steps within a round. 'kept' keeps those of LOCAL and
@@ -556,8 +557,8 @@ def check(work: Work, model: models.PartialModel) -> None:
     first, *others = interleaved_phases(part)
     if others and any(phase.exact for phase in (first, *others)):
       raise PhaseError(
-        'A phase that solves exactly has no batches, so that phases cannot take '
-        'turns with it. Run them one after another.'
+        'A phase that solves exactly has no batches, so that phases cannot '
+        'take turns with it. Run them one after another.'
       )
     for other in others:
       for name in _SCHEDULE:

@@ -1,5 +1,6 @@
 """An algorithm on a task's model, built from an experiment."""
 
+import dataclasses
 import os
 from typing import Any
 
@@ -46,16 +47,23 @@ class Trainable:
     self._task = task
     self._user = config.user_form or self._form()
     model = config.hyperparameters.begin_local(task.model_with(self._user))
-    population, ledger = 0, None
-    if config.privacy.is_on or self._algorithm.counts_clients:
+    population, ledger, loop = 0, None, config.loop
+    if (
+      config.privacy.is_on
+      or self._algorithm.counts_clients
+      or not loop.clients_per_round
+    ):
       population = len(task.clients(tasks_lib.TRAIN, model.example_spec))
       if canaries is not None:
         if config.privacy.is_on and not config.privacy.simulated_population:
           canaries.check_delta(population, config.privacy.delta)
         population += canaries.number
+      if not loop.clients_per_round:
+        loop = dataclasses.replace(loop, clients_per_round=population)
       ledger = config.privacy.ledger(
-        population, config.loop, config.spent, self._task.released
+        population, loop, config.spent, self._task.released
       )
+    self._clients_per_round = loop.clients_per_round
     self._setting = Setting(
       task=task,
       local=config.local,
@@ -63,6 +71,7 @@ class Trainable:
       hyperparameters=config.hyperparameters,
       privacy=config.privacy,
       num_clients=population,
+      clients_per_round=loop.clients_per_round,
       ledger=ledger,
       canaries=canaries,
     )
@@ -118,7 +127,7 @@ class Trainable:
     """Updates aggregated per round: 1 if a single client has all examples."""
     if self._algorithm.is_central:
       return 1
-    return self._config.loop.clients_per_round
+    return self._clients_per_round
 
   def remembers(self, clients: tasks_lib.EvaluationClients) -> bool:
     """Return True if clients are evaluated with their states from training.

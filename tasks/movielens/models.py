@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.errors import OptionError
+from tff_partial.algorithms import fed_als
 
 # Names of the user's local layers, for `from_keras`.
 LOCAL_LAYERS = 'user_.*'
@@ -372,6 +373,18 @@ def clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:
   return predictions if scale is None else tf.clip_by_value(predictions, *scale)
 
 
+def ratings_of(predictions: Any) -> Any:
+  """Return the ratings among predictions, which may also have variances."""
+  if isinstance(predictions, Mapping):
+    return predictions[fed_als.RATING]
+  return predictions
+
+
 def flat(values: Any) -> tf.Tensor:
-  """Return values as `[batch]`, so that two of them never broadcast."""
+  """Return values as `[batch]`, so that two of them never broadcast.
+
+  Args:
+    values: Numbers, or predictions with variances, of which the ratings count.
+  """
+  values = ratings_of(values)
   return tf.reshape(tf.convert_to_tensor(values), [-1])

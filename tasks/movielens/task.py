@@ -27,6 +27,7 @@ from tasks.task import Data
 from tasks.task import MeasuredByProtocol
 from tasks.task import NOBODY
 from tasks.task import OWN
+from tasks.task import POSTERIOR
 from tasks.task import Recommendation
 from tasks.task import TABLE
 from tasks.task import TaskOptions
@@ -35,6 +36,7 @@ from tasks.task import TRAIN
 from tasks.task import UNSEEN
 from tasks.task import VALIDATION
 import tff_partial
+from tff_partial.algorithms import fed_als
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
@@ -44,6 +46,9 @@ NAME = 'movielens'
 
 # Shares of the parts of the data.
 _FRACTIONS = {TRAIN: 0.8, VALIDATION: 0.1, TEST: 0.1}
+
+# Levels of the intervals whose coverage is measured.
+_LEVELS = (0.5, 0.8, 0.95)
 
 # Default edition to download.
 _DOWNLOADED = 'ml-1m'
@@ -187,16 +192,17 @@ class MovieLens(MeasuredByProtocol):
     """Build the model with local, tabled or shared user weights.
 
     Args:
-      user: OWN, TABLE, or NOBODY for weights that all users share.
+      user: OWN, TABLE, NOBODY for weights that all users share, or POSTERIOR
+        for error bars.
 
     Raises:
       OptionError: If the options do not support that form.
     """
-    if user not in (OWN, TABLE, NOBODY):
+    if user not in (OWN, TABLE, NOBODY, POSTERIOR):
       raise OptionError(
         f'--user_form={user}: users of the task {self.name} can have a vector '
-        'of their own, a row of a table, or nothing. Choose own, table or '
-        'nobody, or another algorithm.'
+        'of their own, a posterior, a row of a table, or nothing. Choose own, '
+        'posterior, table or nobody, or another algorithm.'
       )
     if user not in self._models:
       self._models[user] = self._build_model(user)
@@ -207,6 +213,19 @@ class MovieLens(MeasuredByProtocol):
     mean = options.public_mean or 0.0
     if options.centred:
       mean = float(self._frames[TRAIN]['rating'].mean())
+    scale = self.ratings.scale if options.clip_predictions else None
+    if user == POSTERIOR:
+      return fed_als.build_model(
+        self.ratings.num_items,
+        options.num_factors,
+        mean=mean,
+        unit=self._unit,
+        metrics=lambda: [
+          *self._metrics(scale)(),
+          *map(fed_als.IntervalCoverage, _LEVELS),
+        ],
+        seed=self._seed,
+      )
     return tff_partial.from_keras(
       functools.partial(
         movielens_models.build_matrix_factorization,
@@ -221,9 +240,7 @@ class MovieLens(MeasuredByProtocol):
       ),
       local=movielens_models.LOCAL_LAYERS if user == OWN else None,
       loss=self._loss(),
-      metrics=self._metrics(
-        self.ratings.scale if options.clip_predictions else None
-      ),
+      metrics=self._metrics(scale),
       seed=self._seed,
     )
 
@@ -339,7 +356,9 @@ class MovieLens(MeasuredByProtocol):
         self.ratings.item_titles[item],
         float(np.clip(score, low, high)),
       )
-      for item, score in personal_models.top_n(keras_model, unrated, number)
+      for item, score in personal_models.top_n(
+        keras_model, unrated, number, output=_output_of(keras_model)
+      )
     ]
 
   def _pack(
@@ -365,6 +384,12 @@ class MovieLens(MeasuredByProtocol):
       },
       min_examples=min_examples,
     )
+
+
+def _output_of(keras_model: tf.keras.Model) -> str | None:
+  """Return the name of the output that has ratings, if it has several."""
+  several = isinstance(keras_model.output_shape, Mapping)
+  return fed_als.RATING if several else None
 
 
 def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:

@@ -155,9 +155,7 @@ def test_terms_and_regularization_count_as_in_steps() -> None:
   with_term = _solved(
     _model(), Exact(0.5), fields, terms=(terms.l2(0.5, tiers.LOCAL),)
   )
-  planted.assert_close(
-    with_term, _solved(_model(), Exact(3.5), fields), 1e-5
-  )
+  planted.assert_close(with_term, _solved(_model(), Exact(3.5), fields), 1e-5)
 
 
 def test_prior_has_a_mean_and_a_precision() -> None:
@@ -196,7 +194,9 @@ def test_covariance_is_the_inverse_of_half_the_hessian() -> None:
     spread = Spread(name='own_spread')(x)
     return tf.keras.Model(x, own + shared + 0.0 * spread)
 
-  model = keras_models.from_keras(with_spread, local=['own', 'own_spread'], loss='mse')
+  model = keras_models.from_keras(
+    with_spread, local=['own', 'own_spread'], loss='mse'
+  )
   y = _DRAW.normal(size=[12, 1]).astype(np.float32)
   found = _solved(
     model,
@@ -267,7 +267,7 @@ def _refused(model: models.PartialModel, **phase: Any) -> None:
 
 
 def test_an_activation_is_named() -> None:
-  with pytest.raises(ExactError, match=r"own/Relu.*activation"):
+  with pytest.raises(ExactError, match=r'own/Relu.*activation'):
     _refused(_model(_head(1, 'relu')))
 
 

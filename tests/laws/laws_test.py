@@ -19,6 +19,7 @@ from tff_partial import groups
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.algorithms import fed_als
 from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
 from tff_partial.data import splits
@@ -27,6 +28,7 @@ from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.runtimes.lanes import lane_loop
+from tff_partial.solvers.exact import Exact
 
 optimizers = tff.learning.optimizers
 Options = dict[str, Any]
@@ -48,6 +50,8 @@ class Row:
     learned: Whether the first values of local variables are learned.
     shares_copies: Whether clients send their own copies of the global weights,
       as HPFL does.
+    posterior: Whether it is for the model with posteriors, of whose moments
+      clients send sums.
   """
 
   name: str
@@ -60,12 +64,15 @@ class Row:
   grouped: bool = False
   learned: bool = False
   shares_copies: bool = False
+  posterior: bool = False
 
   @property
   def form(self) -> str:
     """The model that it is for."""
     if self.grouped:
       return 'grouped'
+    if self.posterior:
+      return 'posterior'
     return 'partly local' if self.local else 'global'
 
   def model(
@@ -93,9 +100,13 @@ _TRAINING = Phase(optimizer=sgd(0.1), epochs=5, shuffle=True)
 
 
 def _partly_local(
-  name: str, measure: Any, measuring: Options | None = None, **options: Any
+  name: str,
+  measure: Any,
+  measuring: Options | None = None,
+  exact: bool = True,
+  **options: Any,
 ) -> Row:
-  return Row(name, options, measure, measuring or {}, True, True)
+  return Row(name, options, measure, measuring or {}, True, True, exact)
 
 
 ROWS = [
@@ -107,6 +118,24 @@ ROWS = [
     reconstruction_epochs=5,
     update_optimizer=sgd(0.1),
     update_epochs=5,
+  ),
+  _partly_local(
+    'fed_recon, exact',
+    algorithms.build_fed_recon_eval,
+    {'reconstruction_optimizer': Exact(ridge=0.1)},
+    exact=False,
+    reconstruction_optimizer=Exact(ridge=0.1),
+    update_optimizer=sgd(0.1),
+    update_epochs=5,
+  ),
+  Row(
+    'fed_als',
+    {},
+    algorithms.build_fed_als_eval,
+    local=True,
+    personal=True,
+    exact=False,
+    posterior=True,
   ),
   _partly_local(
     'fed_recon, joint',
@@ -313,11 +342,12 @@ def fixture_model_of() -> dict[str, models.PartialModel]:
     'partly local': planted.factorization(planted.build_tastes),
     'global': planted.factorization(planted.build_tastes, local=None),
     'grouped': planted.heads(),
+    'posterior': fed_als.build_model(planted.NUM_ITEMS, 3),
   }
 
 
 # Rows that `make test` runs: one of each kind of state.
-_QUICK = ('fed_att', 'fed_recon', 'furl', 'hpfl', 'scaffold')
+_QUICK = ('fed_als', 'fed_att', 'fed_recon', 'furl', 'hpfl', 'scaffold')
 
 
 @pytest.fixture(
@@ -468,6 +498,8 @@ def _served(signature: tff.FunctionType) -> list[tff.Type]:
 def test_local_weights_stay_home(row, process, measuring):
   if not row.local:
     pytest.skip('The model has no local weights.')
+  if row.posterior:
+    pytest.skip("Items' weights have the shapes of users' ones.")
   local = str(planted.LOCAL_SIZE)
   kept = process.initialize_client.type_signature.result
   assert local in _sizes(kept) or process.is_stateless
@@ -688,8 +720,8 @@ def test_tastes_are_learned_where_there_is_a_model_for_each(
 
 
 def test_a_model_with_groups_is_refused_by_who_has_none(row):
-  if row.grouped:
-    pytest.skip('It has groups.')
+  if row.grouped or row.posterior:
+    pytest.skip('It has groups, or a model of its own.')
   local = 'user' if row.local else None
   model = planted.factorization(
     planted.build_tastes, local=local, group='items', num_groups=2

@@ -4,6 +4,8 @@ from tff_partial.algorithms.apfl import build_apfl
 from tff_partial.algorithms.apfl import build_apfl_eval
 from tff_partial.algorithms.ditto import build_ditto
 from tff_partial.algorithms.ditto import build_ditto_eval
+from tff_partial.algorithms.fed_als import build_fed_als
+from tff_partial.algorithms.fed_als import build_fed_als_eval
 from tff_partial.algorithms.fed_alt import build_fed_alt
 from tff_partial.algorithms.fed_alt import build_fed_alt_eval
 from tff_partial.algorithms.fed_avg import build_fed_avg
@@ -36,6 +38,8 @@ __all__ = [
   'build_apfl_eval',
   'build_ditto',
   'build_ditto_eval',
+  'build_fed_als',
+  'build_fed_als_eval',
   'build_fed_alt',
   'build_fed_alt_eval',
   'build_fed_avg',

@@ -1,6 +1,7 @@
 """A phase of a client that solves for weights instead of taking steps."""
 
 import collections
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -38,9 +39,9 @@ def solved(
   Returns:
     The weights at the minimum, by tier; empty if the model has none of them.
   """
-  assert phase.exact is not None
+  settings = phase.exact
   mine = trained_by([phase], context.weights)
-  if not mine:
+  if settings is None or not mine:
     return mine
   batches = client_batches.Batches(
     dataclasses.replace(phase, batch_size=None),
@@ -51,7 +52,7 @@ def solved(
   )
   batch, is_real = batches.at(tf.constant(0))
   flat = affine.Flat(mine)
-  prior = _prior(phase.exact, mine, context)
+  prior = _prior(settings, mine, context)
 
   def predict(vector: tf.Tensor) -> tuple[Any, Any]:
     return model.predict(
@@ -79,10 +80,12 @@ def solved(
     found = context.model.loss(
       *(batch['y'], predictions, batch['weight'], is_real, (), phase.loss)
     )
-    return found if phase.with_loss else found._replace(total=0.0 * found.total)
+    if phase.with_loss:
+      return found
+    return dataclasses.replace(found, total=0.0 * found.total)
 
   solution = newton.minimize(
-    phase.exact,
+    settings,
     newton.Objective(
       loss,
       rest if phase.terms or context.model.is_regularized else None,
@@ -94,9 +97,9 @@ def solved(
     prior.precision,
   )
   found = flat.named(solution.weights)
-  if phase.exact.covariance is not None:
+  if settings.covariance is not None:
     found.setdefault(tiers.LOCAL, collections.OrderedDict())[
-      phase.exact.covariance
+      settings.covariance
     ] = solution.covariance
   return found
 
@@ -110,7 +113,9 @@ def _prior(
     given = settings.prior(context)
   means = collections.OrderedDict()
   for tier, named in mine.items():
-    received = context.received.get(phases.model_tier(tier), {})
+    received: Mapping[str, tf.Tensor] = context.received.get(
+      phases.model_tier(tier), {}
+    )
     means[tier] = collections.OrderedDict(
       (
         name,

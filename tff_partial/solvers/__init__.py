@@ -1,4 +1,4 @@
-"""Exact minimization over a client's own weights, in place of optimizer steps."""
+"""Exact minimization over weights of a client, in place of steps."""
 
 from tff_partial._environment import lazily as _lazily
 

@@ -75,21 +75,18 @@ def _leaves(weights: tiers.Weights) -> list[tf.Tensor]:
 
 
 def by_example(predictions: Any) -> tf.Tensor:
-  """Return the numbers predicted for each example, `[examples, numbers]`.
+  """Return all numbers predicted for each example, `[examples, numbers]`.
 
-  Raises:
-    ExactError: If the model predicts a structure of tensors.
+  Args:
+    predictions: A tensor `[examples, ...]` or a structure of them.
   """
-  if not tf.is_tensor(predictions):
-    raise ExactError(
-      'Exact: the model has several outputs, '
-      f'{tf.nest.map_structure(lambda t: t.shape, predictions)}, of which none '
-      'can be solved for alone. Train it with an optimizer, or put its outputs '
-      'into one tensor.'
-    )
-  shape = predictions.shape[1:]
-  number = shape.num_elements() if shape.is_fully_defined() else -1
-  return tf.reshape(predictions, [tf.shape(predictions)[0], number])
+  flat = []
+  for leaf in tf.nest.flatten(predictions):
+    shape = leaf.shape[1:]
+    number = shape.num_elements() if shape.is_fully_defined() else -1
+    numbers = tf.reshape(leaf, [tf.shape(leaf)[0], number])
+    flat.append(tf.cast(numbers, tf.float32))
+  return flat[0] if len(flat) == 1 else tf.concat(flat, 1)
 
 
 class Linearized:
@@ -142,22 +139,36 @@ class Linearized:
     )
 
 
-def shaped(numbers: tf.Tensor, predictions: tf.Tensor) -> tf.Tensor:
-  """Give numbers by example the shape and the Keras mask of predictions."""
-  found = tf.reshape(
-    tf.cast(numbers, predictions.dtype), tf.shape(predictions)
+def shaped(numbers: tf.Tensor, predictions: Any) -> Any:
+  """Give numbers by example the structure, shapes and masks of predictions.
+
+  Args:
+    numbers: `[examples, numbers]`, as from `by_example`.
+    predictions: The predictions.
+  """
+  leaves = tf.nest.flatten(predictions)
+  parts = [numbers]
+  if len(leaves) > 1:
+    sizes = [by_example(leaf).shape[1] for leaf in leaves]
+    parts = tf.split(numbers, sizes, 1)
+  return tf.nest.pack_sequence_as(
+    predictions,
+    [_like(part, leaf) for part, leaf in zip(parts, leaves, strict=True)],
   )
-  found = tf.ensure_shape(found, predictions.shape)
-  mask = keras_functions.mask_of(predictions)
-  if mask is not None:
-    found._keras_mask = mask
-  return found
 
 
-def added(predictions: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
-  """Add a change by example to predictions, and keep their Keras mask."""
-  found = predictions + shaped(change, predictions)
-  mask = keras_functions.mask_of(predictions)
+def added(predictions: Any, change: tf.Tensor) -> Any:
+  """Add a change by example to predictions, and keep their Keras masks."""
+  return shaped(
+    by_example(predictions) + tf.cast(change, tf.float32), predictions
+  )
+
+
+def _like(numbers: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+  """Give numbers the shape, the dtype and the Keras mask of a tensor."""
+  found = tf.reshape(tf.cast(numbers, tensor.dtype), tf.shape(tensor))
+  found = tf.ensure_shape(found, tensor.shape)
+  mask = keras_functions.mask_of(tensor)
   if mask is not None:
     found._keras_mask = mask
   return found
@@ -179,32 +190,30 @@ def check(
     ExactError: If they are not; it names the layer's operation.
   """
   with tf.__internal__.FuncGraph('affine').as_default():
-    weights = {
-      tier: {
-        name: tf.compat.v1.placeholder(spec.dtype, spec.shape)
-        for name, spec in model.specs(_model_tier(tier)).items()
-      }
+    weights = tiers.Weights(
+      (
+        tier,
+        tiers.NamedTensors(
+          (name, tf.compat.v1.placeholder(spec.dtype, spec.shape))
+          for name, spec in model.specs(_model_tier(tier)).items()
+        ),
+      )
       for tier in (*model.tiers, tiers.PERSONAL)
       if _model_tier(tier) in model.tiers
-    }
-    weights = {
-      tier: tiers.NamedTensors(named) for tier, named in weights.items()
-    }
+    )
     own = [
       tensor
       for tier, named in weights.items()
       for name, tensor in named.items()
       if trains(tier, name)
     ]
-    inputs = tf.nest.map_structure(
-      tracing.placeholder, model.example_spec['x']
-    )
+    inputs = tf.nest.map_structure(tracing.placeholder, model.example_spec['x'])
     seed = tf.constant(random_bits.derive(model.seed, 'affine'))
     with tf.GradientTape(watch_accessed_variables=False) as outer:
       with tf.GradientTape(watch_accessed_variables=False) as inner:
         inner.watch(own)
         predictions, _ = model.predict(
-          read(tiers.Weights(weights)),
+          read(weights),
           model.frozen_weights(),
           inputs,
           training=False,

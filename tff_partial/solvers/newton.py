@@ -160,9 +160,7 @@ def _newton(
     def is_long(number: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
       after = problem.value(change - length * way)
       enough = before - _SHARE * length * promised + rounding
-      return tf.logical_and(
-        number < _HALVINGS, tf.logical_not(after <= enough)
-      )
+      return tf.logical_and(number < _HALVINGS, tf.logical_not(after <= enough))
 
     _, length = tf.while_loop(
       is_long,
@@ -387,7 +385,6 @@ def check(model: models.PartialModel, loss: Any = None) -> None:
     predictions = tf.nest.map_structure(drawn, model.prediction_spec)
     is_real = tf.fill([_TRIED], True)
     weight = tf.ones([_TRIED, *model.example_spec['weight'].shape])
-    affine.by_example(predictions)
     objective = Objective(
       lambda found: model.loss(labels, found, weight, is_real, (), loss),
       None,

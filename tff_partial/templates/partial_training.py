@@ -45,9 +45,7 @@ def build_simultaneous(
   return compose(
     model,
     client_state=persist_local,
-    work=phases.exact_first(
-      training, train=(GLOBAL, LOCAL), measured=True
-    ),
+    work=phases.exact_first(training, train=(GLOBAL, LOCAL), measured=True),
     statistics=statistics,
     **joining,
   )

@@ -16,6 +16,7 @@ from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
+from tff_partial.algorithms import fed_als
 from tff_partial.arguments import spelling
 from tff_partial.client import client_work
 from tff_partial.data import cohorts
@@ -156,6 +157,38 @@ class Predictor:
     self._evaluation = evaluation
     self._seed = seed
     self._predict: dict[models.PartialModel, Any] = {}
+
+  def interval(
+    self, client_id: str, inputs: Any, level: float = 0.8
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Predict intervals that contain a client's labels with a probability.
+
+    Args:
+      client_id: The client.
+      inputs: Inputs of the model, `[batch, ...]`.
+      level: The probability, more than 0 and less than 1.
+
+    Returns:
+      The lower and the upper ends, `[batch]`.
+
+    Raises:
+      ClientDataError: As for `personalise`.
+      ProgramError: If the model predicts no variances, or the level is not
+        possible; and as for `personalise`.
+    """
+    if not 0 < level < 1:
+      raise ProgramError(
+        f'interval: level={level}: expected a probability between 0 and 1.'
+      )
+    found = self.predict(client_id, inputs)
+    if not (isinstance(found, Mapping) and fed_als.VARIANCE in found):
+      raise ProgramError(
+        'interval: the model predicts no variances. Train one of '
+        '`algorithms.build_fed_als`.'
+      )
+    center = np.asarray(found[fed_als.RATING])
+    half = fed_als.half_width(np.asarray(found[fed_als.VARIANCE]), level)
+    return center - half, center + half
 
   @runtimes.ours()
   def predict(self, client_id: str, inputs: Any) -> Any:
@@ -305,6 +338,7 @@ def top_n(
   *,
   exclude: Iterable[Any] = (),
   context: Mapping[str, Any] | None = None,
+  output: str | None = None,
 ) -> list[Choice]:
   """Score candidates by a model, and return the best ones, best first.
 
@@ -324,6 +358,7 @@ def top_n(
       an id for unseen values, unknown ones only cause a warning.
     context: For a model with several inputs, those that are the same for all
       candidates, by name; the candidates are the only other one.
+    output: For a model with several outputs, the one to rank by.
 
   Raises:
     ProgramError: If there are fewer than `n` candidates, one to exclude
@@ -352,7 +387,8 @@ def top_n(
       f'top_n: cannot name {n} of the {len(left)} candidates that are left.'
     )
   inputs = _inputs(keras_model, ids[left], context or {})
-  scores = np.asarray(keras_model.predict(inputs, verbose=0))
+  found = keras_model.predict(inputs, verbose=0)
+  scores = np.asarray(found if output is None else found[output])
   if scores.size != len(left) or not np.isfinite(scores).all():
     raise ProgramError(
       f'top_n: the model predicts {list(scores.shape)} for {len(left)} '

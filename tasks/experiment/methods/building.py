@@ -139,6 +139,21 @@ def fed_recon_fine_tuning_eval(
   )
 
 
+def fed_als(
+  model: models.PartialModel, run: Setting
+) -> processes.PartialProcess:
+  missing = 1.0 - run.clients_per_round / max(run.num_clients, 1)
+  return algorithms.build_fed_als(model, memory=max(missing, 0.0))
+
+
+def fed_als_eval(
+  model: models.PartialModel, run: Setting, measuring: Measuring
+) -> Evaluation:
+  return algorithms.build_fed_als_eval(
+    model, split=measuring.get('split') or run.local.build_split()
+  )
+
+
 def furl(model: models.PartialModel, run: Setting) -> processes.PartialProcess:
   return algorithms.build_furl(
     model,

@@ -27,6 +27,7 @@ class Setting:
     hyperparameters: Hyperparameters of single algorithms.
     privacy: Differential privacy, if any.
     num_clients: The number of training clients; 0 if it is not needed.
+    clients_per_round: Clients whose updates a round joins.
     ledger: Counts the privacy spent; None if the run is not private.
     canaries: Canary clients for an audit of the run; or None.
   """
@@ -37,6 +38,7 @@ class Setting:
   hyperparameters: Hyperparameters
   privacy: Privacy
   num_clients: int = 0
+  clients_per_round: int = 0
   ledger: privacy_plans.PrivacyLedger | None = None
   canaries: privacy_audit.Canaries | None = None
 

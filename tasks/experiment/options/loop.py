@@ -23,7 +23,10 @@ class Loop(Options):
     500, 'Rounds of training.', at_least=1, may_change=True, is_common=True
   )
   clients_per_round: int = option(
-    100, 'Clients whose updates a round joins.', at_least=1, is_common=True
+    100,
+    'Clients whose updates a round joins; 0 for all clients.',
+    at_least=0,
+    is_common=True,
   )
   oversample: float = option(
     1.0,

@@ -11,6 +11,7 @@ from tasks.options import detail
 from tasks.options import option
 from tasks.options import Options
 from tff_partial import phases
+from tff_partial.solvers.exact import Exact
 from tff_partial_programs import spelling
 
 _OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
@@ -20,9 +21,11 @@ _OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
   'rmsprop': tff.learning.optimizers.build_rmsprop,
   'yogi': tff.learning.optimizers.build_yogi,
 }
+# Solves for weights instead; for weights that clients do not send.
+_EXACT = 'exact'
 _HAVE_BETA_2 = ('adam', 'yogi')
 # Options that may follow the optimizer's name, as in sgd:momentum=0.9.
-_DETAILS = ('momentum', 'epsilon', 'beta_2')
+_DETAILS = ('momentum', 'epsilon', 'beta_2', 'ridge')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,12 @@ class Optimizer(Options):
     at_least=0,
     at_most=1,
   )
+  ridge: float = detail(
+    1.0,
+    'Weight of the squared distance of {0.what} to their prior mean; for exact '
+    'alone.',
+    at_least=0,
+  )
 
   def flag_prefix(self) -> str:
     """Return the prefix of its flags' names."""
@@ -70,6 +79,9 @@ class Optimizer(Options):
         self._set(detail)
       object.__setattr__(self, 'optimizer', optimizer)
     super().__post_init__()
+    if self.optimizer == _EXACT:
+      self._check_exact()
+      return
     if self.optimizer not in _OPTIMIZERS:
       raise OptionError(
         f'--{self.name}_optimizer={self.optimizer:.80}: '
@@ -91,6 +103,19 @@ class Optimizer(Options):
         f'has none. Leave it out, or choose one of {", ".join(_HAVE_BETA_2)}.'
       )
 
+  def _check_exact(self) -> None:
+    """Refuse an exact solve of weights that a client sends."""
+    if self.name != 'reconstruction':
+      raise OptionError(
+        f'--{self.name}_optimizer={_EXACT}: only weights that stay with a '
+        'client are solved for. Give --reconstruction_optimizer=exact.'
+      )
+    if self.ridge <= 0:
+      raise OptionError(
+        f'--{self.name}_optimizer={_EXACT}:ridge={self.ridge}: give a number '
+        'above 0.'
+      )
+
   def _set(self, detail: str) -> None:
     """Set one of the numbers after the optimizer's name."""
     name, _, number = detail.partition('=')
@@ -104,8 +129,10 @@ class Optimizer(Options):
         f'momentum=0.9; the names are {", ".join(_DETAILS)}.'
       ) from None
 
-  def build(self) -> phases.Optimizer:
-    """Build TFF's optimizer."""
+  def build(self) -> phases.Trainer:
+    """Build TFF's optimizer, or the exact solve."""
+    if self.optimizer == _EXACT:
+      return Exact(ridge=self.ridge)
     extra: dict[str, Any] = {}
     if self.optimizer == 'sgd':
       extra['momentum'] = self.momentum or None

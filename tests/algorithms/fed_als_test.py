@@ -1,0 +1,237 @@
+"""Federated ALS computes the posteriors of the textbook, and finds tastes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+import tensorflow as tf
+
+from tests.support import planted
+from tff_partial import algorithms
+from tff_partial import runtimes
+from tff_partial import tiers
+from tff_partial.algorithms import fed_als
+from tff_partial.data import splits
+from tff_partial.errors import SettingError
+
+_ITEMS, _FACTORS = planted.NUM_ITEMS, 2
+_SIZE = _FACTORS + 1
+_COUNTS = {'a': 9, 'b': 4, 'c': 1, 'd': 20, 'e': 0}
+
+
+def _model(**options: Any) -> Any:
+  return fed_als.build_model(_ITEMS, _FACTORS, **options)
+
+
+def _ratings(users: int, noise: float, seed: int = 0) -> dict[str, Any]:
+  """Users who rate 25 items by two factors, biases, and a known noise."""
+  draw = np.random.default_rng(seed)
+  items = draw.normal(size=[_ITEMS, _FACTORS])
+  liked = draw.normal(size=_ITEMS)
+  clients = {}
+  for user in range(users):
+    taste, bias = draw.normal(size=_FACTORS), draw.normal()
+    x = draw.permutation(_ITEMS)[:25].astype(np.int32)
+    y = 3 + bias + liked[x] + items[x] @ taste + noise * draw.normal(size=25)
+    clients[f'user {user}'] = {'x': x, 'y': y.astype(np.float32)}
+  return clients
+
+
+def _train(process: Any, clients: Any, rounds: int, part: int | None = None):
+  """Train on all clients, or on `part` of them in turn."""
+  draw = np.random.default_rng(0)
+  plan = [
+    list(clients)
+    if part is None
+    else list(draw.permutation(list(clients))[:part])
+    for _ in range(rounds)
+  ]
+  with runtimes.cohort(jit=False):
+    state, _ = planted.trained(process, clients, plan, capacities=[25])
+  return process.get_model_weights(state)
+
+
+def _measured(weights: Any, clients: Any, **metrics: Any) -> Any:
+  measuring = algorithms.build_fed_als_eval(_model(**metrics))
+  return planted.evaluate(measuring, weights, clients).metrics
+
+
+# ---- one round, by hand ------------------------------------------------------
+
+
+def _posterior(x: Any, y: Any, item: Any, mean: float) -> tuple[Any, Any]:
+  """A user's posterior with items that are known, in NumPy's float64."""
+  a = item[x].copy()
+  a[:, 0] = 1.0
+  covariance = np.linalg.inv(a.T @ a + np.eye(_SIZE))
+  return covariance @ a.T @ (y - mean - item[x, 0]), covariance
+
+
+def test_a_round_is_that_of_numpy() -> None:
+  model = _model(mean=0.5)
+  process = algorithms.build_fed_als(model)
+  clients = planted.rate(_COUNTS)
+  state = process.initialize()
+  item = planted.global_weights(process, state)['ratings/item']
+  item = item.astype(np.float64)
+  left = np.zeros([_ITEMS, _SIZE, _SIZE])
+  right = np.zeros([_ITEMS, _SIZE])
+  users, errors = [], []
+  for fields in clients.values():
+    x, y = fields['x'], fields['y'].astype(np.float64)
+    if not len(x):
+      continue
+    z, covariance = _posterior(x, y, item, 0.5)
+    one, wide = np.array([1, *z[1:]]), covariance.copy()
+    wide[0] = wide[:, 0] = 0
+    by_bias = np.array([z[0], *(z[0] * z[1:] + covariance[0, 1:])])
+    for i, rating in zip(x, y, strict=True):
+      left[i] += np.outer(one, one) + wide
+      right[i] += (rating - 0.5) * one - by_bias
+      a = np.array([1, *item[i, 1:]])
+      predicted = 0.5 + z @ a + item[i, 0]
+      errors.append((rating - predicted) ** 2 + a @ covariance @ a)
+    users.append((z, covariance))
+  noise = np.mean(errors)
+  precision = np.eye(_SIZE)
+  wanted = np.linalg.solve(left + precision, right[..., None])[..., 0]
+  cohort = planted.cohort_of(process, clients, 1)
+  output = planted.run(process, cohort, state)
+  found = planted.global_weights(process, output.state)
+  np.testing.assert_allclose(found['ratings/item'], wanted, atol=1e-4)
+  # Four users are too few for a prior of three numbers and the noise.
+  np.testing.assert_allclose(found['ratings/noise'], noise, rtol=1e-4)
+  packing = fed_als.Packing(_SIZE)
+  covariance = packing.unpack(tf.constant(found['ratings/item_covariance']))
+  np.testing.assert_allclose(
+    covariance, noise * np.linalg.inv(left + precision), atol=1e-4
+  )
+  mean = np.mean([z for z, _ in users], 0)
+  np.testing.assert_allclose(found['ratings/user_mean'], mean, atol=1e-4)
+
+
+def test_a_user_knows_its_covariance() -> None:
+  measuring = algorithms.build_fed_als_eval(_model(), split=splits.same())
+  clients = planted.rate({'a': 9})
+  (value,) = planted.cohort_of(measuring, clients, 1)
+  weights = planted.as_model_weights(
+    measuring.model.initial_weights(tiers.GLOBAL, [0, 0])
+  )
+  nothing = measuring.initialize_client([0, 0])
+  own = measuring.personalise(weights, nothing, value)
+  item = np.asarray(weights.trainable[tiers.GLOBAL]['ratings/item'], float)
+  z, covariance = _posterior(clients['a']['x'], clients['a']['y'], item, 0.0)
+  np.testing.assert_allclose(own['ratings/user'], z, atol=1e-5)
+  np.testing.assert_allclose(own['ratings/user_spread'], covariance, atol=1e-5)
+
+
+def test_runtimes_agree() -> None:
+  process = algorithms.build_fed_als(_model())
+  cohort = planted.cohort_of(process, planted.rate(_COUNTS), 1)
+  found = []
+  for runtime in planted.RUNTIMES.values():
+    with runtime():
+      output = planted.run(process, cohort)
+    found.append(planted.global_weights(process, output.state))
+  planted.assert_close(found[0], found[1], 1e-4)
+  planted.assert_close(found[2], found[1], 1e-4)
+
+
+# ---- what it learns ----------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_it_finds_tastes_noise_and_honest_error_bars() -> None:
+  """Of 12 ratings a user's other 13 are predicted, about as well as can be."""
+  noise = 0.5
+  process = algorithms.build_fed_als(_model(mean=3.0))
+  weights = _train(process, _ratings(300, noise), 15)
+  found = weights.trainable[tiers.GLOBAL]['ratings/noise']
+  np.testing.assert_allclose(found, noise**2, rtol=0.1)
+  new = {f'new {k}': v for k, v in _ratings(300, noise).items()}
+  for fields in new.values():
+    fields['x'], fields['y'] = fields['x'][::-1], fields['y'][::-1]
+  measured = _measured(
+    weights, new, metrics=lambda: [fed_als.IntervalCoverage(0.8)]
+  )
+  # 12 ratings say a user's three numbers up to 3 / 12 of the noise's variance.
+  assert measured['loss'] < noise**2 * 1.6
+  np.testing.assert_allclose(measured['coverage_80'], 0.8, atol=0.02)
+
+
+@pytest.mark.slow
+def test_a_third_of_the_clients_in_each_round_will_do() -> None:
+  clients = _ratings(300, 0.5)
+  whole = _train(algorithms.build_fed_als(_model(mean=3.0)), clients, 15)
+  some = _train(
+    algorithms.build_fed_als(_model(mean=3.0), memory=2 / 3), clients, 45, 100
+  )
+  losses = [_measured(weights, clients)['loss'] for weights in (whole, some)]
+  assert losses[1] < 1.05 * losses[0]
+
+
+def test_a_scale_makes_no_difference() -> None:
+  """Ratings from 0 to 100 are predicted as the same ones in stars."""
+  clients = _ratings(12, 0.5)
+  wide = {
+    name: {'x': f['x'], 'y': 20 * (f['y'] - 3)} for name, f in clients.items()
+  }
+  stars = _train(algorithms.build_fed_als(_model(mean=3.0)), clients, 3)
+  other = _train(algorithms.build_fed_als(_model(unit=20.0)), wide, 3)
+  np.testing.assert_allclose(
+    other.trainable[tiers.GLOBAL]['ratings/item'],
+    stars.trainable[tiers.GLOBAL]['ratings/item'],
+    atol=1e-3,
+  )
+
+
+def test_coverage_counts_ratings_within_the_interval_by_hand() -> None:
+  """Half of a normal variable is within 0.674 deviations of its mean."""
+  metric = fed_als.IntervalCoverage(0.5)
+  assert metric.name == 'coverage_50'
+  metric.update_state(
+    tf.constant([1.0, 1.0]),
+    {
+      fed_als.RATING: tf.constant([3.69, 3.71]),
+      fed_als.VARIANCE: tf.constant([16.0, 16.0]),
+    },
+  )
+  assert metric.result() == 0.5
+  np.testing.assert_allclose(
+    fed_als.half_width(16.0, 0.5), 4 * 0.6745, rtol=1e-4
+  )
+  np.testing.assert_allclose(
+    fed_als.half_width(1.0, 0.8), stats.norm.ppf(0.9), rtol=1e-6
+  )
+
+
+def test_packing_holds_symmetric_matrices() -> None:
+  packing = fed_als.Packing(2)
+  matrix = tf.constant([[1.0, 2.0], [2.0, 3.0]])
+  np.testing.assert_array_equal(packing.pack(matrix), [1, 2, 3])
+  np.testing.assert_array_equal(packing.unpack(packing.pack(matrix)), matrix)
+  np.testing.assert_array_equal(
+    packing.dot(packing.pack(matrix)[None], matrix), [1 + 2 * 4 + 9]
+  )
+
+
+# ---- what is refused ---------------------------------------------------------
+
+
+@pytest.mark.parametrize('memory', [-0.1, 1.0, float('nan')])
+def test_a_memory_is_a_share(memory: float) -> None:
+  with pytest.raises(SettingError, match='memory'):
+    algorithms.build_fed_als(_model(), memory=memory)
+
+
+def test_another_model_is_refused() -> None:
+  with pytest.raises(SettingError, match='build_model'):
+    algorithms.build_fed_als(planted.factorization())
+  with pytest.raises(SettingError, match='build_model'):
+    algorithms.build_fed_als_eval(planted.factorization())
+
+
+def test_a_model_without_items_is_refused() -> None:
+  with pytest.raises(SettingError, match='0 items'):
+    fed_als.build_model(0, 2)
