@@ -59,6 +59,13 @@ def test_the_page_on_training_ends_early_and_stays_so():
   assert (again.rounds, again.ended_by) == (trained.rounds, trained.ended_by)
 
 
+def test_exact_reconstruction():
+  known = _run('docs/exact.md', {})
+  assert known['low'].shape == (5,)
+  assert (known['low'] < known['high']).all()
+  assert known['head'].exact == known['Exact'](ridge=2.0)
+
+
 @pytest.mark.slow
 def test_the_page_of_how_to_does_what_it_says():
   known = _run('docs/how_to.md', {})
