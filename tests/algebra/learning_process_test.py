@@ -88,7 +88,12 @@ def pack(
     )
     for client in clients.values()
   ]
-  population = packing.pack(clients, process.example_spec, capacities=[20])
+  spec = process.example_spec
+  clients = {
+    name: {field: client[field] for field in client if field in spec}
+    for name, client in clients.items()
+  }
+  population = packing.pack(clients, spec, capacities=[20])
   return population.cohort(list(clients), np.stack(seeds))
 
 

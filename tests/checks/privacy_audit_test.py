@@ -23,6 +23,7 @@ from tff_partial.errors import PrivacyError
 from tff_partial.exchange import messages
 from tff_partial.model import keras_models
 from tff_partial.training import programs
+from tff_partial.training import run_privacy
 
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
 
@@ -158,7 +159,7 @@ def _planned(
 
 def _attacked(
   averaging: dict[str, Any],
-  ledger: privacy_plans.PrivacyLedger | None,
+  ledger: run_privacy.Accounting,
   **settings: Any,
 ) -> tuple[audit_bounds.Proof, np.ndarray]:
   """Trains with canaries; returns what that proves, and their scores."""
@@ -212,7 +213,9 @@ def test_a_run_with_less_noise_than_it_claims_is_found_out():
     _attacked(
       {'aggregator': cheating.mean()}, privacy_plans.PrivacyLedger(claimed)
     )
-  _, scores = _attacked({'aggregator': cheating.mean()}, None)
+  _, scores = _attacked(
+    {'aggregator': cheating.mean()}, run_privacy.UNACCOUNTED
+  )
   proof = audit_bounds.prove(scores, _HIDDEN.present, _DELTA, 0.99)
   assert proof.epsilon > claimed.epsilon > 0.5
   # Canaries come when they are drawn, if they are there at all.
