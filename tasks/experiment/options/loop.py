@@ -24,7 +24,7 @@ class Loop(Options):
   )
   clients_per_round: int = option(
     100,
-    'Clients whose updates a round joins; 0 for all clients.',
+    'Clients whose updates a round joins; 0: all.',
     at_least=0,
     is_common=True,
   )
