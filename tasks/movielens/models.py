@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tasks.errors import OptionError
-from tff_partial.algorithms import fed_als
+from tff_partial.templates import rating_posteriors
 
 # Names of the user's local layers, for `from_keras`.
 LOCAL_LAYERS = 'user_.*'
@@ -376,7 +376,7 @@ def clip(predictions: tf.Tensor, scale: Scale | None) -> tf.Tensor:
 def ratings_of(predictions: Any) -> Any:
   """Return the ratings among predictions, which may also have variances."""
   if isinstance(predictions, Mapping):
-    return predictions[fed_als.RATING]
+    return predictions[rating_posteriors.RATING]
   return predictions
 
 

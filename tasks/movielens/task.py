@@ -36,10 +36,10 @@ from tasks.task import TRAIN
 from tasks.task import UNSEEN
 from tasks.task import VALIDATION
 import tff_partial
-from tff_partial.algorithms import fed_als
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
+from tff_partial.templates import rating_posteriors
 from tff_partial.training import personal_models
 
 NAME = 'movielens'
@@ -215,14 +215,14 @@ class MovieLens(MeasuredByProtocol):
       mean = float(self._frames[TRAIN]['rating'].mean())
     scale = self.ratings.scale if options.clip_predictions else None
     if user == POSTERIOR:
-      return fed_als.build_model(
+      return rating_posteriors.build_model(
         self.ratings.num_items,
         options.num_factors,
         mean=mean,
         unit=self._unit,
         metrics=lambda: [
           *self._metrics(scale)(),
-          *map(fed_als.IntervalCoverage, _LEVELS),
+          *map(rating_posteriors.IntervalCoverage, _LEVELS),
         ],
         seed=self._seed,
       )
@@ -389,7 +389,7 @@ class MovieLens(MeasuredByProtocol):
 def _output_of(keras_model: tf.keras.Model) -> str | None:
   """Return the name of the output that has ratings, if it has several."""
   several = isinstance(keras_model.output_shape, Mapping)
-  return fed_als.RATING if several else None
+  return rating_posteriors.RATING if several else None
 
 
 def _past_and_later(past: pd.DataFrame, later: pd.DataFrame) -> pd.DataFrame:

@@ -11,9 +11,9 @@ from tests.support import planted
 from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.algorithms import fed_als
 from tff_partial.data import splits
 from tff_partial.errors import SettingError
+from tff_partial.templates import rating_posteriors
 
 _ITEMS, _FACTORS = planted.NUM_ITEMS, 2
 _SIZE = _FACTORS + 1
@@ -21,7 +21,7 @@ _COUNTS = {'a': 9, 'b': 4, 'c': 1, 'd': 20}
 
 
 def _model(**options: Any) -> Any:
-  return fed_als.build_model(_ITEMS, _FACTORS, **options)
+  return rating_posteriors.build_model(_ITEMS, _FACTORS, **options)
 
 
 def _ratings(users: int, noise: float, seed: int = 0) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_a_round_is_that_of_numpy() -> None:
   np.testing.assert_allclose(found['ratings/item'], wanted, atol=1e-4)
   # Four users are too few for a prior of three numbers and the noise.
   np.testing.assert_allclose(found['ratings/noise'], noise, rtol=1e-4)
-  packing = fed_als.Packing(_SIZE)
+  packing = rating_posteriors.Packing(_SIZE)
   covariance = packing.unpack(tf.constant(found['ratings/item_covariance']))
   np.testing.assert_allclose(
     covariance, noise * np.linalg.inv(left + precision), atol=1e-4
@@ -151,7 +151,7 @@ def test_it_finds_tastes_noise_and_honest_error_bars() -> None:
   for fields in new.values():
     fields['x'], fields['y'] = fields['x'][::-1], fields['y'][::-1]
   measured = _measured(
-    weights, new, metrics=lambda: [fed_als.IntervalCoverage(0.8)]
+    weights, new, metrics=lambda: [rating_posteriors.IntervalCoverage(0.8)]
   )
   # 12 ratings say a user's three numbers up to 3 / 12 of the noise's variance.
   assert measured['loss'] < noise**2 * 1.6
@@ -186,26 +186,26 @@ def test_a_scale_makes_no_difference() -> None:
 
 def test_coverage_counts_ratings_within_the_interval_by_hand() -> None:
   """Half of a normal variable is within 0.674 deviations of its mean."""
-  metric = fed_als.IntervalCoverage(0.5)
+  metric = rating_posteriors.IntervalCoverage(0.5)
   assert metric.name == 'coverage_50'
   metric.update_state(
     tf.constant([1.0, 1.0]),
     {
-      fed_als.RATING: tf.constant([3.69, 3.71]),
-      fed_als.VARIANCE: tf.constant([16.0, 16.0]),
+      rating_posteriors.RATING: tf.constant([3.69, 3.71]),
+      rating_posteriors.VARIANCE: tf.constant([16.0, 16.0]),
     },
   )
   assert metric.result() == 0.5
   np.testing.assert_allclose(
-    fed_als.half_width(16.0, 0.5), 4 * 0.6745, rtol=1e-4
+    rating_posteriors.half_width(16.0, 0.5), 4 * 0.6745, rtol=1e-4
   )
   np.testing.assert_allclose(
-    fed_als.half_width(1.0, 0.8), stats.norm.ppf(0.9), rtol=1e-6
+    rating_posteriors.half_width(1.0, 0.8), stats.norm.ppf(0.9), rtol=1e-6
   )
 
 
 def test_packing_holds_symmetric_matrices() -> None:
-  packing = fed_als.Packing(2)
+  packing = rating_posteriors.Packing(2)
   matrix = tf.constant([[1.0, 2.0], [2.0, 3.0]])
   np.testing.assert_array_equal(packing.pack(matrix), [1, 2, 3])
   np.testing.assert_array_equal(packing.unpack(packing.pack(matrix)), matrix)
@@ -232,4 +232,4 @@ def test_another_model_is_refused() -> None:
 
 def test_a_model_without_items_is_refused() -> None:
   with pytest.raises(SettingError, match='0 items'):
-    fed_als.build_model(0, 2)
+    rating_posteriors.build_model(0, 2)

@@ -110,6 +110,7 @@ def known() -> dict[str, Any]:
     ),
     'parts': planted.HEADS,
     'sgd': tff_partial.sgd,
+    'templates': tff_partial.templates,
     'tokens': tff_partial.from_keras(_tokens, loss=_LOSS),
     'whole': tff_partial.from_keras(_classifier, loss=_LOSS),
   }

@@ -19,7 +19,6 @@ from tff_partial import groups
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.algorithms import fed_als
 from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
 from tff_partial.data import splits
@@ -29,6 +28,7 @@ from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.runtimes.lanes import lane_loop
 from tff_partial.solvers.exact import Exact
+from tff_partial.templates import rating_posteriors
 
 optimizers = tff.learning.optimizers
 Options = dict[str, Any]
@@ -342,7 +342,7 @@ def fixture_model_of() -> dict[str, models.PartialModel]:
     'partly local': planted.factorization(planted.build_tastes),
     'global': planted.factorization(planted.build_tastes, local=None),
     'grouped': planted.heads(),
-    'posterior': fed_als.build_model(planted.NUM_ITEMS, 3),
+    'posterior': rating_posteriors.build_model(planted.NUM_ITEMS, 3),
   }
 
 

@@ -5,6 +5,7 @@ from tff_partial._environment import lazily as _lazily
 __all__ = [
   'assigned_training',
   'partial_training',
+  'rating_posteriors',
   'server_optimizers',
 ]
 

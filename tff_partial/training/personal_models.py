@@ -16,13 +16,13 @@ from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import tiers
-from tff_partial.algorithms import fed_als
 from tff_partial.arguments import spelling
 from tff_partial.client import client_work
 from tff_partial.data import cohorts
 from tff_partial.data import examples
 from tff_partial.data import vocabularies
 from tff_partial.model import models
+from tff_partial.templates import rating_posteriors
 from tff_partial.training import evaluation_sets
 from tff_partial.training.client_store import client_store as client_store_lib
 from tff_partial.training.client_store import state_codec
@@ -181,13 +181,15 @@ class Predictor:
         f'interval: level={level}: expected a probability between 0 and 1.'
       )
     found = self.predict(client_id, inputs)
-    if not (isinstance(found, Mapping) and fed_als.VARIANCE in found):
+    if not (isinstance(found, Mapping) and rating_posteriors.VARIANCE in found):
       raise ProgramError(
         'interval: the model predicts no variances. Train one of '
         '`algorithms.build_fed_als`.'
       )
-    center = np.asarray(found[fed_als.RATING])
-    half = fed_als.half_width(np.asarray(found[fed_als.VARIANCE]), level)
+    center = np.asarray(found[rating_posteriors.RATING])
+    half = rating_posteriors.half_width(
+      np.asarray(found[rating_posteriors.VARIANCE]), level
+    )
     return center - half, center + half
 
   @runtimes.ours()

@@ -1,0 +1,330 @@
+"""A model of ratings whose users and items have posteriors.
+
+The model is `r = mean + b_u + m_i + <u, v_i> + noise`. A client's local weights
+are the posterior of its bias and vector: their mean, which is one linear solve
+(`Exact`), and their covariance. The posteriors of items, the priors and the
+variance of the noise are global weights; `fed_als.py` says how the server
+learns them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from scipy import stats
+import tensorflow as tf
+
+from tff_partial.contexts import batch_of
+from tff_partial.contexts import ClientContext
+from tff_partial.data import splits
+from tff_partial.errors import SettingError
+from tff_partial.model import keras_models
+from tff_partial.model import models
+from tff_partial.phases import Phase
+from tff_partial.solvers.exact import Exact
+from tff_partial.solvers.exact import Prior
+from tff_partial.tiers import GLOBAL
+from tff_partial.tiers import LOCAL
+
+# Names of the outputs.
+RATING, VARIANCE = 'rating', 'variance'
+LAYER = 'ratings'
+USER, SPREAD = f'{LAYER}/user', f'{LAYER}/user_spread'
+ITEM, COVARIANCE = f'{LAYER}/item', f'{LAYER}/item_covariance'
+USER_MEAN, USER_PRECISION = f'{LAYER}/user_mean', f'{LAYER}/user_precision'
+ITEMS_MEAN = f'{LAYER}/items_mean'
+ITEMS_PRECISION = f'{LAYER}/items_precision'
+NOISE = f'{LAYER}/noise'
+# The mean rating, and the size of one unit of all other weights.
+MEAN, UNIT = f'{LAYER}/mean', f'{LAYER}/unit'
+
+Metrics: TypeAlias = Callable[[], Sequence[tf.keras.metrics.Metric]]
+
+
+class Packing:
+  """Symmetric matrices as their lower triangles.
+
+  Attributes:
+    size: Number of rows of a matrix.
+    number: Number of entries of a triangle.
+  """
+
+  def __init__(self, size: int):
+    """Assign a number to each entry."""
+    self.size = size
+    self._places = np.tril_indices(size)
+    self.number = len(self._places[0])
+    self._entry = np.zeros([size, size], np.int32)
+    self._entry[self._places] = np.arange(self.number)
+    self._entry.T[self._places] = np.arange(self.number)
+
+  def pack(self, matrices: tf.Tensor) -> tf.Tensor:
+    """Return the triangles of matrices `[..., size, size]`."""
+    rows, columns = self._places
+    shape = tf.concat([tf.shape(matrices)[:-2], [self.size**2]], 0)
+    return tf.gather(
+      tf.reshape(matrices, shape), rows * self.size + columns, axis=-1
+    )
+
+  def dot(self, triangles: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
+    """Return the sums of products of entries with those of one matrix.
+
+    Args:
+      triangles: Triangles of other matrices, `[number, entries]`.
+      matrix: Symmetric, `[size, size]`.
+    """
+    twice = 2.0 - tf.eye(self.size)
+    return tf.linalg.matvec(triangles, self.pack(twice * matrix))
+
+  def unpack(self, triangles: tf.Tensor) -> tf.Tensor:
+    """Return the matrices of triangles `[..., number]`."""
+    return tf.gather(triangles, self._entry, axis=-1)
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class RatingPosterior(tf.keras.layers.Layer):
+  """Mean and variance of a user's ratings of items.
+
+  Biases come first in all vectors and matrices.
+  """
+
+  def __init__(
+    self,
+    num_items: int,
+    num_factors: int,
+    *,
+    mean: float = 0.0,
+    unit: float = 1.0,
+    initial_scale: float = 0.1,
+    **kwargs: Any,
+  ):
+    """Initialize the layer.
+
+    Args:
+      num_items: Number of items.
+      num_factors: Length of the vectors, without biases.
+      mean: The mean rating.
+      unit: Number by which ratings are divided before anything else.
+      initial_scale: Standard deviation of the first values of items' vectors.
+      **kwargs: Arguments of all layers, such as the name.
+    """
+    super().__init__(**kwargs)
+    self.num_items = num_items
+    self.num_factors = num_factors
+    self.mean = mean
+    self.unit = unit
+    self.initial_scale = initial_scale
+    self.packing = Packing(num_factors + 1)
+
+  def build(self, input_shape: tf.TensorShape) -> None:
+    """Create the weights."""
+    size = self.packing.size
+
+    def add(name: str, shape: list[int], initializer: Any) -> tf.Variable:
+      return self.add_weight(name, shape, initializer=initializer)
+
+    normal = tf.keras.initializers.RandomNormal(stddev=self.initial_scale)
+    self.item = add('item', [self.num_items, size], normal)
+    self.item_covariance = add(
+      'item_covariance', [self.num_items, self.packing.number], 'zeros'
+    )
+    # Priors: precisions are in units of the noise's.
+    self.user_mean = add('user_mean', [size], 'zeros')
+    self.user_precision = add('user_precision', [size, size], 'identity')
+    self.items_mean = add('items_mean', [size], 'zeros')
+    self.items_precision = add('items_precision', [size, size], 'identity')
+    self.noise = add('noise', [], 'ones')
+    constant = tf.keras.initializers.Constant(self.mean)
+    self.mean_rating = add('mean', [], constant)
+    constant = tf.keras.initializers.Constant(self.unit)
+    self.unit_rating = add('unit', [], constant)
+    self.user = add('user', [size], 'zeros')
+    self.user_spread = add('user_spread', [size, size], 'zeros')
+    super().build(input_shape)
+
+  def call(self, items: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Return the mean and the variance of each item's rating, `[batch]`."""
+    item = tf.gather(self.item, items)
+    of_item = with_one(item)
+    rating = item[:, 0] + tf.linalg.matvec(of_item, self.user)
+    # Error bars are outputs alone: nothing is trained on them.
+    user, spread = map(tf.stop_gradient, (self.user, self.user_spread))
+    spread *= self.noise
+    of_user = with_one(user)
+    is_factor = 1.0 - tf.one_hot(0, self.packing.size)
+    square = of_user[:, None] * of_user
+    square += spread * is_factor[:, None] * is_factor
+    variance = self.noise + self.packing.dot(
+      tf.gather(self.item_covariance, items), square
+    )
+    variance += tf.reduce_sum(tf.matmul(of_item, spread) * of_item, 1)
+    return {
+      RATING: self.mean_rating + self.unit_rating * rating,
+      VARIANCE: tf.stop_gradient(tf.square(self.unit_rating) * variance),
+    }
+
+  def get_config(self) -> dict[str, Any]:
+    """Return the layer's configuration."""
+    return {
+      **super().get_config(),
+      'num_items': self.num_items,
+      'num_factors': self.num_factors,
+      'mean': self.mean,
+      'unit': self.unit,
+      'initial_scale': self.initial_scale,
+    }
+
+
+def with_one(vectors: tf.Tensor) -> tf.Tensor:
+  """Return vectors with 1 in place of their biases: what biases multiply.
+
+  Args:
+    vectors: `[..., size]`, the biases first.
+  """
+  is_bias = tf.one_hot(0, vectors.shape[-1])
+  return is_bias + (1.0 - is_bias) * vectors
+
+
+def build_model(
+  num_items: int,
+  num_factors: int,
+  *,
+  mean: float = 0.0,
+  unit: float = 1.0,
+  initial_scale: float = 0.1,
+  metrics: Metrics = list,
+  seed: int = 0,
+) -> models.PartialModel:
+  """Build the model that `build_fed_als` trains.
+
+  Args:
+    num_items: Number of items; inputs are their ids.
+    num_factors: Length of the vectors; 0 for biases alone.
+    mean: A constant to add, such as the mean rating.
+    unit: The size of one star: ratings are divided by it, so that the first
+      priors fit any scale.
+    initial_scale: Standard deviation of the first values of items' vectors.
+    metrics: Makes metrics of labels and predictions, which are a mapping of
+      `RATING` and `VARIANCE`.
+    seed: Draws the first values.
+
+  Raises:
+    SettingError: If a size is not possible.
+  """
+  if num_items < 1 or num_factors < 0:
+    raise SettingError(
+      f'build_model: {num_items} items and {num_factors} factors are not '
+      'possible. Give 1 or more items, and 0 or more factors.'
+    )
+
+  def build() -> tf.keras.Model:
+    items = tf.keras.Input([], dtype=tf.int32, name='item_id')
+    layer = RatingPosterior(
+      num_items,
+      num_factors,
+      mean=mean,
+      unit=unit,
+      initial_scale=initial_scale,
+      name=LAYER,
+    )
+    return tf.keras.Model(items, layer(items), name='rating_posterior')
+
+  return keras_models.from_keras(
+    build,
+    local=[USER, SPREAD],
+    loss=lambda labels, found: tf.square((labels - found[RATING]) / unit),
+    labels=tf.TensorSpec([]),
+    metrics=metrics,
+    seed=seed,
+  )
+
+
+@tf.keras.saving.register_keras_serializable(package='tff_partial')
+class IntervalCoverage(tf.keras.metrics.Mean):
+  """Share of ratings within the interval that is to cover a given share."""
+
+  def __init__(self, level: float = 0.8, name: str | None = None, **kw: Any):
+    """Make the metric.
+
+    Args:
+      level: The share that intervals are to cover.
+      name: The metric's name; `coverage_80` for a level of 0.8 by default.
+      **kw: Arguments of every metric.
+    """
+    super().__init__(name=name or f'coverage_{level * 100:g}', **kw)
+    self.level = level
+
+  def update_state(
+    self, y_true: Any, y_pred: Any, sample_weight: Any = None
+  ) -> Any:
+    """Add a batch of labels and of outputs of the model."""
+    distance = tf.abs(tf.reshape(y_true, [-1]) - y_pred[RATING])
+    is_within = distance <= half_width(y_pred[VARIANCE], self.level)
+    return super().update_state(
+      tf.cast(is_within, self.dtype), sample_weight=sample_weight
+    )
+
+  def get_config(self) -> dict[str, Any]:
+    """Return the metric's configuration."""
+    return {**super().get_config(), 'level': self.level}
+
+
+def half_width(variance: Any, level: float) -> Any:
+  """Return the distance of an interval's ends from the predicted rating.
+
+  Args:
+    variance: The variance of the rating, as the model predicts it.
+    level: The share of ratings that the interval is to cover.
+  """
+  return stats.norm.ppf((1 + level) / 2) * variance**0.5
+
+
+def posterior_phase(on: splits.Part = splits.everything()) -> Phase:
+  """Return the phase in which a client solves for its posterior.
+
+  Args:
+    on: The ratings that it knows.
+  """
+  return Phase(
+    train=(LOCAL,),
+    on=on,
+    optimizer=Exact(prior=_prior, covariance=SPREAD),
+    variable_filter=USER,
+    terms=(_item_uncertainty,),
+  )
+
+
+def _prior(client: ClientContext) -> Prior:
+  return Prior(
+    {USER: client.weight(GLOBAL, USER_MEAN)},
+    client.weight(GLOBAL, USER_PRECISION),
+  )
+
+
+def _item_uncertainty(client: ClientContext) -> tf.Tensor:
+  """Return the mean variance of ratings that is due to items."""
+  batch = batch_of(client)
+  user = with_one(client.weight(LOCAL, USER))
+  packing = Packing(user.shape[0])
+  held = tf.gather(client.weight(GLOBAL, COVARIANCE), batch.x)
+  weight = tf.where(batch.is_real, batch.weight, 0.0)
+  number = tf.reduce_sum(tf.cast(batch.is_real, tf.float32))
+  total = packing.unpack(tf.linalg.matvec(held, weight, transpose_a=True))
+  square = tf.reduce_sum(user * tf.linalg.matvec(total, user))
+  return square / tf.maximum(number, 1.0)
+
+
+def check_model(model: models.PartialModel) -> None:
+  """Refuse a model without posteriors.
+
+  Args:
+    model: The model.
+
+  Raises:
+    SettingError: If it is another than that of `build_model`.
+  """
+  if SPREAD not in (model.specs(LOCAL) if LOCAL in model.tiers else ()):
+    raise SettingError(
+      'build_fed_als: the model has no posterior. Make it with '
+      '`tff_partial.templates.rating_posteriors.build_model`.'
+    )
