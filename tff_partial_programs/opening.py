@@ -154,9 +154,10 @@ def sentence(arguments: Sequence[str]) -> str:
     )
   elif value('noise_multiplier'):
     private = f'private, noise multiplier {value("noise_multiplier")}; '
+  clients = value('clients_per_round')
   what = (
     f'{value("task")} by {value("algorithm")}{invented}: {value("rounds")} '
-    f'rounds of {value("clients_per_round")} clients, measured every '
+    f'rounds of {"all" if clients == "0" else clients} clients, measured every '
     f'{value("evaluate_every")}; {private}'
   )
   if is_true('dry_run'):

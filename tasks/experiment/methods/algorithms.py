@@ -21,7 +21,7 @@ from tasks.experiment.methods import memorizing
 from tasks.experiment.options.hyperparameters import FedEmbed
 from tasks.experiment.options.training import LocalTraining
 from tff_partial import algorithms
-from tff_partial.algorithms import fed_als
+from tff_partial.templates import rating_posteriors
 
 _FOR_ALL = many_users.for_all
 _PERSONAL = LocalTraining.of_personal
@@ -61,12 +61,12 @@ ALGORITHMS: dict[str, building.Algorithm] = {
     building.fed_als,
     building.fed_als_eval,
     user=tasks_lib.POSTERIOR,
-    personal=lambda local: fed_als.posterior_phase(),
+    personal=lambda local: rating_posteriors.posterior_phase(),
     always_personalises=True,
     counts_clients=True,
     why_not_private='its sums over clients get no noise. Use fed_recon for a '
     'private run.',
-    ignores=building.JOINING,
+    ignores=(*building.JOINING, *building.TRAINING),
   ),
   'fed_recon': _FED_RECON,
   'fed_recon_fine_tuning': building.Algorithm(

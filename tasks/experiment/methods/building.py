@@ -43,6 +43,12 @@ STEPPING = tuple(
   if flag != 'server_learning_rate'
 )
 JOINING = tuple(Server().flags())
+# All flags of local training except the split.
+TRAINING = tuple(
+  flag
+  for flag in LocalTraining().flags()
+  if flag not in ('split', 'support_share', 'shuffle_split', 'batch_size')
+)
 
 Build = Callable[[models.PartialModel, Setting], processes.PartialProcess]
 

@@ -22,7 +22,7 @@ _OPTIMIZERS: dict[str, Callable[..., phases.Optimizer]] = {
   'yogi': tff.learning.optimizers.build_yogi,
 }
 # Solves for weights instead; for weights that clients do not send.
-_EXACT = 'exact'
+EXACT = 'exact'
 _HAVE_BETA_2 = ('adam', 'yogi')
 # Options that may follow the optimizer's name, as in sgd:momentum=0.9.
 _DETAILS = ('momentum', 'epsilon', 'beta_2', 'ridge')
@@ -79,9 +79,14 @@ class Optimizer(Options):
         self._set(detail)
       object.__setattr__(self, 'optimizer', optimizer)
     super().__post_init__()
-    if self.optimizer == _EXACT:
+    if self.optimizer == EXACT:
       self._check_exact()
       return
+    if self.ridge != 1.0:
+      raise OptionError(
+        f'--{self.name}_optimizer={self.optimizer}:ridge: {self.optimizer} has '
+        f'no ridge. Leave it out, or choose {EXACT}.'
+      )
     if self.optimizer not in _OPTIMIZERS:
       raise OptionError(
         f'--{self.name}_optimizer={self.optimizer:.80}: '
@@ -107,12 +112,12 @@ class Optimizer(Options):
     """Refuse an exact solve of weights that a client sends."""
     if self.name != 'reconstruction':
       raise OptionError(
-        f'--{self.name}_optimizer={_EXACT}: only weights that stay with a '
+        f'--{self.name}_optimizer={EXACT}: only weights that stay with a '
         'client are solved for. Give --reconstruction_optimizer=exact.'
       )
     if self.ridge <= 0:
       raise OptionError(
-        f'--{self.name}_optimizer={_EXACT}:ridge={self.ridge}: give a number '
+        f'--{self.name}_optimizer={EXACT}:ridge={self.ridge}: give a number '
         'above 0.'
       )
 
@@ -131,7 +136,7 @@ class Optimizer(Options):
 
   def build(self) -> phases.Trainer:
     """Build TFF's optimizer, or the exact solve."""
-    if self.optimizer == _EXACT:
+    if self.optimizer == EXACT:
       return Exact(ridge=self.ridge)
     extra: dict[str, Any] = {}
     if self.optimizer == 'sgd':

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tasks.errors import OptionError
+from tasks.experiment.options.optimizers import EXACT
 from tasks.experiment.options.optimizers import Optimizer
 from tasks.options import detail
 from tasks.options import Leak
@@ -25,6 +26,7 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.exchange import messages
+from tff_partial.solvers.exact import Exact
 
 EXAMPLES, TARGETS, UNIFORM = 'examples', 'targets', 'uniform'
 _WEIGHTINGS: dict[
@@ -134,6 +136,22 @@ class LocalTraining(Options):
         f'--support_share={self.support_share}: the share must lie between 0 '
         'and 1. For one set of all examples use --split=same.'
       )
+    for name in self._idle():
+      if getattr(self, name) != getattr(type(self), name):
+        raise OptionError(
+          f'{self.argument(name)}={getattr(self, name)}: with '
+          '--reconstruction_optimizer=exact no steps are taken. Leave it out.'
+        )
+
+  def _idle(self) -> tuple[str, ...]:
+    """Return the settings of steps that an exact solve does not take."""
+    if self.reconstruction.optimizer != EXACT:
+      return ()
+    return (
+      *('reconstruction_epochs', 'reconstruction_steps'),
+      *('evaluation_reconstruction_epochs', 'evaluation_reconstruction_steps'),
+      'evaluation_reconstruction_learning_rate',
+    )
 
   def build_split(self) -> splits.Split:
     """Build the split of examples into support and query set."""
@@ -160,8 +178,15 @@ class LocalTraining(Options):
 
   def of_personal(self) -> phases.Phase:
     """Build the phase that trains local weights."""
+    optimizer = self.reconstruction.build()
+    if isinstance(optimizer, Exact):
+      return phases.Phase(optimizer=optimizer)
+    return self._personal(optimizer)
+
+  def _personal(self, optimizer: phases.Optimizer) -> phases.Phase:
+    """Build a phase with the steps of local weights."""
     return phases.Phase(
-      optimizer=self.reconstruction.build(),
+      optimizer=optimizer,
       batch_size=self.batch_size,
       epochs=self.reconstruction_epochs,
       max_steps=self.reconstruction_steps,
@@ -204,9 +229,11 @@ class LocalTraining(Options):
     rate = self.tuning_learning_rate
     if rate is None:
       rate = self.update.learning_rate
+    optimizer = dataclasses.replace(self.update, learning_rate=rate).build()
     return dataclasses.replace(
-      self.when_measured(self.of_tuning()),
-      optimizer=dataclasses.replace(self.update, learning_rate=rate).build(),
+      self.when_measured(self._personal(optimizer)),
+      variable_filter=self.tuned,
+      optimizer=optimizer,
     )
 
   def of_personal_repeated(self) -> phases.Phase:

@@ -259,6 +259,22 @@ def test_no_client_has_enough_examples(tmp_path):
       ['--server_optimizer=adam:momentum', 'choose sgd'],
     ),
     (
+      ['--update_optimizer=exact'],
+      ['--update_optimizer=exact', '--reconstruction_optimizer=exact'],
+    ),
+    (
+      ['--reconstruction_optimizer=exact:ridge=0'],
+      ['--reconstruction_optimizer=exact:ridge=0', 'above 0'],
+    ),
+    (
+      ['--reconstruction_optimizer=adam:ridge=2'],
+      ['--reconstruction_optimizer=adam:ridge', 'choose exact'],
+    ),
+    (
+      ['--reconstruction_optimizer=exact', '--reconstruction_steps=3'],
+      ['--reconstruction_steps=3', 'no steps are taken'],
+    ),
+    (
       ['--update_optimizer=sgd:epsilon=0.1'],
       ['--update_optimizer', 'sgd has no epsilon', 'adaptive'],
     ),
