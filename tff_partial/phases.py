@@ -423,11 +423,15 @@ def exact_first(training: Phase, **settings: Any) -> list[Phase]:
     return [dataclasses.replace(training, **settings)]
   solved = tuple(t for t in train if isinstance(optimizers.get(t), Exact))
   rest = tuple(t for t in train if t not in solved)
-  found = [dataclasses.replace(training, **{**settings, 'train': rest})]
-  for tier in solved:
-    settings = {'train': (tier,), 'on': training.on, 'terms': training.terms}
-    found.insert(0, Phase(optimizer=optimizers[tier], **settings))
-  return found
+  by_steps = dataclasses.replace(training, **{**settings, 'train': rest})
+  schedule = {name: getattr(Phase, name) for name in (*_SCHEDULE[1:], *_STEPS)}
+  exact = [
+    dataclasses.replace(
+      by_steps, train=(tier,), optimizer=optimizers[tier], **schedule
+    )
+    for tier in solved
+  ]
+  return [*exact, by_steps]
 
 
 class Interleaved(NamedTuple):
@@ -454,6 +458,8 @@ _SCHEDULE = (
   *('on', 'batch_size', 'drop_remainder'),
   *('epochs', 'max_steps', 'shuffle'),
 )
+# Further settings that only steps have.
+_STEPS = ('steps_per_batch', 'rate_factor', 'slots', 'measured')
 
 
 def interleaved_phases(part: Phase | Interleaved) -> tuple[Phase, ...]:
@@ -571,7 +577,9 @@ def check(work: Work, model: models.PartialModel) -> None:
     if phase.loss is not None:
       model.check_loss(phase.loss)
     names = [
-      v.name for tier in phase.train for v in model.trainable(model_tier(tier))
+      v.name
+      for tier in phase.train
+      for v in model.trainable(tiers.of_model(tier))
     ]
     if tiers.PERSONAL in phase.train and tiers.GLOBAL not in model.tiers:
       raise PhaseError(
@@ -631,12 +639,3 @@ def _check_groups(work: Work, model: models.PartialModel) -> None:
         'A phase trains the weights of a group before the client has chosen '
         'its group.'
       )
-
-
-def model_tier(tier: str) -> str:
-  """Return the model's tier whose variables a tier of weights has values of.
-
-  Args:
-    tier: A tier of weights.
-  """
-  return tiers.GLOBAL if tier == tiers.PERSONAL else tier

@@ -32,6 +32,15 @@ NamedTensors = collections.OrderedDict[str, tf.Tensor]
 Weights = collections.OrderedDict[str, NamedTensors]
 
 
+def of_model(tier: str) -> str:
+  """Return the model's tier whose variables a tier of weights has values of.
+
+  Args:
+    tier: A tier of weights.
+  """
+  return GLOBAL if tier == PERSONAL else tier
+
+
 def check_tiers(tiers: Iterable[str], where: str) -> tuple[str, ...]:
   """Return `tiers` as a tuple, or raise an error that names the wrong one.
 

@@ -19,6 +19,7 @@ from tff_partial.data import splits
 from tff_partial.evaluation import build_evaluation
 from tff_partial.model import keras_models
 from tff_partial.model import models
+from tff_partial.phases import exact_first
 from tff_partial.phases import Interleaved
 from tff_partial.phases import Phase
 from tff_partial.phases import PhaseError
@@ -255,6 +256,58 @@ def test_query_set_has_no_part_in_it() -> None:
     )
 
 
+@pytest.mark.parametrize('name', ['furl', 'fed_rep'])
+def test_what_clients_keep_is_solved_for_before_the_rest_is_trained(
+  name: str,
+) -> None:
+  """FURL with an optimizer for each tier, and FedRep, are the same here."""
+  model = planted.factorization()
+  if name == 'furl':
+    optimizers = {tiers.LOCAL: Exact(), tiers.GLOBAL: sgd(0.5)}
+    process = algorithms.build_furl(
+      model, training=Phase(optimizer=optimizers, epochs=2, batch_size=5)
+    )
+  else:
+    process = algorithms.build_fed_rep(
+      model,
+      head=Phase(optimizer=Exact()),
+      representation=Phase(optimizer=sgd(0.5), epochs=2, batch_size=5),
+    )
+  clients = planted.rate({'a': 9})
+  cohort = planted.cohort_of(process, clients, 1)
+  state = process.initialize()
+  items = planted.global_weights(process, state)['items/embeddings']
+  with runtimes.native():
+    output = planted.run(process, cohort, state)
+  (kept,) = output.client_states
+  rows = items[clients['a']['x']].astype(np.float64)
+  wanted = linear_model.Ridge(alpha=1.0, fit_intercept=False).fit(
+    rows, clients['a']['y']
+  )
+  np.testing.assert_allclose(kept['user/vector'], wanted.coef_, atol=1e-5)
+  moved = planted.global_weights(process, output.state)['items/embeddings']
+  assert np.abs(moved - items).max() > 1e-3
+
+
+def test_an_exact_phase_keeps_the_settings_that_are_not_of_steps() -> None:
+  training = Phase(
+    optimizer={tiers.LOCAL: Exact(), tiers.GLOBAL: sgd(0.5)},
+    on=splits.halves().support,
+    variable_filter='own.*',
+    terms=(terms.l2(0.5, tiers.LOCAL),),
+    epochs=3,
+    shuffle=True,
+  )
+  solved, stepped = exact_first(
+    training, train=(tiers.GLOBAL, tiers.LOCAL), measured=True
+  )
+  assert (solved.train, stepped.train) == ((tiers.LOCAL,), (tiers.GLOBAL,))
+  for setting in ('on', 'variable_filter', 'terms'):
+    assert getattr(solved, setting) == getattr(training, setting)
+  assert (solved.epochs, solved.measured) == (1, False)
+  assert (stepped.epochs, stepped.measured) == (3, True)
+
+
 # ---- what is refused ---------------------------------------------------------
 
 
@@ -269,6 +322,23 @@ def _refused(model: models.PartialModel, **phase: Any) -> None:
 def test_an_activation_is_named() -> None:
   with pytest.raises(ExactError, match=r'own/Relu.*activation'):
     _refused(_model(_head(1, 'relu')))
+
+
+def test_weights_that_predictions_do_not_depend_on_are_refused() -> None:
+  class Idle(tf.keras.layers.Layer):
+    def build(self, shape: Any) -> None:
+      self.unread = self.add_weight('unread', [2])
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+      return x
+
+  def build() -> tf.keras.Model:
+    x = tf.keras.Input([_NUM_FEATURES])
+    shared = tf.keras.layers.Dense(1, name='all')(x)
+    return tf.keras.Model(x, Idle(name='own')(shared))
+
+  with pytest.raises(ExactError, match='depend on none'):
+    _refused(_model(build))
 
 
 def test_a_loss_without_curvature_is_refused() -> None:

@@ -1,7 +1,6 @@
 """A phase of a client that solves for weights instead of taking steps."""
 
 import collections
-from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -111,23 +110,21 @@ def _prior(
   given = Prior(None, settings.ridge)
   if settings.prior is not None:
     given = settings.prior(context)
-  means = collections.OrderedDict()
-  for tier, named in mine.items():
-    received: Mapping[str, tf.Tensor] = context.received.get(
-      phases.model_tier(tier), {}
-    )
-    means[tier] = collections.OrderedDict(
-      (
-        name,
-        tf.zeros_like(tensor)
-        if tier == tiers.LOCAL
-        else received.get(name, tensor),
-      )
-      for name, tensor in named.items()
-    )
+
+  def mean_of(tier: str, name: str, tensor: tf.Tensor) -> tf.Tensor:
     if given.mean is not None:
-      means[tier] = collections.OrderedDict(
-        (name, tf.reshape(given.mean[name], tf.shape(tensor)))
-        for name, tensor in named.items()
-      )
+      return tf.reshape(given.mean[name], tf.shape(tensor))
+    if tier == tiers.LOCAL:
+      return tf.zeros_like(tensor)
+    return context.received[tiers.of_model(tier)][name]
+
+  means = collections.OrderedDict(
+    (
+      tier,
+      collections.OrderedDict(
+        (n, mean_of(tier, n, t)) for n, t in named.items()
+      ),
+    )
+    for tier, named in mine.items()
+  )
   return Prior(means, given.precision)

@@ -58,7 +58,7 @@ def _trained(
 ) -> dict[str, collections.OrderedDict[str, tf.TensorSpec]]:
   """Return specs of the client's own weights that a phase trains, by tier."""
   own = collections.OrderedDict(
-    (tier, model.specs(phases.model_tier(tier)))
+    (tier, model.specs(tiers.of_model(tier)))
     for tier in _OWN
     if tier in phase.train
   )

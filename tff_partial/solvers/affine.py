@@ -5,7 +5,7 @@ depend on them. Whether it does is read from the graph of the Jacobian, so that
 no layer needs to be known by name.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -102,6 +102,9 @@ class Linearized:
     Args:
       predict: From the vector of weights to predictions.
       around: The weights.
+
+    Raises:
+      ExactError: If predictions do not depend on the weights.
     """
     self._around = around
     self._outer = tf.GradientTape(
@@ -120,6 +123,12 @@ class Linearized:
       self._direction = tf.zeros_like(self._numbers)
       self._outer.watch(self._direction)
       self._gradient = self.pulled(self._direction)
+    if self._gradient is None:
+      raise ExactError(
+        'Exact: the predictions depend on none of the weights that the phase '
+        'solves for. Let the model read them in that phase, or name others '
+        'with variable_filter=...'
+      )
 
   def jacobian(self) -> tf.Tensor:
     """Return the derivatives by weight, `[weights, examples, numbers]`."""
@@ -187,7 +196,8 @@ def check(
     trains: (tier, variable name) -> True if the weight is solved for.
 
   Raises:
-    ExactError: If they are not; it names the layer's operation.
+    ExactError: If they are not, or do not depend on these weights; it names
+      the layer's operation.
   """
   with tf.__internal__.FuncGraph('affine').as_default():
     weights = tiers.Weights(
@@ -195,72 +205,49 @@ def check(
         tier,
         tiers.NamedTensors(
           (name, tf.compat.v1.placeholder(spec.dtype, spec.shape))
-          for name, spec in model.specs(_model_tier(tier)).items()
+          for name, spec in model.specs(tiers.of_model(tier)).items()
         ),
       )
       for tier in (*model.tiers, tiers.PERSONAL)
-      if _model_tier(tier) in model.tiers
+      if tiers.of_model(tier) in model.tiers
     )
-    own = [
-      tensor
+    own = tiers.Weights(
+      (
+        tier,
+        tiers.NamedTensors((n, t) for n, t in named.items() if trains(tier, n)),
+      )
       for tier, named in weights.items()
-      for name, tensor in named.items()
-      if trains(tier, name)
-    ]
+    )
+    names = [name for named in own.values() for name in named]
+    if not names:
+      return  # The model has none of them: nothing is solved for.
     inputs = tf.nest.map_structure(tracing.placeholder, model.example_spec['x'])
     seed = tf.constant(random_bits.derive(model.seed, 'affine'))
-    with tf.GradientTape(watch_accessed_variables=False) as outer:
-      with tf.GradientTape(watch_accessed_variables=False) as inner:
-        inner.watch(own)
-        predictions, _ = model.predict(
-          read(weights),
-          model.frozen_weights(),
-          inputs,
-          training=False,
-          seed=seed,
-        )
-        numbers = by_example(predictions)
-      direction = tf.zeros_like(numbers)
-      outer.watch(direction)
-      pulled = inner.gradient(numbers, own, output_gradients=direction)
-      pulled = [tf.convert_to_tensor(one) for one in pulled if one is not None]
-    if not pulled:
-      return  # Refused with the names of the weights when they are trained.
-    jacobian = outer.gradient(pulled, direction)
-  if jacobian is None:
-    return
-  wrong = tracing.first_dependent([jacobian], own, _GRADIENTS)
+    flat = Flat(own)
+    vector = tf.compat.v1.placeholder(tf.float32, [flat.static_size])
+
+    def predict(vector: tf.Tensor) -> Any:
+      solved = flat.named(vector)
+      held = tiers.Weights(
+        (tier, tiers.NamedTensors({**named, **solved[tier]}))
+        for tier, named in weights.items()
+      )
+      predictions, _ = model.predict(
+        read(held), model.frozen_weights(), inputs, training=False, seed=seed
+      )
+      return predictions
+
+    linearized = Linearized(predict, vector)
+    direction = tf.compat.v1.placeholder(tf.float32, [flat.static_size])
+    wrong = tracing.first_dependent(
+      [linearized.pushed(direction)], [vector], _GRADIENTS
+    )
   if wrong is not None:
-    _refuse(wrong, weights, own)
-
-
-def _model_tier(tier: str) -> str:
-  return tiers.GLOBAL if tier == tiers.PERSONAL else tier
-
-
-def _refuse(
-  operation: tf.Operation,
-  weights: Mapping[str, Mapping[str, tf.Tensor]],
-  own: Sequence[tf.Tensor],
-) -> None:
-  """Raise an error that names the operation and the weights."""
-  names = [
-    name
-    for named in weights.values()
-    for name, tensor in named.items()
-    if any(tensor is one for one in own)
-  ]
-  path = operation.name.removeprefix(_GRADIENTS)
-  raise ExactError(
-    f'Exact: the predictions are not affine in the weights {names}: the '
-    f'derivative with respect to them depends on them in {path!r} '
-    f'({operation.type}). Leave out what follows them in the model, such as an '
-    'activation (a loss with from_logits=True needs none), name the weights '
-    'of the last layer alone with variable_filter=..., or train with an '
-    'optimizer.'
-  )
-
-
-def reads_any(tensors: Iterable[Any], sources: Sequence[Any]) -> bool:
-  """Return True if values of tensors depend on values of sources."""
-  return tracing.first_dependent(list(tensors), sources) is not None
+    raise ExactError(
+      f'Exact: the predictions are not affine in the weights {names}: the '
+      'derivative with respect to them depends on them in '
+      f'{wrong.name.removeprefix(_GRADIENTS)!r} ({wrong.type}). Leave out what '
+      'follows them in the model, such as an activation (a loss with '
+      'from_logits=True needs none), name the weights of the last layer alone '
+      'with variable_filter=..., or train with an optimizer.'
+    )

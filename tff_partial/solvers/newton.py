@@ -44,20 +44,14 @@ class Objective(NamedTuple):
   is_summed: bool
 
   def value(self, vector: tf.Tensor, predictions: Any) -> tf.Tensor:
-    """Return the sum of losses and of the rest, scaled to it."""
-    loss = self.loss(predictions)
-    return loss.total + self._scaled(loss, vector, predictions)
+    """Return the sum of losses, and the rest scaled to it."""
+    return self.loss(predictions).total + self.of_rest(vector, predictions)
 
   def of_rest(self, vector: tf.Tensor, predictions: Any) -> tf.Tensor:
     """Return the rest, scaled to the sum of losses."""
-    return self._scaled(self.loss(predictions), vector, predictions)
-
-  def _scaled(
-    self, loss: losses.LossValue, vector: tf.Tensor, predictions: Any
-  ) -> tf.Tensor:
     if self.rest is None:
       return tf.constant(0.0)
-    scale = 1.0 if self.is_summed else loss.num_elements
+    scale = 1.0 if self.is_summed else self.loss(predictions).num_elements
     return scale * self.rest(vector, predictions)
 
 
@@ -142,12 +136,6 @@ def _newton(
 ) -> tf.Tensor:
   """Take Newton steps, each with a line search."""
 
-  def goes_on(
-    step: tf.Tensor, change: tf.Tensor, is_done: tf.Tensor
-  ) -> tf.Tensor:
-    del change
-    return tf.logical_and(step < max_steps, tf.logical_not(is_done))
-
   def stepped(
     step: tf.Tensor, change: tf.Tensor, is_done: tf.Tensor
   ) -> tuple[tf.Tensor, ...]:
@@ -160,7 +148,7 @@ def _newton(
     def is_long(number: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
       after = problem.value(change - length * way)
       enough = before - _SHARE * length * promised + rounding
-      return tf.logical_and(number < _HALVINGS, tf.logical_not(after <= enough))
+      return (number < _HALVINGS) & ~(after <= enough)
 
     _, length = tf.while_loop(
       is_long,
@@ -171,7 +159,7 @@ def _newton(
     return step + 1, change - length * way, promised <= rounding
 
   _, change, _ = tf.while_loop(
-    goes_on,
+    lambda step, _, is_done: (step < max_steps) & ~is_done,
     stepped,
     (tf.constant(0), start, tf.constant(False)),
     parallel_iterations=1,
@@ -234,9 +222,9 @@ class _Problem:
       inner.watch(vector)
       moved = tf.cast(vector - self._mean, change.dtype)
       rest = self._objective.of_rest(vector, self.predictions(moved))
-      slopes = inner.gradient(rest, vector)
-    if slopes is None:
-      slopes = tf.zeros_like(vector)
+      slopes = inner.gradient(
+        rest, vector, unconnected_gradients=tf.UnconnectedGradients.ZERO
+      )
     return tape, vector, slopes
 
 
@@ -257,10 +245,8 @@ class _Direct(_Problem):
     slopes, curvature, is_exact = _derivatives(
       self._objective, self.predictions(change)
     )
-    slopes, curvature = (
-      tf.cast(slopes, change.dtype),
-      tf.cast(curvature, change.dtype),
-    )
+    slopes = tf.cast(slopes, change.dtype)
+    curvature = tf.cast(curvature, change.dtype)
     jacobian = self._jacobian
     if slopes.shape[1] == 1:
       curved = jacobian * curvature[:, :, 0]
@@ -286,7 +272,7 @@ class _Direct(_Problem):
         by_rest, vector, unconnected_gradients=tf.UnconnectedGradients.ZERO
       )
       hessian += tf.cast(found, change.dtype)
-      is_exact = is_exact and not affine.reads_any([found], [vector])
+      is_exact &= tracing.first_dependent([found], [vector]) is None
     return _Local(
       gradient, lambda right: linear_systems.solve(hessian, right), is_exact
     )
@@ -357,7 +343,8 @@ def _derivatives(
     curvature = outer.batch_jacobian(slopes, numbers)
   if curvature is None:
     curvature = tf.zeros_like(numbers)[:, :, None]
-  return slopes, curvature, not affine.reads_any([curvature], [numbers])
+  is_exact = tracing.first_dependent([curvature], [numbers]) is None
+  return slopes, curvature, is_exact
 
 
 def check(model: models.PartialModel, loss: Any = None) -> None:
@@ -397,12 +384,11 @@ def check(model: models.PartialModel, loss: Any = None) -> None:
       raise _not_convex('has no second derivative by prediction') from error
   if not np.abs(values).max() > 0:
     raise _not_convex('has no curvature: its second derivative is zero')
-  if values.shape[1] == values.shape[2]:
-    least = np.linalg.eigvalsh(values).min()
-    if least < -1e-4 * np.abs(values).max():
-      raise _not_convex(
-        f'is not convex: a second derivative by prediction is {least:.3g}'
-      )
+  least = np.linalg.eigvalsh(values).min()
+  if least < -1e-4 * np.abs(values).max():
+    raise _not_convex(
+      f'is not convex: a second derivative by prediction is {least:.3g}'
+    )
 
 
 def _not_convex(why: str) -> ExactError:
