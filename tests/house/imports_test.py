@@ -43,6 +43,7 @@ FLOORS = {
     'random_bits',
     'solvers.*',
     'sparse.*',
+    'templates.rating_posteriors',
     'templates.server_optimizers',
     'terms',
     'tiers',
