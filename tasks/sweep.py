@@ -16,7 +16,7 @@ that was stopped goes on. A run that fails does not stop the others. At the end,
 of Optuna's, of which poor ones end early (docs/hyperparameter_search.md).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import itertools
@@ -161,16 +161,13 @@ def _run(binary: str, *arguments: str) -> int:
   return subprocess.run(command, check=False).returncode
 
 
-def _search(
-  search: plans.Search, sweep: Sweep, root: pathlib.Path, train: trials.Train
-) -> None:
+def _search(search: plans.Search, sweep: Sweep, root: pathlib.Path) -> None:
   """Search for the best values of flags.
 
   Args:
     search: The options of the search.
     sweep: The options of the sweep.
     root: The folder for the runs.
-    train: Trains a run.
   """
   for text in sweep.grid:
     name, _, values = text.partition('=')
@@ -185,31 +182,21 @@ def _search(
     )
   arguments = [f'--recipe={name}' for name in sweep.recipes]
   plan = plans.make(search, [*arguments, *_passed_on])
-  for line in announced(plan):
+  print(
+    f'{plan.config.task.name} by {plan.config.algorithm}: {search.trials} '
+    f'trials to {plan.direction} the validation {plan.metric}, compared after '
+    f'rounds {", ".join(map(str, plan.rungs))} ({plan.pruner}).'
+  )
+  for line in cost([plan.config] * search.trials, 'trials', 'search'):
     print(line, flush=True)
-  study = trials.Trials(plan, root, train).run()
+  study = trials.run(plan, root, lambda flags: _run('tasks.train', *flags))
   _run('tasks.report', f'--sweep_dir={root}')
-  failed = [t for t in study.trials() if t.state.name == 'FAIL']
+  failed = [str(t.number) for t in study.trials if t.state.name == 'FAIL']
   if failed:
     raise OptionError(
-      f'{len(failed)} of {len(study.trials())} trials failed, their messages '
-      f'are above: {", ".join(str(trial.number) for trial in failed)}.'
+      f'{len(failed)} of {len(study.trials)} trials failed, their messages '
+      f'are above: {", ".join(failed)}.'
     )
-
-
-def announced(plan: plans.Plan) -> list[str]:
-  """Describe what a search is about to do, and its privacy cost.
-
-  Args:
-    plan: The search.
-  """
-  number = plan.search.trials
-  lines = [
-    f'{plan.config.task.name} by {plan.config.algorithm}: {number} trials to '
-    f'{plan.direction} the validation {plan.metric}, compared after rounds '
-    f'{", ".join(map(str, plan.rungs))} ({plan.pruner}).'
-  ]
-  return [*lines, *cost([plan.config] * number, 'trials', 'search')]
 
 
 def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
@@ -251,20 +238,13 @@ def cost(configs: Sequence[Config], runs: str, what: str) -> list[str]:
   return lines
 
 
-def _parsed(commands: Iterable[Sequence[str]]) -> Iterator[Config]:
-  """Yield the experiments of command lines, except those that are refused."""
-  for arguments in commands:
-    with contextlib.suppress(OptionError):
-      yield flags.parse(arguments)
-
-
 def main(sweep: Sweep, search: plans.Search) -> None:
   """Run the search, or the runs of the grid."""
   if not sweep.sweep_dir:
     raise OptionError('--sweep_dir: name a folder for the runs.')
   root = pathlib.Path(sweep.sweep_dir)
   if search.search:
-    _search(search, sweep, root, lambda flags: _run('tasks.train', *flags))
+    _search(search, sweep, root)
     return
   if search != plans.Search():
     raise OptionError(
@@ -275,7 +255,11 @@ def main(sweep: Sweep, search: plans.Search) -> None:
   for name in sweep.recipes:
     recipes.path(name)
   todo = planned(sweep.recipes, sweep.grid, _passed_on)
-  for line in cost(list(_parsed(todo.values())), 'runs', 'sweep'):
+  configs = []
+  for arguments in todo.values():
+    with contextlib.suppress(OptionError):  # Its run says so.
+      configs.append(flags.parse(arguments))
+  for line in cost(configs, 'runs', 'sweep'):
     print(line, flush=True)
   for number, (name, arguments) in enumerate(todo.items(), 1):
     folder = root / name

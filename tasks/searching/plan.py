@@ -1,7 +1,8 @@
 """Options of a search, and the plan that follows from them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
+import operator
 from typing import Any, ClassVar
 
 from tasks.errors import OptionError
@@ -9,8 +10,7 @@ from tasks.experiment.command_line import flags
 from tasks.experiment.config import Config
 from tasks.options import option
 from tasks.options import Options
-from tasks.searching import space
-from tasks.searching import studies
+from tff_partial_programs import spelling
 
 HALVING, MEDIAN, NEVER = 'halving', 'median', 'never'
 MINIMIZE, MAXIMIZE = 'minimize', 'maximize'
@@ -19,6 +19,21 @@ _VALIDATION = 'validation'
 _COSTS = ('loss', 'rmse', 'mse', 'mae', 'error', 'perplexity')
 # The median pruner ends no trial before so many have finished.
 _FINISHED_FIRST = 4
+_FORMS = (
+  'flag=float:LOW:HIGH, flag=log:LOW:HIGH, flag=int:LOW:HIGH, '
+  'flag=logint:LOW:HIGH or flag=choice:A,B,...'
+)
+_NUMBERS: dict[str, tuple[type[int] | type[float], bool]] = {
+  'float': (float, False),
+  'log': (float, True),
+  'int': (int, False),
+  'logint': (int, True),
+}
+# The search decides these itself.
+_TAKEN = ('rounds', 'output_dir')
+
+# Draws the value of a flag for a trial of Optuna's.
+Suggest = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +76,24 @@ class Search(Options):
   search_seed: int = option(0, 'Draws what trials try.')
 
 
+def optuna() -> Any:
+  """Import Optuna, which only a search needs.
+
+  Raises:
+    OptionError: If it is not installed.
+  """
+  try:
+    import optuna as found
+  except ImportError as error:
+    raise OptionError(
+      '--search needs Optuna, which is not installed here. Install it with '
+      '`pip install optuna`, or give --grid in place of --search.'
+    ) from error
+  # Hide Optuna's own messages.
+  found.logging.set_verbosity(found.logging.ERROR)
+  return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """A search with consistent settings.
@@ -69,7 +102,7 @@ class Plan:
     search: The options of the search.
     metric: The metric, by its name in `result.json`.
     direction: 'minimize' or 'maximize'.
-    parameters: The flags that are varied.
+    parameters: The flags that are varied, with what draws their values.
     pruner: The rule by which runs end early.
     rungs: The rounds after which runs are compared; the last is their end.
     arguments: Arguments of all runs.
@@ -79,7 +112,7 @@ class Plan:
   search: Search
   metric: str
   direction: str
-  parameters: Sequence[space.Parameter]
+  parameters: dict[str, Suggest]
   pruner: str
   rungs: Sequence[int]
   arguments: Sequence[str]
@@ -92,7 +125,7 @@ class Plan:
     Parallel Hyperparameter Tuning, MLSys 2020, algorithm 2), for one worker.
     Unlike there, a trial that ended is never resumed.
     """
-    pruners = studies.optuna().pruners
+    pruners = optuna().pruners
     if self.pruner == HALVING:
       return pruners.SuccessiveHalvingPruner(
         min_resource=self.rungs[0], reduction_factor=self.search.reduction
@@ -110,7 +143,7 @@ class Plan:
       if name not in changing
     }
     return {
-      'search': sorted(parameter.text for parameter in self.parameters),
+      'search': sorted(self.search.search),
       'metric': self.metric,
       'direction': self.direction,
       'pruner': self.pruner,
@@ -133,7 +166,7 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
   """
   config = flags.parse(arguments)
   known = [choice.flag for choice in config.choices()]
-  parameters = space.parse(search.search, known)
+  parameters = _space(search.search, known)
   metric = _metric(search.metric)
   is_cost = metric.split('_')[-1] in _COSTS
   pruner = _pruner(search, config)
@@ -152,6 +185,48 @@ def make(search: Search, arguments: Sequence[str]) -> Plan:
     arguments=tuple(arguments),
     config=config,
   )
+
+
+def _space(texts: Sequence[str], known: Sequence[str]) -> dict[str, Suggest]:
+  """Parse the flags to vary, such as `server_learning_rate=log:0.01:1`."""
+  found: dict[str, Suggest] = {}
+  for text in texts:
+    flag, _, values = text.partition('=')
+    if flag not in known:
+      raise OptionError(
+        f'--search={text}: tasks.train has no flag {flag!r}.'
+        f'{spelling.hint(flag, known)} Say what to vary as {_FORMS}.'
+      )
+    if flag in _TAKEN or flag in found:
+      why = 'is searched twice' if flag in found else 'is for the search to set'
+      raise OptionError(f'--search={text}: --{flag} {why}. Leave it out.')
+    found[flag] = _suggestion(text, flag, values)
+  return found
+
+
+def _suggestion(text: str, flag: str, values: str) -> Suggest:
+  """Return what draws the value of a flag."""
+  kind, _, rest = values.partition(':')
+  if kind == 'choice':
+    choices = rest.split(',')
+    if len(set(choices)) < 2 or len(set(choices)) < len(choices):
+      raise OptionError(f'--search={text}: give two different values or more.')
+    return operator.methodcaller('suggest_categorical', flag, choices)
+  if kind not in _NUMBERS:
+    raise OptionError(f'--search={text}: expected {_FORMS}.')
+  number, is_log = _NUMBERS[kind]
+  try:
+    low, high = map(number, rest.split(':'))
+    is_range = low < high < float('inf') and (low > 0 or not is_log)
+  except ValueError:
+    is_range = False
+  if not is_range:
+    raise OptionError(
+      f'--search={text}: give two numbers after {kind}:, the lower one first'
+      f'{" and above 0" if is_log else ""}, such as {flag}={kind}:1:10.'
+    )
+  name = f'suggest_{number.__name__}'
+  return operator.methodcaller(name, flag, low, high, log=is_log)
 
 
 def _metric(text: str) -> str:

@@ -9,9 +9,9 @@ import pandas as pd
 
 from tasks.experiment.run.folder import Folder
 from tasks.searching import plan as plans
-from tasks.searching import studies
-from tasks.searching import trials as trials_lib
+from tasks.searching import trials
 from tff_partial.analysis import spreadsheets
+from tff_partial.analysis import tables
 
 TRIALS_FILE, REPORT_FILE = 'trials.csv', 'search.md'
 # The fewest finished trials from which importances are computed.
@@ -30,75 +30,60 @@ def is_search(folder: pathlib.Path) -> bool:
   Args:
     folder: The folder of a sweep.
   """
-  return (folder / studies.JOURNAL).exists()
+  return (folder / trials.JOURNAL).exists()
 
 
-def frame(study: studies.Study) -> pd.DataFrame:
+def frame(study: Any) -> pd.DataFrame:
   """Return the trials of a search, one row each, by number.
 
   Args:
-    study: The search.
+    study: The Optuna study.
 
   Returns:
     Number, state, rounds, the last measured metric, the values of the flags,
     and epsilon if there is one.
   """
-  metric = study.settings['metric']
+  metric = study.user_attrs[trials.SETTINGS]['metric']
   rows = []
-  for trial in study.trials():
+  for trial in study.trials:
     values = trial.intermediate_values
     last = max(values, default=0)
-    state = _STATES.get(trial.state.name, trial.state.name)
-    why = trial.user_attrs.get(trials_lib.WHY)
+    has_diverged = trial.user_attrs.get(trials.WHY) == trials.DIVERGED
     row = {
       'trial': trial.number,
-      'state': 'diverged' if why == trials_lib.DIVERGED else state,
+      'state': 'diverged' if has_diverged else _STATES[trial.state.name],
       'rounds': last,
       metric: values.get(last, math.nan),
       **trial.params,
     }
-    if trials_lib.EPSILON in trial.user_attrs:
-      row['epsilon'] = trial.user_attrs[trials_lib.EPSILON]
+    if trials.EPSILON in trial.user_attrs:
+      row['epsilon'] = trial.user_attrs[trials.EPSILON]
     rows.append(row)
   return pd.DataFrame(rows)
 
 
-def importances(study: studies.Study) -> dict[str, float] | str:
-  """Compute how much of the metric each flag explains, by Optuna's fANOVA.
+def importances(study: Any) -> list[str]:
+  """Describe how much of the metric each flag explains, by Optuna's fANOVA.
 
   Args:
-    study: The search.
+    study: The Optuna study.
 
   Returns:
-    Flag to a share of 1, the largest first; or why there is no result.
+    A line for each flag, the largest share first; or why there is no result.
   """
-  library = studies.optuna()
-  finished = [t for t in study.trials() if t.state.name == 'COMPLETE']
-  values = {trial.value for trial in finished}
-  if len(finished) < _ENOUGH or len(values) < 2:
-    return (
+  library = plans.optuna()
+  finished = [t.value for t in study.trials if t.state.name == 'COMPLETE']
+  if len(finished) < _ENOUGH or len(set(finished)) < 2:
+    return [
       f'{len(finished)} finished trials say nothing of what matters; it takes '
       f'{_ENOUGH} or more that differ.'
-    )
-  found = library.importance.get_param_importances(
-    study.study,
-    evaluator=library.importance.FanovaImportanceEvaluator(seed=0),
+    ]
+  shares = library.importance.get_param_importances(
+    study, evaluator=library.importance.FanovaImportanceEvaluator(seed=0)
   )
-  return {name: float(share) for name, share in found.items()}
-
-
-def spent(study: studies.Study) -> str:
-  """Describe the privacy cost of a search; '' if no run is private.
-
-  Args:
-    study: The search.
-  """
-  costs = [
-    (attrs[trials_lib.EPSILON], attrs[trials_lib.DELTA])
-    for attrs in (trial.user_attrs for trial in study.trials())
-    if trials_lib.EPSILON in attrs
-  ]
-  return together(costs, 'trials')
+  metric = study.user_attrs[trials.SETTINGS]['metric']
+  lines = [f'Share of the differences in {metric} that each flag explains:', '']
+  return [*lines, *(f'- {name}: {part:.2f}' for name, part in shares.items())]
 
 
 def together(costs: Sequence[tuple[float, float]], runs: str) -> str:
@@ -129,17 +114,19 @@ def report(folder: pathlib.Path, output: pathlib.Path) -> str:
   Returns:
     The text.
   """
-  study = studies.Study(folder)
+  study = trials.load(folder)
   table = frame(study)
-  lines = [*_best(folder, study), '', _markdown(table), '']
-  found = importances(study)
-  if isinstance(found, str):
-    lines.append(found)
-  else:
-    metric = study.settings['metric']
-    lines += [f'Share of the differences in {metric} that each flag explains:']
-    lines += ['', *(f'- {name}: {share:.2f}' for name, share in found.items())]
-  cost = spent(study)
+  cells = table.apply(lambda column: column.map(_cell))
+  lines = [*_best(folder, study), '', tables.markdown(cells), '']
+  lines += importances(study)
+  cost = together(
+    [
+      (trial.user_attrs[trials.EPSILON], trial.user_attrs[trials.DELTA])
+      for trial in study.trials
+      if trials.EPSILON in trial.user_attrs
+    ],
+    'trials',
+  )
   lines += ['', cost] if cost else []
   text = '\n'.join(lines)
   output.mkdir(parents=True, exist_ok=True)
@@ -148,49 +135,31 @@ def report(folder: pathlib.Path, output: pathlib.Path) -> str:
   return text
 
 
-def _best(folder: pathlib.Path, study: studies.Study) -> list[str]:
+def _best(folder: pathlib.Path, study: Any) -> list[str]:
   """Describe the best trial, with its flags to copy."""
-  finished = [t for t in study.trials() if t.state.name == 'COMPLETE']
-  settings = study.settings
-  metric = settings['metric']
-  if not finished:
+  try:
+    best = study.best_trial
+  except ValueError:
     return ['No trial is finished yet.']
-  sign = 1.0 if settings['direction'] == plans.MINIMIZE else -1.0
-  best = min(finished, key=lambda t: (sign * t.value, t.number))
-  path = trials_lib.trial_folder(folder, best.number)
+  path = trials.folder(folder, best.number)
+  metric = study.user_attrs[trials.SETTINGS]['metric']
   lines = [
-    f'The best of {len(study.trials())} trials is {best.number}, with a '
+    f'The best of {len(study.trials)} trials is {best.number}, with a '
     f'validation {metric} of {best.value:.4g}:',
     '',
     '  ' + ' '.join(f'--{n}={v}' for n, v in best.params.items()),
     '',
     f'It is in {path}.',
   ]
-  result = Folder(str(path)).read_result()
-  if result is not None:
-    lines += [
-      f'Its test clients ({name}): {_numbers(measured)}.'
-      for name, measured in result['test'].items()
-    ]
+  result = Folder(str(path)).read_result() or {'test': {}}
+  for name, measured in result['test'].items():
+    numbers = ', '.join(
+      f'{metric} {float(value):.4g}'
+      for metric, value in measured.items()
+      if metric != 'per_client' and not metric.startswith('num_')
+    )
+    lines.append(f'Its test clients ({name}): {numbers}.')
   return lines
-
-
-def _numbers(measured: dict[str, Any]) -> str:
-  return ', '.join(
-    f'{name} {float(value):.4g}'
-    for name, value in measured.items()
-    if name != 'per_client' and not name.startswith('num_')
-  )
-
-
-def _markdown(table: pd.DataFrame) -> str:
-  """Format the trials as a Markdown table."""
-  names = list(table.columns)
-  lines = ['| ' + ' | '.join(names) + ' |', '|' + '---|' * len(names)]
-  for row in table.to_dict('records'):
-    cells = (_cell(row[name]) for name in names)
-    lines.append('| ' + ' | '.join(cells) + ' |')
-  return '\n'.join(lines)
 
 
 def _cell(value: Any) -> str:

@@ -54,24 +54,38 @@ class Table:
 
   def to_markdown(self) -> str:
     """Format the table as Markdown, followed by the lost runs."""
-    names = [*self.settings, 'seeds', *self.metrics]
-    lines = [
-      '| ' + ' | '.join(names) + ' |',
-      '|' + '---|' * len(self.settings) + '---:|' * (len(self.metrics) + 1),
-    ]
-    rows: Sequence[Mapping[Any, Any]] = self.frame.to_dict('records')
-    for row in rows:
-      cells = [_escape(row[name]) or '-' for name in self.settings]
-      cells.append(_say_seeds(row))
-      cells.extend(
-        _with_deviation(row[name], row[deviation_of(name)], row['seeds'])
-        for name in self.metrics
-      )
-      lines.append('| ' + ' | '.join(cells) + ' |')
+    texts = self.frame[[*self.settings, 'seeds', *self.metrics]].astype(object)
+    for name in self.settings:
+      texts[name] = texts[name].str.replace('|', r'\|').replace('', '-')
+    for name in self.metrics:
+      texts[name] = [
+        _with_deviation(*row)
+        for row in self.frame[[name, deviation_of(name), 'seeds']].to_numpy()
+      ]
+    texts['seeds'] = [_say_seeds(row) for row in self.frame.to_dict('records')]
+    lines = [markdown(texts, num_left=len(self.settings))]
     if self.lost:
       lines += ['', 'In no mean:', '']
       lines += [f'- {run.folder}: {run.state}' for run in self.lost]
     return '\n'.join(lines)
+
+
+def markdown(texts: pd.DataFrame, num_left: int | None = None) -> str:
+  """Format a table of strings as Markdown.
+
+  Args:
+    texts: The cells.
+    num_left: How many columns are aligned to the left, before those aligned to
+      the right; all by default.
+  """
+  width = len(texts.columns)
+  num_left = width if num_left is None else num_left
+  lines = [
+    '| ' + ' | '.join(row) + ' |'
+    for row in (texts.columns, *texts.itertuples(index=False))
+  ]
+  lines.insert(1, '|' + '---|' * num_left + '---:|' * (width - num_left))
+  return '\n'.join(lines)
 
 
 def gather(
@@ -236,10 +250,6 @@ def _is_default(name: str) -> bool:
   if '/' in name:
     return name == 'privacy/epsilon'
   return not name.split()[-1].startswith('num_')
-
-
-def _escape(text: str) -> str:
-  return text.replace('|', '\\|')
 
 
 def _say_seeds(row: Mapping[Any, Any]) -> str:
