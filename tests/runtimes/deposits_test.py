@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tff_partial.runtimes.errors import CohortRuntimeError
 from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.values import sources
 
 _SPECS = [
   tf.TensorSpec([2, 3], tf.float32),
@@ -43,13 +44,13 @@ def _assert_are(leaves: list[np.ndarray], numbers: list[int]) -> None:
     np.testing.assert_array_equal(leaf, of_all[numbers])
 
 
-def _scattered(folder: pathlib.Path) -> deposits.Scattered:
+def _scattered(folder: pathlib.Path) -> sources.Scattered:
   """Clients 0 to 9: 3 to 5 in memory, the others in two files."""
-  return deposits.Scattered.of(
+  return sources.Scattered.of(
     _SPECS,
     [
       deposits.Deposit.write(str(folder), _leaves(3)).owned(),
-      deposits.Held(_leaves(3, first=3)),
+      sources.Held(_leaves(3, first=3)),
       deposits.Deposit.write(str(folder), _leaves(4, first=6)).owned(),
     ],
     [np.arange(3), np.arange(3, 6), np.arange(6, 10)],
@@ -78,10 +79,10 @@ def test_files_are_named_and_not_sent(tmp_path):
   many = [np.zeros([100, 1000], np.float32)]
   deposit = deposits.Deposit.write(str(tmp_path), many)
   specs = [tf.TensorSpec([1000], tf.float32)]
-  held = deposits.Held(many)
+  held = sources.Held(many)
   everybody = np.arange(100)
-  in_file = deposits.Scattered.of(specs, [deposit], [everybody])
-  in_memory = deposits.Scattered.of(specs, [held], [everybody])
+  in_file = sources.Scattered.of(specs, [deposit], [everybody])
+  in_memory = sources.Scattered.of(specs, [held], [everybody])
   few = np.array([3, 1])
   assert len(pickle.dumps(in_file.take(few))) < 2000
   # Of what is in memory only those that are wanted.
@@ -148,6 +149,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
 _KILLED = """
 import os, signal, sys
 from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.values import sources
 print(deposits.make_folder(sys.argv[1]), flush=True)
 if sys.argv[2] == 'killed':
   os.kill(os.getpid(), signal.SIGKILL)

@@ -27,6 +27,7 @@ import tff_partial
 from tff_partial import errors
 from tff_partial import random_bits
 from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.values import sources
 from tff_partial.training.client_store import client_store
 from tff_partial.training.client_store import fresh_states
 from tff_partial.training.client_store import sqlite_backend
@@ -110,7 +111,7 @@ def deposit_states(folder: pathlib.Path, monkeypatch: Any) -> None:
       deposit = deposits.Deposit.write(str(folder), leaves).owned()
       everybody = [np.arange(len(client_ids))]
       states = layout.scattered(
-        deposits.Scattered.of(layout.format.specs, [deposit], everybody)
+        sources.Scattered.of(layout.format.specs, [deposit], everybody)
       )
     write(self, client_ids, states)
 

@@ -29,6 +29,7 @@ from tff_partial.runtimes.values import client_inputs
 from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import readers
 from tff_partial.runtimes.values import sequences
+from tff_partial.runtimes.values import sources
 from tff_partial.runtimes.values import typed_values
 
 Key: TypeAlias = flat_program.Key
@@ -236,7 +237,7 @@ class CompiledComputation:
     parts = outputs.get(key, ())
     if any(isinstance(part, deposits.Deposit) for part in parts):
       return typed_values.ClientValues(
-        size, deposits.Scattered.of(specs, list(map(_source, parts)), positions)
+        size, sources.Scattered.of(specs, list(map(_source, parts)), positions)
       )
     return typed_values.ClientValues(
       size,
@@ -331,11 +332,11 @@ class ClientStage:
       return compiled(inputs.flat(loop, len(share.shard)))
 
 
-def _source(part: Any) -> deposits.Source:
+def _source(part: Any) -> sources.Source:
   """Return the source of a shard's leaves, which owns the file, if any."""
   if isinstance(part, deposits.Deposit):
     return part.owned()
-  return deposits.Held([leaf.numpy() for leaf in part])
+  return sources.Held([leaf.numpy() for leaf in part])
 
 
 def _to_tensor(leaf: Any) -> tf.Tensor:

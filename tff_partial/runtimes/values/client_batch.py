@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
-from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.values import sources
 
 
 class Column:
@@ -133,7 +133,7 @@ class Columns(list[Any]):
   # Both are None in an ordinary list, which lacks the others too.
   _leaves: Sequence[Any] | None = None
   _read: 'Callable[[Sequence[int]], Columns] | None' = None
-  _scattered: deposits.Scattered | None = None
+  _scattered: sources.Scattered | None = None
   _size: int
   _convert: Callable[[Iterator[Any]], Any]
 
@@ -178,7 +178,7 @@ class Columns(list[Any]):
   @classmethod
   def of_scattered(
     cls,
-    scattered: deposits.Scattered,
+    scattered: sources.Scattered,
     convert: Callable[[Iterator[Any]], Any],
   ) -> Self:
     """Wrap values in files; the process that runs a client can read its own.
@@ -197,7 +197,7 @@ class Columns(list[Any]):
     return columns
 
   @property
-  def scattered(self) -> deposits.Scattered | None:
+  def scattered(self) -> sources.Scattered | None:
     """Location of the values, if not in this process."""
     return self._scattered
 

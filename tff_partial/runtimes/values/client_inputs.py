@@ -17,9 +17,9 @@ import tensorflow_federated as tff
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import client_feeds
-from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import readers
 from tff_partial.runtimes.values import sequences
+from tff_partial.runtimes.values import sources
 from tff_partial.runtimes.values import typed_values
 
 
@@ -74,7 +74,7 @@ class _Stacked(Clients):
 class _Scattered(Clients):
   """Values in files, read by the process that runs their clients."""
 
-  def __init__(self, scattered: deposits.Scattered, where: str):
+  def __init__(self, scattered: sources.Scattered, where: str):
     self._scattered, self._where = scattered, where
 
   def __len__(self) -> int:

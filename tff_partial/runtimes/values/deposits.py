@@ -12,55 +12,15 @@ import dataclasses
 import functools
 import math
 import os
-from typing import Any, Protocol, Self
+from typing import Any, Self
 import uuid
 import weakref
 
 import numpy as np
-import tensorflow as tf
 
 from tff_partial.runtimes import errors
 from tff_partial.runtimes.values import private_folders
-
-
-class Source(Protocol):
-  """Source of the leaves of some clients, by row."""
-
-  def fill(
-    self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
-  ) -> None:
-    """Copy some clients' leaves into arrays.
-
-    Args:
-      leaves: Arrays `[clients, ...]` to be filled.
-      places: The places to fill in them, `[number]`.
-      rows: The rows to copy, `[number]`.
-    """
-
-  def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
-    """Return a source with at least some rows, and their rows there."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Held:
-  """Leaves in memory.
-
-  Attributes:
-    leaves: Arrays `[clients, ...]`.
-  """
-
-  leaves: Sequence[np.ndarray]
-
-  def fill(
-    self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
-  ) -> None:
-    """See `Source`."""
-    for leaf, own in zip(leaves, self.leaves, strict=True):
-      leaf[places] = own[rows]
-
-  def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
-    """Keep those rows alone, so that no others are sent."""
-    return Held([leaf[rows] for leaf in self.leaves]), np.arange(len(rows))
+from tff_partial.runtimes.values import sources
 
 
 # Compared as objects: a file is removed with the object that owns it.
@@ -77,6 +37,10 @@ class Deposit:
   path: str
   clients: int
   specs: tuple[tuple[str, tuple[int, ...]], ...]
+  is_in_memory = False
+
+  def __len__(self) -> int:
+    return self.clients
 
   @classmethod
   def write(cls, folder: str, leaves: Sequence[np.ndarray]) -> Self:
@@ -113,7 +77,7 @@ class Deposit:
   def fill(
     self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
   ) -> None:
-    """See `Source`.
+    """See `sources.Source`.
 
     Raises:
       CohortRuntimeError: If the file cannot be read.
@@ -130,7 +94,7 @@ class Deposit:
               f'{self.path} has become shorter. Go on from the last checkpoint.'
             )
 
-  def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
+  def take(self, rows: np.ndarray) -> tuple[sources.Source, np.ndarray]:
     """Return itself: a file is not sent, only its path."""
     return self, rows
 
@@ -164,99 +128,6 @@ class Deposit:
     ]
     ends = np.cumsum([size * self.clients for size in sizes]).tolist()
     return list(zip([0, *ends[:-1]], sizes, strict=True))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scattered:
-  """Leaves of some clients, spread over several sources.
-
-  Attributes:
-    specs: The specs of the leaves of a client.
-    sources: The sources of the leaves.
-    which: For each client, its source, `[clients]`.
-    rows: For each client, its row there, `[clients]`.
-  """
-
-  specs: Sequence[tf.TensorSpec]
-  sources: Sequence[Source]
-  which: np.ndarray
-  rows: np.ndarray
-
-  @classmethod
-  def of(
-    cls,
-    specs: Sequence[tf.TensorSpec],
-    sources: Sequence[Source],
-    places: Sequence[np.ndarray],
-  ) -> Self:
-    """Combine the clients of several sources.
-
-    Args:
-      specs: The specs of the leaves of a client.
-      sources: The sources of the leaves.
-      places: For each source, the places of its clients, row by row.
-    """
-    size = sum(map(len, places))
-    which, rows = np.zeros([2, size], np.int64)
-    for number, own in enumerate(places):
-      which[own], rows[own] = number, np.arange(len(own))
-    return cls(specs, sources, which, rows)
-
-  def __len__(self) -> int:
-    return len(self.rows)
-
-  def with_others(self, places: np.ndarray, others: 'Scattered') -> 'Scattered':
-    """Insert other clients between these.
-
-    Args:
-      places: The places of the others in the result.
-      others: The others.
-    """
-    is_here = np.ones([len(self) + len(others)], bool)
-    is_here[places] = False
-    which, rows = np.zeros([2, len(is_here)], np.int64)
-    which[is_here], rows[is_here] = self.which, self.rows
-    which[places], rows[places] = len(self.sources) + others.which, others.rows
-    sources = [*self.sources, *others.sources]
-    return Scattered(self.specs, sources, which, rows)
-
-  @property
-  def client_bytes(self) -> int:
-    """Memory of the leaves of a client, in bytes."""
-    return sum(
-      spec.shape.num_elements() * spec.dtype.size for spec in self.specs
-    )
-
-  def take(self, places: np.ndarray) -> 'Scattered':
-    """Select some clients.
-
-    Args:
-      places: Their places among the clients.
-    """
-    which, rows = self.which[places], self.rows[places].copy()
-    used, which = np.unique(which, return_inverse=True)
-    sources = []
-    for number, source in enumerate(used.tolist()):
-      taken, rows[which == number] = self.sources[source].take(
-        rows[which == number]
-      )
-      sources.append(taken)
-    return Scattered(self.specs, sources, which, rows)
-
-  def leaves(self) -> list[np.ndarray]:
-    """Read the leaves as arrays `[clients, ...]`.
-
-    Raises:
-      CohortRuntimeError: If a file cannot be read.
-    """
-    leaves = [
-      np.empty([len(self), *spec.shape], spec.dtype.as_numpy_dtype)
-      for spec in self.specs
-    ]
-    for number, source in enumerate(self.sources):
-      places = np.flatnonzero(self.which == number)
-      source.fill(leaves, places, self.rows[places])
-    return leaves
 
 
 def make_folder(parent: str | os.PathLike[str]) -> str:

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial.runtimes.values import client_batch
-from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.values import sources
 
 # A tensor, an array, or a list of nested values.
 Nested: TypeAlias = Any
@@ -111,7 +111,7 @@ class ClientValues(NamedTuple):
   """
 
   size: int
-  leaves: Sequence[Any] | deposits.Scattered
+  leaves: Sequence[Any] | sources.Scattered
 
 
 def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
@@ -139,7 +139,7 @@ def converter(type_spec: tff.Type) -> Callable[[Iterator[Any]], Any]:
 def _columns(
   value: ClientValues, convert: Callable[[Iterator[Any]], Any]
 ) -> client_batch.Columns:
-  if isinstance(value.leaves, deposits.Scattered):
+  if isinstance(value.leaves, sources.Scattered):
     return client_batch.Columns.of_scattered(value.leaves, convert)
   return client_batch.Columns.of(value.size, value.leaves, convert)
 

@@ -34,7 +34,7 @@ import tensorflow_federated as tff
 
 from tff_partial.runtimes.ray_runtime import remote_shards
 from tff_partial.runtimes.values import client_batch
-from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.values import sources
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training import files
 from tff_partial.training.client_store import deposited_states
@@ -131,12 +131,12 @@ class ClientStates:
 
   def _with_first(
     self, client_ids: Sequence[str], records: np.ndarray, is_new: np.ndarray
-  ) -> deposits.Scattered:
+  ) -> sources.Scattered:
     """Return records, and initial states to be made where clients run."""
-    return deposits.Scattered.of(
+    return sources.Scattered.of(
       self._layout.format.specs,
       [
-        deposits.Held(self._layout.format.columns(records[~is_new])),
+        sources.Held(self._layout.format.columns(records[~is_new])),
         state_codec.FirstStates(
           self._first_program, self._first_seeds(client_ids, is_new)
         ),

@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 
 from tff_partial.runtimes.values import deposits
+from tff_partial.runtimes.values import sources
 from tff_partial.training.client_store import state_codec
 
 # Bytes read at once for a save.
@@ -28,7 +29,7 @@ class DepositedStates:
       layout: The layout of records.
     """
     self._format = layout.format
-    self._places: dict[str, tuple[deposits.Source, int]] = {}
+    self._places: dict[str, tuple[sources.Source, int]] = {}
     self._unsaved: dict[str, None] = {}
     # Locations of older states, in files that are still in use.
     self._older: dict[str, list[tuple[weakref.ref, int]]] = {}
@@ -37,9 +38,7 @@ class DepositedStates:
     """Return True if the newest state of a client is here."""
     return client_id in self._places
 
-  def write(
-    self, client_ids: Sequence[str], states: deposits.Scattered
-  ) -> None:
+  def write(self, client_ids: Sequence[str], states: sources.Scattered) -> None:
     """Record the locations of client states."""
     for client, which, row in zip(
       client_ids, states.which.tolist(), states.rows.tolist(), strict=True
@@ -75,19 +74,19 @@ class DepositedStates:
     del newest
     return was_here
 
-  def read(self, client_ids: Sequence[str]) -> deposits.Scattered:
+  def read(self, client_ids: Sequence[str]) -> sources.Scattered:
     """Return the locations of client states, which must all be here."""
-    sources: dict[int, deposits.Source] = {}
+    found: dict[int, sources.Source] = {}
     which, rows = [], []
     for client in client_ids:
       source, row = self._places[client]
-      sources[id(source)] = source
+      found[id(source)] = source
       which.append(id(source))
       rows.append(row)
-    numbers = {key: number for number, key in enumerate(sources)}
-    return deposits.Scattered(
+    numbers = {key: number for number, key in enumerate(found)}
+    return sources.Scattered(
       self._format.specs,
-      [*sources.values()],
+      [*found.values()],
       np.array([numbers[key] for key in which], np.int64),
       np.array(rows, np.int64),
     )

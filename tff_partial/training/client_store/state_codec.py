@@ -22,8 +22,8 @@ from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.program import flat_program
 from tff_partial.runtimes.ray_runtime import remote_shards
 from tff_partial.runtimes.values import client_batch
-from tff_partial.runtimes.values import deposits
 from tff_partial.runtimes.values import readers
+from tff_partial.runtimes.values import sources
 from tff_partial.runtimes.values import typed_values
 
 
@@ -195,7 +195,7 @@ class Layout:
     leaves = self.format.columns(records)
     return client_batch.Columns.of(len(records), leaves, self._convert)
 
-  def scattered(self, states: deposits.Scattered) -> client_batch.Columns:
+  def scattered(self, states: sources.Scattered) -> client_batch.Columns:
     """Return scattered states as values that runtimes read leaf by leaf."""
     return client_batch.Columns.of_scattered(states, self._convert)
 
@@ -205,7 +205,7 @@ class Layout:
     size = self.format.record_type.itemsize
     return not self.format.is_ragged and size >= _LARGE_BYTES
 
-  def where_they_lie(self, states: Sequence[Any]) -> deposits.Scattered | None:
+  def where_they_lie(self, states: Sequence[Any]) -> sources.Scattered | None:
     """Return the location of a runtime's values, if they can stay there."""
     found = getattr(states, 'scattered', None)
     if found is None or [*found.specs] != self.format.specs:
@@ -314,7 +314,7 @@ def first_states(
 
 @dataclasses.dataclass(frozen=True)
 class FirstStates:
-  """Initial states that are made on demand: a `deposits.Source`.
+  """Initial states that are made on demand: a `sources.Source`.
 
   Attributes:
     program: `(int32[2] -> C)`.
@@ -323,16 +323,23 @@ class FirstStates:
 
   program: remote_shards.Program
   seeds: np.ndarray
+  is_in_memory = False
+
+  def __len__(self) -> int:
+    return len(self.seeds)
+
+  def erase(self, row: int) -> None:
+    """Do nothing: states are made again each time."""
 
   def fill(
     self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
   ) -> None:
-    """See `deposits.Source`."""
+    """See `sources.Source`."""
     made = _first_leaves(_deserialized(self.program))(self.seeds[rows])
     for leaf, own in zip(leaves, made, strict=True):
       leaf[places] = own.numpy()
 
-  def take(self, rows: np.ndarray) -> tuple[deposits.Source, np.ndarray]:
+  def take(self, rows: np.ndarray) -> tuple[sources.Source, np.ndarray]:
     """Return the states of some clients, with their rows."""
     return FirstStates(self.program, self.seeds[rows]), np.arange(len(rows))
 

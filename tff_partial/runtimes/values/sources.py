@@ -1,0 +1,178 @@
+"""Sources of clients' leaves: in memory, in a file, or made on demand.
+
+What clients keep from round to round need not pass through the process that
+draws cohorts. `Scattered` says for each client which source has its leaves, and
+the process that runs a client reads them from there.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Protocol, Self
+
+import numpy as np
+import tensorflow as tf
+
+
+class Source(Protocol):
+  """Source of the leaves of some clients, by row.
+
+  Attributes:
+    is_in_memory: True if the leaves are in the memory of this process.
+  """
+
+  is_in_memory: bool
+
+  def fill(
+    self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
+  ) -> None:
+    """Copy some clients' leaves into arrays.
+
+    Args:
+      leaves: Arrays `[clients, ...]` to be filled.
+      places: The places to fill in them, `[number]`.
+      rows: The rows to copy, `[number]`.
+    """
+
+  def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
+    """Return a source with at least some rows, and their rows there."""
+
+  def erase(self, row: int) -> None:
+    """Overwrite the leaves of a client with zeros."""
+
+  def __len__(self) -> int:
+    """Return the number of clients."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+  """Leaves in memory.
+
+  Attributes:
+    leaves: Arrays `[clients, ...]`.
+  """
+
+  leaves: Sequence[np.ndarray]
+  is_in_memory = True
+
+  def __len__(self) -> int:
+    return len(self.leaves[0])
+
+  def fill(
+    self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
+  ) -> None:
+    """See `Source`."""
+    for leaf, own in zip(leaves, self.leaves, strict=True):
+      leaf[places] = own[rows]
+
+  def take(self, rows: np.ndarray) -> 'tuple[Source, np.ndarray]':
+    """Keep those rows alone, so that no others are sent."""
+    return Held([leaf[rows] for leaf in self.leaves]), np.arange(len(rows))
+
+  def erase(self, row: int) -> None:
+    """See `Source`."""
+    for leaf in self.leaves:
+      leaf[row] = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scattered:
+  """Leaves of some clients, spread over several sources.
+
+  Attributes:
+    specs: The specs of the leaves of a client.
+    sources: The sources of the leaves.
+    which: For each client, its source, `[clients]`.
+    rows: For each client, its row there, `[clients]`.
+  """
+
+  specs: Sequence[tf.TensorSpec]
+  sources: Sequence[Source]
+  which: np.ndarray
+  rows: np.ndarray
+
+  @classmethod
+  def of(
+    cls,
+    specs: Sequence[tf.TensorSpec],
+    sources: Sequence[Source],
+    places: Sequence[np.ndarray],
+  ) -> Self:
+    """Combine the clients of several sources.
+
+    Args:
+      specs: The specs of the leaves of a client.
+      sources: The sources of the leaves.
+      places: For each source, the places of its clients, row by row.
+    """
+    size = sum(map(len, places))
+    which, rows = np.zeros([2, size], np.int64)
+    for number, own in enumerate(places):
+      which[own], rows[own] = number, np.arange(len(own))
+    return cls(specs, sources, which, rows)
+
+  def __len__(self) -> int:
+    return len(self.rows)
+
+  def with_others(self, places: np.ndarray, others: 'Scattered') -> 'Scattered':
+    """Insert other clients between these.
+
+    Args:
+      places: The places of the others in the result.
+      others: The others.
+    """
+    is_here = np.ones([len(self) + len(others)], bool)
+    is_here[places] = False
+    which, rows = np.zeros([2, len(is_here)], np.int64)
+    which[is_here], rows[is_here] = self.which, self.rows
+    which[places], rows[places] = len(self.sources) + others.which, others.rows
+    sources = [*self.sources, *others.sources]
+    return Scattered(self.specs, sources, which, rows)
+
+  @property
+  def client_bytes(self) -> int:
+    """Memory of the leaves of a client, in bytes."""
+    return sum(
+      spec.shape.num_elements() * spec.dtype.size for spec in self.specs
+    )
+
+  def take(self, places: np.ndarray) -> 'Scattered':
+    """Select some clients.
+
+    Args:
+      places: Their places among the clients.
+    """
+    which, rows = self.which[places], self.rows[places].copy()
+    used, which = np.unique(which, return_inverse=True)
+    sources = []
+    for number, source in enumerate(used.tolist()):
+      taken, rows[which == number] = self.sources[source].take(
+        rows[which == number]
+      )
+      sources.append(taken)
+    return Scattered(self.specs, sources, which, rows)
+
+  def leaves(self) -> list[np.ndarray]:
+    """Read the leaves as arrays `[clients, ...]`.
+
+    A leaf whose shape may differ between clients is an array of arrays.
+
+    Raises:
+      CohortRuntimeError: If a file cannot be read.
+    """
+    leaves = [empty(spec, len(self)) for spec in self.specs]
+    for number, source in enumerate(self.sources):
+      places = np.flatnonzero(self.which == number)
+      source.fill(leaves, places, self.rows[places])
+    return leaves
+
+
+def empty(spec: tf.TensorSpec, size: int) -> np.ndarray:
+  """Return room for a leaf of some clients.
+
+  Args:
+    spec: The spec of one client's leaf.
+    size: Number of clients.
+  """
+  if not spec.shape.is_fully_defined():
+    return np.empty([size], object)
+  return np.empty([size, *spec.shape], spec.dtype.as_numpy_dtype)
