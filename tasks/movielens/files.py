@@ -8,17 +8,16 @@ reader stops and names file and line, because a model trained on half a file
 looks just like any other.
 """
 
-from collections.abc import Hashable
 import dataclasses
-import io
 import os
 import pathlib
-import re
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from tasks.errors import DataError
+from tasks.files import tables
 
 REMEDY_DAMAGED = (
   'Correct the line, or move the folder away and fetch the data again with '
@@ -33,17 +32,15 @@ REMEDY_NO_DATA = (
 
 GENRES = tuple(f'genre_{number}' for number in range(19))
 
-# Regular expressions of values. Neither Latin-1 nor UTF-8 text has the control
-# characters; surrogates stand for bytes that are no UTF-8.
-_WHOLE, _FLAG = '[0-9]{1,18}', '[01]'
+# Neither Latin-1 nor UTF-8 text has the control characters.
+_TEXT = r'[^\x00-\x08\n-\x1f\x7f-\x9f]'
 _STARS = r'[1-5](?:\.0*)?'
 _HALF_STARS = r'(?:0?\.50*|[1-4](?:\.5?0*)?|5(?:\.0*)?)'
-_NO_TEXT = r'\x00-\x08\n-\x1f\x7f-\x9f\ud800-\udfff'
-_CELL = f'(?:"(?:[^"{_NO_TEXT}]++|"")*+"|[^",{_NO_TEXT}]*)'
 _NUMBERS = {
-  **dict.fromkeys(('user_id', 'item_id', 'age', 'timestamp'), _WHOLE),
-  **dict.fromkeys(GENRES, _FLAG),
+  **dict.fromkeys(('user_id', 'item_id', 'age', 'timestamp'), tables.WHOLE),
+  **dict.fromkeys(GENRES, '[01]'),
 }
+_MAY_BE_EMPTY = ('genres', 'release', 'video_release', 'address')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,111 +75,54 @@ class File:
       DataError: If the file cannot be read or has no lines, or any of them is
         damaged; names the first such line.
     """
-    text = self._text(folder)
-    # Matches up to the first damaged line, and never turns back.
-    whole = re.match(f'(?:{self._pattern()}\n)*+', text)
-    end = whole.end() if whole else 0
-    if end < len(text):
-      raise self._damaged(folder, text, end)
-    types: dict[Hashable, str] = {
-      column: 'int64' if column in _NUMBERS else 'str'
-      for column in self.columns
-    }
-    if self.rating:
-      types['rating'] = 'float64'
-    # The fast parser knows separators of one character only.
-    separator = '\x1f' if len(self.separator) > 1 else self.separator
-    table = pd.read_csv(
-      io.StringIO(text.replace(self.separator, separator)),
-      sep=separator,
-      header=None,
-      names=list(self.columns),
-      dtype=types,
-      # In the older files a quote is a character like any other.
-      quotechar='"' if self.header else '\x1e',
-      na_filter=False,
+    table = tables.read(
+      folder / self.name,
+      names=() if self.header else self.columns,
+      separator=self.separator,
+      remedy=REMEDY_DAMAGED,
+      must_end=True,
     )
-    keys = table.iloc[:, : 2 if self.rating else 1]
-    again = keys.duplicated().to_numpy()
+    header = ','.join(table.texts.columns)
+    if header != (self.header or ','.join(self.columns)):
+      raise table.refusal(
+        1, f'the header is {header[:80]!r} instead of {self.header!r}'
+      )
+    if table.texts.empty:
+      raise table.refusal(2, 'the file is empty but for its header')
+    table.texts.columns = pd.Index(self.columns)
+    frame = pd.DataFrame(
+      {column: self._values(table, column) for column in self.columns}
+    )
+    keys = frame.iloc[:, : 2 if self.rating else 1]
+    again = keys.duplicated()
     if again.any():
-      row = int(again.argmax())
-      key = keys.iloc[row]
-      first = int((keys == key).all(axis=1).to_numpy().argmax())
+      line = again.idxmax()
+      key = keys.loc[line]
+      first = (keys == key).all(axis=1).idxmax()
       named = ', '.join(f'{name} {value}' for name, value in key.items())
-      raise self.refusal(
-        folder,
-        row,
-        f'a second line of {named}; the first is on line '
-        f'{first + self._first_line}',
+      raise table.refusal(
+        line, f'a second line of {named}; the first is on line {first}'
       )
-    return table
+    return frame.reset_index(drop=True)
 
-  @property
-  def _first_line(self) -> int:
-    return 2 if self.header else 1
-
-  def refusal(self, folder: pathlib.Path, row: int, problem: str) -> DataError:
-    """Make the error for a row of the frame.
-
-    Args:
-      folder: Holds the file.
-      row: Number of the row, from 0.
-      problem: What is wrong with it.
-    """
-    number = row + self._first_line
-    return DataError(
-      f'{folder / self.name}, line {number}: {problem}. {REMEDY_DAMAGED}'
-    )
-
-  def _text(self, folder: pathlib.Path) -> str:
-    """Return the lines below the header, with line ends as on Unix."""
-    path = folder / self.name
-    try:
-      data = path.read_bytes().replace(b'\r\n', b'\n')
-    except OSError as error:
-      raise DataError(
-        f'{path}: cannot be read ({error.strerror}), though the data set is '
-        f'there. {REMEDY_DAMAGED}'
-      ) from error
-    try:
-      text = data.decode('utf-8-sig')
-    except UnicodeDecodeError:
-      text = (
-        data.decode('utf-8', 'surrogateescape')
-        if self.header
-        else data.decode('latin-1')  # As the older files are.
+  def _values(self, table: tables.TextTable, column: str) -> pd.Series:
+    """Parse a column."""
+    if column in _NUMBERS:
+      return table.values(
+        column,
+        _NUMBERS[column],
+        '0 or 1' if column in GENRES else 'a whole number from 0 up',
+        lambda texts: texts.astype(np.int64),
       )
-    if text.endswith('\n\n'):
-      text = text.rstrip('\n') + '\n'
-    if self.header:
-      header, _, text = text.partition('\n')
-      if header not in (self.header, ''):
-        raise self.refusal(
-          folder,
-          -1,
-          f'the header is {header[:80]!r} instead of {self.header!r}',
-        )
-    if not text:
-      raise DataError(f'{path}: the file is empty. {REMEDY_DAMAGED}')
-    return text
-
-  def _pattern(self) -> str:
-    """Return a regular expression of a line."""
-    separator = re.escape(self.separator)
-    text = _CELL if self.header else f'(?:(?!{separator})[^{_NO_TEXT}])*+'
-    kinds = {**_NUMBERS, 'rating': self.rating}
-    return separator.join(kinds.get(c, text) for c in self.columns)
-
-  def _damaged(self, folder: pathlib.Path, text: str, place: int) -> DataError:
-    """Make the error for the line that begins at a place of the text."""
-    line, end, _ = text[place:].partition('\n')
-    problem = (
-      f'expected {self.separator.join(self.columns):.120}, with whole numbers '
-      f'and ratings on the scale; found {line[:80]!r}'
-      if end
-      else 'the file is cut off in this line, which has no line end'
-    )
-    return self.refusal(folder, text.count('\n', 0, place), problem)
+    if column == 'rating':
+      return table.values(
+        column,
+        self.rating,
+        'a rating on the scale',
+        lambda texts: texts.astype(np.float64),
+      )
+    number = '*' if column in _MAY_BE_EMPTY else '+'
+    return table.values(column, _TEXT + number, 'a text')
 
 
 class Layout(NamedTuple):
@@ -306,11 +246,7 @@ def read_titles(folder: pathlib.Path, layout: Layout) -> dict[int, str]:
     DataError: If the file cannot be read or a line of it is damaged.
   """
   items = layout.items.read(folder)
-  titles = items['title'].str.strip()
-  if not titles.all():
-    row = int(titles.argmin())
-    raise layout.items.refusal(folder, row, 'the item has no title')
-  return dict(zip(items['item_id'].tolist(), titles, strict=True))
+  return dict(zip(items['item_id'].tolist(), items['title'], strict=True))
 
 
 def read_users(folder: pathlib.Path, layout: Layout) -> pd.DataFrame | None:

@@ -13,8 +13,7 @@ import pandas as pd
 
 from tasks.errors import DataError
 from tasks.errors import OptionError
-from tasks.files import csv_tables
-from tasks.files import numbers
+from tasks.files import tables as files_tables
 from tasks.options import option
 from tasks.options import Options
 from tasks.ratings.tables import Table
@@ -31,6 +30,7 @@ _USUAL = {
   'rating': ('rating', 'ratings', 'score', 'stars'),
   'time': ('timestamp', 'time', 'date', 'datetime'),
 }
+_REPAIR = 'Repair the file, or name another one with --csv=FILE.'
 _NO_FILE = (
   'Name a CSV file of ratings, with a line of column names and then a line a '
   'rating, with --csv=FILE, or use invented ratings with --data=synthetic.'
@@ -110,37 +110,37 @@ class Csv(Options):
     if not path.is_file():
       problem = 'it is no file' if path.exists() else 'there is no such file'
       raise DataError(f'--csv={path}: {problem}. {_NO_FILE}')
-    columns: dict[str, str] = {}
-
-    def choose(header: list[str]) -> list[str]:
-      columns.update(self._columns(path, header))
-      return list(columns.values())
-
-    is_tab = self.separator in ('tab', '\\t')
-    found = csv_tables.read(path, choose, '\t' if is_tab else self.separator)
-    found.columns = pd.Index(columns)
-    found, left_out = self._whole(path, found)
-    if found.empty:
+    separator = '\t' if self.separator in ('tab', '\\t') else self.separator
+    found = files_tables.read(path, remedy=_REPAIR, separator=separator)
+    columns = self._columns(path, found.texts.columns.tolist())
+    texts = found.texts[list(columns.values())]
+    texts.columns = pd.Index(columns)
+    found, left_out = self._whole(dataclasses.replace(found, texts=texts))
+    if found.texts.empty:
       raise DataError(
         f'{path}: there are no ratings below the line of column names. '
         f'{_NO_FILE}'
       )
     frame = pd.DataFrame(
-      {name: _sorted(found[name]) for name in ('user', 'item')}
+      {name: _sorted(found.texts[name]) for name in ('user', 'item')}
     )
-    frame['rating'] = csv_tables.values(
-      path,
-      found['rating'],
-      _small_numbers,
+    frame['rating'] = found.values(
+      'rating',
+      files_tables.NUMBER,
       'a number that is not too large',
+      _small_numbers,
       'Repair the line, or name another column with --csv_rating.',
     )
     if 'time' in columns:
-      times = csv_tables.values(
-        path,
-        found['time'],
-        _times,
+      # The first one decides.
+      first = found.texts['time'].iloc[0]
+      is_number = re.fullmatch(files_tables.NUMBER, first)
+      times = found.values(
+        'time',
+        files_tables.NUMBER if is_number else r'[\x00-\x7f]+',
         'a number or a date like 2001-02-03 04:05:06',
+        # Integers beyond 2**53 differ, too.
+        pd.to_numeric if is_number else _dates,
         'Repair the line, or name another column with --csv_time.',
       )
       frame['time'] = np.unique(times.to_numpy(), return_inverse=True)[1]
@@ -150,8 +150,6 @@ class Csv(Options):
     self, path: pathlib.Path, header: Sequence[str]
   ) -> dict[str, str]:
     """Return the columns by their meaning."""
-    if not header:
-      raise DataError(f'{path}: the file is empty. {_NO_FILE}')
     columns: dict[str, str] = {}
     for what, usual in _USUAL.items():
       given = getattr(self, what)
@@ -182,23 +180,22 @@ class Csv(Options):
     return columns
 
   def _whole(
-    self, path: pathlib.Path, found: pd.DataFrame
-  ) -> tuple[pd.DataFrame, dict[str, int]]:
+    self, found: files_tables.TextTable
+  ) -> tuple[files_tables.TextTable, dict[str, int]]:
     """Return the lines that lack nothing, and how many were dropped, by why."""
-    left_out = {}
-    for name in found:
-      is_empty = found[name] == ''
+    left_out, texts = {}, found.texts
+    for name in texts:
+      is_empty = texts[name] == ''
       if is_empty.any() and self.missing == REFUSE:
-        raise csv_tables.damaged(
-          path,
+        raise found.refusal(
           is_empty.idxmax(),
           f'there is no {name}',
           f'Repair the line, or drop such lines with --csv_missing={DROP}.',
         )
       if is_empty.any():
         left_out[f'lines that lack the {name}'] = int(is_empty.sum())
-        found = found[~is_empty]
-    return found, left_out
+        texts = texts[~is_empty]
+    return dataclasses.replace(found, texts=texts), left_out
 
 
 def _sorted(texts: pd.Series) -> pd.Series:
@@ -208,22 +205,10 @@ def _sorted(texts: pd.Series) -> pd.Series:
 
 
 def _small_numbers(texts: pd.Series) -> pd.Series:
-  found = texts.map(numbers.number)
+  found = texts.astype(np.float64)
   # Beyond that, squared errors exceed the range of floats.
   return found.where(found.abs() < 1e9)
 
 
-def _times(texts: pd.Series) -> pd.Series:
-  """Return numbers or dates, as the first text is one."""
-  found = texts.map(numbers.number)
-  if found.notna().all():
-    # Integers beyond 2**53 differ, too.
-    return pd.to_numeric(texts)
-  if pd.notna(found[0]):
-    return found
-  return pd.to_datetime(
-    texts.where(texts.map(str.isascii)),
-    errors='coerce',
-    utc=True,
-    format='ISO8601',
-  )
+def _dates(texts: pd.Series) -> pd.Series:
+  return pd.to_datetime(texts, errors='coerce', utc=True, format='ISO8601')

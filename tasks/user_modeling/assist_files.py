@@ -6,8 +6,6 @@ skill. `load` joins them into one record with three attributes; only then does a
 record have 1.20 attributes on average, as in the paper's Table 1.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-import functools
 import os
 import pathlib
 
@@ -16,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tasks.errors import DataError
-from tasks.files import csv_tables
+from tasks.files import tables
 from tasks.user_modeling import records
 
 FILE = 'assist2009_with_teacher.csv'
@@ -26,7 +24,7 @@ _REMEDY_NO_DATA = (
   'or use invented data with --data=synthetic, which needs no files.'
 )
 
-_WHOLE_NUMBER = ('[0-9]{1,18}', 'a whole number from 0 up')
+_WHOLE_NUMBER = (tables.WHOLE, 'a whole number from 0 up')
 _NUMBERS = {
   **dict.fromkeys(
     ('user_id', 'position', 'problem_id', 'skill'), _WHOLE_NUMBER
@@ -96,29 +94,17 @@ def read(path: pathlib.Path) -> pd.DataFrame:
     DataError: If the file cannot be read, or a line is damaged or contradicts
       another one; names the line.
   """
-  texts = csv_tables.read(
-    path, functools.partial(_choose, path), remedy=_REMEDY
-  )
-  if texts.empty:
-    raise _damaged(path, 2, 'the table has no rows')
-  with path.open('rb') as file:
-    file.seek(-1, os.SEEK_END)
-    if file.read() != b'\n':
-      raise _damaged(
-        path,
-        texts.index[-1],
-        'the file stops within this line, which has no line end, so it seems '
-        'to be cut off',
-      )
+  logs = tables.read(path, remedy=_REMEDY, must_end=True)
+  _check_header(logs)
+  if logs.texts.empty:
+    raise logs.refusal(2, 'the table has no rows')
   table = pd.DataFrame(
     {
-      column: csv_tables.values(
-        path, texts[column], _matching(pattern), expected, _REMEDY
-      )
+      column: logs.values(column, pattern, expected)
       for column, (pattern, expected) in _COLUMNS.items()
     }
   ).astype(dict.fromkeys(_NUMBERS, np.int64))
-  _refuse_contradictions(table, path)
+  _refuse_contradictions(logs, table)
   table = table.sort_values(['user_id', 'position'], kind='stable')
   return table.reset_index(drop=True)
 
@@ -134,10 +120,6 @@ def _find(folder: str | os.PathLike[str]) -> pathlib.Path:
     f'{root}: there is no file {FILE} in the folder or in its sub-folder '
     f"'assistments'. {_REMEDY_NO_DATA}"
   )
-
-
-def _damaged(path: pathlib.Path, line: Hashable, problem: str) -> DataError:
-  return csv_tables.damaged(path, line, problem, _REMEDY)
 
 
 def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
@@ -156,26 +138,21 @@ def _join_skills(table: pd.DataFrame) -> pd.DataFrame:
   return table[~rows.duplicated(['run', 'again', 'correct']).to_numpy()]
 
 
-def _matching(pattern: str) -> Callable[[pd.Series], pd.Series]:
-  return lambda texts: texts.where(texts.str.fullmatch(pattern))
-
-
-def _choose(path: pathlib.Path, header: Sequence[str]) -> Sequence[str]:
-  """Return the columns to read; each must occur exactly once."""
+def _check_header(logs: tables.TextTable) -> None:
+  """Check that each column is there exactly once."""
+  header = logs.texts.columns.tolist()
   for column in _COLUMNS:
     times = header.count(column)
     if times != 1:
       found = 'is missing' if not times else f'is there {times} times'
-      raise _damaged(
-        path,
+      raise logs.refusal(
         1,
         f'the column {column!r} {found}; the header is '
         f'{",".join(header)[:120]!r}, and needed are {", ".join(_COLUMNS)}',
       )
-  return list(_COLUMNS)
 
 
-def _refuse_contradictions(table: pd.DataFrame, path: pathlib.Path) -> None:
+def _refuse_contradictions(logs: tables.TextTable, table: pd.DataFrame) -> None:
   """Compare each row with the first one that it must agree with."""
   for keys, column, what in (
     (['user_id'], 'teacher_id', 'a student has one teacher'),
@@ -188,16 +165,14 @@ def _refuse_contradictions(table: pd.DataFrame, path: pathlib.Path) -> None:
     if differs.any():
       line = differs.idxmax()
       whose = ' and '.join(f'{key} {table[key][line]}' for key in keys)
-      raise _damaged(
-        path,
+      raise logs.refusal(
         line,
         f'{what}, but {whose} has the {column} {table[column][line]!s} here '
         f'and {first[line]!s} before',
       )
   again = table.duplicated(['user_id', 'position', 'skill'])
   if again.any():
-    raise _damaged(
-      path,
+    raise logs.refusal(
       again.idxmax(),
       'the same user_id, position and skill are there a second time',
     )

@@ -81,8 +81,11 @@ def read_genres(folder: pathlib.Path) -> records.Tags:
   flags = movies[list(data_sets.GENRES)].to_numpy(bool)
   has_genre = flags.any(axis=1)
   if not has_genre.all():
-    row = int(has_genre.argmin())
-    raise file.refusal(folder, row, 'the item has no genre')
+    item = movies['item_id'][has_genre.argmin()]
+    raise DataError(
+      f'{folder / file.name}: the item {item} has no genre. '
+      f'{data_sets.REMEDY_DAMAGED}'
+    )
   rows, genres = flags.nonzero()
   items = movies['item_id'].to_numpy()[rows]
   return records.Tags(items, genres, named['name'].to_dict())

@@ -105,35 +105,16 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
 @pytest.mark.parametrize(
   ('text', 'options', 'message'),
   [
-    ('', {}, 'stars.csv: the file is empty. Name a CSV file'),
+    ('', {}, 'stars.csv: the file is empty. .* another one with --csv=FILE'),
     ('user,item,rating\n', {}, 'there are no ratings below the line of column'),
-    (
-      'user,item,rating\na,b,1\na,c\n',
-      {},
-      'stars.csv, line 3: 2 values instead of 3; .* Repair the line',
-    ),
-    (
-      'user,item,rating\na,"b\nc",1\n\na,c,4,5\n',
-      {},
-      'line 5: 4 values instead of 3',
-    ),
+    ('user,item,rating\na,b,1\na,c\n', {}, 'line 3: there is no rating'),
+    ('user,item,rating\na,b,1\n\na,c,4,5\n', {}, '3 fields in line 4, saw 4'),
     (
       'user,item,rating\na,b,good\n',
       {},
       "line 2: 'rating' should be a number .*, found 'good'. .* --csv_rating",
     ),
     ('user,item,rating\na,b,nan\n', {}, "line 2: 'rating' .*, found 'nan'"),
-    ('user,item,rating\na,b,inf\n', {}, "line 2: 'rating' .*, found 'inf'"),
-    (
-      'user,item,rating\na,b,1\na,c,1_0\n',
-      {},
-      "line 3: 'rating' .*, found '1_0'",
-    ),
-    (
-      'user,item,rating\na,b,\u0664\n',
-      {},
-      "line 2: 'rating' .*, found '\u0664'",
-    ),
     ('user,item,rating\na,b,1e12\n', {}, "line 2: 'rating' .*, found '1e12'"),
     ('user;item;rating\na;b;3,5\n', {}, "line 2: 'rating' .*, found '3,5'"),
     (
@@ -147,31 +128,13 @@ def test_other_forms_of_the_same_are_read(tmp_path, text, options):
       "line 3: 'time' should be a number or a date .*, found 'soon'",
     ),
     (
-      'user,item,rating,time\na,b,1,3\na,c,2,inf\n',
-      {},
-      "line 3: 'time' should be a number or a date .*, found 'inf'",
-    ),
-    (
-      'user,item,rating,time\na,b,1,1_0\n',
-      {},
-      "line 2: 'time' .*, found '1_0'",
-    ),
-    (
       'user,item,rating,time\na,b,1,\u0662\u0660\u0660\u0661\n',
       {},
       "line 2: 'time' .*, found '\u0662\u0660\u0660\u0661'",
     ),
-    (
-      'user,item,rating\na,' + 'b' * (1 << 20) + ',3\n',
-      {},
-      'line 2: longer than 1,048,576 characters',
-    ),
-    (
-      b'user,item,rating\na,b\xff,1\n',
-      {},
-      'stars.csv, after line .: byte 0xff is no UTF-8',
-    ),
-    ('user,item,rating\na,"b,1\n', {}, r'line 2: no CSV \(unexpected end of'),
+    (b'user,item,rating\na,b\xff,1\n', {}, 'byte 0xff .*save it as UTF-8'),
+    (b'user,item,rating\na,b\x00,1\n', {}, 'it has zero bytes'),
+    ('user,item,rating\na,"b,1\n', {}, 'EOF inside string starting at row 1'),
     (
       'user,movie,item,rating\n',
       {},

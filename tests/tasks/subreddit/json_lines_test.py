@@ -7,7 +7,6 @@ import json
 import lzma
 import pathlib
 import sys
-import tracemalloc
 
 import pytest
 
@@ -79,45 +78,21 @@ def test_reads_zstandard_where_its_package_is(tmp_path):
     (b'{"who": ', 'cannot be read .Expecting value'),
     (b'{"who": "\xff"}', "cannot be read .'utf-8' codec"),
     (b'[' * 100_000, 'cannot be read .*recursion'),
-    (b'{"who": "a", "time": ' + b'1' * 5_000 + b'}', 'cannot be .* digits'),
     (b'[1, 2]', r'expected a JSON object, found \[1, 2\]'),
     ({'who': 'ann', 'label': 1}, "'created_utc' or 'time' is missing"),
-    ({'who\ud800' * 999: 1}, r'there are \["who.ud800who'),
     ({**_LINE, 'who': 3}, "'who' should be a text, found 3"),
-    ({**_LINE, 'who': None}, "'who' should be a text, found null"),
-    ({**_LINE, 'who': 'x' * 1_000_001}, 'a text of at most 1,000,000 char'),
     ({**_LINE, 'time': -1}, "'time' should be a time in seconds"),
     ({**_LINE, 'time': '1_0'}, "'time' should be a time in seconds"),
     ({**_LINE, 'time': '\u0661\u0662'}, "'time' should be a time in seconds"),
-    ({**_LINE, 'time': 'inf'}, "'time' should be a time in seconds"),
-    ({**_LINE, 'time': '9' * 5_000}, "'time' should be a time"),
     ({**_LINE, 'time': True}, "'time' should be a time in seconds"),
     (b'{"who": "a", "time": NaN, "label": 1}', "'time' should be a time"),
     ({**_LINE, 'label': 2}, "'label' should be 0 or 1, found 2"),
-    (b'{"who": "a", "time": 1, "label": 1e5000}', "'label' should be 0 or 1"),
-    (b' ' * (1 << 23) + b'{}', 'longer than 8,388,608 bytes'),
   ],
 )
 def test_refuses_a_bad_line_by_its_number(tmp_path, line, problem):
   path = _write(tmp_path / 'a.jsonl', _LINE, b'', line, _LINE)
   with pytest.raises(DataError, match=rf'a\.jsonl, line 3: .*{problem}'):
     _read(path)
-
-
-def test_a_sentence_of_a_compressed_file_cannot_fill_the_memory(tmp_path):
-  path = tmp_path / 'a.jsonl.gz'
-  with gzip.open(path, 'wb') as file:
-    file.write(b'{"who": "')
-    for _ in range(200):
-      file.write(b'word ' * (1 << 16))
-    file.write(b'", "time": 3, "label": 1}\n')
-  assert path.stat().st_size < 1e6  # Of 66 MB.
-  tracemalloc.start()
-  with pytest.raises(DataError, match=r'a\.jsonl\.gz, line 1: longer than'):
-    _read(path)
-  _, peak = tracemalloc.get_traced_memory()
-  tracemalloc.stop()
-  assert peak < 30e6
 
 
 def test_records_without_a_time_keep_their_place_in_the_file(tmp_path, caplog):

@@ -1,0 +1,170 @@
+"""Tables of texts, such as CSV files, read by pandas and checked by columns.
+
+A damaged value is never skipped or repaired: an error names its line.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+import csv
+import dataclasses
+import io
+import pathlib
+
+import numpy as np
+import pandas as pd
+
+from tasks.errors import DataError
+
+# Regular expressions of values. Python also reads `1_0` as 10, digits of other
+# scripts, and `inf`.
+WHOLE = '[0-9]{1,18}'
+NUMBER = r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?'
+
+_SEPARATORS = (b',', b';', b'\t', b'|')
+
+
+def _as_they_are(texts: pd.Series) -> pd.Series:
+  return texts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextTable:
+  """The columns of a file.
+
+  Attributes:
+    path: The file.
+    texts: Texts without spaces around them, as categories, some of which no
+      line has. The index has the numbers of lines; all that stands in quotes
+      counts as one.
+    remedy: Ends messages about damaged lines.
+  """
+
+  path: pathlib.Path
+  texts: pd.DataFrame
+  remedy: str
+
+  def values(
+    self,
+    column: str,
+    pattern: str,
+    expected: str,
+    parse: Callable[[pd.Series], pd.Series] = _as_they_are,
+    remedy: str = '',
+  ) -> pd.Series:
+    """Parse a column.
+
+    Args:
+      column: Its name.
+      pattern: A regular expression that matches all correct texts.
+      expected: Says in a message what a value should be.
+      parse: Returns the values of different texts that match, NaN or NaT for a
+        wrong one. By default the values are the texts.
+      remedy: Replaces that of the table.
+
+    Raises:
+      DataError: If a value is wrong; names the first such line.
+    """
+    used = self.texts[column]
+    texts = pd.Series(used.cat.categories, dtype=object)
+    parsed = parse(texts[texts.str.fullmatch(pattern).astype(bool)])
+    parsed = parsed[parsed.notna()]
+    places = np.full(len(texts), -1)
+    places[parsed.index] = np.arange(len(parsed))
+    found = places[used.cat.codes]
+    if (found < 0).any():
+      line = used.index[found.argmin()]
+      raise self.refusal(
+        line,
+        f'{column!r} should be {expected}, found {used[line]!r:.40}',
+        remedy,
+      )
+    return pd.Series(parsed.to_numpy()[found], used.index)
+
+  def refusal(
+    self, line: Hashable, problem: str, remedy: str = ''
+  ) -> DataError:
+    """Make the error for a damaged line."""
+    return DataError(
+      f'{self.path}, line {line}: {problem}. {remedy or self.remedy}'
+    )
+
+
+def read(
+  path: pathlib.Path,
+  *,
+  remedy: str,
+  names: Sequence[str] = (),
+  separator: str | None = ',',
+  must_end: bool = False,
+) -> TextTable:
+  """Read a file; lines without anything are no rows.
+
+  Args:
+    path: The file, in UTF-8.
+    remedy: Ends messages about a damaged file or line.
+    names: Names of the columns of a file without a header, where quotes are
+      characters like all others, and which may be in Latin-1. By default the
+      first line names them.
+    separator: What stands between values; None for what the first line has most
+      of.
+    must_end: True if a last line without a line end is damaged.
+
+  Raises:
+    DataError: If the file cannot be read, or a line has too many values.
+  """
+  encoding = 'utf-8-sig'
+  try:
+    data = path.read_bytes()
+    if b'\0' in data:
+      raise ValueError('it has zero bytes, as no text has')
+    if must_end and data and not data.endswith(b'\n'):
+      line = data.count(b'\n') + 1
+      raise ValueError(f'it is cut off in line {line}, which has no line end')
+    if names:
+      try:
+        data.decode()
+      except UnicodeDecodeError:
+        encoding = 'latin-1'
+    one = separator and separator.encode()
+    if not one:
+      one = max(_SEPARATORS, key=data.partition(b'\n')[0].count)
+    if len(one) > 1:  # The fast parser knows separators of one byte only.
+      data, one = data.replace(one, b'\x1f'), b'\x1f'
+    table = pd.read_csv(
+      io.BytesIO(data),
+      sep=one.decode(),
+      header=None,
+      low_memory=False,
+      dtype=str,
+      na_filter=False,
+      skip_blank_lines=False,
+      skipinitialspace=True,
+      quoting=csv.QUOTE_NONE if names else csv.QUOTE_MINIMAL,
+      encoding=encoding,
+    )
+    if names and table.shape[1] != len(names):
+      raise ValueError(f'line 1 has no {len(names)} values')
+  except pd.errors.EmptyDataError:
+    raise DataError(f'{path}: the file is empty. {remedy}') from None
+  except (OSError, ValueError) as error:
+    problem = getattr(error, 'strerror', None) or str(error).strip()
+    if isinstance(error, UnicodeDecodeError):
+      problem += '; save it as UTF-8'
+    raise DataError(f'{path}: cannot be read ({problem}). {remedy}') from None
+  table.index += 1
+  rows = table if names else table.iloc[1:]
+  columns = [_categories(rows[place]) for place in table]
+  texts = pd.concat(columns, axis=1)
+  texts.columns = pd.Index(names or [str(x).strip() for x in table.iloc[0]])
+  if all('' in column.cat.categories for column in columns):
+    is_blank = np.logical_and.reduce([column == '' for column in columns])
+    texts = texts[~is_blank]
+  return TextTable(path, texts, remedy)
+
+
+def _categories(column: pd.Series) -> pd.Series:
+  codes, texts = pd.factorize(column)
+  # Texts may be the same without spaces.
+  numbers, stripped = pd.factorize(texts.str.strip())
+  if len(stripped) < len(texts):
+    codes = numbers[codes]
+  return pd.Series(pd.Categorical.from_codes(codes, stripped), column.index)
