@@ -32,7 +32,7 @@ TOP_N_FILE = 'top_n.csv'
 EXPORT_FOLDER = 'export'
 
 
-class _Row(NamedTuple):
+class _TopNRow(NamedTuple):
   """A line of `top_n.csv`."""
 
   user: str
@@ -52,7 +52,7 @@ def write(config: Config, output: Output) -> None:
     output: The folder of the trained run.
   """
   options = config.task
-  if not isinstance(options, ratings_task.Options):
+  if not isinstance(options, ratings_task.RatingsOptions):
     return
   ends = options.ends
   if not (ends.top_n_csv or ends.export_formats):
@@ -77,7 +77,7 @@ def write(config: Config, output: Output) -> None:
 
 def _write_top_n(
   config: Config,
-  task: ratings_task.Ratings,
+  task: ratings_task.RatingsTask,
   trainable: Trainable,
   saved: programs.Saved,
   ends: ratings_task.Ends,
@@ -94,7 +94,7 @@ def _write_top_n(
   users = names if ends.top_n_user is None else (ends.top_n_user,)
   text = io.StringIO()
   lines = csv.writer(text, lineterminator='\n')
-  lines.writerow(_Row._fields)
+  lines.writerow(_TopNRow._fields)
   for user in users:
     lines.writerows(best(task, predictor, user, ends.top_n))
   path = folder / TOP_N_FILE
@@ -104,11 +104,11 @@ def _write_top_n(
 
 
 def best(
-  task: ratings_task.Ratings,
+  task: ratings_task.RatingsTask,
   predictor: personal_models.Predictor,
   user: str,
   number: int,
-) -> Iterator[_Row]:
+) -> Iterator[_TopNRow]:
   """Rank the items that a user has not rated; fewer if there are not enough.
 
   Args:
@@ -128,7 +128,7 @@ def best(
   unrated = np.setdiff1d(np.arange(ratings.num_items), rated)
   best = unrated[np.argsort(-scores[unrated], kind='stable')][:number]
   for rank, item in enumerate(best, 1):
-    yield _Row(
+    yield _TopNRow(
       spreadsheets.escaped(user),
       rank,
       spreadsheets.escaped(ratings.item_titles[item]),
@@ -138,7 +138,7 @@ def best(
 
 def _write_export(
   config: Config,
-  task: ratings_task.Ratings,
+  task: ratings_task.RatingsTask,
   trainable: Trainable,
   saved: programs.Saved,
   ends: ratings_task.Ends,

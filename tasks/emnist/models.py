@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tasks.errors import OptionError
 from tasks.images import HEAD
 from tasks.images import scaled_input
 from tasks.task import FEATURES
@@ -41,13 +40,8 @@ def build_classifier(
     num_classes: Number of characters.
     ink: The value of full ink.
     hidden: Units of DENSE's hidden layer, named `hidden`.
-
-  Raises:
-    OptionError: If the kind is unknown or the layer has no units.
   """
   layers = tf.keras.layers
-  if hidden < 1:
-    raise OptionError(f'hidden: a layer of {hidden} units. Give 1 or more.')
   flat: list[tf.keras.layers.Layer] = [layers.Flatten(name='flatten')]
   bodies: dict[str, Callable[[], list[tf.keras.layers.Layer]]] = {
     LINEAR: lambda: flat,
@@ -63,8 +57,6 @@ def build_classifier(
       layers.Dense(128, activation='relu', name='hidden'),
     ],
   }
-  if kind not in bodies:
-    raise OptionError(f'model: {kind!r} is none of {", ".join(MODELS)}.')
   images, values = scaled_input(shape, ink)
   for layer in [*bodies[kind](), layers.Dense(num_classes, name=HEAD)]:
     values = layer(values)

@@ -55,7 +55,7 @@ _OWN = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TaskOptions):
+class EmnistOptions(TaskOptions):
   """Options of the task."""
 
   name: ClassVar[str] = NAME
@@ -150,7 +150,9 @@ class Emnist(MeasuredByProtocol):
   higher_is_better = True
   attribute = 'most frequent label'
 
-  def __init__(self, images: images_lib.Images, options: Options, seed: int):
+  def __init__(
+    self, images: images_lib.Images, options: EmnistOptions, seed: int
+  ):
     """Divide the images.
 
     Args:
@@ -254,7 +256,7 @@ class Emnist(MeasuredByProtocol):
 
 
 def _hold(
-  images: images_lib.Images, options: Options, seed: int
+  images: images_lib.Images, options: EmnistOptions, seed: int
 ) -> partitions.Partition:
   """Assign the images to users."""
   if options.partition == LABELS:

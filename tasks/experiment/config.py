@@ -37,12 +37,12 @@ TASK = 'task'
 
 # A new task is one class here.
 _TASKS: tuple[type[tasks_lib.TaskOptions], ...] = (
-  emnist.Options,
-  movielens.Options,
+  emnist.EmnistOptions,
+  movielens.MovieLensOptions,
   next_word.Options,
   mnist.MnistOptions,
   speech.SpeechOptions,
-  ratings.Options,
+  ratings.RatingsOptions,
   subreddit.SubredditOptions,
   subreddit.StickerOptions,
   user_modeling.AssistOptions,
@@ -129,7 +129,7 @@ class Config(Options):
 
   title: ClassVar[str] = 'Method'
 
-  task: tasks_lib.TaskOptions = movielens.Options()
+  task: tasks_lib.TaskOptions = movielens.MovieLensOptions()
   algorithm: str = option(
     'fed_recon',
     'How to learn it.',

@@ -13,7 +13,7 @@ _CODE_POINTS = 0x110000
 
 
 @dataclasses.dataclass(frozen=True)
-class Vocabulary:
+class Characters:
   """The characters that have their own number.
 
   Attributes:
@@ -48,7 +48,7 @@ class Vocabulary:
     return encoded
 
 
-def learn_vocabulary(texts: Sequence[str], size: int) -> Vocabulary:
+def learn_vocabulary(texts: Sequence[str], size: int) -> Characters:
   """Choose the most common characters; of equally common ones the lowest.
 
   Args:
@@ -65,7 +65,7 @@ def learn_vocabulary(texts: Sequence[str], size: int) -> Vocabulary:
     )
   points, counts = np.unique(_code_points(''.join(texts)), return_counts=True)
   best = np.argsort(-counts, kind='stable')[: size - _FIRST]
-  return Vocabulary(''.join(chr(point) for point in points[best]), size)
+  return Characters(''.join(chr(point) for point in points[best]), size)
 
 
 def _code_points(text: str) -> np.ndarray:

@@ -8,7 +8,6 @@ the server (footnote 4 of the paper).
 """
 
 from collections.abc import Mapping
-import math
 from typing import Any
 
 import tensorflow as tf
@@ -38,10 +37,7 @@ def build_matrix_factorization(
 ) -> tf.keras.Model:
   """Build a model from item ids, int32 `[batch]`, to ratings, `[batch]`.
 
-  With the defaults it is the model of the FedRecon paper, section 5.1.1. The
-  predictions have no axis of length one. To weight examples, give a Keras loss
-  labels and predictions of shape `[batch, 1]`: with shape `[batch]` it would
-  average over the examples before applying the weights.
+  The defaults are those of the FedRecon paper, section 5.1.1.
 
   Args:
     num_items: Number of rows of the item table.
@@ -55,6 +51,7 @@ def build_matrix_factorization(
     initial_scale: Initial values of the vectors are uniform between plus and
       minus this.
     num_users: Number of rows of a table of all users, which then replaces the
+    num_users: Number of rows of a table of all users, which then replaces the
       one user's vector; the input is a mapping of `ITEM` and `USER`, both int32
       `[batch]`. None for one user.
 
@@ -63,29 +60,29 @@ def build_matrix_factorization(
     there are biases, item_bias and user_bias.
 
   Raises:
-    OptionError: If a size is not positive, or a number is negative or not
-      finite, or if a table of users would be regularized as a whole.
+    OptionError: If a table of users would be regularized as a whole.
   """
-  _check_sizes(
-    {'num_items': num_items, 'num_factors': num_factors},
-    num_users,
-    {'unit': unit, 'l2': l2, 'initial_scale': initial_scale},
-    mean,
-  )
+  if l2 and num_users is not None:
+    raise OptionError(
+      f'l2={l2}: a table of all users would be regularized as a whole in each '
+      "step of each user. Leave l2 at 0, or let users' vectors be their own."
+    )
   layers = tf.keras.layers
-  item_ids = layers.Input(shape=(), dtype=tf.int32, name=ITEM)
-  inputs: Any = item_ids
+  item_ids = inputs = layers.Input(shape=(), dtype=tf.int32, name=ITEM)
   user_ids = None
   if num_users is not None:
     user_ids = layers.Input(shape=(), dtype=tf.int32, name=USER)
     inputs = {ITEM: item_ids, USER: user_ids}
 
-  item_vectors = layers.Embedding(
-    num_items,
-    num_factors,
-    embeddings_initializer=_uniform(initial_scale),
-    name='item_embedding',
-  )(item_ids)
+  def vectors(number: int, ids: Any, whose: str) -> Any:
+    return layers.Embedding(
+      number,
+      num_factors,
+      embeddings_initializer=_uniform(initial_scale),
+      name=f'{whose}_embedding',
+    )(ids)
+
+  item_vectors = vectors(num_items, item_ids, 'item')
   if user_ids is None:
     ratings = UserEmbedding(
       initializer=_uniform(initial_scale),
@@ -93,12 +90,7 @@ def build_matrix_factorization(
       name='user_embedding',
     )(item_vectors)
   else:
-    user_vectors = layers.Embedding(
-      num_users,
-      num_factors,
-      embeddings_initializer=_uniform(initial_scale),
-      name='user_embedding',
-    )(user_ids)
+    user_vectors = vectors(num_users, user_ids, 'user')
     ratings = layers.Reshape((), name='ratings')(
       layers.Dot(1, name='products')([item_vectors, user_vectors])
     )
@@ -113,39 +105,6 @@ def build_matrix_factorization(
   if mean or unit != 1.0:
     ratings = layers.Rescaling(unit, offset=mean, name='with_mean')(ratings)
   return tf.keras.Model(inputs, ratings, name='matrix_factorization')
-
-
-def _check_sizes(
-  sizes: Mapping[str, int],
-  num_users: int | None,
-  numbers: Mapping[str, float],
-  mean: float,
-) -> None:
-  """Raise an error for sizes and numbers that no model can have."""
-  if num_users is not None:
-    sizes = {**sizes, 'num_users': num_users}
-  for option, size in sizes.items():
-    if size < 1:
-      raise OptionError(
-        f'{option}: a model with {size} of them is not possible. Give a whole '
-        'number of at least 1.'
-      )
-  for option, number in numbers.items():
-    if not (math.isfinite(number) and number >= 0):
-      raise OptionError(
-        f'{option}: {number} is not possible. Give a number of 0 or more.'
-      )
-  if not math.isfinite(mean):
-    raise OptionError(
-      f'mean: {mean} cannot be added to ratings. Give a finite number, such as '
-      'the mean rating.'
-    )
-  l2 = numbers['l2']
-  if l2 and num_users is not None:
-    raise OptionError(
-      f'l2={l2}: a table of all users would be regularized as a whole in each '
-      "step of each user. Leave l2 at 0, or let users' vectors be their own."
-    )
 
 
 def _biases(number: int | None, ids: Any, whose: str) -> Any:

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 
-from tasks.errors import DataError
 from tasks.movielens.data import assemble
 from tasks.movielens.data import generator as seeded_generator
 from tasks.movielens.data import Ratings
@@ -41,25 +40,7 @@ def generate(
 
   Returns:
     The ratings, with their `noise_floor`.
-
-  Raises:
-    DataError: If a number is not positive or a scale is negative.
   """
-  for what, number in (
-    ('users', num_users),
-    ('items', num_items),
-    ('factors', num_factors),
-  ):
-    if number < 1:
-      raise DataError(
-        f'Invented ratings of {number} {what} are not possible. Ask for at '
-        f'least 1 of the {what}.'
-      )
-  if taste_scale < 0 or noise_scale < 0:
-    raise DataError(
-      f'The scales of taste ({taste_scale}) and noise ({noise_scale}) cannot '
-      'be negative. Choose 0 or more.'
-    )
   generator = seeded_generator(seed, SYNTHETIC)
   users, items = _who_rates_what(generator, num_users, num_items)
   order = generator.permutation(len(users))

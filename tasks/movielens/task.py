@@ -58,7 +58,7 @@ _FIELDS = {'time': 'timestamp', 'is_query': 'is_query'}
 
 
 @dataclasses.dataclass(frozen=True)
-class RatingOptions(TaskOptions):
+class FactorizationOptions(TaskOptions):
   """Options of the matrix factorization of ratings."""
 
   protocol: str = shared.protocol(UNSEEN)
@@ -95,7 +95,7 @@ class RatingOptions(TaskOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(RatingOptions):
+class MovieLensOptions(FactorizationOptions):
   """Options of the task; the defaults are the paper's."""
 
   name: ClassVar[str] = NAME
@@ -146,7 +146,10 @@ class MovieLens(MeasuredByProtocol):
   learned_from_training: tuple[str, ...] = ('list of items', 'scale of ratings')
 
   def __init__(
-    self, ratings: movielens_data.Ratings, options: RatingOptions, seed: int
+    self,
+    ratings: movielens_data.Ratings,
+    options: FactorizationOptions,
+    seed: int,
   ):
     """Divide the ratings and build the model.
 

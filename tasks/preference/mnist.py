@@ -18,7 +18,7 @@ from tasks.images import Images
 from tasks.preference import models as preference_models
 from tasks.preference.task import BALANCED
 from tasks.preference.task import IMBALANCED
-from tasks.preference.task import Options
+from tasks.preference.task import PreferenceOptions
 from tasks.preference.task import PreferenceTask
 from tasks.task import Data
 
@@ -35,7 +35,7 @@ _PAPER_USERS, _FEW_USERS = 9_000, 300
 
 
 @dataclasses.dataclass(frozen=True)
-class MnistOptions(Options):
+class MnistOptions(PreferenceOptions):
   """Options of the task; the defaults are the paper's."""
 
   name: ClassVar[str] = NAME
@@ -65,7 +65,7 @@ class MnistPreference(PreferenceTask):
 
   name = NAME
 
-  def __init__(self, images: Images, options: Options, seed: int):
+  def __init__(self, images: Images, options: PreferenceOptions, seed: int):
     """Draw the users' images.
 
     Args:

@@ -20,7 +20,7 @@ from tasks.preference import speech_recordings
 from tasks.preference import speech_synthetic
 from tasks.preference import speech_voices
 from tasks.preference.task import BALANCED
-from tasks.preference.task import Options
+from tasks.preference.task import PreferenceOptions
 from tasks.preference.task import PreferenceTask
 from tasks.task import Data
 
@@ -32,7 +32,7 @@ _PAPER_USERS, _FEW_USERS = 900, 200
 
 
 @dataclasses.dataclass(frozen=True)
-class SpeechOptions(Options):
+class SpeechOptions(PreferenceOptions):
   """Options of the task; the defaults are the paper's."""
 
   name: ClassVar[str] = NAME

@@ -46,7 +46,7 @@ SIZES = {TRAIN: 20, VALIDATION: 10, TEST: 10}
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TaskOptions):
+class PreferenceOptions(TaskOptions):
   """Options of such a task; the defaults are the paper's."""
 
   title: ClassVar[str] = 'Tasks mnist_preference and speech_preference'
@@ -139,7 +139,7 @@ class PreferenceTask(MeasuredByProtocol):
     images: images_lib.Images,
     shares: Sequence[float],
     num_users: int,
-    options: Options,
+    options: PreferenceOptions,
     seed: int,
     *,
     part_of: np.ndarray | None = None,
@@ -201,7 +201,7 @@ class PreferenceTask(MeasuredByProtocol):
     """Build FedEmbed's model, with a single head or with all heads.
 
     Args:
-      user: OWN for personal embeddings or heads, see `Options`; NOBODY; HEADS
+      user: OWN for personal embeddings or heads by the options; NOBODY; HEADS
         or OWN_HEAD for FedEmbed's model with all heads; or CLUSTERS or
         HEAD_CLUSTERS for PFedKM's.
 

@@ -23,7 +23,7 @@ from tasks.movielens import models as movielens_models
 from tasks.movielens import task as movielens
 from tasks.options import detail
 from tasks.options import option
-from tasks.options import Options as OptionsBase
+from tasks.options import Options
 from tasks.ratings import models as ratings_models
 from tasks.ratings import tables
 from tasks.ratings.csv_files import Csv
@@ -40,7 +40,7 @@ NAME = 'ratings'
 
 
 @dataclasses.dataclass(frozen=True)
-class Ends(OptionsBase):
+class Ends(Options):
   """Options of the outputs after training; they change no number."""
 
   title: ClassVar[str] = 'Task ratings'
@@ -76,7 +76,7 @@ class Ends(OptionsBase):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(movielens.RatingOptions):
+class RatingsOptions(movielens.FactorizationOptions):
   """Options of the task."""
 
   name: ClassVar[str] = NAME
@@ -98,7 +98,7 @@ class Options(movielens.RatingOptions):
     """Return the prefix of the flags."""
     return 'ratings_'
 
-  def load(self, data: Data, seed: int) -> 'Ratings':
+  def load(self, data: Data, seed: int) -> 'RatingsTask':
     """Read the ratings and make the task.
 
     Args:
@@ -118,10 +118,10 @@ class Options(movielens.RatingOptions):
     ratings = tables.choose(table, self.min_per_user, self.min_per_item)
     if self.ends.top_n_user is not None:
       ratings.number_of(self.ends.top_n_user)
-    return Ratings(ratings, self, seed)
+    return RatingsTask(ratings, self, seed)
 
 
-class Ratings(movielens.MovieLens):
+class RatingsTask(movielens.MovieLens):
   """Users as clients, under their names, with their ratings as examples.
 
   Attributes:
@@ -132,7 +132,9 @@ class Ratings(movielens.MovieLens):
   name = NAME
   ratings: tables.NamedRatings
 
-  def __init__(self, ratings: tables.NamedRatings, options: Options, seed: int):
+  def __init__(
+    self, ratings: tables.NamedRatings, options: RatingsOptions, seed: int
+  ):
     """Divide the ratings.
 
     Args:

@@ -19,7 +19,7 @@ from tff_partial.data import populations
 IS_VALIDATION, IS_QUERY = 'is_validation', 'is_query'
 
 
-class Clients:
+class ManyUserClients:
   """All clients, with the records of each part.
 
   Attributes:

@@ -16,7 +16,7 @@ XAVIER = 'glorot_uniform'
 BIAS_IN_ATTRIBUTES = 'user_attribute_bias'
 
 
-class Sizes(NamedTuple):
+class InputSizes(NamedTuple):
   """Sizes of a model's inputs.
 
   Attributes:
@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
+class AnswerScale:
   """Conversion of scores to predictions.
 
   Attributes:
@@ -67,7 +67,7 @@ class Output:
     return float(np.log(share / (1 - share)))
 
 
-BINARY, RATINGS = Output(), Output(1.0, 5.0)
+BINARY, RATINGS = AnswerScale(), AnswerScale(1.0, 5.0)
 
 
 def multi_hot(ids: tf.Tensor, number: int) -> tf.Tensor:
@@ -161,7 +161,7 @@ class CommonBias(tf.keras.layers.Layer):
 # ---- inputs and tables -------------------------------------------------------
 
 
-def inputs_of(sizes: Sizes) -> dict[str, Any]:
+def inputs_of(sizes: InputSizes) -> dict[str, Any]:
   """Make the inputs, named differently from the tables that they index."""
   return {
     USER: tf.keras.Input([], dtype=tf.int32, name='number_of_user'),
@@ -172,12 +172,12 @@ def inputs_of(sizes: Sizes) -> dict[str, Any]:
   }
 
 
-def attributes_of(inputs: dict[str, Any], sizes: Sizes) -> Any:
+def attributes_of(inputs: dict[str, Any], sizes: InputSizes) -> Any:
   return MultiHot(sizes.attributes, name='multi_hot')(inputs[ATTRIBUTES])
 
 
 def attribute_biases(
-  inputs: dict[str, Any], sizes: Sizes, *, of_users: bool
+  inputs: dict[str, Any], sizes: InputSizes, *, of_users: bool
 ) -> list[Any]:
   """Sum over an item's attributes: their biases, and the user's in them.
 
@@ -202,7 +202,7 @@ def attribute_biases(
 
 def users(
   inputs: dict[str, Any],
-  sizes: Sizes,
+  sizes: InputSizes,
   length: int,
   name: str,
   initializer: str = XAVIER,
@@ -215,7 +215,7 @@ def users(
 
 def items(
   inputs: dict[str, Any],
-  sizes: Sizes,
+  sizes: InputSizes,
   length: int,
   name: str,
   initializer: str = XAVIER,
@@ -227,7 +227,10 @@ def items(
 
 
 def biases(
-  inputs: dict[str, Any], sizes: Sizes, output: Output, mean: float | None
+  inputs: dict[str, Any],
+  sizes: InputSizes,
+  output: AnswerScale,
+  mean: float | None,
 ) -> Any:
   """Add the user's, the item's and the common bias."""
   if mean is not None and not output.low < mean < output.high:
@@ -243,17 +246,3 @@ def biases(
   )
   first = 0.0 if mean is None else output.score(mean)
   return CommonBias(first, name='common_bias')(both)
-
-
-def check(sizes: Sizes, output: Output, **others: int) -> None:
-  for name, size in {**sizes._asdict(), **others}.items():
-    if size < 1:
-      raise OptionError(
-        f'{name}: a model with {size} of them is not possible. Give a whole '
-        'number of at least 1.'
-      )
-  if not output.low < output.high:
-    raise OptionError(
-      f'scale: answers from {output.low} to {output.high} are all the same. '
-      'Give the lowest and the highest answer, in this order.'
-    )

@@ -16,13 +16,13 @@ import tensorflow as tf
 
 from tasks.errors import OptionError
 from tasks.user_modeling import model_parts
+from tasks.user_modeling.model_parts import AnswerScale as AnswerScale
 from tasks.user_modeling.model_parts import ATTRIBUTES as ATTRIBUTES
 from tasks.user_modeling.model_parts import BINARY as BINARY
+from tasks.user_modeling.model_parts import InputSizes as InputSizes
 from tasks.user_modeling.model_parts import ITEM as ITEM
 from tasks.user_modeling.model_parts import multi_hot as multi_hot
-from tasks.user_modeling.model_parts import Output as Output
 from tasks.user_modeling.model_parts import RATINGS as RATINGS
-from tasks.user_modeling.model_parts import Sizes as Sizes
 from tasks.user_modeling.model_parts import USER as USER
 from tasks.user_modeling.model_parts import XAVIER
 
@@ -71,12 +71,12 @@ def build(
     biases: True if GUM has biases.
     biases_in_attributes: True to include biases of each user in each attribute.
     scale: The lowest and the highest answer.
-    is_linear: See `Output`.
+    is_linear: See `AnswerScale`.
 
   Raises:
-    OptionError: If there is no such model, or it cannot be built so.
+    OptionError: If it cannot be built so.
   """
-  sizes = Sizes(num_users, num_items, num_attributes, attributes_width)
+  sizes = InputSizes(num_users, num_items, num_attributes, attributes_width)
   gum = functools.partial(
     build_gum,
     width=width,
@@ -90,22 +90,17 @@ def build(
     NCF: build_ncf,
     BIAS: build_bias,
   }
-  if model not in builders:
-    raise OptionError(
-      f'model={model}: there is no such model. Choose one of '
-      f'{", ".join(MODELS)}.'
-    )
   if (biases or biases_in_attributes) and model not in (GUM, GUM_CODE):
     raise OptionError(
       f'biases: the model {model} has them always, or never. Leave the option '
       'out, or choose gum.'
     )
-  return builders[model](sizes, Output(*scale, is_linear))
+  return builders[model](sizes, AnswerScale(*scale, is_linear))
 
 
 def build_gum(
-  sizes: Sizes,
-  output: Output = BINARY,
+  sizes: InputSizes,
+  output: AnswerScale = BINARY,
   *,
   width: int = 5,
   biases: bool = False,
@@ -139,10 +134,8 @@ def build_gum(
       the scale if None.
 
   Raises:
-    OptionError: If a size, the scale or the mean is impossible, or the code has
-      no such form.
+    OptionError: If the mean is impossible, or the code has no such form.
   """
-  model_parts.check(sizes, output, width=width)
   if biases_in_attributes and not biases:
     raise OptionError(
       'biases_in_attributes: without other biases there are none of users in '
@@ -172,7 +165,7 @@ def build_gum(
 
 
 def _gum_score(
-  inputs: dict[str, Any], sizes: Sizes, width: int, is_as_in_code: bool
+  inputs: dict[str, Any], sizes: InputSizes, width: int, is_as_in_code: bool
 ) -> Any:
   """Build GUM's score of a user and an item, without biases."""
   layers = tf.keras.layers
@@ -221,8 +214,8 @@ def _first_knowledge(is_as_in_code: bool) -> Any:
 
 
 def build_ncd(
-  sizes: Sizes,
-  output: Output = BINARY,
+  sizes: InputSizes,
+  output: AnswerScale = BINARY,
   *,
   hidden: tuple[int, ...] = (512, 256),
 ) -> tf.keras.Model:
@@ -240,12 +233,7 @@ def build_ncd(
     sizes: Sizes of the model's inputs.
     output: Conversion of scores to predictions.
     hidden: Sizes of the hidden layers.
-
-  Raises:
-    OptionError: If a size or the scale is impossible.
   """
-  sizes_of_layers = {f'hidden_{n}': size for n, size in enumerate(hidden, 1)}
-  model_parts.check(sizes, output, **sizes_of_layers)
   layers = tf.keras.layers
 
   def share(vectors: Any, name: str) -> Any:
@@ -274,7 +262,7 @@ def build_ncd(
 
 
 def build_ncf(
-  sizes: Sizes, output: Output = BINARY, *, factors: int = 8
+  sizes: InputSizes, output: AnswerScale = BINARY, *, factors: int = 8
 ) -> tf.keras.Model:
   """Build neural collaborative filtering, NeuMF (He et al., WWW 2017).
 
@@ -286,11 +274,7 @@ def build_ncf(
     sizes: Sizes of the model's inputs.
     output: Conversion of scores to predictions.
     factors: Length of both results.
-
-  Raises:
-    OptionError: If a size or the scale is impossible.
   """
-  model_parts.check(sizes, output, factors=factors)
   layers = tf.keras.layers
   inputs = model_parts.inputs_of(sizes)
   product = layers.Multiply(name='product')(
@@ -315,7 +299,7 @@ def build_ncf(
 
 
 def build_bias(
-  sizes: Sizes, output: Output = BINARY, *, mean: float | None = None
+  sizes: InputSizes, output: AnswerScale = BINARY, *, mean: float | None = None
 ) -> tf.keras.Model:
   """Build a model of only user and item biases, without attributes.
 
@@ -324,11 +308,7 @@ def build_bias(
     output: Conversion of scores to predictions.
     mean: The prediction at the initial common bias, such as the mean answer;
       the middle of the scale if None.
-
-  Raises:
-    OptionError: If a size or the scale is impossible.
   """
-  model_parts.check(sizes, output)
   inputs = model_parts.inputs_of(sizes)
   score = model_parts.biases(inputs, sizes, output, mean)
   return tf.keras.Model(inputs, output.of(score), name=BIAS)

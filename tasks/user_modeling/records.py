@@ -104,16 +104,7 @@ class Records:
     return len(self.own_items[client])
 
   def of_client(self, client: int) -> 'Records':
-    """Return the records of one client.
-
-    Raises:
-      DataError: If there is no such client.
-    """
-    if not 0 <= client < len(self.clients):
-      raise DataError(
-        f'{self.name}: there is no client number {client}. Give one from 0 to '
-        f'{len(self.clients) - 1}.'
-      )
+    """Return the records of one client."""
     return self.take(self.client == client)
 
   def take(self, rows: np.ndarray) -> 'Records':
@@ -180,24 +171,18 @@ def build(
     left_out: Counts of earlier omissions, by reason.
 
   Raises:
-    DataError: If nothing is left, lengths differ, an answer is off the scale or
-      an item has no attribute.
+    DataError: If nothing is left, or an item has no attribute.
   """
-  _check(name, (client, user, item, answer), scale)
+  if not len(client):
+    raise DataError(f'{name}: there are no records. Give more data.')
   client_ids, clients = np.unique(client, return_inverse=True)
   user_ids, users = np.unique(user, return_inverse=True)
   numbers, users_of = _number_within(clients, users, len(client_ids))
-  is_kept, reasons = _filter(
-    clients,
-    np.array([len(own) for own in users_of]),
-    min_users,
-    min_records_per_user,
+  num_users = np.array([len(own) for own in users_of])
+  is_kept, omitted = _filter(
+    clients, num_users, min_users, min_records_per_user
   )
-  reasons = {
-    reason: number
-    for reason, number in {**(left_out or {}), **reasons}.items()
-    if number
-  }
+  reasons = {k: n for k, n in {**(left_out or {}), **omitted}.items() if n}
   for reason, number in reasons.items():
     logging.info('%s: left out: %s: %d.', name, reason, number)
   kept = np.flatnonzero(is_kept)
@@ -232,44 +217,6 @@ def build(
   )
   logging.info('%s: %s.', name, records.describe())
   return records
-
-
-def attribute_shares(records: Records) -> np.ndarray:
-  """Return the share of each attribute at each client (HPFL, Figure 4).
-
-  A record counts once for each attribute of its item.
-
-  Returns:
-    float64 `[clients, attributes]`: shares that add up to 1 by client, or to 0
-    where a client has no record.
-  """
-  shape = (len(records.clients), records.num_attributes)
-  attributes = records.attributes
-  has = attributes >= 0
-  clients = np.repeat(records.client.astype(np.int64), has.sum(axis=1))
-  counts = np.bincount(
-    clients * shape[1] + attributes[has], minlength=shape[0] * shape[1]
-  ).reshape(shape)
-  return counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-
-
-def _check(
-  name: str, columns: tuple[np.ndarray, ...], scale: tuple[float, float]
-) -> None:
-  lengths = [len(column) for column in columns]
-  if len(set(lengths)) > 1 or not lengths[0]:
-    raise DataError(
-      f'{name}: there are {lengths} clients, users, items and answers of '
-      'records. Give one of each for every record, and at least one record.'
-    )
-  answer = columns[-1]
-  is_off = ~((answer >= scale[0]) & (answer <= scale[1]))
-  if is_off.any():
-    place = int(is_off.argmax())
-    raise DataError(
-      f'{name}: the answer of record {place} is {answer[place]}, off the scale '
-      f'from {scale[0]:g} to {scale[1]:g}. Correct it or leave it out.'
-    )
 
 
 def _number_within(

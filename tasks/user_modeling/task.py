@@ -61,7 +61,7 @@ _RELATION = 'relation/kernel'
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TaskOptions):
+class UserModelingOptions(TaskOptions):
   """Options of such a task; the defaults are the paper's."""
 
   title: ClassVar[str] = 'Tasks assist and movielens_hpfl'
@@ -108,7 +108,7 @@ class Options(TaskOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class AssistOptions(Options):
+class AssistOptions(UserModelingOptions):
   """Options of ASSISTments; the defaults are the paper's."""
 
   name: ClassVar[str] = ASSIST
@@ -132,7 +132,7 @@ class AssistOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
-class MovielensOptions(Options):
+class MovielensOptions(UserModelingOptions):
   """Options of MovieLens; the defaults are the paper's."""
 
   name: ClassVar[str] = MOVIELENS
@@ -184,7 +184,7 @@ class UserModeling(Task):
     self,
     name: str,
     records: records_lib.Records,
-    options: Options,
+    options: UserModelingOptions,
     seed: int,
   ):
     """Divide the records.
@@ -216,7 +216,7 @@ class UserModeling(Task):
       seed=seed,
       repeat=options.repeat,
     )
-    self._clients = clients_lib.Clients(records, self._parts)
+    self._clients = clients_lib.ManyUserClients(records, self._parts)
     self._models: dict[str, models.PartialModel] = {}
 
   @property
@@ -325,7 +325,7 @@ class UserModeling(Task):
   def clients(
     self, part: str, example_spec: examples.ExampleSpec
   ) -> populations.Population:
-    """Pack all clients with the records of one part; see `Clients.pack`."""
+    """Pack all clients with the records of one part."""
     return self._clients.pack(part, example_spec)
 
   # ---- metrics ---------------------------------------------------------------

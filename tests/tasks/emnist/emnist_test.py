@@ -22,7 +22,9 @@ _LABELS = np.repeat(np.arange(10), 300)
 
 
 def _load(data: str = 'synthetic', seed: int = 0, **options) -> emnist.Emnist:
-  return emnist.Options(**options).load(Data(data=data, data_dir=_REAL), seed)
+  return emnist.EmnistOptions(**options).load(
+    Data(data=data, data_dir=_REAL), seed
+  )
 
 
 def _sets(holdings) -> list[set[int]]:
@@ -149,7 +151,7 @@ def test_heads_of_their_own_learn(task):
 )
 def test_impossible_options_are_refused(options, expected):
   with pytest.raises(OptionError, match=expected):
-    emnist.Options(**options)
+    emnist.EmnistOptions(**options)
 
 
 def test_digits_without_writers_are_refused():
@@ -165,7 +167,7 @@ def test_federated_emnist_is_fetched_on_demand_only(monkeypatch):
     return emnist_images.load_digits()
 
   monkeypatch.setattr(emnist_images, 'load_federated_emnist', load)
-  options = emnist.Options(edition='federated_emnist')
+  options = emnist.EmnistOptions(edition='federated_emnist')
   with pytest.raises(OptionError, match='--download'):
     options.load(Data(data_dir='somewhere'), 0)
   assert not asked
@@ -209,10 +211,3 @@ def test_ink_is_one():
   model.get_layer('head').set_weights([np.array([[1.0], [10.0]]), np.zeros(1)])
   image = np.array([[[16], [8]]], np.uint8)
   assert float(model(tf.constant(image))) == pytest.approx(1.0 + 5.0)
-
-
-def test_impossible_models_are_refused():
-  with pytest.raises(OptionError, match='hidden: a layer of 0 units'):
-    emnist_models.build_classifier('dense', (8, 8), 10, 16, hidden=0)
-  with pytest.raises(OptionError, match="model: 'forest'"):
-    emnist_models.build_classifier('forest', (8, 8), 10, 16)

@@ -121,7 +121,7 @@ def test_flags_change_what_they_name_and_nothing_else():
   assert changed.local.update == dataclasses.replace(
     config.local.update, learning_rate=2.0
   )
-  assert changed.task == movielens.Options(biases=True)
+  assert changed.task == movielens.MovieLensOptions(biases=True)
   assert changed.with_flags({'update_learning_rate': 0.5, 'biases': False}) == (
     config
   )
@@ -149,7 +149,10 @@ def test_numbers_of_other_kinds_become_pythons():
     (lambda: Server(clip_norm='1'), '--clip_norm=1: give a number'),
     (lambda: Sizes(mlp_units=[64]), 'give a tuple of whole numbers'),
     (lambda: Sizes(learned_default=1), 'give True or False'),
-    (lambda: movielens.Options(data_set=1), '--data_set=1: give a text'),
+    (
+      lambda: movielens.MovieLensOptions(data_set=1),
+      '--data_set=1: give a text',
+    ),
     (lambda: Config(loop=5), 'loop: give a Loop, found 5'),
     (lambda: Config(algorithm='fedavg'), '--algorithm=fedavg: choose one of'),
     (lambda: Config().with_flags({'runds': 3}), 'Did you mean --rounds?'),

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from tasks.errors import OptionError
-from tasks.errors import TaskError
 from tasks.movielens import models as movielens_models
 from tff_partial import tiers
 from tff_partial.model import keras_models
@@ -126,27 +125,6 @@ def test_models_can_be_saved(tmp_path):
   assert config['initializer']['config']['maxval'] == 0.05
 
 
-@pytest.mark.parametrize(
-  ('options', 'named'),
-  [
-    ({'num_items': 0}, 'num_items'),
-    ({'num_factors': -3}, 'num_factors'),
-    ({'l2': -0.1}, 'l2'),
-    ({'l2': float('nan')}, 'l2'),
-    ({'initial_scale': float('inf')}, 'initial_scale'),
-    ({'mean': float('nan')}, 'mean'),
-  ],
-)
-def test_impossible_models_are_refused(options, named):
-  with pytest.raises(OptionError) as error:
-    movielens_models.build_matrix_factorization(
-      **{'num_items': 5, 'num_factors': 3, **options}
-    )
-  assert issubclass(OptionError, TaskError)
-  assert str(error.value).startswith(f'{named}: ')
-  assert '\n' not in str(error.value)
-
-
 # ---- as a partially local model ----------------------------------------------
 
 
@@ -263,25 +241,6 @@ def test_an_axis_of_length_one_makes_no_difference():
         assert _measure((1.0, 5.0), each, rated, predicted) == expected
 
 
-@pytest.mark.parametrize('scale', [None, (1.0, 5.0)])
-def test_states_can_be_added_up(scale):
-  whole = movielens_models.build_metrics(scale)
-  parts = [movielens_models.build_metrics(scale) for _ in range(2)]
-  for place, metric in enumerate(whole):
-    metric.update_state(_RATED, _PREDICTED)
-    first, second = parts[0][place], parts[1][place]
-    first.update_state(_RATED[:1], _PREDICTED[:1])
-    second.update_state(_RATED[1:], _PREDICTED[1:])
-    assert all(not v.any() for v in type(metric)(scale).get_weights())
-    for total, one, other in zip(
-      metric.get_weights(),
-      first.get_weights(),
-      second.get_weights(),
-      strict=True,
-    ):
-      np.testing.assert_allclose(total, one + other, rtol=1e-6)
-
-
 def test_metrics_can_be_rebuilt():
   for metric in movielens_models.build_metrics((0.5, 5.0)):
     again = type(metric).from_config(metric.get_config())
@@ -292,9 +251,3 @@ def test_metrics_can_be_rebuilt():
 def test_a_scale_without_extent_is_refused():
   with pytest.raises(OptionError, match='scale'):
     movielens_models.build_metrics((5.0, 1.0))
-
-
-def test_unequal_numbers_of_examples_are_refused():
-  for metric in movielens_models.build_metrics():
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
-      metric.update_state(_RATED, _PREDICTED[:3])

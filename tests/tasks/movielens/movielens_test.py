@@ -25,7 +25,9 @@ _PARTS = ('train', 'validation', 'test')
 
 def _make(seed: int = 0, **options) -> movielens.MovieLens:
   options = {'num_factors': 3, **options}
-  return movielens.Options(**options).load(Data(data='synthetic'), seed)
+  return movielens.MovieLensOptions(**options).load(
+    Data(data='synthetic'), seed
+  )
 
 
 @pytest.fixture(scope='module', name='unseen')
@@ -196,19 +198,6 @@ def test_users_are_measured_on_later_ratings(seen):
 # ---- the model ---------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_users_weights_are_local():
-  model = _make(biases=True).model
-  assert {v.name for v in model.trainable('local')} == {
-    'user_embedding/vector',
-    'user_bias/bias',
-  }
-  assert {v.name for v in model.trainable('global')} == {
-    'item_embedding/embeddings',
-    'item_bias/embeddings',
-  }
-
-
 def _first_weights(task: movielens.MovieLens):
   with tff_partial.runtimes.cohort(jit=False):
     return client_work.initial_weights(task.model)()
@@ -335,13 +324,13 @@ def test_more_items_than_there_are_is_refused(unseen, personal, number):
 )
 def test_impossible_options_are_refused(options, expected):
   with pytest.raises(OptionError, match=expected):
-    movielens.Options(**options)
+    movielens.MovieLensOptions(**options)
 
 
 @pytest.mark.parametrize('data_dir', [None, ''])
 def test_a_folder_must_be_named(data_dir):
   with pytest.raises(DataError, match='no data folder is named') as caught:
-    movielens.Options().load(Data(data_dir=data_dir), 0)
+    movielens.MovieLensOptions().load(Data(data_dir=data_dir), 0)
   for way in ('--data_dir', 'TFF_PARTIAL_DATA_DIR', '--data=synthetic'):
     assert way in str(caught.value)
 
@@ -360,27 +349,7 @@ def test_downloads_go_to_the_tasks_own_folder(
 
   monkeypatch.setattr(movielens_data, 'download', download)
   with pytest.raises(DataError, match='no net'):
-    movielens.Options(data_set=data_set).load(
+    movielens.MovieLensOptions(data_set=data_set).load(
       Data(data_dir=str(tmp_path), download=True), 0
     )
   assert asked == [(tmp_path / 'movielens', fetched)]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not _REAL, reason='needs TFF_PARTIAL_DATA_DIR')
-@pytest.mark.parametrize('protocol', ['unseen', 'seen'])
-def test_the_papers_numbers_of_users(protocol):
-  options = movielens.Options(
-    data_set='ml-1m', protocol=protocol, num_factors=2
-  )
-  task = options.load(Data(data_dir=_REAL), 0)
-  counts = task.counts
-  assert counts['name'] == 'ml-1m'
-  assert (counts['ratings'], counts['users'], counts['items']) == (
-    1_000_209,
-    6_040,
-    3_706,
-  )
-  clients = [task.clients(p, task.model.example_spec) for p in _PARTS]
-  expected = [4832, 604, 604] if protocol == 'unseen' else [6040, 6040, 6040]
-  assert [len(c) for c in clients] == expected

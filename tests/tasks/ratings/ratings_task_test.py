@@ -174,7 +174,7 @@ def test_damaged_files_are_refused(tmp_path, text, options, message):
 def test_what_is_no_file_is_refused(tmp_path, file, message):
   path = file and str(tmp_path / file)
   with pytest.raises(DataError, match=message):
-    ratings_task.Options(csv=csv_files.Csv(path)).load(Data(), 0)
+    ratings_task.RatingsOptions(csv=csv_files.Csv(path)).load(Data(), 0)
 
 
 @pytest.mark.parametrize(
@@ -186,17 +186,17 @@ def test_what_is_no_file_is_refused(tmp_path, file, message):
       "--export_formats=onnx: 'onnx' is none of saved_model, tflite",
     ),
     (
-      lambda: ratings_task.Options(public_mean=3.0),
+      lambda: ratings_task.RatingsOptions(public_mean=3.0),
       'public_mean=3.0: .* --nocentred',
     ),
     (
-      lambda: ratings_task.Options(csv=csv_files.Csv('a.csv')).load(
+      lambda: ratings_task.RatingsOptions(csv=csv_files.Csv('a.csv')).load(
         Data(data='synthetic'), 0
       ),
       '--csv=a.csv: a run with --data=synthetic reads no file',
     ),
     (
-      lambda: ratings_task.Options(
+      lambda: ratings_task.RatingsOptions(
         ends=ratings_task.Ends(top_n_user='user 12')
       ).load(Data(data='synthetic'), 0),
       "no user 'user 12' among the 600 .* Did you mean 'user 0",
@@ -293,8 +293,8 @@ def test_steps_of_ratings(ratings, step):
 
 
 @pytest.fixture(scope='module', name='task')
-def fixture_task() -> ratings_task.Ratings:
-  options = ratings_task.Options(num_factors=3, max_examples=30)
+def fixture_task() -> ratings_task.RatingsTask:
+  options = ratings_task.RatingsOptions(num_factors=3, max_examples=30)
   return options.load(Data(data='synthetic'), 0)
 
 
