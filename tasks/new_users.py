@@ -28,7 +28,7 @@ from tasks.experiment.trainable import Trainable
 from tasks.options import option
 from tasks.options import Options
 from tff_partial import evaluation
-from tff_partial.analysis import support_curves
+from tff_partial.analysis import curves
 from tff_partial.data import splits
 from tff_partial.training import cold_start
 
@@ -121,7 +121,7 @@ def main(config: Config, output: Output, asked: Support) -> None:
   frame = pd.DataFrame(rows)
   path = pathlib.Path(folder.path)
   frame.to_csv(path / _FILE, index=False)
-  support_curves.draw(
+  curves.draw_over_support(
     {
       str(who): dict(zip(part[_SUPPORT], part[metric], strict=True))
       for who, part in frame.groupby(_WHO, sort=False)

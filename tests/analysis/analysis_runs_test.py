@@ -105,8 +105,8 @@ def test_different_runs_are_not_averaged_in_silence(tmp_path):
 
 
 def test_a_seed_counts_once(tmp_path):
-  _write(tmp_path, 'a', seed=3)
-  _write(tmp_path, 'b', seed=3)
+  for name in 'ab':
+    _write(tmp_path, name, seed=3)
   with pytest.raises(AnalysisError, match='same seed 3.*not count twice'):
     _settings(tmp_path)
 
@@ -130,10 +130,9 @@ def test_missing_and_damaged_folders_are_refused(tmp_path):
     run_folders.find([tmp_path])
   folder = _write(tmp_path, 'a')
   (folder / 'result.json').write_text('{"seed": 0,')
-  with pytest.raises(AnalysisError, match='result.json: not JSON'):
-    run_folders.find([tmp_path])
-  (folder / 'result.json').write_text('{"seed": 0}')
-  with pytest.raises(AnalysisError, match='not the result of a run'):
+  with pytest.raises(
+    AnalysisError, match='result.json: not the result of a run'
+  ):
     run_folders.find([tmp_path])
 
 
@@ -215,12 +214,6 @@ def test_several_exams_are_told_apart(tmp_path):
   assert list(table.frame.loc[0, list(table.metrics)]) == [0.8, 0.9]
 
 
-def test_a_table_of_unfinished_runs_says_so(tmp_path):
-  _write(tmp_path, 'a', ended=False)
-  text = tables.gather(_settings(tmp_path)).to_markdown()
-  assert '| 0, 1 unfinished |' in text
-
-
 @pytest.mark.slow
 def test_a_metric_over_a_setting(sweep, tmp_path):
   table = tables.gather(_settings(sweep))
@@ -296,7 +289,7 @@ def test_curves_are_drawn_and_lost_runs_with_them(tmp_path):
 
   def draw(name: str, *traces: curves.Trace) -> np.ndarray:
     path = tmp_path / name
-    curves.draw({'fed_avg': traces}, path, metric='loss', references={'a': 0.5})
+    curves.draw({'fed_avg': traces}, path, metric='loss')
     return _is_picture(path)
 
   backend = matplotlib.get_backend()

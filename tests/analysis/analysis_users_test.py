@@ -83,27 +83,19 @@ def test_rare_values_share_a_colour():
 @pytest.mark.parametrize(
   'vectors, attribute, expected',
   [
-    (np.eye(3), list('aab'), '3 users make no map'),
-    (np.eye(4), list('aaaa'), '1 values among 4 users'),
-    (np.eye(4), list('abcd'), '4 values among 4 users'),
-    (np.eye(4), list('aab'), '4 embeddings, but the attribute of 3'),
+    (np.eye(3), list('aab'), 'at least 4 users'),
+    (np.eye(4), list('aaaa'), 'Number of labels is 1'),
+    (np.eye(4), list('aab'), 'inconsistent numbers of samples'),
     (np.ones([4, 2]), list('aabb'), 'all 4 embeddings are equal'),
     (np.ones([4]), list('aabb'), r'\[users, size\]'),
-    (
-      np.array([[0.0], [1.0], [np.nan], [2.0]]),
-      list('aabb'),
-      'the embedding of user 2 is not finite',
-    ),
+    (np.full([4, 2], np.nan), list('aabb'), 'contains NaN'),
   ],
 )
 def test_what_makes_no_map_is_refused(vectors, attribute, expected, tmp_path):
-  with pytest.raises(AnalysisError, match=expected):
-    embeddings.silhouette(vectors, attribute)
   path = tmp_path / 'map.png'
-  with pytest.raises(AnalysisError, match=f'server: .*{expected}'):
-    embeddings.draw(
-      {'server': embeddings.Users(vectors, attribute)}, path, attribute='pet'
-    )
+  users = {'server': embeddings.Users(vectors, attribute)}
+  with pytest.raises(AnalysisError, match=f'server: (?s:.*){expected}'):
+    embeddings.draw(users, path, attribute='pet')
   assert not path.exists()
 
 
@@ -125,13 +117,13 @@ def test_users_are_counted():
 
 
 def test_groups_without_names_are_matched():
-  found = confusion.confusion(_TRUTH, _ASSIGNED, groups=range(4)).matched()
+  found = confusion.confusion([*_TRUTH, 0], [*_ASSIGNED, 3]).matched()
   # Group 2 stands for sub-population 0, and group 0 for 2; 3 is nobody's.
   assert found.groups == ('0', '1', '2', '3?')
   np.testing.assert_array_equal(
-    found.counts, [[2, 1, 0, 0], [0, 3, 0, 0], [1, 0, 1, 0]]
+    found.counts, [[2, 1, 0, 1], [0, 3, 0, 0], [1, 0, 1, 0]]
   )
-  assert found.accuracy == found.purity == 6 / 8
+  assert found.accuracy == 6 / 9 and found.purity == 7 / 9
 
 
 def test_numbers_come_in_their_order():
@@ -152,18 +144,10 @@ def test_matrices_are_drawn(tmp_path):
   assert min(image.imread(path).shape[:2]) > 300
 
 
-@pytest.mark.parametrize(
-  'truth, assigned, options, expected',
-  [
-    ([], [], {}, 'at least one'),
-    ([1], [1, 2], {}, 'of 1 users, the assignment of 2'),
-    ([1], [5], {'groups': [1, 2]}, 'in the group 5, which is none of 1, 2'),
-    ([5], [1], {'classes': [1, 2]}, 'in the sub-population 5'),
-  ],
-)
-def test_what_makes_no_matrix_is_refused(truth, assigned, options, expected):
-  with pytest.raises(AnalysisError, match=expected):
-    confusion.confusion(truth, assigned, **options)
+@pytest.mark.parametrize('truth, assigned', [([], []), ([1], [1, 2])])
+def test_what_makes_no_matrix_is_refused(truth, assigned):
+  with pytest.raises(AnalysisError, match='of the same users, at least one'):
+    confusion.confusion(truth, assigned)
 
 
 def test_too_many_groups_are_no_picture(tmp_path):

@@ -15,7 +15,6 @@ __all__ = [
   'run_folders',
   'similarity',
   'spreadsheets',
-  'support_curves',
   'tables',
 ]
 

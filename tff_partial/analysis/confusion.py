@@ -76,52 +76,28 @@ class Confusion:
     )
 
 
-def confusion(
-  truth: Sequence[Any],
-  assigned: Sequence[Any],
-  *,
-  classes: Sequence[Any] | None = None,
-  groups: Sequence[Any] | None = None,
-) -> Confusion:
+def confusion(truth: Sequence[Any], assigned: Sequence[Any]) -> Confusion:
   """Count users by their sub-population and the group they were assigned to.
 
   Args:
     truth: The sub-population of each user, `[users]`.
     assigned: The group of each user, `[users]`.
-    classes: All sub-populations, in the order of the rows; by default those
-      that occur.
-    groups: All groups, in the order of the columns, including empty ones; by
-      default those that occur.
 
   Raises:
-    AnalysisError: If there is no user, the lengths differ, or a user's value is
-      not among those given.
+    AnalysisError: If there is no user, or the lengths differ.
   """
   if not len(truth) or len(truth) != len(assigned):
     raise AnalysisError(
       f'The truth is known of {len(truth)} users, the assignment of '
       f'{len(assigned)}. Give both of the same users, at least one.'
     )
-  rows = _coded(truth, classes, 'sub-population')
-  columns = _coded(assigned, groups, 'group')
-  counts = pd.crosstab(rows, columns, dropna=False).to_numpy(np.int64)
-  return Confusion(counts, tuple(rows.categories), tuple(columns.categories))
-
-
-def _coded(
-  values: Sequence[Any], known: Sequence[Any] | None, what: str
-) -> pd.Categorical:
-  """Return the names of values, with those of all in order."""
-  # Sort numbers as numbers, not alphabetically.
-  named = np.unique(np.asarray(values)) if known is None else known
-  names = list(map(str, named))
-  unknown = [value for value in values if str(value) not in names]
-  if unknown:
-    raise AnalysisError(
-      f'A user is in the {what} {unknown[0]!r}, which is none of '
-      f'{", ".join(names)}. Name all of them.'
-    )
-  return pd.Categorical(list(map(str, values)), names)
+  # Sorted as they are: numbers not alphabetically.
+  counts = pd.crosstab(np.asarray(truth), np.asarray(assigned))
+  return Confusion(
+    counts.to_numpy(np.int64),
+    tuple(map(str, counts.index)),
+    tuple(map(str, counts.columns)),
+  )
 
 
 def draw(

@@ -8,7 +8,6 @@ in no mean; it is drawn separately as a thin line with a cross at its end.
 """
 
 from collections.abc import Mapping, Sequence
-import itertools
 import math
 import os
 import pathlib
@@ -47,7 +46,7 @@ class Trace(NamedTuple):
   state: str = run_folders.DONE
 
 
-def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
+def read(run: run_folders.RunFolder, metric: str, smooth: int = 1) -> Trace:
   """Read a metric from a run's table of rounds.
 
   Args:
@@ -82,7 +81,7 @@ def read(run: run_folders.Run, metric: str, smooth: int = 1) -> Trace:
 
 
 def over_traffic(
-  traces: Sequence[Trace], runs: Sequence[run_folders.Run], what: str
+  traces: Sequence[Trace], runs: Sequence[run_folders.RunFolder], what: str
 ) -> list[Trace]:
   """Replace the rounds of traces by the total traffic until then.
 
@@ -99,17 +98,19 @@ def over_traffic(
   Raises:
     AnalysisError: If a run did not count what its clients load and send.
   """
-  ended = [run.result is not None for run in runs]
-  a_round = [_traffic(run, what) for run in itertools.compress(runs, ended)]
+  ended = [
+    (trace, _traffic(run, what))
+    for trace, run in zip(traces, runs, strict=True)
+    if run.result is not None
+  ]
+  a_round = np.mean([traffic for _, traffic in ended])
   return [
-    trace._replace(
-      values=trace.values.set_axis(trace.values.index * np.mean(a_round))
-    )
-    for trace in itertools.compress(traces, ended)
+    trace._replace(values=trace.values.set_axis(trace.values.index * a_round))
+    for trace, _ in ended
   ]
 
 
-def _traffic(run: run_folders.Run, what: str) -> float:
+def _traffic(run: run_folders.RunFolder, what: str) -> float:
   """Return the traffic of all clients of a round, averaged over rounds."""
   counted = (run.result or {}).get('communication')
   clients = run.table().get('num_clients')
@@ -163,9 +164,7 @@ def draw(
   path: str | os.PathLike[str],
   *,
   metric: str,
-  title: str = '',
   smooth: int = 1,
-  references: Mapping[str, float] | None = None,
   over: str = ROUNDS,
 ) -> pathlib.Path:
   """Draw learning curves, each with its label at its end.
@@ -174,10 +173,7 @@ def draw(
     lines: Label to its repetitions.
     path: The PNG file to write.
     metric: The metric, for the vertical axis.
-    title: The title of the figure.
     smooth: The `smooth` of `read`, for the vertical axis.
-    references: Label to a level to compare with, such as that of a predictor
-      that reads no input; drawn as a dashed line.
     over: The horizontal axis of `lines`, one of OVER.
 
   Raises:
@@ -188,55 +184,33 @@ def draw(
   figures.tidy(axes)
   ends: list[tuple[float, float, str, Any]] = []
   heights: list[float] = []
-  lost: list[tuple[pd.Series, Any]] = []
   for number, (label, traces) in enumerate(lines.items()):
     look = figures.style(number)
     done = [t for t in traces if t.state == run_folders.DONE]
-    broken = [
-      t for t in traces if t.state != run_folders.DONE and len(t.values)
-    ]
-    lost.extend((trace.values, look) for trace in broken)
-    note = _note(traces)
+    lost = [t.values for t in traces if t.state != run_folders.DONE]
+    broken = [values for values in lost if len(values)]
+    for values in broken:
+      axes.plot(values, linewidth=0.8, alpha=0.8, **look)
+      axes.plot(values.iloc[-1:], marker='x', ms=7, color=look['color'])
     if done:
-      mean, deviation = mean_and_deviation(done)
-      if mean.empty:
-        raise AnalysisError(
-          f'{label}: its runs have no round in common at which {metric} was '
-          'measured. Draw runs that were evaluated in the same rounds.'
-        )
-      marker = 'o' if len(mean) <= _FEW_POINTS else ''
-      axes.plot(mean.index, mean, linewidth=1.8, marker=marker, ms=3.5, **look)
-      if len(done) > 1:
-        axes.fill_between(
-          mean.index,
-          mean - deviation,
-          mean + deviation,
-          color=look['color'],
-          alpha=0.16,
-          linewidth=0,
-        )
-      heights.extend([(mean - deviation).min(), (mean + deviation).max()])
-      ends.append((mean.index[-1], mean.iloc[-1], label + note, look['color']))
+      line = _draw_mean(axes, label, done, metric, look)
+      heights.extend(line.to_numpy().ravel())
+      ending = line['mean']
     elif broken:
-      values = max((t.values for t in broken), key=len)
-      ends.append(
-        (values.index[-1], values.iloc[-1], label + note, look['color'])
-      )
+      ending = max(broken, key=len)
+    else:
+      continue
+    text = label + _note(traces)
+    ends.append((ending.index[-1], ending.iloc[-1], text, look['color']))
   if not ends:
     raise AnalysisError(
       f'{path}: there is no round of any run to draw. Train some rounds first.'
     )
-  for values, look in lost:
-    axes.plot(values.index, values, linewidth=0.8, alpha=0.8, **look)
-    axes.plot(
-      values.index[-1], values.iloc[-1], marker='x', ms=7, color=look['color']
-    )
-  for label, level in (references or {}).items():
-    axes.axhline(level, color=figures.FAINT, linewidth=1, linestyle=(0, (4, 3)))
-    ends.append((max(end[0] for end in ends), level, label, figures.FAINT))
-    heights.append(level)
-  # Diverged runs must not flatten the others.
-  _limit(axes, heights or [v for values, _ in lost for v in values])
+  if heights and np.isfinite(heights).all():
+    # Diverged runs must not flatten the others.
+    low, high = min(heights), max(heights)
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    axes.set_ylim(low - margin, high + margin)
   axes.set_xlim(right=max(end[0] for end in ends))
   axes.set_xlabel(
     'round' if over == ROUNDS else f'{over} loaded and sent by all clients',
@@ -246,10 +220,69 @@ def draw(
   if smooth > 1:
     name += f'\nmean of the last {smooth} values'
   axes.set_ylabel(name, color=figures.INK)
-  if title:
-    axes.set_title(title, loc='left', fontsize=11)
   figures.label_ends(axes, ends)
   return figures.save(figure, path)
+
+
+def _draw_mean(
+  axes: Any, label: str, done: Sequence[Trace], metric: str, look: Any
+) -> pd.DataFrame:
+  """Draw repetitions; return mean and ends of the band, by round."""
+  mean, deviation = mean_and_deviation(done)
+  if mean.empty:
+    raise AnalysisError(
+      f'{label}: its runs have no round in common at which {metric} was '
+      'measured. Draw runs that were evaluated in the same rounds.'
+    )
+  line = pd.DataFrame(
+    {'mean': mean, 'low': mean - deviation, 'high': mean + deviation}
+  )
+  marker = 'o' if len(mean) <= _FEW_POINTS else ''
+  axes.plot(mean, linewidth=1.8, marker=marker, ms=3.5, **look)
+  if len(done) > 1:
+    axes.fill_between(
+      line.index,
+      line['low'],
+      line['high'],
+      color=look['color'],
+      alpha=0.16,
+      linewidth=0,
+    )
+  return line
+
+
+def draw_over_support(
+  lines: Mapping[str, Mapping[int, float]],
+  path: str | os.PathLike[str],
+  *,
+  metric: str,
+) -> pathlib.Path:
+  """Draw a metric of new users over the number of their examples.
+
+  Sizes are drawn at equal distances, since a few more examples matter little if
+  there are many.
+
+  Args:
+    lines: Label of users or predictor to size of the support set to metric.
+    path: The PNG file to write.
+    metric: The metric's name.
+
+  Raises:
+    AnalysisError: If there is nothing to draw.
+  """
+  sizes = sorted({size for line in lines.values() for size in line})
+  if not sizes:
+    raise AnalysisError('There is nothing to draw: give at least one size.')
+  return figures.draw_even(
+    {
+      label: pd.DataFrame({'mean': pd.Series(line), 'std': math.nan})
+      for label, line in lines.items()
+    },
+    sizes,
+    path,
+    x='examples of a new user',
+    metric=metric,
+  )
 
 
 def of_result(
@@ -353,11 +386,3 @@ def _note(traces: Sequence[Trace]) -> str:
     if number:
       parts.append(f'{number} {state}')
   return f' ({", ".join(parts)})' if parts else ''
-
-
-def _limit(axes: Any, heights: Sequence[float]) -> None:
-  """Fit the vertical axis around some values."""
-  low, high = min(heights), max(heights)
-  margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-  if math.isfinite(low - margin) and math.isfinite(high + margin):
-    axes.set_ylim(low - margin, high + margin)

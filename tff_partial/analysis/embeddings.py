@@ -16,6 +16,7 @@ import numpy as np
 from sklearn import cluster
 from sklearn import manifold
 from sklearn import metrics
+from sklearn import utils
 
 from tff_partial import random_bits
 from tff_partial.analysis import figures
@@ -66,26 +67,22 @@ def silhouette(embeddings: np.ndarray, attribute: Sequence[Any]) -> float:
     AnalysisError: If there are too few users or values, or an embedding is not
       finite.
   """
-  vectors, codes = _checked(Users(embeddings, attribute), 'The embeddings')
-  return float(metrics.silhouette_score(vectors, codes))
+  return _silhouette(Users(embeddings, attribute), 'The embeddings')
 
 
-def project(
-  embeddings: np.ndarray, seed: int = 0, perplexity: float | None = None
-) -> np.ndarray:
+def project(embeddings: np.ndarray, seed: int = 0) -> np.ndarray:
   """Project embeddings to the plane by t-SNE.
 
   Args:
     embeddings: Floats `[users, size]`.
     seed: The same seed gives the same map.
-    perplexity: The perplexity of t-SNE; 30 by default, or less for few users.
 
   Returns:
     Floats `[users, 2]`.
   """
   number, size = embeddings.shape
   return manifold.TSNE(
-    perplexity=perplexity or min(_PERPLEXITY, (number - 1) / 3),
+    perplexity=min(_PERPLEXITY, (number - 1) / 3),
     init='pca' if size > 1 else 'random',
     random_state=_seed(seed, 'tsne'),
   ).fit_transform(np.asarray(embeddings, np.float32))
@@ -135,14 +132,15 @@ def draw(
   panels = np.atleast_1d(figure.subplots(1, len(maps)))
   scores = {}
   for axes, (title, users) in zip(panels, maps.items(), strict=True):
-    vectors, codes = _checked(users, title)
+    score = _silhouette(users, title)
+    vectors = np.asarray(users.embeddings, np.float64)
     values = np.array([str(value) for value in users.attribute])
-    shown = _shown(len(vectors), max_users, seed)
+    shown = np.arange(len(vectors))
+    if len(vectors) > max_users:
+      generator = np.random.default_rng(_seed(seed, 'shown'))
+      shown = np.sort(generator.choice(shown, max_users, replace=False))
     points = project(vectors[shown], seed)
-    scores[title] = Scores(
-      float(metrics.silhouette_score(vectors, codes)),
-      silhouette(points, values[shown]),
-    )
+    scores[title] = Scores(score, silhouette(points, values[shown]))
     _scatter(axes, points, values[shown], colours)
     number = f'{len(vectors):,} users'
     if len(shown) < len(vectors):
@@ -158,53 +156,26 @@ def draw(
   return scores
 
 
-def _checked(users: Users, where: str) -> tuple[np.ndarray, np.ndarray]:
-  """Check users; return embeddings as floats and values as integer codes."""
-  vectors = np.asarray(users.embeddings, np.float64)
-  if vectors.ndim != 2:
-    raise AnalysisError(
-      f'{where}: expected embeddings [users, size], found the shape '
-      f'{vectors.shape}. Flatten what is known of a user into one vector.'
+def _silhouette(users: Users, where: str) -> float:
+  """Compute the score of users that make a map."""
+  names = [str(value) for value in users.attribute]
+  try:
+    vectors = utils.check_array(
+      users.embeddings, dtype=np.float64, ensure_min_samples=_MIN_USERS
     )
-  number = len(vectors)
-  if number != len(users.attribute):
+    score = metrics.silhouette_score(vectors, names)
+  except ValueError as error:
     raise AnalysisError(
-      f'{where}: there are {number} embeddings, but the attribute of '
-      f'{len(users.attribute)} users. Give one value for each user.'
-    )
-  if number < _MIN_USERS:
-    raise AnalysisError(
-      f'{where}: {number} users make no map. Give at least {_MIN_USERS}.'
-    )
-  if not np.isfinite(vectors).all():
-    row = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-    raise AnalysisError(
-      f'{where}: the embedding of user {row} is not finite. The run diverged; '
-      'look at the weights of its best round.'
-    )
+      f'{where}: these make no map ({error!s:.200}). Give finite embeddings '
+      f'[users, size] of at least {_MIN_USERS} users, with an attribute for '
+      'each that has two values, and one that several users share.'
+    ) from error
   if not np.ptp(vectors, axis=0).any():
     raise AnalysisError(
-      f'{where}: all {number} embeddings are equal, so that they tell nothing '
-      'of their users. Give those of users who took part in training.'
+      f'{where}: all {len(vectors)} embeddings are equal, so that they tell '
+      'nothing of their users. Give those of users who took part in training.'
     )
-  values, codes = np.unique(
-    [str(value) for value in users.attribute], return_inverse=True
-  )
-  if not 2 <= len(values) < number:
-    raise AnalysisError(
-      f'{where}: the attribute has {len(values)} values among {number} users, '
-      'so that nothing can be told apart. It takes two values, and a value '
-      'that several users share.'
-    )
-  return vectors, codes
-
-
-def _shown(number: int, most: int, seed: int) -> np.ndarray:
-  """Return the indices of the users on the map."""
-  if number <= most:
-    return np.arange(number)
-  generator = np.random.default_rng(_seed(seed, 'shown'))
-  return np.sort(generator.choice(number, most, replace=False))
+  return float(score)
 
 
 def _seed(seed: int, purpose: str) -> int:

@@ -1,6 +1,6 @@
 """Common parts of all figures: colours, names of axes, and files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import io
 import os
 import pathlib
@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib import figure as matplotlib_figure
 import numpy as np
+import pandas as pd
 from sklearn import isotonic
 
 # Distinguishable for colour-blind people, and dark enough for thin lines.
@@ -83,11 +84,6 @@ def tidy(axes: Any) -> None:
   axes.set_axisbelow(True)
 
 
-def wrap(text: str, width: int = 30) -> str:
-  """Break a long label into lines."""
-  return '\n'.join(textwrap.wrap(text, width)) or text
-
-
 def label_ends(
   axes: Any, ends: Sequence[tuple[float, float, str, Any]]
 ) -> None:
@@ -98,7 +94,7 @@ def label_ends(
     ends: Last x and y of each line, its label and its colour.
   """
   low, high = axes.get_ylim()
-  texts = [wrap(label) for _, _, label, _ in ends]
+  texts = [textwrap.fill(label, 30) or label for _, _, label, _ in ends]
   height = axes.figure.get_size_inches()[1] * 72 * 0.8
   heights = [(11.0 * (1 + text.count('\n')) + 3.0) / height for text in texts]
   places = spread([(y - low) / (high - low) for _, y, _, _ in ends], heights)
@@ -148,6 +144,58 @@ def spread(wanted: Sequence[float], heights: Sequence[float]) -> list[float]:
     np.asarray(wanted, float)[order] - taken, y_min=lowest, y_max=highest
   )
   return places.tolist()
+
+
+def draw_even(
+  lines: Mapping[str, pd.DataFrame],
+  places: Sequence[Any],
+  path: str | os.PathLike[str],
+  *,
+  x: str,
+  metric: str,
+  joined: bool = True,
+) -> pathlib.Path:
+  """Draw lines over evenly spaced values, each with its label at its end.
+
+  Args:
+    lines: Label to the columns `mean` and `std`, by value. A cross at the
+      bottom marks a mean that is NaN.
+    places: All values, in order.
+    path: The PNG file to write.
+    x: The name of the horizontal axis.
+    metric: The metric, for the vertical axis.
+    joined: False if lines between the values would be meaningless.
+  """
+  figure = new(6.4, 4.2)
+  axes = figure.add_subplot()
+  tidy(axes)
+  ends: list[tuple[float, float, str, Any]] = []
+  for number, (label, line) in enumerate(lines.items()):
+    look = style(number if joined else number % len(COLOURS))
+    look['linestyle'] = look['linestyle'] if joined else ''
+    line = line.set_axis([places.index(value) for value in line.index])
+    line = line.sort_index()
+    known = line.dropna(subset='mean')
+    axes.errorbar(
+      known.index, known['mean'], known['std'], marker='o', capsize=3, **look
+    )
+    lost = line.index.difference(known.index)
+    axes.plot(
+      lost,
+      [0.02] * len(lost),
+      transform=axes.get_xaxis_transform(),
+      marker='x',
+      linestyle='',
+      color=look['color'],
+    )
+    if label and len(known):
+      end = known['mean'].iloc[-1]
+      ends.append((known.index[-1], end, label, look['color']))
+  axes.set_xticks(range(len(places)), [str(value) for value in places])
+  axes.set_xlabel(x, color=INK)
+  axes.set_ylabel(axis_name(metric), color=INK)
+  label_ends(axes, ends)
+  return save(figure, path)
 
 
 def save(

@@ -37,7 +37,7 @@ _SELF_EXPLAINING = (FOLDER, 'task', 'algorithm')
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunFolder:
   """One run of a program, done or not.
 
   Attributes:
@@ -111,7 +111,7 @@ def read_flag_lines(path: str | os.PathLike[str]) -> dict[str, str]:
   return lines
 
 
-def find(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
+def find(folders: Iterable[str | os.PathLike[str]]) -> list[RunFolder]:
   """Find all runs in some folders and below them, sorted by path.
 
   Args:
@@ -121,7 +121,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
     AnalysisError: If a folder does not exist or holds no run, or if the result
       of a run cannot be read.
   """
-  found: dict[pathlib.Path, Run] = {}
+  found: dict[pathlib.Path, RunFolder] = {}
   for name in folders:
     root = pathlib.Path(name)
     if not root.is_dir():
@@ -143,7 +143,7 @@ def find(folders: Iterable[str | os.PathLike[str]]) -> list[Run]:
   return list(found.values())
 
 
-def _read(folder: pathlib.Path, root: pathlib.Path) -> Run:
+def _read(folder: pathlib.Path, root: pathlib.Path) -> RunFolder:
   flags_file = folder / FLAGS_FILE
   lines = read_flag_lines(flags_file) if flags_file.exists() else {}
   flags = {
@@ -152,25 +152,18 @@ def _read(folder: pathlib.Path, root: pathlib.Path) -> Run:
     if line.startswith('--')
   }
   name = str(folder.relative_to(root)) if folder != root else ''
-  return Run(folder, name, flags, _read_result(folder / RESULT_FILE))
-
-
-def _read_result(path: pathlib.Path) -> dict[str, Any] | None:
-  if not path.exists():
-    return None
-  try:
-    result = json.loads(path.read_text(encoding='utf-8'))
-  except (ValueError, RecursionError) as error:
-    raise AnalysisError(
-      f'{path}: not JSON ({error}). Delete this file and run the training '
-      'command again, which writes it anew.'
-    ) from error
-  if not isinstance(result, dict) or not isinstance(result.get('test'), dict):
-    raise AnalysisError(
-      f'{path}: not the result of a run, for it measures no test clients. '
-      'Delete this file and run the training command again.'
-    )
-  return result
+  path, result = folder / RESULT_FILE, None
+  if path.exists():
+    try:
+      result = json.loads(path.read_text(encoding='utf-8'))
+      if not isinstance(result['test'], dict):
+        raise ValueError('it measures no test clients')
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+      raise AnalysisError(
+        f'{path}: not the result of a run ({error}). Delete this file and run '
+        'the training command again.'
+      ) from error
+  return RunFolder(folder, name, flags, result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,19 +176,21 @@ class Setting:
   """
 
   values: Mapping[str, str]
-  runs: Sequence[Run]
+  runs: Sequence[RunFolder]
 
   @property
   def label(self) -> str:
     """A short string of the values."""
     return label(self.values) or self.runs[0].setting(FOLDER)
 
-  def ended(self, state: str) -> list[Run]:
+  def ended(self, state: str) -> list[RunFolder]:
     """Return the runs with this state."""
     return [run for run in self.runs if run.state == state]
 
 
-def settings(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Setting]:
+def settings(
+  runs: Sequence[RunFolder], by: Sequence[str] = ()
+) -> list[Setting]:
   """Group runs that differ only in their seed.
 
   Args:
@@ -221,38 +216,31 @@ def settings(runs: Sequence[Run], by: Sequence[str] = ()) -> list[Setting]:
       f'{", ".join(differing) or "none"}.'
     )
   chosen = list(by) or differing
-  groups: dict[tuple[str, ...], list[Run]] = {}
+  groups: dict[tuple[str, ...], list[RunFolder]] = {}
   for run in runs:
     groups.setdefault(tuple(run.setting(n) for n in chosen), []).append(run)
-  result = []
-  for values, members in sorted(
-    groups.items(), key=lambda item: [order(value) for value in item[0]]
-  ):
-    _refuse_mixture(members, differing)
-    result.append(Setting(dict(zip(chosen, values, strict=True)), members))
-  return result
-
-
-def _refuse_mixture(members: Sequence[Run], differing: Sequence[str]) -> None:
-  """Refuse runs that are not repetitions of one another."""
-  first = members[0]
-  for name in differing:
-    for run in members[1:]:
-      if run.setting(name) != first.setting(name):
+  for members in groups.values():
+    seeds: dict[str, RunFolder] = {}
+    for run in members:
+      for name in differing:
+        there, here = members[0].setting(name), run.setting(name)
+        if there != here:
+          raise AnalysisError(
+            f'{members[0].folder} and {run.folder} would make one row, but '
+            f'differ in {name}: {there or "unset"!r} and {here or "unset"!r}. '
+            f'Tell runs apart by {name}, too.'
+          )
+      twin = seeds.setdefault(run.seed, run)
+      if twin is not run:
         raise AnalysisError(
-          f'{first.folder} and {run.folder} would make one row, but differ in '
-          f'{name}: {first.setting(name) or "unset"!r} and '
-          f'{run.setting(name) or "unset"!r}. Tell runs apart by {name}, too.'
+          f'{twin.folder} and {run.folder} are the same setting with the same '
+          f'seed {run.seed or "(none)"}, which must not count twice. Move one '
+          'of them away.'
         )
-  seeds: dict[str, Run] = {}
-  for run in members:
-    twin = seeds.setdefault(run.seed, run)
-    if twin is not run:
-      raise AnalysisError(
-        f'{twin.folder} and {run.folder} are the same setting with the same '
-        f'seed {run.seed or "(none)"}, which must not count twice. Move one of '
-        'them away.'
-      )
+  return [
+    Setting(dict(zip(chosen, values, strict=True)), groups[values])
+    for values in sorted(groups, key=lambda values: [*map(order, values)])
+  ]
 
 
 def label(values: Mapping[str, str]) -> str:

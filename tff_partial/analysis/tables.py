@@ -11,6 +11,7 @@ import os
 import pathlib
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from tff_partial.analysis import figures
@@ -31,7 +32,7 @@ def deviation_of(metric: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Table:
+class ResultTable:
   """Means and deviations over seeds.
 
   Attributes:
@@ -46,7 +47,7 @@ class Table:
   settings: tuple[str, ...]
   metrics: tuple[str, ...]
   frame: pd.DataFrame
-  lost: tuple[run_folders.Run, ...]
+  lost: tuple[run_folders.RunFolder, ...]
 
   def to_csv(self) -> str:
     """Format the table as CSV, with numbers in full precision."""
@@ -93,7 +94,7 @@ def gather(
   *,
   of: str = LAST,
   metrics: Sequence[str] = (),
-) -> Table:
+) -> ResultTable:
   """Make a table of the results of runs.
 
   Args:
@@ -121,23 +122,20 @@ def gather(
   metrics = metrics or [name for name in known if _is_default(name)]
   rows = []
   for setting in settings:
-    done = setting.ended(run_folders.DONE)
-    row: dict[str, Any] = {
+    done = [measured[id(run)] for run in setting.ended(run_folders.DONE)]
+    values = pd.DataFrame(done, columns=list(metrics), dtype=float)
+    # Equal infinities, such as epsilon without noise, have no deviation.
+    deviations = values.std(ddof=0).where(values.nunique() != 1, 0.0)
+    row = {
       **setting.values,
       'seeds': len(done),
-      **{s: len(setting.ended(s)) for s in _COUNTS[1:]},
+      **{state: len(setting.ended(state)) for state in _COUNTS[1:]},
     }
     for name in metrics:
-      column = pd.Series(
-        [measured[id(run)].get(name, math.nan) for run in done], dtype=float
-      )
-      # Equal infinities, such as epsilon without noise, have no deviation.
-      row[name] = column.mean()
-      row[deviation_of(name)] = (
-        0.0 if column.nunique() == 1 else column.std(ddof=0)
-      )
+      row[name] = values[name].mean()
+      row[deviation_of(name)] = deviations[name]
     rows.append(row)
-  return Table(
+  return ResultTable(
     tuple(settings[0].values),
     tuple(metrics),
     pd.DataFrame(rows),
@@ -151,7 +149,7 @@ def gather(
 
 
 def draw_over(
-  table: Table,
+  table: ResultTable,
   x: str,
   y: str,
   path: str | os.PathLike[str],
@@ -173,47 +171,25 @@ def draw_over(
       raise AnalysisError(
         f'The table has no {name!r}; it has {", ".join(known) or "nothing"}.'
       )
-  figure = figures.new(6.4, 4.2)
-  axes = figure.add_subplot()
-  figures.tidy(axes)
   others = [name for name in table.settings if name != x]
   ascending = sorted(set(table.frame[x]), key=run_folders.order)
-  positions = {value: i for i, value in enumerate(ascending)}
-  # Lines between names would be meaningless.
-  joined = all(run_folders.order(value)[0] == 0 for value in ascending)
-  lines: dict[str, list[Mapping[Any, Any]]] = {}
-  for row in table.frame.to_dict('records'):
-    label = run_folders.label({name: row[name] for name in others})
-    lines.setdefault(label, []).append(row)
-  ends: list[tuple[float, float, str, Any]] = []
-  for number, (label, rows) in enumerate(lines.items()):
-    look = figures.style(number if joined else number % len(figures.COLOURS))
-    look['linestyle'] = look['linestyle'] if joined else ''
-    rows.sort(key=lambda row: positions[row[x]])
-    lost = [positions[row[x]] for row in rows if math.isnan(row[y])]
-    rows = [row for row in rows if not math.isnan(row[y])]
-    at = [positions[row[x]] for row in rows]
-    means = [row[y] for row in rows]
-    deviations = [row[deviation_of(y)] for row in rows]
-    axes.errorbar(at, means, deviations, marker='o', capsize=3, **look)
-    axes.plot(
-      lost,
-      [0.02] * len(lost),
-      transform=axes.get_xaxis_transform(),
-      marker='x',
-      linestyle='',
-      color=look['color'],
-    )
-    if label and at:
-      ends.append((at[-1], means[-1], label, look['color']))
-  axes.set_xticks(list(positions.values()), list(positions))
-  axes.set_xlabel(x.replace('_', ' '), color=figures.INK)
-  axes.set_ylabel(figures.axis_name(y), color=figures.INK)
-  figures.label_ends(axes, ends)
-  return figures.save(figure, path)
+  labels = np.array(
+    [run_folders.label(row) for row in table.frame[others].to_dict('records')]
+  )
+  values = table.frame.rename(columns={y: 'mean', deviation_of(y): 'std'})
+  lines = values.set_index(x)[['mean', 'std']].groupby(labels, sort=False)
+  return figures.draw_even(
+    {str(label): line for label, line in lines},
+    ascending,
+    path,
+    x=x.replace('_', ' '),
+    metric=y,
+    # Lines between names would be meaningless.
+    joined=all(run_folders.order(value)[0] == 0 for value in ascending),
+  )
 
 
-def _metrics(run: run_folders.Run, of: str) -> dict[str, float]:
+def _metrics(run: run_folders.RunFolder, of: str) -> dict[str, float]:
   """Return all numbers of a result: test metrics by name, others by path."""
   result: Mapping[str, Any] = run.result or {}
   evaluation_sets = (
