@@ -148,8 +148,9 @@ def test_results_belong_together():
     inertia += np.sum(np.square(own - mean))
   assert found.inertia == pytest.approx(inertia, rel=1e-5)
   # Each row is nearest to its own center.
-  nearest, _ = clustering.assign(rows, found.centers, found.is_real)
-  np.testing.assert_array_equal(nearest, found.assignment)
+  squares = np.square(rows[:, None] - found.centers[None]).sum(-1)
+  squares[:, ~found.is_real] = np.inf
+  np.testing.assert_array_equal(squares.argmin(1), found.assignment)
 
 
 @pytest.mark.slow
@@ -406,34 +407,7 @@ def test_clients_of_other_sizes_in_one_computation():
   assert set(compiled.choices.values()) == {True}
 
 
-# ---- nearest centers ---------------------------------------------------------
-
-
-def test_nearest_centers_as_in_a_loop():
-  random = np.random.default_rng(10)
-  rows = random.normal(size=[30, 3]).astype(np.float32)
-  centers = random.normal(size=[7, 3]).astype(np.float32)
-  is_center = np.array([1, 0, 1, 1, 0, 1, 1], bool)
-  # Near the origin and far from it.
-  for place in (0.0, 300.0):
-    nearest, distances = clustering.assign(
-      rows + place, centers + place, is_center
-    )
-    for row, found, distance in zip(
-      rows, nearest.numpy(), distances.numpy(), strict=True
-    ):
-      squares = np.sum(np.square(row - centers), -1)
-      squares[~is_center] = np.inf
-      assert found == squares.argmin()
-      assert distance == pytest.approx(squares.min(), rel=1e-3)
-
-
-def test_nothing_is_near_if_there_is_no_center():
-  nearest, distances = clustering.assign(
-    np.ones([2, 3], np.float32), np.zeros([4, 3], np.float32), np.zeros(4, bool)
-  )
-  np.testing.assert_array_equal(nearest, [0, 0])
-  np.testing.assert_array_equal(distances, [np.inf, np.inf])
+# ---- sums of the nearest rows ------------------------------------------------
 
 
 def test_sums_of_clients_make_a_step_of_lloyds_algorithm():
@@ -502,4 +476,6 @@ def test_what_makes_no_sense_is_refused(given, message):
 
 def test_centers_of_another_size_are_refused():
   with pytest.raises(SettingError, match='vectors of 3 numbers'):
-    clustering.assign(_ROWS, np.zeros([5, 3], np.float32), np.ones(5, bool))
+    clustering.sums_and_counts(
+      _ROWS, _MASK, np.zeros([5, 3], np.float32), np.ones(5, bool)
+    )

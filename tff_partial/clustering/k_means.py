@@ -82,9 +82,6 @@ def k_means(
     min_rows: Centers of fewer rows are not real in the result. The center of a
       single row is that row, so that 1 reveals it.
 
-  Returns:
-    The best clusters found.
-
   Raises:
     SettingError: If shapes do not fit, a number is below 1, or `init` is
       unknown.
@@ -93,11 +90,6 @@ def k_means(
     raise SettingError(
       f'init={init!r}: k-means begins with one of {", ".join(INITS)}.'
     )
-  choose = (
-    first_centers.draw
-    if init == K_MEANS_PLUS_PLUS
-    else (first_centers.any_rows)
-  )
   if not tf.is_tensor(capacity):
     _check_sizes(capacity=capacity)
     capacity = tf.zeros([capacity])
@@ -108,6 +100,35 @@ def k_means(
   _check_one_a_row(is_real, points, 'is_real')
   padded, is_row = row_blocks.in_blocks(points, is_real)
   num_centers = tf.cast(num_centers, tf.int32)
+  number = tf.size(capacity)
+  assignment = _best_assignment(
+    padded, is_row, number, num_centers, seed, init, restarts, max_iterations
+  )
+  centers, counts = row_blocks.means(padded, is_row, assignment, number)
+  is_kept = (counts >= min_rows) & (tf.range(number) < num_centers)
+  return KMeans(
+    tf.where(is_kept[:, None], centers, 0.0),
+    is_kept,
+    row_blocks.unpadded(assignment, points),
+    row_blocks.inertia(padded, is_row, centers, assignment),
+    tf.where(is_kept, counts, 0),
+  )
+
+
+def _best_assignment(
+  padded: tf.Tensor,
+  is_row: tf.Tensor,
+  capacity: tf.Tensor,
+  num_centers: tf.Tensor,
+  seed: tf.Tensor,
+  init: str,
+  restarts: int,
+  max_iterations: int,
+) -> tf.Tensor:
+  """Return the assignment of the restart with the lowest inertia."""
+  choose = first_centers.draw
+  if init == RANDOM:
+    choose = first_centers.any_rows
   together = tf.zeros_like(is_row, tf.int32)
   middle, _ = row_blocks.means(padded, is_row, together, 1)
   shifted = tf.where(is_row[:, None], padded - middle, 0.0)
@@ -116,12 +137,10 @@ def k_means(
     number: tf.Tensor, best: tf.Tensor, least: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     own = random_bits.fold_in(seed, number)
-    first, is_center = choose(
-      shifted, is_row, tf.size(capacity), num_centers, own
-    )
+    first, is_center = choose(shifted, is_row, capacity, num_centers, own)
     found = lloyd(shifted, is_row, first, is_center, max_iterations)
     found = exchange(shifted, is_row, found, is_center, max_iterations)
-    means, _ = row_blocks.means(shifted, is_row, found, tf.size(capacity))
+    means, _ = row_blocks.means(shifted, is_row, found, capacity)
     inertia = row_blocks.inertia(shifted, is_row, means, found)
     is_better = inertia < least
     return (
@@ -136,47 +155,7 @@ def k_means(
     (tf.constant(0), together, tf.constant(math.inf)),
     parallel_iterations=1,
   )
-  number = tf.size(capacity)
-  centers, counts = row_blocks.means(padded, is_row, assignment, number)
-  is_kept = (counts >= min_rows) & (tf.range(number) < num_centers)
-  return KMeans(
-    tf.where(is_kept[:, None], centers, 0.0),
-    is_kept,
-    row_blocks.unpadded(assignment, points),
-    row_blocks.inertia(padded, is_row, centers, assignment),
-    tf.where(is_kept, counts, 0),
-  )
-
-
-def assign(
-  points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Find the nearest center of each row, in Euclidean distance.
-
-  Args:
-    points: Float `[n, d]`.
-    centers: Float `[k, d]`.
-    is_center: bool `[k]`, True for centers that count.
-
-  Returns:
-    int32 `[n]`, the nearest center, the first of equally near ones; and float32
-    `[n]`, the squared distance to it. If no center counts, 0 and infinity.
-
-  Raises:
-    SettingError: If shapes do not fit.
-  """
-  points, centers = _checked_pair(points, centers, is_center)
-  padded, _ = row_blocks.in_blocks(points, tf.ones_like(points[:, 0], tf.bool))
-  nearest = _nearest(padded, centers, is_center)
-  distances = tf.where(
-    tf.reduce_any(is_center),
-    row_blocks.squared_distances(padded, centers, nearest),
-    math.inf,
-  )
-  return (
-    row_blocks.unpadded(nearest, points),
-    row_blocks.unpadded(distances, points),
-  )
+  return assignment
 
 
 def sums_and_counts(
@@ -203,21 +182,21 @@ def sums_and_counts(
   Raises:
     SettingError: If shapes do not fit.
   """
-  points, centers = _checked_pair(points, centers, is_center)
+  points, centers = _checked(points, 'points'), _checked(centers, 'centers')
+  if points.shape[1] != centers.shape[1]:
+    raise SettingError(
+      f'centers: they are vectors of {centers.shape[1]} numbers, points of '
+      f'{points.shape[1]}. Distances need the same size.'
+    )
   _check_one_a_row(is_real, points, 'is_real')
+  _check_one_a_row(is_center, centers, 'is_center')
   padded, is_row = row_blocks.in_blocks(points, is_real)
-  nearest = _nearest(padded, centers, is_center)
-  is_counted = is_row & tf.gather(is_center, nearest)
-  return row_blocks.sums(padded, is_counted, nearest, tf.shape(centers)[0])
-
-
-def _nearest(
-  points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
-) -> tf.Tensor:
-  """Return the nearest centers, which may lie far from the origin."""
+  # Centers may lie far from the origin, near which distances are exact.
   together = tf.zeros_like(is_center, tf.int32)
   middle, _ = row_blocks.means(centers, is_center, together, 1)
-  return row_blocks.nearest(points - middle, centers - middle, is_center)
+  nearest = row_blocks.nearest(padded - middle, centers - middle, is_center)
+  is_counted = is_row & tf.gather(is_center, nearest)
+  return row_blocks.sums(padded, is_counted, nearest, tf.shape(centers)[0])
 
 
 # ---- iterations --------------------------------------------------------------
@@ -385,19 +364,6 @@ def _checked(vectors: tf.Tensor, name: str) -> tf.Tensor:
       f'the shape {shape}. Make one vector of known size of each row.'
     )
   return tf.cast(vectors, tf.float32)
-
-
-def _checked_pair(
-  points: tf.Tensor, centers: tf.Tensor, is_center: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-  points, centers = _checked(points, 'points'), _checked(centers, 'centers')
-  if points.shape[1] != centers.shape[1]:
-    raise SettingError(
-      f'centers: they are vectors of {centers.shape[1]} numbers, points of '
-      f'{points.shape[1]}. Distances need the same size.'
-    )
-  _check_one_a_row(is_center, centers, 'is_center')
-  return points, centers
 
 
 def _check_one_a_row(mask: tf.Tensor, vectors: tf.Tensor, name: str) -> None:
