@@ -32,7 +32,6 @@ from tff_partial.dp import clipping
 from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
 from tff_partial.drafts import centers as drafts
-from tff_partial.drafts import collecting
 from tff_partial.drafts import row_means
 from tff_partial.errors import PrivacyError
 from tff_partial.errors import SettingError
@@ -266,7 +265,7 @@ def test_hpfl_is_both(
 ) -> None:
   # Each user is a center where a draft stands for one row: Eq. 2 of them all.
   result = _trained(
-    model, rounds=2, drafts=drafts.Centers(8, 8, rows_per_center=1)
+    model, rounds=2, drafts=drafts.ClientCenters(8, 8, rows_per_center=1)
   )
   expected = _by_hand(
     first,
@@ -304,7 +303,7 @@ def fixture_process(model: models.PartialModel) -> processes.PartialProcess:
   return algorithms.build_hpfl(
     model,
     attributes=_KNOWN,
-    drafts=drafts.Centers(6, 2, rows_per_center=3, min_rows=2),
+    drafts=drafts.ClientCenters(6, 2, rows_per_center=3, min_rows=2),
     tables=[_USERS],
     training=Phase(optimizer=sgd(_RATE)),
   )
@@ -389,7 +388,7 @@ class TestCollecting:
         is_real=tff.TensorType(np.bool_, [None]),
       )
     )
-    process = collecting.CollectRowsFactory(capacity).create(kind)
+    process = drafts.CollectRowsFactory(capacity).create(kind)
     value = [
       collections.OrderedDict(
         rows=np.array(rows, np.float32).reshape([-1, 2]),
@@ -416,7 +415,7 @@ class TestCollecting:
 
   def test_no_room_at_all_is_refused(self) -> None:
     with pytest.raises(SettingError, match='at least one row'):
-      collecting.CollectRowsFactory(0)
+      drafts.CollectRowsFactory(0)
 
 
 def test_sums_are_a_step_of_lloyds() -> None:
@@ -632,7 +631,7 @@ def _noised(
 @pytest.mark.parametrize(
   ('of_tables', 'join', 'exact'),
   [
-    (drafts.Centers(4, 2), _TOGETHER, _CENTERS_OF_USERS),
+    (drafts.ClientCenters(4, 2), _TOGETHER, _CENTERS_OF_USERS),
     (drafts.Sums(2), _TOGETHER, _CENTERS_OF_USERS),
     (drafts.Sums(2, join=_TOGETHER), statistics.Join.SUM, 'public'),
     (None, statistics.Join.SUM, 'public'),
@@ -699,7 +698,7 @@ def test_sums_are_noised_with_all_else(model: models.PartialModel) -> None:
 # ---- drafts, to look at them -------------------------------------------------
 
 # Of two rows there is one center.
-_CENTERS = drafts.Centers(10, 10, rows_per_center=2)
+_CENTERS = drafts.ClientCenters(10, 10, rows_per_center=2)
 # Which become the centers (20, 0), a row, and (10, 0.25).
 _ROWS = np.array([[10.0, 0.0], [10.0, 0.5], [20.0, 0.0]], np.float32)
 

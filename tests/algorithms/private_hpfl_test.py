@@ -142,7 +142,7 @@ def test_the_binary_says_which_flag_to_change(tmp_path: Any) -> None:
 
 def test_the_number_of_centers_may_be_chosen() -> None:
   rows = {'user': (5, 8, 12)}
-  assert Hpfl(num_centers=7).drafting(rows) == drafts.Centers(4, 7, 10)
+  assert Hpfl(num_centers=7).drafting(rows) == drafts.ClientCenters(4, 7, 10)
   together = statistics.Join.WITH_UPDATE
   found = Hpfl(drafts='sums', num_centers=7).drafting(rows, together)
   assert found == drafts.Sums(7, join=together)

@@ -94,7 +94,7 @@ def build_hpfl(
   model: models.PartialModel,
   *,
   attributes: Attributes,
-  drafts: drafts_lib.Centers | drafts_lib.Sums | None,
+  drafts: drafts_lib.ClientCenters | drafts_lib.Sums | None,
   tables: Sequence[str] = (),
   public: bool = True,
   training: Phase = Phase(),

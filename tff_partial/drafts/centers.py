@@ -5,11 +5,11 @@ items, never leave a client. Clients send drafts instead: centers of clusters of
 these rows. The server aggregates the drafts of all clients into global centers,
 and clients pull their rows towards these (Eq. 2).
 
-There are two methods. `Centers` is the paper's: each client clusters its rows
-and sends the centers, and the server clusters the collected centers. The center
-of one row is that row, and the center of a few is near to them, so that drafts
-may reveal the rows that they represent; `min_rows` is the minimum number of
-rows per draft. With `Sums` no client sends centers: the server sends its
+There are two methods. `ClientCenters` is the paper's: each client clusters its
+rows and sends the centers, and the server clusters the collected centers. The
+center of one row is that row, and the center of a few is near to them, so that
+drafts may reveal the rows that they represent; `min_rows` is the minimum number
+of rows per draft. With `Sums` no client sends centers: the server sends its
 centers, a client sums its rows nearest to each, and the server divides the sums
 of all clients, one step of Lloyd's algorithm in each round. Sums may be clipped
 and noised with the update, and are then accounted for like it.
@@ -21,12 +21,14 @@ import dataclasses
 from typing import Any
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
+from tff_partial import aggregators
 from tff_partial import random_bits
 from tff_partial.clustering import k_means as clustering
 from tff_partial.contexts import ClientContext
-from tff_partial.drafts import collecting
 from tff_partial.drafts import row_means
+from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.statistics import Join
 from tff_partial.statistics import Server
@@ -40,7 +42,7 @@ _SUMS, _COUNTS = 'sums', 'counts'
 
 
 @dataclasses.dataclass(frozen=True)
-class Centers:
+class ClientCenters:
   """Drafts by clients' centers, which the server clusters again.
 
   Attributes:
@@ -116,7 +118,7 @@ class Centers:
     return Statistic(
       f'drafts/{table}',
       summarize,
-      join=collecting.CollectRowsFactory(self.num_collected),
+      join=CollectRowsFactory(self.num_collected),
       update=update,
     )
 
@@ -293,3 +295,83 @@ def _with_centers(
     {_ROWS: rows, _IS_REAL: is_real}
   )
   return server._replace(state=state)
+
+
+class CollectRowsFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Factory of aggregations that concatenate clients' rows at the server.
+
+  TFF has no `federated_collect`, so they are written into a buffer. A client
+  sends `rows`, `[some rows, ...]`, and `is_real`, bool `[some rows]`; sizes may
+  differ between clients. The result has `rows` and `is_real`,
+  `[capacity, ...]`, and `num_sent`, int32: the number of real rows sent. Rows
+  beyond the capacity are lost.
+  """
+
+  def __init__(self, capacity: int):
+    """Set the capacity.
+
+    Args:
+      capacity: Maximum number of rows of all clients together.
+
+    Raises:
+      SettingError: If the capacity is below 1.
+    """
+    if capacity < 1:
+      raise SettingError(
+        f'capacity={capacity}: the server collects at least one row.'
+      )
+    self._capacity = capacity
+
+  def create(self, value_type: Any) -> tff.templates.AggregationProcess:
+    """Create the process; see `tff.aggregators`."""
+    rows = value_type['rows']
+    capacity, rest = self._capacity, list(rows.shape[1:])
+    dtype = tf.dtypes.as_dtype(rows.dtype)
+
+    # One extra row, for rows that exceed the capacity or are not real.
+    buffer_type = tff.types.tensorflow_to_type(
+      collections.OrderedDict(
+        rows=tf.TensorSpec([capacity + 1, *rest], dtype),
+        number=tf.TensorSpec([], tf.int32),
+      )
+    )
+
+    def appended(buffer: Any, rows: tf.Tensor, is_real: tf.Tensor) -> Any:
+      numbers = tf.cast(is_real, tf.int32)
+      places = buffer['number'] + tf.cumsum(numbers) - 1
+      fits = tf.logical_and(is_real, places < capacity)
+      places = tf.where(fits, places, capacity)
+      return collections.OrderedDict(
+        rows=tf.tensor_scatter_nd_update(buffer['rows'], places[:, None], rows),
+        number=buffer['number'] + tf.reduce_sum(numbers),
+      )
+
+    @tff.tensorflow.computation
+    def zero() -> Any:
+      return collections.OrderedDict(
+        rows=tf.zeros([capacity + 1, *rest], dtype), number=tf.constant(0)
+      )
+
+    @tff.tensorflow.computation(buffer_type, value_type)
+    def accumulate(buffer: Any, sent: Any) -> Any:
+      return appended(buffer, sent['rows'], sent['is_real'])
+
+    @tff.tensorflow.computation(buffer_type, buffer_type)
+    def merge(one: Any, other: Any) -> Any:
+      is_real = tf.range(capacity + 1) < tf.minimum(other['number'], capacity)
+      both = appended(one, other['rows'], is_real)
+      both['number'] = one['number'] + other['number']
+      return both
+
+    @tff.tensorflow.computation(buffer_type)
+    def report(buffer: Any) -> Any:
+      is_real = tf.range(capacity) < buffer['number']
+      rows = buffer['rows'][:capacity]
+      real = tf.reshape(is_real, [-1, *[1] * len(rest)])
+      return collections.OrderedDict(
+        rows=tf.where(real, rows, tf.zeros_like(rows)),
+        is_real=is_real,
+        num_sent=buffer['number'],
+      )
+
+    return aggregators.accumulating(value_type, zero, accumulate, merge, report)

@@ -255,7 +255,7 @@ class Hpfl(Options):
     self,
     table_rows: Mapping[str, Sequence[int]],
     join: statistics.Join = statistics.Join.SUM,
-  ) -> drafts_lib.Centers | drafts_lib.Sums:
+  ) -> drafts_lib.ClientCenters | drafts_lib.Sums:
     """Build the drafts of private tables.
 
     Args:
@@ -278,7 +278,7 @@ class Hpfl(Options):
     num_centers = self.num_centers or -(-collected // each)
     if self.drafts == SUMS:
       return drafts_lib.Sums(num_centers=num_centers, join=join)
-    return drafts_lib.Centers(
+    return drafts_lib.ClientCenters(
       num_collected=collected,
       num_centers=num_centers,
       rows_per_center=each,

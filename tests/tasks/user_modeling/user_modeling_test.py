@@ -461,10 +461,10 @@ def test_fed_avg_of_public_items_has_one_table_of_them():
 def test_drafts_by_hand():
   rows = {'user': (5, 8, 12), 'item': (10, 11, 25)}
   # At most 1 + 2 + 3 centers of items are collected, and a tenth of them is 1.
-  assert Hpfl().drafting(rows) == drafts.Centers(6, 1, 10)
+  assert Hpfl().drafting(rows) == drafts.ClientCenters(6, 1, 10)
   # 5 + 6 + 13, and half of them.
   found = Hpfl(rows_per_center=2, min_users=3).drafting(rows)
-  assert found == drafts.Centers(24, 12, 2, min_rows=3)
+  assert found == drafts.ClientCenters(24, 12, 2, min_rows=3)
   assert Hpfl(drafts='sums').drafting(rows) == drafts.Sums(1)
   assert Hpfl(center_weighting='inverse').by_nearness
   assert not Hpfl().by_nearness
