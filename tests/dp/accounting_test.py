@@ -1,6 +1,5 @@
 """What privacy costs, against dp-accounting called by hand."""
 
-import functools
 import json
 import math
 
@@ -88,23 +87,6 @@ def test_every_round_by_hand():
   np.testing.assert_allclose(ours, _gaussian_epsilon(3.0), rtol=2e-3)
 
 
-def test_in_a_cohort_of_fixed_size_one_user_displaces_another():
-  # Who adds a user to a hundred, of whom a round takes 99, swaps a member of
-  # the cohort for it: two clips of a noise multiplier of 1, not one.
-  plan = _plan(
-    noise_multiplier=1.0,
-    population=100,
-    clients_per_round=99,
-    rounds=1,
-    sampling='every_round',
-  )
-  assert plan.sampling.neighbours == 'one user replaced'
-  # As if all of them came: who knows the cohorts is helped by no chance.
-  exact = _gaussian_epsilon(0.5)
-  np.testing.assert_allclose(plan.epsilon, exact, rtol=1e-3)
-  assert 9.96 < exact < 10.0 and 4.3 < _gaussian_epsilon(1.0) < 4.4
-
-
 @pytest.mark.parametrize('sampling', _SAMPLINGS)
 def test_a_cohort_of_fixed_size_has_no_user_more_or_less(sampling):
   is_independent = isinstance(sampling, samplings.PoissonSampling)
@@ -135,13 +117,6 @@ def test_fixed_size_by_hand():
   assert expected <= ours < 1.005 * expected
 
 
-def test_everybody_in_a_cohort_of_fixed_size_is_no_sample():
-  everybody = samplings.FixedSizeSampling(50, 50)
-  ours = accounting.epsilon(20.0, everybody, 10, _DELTA)
-  exact = accounting.epsilon(20.0, samplings.EveryRound(), 10, _DELTA)
-  assert exact <= ours < 1.2 * exact
-
-
 def test_trees_by_hand():
   # Two whole trees of 7 rounds have 3 levels each; one round more has one.
   accountant = dp_accounting.rdp.RdpAccountant(
@@ -155,20 +130,6 @@ def test_trees_by_hand():
   np.testing.assert_allclose(ours, expected)
   theirs = tfp.compute_rdp_tree_restart(4.0, [7, 7, 1], accountant.orders)
   np.testing.assert_allclose(divergences, theirs)
-
-
-@pytest.mark.slow
-def test_chance_helps_and_noise_helps_and_rounds_cost():
-  def cost(noise=1.0, rate=0.02, rounds=100):
-    return accounting.epsilon(
-      noise, samplings.PoissonSampling(rate), rounds, _DELTA
-    )
-
-  assert cost(rate=0.01) < cost() < cost(rate=1.0)
-  assert cost(noise=2.0) < cost() < cost(rounds=200)
-  # One clip here, two there.
-  always = accounting.epsilon(2.0, samplings.EveryRound(), 100, _DELTA)
-  np.testing.assert_allclose(cost(rate=1.0), always, rtol=1e-3)
 
 
 @pytest.mark.parametrize('sampling', _SAMPLINGS)
@@ -253,17 +214,12 @@ def test_an_impossible_target_is_refused_with_the_nearest():
   ('call', 'match'),
   [
     (lambda: samplings.PoissonSampling(0.0), 'probability'),
-    (lambda: samplings.PoissonSampling(1.5), 'probability'),
     (lambda: samplings.FixedSizeSampling(10, 11), 'between 1 and 10'),
     (lambda: samplings.OncePerTree(0), 'positive number of rounds'),
     (lambda: accounting.epsilon(1.0, _POISSON, 1, 0.0), 'delta'),
     (lambda: accounting.epsilon(1.0, _POISSON, -1, _DELTA), 'negative'),
     (lambda: accounting.epsilon(-1.0, _POISSON, 1, _DELTA), 'positive'),
     (lambda: accounting.calibrate(0.0, _POISSON, 1, _DELTA), 'target_epsilon'),
-    (
-      lambda: accounting.calibrate(math.inf, _POISSON, 1, _DELTA),
-      'target_epsilon',
-    ),
     (lambda: accounting.calibrate(1.0, _POISSON, 0, _DELTA), 'rounds'),
   ],
 )
@@ -284,7 +240,7 @@ def test_a_plan_reaches_its_target():
   assert again == plan
   factory = plan.mean(noise_seed=3)
   assert factory.noise_multiplier == plan.noise_multiplier
-  assert factory.divisor == 20.0 and factory.mechanism.is_simulation
+  assert factory.clients_per_round == 20 and factory.mechanism.is_simulation
 
 
 def test_plans_account_samplings_as_what_they_are():
@@ -300,14 +256,6 @@ def test_plans_account_samplings_as_what_they_are():
     sampling='once_per_tree',
   )
   assert tree.sampling == samplings.OncePerTree(50)
-
-
-@pytest.mark.slow
-def test_counts_of_clipped_clients_bound_the_noise():
-  adaptive = clipping_lib.AdaptiveClip(count_stddev=0.6)
-  with pytest.raises(PrivacyError, match='count_stddev'):
-    _plan(adaptive, target_epsilon=0.5)
-  assert _plan(adaptive, target_epsilon=8.0).noise_multiplier < 1.2
 
 
 _TREE = clipping_lib.TreeNoise(1.0, 51)
@@ -356,29 +304,6 @@ def test_a_ledger_bounds_what_is_spent(sampling):
   for rounds in (17, 60, 120):
     exact = accounting.epsilon(2.0, plan.sampling, rounds, _DELTA)
     assert exact * (1.0 - 1e-9) <= spent[rounds] < 1.5 * exact
-
-
-@pytest.mark.parametrize('noise', [0.8, 3.0, 60.0])
-def test_coarser_steps_count_a_little_more(noise):
-  sampling = samplings.PoissonSampling(0.2)
-  count = functools.partial(accounting.epsilon, noise, sampling, 50, _DELTA)
-  expected = count()
-  assert count(size=expected / 2.0) == expected
-  for size in (1.5 * expected, 10.0 * expected):
-    assert expected <= count(size=size) < 1.1 * expected
-
-
-def test_a_ledger_counts_little(monkeypatch):
-  ledger = privacy_plans.PrivacyLedger(_plan(noise_multiplier=1.03))
-  counted = []
-  event = samplings.event
-  monkeypatch.setattr(
-    samplings, 'event', lambda *args: counted.append(args) or event(*args)
-  )
-  for rounds in [*range(101), *range(101)]:
-    ledger.epsilon(rounds)
-  # Renyi divergences of nothing and of a round, and four rounds exactly.
-  assert [rounds for _, _, rounds, _ in counted] == [0, 1, 20, 40, 60, 80]
 
 
 def test_a_report_is_json_and_says_who_is_a_neighbour():

@@ -2,21 +2,17 @@
 
 import copy
 import json
-import math
 import re
 import shutil
 from typing import Any
 
-import numpy as np
 import pytest
-import tensorflow_federated as tff
 
 from tests.support import small_runs
 from tests.support.commands import repeatable_rows
 import tff_partial
 from tff_partial import aggregators
 from tff_partial import phases
-from tff_partial.data import examples
 from tff_partial.data import vocabularies
 from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
@@ -126,22 +122,6 @@ def test_nobody_knows_the_cohorts_of_a_private_run(world):
   assert spies[0].cohorts != spies[1].cohorts
 
 
-@pytest.mark.slow
-def test_a_round_without_clients_has_noise_like_others(simulated):
-  ids = simulated.clients.client_ids
-
-  def is_empty(seed: int) -> bool:
-    return not sampling.CohortSampler(ids, 2, seed, poisson=True).cohort(1)
-
-  seed = next(seed for seed in range(1000) if is_empty(seed))
-  result = _train(
-    simulated, privacy=_ledger(simulation=True), rounds=1, seed=seed
-  )
-  first = simulated.process.get_model_weights(simulated.process.initialize())
-  assert small_runs.flat(result.weights) != small_runs.flat(first)
-  assert not result.diverged
-
-
 def test_nobody_is_drawn_twice_within_a_tree():
   ids = [str(number) for number in range(23)]
   sampler = sampling.CohortSampler(ids, 4, 0, rounds_per_tree=5)
@@ -244,53 +224,6 @@ def test_what_is_exact_is_said_on_request_alone(frank, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_callback_of_a_private_run_sees_what_is_released(frank, tmp_path):
-  ledger = _ledger(simulation=True)
-  seen = []
-  settings: dict[str, Any] = {'rounds': 2, 'callbacks': [seen.append]}
-  _train(frank, privacy=ledger, output_dir=tmp_path, **settings)
-  (row, _) = repeatable_rows(tmp_path)
-  released = {name for name, value in row.items() if value} - {'round'}
-  assert set(seen[0].metrics) - {'seconds_round'} == released
-  # Nothing else is there, such as the state, which holds the noise's seed.
-  assert {name for name in dir(seen[0]) if not name.startswith('_')} == {
-    'metrics',
-    'round',
-    'validations',
-    'weights',
-  }
-
-
-@pytest.mark.slow
-def test_a_private_run_does_not_go_on_with_altered_labels(simulated, tmp_path):
-  folder, spec = tmp_path / 'clients', simulated.process.example_spec
-  ratings = {'x': np.arange(5), 'y': np.ones([5, 1], np.float32)}
-  tff_partial.write_clients(
-    folder, ((f'client {n}', ratings) for n in range(_CLIENTS)), spec
-  )
-
-  def train(rounds: int) -> programs.TrainingResult:
-    return _train(
-      simulated,
-      clients=tff_partial.open_clients(folder, spec),
-      privacy=_ledger(simulation=True),
-      output_dir=tmp_path / 'run',
-      validation=None,
-      rounds=rounds,
-    )
-
-  train(1)
-  labels = folder / 'examples.bin'
-  raw = labels.read_bytes()
-  labels.write_bytes(raw.replace(np.float32(1).tobytes(), bytes(4), 1))
-  # Whether or not that client takes part.
-  with pytest.raises(examples.ClientDataError, match='examples.bin'):
-    train(2)
-  labels.write_bytes(raw)
-  train(2)
-
-
-@pytest.mark.slow
 def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
   _train(world, output_dir=tmp_path, rounds=1)
   saved = [tmp_path / 'checkpoints', *(tmp_path / 'checkpoints').rglob('*')]
@@ -308,10 +241,6 @@ def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
   [
     ({}, 'noise that the process does not add'),
     (
-      {'aggregator': tff.aggregators.MeanFactory()},
-      'noise that the process does not add',
-    ),
-    (
       # Nobody can say what is left of the noise, or of the clip, in there.
       {'aggregator': aggregators.by_name({'items.*': _plan().mean()})},
       'noise that the process does not add',
@@ -319,10 +248,6 @@ def test_what_a_run_saves_is_for_its_owner_alone(world, tmp_path):
     (
       {'aggregator': _plan(noise_multiplier=0.5).mean()},
       'noise_multiplier=1.0, the process has 0.5',
-    ),
-    (
-      {'aggregator': _plan(clients_per_round=4).mean()},
-      'clients_per_round=2, the process has 4',
     ),
     (
       {
@@ -351,7 +276,6 @@ def test_a_ledger_counts_no_process_that_does_something_else(
 @pytest.mark.parametrize(
   'make',
   [
-    lambda: {'aggregator': _plan().mean()},
     lambda: {'aggregator': _plan().mean(noise_seed=3)},
     lambda: {
       'aggregator': _plan(
@@ -362,7 +286,7 @@ def test_a_ledger_counts_no_process_that_does_something_else(
     },
     lambda: {'postprocess_update': local_noise.LocalNoise(0.1, 1.0)},
   ],
-  ids=['central', 'simulation', 'tree', 'local'],
+  ids=['simulation', 'tree', 'local'],
 )
 def test_noise_that_nothing_counts_is_refused_with_the_line_that_mends_it(make):
   world = _world(**make())
@@ -526,23 +450,6 @@ def test_noise_is_not_used_again_on_other_data(world, tmp_path):
 
 
 @pytest.mark.slow
-def test_readers_of_a_private_run_are_compared_client_by_client(
-  world, tmp_path
-):
-  spec, ids = world.process.example_spec, world.clients.client_ids
-  rated = {client: float(place) for place, client in enumerate(ids)}
-
-  def read(client: str) -> dict[str, Any]:
-    return {'x': [0, 1, 2], 'y': [[rated[client]]] * 3}
-
-  reader = tff_partial.Reader(ids, read, spec, capacities=[3])
-  _train(world, output_dir=tmp_path, clients=reader, rounds=1)
-  rated[ids[-1]] += 1.0
-  with pytest.raises(programs.ProgramError, match="the clients' examples"):
-    _train(world, output_dir=tmp_path, clients=reader, rounds=2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('planned', 'settings'),
   [
@@ -555,44 +462,4 @@ def test_what_was_not_planned_is_refused(world, planned, settings):
     _train(world, privacy=_ledger(**planned), **settings)
 
 
-@pytest.mark.slow
-def test_a_simulation_may_pretend_that_there_are_more(simulated):
-  ledger = _ledger(population=500, simulation=True)
-  result = _train(simulated, privacy=ledger, rounds=2)
-  assert result.privacy['population'] == 500
-  assert result.privacy['epsilon'] < _ledger().epsilon(2)
-
-
 # ---- local noise -------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_each_client_adds_noise_of_its_own_before_it_sends():
-  # Updates of nothing but noise: nobody has learned anything at rate zero.
-  clip, noise = 0.5, 2.0
-  model = small_runs.build_model()
-  process = tff_partial.algorithms.build_fed_recon(
-    model,
-    update_optimizer=phases.sgd(0.0),
-    client_weighting=messages.ClientWeighting.UNIFORM,
-    postprocess_update=local_noise.LocalNoise(clip, noise, 7),
-  )
-  clients = small_runs.pack(process.example_spec, 'train', 50)
-  moves = []
-  for number in range(20):
-    seeds = sampling.client_seeds(clients.client_ids, 0, number)
-    state = process.initialize()
-    after = process.next(
-      state, [{}] * 50, clients.cohort(clients.client_ids, seeds)
-    ).state
-    before, after = (
-      np.frombuffer(
-        b''.join(small_runs.flat(process.get_model_weights(s))), np.float32
-      )
-      for s in (state, after)
-    )
-    moves.append(after - before)
-  # The mean of 50 clients' noise; 280 numbers tell its size to 5 %.
-  expected = clip * noise / math.sqrt(50)
-  assert np.std(moves) == pytest.approx(expected, rel=4 / math.sqrt(2 * 280))
-  assert abs(np.mean(moves)) < 4 * expected / math.sqrt(280)

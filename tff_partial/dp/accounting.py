@@ -78,7 +78,7 @@ def epsilon(
 def local_epsilon(
   noise_multiplier: float, participations: int, delta: float
 ) -> float:
-  """Compute a client's epsilon with local noise (`local_noise.local_noise`).
+  """Compute a client's epsilon with `local_noise.LocalNoise`.
 
   Args:
     noise_multiplier: Standard deviation of the noise in clips.

@@ -62,7 +62,12 @@ class ClientNoise(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class LocalNoise(ClientNoise):
-  """L2 clipping and Gaussian noise at clients; see `local_noise`.
+  """L2 clipping and Gaussian noise at clients.
+
+  FedEmbed's Algorithm 1 does this in line 22. The server need not be trusted,
+  but the noise of n clients adds up to sqrt(n) times this;
+  `accounting.local_epsilon` computes the guarantee. In a simulation, a holder
+  of the clients' seeds, such as the program that draws them, can remove it.
 
   Attributes:
     clip: The largest L2 norm of an update.
@@ -83,43 +88,12 @@ class LocalNoise(ClientNoise):
     )
 
   def _noised(self, update: Any, seed: tf.Tensor) -> Any:
-    return local_noise(update, self.clip, self.noise_multiplier, seed)
-
-
-def local_noise(
-  update: Any, clip: float, noise_multiplier: float, seed: tf.Tensor
-) -> Any:
-  """Clip an update that a client is about to send, and add noise.
-
-  FedEmbed's Algorithm 1 does this in line 22, and HPFL's Fednoise with Laplace
-  noise. The server need not be trusted, but the noise of n clients adds up to
-  sqrt(n) times this; `accounting.local_epsilon` computes the guarantee. In a
-  simulation, a holder of the clients' seeds, such as the program that draws
-  them, can remove the noise.
-
-  Args:
-    update: Floating-point tensors.
-    clip: The largest L2 norm of an update.
-    noise_multiplier: Standard deviation of the noise in clips.
-    seed: The client's own for this round, integer `[2]`. Anyone who knows it
-      can remove the noise.
-
-  Returns:
-    The noised update, with the types of the update.
-
-  Raises:
-    PrivacyError: If an argument is invalid.
-  """
-  clipping_lib.check_positive(clip, 'clip')
-  clipping_lib.check_positive(
-    noise_multiplier, 'noise_multiplier', also_zero=True
-  )
-  query = dp_queries.GaussianSumQuery(
-    clip, noise_multiplier, lambda: tf.cast(seed, tf.int32)
-  )
-  state = query.initial_global_state()
-  units = query.preprocess_record(query.derive_sample_params(state), update)
-  noised, _, _ = query.get_noised_result(units, state)
-  return tf.nest.map_structure(
-    lambda leaf, like: tf.cast(leaf, like.dtype), noised, update
-  )
+    query = dp_queries.GaussianSumQuery(
+      self.clip, self.noise_multiplier, lambda: tf.cast(seed, tf.int32)
+    )
+    state = query.initial_global_state()
+    units = query.preprocess_record(query.derive_sample_params(state), update)
+    noised, _, _ = query.get_noised_result(units, state)
+    return tf.nest.map_structure(
+      lambda leaf, like: tf.cast(leaf, like.dtype), noised, update
+    )

@@ -1,12 +1,8 @@
-"""Aggregators that give user-level differential privacy, and local noise.
+"""Aggregators that give user-level differential privacy.
 
-Central privacy: `private_mean` and `private_sum` clip each client's update and
-add noise once, at the server, to the sum; the server is trusted with the
-updates. Local privacy: a client applies `LocalNoise` to its own update before
-it sends; the server need not be trusted, and far more noise is needed. See
-docs/privacy.md for what each protects, and `privacy_plans` for the noise that
-an epsilon requires. Both carry a `Mechanism`, which a process keeps, so that
-the accounting matches what a run does.
+`private_mean` clips each client's update and adds noise once, at the server, to
+the sum; the server is trusted with the updates. docs/privacy.md says what that
+protects, and `privacy_plans` finds the noise that an epsilon requires.
 
 Every client counts once. Weights by number of examples would let one client
 move the sum by more than the clip, so these aggregators are unweighted; TFF
@@ -14,21 +10,22 @@ drops the weights of a process that uses them.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
+import tensorflow_privacy as tfp
 
 from tff_partial import aggregators
 from tff_partial.dp import clipping as clipping_lib
+from tff_partial.dp import dp_queries
 from tff_partial.dp.mechanisms import CENTRAL
 from tff_partial.dp.mechanisms import Mechanism
 from tff_partial.dp.mechanisms import PrivateTypeError
-from tff_partial.dp.private_parts import UpdateParts
-from tff_partial.dp.private_parts import WHOLE
+from tff_partial.dp.private_rows import NestedSumQuery
 from tff_partial.dp.private_rows import RowsQuery
 from tff_partial.dp.private_rows import RowSumFactory
 from tff_partial.dp.private_rows import seed_maker
@@ -37,6 +34,51 @@ from tff_partial.errors import PrivacyError
 
 # Suffix of the names of exact measurements.
 NOT_PRIVATE = '_not_private'
+# Name of the single part of values that are clipped jointly.
+_WHOLE = 'all.parts'
+
+
+class _UpdateParts:
+  """Queries of an update: one of the whole, or one for each part."""
+
+  def __init__(self, queries: Mapping[str, dp_queries.PrivateSumQuery]):
+    self.queries = queries
+
+  def split(self, structure: Any) -> Any:
+    """Return the parts of a structure, by name."""
+    return {_WHOLE: structure} if _WHOLE in self.queries else structure
+
+  def join(self, parts: Mapping[str, Any]) -> Any:
+    """Join parts to a structure."""
+    return parts.get(_WHOLE, parts)
+
+  @property
+  def query(self) -> tfp.SumAggregationDPQuery:
+    """The query of the whole structure."""
+    if _WHOLE in self.queries:
+      return self.queries[_WHOLE]
+    return NestedSumQuery(collections.OrderedDict(self.queries))
+
+  def are_clipped(self, params: Any, value: Any) -> Any:
+    """Return whether a client's parts are clipped, which is not private."""
+    params, value = self.split(params), self.split(value)
+    clipped = collections.OrderedDict(
+      (part, tf.cast(query.is_clipped(params[part], value[part]), tf.int32))
+      for part, query in self.queries.items()
+    )
+    return clipped, tf.constant(1)
+
+  def measure(self, divisor: float, before: Any, after: Any, total: Any) -> Any:
+    """Measure a round from values that are already private."""
+    before, after = self.split(before), self.split(after)
+    total = self.split(total)
+    measured = collections.OrderedDict(
+      (part, query.measure(before[part], after[part], total[part]))
+      for part, query in self.queries.items()
+    )
+    for one in measured.values():
+      one['noise_stddev'] /= divisor
+    return self.join(measured)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +86,7 @@ class PrivateFactory(
   aggregators.RowAggregationFactory,
   tff.aggregators.UnweightedAggregationFactory,
 ):
-  """A sum of clipped updates with noise; see `private_mean`.
+  """A mean of clipped updates with noise; see `private_mean`.
 
   Attributes:
     noise_multiplier: Standard deviation of the noise in clips, all parts
@@ -54,7 +96,6 @@ class PrivateFactory(
     shares: Each part's share of the privacy cost; None for equal ones.
     noise_seed: Makes a simulation's noise reproducible; None for a secret seed.
     diagnostics: True for exact measurements, which are not private.
-    divisor: Divisor of the noised sum.
   """
 
   noise_multiplier: float
@@ -63,7 +104,6 @@ class PrivateFactory(
   shares: Mapping[str, float] | None
   noise_seed: int | None
   diagnostics: bool
-  divisor: float
 
   def __post_init__(self) -> None:
     clipping_lib.check_positive(
@@ -88,7 +128,9 @@ class PrivateFactory(
       )
     elif self.shares is not None:
       raise PrivacyError('`shares` need a clipping by part.')
-    largest = self.largest_noise_multiplier
+    largest = clipping_lib.largest_noise_multiplier(
+      self.clipping, self.clients_per_round, self.shares
+    )
     if self.noise_multiplier >= largest:
       raise PrivacyError(
         f'A noise multiplier of {self.noise_multiplier:.4g} is out of reach: '
@@ -96,13 +138,6 @@ class PrivateFactory(
         f'{largest:.4g}. Give AdaptiveClip a larger `count_stddev`, have more '
         'clients in a round, or use FixedClip.'
       )
-
-  @property
-  def largest_noise_multiplier(self) -> float:
-    """Exclusive limit of `noise_multiplier`; for `accounting.calibrate`."""
-    return clipping_lib.largest_noise_multiplier(
-      self.clipping, self.clients_per_round, self.shares
-    )
 
   @property
   def mechanism(self) -> Mechanism:
@@ -116,15 +151,15 @@ class PrivateFactory(
       self.noise_seed is not None,
     )
 
-  def _parts(self, specs: Any) -> UpdateParts:
+  def _parts(self, specs: Any) -> _UpdateParts:
     """Make the queries, with new secrets each time."""
     if isinstance(self.clipping, clipping_lib.Clipping):
-      clipping, shares = {WHOLE: self.clipping}, {WHOLE: 1.0}
-      specs = {WHOLE: specs}
+      clipping, shares = {_WHOLE: self.clipping}, {_WHOLE: 1.0}
+      specs = {_WHOLE: specs}
     else:
       clipping = dict(self.clipping)
       shares = clipping_lib.shares_of(clipping, self.shares)
-    return UpdateParts(
+    return _UpdateParts(
       {
         part: clipping[part].query(
           self.noise_multiplier / math.sqrt(shares[part]),
@@ -234,44 +269,26 @@ class PrivateFactory(
     query_type = state_type.query_state
     sum_type = process.next.type_signature.result.result.member
 
-    @tff.tensorflow.computation(query_type)
-    def params_of(state: Any) -> Any:
-      return query.derive_sample_params(state)
-
-    @tff.tensorflow.computation(params_of.type_signature.result, value_type)
-    def are_clipped(params: Any, value: Any) -> Any:
-      if table_type is not None:
-        value = with_distinct_rows(value, specs)
-      return parts.are_clipped(params, value)
-
-    counts_type = are_clipped.type_signature.result
-
     @tff.tensorflow.computation(query_type, query_type, sum_type)
     def measure(before: Any, after: Any, total: Any) -> Any:
-      return parts.measure(self.divisor, before, after, total)
-
-    measured_type = measure.type_signature.result
-
-    @tff.tensorflow.computation(measured_type, counts_type)
-    def with_diagnostics(measured: Any, counts: Any) -> Any:
-      clipped, clients = counts
-      by_part = parts.split(measured)
-      for part, number in clipped.items():
-        by_part[part][f'share_clipped{NOT_PRIVATE}'] = tf.cast(
-          tf.math.divide_no_nan(
-            tf.cast(number, tf.double), tf.cast(clients, tf.double)
-          ),
-          tf.float32,
-        )
-      return parts.join(by_part)
+      return parts.measure(self.clients_per_round, before, after, total)
 
     @tff.tensorflow.computation(sum_type)
     def divide(total: Any) -> Any:
       return tf.nest.map_structure(
-        lambda leaf, spec: tf.cast(leaf / self.divisor, spec.dtype),
+        lambda leaf, spec: tf.cast(
+          leaf / float(self.clients_per_round), spec.dtype
+        ),
         total,
         specs,
       )
+
+    diagnose = _diagnosing(
+      query,
+      parts,
+      (query_type, value_type, measure.type_signature.result),
+      distinct_in=None if table_type is None else specs,
+    )
 
     @tff.federated_computation(
       process.initialize.type_signature.result,
@@ -283,13 +300,7 @@ class PrivateFactory(
         measure, (state.query_state, output.state.query_state, output.result)
       )
       if self.diagnostics:
-        params = tff.federated_broadcast(
-          tff.federated_map(params_of, state.query_state)
-        )
-        counts = tff.federated_sum(
-          tff.federated_map(are_clipped, (params, values))
-        )
-        measured = tff.federated_map(with_diagnostics, (measured, counts))
+        measured = diagnose(state.query_state, values, measured)
       return tff.templates.MeasuredProcessOutput(
         output.state, tff.federated_map(divide, output.result), measured
       )
@@ -297,41 +308,52 @@ class PrivateFactory(
     return tff.templates.AggregationProcess(process.initialize, next_fn)
 
 
-def private_sum(
-  clipping: clipping_lib.Clippings,
+def _diagnosing(
+  query: tfp.SumAggregationDPQuery,
+  parts: _UpdateParts,
+  types: tuple[tff.Type, Any, tff.Type],
   *,
-  noise_multiplier: float,
-  clients_per_round: float,
-  shares: Mapping[str, float] | None = None,
-  noise_seed: int | None = None,
-  diagnostics: bool = False,
-) -> PrivateFactory:
-  """Sum updates with central differential privacy.
+  distinct_in: Any,
+) -> Callable[[Any, Any, Any], Any]:
+  """Return what adds the exact share of clipped clients to measurements.
 
   Args:
-    clipping: Clipping of an update: joint, or by part with the names of tiers.
-    noise_multiplier: Standard deviation of the noise in clips. If several parts
-      or counts are noised, it is their joint cost: each gets more noise. Zero
-      for no noise.
-    clients_per_round: Expected number of clients; the actual one is a secret.
-    shares: Each part's share of the privacy cost; equal ones by default.
-    noise_seed: Makes a simulation with reproducible noise. By default each
-      process has a secret seed from the operating system.
-    diagnostics: True for exact measurements, which are not private; their names
-      end in `not_private`.
-
-  Raises:
-    PrivacyError: If an argument is invalid.
+    query: The query of the whole update.
+    parts: The queries of its parts.
+    types: Types of the query's state, of an update, and of the measurements.
+    distinct_in: Specs of whole tables, if clients send rows of them.
   """
-  return PrivateFactory(
-    noise_multiplier,
-    clients_per_round,
-    clipping,
-    shares,
-    noise_seed,
-    diagnostics,
-    divisor=1.0,
-  )
+  query_type, value_type, measured_type = types
+
+  @tff.tensorflow.computation(query_type)
+  def params_of(state: Any) -> Any:
+    return query.derive_sample_params(state)
+
+  @tff.tensorflow.computation(params_of.type_signature.result, value_type)
+  def are_clipped(params: Any, value: Any) -> Any:
+    if distinct_in is not None:
+      value = with_distinct_rows(value, distinct_in)
+    return parts.are_clipped(params, value)
+
+  @tff.tensorflow.computation(measured_type, are_clipped.type_signature.result)
+  def with_shares(measured: Any, counts: Any) -> Any:
+    clipped, clients = counts
+    by_part = parts.split(measured)
+    for part, number in clipped.items():
+      by_part[part][f'share_clipped{NOT_PRIVATE}'] = tf.cast(
+        tf.math.divide_no_nan(
+          tf.cast(number, tf.double), tf.cast(clients, tf.double)
+        ),
+        tf.float32,
+      )
+    return parts.join(by_part)
+
+  def diagnose(state: Any, values: Any, measured: Any) -> Any:
+    params = tff.federated_broadcast(tff.federated_map(params_of, state))
+    counts = tff.federated_sum(tff.federated_map(are_clipped, (params, values)))
+    return tff.federated_map(with_shares, (measured, counts))
+
+  return diagnose
 
 
 def private_mean(
@@ -351,7 +373,8 @@ def private_mean(
   Args:
     clipping: Clipping of an update: joint, or by part with the names of tiers.
     noise_multiplier: Standard deviation of the noise in clips: of the sum,
-      before it is divided; of all parts and counts together.
+      before it is divided. If several parts or counts are noised, it is their
+      joint cost: each gets more noise. Zero for no noise.
     clients_per_round: Expected number of clients; the actual one is a secret.
     shares: Each part's share of the privacy cost; equal ones by default.
     noise_seed: Makes a simulation with reproducible noise. By default each
@@ -362,12 +385,11 @@ def private_mean(
   Raises:
     PrivacyError: If an argument is invalid.
   """
-  total = private_sum(
+  return PrivateFactory(
+    noise_multiplier,
+    clients_per_round,
     clipping,
-    noise_multiplier=noise_multiplier,
-    clients_per_round=clients_per_round,
-    shares=shares,
-    noise_seed=noise_seed,
-    diagnostics=diagnostics,
+    shares,
+    noise_seed,
+    diagnostics,
   )
-  return dataclasses.replace(total, divisor=float(clients_per_round))

@@ -99,7 +99,7 @@ class PrivacyPlan:
         f'sampling={samplings.EveryUpdate.name!r}, found '
         f'{self.sampling.name!r}.'
       )
-    clip = self.clipping.clip  # type: ignore[union-attr]  # See sampling_of.
+    clip = self.clipping.clip  # type: ignore[union-attr]  # See samplings.by_name.
     return local_noise.LocalNoise(clip, self.noise_multiplier, noise_seed)
 
   @property
@@ -151,86 +151,14 @@ class PrivacyPlan:
   @property
   def mechanism(self) -> mechanisms.Mechanism:
     """The mechanism that a process must have to be counted by this plan."""
-    is_local = self.is_local
-    return mechanisms.Mechanism(
-      mechanisms.LOCAL if is_local else mechanisms.CENTRAL,
-      self.clipping,
-      self.noise_multiplier,
-      None if is_local else self.clients_per_round,
-      None if is_local else self.shares,
-      is_simulation=False,
-    )
+    if self.is_local:
+      return self.local_noise().mechanism
+    return self.mean().mechanism
 
   @property
   def terms(self) -> str:
     """Terms that must stay the same during a run: all but its length."""
     return repr(dataclasses.replace(self, epsilon=0.0, rounds=0))
-
-
-def sampling_of(
-  name: str,
-  clipping: clipping_lib.Clippings,
-  population: int,
-  clients_per_round: int,
-) -> samplings.Sampling:
-  """Make the sampling with a name.
-
-  Args:
-    name: Name of one of the samplings in `accounting`, as in `SAMPLINGS`.
-    clipping: Clipping of an update; trees contain their number of rounds.
-    population: Number of clients in the population.
-    clients_per_round: Number of clients in a round, possibly expected.
-
-  Raises:
-    PrivacyError: If the sampling does not fit the other arguments.
-  """
-  samplings.check(
-    0 < clients_per_round <= population,
-    f'Clients in a round must be between 1 and {population}',
-    clients_per_round,
-  )
-  if isinstance(clipping, Mapping):
-    kinds = list(clipping.values())
-  else:
-    kinds = [clipping]
-  trees = [how for how in kinds if isinstance(how, clipping_lib.TreeNoise)]
-  if bool(trees) != (name == samplings.OncePerTree.name):
-    raise PrivacyError(
-      f'Sampling {samplings.OncePerTree.name!r} and TreeNoise need one '
-      f'another, found {name!r} and {clipping}.'
-    )
-  if trees:
-    rounds = trees[0].rounds_per_tree
-    if rounds * clients_per_round > population:
-      raise PrivacyError(
-        f'{population} clients cannot fill {rounds} rounds of '
-        f'{clients_per_round} without taking part twice in a tree. Give '
-        f'TreeNoise {population // clients_per_round} rounds at most.'
-      )
-    return samplings.OncePerTree(rounds)
-  if name == samplings.PoissonSampling.name:
-    return samplings.PoissonSampling(clients_per_round / population)
-  if name == samplings.FixedSizeSampling.name:
-    return samplings.FixedSizeSampling(population, clients_per_round)
-  if name == samplings.EveryRound.name:
-    return samplings.EveryRound()
-  if name == samplings.EveryUpdate.name:
-    if not isinstance(clipping, clipping_lib.FixedClip):
-      raise PrivacyError(
-        f'Sampling {name!r} is for local noise, which needs a FixedClip, as no '
-        f'client knows the others, found {clipping}.'
-      )
-    return samplings.EveryUpdate()
-  raise PrivacyError(f'Sampling must be one of {SAMPLINGS}, found {name!r}.')
-
-
-SAMPLINGS = (
-  samplings.PoissonSampling.name,
-  samplings.FixedSizeSampling.name,
-  samplings.EveryRound.name,
-  samplings.EveryUpdate.name,
-  samplings.OncePerTree.name,
-)
 
 
 def plan(
@@ -257,14 +185,13 @@ def plan(
     clients_per_round: Number of clients in a round, possibly expected.
     rounds: Number of rounds.
     target_epsilon: The largest epsilon of the run, or None.
-    noise_multiplier: Given instead of a target, or None. Zero for a run without
-      privacy, with infinite epsilon.
-    sampling: One of `SAMPLINGS`; must match the actual sampling.
+    noise_multiplier: Given instead of a target. Zero for a run without privacy.
+    sampling: One of `samplings.NAMES`; must match the actual sampling.
     shares: Each part's share of the privacy cost; equal ones by default.
     once: Noise multipliers of one-time releases about all users, such as a mean
       that was computed before training.
-    once_delta: Probability that these fail altogether, as a threshold does; a
-      part of `delta`.
+    once_delta: Part of `delta`: the probability that these fail altogether, as
+      a threshold does.
     num_weights: Number of elements of an update; by part, if the clipping is.
       With it, `print(plan)` shows the norm of the noise, and a warning is
       logged if the noise drowns the updates.
@@ -273,30 +200,15 @@ def plan(
     PrivacyError: If an argument is invalid, or no noise suffices.
   """
   samplings.check_delta(delta)
-  kind = sampling_of(sampling, clipping, population, clients_per_round)
-  if delta * population >= 1.0:
-    raise PrivacyError(
-      f'`delta` must be below one in the population, {1.0 / population:.3g}: '
-      f'publishing one user of {population} would be allowed at {delta:.3g}.'
-    )
-  samplings.check(
-    0.0 <= once_delta < delta,
-    f'What is released once must leave something of delta, {delta:.3g}, so '
-    '`once_delta` must be at least 0 and less',
-    once_delta,
-  )
+  kind = samplings.by_name(sampling, clipping, population, clients_per_round)
+  _check_delta(delta, once_delta, population)
   samplings.check(rounds > 0, 'A number of rounds must be positive', rounds)
+  spent = (kind, rounds, delta - once_delta, tuple(once))
   if target_epsilon is not None and noise_multiplier is None:
-    noise_multiplier = accounting.calibrate(
-      target_epsilon,
-      kind,
-      rounds,
-      delta - once_delta,
-      once,
-      clipping_lib.largest_noise_multiplier(
-        clipping, clients_per_round, shares
-      ),
+    most = clipping_lib.largest_noise_multiplier(
+      clipping, clients_per_round, shares
     )
+    noise_multiplier = accounting.calibrate(target_epsilon, *spent, most)
   elif target_epsilon is not None or noise_multiplier is None:
     raise PrivacyError(
       'Give either `target_epsilon` or `noise_multiplier`, found '
@@ -308,14 +220,7 @@ def plan(
     noise_multiplier,
   )
   planned = PrivacyPlan(
-    accounting.epsilon(
-      noise_multiplier,
-      kind,
-      rounds,
-      delta - once_delta,
-      once,
-      size=target_epsilon,
-    ),
+    accounting.epsilon(noise_multiplier, *spent, size=target_epsilon),
     delta,
     noise_multiplier,
     rounds,
@@ -334,6 +239,21 @@ def plan(
     if norm.is_hopeless:
       logging.warning('Noise of %s. %s', norm, norm.warning)
   return planned
+
+
+def _check_delta(delta: float, once_delta: float, population: int) -> None:
+  """Check the delta of a guarantee and its share for one-time releases."""
+  if delta * population >= 1.0:
+    raise PrivacyError(
+      f'`delta` must be below one in the population, {1.0 / population:.3g}: '
+      f'publishing one user of {population} would be allowed at {delta:.3g}.'
+    )
+  samplings.check(
+    0.0 <= once_delta < delta,
+    f'What is released once must leave something of delta, {delta:.3g}, so '
+    '`once_delta` must be at least 0 and less',
+    once_delta,
+  )
 
 
 class PrivacyLedger:
@@ -423,11 +343,7 @@ class PrivacyLedger:
     return accountant.orders, divergences[0], divergences[1] - divergences[0]
 
   def epsilon(self, rounds: int) -> float:
-    """Return the epsilon spent after a number of rounds.
-
-    Args:
-      rounds: Rounds of the run so far, possibly more than planned.
-    """
+    """Return the epsilon spent after some rounds, maybe more than planned."""
     plan = self.plan
     is_tree = isinstance(plan.sampling, samplings.OncePerTree)
     if is_tree or not (rounds and plan.noise_multiplier):
@@ -445,11 +361,7 @@ class PrivacyLedger:
     return float(bound)
 
   def columns(self, rounds: int) -> dict[str, float]:
-    """Return a run's privacy after a round, for the table of metrics.
-
-    Args:
-      rounds: Rounds of the run so far.
-    """
+    """Return a run's privacy after some rounds, for the table of metrics."""
     return {
       'privacy/epsilon': self.epsilon(rounds),
       'privacy/delta': self.plan.delta,

@@ -1,7 +1,7 @@
 """Sampling of cohorts, and its privacy cost per round."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -9,6 +9,7 @@ from typing import Any
 
 import dp_accounting
 
+from tff_partial.dp import clipping as clipping_lib
 from tff_partial.errors import PrivacyError
 
 # Privacy losses are discretized and rounded up. These are the steps for
@@ -16,12 +17,10 @@ from tff_partial.errors import PrivacyError
 # digit.
 _LOSS_STEPS = {math.inf: 1e-2, 20.0: 2e-3, 0.5: 1e-4}
 
-
 # Renyi orders with a short formula for independent sampling. Without the orders
 # in between, the cost is mostly a few percent higher, and up to a fifth if the
 # noise is small.
 _WHOLE_ORDERS = (*range(2, 25), *range(28, 65, 4), 128, 256, 512)
-
 
 # Renyi orders for cohorts of a fixed size, whose theorem is slow to evaluate.
 _FEW_ORDERS = (1.25, 1.5, 1.75, *_WHOLE_ORDERS)
@@ -233,6 +232,78 @@ class OncePerTree(Sampling):
     if begun:
       events.append(tree(noise_multiplier, begun))
     return dp_accounting.ComposedDpEvent(events)
+
+
+# Names of the samplings.
+NAMES = tuple(
+  kind.name
+  for kind in (
+    PoissonSampling,
+    FixedSizeSampling,
+    EveryRound,
+    EveryUpdate,
+    OncePerTree,
+  )
+)
+
+
+def by_name(
+  name: str,
+  clipping: clipping_lib.Clippings,
+  population: int,
+  clients_per_round: int,
+) -> Sampling:
+  """Make the sampling with a name.
+
+  Args:
+    name: One of `NAMES`.
+    clipping: Clipping of an update; trees contain their number of rounds.
+    population: Number of clients in the population.
+    clients_per_round: Number of clients in a round, possibly expected.
+
+  Raises:
+    PrivacyError: If the sampling does not fit the other arguments.
+  """
+  check(
+    0 < clients_per_round <= population,
+    f'Clients in a round must be between 1 and {population}',
+    clients_per_round,
+  )
+  kinds = clipping.values() if isinstance(clipping, Mapping) else [clipping]
+  trees = [how for how in kinds if isinstance(how, clipping_lib.TreeNoise)]
+  if bool(trees) != (name == OncePerTree.name):
+    raise PrivacyError(
+      f'Sampling {OncePerTree.name!r} and TreeNoise need one another, found '
+      f'{name!r} and {clipping}.'
+    )
+  if trees:
+    rounds = trees[0].rounds_per_tree
+    if rounds * clients_per_round > population:
+      raise PrivacyError(
+        f'{population} clients cannot fill {rounds} rounds of '
+        f'{clients_per_round} without taking part twice in a tree. Give '
+        f'TreeNoise {population // clients_per_round} rounds at most.'
+      )
+    return OncePerTree(rounds)
+  is_fixed = isinstance(clipping, clipping_lib.FixedClip)
+  if name == EveryUpdate.name and not is_fixed:
+    raise PrivacyError(
+      f'Sampling {name!r} is for local noise, which needs a FixedClip, as no '
+      f'client knows the others, found {clipping}.'
+    )
+  make = {
+    PoissonSampling.name: lambda: PoissonSampling(
+      clients_per_round / population
+    ),
+    FixedSizeSampling.name: lambda: FixedSizeSampling(
+      population, clients_per_round
+    ),
+    EveryRound.name: EveryRound,
+    EveryUpdate.name: EveryUpdate,
+  }
+  if name not in make:
+    raise PrivacyError(f'Sampling must be one of {NAMES}, found {name!r}.')
+  return make[name]()
 
 
 def check_delta(delta: float) -> None:
