@@ -123,22 +123,6 @@ def test_a_prediction_that_looks_at_other_users_is_not_allowed():
   assert 'that the loss of user' in str(violation)
 
 
-def test_each_variable_that_breaks_it_is_named():
-  def build() -> tf.keras.Model:
-    item = layers.Input([], dtype=tf.int32, name='item')
-    user = layers.Input([], dtype=tf.int32, name='user')
-    table = functools.partial(layers.Embedding, _NUM_USERS)
-    items = layers.Embedding(7, 3, name='items', embeddings_regularizer='l2')
-    rating = layers.Dot(1)([items(item), table(3, name='users')(user)]) + table(
-      1, name='users_bias', embeddings_regularizer='l1'
-    )(user)
-    return tf.keras.Model({'item': item, 'user': user}, rating)
-
-  report = _check(build, private='users.*')
-  # The norm of the items concerns federated parameters only.
-  assert [v.variable for v in report.violations] == ['users_bias/embeddings']
-
-
 @pytest.mark.parametrize(
   ('options', 'message'),
   [

@@ -1,6 +1,5 @@
 """Canaries: what an attack proves must be below what is claimed."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,8 @@ from tff_partial import algorithms
 from tff_partial import runtimes
 from tff_partial.checks import audit_bounds
 from tff_partial.checks import privacy_audit
-from tff_partial.dp import accounting
 from tff_partial.dp import clipping as clipping_lib
-from tff_partial.dp import privacy
 from tff_partial.dp import privacy_plans
-from tff_partial.dp import samplings
 from tff_partial.errors import PrivacyError
 from tff_partial.exchange import messages
 from tff_partial.model import keras_models
@@ -28,10 +24,6 @@ from tff_partial.training import run_privacy
 pytestmark = pytest.mark.filterwarnings('ignore:np.find_common_type')
 
 _DELTA = 1e-5
-_CANARIES = 2000
-# A canary that is there is in each round, and nobody is there in its place if
-# it is not.
-_ALWAYS = samplings.PoissonSampling(1.0)
 # Tests draw with fresh seeds; chance fails one in a million times.
 _SURELY = 1.0 - 1e-6
 
@@ -40,94 +32,6 @@ _SURELY = 1.0 - 1e-6
 def _cohort_runtime():
   with runtimes.cohort(jit=False):
     yield
-
-
-@functools.cache
-def _process(noise_multiplier, clipping):
-  return privacy.private_mean(
-    clipping, noise_multiplier=noise_multiplier, clients_per_round=_CANARIES
-  ).create(tff.TensorType(np.float32, [_CANARIES]))
-
-
-def _proved(noise_multiplier, clipping=None, **options):
-  clipping = clipping or clipping_lib.FixedClip(1.0)
-  scores = privacy_audit.canary_scores(
-    _process(noise_multiplier, clipping), seed=0, **options
-  )
-  return audit_bounds.epsilon_lower_bound(*scores, _DELTA, _SURELY)
-
-
-@pytest.mark.slow
-def test_without_noise_canaries_are_seen():
-  # 500 of 500 right guesses, twice: each rate is wrong by 3 % at the worst.
-  assert 3.0 < _proved(0.0) < np.log(1000.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('noise_multiplier', 'clipping'),
-  [
-    (1.0, clipping_lib.FixedClip(1.0)),
-    (1.0, clipping_lib.AdaptiveClip(1.0)),
-    (4.0, clipping_lib.FixedClip(7.0)),
-  ],
-)
-def test_no_attack_proves_more_than_is_claimed(noise_multiplier, clipping):
-  claimed = accounting.epsilon(noise_multiplier, _ALWAYS, 1, _DELTA)
-  assert _proved(noise_multiplier, clipping) < claimed
-
-
-@pytest.mark.slow
-def test_little_noise_is_found_out():
-  proved = _proved(0.25)
-  # Right for the noise that is there, too much for what might be claimed.
-  assert proved < accounting.epsilon(0.25, _ALWAYS, 1, _DELTA)
-  assert proved > accounting.epsilon(2.0, _ALWAYS, 1, _DELTA)
-
-
-@pytest.mark.slow
-def test_chance_hides_canaries():
-  rounds, rate = 4, 0.25
-  claimed = accounting.epsilon(
-    0.5, samplings.PoissonSampling(rate), rounds, _DELTA
-  )
-  assert _proved(0.5, rounds=rounds, probability=rate) < claimed
-
-
-def test_canaries_score_what_they_send():
-  inside, outside = privacy_audit.canary_scores(
-    _process(0.0, clipping_lib.FixedClip(1.0)), seed=1, rounds=2
-  )
-  np.testing.assert_allclose(inside, 2.0 / _CANARIES, rtol=2e-6)
-  assert len(inside) == len(outside) == _CANARIES // 2
-  assert not np.any(outside)
-
-
-def test_a_bound_by_hand():
-  # All of 100 guesses right: each rate is wrong by 0.025 ** (1 / 100) at most.
-  ones, zeros = np.ones(200), np.zeros(200)
-  worst = 0.025 ** (1.0 / 100.0)
-  bound = audit_bounds.epsilon_lower_bound(ones, zeros, 0.01)
-  np.testing.assert_allclose(bound, np.log((worst - 0.01) / (1.0 - worst)))
-
-
-def test_an_attack_that_sees_nothing_proves_nothing():
-  same = np.zeros(1000)
-  assert audit_bounds.epsilon_lower_bound(same, same, _DELTA) == 0.0
-
-
-@pytest.mark.slow
-def test_a_bound_holds_as_often_as_it_says():
-  # Scores whose epsilon is known at every delta: a Gaussian mechanism.
-  claimed = accounting.epsilon(1.0, _ALWAYS, 1, 0.1)
-  random = np.random.default_rng()
-  wrong = 0
-  for _ in range(60):
-    inside, outside = random.normal(size=[2, 1000])
-    bound = audit_bounds.epsilon_lower_bound(inside + 1.0, outside, 0.1, 0.9)
-    wrong += bound > claimed
-  # At most one in ten is wrong, but for the chance of this test.
-  assert stats.binom.sf(wrong - 1, 60, 0.1) > 1e-6
 
 
 # ---- canaries in one training run --------------------------------------------
@@ -290,17 +194,3 @@ def test_a_proof_by_one_run_by_hand():
   np.testing.assert_allclose(chance, 0.025, rtol=1e-4)
   nothing = audit_bounds.prove(np.zeros(16), present[::-1], delta=0.0)
   assert nothing.epsilon == 0.0
-
-
-@pytest.mark.slow
-def test_one_run_is_wrong_as_seldom_as_it_says():
-  # Randomized response is as bad as an epsilon allows, whatever the canary.
-  claimed, random, wrong = 1.0, np.random.default_rng(), 0
-  rate = 1.0 / (1.0 + np.exp(-claimed))
-  for _ in range(60):
-    present = random.integers(0, 2, 400).astype(bool)
-    told = np.where(random.uniform(size=400) < rate, present, ~present)
-    scores = told + random.uniform(size=400) / 2
-    proof = audit_bounds.prove(scores, present, delta=0.0, confidence=0.9)
-    wrong += proof.epsilon > claimed
-  assert stats.binom.sf(wrong - 1, 60, 0.1) > 1e-6

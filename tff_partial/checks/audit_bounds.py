@@ -1,14 +1,13 @@
-"""Lower bounds of epsilon from an attack's guesses."""
+"""Lower bounds of epsilon from an attack's guesses on one run.
+
+Steinke, Nasr and Jagielski 2023, theorem 5.2.
+"""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
-
-# Number of thresholds that an attacker tries.
-_THRESHOLDS = 64
-
 
 # An attack on one run guesses all canaries, half of them, and so on, down to
 # this many.
@@ -17,74 +16,6 @@ FEWEST_GUESSES = 8
 
 # Larger bounds are not searched for.
 _LARGEST_EPSILON = 100.0
-
-
-def _bound(
-  detected: int,
-  mistaken: int,
-  trials: tuple[int, int],
-  delta: float,
-  risk: float,
-) -> float:
-  """Compute a lower bound of epsilon from guesses, by Clopper and Pearson.
-
-  Args:
-    detected: Number of the first trials that were guessed right.
-    mistaken: Number of the second trials that were guessed wrong.
-    trials: Numbers of first and second trials.
-    delta: The delta of the claim.
-    risk: Probability that the bound is wrong.
-  """
-  # Bounds of both rates must hold.
-  risk /= 2.0
-  rate, others = 0.0, 1.0
-  if detected:
-    rate = stats.beta.ppf(risk, detected, trials[0] - detected + 1)
-  if mistaken < trials[1]:
-    others = stats.beta.ppf(1.0 - risk, mistaken + 1, trials[1] - mistaken)
-  return float(np.log((rate - delta) / others)) if rate > delta else 0.0
-
-
-def epsilon_lower_bound(
-  inside: np.ndarray,
-  outside: np.ndarray,
-  delta: float,
-  confidence: float = 0.95,
-) -> float:
-  """Compute a lower bound of epsilon from an attack's scores.
-
-  The threshold and the direction of the guess are chosen on one half of the
-  scores and evaluated on the other, so the choice costs no confidence.
-
-  Args:
-    inside: Scores with the canary present, in random order.
-    outside: Scores with the canary absent.
-    delta: The delta of the claim.
-    confidence: Probability that the bound is right.
-
-  Returns:
-    A lower bound of epsilon at delta; zero if the attack proves nothing.
-  """
-  halves = [(inside[::2], outside[::2]), (inside[1::2], outside[1::2])]
-
-  def bound(half: int, threshold: float, above: bool) -> float:
-    one, other = halves[half]
-    if above:  # Guess "present" if the score is high.
-      counts = np.sum(one >= threshold), np.sum(other >= threshold)
-    else:  # Guess "absent" if the score is low.
-      one, other = other, one
-      counts = np.sum(one < threshold), np.sum(other < threshold)
-    detected, mistaken = map(int, counts)
-    trials = len(one), len(other)
-    return _bound(detected, mistaken, trials, delta, 1.0 - confidence)
-
-  tried = np.concatenate(halves[0])
-  thresholds = np.quantile(tried, np.linspace(0.0, 1.0, _THRESHOLDS))
-  best = max(
-    ((threshold, above) for threshold in thresholds for above in (True, False)),
-    key=lambda guess: bound(0, *guess),
-  )
-  return max(bound(1, *best), 0.0)
 
 
 class Proof(NamedTuple):

@@ -5,7 +5,6 @@ that no other client uses. An observer of the releases guesses from that element
 whether the canary took part. If the guesses are better than an epsilon allows,
 the claim is wrong. An attack gives a lower bound; a failed one proves nothing.
 
-`canary_scores` and `epsilon_lower_bound` attack an aggregation alone.
 `Canaries` are included in a whole training run, each by an independent coin,
 and one run suffices for a bound: Steinke, Nasr and Jagielski 2023, "Privacy
 Auditing with One (1) Training Run", theorem 5.2. `tasks.audit` applies it to
@@ -25,7 +24,6 @@ import tensorflow_federated as tff
 
 from tff_partial import aggregators
 from tff_partial import random_bits
-from tff_partial import runtimes
 from tff_partial.checks.audit_bounds import FEWEST_GUESSES
 from tff_partial.data import cohorts
 from tff_partial.dp import mechanisms
@@ -55,44 +53,6 @@ class TooManyCanariesError(PrivacyError):
       f'{number} canaries are too many: {why}. Give {max(largest, 0)} or fewer.'
     )
     self.largest = largest
-
-
-@runtimes.ours()
-def canary_scores(
-  process: tff.templates.AggregationProcess,
-  *,
-  seed: int,
-  rounds: int = 1,
-  probability: float = 1.0,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Attack an aggregation, with as many canaries as a vector has elements.
-
-  Each canary has its own element. A random half of them is among the clients.
-  As the elements' noise is independent, so are the canaries' scores.
-
-  Args:
-    process: An unweighted aggregation of vectors, float32 `[canaries]`.
-    seed: Seed of the canaries' presence in the run and in its rounds.
-    rounds: Number of rounds that the canaries are clients.
-    probability: Probability that a client is in a round (Poisson sampling).
-
-  Returns:
-    The scores of the canaries that were present, and of those that were not:
-    the sum over the rounds of the released values of the canary's element.
-  """
-  value_type = process.next.type_signature.parameter[1].member
-  (size,) = value_type.shape
-  random = np.random.default_rng(seed)
-  present = random.permutation(size) < size // 2
-  state = process.initialize()
-  scores = np.zeros(size)
-  for _ in range(rounds):
-    sampled = present & (random.uniform(size=size) < probability)
-    loud = np.float32(_LOUD) * np.eye(size, dtype=np.float32)[sampled]
-    output = process.next(state, list(loud))
-    state = output.state
-    scores += output.result
-  return scores[present], scores[~present]
 
 
 # ---- in one training run -----------------------------------------------------
