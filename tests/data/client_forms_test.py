@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tff_partial
 from tff_partial.data import examples
@@ -139,15 +138,3 @@ def test_files_of_leaf_are_read(tmp_path):
   (tmp_path / 'c.json').write_text('{"users": ["eve"]}')
   with pytest.raises(examples.ClientDataError, match='c.json: expected JSON'):
     tff_partial.from_leaf(tmp_path, _SPEC)
-
-
-def test_examples_of_tff_with_other_names_are_told_how():
-  data = tff.simulation.datasets.TestClientData(
-    {'ann': collections.OrderedDict(label=_Y, pixels=_X)}
-  )
-  with pytest.raises(
-    examples.ClientDataError,
-    match=r"`to_fields=lambda example: \{'x': example\['pixels'\], 'y': "
-    r"example\['label'\]\}`",
-  ):
-    packing.from_tff(data, _SPEC)

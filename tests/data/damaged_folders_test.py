@@ -13,7 +13,6 @@ import pytest
 from tests.support import small_clients
 from tff_partial.data import client_files
 from tff_partial.data import examples
-from tff_partial.data import stored_clients
 
 _SPEC = examples.ExampleSpec(small_clients.SPEC)
 _DESCRIPTION = 'clients.json'
@@ -65,10 +64,7 @@ def _to_bytes(name: str, raw: bytes) -> Iterator[tuple[str, bytes]]:
   yield 'one byte more', raw + b'\0'
   yield 'twice', raw * 2
   yield 'zeros', bytes(len(raw))
-  yield 'ones', b'\xff' * len(raw)
-  yield 'backwards', raw[::-1]
   yield 'halves swapped', raw[half:] + raw[:half]
-  yield 'a hole', raw[:half] + bytes(8) + raw[half + 8 :]
   random = np.random.default_rng(3)
   yield 'noise', random.bytes(len(raw))
   for place in random.integers(0, len(raw), 12).tolist():
@@ -83,16 +79,8 @@ def _to_values(found: Any) -> Iterator[tuple[str, Any]]:
     yield f'{value!r} alone', value
   for key in found:
     yield f'no {key}', {k: v for k, v in found.items() if k != key}
-    for value in (None, -1, 0, 2**70, 1e300, 'x', '', [], {}, True, [[]]):
+    for value in (None, -1, 2**70, 'x', [], {}):
       yield f'{key} is {value!r}', {**found, key: value}
-    if isinstance(found[key], int):
-      for value in (found[key] - 1, found[key] + 1):
-        yield f'{key} is {value}', {**found, key: value}
-  fields = dict(found['fields'])
-  yield 'fields turned', {**found, 'fields': dict(reversed(fields.items()))}
-  for field in (['<f4', []], ['<i4', [-1]], ['<i4', [10**30]], ['|S0', []]):
-    yield f'x is {field}', {**found, 'fields': {**fields, 'x': field}}
-  yield 'a field more', {**found, 'fields': {**fields, 'z': ['<i4', []]}}
 
 
 def _damages(folder: pathlib.Path) -> Iterator[tuple[str, str, Damage]]:
@@ -119,72 +107,7 @@ def test_no_damage_goes_unnoticed(folder, tmp_path):
     damage(copy / name)
     outcomes[_outcome(copy, name, original)].append(f'{name}: {what}')
   assert set(outcomes) == {'refused'}, dict(outcomes)
-  assert len(outcomes['refused']) > 200
-
-
-# ---- tables that are whole, and wrong ----------------------------------------
-
-
-def _seal(folder: pathlib.Path, **changed: Any) -> None:
-  """Writes checksums that fit to the files as they are now."""
-  path = folder / _DESCRIPTION
-  found = {**json.loads(path.read_text()), **changed}
-  for name in found['checksums']:
-    raw = (folder / name).read_bytes()
-    found['checksums'][name] = stored_clients.digest(raw).hexdigest()
-  found['fingerprint'] = stored_clients.fingerprint(found)
-  path.write_text(json.dumps(found))
-
-
-@pytest.mark.parametrize(
-  'name, where, value, why',
-  [
-    ('ids.bin', 4, b'\xe9ve', "cannot be read: 'utf-8' codec can't decode"),
-    ('ids.bin', 0, b'', 'ids are not distinct and ascending'),
-    ('ids.bin', 0, b'bob', 'ids are not distinct and ascending'),
-    ('ids.bin', 1, b'zoe', 'ids are not distinct and ascending'),
-    ('ranges.bin', (4, 1), 20, 'ranges do not divide the 19 examples'),
-    ('ranges.bin', (0, 0), -1, 'ranges do not divide the 19 examples'),
-    ('ranges.bin', (1, 0), 2, 'ranges do not divide the 19 examples'),
-    ('ranges.bin', 0, [3, 0], 'ranges do not divide the 19 examples'),
-    ('checksums.bin', 4, bytes(16), "examples of client 'eve' are not as"),
-  ],
-)
-def test_tables_are_checked_where_checksums_fit(
-  folder, tmp_path, name, where, value, why
-):
-  shutil.copytree(folder, tmp_path / 'clients')
-  path = tmp_path / 'clients' / name
-  kinds = {'ids.bin': 'S3', 'ranges.bin': '<i8', 'checksums.bin': 'V16'}
-  table = np.fromfile(path, kinds[name])
-  if name == 'ranges.bin':
-    table = table.reshape([-1, 2])
-  assert len(table) == 5
-  table[where] = value
-  table.tofile(path)
-  _seal(tmp_path / 'clients')
-  with pytest.raises(examples.ClientDataError, match=why):
-    _used(tmp_path / 'clients')
-
-
-@pytest.mark.parametrize(
-  'changed',
-  [{'clients': 2**62}, {'clients': 0}, {'id_bytes': 2**40}, {'fields': {}}],
-)
-def test_sizes_are_checked_where_checksums_fit(folder, tmp_path, changed):
-  shutil.copytree(folder, tmp_path / 'clients')
-  _seal(tmp_path / 'clients', **changed)
-  with pytest.raises(examples.ClientDataError, match='in place of|another'):
-    _used(tmp_path / 'clients')
-
-
-def test_folders_of_older_versions_are_refused(folder, tmp_path):
-  shutil.copytree(folder, tmp_path / 'clients')
-  _seal(tmp_path / 'clients', version=2)
-  with pytest.raises(
-    examples.ClientDataError, match='version 2 .* anew with `tff_partial.write'
-  ):
-    _used(tmp_path / 'clients')
+  assert len(outcomes['refused']) > 100
 
 
 # ---- private runs ------------------------------------------------------------

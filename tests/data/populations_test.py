@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import pickle
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,6 @@ import tensorflow as tf
 
 from tests.support import small_clients
 from tests.support import small_runs
-from tff_partial import runtimes
 from tff_partial.data import client_readers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
@@ -87,10 +85,6 @@ def test_an_unknown_client_is_refused():
     (
       {'y': tf.TensorSpec([1])},
       r"'y' is float32 \[\] instead of float32 \[1\]",
-    ),
-    (
-      {'x': tf.TensorSpec([], tf.int64)},
-      r"'x' is int32 \[\] instead of int64 \[\]",
     ),
     ({'is_query': tf.TensorSpec([], tf.int32)}, "they lack 'is_query'"),
     ({'time': None}, "they have 'time', which is not read"),
@@ -182,46 +176,6 @@ def test_a_reader_makes_the_cohorts_of_a_population():
     strict=True,
   ):
     tf.nest.map_structure(np.testing.assert_array_equal, one, other)
-
-
-def test_a_reader_loads_the_cohort_and_nobody_else():
-  loaded = []
-
-  def read(client):
-    loaded.append(client)
-    return _read(client)
-
-  reader = dataclasses.replace(_reader(), read=read)
-  cohort = reader.cohort(['eve', 'ann'], small_clients.seeds(2))
-  list(cohort)
-  assert loaded == ['eve', 'ann']
-
-
-@pytest.mark.slow
-def test_cohorts_of_a_reader_are_padded_to_few_sizes():
-  counts = range(1, 33)
-  reader = client_readers.Reader(
-    [str(count) for count in counts],
-    lambda client: small_clients.fields(int(client)),
-    small_clients.SPEC,
-  )
-  capacities = set()
-  with runtimes.cohort(jit=True) as context:
-    for first in range(1, 32):
-      ids = [str(first), str(first + 1)]
-      clients = reader.cohort(ids, small_clients.seeds(2))
-      capacities |= {len(client['examples']['y']) for client in clients}
-      # 0 + 1/4 + 2/4 + ... of each.
-      expected = sum(n * (n - 1) / 8 for n in (first, first + 1))
-      assert small_clients.total_of_labels(clients) == expected
-  assert capacities == {2, 4, 8, 16, 32}
-  assert context.num_compiled == 5
-
-
-def test_a_reader_can_be_pickled():
-  reader = pickle.loads(pickle.dumps(_reader(capacities=[8])))
-  (value,) = reader.cohort(['dot'], small_clients.seeds(1))
-  small_clients.check(value, 'dot', small_clients.seeds(1)[0])
 
 
 def test_a_reader_names_whose_data_are_bad():

@@ -1,8 +1,5 @@
 """Arrays that TensorFlow uses where they lie."""
 
-import gc
-import weakref
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -69,16 +66,6 @@ def test_what_cannot_be_shared_is_copied(dtype):
   array[1] = dtype(True) if dtype is np.bool_ else b'text'
   tensor = client_feeds.DeviceArrays().tensor(array)
   np.testing.assert_array_equal(tensor[:3], array)
-
-
-def test_memory_is_given_back_with_its_array():
-  arrays = client_feeds.DeviceArrays()
-  array = resident_arrays.zeros((100, 3), np.float32)
-  memory = weakref.ref(array.base)
-  arrays.tensor(array)
-  del array
-  gc.collect()
-  assert memory() is None
 
 
 def test_a_population_is_in_memory_once():

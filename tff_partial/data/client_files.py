@@ -112,7 +112,7 @@ def open_clients(
     ]
     raise examples.ClientDataError(
       f'{folder}: the clients were written for another model: '
-      f'{"; ".join(differ)}. Write them anew with the `example_spec` of the '
+      f'{"; ".join(differ)}. Write them again with the `example_spec` of the '
       'process.'
     )
   return _FolderReader(
@@ -223,7 +223,7 @@ def _opened(folder: str, fingerprint: str) -> stored_clients.Files:
   files = stored_clients.Files(folder)
   if files.fingerprint != fingerprint:
     raise examples.ClientDataError(
-      f'{folder}: the clients were written anew after they had been opened. '
+      f'{folder}: the clients were written again after they had been opened. '
       'Open them again.'
     )
   return files

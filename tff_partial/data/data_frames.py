@@ -66,7 +66,7 @@ def read_parquet(path: str | os.PathLike[str]) -> Any:
     ) from None
 
 
-class Table:
+class FrameTable:
   """A data frame in which each row is an example of a client.
 
   Attributes:
@@ -148,9 +148,26 @@ class Table:
     return codes, names
 
   def vocabularies(
-    self, encode: str | Iterable[str] | Mapping[str, Vocabulary]
+    self,
+    encode: str | Iterable[str] | Mapping[str, Vocabulary],
+    named: Sequence[str],
   ) -> dict[str, Vocabulary]:
-    """Return the vocabulary of each encoded column; make it if needed."""
+    """Return the vocabulary of each encoded column; make it if needed.
+
+    Args:
+      encode: The columns, or column to vocabulary.
+      named: The columns of inputs, labels and fields.
+
+    Raises:
+      ClientDataError: If it is another column, or no vocabulary.
+    """
+    columns = [encode] if isinstance(encode, str) else list(encode)
+    unread = [column for column in columns if column not in named]
+    if unread:
+      raise examples.ClientDataError(
+        f'encode={columns}: {unread} are no columns of inputs, labels or '
+        f'fields, which are {named}.'
+      )
     if isinstance(encode, Mapping):
       for column, given in encode.items():
         if not isinstance(given, Vocabulary):
@@ -159,7 +176,6 @@ class Table:
             f'{type(given).__name__}. Make one: `Vocabulary(values)`.'
           )
       return dict(encode)
-    columns = [encode] if isinstance(encode, str) else encode
     return {
       column: Vocabulary(self._frame[column])
       for column in columns

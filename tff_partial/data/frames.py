@@ -32,32 +32,7 @@ def from_pandas(
   """Make clients from the rows of a data frame.
 
   Columns may be of any pandas type that holds numbers, strings to encode, or
-  datetimes to sort by:
-
-      frame = pd.DataFrame({
-        'user': ['ann', 'ann', 'bob'],
-        'item': ['Heat', 'Alien', 'Heat'],
-        'rating': [4, 5, 3],
-        'day': pd.to_datetime(['2001-02-03', '2000-01-01', '2000-05-05']),
-      })
-
-      def build():
-        item = tf.keras.Input([], dtype=tf.int32)
-        table = tf.keras.layers.Embedding(frame['item'].nunique(), 8)
-        user = tf.keras.layers.Dense(1, name='user')
-        return tf.keras.Model(item, user(table(item)))
-
-      model = tff_partial.from_keras(build, loss='mse', local='user')
-      clients = tff_partial.from_pandas(
-        frame,
-        model.example_spec,
-        client_id='user',
-        inputs='item',
-        labels='rating',
-        time='day',
-        encode=['item'],
-      )
-      clients.vocabularies['item'].decode([0])  # ['Alien']
+  datetimes to sort by.
 
   Args:
     frame: A pandas data frame with one example per row, or the name of a
@@ -74,10 +49,10 @@ def from_pandas(
       default they keep the frame's order. It is also the field `time`, if a
       split requires one that is not among `fields`. Datetimes become
       nanoseconds since 1970.
-    encode: Columns whose values, such as names of items, are replaced by ids:
-      their sorted values are numbered from 0. Or column to `Vocabulary`, such
-      as the `vocabularies` of the training clients: unknown values are refused,
-      unless it has an id for them, as in `Vocabulary(values, unseen=True)`.
+    encode: Columns whose values are replaced by ids: their sorted values are
+      numbered from 0. Or column to `Vocabulary`, such as the `vocabularies` of
+      the training clients: unknown values are refused, unless it has an id for
+      them, as in `Vocabulary(values, unseen=True)`.
     missing: Treatment of rows that lack a value (None, NaN, NaT or NA) in one
       of the columns above: 'refuse', with the first one's label, or 'drop'.
       Dropped rows are logged as a warning, and are in `clients.dropped`.
@@ -90,6 +65,44 @@ def from_pandas(
   """
   if isinstance(frame, str | os.PathLike):
     frame = data_frames.read_parquet(frame)
+  columns = _columns(example_spec, inputs, labels, weight, fields, time)
+  named = [
+    name
+    for found in columns.values()
+    for name in (found if isinstance(found, list) else [found])
+  ]
+  sorting = [] if time is None else [time]
+  table = data_frames.FrameTable(frame, client_id, [*named, *sorting], missing)
+  vocabularies = table.vocabularies(encode, named)
+  flat = _flat(table, example_spec, columns, vocabularies)
+  codes, ids = table.clients()
+  counts = np.bincount(codes, minlength=len(ids))
+  enough = counts >= max(min_examples or 0, 1)
+  filtered = int((~enough).sum())
+  populations.report_filtered(filtered, int(enough.sum()), min_examples)
+  order = np.lexsort([*map(table.times, sorting), codes])
+  order = order[enough[codes[order]]]
+  return Population(
+    [client for client, kept in zip(ids, enough, strict=True) if kept],
+    example_spec,
+    examples.map_fields(lambda array: array[order], flat),
+    np.concatenate([[0], np.cumsum(counts[enough])]),
+    capacities=capacities,
+    num_filtered=filtered,
+    vocabularies=vocabularies,
+    dropped=table.dropped,
+  )
+
+
+def _columns(
+  example_spec: examples.ExampleSpec,
+  inputs: str | list[str] | Mapping[str, str | list[str]],
+  labels: str,
+  weight: str | None,
+  fields: Mapping[str, str] | None,
+  time: str | None,
+) -> dict[str, str | list[str]]:
+  """Return the columns of each field, by its path."""
   columns: dict[str, str | list[str]] = {
     **_input_columns(example_spec['x'], inputs),
     'y': labels,
@@ -105,20 +118,16 @@ def from_pandas(
         f'An example has a field {path!r}, for which no column is named. Say '
         f'which: `fields={{{path!r}: column}}`.'
       )
-  sorting = [] if time is None else [time]
-  named = [
-    name
-    for found in columns.values()
-    for name in (found if isinstance(found, list) else [found])
-  ]
-  table = data_frames.Table(frame, client_id, [*named, *sorting], missing)
-  unread = [name for name in _names(encode) if name not in named]
-  if unread:
-    raise examples.ClientDataError(
-      f'encode={list(_names(encode))}: {unread} are no columns of inputs, '
-      f'labels or fields, which are {named}.'
-    )
-  vocabularies = table.vocabularies(encode)
+  return columns
+
+
+def _flat(
+  table: data_frames.FrameTable,
+  example_spec: examples.ExampleSpec,
+  columns: Mapping[str, str | list[str]],
+  vocabularies: Mapping[str, Vocabulary],
+) -> Any:
+  """Return the checked fields of all rows."""
   specs = dict(examples.leaves(example_spec))
 
   def values(path: str, name: str | list[str]) -> np.ndarray:
@@ -126,35 +135,15 @@ def from_pandas(
       return np.stack([values(path, each) for each in name], axis=1)
     return table.values(name, specs.get(path), vocabularies.get(name))
 
-  arrays = {path: values(path, name) for path, name in columns.items()}
-  raw: dict[str, Any] = dict(arrays)
+  raw: dict[str, Any] = {p: values(p, name) for p, name in columns.items()}
   if isinstance(example_spec['x'], Mapping):
     raw['x'] = {name: raw.pop(f'x.{name}') for name in example_spec['x']}
-  flat = examples.check_fields(
+  return examples.check_fields(
     raw,
     example_spec,
     'The data frame',
     lambda path: f'Column {columns[path]!r}',
     table.row,
-  )
-  codes, ids = table.clients()
-  counts = np.bincount(codes, minlength=len(ids))
-  enough = counts >= max(min_examples or 0, 1)
-  filtered = int((~enough).sum())
-  populations.report_filtered(filtered, int(enough.sum()), min_examples)
-  keys = [codes] if time is None else [table.times(time), codes]
-  order = np.lexsort(keys)
-  order = order[enough[codes[order]]]
-  flat = examples.map_fields(lambda array: array[order], flat)
-  return Population(
-    [client for client, kept in zip(ids, enough, strict=True) if kept],
-    example_spec,
-    flat,
-    np.concatenate([[0], np.cumsum(counts[enough])]),
-    capacities=capacities,
-    num_filtered=filtered,
-    vocabularies=vocabularies,
-    dropped=table.dropped,
   )
 
 
@@ -181,8 +170,3 @@ def _input_columns(
       )
     return {f'x.{name}': inputs[name] for name in spec}
   return {'x': inputs}
-
-
-def _names(encode: str | Iterable[str]) -> list[str]:
-  """Return the columns to encode."""
-  return [encode] if isinstance(encode, str) else list(encode)

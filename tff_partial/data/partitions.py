@@ -1,8 +1,7 @@
 """Partitions of one data set among clients.
 
-Everything here works on indices into arrays, which are not copied. A partition
-maps a client's id to the indices of its examples, and `tff_partial.from_arrays`
-makes clients from it:
+A partition maps a client's id to the indices of its examples;
+`tff_partial.from_arrays` makes clients from it:
 
     partition = tff_partial.partitions.dirichlet(y, 100, alpha=0.3, seed=0)
     clients = tff_partial.from_arrays({'x': x, 'y': y}, partition, spec)
@@ -281,10 +280,7 @@ def _split_by_label(
 ) -> list[np.ndarray]:
   """Divide one client's examples so that parts have similar shares of labels.
 
-  Args:
-    places: Indices of its examples, in their order.
-    ends: The end of each part but the last.
-    labels: Labels of its examples.
+  Each part but the last ends at one of `ends`.
   """
   # Relative rank of each example in its label, between 0 and 1; the first of
   # each label precedes all others.

@@ -82,19 +82,6 @@ def _positions(examples: Mapping[str, Any]) -> tf.Tensor:
   return tf.range(tf.shape(examples['weight'])[0])
 
 
-def _check_share(share: float) -> None:
-  if not 0.0 < share < 1.0:
-    raise ClientDataError(
-      f'The share of the support set must lie between 0 and 1, found {share}.'
-    )
-
-
-def _support_size(count: tf.Tensor, share: float) -> tf.Tensor:
-  """Return the support set's size; neither part is empty if possible."""
-  size = tf.cast(tf.round(tf.cast(count, tf.float32) * share), tf.int32)
-  return tf.clip_by_value(size, tf.minimum(count, 1), tf.maximum(count - 1, 0))
-
-
 @functools.cache  # Phases on everything then have the same part.
 def everything() -> Part:
   """Select all examples, in their order."""
@@ -114,33 +101,60 @@ def same() -> Split:
 
 
 def _cut(
+  names: tuple[str, str],
+  order: Callable[[Mapping[str, Any], tf.Tensor], tf.Tensor],
+  size: Callable[[tf.Tensor], tf.Tensor],
+  start: Callable[[tf.Tensor], tf.Tensor],
+  fields: Mapping[str, tf.TensorSpec],
+) -> Split:
+  """Use the first examples in an order as support set, later ones as query.
+
+  Args:
+    names: Names of the two parts.
+    order: From the examples and their number to all positions in order.
+    size: From that number to the size of the support set.
+    start: From that number to the place of the first query example.
+    fields: Fields that `order` reads.
+  """
+
+  def support(
+    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+  ) -> Chosen:
+    del seed
+    return Chosen(order(examples, count), size(count))
+
+  def query(
+    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
+  ) -> Chosen:
+    del seed
+    begin, ordered = start(count), order(examples, count)
+    shifted = tf.minimum(_positions(examples) + begin, tf.size(ordered) - 1)
+    return Chosen(tf.gather(ordered, shifted), tf.maximum(count - begin, 0))
+
+  return Split(Part(names[0], support, fields), Part(names[1], query, fields))
+
+
+def _by_share(
   name: str,
   order: Callable[[Mapping[str, Any], tf.Tensor], tf.Tensor],
   share: float,
   fields: Mapping[str, tf.TensorSpec],
 ) -> Split:
   """Use the first share of the examples as support set, the rest as query."""
-  _check_share(share)
+  if not 0.0 < share < 1.0:
+    raise ClientDataError(
+      f'The share of the support set must lie between 0 and 1, found {share}.'
+    )
 
-  def support(
-    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
-  ) -> Chosen:
-    del seed
-    return Chosen(order(examples, count), _support_size(count, share))
+  def size(count: tf.Tensor) -> tf.Tensor:
+    # Neither part is empty if possible.
+    size = tf.cast(tf.round(tf.cast(count, tf.float32) * share), tf.int32)
+    return tf.clip_by_value(
+      size, tf.minimum(count, 1), tf.maximum(count - 1, 0)
+    )
 
-  def query(
-    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
-  ) -> Chosen:
-    del seed
-    size = _support_size(count, share)
-    ordered = order(examples, count)
-    shifted = tf.minimum(_positions(examples) + size, tf.size(ordered) - 1)
-    return Chosen(tf.gather(ordered, shifted), count - size)
-
-  return Split(
-    Part(f'{name}.support', support, fields),
-    Part(f'{name}.query', query, fields),
-  )
+  names = f'{name}.support', f'{name}.query'
+  return _cut(names, order, size, size, fields)
 
 
 def fraction(share: float) -> Split:
@@ -151,7 +165,7 @@ def fraction(share: float) -> Split:
   Raises:
     ClientDataError: If the share is not between 0 and 1.
   """
-  return _cut(f'fraction({share})', lambda e, _: _positions(e), share, {})
+  return _by_share(f'fraction({share})', lambda e, _: _positions(e), share, {})
 
 
 def halves() -> Split:
@@ -182,23 +196,12 @@ def first(size: int, query_from: int | None = None) -> Split:
       'negative size, and must end before the query set begins.'
     )
 
-  def support(
-    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
-  ) -> Chosen:
-    del seed
-    return Chosen(_positions(examples), tf.minimum(count, size))
-
-  def query(
-    examples: Mapping[str, Any], count: tf.Tensor, seed: tf.Tensor
-  ) -> Chosen:
-    del seed
-    place = _positions(examples)
-    later = tf.minimum(place + start, tf.size(place) - 1)
-    return Chosen(later, tf.maximum(count - start, 0))
-
-  return Split(
-    Part(f'first({size}).support', support),
-    Part(f'first({size}, {start}).query', query),
+  return _cut(
+    (f'first({size}).support', f'first({size}, {start}).query'),
+    lambda examples, count: _positions(examples),
+    lambda count: tf.minimum(count, size),
+    lambda count: tf.constant(start),
+    {},
   )
 
 
@@ -220,7 +223,7 @@ def by_time(field: str = 'time', share: float = 0.5) -> Split:
     return tf.argsort(tf.where(real, examples[field], last), stable=True)
 
   fields = {field: tf.TensorSpec([], tf.int64)}
-  return _cut(f'by_time({field!r}, {share})', order, share, fields)
+  return _by_share(f'by_time({field!r}, {share})', order, share, fields)
 
 
 def alternating(batch_size: int) -> Split:

@@ -1,13 +1,12 @@
 """Files of a folder of clients, verified with checksums when read.
 
-`client_files` describes their content, writes them and opens them.
+`client_files` writes and opens them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import hashlib
 import json
-import math
 import os
 from typing import Any
 
@@ -19,7 +18,6 @@ DESCRIPTION, EXAMPLES = 'clients.json', 'examples.bin'
 IDS, RANGES, SUMS = 'ids.bin', 'ranges.bin', 'checksums.bin'
 VERSION = 3
 SUM_TYPE = np.dtype('V16')
-_REMEDY = 'Copy the folder anew from where it is whole, or write it anew.'
 
 
 def example_type(fields: Mapping[str, Sequence[Any]]) -> np.dtype:
@@ -56,29 +54,20 @@ def _reading(path: str) -> Iterator[None]:
       f'{path} is missing: {os.path.dirname(path)} does not hold clients that '
       '`write_clients` has written.'
     ) from error
-  except (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    MemoryError,
-    RecursionError,
-  ) as error:
+  except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
     raise examples.ClientDataError(
-      f'{path} cannot be read: {error or type(error).__name__}. {_REMEDY}'
+      f'{path} cannot be read: {error}. Copy the folder again from where it is '
+      'whole, or write it again.'
     ) from error
 
 
 class Files:
-  """The files of a folder of clients.
+  """The files of a folder of clients, compared with their checksums.
 
   Attributes:
     folder: The folder.
     fields: Type and shape of each field by its path.
     fingerprint: Fingerprint of the files.
-    ids: Bytes `[clients]`, ascending.
   """
 
   def __init__(self, folder: str):
@@ -89,61 +78,38 @@ class Files:
     """
     self.folder = folder
     with _reading(self._path(DESCRIPTION)):
-      found = self._description()
-      self.fields: dict[str, list[Any]] = found['fields']
-      self.fingerprint: str = found['fingerprint']
-      self._checksums: dict[str, str] = found['checksums']
-      self._example = example_type(self.fields)
-      kind, clients = np.dtype(f'S{found["id_bytes"]}'), int(found['clients'])
-      size = int(found['examples'])
-    self.ids = self._table(IDS, kind, [clients])
-    self._ranges = self._table(RANGES, np.dtype('<i8'), [clients, 2])
-    self._sums = self._table(SUMS, SUM_TYPE, [clients])
-    with _reading(self._path(IDS)):
-      if not self.ids[0] or (self.ids[1:] <= self.ids[:-1]).any():
-        raise ValueError('ids are not distinct and ascending')
-    with _reading(self._path(RANGES)):
-      begins, ends = np.sort(self._ranges, axis=0).T
-      if (
-        (self._ranges[:, 0] >= self._ranges[:, 1]).any()
-        or (begins != np.append(0, ends[:-1])).any()
-        or ends[-1] != size
-      ):
-        raise ValueError(
-          f'ranges do not divide the {size:,} examples among the clients'
+      with open(self._path(DESCRIPTION), encoding='utf-8') as file:
+        found = json.load(file)
+      if found['version'] != VERSION:
+        raise examples.ClientDataError(
+          f'{self._path(DESCRIPTION)}: the clients were written in version '
+          f'{found["version"]!r} of the format, where {VERSION} is read. '
+          'Write them again with `tff_partial.write_clients`.'
         )
+      if found['fingerprint'] != fingerprint(found):
+        raise ValueError('it is not as it was written')
+    self.fields: dict[str, list[Any]] = found['fields']
+    self.fingerprint: str = found['fingerprint']
+    self._checksums: dict[str, str] = found['checksums']
+    self._example = example_type(self.fields)
+    clients = found['clients']
+    self._ids = self._table(IDS, f'S{found["id_bytes"]}', [clients])
+    self._ranges = self._table(RANGES, '<i8', [clients, 2])
+    self._sums = self._table(SUMS, SUM_TYPE, [clients])
     with _reading(self._path(EXAMPLES)):
-      self._check_size(EXAMPLES, size * self._example.itemsize)
+      size = os.path.getsize(self._path(EXAMPLES))
+      wanted = found['examples'] * self._example.itemsize
+      if size != wanted:
+        raise ValueError(f'it has {size:,} bytes in place of {wanted:,}')
       # Not mapped, so that cached pages do not count as memory of this process.
       self._examples = open(self._path(EXAMPLES), 'rb', buffering=0)
 
   def _path(self, name: str) -> str:
     return os.path.join(self.folder, name)
 
-  def _description(self) -> dict[str, Any]:
-    """Read and check `clients.json`."""
-    with open(self._path(DESCRIPTION), encoding='utf-8') as file:
-      found = json.load(file)
-    if found['version'] != VERSION:
-      raise examples.ClientDataError(
-        f'{self._path(DESCRIPTION)}: the clients were written in version '
-        f'{found["version"]!r} of the format, and only {VERSION} has the '
-        'checksums by which damage is noticed. Write them anew with '
-        '`tff_partial.write_clients`.'
-      )
-    if found['fingerprint'] != fingerprint(found):
-      raise ValueError('it is not as it was written')
-    return found
-
-  def _check_size(self, name: str, size: int) -> None:
-    found = os.path.getsize(self._path(name))
-    if found != size:
-      raise ValueError(f'it has {found:,} bytes in place of {size:,}')
-
-  def _table(self, name: str, kind: np.dtype, shape: Sequence[int]) -> Any:
+  def _table(self, name: str, kind: Any, shape: Sequence[int]) -> Any:
     """Open and check a table."""
     with _reading(self._path(name)):
-      self._check_size(name, math.prod(shape) * kind.itemsize)
       with open(self._path(name), 'rb') as file:
         self._check_whole(name, file)
       return np.memmap(self._path(name), kind, 'r', shape=tuple(shape))
@@ -165,8 +131,7 @@ class Files:
 
   def client_ids(self) -> tuple[str, ...]:
     """Return all ids, ascending by their bytes."""
-    with _reading(self._path(IDS)):
-      return tuple(name.decode() for name in self.ids.tolist())
+    return tuple(name.decode() for name in self._ids.tolist())
 
   def _places(self, clients: Sequence[str]) -> np.ndarray:
     """Return the indices of clients in the tables, `[clients]`.
@@ -177,8 +142,9 @@ class Files:
     wanted = np.array(
       [client.encode(errors='surrogatepass') for client in clients], np.bytes_
     )
-    places = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
-    missing = np.flatnonzero(self.ids[places] != wanted)
+    places = np.searchsorted(self._ids, wanted)
+    places = np.minimum(places, len(self._ids) - 1)
+    missing = np.flatnonzero(self._ids[places] != wanted)
     if missing.size:
       raise examples.ClientDataError(
         f'There is no client {clients[missing[0]]!r} in {self.folder}.'

@@ -153,37 +153,9 @@ class Vocabulary:
             return made
     raise VocabularyError(
       f'This describes no vocabulary: {described!r:.80}. It takes distinct '
-      '`values` in their order, and `unseen`, 0 or null; `Vocabulary.save` '
+      '`values` in their order, and `unseen`, 0 or null; `vocabularies.save` '
       'writes them.'
     )
-
-  def save(self, file: str | os.PathLike[str]) -> None:
-    """Write the vocabulary to a JSON file, which `load` reads.
-
-    Args:
-      file: The file, which is replaced if it exists.
-
-    Raises:
-      VocabularyError: As `to_json`.
-    """
-    _write(pathlib.Path(file), self.to_json())
-
-  @classmethod
-  def load(cls, file: str | os.PathLike[str]) -> Self:
-    """Read a vocabulary written by `save`.
-
-    Args:
-      file: The file.
-
-    Raises:
-      VocabularyError: If it does not exist, or holds something else.
-    """
-    path = pathlib.Path(file)
-    described = _read(path)
-    try:
-      return cls.from_json(described)
-    except VocabularyError as error:
-      raise VocabularyError(f'{path}: {error}') from None
 
 
 def save(
@@ -202,7 +174,11 @@ def save(
     VocabularyError: If JSON cannot hold a value; names the column.
   """
   path = pathlib.Path(folder) / FILE
-  _write(path, describe(vocabularies))
+  described = json.dumps(describe(vocabularies), indent=2) + '\n'
+  # An interruption leaves the old file or the new one.
+  unfinished = path.with_name(f'{FILE}.tmp')
+  unfinished.write_text(described, encoding='utf-8')
+  os.replace(unfinished, path)
   return path
 
 
@@ -277,12 +253,20 @@ def load(folder: str | os.PathLike[str]) -> dict[str, Vocabulary]:
   path = pathlib.Path(folder)
   if path.is_dir():
     path = path / FILE
-  described = _read(path)
-  if not isinstance(described, dict):
+  try:
+    described = json.loads(path.read_text(encoding='utf-8'))
+    if not isinstance(described, dict):
+      raise ValueError(f'it holds a {type(described).__name__}')
+  except FileNotFoundError:
     raise VocabularyError(
-      f'{path}: expected vocabularies by columns, found a '
-      f'{type(described).__name__}. Write them anew with `save`.'
-    )
+      f'{path}: there is no such file of vocabularies. Runs with an output '
+      'folder leave one if their clients have vocabularies.'
+    ) from None
+  except (OSError, RecursionError, ValueError) as error:
+    raise VocabularyError(
+      f'{path}: the file of vocabularies cannot be read: {error!s:.100}. Write '
+      'it again with `save`.'
+    ) from None
   found = {}
   for column, one in described.items():
     try:
@@ -307,27 +291,3 @@ def _for_json(value: Any) -> Any:
     f' of type {type(value).__name__}. Encode texts, for instance '
     "`frame['day'].astype(str)`."
   )
-
-
-def _write(path: pathlib.Path, described: Any) -> None:
-  """Replace a file atomically: an interruption leaves the old or new one."""
-  unfinished = path.with_name(f'{path.name}.tmp')
-  unfinished.write_text(
-    json.dumps(described, indent=2) + '\n', encoding='utf-8'
-  )
-  os.replace(unfinished, path)
-
-
-def _read(path: pathlib.Path) -> Any:
-  try:
-    return json.loads(path.read_text(encoding='utf-8'))
-  except FileNotFoundError:
-    raise VocabularyError(
-      f'{path}: there is no such file of vocabularies. Runs with an output '
-      'folder leave one if their clients have vocabularies.'
-    ) from None
-  except (OSError, RecursionError, ValueError) as error:
-    raise VocabularyError(
-      f'{path}: the file of vocabularies cannot be read: {error!s:.100}. Write '
-      'it anew with `save`.'
-    ) from None
