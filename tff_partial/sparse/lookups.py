@@ -53,7 +53,7 @@ class Tables:
 
   def choose(
     self, frozen: tiers.NamedTensors, inputs: Any, count: tf.Tensor
-  ) -> dict[str, rows.Chosen]:
+  ) -> dict[str, rows.ChosenRows]:
     """Choose the rows of each table that a client's examples look up.
 
     Args:
@@ -103,7 +103,7 @@ class RowModel:
       context: The client's context, with whole tables.
     """
     self._context = context
-    self._chosen: dict[str, rows.Chosen] = {}
+    self._chosen: dict[str, rows.ChosenRows] = {}
     if tables is not None:
       self._chosen = tables.choose(
         context.frozen, context.examples['x'], context.count

@@ -128,7 +128,7 @@ class Change(NamedTuple):
     return tf.tensor_scatter_nd_add(table, self.ids[:, None], self.values)
 
 
-class Chosen(NamedTuple):
+class ChosenRows(NamedTuple):
   """Rows of a table that a client's examples look up.
 
   A row that several lookups read appears once for each of them. Only the first
@@ -157,7 +157,7 @@ class Chosen(NamedTuple):
 
 def choose(
   lookups: Sequence[tf.Tensor], count: tf.Tensor, num_rows: int
-) -> Chosen:
+) -> ChosenRows:
   """Choose the rows that lookups read.
 
   Args:
@@ -174,7 +174,7 @@ def choose(
   place = tf.where(takes_all, ids, first_of_equals(ids, num_rows, takes_all))
   every = tf.range(number)
   sizes = [tf.size(part) for part in flat]
-  return Chosen(
+  return ChosenRows(
     tf.where(takes_all, every, ids[:number]),
     tf.where(takes_all, every, place[:number]),
     [
