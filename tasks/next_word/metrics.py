@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tasks.next_word.classes import Classes
 from tasks.next_word.tokens import Tokens
-from tff_partial.model import keras_metrics
+from tff_partial.model import losses
 
 
 def rank(logits: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
@@ -191,7 +191,7 @@ class NumTokens(tf.keras.metrics.Metric):
 def _of_tokens(weight: Any, dtype: tf.DType) -> tf.Tensor:
   """Return weights of examples or tokens with an axis for tokens."""
   weight = tf.cast(weight, dtype)
-  return keras_metrics.expand(weight, 2, 'The weight of examples')
+  return losses.expand(weight, 2, 'The weight of examples')
 
 
 def build_metrics(classes: Classes) -> list[tf.keras.metrics.Metric]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tff_partial
 from tff_partial.data import examples
-from tff_partial.model import class_weights
+from tff_partial.model import losses
 from tff_partial.model.keras_variables import ModelError
 
 _WEIGHTS = {0: 1.0, 1: 5.0, 2: 0.5}
@@ -31,7 +31,7 @@ def _model(loss: Any, **options: Any) -> tff_partial.PartialModel:
   return tff_partial.from_keras(_build, loss=loss, **options)
 
 
-def _losses() -> np.ndarray:
+def _cross_entropies() -> np.ndarray:
   """The cross-entropies by hand: minus the log of the share of the class."""
   shares = np.exp(_LOGITS) / np.exp(_LOGITS).sum(axis=-1, keepdims=True)
   return -np.log(shares[np.arange(4), _CLASSES])
@@ -56,33 +56,16 @@ def test_the_loss_is_weighted_by_class(loss, labels):
   is_real = tf.constant([True, True, True, False])
   found = model.loss(labels, tf.constant(_LOGITS), own, is_real)
   # The classes 2, 0 and 1; the second example counts twice; the last is none.
-  by_hand = _losses()[:3] @ [0.5, 1.0 * 2.0, 5.0]
+  by_hand = _cross_entropies()[:3] @ [0.5, 1.0 * 2.0, 5.0]
   np.testing.assert_allclose(found.total, by_hand, rtol=1e-6)
   np.testing.assert_allclose(found.objective, by_hand / 3, rtol=1e-6)
   assert found.num_elements == 3
 
 
-def test_the_loss_is_that_of_keras_fit():
-  loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-  inputs = np.random.default_rng(0).normal(size=[4, 2]).astype(np.float32)
-  keras_model = _build()
-  keras_model.compile('sgd', loss)
-  logits = keras_model(inputs)
-  history = keras_model.fit(
-    inputs, _CLASSES, class_weight=_WEIGHTS, batch_size=4, verbose=0
-  )
-  found = _model(loss).loss(
-    _CLASSES, logits, tf.ones([4]), tf.ones([4], tf.bool)
-  )
-  np.testing.assert_allclose(
-    found.objective, history.history['loss'][0], rtol=1e-6
-  )
-
-
 @pytest.mark.parametrize('shape', [[], [1]])
 @pytest.mark.parametrize('outputs', [[], [1]])
 def test_one_number_stands_for_two_classes(shape, outputs):
-  weights = class_weights.ClassWeights(
+  weights = losses.ClassWeights(
     {0: 1.0, 1: 5.0},
     tf.TensorSpec(shape, tf.float32),
     tf.TensorSpec(outputs, tf.float32),
@@ -92,7 +75,7 @@ def test_one_number_stands_for_two_classes(shape, outputs):
 
 
 def test_steps_of_a_sequence_count_by_their_own_class():
-  weights = class_weights.ClassWeights(
+  weights = losses.ClassWeights(
     _WEIGHTS, tf.TensorSpec([2], tf.int32), tf.TensorSpec([2, 3], tf.float32)
   )
   found = weights.of(tf.constant([[0, 1], [2, -1]]), 2)
@@ -144,6 +127,6 @@ def test_impossible_weights_are_refused(given, expected):
 def test_labels_that_name_no_class_are_refused():
   spec = tf.TensorSpec([3], tf.float32)
   with pytest.raises(ModelError, match=r'a label has the shape \[2\]'):
-    class_weights.ClassWeights(_WEIGHTS, tf.TensorSpec([2], tf.int32), spec)
+    losses.ClassWeights(_WEIGHTS, tf.TensorSpec([2], tf.int32), spec)
   with pytest.raises(ModelError, match='several outputs'):
-    class_weights.ClassWeights(_WEIGHTS, spec, [spec, spec])
+    losses.ClassWeights(_WEIGHTS, spec, [spec, spec])

@@ -5,11 +5,9 @@ has a row of two tables for each of them. What joins a user's row with an item's
 is learned together.
 """
 
-import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import pathlib
-import sqlite3
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,19 +18,15 @@ import tensorflow_federated as tff
 from tests.support import small_runs
 import tff_partial
 from tff_partial import algorithms
-from tff_partial import checks
 from tff_partial import processes
 from tff_partial import runtimes
 from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.client import client_work
-from tff_partial.client import descent
 from tff_partial.data import client_readers
 from tff_partial.data import examples
 from tff_partial.data import populations
 from tff_partial.model import models
-from tff_partial.runtimes.values import typed_values
-from tff_partial.training import checkpoints
 from tff_partial.training.client_store import client_store
 from tff_partial.training.participation import sampling
 
@@ -251,10 +245,7 @@ def test_runtimes_agree(equal: _Equal) -> None:
         atol=1e-6,
       )
 
-
-@pytest.mark.slow
-def test_padding_is_zero(equal: _Equal) -> None:
-  # All share a bucket, whose largest tables are bob's.
+  # Padding is zero. All share a bucket, whose largest tables are bob's.
   for run in (equal.sized, equal.native):
     for client, (users, items, _) in _SIZES.items():
       assert run.padded(client, _USERS).shape == (3, _WIDTH)
@@ -309,9 +300,6 @@ def test_rows_are_distributed_as_the_builder_says(drawn: _Run) -> None:
   np.testing.assert_allclose(rows.std(), limit / np.sqrt(3), rtol=0.05)
   assert abs(rows.mean()) < 0.05
 
-
-@pytest.mark.slow
-def test_families_draw_rows_of_their_own(drawn: _Run) -> None:
   one, two = (drawn.rows(client, _ITEMS)[1:] for client in ('dan', 'eve'))
   assert not np.isin(one, two).any()
   # And each row is another one.
@@ -358,52 +346,6 @@ def test_rows_come_and_go_with_the_data(furl: processes.PartialProcess) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_run_goes_on_with_more_data(
-  furl: processes.PartialProcess,
-) -> None:
-  def train(
-    families: Mapping[str, Fields], store: client_store.ClientStore
-  ) -> None:
-    tff_partial.train(
-      furl,
-      _pack(furl, families),
-      rounds=1,
-      clients_per_round=3,
-      client_store=store,
-    )
-
-  first, second = (
-    client_store.ClientStore(furl.initialize_client) for _ in range(2)
-  )
-  train(_families(), first)
-  # What is saved as round 0 is what families remember before the first round.
-  second.write(list(_SIZES), first.read(list(_SIZES)))
-  second.save(0)
-  train({**_families(), 'ann': _family(2, 6, 9)}, second)
-  before, after = first.client('ann'), second.client('ann')
-  assert before is not None and after is not None
-  assert [int(s[f'num_rows/{_ITEMS}']) for s in (before, after)] == [4, 6]
-  before_rows, rows = (s[f'held/{_ITEMS}'] for s in (before, after))
-  # Six steps of Adam at 0.05 each move the rows that there were.
-  assert 0 < np.abs(rows[:4] - before_rows[:4]).max() < 0.31
-  assert (rows[4:6] != 0).all()
-
-
-@pytest.mark.slow
-def test_a_spoilt_round_leaves_rows_as_they_were(
-  furl: processes.PartialProcess,
-) -> None:
-  run = _Run.of(furl).after(_pack(furl, {'ann': _ratings([0], [1])}), 1)
-  before = run.rows('ann', _ITEMS)
-  # The loss, a square, is larger than any float.
-  spoilt = run.after(_pack(furl, {'ann': _ratings([0], [2], 1e30)}), 2)
-  assert spoilt.kernel.tobytes() == run.kernel.tobytes()
-  after = spoilt.rows('ann', _ITEMS)
-  assert after[:2].tobytes() == before.tobytes()
-  assert after.shape == (3, _WIDTH) and (after[2] != 0).all()
-
-
-@pytest.mark.slow
 def test_families_without_examples_have_no_rows(
   furl: processes.PartialProcess, trained: _Run
 ) -> None:
@@ -425,20 +367,11 @@ def _bits(states: client_store.ClientStates) -> dict[str, list[bytes]]:
   }
 
 
-@pytest.fixture(name='folder', params=['memory', 'file'])
-def fixture_folder(
-  request: pytest.FixtureRequest, tmp_path: pathlib.Path
-) -> pathlib.Path | None:
-  return tmp_path / 'clients' if request.param == 'file' else None
-
-
 def test_a_store_keeps_shapes_apart(
-  furl: processes.PartialProcess,
-  folder: pathlib.Path | None,
-  tmp_path: pathlib.Path,
+  furl: processes.PartialProcess, tmp_path: pathlib.Path
 ) -> None:
   clients = _pack(furl)
-  run = _Run.of(furl, folder)
+  run = _Run.of(furl, tmp_path / 'clients')
   store = run.store
   with contextlib.closing(store):
     run = run.after(clients, 1)
@@ -453,13 +386,6 @@ def test_a_store_keeps_shapes_apart(
     assert _bits(store.at(1)) == first
     sizes = {client: len(run.padded(client, _ITEMS)) for client in _SIZES}
     assert sizes == {'ann': 4, 'bob': 9, 'cid': 4}
-    bob, file = store.client('bob'), tmp_path / 'bob.npz'
-    assert bob is not None
-    client_store.export(bob, file)
-    with np.load(file) as exported:
-      np.testing.assert_array_equal(
-        exported[f'held/{_ITEMS}'], run.padded('bob', _ITEMS)
-      )
     store.go_back_to(1)
     assert _bits(store) == first
     assert store.delete('bob') and store.client('bob') is None
@@ -472,52 +398,6 @@ def test_a_store_keeps_shapes_apart(
       (0, _WIDTH),
       (0, _WIDTH),
     ]
-
-
-def test_a_file_holds_the_sum_of_what_families_need(
-  furl: processes.PartialProcess, tmp_path: pathlib.Path
-) -> None:
-  run = _Run.of(furl, tmp_path).after(_pack(furl))
-  run.store.save(1)
-  run.store.close()
-  assert run.store.path is not None
-  with contextlib.closing(sqlite3.connect(run.store.path)) as file:
-    stored = dict(file.execute('SELECT client, length(state) FROM states'))
-  # Two tables have two dimensions each, told in 8 bytes; rows are 3 floats of 4
-  # bytes; and two numbers of rows are 4 bytes each.
-  rows = {'ann': 2 + 4, 'bob': 3 + 9, 'cid': 2 + 4}
-  assert stored == {
-    client: 2 * 2 * 8 + number * _WIDTH * 4 + 2 * 4
-    for client, number in rows.items()
-  }
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(
-  furl: processes.PartialProcess,
-  tmp_path: pathlib.Path,
-  monkeypatch: pytest.MonkeyPatch,
-) -> None:
-  clients = _pack(furl)
-
-  def train(name: str) -> Any:
-    return tff_partial.train(
-      furl,
-      clients,
-      rounds=4,
-      clients_per_round=2,
-      evaluate_every=2,
-      output_dir=tmp_path / name,
-      tensorboard=False,
-    )
-
-  # After round 4, when the families are saved and the server is not.
-  save = checkpoints.Checkpoints, 'save', 2
-  with small_runs.killed(*save, monkeypatch, before=True):
-    train('killed')
-  resumed, whole = train('killed'), train('whole')
-  small_runs.assert_same(resumed, whole)
-  assert _bits(resumed.client_store) == _bits(whole.client_store)
 
 
 # ---- clients -----------------------------------------------------------------
@@ -542,27 +422,6 @@ def test_tables_are_padded_to_the_most_in_a_bucket(
   assert _num_rows(clients, _USERS)['cid'] == (1, 2)
   clients = _pack(furl, num_rows={'cid': {_ITEMS: 7}})
   assert _num_rows(clients) == {'ann': (4, 7), 'bob': (9, 9), 'cid': (7, 7)}
-
-
-def test_memory_follows_the_sum_of_rows(furl: processes.PartialProcess) -> None:
-  # From 8 ratings to 8,000, each of another item: 8, 9, 11, 13, ...
-  sizes = np.geomspace(8, 8000, 40).astype(int)
-  families = {str(n): _family(1, n, n) for n in sizes}
-  clients = _pack(furl, families, capacities=None)
-  rows = _num_rows(clients)
-  assert {int(c): number for c, (number, _) in rows.items()} == {
-    n: n for n in sizes
-  }
-  padded = sum(size for _, size in rows.values())
-  assert sizes.sum() < padded <= 2.5 * sizes.sum()
-  # One size for all would be 40 times 8,000.
-  assert padded < 0.25 * 40 * 8000
-  assert len({size for _, size in rows.values()}) <= 8
-
-
-def test_ids_of_few_bits_are_counted() -> None:
-  clients = _pack(_model(dtype=tf.uint8))
-  assert _num_rows(clients)['bob'] == (9, 9)
 
 
 @pytest.mark.slow
@@ -638,34 +497,6 @@ def _rows_of(result: Any, client: str, name: str, number: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_seen_families_are_measured_on_held_out_ratings(
-  furl: processes.PartialProcess, result: Any
-) -> None:
-  measure = algorithms.build_furl_eval(furl.model)
-  # They name fewer rows than the families have.
-  held_out = {'ann': _ratings([1, 0], [2, 3]), 'cid': _ratings([0], [1])}
-  measured = tff_partial.evaluate(
-    tff_partial.EvaluationSet(
-      measure, _pack(measure, held_out), remembering=True
-    ),
-    result.weights,
-    client_store=result.client_store,
-  )
-  kernel = result.weights.trainable[tiers.GLOBAL]['join/kernel']
-  errors = []
-  for client, fields in held_out.items():
-    user, item = (
-      _rows_of(result, client, f'{name}s/embeddings', 4)[fields['x'][name]]
-      for name in _INPUTS
-    )
-    errors.extend((user * item) @ np.asarray(kernel) - fields['y'])
-  assert measured['num_examples'] == 3
-  np.testing.assert_allclose(
-    measured['loss'], np.mean(np.square(errors)), rtol=1e-5
-  )
-
-
-@pytest.mark.slow
 def test_a_familys_own_model_has_its_rows(
   furl: processes.PartialProcess, result: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -692,9 +523,6 @@ def test_a_familys_own_model_has_its_rows(
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-# ---- tables that are built anew ----------------------------------------------
-
-
 @pytest.mark.slow
 def test_families_that_forget_rebuild_as_many_rows_as_they_need(
   furl: processes.PartialProcess,
@@ -708,185 +536,6 @@ def test_families_that_forget_rebuild_as_many_rows_as_they_need(
   assert np.isfinite(result.train['loss'])
   kernel = result.weights.trainable[tiers.GLOBAL]['join/kernel']
   assert np.abs(np.asarray(kernel) - 1).max() > 1e-4
-
-
-# ---- what reaches the server -------------------------------------------------
-
-
-def test_no_table_is_at_the_server(furl: processes.PartialProcess) -> None:
-  kind = furl.next.type_signature
-  placed: dict[Any, list[str]] = collections.defaultdict(list)
-  for part in [*kind.parameter, *kind.result]:
-    placed[part.placement] += typed_values.leaf_names(part.member)
-  tables = {
-    where: [path for path in paths if path.endswith('/embeddings')]
-    for where, paths in placed.items()
-  }
-  assert not tables[tff.SERVER]
-  # Of the clients there are what they remember, before and after, and masks.
-  assert len(tables[tff.CLIENTS]) > 4
-  assert any('join/kernel' in path for path in placed[tff.SERVER])
-
-
-@pytest.mark.slow
-def test_what_others_remember_makes_no_difference(
-  furl: processes.PartialProcess,
-) -> None:
-  report = tff_partial.check_independent_aggregation(
-    furl, _pack(furl), num_clients=2
-  )
-  assert isinstance(report, checks.split_personalization.Report)
-  assert report.holds, report
-
-
-# ---- the state of optimizers -------------------------------------------------
-
-
-@pytest.mark.slow
-def test_an_optimizer_begins_alike_for_all_rows() -> None:
-  # Adafactor keeps a number for each row, one for each column, and a table.
-  adafactor = tff.learning.optimizers.build_adafactor(0.1)
-
-  def shapes(rows: int, open_rows: bool) -> list[tuple[int, ...]]:
-    @tf.function(
-      input_signature=[
-        tf.TensorSpec([None if open_rows else rows, _WIDTH]),
-        tf.TensorSpec([2]),
-      ]
-    )
-    def first(table: tf.Tensor, bias: tf.Tensor) -> Any:
-      weights = collections.OrderedDict(table=table, bias=bias)
-      return tf.nest.flatten(descent.first_state(adafactor, weights))
-
-    return [
-      tuple(leaf.shape) for leaf in first(tf.zeros([rows, _WIDTH]), [0.0, 0.0])
-    ]
-
-  assert shapes(5, True) == shapes(5, False)
-  assert {(5,), (3,), (5, 3), (2,)} <= set(shapes(5, True))
-
-
-# ---- what is refused ---------------------------------------------------------
-
-
-def _one_table(
-  look_up: Callable[[Any, tf.Tensor], tf.Tensor] = lambda table, ids: table(
-    ids
-  ),
-  **options: Any,
-) -> Callable[[], tf.keras.Model]:
-  def build() -> tf.keras.Model:
-    ids = tf.keras.Input([], dtype=tf.int32)
-    table = tf.keras.layers.Embedding(
-      _BUILT_ROWS, _WIDTH, name='items', **options
-    )
-    join = tf.keras.layers.Dense(1, name='join')
-    return tf.keras.Model(ids, join(look_up(table, ids)))
-
-  return build
-
-
-def _attend(table: Any, ids: tf.Tensor) -> tf.Tensor:
-  scores = tf.matmul(table(ids), table.embeddings, transpose_b=True)
-  return tf.matmul(tf.nn.softmax(scores), table.embeddings)
-
-
-_UNKNOWN = f"how many rows of '{_ITEMS}' a client needs does not follow"
-_ALL_ROWS = f"rows of '{_ITEMS}' a client needs .* and be read in no other way"
-_UNALIKE = f"'{_ITEMS}:0' begins with other values in each row"
-
-
-@pytest.mark.parametrize(
-  ('build', 'options', 'message'),
-  [
-    (
-      _one_table(),
-      {'local': 'join'},
-      f"client_sized='items': '{_ITEMS}' is not local.*name it in `local`",
-    ),
-    (
-      _one_table(),
-      {'client_sized': 'item'},
-      "client_sized='item' matches no variable. The model has the layers",
-    ),
-    (
-      _one_table(),
-      {'local': 'join', 'client_sized': 'join/bias'},
-      r"'join/bias' of the shape \[1\] is no table",
-    ),
-    (
-      _one_table(),
-      {'local': 'join', 'client_sized': 'join/kernel'},
-      "how many rows of 'join/kernel' a client needs does not follow",
-    ),
-    (
-      _one_table(weights=[np.ones([_BUILT_ROWS, _WIDTH])]),
-      {},
-      f"'{_ITEMS}' .* is no table whose rows an initializer makes",
-    ),
-    # Ids that are computed, and rows that are read beside those of ids.
-    (_one_table(lambda table, ids: table(ids % _BUILT_ROWS)), {}, _UNKNOWN),
-    (
-      _one_table(lambda table, ids: table(ids) + table(ids + 1)),
-      {},
-      _UNKNOWN,
-    ),
-    (
-      _one_table(lambda table, ids: table(ids) + table(tf.constant([2]))),
-      {},
-      _UNKNOWN,
-    ),
-    (
-      _one_table(
-        lambda table, ids: (
-          table(ids) + tf.gather(table.embeddings, [0], axis=1)[0]
-        )
-      ),
-      {},
-      _UNKNOWN,
-    ),
-    (_one_table(embeddings_regularizer='l2'), {}, _ALL_ROWS),
-    (_one_table(_attend), {}, _ALL_ROWS),
-    *(
-      (_one_table(embeddings_initializer=initializer), {}, _UNALIKE)
-      for initializer in (
-        tf.keras.initializers.Constant(np.arange(12.0).reshape(4, 3)),
-        tf.keras.initializers.Identity(),
-        # Draws by itself, the same numbers in every client.
-        lambda shape, dtype: tf.random.stateless_uniform(
-          shape, [1, 2], dtype=dtype
-        ),
-      )
-    ),
-    (
-      _one_table(embeddings_initializer='orthogonal'),
-      {},
-      f"the initializer of '{_ITEMS}' makes all rows together",
-    ),
-  ],
-)
-def test_what_is_no_table_of_a_client_is_refused(
-  build: Callable[[], tf.keras.Model], options: dict[str, Any], message: str
-) -> None:
-  given = {'local': 'items', 'client_sized': 'items', **options}
-  with pytest.raises(models.ModelError, match=message):
-    tff_partial.from_keras(build, loss='mse', **given)
-
-
-def test_first_values_that_rows_share_are_taken() -> None:
-  row = np.array([[1.0, 2.0, 3.0]])
-  initializer = tf.keras.initializers.Constant(np.repeat(row, 4, axis=0))
-  model = tff_partial.from_keras(
-    _one_table(embeddings_initializer=initializer),
-    loss='mse',
-    local='items',
-    client_sized='items',
-  )
-  (table,) = (v for v in model.variables if v.name == _ITEMS)
-  assert table.draw_rows is not None
-  np.testing.assert_array_equal(
-    table.draw_rows(tf.constant([0, 0]), tf.constant(6)), row.repeat(6, axis=0)
-  )
 
 
 def test_a_statistic_that_settles_is_refused(

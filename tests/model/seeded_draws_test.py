@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_partial import random_bits
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_functions
 
@@ -57,17 +56,6 @@ def test_an_initializer_draws_from_the_seed_as_keras_would(name):
   assert abs(drawn.mean()) < 5 * expected.std() / np.sqrt(4800)
   assert drawn.std() == pytest.approx(expected.std(), rel=0.06)
   assert abs(drawn).max() == pytest.approx(abs(expected).max(), rel=0.3)
-
-
-@pytest.mark.parametrize('name', ['zeros', 'ones', 'identity'])
-def test_an_initializer_that_draws_nothing_needs_no_seed(name):
-  spec = _analysed(layers.Dense(60, kernel_initializer=name))
-  for variable in spec.variables:
-    initializer = name if 'kernel' in variable.name else 'zeros'
-    np.testing.assert_array_equal(
-      variable.initialize(_SEED),
-      tf.keras.initializers.get(initializer)(variable.shape),
-    )
 
 
 def test_a_function_may_be_an_initializer():
@@ -167,28 +155,3 @@ def test_recurrent_layers_draw_from_the_seed(layer):
   np.testing.assert_array_equal(plain, same)
   assert (drawn.numpy() != other.numpy()).any()
   assert (drawn.numpy() != plain.numpy()).any()
-
-
-def test_layers_draw_apart_and_steps_do_too():
-  def build():
-    inputs = tf.keras.Input([50])
-    return tf.keras.Model(
-      inputs, [layers.Dropout(0.5)(inputs), layers.Dropout(0.5)(inputs)]
-    )
-
-  def run(seed):
-    (one, other), _ = keras_functions.rebuild(
-      build, (), {}, tf.ones([8, 50]), training=True, seed=seed
-    )
-    return one, other
-
-  run = tf.function(run, autograph=False)
-  drawn = [
-    tensor.numpy()
-    for step in range(2)
-    for tensor in run(random_bits.fold_in(_SEED, step))
-  ]
-  for place, one in enumerate(drawn):
-    for other in drawn[place + 1 :]:
-      # Two masks that have nothing to do with one another agree on half.
-      assert (one == other).mean() == pytest.approx(0.5, abs=0.15)

@@ -5,14 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import tensorflow as tf
 
 from tff_partial.data import client_readers
 from tff_partial.data import cohorts
 from tff_partial.data import examples
-from tff_partial.data import frames
 from tff_partial.data import id_ranges
 from tff_partial.data import packing
 from tff_partial.model import keras_models
@@ -179,25 +177,6 @@ def test_ids_outside_of_the_tables_are_refused(spec, fields, message):
   reader = client_readers.Reader(['ann'], lambda _: fields, spec)
   with pytest.raises(examples.ClientDataError, match=message):
     reader.cohort(['ann'], np.zeros([1, 2], np.int32))
-
-
-def test_rows_of_a_frame_are_named():
-  frame = pd.DataFrame(
-    {'who': 'ann', 'word': [[1, 2, 3, 4], [0, 9, 0, 0]], 'y': 0.0},
-    index=['p', 'q'],
-  )
-  with pytest.raises(
-    examples.ClientDataError,
-    match=r"Column 'word': row 'q' \(client 'ann'\) is 9, but table 'words' "
-    'has 9 rows',
-  ):
-    frames.from_pandas(
-      frame,
-      _model(_sequential).example_spec,
-      client_id='who',
-      inputs='word',
-      labels='y',
-    )
 
 
 def _classifier(**options: Any) -> models.PartialModel:

@@ -76,7 +76,7 @@ class _Summed:
   """
 
   def __init__(
-    self, functions: models.Functions, local: tuple[VariableSpec, ...]
+    self, functions: models.ModelFunctions, local: tuple[VariableSpec, ...]
   ):
     """Describe the variables.
 

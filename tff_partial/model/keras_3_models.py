@@ -5,7 +5,6 @@ A model's variables are made once, and a stateless scope, as in
 initializers follow from a seed, as with Keras 2 (see `seeded_draws.py`).
 """
 
-import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 from typing import Any
@@ -30,7 +29,7 @@ from tff_partial.model.keras_variables import ModelError
 _Build = Callable[[], Any]
 
 
-class Functions:
+class Keras3Functions:
   """A Keras 3 model as pure functions.
 
   Attributes:
@@ -226,7 +225,7 @@ def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
   with tf.init_scope(), keras_3.fresh_names(), created.noting():
     model = build()
     if inputs is None:
-      inputs = _declared_inputs(model)
+      inputs = keras_analysis.declared_inputs(model)
     inputs = keras_analysis.without_lists(inputs)
     refuse_open_shapes(inputs)
     if not model.built or not getattr(model, 'inputs', None):
@@ -237,21 +236,6 @@ def _made(build: _Build, inputs: Any) -> tuple[Any, Any, _Created]:
       )
       created.assigned.clear()  # State of random generators and the like.
   return model, inputs, created
-
-
-def _declared_inputs(model: Any) -> Any:
-  """Return the input specs of one example that a built model declares."""
-  if not getattr(model, 'inputs', None):
-    raise ModelError(keras_analysis.NO_INPUTS.format(name=model.name))
-  structure: Any = model.inputs[0]
-  if len(model.inputs) > 1 or isinstance(getattr(model, 'input', None), dict):
-    named = model.input
-    if not isinstance(named, dict):
-      named = {tensor.name: tensor for tensor in model.inputs}
-    structure = collections.OrderedDict(named)
-  return tf.nest.map_structure(
-    lambda t: tf.TensorSpec(t.shape[1:], t.dtype), structure
-  )
 
 
 def _name(variable: Any, model: Any) -> str:

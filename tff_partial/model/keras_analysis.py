@@ -32,7 +32,7 @@ MADE_BEFORE = (
   'The variables {names} exist before the model is built. Create every layer '
   'inside the callable that is given to `from_keras`.'
 )
-NO_INPUTS = (
+_NO_INPUTS = (
   'Model {name!r} does not say what its inputs are. Pass '
   '`inputs=tf.TensorSpec(shape of one example, dtype)` to `from_keras`, or '
   'begin the model with an `Input` of Keras.'
@@ -146,18 +146,25 @@ def owners(
   return tuple(chains)
 
 
-def _declared_inputs(model: tf.keras.Model) -> Any:
-  """Return the input specs of one example that a functional model declares."""
+def declared_inputs(model: Any) -> Any:
+  """Return the input specs of one example that a model declares.
+
+  Args:
+    model: Of Keras 2 or 3.
+
+  Raises:
+    ModelError: If it declares none.
+  """
   inputs = getattr(model, 'inputs', None)
   if not inputs:
-    return None
-  named = None
-  if isinstance(model.input, dict):
-    named = model.input
-  elif len(inputs) > 1:
-    named = dict(zip(model.input_names, inputs, strict=True))
-  if named is None:
-    return tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype)
+    raise ModelError(_NO_INPUTS.format(name=model.name))
+  named = getattr(model, 'input', None)
+  if not isinstance(named, dict):
+    if len(inputs) == 1:
+      return tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype)
+    # Keras 2 has names of inputs, and Keras 3 of their tensors.
+    names = getattr(model, 'input_names', None) or [t.name for t in inputs]
+    named = dict(zip(names, inputs, strict=True))
   return collections.OrderedDict(
     (name, tf.TensorSpec(tensor.shape[1:], tensor.dtype))
     for name, tensor in named.items()
@@ -270,7 +277,12 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
     with keras_variables.answering_variables(requests.answer):
       with explaining():
         model = build()
-      inputs = _inputs_of(model, inputs)
+      if not isinstance(model, tf.keras.Model):
+        raise ModelError(
+          'The callable given to `from_keras` must return a `tf.keras.Model`, '
+          f'it returned {type(model).__name__}.'
+        )
+      inputs = declared_inputs(model) if inputs is None else inputs
       layers = layers_of(model)
       refuse_operations(
         graph,
@@ -297,20 +309,6 @@ def analyse(build: Callable[[], tf.keras.Model], inputs: Any) -> KerasSpec:
       lambda t: tf.TensorSpec(t.shape[1:], t.dtype), outputs
     ),
   )
-
-
-def _inputs_of(model: tf.keras.Model, inputs: Any) -> Any:
-  """Return the given inputs, or those that the model declares."""
-  if not isinstance(model, tf.keras.Model):
-    raise ModelError(
-      'The callable given to `from_keras` must return a `tf.keras.Model`, '
-      f'it returned {type(model).__name__}.'
-    )
-  if inputs is None:
-    inputs = _declared_inputs(model)
-  if inputs is None:
-    raise ModelError(NO_INPUTS.format(name=model.name))
-  return inputs
 
 
 def _first_value(

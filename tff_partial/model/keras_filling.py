@@ -31,6 +31,45 @@ def named_weights(given: Any) -> list[Mapping[str, Any]]:
   return [given]
 
 
+def values_of_all(
+  weights: Sequence[Any],
+  names: Sequence[str],
+  frozen: Mapping[str, Any],
+  local: Sequence[str],
+) -> dict[str, Any]:
+  """Return a value for each variable of a model.
+
+  Args:
+    weights: `ModelWeights` or mappings; later ones override.
+    names: Names of all variables.
+    frozen: Values of those that are never trained, unless given.
+    local: Names of those that clients have.
+
+  Raises:
+    ModelError: If a variable has no value, or no variable has a value's name.
+  """
+  values: dict[str, Any] = dict(frozen)
+  for given in weights:
+    for named in named_weights(given):
+      values.update(named)
+  unknown = [name for name in values if name not in names]
+  if unknown:
+    raise ModelError(f'The model has no variables {unknown}, but {names}.')
+  missing = [name for name in names if name not in values]
+  if missing:
+    own = [name for name in missing if name in local]
+    remedy = ''
+    if own:
+      remedy = (
+        f' Clients have {own}: `tff_partial.personalise` makes the model of '
+        'one.'
+      )
+    raise ModelError(
+      f'There are no values for the variables {missing}.{remedy}'
+    )
+  return values
+
+
 def checked(spec: VariableSpec, value: Any) -> np.ndarray:
   """Check a value of a variable and return it as an array.
 

@@ -34,7 +34,7 @@ def mask_of(predictions: Any) -> tf.Tensor | None:
   return getattr(predictions, '_keras_mask', None)
 
 
-class Functions:
+class Keras2Functions:
   """A Keras 2 model as pure functions: it is rebuilt on tensors.
 
   Attributes:

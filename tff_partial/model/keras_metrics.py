@@ -17,7 +17,6 @@ from tff_partial.model import keras_functions
 from tff_partial.model import keras_variables
 from tff_partial.model import losses
 from tff_partial.model import tracing
-from tff_partial.model import undefined_metrics
 from tff_partial.model.keras_variables import ModelError
 
 # Metrics as for Keras's `compile`, or a callable that makes them.
@@ -58,23 +57,6 @@ def _copy(metric: tf.keras.metrics.Metric) -> tf.keras.metrics.Metric:
       f'its configuration: {tracing.reason(error)} Pass a callable that makes '
       'the metrics: `metrics=lambda: [...]`.'
     ) from error
-
-
-def expand(tensor: tf.Tensor, rank: int, what: str) -> tf.Tensor:
-  """Append axes to a tensor until it has a given rank.
-
-  Raises:
-    ModelError: If it has more axes; `what` names the tensor.
-  """
-  missing = rank - tensor.shape.rank
-  if missing < 0:
-    raise ModelError(
-      f'{what} has {tensor.shape.rank} axes, batch included, where the losses '
-      f'have {rank}. A loss function returns one loss per example, or one for '
-      'each of its steps if these are weighted or masked.'
-    )
-  ones = tf.ones([missing], tf.int32)
-  return tf.reshape(tensor, tf.concat([tf.shape(tensor), ones], 0))
 
 
 class PureMetrics:
@@ -237,7 +219,7 @@ class PureMetrics:
     """Return the states after a batch; `weight` is 0 for padding."""
     mask = keras_functions.mask_of(predictions)
     if mask is not None:
-      weight = expand(weight, mask.shape.rank, 'The weight of examples')
+      weight = losses.expand(weight, mask.shape.rank, 'The weight of examples')
       weight *= tf.cast(mask, weight.dtype)
     result = collections.OrderedDict()
     for position, name in enumerate(self.names):
@@ -290,4 +272,107 @@ class PureMetrics:
   def _result(self, position: int, state: Sequence[tf.Tensor]) -> tf.Tensor:
     metric, _ = self._metric_on(position, state)
     value = _undecorated(metric.result)()
-    return undefined_metrics.or_nan(metric, value)
+    return _or_nan(metric, value)
+
+
+# ---- undefined values --------------------------------------------------------
+
+
+def _or_nan(metric: tf.keras.metrics.Metric, value: Any) -> Any:
+  """Replace Keras's value of an undefined metric by NaN.
+
+  Keras divides by zero to 0: if all of a client's examples are of one class,
+  its area under the ROC curve is 0, the worst value, and counts as such in a
+  mean over clients.
+
+  If Keras averages over labels or classes, undefined ones are left out.
+
+  Args:
+    metric: The metric, with its state. Metrics of other classes than Keras's
+      must return NaN themselves.
+    value: What `metric.result()` returns.
+
+  Returns:
+    The value, float; NaN where the metric is undefined.
+  """
+  metrics = tf.keras.metrics
+  if isinstance(metric, metrics.AUC):
+    return _area(metric, value)
+  if isinstance(metric, metrics.FBetaScore):
+    return _f_score(metric, value)
+  counted: Any = None
+  if isinstance(metric, (metrics.Mean, metrics.MeanTensor)):
+    counted = metric.count
+  elif isinstance(metric, metrics.Precision):
+    counted = metric.true_positives + metric.false_positives
+  elif isinstance(
+    metric,
+    (
+      metrics.Recall,
+      metrics.PrecisionAtRecall,
+      metrics.RecallAtPrecision,
+    ),
+  ):
+    counted = _positives(metric)
+  elif isinstance(
+    metric,
+    (
+      metrics.SensitivityAtSpecificity,
+      metrics.SpecificityAtSensitivity,
+    ),
+  ):
+    counted = _positives(metric) * _negatives(metric)
+  elif isinstance(metric, metrics.IoU):
+    seen = tf.reduce_sum(metric.total_cm, 0) + tf.reduce_sum(metric.total_cm, 1)
+    counted = tf.reduce_sum(tf.gather(seen, metric.target_class_ids))
+  if counted is None:
+    return value
+  counted = tf.convert_to_tensor(counted)
+  if counted.shape.rank and not value.shape.rank:
+    counted = counted[0]  # The same for all thresholds.
+  return tf.where(counted > 0, value, tf.cast(float('nan'), value.dtype))
+
+
+def _positives(metric: Any) -> tf.Tensor:
+  """Count positive examples by threshold and label."""
+  return metric.true_positives + metric.false_negatives
+
+
+def _negatives(metric: Any) -> tf.Tensor:
+  return metric.true_negatives + metric.false_positives
+
+
+def _over_defined(
+  value: tf.Tensor, is_defined: tf.Tensor, weights: Any = None
+) -> tf.Tensor:
+  """Correct a mean that counted undefined values as 0."""
+  shares = tf.ones_like(is_defined, value.dtype)
+  if weights is not None:
+    shares = tf.cast(weights, value.dtype)
+  all_of = tf.reduce_sum(shares)
+  defined = tf.reduce_sum(tf.where(is_defined, shares, 0))
+  # Keep the exact value if all are defined.
+  mean = tf.where(defined < all_of, value * all_of / defined, value)
+  return tf.where(defined > 0, mean, tf.cast(float('nan'), value.dtype))
+
+
+def _area(metric: Any, value: tf.Tensor) -> tf.Tensor:
+  """Average the area under a curve over the labels that have one."""
+  is_defined = _positives(metric)[0] > 0
+  if metric.curve.name == 'ROC':
+    is_defined &= _negatives(metric)[0] > 0
+  weights = metric.label_weights if metric.multi_label else None
+  return _over_defined(value, is_defined, weights)
+
+
+def _f_score(metric: Any, value: tf.Tensor) -> tf.Tensor:
+  """Average the F score over classes with examples or predictions."""
+  wrong = metric.false_positives + metric.false_negatives
+  is_defined = metric.true_positives + wrong > 0
+  if metric.average is None:
+    return tf.where(is_defined, value, tf.cast(float('nan'), value.dtype))
+  weights = None
+  if metric.average == 'weighted':
+    weights = metric.intermediate_weights
+    is_defined = tf.convert_to_tensor(weights) > 0
+  return _over_defined(value, is_defined, weights)

@@ -46,53 +46,65 @@ def from_keras(
 
   Args:
     build: Makes the model, of `tf.keras` or of Keras 3 with TensorFlow as its
-      backend: functional, sequential or subclassed. It is called several times
-      and must build the same variables in the same order, all of them inside
-      the call.
+      backend. It is called several times, and makes the same variables in the
+      same order, all of them inside the call.
     loss: A Keras loss or its name, or a function of labels and predictions that
-      returns one loss per example. A Keras loss with the reduction SUM is
-      summed over a batch; every other loss is averaged over the batch's
-      examples.
+      returns one loss per example. Losses are averaged over a batch's examples,
+      but summed for a Keras loss with the reduction SUM.
     local: Variables that never leave the client: a layer, a layer's name, a
       regular expression over names of layers and variables, a predicate over
       `VariableSpec`, or a list of them. Nothing is local by default.
-    client_sized: Local tables, selected in the same ways, of which each client
-      has as many rows as its examples name: those of its own users or items,
-      say, which it numbers from 0. The builder's number of rows matters only
-      for the distribution of first values.
-    group: Variables of sub-populations, selected in the same ways: the server
-      has a copy for each, whose first values are drawn separately. Initializers
-      that are constant or have their own seed give all copies the same values.
+    client_sized: Local tables of which each client has as many rows as its own
+      examples name, numbered from 0. The builder's number of rows only affects
+      the distribution of first values.
+    group: Variables of which the server has a copy for each sub-population;
+      first values are drawn for each.
     num_groups: Number of sub-populations.
-    class_weight: Weights of classes in the loss, in addition to the examples'
-      own weights, as in Keras's `fit`: one for each class from 0 on. Reported
-      losses include them, metrics do not.
-    metrics: Metrics to report: a list of Keras metrics, their names, or
-      functions of labels and predictions; or a callable that makes the list,
-      which is called several times.
+    class_weight: Weights of classes in the loss, as in Keras's `fit`, for all
+      classes from 0 on. Metrics do not include them.
+    metrics: A list of Keras metrics, their names, or functions of labels and
+      predictions; or a callable that makes the list.
     inputs: Structure of `tf.TensorSpec` of one example's input, for models
       that do not declare it.
     labels: Spec of one example's label. By default that of a prediction, or an
       integer without the last axis if the loss is a sparse one.
-    weights: Spec of one example's weight; a scalar, or `[time]` for sequences
-      whose steps count differently.
-    initial_weights: A trained Keras model of the same kind; its values replace
-      the first values of all variables. Or `num_groups` such models: each
-      sub-population's copy starts from its own model's values, and all other
-      variables from those of the first.
+    weights: Spec of one example's weight; `[time]` if steps are weighted.
+    initial_weights: A trained Keras model whose values replace the first values
+      of all variables; or `num_groups` of them, one for each sub-population.
     seed: Draws the first values of the global weights.
 
-  Returns:
-    The model.
-
   Raises:
-    ModelError: If the model cannot be used: batch normalization and other
-      layers that update state in training, hidden random draws, losses of
-      padded inputs.
-    ModelError: If `local`, `client_sized` or `group` match nothing,
-      everything, the same variable twice or a variable that another layer
-      shares.
+    ModelError: If the model is no pure function of its weights and examples, or
+      if `local`, `client_sized` or `group` match nothing, everything, or one of
+      several layers that share a variable.
   """
+  _check_builder(build)
+  spec, in_keras_3 = _analysed(build, inputs)
+  tier_of = _tiers(spec, local, group, num_groups)
+  if in_keras_3 is not None and client_sized is not None:
+    raise ModelError(
+      f'client_sized={client_sized!r}: a table of the size of each client '
+      'needs a model of `tf.keras`; this one is of Keras 3.'
+    )
+  spec = with_client_sizes(spec, tier_of, client_sized)
+  loss = as_loss(loss)
+  return PartialModel(
+    build,
+    in_keras_3 or keras_functions.Keras2Functions(build, spec),
+    tier_of,
+    num_groups=num_groups,
+    loss=loss,
+    class_weight=class_weight,
+    metrics=metrics,
+    labels=labels or assumed_labels(spec.outputs, loss),
+    weights=weights,
+    initial_values=_values_of_groups(spec, initial_weights, num_groups),
+    seed=seed,
+  )
+
+
+def _check_builder(build: Any) -> None:
+  """Refuse a model in place of its builder."""
   if isinstance(build, tf.keras.Model) or keras_3.is_model(build):
     raise ModelError(
       'Pass a callable that makes the Keras model, not the model: '
@@ -106,47 +118,37 @@ def from_keras(
       'Pass a callable that makes the Keras model, not the model: '
       f'`lambda: tf.keras.Sequential(...)`; found a {type(build).__name__}.'
     )
-  spec, in_keras_3 = _analysed(build, inputs)
-  if in_keras_3 is not None and client_sized is not None:
-    raise ModelError(
-      f'client_sized={client_sized!r}: a table of the size of each client '
-      'needs a model of `tf.keras`; this one is of Keras 3, whose variables '
-      'have one shape.'
-    )
+
+
+def _tiers(
+  spec: keras_analysis.KerasSpec,
+  local: Selectors,
+  group: Selectors,
+  num_groups: int,
+) -> dict[str, str]:
+  """Return the tier of each variable."""
   tier_of = assign_tiers(spec, {tiers_lib.GROUP: group, tiers_lib.LOCAL: local})
   if (num_groups > 0) != (tiers_lib.GROUP in tier_of.values()):
     raise ModelError(
       f'group={group!r}, num_groups={num_groups}: sub-populations need both '
       'variables of their own and a number, at least 1.'
     )
-  spec = with_client_sizes(spec, tier_of, client_sized)
-  loss = as_loss(loss)
-  copies: list[dict[str, np.ndarray]] = []
-  if isinstance(initial_weights, Sequence):
-    if len(initial_weights) != num_groups or not num_groups:
-      raise ModelError(
-        f'`initial_weights` has {len(initial_weights)} models, but there are '
-        f'num_groups={num_groups}. Pass one model, or one for each '
-        'sub-population.'
-      )
-    copies = [_values(spec, given) for given in initial_weights]
-    values = copies[0]
-  else:
-    values = _values(spec, initial_weights)
-  return PartialModel(
-    build,
-    in_keras_3 or keras_functions.Functions(build, spec),
-    tier_of,
-    num_groups=num_groups,
-    loss=loss,
-    class_weight=class_weight,
-    metrics=metrics,
-    labels=labels or assumed_labels(spec.outputs, loss),
-    weights=weights,
-    initial_values=values,
-    initial_copies=copies,
-    seed=seed,
-  )
+  return tier_of
+
+
+def _values_of_groups(
+  spec: keras_analysis.KerasSpec, given: Any, num_groups: int
+) -> list[dict[str, np.ndarray]]:
+  """Return the values of one trained model, or of one for each group."""
+  if not isinstance(given, Sequence):
+    return [_values(spec, given)]
+  if len(given) != num_groups or not num_groups:
+    raise ModelError(
+      f'`initial_weights` has {len(given)} models, but there are '
+      f'num_groups={num_groups}. Pass one model, or one for each '
+      'sub-population.'
+    )
+  return [_values(spec, each) for each in given]
 
 
 def _values(
@@ -176,7 +178,7 @@ def _values(
 
 def _analysed(
   build: Callable[[], Any], inputs: Any
-) -> tuple[keras_analysis.KerasSpec, keras_3_models.Functions | None]:
+) -> tuple[keras_analysis.KerasSpec, keras_3_models.Keras3Functions | None]:
   """Return a model's spec, and its functions if it is a Keras 3 model."""
   try:
     return keras_analysis.analyse(build, inputs), None
@@ -184,5 +186,5 @@ def _analysed(
     # A Keras 3 model is not a model of `tf.keras`.
     if not keras_3.makes_model(build):
       raise
-  functions = keras_3_models.Functions(build, inputs)
+  functions = keras_3_models.Keras3Functions(build, inputs)
   return functions.spec, functions

@@ -1,13 +1,15 @@
 """Losses as functions of labels and predictions, from any Keras form."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import math
 from typing import Any
 
 import tensorflow as tf
 
 from tff_partial.data import id_ranges
 from tff_partial.model import keras_3
+from tff_partial.model.keras_functions import mask_of
 from tff_partial.model.keras_variables import ModelError
 
 LossFn = Callable[[Any, Any], tf.Tensor]
@@ -122,3 +124,178 @@ class LossValue:
   total: tf.Tensor
   num_elements: tf.Tensor
   regularization: tf.Tensor
+
+
+def is_summed(loss: LossFn | tf.keras.losses.Loss) -> bool:
+  """Return True if the objective is the sum of losses, not their mean."""
+  reduction = getattr(loss, 'reduction', None)
+  return bool(reduction == tf.keras.losses.Reduction.SUM)
+
+
+def expand(tensor: tf.Tensor, rank: int, what: str) -> tf.Tensor:
+  """Append axes to a tensor until it has a given rank.
+
+  Raises:
+    ModelError: If it has more axes; `what` names the tensor.
+  """
+  missing = rank - tensor.shape.rank
+  if missing < 0:
+    raise ModelError(
+      f'{what} has {tensor.shape.rank} axes, batch included, where the losses '
+      f'have {rank}. A loss function returns one loss per example, or one for '
+      'each of its steps if these are weighted or masked.'
+    )
+  ones = tf.ones([missing], tf.int32)
+  return tf.reshape(tensor, tf.concat([tf.shape(tensor), ones], 0))
+
+
+class ClassWeights:
+  """A weight for each class, as for Keras's `fit(class_weight=)`.
+
+  Attributes:
+    values: The weights, by class.
+    are_one_hot: True if labels are one-hot vectors, not class numbers.
+  """
+
+  def __init__(
+    self, given: Mapping[int, float], labels: tf.TensorSpec, outputs: Any
+  ):
+    """Check weights against the model's predictions.
+
+    Args:
+      given: Class to weight, for all classes from 0 on.
+      labels: Spec of one example's label.
+      outputs: Spec of one example's prediction: a number for each class, or one
+        number for two classes.
+
+    Raises:
+      ModelError: If the model has other classes, if labels do not name
+        classes, or if a weight is negative or not finite.
+    """
+    if not isinstance(given, Mapping):
+      raise ModelError(
+        f'class_weight={given!r}: expected a mapping from class to weight, '
+        'such as {0: 1.0, 1: 5.0}.'
+      )
+    if not isinstance(outputs, tf.TensorSpec):
+      raise ModelError(
+        'class_weight: the model has several outputs, so it is unclear '
+        'whose classes are meant. Give examples weights instead, in the field '
+        '`weight`.'
+      )
+    shape = outputs.shape.as_list()
+    has_axis = bool(shape) and shape[-1] != 1
+    count = shape[-1] if has_axis else 2
+    if sorted(given) != list(range(count)):
+      raise ModelError(
+        f'class_weight has the classes {sorted(given)}, but the model predicts '
+        f'{count}: give a weight for each of 0 to {count - 1}.'
+      )
+    self.values = [float(given[label]) for label in range(count)]
+    for label, value in enumerate(self.values):
+      if not (math.isfinite(value) and value >= 0.0):
+        raise ModelError(
+          f'class_weight: class {label} has the weight {value}. Give finite '
+          'numbers that are not negative.'
+        )
+    # The shape of a label without the axis of classes or of one number.
+    inner = shape[:-1] if shape and (has_axis or shape[-1] == 1) else shape
+    label_shape = labels.shape.as_list()
+    self.are_one_hot = has_axis and label_shape == shape
+    if not self.are_one_hot and label_shape not in (inner, [*inner, 1]):
+      raise ModelError(
+        f'class_weight: a label has the shape {label_shape}, from which no '
+        f'class follows where a prediction has {shape}. Give examples weights '
+        'instead, in the field `weight`.'
+      )
+    self._drops_axis = label_shape == [*inner, 1]
+
+  @property
+  def ids(self) -> id_ranges.Ids:
+    """Valid labels, by field, if they are class numbers."""
+    if self.are_one_hot:
+      return {}
+    count = len(self.values)
+    return {
+      'y': (id_ranges.IdRange(count, f'there are {count} class weights'),)
+    }
+
+  def of(self, labels: tf.Tensor, rank: int) -> tf.Tensor:
+    """Look up the weights of examples by their labels.
+
+    Args:
+      labels: `[batch, ...]`.
+      rank: Rank of the losses to multiply.
+
+    Returns:
+      float32 tensor of this rank.
+    """
+    if self.are_one_hot:
+      classes = tf.argmax(labels, axis=-1)
+    else:
+      classes = tf.cast(
+        labels[..., 0] if self._drops_axis else labels, tf.int32
+      )
+      # Clip classes that the loss ignores: they need no weight.
+      classes = tf.clip_by_value(classes, 0, len(self.values) - 1)
+    weights = tf.gather(tf.constant(self.values, tf.float32), classes)
+    return expand(weights, rank, 'The class weight')
+
+
+def value_of(
+  of: LossFn | tf.keras.losses.Loss,
+  labels: Any,
+  predictions: Any,
+  weight: tf.Tensor,
+  is_real: tf.Tensor,
+  regularization: Sequence[tf.Tensor],
+  class_weights: ClassWeights | None,
+) -> LossValue:
+  """Compute a loss as Keras would on the real examples alone.
+
+  Args:
+    of: The loss.
+    labels: `[batch, ...]`.
+    predictions: `[batch, ...]`.
+    weight: float32 `[batch, ...]`, the examples' weights.
+    is_real: bool `[batch]`; false for padding.
+    regularization: Terms to add to the objective.
+    class_weights: Weights of examples by their labels, if any.
+  """
+  of_labels, mask = labels, mask_of(predictions)
+  is_number = tf.is_tensor(predictions) and predictions.shape.rank == 1
+  if is_number or is_of_keras(of):
+    has_steps = weight.shape.rank > 1 or mask is not None
+    labels, predictions = aligned(labels, predictions, has_steps)
+  losses = getattr(of, 'call', of)(labels, predictions)
+  masks = {
+    'The mask of predictions': mask,
+    'The mask of losses': mask_of(losses),
+  }
+  losses = tf.cast(losses, tf.float32)
+  if losses.shape.rank == 0:
+    raise ModelError(
+      'The loss function must return one loss per example, it returned a '
+      'scalar. Leave the averaging to the training.'
+    )
+  rank = losses.shape.rank
+  real = tf.cast(expand(is_real, rank, 'The padding'), tf.float32)
+  for what, mask in masks.items():
+    if mask is not None:
+      real = real * tf.cast(expand(mask, rank, what), tf.float32)
+  real = real * tf.ones_like(losses)
+  weight = expand(weight, rank, 'The weight of examples')
+  if class_weights is not None:
+    weight *= class_weights.of(of_labels, rank)
+  # Padding repeats a real example, so its loss is finite if the example's is.
+  total = tf.reduce_sum(losses * weight * real)
+  num_elements = tf.reduce_sum(real)
+  if is_summed(of):
+    objective = total
+  else:
+    objective = total / tf.maximum(num_elements, 1.0)
+  penalty = tf.constant(0.0)
+  for term in regularization:
+    term = tf.cast(tf.reduce_sum(term), tf.float32)
+    objective, penalty = objective + term, penalty + term
+  return LossValue(objective, total, num_elements, penalty)

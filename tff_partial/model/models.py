@@ -5,8 +5,7 @@ The result has no variables: it is a function from weights to predictions.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import copy
 from typing import Any, Protocol
 
@@ -17,27 +16,19 @@ from tff_partial import random_bits
 from tff_partial import tiers as tiers_lib
 from tff_partial.data import examples as examples_lib
 from tff_partial.data import id_ranges
-from tff_partial.model import class_weights
 from tff_partial.model import client_tables
 from tff_partial.model import keras_analysis
 from tff_partial.model import keras_filling
-from tff_partial.model import keras_functions
 from tff_partial.model import keras_metrics
-from tff_partial.model import keras_refusals
-from tff_partial.model import table_ids
-from tff_partial.model import tracing
+from tff_partial.model import losses
+from tff_partial.model import traced_checks
 from tff_partial.model.keras_variables import ModelError
-from tff_partial.model.losses import aligned
 from tff_partial.model.losses import classes
-from tff_partial.model.losses import is_of_keras
 from tff_partial.model.losses import LossFn
 from tff_partial.model.losses import LossValue
 
-# A batch size that no axis of an example has.
-_BATCH = 1_000_003
 
-
-class Functions(Protocol):
+class ModelFunctions(Protocol):
   """A Keras model as pure functions of its variables' values.
 
   Attributes:
@@ -82,7 +73,7 @@ class PartialModel:
   def __init__(
     self,
     build: Callable[[], tf.keras.Model],
-    functions: Functions,
+    functions: ModelFunctions,
     tier_of: Mapping[str, str],
     *,
     num_groups: int,
@@ -91,20 +82,19 @@ class PartialModel:
     metrics: keras_metrics.Metrics,
     labels: tf.TensorSpec,
     weights: tf.TensorSpec,
-    initial_values: Mapping[str, np.ndarray],
-    initial_copies: Sequence[Mapping[str, np.ndarray]] = (),
+    initial_values: Sequence[Mapping[str, np.ndarray]],
     seed: int,
   ):
     """See `from_keras`."""
     spec = functions.spec
     self.build = build
     self.num_groups = num_groups
-    self._initial_copies = initial_copies
+    self._initial_values = initial_values
     self.prediction_spec = spec.outputs
     self.example_spec = examples_lib.ExampleSpec(
       [('x', spec.inputs), ('y', labels), ('weight', weights)]
     )
-    with self._explaining():
+    with traced_checks.explaining(self):
       self.metrics = keras_metrics.PureMetrics(
         metrics, labels, spec.outputs, weights
       )
@@ -114,10 +104,10 @@ class PartialModel:
     self._mask: tf.TensorSpec | None = None
     self._class_weights = None
     if class_weight is not None:
-      self._class_weights = class_weights.ClassWeights(
+      self._class_weights = losses.ClassWeights(
         class_weight, labels, spec.outputs
       )
-    ids = self._set_functions(functions, tier_of, initial_values)
+    ids = self._set_functions(functions, tier_of, initial_values[0])
     weighted = self._class_weights.ids if self._class_weights else {}
     self.example_spec.ids = {
       **ids,
@@ -127,7 +117,7 @@ class PartialModel:
 
   def _set_functions(
     self,
-    functions: Functions,
+    functions: ModelFunctions,
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> id_ranges.Ids:
@@ -143,12 +133,17 @@ class PartialModel:
         if v.is_client_sized and v.draw_rows is not None
       }
     )
-    self.only_looked_up, ids = self._check_by_tracing()
-    return ids
+    found = traced_checks.trace(self)
+    self._mask = found.mask
+    self.is_regularized = found.is_regularized
+    self.only_looked_up = found.only_looked_up
+    self.check_loss()
+    self.client_tables.check(self.only_looked_up, found.ids)
+    return found.ids
 
   def with_functions(
     self,
-    wrap: Callable[[Functions], Functions],
+    wrap: Callable[[ModelFunctions], ModelFunctions],
     tier_of: Mapping[str, str],
     given_values: Mapping[str, np.ndarray],
   ) -> 'PartialModel':
@@ -238,10 +233,13 @@ class PartialModel:
       self.initial_weights(tier, random_bits.fold_in(seed, f'group {group}'))
       for group in range(self.num_groups)
     ]
-    for copy_of_group, given in zip(copies, self._initial_copies, strict=False):
-      copy_of_group.update(
-        (name, tf.constant(given[name])) for name in copy_of_group
-      )
+    if len(self._initial_values) > 1:
+      for copy_of_group, given in zip(
+        copies, self._initial_values, strict=True
+      ):
+        copy_of_group.update(
+          (name, tf.constant(given[name])) for name in copy_of_group
+        )
     return tf.nest.map_structure(lambda *rows: tf.stack(rows), *copies)
 
   def frozen_weights(self) -> tiers_lib.NamedTensors:
@@ -307,45 +305,15 @@ class PartialModel:
       regularization: Terms to add to the objective.
       of: Another loss instead of the model's own.
     """
-    of = of or self._loss
-    of_labels, mask = labels, keras_functions.mask_of(predictions)
-    is_number = tf.is_tensor(predictions) and predictions.shape.rank == 1
-    if is_number or is_of_keras(of):
-      has_steps = weight.shape.rank > 1 or mask is not None
-      labels, predictions = aligned(labels, predictions, has_steps)
-    losses = getattr(of, 'call', of)(labels, predictions)
-    masks = {
-      'The mask of predictions': mask,
-      'The mask of losses': keras_functions.mask_of(losses),
-    }
-    losses = tf.cast(losses, tf.float32)
-    if losses.shape.rank == 0:
-      raise ModelError(
-        'The loss function must return one loss per example, it returned a '
-        'scalar. Leave the averaging to the training.'
-      )
-    rank = losses.shape.rank
-    expand = keras_metrics.expand
-    real = tf.cast(expand(is_real, rank, 'The padding'), tf.float32)
-    for what, mask in masks.items():
-      if mask is not None:
-        real = real * tf.cast(expand(mask, rank, what), tf.float32)
-    real = real * tf.ones_like(losses)
-    weight = expand(weight, rank, 'The weight of examples')
-    if self._class_weights is not None:
-      weight *= self._class_weights.of(of_labels, rank)
-    # Padding repeats a real example, so its loss is finite if the example's is.
-    total = tf.reduce_sum(losses * weight * real)
-    num_elements = tf.reduce_sum(real)
-    if self.sums(of):
-      objective = total
-    else:
-      objective = total / tf.maximum(num_elements, 1.0)
-    penalty = tf.constant(0.0)
-    for term in regularization:
-      term = tf.cast(tf.reduce_sum(term), tf.float32)
-      objective, penalty = objective + term, penalty + term
-    return LossValue(objective, total, num_elements, penalty)
+    return losses.value_of(
+      of or self._loss,
+      labels,
+      predictions,
+      weight,
+      is_real,
+      regularization,
+      self._class_weights,
+    )
 
   def sums(self, of: LossFn | tf.keras.losses.Loss | None = None) -> bool:
     """Return True if the objective is the sum of losses, not their mean.
@@ -353,29 +321,10 @@ class PartialModel:
     Args:
       of: Another loss instead of the model's own.
     """
-    reduction = getattr(of or self._loss, 'reduction', None)
-    return bool(reduction == tf.keras.losses.Reduction.SUM)
-
-  @contextlib.contextmanager
-  def _explaining(self) -> Iterator[None]:
-    """Explain errors of a loss or metric by the specs of its arguments."""
-    try:
-      yield
-    except ModelError:
-      raise
-    except (ValueError, TypeError, tf.errors.OpError) as error:
-      raise ModelError(
-        'The loss or a metric cannot be computed from labels '
-        f'{self.example_spec["y"]} and predictions {self.prediction_spec}: '
-        f'{tracing.reason(error)} Pass the spec of one label with '
-        '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
-      ) from error
+    return losses.is_summed(of or self._loss)
 
   def check_loss(self, of: LossFn | tf.keras.losses.Loss | None = None) -> None:
-    """Check that losses and metrics compare an example with its own label.
-
-    They are traced with a batch size that no other axis has: labels that would
-    broadcast over the batch then fail, or the result has two axes of that size.
+    """Check that a loss compares an example with its own label.
 
     Args:
       of: Another loss instead of the model's own.
@@ -383,93 +332,7 @@ class PartialModel:
     Raises:
       ModelError: If labels and predictions do not match.
     """
-    specs = (
-      *(self.example_spec['y'], self.prediction_spec),
-      *(self.example_spec['weight'], tf.TensorSpec([], tf.bool)),
-    )
-    with tf.__internal__.FuncGraph('batch').as_default() as graph:
-      labels, predictions, weight, is_real = tf.nest.map_structure(
-        lambda spec: tracing.placeholder(spec, _BATCH), specs
-      )
-      if self._mask is not None:
-        predictions._keras_mask = tracing.placeholder(self._mask, _BATCH)
-      try:
-        self.loss(labels, predictions, weight, is_real, of=of)
-        self.metrics.update(
-          self.metrics.initial_state(), labels, predictions, weight
-        )
-      except ModelError:
-        raise
-      except (ValueError, TypeError, tf.errors.OpError) as error:
-        reason = tracing.reason(error).replace(str(_BATCH), 'batch')
-        raise self._mixing(reason) from error
-    for operation in graph.get_operations():
-      if tracing.broadcasts_over(operation, _BATCH):
-        raise self._mixing(f'{operation.type} broadcasts.')
-
-  def _mixing(self, reason: str) -> ModelError:
-    return ModelError(
-      'The loss or a metric would compare labels with the predictions of other '
-      f'examples of the batch: one label is {self.example_spec["y"]} and one '
-      f'prediction {self.prediction_spec}. {reason} Give both the same shape, '
-      'with `labels=tf.TensorSpec(...)` or in the function.'
-    )
-
-  def _check_by_tracing(self) -> tuple[tuple[str, ...], id_ranges.Ids]:
-    """Trace the model once, so that errors are raised now.
-
-    Returns:
-      Names of the variables that the model uses only for row lookups, and the
-      inputs that are row ids.
-    """
-    with tf.__internal__.FuncGraph('check').as_default() as graph:
-      batch = examples_lib.map_fields(tracing.placeholder, self.example_spec)
-      seed = tf.compat.v1.placeholder(tf.int32, [2])
-      weights = {t: self.initial_weights(t, seed) for t in self.tiers}
-      frozen = self.frozen_weights()
-      with keras_refusals.explaining_tensors():
-        predictions, regularization = self.predict(
-          weights, frozen, batch['x'], training=True, seed=seed
-        )
-      is_real = tf.compat.v1.placeholder(tf.bool, [None])
-      with self._explaining():
-        self.loss(batch['y'], predictions, batch['weight'], is_real)
-        self.metrics.update(
-          self.metrics.initial_state(),
-          batch['y'],
-          predictions,
-          batch['weight'],
-        )
-      if tracing.depends_on(regularization, tf.nest.flatten(batch['x'])):
-        raise ModelError(
-          'A loss that a layer adds with `add_loss` depends on its inputs, '
-          'and so on padded examples. Add losses of weights only, or compute '
-          'the term in the loss function.'
-        )
-    mask = keras_functions.mask_of(predictions)
-    if mask is not None:
-      self._mask = tf.TensorSpec(mask.shape[1:], mask.dtype)
-    self.is_regularized = bool(regularization)
-    self.check_loss()
-    tracing.refuse_hidden_draws(graph)
-    if any(outside.dtype == tf.resource for outside, _ in graph.captures):
-      raise ModelError(
-        'The model reads a variable or a table that is none of its own. Make '
-        'it inside the callable given to `from_keras`, as an attribute of the '
-        'layer that reads it, or read a constant.'
-      )
-    only_looked_up = tuple(
-      name
-      for named in weights.values()
-      for name, tensor in named.items()
-      if {operation.type for operation in tensor.consumers()} == {'GatherV2'}
-    )
-    tables = collections.ChainMap(frozen, *weights.values())
-    inputs = dict(examples_lib.leaves(batch['x'], 'x'))
-    local = self.specs(tiers_lib.LOCAL)
-    ids = table_ids.find(tables, inputs, local)
-    self.client_tables.check(only_looked_up, ids)
-    return only_looked_up, ids
+    traced_checks.check_loss(self, of, self._mask)
 
   def to_keras(self, *weights: Any) -> tf.keras.Model:
     """Make a Keras model from named weights, for example a client's own.
@@ -483,28 +346,12 @@ class PartialModel:
       ModelError: If a variable has no value or the wrong shape, or no variable
         has a value's name.
     """
-    values: dict[str, Any] = {}
-    for given in weights:
-      for named in keras_filling.named_weights(given):
-        values.update(named)
-    names = [v.name for v in self.variables]
-    unknown = [name for name in values if name not in names]
-    if unknown:
-      raise ModelError(f'The model has no variables {unknown}, but {names}.')
-    for name, tensor in self.frozen_weights().items():
-      values.setdefault(name, tensor)
-    missing = [name for name in names if name not in values]
-    if missing:
-      own = [n for n in missing if self.tier_of[n] == tiers_lib.LOCAL]
-      remedy = ''
-      if own:
-        remedy = (
-          f' Clients have {own}: `tff_partial.personalise` makes the model of '
-          'one.'
-        )
-      raise ModelError(
-        f'There are no values for the variables {missing}.{remedy}'
-      )
+    values = keras_filling.values_of_all(
+      weights,
+      [v.name for v in self.variables],
+      self.frozen_weights(),
+      list(self.specs(tiers_lib.LOCAL)),
+    )
     return self._functions.filled(values)
 
 

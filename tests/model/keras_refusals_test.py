@@ -1,0 +1,343 @@
+"""Keras models that are no pure functions are refused, with advice."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.support import kinds
+from tff_partial.model import keras_models
+from tff_partial.model import models
+
+layers = tf.keras.layers
+_MSE = tf.keras.losses.MeanSquaredError()
+
+
+def _stack(*inner: layers.Layer, inputs: tuple[int, ...] = (4,)):
+  """A callable that builds a model of which the layers are made anew."""
+  configs = [(type(layer), layer.get_config()) for layer in inner]
+
+  def build() -> tf.keras.Model:
+    made = [cls.from_config(config) for cls, config in configs]
+    return tf.keras.Sequential(
+      [tf.keras.Input(inputs), *made, layers.Dense(1, name='last')]
+    )
+
+  return build
+
+
+def _norm_inside() -> tf.keras.Model:
+  inner = tf.keras.Sequential(
+    [layers.Dense(3), layers.BatchNormalization(name='norm')], name='inner'
+  )
+  inputs = tf.keras.Input([4])
+  return tf.keras.Model(inputs, layers.Dense(1)(inner(inputs)))
+
+
+class _AddsLoss(layers.Layer):
+  def call(self, inputs):
+    self.add_loss(tf.reduce_mean(inputs))
+    return inputs
+
+
+class _Draws(layers.Layer):
+  """Draws with a function of TensorFlow, in the open or inside another."""
+
+  def __init__(self, inside: bool = False, **options):
+    super().__init__(**options)
+    self.inside = inside
+
+  def get_config(self):
+    return {**super().get_config(), 'inside': self.inside}
+
+  def call(self, inputs):
+    draw = lambda: inputs + tf.random.uniform(tf.shape(inputs))  # noqa: E731
+    return tf.function(draw)() if self.inside else draw()
+
+
+class _Counts(layers.Layer):
+  def build(self, _):
+    self.calls = self.add_weight('calls', [], trainable=False)
+
+  def call(self, inputs):
+    self.calls.assign_add(1.0)
+    return inputs
+
+
+class _HiddenInitializer(tf.keras.initializers.Initializer):
+  def __call__(self, shape, dtype=None, **_):
+    return tf.random.normal(shape, dtype=dtype)
+
+
+def _mixed_precision() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([4]),
+      layers.Dense(3, dtype='mixed_bfloat16', name='half'),
+      layers.Dense(1, dtype='float32'),
+    ]
+  )
+
+
+def _loads_weights() -> tf.keras.Model:
+  model = kinds.one()
+  model.get_layer('a').kernel.assign([[3.0]])
+  return model
+
+
+def _initialized_by(initializer) -> Callable[[], tf.keras.Model]:
+  return lambda: tf.keras.Sequential(
+    [tf.keras.Input([4]), layers.Dense(1, kernel_initializer=initializer)]
+  )
+
+
+def _adapts() -> tf.keras.Model:
+  layer = layers.Normalization()
+  layer.adapt(np.ones([6, 4], np.float32))
+  return tf.keras.Sequential([tf.keras.Input([4]), layer, layers.Dense(1)])
+
+
+_OUTSIDE = tf.Variable(2.0)
+
+
+class _ReadsOutside(layers.Layer):
+  def call(self, inputs):
+    return inputs * _OUTSIDE
+
+
+class _Calls(layers.Layer):
+  """Has a weight, and does anything."""
+
+  def __init__(self, function, **options):
+    super().__init__(**options)
+    self.function = function
+
+  def get_config(self):
+    return {**super().get_config(), 'function': self.function}
+
+  def build(self, _):
+    self.number = self.add_weight('number', [4])
+
+  def call(self, inputs):
+    return self.function(self, inputs)
+
+
+@tf.autograph.experimental.do_not_convert
+def _decides(layer, inputs):
+  return inputs * layer.number if tf.reduce_all(inputs > 0) else inputs
+
+
+@tf.autograph.experimental.do_not_convert
+def _reads_sparsely(layer, inputs):
+  return inputs * layer.number.sparse_read([0])
+
+
+class _Drawn(layers.Layer):
+  """Draws a value eagerly, where nobody sees it."""
+
+  def build(self, _):
+    self.number = tf.Variable(tf.random.normal([4]), name='number')
+
+  def call(self, inputs):
+    return inputs * self.number
+
+
+_SHARED = layers.Dense(1, name='shared')
+
+
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (
+      _norm_inside,
+      r"Layer 'norm' \(BatchNormalization\) changes its variables while it "
+      'trains, .* Use .*GroupNormalization',
+    ),
+    (_stack(_Counts(name='counts')), r"Layer 'counts' \(_Counts\) changes its"),
+    (
+      _stack(layers.Dense(2, activity_regularizer='l2', name='active')),
+      "Layer 'active' has an activity regularizer, whose value would depend on "
+      'padded examples. Regularize its weights instead',
+    ),
+    (
+      _stack(_AddsLoss()),
+      'A loss that a layer adds with `add_loss` depends on its inputs, .* Add '
+      'losses of weights only, or compute the term in the loss function',
+    ),
+    (
+      _stack(_Draws(name='noise')),
+      r"The operation '.*noise/.*' \(RandomUniform\) draws random numbers from "
+      "hidden state, .* Use Keras's own initializers and random layers",
+    ),
+    (_stack(_Draws(inside=True)), r'\(RandomUniform\) draws random numbers'),
+    (
+      _initialized_by(_HiddenInitializer()),
+      r'\(RandomStandardNormal\) draws random numbers',
+    ),
+    (
+      _stack(layers.Dense(2, kernel_constraint='non_neg', name='positive')),
+      "'positive/kernel' has a constraint, which would not be applied.*"
+      'Use a regularizer',
+    ),
+    (
+      _stack(layers.RandomFlip(name='flip'), inputs=(4, 4, 1)),
+      r"Layer 'flip' \(RandomFlip\) keeps a random generator, .* augment "
+      'examples before you pack them',
+    ),
+    (
+      _mixed_precision,
+      "Layer 'half' has weights of float32 and computes in bfloat16. .* Build "
+      'the model with the dtype policy float32',
+    ),
+    (
+      _loads_weights,
+      'changes a variable while the model is built. Give trained values with '
+      '`initial_weights` instead of loading them in the builder',
+    ),
+    (
+      lambda: tf.keras.Sequential([tf.keras.Input([4]), _SHARED]),
+      r"The variables \['kernel:0', 'bias:0'\] exist before the "
+      'model is built. Create every layer inside the callable',
+    ),
+    (
+      lambda: tf.keras.Sequential([layers.Dense(1)]),
+      "Model 'sequential.*' does not say what its inputs are. Pass "
+      '`inputs=tf.TensorSpec',
+    ),
+    (lambda: 'model', 'must return a `tf.keras.Model`, it returned str'),
+    (
+      kinds.one(),
+      'Pass a callable that makes the Keras model, not the model.*pass it as '
+      '`initial_weights` besides.*clone_model',
+    ),
+    (
+      _stack(layers.SpectralNormalization(layers.Dense(3), name='spectral')),
+      r"Layer 'spectral' \(SpectralNormalization\) changes its weights while "
+      'it trains.*orthogonal_regularizer',
+    ),
+    (
+      _stack(layers.Normalization(name='norm')),
+      r"Layer 'norm' waits for `adapt`, .*Normalization\(mean=adapted.mean,",
+    ),
+    (_adapts, r'A layer waits for `adapt`, which cannot be called while a'),
+    (
+      lambda: tf.keras.Sequential([tf.keras.Input([None, 4]), layers.GRU(2)]),
+      r'An input has the shape \[None, 4\], but examples are packed in arrays '
+      'of one shape. Say how long they are',
+    ),
+    (
+      _stack(_ReadsOutside()),
+      'reads a variable or a table that is none of its own. Make it inside',
+    ),
+    (
+      _stack(_Calls(_decides)),
+      'The model cannot be traced: .*Decide with `tf.where`',
+    ),
+    (
+      _stack(_Calls(_reads_sparsely)),
+      'can be called with its variables, but not with tensors in their place: '
+      '.*sparse_read.* Make weights with `self.add_weight`, and do no more in',
+    ),
+    (
+      _stack(_Drawn()),
+      "Variable '.*number' begins with another value each time that the model "
+      'is built. Make it with `self.add_weight',
+    ),
+    (
+      lambda: tf.keras.Sequential([tf.keras.Input([4]), layers.Flatten()]),
+      'The model has no trainable variable',
+    ),
+  ],
+)
+def test_models_that_are_no_pure_functions_are_refused(build, message):
+  if build is not _SHARED and not _SHARED.built:
+    _SHARED.build([None, 4])
+  with pytest.raises(models.ModelError, match=message):
+    keras_models.from_keras(build, loss=_MSE)
+
+
+class _OwnTable(layers.Layer):
+  """Looks words up in a table that the user made."""
+
+  def __init__(self):
+    super().__init__(name='own')
+    words = tf.lookup.KeyValueTensorInitializer(['a', 'b'], [1, 2])
+    self._table = tf.lookup.StaticHashTable(words, 0)
+
+  def call(self, inputs):
+    return self._table.lookup(inputs)
+
+
+def _embedding(
+  layer: Callable[[], layers.Layer],
+) -> Callable[[], tf.keras.Model]:
+  """A model that numbers its inputs with a layer and embeds the numbers."""
+  return lambda: tf.keras.Sequential(
+    [tf.keras.Input([1], dtype=tf.string), layer(), layers.Embedding(9, 1)]
+  )
+
+
+@pytest.mark.parametrize(
+  ('build', 'name'),
+  [
+    (
+      _embedding(lambda: layers.StringLookup(vocabulary=['a'], name='words')),
+      r"'words' \(StringLookup\)",
+    ),
+    (_embedding(_OwnTable), r"'own' \(_OwnTable\)"),
+  ],
+  ids=['strings', 'own'],
+)
+def test_layers_with_a_lookup_table_are_refused(build, name):
+  with pytest.raises(
+    models.ModelError,
+    match=f'Layer {name} looks its inputs up in a table, which a pure function '
+    'cannot hold. Map strings to integers before you pack .*Vocabulary.*, or '
+    'use `tf.keras.layers.Hashing`',
+  ):
+    keras_models.from_keras(build, loss=_MSE)
+
+
+def test_hashing_needs_no_table():
+  model = keras_models.from_keras(
+    _embedding(lambda: layers.Hashing(9)), loss=_MSE
+  )
+  assert model.example_spec['x'] == tf.TensorSpec([1], tf.string)
+
+
+def _changing(*sizes: tuple[int, ...]) -> Callable[[], tf.keras.Model]:
+  """Builds another model with every call."""
+  waiting = list(sizes)
+
+  def build() -> tf.keras.Model:
+    units = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+    return tf.keras.Sequential(
+      [tf.keras.Input([4]), *(layers.Dense(n) for n in units)]
+    )
+
+  return build
+
+
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (
+      _changing((3, 2), (4, 2)),
+      r"asks for a variable .* of shape \(4, 4\) where it had 'dense/kernel' "
+      r'of shape \(4, 3\) before. The callable given to `from_keras` must '
+      'build the same model every time',
+    ),
+    (
+      _changing((3, 2), (3,)),
+      r"no longer asks for the variables \['dense_1/kernel', 'dense_1/bias'\]",
+    ),
+    (
+      _changing((3, 2), (3, 2, 2)),
+      r'asks for the variables .*which it had not before',
+    ),
+  ],
+)
+def test_a_model_that_changes_from_call_to_call_is_refused(build, message):
+  with pytest.raises(models.ModelError, match=message):
+    keras_models.from_keras(build, loss=_MSE)

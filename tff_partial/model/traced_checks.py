@@ -1,0 +1,157 @@
+"""Checks of a model by tracing it once, so that errors are raised now."""
+
+import collections
+from collections.abc import Iterator
+import contextlib
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_partial import tiers
+from tff_partial.data import examples
+from tff_partial.data import id_ranges
+from tff_partial.model import keras_functions
+from tff_partial.model import keras_refusals
+from tff_partial.model import table_ids
+from tff_partial.model import tracing
+from tff_partial.model.keras_variables import ModelError
+
+# A batch size that no axis of an example has.
+_BATCH = 1_000_003
+
+
+@contextlib.contextmanager
+def explaining(model: Any) -> Iterator[None]:
+  """Explain errors of a loss or metric by the specs of its arguments."""
+  try:
+    yield
+  except ModelError:
+    raise
+  except (ValueError, TypeError, tf.errors.OpError) as error:
+    raise ModelError(
+      'The loss or a metric cannot be computed from labels '
+      f'{model.example_spec["y"]} and predictions {model.prediction_spec}: '
+      f'{tracing.reason(error)} Pass the spec of one label with '
+      '`labels=tf.TensorSpec(...)` if the one assumed here is wrong.'
+    ) from error
+
+
+def check_loss(model: Any, of: Any, mask: tf.TensorSpec | None) -> None:
+  """Check that losses and metrics compare an example with its own label.
+
+  They are traced with a batch size that no other axis has: labels that would
+  broadcast over the batch then fail, or the result has two axes of that size.
+
+  Args:
+    model: The `PartialModel`.
+    of: Another loss instead of the model's own; None for that.
+    mask: Spec of the mask over an example's steps, if a layer sets one.
+
+  Raises:
+    ModelError: If labels and predictions do not match.
+  """
+
+  def mixing(reason: str) -> ModelError:
+    return ModelError(
+      'The loss or a metric would compare labels with the predictions of other '
+      f'examples of the batch: one label is {model.example_spec["y"]} and one '
+      f'prediction {model.prediction_spec}. {reason} Give both the same shape, '
+      'with `labels=tf.TensorSpec(...)` or in the function.'
+    )
+
+  specs = (
+    *(model.example_spec['y'], model.prediction_spec),
+    *(model.example_spec['weight'], tf.TensorSpec([], tf.bool)),
+  )
+  with tf.__internal__.FuncGraph('batch').as_default() as graph:
+    labels, predictions, weight, is_real = tf.nest.map_structure(
+      lambda spec: tracing.placeholder(spec, _BATCH), specs
+    )
+    if mask is not None:
+      predictions._keras_mask = tracing.placeholder(mask, _BATCH)
+    try:
+      model.loss(labels, predictions, weight, is_real, of=of)
+      model.metrics.update(
+        model.metrics.initial_state(), labels, predictions, weight
+      )
+    except ModelError:
+      raise
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+      reason = tracing.reason(error).replace(str(_BATCH), 'batch')
+      raise mixing(reason) from error
+  for operation in graph.get_operations():
+    if tracing.broadcasts_over(operation, _BATCH):
+      raise mixing(f'{operation.type} broadcasts.')
+
+
+class Traced(NamedTuple):
+  """What a trace of a model tells.
+
+  Attributes:
+    only_looked_up: Names of the variables that the model uses only for row
+      lookups.
+    ids: The inputs that are row ids.
+    mask: Spec of the mask over an example's steps, if a layer sets one.
+    is_regularized: True if layers add losses of weights.
+  """
+
+  only_looked_up: tuple[str, ...]
+  ids: id_ranges.Ids
+  mask: tf.TensorSpec | None
+  is_regularized: bool
+
+
+def trace(model: Any) -> Traced:
+  """Trace a model's predictions, loss and metrics.
+
+  Args:
+    model: The `PartialModel`.
+
+  Raises:
+    ModelError: If one cannot be computed, or is no pure function.
+  """
+  with tf.__internal__.FuncGraph('check').as_default() as graph:
+    batch = examples.map_fields(tracing.placeholder, model.example_spec)
+    seed = tf.compat.v1.placeholder(tf.int32, [2])
+    weights = {t: model.initial_weights(t, seed) for t in model.tiers}
+    frozen = model.frozen_weights()
+    with keras_refusals.explaining_tensors():
+      predictions, regularization = model.predict(
+        weights, frozen, batch['x'], training=True, seed=seed
+      )
+    is_real = tf.compat.v1.placeholder(tf.bool, [None])
+    with explaining(model):
+      model.loss(batch['y'], predictions, batch['weight'], is_real)
+      model.metrics.update(
+        model.metrics.initial_state(), batch['y'], predictions, batch['weight']
+      )
+    if tracing.depends_on(regularization, tf.nest.flatten(batch['x'])):
+      raise ModelError(
+        'A loss that a layer adds with `add_loss` depends on its inputs, '
+        'and so on padded examples. Add losses of weights only, or compute '
+        'the term in the loss function.'
+      )
+  tracing.refuse_hidden_draws(graph)
+  if any(outside.dtype == tf.resource for outside, _ in graph.captures):
+    raise ModelError(
+      'The model reads a variable or a table that is none of its own. Make '
+      'it inside the callable given to `from_keras`, as an attribute of the '
+      'layer that reads it, or read a constant.'
+    )
+  mask = keras_functions.mask_of(predictions)
+  tables = collections.ChainMap(frozen, *weights.values())
+  return Traced(
+    tuple(
+      name
+      for named in weights.values()
+      for name, tensor in named.items()
+      if {operation.type for operation in tensor.consumers()} == {'GatherV2'}
+    ),
+    table_ids.find(
+      tables,
+      dict(examples.leaves(batch['x'], 'x')),
+      model.specs(tiers.LOCAL),
+    ),
+    None if mask is None else tf.TensorSpec(mask.shape[1:], mask.dtype),
+    bool(regularization),
+  )
