@@ -39,13 +39,6 @@ def _chance(
 
   Theorem 5.2: given the others, each guess is right with probability at most
   `e^eps / (e^eps + 1)`, up to a term in delta.
-
-  Args:
-    canaries: Number of canaries.
-    guesses: Number of canaries that were guessed.
-    right: Number of right guesses.
-    epsilon: The epsilon of the claim.
-    delta: The delta of the claim.
   """
   rate = 1.0 / (1.0 + math.exp(-epsilon))
   beyond = float(stats.binom.sf(right - 1, guesses, rate))

@@ -24,17 +24,10 @@ def draw(
   num_centers: tf.Tensor,
   seed: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Choose distinct rows as first centers.
+  """Choose distinct rows as first centers by k-means++.
 
-  Args:
-    points: float32 `[n, d]`, whole blocks.
-    is_row: bool `[n]`.
-    capacity: Rows of the result.
-    num_centers: int32 scalar, the requested number of centers.
-    seed: Integer `[2]`.
-
-  Returns:
-    The centers, `[capacity, d]`, and the mask of real ones, which come first.
+  Returns the centers, `[capacity, d]`, and the mask of real ones, which come
+  first.
   """
   squares = tf.reduce_sum(tf.square(points), -1)
 
@@ -101,17 +94,11 @@ def any_rows(
 def race(weights: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   """Draw a time for each row, by which rows are sampled without replacement.
 
-  A row's time is an exponential draw, by inversion, divided by its weight.
-  So the first row is sampled in proportion to the weights, the second in
-  proportion to the weights of the others, and so on. Unlike sampling by
-  cumulative weights this needs no sum, and does not depend on padding.
-
-  Args:
-    weights: float32 `[n]`, 0 or more, at least one above 0.
-    seed: Integer `[2]`.
-
-  Returns:
-    Positive float32 `[n]`; infinity where the weight is 0.
+  A row's time is an exponential draw, by inversion, divided by its weight, and
+  infinite if that is 0. So the first row is sampled in proportion to the
+  weights, the second in proportion to the weights of the others, and so on.
+  Unlike sampling by cumulative weights this needs no sum, and does not depend
+  on padding.
   """
   shares = weights / tf.reduce_max(weights)
   draws = random_bits.uniform(seed, tf.shape(weights))

@@ -174,13 +174,6 @@ def sums_and_counts(
     is_real: bool `[n]`; False for padding, which comes last.
     centers: Float `[k, d]`.
     is_center: bool `[k]`, True for centers that count.
-
-  Returns:
-    float32 `[k, d]`, the sums, and int32 `[k]`, the numbers of rows; zeros for
-    centers that do not count.
-
-  Raises:
-    SettingError: If shapes do not fit.
   """
   points, centers = _checked(points, 'points'), _checked(centers, 'centers')
   if points.shape[1] != centers.shape[1]:
@@ -211,15 +204,7 @@ def lloyd(
 ) -> tf.Tensor:
   """Move centers to the means of their rows until assignments converge.
 
-  Args:
-    points: float32 `[n, d]`, whole blocks.
-    is_row: bool `[n]`.
-    centers: float32 `[k, d]`: the first ones.
-    is_center: bool `[k]`, True for centers that count.
-    max_iterations: Maximum number of iterations.
-
-  Returns:
-    The assignment, int32 `[n]`.
+  Rows are whole blocks. Returns the assignment, int32 `[n]`.
   """
 
   def iterate(
@@ -269,15 +254,7 @@ def exchange(
   a cluster and every move gains. An empty cluster costs nothing to join: it
   takes the row that gains most by leaving, far from its own mean.
 
-  Args:
-    points: float32 `[n, d]`, whole blocks, around the origin.
-    is_row: bool `[n]`.
-    assignment: int32 `[n]`.
-    is_center: bool `[k]`, True for clusters that may have rows.
-    max_iterations: Maximum number of iterations.
-
-  Returns:
-    The assignment, int32 `[n]`.
+  Rows are whole blocks around the origin. Returns the assignment.
   """
 
   def iterate(

@@ -24,15 +24,7 @@ NOWHERE = -1
 def in_blocks(
   points: tf.Tensor, is_real: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Pad rows to whole blocks, at least one.
-
-  Args:
-    points: float32 `[n, d]`.
-    is_real: bool `[n]`.
-
-  Returns:
-    The rows, zeros where they are not real, and the mask of real ones.
-  """
+  """Pad rows, `[n, d]`, with zeros to whole blocks; also return their mask."""
   number = points.shape[0]
   if number is None:
     number = tf.shape(points)[0]
@@ -52,13 +44,7 @@ def unpadded(values: tf.Tensor, points: tf.Tensor) -> tf.Tensor:
 def by_block(
   function: Callable[..., Any], rows: tuple[tf.Tensor, ...], dtypes: Any
 ) -> Any:
-  """Stack the results of a function for each block of some arrays.
-
-  Args:
-    function: Takes a block of each array, `[BLOCK, ...]`.
-    rows: The arrays, of whole blocks.
-    dtypes: A dtype for each result.
-  """
+  """Stack the results of a function of a block of each array."""
   blocks = [
     tf.reshape(values, [-1, BLOCK, *values.shape[1:]]) for values in rows
   ]
@@ -82,11 +68,7 @@ def nearest(
 ) -> tf.Tensor:
   """Return the nearest center of each row of whole blocks, int32 `[n]`.
 
-  Args:
-    points: float32 `[n, d]`.
-    centers: float32 `[k, d]`; not too far from the origin, near which
-      distances by matrix products are exact.
-    is_center: bool `[k]`.
+  Centers must be near the origin, where distances by matrix products are exact.
   """
   distances = to_centers(centers)
 
@@ -125,14 +107,7 @@ def sums(
   segments: tf.Tensor,
   number: int | tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Return sums and counts of each segment's rows, in the order of the rows.
-
-  Args:
-    values: float32 `[n, ...]`.
-    is_row: bool `[n]`, True for rows that count.
-    segments: int32 `[n]`, the segment of each row.
-    number: Number of segments.
-  """
+  """Return sums and counts of each segment's rows, in the order of the rows."""
   segments = tf.where(is_row, segments, NOWHERE)
   ones = tf.ones_like(segments)
   return (
@@ -147,9 +122,6 @@ def means(
   segments: tf.Tensor,
   number: int | tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Return means of each segment's rows, zeros if there are none, and counts.
-
-  Arguments are those of `sums`.
-  """
+  """Return means of each segment's rows, zeros without any, and counts."""
   totals, counts = sums(points, is_row, segments, number)
   return totals / tf.cast(tf.maximum(counts, 1), tf.float32)[:, None], counts

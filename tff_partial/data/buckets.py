@@ -146,15 +146,7 @@ def fill(
 def places(
   client_ids: Sequence[str], counts: np.ndarray, capacities: Sequence[int]
 ) -> np.ndarray:
-  """Find the smallest capacity that holds each client.
-
-  Args:
-    client_ids: Ids, `[clients]`.
-    counts: Number of examples of each client, `[clients]`.
-    capacities: Sizes to pad to, ascending.
-
-  Returns:
-    Indices into `capacities`, `[clients]`.
+  """Find the smallest capacity, of ascending ones, that holds each client.
 
   Raises:
     ClientDataError: If a client has more examples than the largest capacity.
@@ -176,13 +168,7 @@ def _masks(numbers: np.ndarray, round_rows: Callable[[int], int]) -> np.ndarray:
 def groups_of(
   buckets: Sequence[Bucket], members: np.ndarray, seeds: np.ndarray
 ) -> list[cohorts.CohortGroup]:
-  """Find the rows of a cohort's members in the buckets.
-
-  Args:
-    buckets: All buckets.
-    members: int64 `[members]`: client indices, in the cohort's order.
-    seeds: int32 `[members, 2]`.
-  """
+  """Find the rows of a cohort's members, given by index, in the buckets."""
   groups = []
   for bucket in buckets:
     inside = np.isin(members, bucket.indices)

@@ -87,10 +87,7 @@ def joined(
 ) -> Any:
   """Join single examples, or batches of them, to fields `[examples, ...]`.
 
-  Args:
-    read: The examples.
-    example_spec: Spec of one example, for a client without examples.
-    are_batches: True if they are batches.
+  `example_spec` is for a client without examples.
   """
   if not read:
     return examples.map_fields(
@@ -106,11 +103,7 @@ def joined(
 def leaf_clients(
   path: str | os.PathLike[str],
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-  """Yield the clients of files in LEAF's format, one by one.
-
-  Args:
-    path: A JSON file with `users` and `user_data`, or a folder of such files,
-      which are read in the order of their names.
+  """Yield the clients of a JSON file, or of a folder of them, in LEAF's format.
 
   Raises:
     ClientDataError: If there are none, or their format is another.

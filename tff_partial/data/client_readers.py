@@ -228,11 +228,7 @@ class UnreadExamples:
     )
 
   def take(self, rows: np.ndarray) -> 'UnreadExamples':
-    """Select some of the clients.
-
-    Args:
-      rows: Their indices among the clients.
-    """
+    """Select some of the clients, by their indices."""
     return dataclasses.replace(
       self,
       client_ids=tuple(self.client_ids[row] for row in rows.tolist()),

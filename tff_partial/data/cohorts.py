@@ -135,10 +135,6 @@ class ClientSource(Protocol):
 def check(clients: Any, example_spec: examples.ExampleSpec) -> None:
   """Check before any round that an argument is a usable source of clients.
 
-  Args:
-    clients: The argument to check.
-    example_spec: Spec of the examples that the process or evaluation reads.
-
   Raises:
     ClientDataError: If it is not a source of clients, or was made for another
       model.

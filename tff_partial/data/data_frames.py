@@ -45,9 +45,6 @@ class Dropped:
 def read_parquet(path: str | os.PathLike[str]) -> Any:
   """Read a Parquet file.
 
-  Args:
-    path: The file.
-
   Raises:
     ClientDataError: If it does not exist or is damaged, or no library that
       reads it is installed.
@@ -202,12 +199,7 @@ class FrameTable:
   def values(
     self, column: str, spec: tf.TensorSpec | None, vocabulary: Vocabulary | None
   ) -> np.ndarray:
-    """Return a column's values, of a type that the field can take.
-
-    Args:
-      column: The column.
-      spec: Spec of the field, if known.
-      vocabulary: Encodes the column, if given.
+    """Return a column's values, encoded or of a type that the field can take.
 
     Raises:
       ClientDataError: If the column's values do not fit.

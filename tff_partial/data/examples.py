@@ -210,13 +210,7 @@ def check_ids(
   where: str,
   which: Callable[[int], str] = _example,
 ) -> None:
-  """Check that ids lie in their ranges.
-
-  Args:
-    array: Values of one field, `[examples, ...]`.
-    ids: The ranges.
-    where: Names the field and its client in error messages.
-    which: Names an example by its index.
+  """Check that ids lie in their ranges; `which` names an example by its index.
 
   Raises:
     ClientDataError: For an id out of range.
@@ -308,10 +302,6 @@ def _check_names(
 
 def check_spec(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
   """Check that packed examples match the spec of their reader.
-
-  Args:
-    found: Spec of the packed examples.
-    wanted: Spec that the reader requires.
 
   Raises:
     ClientDataError: If a field is missing, unread, or different.

@@ -28,20 +28,12 @@ class IdRange(NamedTuple):
   table: str = ''
 
   def values(self, array: np.ndarray) -> np.ndarray:
-    """Return the elements of examples that are ids, `[examples, ids of each]`.
-
-    Args:
-      array: Values of the field, `[examples, ...]`.
-    """
+    """Return the elements that are ids, `[examples, ids of each]`."""
     values = array.reshape([len(array), math.prod(array.shape[1:])])
     return values if self.elements is None else values[:, list(self.elements)]
 
   def first_outside(self, array: np.ndarray) -> tuple[int, Any] | None:
-    """Find the first example with a value outside, and that value.
-
-    Args:
-      array: Values of the field, `[examples, ...]`.
-    """
+    """Find the first example with a value outside, and that value."""
     values = self.values(array)
     # Fractions are truncated, so -0.5 counts as 0.
     outside = values <= -1
@@ -72,14 +64,7 @@ Ids: TypeAlias = Mapping[str, tuple[IdRange, ...]]
 def client_sized(
   ids: Ids,
 ) -> dict[str, dict[str, tuple[IdRange, ...]]]:
-  """Return the tables that are sized per client.
-
-  Args:
-    ids: The fields that hold ids.
-
-  Returns:
-    Variable name to path of a field to the ranges of its ids of rows.
-  """
+  """Return the tables sized per client, with the fields of their ids."""
   found: dict[str, dict[str, tuple[IdRange, ...]]] = {}
   for path, ranges in ids.items():
     for limits in ranges:

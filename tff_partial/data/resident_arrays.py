@@ -32,9 +32,8 @@ def rounded(rows: int) -> int:
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
   """Return zeros, with memory behind them for a rounded number of rows.
 
-  Args:
-    shape: Rows first. Added rows take no memory until they are written.
-    dtype: Of numbers or bools; texts are objects, which cannot be shared.
+  Added rows take no memory until they are written. Texts are objects, which
+  cannot be shared.
   """
   dtype = np.dtype(dtype)
   if dtype.hasobject:
@@ -49,11 +48,7 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def with_room(array: np.ndarray) -> np.ndarray | None:
   """Return an array with its number of rows rounded up, in the same memory.
 
-  Args:
-    array: Any array. The values of added rows are undefined.
-
-  Returns:
-    The larger array, or None if `zeros` did not make the array.
+  Values of added rows are undefined. None if `zeros` did not make the array.
   """
   memory = array.base
   if not (

@@ -20,18 +20,14 @@ def count(
   offsets: np.ndarray,
   num_rows: NumRows | None = None,
 ) -> dict[str, np.ndarray]:
-  """Count the rows that clients' examples name.
+  """Count the rows of each table that each client's examples name.
 
   Args:
     example_spec: Spec of one example.
     client_ids: Ids, `[clients]`.
     flat: Nested arrays `[all examples, ...]`.
     offsets: `[clients + 1]`: client i has examples offsets[i] to offsets[i+1].
-    num_rows: Numbers of rows that clients need, if more, for instance because
-      of held-out test examples.
-
-  Returns:
-    Name of a table to the number of rows of each client, int64 `[clients]`.
+    num_rows: Numbers of rows that clients need, if more.
 
   Raises:
     ClientDataError: If `num_rows` has fewer rows than examples name, an unknown

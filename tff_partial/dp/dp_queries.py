@@ -44,10 +44,6 @@ def standard_normal(seed: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
   They reach 9.4 standard deviations. `random_bits.normal` ends at 5.8, which
   would reveal differences that must stay hidden.
-
-  Args:
-    seed: Integer `[2]`.
-    shape: Static shape.
   """
   size = tf.TensorShape(shape).num_elements()
   words = tf.cast(random_bits.bits(seed, [3, size]), tf.double)
@@ -71,12 +67,7 @@ def structure_of_noise(seed: tf.Tensor, structure: Any) -> Any:
 
 
 def on_grid(values: tf.Tensor, stddev: float) -> tf.Tensor:
-  """Round noised numbers, float64, to a grid that depends only on the noise.
-
-  Args:
-    values: Numbers with noise.
-    stddev: Standard deviation of the noise; if zero, nothing is rounded.
-  """
+  """Round noised numbers, float64, to a grid that depends only on the noise."""
   if not stddev:
     return values
   step = 2.0 ** math.floor(math.log2(stddev)) / _STEPS
@@ -97,12 +88,8 @@ def norm_of(record: Any) -> tuple[Any, tf.Tensor]:
 def to_units(record: Any, clip: tf.Tensor) -> tuple[Any, tf.Tensor]:
   """Clip a record and convert it to units of 2**-30 of the clip.
 
-  Args:
-    record: Any structure of floating-point tensors.
-    clip: The largest L2 norm of the whole record.
-
-  Returns:
-    The clipped record as int64, of norm 2**30 at most, and its original norm.
+  Returns the clipped record as int64, of norm 2**30 at most, and its original
+  norm.
   """
   record, norm = norm_of(record)
   scale = _UNITS_SENT / tf.maximum(norm, tf.cast(clip, tf.double))
@@ -173,13 +160,7 @@ class PrivateSumQuery(tfp.SumAggregationDPQuery):
     return norm_of(record)[1] > tf.cast(params, tf.double)
 
   def measure(self, before: Any, after: Any, noised: Any) -> Measurements:
-    """Measure a round from values that are already private.
-
-    Args:
-      before: The global state before the round.
-      after: The global state after it.
-      noised: The noised sum.
-    """
+    """Measure a round from values that are already private."""
     del after
     measured = collections.OrderedDict(clip=before.clip)
     measured['noise_stddev'] = self._stddev(before)
@@ -276,17 +257,9 @@ class AdaptiveClipSumQuery(PrivateSumQuery):
     count_stddev: float,
     expected_clients: float,
   ):
-    """Store the parameters.
+    """Store the parameters; see `clipping.AdaptiveClip`.
 
-    Args:
-      clip: The first clip.
-      noise_multiplier: Standard deviation of the sum's noise in clips, without
-        the count's noise.
-      seed: Makes the seed of all noise.
-      quantile: Share of clients that should not be clipped.
-      learning_rate: The clip changes by at most `exp(learning_rate)` a round.
-      count_stddev: Standard deviation of the count's noise, in clients.
-      expected_clients: Divisor of the count.
+    The sum's noise multiplier is without the count's noise.
     """
     super().__init__(clip, noise_multiplier, seed)
     self._quantile, self._learning_rate = quantile, learning_rate

@@ -78,15 +78,7 @@ class TreeResidualSumQuery(dp_queries.PrivateSumQuery):
     specs: Any,
     rounds_per_tree: int,
   ):
-    """Store the parameters.
-
-    Args:
-      clip: The largest L2 norm of a record.
-      noise_multiplier: Standard deviation of a node's noise in clips.
-      seed: Makes the seed of all noise.
-      specs: Specs of a record.
-      rounds_per_tree: Number of rounds after which a new tree starts.
-    """
+    """Store the parameters; the noise multiplier is that of a node."""
     super().__init__(clip, noise_multiplier, seed)
     self._specs, self._rounds = specs, rounds_per_tree
     self._tree = tfp.tree_aggregation.EfficientTreeAggregator(

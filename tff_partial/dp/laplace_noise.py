@@ -34,11 +34,7 @@ class L1Clip(clipping_lib.OneClip):
     specs: Any,
     clients_per_round: float,
   ) -> dp_queries.PrivateSumQuery:
-    """Refuse: sums at the server get Gaussian noise, with clips by L2.
-
-    Raises:
-      PrivacyError: Always.
-    """
+    """Refuse: sums at the server get Gaussian noise, with clips by L2."""
     raise PrivacyError(
       'L1Clip is for LaplaceNoise, which clients add themselves. For noise at '
       'the server use FixedClip, AdaptiveClip or TreeNoise.'
@@ -115,10 +111,6 @@ def standard_laplace(seed: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
   They reach 44 scales, with correct frequencies beyond 17, the limit of 24
   bits.
-
-  Args:
-    seed: Integer `[2]`.
-    shape: Static shape.
   """
   size = tf.TensorShape(shape).num_elements()
   words = tf.cast(random_bits.bits(seed, [3, size]), tf.double)

@@ -250,12 +250,7 @@ class PrivateFactory(
   def _process(
     self, value_type: Any, table_type: tff.Type | None
   ) -> tff.templates.AggregationProcess:
-    """Make the process for whole values, or for pairs of rows and ids.
-
-    Args:
-      value_type: Type of an update.
-      table_type: Type of the sum of rows; None for whole values.
-    """
+    """Make the process for values or, with `table_type`, for rows and ids."""
     specs = self._specs(value_type if table_type is None else table_type)
     parts = self._parts(specs)
     query, total = parts.query, None

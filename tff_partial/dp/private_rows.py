@@ -47,11 +47,7 @@ def with_distinct_rows(sent: Any, specs: Any) -> Any:
   """Add up a client's rows of the same id; replace the others by zeros.
 
   Only then does the norm of its update equal the norm of its change of tables.
-
-  Args:
-    sent: `value`, with only some rows of some tables, and `ids` of these rows,
-      in the order of the tables.
-    specs: Specs of the whole value, with whole tables.
+  `specs` are those of the whole value, with whole tables.
   """
   left = iter(tf.nest.flatten(sent['ids']))
 

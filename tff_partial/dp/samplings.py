@@ -57,11 +57,7 @@ class Sampling(abc.ABC):
     """Return the dp-accounting event of all rounds."""
 
   def accountant(self, step: float) -> dp_accounting.PrivacyAccountant:
-    """Make an accountant that supports such events.
-
-    Args:
-      step: Discretization step, as from `loss_step`.
-    """
+    """Make an accountant of such events, with a step of `loss_step`."""
     del step
     return self.renyi_accountant()
 

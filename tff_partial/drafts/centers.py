@@ -67,16 +67,12 @@ class ClientCenters:
   def clusters(
     self, rows: tf.Tensor, is_real: tf.Tensor, seed: tf.Tensor
   ) -> clustering.KMeans:
-    """Cluster a client's rows of a table; their centers are its drafts.
+    """Cluster a client's rows of a table; the real centers are its drafts.
 
     Args:
       rows: Float `[rows, width]`.
       is_real: bool `[rows]`; False for padding, which comes last.
       seed: Integer `[2]`.
-
-    Returns:
-      The clusters. The client sends the centers that are real: those of at
-      least `min_rows` rows.
     """
     return clustering.k_means(
       rows,
@@ -204,12 +200,7 @@ class Sums:
 
 
 def rows_of(client: ClientContext, table: str) -> tuple[tf.Tensor, tf.Tensor]:
-  """Return a client's rows of a table, and the mask of real ones.
-
-  Args:
-    client: The client's context.
-    table: Name of a local variable, `[rows, ...]`.
-  """
+  """Return a client's rows of a local table, and the mask of real ones."""
   rows = client.weight(LOCAL, table)
   is_real = client.rows.get(table)
   if is_real is None:
@@ -220,13 +211,7 @@ def rows_of(client: ClientContext, table: str) -> tuple[tf.Tensor, tf.Tensor]:
 def first_centers(
   model: models.PartialModel, tables: Sequence[str], num_centers: int
 ) -> Any:
-  """Return the server's centers before the first round: none is real.
-
-  Args:
-    model: The model.
-    tables: The tables whose drafts clients send.
-    num_centers: Maximum number of centers.
-  """
+  """Return the server's centers before the first round: none is real."""
   specs = model.specs(LOCAL)
   return collections.OrderedDict(
     (

@@ -107,12 +107,8 @@ def moved(
 ) -> tf.Tensor:
   """Move rows by the mean of clients' moves, whose sums may have noise.
 
-  Args:
-    before: The old rows, `[rows, ...]`.
-    moves: The sum of the weighted moves of all clients, of the same shape.
-    weight: The sum of their weights times `WEIGHT_SCALE`, `[rows]` or a scalar.
-    usual: The usual weight of a row. Rows with less than `MIN_WEIGHT_SHARE`
-      times this move only a part of the way.
+  `weight` is the sum of their weights times `WEIGHT_SCALE`. Rows with less than
+  `MIN_WEIGHT_SHARE` of the usual weight move only a part of the way.
   """
   weight = tf.maximum(weight / WEIGHT_SCALE, MIN_WEIGHT_SHARE * usual)
   return before + moves / _along_rows(weight, moves)

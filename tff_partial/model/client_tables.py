@@ -33,13 +33,9 @@ def fitted(
   Args:
     table: The client's current table, `[some rows, ...]`.
     known: int32 scalar, the number of valid rows in it.
-    is_real: bool `[rows]`: true for rows that the client needs, false for
-      padding.
+    is_real: bool `[rows]`: false for padding, which becomes zeros.
     draw_rows: Draws the missing rows.
     seed: int32 `[2]`, for these.
-
-  Returns:
-    The table, `[rows, ...]`, with zeros as padding.
   """
   number = tf.size(is_real)
   padding = tf.zeros(tf.concat([[number], tf.shape(table)[1:]], 0), table.dtype)
@@ -56,14 +52,10 @@ def fitted(
 
 
 def check_rows(name: str, draw_rows: DrawRows) -> None:
-  """Refuse a table whose first values are not made row by row.
-
-  Args:
-    name: The variable's name, for messages.
-    draw_rows: Draws its rows.
+  """Refuse a table whose first rows depend on the number of rows.
 
   Raises:
-    ModelError: If its first rows depend on the number of rows.
+    ModelError: If they do.
   """
   with tf.init_scope():
     seed = tf.zeros([2], tf.int32)
@@ -87,13 +79,7 @@ def mapped(
   fit: Callable[[str, tf.Tensor], tf.Tensor],
   names: Collection[str],
 ) -> Any:
-  """Fit the tables in a structure, found by their names.
-
-  Args:
-    structure: A client's state: mappings, tuples, tensors.
-    fit: (name, table) -> table.
-    names: The names of the tables.
-  """
+  """Fit the tables of these names in a client's state."""
   if isinstance(structure, Mapping):
     return collections.OrderedDict(
       (
@@ -108,12 +94,7 @@ def mapped(
 
 
 def names_in(structure: Any, names: Collection[str]) -> set[str]:
-  """Return the names of the tables in a structure.
-
-  Args:
-    structure: A client's state.
-    names: The names of the tables.
-  """
+  """Return the names of the tables in a client's state."""
   found: set[str] = set()
 
   def note(name: str, table: tf.Tensor) -> tf.Tensor:
@@ -132,24 +113,15 @@ class ClientTables:
   """
 
   def __init__(self, draw_rows: Mapping[str, DrawRows]):
-    """Take the functions that draw rows.
-
-    Args:
-      draw_rows: Variable name to the function that draws its rows.
-    """
+    """Take the function that draws the rows of each table, by name."""
     self._draw_rows = dict(draw_rows)
     self.names = tuple(self._draw_rows)
 
   def check(self, only_looked_up: Collection[str], ids: id_ranges.Ids) -> None:
     """Refuse tables whose number of rows does not follow from the examples.
 
-    Args:
-      only_looked_up: Names of the variables that the model uses only for row
-        lookups.
-      ids: The model's inputs that are row ids.
-
     Raises:
-      ModelError: If there is such a table.
+      ModelError: If one is not only looked up by inputs that are row ids.
     """
     told = id_ranges.client_sized(ids)
     for name in self.names:
@@ -192,11 +164,7 @@ class ClientTables:
 def num_rows(
   rows: Mapping[str, tf.Tensor],
 ) -> collections.OrderedDict[str, tf.Tensor]:
-  """Count the rows of each of a client's tables, int32.
-
-  Args:
-    rows: Table name to a mask of real rows, bool.
-  """
+  """Count the real rows of each of a client's tables, from their masks."""
   return collections.OrderedDict(
     (name, tf.reduce_sum(tf.cast(is_real, tf.int32)))
     for name, is_real in rows.items()

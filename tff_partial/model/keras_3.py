@@ -42,10 +42,7 @@ def makes_model(build: Callable[[], Any]) -> bool:
 
 
 def as_keras_2(given: Any) -> Any:
-  """Convert a Keras 3 metric to the metric of `tf.keras`.
-
-  Args:
-    given: A metric; anything but a Keras 3 metric is returned unchanged.
+  """Convert a Keras 3 metric to the metric of `tf.keras`; return others.
 
   Raises:
     ModelError: If Keras 2 has no metric of that name and configuration.

@@ -37,12 +37,7 @@ class Keras3Functions:
   """
 
   def __init__(self, build: _Build, inputs: Any):
-    """Build the model.
-
-    Args:
-      build: Makes the model.
-      inputs: Structure of `tf.TensorSpec` of one example, or None if the model
-        declares its inputs.
+    """Build the model; `inputs` are those of `from_keras`.
 
     Raises:
       ModelError: If the model cannot be a pure function.
@@ -170,10 +165,7 @@ class Keras3Functions:
     return self._constants[id(variable)]
 
   def filled(self, values: Mapping[str, Any]) -> Any:
-    """Make another model and give its variables values.
-
-    Args:
-      values: Variable name to value.
+    """Make another model and give its variables values, by name.
 
     Raises:
       ModelError: If a value has the wrong shape.

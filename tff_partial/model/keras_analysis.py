@@ -83,11 +83,7 @@ class VariableSpec(NamedTuple):
     return math.prod(n for n in self.shape if n is not None)
 
   def fits(self, shape: Sequence[int | None]) -> bool:
-    """Check a value's shape against the variable's.
-
-    Args:
-      shape: The value's shape.
-    """
+    """Check a value's shape against the variable's."""
     return tf.TensorShape(self.shape).is_compatible_with(tuple(shape))
 
   @property
@@ -125,12 +121,7 @@ def layers_of(
 def owners(
   variable: tf.Variable, layers: Sequence[tf.keras.layers.Layer]
 ) -> tuple[tuple[str, ...], ...]:
-  """Return each layer that uses the variable, after the layers around it.
-
-  Args:
-    variable: The variable.
-    layers: All layers of the model.
-  """
+  """Return each layer that uses the variable, after the layers around it."""
   holders = [
     layer for layer in layers if any(v is variable for v in layer.variables)
   ]
@@ -321,11 +312,7 @@ def _first_value(
 
 
 def without_lists(structure: Any) -> Any:
-  """Return a structure with tuples in place of lists.
-
-  Args:
-    structure: Of dictionaries, lists and tuples.
-  """
+  """Return a structure with tuples in place of lists."""
   if isinstance(structure, Mapping):
     return collections.OrderedDict(
       (name, without_lists(value)) for name, value in structure.items()
@@ -336,12 +323,7 @@ def without_lists(structure: Any) -> Any:
 
 
 def described(what: str, variables: Sequence[VariableSpec]) -> list[str]:
-  """Return lines that describe variables: their total size and shapes.
-
-  Args:
-    what: Their label.
-    variables: The variables.
-  """
+  """Return lines that describe variables: their total size and shapes."""
   total = sum(v.size for v in variables if not v.is_client_sized)
   sized = any(v.is_client_sized for v in variables)
   return [

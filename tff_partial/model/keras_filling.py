@@ -13,10 +13,7 @@ from tff_partial.model.keras_variables import ModelError
 
 
 def named_weights(given: Any) -> list[Mapping[str, Any]]:
-  """Convert an argument of `to_keras` to mappings from name to value.
-
-  Args:
-    given: `ModelWeights`, or such a mapping.
+  """Convert `ModelWeights`, or such a mapping, to mappings from name to value.
 
   Raises:
     ModelError: If it is neither.
@@ -71,11 +68,7 @@ def values_of_all(
 
 
 def checked(spec: VariableSpec, value: Any) -> np.ndarray:
-  """Check a value of a variable and return it as an array.
-
-  Args:
-    spec: The variable.
-    value: The value given for it.
+  """Return a variable's value as an array.
 
   Raises:
     ModelError: If its shape is wrong.
@@ -95,13 +88,7 @@ def filled(
   inputs: Any,
   values: Mapping[str, Any],
 ) -> tf.keras.Model:
-  """Build a Keras model and give its variables values.
-
-  Args:
-    build: Makes the model.
-    variables: Its variables, in order.
-    inputs: Structure of specs of one example's input.
-    values: Variable name to value.
+  """Build a Keras model and give its variables values, by name.
 
   Raises:
     ModelError: If a value has the wrong shape.

@@ -42,12 +42,7 @@ class Keras2Functions:
   """
 
   def __init__(self, build: Callable[[], tf.keras.Model], spec: KerasSpec):
-    """Store the builder; build nothing yet.
-
-    Args:
-      build: Makes the model.
-      spec: The result of `keras_analysis.analyse`.
-    """
+    """Store the builder and the result of `analyse`; build nothing yet."""
     self._build = build
     self.spec = spec
 

@@ -125,12 +125,7 @@ _UPDATES = (
 
 
 def refuse_updates(name: str, layers: Sequence[tf.keras.layers.Layer]) -> None:
-  """Refuse a model that changed a variable.
-
-  Args:
-    name: The variable's name, with the layers around it first.
-    layers: All layers of the model.
-  """
+  """Refuse a model that changed a variable, named with the layers around it."""
   raise ModelError(f'{_responsible(name, layers)} {_UPDATES}')
 
 

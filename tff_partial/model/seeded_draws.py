@@ -40,13 +40,7 @@ class SeededDraws:
   RNG_LEGACY_STATEFUL = 'legacy_stateful'
 
   def __init__(self, seed: tf.Tensor, rows: tf.Tensor | None = None):
-    """Start from a seed.
-
-    Args:
-      seed: int32 `[2]`.
-      rows: int32, replaces the requested leading dimension of all draws; None
-        keeps it.
-    """
+    """Start from a seed; `rows` replace the leading dimension of all draws."""
     self._seed, self._rows = seed, rows
     self._draws = itertools.count()
     self._rng_type = self.RNG_STATELESS

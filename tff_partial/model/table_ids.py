@@ -111,10 +111,6 @@ def _elements(source: tf.Tensor, picked: tf.Tensor) -> tuple[int, ...] | None:
   """Return the positions of the picked elements in an example.
 
   None stands for all of them, an empty tuple for unknown.
-
-  Args:
-    source: A placeholder of examples.
-    picked: A tensor of values picked from it.
   """
   shape = [1, *source.shape[1:]]
   places = np.arange(np.prod(shape)).reshape(shape)

@@ -109,9 +109,7 @@ def without_assertions(
 ) -> Callable[..., list[tf.Tensor]]:
   """Make a function that computes the same outputs, and nothing else.
 
-  Args:
-    function: The result of `traced`.
-    num_inputs: The maximum number of inputs that it needs.
+  `num_inputs` is the maximum number of inputs that the traced function needs.
   """
   wanted = function.outputs
   inputs = function.inputs[:num_inputs]
@@ -144,15 +142,7 @@ def without_assertions(
 def value_of(
   tensor: tf.Tensor, feeds: Mapping[str, Any] | None = None
 ) -> np.ndarray:
-  """Compute a tensor of a graph.
-
-  Args:
-    tensor: The tensor.
-    feeds: Values of other tensors by name, such as those of placeholders.
-
-  Raises:
-    OpError: If it depends on a placeholder without a value.
-  """
+  """Compute a tensor of a graph from values of placeholders, by name."""
   with tf.compat.v1.Session(graph=tensor.graph) as session:
     return np.asarray(session.run(tensor.name, feeds))
 
@@ -177,12 +167,7 @@ def placeholder(spec: tf.TensorSpec, size: int | None = None) -> tf.Tensor:
 
 
 def broadcasts_over(operation: tf.Operation, size: int) -> bool:
-  """Return true if an operation broadcasts a batch against a batch.
-
-  Args:
-    operation: The operation.
-    size: The batch size, which no other axis has.
-  """
+  """Return true if an operation broadcasts a batch against a batch."""
   of = [
     tensor.shape
     for tensor in operation.inputs
@@ -226,16 +211,9 @@ def first_dependent(
 ) -> tf.Operation | None:
   """Return an operation through which tensors depend on values of sources.
 
-  Operations that read only the shapes of sources do not count.
-
-  Args:
-    tensors: Results in whose computation to look.
-    sources: Tensors of the same graph.
-    prefix: Start of its name: of several operations on the path from the
-      tensors to a source, the last with such a name is returned.
-
-  Returns:
-    The operation, or None if the results do not depend on the sources.
+  Operations that read only the shapes of sources do not count. Of several on
+  the path from the tensors to a source, it is the last whose name begins with
+  `prefix`; None if the tensors do not depend on the sources.
   """
   wanted = {id(source.op) for source in sources}
   found = set()

@@ -33,12 +33,7 @@ class Tables:
   """
 
   def __init__(self, model: models.PartialModel, work: phases.Work):
-    """Find the tables.
-
-    Args:
-      model: The model.
-      work: The clients' work.
-    """
+    """Find the tables that clients' work trains by rows."""
     self._specs = {
       name: spec
       for name, spec in model.specs(tiers.GLOBAL).items()
@@ -54,13 +49,7 @@ class Tables:
   def choose(
     self, frozen: tiers.NamedTensors, inputs: Any, count: tf.Tensor
   ) -> dict[str, rows.ChosenRows]:
-    """Choose the rows of each table that a client's examples look up.
-
-    Args:
-      frozen: Weights that are never trained.
-      inputs: Model inputs of all examples.
-      count: int32 scalar, the number of real examples.
-    """
+    """Choose the rows of each table that a client's real examples look up."""
     if self._find is None:
       return {}
     return {
@@ -71,13 +60,7 @@ class Tables:
   def num_rows(
     self, frozen: tiers.NamedTensors, inputs: Any, count: Any
   ) -> dict[str, int]:
-    """Count the rows of each table that a client's examples look up.
-
-    Args:
-      frozen: Weights that are never trained.
-      inputs: Model inputs of all examples.
-      count: Number of real examples.
-    """
+    """Count the rows of each table that a client's real examples look up."""
     choose = tf.function(self.choose, autograph=False, reduce_retracing=True)
     numbers = {}
     for name, chosen in choose(frozen, inputs, count).items():
@@ -96,12 +79,7 @@ class RowModel:
   """
 
   def __init__(self, tables: Tables | None, context: contexts.ClientContext):
-    """Choose the rows that the client's examples look up.
-
-    Args:
-      tables: The tables that are trained by rows; None for none.
-      context: The client's context, with whole tables.
-    """
+    """Choose the rows that the client's examples look up in the tables."""
     self._context = context
     self._chosen: dict[str, rows.ChosenRows] = {}
     if tables is not None:
@@ -128,11 +106,7 @@ class RowModel:
   ) -> tuple[Any, Any]:
     """Return the model's predictions for a batch, and its regularization.
 
-    Args:
-      weights: The weights that the model reads; rows in place of tables.
-      batch: The examples, with their `places`.
-      training: True in training.
-      seed: For random draws.
+    Weights are rows in place of tables; examples have `places`.
     """
     stand_ins = {
       name: rows.Rows(
@@ -155,11 +129,7 @@ class RowModel:
   def whole(
     self, context: contexts.ClientContext
   ) -> tuple[contexts.ClientContext, dict[str, rows.Change]]:
-    """Return a context with whole tables again, and the changes of their rows.
-
-    Args:
-      context: The context after training.
-    """
+    """Return the trained context with whole tables, and the rows' changes."""
     after = context.weights.get(tiers.GLOBAL, self._tables)
     # A whole table is computed only if it is read.
     tables = {
@@ -215,12 +185,7 @@ def _with(weights: tiers.Weights, tables: Mapping[str, Any]) -> tiers.Weights:
 def _finder(
   model: models.PartialModel, tables: Mapping[str, tf.TensorSpec]
 ) -> Find | None:
-  """Build a function that finds ids, if each example determines its own.
-
-  Args:
-    model: The model.
-    tables: Specs of the tables, by name.
-  """
+  """Build a function that finds ids, if each example determines its own."""
 
   def look_up(
     frozen: Any, inputs: Any, weights: Any, seed: Any, values: Any

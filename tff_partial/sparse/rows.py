@@ -158,7 +158,7 @@ class ChosenRows(NamedTuple):
 def choose(
   lookups: Sequence[tf.Tensor], count: tf.Tensor, num_rows: int
 ) -> ChosenRows:
-  """Choose the rows that lookups read.
+  """Choose the rows that lookups of real examples read.
 
   Args:
     lookups: The ids of each lookup, integer `[examples, ...]`.
@@ -197,7 +197,7 @@ def _of_real(ids: tf.Tensor, count: tf.Tensor, num_rows: int) -> tf.Tensor:
 def first_of_equals(
   ids: tf.Tensor, num_rows: int, is_needless: tf.Tensor | bool = False
 ) -> tf.Tensor:
-  """Find the first occurrence of each id.
+  """Find the first occurrence of each id, int32 `[number]`.
 
   Ids are hashed into slots. In each slot, all ids equal to the first one have
   found it; the others try again with another hash. This takes a few turns,
@@ -209,9 +209,6 @@ def first_of_equals(
     num_rows: Number of rows of the table. Ids may lie outside of it.
     is_needless: bool scalar; True to return anything, at no cost. A condition
       around all this would change the rounding of neighbouring operations.
-
-  Returns:
-    int32 `[number]`.
   """
   number = tf.size(ids)
   position = tf.range(number)
