@@ -1,11 +1,11 @@
 """What breaks independent aggregation (FURL, Eqs. 2 and 3) is found."""
 
+import collections
 from collections.abc import Callable
 import functools
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -103,48 +103,21 @@ def test_private_weights_that_are_sent_are_found_in_the_types():
 
 def _leaking() -> processes.PartialProcess:
   """FURL whose server adds what clients remember to its item vectors."""
-  furl = _furl()
-  signature = furl.next.type_signature
-  _, kept_type, client_type = (part.member for part in signature.parameter)
 
-  @tff.tensorflow.computation(kept_type, client_type)
-  def add_up(kept, client):
-    return tf.reduce_sum(kept['user/vector']) * tf.cast(
-      client['count'], tf.float32
+  def update(server: statistics.Server, total: Any) -> statistics.Server:
+    weights = collections.OrderedDict(server.weights)
+    weights[tiers.GLOBAL] = collections.OrderedDict(
+      (name, tensor + 0.1 * total)
+      for name, tensor in weights[tiers.GLOBAL].items()
     )
+    return server._replace(weights=weights)
 
-  @tff.tensorflow.computation(
-    furl.get_model_weights.type_signature.result, np.float32
-  )
-  def shift(weights, number):
-    trainable = tf.nest.map_structure(
-      lambda tensor: tensor + 0.1 * number, weights.trainable
+  return _furl(
+    statistics.Statistic(
+      'leak',
+      lambda client: tf.reduce_sum(client.weights[tiers.LOCAL]['user/vector']),
+      update=update,
     )
-    return tff.learning.models.ModelWeights(trainable, weights.non_trainable)
-
-  @tff.federated_computation(*signature.parameter)
-  def next_fn(state, client_states, clients):
-    output = furl.next(state, client_states, clients)
-    number = tff.federated_sum(
-      tff.federated_map(add_up, (client_states, clients))
-    )
-    weights = tff.federated_map(furl.get_model_weights, output.state)
-    shifted = tff.federated_map(shift, (weights, number))
-    return processes.PartialProcessOutput(
-      tff.federated_map(furl.set_model_weights, (output.state, shifted)),
-      output.client_states,
-      output.metrics,
-    )
-
-  return processes.PartialProcess(
-    furl.initialize,
-    next_fn,
-    initialize_client=furl.initialize_client,
-    get_model_weights=furl.get_model_weights,
-    set_model_weights=furl.set_model_weights,
-    model=furl.model,
-    example_spec=furl.example_spec,
-    sent=furl.sent,
   )
 
 

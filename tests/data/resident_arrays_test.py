@@ -19,15 +19,6 @@ def _is_shared(tensor: tf.Tensor, array: np.ndarray) -> bool:
   return changed
 
 
-def test_few_numbers_of_rows_occur():
-  assert [resident_arrays.rounded(n) for n in (0, 1, 3, 1000, 1024)] == [
-    *(1, 1, 4, 1024, 1024)
-  ]
-  assert [resident_arrays.rounded(n) for n in (1025, 5000, 9000)] == [
-    *(1152, 5120, 9216)
-  ]
-
-
 @pytest.mark.parametrize('dtype', [np.uint8, np.float32, np.int64, np.float16])
 @pytest.mark.parametrize('shape', [(3,), (5, 2, 3), (1100, 7)])
 def test_a_tensor_shares_the_memory_of_its_array(dtype, shape):
@@ -58,14 +49,6 @@ def test_other_arrays_are_copied(array):
   assert len(tensor) >= len(array)
   np.testing.assert_array_equal(tensor[: len(array)], array)
   assert not _is_shared(tensor, array)
-
-
-@pytest.mark.parametrize('dtype', [np.bool_, object])
-def test_what_cannot_be_shared_is_copied(dtype):
-  array = resident_arrays.zeros((3, 2), dtype)
-  array[1] = dtype(True) if dtype is np.bool_ else b'text'
-  tensor = client_feeds.DeviceArrays().tensor(array)
-  np.testing.assert_array_equal(tensor[:3], array)
 
 
 def test_a_population_is_in_memory_once():

@@ -172,39 +172,6 @@ def test_a_shuffled_split_follows_from_the_seed_alone():
   assert found[0] != sorted(found[0])
 
 
-# ---- under XLA ---------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  'split',
-  [
-    splits.shuffled(splits.by_time()),
-    splits.shuffled(splits.alternating(4)),
-    splits.by_mark(),
-  ],
-  ids=lambda split: split.support.name,
-)
-def test_xla_chooses_what_plain_kernels_choose(split):
-  examples = {
-    'weight': np.ones([23], np.float32),
-    'time': np.arange(23, dtype=np.int64) % 7,
-    'is_query': np.arange(23, dtype=np.int32) % 2,
-  }
-
-  def choose(count):
-    return [part.choose(examples, count, _SEED) for part in split]
-
-  plain = tf.function(choose)
-  compiled = tf.function(choose, jit_compile=True)
-  for count in map(tf.constant, (0, 1, 17, 23)):
-    for one, other in zip(plain(count), compiled(count), strict=True):
-      np.testing.assert_array_equal(one.count, other.count)
-      np.testing.assert_array_equal(
-        one.order[: one.count], other.order[: other.count]
-      )
-
-
 # ---- fields and refusals -----------------------------------------------------
 
 
