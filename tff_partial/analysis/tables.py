@@ -173,11 +173,14 @@ def draw_over(
       )
   others = [name for name in table.settings if name != x]
   ascending = sorted(set(table.frame[x]), key=run_folders.order)
-  labels = np.array(
-    [run_folders.label(row) for row in table.frame[others].to_dict('records')]
-  )
+  labels = [
+    run_folders.label({name: row[name] for name in others})
+    for row in table.frame.to_dict('records')
+  ]
   values = table.frame.rename(columns={y: 'mean', deviation_of(y): 'std'})
-  lines = values.set_index(x)[['mean', 'std']].groupby(labels, sort=False)
+  lines = values.set_index(x)[['mean', 'std']].groupby(
+    np.array(labels), sort=False
+  )
   return figures.draw_even(
     {str(label): line for label, line in lines},
     ascending,
