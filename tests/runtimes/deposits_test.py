@@ -71,7 +71,8 @@ def test_what_was_left_is_read(tmp_path):
 def test_others_come_in_between(tmp_path):
   some = _scattered(tmp_path).take(np.array([8, 1, 4]))
   others = _scattered(tmp_path).take(np.array([7, 3]))
-  found = some.with_others(np.array([0, 3]), others)
+  parts = [(some, np.array([1, 2, 4])), (others, np.array([0, 3]))]
+  found = sources.Scattered.joined(some.specs, parts)
   _assert_are(found.leaves(), [7, 8, 1, 3, 4])
 
 

@@ -382,8 +382,8 @@ def test_a_private_round_is_not_repeated_without_a_client_that_was_in_it(
     sqlite_backend.Versions(tmp_path / programs.CLIENTS_FOLDER)
   ) as versions:
     gone = next(c for c in private.clients.client_ids if versions.versions(c))
-    assert versions.delete(gone) and versions.deletions == 1
-    assert not versions.delete('nobody') and versions.deletions == 1
+    assert versions.delete(gone) and versions.about('deletions') == 1
+    assert not versions.delete('nobody') and versions.about('deletions') == 1
   before = (tmp_path / 'metrics.csv').read_bytes()
   with pytest.raises(
     programs.ProgramError, match='after round 3 was saved, and rounds up to 5'

@@ -135,6 +135,11 @@ class Run:
       return self.store
     return self.store.at(best)
 
+  @property
+  def is_full(self) -> bool:
+    """True if client states take so much memory that they should be saved."""
+    return self.store is not None and self.store.is_full
+
   def next(
     self, clients: cohorts.Cohort, is_watched: bool = False
   ) -> Mapping[str, Any]:

@@ -98,7 +98,7 @@ class TrainingLoop:
           self.table.complete(columns)
     self.history.append(history_lib.entry(run.round, row))
     is_new_best = run.store is not None and run.notes.best_round == run.round
-    is_time = run.round % self.checkpoint_every == 0
+    is_time = run.round % self.checkpoint_every == 0 or run.is_full
     if self.is_over or is_time or is_new_best:
       run.save(self.saved, self.table)
     if self.bar is not None:

@@ -113,20 +113,31 @@ class Scattered:
   def __len__(self) -> int:
     return len(self.rows)
 
-  def with_others(self, places: np.ndarray, others: 'Scattered') -> 'Scattered':
-    """Insert other clients between these.
+  @classmethod
+  def held(
+    cls, specs: Sequence[tf.TensorSpec], leaves: Sequence[np.ndarray]
+  ) -> Self:
+    """Return clients whose leaves are in memory."""
+    return cls.of(specs, [Held(leaves)], [np.arange(len(leaves[0]))])
+
+  @classmethod
+  def joined(
+    cls,
+    specs: Sequence[tf.TensorSpec],
+    parts: 'Sequence[tuple[Scattered, np.ndarray]]',
+  ) -> Self:
+    """Join clients.
 
     Args:
-      places: The places of the others in the result.
-      others: The others.
+      specs: The specs of the leaves of a client.
+      parts: Some clients each, and their places in the result.
     """
-    is_here = np.ones([len(self) + len(others)], bool)
-    is_here[places] = False
-    which, rows = np.zeros([2, len(is_here)], np.int64)
-    which[is_here], rows[is_here] = self.which, self.rows
-    which[places], rows[places] = len(self.sources) + others.which, others.rows
-    sources = [*self.sources, *others.sources]
-    return Scattered(self.specs, sources, which, rows)
+    which, rows = np.zeros([2, sum(len(part) for part, _ in parts)], np.int64)
+    found: list[Source] = []
+    for part, places in parts:
+      which[places], rows[places] = len(found) + part.which, part.rows
+      found += part.sources
+    return cls(specs, found, which, rows)
 
   @property
   def client_bytes(self) -> int:
@@ -159,6 +170,11 @@ class Scattered:
     Raises:
       CohortRuntimeError: If a file cannot be read.
     """
+    if len(self.sources) == 1:
+      (source,) = self.sources
+      whole = len(self) == len(source) and (np.diff(self.rows) == 1).all()
+      if isinstance(source, Held) and whole:
+        return [*source.leaves]
     leaves = [empty(spec, len(self)) for spec in self.specs]
     for number, source in enumerate(self.sources):
       places = np.flatnonzero(self.which == number)

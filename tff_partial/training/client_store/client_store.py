@@ -2,8 +2,8 @@
 
 Both are one class. For populations that do not fit into memory, the states are
 in a file (see `sqlite_backend.py`), and memory holds those of the clients that
-took part since the last save, unless they are too many (see `fresh_states.py`).
-A program reads and writes whole cohorts, in which a leaf of all clients is one
+took part since the last save, which is due once they are many (`is_full`). A
+program reads and writes whole cohorts, in which a leaf of all clients is one
 array; nothing is stacked client by client.
 
   store = ClientStore(process.initialize_client, seed=0, folder='out/clients')
@@ -21,29 +21,35 @@ exports, or what a disk keeps of removed files.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
-import functools
+from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_partial.runtimes.ray_runtime import remote_shards
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import sources
 from tff_partial.runtimes.values import typed_values
 from tff_partial.training import files
-from tff_partial.training.client_store import deposited_states
 from tff_partial.training.client_store import fresh_states
 from tff_partial.training.client_store import sqlite_backend
 from tff_partial.training.client_store import state_codec
 from tff_partial.training.participation import sampling
 
 ClientStoreError = state_codec.ClientStoreError
+
+# Bytes of states in memory from which a store with a file should be saved.
+_FULL_BYTES = 1 << 28
+# Initial states of so many bytes are made where their clients run.
+_LARGE_BYTES = 1 << 14
+# Bytes read at once for a save.
+_SAVED_BYTES = 1 << 24
+# States, and the places of their clients in a cohort.
+_Part: TypeAlias = tuple[sources.Scattered, np.ndarray]
 
 
 class ClientStates:
@@ -64,12 +70,9 @@ class ClientStates:
     """Read from an open file; `ClientStore` opens one."""
     self._versions = versions
     self._initialize_client = initialize_client
-    self._layout = state_codec.Layout(self.type)
+    self._format = state_codec.Format.of_type(self.type)
+    self._converter = state_codec.Converter(self.type)
     self.seed, self.round = seed, round_number
-
-  @functools.cached_property
-  def _first_program(self) -> remote_shards.Program:
-    return remote_shards.Program.of(self._initialize_client)
 
   @property
   def type(self) -> tff.Type:
@@ -88,15 +91,11 @@ class ClientStates:
     Raises:
       ClientStoreError: If they cannot be read.
     """
-    records, is_new = self._stored(client_ids)
-    if is_new.any():
-      if self._layout.are_large:
-        states = self._with_first(client_ids, records, is_new)
-        return self._layout.scattered(states)
-      seeds = self._first_seeds(client_ids, is_new)
-      first = state_codec.first_states(self._initialize_client, seeds)
-      records[is_new] = self._layout.records(first)
-    return self._layout.columns(records)
+    parts = [*self._parts(client_ids, np.arange(len(client_ids)))]
+    if len(parts) == 1:
+      return self._converter.columns(parts[0][0])
+    states = sources.Scattered.joined(self._format.specs, parts)
+    return self._converter.columns(states)
 
   def read_as(
     self, client_ids: Sequence[str], kind: tff.Type
@@ -122,37 +121,29 @@ class ClientStates:
     """Return one client's state by leaf; None if it never took part."""
     return look_up(self._versions, client_id, self.round)
 
-  def _first_seeds(
-    self, client_ids: Sequence[str], is_new: np.ndarray
-  ) -> np.ndarray:
-    """Return seeds of the initial states of new clients, int32 `[new, 2]`."""
-    new = list(itertools.compress(client_ids, is_new))
-    return sampling.client_seeds(new, self.seed, 'first state')
-
-  def _with_first(
-    self, client_ids: Sequence[str], records: np.ndarray, is_new: np.ndarray
-  ) -> sources.Scattered:
-    """Return records, and initial states to be made where clients run."""
-    return sources.Scattered.of(
-      self._layout.format.specs,
-      [
-        sources.Held(self._layout.format.columns(records[~is_new])),
-        state_codec.FirstStates(
-          self._first_program, self._first_seeds(client_ids, is_new)
-        ),
-      ],
-      [np.flatnonzero(~is_new), np.flatnonzero(is_new)],
-    )
-
-  def _stored(self, client_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a record per client, and bool `[clients]`: True if it is new."""
-    records = np.empty([len(client_ids)], self._layout.format.record_type)
+  def _parts(
+    self, client_ids: Sequence[str], places: np.ndarray
+  ) -> Iterator[_Part]:
+    """Yield stored states, and initial states of clients without."""
     states = self._versions.read(client_ids, self.round)
-    stored = [state for state in states if state is not None]
     is_new = np.array([state is None for state in states], bool)
+    stored = [state for state in states if state is not None]
     if stored:
-      records[~is_new] = self._layout.format.of_bytes(stored)
-    return records, is_new
+      leaves = self._format.decode(stored)
+      known = sources.Scattered.held(self._format.specs, leaves)
+      yield known, places[~is_new]
+    if not is_new.any():
+      return
+    new = list(itertools.compress(client_ids, is_new))
+    seeds = sampling.client_seeds(new, self.seed, 'first state')
+    if (self._format.num_bytes or 0) >= _LARGE_BYTES:
+      source = state_codec.FirstStates.of(self._initialize_client, seeds)
+      places_here = [np.arange(len(new))]
+      first = sources.Scattered.of(self._format.specs, [source], places_here)
+    else:
+      made = state_codec.first_states(self._initialize_client, seeds)
+      first = self._converter.scattered(made)
+    yield first, places[is_new]
 
 
 class ClientStore(ClientStates):
@@ -180,27 +171,15 @@ class ClientStore(ClientStates):
       ClientStoreError: If there is no store to read, it cannot be used, another
         process is writing to it, or it has another type or seed.
     """
-    kind = initialize_client.type_signature.result
-    layout = state_codec.Layout(kind)
-    if not layout.format.record_type.names:
-      raise ClientStoreError(
-        f'Clients that remember nothing ({kind}) need no client store.'
-      )
+    form = state_codec.Format.of_type(initialize_client.type_signature.result)
     versions = sqlite_backend.Versions(folder, writable=writable)
     try:
-      seed = _checked(versions, layout.format, seed)
+      seed = _checked(versions, form, seed)
     except BaseException:
       versions.close()
       raise
     super().__init__(versions, initialize_client, seed)
-    self._fresh = self._no_fresh_states()
-    self._deposited = deposited_states.DepositedStates(self._layout)
-
-  def _no_fresh_states(self) -> fresh_states.FreshStates:
-    path = self._versions.path
-    return fresh_states.FreshStates(
-      self._layout, None if path is None else path.parent
-    )
+    self._fresh = fresh_states.FreshStates(form.specs)
 
   @property
   def path(self) -> pathlib.Path | None:
@@ -212,44 +191,29 @@ class ClientStore(ClientStates):
     """The rounds that `at` accepts, ascending."""
     return self._versions.rounds()
 
+  @property
+  def is_full(self) -> bool:
+    """True if states take so much memory that they should be saved."""
+    return self.path is not None and self._fresh.num_bytes > _FULL_BYTES
+
   def client(
     self, client_id: str
   ) -> collections.OrderedDict[str, np.ndarray] | None:
     """Return one client's state by leaf; None if it never took part."""
-    form = self._layout.format
-    if client_id in self._deposited:
-      leaves = self._deposited.read([client_id]).leaves()
-      return form.by_leaf(form.records(leaves, 1)[0])
-    record = np.empty([1], form.record_type)
-    if self._fresh.read([client_id], record).any():
+    if client_id not in self._fresh:
       return super().client(client_id)
-    return form.by_leaf(record[0])
+    leaves = self._fresh.read([client_id]).leaves()
+    return self._format.by_leaf(self._format.encode(leaves, 1)[0])
 
-  def read(self, client_ids: Sequence[str]) -> client_batch.Columns:
-    """Return the states of some clients; see `ClientStates.read`.
-
-    States in files of workers are left for the workers to read.
-    """
-    is_deposited = [client in self._deposited for client in client_ids]
-    if not any(is_deposited):
-      return super().read(client_ids)
-    here = list(itertools.compress(client_ids, is_deposited))
-    others = np.flatnonzero(np.logical_not(is_deposited))
-    states = self._deposited.read(here)
-    if others.size:
-      ids = [client_ids[place] for place in others]
-      found = self._with_first(ids, *self._stored(ids))
-      states = states.with_others(others, found)
-    return self._layout.scattered(states)
-
-  def _stored(self, client_ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    records = np.empty([len(client_ids)], self._layout.format.record_type)
-    is_new = self._fresh.read(client_ids, records)
-    others = np.flatnonzero(is_new)
-    records[others], is_new[others] = super()._stored(
-      [client_ids[place] for place in others]
-    )
-    return records, is_new
+  def _parts(
+    self, client_ids: Sequence[str], places: np.ndarray
+  ) -> Iterator[_Part]:
+    is_fresh = np.array([client in self._fresh for client in client_ids], bool)
+    if is_fresh.any():
+      fresh = list(itertools.compress(client_ids, is_fresh))
+      yield self._fresh.read(fresh), places[is_fresh]
+    others = list(itertools.compress(client_ids, ~is_fresh))
+    yield from super()._parts(others, places[~is_fresh])
 
   def write(self, client_ids: Sequence[str], states: Sequence[Any]) -> None:
     """Take the client states after a round; `save` makes them durable.
@@ -262,17 +226,8 @@ class ClientStore(ClientStates):
       raise ClientStoreError(
         f'There are {len(states)} states for {len(client_ids)} clients.'
       )
-    if not client_ids:
-      return
-    scattered = self._layout.where_they_lie(states)
-    if scattered is not None:
-      self._deposited.write(client_ids, scattered)
-      for client in client_ids:
-        self._fresh.delete(client)
-      return
-    self._fresh.write(client_ids, self._layout.records(states))
-    for client in client_ids:
-      self._deposited.forget(client)
+    if client_ids:
+      self._fresh.write(client_ids, self._converter.scattered(states))
 
   def save(self, round_number: int, best: int | None = None) -> None:
     """Save what was written, before the server's checkpoint of the round.
@@ -284,10 +239,16 @@ class ClientStore(ClientStates):
     Raises:
       ClientStoreError: If it cannot be saved. Earlier saves are kept.
     """
-    states = itertools.chain(self._fresh.states(), self._deposited.unsaved())
+    at_once = max(1, _SAVED_BYTES // (self._format.num_bytes or _LARGE_BYTES))
+    states = (
+      state
+      for clients, leaves in self._fresh.unsaved(at_once)
+      for state in zip(
+        clients, self._format.encode(leaves, len(clients)), strict=True
+      )
+    )
     self._versions.save(round_number, best, states)
-    self._forget_fresh_states()
-    self._deposited.saved()
+    self._fresh.saved()
 
   def go_back_to(self, round_number: int) -> None:
     """Drop client states after the round from which a run resumes.
@@ -299,12 +260,7 @@ class ClientStore(ClientStates):
       ClientStoreError: If that round was not saved here.
     """
     self._versions.go_back_to(round_number)
-    self._forget_fresh_states()
-    self._deposited = deposited_states.DepositedStates(self._layout)
-
-  def _forget_fresh_states(self) -> None:
-    self._fresh.close()
-    self._fresh = self._no_fresh_states()
+    self._fresh = fresh_states.FreshStates(self._format.specs)
 
   def at(self, round_number: int) -> ClientStates:
     """Return the client states after a saved round.
@@ -327,7 +283,7 @@ class ClientStore(ClientStates):
   @property
   def deletions(self) -> int:
     """The number of saved clients that were deleted so far."""
-    return self._versions.deletions
+    return self._versions.about('deletions') or 0
 
   def delete(self, client_id: str) -> bool:
     """Forget a client: if it takes part again, it starts afresh.
@@ -345,8 +301,7 @@ class ClientStore(ClientStates):
       ClientStoreError: If the file cannot be changed.
     """
     were_saved = self._versions.delete(client_id) > 0
-    was_deposited = self._deposited.delete(client_id)
-    return self._fresh.delete(client_id) or was_deposited or were_saved
+    return self._fresh.delete(client_id) or were_saved
 
   def release(self) -> None:
     """Let other processes write to the file; it can still be read here."""
@@ -354,8 +309,7 @@ class ClientStore(ClientStates):
 
   def close(self) -> None:
     """Close the file; unsaved states are lost."""
-    self._fresh.close()
-    self._deposited = deposited_states.DepositedStates(self._layout)
+    self._fresh = fresh_states.FreshStates(self._format.specs)
     self._versions.close()
 
 
@@ -367,15 +321,9 @@ def _checked(
   """Check a store against a layout and a seed; return its seed."""
   known, drawn = versions.about('layout'), versions.about('seed')
   # A run may have been killed before it described its store.
-  if known is None and drawn is None and not versions.rounds():
+  if known is None or drawn is None:
     versions.describe(layout=layout.text, seed=str(seed or 0))
     return seed or 0
-  if known is None or drawn is None:
-    raise ClientStoreError(
-      f'{versions.path}: this client store lacks its '
-      f'{"layout" if known is None else "seed"}, so it is damaged. Bring it '
-      'back from a copy, or delete the whole output folder to begin anew.'
-    )
   if known != layout.text:
     raise ClientStoreError(
       f'{versions.path}: this client store is that of another model or '
@@ -414,9 +362,7 @@ def look_up(
   layout = versions.about('layout')
   if state is None or layout is None:
     return None
-  form = state_codec.Format(layout)
-  (record,) = form.of_bytes([state])
-  return form.by_leaf(record)
+  return state_codec.Format(layout).by_leaf(state)
 
 
 def export(

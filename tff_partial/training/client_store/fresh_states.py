@@ -1,154 +1,184 @@
-"""Client states since the last save of their store.
+"""Client states since the last save: in memory, or where they were made.
 
-Small records stay in memory. If they are many or large, those of earlier rounds
-move to an unnamed file next to the store, which disappears with the process,
-however that ends.
+States that a runtime returns in memory are copied into arrays that grow. Those
+that it left in files of the processes that run clients stay there, and are read
+there again in later rounds. Once saved, such a file is used as long as it has
+the newest states of half of its clients, since reading them from the store
+would be slower.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-import pathlib
-import tempfile
-from typing import NamedTuple
+import collections
+from collections.abc import Iterator, Sequence
+import weakref
 
 import numpy as np
+import tensorflow as tf
 
-from tff_partial.training import files
-from tff_partial.training.client_store import state_codec
-
-# Bytes kept in memory.
-_BYTES_IN_MEMORY = 1 << 28
+from tff_partial.runtimes.values import sources
 
 
 class FreshStates:
-  """Records of the clients that took part since the last save."""
+  """Sources of the newest states of some clients."""
 
-  def __init__(self, layout: state_codec.Layout, folder: pathlib.Path | None):
+  def __init__(self, specs: Sequence[tf.TensorSpec]):
     """Start without any.
 
     Args:
-      layout: The layout of records.
-      folder: Folder for a file; None keeps all in memory.
+      specs: Types and shapes of a state's leaves.
     """
-    self._layout, self._folder = layout, folder
-    self._table = state_codec.Table(layout)
-    self._moved: _File | None = None
+    self._specs = specs
+    self._table = _Table(specs)
+    self._places: dict[str, tuple[sources.Source, int]] = {}
+    self._unsaved: dict[str, None] = {}
+    # Clients' rows in all files that still exist, of older states, too.
+    self._files: weakref.WeakKeyDictionary[sources.Source, dict[str, int]] = (
+      weakref.WeakKeyDictionary()
+    )
 
-  def read(self, client_ids: Sequence[str], records: np.ndarray) -> np.ndarray:
-    """Fill in the records of the clients that have one here.
+  def __contains__(self, client_id: str) -> bool:
+    """Return True if the newest state of a client is here."""
+    return client_id in self._places
 
-    Args:
-      client_ids: The clients.
-      records: One for each, to be filled in.
+  @property
+  def num_bytes(self) -> int:
+    """Memory of the states in bytes."""
+    return self._table.num_bytes
+
+  def write(self, client_ids: Sequence[str], states: sources.Scattered) -> None:
+    """Take the states of some clients."""
+    self._unsaved.update(dict.fromkeys(client_ids))
+    is_here = np.array([s.is_in_memory for s in states.sources], bool)
+    is_here = is_here[states.which]
+    if is_here.all():
+      self._copy(client_ids, states)
+      return
+    places = np.flatnonzero(is_here)
+    self._copy([client_ids[p] for p in places], states.take(places))
+    for place in np.flatnonzero(~is_here):
+      client = client_ids[place]
+      source, row = states.sources[states.which[place]], int(states.rows[place])
+      self._places[client] = source, row
+      self._files.setdefault(source, {})[client] = row
+
+  def _copy(self, client_ids: Sequence[str], states: sources.Scattered) -> None:
+    """Copy states to the table."""
+    rows = []
+    for client in client_ids:
+      source, row = self._places.get(client, (None, 0))
+      if source is not self._table:
+        row = self._table.new_row()
+        self._places[client] = self._table, row
+      rows.append(row)
+    self._table.write(np.array(rows, np.int64), states.leaves())
+
+  def read(self, client_ids: Sequence[str]) -> sources.Scattered:
+    """Return the states of clients, which must all be here."""
+    places = [self._places[client] for client in client_ids]
+    found = {id(source): source for source, _ in places}
+    numbers = {key: number for number, key in enumerate(found)}
+    states = sources.Scattered(
+      self._specs,
+      [*found.values()],
+      np.array([numbers[id(source)] for source, _ in places], np.int64),
+      np.array([row for _, row in places], np.int64),
+    )
+    # Rows of the table are copied, as later rounds write to it.
+    return states.take(np.arange(len(states)))
+
+  def unsaved(
+    self, clients_at_once: int
+  ) -> Iterator[tuple[list[str], list[np.ndarray]]]:
+    """Yield unsaved states: some clients, and the leaves of all of them."""
+    clients = [*self._unsaved]
+    for start in range(0, len(clients), clients_at_once):
+      some = clients[start : start + clients_at_once]
+      yield some, self.read(some).leaves()
+
+  def saved(self) -> None:
+    """Note that all states are saved, and release memory and unused files."""
+    self._unsaved.clear()
+    self._table = _Table(self._specs)
+    used = collections.Counter(
+      id(source) for source, _ in self._places.values()
+    )
+    self._places = {
+      client: (source, row)
+      for client, (source, row) in self._places.items()
+      if not source.is_in_memory and 2 * used[id(source)] >= len(source)
+    }
+
+  def delete(self, client_id: str) -> bool:
+    """Overwrite all states of a client.
 
     Returns:
-      bool `[clients]`, True for clients without a record here.
-    """
-    rows = self._table.rows(client_ids)
-    records[rows >= 0] = self._table.records[rows[rows >= 0]]
-    missing = rows < 0
-    if self._moved is None:
-      return missing
-    for place in np.flatnonzero(missing):
-      state = self._moved.read(client_ids[place])
-      if state is not None:
-        records[place] = self._layout.format.of_bytes([state])[0]
-        missing[place] = False
-    return missing
-
-  def write(self, client_ids: Sequence[str], records: np.ndarray) -> None:
-    """Store the record of each client.
+      True if its newest one was here.
 
     Raises:
-      ClientStoreError: If there is no room for them.
+      CohortRuntimeError: If a file cannot be written.
     """
-    self._table.write(client_ids, records)
-    if self._folder is None or self._table.num_bytes <= _BYTES_IN_MEMORY:
-      return
-    try:
-      if self._moved is None:
-        self._moved = _File(self._folder)
-      self._moved.write(self._table.states())
-    except OSError as error:
-      raise state_codec.ClientStoreError(
-        f'{self._folder}: what clients remember cannot be written: '
-        f'{files.first_line(error)} Make room, and run the same command '
-        'again: it goes on from the last checkpoint.'
-      ) from error
-    self._table = state_codec.Table(self._layout)
-
-  def delete(self, client_id: str) -> bool:
-    """Overwrite a client's record; return True if there was one."""
-    was_moved = self._moved is not None and self._moved.delete(client_id)
-    return self._table.delete(client_id) or was_moved
-
-  def states(self) -> Iterator[tuple[str, bytes]]:
-    """Yield each client with the bytes of its record."""
-    if self._moved is not None:
-      moved = self._moved.clients()
-      for client, row in zip(moved, self._table.rows(moved), strict=True):
-        # The one in memory is newer.
-        state = self._moved.read(client) if row < 0 else None
-        if state is not None:
-          yield client, state
-    yield from self._table.states()
-
-  def close(self) -> None:
-    """Forget all records."""
-    if self._moved is not None:
-      self._moved.close()
-      self._moved = None
+    self._unsaved.pop(client_id, None)
+    newest = self._places.pop(client_id, None)  # Keeps its file until erased.
+    if newest is not None:
+      source, row = newest
+      source.erase(row)
+    for source, rows in self._files.items():
+      if client_id in rows:
+        source.erase(rows.pop(client_id))
+    return newest is not None
 
 
-class _Place(NamedTuple):
-  """Location of a client's bytes in a file."""
+class _Table:
+  """Leaves in arrays that grow: a `sources.Source`."""
 
-  offset: int
-  size: int
+  is_in_memory = True
 
+  def __init__(self, specs: Sequence[tf.TensorSpec]):
+    """Create an empty table."""
+    self._specs = specs
+    self._leaves = [sources.empty(spec, 0) for spec in specs]
+    self._size = 0
 
-class _File:
-  """Records in an unnamed file."""
+  def __len__(self) -> int:
+    return self._size
 
-  def __init__(self, folder: pathlib.Path):
-    """Create an empty file in a folder."""
-    self._file = tempfile.TemporaryFile(dir=folder)
-    self._places: dict[str, _Place] = {}
-    self._end = 0
+  @property
+  def num_bytes(self) -> int:
+    """Memory of the leaves in bytes."""
+    return sum(
+      leaf.nbytes
+      if leaf.dtype != object
+      else sum(own.nbytes for own in leaf if own is not None)
+      for leaf in self._leaves
+    )
 
-  def clients(self) -> list[str]:
-    """Return the clients that have a record."""
-    return [*self._places]
+  def new_row(self) -> int:
+    """Add a row, and return its number."""
+    self._size += 1
+    return self._size - 1
 
-  def read(self, client_id: str) -> bytes | None:
-    """Return the bytes of a client's record, if it has one."""
-    place = self._places.get(client_id)
-    if place is None:
-      return None
-    self._file.seek(place.offset)
-    return self._file.read(place.size)
+  def write(self, rows: np.ndarray, leaves: Sequence[np.ndarray]) -> None:
+    """Store the leaves of some rows."""
+    size = len(self._leaves[0])
+    if self._size > size:
+      # Twice the size, so that adding rows is cheap.
+      more = max(self._size - size, size)
+      self._leaves = [
+        np.concatenate([leaf, sources.empty(spec, more)])
+        for leaf, spec in zip(self._leaves, self._specs, strict=True)
+      ]
+    for own, leaf in zip(self._leaves, leaves, strict=True):
+      own[rows] = leaf
 
-  def write(self, states: Iterable[tuple[str, bytes]]) -> None:
-    """Write clients' records, over previous ones of the same size."""
-    for client, state in states:
-      place = self._places.get(client)
-      if place is None or place.size != len(state):
-        place = _Place(self._end, len(state))
-        self._end += len(state)
-      self._file.seek(place.offset)
-      self._file.write(state)
-      self._places[client] = place
-    self._file.flush()
+  def fill(
+    self, leaves: Sequence[np.ndarray], places: np.ndarray, rows: np.ndarray
+  ) -> None:
+    """See `sources.Source`."""
+    sources.Held(self._leaves).fill(leaves, places, rows)
 
-  def delete(self, client_id: str) -> bool:
-    """Overwrite a client's record; return True if there was one."""
-    place = self._places.pop(client_id, None)
-    if place is None:
-      return False
-    self._file.seek(place.offset)
-    self._file.write(bytes(place.size))
-    self._file.flush()
-    return True
+  def take(self, rows: np.ndarray) -> tuple[sources.Source, np.ndarray]:
+    """Return a copy of some rows."""
+    return sources.Held(self._leaves).take(rows)
 
-  def close(self) -> None:
-    """Close the file, which deletes it."""
-    self._file.close()
+  def erase(self, row: int) -> None:
+    """See `sources.Source`."""
+    sources.Held(self._leaves).erase(row)

@@ -7,37 +7,77 @@ long as a run may go back to them: to a checkpoint that is kept, to the one
 before if the newest was damaged, and to the best round. So whenever a run is
 killed, the file holds the states that belong to the server's checkpoint.
 
-Checksums cover the whole file. That of a version is over the client's name, the
-round and the state, and is compared whenever the version is read. With each
-saved round, the file notes how many clients have a state then, and the sum of
-their checksums: so no client can be lost or renamed unnoticed. These sums are
-updated at each save, at a cost proportional to the clients that took part, and
-are compared with the whole file when it is opened: three seconds for a million
-clients.
+SQLite compares the parts of the file with each other when it is opened, names
+of clients among them. The bytes of a state have a checksum of their own, which
+is compared when the state is read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+import json
+import os
+import pathlib
+import sqlite3
+import threading
+from typing import Any
+import zlib
 
 from tff_partial.training import files
-from tff_partial.training.client_store import sqlite_file
 from tff_partial.training.client_store import state_codec
-from tff_partial.training.client_store.sqlite_file import checksum_of
-from tff_partial.training.client_store.sqlite_file import checksum_of_version
-from tff_partial.training.client_store.sqlite_file import COPY
-from tff_partial.training.client_store.sqlite_file import Saved
 
 ClientStoreError = state_codec.ClientStoreError
-FILE = sqlite_file.FILE
 
-# Name of the note on deletions.
-_DELETIONS = 'deletions'
-# Bytes written at once.
-_BYTES_AT_ONCE = 1 << 24
+FILE = 'client_states.sqlite'
+
+# Seconds to wait while another program reads or writes.
+_PATIENCE = 60.0
+
+# Version of the tables below; files of other versions are refused.
+_FORMAT = 3
+_TABLES = {
+  # One row: JSON of the saved rounds, with the best round of each, and of what
+  # else is known about the store.
+  'notes': 'CREATE TABLE notes (text TEXT NOT NULL, checksum INTEGER NOT NULL)',
+  'states': """CREATE TABLE states (
+  client TEXT NOT NULL,
+  round INTEGER NOT NULL,
+  state BLOB NOT NULL,
+  checksum INTEGER NOT NULL,
+  PRIMARY KEY (client, round)
+)""",
+}
+# Drops a client's versions that are the newest after none of the rounds.
+_PRUNE = """DELETE FROM states WHERE client = ? AND NOT EXISTS (
+  SELECT 1 FROM (VALUES {rounds}) AS kept
+  WHERE round <= kept.column1 AND NOT EXISTS (
+    SELECT 1 FROM states AS later
+    WHERE later.client = states.client
+    AND later.round > states.round AND later.round <= kept.column1
+  )
+)"""
+
 # The checkpoints that are kept, and the one that is about to appear.
 _ROUNDS_KEPT = files.NUM_KEPT + 1
 
+_COPY = (
+  'Bring the file back from a copy, or delete the whole output folder to start '
+  'from the beginning.'
+)
+_DAMAGED = f'The file is damaged, or is no client store. {_COPY}'
+_RIGHTS = 'Look at the rights of the file and its folder.'
+_REMEDIES = {
+  sqlite3.SQLITE_FULL: 'The disk is full: make room and run the same command '
+  'again. What was saved before is kept.',
+  sqlite3.SQLITE_IOERR: 'The disk fails, or has no room: make room and run the '
+  'same command again. What was saved before is kept.',
+  sqlite3.SQLITE_BUSY: 'Another program is using the file: wait for it.',
+  sqlite3.SQLITE_CANTOPEN: _RIGHTS,
+  sqlite3.SQLITE_PERM: _RIGHTS,
+  sqlite3.SQLITE_READONLY: _RIGHTS,
+}
 
-class Versions(sqlite_file.File):
+
+class Versions:
   """Versions of client states, as bytes.
 
   Attributes:
@@ -45,44 +85,132 @@ class Versions(sqlite_file.File):
     writable: True if this process may change them.
   """
 
-  @property
-  def deletions(self) -> int:
-    """The number of clients deleted so far."""
-    return int(self.about(_DELETIONS) or 0)
+  def __init__(
+    self, folder: str | os.PathLike[str] | None, *, writable: bool = True
+  ):
+    """Open the file, and keep other processes from writing to it.
 
-  def _check_round(self, number: int) -> None:
-    """Refuse a round with damaged states, and name whole ones."""
-    if number not in self._damaged:
-      return
-    before = [each for each in self._rounds() if each < number]
-    whole = [each for each in before if each not in self._damaged]
-    remedy = f'{COPY[0].upper()}{COPY[1:]}.'
-    if whole:
-      remedy = (
-        f'Go back to an older checkpoint, for the states of the rounds {whole} '
-        'are whole: delete the later rounds from the folder of checkpoints and '
-        f'run the same command again. Or {COPY}.'
+    Args:
+      folder: Folder of the file, existing or new; None keeps all in memory.
+      writable: False to only read; another process may be writing.
+
+    Raises:
+      ClientStoreError: If there is no file to read, it is damaged, or another
+        process is writing to it.
+    """
+    self.path = None if folder is None else pathlib.Path(folder) / FILE
+    self.writable = writable
+    self._lock: int | None = None
+    self._connection: sqlite3.Connection | None = None
+    # Threads that read shards take turns: a connection has one transaction.
+    self._turn = threading.Lock()
+    try:
+      self._open()
+    except BaseException:
+      self.close()
+      raise
+
+  def _open(self) -> None:
+    if self.path is not None:
+      if self.writable:
+        self._claim(self.path.parent)
+      elif not self.path.exists():
+        raise ClientStoreError(
+          f'There is no client store in {self.path.parent}: no client of that '
+          'run remembers anything, or nothing was trained.'
+        )
+    with self._explained('opened'):
+      # A killed run may leave a transaction to roll back, which requires a
+      # writable connection, even for reading.
+      self._connection = sqlite3.connect(
+        self.path or ':memory:',
+        timeout=_PATIENCE,
+        isolation_level=None,
+        check_same_thread=False,
       )
-    raise ClientStoreError(
-      f'{self.path}: what clients remember after round {number} is damaged '
-      f'({self._damaged[number]}). {remedy}'
-    )
+      # What is deleted is overwritten.
+      self._run('PRAGMA secure_delete = ON')
+      if not self.writable:
+        self._run('PRAGMA query_only = ON')
+      if self.writable and not self._run('SELECT 1 FROM sqlite_master'):
+        with self._writing():
+          for statement in _TABLES.values():
+            self._run(statement)
+          self._run(f'PRAGMA user_version = {_FORMAT}')
+          self._run("INSERT INTO notes VALUES ('{}', ?)", _checksum('{}'))
+      else:
+        with self._transaction('BEGIN'):
+          self._check()
 
-  def _note(self, saved: Iterable[Saved]) -> None:
-    self._connected.executemany(
-      'INSERT OR REPLACE INTO saved VALUES (?, ?, ?, ?, ?)',
-      ((*row, checksum_of(*row)) for row in saved),
+  def _check(self) -> None:
+    """Refuse files of other formats, and damaged ones."""
+    ((number,),) = self._run('PRAGMA user_version')
+    found = dict(
+      self._run("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
     )
+    if number < _FORMAT and 'states' in found:
+      raise ClientStoreError(
+        f'{self.path}: this client store was written by an earlier version of '
+        'tff_partial. Go on with that version, or choose another output folder '
+        'to start from the beginning.'
+      )
+    if number != _FORMAT or found != _TABLES:
+      raise ClientStoreError(
+        f'{self.path}: this is no client store of the format {_FORMAT}. '
+        f'{_DAMAGED}'
+      )
+    ((problem,),) = self._run('PRAGMA integrity_check(1)')
+    if problem != 'ok':
+      raise ClientStoreError(f'{self.path}: damaged ({problem}). {_COPY}')
+    self._notes()
+
+  def _claim(self, folder: pathlib.Path) -> None:
+    try:
+      folder.mkdir(parents=True, exist_ok=True)
+      self._lock = files.locked(folder)
+      # For its owner alone; SQLite's journals follow the file.
+      os.close(os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+      raise ClientStoreError(
+        f'Cannot write what clients remember to {folder}: '
+        f'{files.first_line(error)} Choose another folder or make room.'
+      ) from error
+
+  def release(self) -> None:
+    """Let other processes write; from now on this one only reads."""
+    if self._lock is not None:
+      os.close(self._lock)
+      self._lock = None
+    if self.path is not None:
+      self.writable = False
+
+  def close(self) -> None:
+    """Close the file; nothing can be read or written any more."""
+    if self._connection is not None:
+      self._connection.close()
+      self._connection = None
+    self.release()
+
+  def about(self, name: str) -> Any:
+    """Return a note about the store, or None."""
+    with self._explained('read'):
+      return self._notes().get(name)
+
+  def describe(self, **notes: str) -> None:
+    """Write notes about the store."""
+    with self._explained('written'), self._writing():
+      self._note(**notes)
+
+  def rounds(self) -> list[int]:
+    """Return the saved rounds, ascending."""
+    with self._explained('read'):
+      return list(self._rounds())
 
   def versions(self, client_id: str) -> list[int]:
     """Return the rounds of one client's versions, ascending."""
+    query = 'SELECT round FROM states WHERE client = ? ORDER BY round'
     with self._explained('read'):
-      return list(self._versions(client_id))
-
-  def _versions(self, client_id: str) -> dict[int, int]:
-    """Return the rounds of a client's versions, ascending, to checksums."""
-    query = 'SELECT round, checksum FROM states WHERE client = ? ORDER BY round'
-    return dict(self._run(query, client_id))
+      return [number for (number,) in self._run(query, client_id)]
 
   def read(
     self, client_ids: Iterable[str], round_number: int | None = None
@@ -102,11 +230,9 @@ class Versions(sqlite_file.File):
     )
     last = 2**62 if round_number is None else round_number
     states: list[bytes | None] = []
-    with self._explained('read'), self._as_of_one_moment():
-      if self._damaged:
-        self._check_round(
-          max((n for n in self._rounds() if n <= last), default=0)
-        )
+    # SQLite then locks the file once, not for each client, which takes as long
+    # as finding it.
+    with self._explained('read'), self._transaction('BEGIN'):
       execute = self._connected.execute
       for client in client_ids:
         found = execute(query, (client, last)).fetchone()
@@ -114,11 +240,10 @@ class Versions(sqlite_file.File):
           states.append(None)
           continue
         number, state, checksum = found
-        if checksum_of_version(client, number, state) != checksum:
+        if _checksum(state) != checksum:
           raise ClientStoreError(
             f'{self.path}: the state of client {client!r:.80} after round '
-            f'{number} is damaged. Run the same command again, which says '
-            f'from which checkpoint it can go on, or {COPY}.'
+            f'{number} is damaged. {_COPY}'
           )
         states.append(state)
     return states
@@ -141,57 +266,33 @@ class Versions(sqlite_file.File):
       ClientStoreError: If they cannot be written, such as on a full disk.
         Earlier versions are kept.
     """
-    with self._explained('written'), self._transaction():
-      before = self._saved()
-      clients, total = before[-1][2:] if before else (0, 0)
-      if before and round_number < before[-1].round:
+    with self._explained('written'), self._writing():
+      before = self._rounds()
+      last = max(before, default=round_number)
+      if round_number < last:
         raise ClientStoreError(
           f'{self.path or "The client store"}: round {round_number} cannot be '
-          f'saved after round {before[-1].round}. Go back to a round before.'
+          f'saved after round {last}. Go back to a round before.'
         )
-      kept = _kept(
-        [row for row in before if row.round != round_number]
-        # Its counts are not known yet.
-        + [Saved(round_number, best, 0, 0)]
-      )
-      rounds = [row.round for row in kept]
-      rows: list[tuple[str, int, bytes, int]] = []
-      useless: list[tuple[str, int]] = []
-      waiting = 0
-      for client, state in states:
-        versions = self._versions(client)
-        checksum = checksum_of_version(client, round_number, state)
-        clients += not versions
-        total += checksum - next(reversed(versions.values()), 0)
-        rows.append((client, round_number, state, checksum))
-        if versions:
-          versions[round_number] = checksum
-          useful = {_version_at(versions, number) for number in rounds}
-          useless += [(client, version) for version in {*versions} - useful]
-        waiting += len(state)
-        if waiting > _BYTES_AT_ONCE:
-          self._add(rows)
-          rows, waiting = [], 0
-      self._add(rows)
-      self._note([Saved(round_number, best, clients, total)])
-      self._prune({row.round for row in before} - {*rounds}, useless)
+      clients: list[str] = []
 
-  def _add(self, rows: Iterable[tuple[str, int, bytes, int]]) -> None:
-    self._connected.executemany(
-      'INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)', rows
-    )
+      def rows() -> Iterator[tuple[str, int, bytes, int]]:
+        for client, state in states:
+          clients.append(client)
+          yield client, round_number, state, _checksum(state)
+
+      self._connected.executemany(
+        'INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)', rows()
+      )
+      self._prune(_kept({**before, round_number: best}), clients)
 
   def _prune(
-    self, rounds: Iterable[int], versions: Iterable[tuple[str, int]]
+    self, rounds: Mapping[int, int | None], client_ids: Sequence[str]
   ) -> None:
-    """Drop rounds, and the versions that no other round needs."""
-    self._connected.executemany(
-      'DELETE FROM saved WHERE round = ?',
-      ((number,) for number in rounds),
-    )
-    self._connected.executemany(
-      'DELETE FROM states WHERE client = ? AND round = ?', versions
-    )
+    """Keep some rounds, and of clients the versions that these need."""
+    self._note(rounds=list(rounds.items()))
+    statement = _PRUNE.format(rounds=', '.join(f'({n})' for n in rounds))
+    self._connected.executemany(statement, ((client,) for client in client_ids))
 
   def go_back_to(self, round_number: int) -> None:
     """Drop whatever was written after the round from which a run resumes.
@@ -200,8 +301,7 @@ class Versions(sqlite_file.File):
       round_number: That round; 0 for a new run.
 
     Raises:
-      ClientStoreError: If the file does not know that round, or its client
-        states are damaged.
+      ClientStoreError: If the file does not know that round.
     """
     rounds = self.rounds()
     if round_number and round_number not in rounds:
@@ -211,42 +311,90 @@ class Versions(sqlite_file.File):
         'run, or an old copy: bring back the one that belongs to the '
         'checkpoints, or choose another output folder.'
       )
-    self._check_round(round_number)
-    if self._damaged or (rounds and rounds[-1] > round_number):
-      with self._explained('written'), self._transaction():
+    if rounds and rounds[-1] > round_number:
+      with self._explained('written'), self._writing():
         self._run('DELETE FROM states WHERE round > ?', round_number)
-        self._run('DELETE FROM saved WHERE round > ?', round_number)
-        if self._damaged:
-          self._damaged = self._damage()
+        left = [row for row in self._rounds().items() if row[0] <= round_number]
+        self._note(rounds=left)
 
   def delete(self, client_id: str) -> int:
     """Delete all versions of one client; return their number."""
-    with self._explained('written'), self._transaction():
-      versions = self._versions(client_id)
-      if versions:
-        before = int(self._abouts().get(_DELETIONS, 0))
-        self._describe(**{_DELETIONS: str(before + 1)})
-      self._run('DELETE FROM states WHERE client = ?', client_id)
-      self._note(
-        row._replace(
-          clients=row.clients - 1,
-          total=row.total - versions[_version_at(versions, row.round)],
-        )
-        for row in self._saved()
-        if _version_at(versions, row.round) in versions
+    with self._explained('written'), self._writing():
+      query = 'DELETE FROM states WHERE client = ?'
+      deleted = self._connected.execute(query, (client_id,)).rowcount
+      if deleted:
+        self._note(deletions=self._notes().get('deletions', 0) + 1)
+    return deleted
+
+  def _rounds(self) -> dict[int, int | None]:
+    """Return the saved rounds, ascending, with the best round then."""
+    return dict(self._notes().get('rounds', ()))
+
+  def _notes(self) -> dict[str, Any]:
+    rows = self._run('SELECT text, checksum FROM notes')
+    if not rows or _checksum(rows[0][0]) != rows[0][1]:
+      raise ClientStoreError(
+        f'{self.path}: what is noted about the store is damaged. {_COPY}'
       )
-      if self._damaged:
-        self._damaged = self._damage()
-    return len(versions)
+    return json.loads(rows[0][0])
+
+  def _note(self, **notes: Any) -> None:
+    text = json.dumps({**self._notes(), **notes})
+    self._run('UPDATE notes SET text = ?, checksum = ?', text, _checksum(text))
+
+  @property
+  def _connected(self) -> sqlite3.Connection:
+    if self._connection is None:
+      raise ClientStoreError(f'{self.path}: this client store was closed.')
+    return self._connection
+
+  def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    return self._connected.execute(statement, values).fetchall()
+
+  @contextlib.contextmanager
+  def _transaction(self, begin: str) -> Iterator[None]:
+    """Read as of one moment, and write all or nothing."""
+    with self._turn:
+      self._run(begin)
+      try:
+        yield
+        self._run('COMMIT')
+      finally:
+        if self._connected.in_transaction:
+          self._run('ROLLBACK')
+
+  def _writing(self) -> contextlib.AbstractContextManager[None]:
+    """Return a transaction that writes."""
+    if not self.writable:
+      raise ClientStoreError(
+        f'{self.path}: this client store was opened to be read, or its run is '
+        'over. Open it again to change it.'
+      )
+    return self._transaction('BEGIN IMMEDIATE')
+
+  @contextlib.contextmanager
+  def _explained(self, done: str) -> Iterator[None]:
+    """Report what could not be done to the file, and what to do about it."""
+    try:
+      yield
+    # The last two are raised for damaged text, and for sizes that are damaged.
+    except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:
+      code = getattr(error, 'sqlite_errorcode', 0) & 0xFF
+      remedy = _REMEDIES.get(code, _DAMAGED)
+      raise ClientStoreError(
+        f'{self.path or "The client store"} cannot be {done}: {error}. {remedy}'
+      ) from error
 
 
-def _kept(saved: Sequence[Saved]) -> list[Saved]:
+def _checksum(value: Any) -> int:
+  """Return the checksum of bytes or text; -1 for damage of another type."""
+  if isinstance(value, str):
+    value = value.encode(errors='replace')
+  return zlib.crc32(value) if isinstance(value, bytes) else -1
+
+
+def _kept(rounds: Mapping[int, int | None]) -> dict[int, int | None]:
   """Return the rounds that a run may go back to: the last, and the best."""
-  last = saved[-_ROUNDS_KEPT:]
-  best = {row.best for row in last}
-  return [row for row in saved if row in last or row.round in best]
-
-
-def _version_at(versions: Iterable[int], number: int) -> int:
-  """Return a client's version after a round; below 0 if there is none."""
-  return max((version for version in versions if version <= number), default=-1)
+  last = sorted(rounds)[-_ROUNDS_KEPT:]
+  best = {rounds[number] for number in last}
+  return {n: rounds[n] for n in sorted(rounds) if n in last or n in best}

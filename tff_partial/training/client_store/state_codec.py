@@ -1,12 +1,11 @@
-"""Client states as records: arrays with a field for each leaf.
+"""Client states as bytes in a store, and as arrays of a whole cohort.
 
-Runtimes take and return the states of a whole cohort leaf by leaf, a store
-keeps them client by client. Records are in between: the bytes of one are a
-client's state in a file, and each field is a leaf of all clients.
+Runtimes take and return the states of a cohort leaf by leaf, a store keeps them
+client by client.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import json
@@ -20,7 +19,6 @@ import tensorflow_federated as tff
 from tff_partial import errors
 from tff_partial.runtimes.graphs import graphs
 from tff_partial.runtimes.program import flat_program
-from tff_partial.runtimes.ray_runtime import remote_shards
 from tff_partial.runtimes.values import client_batch
 from tff_partial.runtimes.values import readers
 from tff_partial.runtimes.values import sources
@@ -31,147 +29,50 @@ class ClientStoreError(errors.UserError, RuntimeError):
   """Raised for a client store that cannot be read, written or resumed from."""
 
 
-# Client states of this many bytes are large.
-_LARGE_BYTES = 1 << 14
-# The only field of records whose leaves differ in shape between clients.
-_ENCODED = 'encoded'
-
-
 class Format:
-  """Layout of a client state's leaves in a record.
+  """Layout of a client state in a file: its leaves, one after another.
 
-  If all clients have leaves of the same shapes, each is a field. Otherwise a
-  record is an object, the bytes of the shapes and of the leaves one after
-  another, so that each client has only what it needs.
+  If leaves differ in shape between clients, all shapes come first.
 
   Attributes:
     text: Names, types and shapes of the leaves, as JSON; None is a dimension
       that differs between clients.
     specs: Types and shapes of the leaves.
-    record_type: NumPy dtype of one record.
+    num_bytes: Size of a state; None if it differs between clients.
   """
 
   def __init__(self, text: str):
-    """Parse `text`, as `Layout` wrote it."""
+    """Parse `text`, as `of_type` wrote it."""
     self.text = text
-    self._leaves = [
-      (name, tf.dtypes.as_dtype(dtype).as_numpy_dtype, tuple(shape))
-      for name, dtype, shape in json.loads(text)
-    ]
-    self.specs = [
-      tf.TensorSpec(shape, tf.dtypes.as_dtype(dtype))
-      for _, dtype, shape in self._leaves
-    ]
-    self.is_ragged = any(None in shape for _, _, shape in self._leaves)
-    self.record_type = (
-      np.dtype([(_ENCODED, object)])
-      if self.is_ragged
-      else np.dtype(self._leaves)
-    )
-
-  def __str__(self) -> str:
-    """Describe the leaves."""
-    return ', '.join(
-      f'{name} {dtype}{shape}' for name, dtype, shape in json.loads(self.text)
-    )
-
-  def of_bytes(self, states: Sequence[bytes]) -> np.ndarray:
-    """Build records from their bytes.
-
-    Args:
-      states: As `to_bytes` returned them.
-    """
-    if not self.is_ragged:
-      return np.frombuffer(b''.join(states), self.record_type)
-    records = np.empty([len(states)], self.record_type)
-    for place, state in enumerate(states):
-      records[_ENCODED][place] = bytes(state)
-    return records
-
-  def to_bytes(self, record: np.ndarray) -> bytes:
-    """Return the bytes of a record."""
-    if self.is_ragged:
-      return bytes(record[_ENCODED])
-    return record.tobytes()
-
-  def by_leaf(
-    self, record: np.ndarray
-  ) -> collections.OrderedDict[str, np.ndarray]:
-    """Return the leaves of one record by name."""
-    if not self.is_ragged:
-      names = record.dtype.names or ()
-      return collections.OrderedDict(
-        (name, np.array(record[name])) for name in names
+    self._names: list[str] = []
+    self.specs: list[tf.TensorSpec] = []
+    for name, dtype, shape in json.loads(text):
+      self._names.append(name)
+      self.specs.append(tf.TensorSpec(shape, tf.dtypes.as_dtype(dtype)))
+    self.num_bytes: int | None = None
+    if all(spec.shape.is_fully_defined() for spec in self.specs):
+      self._record = np.dtype(
+        [
+          (name, spec.dtype.as_numpy_dtype, tuple(spec.shape))
+          for name, spec in zip(self._names, self.specs, strict=True)
+        ]
       )
-    state = record[_ENCODED]
-    rank = sum(len(shape) for _, _, shape in self._leaves)
-    sizes = np.frombuffer(state, np.int64, rank).tolist()
-    offset = rank * np.dtype(np.int64).itemsize
-    found = collections.OrderedDict()
-    for name, dtype, shape in self._leaves:
-      own, sizes = sizes[: len(shape)], sizes[len(shape) :]
-      count = math.prod(own)
-      leaf = np.frombuffer(state, dtype, count, offset)
-      offset += leaf.nbytes
-      found[name] = leaf.reshape(own).copy()
-    return found
+      self.num_bytes = self._record.itemsize
 
-  def columns(self, records: np.ndarray) -> list[Any]:
-    """Return each leaf of all records: an array, or a list if shapes differ."""
-    if not self.is_ragged:
-      # Fields are strided in memory, TensorFlow needs contiguous arrays.
-      return [
-        np.ascontiguousarray(records[name]) for name in records.dtype.names
-      ]
-    clients = [self.by_leaf(record) for record in records]
-    return [
-      [client[name] for client in clients]
-      if None in shape
-      else np.stack([client[name] for client in clients])
-      if clients
-      else np.zeros([0, *shape], dtype)
-      for name, dtype, shape in self._leaves
-    ]
-
-  def records(self, leaves: Sequence[Any], size: int) -> np.ndarray:
-    """Build records from their leaves.
-
-    Args:
-      leaves: For each leaf, the clients' values.
-      size: Number of clients.
-    """
-    records = np.empty([size], self.record_type)
-    if not self.is_ragged:
-      for name, leaf in zip(records.dtype.names or (), leaves, strict=False):
-        records[name] = leaf
-      return records
-    for place in range(size):
-      own = [
-        np.asarray(leaf[place], dtype, order='C')
-        for leaf, (_, dtype, _) in zip(leaves, self._leaves, strict=True)
-      ]
-      sizes = [number for leaf in own for number in leaf.shape]
-      records[_ENCODED][place] = b''.join(
-        [np.array(sizes, np.int64).tobytes(), *(x.tobytes() for x in own)]
-      )
-    return records
-
-
-class Layout:
-  """Conversion between client states and records.
-
-  Attributes:
-    format: Names, types and shapes of the leaves, and their layout.
-  """
-
-  def __init__(self, kind: tff.Type):
-    """Take the type C of a client state.
+  @classmethod
+  def of_type(cls, kind: tff.Type) -> 'Format':
+    """Return the format of a type of client states.
 
     Raises:
-      ClientStoreError: If its leaves are not numbers, or have an unknown rank.
+      ClientStoreError: If there are no leaves, or they are not numbers or have
+        an unknown rank.
     """
     names = typed_values.leaf_names(kind)
     specs = typed_values.tensor_specs(kind)
+    if not names:
+      raise ClientStoreError(
+        f'Clients that remember nothing ({kind}) need no client store.'
+      )
     for name, spec in zip(names, specs, strict=True):
       if spec.dtype == tf.string or spec.shape.rank is None:
         raise ClientStoreError(
@@ -179,41 +80,103 @@ class Layout:
           f'{spec.dtype.name}{spec.shape}. A client store takes numbers, as '
           'scalars or arrays of a known number of dimensions.'
         )
-    self.format = Format(
-      json.dumps(
-        [
-          [name, spec.dtype.name, spec.shape.as_list()]
-          for name, spec in zip(names, specs, strict=True)
-        ]
-      )
+    leaves = [
+      [name, spec.dtype.name, spec.shape.as_list()]
+      for name, spec in zip(names, specs, strict=True)
+    ]
+    return cls(json.dumps(leaves))
+
+  def __str__(self) -> str:
+    """Describe the leaves."""
+    return ', '.join(
+      f'{name} {dtype}{shape}' for name, dtype, shape in json.loads(self.text)
     )
-    self._reader = readers.Reader(kind)
-    self._convert = typed_values.converter(kind)
 
-  def columns(self, records: np.ndarray) -> client_batch.Columns:
-    """Return records as values that runtimes read leaf by leaf."""
-    leaves = self.format.columns(records)
-    return client_batch.Columns.of(len(records), leaves, self._convert)
+  def encode(self, leaves: Sequence[Any], size: int) -> list[bytes]:
+    """Return the bytes of each client's state.
 
-  def scattered(self, states: sources.Scattered) -> client_batch.Columns:
-    """Return scattered states as values that runtimes read leaf by leaf."""
-    return client_batch.Columns.of_scattered(states, self._convert)
+    Args:
+      leaves: For each leaf, the clients' values.
+      size: Number of clients.
+    """
+    if self.num_bytes is not None:
+      records = np.empty([size], self._record)
+      for name, leaf in zip(self._names, leaves, strict=True):
+        records[name] = leaf
+      return [record.tobytes() for record in records]
+    states = []
+    for place in range(size):
+      own = [
+        np.asarray(leaf[place], spec.dtype.as_numpy_dtype, order='C')
+        for leaf, spec in zip(leaves, self.specs, strict=True)
+      ]
+      sizes = np.array([number for leaf in own for number in leaf.shape])
+      parts = [sizes.astype(np.int64), *own]
+      states.append(b''.join(part.tobytes() for part in parts))
+    return states
 
-  @property
-  def are_large(self) -> bool:
-    """True if values should be made, or read, where they are needed."""
-    size = self.format.record_type.itemsize
-    return not self.format.is_ragged and size >= _LARGE_BYTES
+  def decode(self, states: Sequence[bytes]) -> list[np.ndarray]:
+    """Return each leaf of all clients; an array of arrays if shapes differ.
 
-  def where_they_lie(self, states: Sequence[Any]) -> sources.Scattered | None:
-    """Return the location of a runtime's values, if they can stay there."""
-    found = getattr(states, 'scattered', None)
-    if found is None or [*found.specs] != self.format.specs:
-      return None
+    Args:
+      states: As `encode` returned them.
+    """
+    if self.num_bytes is not None:
+      records = np.frombuffer(b''.join(states), self._record)
+      # Fields are strided in memory, TensorFlow needs contiguous arrays.
+      return [np.ascontiguousarray(records[name]) for name in self._names]
+    clients = [self.by_leaf(state).values() for state in states]
+    leaves = [sources.empty(spec, len(states)) for spec in self.specs]
+    for place, client in enumerate(clients):
+      for leaf, value in zip(leaves, client, strict=True):
+        leaf[place] = value
+    return leaves
+
+  def by_leaf(self, state: bytes) -> collections.OrderedDict[str, np.ndarray]:
+    """Return the leaves of one client by name."""
+    shapes = [tuple(spec.shape.as_list()) for spec in self.specs]
+    offset = 0
+    if self.num_bytes is None:
+      rank = sum(map(len, shapes))
+      sizes = iter(np.frombuffer(state, np.int64, rank).tolist())
+      shapes = [tuple(next(sizes) for _ in shape) for shape in shapes]
+      offset = rank * np.dtype(np.int64).itemsize
+    found = collections.OrderedDict()
+    for name, spec, shape in zip(self._names, self.specs, shapes, strict=True):
+      dtype = spec.dtype.as_numpy_dtype
+      leaf = np.frombuffer(state, dtype, math.prod(shape), offset)
+      offset += leaf.nbytes
+      found[name] = leaf.reshape(shape).copy()
     return found
 
-  def records(self, states: Sequence[Any]) -> np.ndarray:
-    """Convert values that a runtime returned to records."""
+
+class Converter:
+  """Conversion between values of runtimes and sources of leaves."""
+
+  def __init__(self, kind: tff.Type):
+    """Take the type C of a client state."""
+    self._reader = readers.Reader(kind)
+    self._convert = typed_values.converter(kind)
+    self.specs = typed_values.tensor_specs(kind)
+
+  def columns(self, states: sources.Scattered) -> client_batch.Columns:
+    """Return states as values that runtimes read leaf by leaf.
+
+    States that are not in memory are left for the processes that run clients.
+    """
+    if not all(source.is_in_memory for source in states.sources):
+      return client_batch.Columns.of_scattered(states, self._convert)
+    leaves = [
+      list(leaf) if leaf.dtype == object else leaf for leaf in states.leaves()
+    ]
+    return client_batch.Columns.of(len(states), leaves, self._convert)
+
+  def scattered(self, states: Sequence[Any]) -> sources.Scattered:
+    """Return where the leaves of values lie that a runtime returned."""
+    found = getattr(states, 'scattered', None)
+    if found is not None and [*found.specs] == self.specs:
+      return found
+    leaves: Sequence[Any]
     if isinstance(states, client_batch.Columns) and states.is_dense:
       nested = self._reader.stacked(states.stacked, 'client states')
       leaves = typed_values.leaves(nested)
@@ -223,68 +186,18 @@ class Layout:
         for place, state in enumerate(states)
       ]
       leaves = list(zip(*flat, strict=True))
-    return self.format.records(leaves, len(states))
+    leaves = list(map(_stacked, leaves, self.specs))
+    return sources.Scattered.held(self.specs, leaves)
 
 
-class Table:
-  """Records of some clients in one array, which grows.
-
-  Attributes:
-    records: The records; only the rows of clients count.
-    num_bytes: Memory of the records in bytes.
-  """
-
-  def __init__(self, layout: Layout):
-    """Create an empty table."""
-    self._format = layout.format
-    self.records = np.zeros([0], layout.format.record_type)
-    self.num_bytes = 0
-    self._rows: dict[str, int] = {}
-
-  def rows(self, client_ids: Sequence[str]) -> np.ndarray:
-    """Return the row of each client, or -1."""
-    return np.array([self._rows.get(c, -1) for c in client_ids], np.int64)
-
-  def write(self, client_ids: Sequence[str], records: np.ndarray) -> None:
-    """Store the record of each client."""
-    for client in client_ids:
-      self._rows.setdefault(client, len(self._rows))
-    missing = len(self._rows) - len(self.records)
-    if missing > 0:
-      more = np.zeros([max(missing, len(self.records))], self.records.dtype)
-      self.records = np.concatenate([self.records, more])
-    rows = self.rows(client_ids)
-    if self._format.is_ragged:
-      self.num_bytes -= self._bytes_of(self.records[rows])
-      self.num_bytes += self._bytes_of(records)
-    else:
-      self.num_bytes = self.records.nbytes
-    self.records[rows] = records
-
-  def delete(self, client_id: str) -> bool:
-    """Forget a client; return True if it had a record."""
-    if client_id not in self._rows:
-      return False
-    # The last client moves to its row, so that rows have no gaps.
-    last_client, last = self._rows.popitem()
-    row = last
-    if last_client != client_id:
-      row = self._rows.pop(client_id)
-      self._rows[last_client] = row
-    if self._format.is_ragged:
-      self.num_bytes -= self._bytes_of(self.records[row : row + 1])
-    self.records[row] = self.records[last]
-    self.records[last] = np.zeros([], self.records.dtype)
-    return True
-
-  def _bytes_of(self, records: np.ndarray) -> int:
-    """Return the size in bytes of records that differ in size."""
-    return sum(len(self._format.to_bytes(record)) for record in records)
-
-  def states(self) -> Iterator[tuple[str, bytes]]:
-    """Yield each client with the bytes of its record."""
-    for client, row in self._rows.items():
-      yield client, self._format.to_bytes(self.records[row])
+def _stacked(values: Sequence[Any], spec: tf.TensorSpec) -> np.ndarray:
+  """Return a leaf of some clients as one array, which may be of arrays."""
+  if isinstance(values, np.ndarray) and spec.shape.is_fully_defined():
+    return values
+  found = sources.empty(spec, len(values))
+  for place, value in enumerate(values):
+    found[place] = value
+  return found
 
 
 def first_states(
@@ -312,18 +225,25 @@ def first_states(
   )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class FirstStates:
-  """Initial states that are made on demand: a `sources.Source`.
+  """Initial states that are made where clients run: a `sources.Source`.
 
   Attributes:
-    program: `(int32[2] -> C)`.
+    program: `(int32[2] -> C)`, serialized.
     seeds: int32 `[clients, 2]`.
   """
 
-  program: remote_shards.Program
+  program: bytes
   seeds: np.ndarray
   is_in_memory = False
+
+  @classmethod
+  def of(
+    cls, initialize_client: tff.Computation, seeds: np.ndarray
+  ) -> 'FirstStates':
+    """Serialize the computation once, however often states are made."""
+    return cls(_serialized(initialize_client), seeds)
 
   def __len__(self) -> int:
     return len(self.seeds)
@@ -345,9 +265,21 @@ class FirstStates:
 
 
 @functools.lru_cache(maxsize=8)
-def _deserialized(program: remote_shards.Program) -> tff.Computation:
+def _serialized(computation: tff.Computation) -> bytes:
+  proto = tff.framework.serialize_computation(computation)
+  return proto.SerializeToString(deterministic=True)
+
+
+@functools.lru_cache(maxsize=8)
+def _deserialized(program: bytes) -> tff.Computation:
   """Return the same object for the same program, so it is traced once."""
-  return program.computation()
+  proto = tff.framework.serialize_computation(_nothing)
+  return tff.framework.deserialize_computation(type(proto).FromString(program))
+
+
+@tff.tensorflow.computation
+def _nothing() -> int:
+  return 0
 
 
 @functools.lru_cache(maxsize=8)
