@@ -29,7 +29,7 @@ from tff_partial.tiers import GLOBAL
 ToFields: TypeAlias = Callable[[Mapping[str, Any], int], Mapping[str, Any]]
 
 # The id of the only client of a pool.
-EVERYBODY = 'everybody'
+ALL_CLIENTS = 'everybody'
 
 
 def _fields(
@@ -68,7 +68,7 @@ def pool(
   example_spec: examples.ExampleSpec | None = None,
   to_fields: ToFields | None = None,
 ) -> populations.Population:
-  """Pool the examples of all clients into one client, `EVERYBODY`.
+  """Pool the examples of all clients into one client, `ALL_CLIENTS`.
 
   Args:
     source: The clients.
@@ -80,7 +80,9 @@ def pool(
   """
   parts = [fields for _, fields in _fields(source, to_fields)]
   pooled = examples.map_fields(lambda *arrays: np.concatenate(arrays), *parts)
-  return packing.pack({EVERYBODY: pooled}, example_spec or source.example_spec)
+  return packing.pack(
+    {ALL_CLIENTS: pooled}, example_spec or source.example_spec
+  )
 
 
 def build_centralized(

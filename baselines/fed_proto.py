@@ -25,6 +25,8 @@ from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import groups
 from tff_partial import tiers
+from tff_partial.client_statistics import Server
+from tff_partial.client_statistics import Statistic
 from tff_partial.composition import compose
 from tff_partial.composition import ServerState
 from tff_partial.contexts import batch_of
@@ -33,8 +35,6 @@ from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
-from tff_partial.statistics import Server
-from tff_partial.statistics import Statistic
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL
 

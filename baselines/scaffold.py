@@ -20,8 +20,8 @@ from typing import Any, Unpack
 import tensorflow as tf
 
 from tff_partial import client_state
+from tff_partial import client_statistics
 from tff_partial import evaluation
-from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
@@ -98,7 +98,7 @@ def build_scaffold(
       lambda new, old: tf.where(steps > 0, new, old), found, client.remembered
     )
 
-  controls = statistics.Statistic(
+  controls = client_statistics.Statistic(
     _CONTROL,
     summarize=lambda client: tiers.delta(renewed(client), client.remembered),
     update=lambda server, total: server._replace(

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 import tff_partial  # Before TensorFlow, which then logs less.
+from tff_partial import client_statistics
 from tff_partial import Phase
 from tff_partial import sgd
-from tff_partial import statistics
 from tff_partial import tiers
 
 
@@ -32,7 +32,7 @@ def build_q_fed_avg(model, q, training):
     client_weighting=weight,
     server_state=lambda model: tf.constant(0.0),
     statistics=[
-      statistics.Statistic(
+      client_statistics.Statistic(
         'loss', lambda c: tf.stack([loss_of(c), 1.0]), update=keep_mean
       )
     ],

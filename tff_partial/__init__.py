@@ -11,6 +11,7 @@ from tff_partial import analysis
 from tff_partial import assignments
 from tff_partial import checks
 from tff_partial import client_state
+from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import data
@@ -27,7 +28,6 @@ from tff_partial import random_bits
 from tff_partial import runtimes
 from tff_partial import solvers
 from tff_partial import sparse
-from tff_partial import statistics
 from tff_partial import templates
 from tff_partial import terms
 from tff_partial import tiers
@@ -101,6 +101,7 @@ __all__ = [
   'check_independent_training',
   'checks',
   'client_state',
+  'client_statistics',
   'compose',
   'composition',
   'contexts',
@@ -135,7 +136,6 @@ __all__ = [
   'solvers',
   'sparse',
   'splits',
-  'statistics',
   'templates',
   'terms',
   'tiers',

@@ -28,14 +28,14 @@ import tensorflow as tf
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial import random_bits
+from tff_partial.client_statistics import Server
+from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import batch_of
 from tff_partial.contexts import ClientContext
 from tff_partial.model import losses
 from tff_partial.phases import Optimizer
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.statistics import Server
-from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import GROUP
 from tff_partial.tiers import LOCAL
@@ -167,7 +167,7 @@ def by_prototype(
     train=(LOCAL,),
     variable_filter=parts.embedding,
     terms=(of_others,),
-    with_loss=False,
+    use_model_loss=False,
     optimizer=optimizer or sgd(0.1),
     batch_size=None,
     epochs=max(steps, 1),
@@ -267,7 +267,7 @@ def prototype_phase(
     train=(GLOBAL,),
     variable_filter=parts.prototypes,
     terms=(term,),
-    with_loss=False,
+    use_model_loss=False,
     optimizer=sgd(rate),
     batch_size=None,
   )

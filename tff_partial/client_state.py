@@ -146,7 +146,7 @@ persist_personal = ClientState(
 def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
   """Return a state with also numbers that are not variables of the model.
 
-  Phases find them in the tier OTHER.
+  Phases find them in the tier CLIENT_VALUES.
 
   Args:
     client_state: The rest of the state.
@@ -156,7 +156,7 @@ def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
     first=lambda model, seed: collections.OrderedDict(
       {
         **client_state.first(model, seed),
-        tiers.OTHER: collections.OrderedDict(
+        tiers.CLIENT_VALUES: collections.OrderedDict(
           (name, tf.constant(value)) for name, value in first.items()
         ),
       }
@@ -167,15 +167,16 @@ def persist_numbers(client_state: ClientState, **first: float) -> ClientState:
         collections.OrderedDict(
           (name, value)
           for name, value in remembered.items()
-          if name != tiers.OTHER
+          if name != tiers.CLIENT_VALUES
         ),
         received,
         seed,
       ),
-      **{tiers.OTHER: remembered[tiers.OTHER]},
+      **{tiers.CLIENT_VALUES: remembered[tiers.CLIENT_VALUES]},
     ),
     keep=lambda client: collections.OrderedDict(
-      client_state.keep(client), **{tiers.OTHER: client.weights[tiers.OTHER]}
+      client_state.keep(client),
+      **{tiers.CLIENT_VALUES: client.weights[tiers.CLIENT_VALUES]},
     ),
     is_frozen=client_state.is_frozen,
   )

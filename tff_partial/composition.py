@@ -17,6 +17,9 @@ from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import phases
 from tff_partial.client import client_work
+from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import MEMBERS
+from tff_partial.client_statistics import Statistic
 from tff_partial.exchange import messages
 from tff_partial.exchange import rounds
 from tff_partial.exchange import server_update
@@ -33,9 +36,6 @@ from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.exchange.messages import PostprocessUpdate
 from tff_partial.model import models
 from tff_partial.processes import PartialProcess
-from tff_partial.statistics import Join
-from tff_partial.statistics import MEMBERS
-from tff_partial.statistics import Statistic
 
 AggregationFactory: TypeAlias = aggregators.Factory
 ServerState: TypeAlias = client_work.ServerState

@@ -150,13 +150,15 @@ class ClientContext(NamedTuple):
       )
     return named[name]
 
-  def predict(self, reads: tiers.Reads = tiers.as_they_are) -> Any:
+  def predict(
+    self, weights_fn: tiers.WeightsFn = tiers.server_and_local_weights
+  ) -> Any:
     """Return the model's predictions for all examples, `[capacity, ...]`.
 
     Args:
-      reads: The weights that the model reads.
+      weights_fn: The weights that the model reads.
     """
-    predictions, _ = self._predict(reads(self.weights), training=False)
+    predictions, _ = self._predict(weights_fn(self.weights), training=False)
     return predictions
 
   def gradients(
@@ -164,20 +166,20 @@ class ClientContext(NamedTuple):
     tier: str = tiers.GLOBAL,
     *,
     loss: losses.LossFn | None = None,
-    reads: tiers.Reads = tiers.as_they_are,
+    weights_fn: tiers.WeightsFn = tiers.server_and_local_weights,
   ) -> tiers.NamedTensors:
     """Return gradients of the loss over all of the client's examples, by name.
 
     Args:
       tier: The tier with respect to which they are taken.
       loss: A loss that replaces the model's own.
-      reads: The weights that the model reads.
+      weights_fn: The weights that the model reads.
     """
     held = self.weights[tier]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(held)
       predictions, regularization = self._predict(
-        reads(self.weights), training=True
+        weights_fn(self.weights), training=True
       )
       value = self.model.loss(
         self.examples['y'],

@@ -223,7 +223,7 @@ def build_query_evaluation(
   *,
   client_state: client_state.ClientState = client_state.stateless,
   train: tuple[str, ...] = (),
-  reads: tiers.Reads | None = None,
+  weights_fn: tiers.WeightsFn | None = None,
   terms: tuple[phases.Term, ...] = (),
   predict_fn: phases.PredictFn | None = None,
   server_state: client_work.ServerState | None = None,
@@ -237,8 +237,8 @@ def build_query_evaluation(
     model: The model to measure.
     client_state: What clients remember from training; nothing by default.
     train: The client's own tiers, which `personalise` trains.
-    reads: The weights that the model reads. By default, if PERSONAL is trained,
-      the client's copy of the global ones.
+    weights_fn: The weights that the model reads. By default, if PERSONAL is
+      trained, the client's copy of the global ones.
     terms: Losses to add when personalising.
     predict_fn: Computes predictions that replace the model's.
     server_state: Makes the server's state besides weights, as for `compose`, if
@@ -252,13 +252,13 @@ def build_query_evaluation(
     CompositionError, PhaseError: If the arguments do not fit together.
   """
   support, query = split or (splits.halves() if personalise else splits.same())
-  if reads is None and tiers.PERSONAL in train:
-    reads = tiers.personal_copy
+  if weights_fn is None and tiers.PERSONAL in train:
+    weights_fn = tiers.personal_copy
   measure = phases.Phase(
     train=(),
     on=query,
     batch_size=measure_batch_size,
-    reads=reads,
+    weights_fn=weights_fn,
     measured=True,
     predict_fn=predict_fn,
   )
@@ -268,7 +268,7 @@ def build_query_evaluation(
       personalise,
       train=train,
       on=support,
-      reads=reads,
+      weights_fn=weights_fn,
       terms=(*personalise.terms, *terms),
       measured=False,
     )

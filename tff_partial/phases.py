@@ -182,10 +182,10 @@ class Phase:
     terms: Losses to add to the model's own.
     loss: A loss that replaces the model's own, of the same labels and
       predictions.
-    with_loss: False to train only on terms, not on the loss.
-    reads: The weights that the model reads, as a function of those that the
-      client holds. The default is `tiers.personal_copy` for phases that train
-      PERSONAL, and `tiers.as_they_are` for others.
+    use_model_loss: False to train only on terms, not on the loss.
+    weights_fn: The weights that the model reads, as a function of those that
+      the client holds. The default is `tiers.personal_copy` for phases that
+      train PERSONAL, and `tiers.server_and_local_weights` for others.
     measured: True if the phase's predictions count in the metrics and its
       examples in the client's weight. Predictions are made before each step on
       a batch.
@@ -207,8 +207,8 @@ class Phase:
   variable_filter: str | None = None
   terms: tuple[Term, ...] = ()
   loss: losses.LossFn | None = None
-  with_loss: bool = True
-  reads: tiers.Reads | None = None
+  use_model_loss: bool = True
+  weights_fn: tiers.WeightsFn | None = None
   measured: bool = False
   predict_fn: PredictFn | None = None
   slots: str | None = None
@@ -218,11 +218,11 @@ class Phase:
     """Check the settings."""
     train = tiers.check_tiers(self.train, 'Phase(train=...)')
     object.__setattr__(self, 'train', train)
-    if not (self.reads is None or callable(self.reads)):
+    if not (self.weights_fn is None or callable(self.weights_fn)):
       raise PhaseError(
-        f'reads={self.reads!r}: which weights the model reads is a function of '
-        'those that the client holds, such as `tiers.as_they_are` or '
-        '`tiers.personal_copy`.'
+        f'weights_fn={self.weights_fn!r}: which weights the model reads is a '
+        'function of those that the client holds, such as '
+        '`tiers.server_and_local_weights` or `tiers.personal_copy`.'
       )
     self._check_predict_fn()
     if (
@@ -257,9 +257,9 @@ class Phase:
       )
     if self.max_steps is not None and self.max_steps < 0:
       raise PhaseError(f'max_steps is negative: {self.max_steps}.')
-    if train and not (self.with_loss or self.terms):
+    if train and not (self.use_model_loss or self.terms):
       raise PhaseError(
-        'The phase trains on nothing: with_loss=False, and it has no terms.'
+        'The phase trains on nothing: use_model_loss=False, and no terms.'
       )
     if isinstance(self.optimizer, Mapping):
       tiers.check_tiers(self.optimizer, 'Phase(optimizer=...)')
@@ -326,9 +326,10 @@ class Phase:
         'that an optimizer trains are in phases of their own, one after '
         'another.'
       )
-    if tiers.OTHER in self.train:
+    if tiers.CLIENT_VALUES in self.train:
       raise PhaseError(
-        f'Exact solves for variables of the model, not for {tiers.OTHER!r}.'
+        'Exact solves for variables of the model, not for '
+        f'{tiers.CLIENT_VALUES!r}.'
       )
     if self.measured:
       raise PhaseError(
@@ -377,12 +378,12 @@ class Phase:
       )
 
   @property
-  def read(self) -> tiers.Reads:
+  def read(self) -> tiers.WeightsFn:
     """Function from the client's weights to those that the model reads."""
-    if self.reads is not None:
-      return self.reads
+    if self.weights_fn is not None:
+      return self.weights_fn
     is_own = tiers.PERSONAL in self.train
-    return tiers.personal_copy if is_own else tiers.as_they_are
+    return tiers.personal_copy if is_own else tiers.server_and_local_weights
 
   @property
   def exact(self) -> Exact | None:
@@ -533,7 +534,8 @@ def personal_phases(work: Work, rounds: int) -> list[Part]:
 def needs_personal_copy(work: Work) -> bool:
   """Return True if clients need a personal copy of the GLOBAL weights."""
   return any(
-    tiers.PERSONAL in phase.train or phase.read is not tiers.as_they_are
+    tiers.PERSONAL in phase.train
+    or phase.read is not tiers.server_and_local_weights
     for phase in all_phases(work)
   )
 
@@ -586,7 +588,7 @@ def check(work: Work, model: models.PartialModel) -> None:
         'A phase trains copies of the global variables, but the model has no '
         f'global variables: it has {list(model.tiers)} ones.'
       )
-    if tiers.OTHER in phase.train:
+    if tiers.CLIENT_VALUES in phase.train:
       continue  # The algorithm defines its names.
     if phase.variable_filter is not None and not any(map(phase.trains, names)):
       raise PhaseError(

@@ -2,7 +2,7 @@
 
 A model's variables belong to GLOBAL, GROUP or LOCAL. A client may also hold a
 personal copy of the GLOBAL ones, which is the tier PERSONAL, under the same
-names, and numbers that are not variables of the model, the tier OTHER.
+names, and numbers that are not variables of the model, the tier CLIENT_VALUES.
 
 Weights are a mapping from tier to a mapping from variable name to tensor. The
 two laws of this module: `join(*split(weights, tiers)) == weights` for any
@@ -21,10 +21,11 @@ GLOBAL = 'global'  # One copy, at the server.
 GROUP = 'group'  # K copies, at the server; a client reads one of them.
 LOCAL = 'local'  # One copy per client, which never leaves the client.
 PERSONAL = 'personal'  # A client's copy of GLOBAL, which never leaves it.
-OTHER = 'other'  # A client's numbers besides the model, which never leave it.
+# A client's numbers besides the model, which never leave it.
+CLIENT_VALUES = 'client_values'
 
-TIERS = (GLOBAL, GROUP, LOCAL, PERSONAL, OTHER)
-CLIENTS = (LOCAL, PERSONAL, OTHER)  # Tiers that never leave a client.
+TIERS = (GLOBAL, GROUP, LOCAL, PERSONAL, CLIENT_VALUES)
+CLIENTS = (LOCAL, PERSONAL, CLIENT_VALUES)  # Tiers that never leave a client.
 
 # Variable name to tensor, within one tier.
 NamedTensors = collections.OrderedDict[str, tf.Tensor]
@@ -98,26 +99,26 @@ def delta(before: NamedTensors, after: NamedTensors) -> NamedTensors:
 
 # The weights that a client holds -> those that the model reads, in the tiers of
 # the model's variables.
-Reads = Callable[[Weights], Weights]
+WeightsFn = Callable[[Weights], Weights]
 
 
-def as_they_are(weights: Weights) -> Weights:
-  """Return the weights without PERSONAL and OTHER, for the model to read."""
+def server_and_local_weights(weights: Weights) -> Weights:
+  """Return the weights of the server and LOCAL ones, for the model to read."""
   return collections.OrderedDict(
     (tier, named)
     for tier, named in weights.items()
-    if tier not in (PERSONAL, OTHER)
+    if tier not in (PERSONAL, CLIENT_VALUES)
   )
 
 
 def personal_copy(weights: Weights) -> Weights:
   """Return the weights with the personal copy in place of the GLOBAL ones."""
   return collections.OrderedDict(
-    as_they_are(weights), **{GLOBAL: weights[PERSONAL]}
+    server_and_local_weights(weights), **{GLOBAL: weights[PERSONAL]}
   )
 
 
-def mixed(share: Callable[[Weights], tf.Tensor]) -> Reads:
+def mixed(share: Callable[[Weights], tf.Tensor]) -> WeightsFn:
   """Let the model read a mixture of the personal copy and the GLOBAL weights.
 
   Args:
@@ -128,7 +129,7 @@ def mixed(share: Callable[[Weights], tf.Tensor]) -> Reads:
   def mixture(weights: Weights) -> Weights:
     own = share(weights)
     return collections.OrderedDict(
-      as_they_are(weights),
+      server_and_local_weights(weights),
       **{
         GLOBAL: collections.OrderedDict(
           (

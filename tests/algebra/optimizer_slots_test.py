@@ -13,12 +13,12 @@ from tests.support import small_runs
 import tff_partial
 from tff_partial import algorithms
 from tff_partial import client_state
+from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import optimizer_slots
@@ -347,7 +347,7 @@ def _furl(**settings: Any) -> Any:
       "forget their 'local' weights.*such as FURL",
     ),
     (
-      lambda: _furl(private_rule=statistics.SCALED_BY_SHARE),
+      lambda: _furl(private_rule=client_statistics.SCALED_BY_SHARE),
       client_work.CompositionError,
       "settles what clients remember, .*slots='kept'",
     ),

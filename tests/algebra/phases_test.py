@@ -696,9 +696,11 @@ def test_a_phase_reads_the_copy_if_it_says_so():
   plain = Client(model, Phase((), measured=True))
   idle = Phase((tiers.PERSONAL,), max_steps=0)
   losses = []
-  for reads in (tiers.as_they_are, tiers.personal_copy):
-    client = Client(model, idle, Phase((), reads=reads, measured=True))
-    weights = reads(client.first_weights())
+  for weights_fn in (tiers.server_and_local_weights, tiers.personal_copy):
+    client = Client(
+      model, idle, Phase((), weights_fn=weights_fn, measured=True)
+    )
+    weights = weights_fn(client.first_weights())
     losses.append(client(fields).loss)
     assert losses[-1] == plain(fields, weights=weights).loss
   assert losses[0] != losses[1]
@@ -884,7 +886,7 @@ def test_without_the_loss_a_phase_trains_on_its_terms_alone():
     Phase(
       (tiers.GLOBAL,),
       epochs=3,
-      with_loss=False,
+      use_model_loss=False,
       terms=(terms.l2(1.0, tiers.GLOBAL),),
     ),
   )
@@ -1135,18 +1137,21 @@ def test_weights_that_are_no_numbers_are_noticed():
     ),
     ({'max_steps': -1}, 'max_steps is negative: -1'),
     (
-      {'train': (tiers.PERSONAL,), 'reads': 'mixture'},
-      "reads='mixture': which weights the model reads is a function of those",
+      {'train': (tiers.PERSONAL,), 'weights_fn': 'mixture'},
+      "weights_fn='mixture': which weights the model reads is a function",
     ),
     (
       {'train': (tiers.GLOBAL, tiers.PERSONAL)},
       "the loss does not depend on the 'global' weights where the model reads",
     ),
     (
-      {'reads': tiers.personal_copy},
+      {'weights_fn': tiers.personal_copy},
       "the loss does not depend on the 'global' weights where the model reads",
     ),
-    ({'with_loss': False}, 'trains on nothing: with_loss=False, and it has no'),
+    (
+      {'use_model_loss': False},
+      'trains on nothing: use_model_loss=False, and no',
+    ),
     (
       {'optimizer': {tiers.LOCAL: sgd(0.1)}},
       r"trains 'global' but has optimizers for \['local'\] alone",
@@ -1237,11 +1242,13 @@ def test_a_phase_says_in_a_line_what_is_chosen():
     },
     epochs=5,
     terms=(terms.proximal(0.1),),
-    reads=tiers.as_they_are,
+    weights_fn=tiers.server_and_local_weights,
   )
   shown = repr(chosen)
   assert "optimizer={'global': SGD(learning_rate=0.5), 'local': SGD(" in shown
   assert 'momentum=0.5' in shown and 'epochs=5' in shown
-  assert 'reads=as_they_are' in shown and ' at 0x' not in shown
+  assert (
+    'weights_fn=server_and_local_weights' in shown and ' at 0x' not in shown
+  )
   assert len(shown) < 300
   assert 'optimizer' not in repr(Phase(train=()))  # It only measures.

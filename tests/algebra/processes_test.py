@@ -13,6 +13,7 @@ from tests.support import planted
 from tff_partial import aggregators
 from tff_partial import assignments
 from tff_partial import client_state
+from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import evaluation
@@ -21,7 +22,6 @@ from tff_partial import phases
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
-from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import local_training
@@ -41,7 +41,7 @@ _BOTH = (tiers.GLOBAL, tiers.LOCAL)
 _PRIVATE = privacy.private_mean(
   clipping_lib.FixedClip(1.0), noise_multiplier=1.0, clients_per_round=2
 )
-_SCALED = (statistics.SCALED_BY_SHARE,)
+_SCALED = (client_statistics.SCALED_BY_SHARE,)
 
 
 def _compose(

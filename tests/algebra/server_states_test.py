@@ -10,11 +10,11 @@ import tff_partial
 from tff_partial import evaluation
 from tff_partial import learning_process
 from tff_partial.client import client_work
+from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import batch_of
 from tff_partial.errors import SettingError
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
-from tff_partial.statistics import Statistic
 from tff_partial.training import cold_start
 from tff_partial.training import programs
 

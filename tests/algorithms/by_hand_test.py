@@ -263,7 +263,9 @@ def test_apfl(mixture_rate, model, clients):
     np.testing.assert_allclose(kept[tiers.PERSONAL][_NAME], v, atol=1e-6)
     if mixture_rate:
       assert alpha != 0.4
-      assert kept[tiers.OTHER]['alpha'] == pytest.approx(alpha, abs=1e-6)
+      assert kept[tiers.CLIENT_VALUES]['alpha'] == pytest.approx(
+        alpha, abs=1e-6
+      )
   # A client is measured with its mixture, and that is its own Keras model.
   measuring = algorithms.build_apfl_eval(
     model, mixture=0.4, mixture_learning_rate=mixture_rate

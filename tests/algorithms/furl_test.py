@@ -12,12 +12,12 @@ import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import algorithms
+from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import layers
 from tff_partial import phases
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.data import splits
 from tff_partial.model import models
@@ -82,7 +82,7 @@ def _split_model() -> models.PartialModel:
 
 @functools.cache
 def _furl(
-  rule: statistics.Statistic | None = None,
+  rule: client_statistics.Statistic | None = None,
 ) -> processes.PartialProcess:
   return algorithms.build_furl(
     _split_model(), training=Phase(**_TRAINING), private_rule=rule
@@ -192,11 +192,11 @@ def _with_weights(
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('rule', 'build_aggregator'),
-  [(statistics.SCALED_BY_SHARE, lambda: None), (None, _OwnersMean)],
+  [(client_statistics.SCALED_BY_SHARE, lambda: None), (None, _OwnersMean)],
   ids=['Eq. 6', 'Eq. 7'],
 )
 def test_it_is_fed_avg_over_the_table_of_all_users(
-  rule: statistics.Statistic | None, build_aggregator: Callable[[], Any]
+  rule: client_statistics.Statistic | None, build_aggregator: Callable[[], Any]
 ):
   furl, fed_avg = _furl(rule), _fed_avg(build_aggregator())
   kept = _first_states(furl)
@@ -237,7 +237,7 @@ def test_it_is_fed_avg_over_the_table_of_all_users(
 def test_eq_6_is_the_clients_share_of_the_step_of_eq_7():
   kept, scaled = (
     planted.run(process, _cohort(process, _USERS, 0)).client_states
-    for process in (_furl(), _furl(statistics.SCALED_BY_SHARE))
+    for process in (_furl(), _furl(client_statistics.SCALED_BY_SHARE))
   )
   first = planted.first_states(_furl(), _cohort(_furl(), _USERS, 0))
   total = sum(_COUNTS.values())
@@ -251,7 +251,7 @@ def test_eq_6_is_the_clients_share_of_the_step_of_eq_7():
 def test_under_either_rule_federated_weights_are_the_same():
   one, other = (
     planted.global_weights(process, output.state)
-    for process in (_furl(), _furl(statistics.SCALED_BY_SHARE))
+    for process in (_furl(), _furl(client_statistics.SCALED_BY_SHARE))
     for output in [planted.run(process, _cohort(process, _USERS, 0))]
   )
   planted.assert_same(one, other)

@@ -17,12 +17,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_partial import algorithms
+from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import contexts
 from tff_partial import processes
 from tff_partial import random_bits
 from tff_partial import runtimes
-from tff_partial import statistics
 from tff_partial import training
 from tff_partial.algorithms import hpfl
 from tff_partial.client import client_work
@@ -430,7 +430,7 @@ def test_sums_are_a_step_of_lloyds() -> None:
   assert counts.numpy().tolist() == [2, 1]
 
 
-def _rows(**options: Any) -> statistics.Statistic:
+def _rows(**options: Any) -> client_statistics.Statistic:
   """Means of `table`, of what clients compute and how they weigh it."""
   return row_means.row_means(
     'rows',
@@ -467,7 +467,9 @@ def test_row_means_keep_what_no_client_weighs(
     )
   ]
   joined = tf.nest.map_structure(lambda *parts: sum(parts), *sent)
-  server = statistic.update(statistics.Server({'global': held}, None), joined)
+  server = statistic.update(
+    client_statistics.Server({'global': held}, None), joined
+  )
   # (4 + 3 * 8) / 4 = 7 for the first row; nothing was said of the second.
   assert server.weights['global']['table'].numpy().tolist() == [[7.0], [2.0]]
 
@@ -494,7 +496,7 @@ def test_tables_of_another_kind_are_refused(
 
 # ---- one record, clipped and noised ------------------------------------------
 
-_TOGETHER = statistics.Join.WITH_UPDATE
+_TOGETHER = client_statistics.Join.WITH_UPDATE
 _CENTERS_OF_USERS = f'drafts/{_USERS}'
 
 
@@ -560,7 +562,7 @@ def test_of_clients_of_one_size_all_means_are_the_same(
       aggregator=aggregator,
     )
     for join, aggregator in (
-      (statistics.Join.SUM, None),
+      (client_statistics.Join.SUM, None),
       (_TOGETHER, _private(clipping.FixedClip(10.0))),
     )
   ]
@@ -595,7 +597,9 @@ def test_a_clipped_client_counts_for_less(model: models.PartialModel) -> None:
     process = _private(clipping.FixedClip(clip)).create(kind)
     joined = process.next(process.initialize(), sent).result
     joined = tf.nest.map_structure(tf.constant, joined)
-    server = statistic.update(statistics.Server({'global': held}, None), joined)
+    server = statistic.update(
+      client_statistics.Server({'global': held}, None), joined
+    )
     moved.append(server.weights['global']['table'].numpy()[:, 0])
   np.testing.assert_allclose(moved[0], [1.0 + 0.1 / 1.2, 2.0], atol=1e-6)
   np.testing.assert_allclose(moved[1], [1.0 + 0.06 / 0.8, 2.0], atol=1e-6)
@@ -615,7 +619,7 @@ def test_a_sum_of_little_weight_moves_a_row_a_part_of_the_way() -> None:
 def _noised(
   model: models.PartialModel,
   of_tables: Any,
-  join: statistics.Join = _TOGETHER,
+  join: client_statistics.Join = _TOGETHER,
   clip: Any = None,
 ) -> processes.PartialProcess:
   return algorithms.build_hpfl(
@@ -633,8 +637,8 @@ def _noised(
   [
     (drafts.ClientCenters(4, 2), _TOGETHER, _CENTERS_OF_USERS),
     (drafts.Sums(2), _TOGETHER, _CENTERS_OF_USERS),
-    (drafts.Sums(2, join=_TOGETHER), statistics.Join.SUM, 'public'),
-    (None, statistics.Join.SUM, 'public'),
+    (drafts.Sums(2, join=_TOGETHER), client_statistics.Join.SUM, 'public'),
+    (None, client_statistics.Join.SUM, 'public'),
   ],
 )
 def test_what_is_exact_beside_noise_is_refused(

@@ -17,7 +17,7 @@ from tasks.experiment.trainable import Trainable
 from tasks.task import Data
 from tests.support import commands
 from tests.support import small_schools
-from tff_partial import statistics
+from tff_partial import client_statistics
 from tff_partial.dp import mechanisms
 from tff_partial.drafts import centers as drafts
 
@@ -143,6 +143,6 @@ def test_the_binary_says_which_flag_to_change(tmp_path: Any) -> None:
 def test_the_number_of_centers_may_be_chosen() -> None:
   rows = {'user': (5, 8, 12)}
   assert Hpfl(num_centers=7).drafting(rows) == drafts.ClientCenters(4, 7, 10)
-  together = statistics.Join.WITH_UPDATE
+  together = client_statistics.Join.WITH_UPDATE
   found = Hpfl(drafts='sums', num_centers=7).drafting(rows, together)
   assert found == drafts.Sums(7, join=together)

@@ -541,7 +541,7 @@ def test_centralized_training_is_that_of_keras_on_the_pool():
   process = baselines.build_centralized(_model(), training=Phase(batch_size=8))
   packed = packing.pack(_clients(), process.example_spec)
   pool = baselines.centralized.pool(packed)
-  assert pool.client_ids == (baselines.centralized.EVERYBODY,)
+  assert pool.client_ids == (baselines.centralized.ALL_CLIENTS,)
   assert pool.num_examples == 9 + 6 + 13
   state = process.initialize()
   keras = _model().to_keras(planted.global_weights(process, state))
@@ -586,7 +586,7 @@ def test_examples_tell_whose_they_are():
     np.testing.assert_array_equal(x['user'][:count], [number] * count)
     np.testing.assert_array_equal(x['features'][:count], given['x'])
   (value,) = baselines.centralized.pool(source, spec, tell).cohort(
-    [baselines.centralized.EVERYBODY], seeds[:1]
+    [baselines.centralized.ALL_CLIENTS], seeds[:1]
   )
   np.testing.assert_array_equal(
     value['examples']['x']['user'], [0] * 9 + [1] * 6 + [2] * 13

@@ -12,9 +12,9 @@ import tensorflow_federated as tff
 
 from tests.support import planted
 from tff_partial import algorithms
+from tff_partial import client_statistics
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.checks import independent_aggregation
 from tff_partial.checks import split_personalization
@@ -35,7 +35,7 @@ def _model() -> models.PartialModel:
 
 @functools.cache
 def _furl(
-  rule: statistics.Statistic | None = None,
+  rule: client_statistics.Statistic | None = None,
 ) -> processes.PartialProcess:
   return algorithms.build_furl(_model(), private_rule=rule)
 
@@ -52,7 +52,7 @@ def _check(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'rule', [None, statistics.SCALED_BY_SHARE], ids=['Eq. 7', 'Eq. 6']
+  'rule', [None, client_statistics.SCALED_BY_SHARE], ids=['Eq. 7', 'Eq. 6']
 )
 def test_furl_keeps_the_constraint(rule):
   report = _check(_furl(rule))
@@ -65,9 +65,11 @@ def test_who_remembers_nothing_keeps_the_constraint():
   assert _check(algorithms.build_fed_recon(_model())).holds
 
 
-def _gossip(name: str, summary: Callable[[Any], Any]) -> statistics.Statistic:
+def _gossip(
+  name: str, summary: Callable[[Any], Any]
+) -> client_statistics.Statistic:
   """A bad rule: clients go to where the others are."""
-  return statistics.Statistic(
+  return client_statistics.Statistic(
     'gossip',
     summarize=lambda client: summary(client.weights[tiers.LOCAL][name]),
     update_client_state=lambda before, after, own, total: tf.nest.map_structure(

@@ -382,7 +382,7 @@ def test_names_are_letters_and_differ():
     (
       {
         'reconstruction': tff_partial.Phase(
-          train=(tiers.LOCAL,), reads=tiers.personal_copy
+          train=(tiers.LOCAL,), weights_fn=tiers.personal_copy
         )
       },
       'reads a copy of the weights',

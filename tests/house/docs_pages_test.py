@@ -8,9 +8,9 @@ import typing
 import pytest
 
 import tff_partial
+from tff_partial import client_statistics
 from tff_partial import contexts
 from tff_partial import phases
-from tff_partial import statistics
 from tff_partial import terms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ def test_all_that_a_clients_functions_can_use_is_listed():
     contexts.ClientContext,
     contexts.Batch,
     contexts.Outcome,
-    statistics.Server,
+    client_statistics.Server,
   ]
   of_tuples = {name for name in dir(tuple) if not name.startswith('_')}
   names = {

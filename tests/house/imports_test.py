@@ -61,7 +61,7 @@ FLOORS = {
     'learning_process',
     'processes',
     'runtimes.*',
-    'statistics',
+    'client_statistics',
     'templates.assigned_training',
     'templates.partial_training',
   ),

@@ -18,9 +18,9 @@ import tensorflow_federated as tff
 from tests.support import small_runs
 import tff_partial
 from tff_partial import algorithms
+from tff_partial import client_statistics
 from tff_partial import processes
 from tff_partial import runtimes
-from tff_partial import statistics
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.data import client_readers
@@ -545,7 +545,9 @@ def test_a_statistic_that_settles_is_refused(
     client_work.CompositionError,
     match=rf"'weight' settles .* their tables \['{_USERS}', '{_ITEMS}'\]",
   ):
-    algorithms.build_furl(furl.model, private_rule=statistics.SCALED_BY_SHARE)
+    algorithms.build_furl(
+      furl.model, private_rule=client_statistics.SCALED_BY_SHARE
+    )
 
 
 # ---- what is said ------------------------------------------------------------

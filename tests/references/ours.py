@@ -162,7 +162,9 @@ def run(comparison: table.Comparison) -> problem.Arrays:
     return found
   for name, kept in remembered.items():
     # A whole model and numbers, or what is local in it.
-    parts = (kept[t] for t in (tiers.PERSONAL, tiers.OTHER) if t in kept)
+    parts = (
+      kept[t] for t in (tiers.PERSONAL, tiers.CLIENT_VALUES) if t in kept
+    )
     own = {n: v for part in parts for n, v in part.items()}
     found |= problem.named(name, own or kept)
   return found

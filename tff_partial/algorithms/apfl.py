@@ -27,8 +27,8 @@ from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
 from tff_partial.templates import server_optimizers
+from tff_partial.tiers import CLIENT_VALUES
 from tff_partial.tiers import GLOBAL
-from tff_partial.tiers import OTHER
 from tff_partial.tiers import PERSONAL
 
 _ALPHA = 'alpha'
@@ -68,7 +68,9 @@ def build_apfl(
   personal = personal or training
   optimizer = {
     PERSONAL: personal.optimizer_of(PERSONAL),
-    OTHER: server_optimizers.within(sgd(mixture_learning_rate), 0.0, 1.0),
+    CLIENT_VALUES: server_optimizers.within(
+      sgd(mixture_learning_rate), 0.0, 1.0
+    ),
   }
   return compose(
     model,
@@ -78,13 +80,16 @@ def build_apfl(
         (
           dataclasses.replace(
             personal,
-            train=(PERSONAL, OTHER) if adaptive else (PERSONAL,),
+            train=(PERSONAL, CLIENT_VALUES) if adaptive else (PERSONAL,),
             optimizer=optimizer,
-            reads=_reads(mixture, adaptive),
+            weights_fn=_weights_fn(mixture, adaptive),
             measured=True,
           ),
           dataclasses.replace(
-            training, train=(GLOBAL,), reads=tiers.as_they_are, measured=False
+            training,
+            train=(GLOBAL,),
+            weights_fn=tiers.server_and_local_weights,
+            measured=False,
           ),
         )
       )
@@ -120,7 +125,7 @@ def build_apfl_eval(
     model,
     client_state=_memory(mixture, adaptive),
     train=(PERSONAL,),
-    reads=_reads(mixture, adaptive),
+    weights_fn=_weights_fn(mixture, adaptive),
     **measuring,
   )
 
@@ -138,10 +143,10 @@ def _memory(mixture: float, adaptive: bool) -> client_state.ClientState:
   )
 
 
-def _reads(mixture: float, adaptive: bool) -> tiers.Reads:
+def _weights_fn(mixture: float, adaptive: bool) -> tiers.WeightsFn:
   """Return the function to the mixture that the model reads."""
 
   def share(weights: tiers.Weights) -> tf.Tensor:
-    return weights[OTHER][_ALPHA] if adaptive else tf.constant(mixture)
+    return weights[CLIENT_VALUES][_ALPHA] if adaptive else tf.constant(mixture)
 
   return tiers.mixed(share)

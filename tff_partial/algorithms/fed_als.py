@@ -26,6 +26,8 @@ import tensorflow as tf
 from tff_partial import aggregators
 from tff_partial import client_state
 from tff_partial import evaluation
+from tff_partial.client_statistics import Server
+from tff_partial.client_statistics import Statistic
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
@@ -33,8 +35,6 @@ from tff_partial.errors import SettingError
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
-from tff_partial.statistics import Server
-from tff_partial.statistics import Statistic
 from tff_partial.templates import rating_posteriors as posteriors
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL

@@ -14,11 +14,11 @@ keeps its state.
 from typing import Unpack
 
 from tff_partial import evaluation
+from tff_partial.client_statistics import Statistic
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
-from tff_partial.statistics import Statistic
 from tff_partial.templates import partial_training
 
 
@@ -40,7 +40,7 @@ def build_furl(
     training: How a client trains: optimizer, or one for each tier, batches,
       epochs.
     private_rule: The rule `a_p` of Eq. 3. By default a client keeps its trained
-      parameters (Eq. 7); `statistics.SCALED_BY_SHARE` is Eq. 6.
+      parameters (Eq. 7); `client_statistics.SCALED_BY_SHARE` is Eq. 6.
     **joining: How the server aggregates updates (Eq. 2), as for `compose`.
 
   Example:

@@ -44,6 +44,8 @@ from tff_partial import client_state
 from tff_partial import evaluation
 from tff_partial import tiers
 from tff_partial.aggregators import Factory
+from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import Statistic
 from tff_partial.composition import compose
 from tff_partial.contexts import ClientContext
 from tff_partial.contexts import Compute
@@ -57,8 +59,6 @@ from tff_partial.exchange.messages import PostprocessUpdate
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
-from tff_partial.statistics import Join
-from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 from tff_partial.tiers import PERSONAL

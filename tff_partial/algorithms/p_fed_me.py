@@ -73,7 +73,7 @@ def build_p_fed_me(
             optimizer=sgd(learning_rate),
             steps_per_batch=1,
             terms=(moreau(penalty),),
-            with_loss=False,
+            use_model_loss=False,
           ),
         )
       )

@@ -217,7 +217,7 @@ class Steps:
         tape.watch(mine)
         weights = replaced(self._context.weights, state.trained)
         objective, predictions = tf.constant(0.0), None
-        if phase.with_loss or turn.measured:
+        if phase.use_model_loss or turn.measured:
           predictions, regularization = self._model.predict(
             phase.read(weights), batch, training=bool(mine), seed=seed
           )
@@ -234,7 +234,7 @@ class Steps:
             regularization,
             phase.loss,
           )
-        if phase.with_loss:
+        if phase.use_model_loss:
           objective = value.objective
         if phase.terms:
           context = self._knows(

@@ -79,7 +79,7 @@ def solved(
     found = context.model.loss(
       *(batch['y'], predictions, batch['weight'], is_real, (), phase.loss)
     )
-    if phase.with_loss:
+    if phase.use_model_loss:
       return found
     return dataclasses.replace(found, total=0.0 * found.total)
 

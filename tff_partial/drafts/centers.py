@@ -25,14 +25,14 @@ import tensorflow_federated as tff
 
 from tff_partial import aggregators
 from tff_partial import random_bits
+from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import Server
+from tff_partial.client_statistics import Statistic
 from tff_partial.clustering import k_means as clustering
 from tff_partial.contexts import ClientContext
 from tff_partial.drafts import row_means
 from tff_partial.errors import SettingError
 from tff_partial.model import models
-from tff_partial.statistics import Join
-from tff_partial.statistics import Server
-from tff_partial.statistics import Statistic
 from tff_partial.tiers import LOCAL
 
 # Key of the centers in the server's state, by table.

@@ -18,10 +18,10 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from tff_partial import tiers
+from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import Server
+from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import ClientContext
-from tff_partial.statistics import Join
-from tff_partial.statistics import Server
-from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL
 
 # A client's context -> its weight, zero or more: float `[rows]` for one weight

@@ -11,12 +11,12 @@ from tff_partial import phases
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client.client_work import CompositionError
+from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import Statistic
 from tff_partial.dp import mechanisms
 from tff_partial.exchange.messages import ClientWeightFn
 from tff_partial.exchange.messages import ClientWeighting
 from tff_partial.exchange.messages import PostprocessUpdate
-from tff_partial.statistics import Join
-from tff_partial.statistics import Statistic
 
 
 def check_joining(aggregator: Any, server_optimizer: Any) -> None:

@@ -12,10 +12,10 @@ from tff_partial import random_bits
 from tff_partial import tiers
 from tff_partial.client import client_work
 from tff_partial.client import local_training
+from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import Statistic
+from tff_partial.client_statistics import UpdateClientState
 from tff_partial.contexts import Outcome
-from tff_partial.statistics import Join
-from tff_partial.statistics import Statistic
-from tff_partial.statistics import UpdateClientState
 
 ClientWeighting: TypeAlias = tff.learning.ClientWeighting
 # (the update, by tier or statistic, the client's seed for it) -> what it sends

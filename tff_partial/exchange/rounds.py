@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import tensorflow_federated as tff
 
 from tff_partial.client import client_work
+from tff_partial.client_statistics import MEMBERS
 from tff_partial.exchange import server_update
 from tff_partial.processes import PartialProcessOutput
-from tff_partial.statistics import MEMBERS
 
 
 class RoundParts(NamedTuple):
@@ -90,7 +90,7 @@ def next_round(parts: RoundParts, state_type: tff.Type) -> tff.Computation:
     tff.FederatedType(client_type, tff.CLIENTS),
   )
   def next_fn(state: Any, client_states: Any, clients: Any) -> Any:
-    sent = client_update(parts, state, client_states, clients)
+    sent = map_clients(parts, state, client_states, clients)
     new_state, joined, measurements = join(parts, state, sent, clients)
     metrics = collections.OrderedDict(
       client_work=collections.OrderedDict(train=measure(sent.metrics)),
@@ -105,7 +105,7 @@ def next_round(parts: RoundParts, state_type: tff.Type) -> tff.Computation:
   return next_fn
 
 
-def client_update(
+def map_clients(
   parts: RoundParts, state: Any, client_states: Any, clients: Any
 ) -> Any:
   """Map a client's work in a round over clients."""

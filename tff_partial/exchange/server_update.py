@@ -10,10 +10,10 @@ from tff_partial import aggregators
 from tff_partial import groups
 from tff_partial import phases
 from tff_partial.client import client_work
+from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import Server
+from tff_partial.client_statistics import Statistic
 from tff_partial.exchange import messages
-from tff_partial.statistics import Join
-from tff_partial.statistics import Server
-from tff_partial.statistics import Statistic
 from tff_partial.tiers import GROUP
 
 

@@ -312,10 +312,10 @@ def _work(
           f'reconstruction: the {what} of a phase follow the rounds, but a '
           f'device is in no round. Give a number, {name}=...'
         )
-    if phase.read is not tiers.as_they_are:
+    if phase.read is not tiers.server_and_local_weights:
       raise ExportError(
         'reconstruction: a phase reads a copy of the weights, of which a '
-        'device has none. Leave `reads` out.'
+        'device has none. Leave `weights_fn` out.'
       )
     optimizer = phase.optimizer
     if isinstance(optimizer, Mapping) and tiers.LOCAL not in optimizer:

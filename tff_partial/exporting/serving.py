@@ -108,7 +108,9 @@ class Serving(tf.Module):
     """
     super().__init__()
     self._model = model
-    self._work = [dataclasses.replace(p, reads=self._read_here) for p in work]
+    self._work = [
+      dataclasses.replace(p, weights_fn=self._read_here) for p in work
+    ]
     self._seed = seed
     self._num_support = num_support
     self._num_predicted = num_predicted

@@ -185,7 +185,7 @@ def _like(numbers: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 def check(
   model: models.PartialModel,
-  read: tiers.Reads,
+  read: tiers.WeightsFn,
   trains: Callable[[str, str], bool],
 ) -> None:
   """Check that a model's predictions are affine in some weights.

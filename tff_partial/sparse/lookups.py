@@ -159,7 +159,8 @@ def _moves_by_rows(name: str, work: phases.Work) -> bool:
   return (
     bool(training)
     and not any(
-      phase.terms or phase.read is not tiers.as_they_are for phase in active
+      phase.terms or phase.read is not tiers.server_and_local_weights
+      for phase in active
     )
     and not any(
       isinstance(part, contexts.Compute | contexts.OverwriteWeights)

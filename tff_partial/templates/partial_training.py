@@ -12,12 +12,12 @@ from typing import Unpack
 from tff_partial import evaluation
 from tff_partial import phases
 from tff_partial.client_state import persist_local
+from tff_partial.client_statistics import Statistic
 from tff_partial.composition import compose
 from tff_partial.composition import Joining
 from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.processes import PartialProcess
-from tff_partial.statistics import Statistic
 from tff_partial.tiers import GLOBAL
 from tff_partial.tiers import LOCAL
 

@@ -297,11 +297,11 @@ def _at_home(
     )
   # A copy that is neither kept nor measured is an intermediate step.
   keeps_copy = tiers.PERSONAL in work.remembered_names
-  reads: tiers.Reads = tiers.as_they_are
+  weights_fn: tiers.WeightsFn = tiers.server_and_local_weights
   for phase in phases.all_phases(work.work):
     if phase.measured or (keeps_copy and tiers.PERSONAL in phase.train):
-      if phase.read is not tiers.as_they_are:
-        reads = phase.read
+      if phase.read is not tiers.server_and_local_weights:
+        weights_fn = phase.read
   if took_part:
     own = [
       part for part in own if isinstance(part, groups.Assign | contexts.Compute)
@@ -312,7 +312,7 @@ def _at_home(
       *own,
       phases.Phase(
         train=(),
-        reads=reads,
+        weights_fn=weights_fn,
         measured=True,
       ),
     ],

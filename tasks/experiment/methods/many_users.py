@@ -17,10 +17,10 @@ from tasks.experiment.options.hyperparameters import Hyperparameters
 from tasks.experiment.options.training import LocalTraining
 from tasks.options import Leak
 from tff_partial import algorithms
+from tff_partial import client_statistics
 from tff_partial import composition
 from tff_partial import phases
 from tff_partial import processes
-from tff_partial import statistics
 from tff_partial import terms
 from tff_partial import tiers
 from tff_partial.evaluation import Evaluation
@@ -133,10 +133,10 @@ def hpfl(*, drafts: bool = True, public: bool = True) -> building.Algorithm:
       sharing['threshold'] = how.threshold
       sharing['average_others'] = how.average_hidden
     joining: composition.Averaging = {}
-    join = statistics.Join.SUM
+    join = client_statistics.Join.SUM
     if run.ledger is not None:
       joining = run.averaging()
-      join = statistics.Join.WITH_UPDATE
+      join = client_statistics.Join.WITH_UPDATE
     return algorithms.build_hpfl(
       model,
       attributes=run.item_attributes,

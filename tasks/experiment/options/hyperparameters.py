@@ -12,8 +12,8 @@ from tasks.options import Leak
 from tasks.options import option
 from tasks.options import Options
 from tff_partial import assignments
+from tff_partial import client_statistics
 from tff_partial import phases
-from tff_partial import statistics
 from tff_partial.clustering import k_means as clustering
 from tff_partial.dp import laplace_noise
 from tff_partial.dp import local_noise
@@ -254,7 +254,7 @@ class Hpfl(Options):
   def drafting(
     self,
     table_rows: Mapping[str, Sequence[int]],
-    join: statistics.Join = statistics.Join.SUM,
+    join: client_statistics.Join = client_statistics.Join.SUM,
   ) -> drafts_lib.ClientCenters | drafts_lib.Sums:
     """Build the drafts of private tables.
 
@@ -423,6 +423,8 @@ class Hyperparameters(Options):
     }
 
   @property
-  def private_statistic(self) -> statistics.Statistic | None:
+  def private_statistic(self) -> client_statistics.Statistic | None:
     """The statistic that scales what clients of FURL keep; None for none."""
-    return statistics.SCALED_BY_SHARE if self.private_rule == SCALED else None
+    return (
+      client_statistics.SCALED_BY_SHARE if self.private_rule == SCALED else None
+    )

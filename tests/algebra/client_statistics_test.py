@@ -16,6 +16,9 @@ from tff_partial import contexts
 from tff_partial import runtimes
 from tff_partial import tiers
 from tff_partial.client import client_work
+from tff_partial.client_statistics import Join
+from tff_partial.client_statistics import Server
+from tff_partial.client_statistics import Statistic
 from tff_partial.contexts import ClientContext
 from tff_partial.data import splits
 from tff_partial.dp import clipping as clipping_lib
@@ -27,9 +30,6 @@ from tff_partial.model import models
 from tff_partial.phases import Phase
 from tff_partial.phases import sgd
 from tff_partial.processes import PartialProcess
-from tff_partial.statistics import Join
-from tff_partial.statistics import Server
-from tff_partial.statistics import Statistic
 
 _CLIENTS = {
   'ann': {'x': np.arange(4), 'y': np.array([1.0, 2.0, 3.0, 4.0])},
